@@ -1,0 +1,55 @@
+"""Every error a user can meet.
+
+`RlxError` and its children mean "the program or its input is wrong": the message names the op, what was wanted,
+what came, and the next step. `InternalError` means "rlx is wrong" and asks for the program that shows it.
+"""
+
+from __future__ import annotations
+
+
+class RlxError(Exception):
+    """Base of all errors caused by the user's program or data."""
+
+
+class DTypeError(RlxError, TypeError):
+    """An element type is unknown or not accepted here."""
+
+
+class ShapeError(RlxError, ValueError):
+    """Dimensions do not fit together."""
+
+
+class OpError(RlxError, ValueError):
+    """An op was given operands or attributes it does not accept."""
+
+
+class ParseError(RlxError, ValueError):
+    """Program text that cannot be read; the message starts with the line number."""
+
+
+class FormatError(RlxError, ValueError):
+    """A file or JSON document that is not what it claims to be."""
+
+
+class VerificationError(RlxError):
+    """A graph breaks the rules of the IR."""
+
+
+class TraceError(RlxError, TypeError):
+    """A Python function did something that cannot be recorded in a graph."""
+
+
+class BindingError(RlxError, ValueError):
+    """Inputs, parameters or symbolic sizes do not match the program."""
+
+
+class LowerError(RlxError):
+    """An HIR block cannot be lowered: wrong operand count or a missing bias."""
+
+
+class BackendError(RlxError):
+    """A device or backend is unknown, absent, or cannot run an op."""
+
+
+class InternalError(Exception):
+    """A fault of rlx itself. Please report it with the program text it carries."""

@@ -1,0 +1,80 @@
+"""The reference meaning of a graph: `eval` of every node, in order. Simple, complete, never optimised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import BindingError, InternalError, RlxError
+from rlx.ir.binding import bind_graph, infer_binding
+from rlx.ir.graph import Graph, Node
+from rlx.ir.leaves import Input, Param
+from rlx.ir.shape import Shape
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def interpret(
+    graph: Graph, leaves: Sequence[Array] | Mapping[str, Array], binding: Mapping[str, int] | None = None
+) -> list[Array]:
+    """The outputs of `graph` for the given leaves: by name, or positionally for the Inputs in declaration order.
+
+    Symbols are bound from the shapes of the leaves; `binding` adds those that no leaf mentions.
+    """
+    values = leaves if isinstance(leaves, Mapping) else _by_position(graph, leaves)
+    typed = {node.op.key: _checked(node, values) for node in graph.nodes if isinstance(node.op, Input | Param)}
+    if graph.has_dynamic_dims():
+        declared = [(k, graph.leaf(k).shape, v.shape) for k, v in typed.items()]
+        sizes = {**(binding or {}), **infer_binding(declared)}
+        free = [s for s in graph.dynamic_symbols() if s not in sizes]
+        if free:
+            raise BindingError(f"graph @{graph.name}: no input determines the size of {', '.join(free)}; bind it first")
+        graph = bind_graph(graph, sizes)
+    results: list[tuple[Array, ...]] = []
+    for node in graph.nodes:
+        if isinstance(node.op, Input | Param):
+            results.append((typed[node.op.key],))
+            continue
+        operands = [array for i in node.inputs for array in results[i]]
+        results.append(_evaluate(node, operands))
+    return [results[o][0] for o in graph.outputs]
+
+
+def _by_position(graph: Graph, leaves: Sequence[Array]) -> dict[str, Array]:
+    keys = [n.op.key for n in graph.nodes if isinstance(n.op, Input)]
+    if len(keys) != len(leaves):
+        raise BindingError(f"graph @{graph.name} has {len(keys)} inputs ({', '.join(keys)}), got {len(leaves)} values")
+    return dict(zip(keys, leaves))
+
+
+def _checked(node: Node, values: Mapping[str, Array]) -> Array:
+    assert isinstance(node.op, Input | Param)
+    key, shape = node.op.key, node.shape
+    if key not in values:
+        raise BindingError(f"no value for {node.op.mnemonic} {key!r} ({shape})")
+    array = np.asarray(values[key])
+    if array.dtype != shape.dtype.numpy:
+        raise BindingError(f"{key!r} is declared {shape}, got an array of {array.dtype} with shape {array.shape}")
+    if shape.is_static and array.shape != shape.dims:
+        raise BindingError(f"{key!r} is declared {shape}, got an array of shape {array.shape}")
+    return array
+
+
+def _evaluate(node: Node, operands: list[Array]) -> tuple[Array, ...]:
+    try:
+        value = node.op.eval(*operands)
+    except RlxError:
+        raise
+    except Exception as error:
+        raise InternalError(f"eval of {node!r} failed: {type(error).__name__}: {error}") from error
+    results = value if isinstance(value, tuple) else (value,)
+    for result, shape in zip(results, node.shapes, strict=True):
+        _check_result(node, np.asarray(result), shape)
+    return tuple(np.asarray(r) for r in results)
+
+
+def _check_result(node: Node, result: Array, shape: Shape) -> None:
+    if result.shape != shape.dims or result.dtype != shape.dtype.numpy:
+        raise InternalError(f"eval of {node!r} gave {result.dtype}{list(result.shape)}, but infer says {shape}")

@@ -1,0 +1,371 @@
+"""`Op`: what every operation is. An op is an immutable value whose annotated fields are its attributes.
+
+A class gives the meaning in one place: `infer` (result types), `eval` (plain NumPy, the living definition), `decompose`
+(the same value from more primitive ops) and `samples` (operands that feed the generated tests). Registering it under
+its mnemonic makes it printable, parsable and buildable; registration refuses a class with a hole.
+
+`Op` behaves like a frozen dataclass, but without generating code for each class: there are some two hundred of them,
+and `import rlx` must stay fast.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from rlx.errors import OpError
+from rlx.ir.dims import Dim, as_dim, as_offset
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Shape
+from rlx.ir.tensor_data import TensorData
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+
+AttributeValue = (
+    "None | bool | int | float | str | bytes | DType | Dim | Shape | TensorData | Graph | tuple[AttributeValue, ...]"
+)
+
+_Converter = Callable[[Any], Any]
+
+
+def _to_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("a bool is needed")
+    return value
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("an int is needed")
+    return operator.index(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, str | bool):
+        raise TypeError("a float is needed")
+    return float(value)
+
+
+def _to_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a string is needed")
+    return str(value)
+
+
+def _to_bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError("bytes are needed")
+    return bytes(value)
+
+
+def _to_graph(value: Any) -> Any:
+    if not hasattr(value, "freeze"):
+        raise TypeError("a Graph is needed")
+    return value.freeze()
+
+
+def _to_data(value: Any) -> TensorData:
+    return value if isinstance(value, TensorData) else TensorData(value)
+
+
+# How each attribute type is checked and normalised; keyed by the annotation as written on the op class.
+_CONVERTERS: dict[str, _Converter] = {
+    "bool": _to_bool,
+    "int": _to_int,
+    "float": _to_float,
+    "str": _to_str,
+    "bytes": _to_bytes,
+    "DType": DType.of,
+    "Shape": Shape.of,
+    "Size": as_dim,
+    "Offset": as_offset,
+    "TensorData": _to_data,
+    "Graph": _to_graph,
+}
+# Attribute types that may hold symbols, and so change when a graph is bound.
+_BINDABLE = ("Size", "Dims", "Offset", "Shape", "Graph")
+
+_T = TypeVar("_T", bound=type)
+
+
+def attribute_type(cls: _T) -> _T:
+    """Allow `cls` as the type of op attributes. It is written as a string: `str(v)` out, `cls.of(s)` or `cls(s)` in."""
+    read: _Converter = getattr(cls, "of", cls)
+    _CONVERTERS[cls.__name__] = read
+    return cls
+
+
+def _converter_for(annotation: str) -> _Converter:
+    text = annotation.replace(" ", "")
+    if text == "Dims":
+        text = "tuple[Size,...]"
+    if text.endswith("|None"):
+        inner = _converter_for(text.removesuffix("|None"))
+        return lambda value: None if value is None else inner(value)
+    if text.startswith("tuple[") and text.endswith(",...]"):
+        item = _converter_for(text[len("tuple[") : -len(",...]")])
+        return lambda values: tuple(item(v) for v in _sequence(values))
+    if text in _CONVERTERS:
+        return _CONVERTERS[text]
+    raise TypeError(f"{annotation!r} is not an attribute type; see rlx.ir.op.attribute_type")
+
+
+def _sequence(values: Any) -> Any:
+    if isinstance(values, str | bytes):
+        raise TypeError("a tuple is needed")
+    return values
+
+
+class NoRule:
+    """States that an op has no such rule, and why; the reason is the error the user sees."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"NoRule({self.reason!r})"
+
+
+class Op:
+    """One operation with its attributes. Calling it with tensors (or arrays) adds it to a graph (or evaluates it)."""
+
+    name: ClassVar[str] = ""
+    # A primitive has a kernel on every engine and no decomposition.
+    primitive: ClassVar[bool] = False
+    # An effect is ordered with other effects, never dropped and never merged.
+    effect: ClassVar[bool] = False
+    # HIR blocks are lowered by the fusion policy of their module, not by `decompose`.
+    is_block: ClassVar[bool] = False
+
+    infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
+    eval: ClassVar[Callable[..., Any]]
+    decompose: ClassVar[Callable[..., Any] | None] = None
+    samples: ClassVar[Callable[[], Any]]
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[dict[str, Any]] = {}
+    _convert: ClassVar[dict[str, _Converter]] = {}
+    _bindable: ClassVar[tuple[str, ...]] = ()
+    _arity: ClassVar[tuple[int, int | None]]
+    _family_field: ClassVar[str] = ""
+    _prefix: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        own = {k: v for k, v in cls.__annotations__.items() if not v.startswith("ClassVar")}
+        cls._fields = (*(f for f in cls._fields if f not in own), *own)
+        cls._defaults = {f: getattr(cls, f) for f in cls._fields if hasattr(cls, f)}
+        cls._convert = cls._convert | {f: _converter_for(a) for f, a in own.items()}
+        bindable = [f for f, a in own.items() if any(word in a for word in _BINDABLE)]
+        cls._bindable = (*cls._bindable, *bindable)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        cls = type(self)
+        if len(args) > len(cls._fields):
+            raise OpError(f"{cls.__name__} takes {len(cls._fields)} attributes {cls._fields}, got {len(args)}")
+        values = dict(zip(cls._fields, args))
+        for key, value in kwargs.items():
+            if key not in cls._convert or key in values:
+                raise OpError(f"{cls.__name__} has no attribute {key!r}, or it is given twice; it has {cls._fields}")
+            values[key] = value
+        for field in cls._fields:
+            if field in values:
+                try:
+                    value = cls._convert[field](values[field])
+                except (TypeError, ValueError) as error:
+                    raise OpError(f"{cls.__name__}: {field}={values[field]!r} is not valid: {error}") from None
+            elif field in cls._defaults:
+                value = cls._defaults[field]
+            else:
+                raise OpError(f"{cls.__name__} needs the attribute {field!r}")
+            self.__dict__[field] = value
+        self.check()
+
+    def check(self) -> None:
+        """Refuse attribute values that make no sense for any operand; override where there are some."""
+
+    def fail(self, message: str) -> OpError:
+        """The error for `message`, with the op's name in front: `raise self.fail(...)`."""
+        return OpError(f"{self.mnemonic}: {message}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable; use replace({name}=...)")
+
+    @property
+    def mnemonic(self) -> str:
+        """The name in program text; ops of a family are named after their kind."""
+        cls = type(self)
+        return cls._prefix + getattr(self, cls._family_field) if cls._family_field else cls.name
+
+    @property
+    def is_primitive(self) -> bool:
+        """True when there is nothing to decompose into; families decide by kind."""
+        return type(self).primitive
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """All attributes by name."""
+        return {f: self.__dict__[f] for f in self._fields}
+
+    @property
+    def shown_attributes(self) -> dict[str, Any]:
+        """The attributes that text and files carry: without the family's kind and without default values."""
+        cls = type(self)
+        return {
+            f: v
+            for f in cls._fields
+            if f != cls._family_field
+            and not (
+                (v := self.__dict__[f]) is cls._defaults.get(f, _MISSING) or _same(v, cls._defaults.get(f, _MISSING))
+            )
+        }
+
+    def replace(self, **changes: Any) -> Op:
+        return type(self)(**{**self.attributes, **changes})
+
+    def bind(self, binding: Mapping[str, int | Dim]) -> Op:
+        """The op with symbols in its attributes (and bodies) replaced."""
+        changes = {}
+        for field in self._bindable:
+            old = self.__dict__[field]
+            new = _bind_value(old, binding)
+            if new is not old:
+                changes[field] = new
+        return self.replace(**changes) if changes else self
+
+    @property
+    def bodies(self) -> dict[str, Graph]:
+        """Nested programs by attribute name; `branches[1]` for items of a tuple."""
+        found: dict[str, Graph] = {}
+        for field in self._bindable:
+            value = self.__dict__[field]
+            items = value if isinstance(value, tuple) else (value,)
+            for i, item in enumerate(items):
+                if hasattr(item, "nodes"):
+                    found[f"{field}[{i}]" if isinstance(value, tuple) else field] = item
+        return found
+
+    @classmethod
+    def arity(cls) -> tuple[int, int | None]:
+        """Fewest and most operands; the most is None for variadic ops."""
+        found = cls.__dict__.get("_arity")
+        if found is None:
+            code = cls.infer.__code__
+            most = code.co_argcount - 1
+            fewest = most - len(cls.infer.__defaults__ or ())
+            found = (fewest, None if code.co_flags & 0x04 else most)
+            cls._arity = found
+        return found
+
+    def num_inputs(self) -> int:
+        """The operand count, or 0 when it varies."""
+        fewest, most = self.arity()
+        return fewest if fewest == most else 0
+
+    def _key(self) -> tuple[Any, ...]:
+        key = self.__dict__.get("_cached_key")
+        if key is None:
+            key = (type(self), *(_hashable(self.__dict__[f]) for f in self._fields))
+            self.__dict__["_cached_key"] = key
+        return key
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and self._key() == other._key())
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{f}={self.__dict__[f]!r}" for f in self._fields)
+        return f"{type(self).__name__}({shown})"
+
+    def __call__(self, *operands: Any) -> Any:
+        from rlx.ir.tensor import emit
+
+        return emit(self, operands)
+
+
+_MISSING = object()
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(_hashable(a) == _hashable(b))
+
+
+def _hashable(value: Any) -> Any:
+    """A key that tells 1 from 1.0 and 0.0 from -0.0, and finds NaN equal to itself."""
+    if isinstance(value, float):
+        return ("float", value.hex())
+    if isinstance(value, tuple):
+        return tuple(_hashable(v) for v in value)
+    if isinstance(value, bool):
+        return ("bool", value)
+    return value
+
+
+def _bind_value(value: Any, binding: Mapping[str, int | Dim]) -> Any:
+    if isinstance(value, tuple):
+        new = tuple(_bind_value(v, binding) for v in value)
+        return value if all(a is b for a, b in zip(new, value)) else new
+    if isinstance(value, Dim | Shape) or hasattr(value, "nodes"):
+        return value.bind(binding)
+    return value
+
+
+# Mnemonic -> constructor from attributes. The text parser, JSON reader and builders find ops here.
+REGISTRY: dict[str, Callable[..., Op]] = {}
+# Op classes by class name, in order of definition.
+OP_CLASSES: dict[str, type[Op]] = {}
+
+_C = TypeVar("_C", bound=type[Op])
+
+
+def _refuse_holes(cls: type[Op]) -> None:
+    missing = [m for m in ("infer", "eval", "samples") if not hasattr(cls, m)]
+    if not (cls.__doc__ or "").strip():
+        missing.append("a docstring")
+    if not cls.primitive and cls.decompose is None and not cls.is_block:
+        missing.append("decompose (or primitive = True)")
+    if missing:
+        raise TypeError(f"op {cls.__name__} cannot be registered: it lacks {', '.join(missing)}")
+
+
+def _register(mnemonic: str, cls: type[Op], make: Callable[..., Op]) -> None:
+    if mnemonic in REGISTRY:
+        raise TypeError(f"two ops are called {mnemonic!r}")
+    REGISTRY[mnemonic] = make
+    OP_CLASSES[cls.__name__] = cls
+
+
+def op(name: str) -> Callable[[_C], _C]:
+    """Register an op class under `name`."""
+
+    def register(cls: _C) -> _C:
+        cls.name = name
+        _refuse_holes(cls)
+        _register(name, cls, cls)
+        return cls
+
+    return register
+
+
+def op_family(kinds: type[enum.StrEnum], prefix: str = "", field: str = "kind") -> Callable[[_C], _C]:
+    """Register an op class once per kind; its mnemonics are `prefix + kind`."""
+
+    def register(cls: _C) -> _C:
+        cls._family_field, cls._prefix = field, prefix
+        cls.name = cls.__name__
+        _refuse_holes(cls)
+        for kind in kinds:
+            _register(prefix + kind.value, cls, partial(cls, **{field: kind}))
+        return cls
+
+    return register
+
+
+def kind_of(op: Op) -> str:
+    """The parameter-free discriminant of an op: the name of its class."""
+    return type(op).__name__

@@ -1,0 +1,102 @@
+"""Streaming phases: what may run before the heavy part of a program, the heavy part, and what follows it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+
+_HEAVY = frozenset(
+    {
+        "MatMul",
+        "FusedMatMulBiasAct",
+        "Attention",
+        "FusedAttentionBlock",
+        "FusedTransformerLayer",
+        "DotGeneral",
+        "GroupedMatMul",
+        "DequantGroupedMatMul",
+        "DequantMoEWeights",
+        "LoraMatMul",
+        "DequantMatMul",
+        "GatedDeltaNet",
+    }
+)
+_PICKING = frozenset({"Sample", "TopK"})
+
+
+class Phase(enum.StrEnum):
+    """When a node runs."""
+
+    Prologue = "prologue"
+    SteadyState = "steady_state"
+    Epilogue = "epilogue"
+
+    def order(self) -> int:
+        """0, 1, 2 in the order of execution."""
+        return _PHASES.index(self)
+
+
+_PHASES = tuple(Phase)
+
+
+class PhaseSchedule:
+    """The phase of every node of a graph."""
+
+    def __init__(self) -> None:
+        self._phases: dict[int, Phase] = {}
+
+    def set(self, node: int, phase: Phase) -> None:
+        self._phases[node] = phase
+
+    def get(self, node: int) -> Phase | None:
+        return self._phases.get(node)
+
+    def is_empty(self) -> bool:
+        return not self._phases
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def __iter__(self) -> Iterator[tuple[int, Phase]]:
+        return iter(self._phases.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PhaseSchedule) and self._phases == other._phases
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def nodes_in(self, phase: Phase) -> list[int]:
+        """The nodes of one phase, by id."""
+        return sorted(node for node, p in self._phases.items() if p is phase)
+
+    def nodes_in_ordered(self, phase: Phase, schedule: Iterable[int]) -> list[int]:
+        """The nodes of one phase, in the order of `schedule`."""
+        return [node for node in schedule if self._phases.get(node) is phase]
+
+
+def derive_phases(graph: Graph) -> PhaseSchedule:
+    """Nodes without operands are Prologue, Sample and TopK are Epilogue.
+
+    Any other node is Epilogue when it comes after the last Sample or TopK, or after the last heavy op (matmuls,
+    attention); otherwise it is SteadyState.
+    """
+    kinds = [type(node.op).__name__ for node in graph.nodes]
+    last_heavy, last_picking = _last(kinds, _HEAVY), _last(kinds, _PICKING)
+    first_of_epilogue = min((last + 1 for last in (last_heavy, last_picking) if last is not None), default=len(kinds))
+    phases = PhaseSchedule()
+    for i, node in enumerate(graph.nodes):
+        if not node.inputs:
+            phases.set(node.id, Phase.Prologue)
+        elif kinds[i] in _PICKING or i >= first_of_epilogue:
+            phases.set(node.id, Phase.Epilogue)
+        else:
+            phases.set(node.id, Phase.SteadyState)
+    return phases
+
+
+def _last(kinds: list[str], wanted: frozenset[str]) -> int | None:
+    return next((i for i in reversed(range(len(kinds))) if kinds[i] in wanted), None)

@@ -1,0 +1,86 @@
+"""The one way to rewrite a graph: copy it node by node, replacing some, with names and provenance carried along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rlx.errors import InternalError
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Project
+from rlx.ir.provenance import NodeOrigin
+from rlx.ir.tensor import Tensor, building
+
+# What a visitor returns for a node: None to copy it, or its replacement (a tuple for several results).
+Replacement = Tensor | Sequence[Tensor] | None
+Visitor = Callable[[Node, list[Any]], Replacement]
+
+
+class Rebuilt(NamedTuple):
+    """The new graph and where each old node went; a replaced node with several results has no single new id."""
+
+    graph: Graph
+    ids: dict[NodeId, NodeId]
+
+    def id(self, old: int) -> NodeId:
+        """The new id of an old node."""
+        return self.ids[NodeId(old)]
+
+
+def rebuild(graph: Graph, visit: Visitor, pass_name: str | None = None, into: Graph | None = None) -> Rebuilt:
+    """Copy `graph`, asking `visit(node, operands)` for a replacement of every node.
+
+    `operands` are the tensors of the new graph; ops called inside `visit` are added there and inherit the name and
+    origin of the old node, with `pass_name` recorded. A replacement must have the types of the old node.
+    """
+    new = graph.empty_like() if into is None else into
+    ids: dict[NodeId, NodeId] = {}
+    # Results of replaced nodes that had several; their projections pick from here.
+    replaced: dict[NodeId, tuple[Tensor, ...]] = {}
+    with building(new):
+        for node in graph.nodes:
+            if isinstance(node.op, Project) and node.inputs[0] in replaced:
+                ids[node.id] = replaced[node.inputs[0]][node.op.index].id
+                continue
+            replacement = None
+            if not isinstance(node.op, Project):
+                origin = node.origin
+                if pass_name is not None:
+                    origin = (origin or NodeOrigin())._replace(pass_name=pass_name)
+                start = len(new)
+                with new.originating(origin):
+                    replacement = visit(node, [Tensor(new, ids[i]) for i in node.inputs])
+            if replacement is None:
+                ids[node.id] = new.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
+                continue
+            results = _checked(node, replacement)
+            if len(results) > 1:
+                replaced[node.id] = results
+                continue
+            ids[node.id] = results[0].id
+            if node.name and results[0].id >= start:
+                results[0].node.name = results[0].node.name or node.name
+    new.outputs = [ids[o] for o in graph.outputs]
+    return Rebuilt(new, ids)
+
+
+def _checked(node: Node, replacement: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    results = (replacement,) if isinstance(replacement, Tensor) else tuple(replacement)
+    types = tuple(t.type for t in results)
+    if types != node.shapes:
+        raise InternalError(f"the rewrite of {node!r} gives {types}, not {node.shapes}")
+    return results
+
+
+def decompose_all(graph: Graph, keep: Callable[[Node], bool] | None = None) -> Graph:
+    """Decompose every node that is not primitive, again and again, except those that `keep` claims."""
+
+    def wanted(node: Node) -> bool:
+        return not node.op.is_primitive and not node.op.is_block and not (keep is not None and keep(node))
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        return node.op.decompose(*operands) if wanted(node) and node.op.decompose is not None else None
+
+    while any(wanted(n) for n in graph.nodes):
+        graph = rebuild(graph, visit, "decompose").graph
+    return graph

@@ -1,0 +1,16 @@
+"""What each op means. One class per op; `rlx.ir.op` says what a class gives, `rlx.ops.unary` is an example."""
+
+from rlx.ir.leaves import Constant as Constant
+from rlx.ir.leaves import Input as Input
+from rlx.ir.leaves import Param as Param
+from rlx.ir.leaves import Project as Project
+from rlx.ir.op import NoRule as NoRule
+from rlx.ir.op import Op as Op
+from rlx.ir.op import kind_of as kind_of
+from rlx.ops import tensor_methods
+from rlx.ops.arithmetic import *
+from rlx.ops.conversion import *
+from rlx.ops.movement import *
+from rlx.ops.unary import *
+
+tensor_methods.install()

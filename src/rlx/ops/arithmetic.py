@@ -1,0 +1,434 @@
+"""Elementwise functions of two or three operands: `Binary(kind)`, `Compare(kind)`, `Where`, `Clamp`.
+
+Operands broadcast as in NumPy. The ops take operands of one dtype; the constructors (`add`, `maximum`, ...) promote.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.ir.dtype import DType
+from rlx.ir.op import Op, attribute_type, op, op_family
+from rlx.ir.shape import Shape, broadcast_dims
+from rlx.ops.operands import promote_operands, require_dtype, require_same_dtype
+from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
+
+__all__ = [
+    "Binary",
+    "BinaryOp",
+    "Clamp",
+    "CmpOp",
+    "Compare",
+    "Where",
+    "add",
+    "and_",
+    "atan2",
+    "binary",
+    "clamp",
+    "compare",
+    "copysign",
+    "div",
+    "eq",
+    "floordiv",
+    "ge",
+    "gt",
+    "hypot",
+    "le",
+    "logaddexp",
+    "lt",
+    "maximum",
+    "minimum",
+    "mul",
+    "ne",
+    "nextafter",
+    "or_",
+    "pow_",
+    "rem",
+    "shift_left",
+    "shift_right",
+    "shift_right_logical",
+    "sub",
+    "where",
+    "xor",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@attribute_type
+class BinaryOp(enum.StrEnum):
+    """The elementwise functions of two operands. The first seven are those of the seed documents."""
+
+    Add = "add"
+    Sub = "sub"
+    Mul = "mul"
+    Div = "div"
+    Max = "max"
+    Min = "min"
+    Pow = "pow"
+    Rem = "rem"
+    FloorDiv = "floordiv"
+    Atan2 = "atan2"
+    Hypot = "hypot"
+    LogAddExp = "logaddexp"
+    NextAfter = "nextafter"
+    CopySign = "copysign"
+    And = "and"
+    Or = "or"
+    Xor = "xor"
+    ShiftLeft = "shift_left"
+    ShiftRight = "shift_right"
+    ShiftRightLogical = "shift_right_logical"
+
+
+class _Definition(NamedTuple):
+    """What one kind means: NumPy definition, decomposition, and the classes of dtype it accepts (f i b c)."""
+
+    formula: Callable[[Array, Array], Array]
+    decompose: Callable[[Any, Any], Any] | None = None
+    accepts: str = "f"
+    low: float = -2.0
+    high: float = 2.0
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """IEEE for floats. Integers truncate toward zero, as hardware does; x / 0 gives 0 instead of a trap."""
+    if a.dtype.kind not in "iu":
+        return np.divide(a, b)
+    safe = np.where(b == 0, 1, b)
+    quotient = np.floor_divide(a, safe)
+    inexact = quotient * safe != a
+    quotient = np.where(inexact & ((a < 0) != (safe < 0)), quotient + 1, quotient)
+    return np.where(b == 0, 0, quotient).astype(a.dtype)
+
+
+def _remainder(a: Array, b: Array) -> Array:
+    """Sign of the dividend (C and jax.lax.rem); x rem 0 is NaN for floats, 0 for integers."""
+    if a.dtype.kind not in "iu":
+        return np.fmod(a, b)
+    return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b))).astype(a.dtype)
+
+
+def _floor_divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind not in "iu":
+        return np.floor(np.divide(a, b))
+    return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b))).astype(a.dtype)
+
+
+def _power(a: Array, b: Array) -> Array:
+    """Integers wrap; a negative integer exponent gives the truncated quotient (0 for |a| > 1)."""
+    if a.dtype.kind not in "iu":
+        return np.power(a, b)
+    negative = b < 0
+    result = np.power(a, np.where(negative, 0, b))
+    unit = np.where(a == 1, 1, np.where((a == np.asarray(-1).astype(a.dtype)) & (b % 2 != 0), a, np.abs(a) == 1))
+    return np.where(negative, unit, result).astype(a.dtype)
+
+
+def _shift(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """Shifts by the width or more give 0 (or the sign), never something undefined."""
+
+    def shift(a: Array, b: Array) -> Array:
+        bits = a.dtype.itemsize * 8
+        over = (b >= bits) | (b < 0)
+        result = function(a, np.where(over, 0, b).astype(a.dtype))
+        keep_sign = function is np.right_shift
+        saturated = np.right_shift(a, np.asarray(bits - 1, a.dtype)) if keep_sign else np.zeros_like(a)
+        return np.where(over, saturated, result).astype(a.dtype)
+
+    return shift
+
+
+def _shift_right_logical(a: Array, b: Array) -> Array:
+    unsigned = np.dtype(f"u{a.dtype.itemsize}")
+    return np.right_shift(a.view(unsigned), b.view(unsigned)).view(a.dtype)
+
+
+def _next_after(a: Array, b: Array) -> Array:
+    """The next representable value of the operand's own type, so it cannot be computed in f64."""
+    if a.dtype.kind == "V" or a.dtype.name == "bfloat16":
+        return _next_after_bits(a, b)
+    return np.nextafter(a, b)
+
+
+def _next_after_bits(a: Array, b: Array) -> Array:
+    bits = a.view(np.int16).astype(np.int32)
+    fa, fb = a.astype(np.float32), b.astype(np.float32)
+    up = fb > fa
+    step = np.where((fa > 0) == up, 1, -1)
+    moved = np.where(fa == 0, np.where(up, 1, -0x7FFF), bits + step).astype(np.int16).view(a.dtype)
+    result = np.where(fa == fb, b, moved)
+    return np.where(np.isnan(fa) | np.isnan(fb), np.asarray(np.nan, a.dtype), result).astype(a.dtype)
+
+
+def _decompose_hypot(a: Any, b: Any) -> Any:
+    from rlx.ops.unary import abs_, sqrt
+
+    # Scaling by the larger side keeps the squares from overflowing.
+    a, b = abs_(a), abs_(b)
+    big, small = maximum(a, b), minimum(a, b)
+    ratio = small / where(big > 0.0, big, 1.0)
+    return big * sqrt(1.0 + ratio * ratio)
+
+
+def _decompose_logaddexp(a: Any, b: Any) -> Any:
+    from rlx.ops.unary import abs_, exp, log1p
+
+    difference = a - b
+    # Equal infinities have no difference; the sum is then that infinity (plus log 2).
+    return where(ne(difference, difference), a + b, maximum(a, b) + log1p(exp(-abs_(difference))))
+
+
+def _decompose_floordiv(a: Any, b: Any) -> Any:
+    from rlx.ops.unary import floor
+
+    if a.dtype.is_float:
+        return floor(a / b)
+    quotient = a / b
+    negative = xor(lt(a, 0), lt(b, 0))
+    return where(eq(b, 0), 0, where(and_(negative, ne(quotient * b, a)), quotient - 1, quotient))
+
+
+_D = _Definition
+_DEFINITIONS: dict[str, _Definition] = {
+    "add": _D(np.add, accepts="fic"),
+    "sub": _D(np.subtract, accepts="fic"),
+    "mul": _D(np.multiply, accepts="fic"),
+    "div": _D(_divide, accepts="fic", low=0.3, high=3),
+    "max": _D(np.maximum, accepts="fib"),
+    "min": _D(np.minimum, accepts="fib"),
+    "pow": _D(_power, accepts="fi", low=0.3, high=2),
+    "rem": _D(_remainder, accepts="fi", low=0.5, high=4),
+    "floordiv": _D(_floor_divide, _decompose_floordiv, accepts="fi", low=0.5, high=4),
+    "atan2": _D(np.arctan2),
+    "hypot": _D(np.hypot, _decompose_hypot),
+    "logaddexp": _D(np.logaddexp, _decompose_logaddexp),
+    "nextafter": _D(_next_after),
+    "copysign": _D(np.copysign),
+    "and": _D(np.bitwise_and, accepts="ib"),
+    "or": _D(np.bitwise_or, accepts="ib"),
+    "xor": _D(np.bitwise_xor, accepts="ib"),
+    "shift_left": _D(_shift(np.left_shift), accepts="i", low=0, high=6),
+    "shift_right": _D(_shift(np.right_shift), accepts="i", low=0, high=6),
+    "shift_right_logical": _D(_shift(_shift_right_logical), accepts="i", low=0, high=6),
+}
+_CLASS_NAMES = {"f": "float", "i": "integer", "b": "bool", "c": "complex"}
+
+
+def _dtype_class(dtype: DType) -> str:
+    if dtype.is_storage:
+        return "storage"
+    return "c" if dtype.is_complex else "f" if dtype.is_float else "i" if dtype.is_int else "b"
+
+
+@op_family(BinaryOp)
+class Binary(Op):
+    """y = f(a, b) elementwise with broadcasting, f given by `kind`. max and min propagate NaN.
+
+    f16, bf16 and f32 are computed in f64 and rounded once; integers wrap around. Integer division truncates toward
+    zero and division by zero gives 0; `rem` has the sign of the dividend; shifts by the bit width or more give 0
+    (the sign for `shift_right`).
+    """
+
+    kind: BinaryOp
+
+    @property
+    def is_primitive(self) -> bool:
+        return _DEFINITIONS[self.kind].decompose is None
+
+    def infer(self, a: Shape, b: Shape) -> Shape:
+        dtype = require_same_dtype(self, a, b)
+        accepts = _DEFINITIONS[self.kind].accepts
+        require_dtype(self, _dtype_class(dtype) in accepts, " or ".join(_CLASS_NAMES[c] for c in accepts), a, b)
+        return Shape(broadcast_dims(a.dims, b.dims, self.kind), dtype)
+
+    def eval(self, a: Array, b: Array) -> Array:
+        formula = _DEFINITIONS[self.kind].formula
+        with np.errstate(all="ignore"):
+            if a.dtype.kind in "iub" or self.kind is BinaryOp.NextAfter:
+                return np.asarray(formula(*np.broadcast_arrays(a, b)), dtype=a.dtype)
+            wide = np.complex128 if a.dtype.kind == "c" else np.float64
+            return np.asarray(formula(a.astype(wide), b.astype(wide))).astype(a.dtype)
+
+    def decompose(self, a: Any, b: Any) -> Any:
+        build = _DEFINITIONS[self.kind].decompose
+        assert build is not None
+        return build(a, b)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for kind in BinaryOp:
+            definition = _DEFINITIONS[kind]
+            sweeps = {"f": FLOATS, "i": INTS, "b": ("bool",), "c": COMPLEX}
+            for dtype_class in definition.accepts:
+                operand = spec(3, 4, low=definition.low, high=definition.high)
+                yield sample(cls(kind), operand, operand, dtypes=sweeps[dtype_class])
+        signed = spec(8, values=[7, -7, 7, -7, 5, 0, -8, 3])
+        divisor = spec(8, values=[2, 2, -2, -2, 0, 3, 4, -3])
+        for kind in (BinaryOp.Div, BinaryOp.Rem, BinaryOp.FloorDiv, BinaryOp.Pow):
+            yield sample(cls(kind), signed, divisor, dtypes=("i8", "i32", "i64"))
+        yield sample(cls("add"), spec(3, 1), spec(4))
+        yield sample(cls("mul"), spec(2, 1, 4), spec(3, 1))
+        yield sample(cls("sub"), spec(), spec(2, 3))
+        yield sample(cls("add"), spec(0, 3), spec(3))
+        yield sample(cls("max"), spec(4, distinct=True), spec(4, low=-1.9, high=2.1, distinct=True))
+        yield sample(cls("add"), spec("B", 4), spec("B", 1), B=3)
+        yield sample(cls("mul"), spec("B", "S"), spec("S"), B=2, S=3)
+
+
+@attribute_type
+class CmpOp(enum.StrEnum):
+    """The comparisons."""
+
+    Eq = "eq"
+    Ne = "ne"
+    Lt = "lt"
+    Le = "le"
+    Gt = "gt"
+    Ge = "ge"
+
+
+_COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+
+
+@op_family(CmpOp)
+class Compare(Op):
+    """y = a ? b as bool, elementwise with broadcasting. NaN is unequal to everything, itself included."""
+
+    primitive = True
+
+    kind: CmpOp
+
+    def infer(self, a: Shape, b: Shape) -> Shape:
+        dtype = require_same_dtype(self, a, b)
+        ordered = self.kind not in (CmpOp.Eq, CmpOp.Ne)
+        require_dtype(self, not dtype.is_storage and not (ordered and dtype.is_complex), "comparable", a, b)
+        return Shape(broadcast_dims(a.dims, b.dims, self.kind), DType.BOOL)
+
+    def eval(self, a: Array, b: Array) -> Array:
+        with np.errstate(invalid="ignore"):
+            return np.asarray(_COMPARISONS[self.kind](a, b), dtype=bool)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for kind in CmpOp:
+            yield sample(cls(kind), spec(3, 4), spec(4), dtypes=(*FLOATS, *INTS))
+            yield sample(cls(kind), spec(3, values=[1.0, np.nan, 2.0]), spec(3, values=[1.0, np.nan, 3.0]))
+        yield sample(cls("eq"), spec(3), spec(3), dtypes=("bool", "c64"))
+        yield sample(cls("lt"), spec("B", 1), spec("S"), B=2, S=3)
+
+
+@op("where")
+class Where(Op):
+    """y = a where condition holds, else b; all three broadcast. A non-bool condition means `condition != 0`."""
+
+    primitive = True
+
+    def infer(self, condition: Shape, a: Shape, b: Shape) -> Shape:
+        dtype = require_same_dtype(self, a, b)
+        dims = broadcast_dims(broadcast_dims(condition.dims, a.dims, "where"), b.dims, "where")
+        return Shape(dims, dtype)
+
+    def eval(self, condition: Array, a: Array, b: Array) -> Array:
+        return np.where(condition != 0, a, b)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), spec(3, 4, dtype="bool"), spec(3, 4), spec(3, 4), dtypes=(*FLOATS, *INTS, "bool", "c64"))
+        yield sample(cls(), spec(3, 1, dtype="bool"), spec(4), spec())
+        yield sample(cls(), spec(3, dtype="i32", low=0, high=1), spec(3), spec(3))
+        yield sample(cls(), spec("B", 1, dtype="bool"), spec("B", 4), spec(4), B=3)
+
+
+@op("clamp")
+class Clamp(Op):
+    """y = min(max(x, low), high), all broadcasting; NaN propagates."""
+
+    def infer(self, x: Shape, low: Shape, high: Shape) -> Shape:
+        dtype = require_same_dtype(self, x, low, high)
+        require_dtype(self, not dtype.is_complex and not dtype.is_storage, "ordered", x, low, high)
+        return Shape(broadcast_dims(broadcast_dims(x.dims, low.dims, "clamp"), high.dims, "clamp"), dtype)
+
+    def eval(self, x: Array, low: Array, high: Array) -> Array:
+        return np.minimum(np.maximum(x, low), high)
+
+    def decompose(self, x: Any, low: Any, high: Any) -> Any:
+        return minimum(maximum(x, low), high)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), spec(3, 4), spec(values=-0.5), spec(values=0.7))
+        yield sample(cls(), spec(5), spec(values=0), spec(values=1), dtypes=INTS)
+        yield sample(cls(), spec("B", 4), spec(4, low=-1, high=0), spec(4, low=0, high=1), B=2)
+
+
+def binary(kind: BinaryOp | str, a: Any, b: Any) -> Any:
+    """Any elementwise function of two operands by name: `binary("add", a, b)`."""
+    a, b = promote_operands(a, b)
+    return Binary(BinaryOp(kind))(a, b)
+
+
+def compare(kind: CmpOp | str, a: Any, b: Any) -> Any:
+    """A comparison by name: `compare("lt", a, b)`."""
+    a, b = promote_operands(a, b)
+    return Compare(CmpOp(kind))(a, b)
+
+
+def _constructor(make: Callable[[str, Any, Any], Any], kind: str) -> Callable[[Any, Any], Any]:
+    def build(a: Any, b: Any) -> Any:
+        return make(kind, a, b)
+
+    build.__name__ = build.__qualname__ = kind
+    build.__doc__ = f"{kind}(a, b), elementwise with broadcasting and promotion; see `Binary` and `Compare`."
+    return build
+
+
+add = _constructor(binary, "add")
+sub = _constructor(binary, "sub")
+mul = _constructor(binary, "mul")
+div = _constructor(binary, "div")
+maximum = _constructor(binary, "max")
+minimum = _constructor(binary, "min")
+pow_ = _constructor(binary, "pow")
+rem = _constructor(binary, "rem")
+floordiv = _constructor(binary, "floordiv")
+atan2 = _constructor(binary, "atan2")
+hypot = _constructor(binary, "hypot")
+logaddexp = _constructor(binary, "logaddexp")
+nextafter = _constructor(binary, "nextafter")
+copysign = _constructor(binary, "copysign")
+and_ = _constructor(binary, "and")
+or_ = _constructor(binary, "or")
+xor = _constructor(binary, "xor")
+shift_left = _constructor(binary, "shift_left")
+shift_right = _constructor(binary, "shift_right")
+shift_right_logical = _constructor(binary, "shift_right_logical")
+eq = _constructor(compare, "eq")
+ne = _constructor(compare, "ne")
+lt = _constructor(compare, "lt")
+le = _constructor(compare, "le")
+gt = _constructor(compare, "gt")
+ge = _constructor(compare, "ge")
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """a where condition holds, else b; the branches are promoted to one dtype."""
+    a, b = promote_operands(a, b)
+    return Where()(condition, a, b)
+
+
+def clamp(x: Any, low: Any, high: Any) -> Any:
+    """x limited to [low, high]."""
+    x, low, high = promote_operands(x, low, high)
+    return Clamp()(x, low, high)

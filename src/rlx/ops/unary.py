@@ -1,0 +1,396 @@
+"""Elementwise functions of one operand: `Activation(kind)`, with a constructor per kind (`gelu(x)`, `exp(x)`, ...).
+
+The table below is the meaning of every kind: its NumPy definition (on f64, or complex), which other dtypes it accepts,
+and how it is built from more primitive kinds. A kind without a decomposition is a primitive.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from rlx.ir.op import Op, attribute_type, op_family
+from rlx.ir.shape import Shape
+from rlx.ops.operands import promote_inexact, require_dtype
+from rlx.ops.samples import COMPLEX, INTS, Sample, sample, spec
+
+__all__ = [
+    "Activation",
+    "ActivationKind",
+    "abs_",
+    "acos",
+    "acosh",
+    "activation",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "gelu",
+    "gelu_approx",
+    "lgamma",
+    "log",
+    "log1p",
+    "log2",
+    "neg",
+    "recip",
+    "relu",
+    "round_",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "trunc",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@attribute_type
+class ActivationKind(enum.StrEnum):
+    """The elementwise functions of one operand. The first eighteen are those of the seed documents."""
+
+    Gelu = "gelu"
+    GeluApprox = "gelu_approx"
+    Silu = "silu"
+    Relu = "relu"
+    Sigmoid = "sigmoid"
+    Tanh = "tanh"
+    Exp = "exp"
+    Log = "log"
+    Sqrt = "sqrt"
+    Rsqrt = "rsqrt"
+    Neg = "neg"
+    Abs = "abs"
+    Sin = "sin"
+    Cos = "cos"
+    Tan = "tan"
+    Atan = "atan"
+    Round = "round"
+    Recip = "recip"
+    Floor = "floor"
+    Ceil = "ceil"
+    Trunc = "trunc"
+    Sign = "sign"
+    Square = "square"
+    Expm1 = "expm1"
+    Log1p = "log1p"
+    Log2 = "log2"
+    Exp2 = "exp2"
+    Erf = "erf"
+    Erfc = "erfc"
+    ErfInv = "erf_inv"
+    Asin = "asin"
+    Acos = "acos"
+    Sinh = "sinh"
+    Cosh = "cosh"
+    Asinh = "asinh"
+    Acosh = "acosh"
+    Atanh = "atanh"
+    Cbrt = "cbrt"
+    Lgamma = "lgamma"
+
+
+class _Definition(NamedTuple):
+    """What one kind means."""
+
+    formula: Callable[[Array], Array]
+    decompose: Callable[[Any], Any] | None = None
+    ints: bool = False
+    complex: bool = False
+    # Where tests draw operands from.
+    low: float = -2.0
+    high: float = 2.0
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+def _lgamma_scalar(x: float) -> float:
+    if math.isinf(x) or (x <= 0 and x == math.floor(x)):
+        return math.inf
+    return math.lgamma(x)
+
+
+_lgamma = np.frompyfunc(_lgamma_scalar, 1, 1)
+
+
+def _floats(f: np.ufunc) -> Callable[[Array], Array]:
+    """A Python function per element, as a float64 array function."""
+    return lambda x: np.asarray(f(x), dtype=np.float64)
+
+
+def _sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
+
+
+def _gelu(x: Array) -> Array:
+    # erfc keeps the small tail of large negative x that 1 + erf(x) would cancel.
+    return 0.5 * x * np.asarray(_erfc(-x * math.sqrt(0.5)), dtype=np.float64)
+
+
+def _gelu_approx(x: Array) -> Array:
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _silu(x: Array) -> Array:
+    return x * _sigmoid(x)
+
+
+def _erf_inv(y: Array) -> Array:
+    """Newton's method on erf from Winitzki's estimate; exact to rounding after a few steps."""
+    inside = np.abs(y) < 1.0
+    safe = np.where(inside, y, 0.0)
+    a = 0.147
+    log_term = np.log1p(-safe * safe)
+    half = 2.0 / (math.pi * a) + 0.5 * log_term
+    x = np.sign(safe) * np.sqrt(np.sqrt(half * half - log_term / a) - half)
+    for _ in range(4):
+        # 1 - erf cancels near 1, so the residual is taken from erfc there.
+        residual = np.where(
+            np.abs(safe) < 0.5,
+            np.asarray(_erf(x), dtype=np.float64) - safe,
+            np.sign(safe) * ((1.0 - np.abs(safe)) - np.asarray(_erfc(np.abs(x)), dtype=np.float64)),
+        )
+        x = x - residual * (0.5 * math.sqrt(math.pi)) * np.exp(x * x)
+    edge = np.where(np.abs(y) == 1.0, np.copysign(np.inf, y), np.nan)
+    return np.where(inside, x, edge)
+
+
+def activation(kind: ActivationKind | str, x: Any) -> Any:
+    """Any elementwise function by name: `activation("gelu", x)`."""
+    chosen = ActivationKind(kind)
+    if not _DEFINITIONS[chosen].ints:
+        (x,) = promote_inexact(x)
+    return Activation(chosen)(x)
+
+
+def _constructor(kind: str) -> Callable[[Any], Any]:
+    def build(x: Any) -> Any:
+        return activation(kind, x)
+
+    build.__name__ = build.__qualname__ = kind
+    build.__doc__ = f"{kind}(x), elementwise; see `Activation`."
+    return build
+
+
+gelu = _constructor("gelu")
+gelu_approx = _constructor("gelu_approx")
+silu = _constructor("silu")
+relu = _constructor("relu")
+sigmoid = _constructor("sigmoid")
+tanh = _constructor("tanh")
+exp = _constructor("exp")
+log = _constructor("log")
+sqrt = _constructor("sqrt")
+rsqrt = _constructor("rsqrt")
+neg = _constructor("neg")
+abs_ = _constructor("abs")
+sin = _constructor("sin")
+cos = _constructor("cos")
+tan = _constructor("tan")
+atan = _constructor("atan")
+round_ = _constructor("round")
+recip = _constructor("recip")
+floor = _constructor("floor")
+ceil = _constructor("ceil")
+trunc = _constructor("trunc")
+sign = _constructor("sign")
+square = _constructor("square")
+expm1 = _constructor("expm1")
+log1p = _constructor("log1p")
+log2 = _constructor("log2")
+exp2 = _constructor("exp2")
+erf = _constructor("erf")
+erfc = _constructor("erfc")
+erf_inv = _constructor("erf_inv")
+asin = _constructor("asin")
+acos = _constructor("acos")
+sinh = _constructor("sinh")
+cosh = _constructor("cosh")
+asinh = _constructor("asinh")
+acosh = _constructor("acosh")
+atanh = _constructor("atanh")
+cbrt = _constructor("cbrt")
+lgamma = _constructor("lgamma")
+
+
+def _decompose_gelu_approx(x: Any) -> Any:
+    return 0.5 * x * (1.0 + tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
+
+
+def _decompose_relu(x: Any) -> Any:
+    from rlx.ops.arithmetic import maximum
+
+    return maximum(x, 0)
+
+
+def _decompose_asin(x: Any) -> Any:
+    from rlx.ops.arithmetic import atan2
+
+    return atan2(x, sqrt((1.0 - x) * (1.0 + x)))
+
+
+def _decompose_sinh(x: Any) -> Any:
+    # expm1 keeps small x exact: sinh x = (e + e/(e+1)) / 2 with e = expm1 x.
+    e = expm1(x)
+    return 0.5 * (e + e / (e + 1.0))
+
+
+def _decompose_asinh(x: Any) -> Any:
+    a = abs_(x)
+    square_ = a * a
+    return sign(x) * log1p(a + square_ / (1.0 + sqrt(1.0 + square_)))
+
+
+def _decompose_acosh(x: Any) -> Any:
+    t = x - 1.0
+    return log1p(t + sqrt(t * (x + 1.0)))
+
+
+def _decompose_cbrt(x: Any) -> Any:
+    # One Newton step after exp(log|x|/3) brings the result to working precision; 0 stays 0.
+    from rlx.ops.arithmetic import where
+
+    a = abs_(x)
+    safe = where(a > 0.0, a, 1.0)
+    y = exp(log(safe) * (1.0 / 3.0))
+    y = y - (y * y * y - safe) / (3.0 * y * y)
+    return where(a > 0.0, sign(x) * y, x)
+
+
+_D = _Definition
+_DEFINITIONS: dict[str, _Definition] = {
+    "gelu": _D(_gelu, lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(0.5))), low=-4, high=4),
+    "gelu_approx": _D(_gelu_approx, _decompose_gelu_approx, low=-4, high=4),
+    "silu": _D(_silu, lambda x: x * sigmoid(x), low=-4, high=4),
+    "relu": _D(lambda x: np.maximum(x, 0), _decompose_relu, ints=True),
+    "sigmoid": _D(_sigmoid, lambda x: 1.0 / (1.0 + exp(-x)), low=-6, high=6),
+    "tanh": _D(np.tanh, complex=True),
+    "exp": _D(np.exp, complex=True),
+    "log": _D(np.log, complex=True, low=0.1, high=4),
+    "sqrt": _D(np.sqrt, complex=True, low=0, high=4),
+    "rsqrt": _D(lambda x: 1.0 / np.sqrt(x), low=0.1, high=4),
+    "neg": _D(np.negative, ints=True, complex=True),
+    "abs": _D(np.abs, ints=True),
+    "sin": _D(np.sin, complex=True),
+    "cos": _D(np.cos, complex=True),
+    "tan": _D(np.tan, lambda x: sin(x) / cos(x), low=-1.4, high=1.4),
+    "atan": _D(np.arctan),
+    "round": _D(np.rint, ints=True, low=-4, high=4),
+    "recip": _D(lambda x: 1.0 / x, lambda x: 1.0 / x, complex=True, low=0.3, high=3),
+    "floor": _D(np.floor, ints=True, low=-4, high=4),
+    "ceil": _D(np.ceil, ints=True, low=-4, high=4),
+    "trunc": _D(np.trunc, ints=True, low=-4, high=4),
+    "sign": _D(np.sign, ints=True),
+    "square": _D(np.square, lambda x: x * x, ints=True, complex=True),
+    "expm1": _D(np.expm1),
+    "log1p": _D(np.log1p, low=-0.9, high=4),
+    "log2": _D(np.log2, lambda x: log(x) * (1.0 / math.log(2.0)), low=0.1, high=4),
+    "exp2": _D(np.exp2, lambda x: exp(x * math.log(2.0))),
+    "erf": _D(_floats(_erf)),
+    "erfc": _D(_floats(_erfc)),
+    "erf_inv": _D(_erf_inv, low=-0.95, high=0.95),
+    "asin": _D(np.arcsin, _decompose_asin, low=-0.95, high=0.95),
+    "acos": _D(np.arccos, lambda x: math.pi / 2 - asin(x), low=-0.95, high=0.95),
+    "sinh": _D(np.sinh, _decompose_sinh),
+    "cosh": _D(np.cosh, lambda x: 0.5 * (exp(x) + exp(-x))),
+    "asinh": _D(np.arcsinh, _decompose_asinh),
+    "acosh": _D(np.arccosh, _decompose_acosh, low=1.1, high=4),
+    "atanh": _D(np.arctanh, lambda x: 0.5 * (log1p(x) - log1p(-x)), low=-0.9, high=0.9),
+    "cbrt": _D(np.cbrt, _decompose_cbrt),
+    "lgamma": _D(_floats(_lgamma), low=0.2, high=5),
+}
+
+
+@op_family(ActivationKind)
+class Activation(Op):
+    """y = f(x) elementwise, f given by `kind`.
+
+    f16, bf16 and f32 are computed in f64 and rounded once. Some kinds accept integers or complex numbers.
+    """
+
+    Gelu: ClassVar[ActivationKind] = ActivationKind.Gelu
+    GeluApprox: ClassVar[ActivationKind] = ActivationKind.GeluApprox
+    Silu: ClassVar[ActivationKind] = ActivationKind.Silu
+    Relu: ClassVar[ActivationKind] = ActivationKind.Relu
+    Sigmoid: ClassVar[ActivationKind] = ActivationKind.Sigmoid
+    Tanh: ClassVar[ActivationKind] = ActivationKind.Tanh
+    Exp: ClassVar[ActivationKind] = ActivationKind.Exp
+    Log: ClassVar[ActivationKind] = ActivationKind.Log
+    Sqrt: ClassVar[ActivationKind] = ActivationKind.Sqrt
+    Rsqrt: ClassVar[ActivationKind] = ActivationKind.Rsqrt
+    Neg: ClassVar[ActivationKind] = ActivationKind.Neg
+    Abs: ClassVar[ActivationKind] = ActivationKind.Abs
+    Sin: ClassVar[ActivationKind] = ActivationKind.Sin
+    Cos: ClassVar[ActivationKind] = ActivationKind.Cos
+    Tan: ClassVar[ActivationKind] = ActivationKind.Tan
+    Atan: ClassVar[ActivationKind] = ActivationKind.Atan
+    Round: ClassVar[ActivationKind] = ActivationKind.Round
+    Recip: ClassVar[ActivationKind] = ActivationKind.Recip
+
+    kind: ActivationKind
+
+    @property
+    def is_primitive(self) -> bool:
+        return _DEFINITIONS[self.kind].decompose is None
+
+    def infer(self, x: Shape) -> Shape:
+        definition = _DEFINITIONS[self.kind]
+        ok = (
+            (x.dtype.is_float and not x.dtype.is_storage)
+            or (definition.ints and x.dtype.is_int)
+            or (definition.complex and x.dtype.is_complex)
+        )
+        accepted = "float" + (" or integer" if definition.ints else "") + (" or complex" if definition.complex else "")
+        require_dtype(self, ok, accepted, x)
+        return x
+
+    def eval(self, x: Array) -> Array:
+        formula = _DEFINITIONS[self.kind].formula
+        with np.errstate(all="ignore"):
+            if x.dtype.kind in "iu":
+                return np.asarray(formula(x), dtype=x.dtype)
+            wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+            return np.asarray(formula(wide)).astype(x.dtype)
+
+    def decompose(self, x: Any) -> Any:
+        build = _DEFINITIONS[self.kind].decompose
+        assert build is not None
+        return build(x)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for kind in ActivationKind:
+            definition = _DEFINITIONS[kind]
+            low, high = definition.low, definition.high
+            yield sample(cls(kind), spec(3, 4, low=low, high=high))
+            if definition.ints:
+                yield sample(cls(kind), spec(5), dtypes=INTS)
+            if definition.complex:
+                yield sample(cls(kind), spec(3, 2, low=0.2, high=1.2), dtypes=COMPLEX)
+        yield sample(cls("tanh"), spec(0, 3))
+        yield sample(cls("exp"), spec())
+        yield sample(cls("gelu"), spec("B", 4), B=3)
