@@ -155,13 +155,19 @@ def test_wrong_byte_counts():
         dequantize_blocks("gguf_q8_0", np.zeros(34, np.float32))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38, 1e300])
 def test_quantize_refuses_what_has_no_scale(bad):
-    values = np.zeros(32, np.float32)
+    values = np.zeros(32)
     values[3] = bad
     for name in ("gguf_q8_0", "gguf_q4_0"):
         with pytest.raises(OpError, match="must be finite"):
             quantize_blocks(name, values)
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-45, 1e-40, 1e-30])
+def test_values_below_the_smallest_scale_become_zero(tiny):
+    for name in ("gguf_q8_0", "gguf_q4_0"):
+        assert not dequantize_blocks(name, quantize_blocks(name, np.full(32, tiny, np.float32))).any()
 
 
 def block_loop(codes, steps, zero_points, block_size):

@@ -191,9 +191,10 @@ def _halves(steps: F32, name: str) -> U8:
 
 
 def _inverse(steps: F32) -> F32:
-    """1/step, and 0 for the blocks that are all zero."""
+    """1/step, and 0 for the blocks whose step is 0 or too small to invert."""
     with np.errstate(divide="ignore", over="ignore"):
-        return np.where(steps == 0, np.float32(0), 1 / steps)
+        inverse = 1 / steps
+    return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
 
 def _encode_q8_0(values: F32) -> U8:

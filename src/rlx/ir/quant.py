@@ -270,13 +270,13 @@ def quantize_blocks(scheme: QuantScheme | str, values: npt.ArrayLike) -> U8:
     fmt = _gguf_format("quantize_blocks", scheme)
     if fmt.encode is None:
         raise OpError(f"quantize_blocks: cannot write {scheme}; use gguf_q8_0 or gguf_q4_0")
-    flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    with np.errstate(over="ignore"):
+        flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     if flat.size % fmt.elements:
         raise ShapeError(f"quantize_blocks: {scheme} blocks hold {fmt.elements} values, got {flat.size}; pad the rows")
     return fmt.encode(flat.reshape(-1, fmt.elements)).reshape(-1)
 
 
-@np.errstate(all="ignore")
 def dequantize_matrix(
     scheme: QuantScheme | str,
     k: int,
@@ -301,6 +301,19 @@ def dequantize_matrix(
     # An operand without elements is how a program says "absent".
     scale = None if scale is None or scale.size == 0 else scale
     zp = None if zp is None or zp.size == 0 else zp
+    with np.errstate(all="ignore"):
+        return _scaled_matrix(scheme, k, n, codes, scale, zp)
+
+
+def _scaled_matrix(
+    scheme: QuantScheme,
+    k: int,
+    n: int,
+    codes: U8,
+    scale: npt.NDArray[np.generic] | None,
+    zp: npt.NDArray[np.generic] | None,
+) -> F32:
+    """The schemes whose scales lie beside the codes."""
     if scheme.kind in _FP8_DTYPES:
         weights: F32 = codes.view(_FP8_DTYPES[scheme.kind]).astype(np.float32).reshape(k, n)
         return weights if scale is None else weights * _side(scheme, "scale", scale, (n,))

@@ -1,27 +1,24 @@
-"""`rewrite(kernel, rule)`: a copy of a kernel in which a rule may replace pure operations."""
+"""`copy_into(kernel, builder)`: every statement of a kernel appended to another builder.
+
+A pass is a builder that appends something else for some operations; see `legalize`.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.loop_ir import Atomic, Barrier, Block, Const, For, If, Kernel, Let, Load, Statement, Store, Value
 
-# Given the builder of the copy, the operation and its already copied operands: the replacement, or None to keep it.
-Rule = Callable[[KernelBuilder, Let, tuple[Value, ...]], Value | None]
 
-
-def rewrite(kernel: Kernel, rule: Rule) -> Kernel:
-    copy = KernelBuilder(kernel.name)
-    values = copy.adopt(kernel)
-    _Copier(copy, rule, values).block(kernel.body)
-    return copy.build()
+def copy_into(kernel: Kernel, builder: KernelBuilder) -> Kernel:
+    """Copy parameters and body into a fresh builder and build it."""
+    copier = _Copier(builder, builder.adopt(kernel))
+    copier.block(kernel.body)
+    return builder.build()
 
 
 class _Copier:
-    def __init__(self, builder: KernelBuilder, rule: Rule, values: dict[Value, Value]) -> None:
+    def __init__(self, builder: KernelBuilder, values: dict[Value, Value]) -> None:
         self.builder = builder
-        self.rule = rule
         self.values = values
 
     def new(self, value: Value) -> Value:
@@ -42,9 +39,7 @@ class _Copier:
         k = self.builder
         match statement:
             case Let(result, op, args, attr):
-                new_args = self.news(args)
-                replaced = self.rule(k, statement, new_args)
-                self.values[result] = replaced if replaced is not None else k.pure(op, new_args, attr)
+                self.values[result] = k.pure(op, self.news(args), attr)
             case Load(result, buffer, offset, mask, other, align):
                 copied = Value(k, result.type, result.name)
                 k.append(Load(copied, buffer, self.new(offset), self.maybe(mask), self.maybe(other), align))

@@ -188,7 +188,7 @@ def _decompose_floordiv(a: Any, b: Any) -> Any:
 
     if a.dtype.is_float:
         return floor(a / b)
-    quotient = a / b
+    quotient = div(a, b)
     negative = xor(lt(a, 0), lt(b, 0))
     return where(eq(b, 0), 0, where(and_(negative, ne(quotient * b, a)), quotient - 1, quotient))
 

@@ -6,12 +6,13 @@ All of them work on any dtype and with symbolic sizes. `rlx.ops.rearrange` build
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.dims import Dim, ceildiv, dim_max, dim_min, dims_equal, product, require_equal
+from rlx.ir.dims import Dim, ceildiv, collect_constraints, dim_max, dim_min, dims_equal, product, require_equal
 from rlx.ir.op import Op, op
 from rlx.ir.shape import (
     Dims,
@@ -24,8 +25,8 @@ from rlx.ir.shape import (
     reshape_shape,
     transpose_shape,
 )
-from rlx.ir.tensor import Tensor
-from rlx.ops.operands import convert, dtype_of, promote_operands
+from rlx.ir.tensor import Tensor, target_graph
+from rlx.ops.operands import convert, dims_of, dtype_of, promote_operands
 from rlx.ops.samples import FLOATS, Sample, sample, spec
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "broadcast_in_dim",
     "broadcast_to",
     "concat",
-    "dims_of",
     "expand",
     "expand_dims",
     "flatten",
@@ -128,7 +128,7 @@ class Expand(Op):
         return x.with_dims(self.target_shape)
 
     def eval(self, x: Array) -> Array:
-        return np.broadcast_to(x, self.target_shape)
+        return np.broadcast_to(x, Shape(self.target_shape).static_dims)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -332,12 +332,6 @@ def _exceeds(a: Size, b: Size) -> bool:
     return dims_equal(a, b) is False and dim_max(a, b) == a
 
 
-def dims_of(x: Any) -> Dims:
-    """The dims of a tensor, an array or a scalar."""
-    dims: Dims = x.shape if hasattr(x, "shape") else np.shape(x)
-    return dims
-
-
 def _as_dims(dims: Any) -> tuple[Any, ...]:
     return (dims,) if isinstance(dims, int | str | Dim) else tuple(dims)
 
@@ -457,13 +451,14 @@ def split(x: Any, sections: int | Sequence[Size], axis: int = 0) -> list[Any]:
     axis = normalize_axis(axis, len(dims), "split")
     size = dims[axis]
     if isinstance(sections, int):
-        if sections < 1 or dims_equal(size % sections, 0) is False:
-            raise ShapeError(f"split: axis {axis} of size {size} does not divide into {sections} equal pieces")
-        step = size // sections
-        require_equal(step * sections, size, "split")
+        graph = target_graph((x,))
+        with collect_constraints([] if graph is None else graph.constraints):
+            step = size // sections if sections > 0 else 0
+            if sections < 1 or not require_equal(step * sections, size, "split"):
+                raise ShapeError(f"split: axis {axis} of size {size} does not divide into {sections} equal pieces")
         return [narrow(x, axis, step * i, step) for i in range(sections)]
     cuts = [0, *(dim_min(c, size) for c in sections), size]
-    return [narrow(x, axis, a, dim_max(b - a, 0)) for a, b in zip(cuts, cuts[1:])]
+    return [narrow(x, axis, a, dim_max(b - a, 0)) for a, b in pairwise(cuts)]
 
 
 def pad(
@@ -479,9 +474,8 @@ def pad(
     array([0, 1, 0, 2, 0])
     """
     nothing = (0,) * len(dims_of(x))
-    return Pad(tuple(low or nothing), tuple(high or nothing), tuple(interior or nothing))(
-        x, convert(value, dtype_of(x))
-    )
+    padding = Pad(tuple(low or nothing), tuple(high or nothing), tuple(interior or nothing))
+    return padding(x, convert(value, dtype_of(x)))
 
 
 def reverse(x: Any, axes: int | Sequence[int]) -> Any:

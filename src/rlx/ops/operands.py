@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Op
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Dims, Shape
 from rlx.ir.tensor import Tensor, emit, is_python_scalar, lift, target_graph
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
@@ -26,6 +26,12 @@ def dtype_of(value: Any) -> DType:
     if is_python_scalar(value):
         return DType.of(type(value))
     return DType.of(np.asarray(value).dtype)
+
+
+def dims_of(value: Any) -> Dims:
+    """The dims of a tensor, an array or a scalar."""
+    dims: Dims = value.shape if hasattr(value, "shape") else np.shape(value)
+    return dims
 
 
 def _category(dtype: DType) -> int:

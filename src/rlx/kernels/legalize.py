@@ -1,0 +1,128 @@
+"""What a target lacks, expressed by what it has: the last step before an emitter, and still loop IR.
+
+Expanded for every target: math functions (`vector_math`), lane reductions, bf16 conversions. Expanded where the
+target's description says so: f16 conversions, rounding to integers. The result can be interpreted like any kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.ir.dtype import DType
+from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.loop_ir import MATH, REDUCTIONS, Attr, Kernel, Value
+from rlx.kernels.rewrite import copy_into
+from rlx.kernels.targets import Target
+from rlx.kernels.vector_math import MATH_EXPANSIONS, copysign
+
+
+def legalize(kernel: Kernel, target: Target) -> Kernel:
+    """The same kernel in operations that an emitter for the target takes."""
+    return copy_into(kernel, _LegalBuilder(kernel.name, target))
+
+
+class _LegalBuilder(KernelBuilder):
+    """A builder that never appends an illegal operation; expansions pass through it too, so they may nest."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        super().__init__(name)
+        self.target = target
+
+    def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
+        expansion = self._expansion(op, args, attr)
+        return super().pure(op, args, attr) if expansion is None else expansion(self, *args)
+
+    def _expansion(self, op: str, args: tuple[Value, ...], attr: Attr) -> Callable[..., Value] | None:
+        if op in MATH:
+            return MATH_EXPANSIONS[op]
+        if op in REDUCTIONS:
+            return lambda k, vector: reduce_lanes(k, REDUCTIONS[op], vector)
+        if op in _ROUNDING and not self.target.has_rounding:
+            return _ROUNDING[op]
+        if op != "cast":
+            return None
+        source = args[0].dtype
+        if source is DType.F16 or attr is DType.F16:
+            if self.target.has_f16_conversion:
+                return None
+            return f16_to_f32 if source is DType.F16 else f32_to_f16
+        if source is DType.BF16:
+            return bf16_to_f32
+        return f32_to_bf16 if attr is DType.BF16 else None
+
+
+def reduce_lanes(k: KernelBuilder, op: str, vector: Value) -> Value:
+    """Combine the first and second half of the lanes until one is left; an odd last lane waits for its turn."""
+    while vector.lanes > 1:
+        half, rest = divmod(vector.lanes, 2)
+        low = k.shuffle(vector, range(half)) if half > 1 else k.extract(vector, 0)
+        high = k.shuffle(vector, range(half, 2 * half)) if half > 1 else k.extract(vector, 1)
+        combined = k.op(op, low, high)
+        if rest:
+            # Bring the waiting lane and the combined ones together: pad to one width, then pick.
+            waiting = k.splat(k.extract(vector, 2 * half), max(half, 2))
+            padded = k.splat(combined, 2) if half == 1 else combined
+            combined = k.shuffle(padded, [*range(half), padded.lanes], waiting)
+        vector = combined
+    return vector
+
+
+def bf16_to_f32(k: KernelBuilder, x: Value) -> Value:
+    bits = k.cast(k.bitcast(x, DType.U16), DType.U32)
+    return k.bitcast(bits << 16, DType.F32)
+
+
+def f32_to_bf16(k: KernelBuilder, x: Value) -> Value:
+    """Half to even on the low 16 bits; a NaN keeps its sign and is made quiet, so that no payload rounds to inf."""
+    bits = k.bitcast(x, DType.U32)
+    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
+    quiet = (bits >> 16) | 0x40
+    return k.bitcast(k.cast(k.select(k.ne(x, x), quiet, rounded), DType.U16), DType.BF16)
+
+
+def f16_to_f32(k: KernelBuilder, x: Value) -> Value:
+    """The exponent is rebased by a multiplication, which also normalises denormals."""
+    bits = k.cast(k.bitcast(x, DType.U16), DType.U32)
+    magnitude = (bits & 0x7FFF) << 13
+    scaled = k.bitcast(k.bitcast(magnitude, DType.F32) * 2.0**112, DType.U32)
+    special = magnitude | 0x7F800000
+    number = k.select(magnitude >= 0x0F800000, special, scaled)
+    return k.bitcast(number | ((bits & 0x8000) << 16), DType.F32)
+
+
+def f32_to_f16(k: KernelBuilder, x: Value) -> Value:
+    """Half to even: by carry for normal results, by an addition of 0.5 (whose last bit is 2**-24) for denormal ones."""
+    bits = k.bitcast(x, DType.U32)
+    magnitude = bits & 0x7FFFFFFF
+    rebias = (112 << 23) - 0xFFF
+    normal = ((magnitude + ((magnitude >> 13) & 1)) - rebias) >> 13
+    denormal = k.bitcast(k.bitcast(magnitude, DType.F32) + 0.5, DType.U32) - 0x3F000000
+    number = k.select(magnitude < 0x38800000, denormal, normal)
+    number = k.select(magnitude >= 0x47800000, 0x7C00, number)
+    number = k.select(magnitude > 0x7F800000, 0x7E00, number)
+    return k.bitcast(k.cast(number | ((bits >> 16) & 0x8000), DType.U16), DType.F16)
+
+
+def round_even(k: KernelBuilder, x: Value) -> Value:
+    """Adding and subtracting 2**mantissa leaves an integer; larger numbers are integers already."""
+    limit = 2.0**23 if x.dtype is DType.F32 else 2.0**52
+    magnitude = k.abs(x)
+    rounded = copysign(k, (magnitude + limit) - limit, x)
+    return k.select(magnitude < limit, rounded, x)
+
+
+def floor(k: KernelBuilder, x: Value) -> Value:
+    near = round_even(k, x)
+    return k.select(near > x, near - 1.0, near)
+
+
+def ceil(k: KernelBuilder, x: Value) -> Value:
+    near = round_even(k, x)
+    return copysign(k, k.select(near < x, near + 1.0, near), x)
+
+
+def trunc(k: KernelBuilder, x: Value) -> Value:
+    return copysign(k, floor(k, k.abs(x)), x)
+
+
+_ROUNDING: dict[str, Callable[..., Value]] = {"round": round_even, "floor": floor, "ceil": ceil, "trunc": trunc}

@@ -1,0 +1,74 @@
+"""What ops with nested programs share. A body is a frozen `Graph` whose Inputs, in declaration order, are its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.graph import Graph
+from rlx.ir.leaves import Param
+from rlx.ir.op import Op
+from rlx.ir.shape import Shape
+from rlx.ir.tensor import building, lift
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class BodyOp(Op):
+    """An op that holds programs. It has an effect when one of them has."""
+
+    @property
+    def effect(self) -> bool:  # type: ignore[override]
+        return any(node.op.effect for body in self.bodies.values() for node in body.nodes)
+
+    def check(self) -> None:
+        for field, body in self.bodies.items():
+            for node in body.nodes:
+                if isinstance(node.op, Param):
+                    raise self.fail(f"{field} @{body.name} has the param {node.op.key!r}; pass weights as operands")
+
+
+def output_types(body: Graph) -> tuple[Shape, ...]:
+    """The types of the outputs."""
+    return tuple(body.shape(o) for o in body.outputs)
+
+
+def input_types(body: Graph) -> tuple[Shape, ...]:
+    """The types of the Inputs, in declaration order."""
+    return tuple(n.shape for n in body.inputs)
+
+
+def types_text(types: Sequence[Shape]) -> str:
+    return f"({', '.join(str(t) for t in types)})"
+
+
+def run_body(body: Graph, operands: Sequence[Array]) -> list[Array]:
+    """The outputs of `body`, by its definition."""
+    from rlx.ir.interpret import interpret
+
+    return interpret(body, operands)
+
+
+def one_or_tuple(results: Sequence[Any]) -> Any:
+    """Ops give a bare value for one result and a tuple for any other number."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def build_body(name: str, build: Callable[..., Any], **inputs: Shape) -> Graph:
+    """The body that `build` computes from Inputs of the given names and types.
+
+    >>> from rlx.ops.arithmetic import add
+    >>> print(build_body("next", lambda c: add(c, c), carry=Shape((2,), "f32")))
+    mir @next(%carry: f32[2]) {
+      %0: f32[2] = add(%carry, %carry)
+      return %0
+    }
+    """
+    graph = Graph(name)
+    with building(graph):
+        results = build(*(graph.input(key, shape) for key, shape in inputs.items()))
+        outputs = [lift(r, graph) for r in (results if isinstance(results, tuple) else (results,))]
+    graph.set_outputs(outputs)
+    return graph.freeze()

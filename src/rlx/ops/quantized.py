@@ -1,0 +1,387 @@
+"""Integer quantisation: `Quantize`, `Dequantize`, and the integer products `QMatMul` and `QConv2d`.
+
+A real number x is stored as q = round(x / scale) + zero_point. Rounding is half away from zero, everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rlx.ir.dims import require_equal
+from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.op import Op, op
+from rlx.ir.shape import Shape, conv2d_output_shape, matmul_shape, normalize_axis
+from rlx.ops.conversion import cast, convert_array
+from rlx.ops.operands import convert, require_dtype, require_float, require_rank
+from rlx.ops.rounding import half_away_array, quantizer_dtype, round_half_away
+from rlx.ops.samples import Sample, sample, spec
+
+__all__ = [
+    "Dequantize",
+    "QConv2d",
+    "QMatMul",
+    "Quantize",
+    "dequantize",
+    "dequantize_per_channel",
+    "q_conv2d",
+    "q_matmul",
+    "quantize",
+    "quantize_per_channel",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_CODE_TYPES = (DType.I8, DType.U8, DType.I16, DType.U16)
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    info = ml_dtypes.iinfo(dtype.numpy)
+    return int(info.min), int(info.max)
+
+
+class _Affine(Op):
+    """What Quantize and Dequantize share: scales and zero points, one for all or one per index along `axis`."""
+
+    axis: int | None
+    scales: tuple[float, ...]
+    zero_points: tuple[int, ...] = (0,)
+
+    def check(self) -> None:
+        if not self.scales or not all(s > 0 and math.isfinite(s) for s in self.scales):
+            raise self.fail(f"scales must be positive and finite, got {self.scales}")
+        if not self.zero_points:
+            raise self.fail("needs at least one zero point; leave it out for 0")
+        if self.axis is None and (len(self.scales) > 1 or len(self.zero_points) > 1):
+            raise self.fail(
+                f"{len(self.scales)} scales and {len(self.zero_points)} zero points need an axis to lie along"
+            )
+
+    def _require_channels(self, x: Shape) -> None:
+        if self.axis is None:
+            return
+        channels = x.dims[normalize_axis(self.axis, x.rank, self.mnemonic)]
+        for what, values in (("scales", self.scales), ("zero points", self.zero_points)):
+            if len(values) != 1 and not require_equal(channels, len(values), self.mnemonic):
+                raise self.fail(f"{len(values)} {what} do not fit axis {self.axis} of {x}; give 1 or {channels}")
+
+    def _along_axis(self, values: Array, rank: int) -> Array:
+        """One value for all, or the values shaped so that they broadcast along `axis`."""
+        if len(values) == 1 or self.axis is None:
+            return values[0]
+        dims = [1] * rank
+        dims[self.axis] = len(values)
+        return values.reshape(dims)
+
+
+@op("quantize")
+class Quantize(_Affine):
+    """q = clamp(round(x · (1/s)) + z, lowest, highest) of `dtype`, ties away from zero; s and z per index of `axis`.
+
+    The reciprocal and the product are rounded in f32 (f64 for f64 operands). NaN gives 0.
+    """
+
+    dtype: DType = DType.I8
+
+    def check(self) -> None:
+        super().check()
+        if self.dtype not in _CODE_TYPES:
+            raise self.fail(f"dtype must be one of {', '.join(map(str, _CODE_TYPES))}, got {self.dtype}")
+        low, high = _limits(self.dtype)
+        if not all(low <= z <= high for z in self.zero_points):
+            raise self.fail(f"zero points must lie in [{low}, {high}], got {self.zero_points}")
+
+    def infer(self, x: Shape) -> Shape:
+        require_float(self, x)
+        self._require_channels(x)
+        return x.with_dtype(self.dtype)
+
+    def _factors(self, dtype: DType, rank: int) -> tuple[Array, Array]:
+        """1/s and z, in the type of the computation."""
+        steps = np.asarray(self.scales, dtype.numpy)
+        zeros = np.asarray(self.zero_points, dtype.numpy)
+        return self._along_axis(1 / steps, rank), self._along_axis(zeros, rank)
+
+    def eval(self, x: Array) -> Array:
+        wide = quantizer_dtype(DType.of(x.dtype))
+        inverse, zero = self._factors(wide, x.ndim)
+        with np.errstate(all="ignore"):
+            codes = half_away_array(x.astype(wide.numpy) * inverse) + zero
+            return convert_array(np.clip(codes, *_limits(self.dtype)), self.dtype)
+
+    def decompose(self, x: Any) -> Any:
+        from rlx.ops.arithmetic import clamp
+
+        wide = quantizer_dtype(x.dtype)
+        inverse, zero = self._factors(wide, x.ndim)
+        low, high = _limits(self.dtype)
+        return cast(clamp(round_half_away(convert(x, wide) * inverse) + zero, low, high), self.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(None, (0.02,), (3,)), spec(3, 4))
+        yield sample(cls(None, (0.5,)), spec(8, values=[0.25, -0.25, 0.75, -0.75, 1.25, 200, -200, np.nan]))
+        yield sample(cls(None, (0.02,), (128,), "u8"), spec(3, 4))
+        yield sample(cls(None, (1e-4,), (0,), "i16"), spec(5))
+        yield sample(cls(1, (0.1, 0.02, 0.5), (0, 5, -7)), spec(2, 3, 2))
+        yield sample(cls(-1, (0.1, 0.02), (4,)), spec(3, 2))
+        yield sample(cls(None, (0.02,)), spec(0, 3))
+        yield sample(cls(None, (0.02,)), spec())
+        yield sample(cls(1, (0.1, 0.02)), spec("B", 2), B=3)
+
+
+@op("dequantize")
+class Dequantize(_Affine):
+    """x = (q - z) · s in `dtype`; s and z per index of `axis`. The difference is taken in i32, the product in f32."""
+
+    dtype: DType = DType.F32
+
+    def check(self) -> None:
+        super().check()
+        if not self.dtype.is_float or self.dtype.is_storage:
+            raise self.fail(f"dtype must be a float type, got {self.dtype}")
+
+    def infer(self, q: Shape) -> Shape:
+        require_dtype(self, q.dtype in (*_CODE_TYPES, DType.I32), "8- or 16-bit integer or i32", q)
+        self._require_channels(q)
+        return q.with_dtype(self.dtype)
+
+    def _factors(self, rank: int) -> tuple[Array, Array]:
+        wide = quantizer_dtype(self.dtype).numpy
+        scale = self._along_axis(np.asarray(self.scales, wide), rank)
+        return scale, self._along_axis(np.asarray(self.zero_points, np.int32), rank)
+
+    def eval(self, q: Array) -> Array:
+        scale, zero = self._factors(q.ndim)
+        with np.errstate(all="ignore"):
+            return np.asarray((q.astype(np.int32) - zero).astype(scale.dtype) * scale).astype(self.dtype.numpy)
+
+    def decompose(self, q: Any) -> Any:
+        scale, zero = self._factors(q.ndim)
+        return convert(cast(convert(q, DType.I32) - zero, DType.of(scale.dtype)) * scale, self.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        codes = ("i8", "u8", "i16", "i32")
+        yield sample(cls(None, (0.02,), (3,)), spec(3, 4, low=-100, high=100), dtypes=codes)
+        yield sample(cls(1, (0.1, 0.02, 0.5), (0, 5, -7)), spec(2, 3, 2, low=-100, high=100), dtypes=("i8",))
+        yield sample(cls(-2, (0.1, 0.02), (4,), "f16"), spec(2, 3), dtypes=("i8",))
+        yield sample(cls(None, (0.02,), (1,), "f64"), spec(), dtypes=("i8",))
+        yield sample(cls(None, (0.02,)), spec(0, 3), dtypes=("i8",))
+        yield sample(cls(0, (0.1, 0.02)), spec(2, "S"), dtypes=("i8",), S=3)
+
+
+class _IntegerProduct(Op):
+    """What QMatMul and QConv2d share: an i32 sum of centred products, scaled back to 8 bits."""
+
+    def _require_codes(self, dtype: DType, *codes: Shape) -> None:
+        if dtype not in (DType.I8, DType.U8):
+            raise self.fail(f"dtype must be i8 or u8, got {dtype}")
+        require_dtype(self, all(c.dtype in (DType.I8, DType.U8) for c in codes), "i8 or u8", *codes)
+
+    def _require_bias(self, bias: Shape | None, channels: Any) -> None:
+        if bias is None:
+            return
+        if bias.rank != 1 or bias.dtype is not DType.I32 or not require_equal(bias.dims[0], channels, self.mnemonic):
+            raise self.fail(f"needs a bias i32[{channels}], got {bias}")
+
+
+def _requantize_array(total: Array, mult: float, zero: int, dtype: DType) -> Array:
+    """clamp(round(total · mult) + zero) of an i32 sum, computed in f32."""
+    scaled = half_away_array(total.astype(np.float32) * np.float32(mult)) + np.float32(zero)
+    return np.clip(scaled, *_limits(dtype)).astype(dtype.numpy)
+
+
+def _requantize(total: Any, mult: float, zero: int, dtype: DType) -> Any:
+    from rlx.ops.arithmetic import clamp
+
+    low, high = _limits(dtype)
+    return cast(clamp(round_half_away(cast(total, DType.F32) * mult) + float(zero), low, high), dtype)
+
+
+@op("q_matmul")
+class QMatMul(_IntegerProduct):
+    """q = clamp(round((bias + Σ_k (x - x_zp)(w - w_zp)) · mult) + out_zp), ties away from zero.
+
+    x[..,M,K] and w[..,K,N] are i8 or u8, their batch dims broadcast; bias is i32[N] or absent. The sum wraps in i32;
+    mult = scale_x · scale_w / scale_out is applied in f32.
+    """
+
+    x_zp: int
+    w_zp: int
+    out_zp: int
+    mult: float
+    dtype: DType = DType.I8
+
+    def infer(self, x: Shape, w: Shape, bias: Shape | None = None) -> Shape:
+        self._require_codes(self.dtype, x, w)
+        result = matmul_shape(x.with_dtype(self.dtype), w.with_dtype(self.dtype), self.mnemonic)
+        self._require_bias(bias, result.dims[-1])
+        return result
+
+    def eval(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        total = np.matmul(x.astype(np.int64) - self.x_zp, w.astype(np.int64) - self.w_zp)
+        if bias is not None:
+            total = total + bias
+        return _requantize_array(total.astype(np.int32), self.mult, self.out_zp, self.dtype)
+
+    def decompose(self, x: Any, w: Any, bias: Any = None) -> Any:
+        from rlx.ops.contraction import matmul
+
+        total = matmul(cast(x, DType.I32) - self.x_zp, cast(w, DType.I32) - self.w_zp)
+        return _requantize(total if bias is None else total + bias, self.mult, self.out_zp, self.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        wide = {"low": -120, "high": 120}
+        codes, bias = ("i8", "u8"), spec(5, dtype="i32", low=-900, high=900)
+        yield sample(cls(3, -2, 5, 0.002), spec(2, 4, **wide), spec(4, 5, **wide), bias, dtypes=codes)
+        yield sample(cls(0, 0, 0, 0.5), spec(2, 4, low=-4, high=4), spec(4, 5, low=-4, high=4), dtypes=codes)
+        yield sample(cls(0, 1, 128, 0.01, "u8"), spec(2, 4, **wide), spec(4, 5, **wide), dtypes=codes)
+        yield sample(cls(1, 0, 2, 0.01), spec(3, 1, 2, 4, **wide), spec(2, 4, 5, **wide), bias, dtypes=("i8",))
+        yield sample(cls(1, 1, 2, 0.01), spec(2, 0), spec(0, 5), bias, dtypes=("i8",))
+        yield sample(cls(1, 1, 2, 0.01), spec("B", 4, **wide), spec(4, 5, **wide), bias, dtypes=("i8",), B=3)
+
+
+@op("q_conv2d")
+class QConv2d(_IntegerProduct):
+    """`QMatMul`'s formula summed over the window of a convolution: x NCHW, w[C_out, C_in/groups, kH, kW], bias i32[C_out].
+
+    Taps in the padding contribute 0, as if x were x_zp there.
+    """
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    x_zp: int = 0
+    w_zp: int = 0
+    out_zp: int = 0
+    mult: float = 1.0
+    dtype: DType = DType.I8
+
+    def check(self) -> None:
+        for name in ("kernel_size", "stride", "padding", "dilation"):
+            values, least = getattr(self, name), 0 if name == "padding" else 1
+            if len(values) != 2 or min(values) < least:
+                raise self.fail(f"{name} needs two numbers of at least {least}, got {values}")
+        if self.groups < 1:
+            raise self.fail(f"groups must be at least 1, got {self.groups}")
+
+    def infer(self, x: Shape, w: Shape, bias: Shape | None = None) -> Shape:
+        self._require_codes(self.dtype, x, w)
+        require_rank(self, x, 4)
+        require_rank(self, w, 4)
+        if w.dims[2:] != self.kernel_size:
+            raise self.fail(f"kernel_size={self.kernel_size} does not agree with the weight {w}")
+        result = conv2d_output_shape(x, w, self.stride, self.padding, self.dilation, self.groups, self.mnemonic)
+        self._require_bias(bias, result.dims[1])
+        return result.with_dtype(self.dtype)
+
+    def eval(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        total = self._sum_windows(x.astype(np.int64) - self.x_zp, w.astype(np.int64) - self.w_zp)
+        if bias is not None:
+            total = total + bias[:, None, None]
+        return _requantize_array(total.astype(np.int32), self.mult, self.out_zp, self.dtype)
+
+    def _sum_windows(self, x: Array, w: Array) -> Array:
+        """The convolution of centred codes, one tap of the kernel at a time."""
+        (n, channels, _, _), groups = x.shape, self.groups
+        shapes = [Shape(a.shape) for a in (x, w)]
+        out = conv2d_output_shape(*shapes, self.stride, self.padding, self.dilation, groups).static_dims
+        padded = np.pad(x, ((0, 0), (0, 0), *((p, p) for p in self.padding)))
+        total = np.zeros((n, groups, out[1] // groups, *out[2:]), np.int64)
+        for tap in np.ndindex(*self.kernel_size):
+            first = [t * d for t, d in zip(tap, self.dilation)]
+            window = tuple(
+                slice(f, f + (size - 1) * s + 1, s) if size else slice(0, 0)
+                for f, size, s in zip(first, out[2:], self.stride)
+            )
+            taken = padded[(slice(None), slice(None), *window)].reshape(n, groups, channels // groups, *out[2:])
+            weights = w[(slice(None), slice(None), *tap)].reshape(groups, out[1] // groups, channels // groups)
+            total += np.einsum("ngchw,goc->ngohw", taken, weights)
+        return total.reshape(out)
+
+    def decompose(self, x: Any, w: Any, bias: Any = None) -> Any:
+        from rlx.ops.convolution import conv2d
+        from rlx.ops.movement import reshape
+
+        # Sums of 8-bit products are exact in f64, and every engine has a float convolution.
+        centred = [cast(cast(q, DType.I32) - zero, DType.F64) for q, zero in ((x, self.x_zp), (w, self.w_zp))]
+        total = cast(conv2d(*centred, self.stride, self.padding, self.dilation, self.groups), DType.I32)
+        if bias is not None:
+            total = total + reshape(bias, (-1, 1, 1))
+        return _requantize(total, self.mult, self.out_zp, self.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        codes, wide = ("i8", "u8"), {"low": -120, "high": 120}
+        bias = spec(4, dtype="i32", low=-900, high=900)
+        plain = cls((3, 3), x_zp=3, w_zp=-2, out_zp=5, mult=0.001)
+        yield sample(plain, spec(2, 3, 5, 4, **wide), spec(4, 3, 3, 3, **wide), bias, dtypes=codes)
+        strided = plain.replace(kernel_size=(2, 3), stride=(2, 1), padding=(1, 2), dilation=(1, 2))
+        yield sample(strided, spec(1, 3, 5, 4, **wide), spec(4, 3, 2, 3, **wide), bias, dtypes=codes)
+        grouped = plain.replace(groups=2, padding=(1, 1), dtype="u8")
+        yield sample(grouped, spec(1, 4, 3, 3, **wide), spec(4, 2, 3, 3, **wide), dtypes=("i8",))
+        yield sample(grouped, spec("B", 4, "H", 3, **wide), spec(4, 2, 3, 3, **wide), bias, dtypes=("i8",), B=2, H=3)
+        yield sample(plain, spec(0, 3, 5, 4), spec(4, 3, 3, 3), bias, dtypes=("i8",))
+
+
+def _numbers(values: Any) -> tuple[Any, ...]:
+    return tuple(values) if isinstance(values, Sequence | np.ndarray) else (values,)
+
+
+def quantize(x: Any, scale: Any, zero_point: Any = 0, axis: int | None = None, dtype: DTypeLike = DType.I8) -> Any:
+    """x as integers, round(x / scale) + zero_point; lists of scales and zero points lie along `axis`.
+
+    >>> quantize(np.array([0.24, -0.26, 99.0], np.float32), 0.5).tolist()
+    [0, -1, 127]
+    """
+    return Quantize(axis, _numbers(scale), _numbers(zero_point), DType.of(dtype))(x)
+
+
+def quantize_per_channel(x: Any, axis: int, scales: Sequence[float], zero_points: Sequence[int] = (0,)) -> Any:
+    """`quantize` to i8 with one scale and zero point per index of `axis`."""
+    return quantize(x, scales, zero_points, axis)
+
+
+def dequantize(q: Any, scale: Any, zero_point: Any = 0, axis: int | None = None, dtype: DTypeLike = DType.F32) -> Any:
+    """The numbers behind integers, (q - zero_point) · scale; lists of scales and zero points lie along `axis`."""
+    return Dequantize(axis, _numbers(scale), _numbers(zero_point), DType.of(dtype))(q)
+
+
+def dequantize_per_channel(q: Any, axis: int, scales: Sequence[float], zero_points: Sequence[int] = (0,)) -> Any:
+    """`dequantize` to f32 with one scale and zero point per index of `axis`."""
+    return dequantize(q, scales, zero_points, axis)
+
+
+def q_matmul(
+    x: Any, w: Any, bias: Any = None, x_zp: int = 0, w_zp: int = 0, out_zp: int = 0, mult: float = 1.0
+) -> Any:
+    """Product of quantised matrices with a quantised result; see `QMatMul`."""
+    operands = (x, w) if bias is None else (x, w, bias)
+    return QMatMul(x_zp, w_zp, out_zp, mult)(*operands)
+
+
+def q_conv2d(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    x_zp: int = 0,
+    w_zp: int = 0,
+    out_zp: int = 0,
+    mult: float = 1.0,
+) -> Any:
+    """Convolution of a quantised image with quantised weights; see `QConv2d`."""
+    operands = (x, w) if bias is None else (x, w, bias)
+    kernel = Shape(w.shape).static_dims[2:]
+    return QConv2d(kernel, stride, padding, dilation, groups, x_zp, w_zp, out_zp, mult)(*operands)

@@ -1,0 +1,58 @@
+"""`rlx.Array`: what running a program returns.
+
+It is a NumPy array (so `__array__`, `__dlpack__`, the buffer protocol and every library that takes arrays work at no
+cost) with two differences: it is immutable, and its operators and methods mean what they mean inside a traced program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rlx.errors import RlxError
+from rlx.ir.op import Op
+from rlx.ir.tensor import eager_eval, set_eager
+from rlx.ops.tensor_methods import TensorMethods
+
+
+class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
+    """An immutable array. Operators promote as rlx does: `i32 + f32` is f32, Python scalars are weak."""
+
+    __slots__ = ()
+
+    # Equality is elementwise, so arrays are not hashable, as in NumPy.
+    __hash__ = None
+
+    def block_until_ready(self) -> Array:
+        """The array itself: values on the CPU are always ready."""
+        return self
+
+    @property
+    def device(self) -> str:  # type: ignore[override]
+        return "cpu"
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise RlxError("rlx arrays cannot be changed in place; use x.at[i].set(v), or np.array(x) for a NumPy copy")
+
+    def __getitem__(self, key: Any) -> Any:
+        return as_array(np.asarray(self)[key])
+
+    def __array_finalize__(self, source: Any) -> None:
+        return None
+
+
+def as_array(value: Any) -> Array:
+    """`value` as an `rlx.Array` without a copy; the original must not be written to afterwards."""
+    array = np.asarray(value).view(Array)
+    array.flags.writeable = False
+    return array
+
+
+def _run_eagerly(op: Op, operands: Sequence[Any]) -> Any:
+    result = eager_eval(op, operands)
+    return tuple(as_array(r) for r in result) if isinstance(result, tuple) else as_array(result)
+
+
+set_eager(_run_eagerly)
