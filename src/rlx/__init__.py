@@ -1,0 +1,106 @@
+"""rlx: an ML compiler and runtime for transformer inference and training, in Python.
+
+Two front doors, one engine. Graphs:
+
+    g = rlx.Graph("hello")
+    x = g.input("x", ("B", 4), "f32")
+    w = g.param("w", (4, 2), "f32")
+    g.set_outputs([rlx.relu(x @ w)])
+    c = rlx.Session("cpu").compile(g)
+
+and Python functions: `rlx.jit(lambda p, x: rlx.nn.softmax(x @ p["w"]))`.
+
+Names are loaded on first use. What is not listed in `_HOME` is looked up among the functions of `rlx.ops`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rlx import errors as errors
+from rlx.errors import RlxError as RlxError
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it.
+_HOME: dict[str, str] = {
+    **dict.fromkeys(("DType", "Element", "ElementSubtype", "promote", "scalar_constant_bytes"), "rlx.ir.dtype"),
+    **dict.fromkeys(("Dim", "DimBinding", "DimEnv", "sym"), "rlx.ir.dims"),
+    "Shape": "rlx.ir.shape",
+    **dict.fromkeys(("Graph", "Node", "NodeId"), "rlx.ir.graph"),
+    "Tensor": "rlx.ir.tensor",
+    **dict.fromkeys(("Op", "NoRule", "kind_of"), "rlx.ir.op"),
+    **dict.fromkeys(("parse", "show"), "rlx.ir.text"),
+    **dict.fromkeys(("verify", "verify_all", "verify_shapes", "VerifyError"), "rlx.ir.verify"),
+    **dict.fromkeys(("save_graph", "load_graph"), "rlx.ir.serialize"),
+    **dict.fromkeys(("NodeOrigin", "node_label", "stamp_pass_origins"), "rlx.ir.provenance"),
+    **dict.fromkeys(
+        ("GraphModule", "GraphStage", "HirModule", "MirModule", "FusionPolicy", "hir_to_graph"), "rlx.ir.module"
+    ),
+    "HirOp": "rlx.hir.blocks",
+    **dict.fromkeys(("LirModule", "LirBufferPlan"), "rlx.ir.lir"),
+    **dict.fromkeys(
+        (
+            "inspect_graph",
+            "inspect_graph_diff",
+            "inspect_hir",
+            "inspect_hir_stats",
+            "inspect_mir",
+            "inspect_mir_stats",
+            "inspect_mir_diff",
+            "inspect_lir",
+            "inspect_buffer_plan",
+        ),
+        "rlx.ir.inspect",
+    ),
+    **dict.fromkeys(("QuantScheme", "QuantMap"), "rlx.ir.quant"),
+    **dict.fromkeys(("Tick", "CacheBuster", "time_ns"), "rlx.ir.measure"),
+    "Philox4x32": "rlx.ir.rng",
+    **dict.fromkeys(("Session",), "rlx.runtime.session"),
+    **dict.fromkeys(("Device", "is_available", "available_devices"), "rlx.runtime.device"),
+    "CompiledGraph": "rlx.runtime.compiled_graph",
+    "Array": "rlx.runtime.arrays",
+    "knobs": "rlx.knobs",
+    "jit": "rlx.trace.jit",
+    **dict.fromkeys(("trace", "Spec"), "rlx.trace.tracing"),
+    **dict.fromkeys(("scan", "cond", "switch", "while_loop", "fori_loop", "map"), "rlx.trace.control"),
+}
+# Attributes that are modules.
+_MODULES = frozenset({"numpy", "nn", "random", "debug", "tree", "ops", "ir", "backends", "autodiff", "opt", "env"})
+
+if TYPE_CHECKING:
+    from rlx.ir.dims import Dim as Dim
+    from rlx.ir.dtype import DType as DType
+    from rlx.ir.graph import Graph as Graph
+    from rlx.ir.op import Op as Op
+    from rlx.ir.shape import Shape as Shape
+    from rlx.ir.tensor import Tensor as Tensor
+    from rlx.ir.text import parse as parse
+    from rlx.ir.text import show as show
+    from rlx.runtime.arrays import Array as Array
+    from rlx.runtime.compiled_graph import CompiledGraph as CompiledGraph
+    from rlx.runtime.session import Session as Session
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"rlx.{name}")
+    if name.startswith("_"):
+        raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+    # Ops must be known before any graph is built, and the runtime before anything runs.
+    ops = importlib.import_module("rlx.ops")
+    importlib.import_module("rlx.runtime")
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in vars(ops):
+        value = getattr(ops, name)
+    else:
+        raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    ops = importlib.import_module("rlx.ops")
+    return sorted({*globals(), *_HOME, *_MODULES, *(n for n in vars(ops) if not n.startswith("_"))})

@@ -39,6 +39,10 @@ class TraceError(RlxError, TypeError):
     """A Python function did something that cannot be recorded in a graph."""
 
 
+class TreeError(RlxError, ValueError):
+    """Nested containers do not have the structure that is needed; the message names the path."""
+
+
 class BindingError(RlxError, ValueError):
     """Inputs, parameters or symbolic sizes do not match the program."""
 

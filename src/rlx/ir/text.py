@@ -149,7 +149,8 @@ def _is_inline(data: TensorData) -> bool:
     if not data.shape.dtype.is_inexact:
         return True
     # A NaN with unusual bits would not survive being written as `nan`.
-    return _from_elements(_elements(data), data.shape) == data
+    plain = np.where(np.isnan(data.array), np.asarray(np.nan).astype(data.array.dtype), data.array)
+    return plain.astype(data.array.dtype).tobytes() == data.array.tobytes()
 
 
 def _elements(data: TensorData) -> Any:
@@ -214,6 +215,9 @@ _TOKEN = re.compile(
 )
 
 
+_END = "end of text"
+
+
 class _Reader:
     """Tokens with line numbers, and the errors that name them."""
 
@@ -230,7 +234,7 @@ class _Reader:
                 line += 1
             elif kind != "space":
                 self.tokens.append((kind, match.group(), line))
-        self.tokens.append(("end", "end of text", line))
+        self.tokens.append(("end", _END, line))
         self.position = 0
 
     @property
@@ -247,6 +251,8 @@ class _Reader:
         _, text, line = self.tokens[self.position]
         if wanted is not None and text != wanted:
             raise ParseError(f"line {line}: expected {wanted!r}, got {text!r}")
+        if text == _END:
+            raise ParseError(f"line {line}: the text ends in the middle of a program")
         self.position += 1
         return text
 

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.loop_ir import (
@@ -465,18 +464,20 @@ class KernelBuilder:
         with self.inside(last.otherwise):
             yield
 
-    def choose(self, condition: Value, then: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
-        """The value of one of two computations, of which only that one runs."""
+    def choose(
+        self, condition: Value, then: Callable[[], Sequence[Value]], otherwise: Callable[[], Sequence[Value]]
+    ) -> tuple[Value, ...]:
+        """The values of one of two computations, of which only that one runs."""
         branch = self._branch(condition)
         for block, compute in ((branch.then, then), (branch.otherwise, otherwise)):
             with self.inside(block):
-                block.yields = (compute(),)
-        a, b = branch.then.yields[0], branch.otherwise.yields[0]
-        if a.type != b.type:
-            raise DTypeError(f"choose: the two sides give {a.type} and {b.type}")
-        branch.results = (Value(self, a.type),)
+                block.yields = tuple(compute())
+        types = [[v.type for v in side.yields] for side in (branch.then, branch.otherwise)]
+        if types[0] != types[1]:
+            raise DTypeError(f"choose: one side gives {types[0]}, the other {types[1]}")
+        branch.results = tuple(Value(self, kind) for kind in types[0])
         self.append(branch)
-        return branch.results[0]
+        return branch.results
 
     def barrier(self) -> None:
         self.append(Barrier())

@@ -13,7 +13,9 @@ from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.loop_ir import MATH, REDUCTIONS, Attr, Kernel, Value
 from rlx.kernels.rewrite import copy_into
 from rlx.kernels.targets import Target
-from rlx.kernels.vector_math import MATH_EXPANSIONS, copysign
+from rlx.kernels.vector_math import copysign, erf, erfc, exp, expm1, log, log1p, normal_cdf, tanh
+from rlx.kernels.vector_pow import pow
+from rlx.kernels.vector_trig import atan, cos, sin, tan
 
 
 def legalize(kernel: Kernel, target: Target) -> Kernel:
@@ -125,4 +127,7 @@ def trunc(k: KernelBuilder, x: Value) -> Value:
     return copysign(k, floor(k, k.abs(x)), x)
 
 
+MATH_EXPANSIONS: dict[str, Callable[..., Value]] = {
+    f.__name__: f for f in (exp, expm1, log, log1p, tanh, erf, erfc, normal_cdf, sin, cos, tan, atan, pow)
+}
 _ROUNDING: dict[str, Callable[..., Value]] = {"round": round_even, "floor": floor, "ceil": ceil, "trunc": trunc}

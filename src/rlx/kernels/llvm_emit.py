@@ -14,13 +14,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlx.errors import BackendError, InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.loop_ir import (
     COMPARISONS,
     FLOATS,
     HALVES,
-    INDEX,
     Atomic,
     Barrier,
     Block,
@@ -30,6 +31,7 @@ from rlx.kernels.loop_ir import (
     If,
     Kernel,
     Let,
+    Literal,
     Load,
     LoopKind,
     Space,
@@ -97,18 +99,17 @@ def _mangled(kind: str) -> str:
     return f"v{lanes}{_SUFFIX.get(element, element)}"
 
 
-def _literal(const: Const) -> str:
-    if const.dtype in (DType.F32, DType.F64):
+def _literal(dtype: DType, literal: Literal) -> str:
+    if dtype in FLOATS:
         # LLVM writes a float as the bits of the double of the same value.
-        text = f"0x{struct.unpack('<Q', struct.pack('<d', const.literal))[0]:016X}"
-    elif const.dtype in HALVES:
-        import numpy as np
+        return f"0x{struct.unpack('<Q', struct.pack('<d', literal))[0]:016X}"
+    if dtype in HALVES:
+        return str(int(np.asarray(literal, dtype.numpy).view(np.uint16)))
+    return str(literal)
 
-        text = str(int(np.asarray(const.literal, const.dtype.numpy).view(np.uint16)))
-    elif const.dtype is DType.BOOL:
-        text = "true" if const.literal else "false"
-    else:
-        text = str(const.literal)
+
+def _constant(const: Const) -> str:
+    text = _literal(const.dtype, const.literal)
     return text if const.lanes == 1 else f"splat ({_ELEMENT[const.dtype]} {text})"
 
 
@@ -151,7 +152,7 @@ class _Emitter:
         width = 8 * self.target.vector_bytes
         attributes = f'nounwind "no-builtins" "prefer-vector-width"="{width}" "min-legal-vector-width"="{width}"'
         return [
-            f"define void @{self.kernel.name}({params}) {attributes} {{",
+            f"define dso_local void @{self.kernel.name}({params}) {attributes} {{",
             *self.lines,
             "}",
             *self.packed_entry(attributes),
@@ -167,7 +168,7 @@ class _Emitter:
         call = ", ".join([*args, "i64 %first", "i64 %last"])
         name = packed_symbol(self.kernel.name)
         return [
-            f"define void @{name}(ptr readonly %args, i64 %first, i64 %last) {attributes} {{",
+            f"define dso_local void @{name}(ptr readonly %args, i64 %first, i64 %last) {attributes} {{",
             *lines,
             f"  call void @{self.kernel.name}({call})",
             "  ret void",
@@ -192,7 +193,7 @@ class _Emitter:
         self.lines.append("entry:")
         for array in self.kernel.arrays:
             self.array(array)
-        self.block(self.kernel.body)
+        self.block(self.kernel.body, is_end=True)
         self.lines.append("  ret void")
 
     def array(self, array: Buffer) -> None:
@@ -202,7 +203,7 @@ class _Emitter:
         space = self.space_of(array)
         self.pointers[array] = f"@{name}"
         if array.space is Space.TABLE:
-            data = ", ".join(f"{element} {_literal(Const(self.dummy, ValueType(array.dtype), x))}" for x in array.data)
+            data = ", ".join(f"{element} {_literal(array.dtype, x)}" for x in array.data)
             self.globals.append(f"@{name} = private unnamed_addr{space} constant {kind} [{data}], align {array.align}")
         elif array.space is Space.SHARED and self.target.is_gpu:
             self.globals.append(f"@{name} = internal{space} global {kind} undef, align {array.align}")
@@ -241,7 +242,7 @@ class _Emitter:
         self.label = label
 
     def ref(self, value: Value) -> str:
-        return _literal(value) if isinstance(value, Const) else self.names[value]
+        return _constant(value) if isinstance(value, Const) else self.names[value]
 
     def typed(self, value: Value) -> str:
         return f"{llvm_type(value.type)} {self.ref(value)}"
@@ -261,9 +262,10 @@ class _Emitter:
 
     # Statements.
 
-    def block(self, block: Block) -> None:
+    def block(self, block: Block, is_end: bool = False) -> None:
+        """Emit a block; `is_end` says that the kernel ends where the block does."""
         for statement in block.statements:
-            self.statement(statement, statement is block.statements[-1] and block is self.kernel.body)
+            self.statement(statement, is_end and statement is block.statements[-1])
 
     def statement(self, statement: Statement, is_last: bool) -> None:
         match statement:
@@ -275,7 +277,9 @@ class _Emitter:
                 self.store(statement)
             case Atomic(op, buffer, offset, value):
                 address = self.address(buffer, offset, "")
-                operation = "fadd" if value.dtype in FLOATS else op if op == "add" or value.dtype.is_signed else f"u{op}"
+                operation = (
+                    "fadd" if value.dtype in FLOATS else op if op == "add" or value.dtype.is_signed else f"u{op}"
+                )
                 align = value.dtype.size_bytes
                 kind = self.pointer_type(buffer)
                 self.emit(f"atomicrmw {operation} {kind} {address}, {self.typed(value)} monotonic, align {align}")
@@ -286,7 +290,7 @@ class _Emitter:
             case For(kind=LoopKind.THREADS):
                 self.thread_loop(statement, is_last)
             case For(kind=LoopKind.PARALLEL) if self.target.is_gpu:
-                self.block_loop(statement)
+                self.block_loop(statement, is_last)
             case For():
                 self.loop(statement)
 
@@ -308,7 +312,9 @@ class _Emitter:
         else:
             mask = "splat (i1 true)" if load.mask is None else self.ref(load.mask)
             other = "poison" if load.other is None else self.memory_form(load.other)
-            loaded = self.masked("gather" if gathered else "load", memory, pointer, kind.lanes, address, load.align, mask, other)
+            loaded = self.masked(
+                "gather" if gathered else "load", memory, pointer, kind.lanes, address, load.align, mask, other
+            )
         if kind.dtype is DType.BOOL:
             return self.emit(f"icmp ne {memory} {loaded}, {'0' if kind.lanes == 1 else 'zeroinitializer'}")
         return loaded
@@ -316,8 +322,8 @@ class _Emitter:
     def guarded_scalar_load(self, load: Load, address: str) -> str:
         assert load.mask is not None and load.other is not None
         memory, kind = self.memory_element(load.result.dtype), llvm_type(load.result.type)
-        inside, after, before = self.labels("load", "loaded"), "", self.label
-        inside, after = inside
+        inside, after = self.labels("load", "loaded")
+        before = self.label
         self.lines.append(f"  br i1 {self.ref(load.mask)}, label %{inside}, label %{after}")
         self.start(inside)
         loaded = self.emit(f"load {memory}, {self.pointer_type(load.buffer)} {address}, align {load.align}")
@@ -437,21 +443,19 @@ class _Emitter:
         number = self.call(_GPU_BUILTINS[self.target.gpu][which], "i32", [])
         return self.emit(f"zext i32 {number} to i64")
 
-    def block_loop(self, loop: For) -> None:
+    def block_loop(self, loop: For, is_last: bool) -> None:
         """One iteration, chosen by the block's number."""
         index = self.names[loop.index] = self.builtin(0)
         inside, end = self.labels("block", "end")
         exists = self.emit(f"icmp slt i64 {index}, {self.ref(loop.stop)}")
         self.lines.append(f"  br i1 {exists}, label %{inside}, label %{end}")
         self.start(inside)
-        self.block(loop.body)
+        self.block(loop.body, is_last)
         self.lines.append(f"  br label %{end}")
         self.start(end)
 
     def thread_loop(self, loop: For, is_last: bool) -> None:
         if not self.target.is_gpu:
-            if any(isinstance(s, Barrier) for s in loop.body.statements):
-                raise BackendError(f"kernel {self.kernel.name} has barriers between threads; {self.target.name} has none")
             self.rotated(loop, "0", self.ref(loop.stop), True)
             return
         self.names[loop.index] = self.builtin(1)

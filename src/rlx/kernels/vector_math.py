@@ -1,4 +1,4 @@
-"""exp, log, tanh, erf and their kin as arithmetic on the loop IR: any target, any lane count, f32 and f64.
+"""exp, log, tanh, erf and their kin (here), sin, cos, tan, atan (`vector_trig`) and pow (`vector_pow`) as arithmetic on the loop IR: any target, any lane count, f32 and f64.
 
 Every function takes the builder and values of one float type and appends an expansion made of additions,
 multiplications, a division at most, integer operations and selects. Nothing relies on an exact fma, so that targets
@@ -18,7 +18,7 @@ The polynomials are minimax fits of our own, each good to 2**-28 (f32) or 2**-57
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
@@ -26,7 +26,7 @@ from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.loop_ir import Value
 
 
-class _Format(NamedTuple):
+class FloatFormat(NamedTuple):
     """What depends on the float type. Polynomials are lowest power first."""
 
     signed: DType
@@ -64,7 +64,7 @@ class _Format(NamedTuple):
         return ((self.bias + exponent) << self.mantissa) + int(mantissa_fraction * 2**self.mantissa)
 
 
-_F32 = _Format(
+F32_FORMAT = FloatFormat(
     signed=DType.I32,
     mantissa=23,
     bias=127,
@@ -107,7 +107,7 @@ _F32 = _Format(
     ),
 )
 
-_F64 = _Format(
+F64_FORMAT = FloatFormat(
     signed=DType.I64,
     mantissa=52,
     bias=1023,
@@ -208,22 +208,22 @@ _F64 = _Format(
 _SQRT_HALF = math.sqrt(0.5)
 
 
-def _format(x: Value) -> _Format:
-    return _F32 if x.dtype is DType.F32 else _F64
+def float_format(x: Value) -> FloatFormat:
+    return F32_FORMAT if x.dtype is DType.F32 else F64_FORMAT
 
 
 def polynomial(k: KernelBuilder, x: Value, coefficients: Sequence[float]) -> Value:
     """Horner's scheme, lowest power first in `coefficients`."""
-    result = k.const(coefficients[-1], x.type)
+    result: Value = k.const(coefficients[-1], x.type)
     for coefficient in reversed(coefficients[:-1]):
         result = k.fma(result, x, coefficient)
     return result
 
 
 def copysign(k: KernelBuilder, magnitude: Value, sign: Value) -> Value:
-    f = _format(magnitude)
-    top = -(1 << (f.mantissa + f.signed.size_bytes * 8 - 1 - f.mantissa))
-    bits = k.bitcast(k.abs(magnitude), f.signed) | (k.bitcast(sign, f.signed) & top)
+    f = float_format(magnitude)
+    sign_bit = -(1 << (8 * f.signed.size_bytes - 1))
+    bits = k.bitcast(k.abs(magnitude), f.signed) | (k.bitcast(sign, f.signed) & sign_bit)
     return k.bitcast(bits, magnitude.dtype)
 
 
@@ -233,35 +233,36 @@ def _clamp(k: KernelBuilder, x: Value, low: float, high: float) -> Value:
 
 
 def _power_of_two(k: KernelBuilder, n: Value, dtype: DType) -> Value:
-    f = _F32 if dtype is DType.F32 else _F64
+    f = F32_FORMAT if dtype is DType.F32 else F64_FORMAT
     return k.bitcast((n + f.bias) << f.mantissa, dtype)
 
 
 def _to_float(k: KernelBuilder, n: Value, dtype: DType) -> Value:
     """A small integer as a float, without an int-to-float instruction, which 64-bit lanes often lack."""
-    f = _F32 if dtype is DType.F32 else _F64
+    f = F32_FORMAT if dtype is DType.F32 else F64_FORMAT
     return k.bitcast(n + f.magic_bits, dtype) - f.magic
 
 
-def _rounded(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
+def rounded(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
     """The nearest integer, as integer and as float."""
-    f = _format(x)
+    f = float_format(x)
     shifted = x + f.magic
     return k.bitcast(shifted, f.signed) - f.magic_bits, shifted - f.magic
 
 
 def _exp_parts(k: KernelBuilder, x: Value, low: Value | None = None) -> tuple[Value, Value]:
     """n and p with exp(x + low) = 2**n * (1 + p)."""
-    f = _format(x)
-    n, n_float = _rounded(k, x * (1.0 / math.log(2.0)))
+    f = float_format(x)
+    n, n_float = rounded(k, x * (1.0 / math.log(2.0)))
     r = k.fma(n_float, -f.ln2[1], k.fma(n_float, -f.ln2[0], x))
     if low is not None:
         r = r + low
     return n, k.fma(r * r, polynomial(k, r, f.expm1), r)
 
 
-def _exp(k: KernelBuilder, x: Value, low: Value | None = None) -> Value:
-    f = _format(x)
+def exp_sum(k: KernelBuilder, x: Value, low: Value | None = None) -> Value:
+    """exp(x + low) for a low part that is small beside 1."""
+    f = float_format(x)
     n, p = _exp_parts(k, _clamp(k, x, *f.exp_range), low)
     # In two factors: 2**n itself may be beyond the largest or below the smallest normal number.
     half = n >> 1
@@ -269,12 +270,12 @@ def _exp(k: KernelBuilder, x: Value, low: Value | None = None) -> Value:
 
 
 def exp(k: KernelBuilder, x: Value) -> Value:
-    return _exp(k, x)
+    return exp_sum(k, x)
 
 
 def expm1(k: KernelBuilder, x: Value) -> Value:
     """2**n (1 + p) - 1, where n = 0 near 0, so that nothing cancels there."""
-    f = _format(x)
+    f = float_format(x)
     n, p = _exp_parts(k, _clamp(k, x, -f.saturation * 3.0, f.exp_range[1]))
     half_scale = _power_of_two(k, n - 1, x.dtype)
     return k.fma(half_scale, p, half_scale - 0.5) * 2.0
@@ -282,7 +283,7 @@ def expm1(k: KernelBuilder, x: Value) -> Value:
 
 def tanh(k: KernelBuilder, x: Value) -> Value:
     """expm1(2|x|) / (expm1(2|x|) + 2), with the sign of x."""
-    f = _format(x)
+    f = float_format(x)
     n, p = _exp_parts(k, _clamp(k, k.abs(x), 0.0, f.saturation) * 2.0)
     scale = _power_of_two(k, n, x.dtype)
     e = k.fma(scale, p, scale - 1.0)
@@ -291,7 +292,7 @@ def tanh(k: KernelBuilder, x: Value) -> Value:
 
 def sigmoid(k: KernelBuilder, x: Value) -> Value:
     """1 / (1 + exp(-x)), from exp(-|x|), so that small results keep their precision."""
-    e = _exp(k, -k.abs(x))
+    e = exp_sum(k, -k.abs(x))
     return k.select(x < 0.0, e, 1.0) / (e + 1.0)
 
 
@@ -310,9 +311,9 @@ def gelu_approx(k: KernelBuilder, x: Value) -> Value:
     return x * sigmoid(k, x * k.fma(x * x, scale * 0.044715, scale))
 
 
-def _split_exponent(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
+def split_exponent(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
     """e (as a float) and m in [sqrt(1/2), sqrt(2)) with x = m * 2**e, for finite x > 0."""
-    f = _format(x)
+    f = float_format(x)
     is_tiny = x < f.smallest_normal
     lift = f.mantissa + 2
     bits = k.bitcast(k.select(is_tiny, x * 2.0**lift, x), f.signed)
@@ -321,7 +322,7 @@ def _split_exponent(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
     return _to_float(k, k.select(is_tiny, e - lift, e), x.dtype), m
 
 
-def _log_limits(k: KernelBuilder, x: Value, y: Value) -> Value:
+def log_limits(k: KernelBuilder, x: Value, y: Value) -> Value:
     """The log `y` of x with log(inf) = inf, log(0) = -inf, log(negative) = NaN."""
     y = k.select(x < math.inf, y, x)
     y = k.select(x < 0.0, math.nan, y)
@@ -330,14 +331,14 @@ def _log_limits(k: KernelBuilder, x: Value, y: Value) -> Value:
 
 def log(k: KernelBuilder, x: Value) -> Value:
     """e ln(2) + 2 atanh(s), s = (m-1)/(m+1), written so that the leading term m - 1 is exact."""
-    f = _format(x)
-    e, m = _split_exponent(k, x)
+    f = float_format(x)
+    e, m = split_exponent(k, x)
     r = m - 1.0
     s = r / (r + 2.0)
     z = s * s
     correction = s * (r - z * polynomial(k, z, f.log))
     y = k.fma(e, f.ln2[0], r - k.fma(e, -f.ln2[1], correction))
-    return _log_limits(k, x, y)
+    return log_limits(k, x, y)
 
 
 def log1p(k: KernelBuilder, x: Value) -> Value:
@@ -349,66 +350,41 @@ def log1p(k: KernelBuilder, x: Value) -> Value:
 
 
 def _erf_near_zero(k: KernelBuilder, x: Value) -> Value:
-    return x * polynomial(k, x * x, _format(x).erf)
+    return x * polynomial(k, x * x, float_format(x).erf)
 
 
 def _negative_square(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
     """-x*x as an exact leading part and a small rest: a rounding error in the square would grow with it in exp."""
-    f = _format(x)
+    f = float_format(x)
     kept = k.bitcast(k.bitcast(x, f.signed) & -(1 << (f.mantissa // 2 + 1)), x.dtype)
     return -(kept * kept), (kept - x) * (kept + x)
 
 
 def _erfc_tail(k: KernelBuilder, t: Value, square: tuple[Value, Value]) -> Value:
     """erfc(t) for 1/2 <= t, given -t**2 in two parts."""
-    f = _format(t)
+    f = float_format(t)
     inverse = 1.0 / (t + f.erfc_centre)
     u = (t - f.erfc_centre) * inverse
-    return _exp(k, *square) * (polynomial(k, u, f.erfc) * inverse)
+    return exp_sum(k, *square) * (polynomial(k, u, f.erfc) * inverse)
 
 
 def erf(k: KernelBuilder, x: Value) -> Value:
-    t = _clamp(k, k.abs(x), 0.0, _format(x).saturation)
+    t = _clamp(k, k.abs(x), 0.0, float_format(x).saturation)
     far = 1.0 - _erfc_tail(k, t, _negative_square(k, t))
     return k.select(t < 0.5, _erf_near_zero(k, x), copysign(k, far, x))
 
 
 def erfc(k: KernelBuilder, x: Value) -> Value:
-    t = _clamp(k, k.abs(x), 0.0, _format(x).saturation)
+    t = _clamp(k, k.abs(x), 0.0, float_format(x).saturation)
     tail = _erfc_tail(k, t, _negative_square(k, t))
     return k.select(t < 0.5, 1.0 - _erf_near_zero(k, x), k.select(x < 0.0, 2.0 - tail, tail))
 
 
 def normal_cdf(k: KernelBuilder, x: Value) -> Value:
     """erfc(-x / sqrt(2)) / 2, with the square taken of x itself."""
-    magnitude = _clamp(k, k.abs(x), 0.0, _format(x).saturation * math.sqrt(2.0))
+    magnitude = _clamp(k, k.abs(x), 0.0, float_format(x).saturation * math.sqrt(2.0))
     t = magnitude * _SQRT_HALF
     high, low = _negative_square(k, magnitude)
     tail = _erfc_tail(k, t, (high * 0.5, low * 0.5)) * 0.5
     near = k.fma(_erf_near_zero(k, x * _SQRT_HALF), 0.5, 0.5)
     return k.select(t < 0.5, near, k.select(x < 0.0, tail, 1.0 - tail))
-
-
-def atan(k: KernelBuilder, x: Value) -> Value:
-    """atan(t) = base + atan(u) with |u| <= tan(pi/8), for base 0, pi/4 or pi/2."""
-    t = k.abs(x)
-    is_far, is_middle = t > 1.0 + math.sqrt(2.0), t > math.sqrt(2.0) - 1.0
-    above = k.select(is_far, -1.0, k.select(is_middle, t - 1.0, t))
-    below = k.select(is_far, t, k.select(is_middle, t + 1.0, k.const(1.0, t.type)))
-    base = k.select(is_far, math.pi / 2, k.select(is_middle, math.pi / 4, k.const(0.0, t.type)))
-    u = above / below
-    z = u * u
-    return copysign(k, base + k.fma(u * z, polynomial(k, z, _format(x).atan), u), x)
-
-
-MATH_EXPANSIONS: dict[str, Callable[..., Value]] = {
-    "exp": exp,
-    "expm1": expm1,
-    "log": log,
-    "log1p": log1p,
-    "tanh": tanh,
-    "erf": erf,
-    "erfc": erfc,
-    "normal_cdf": normal_cdf,
-    "atan": atan,
-}

@@ -9,8 +9,15 @@ from rlx.ir.op import Op as Op
 from rlx.ir.op import kind_of as kind_of
 from rlx.ops import tensor_methods
 from rlx.ops.arithmetic import *
+from rlx.ops.contraction import *
+from rlx.ops.control import *
 from rlx.ops.conversion import *
+from rlx.ops.custom import *
+from rlx.ops.custom_functions import *
+from rlx.ops.indexing import *
 from rlx.ops.movement import *
+from rlx.ops.scan_gradients import *
+from rlx.ops.scans import *
 from rlx.ops.unary import *
 
 tensor_methods.install()

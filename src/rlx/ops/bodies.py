@@ -1,4 +1,7 @@
-"""What ops with nested programs share. A body is a frozen `Graph` whose Inputs, in declaration order, are its operands."""
+"""What ops with nested programs share.
+
+A body is a frozen `Graph`; its Inputs, in declaration order, are its operands.
+"""
 
 from __future__ import annotations
 

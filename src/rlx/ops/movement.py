@@ -164,7 +164,7 @@ class Slice(Op):
         if x.rank != len(self.starts):
             raise self.fail(f"needs one start, limit and stride per axis, got {self._bounds_text()} for {x}")
         for start, limit, size in zip(self.starts, self.limits, x.dims):
-            if _exceeds(start, limit) or _exceeds(limit, size):
+            if exceeds(start, limit) or exceeds(limit, size):
                 raise self.fail(f"{self._bounds_text()} leaves {x}; 0 <= start <= limit <= size is needed")
         return x.with_dims(ceildiv(b - a, step) for a, b, step in zip(self.starts, self.limits, self.strides))
 
@@ -194,7 +194,7 @@ class Narrow(Op):
 
     def infer(self, x: Shape) -> Shape:
         axis = normalize_axis(self.axis, x.rank, "narrow")
-        if _exceeds(self.start + self.len, x.dims[axis]):
+        if exceeds(self.start + self.len, x.dims[axis]):
             raise self.fail(f"{self.start}..{self.start + self.len} exceeds axis {self.axis} of {x}")
         return x.with_dim(axis, self.len)
 
@@ -265,7 +265,7 @@ class Pad(Op):
         dims = []
         for size, low, high, interior in zip(x.dims, self.low, self.high, self.interior):
             padded = low + _dilated(size, interior) + high
-            if _exceeds(0, padded):
+            if exceeds(0, padded):
                 raise self.fail(f"low={low}, high={high} remove more than there is of an axis of size {size} in {x}")
             dims.append(padded)
         return x.with_dims(dims)
@@ -327,7 +327,7 @@ def _text(dims: Sequence[Size]) -> str:
     return f"[{','.join(str(d) for d in dims)}]"
 
 
-def _exceeds(a: Size, b: Size) -> bool:
+def exceeds(a: Size, b: Size) -> bool:
     """True when a > b for every binding of their symbols."""
     return dims_equal(a, b) is False and dim_max(a, b) == a
 

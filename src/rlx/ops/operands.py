@@ -6,6 +6,8 @@ Python scalars are weak: they take the dtype of what they meet (NEP 50), or f32 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Op
 from rlx.ir.shape import Dims, Shape
-from rlx.ir.tensor import Tensor, emit, is_python_scalar, lift, target_graph
+from rlx.ir.tensor import Tensor, building, current_scope, emit, is_python_scalar, lift, target_graph
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
 _DEFAULT = (DType.BOOL, DType.I32, DType.F32, DType.C64)
@@ -88,6 +90,17 @@ def promote_inexact(*operands: Any) -> tuple[Any, ...]:
     if not dtype.is_inexact:
         dtype = DType.F64 if dtype in (DType.I64, DType.U64) else DType.F32
     return tuple(convert(x, dtype) for x in operands)
+
+
+@contextmanager
+def same_graph(*operands: Any) -> Iterator[None]:
+    """Inside, ops without operands (iota, constants) join the program that `operands` belong to."""
+    graph = target_graph(operands)
+    if graph is None or current_scope() is not None:
+        yield
+        return
+    with building(graph):
+        yield
 
 
 def require_dtype(op: Op, ok: bool, wanted: str, *shapes: Shape) -> None:

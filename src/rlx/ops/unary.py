@@ -1,4 +1,5 @@
-"""Elementwise functions of one operand: `Activation(kind)`, with a constructor per kind (`gelu(x)`, `exp(x)`, ...).
+"""Elementwise functions of one operand: `Activation(kind)`, with a constructor per kind (`gelu(x)`, `exp(x)`, ...),
+and the identity that stops gradients.
 
 The table below is the meaning of every kind: its NumPy definition (on f64, or complex), which other dtypes it accepts,
 and how it is built from more primitive kinds. A kind without a decomposition is a primitive.
@@ -11,16 +12,28 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
-from rlx.ir.op import Op, attribute_type, op_family
+from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
-from rlx.ops.operands import promote_inexact, require_dtype
-from rlx.ops.samples import COMPLEX, INTS, Sample, sample, spec
+from rlx.ops.operands import dtype_of, promote_inexact, require_dtype
+from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
+from rlx.ops.special_functions import (
+    decompose_digamma,
+    decompose_erf_inv,
+    decompose_lgamma,
+    digamma_f64,
+    erf_f64,
+    erf_inv_f64,
+    erfc_f64,
+    lgamma_f64,
+)
 
 __all__ = [
     "Activation",
     "ActivationKind",
+    "StopGradient",
     "abs_",
     "acos",
     "acosh",
@@ -33,6 +46,7 @@ __all__ = [
     "ceil",
     "cos",
     "cosh",
+    "digamma",
     "erf",
     "erf_inv",
     "erfc",
@@ -58,6 +72,7 @@ __all__ = [
     "sinh",
     "sqrt",
     "square",
+    "stop_gradient",
     "tan",
     "tanh",
     "trunc",
@@ -109,6 +124,7 @@ class ActivationKind(enum.StrEnum):
     Atanh = "atanh"
     Cbrt = "cbrt"
     Lgamma = "lgamma"
+    Digamma = "digamma"
 
 
 class _Definition(NamedTuple):
@@ -123,22 +139,9 @@ class _Definition(NamedTuple):
     high: float = 2.0
 
 
-_erf = np.frompyfunc(math.erf, 1, 1)
-_erfc = np.frompyfunc(math.erfc, 1, 1)
-
-
-def _lgamma_scalar(x: float) -> float:
-    if math.isinf(x) or (x <= 0 and x == math.floor(x)):
-        return math.inf
-    return math.lgamma(x)
-
-
-_lgamma = np.frompyfunc(_lgamma_scalar, 1, 1)
-
-
-def _floats(f: np.ufunc) -> Callable[[Array], Array]:
-    """A Python function per element, as a float64 array function."""
-    return lambda x: np.asarray(f(x), dtype=np.float64)
+def _on_floats(f: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """`f`, with integers left as they are: they have nothing to round, and i64 must not pass through f64."""
+    return lambda x: x if x.dtype.kind in "iu" else f(x)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -148,7 +151,7 @@ def _sigmoid(x: Array) -> Array:
 
 def _gelu(x: Array) -> Array:
     # erfc keeps the small tail of large negative x that 1 + erf(x) would cancel.
-    return 0.5 * x * np.asarray(_erfc(-x * math.sqrt(0.5)), dtype=np.float64)
+    return 0.5 * x * erfc_f64(-x * math.sqrt(0.5))
 
 
 def _gelu_approx(x: Array) -> Array:
@@ -157,26 +160,6 @@ def _gelu_approx(x: Array) -> Array:
 
 def _silu(x: Array) -> Array:
     return x * _sigmoid(x)
-
-
-def _erf_inv(y: Array) -> Array:
-    """Newton's method on erf from Winitzki's estimate; exact to rounding after a few steps."""
-    inside = np.abs(y) < 1.0
-    safe = np.where(inside, y, 0.0)
-    a = 0.147
-    log_term = np.log1p(-safe * safe)
-    half = 2.0 / (math.pi * a) + 0.5 * log_term
-    x = np.sign(safe) * np.sqrt(np.sqrt(half * half - log_term / a) - half)
-    for _ in range(4):
-        # 1 - erf cancels near 1, so the residual is taken from erfc there.
-        residual = np.where(
-            np.abs(safe) < 0.5,
-            np.asarray(_erf(x), dtype=np.float64) - safe,
-            np.sign(safe) * ((1.0 - np.abs(safe)) - np.asarray(_erfc(np.abs(x)), dtype=np.float64)),
-        )
-        x = x - residual * (0.5 * math.sqrt(math.pi)) * np.exp(x * x)
-    edge = np.where(np.abs(y) == 1.0, np.copysign(np.inf, y), np.nan)
-    return np.where(inside, x, edge)
 
 
 def activation(kind: ActivationKind | str, x: Any) -> Any:
@@ -207,7 +190,6 @@ log = _constructor("log")
 sqrt = _constructor("sqrt")
 rsqrt = _constructor("rsqrt")
 neg = _constructor("neg")
-abs_ = _constructor("abs")
 sin = _constructor("sin")
 cos = _constructor("cos")
 tan = _constructor("tan")
@@ -235,6 +217,16 @@ acosh = _constructor("acosh")
 atanh = _constructor("atanh")
 cbrt = _constructor("cbrt")
 lgamma = _constructor("lgamma")
+digamma = _constructor("digamma")
+
+
+def abs_(x: Any) -> Any:
+    """|x|, elementwise; real for complex x."""
+    if dtype_of(x).is_complex:
+        from rlx.ops.complex_ops import complex_abs
+
+        return complex_abs(x)
+    return activation(ActivationKind.Abs, x)
 
 
 def _decompose_gelu_approx(x: Any) -> Any:
@@ -247,43 +239,58 @@ def _decompose_relu(x: Any) -> Any:
     return maximum(x, 0)
 
 
+def _decompose_sign(x: Any) -> Any:
+    from rlx.ops.arithmetic import gt, lt, minimum, where
+
+    if not x.dtype.is_signed:
+        return minimum(x, 1)
+    # Zeros and NaN are their own sign.
+    return where(gt(x, 0), 1, where(lt(x, 0), -1, x))
+
+
 def _decompose_asin(x: Any) -> Any:
     from rlx.ops.arithmetic import atan2
 
     return atan2(x, sqrt((1.0 - x) * (1.0 + x)))
 
 
-def _decompose_sinh(x: Any) -> Any:
-    # expm1 keeps small x exact: sinh x = (e + e/(e+1)) / 2 with e = expm1 x.
-    e = expm1(x)
-    return 0.5 * (e + e / (e + 1.0))
+def _decompose_acos(x: Any) -> Any:
+    from rlx.ops.arithmetic import atan2
+
+    return atan2(sqrt((1.0 - x) * (1.0 + x)), x)
 
 
 def _decompose_asinh(x: Any) -> Any:
+    from rlx.ops.arithmetic import copysign, lt, where
+
     a = abs_(x)
-    square_ = a * a
-    return sign(x) * log1p(a + square_ / (1.0 + sqrt(1.0 + square_)))
+    # Where 1 vanishes beside a², asinh a = log 2a; the square, which would overflow there, is not used.
+    small = lt(a, 2.0 ** (ml_dtypes.finfo(x.dtype.numpy).nmant // 2 + 1))
+    squared = where(small, a * a, 1.0)
+    near = log1p(a + squared / (1.0 + sqrt(1.0 + squared)))
+    return copysign(where(small, near, log(a) + math.log(2.0)), x)
 
 
 def _decompose_acosh(x: Any) -> Any:
     t = x - 1.0
-    return log1p(t + sqrt(t * (x + 1.0)))
+    return log1p(t + sqrt(t) * sqrt(x + 1.0))
 
 
 def _decompose_cbrt(x: Any) -> Any:
-    # One Newton step after exp(log|x|/3) brings the result to working precision; 0 stays 0.
-    from rlx.ops.arithmetic import where
+    # One Newton step after exp(log|x|/3) brings the result to working precision; 0, inf and NaN are fixed points.
+    from rlx.ops.arithmetic import and_, copysign, gt, lt, where
 
     a = abs_(x)
-    safe = where(a > 0.0, a, 1.0)
+    regular = and_(gt(a, 0.0), lt(a, math.inf))
+    safe = where(regular, a, 1.0)
     y = exp(log(safe) * (1.0 / 3.0))
-    y = y - (y * y * y - safe) / (3.0 * y * y)
-    return where(a > 0.0, sign(x) * y, x)
+    y = y - (y - safe / (y * y)) * (1.0 / 3.0)
+    return where(regular, copysign(y, x), x)
 
 
 _D = _Definition
 _DEFINITIONS: dict[str, _Definition] = {
-    "gelu": _D(_gelu, lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(0.5))), low=-4, high=4),
+    "gelu": _D(_gelu, lambda x: 0.5 * x * erfc(x * -math.sqrt(0.5)), low=-4, high=4),
     "gelu_approx": _D(_gelu_approx, _decompose_gelu_approx, low=-4, high=4),
     "silu": _D(_silu, lambda x: x * sigmoid(x), low=-4, high=4),
     "relu": _D(lambda x: np.maximum(x, 0), _decompose_relu, ints=True),
@@ -292,36 +299,37 @@ _DEFINITIONS: dict[str, _Definition] = {
     "exp": _D(np.exp, complex=True),
     "log": _D(np.log, complex=True, low=0.1, high=4),
     "sqrt": _D(np.sqrt, complex=True, low=0, high=4),
-    "rsqrt": _D(lambda x: 1.0 / np.sqrt(x), low=0.1, high=4),
+    "rsqrt": _D(lambda x: 1.0 / np.sqrt(x), lambda x: 1.0 / sqrt(x), low=0.1, high=4),
     "neg": _D(np.negative, ints=True, complex=True),
     "abs": _D(np.abs, ints=True),
     "sin": _D(np.sin, complex=True),
     "cos": _D(np.cos, complex=True),
     "tan": _D(np.tan, lambda x: sin(x) / cos(x), low=-1.4, high=1.4),
     "atan": _D(np.arctan),
-    "round": _D(np.rint, ints=True, low=-4, high=4),
+    "round": _D(_on_floats(np.rint), ints=True, low=-4, high=4),
     "recip": _D(lambda x: 1.0 / x, lambda x: 1.0 / x, complex=True, low=0.3, high=3),
-    "floor": _D(np.floor, ints=True, low=-4, high=4),
-    "ceil": _D(np.ceil, ints=True, low=-4, high=4),
-    "trunc": _D(np.trunc, ints=True, low=-4, high=4),
-    "sign": _D(np.sign, ints=True),
+    "floor": _D(_on_floats(np.floor), ints=True, low=-4, high=4),
+    "ceil": _D(_on_floats(np.ceil), ints=True, low=-4, high=4),
+    "trunc": _D(_on_floats(np.trunc), ints=True, low=-4, high=4),
+    "sign": _D(np.sign, _decompose_sign, ints=True),
     "square": _D(np.square, lambda x: x * x, ints=True, complex=True),
     "expm1": _D(np.expm1),
     "log1p": _D(np.log1p, low=-0.9, high=4),
     "log2": _D(np.log2, lambda x: log(x) * (1.0 / math.log(2.0)), low=0.1, high=4),
     "exp2": _D(np.exp2, lambda x: exp(x * math.log(2.0))),
-    "erf": _D(_floats(_erf)),
-    "erfc": _D(_floats(_erfc)),
-    "erf_inv": _D(_erf_inv, low=-0.95, high=0.95),
+    "erf": _D(erf_f64),
+    "erfc": _D(erfc_f64),
+    "erf_inv": _D(erf_inv_f64, decompose_erf_inv, low=-0.95, high=0.95),
     "asin": _D(np.arcsin, _decompose_asin, low=-0.95, high=0.95),
-    "acos": _D(np.arccos, lambda x: math.pi / 2 - asin(x), low=-0.95, high=0.95),
-    "sinh": _D(np.sinh, _decompose_sinh),
+    "acos": _D(np.arccos, _decompose_acos, low=-0.95, high=0.95),
+    "sinh": _D(np.sinh, lambda x: 0.5 * (expm1(x) - expm1(-x))),
     "cosh": _D(np.cosh, lambda x: 0.5 * (exp(x) + exp(-x))),
     "asinh": _D(np.arcsinh, _decompose_asinh),
     "acosh": _D(np.arccosh, _decompose_acosh, low=1.1, high=4),
     "atanh": _D(np.arctanh, lambda x: 0.5 * (log1p(x) - log1p(-x)), low=-0.9, high=0.9),
     "cbrt": _D(np.cbrt, _decompose_cbrt),
-    "lgamma": _D(_floats(_lgamma), low=0.2, high=5),
+    "lgamma": _D(lgamma_f64, decompose_lgamma, low=-3.4, high=12),
+    "digamma": _D(digamma_f64, decompose_digamma, low=0.2, high=12),
 }
 
 
@@ -394,3 +402,27 @@ class Activation(Op):
         yield sample(cls("tanh"), spec(0, 3))
         yield sample(cls("exp"), spec())
         yield sample(cls("gelu"), spec("B", 4), B=3)
+
+
+@op("stop_gradient")
+class StopGradient(Op):
+    """y = x; no gradient and no tangent passes through. Any dtype."""
+
+    def infer(self, x: Shape) -> Shape:
+        return x
+
+    def eval(self, x: Array) -> Array:
+        return x
+
+    def decompose(self, x: Any) -> Any:
+        return x
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), spec(3, 4), dtypes=(*FLOATS, "i32", "bool", "c64"))
+        yield sample(cls(), spec("B", 0), B=2)
+
+
+def stop_gradient(x: Any) -> Any:
+    """x, as a constant in the eyes of differentiation."""
+    return StopGradient()(x)

@@ -1,0 +1,6 @@
+"""Executables to results: devices, sessions, compiled graphs, arrays. Importing it connects eager ops to `rlx.Array`."""
+
+from rlx import backends as backends
+from rlx.runtime.arrays import Array as Array
+from rlx.runtime.compiled_graph import CompiledGraph as CompiledGraph
+from rlx.runtime.session import Session as Session

@@ -1,0 +1,70 @@
+"""LLVM IR text -> object code or assembly, by llvmlite. The only file that compiles, and the first use loads LLVM."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from rlx.errors import InternalError
+from rlx.kernels.legalize import legalize
+from rlx.kernels.llvm_emit import emit_llvm
+from rlx.kernels.loop_ir import Kernel
+from rlx.kernels.targets import Target
+
+
+def compile_object(kernel: Kernel, target: Target) -> bytes:
+    """Relocatable object code."""
+    code: bytes = _machine(target).emit_object(_module(kernel, target))
+    return code
+
+
+def compile_assembly(kernel: Kernel, target: Target) -> str:
+    """Assembly text; for an NVIDIA target that is PTX."""
+    text: str = _machine(target).emit_assembly(_module(kernel, target))
+    return text
+
+
+def _module(kernel: Kernel, target: Target) -> Any:
+    from llvmlite import binding
+
+    text = emit_llvm(legalize(kernel, target), target)
+    machine = _machine(target)
+    try:
+        module = binding.parse_assembly(text, binding.create_context())
+    except RuntimeError as error:
+        raise InternalError(
+            f"kernel {kernel.name}: LLVM refused the module for {target.name}: {error}\n{text}"
+        ) from None
+    module.data_layout = str(machine.target_data)
+    return module
+
+
+@cache
+def _machine(target: Target) -> Any:
+    from llvmlite import binding
+
+    _initialize()
+    # Position-independent and small: a kernel reaches its constants by relative addresses, wherever it is placed.
+    options = {} if target.is_gpu else {"reloc": "pic", "codemodel": "small"}
+    return binding.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, **options
+    )
+
+
+def create_jit(target: Target) -> Any:
+    """A linker for object code of this process."""
+    from llvmlite import binding
+
+    _initialize()
+    machine = binding.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, jit=True
+    )
+    return binding.create_lljit_compiler(machine)
+
+
+@cache
+def _initialize() -> None:
+    from llvmlite import binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()

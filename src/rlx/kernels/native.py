@@ -1,0 +1,175 @@
+"""Kernels as functions of this process: compile or find in a cache, check, link, call.
+
+>>> from rlx.kernels import native                                         # doctest: +SKIP
+>>> add = native.load(kernel)                                              # doctest: +SKIP
+>>> add(x, y, n)                                                           # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import itertools
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rlx.errors import BackendError, BindingError, InternalError
+from rlx.kernels.elf import undefined_symbols
+from rlx.kernels.interpret import grid_size
+from rlx.kernels.llvm_emit import packed_symbol
+from rlx.kernels.loop_ir import Buffer, Kernel
+from rlx.kernels.object_cache import ObjectCache
+from rlx.kernels.targets import Target, host, runs_here
+
+# What generated code may call. LLVM makes these of plain loads and stores, and every process has them.
+ALLOWED_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
+
+# What decides the code besides the kernel's text and the target.
+_CODEGEN_FILES = (
+    "builder.py",
+    "legalize.py",
+    "llvm_codegen.py",
+    "llvm_emit.py",
+    "rewrite.py",
+    "vector_math.py",
+    "vector_pow.py",
+    "vector_trig.py",
+)
+
+# packed(args, first, last); ctypes releases the GIL during the call.
+_PACKED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+Argument = np.ndarray[Any, np.dtype[Any]] | int | float
+
+
+def check_symbols(code: bytes, name: str = "object") -> None:
+    """Refuse object code that calls anything outside `ALLOWED_SYMBOLS`."""
+    strange = undefined_symbols(code) - ALLOWED_SYMBOLS
+    if strange:
+        raise InternalError(
+            f"kernel {name}: the compiled code calls {', '.join(sorted(strange))}, which rlx does not provide; "
+            "an operation was left to LLVM that the target has no instruction for: expand it in rlx.kernels.legalize"
+        )
+
+
+def cache_key(kernel: Kernel, target: Target) -> str:
+    """The hash of everything that decides the object code."""
+    return hashlib.sha256("\0".join((kernel.text, repr(target), _codegen_stamp())).encode()).hexdigest()
+
+
+@cache
+def _codegen_stamp() -> str:
+    """A hash of the code generator's sources and of LLVM's version, so that a change of either is a new key."""
+    spec = importlib.util.find_spec("llvmlite")
+    here = Path(__file__).parent
+    files = [here / name for name in _CODEGEN_FILES]
+    if spec is not None and spec.origin:
+        files.append(Path(spec.origin).with_name("_version.py"))
+    stamp = hashlib.sha256()
+    for file in files:
+        stamp.update(file.read_bytes() if file.exists() else file.name.encode())
+    return stamp.hexdigest()
+
+
+class NativeKernel:
+    """A kernel linked into this process. `address` is its packed entry: `void (args, first, last)`, where args are
+    8-byte slots in parameter order, holding addresses and numbers."""
+
+    def __init__(self, kernel: Kernel, target: Target, linked: Any) -> None:
+        self.kernel = kernel
+        self.target = target
+        self.address: int = linked[packed_symbol(kernel.name)]
+        self._linked = linked  # keeps the code in memory
+        self._function = _PACKED(self.address)
+
+    def __call__(self, *args: Argument, first: int = 0, last: int | None = None) -> None:
+        """Run iterations first..last-1 of the parallel loop, by default all, on checked arguments."""
+        params = self.kernel.params
+        if len(args) != len(params):
+            raise BindingError(f"kernel {self.kernel.name} takes {[p.name for p in params]}, got {len(args)} arguments")
+        slots = b"".join(_slot(self.kernel.name, param, arg) for param, arg in zip(params, args))
+        if last is None:
+            sizes = {p.name: a for p, a in zip(params, args) if not isinstance(p, Buffer)}
+            last = grid_size(self.kernel, sizes)  # type: ignore[arg-type]
+        self._function(slots, first, last)
+
+
+def _slot(name: str, param: Any, arg: Argument) -> bytes:
+    if not isinstance(param, Buffer):
+        return np.asarray(arg, param.dtype.numpy).tobytes().ljust(8, b"\0")
+    if not isinstance(arg, np.ndarray) or arg.dtype != param.dtype.numpy:
+        got = f"{arg.dtype} array" if isinstance(arg, np.ndarray) else type(arg).__name__
+        raise BindingError(f"kernel {name}: {param.name} needs a {param.dtype} array, got {got}")
+    address = arg.ctypes.data
+    if not arg.flags.c_contiguous or (param.writes and not arg.flags.writeable) or address % param.align:
+        wanted = "contiguous, " + ("writable, " if param.writes else "") + f"aligned to {param.align} bytes"
+        raise BindingError(f"kernel {name}: {param.name} must be {wanted}")
+    return address.to_bytes(8, "little")
+
+
+class Loader:
+    """Loads kernels for one target, each once; safe to use from several threads."""
+
+    def __init__(self, target: Target | None = None, objects: ObjectCache | None = None) -> None:
+        self.target = target or host()
+        self.objects = objects
+        self._loaded: dict[str, NativeKernel] = {}
+        self._lock = threading.Lock()
+        self._serial = itertools.count()
+        self._jit: Any = None
+
+    def load(self, kernel: Kernel) -> NativeKernel:
+        """The kernel as native code: from memory, else from the object cache, else compiled."""
+        if not runs_here(self.target):
+            raise BackendError(f"code for {self.target.name} does not run on this machine ({host().name})")
+        key = cache_key(kernel, self.target)
+        with self._lock:
+            if key not in self._loaded:
+                code = self._object(kernel, key)
+                self._loaded[key] = NativeKernel(kernel, self.target, self._link(kernel, code))
+            return self._loaded[key]
+
+    def _object(self, kernel: Kernel, key: str) -> bytes:
+        cached = self.objects.get(key) if self.objects is not None else None
+        if cached is not None:
+            check_symbols(cached, kernel.name)
+            return cached
+        from rlx.kernels.llvm_codegen import compile_object
+
+        code = compile_object(kernel, self.target)
+        check_symbols(code, kernel.name)
+        if self.objects is not None:
+            self.objects.put(key, code)
+        return code
+
+    def _link(self, kernel: Kernel, code: bytes) -> Any:
+        from llvmlite import binding
+
+        if self._jit is None:
+            from rlx.kernels.llvm_codegen import create_jit
+
+            self._jit = create_jit(self.target)
+        library = binding.JITLibraryBuilder().add_object_img(code).export_symbol(packed_symbol(kernel.name))
+        for symbol in undefined_symbols(code):
+            library.import_symbol(symbol, _process_address(symbol))
+        return library.link(self._jit, f"{kernel.name}.{next(self._serial)}")
+
+
+def _process_address(symbol: str) -> int:
+    address = ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+@cache
+def default_loader(target: Target) -> Loader:
+    return Loader(target)
+
+
+def load(kernel: Kernel, target: Target | None = None) -> NativeKernel:
+    """The kernel as native code, kept in memory for the life of the process."""
+    return default_loader(target or host()).load(kernel)

@@ -1,0 +1,102 @@
+"""Object code kept on disk, one file per kernel, so that the next process need not compile.
+
+Entries are checked on every read: a damaged, truncated or foreign file counts as absent and is compiled anew. Files can
+be deleted at any time. What is promised of the format: nothing but that an unknown version is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Protocol
+
+from rlx.errors import BackendError
+
+_MAGIC = b"rlxobj\x00\x01"  # the last byte is the format version
+_DIGEST_BYTES = 32
+
+
+class ObjectCache(Protocol):
+    """Where object code is looked up before it is compiled."""
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, code: bytes) -> None: ...
+
+
+def default_directory() -> Path:
+    """`$RLX_CACHE_DIR`, else `rlx` in the user's cache directory."""
+    chosen = os.environ.get("RLX_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx"
+
+
+class DiskCache:
+    """An `ObjectCache` in a directory that only this user can read or write: code from it is run."""
+
+    def __init__(self, directory: Path | str | None = None) -> None:
+        self.directory = (Path(directory) if directory is not None else default_directory()) / "objects"
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = self.directory.lstat()
+        is_private = stat.S_ISDIR(info.st_mode) and not info.st_mode & 0o077
+        if hasattr(os, "getuid") and not (is_private and info.st_uid == os.getuid()):
+            raise BackendError(
+                f"{self.directory} must be a directory of your own with mode 700, because code is loaded from it; "
+                "fix it with chmod 700, or set RLX_CACHE_DIR to another place"
+            )
+
+    def get(self, key: str) -> bytes | None:
+        try:
+            content = self._path(key).read_bytes()
+        except OSError:
+            return None
+        head = len(_MAGIC) + _DIGEST_BYTES
+        code = content[head:]
+        if content[:head] != _MAGIC + _digest(key, code):
+            return None
+        return code
+
+    def put(self, key: str, code: bytes) -> None:
+        """Write beside and rename, so that no reader ever sees half a file. Failure to write is not an error."""
+        path = self._path(key)
+        beside = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        try:
+            handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(_MAGIC + _digest(key, code) + code)
+            os.replace(beside, path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+
+    def trim(self, max_bytes: int) -> None:
+        """Delete the oldest entries until the rest fits into `max_bytes`."""
+        entries = sorted(self._entries(), reverse=True)
+        total = 0
+        for _, size, path in entries:
+            total += size
+            if total > max_bytes:
+                path.unlink(missing_ok=True)
+
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        entries = []
+        for path in self.directory.iterdir():
+            try:
+                info = path.stat()
+            except OSError:
+                continue
+            entries.append((info.st_mtime, info.st_size, path))
+        return entries
+
+    def _path(self, key: str) -> Path:
+        if not key.isalnum():
+            raise BackendError(f"a cache key is letters and digits, got {key!r}")
+        return self.directory / f"{key}.o"
+
+
+def _digest(key: str, code: bytes) -> bytes:
+    """Over the key too, so that a file under another kernel's name is no entry."""
+    return hashlib.sha256(key.encode() + b"\0" + code).digest()

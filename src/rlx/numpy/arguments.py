@@ -1,0 +1,115 @@
+"""How the functions of this package read their arguments: operands, axes, and what a pure program refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from rlx.errors import OpError, ShapeError
+from rlx.ir.dims import Dim
+from rlx.ir.shape import normalize_axes, normalize_axis
+from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, lift
+from rlx.ops.operands import dims_of, promote_inexact, promote_operands
+from rlx.runtime.arrays import as_array
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Axis = int | Sequence[int] | None
+
+
+def array_function(function: Callable[P, R]) -> Callable[P, R]:
+    """A public function on arrays: its parts join the graph of its operands, and NumPy's `out=` is refused."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs and kwargs.pop("out", None) is not None:
+            name = function.__name__
+            raise OpError(f"{name}: out= is not supported, because values are immutable; write x = {name}(...)")
+        if current_scope() is None:
+            tensor = next(_tensors((*args, *kwargs.values())), None)
+            if tensor is not None:
+                with building(tensor.graph):
+                    return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def operand(x: Any) -> Any:
+    """`x` as ops take it: a tensor, an `rlx.Array`, or a Python scalar, which stays as it is because it is weak."""
+    if isinstance(x, Tensor) or is_python_scalar(x):
+        return x
+    if not isinstance(x, np.ndarray | np.generic | Dim):
+        from rlx.numpy.creation import asarray
+
+        return asarray(x)
+    scope = current_scope()
+    # Lifted from the caller's own object, so that an array used many times is one constant.
+    return as_array(x) if scope is None else lift(x, scope.graph)
+
+
+def value(x: Any) -> Any:
+    """`x` as a tensor or an array: a Python scalar gets its default dtype."""
+    return promoted(x)[0]
+
+
+def promoted(*xs: Any) -> list[Any]:
+    """The operands in their common dtype, as tensors or arrays."""
+    return [x if isinstance(x, Tensor) else as_array(x) for x in promote_operands(*map(operand, xs))]
+
+
+def inexact(*xs: Any) -> list[Any]:
+    """The operands in their common float or complex dtype, as tensors or arrays."""
+    return [x if isinstance(x, Tensor) else as_array(x) for x in promote_inexact(*map(operand, xs))]
+
+
+def rank_of(x: Any) -> int:
+    return len(dims_of(x))
+
+
+def axes_of(axis: Axis, rank: int, function: str) -> tuple[int, ...]:
+    """The axes meant by `axis`, counted from the front and sorted; None means all of them."""
+    if axis is None:
+        return tuple(range(rank))
+    return normalize_axes((axis,) if isinstance(axis, int) else axis, rank, function)
+
+
+def axis_of(axis: int, x: Any, function: str) -> int:
+    """One axis of `x`, counted from the front."""
+    return normalize_axis(axis, rank_of(x), function)
+
+
+def dims_from(shape: Any) -> tuple[Any, ...]:
+    """A shape argument as dims: one size (an int, or a name or expression of symbols), or a sequence of them."""
+    if isinstance(shape, int | np.integer | str | Dim):
+        return (shape,)
+    return tuple(shape.tolist() if isinstance(shape, np.ndarray) else shape)
+
+
+def static_size(size: int | Dim, function: str) -> int:
+    """`size` as an int, where the shape of the result or the algorithm needs the number itself."""
+    if isinstance(size, Dim):
+        raise ShapeError(f"{function}: needs a fixed size, got the symbolic size {size}; bind it first")
+    return size
+
+
+def concrete(x: Any, function: str, argument: str) -> np.ndarray[Any, Any]:
+    """The values of an argument that decides the shape of the result, so it cannot be a traced value."""
+    if isinstance(x, Tensor):
+        raise OpError(
+            f"{function}: {argument} decides the shape of the result, so it must be known while the program is built, "
+            f"got {x!r}; pass a Python value or a NumPy array"
+        )
+    return np.asarray(x)

@@ -1,0 +1,163 @@
+"""Dims: the normal form is right for every binding, and what cannot be decided is not guessed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx.errors import BindingError, ParseError, ShapeError, TraceError
+from rlx.ir.dims import (
+    Dim,
+    DimBinding,
+    DimConstraint,
+    DimEnv,
+    as_dim,
+    bind_dim,
+    ceildiv,
+    collect_constraints,
+    dim_max,
+    dim_min,
+    dims_equal,
+    floordiv,
+    mod,
+    parse_dim,
+    require_equal,
+    sym,
+)
+
+SYMBOLS = ("B", "S", "P")
+
+
+@st.composite
+def expressions(draw, depth=3):
+    """A Python expression over B, S, P that Python itself can evaluate, in the syntax of dims."""
+    if depth == 0 or draw(st.booleans()):
+        return draw(st.sampled_from(SYMBOLS) | st.integers(0, 9).map(str))
+    left, right = draw(expressions(depth=depth - 1)), draw(expressions(depth=depth - 1))
+    form = draw(st.sampled_from(["({} + {})", "({} - {})", "({} * {})", "max({}, {})", "min({}, {})", "//", "%"]))
+    if form in ("//", "%"):
+        return f"(({left}) {form} {draw(st.integers(1, 5))})"
+    return form.format(left, right)
+
+
+bindings = st.fixed_dictionaries({s: st.integers(0, 12) for s in SYMBOLS})
+
+
+@given(expressions(), bindings)
+def test_the_normal_form_has_the_value_of_the_expression(text, binding):
+    expected = eval(text, {"max": max, "min": min}, dict(binding))
+    assert bind_dim(parse_dim(text), binding) == expected
+
+
+@given(expressions(), bindings)
+def test_text_of_a_dim_reads_back_as_the_same_dim(text, binding):
+    dim = parse_dim(text)
+    assert parse_dim(str(dim)) == dim
+    assert str(parse_dim(str(dim))) == str(dim)
+
+
+@given(expressions(), expressions(), bindings)
+def test_a_decided_comparison_holds_for_every_binding(left, right, binding):
+    a, b = parse_dim(left), parse_dim(right)
+    answer = dims_equal(a, b)
+    if answer is not None:
+        assert (bind_dim(a, binding) == bind_dim(b, binding)) is answer
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("S+1-S", "1"),
+        ("S*B", "B*S"),
+        ("2*(S+3)", "2*S + 6"),
+        ("(4*S)//4", "S"),
+        ("(4*S)//2", "2*S"),
+        ("S//2", "floordiv(S, 2)"),
+        ("(B*S)//S", "B"),
+        ("(6*S)%3", "0"),
+        ("max(S, S+1)", "S + 1"),
+        ("min(S, S+1)", "S"),
+        ("max(B, S)", "max(B, S)"),
+        ("S - B", "-B + S"),
+    ],
+)
+def test_normal_forms(text, normal):
+    assert str(parse_dim(text)) == normal
+
+
+def test_ints_stay_ints():
+    assert floordiv(7, 2) == 3
+    assert ceildiv(7, 2) == 4
+    assert mod(7, 2) == 1
+    assert dim_max(3, 5) == 5
+    assert dim_min(3, 5) == 3
+    s = Dim.symbol("S")
+    assert isinstance(s - s + 4, int)
+    assert 3 - s == -(s - 3)
+    assert str(9 // s) == "floordiv(9, S)"
+    assert str(9 % s) == "mod(9, S)"
+
+
+def test_atoms_that_may_be_negative_decide_nothing():
+    # (S-3)//2 + 1 is 0 for S = 1, although a size is never negative.
+    assert dims_equal(parse_dim("(S-3)//2 + 1"), 0) is None
+    assert dims_equal(parse_dim("S//2 + 1"), 0) is False
+
+
+def test_ordering_raises_only_when_undecided():
+    s = Dim.symbol("S")
+    assert s + 1 > s
+    assert s >= 0
+    assert s < s + 2
+    with pytest.raises(TraceError, match="whether S <= 4 is not known while the program is being built"):
+        _ = s > 4
+
+
+@pytest.mark.parametrize("use", [bool, int, range])
+def test_python_cannot_use_an_unknown_size(use):
+    with pytest.raises(TraceError, match=r"S.* is not known while the program is being built.*rlx\.scan"):
+        use(Dim.symbol("S"))
+
+
+@pytest.mark.parametrize("text", ["", "B+", "B S", "(B", "B)", "max(B)", "B @ S", "2..", "+"])
+def test_broken_dims_are_refused(text):
+    with pytest.raises(ParseError, match="is not a dimension"):
+        parse_dim(text)
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a-b", "max", "None", "inf"])
+def test_bad_symbol_names_are_refused(name):
+    with pytest.raises(ShapeError, match="cannot name a dimension"):
+        Dim.symbol(name)
+
+
+def test_bad_sizes_are_refused():
+    with pytest.raises(ShapeError, match="cannot be negative, got -1"):
+        as_dim(-1)
+    with pytest.raises(ShapeError, match=r"1\.5 is not a dimension"):
+        as_dim(1.5)
+    with pytest.raises(ShapeError, match="cannot divide the dimension S by 0"):
+        parse_dim("S//0")
+
+
+def test_undecided_equalities_become_constraints():
+    found = []
+    b, s = Dim.symbol("B"), Dim.symbol("S")
+    with collect_constraints(found):
+        assert require_equal(b, s, "add")
+        assert require_equal(b, b, "add")
+        assert not require_equal(b, b + 1, "add")
+    assert found == [DimConstraint(b, s, "add")]
+    found[0].check({"B": 3, "S": 3})
+    with pytest.raises(BindingError, match="add needs B == S, but with B=2, S=3 they are 2 and 3"):
+        found[0].check({"B": 2, "S": 3})
+
+
+def test_well_known_symbols_and_bindings():
+    binding = DimBinding.batch_seq(2, 8)
+    assert sym.ROWS.bind(binding) == 16
+    assert DimBinding.batch_past_seq(1, 5) == {"B": 1, "P": 5}
+    assert DimBinding.from_pairs([(sym.SEQ, 4)]).get("S") == 4
+    env = DimEnv()
+    assert env.sym("heads") == env.sym("heads")
+    assert env.name(env.sym("heads")) == "heads"
+    assert env.name(sym.BATCH) is None
