@@ -43,6 +43,10 @@ class TreeError(RlxError, ValueError):
     """Nested containers do not have the structure that is needed; the message names the path."""
 
 
+class AutodiffError(RlxError):
+    """A program cannot be differentiated or batched: the op that stands in the way, and why."""
+
+
 class BindingError(RlxError, ValueError):
     """Inputs, parameters or symbolic sizes do not match the program."""
 

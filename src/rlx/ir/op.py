@@ -146,6 +146,17 @@ class Op:
     decompose: ClassVar[Callable[..., Any] | None] = None
     samples: ClassVar[Callable[[], Any]]
 
+    # How the op transforms. A rule that is missing is derived from `decompose`; NoRule says that there is none and why.
+    # jvp(primals, tangents, y) -> tangent of y; tangents are None where they are zero.
+    jvp: ClassVar[Callable[..., Any] | NoRule | None] = None
+    # vjp(ct, y, *operands) -> one cotangent per operand, None where it is zero. ct and y are tuples for several results.
+    vjp: ClassVar[Callable[..., Any] | NoRule | None] = None
+    # batch(size, operands, batched) -> y, where batched operands and all of y have the batch axis in front.
+    batch: ClassVar[Callable[..., Any] | NoRule | None] = None
+    # Operands in which the op is jointly linear, or linear one at a time: this gives the jvp.
+    linear_in: ClassVar[tuple[int, ...] | str] = ()
+    multilinear_in: ClassVar[tuple[int, ...]] = ()
+
     _fields: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
     _convert: ClassVar[dict[str, _Converter]] = {}

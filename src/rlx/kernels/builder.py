@@ -331,6 +331,7 @@ class KernelBuilder:
         of a vector offset. `align` promises an address in multiples of that many bytes."""
         if not buffer.reads:
             raise OpError(f"kernel {self.name}: load from {buffer.name}, which is declared write only")
+        stride = int(stride.literal) if isinstance(stride, Const) else stride
         address = self._address(offset, lanes, stride)
         if lanes > 1 and address.lanes == 1 and isinstance(stride, int) and stride == 0:
             return self.splat(self.load(buffer, offset, mask=self._any(mask), other=other), lanes)
@@ -357,6 +358,7 @@ class KernelBuilder:
         data = value if isinstance(value, Value) else self.const(value, buffer.dtype)
         if data.dtype is not buffer.dtype:
             raise DTypeError(f"kernel {self.name}: store of {data.type} to {buffer.name}: {buffer.dtype}; cast first")
+        stride = int(stride.literal) if isinstance(stride, Const) else stride
         address = self._address(offset, data.lanes, stride)
         data = self.splat(data, max(data.lanes, address.lanes))
         self._check_mask("store", buffer, data.type, mask)

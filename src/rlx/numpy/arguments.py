@@ -60,6 +60,10 @@ def operand(x: Any) -> Any:
     return as_array(x) if scope is None else lift(x, scope.graph)
 
 
+def operands(*xs: Any) -> list[Any]:
+    return [operand(x) for x in xs]
+
+
 def value(x: Any) -> Any:
     """`x` as a tensor or an array: a Python scalar gets its default dtype."""
     return promoted(x)[0]

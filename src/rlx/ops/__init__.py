@@ -14,10 +14,15 @@ from rlx.ops.control import *
 from rlx.ops.conversion import *
 from rlx.ops.custom import *
 from rlx.ops.custom_functions import *
+from rlx.ops.dynamic_slices import *
+from rlx.ops.einsum_notation import *
 from rlx.ops.indexing import *
 from rlx.ops.movement import *
+from rlx.ops.rearrange import *
 from rlx.ops.scan_gradients import *
 from rlx.ops.scans import *
+from rlx.ops.selection import *
+from rlx.ops.subscript import *
 from rlx.ops.unary import *
 
 tensor_methods.install()

@@ -6,6 +6,7 @@ Operands broadcast as in NumPy. The ops take operands of one dtype; the construc
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -95,50 +96,59 @@ class _Definition(NamedTuple):
     high: float = 2.0
 
 
+def _nonzero(b: Array) -> Array:
+    """Divisors with 0 replaced by 1, in their own dtype."""
+    return np.where(b == 0, b.dtype.type(1), b)
+
+
 def _divide(a: Array, b: Array) -> Array:
     """IEEE for floats. Integers truncate toward zero, as hardware does; x / 0 gives 0 instead of a trap."""
     if a.dtype.kind not in "iu":
         return np.divide(a, b)
-    safe = np.where(b == 0, 1, b)
+    safe = _nonzero(b)
     quotient = np.floor_divide(a, safe)
     inexact = quotient * safe != a
-    quotient = np.where(inexact & ((a < 0) != (safe < 0)), quotient + 1, quotient)
-    return np.where(b == 0, 0, quotient).astype(a.dtype)
+    quotient = quotient + (inexact & ((a < 0) != (safe < 0))).astype(a.dtype)
+    return np.where(b == 0, a.dtype.type(0), quotient)
 
 
 def _remainder(a: Array, b: Array) -> Array:
     """Sign of the dividend (C and jax.lax.rem); x rem 0 is NaN for floats, 0 for integers."""
     if a.dtype.kind not in "iu":
         return np.fmod(a, b)
-    return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b))).astype(a.dtype)
+    return np.where(b == 0, a.dtype.type(0), np.fmod(a, _nonzero(b)))
 
 
 def _floor_divide(a: Array, b: Array) -> Array:
+    """The floor of the exact quotient, not of the rounded one: 1 // 0.1 is 9, because 0.1 is a little more than that."""
     if a.dtype.kind not in "iu":
-        return np.floor(np.divide(a, b))
-    return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b))).astype(a.dtype)
+        return np.floor_divide(a, b)
+    return np.where(b == 0, a.dtype.type(0), np.floor_divide(a, _nonzero(b)))
 
 
 def _power(a: Array, b: Array) -> Array:
-    """Integers wrap; a negative integer exponent gives the truncated quotient (0 for |a| > 1)."""
+    """Integers wrap; a negative integer exponent gives the truncated quotient 1 / a^|b|, and 0 for a = 0."""
     if a.dtype.kind not in "iu":
         return np.power(a, b)
-    negative = b < 0
-    result = np.power(a, np.where(negative, 0, b))
-    unit = np.where(a == 1, 1, np.where((a == np.asarray(-1).astype(a.dtype)) & (b % 2 != 0), a, np.abs(a) == 1))
-    return np.where(negative, unit, result).astype(a.dtype)
+    zero, one = a.dtype.type(0), a.dtype.type(1)
+    result = np.power(a, np.where(b < 0, zero, b))
+    if a.dtype.kind == "u":
+        return result
+    # Only 1 and -1 have a reciprocal that does not truncate to 0.
+    reciprocal = np.where(np.abs(a) == 1, np.where(b % 2 == 0, one, a), zero)
+    return np.where(b < 0, reciprocal, result)
 
 
 def _shift(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """Shifts by the width or more give 0 (or the sign), never something undefined."""
+    """Shifts by a negative amount, or by the width or more, give 0 (or the sign), never something undefined."""
 
     def shift(a: Array, b: Array) -> Array:
         bits = a.dtype.itemsize * 8
         over = (b >= bits) | (b < 0)
-        result = function(a, np.where(over, 0, b).astype(a.dtype))
+        result = function(a, np.where(over, b.dtype.type(0), b))
         keep_sign = function is np.right_shift
-        saturated = np.right_shift(a, np.asarray(bits - 1, a.dtype)) if keep_sign else np.zeros_like(a)
-        return np.where(over, saturated, result).astype(a.dtype)
+        saturated = np.right_shift(a, a.dtype.type(bits - 1)) if keep_sign else np.zeros_like(a)
+        return np.where(over, saturated, result)
 
     return shift
 
@@ -148,21 +158,39 @@ def _shift_right_logical(a: Array, b: Array) -> Array:
     return np.right_shift(a.view(unsigned), b.view(unsigned)).view(a.dtype)
 
 
-def _next_after(a: Array, b: Array) -> Array:
-    """The next representable value of the operand's own type, so it cannot be computed in f64."""
-    if a.dtype.kind == "V" or a.dtype.name == "bfloat16":
-        return _next_after_bits(a, b)
-    return np.nextafter(a, b)
+def _decompose_floordiv(a: Any, b: Any) -> Any:
+    if a.dtype.is_float:
+        return _float_floordiv(a, b)
+    quotient = div(a, b)
+    opposite = xor(lt(a, 0), lt(b, 0))
+    return where(and_(opposite, and_(ne(quotient * b, a), ne(b, 0))), quotient - 1, quotient)
 
 
-def _next_after_bits(a: Array, b: Array) -> Array:
-    bits = a.view(np.int16).astype(np.int32)
-    fa, fb = a.astype(np.float32), b.astype(np.float32)
-    up = fb > fa
-    step = np.where((fa > 0) == up, 1, -1)
-    moved = np.where(fa == 0, np.where(up, 1, -0x7FFF), bits + step).astype(np.int16).view(a.dtype)
-    result = np.where(fa == fb, b, moved)
-    return np.where(np.isnan(fa) | np.isnan(fb), np.asarray(np.nan, a.dtype), result).astype(a.dtype)
+def _float_floordiv(a: Any, b: Any) -> Any:
+    from rlx.ops.unary import round_
+
+    remainder = rem(a, b)
+    # (a - r) / b is an integer up to rounding; with opposite signs the remainder costs one more.
+    quotient = round_(div(a - remainder, b))
+    opposite = xor(lt(remainder, 0.0), lt(b, 0.0))
+    quotient = where(and_(opposite, ne(remainder, 0.0)), quotient - 1.0, quotient)
+    # Keeps the sign of a zero quotient, and the infinities of a division by zero.
+    exact = div(a, b)
+    return where(eq(b, 0.0), exact, where(eq(quotient, 0.0), copysign(quotient, exact), quotient))
+
+
+def _decompose_atan2(y: Any, x: Any) -> Any:
+    from rlx.ops.bits import signbit
+    from rlx.ops.unary import abs_, atan
+
+    ay, ax = abs_(y), abs_(x)
+    big, small = maximum(ay, ax), minimum(ay, ax)
+    # Equal sides, infinite ones included, have ratio 1; two zeros have ratio 0.
+    ratio = where(eq(big, 0.0), 0.0, where(eq(big, small), 1.0, div(small, big)))
+    angle = atan(ratio)
+    angle = where(gt(ay, ax), math.pi / 2 - angle, angle)
+    angle = where(signbit(x), math.pi - angle, angle)
+    return copysign(angle, y)
 
 
 def _decompose_hypot(a: Any, b: Any) -> Any:
@@ -171,26 +199,54 @@ def _decompose_hypot(a: Any, b: Any) -> Any:
     # Scaling by the larger side keeps the squares from overflowing.
     a, b = abs_(a), abs_(b)
     big, small = maximum(a, b), minimum(a, b)
-    ratio = small / where(big > 0.0, big, 1.0)
-    return big * sqrt(1.0 + ratio * ratio)
+    ratio = div(small, where(eq(big, 0.0), 1.0, big))
+    infinite = or_(eq(a, math.inf), eq(b, math.inf))
+    return where(infinite, math.inf, big * sqrt(1.0 + ratio * ratio))
 
 
 def _decompose_logaddexp(a: Any, b: Any) -> Any:
     from rlx.ops.unary import abs_, exp, log1p
 
     difference = a - b
-    # Equal infinities have no difference; the sum is then that infinity (plus log 2).
+    # Equal infinities have no difference; the result is then that infinity, and a + b is too. NaN passes the same way.
     return where(ne(difference, difference), a + b, maximum(a, b) + log1p(exp(-abs_(difference))))
 
 
-def _decompose_floordiv(a: Any, b: Any) -> Any:
-    from rlx.ops.unary import floor
+def _as_bits(x: Any) -> tuple[Any, int]:
+    """The bits of a float tensor as a signed integer, and the width."""
+    from rlx.ops.bits import bitcast
 
-    if a.dtype.is_float:
-        return floor(a / b)
-    quotient = div(a, b)
-    negative = xor(lt(a, 0), lt(b, 0))
-    return where(eq(b, 0), 0, where(and_(negative, ne(quotient * b, a)), quotient - 1, quotient))
+    width = x.dtype.size_bytes * 8
+    return bitcast(x, f"i{width}"), width
+
+
+def _decompose_nextafter(a: Any, b: Any) -> Any:
+    from rlx.ops.bits import bitcast
+
+    bits, width = _as_bits(a)
+    up = lt(a, b)
+    moved = bits + where(eq(gt(a, 0.0), up), 1, -1)
+    moved = where(eq(a, 0.0), where(up, 1, 1 - 2 ** (width - 1)), moved)
+    result = where(eq(a, b), b, bitcast(moved, a.dtype))
+    return where(or_(ne(a, a), ne(b, b)), math.nan, result)
+
+
+def _decompose_copysign(a: Any, b: Any) -> Any:
+    from rlx.ops.bits import bitcast
+
+    (size, width), (sign, _) = _as_bits(a), _as_bits(b)
+    size = and_(size, 2 ** (width - 1) - 1)
+    return bitcast(or_(size, and_(sign, -(2 ** (width - 1)))), a.dtype)
+
+
+def _decompose_shift_right_logical(a: Any, b: Any) -> Any:
+    from rlx.ops.bits import bitcast
+
+    if not a.dtype.is_signed:
+        return shift_right(a, b)
+    unsigned = f"u{a.dtype.size_bytes * 8}"
+    # A negative amount reads as a huge one, which gives 0 as it should.
+    return bitcast(shift_right(bitcast(a, unsigned), bitcast(b, unsigned)), a.dtype)
 
 
 _D = _Definition
@@ -204,17 +260,19 @@ _DEFINITIONS: dict[str, _Definition] = {
     "pow": _D(_power, accepts="fi", low=0.3, high=2),
     "rem": _D(_remainder, accepts="fi", low=0.5, high=4),
     "floordiv": _D(_floor_divide, _decompose_floordiv, accepts="fi", low=0.5, high=4),
-    "atan2": _D(np.arctan2),
+    "atan2": _D(np.arctan2, _decompose_atan2),
     "hypot": _D(np.hypot, _decompose_hypot),
     "logaddexp": _D(np.logaddexp, _decompose_logaddexp),
-    "nextafter": _D(_next_after),
-    "copysign": _D(np.copysign),
+    "nextafter": _D(np.nextafter, _decompose_nextafter),
+    "copysign": _D(np.copysign, _decompose_copysign),
     "and": _D(np.bitwise_and, accepts="ib"),
     "or": _D(np.bitwise_or, accepts="ib"),
     "xor": _D(np.bitwise_xor, accepts="ib"),
     "shift_left": _D(_shift(np.left_shift), accepts="i", low=0, high=6),
     "shift_right": _D(_shift(np.right_shift), accepts="i", low=0, high=6),
-    "shift_right_logical": _D(_shift(_shift_right_logical), accepts="i", low=0, high=6),
+    "shift_right_logical": _D(
+        _shift(_shift_right_logical), _decompose_shift_right_logical, accepts="i", low=0, high=6
+    ),
 }
 _CLASS_NAMES = {"f": "float", "i": "integer", "b": "bool", "c": "complex"}
 
@@ -249,6 +307,7 @@ class Binary(Op):
     def eval(self, a: Array, b: Array) -> Array:
         formula = _DEFINITIONS[self.kind].formula
         with np.errstate(all="ignore"):
+            # The next value depends on the operand's own type, so it is not computed in f64 either.
             if a.dtype.kind in "iub" or self.kind is BinaryOp.NextAfter:
                 return np.asarray(formula(*np.broadcast_arrays(a, b)), dtype=a.dtype)
             wide = np.complex128 if a.dtype.kind == "c" else np.float64

@@ -208,7 +208,7 @@ def _counter(size: Size, axis: int) -> Any:
 
     dims: list[Size] = [1, 1, 1, 1]
     dims[axis] = size
-    return iota(dims, axis % 4, DType.I32)
+    return iota(dims, DType.I32, axis)
 
 
 def _per_row(kv_len: Any) -> Any:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Param
 from rlx.ir.op import Op
@@ -63,7 +62,8 @@ def build_body(name: str, build: Callable[..., Any], **inputs: Shape) -> Graph:
     """The body that `build` computes from Inputs of the given names and types.
 
     >>> from rlx.ops.arithmetic import add
-    >>> print(build_body("next", lambda c: add(c, c), carry=Shape((2,), "f32")))
+    >>> body = build_body("next", lambda c: add(c, c), carry=Shape((2,), "f32"))
+    >>> print(str(body).strip())
     mir @next(%carry: f32[2]) {
       %0: f32[2] = add(%carry, %carry)
       return %0

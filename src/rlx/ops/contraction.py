@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from rlx.errors import ShapeError
 from rlx.ir.dims import product, require_equal
 from rlx.ir.dtype import DType, DTypeLike
@@ -17,7 +16,7 @@ from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape, Size, matmul_shape, normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import mul
-from rlx.ops.movement import expand_dims, flatten, moveaxis, reshape, squeeze, transpose
+from rlx.ops.movement import expand_dims, flatten, moveaxis, reshaped, squeeze, transposed
 from rlx.ops.operands import (
     convert,
     dims_of,
@@ -162,17 +161,14 @@ class DotGeneral(_Contraction):
 
     def decompose(self, lhs: Tensor, rhs: Tensor) -> Any:
         left, right = self._axes(lhs.ndim, rhs.ndim)
-        batch = [lhs.shape[i] for i in left.batch]
-        lhs_free, rhs_free = [lhs.shape[i] for i in left.free], [rhs.shape[j] for j in right.free]
-        contracted = product(lhs.shape[i] for i in left.contract)
-        a = reshape(transpose(lhs, (*left.batch, *left.free, *left.contract)), (*batch, product(lhs_free), contracted))
-        rhs_dims = [rhs.shape[j] for j in right.batch]
-        contracted = product(rhs.shape[j] for j in right.contract)
-        b = reshape(
-            transpose(rhs, (*right.batch, *right.contract, *right.free)), (*rhs_dims, contracted, product(rhs_free))
-        )
-        joined = [_joined(m, n) for m, n in zip(batch, rhs_dims)]
-        return reshape(MatMul(self.precision, self.out_dtype)(a, b), (*joined, *lhs_free, *rhs_free))
+        lhs_batch, lhs_free, lhs_summed = ([lhs.shape[i] for i in g] for g in (left.batch, left.free, left.contract))
+        rhs_batch, rhs_free, rhs_summed = ([rhs.shape[j] for j in g] for g in (right.batch, right.free, right.contract))
+        a = transposed(lhs, (*left.batch, *left.free, *left.contract))
+        b = transposed(rhs, (*right.batch, *right.contract, *right.free))
+        a = reshaped(a, (*lhs_batch, product(lhs_free), product(lhs_summed)))
+        b = reshaped(b, (*rhs_batch, product(rhs_summed), product(rhs_free)))
+        batch = [_joined(m, n) for m, n in zip(lhs_batch, rhs_batch)]
+        return reshaped(MatMul(self.precision, self.out_dtype)(a, b), (*batch, *lhs_free, *rhs_free))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -354,7 +350,7 @@ def vecdot(a: Any, b: Any, axis: int = -1, **options: Any) -> Any:
     """The sum of conj(a) * b along `axis`; the other axes broadcast."""
     a, b = promote_operands(a, b)
     if dtype_of(a).is_complex:
-        from rlx.ops import conjugate
+        from rlx.ops.complex_ops import conjugate
 
         a = conjugate(a)
     row, column = expand_dims(moveaxis(a, axis, -1), -2), expand_dims(moveaxis(b, axis, -1), -1)

@@ -115,7 +115,8 @@ def _scalars(starts: Any, count: int) -> list[Any]:
         if len(dims_of(starts)) != 1:
             raise ShapeError(f"starts must be scalars or one tensor of rank 1, got dims {dims_of(starts)}")
         scalars = [reshape(narrow(starts, 0, i, 1), ()) for i in range(count)]
-    return [np.int32(s) if isinstance(s, int) else s for s in scalars]
+    # A start beyond 32 bits is clamped to the edge of the axis anyway.
+    return [np.int32(min(max(s, -(2**31)), 2**31 - 1)) if isinstance(s, int) else s for s in scalars]
 
 
 def dynamic_slice(x: Any, starts: Any, sizes: Sequence[Size]) -> Any:

@@ -22,7 +22,7 @@ from rlx.ir.fft import FftNorm, fftfreq, fftn_axes_all, is_pow2, next_pow2, norm
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size, normalize_axis
 from rlx.ir.tensor import target_graph
-from rlx.ops.operands import convert, dtype_of, promote_inexact, require_float, require_inexact, require_same_dtype
+from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, require_float, require_inexact, require_same_dtype
 from rlx.ops.samples import COMPLEX, Sample, sample, spec
 
 __all__ = [
@@ -150,7 +150,7 @@ class FftButterflyStage(Op):
 
     def decompose(self, state: Any, gate: Any, rev: Any, tw_re: Any, tw_im: Any) -> Any:
         from rlx.ops.arithmetic import ge, ne, where
-        from rlx.ops.movement import concat, reshape, split, stack
+        from rlx.ops.movement import concat, reshape, split
 
         sigma, wide = 2**self.stage, state.dtype.accumulator
         leading = state.shape[:-2]
@@ -160,8 +160,7 @@ class FftButterflyStage(Op):
         gate, rev, tw_re, tw_im = per_butterfly
         x0, x1 = split(halves, 2, axis=-3)
         re, im = split(x1, 2, axis=-1)
-        turned = stack([re * tw_re - im * tw_im, re * tw_im + im * tw_re], axis=-1)
-        turned = reshape(turned, x1.shape)
+        turned = concat([re * tw_re - im * tw_im, re * tw_im + im * tw_re], axis=-1)
         top, bottom, swapped, active = x0 + turned, x0 - turned, ge(rev, 0.5), ne(gate, 0.0)
         first = where(active, where(swapped, bottom, top), x0)
         second = where(active, where(swapped, top, bottom), x1)
@@ -179,7 +178,7 @@ class FftButterflyStage(Op):
 
 
 def _last_size(x: Any, function: str) -> int:
-    dims = Shape(x.shape).dims if hasattr(x, "shape") else np.shape(x)
+    dims = dims_of(x)
     if not dims:
         raise ShapeError(f"{function}: needs an axis to transform, got a scalar")
     if isinstance(dims[-1], Dim):
@@ -198,7 +197,7 @@ def _pad_last(x: Any, size: int) -> Any:
     from rlx.ops.movement import pad
 
     missing = size - _last_size(x, "pad")
-    rank = len(x.shape)
+    rank = len(dims_of(x))
     return x if missing == 0 else pad(x, 0, high=(*(0,) * (rank - 1), missing))
 
 
@@ -228,8 +227,9 @@ def fft_axis(x: Any, axis: int, inverse: bool = False, norm: FftNorm | str = Fft
     """The transform along any axis."""
     from rlx.ops.movement import swapaxes
 
-    axis = normalize_axis(axis, len(x.shape), "fft_axis")
-    if axis == len(x.shape) - 1:
+    rank = len(dims_of(x))
+    axis = normalize_axis(axis, rank, "fft_axis")
+    if axis == rank - 1:
         return fft_norm(x, inverse, norm)
     return swapaxes(fft_norm(swapaxes(x, axis, -1), inverse, norm), axis, -1)
 
@@ -238,7 +238,7 @@ def fftn(
     x: Any, axes: Sequence[int] | None = None, inverse: bool = False, norm: FftNorm | str = FftNorm.Backward
 ) -> Any:
     """The transform along several axes (all of them by default), one after the other."""
-    rank = len(x.shape)
+    rank = len(dims_of(x))
     chosen = fftn_axes_all(rank) if axes is None else normalize_fftn_axes(axes, rank)
     if len(chosen) > 1 and not dtype_of(x).is_complex:
         raise OpError(
@@ -327,7 +327,7 @@ def stft(
     frames = 1 + (T - frame_len) // hop and half = n/2 + 1. Frames are multiplied by `window[frame_len]` when one is given.
     """
     from rlx.ops.arithmetic import mul
-    from rlx.ops.indexing import take
+    from rlx.ops.indexing import gather
     from rlx.ops.movement import concat, moveaxis
 
     (x,) = _real_operands("stft", x)
@@ -339,7 +339,7 @@ def stft(
         )
     starts = np.arange(1 + (samples - frame_len) // hop) * hop
     positions = (starts[:, None] + np.arange(frame_len)).astype(np.int32)
-    frames = moveaxis(take(x, positions, axis=-1), -2, 0)
+    frames = moveaxis(gather(x, positions, axis=-1), -2, 0)
     if window is not None:
         frames = mul(frames, convert(window, dtype_of(x)))
     return concat(rfft(frames, norm, pad), axis=-1)

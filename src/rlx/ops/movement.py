@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, ceildiv, collect_constraints, dim_max, dim_min, dims_equal, product, require_equal
 from rlx.ir.op import Op, op
@@ -346,7 +345,7 @@ def reshape(x: Any, dims: Sequence[int | str | Dim] | int) -> Any:
     return Reshape(reshape_shape(Shape(dims_of(x)), _as_dims(dims)).dims)(x)
 
 
-def _reshaped(x: Any, dims: Dims) -> Any:
+def reshaped(x: Any, dims: Dims) -> Any:
     """`reshape` that leaves a tensor alone when nothing changes."""
     return x if isinstance(x, Tensor) and x.shape == dims else Reshape(dims)(x)
 
@@ -374,10 +373,10 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     perm = [a for a in range(rank) if a not in old]
     for position, axis in sorted(zip(new, old)):
         perm.insert(position, axis)
-    return _transposed(x, perm)
+    return transposed(x, perm)
 
 
-def _transposed(x: Any, perm: Sequence[int]) -> Any:
+def transposed(x: Any, perm: Sequence[int]) -> Any:
     """`transpose` that leaves a tensor alone when nothing changes."""
     return x if isinstance(x, Tensor) and list(perm) == list(range(x.ndim)) else Transpose(tuple(perm))(x)
 
@@ -388,7 +387,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
     a, b = normalize_axis(axis1, rank, "swapaxes"), normalize_axis(axis2, rank, "swapaxes")
     perm = list(range(rank))
     perm[a], perm[b] = b, a
-    return _transposed(x, perm)
+    return transposed(x, perm)
 
 
 def expand(x: Any, dims: Sequence[int | str | Dim]) -> Any:
@@ -416,7 +415,7 @@ def broadcast_in_dim(x: Any, dims: Sequence[int | str | Dim], axes: Sequence[int
     if len(axes) != len(have) or list(axes) != sorted({a for a in axes if 0 <= a < len(dims)}):
         raise ShapeError(f"broadcast_in_dim: {len(have)} increasing axes below {len(dims)} are needed, got {axes}")
     place = dict(zip(axes, have))
-    return broadcast_to(_reshaped(x, tuple(place.get(i, 1) for i in range(len(dims)))), dims)
+    return broadcast_to(reshaped(x, tuple(place.get(i, 1) for i in range(len(dims)))), dims)
 
 
 def narrow(x: Any, axis: int, start: Size, length: Size) -> Any:
@@ -492,7 +491,7 @@ def squeeze(x: Any, axes: int | Sequence[int] | None = None) -> Any:
     for a in chosen:
         if not require_equal(dims[a], 1, "squeeze"):
             raise ShapeError(f"squeeze: axis {a} of {_text(dims)} has size {dims[a]}, not 1")
-    return _reshaped(x, tuple(d for i, d in enumerate(dims) if i not in chosen))
+    return reshaped(x, tuple(d for i, d in enumerate(dims) if i not in chosen))
 
 
 def expand_dims(x: Any, axes: int | Sequence[int]) -> Any:
@@ -501,4 +500,4 @@ def expand_dims(x: Any, axes: int | Sequence[int]) -> Any:
     rank = len(dims) + len(new)
     added = normalize_axes(new, rank, "expand_dims")
     rest = iter(dims)
-    return _reshaped(x, tuple(1 if i in added else next(rest) for i in range(rank)))
+    return reshaped(x, tuple(1 if i in added else next(rest) for i in range(rank)))

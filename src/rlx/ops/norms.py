@@ -298,8 +298,10 @@ def group_norm(x: Any, gamma: Any, beta: Any, num_groups: int, eps: float = 1e-5
 
 def rms_norm(x: Any, gamma: Any, beta: Any = None, axis: int = -1, eps: float = 1e-6, flatten: bool = False) -> Any:
     """x/√(mean(x²) + eps)·gamma + beta over `axis`; without `beta` nothing is added."""
+    from rlx.ops.creation import zeros_like
+
     if beta is None:
-        beta = gamma * 0.0
+        beta = zeros_like(gamma)
     return RmsNorm(axis, eps, flatten)(*promote_inexact(x, gamma, beta))
 
 

@@ -15,9 +15,13 @@ import numpy as np
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op, op
-from rlx.ir.shape import Shape, conv2d_output_shape, matmul_shape, normalize_axis
+from rlx.ir.shape import Shape, Size, conv2d_output_shape, matmul_shape, normalize_axis
+from rlx.ops.arithmetic import clamp
+from rlx.ops.contraction import matmul
 from rlx.ops.conversion import cast, convert_array
-from rlx.ops.operands import convert, require_dtype, require_float, require_rank
+from rlx.ops.convolution import Conv, ConvOp
+from rlx.ops.movement import reshape
+from rlx.ops.operands import convert, dims_of, require_dtype, require_float
 from rlx.ops.rounding import half_away_array, quantizer_dtype, round_half_away
 from rlx.ops.samples import Sample, sample, spec
 
@@ -114,8 +118,6 @@ class Quantize(_Affine):
             return convert_array(np.clip(codes, *_limits(self.dtype)), self.dtype)
 
     def decompose(self, x: Any) -> Any:
-        from rlx.ops.arithmetic import clamp
-
         wide = quantizer_dtype(x.dtype)
         inverse, zero = self._factors(wide, x.ndim)
         low, high = _limits(self.dtype)
@@ -175,19 +177,17 @@ class Dequantize(_Affine):
         yield sample(cls(0, (0.1, 0.02)), spec(2, "S"), dtypes=("i8",), S=3)
 
 
-class _IntegerProduct(Op):
-    """What QMatMul and QConv2d share: an i32 sum of centred products, scaled back to 8 bits."""
+def _require_codes(op: Op, dtype: DType, *codes: Shape) -> None:
+    if dtype not in (DType.I8, DType.U8):
+        raise op.fail(f"dtype must be i8 or u8, got {dtype}")
+    require_dtype(op, all(c.dtype in (DType.I8, DType.U8) for c in codes), "i8 or u8", *codes)
 
-    def _require_codes(self, dtype: DType, *codes: Shape) -> None:
-        if dtype not in (DType.I8, DType.U8):
-            raise self.fail(f"dtype must be i8 or u8, got {dtype}")
-        require_dtype(self, all(c.dtype in (DType.I8, DType.U8) for c in codes), "i8 or u8", *codes)
 
-    def _require_bias(self, bias: Shape | None, channels: Any) -> None:
-        if bias is None:
-            return
-        if bias.rank != 1 or bias.dtype is not DType.I32 or not require_equal(bias.dims[0], channels, self.mnemonic):
-            raise self.fail(f"needs a bias i32[{channels}], got {bias}")
+def _require_bias(op: Op, bias: Shape | None, channels: Size) -> None:
+    if bias is None:
+        return
+    if bias.rank != 1 or bias.dtype is not DType.I32 or not require_equal(bias.dims[0], channels, op.mnemonic):
+        raise op.fail(f"needs a bias i32[{channels}], got {bias}")
 
 
 def _requantize_array(total: Array, mult: float, zero: int, dtype: DType) -> Array:
@@ -197,14 +197,12 @@ def _requantize_array(total: Array, mult: float, zero: int, dtype: DType) -> Arr
 
 
 def _requantize(total: Any, mult: float, zero: int, dtype: DType) -> Any:
-    from rlx.ops.arithmetic import clamp
-
     low, high = _limits(dtype)
     return cast(clamp(round_half_away(cast(total, DType.F32) * mult) + float(zero), low, high), dtype)
 
 
 @op("q_matmul")
-class QMatMul(_IntegerProduct):
+class QMatMul(Op):
     """q = clamp(round((bias + Σ_k (x - x_zp)(w - w_zp)) · mult) + out_zp), ties away from zero.
 
     x[..,M,K] and w[..,K,N] are i8 or u8, their batch dims broadcast; bias is i32[N] or absent. The sum wraps in i32;
@@ -218,20 +216,18 @@ class QMatMul(_IntegerProduct):
     dtype: DType = DType.I8
 
     def infer(self, x: Shape, w: Shape, bias: Shape | None = None) -> Shape:
-        self._require_codes(self.dtype, x, w)
+        _require_codes(self, self.dtype, x, w)
         result = matmul_shape(x.with_dtype(self.dtype), w.with_dtype(self.dtype), self.mnemonic)
-        self._require_bias(bias, result.dims[-1])
+        _require_bias(self, bias, result.dims[-1])
         return result
 
     def eval(self, x: Array, w: Array, bias: Array | None = None) -> Array:
-        total = np.matmul(x.astype(np.int64) - self.x_zp, w.astype(np.int64) - self.w_zp)
+        total = np.matmul(x.astype(np.int32) - self.x_zp, w.astype(np.int32) - self.w_zp)
         if bias is not None:
             total = total + bias
-        return _requantize_array(total.astype(np.int32), self.mult, self.out_zp, self.dtype)
+        return _requantize_array(total, self.mult, self.out_zp, self.dtype)
 
     def decompose(self, x: Any, w: Any, bias: Any = None) -> Any:
-        from rlx.ops.contraction import matmul
-
         total = matmul(cast(x, DType.I32) - self.x_zp, cast(w, DType.I32) - self.w_zp)
         return _requantize(total if bias is None else total + bias, self.mult, self.out_zp, self.dtype)
 
@@ -248,81 +244,47 @@ class QMatMul(_IntegerProduct):
 
 
 @op("q_conv2d")
-class QConv2d(_IntegerProduct):
-    """`QMatMul`'s formula summed over the window of a convolution: x NCHW, w[C_out, C_in/groups, kH, kW], bias i32[C_out].
+class QConv2d(ConvOp):
+    """`QMatMul`'s formula summed over the windows of a convolution: x NCHW, w[C_out, C_in/groups, kH, kW], bias i32[C_out].
 
-    Taps in the padding contribute 0, as if x were x_zp there.
+    Taps in the padding contribute 0, as if x were x_zp there. Any number of spatial axes will do.
     """
 
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0)
-    dilation: tuple[int, ...] = (1, 1)
-    groups: int = 1
     x_zp: int = 0
     w_zp: int = 0
     out_zp: int = 0
     mult: float = 1.0
     dtype: DType = DType.I8
 
-    def check(self) -> None:
-        for name in ("kernel_size", "stride", "padding", "dilation"):
-            values, least = getattr(self, name), 0 if name == "padding" else 1
-            if len(values) != 2 or min(values) < least:
-                raise self.fail(f"{name} needs two numbers of at least {least}, got {values}")
-        if self.groups < 1:
-            raise self.fail(f"groups must be at least 1, got {self.groups}")
-
     def infer(self, x: Shape, w: Shape, bias: Shape | None = None) -> Shape:
-        self._require_codes(self.dtype, x, w)
-        require_rank(self, x, 4)
-        require_rank(self, w, 4)
-        if w.dims[2:] != self.kernel_size:
-            raise self.fail(f"kernel_size={self.kernel_size} does not agree with the weight {w}")
+        _require_codes(self, self.dtype, x, w)
+        self.require_images("x", x)
+        self.require_kernel(w)
         result = conv2d_output_shape(x, w, self.stride, self.padding, self.dilation, self.groups, self.mnemonic)
-        self._require_bias(bias, result.dims[1])
+        _require_bias(self, bias, result.dims[1])
         return result.with_dtype(self.dtype)
 
-    def eval(self, x: Array, w: Array, bias: Array | None = None) -> Array:
-        total = self._sum_windows(x.astype(np.int64) - self.x_zp, w.astype(np.int64) - self.w_zp)
-        if bias is not None:
-            total = total + bias[:, None, None]
-        return _requantize_array(total.astype(np.int32), self.mult, self.out_zp, self.dtype)
+    @property
+    def _sum(self) -> Conv:
+        return Conv(self.kernel_size, self.stride, self.padding, self.dilation, self.groups)
 
-    def _sum_windows(self, x: Array, w: Array) -> Array:
-        """The convolution of centred codes, one tap of the kernel at a time."""
-        (n, channels, _, _), groups = x.shape, self.groups
-        shapes = [Shape(a.shape) for a in (x, w)]
-        out = conv2d_output_shape(*shapes, self.stride, self.padding, self.dilation, groups).static_dims
-        padded = np.pad(x, ((0, 0), (0, 0), *((p, p) for p in self.padding)))
-        total = np.zeros((n, groups, out[1] // groups, *out[2:]), np.int64)
-        for tap in np.ndindex(*self.kernel_size):
-            first = [t * d for t, d in zip(tap, self.dilation)]
-            window = tuple(
-                slice(f, f + (size - 1) * s + 1, s) if size else slice(0, 0)
-                for f, size, s in zip(first, out[2:], self.stride)
-            )
-            taken = padded[(slice(None), slice(None), *window)].reshape(n, groups, channels // groups, *out[2:])
-            weights = w[(slice(None), slice(None), *tap)].reshape(groups, out[1] // groups, channels // groups)
-            total += np.einsum("ngchw,goc->ngohw", taken, weights)
-        return total.reshape(out)
+    def eval(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        total = self._sum.eval(x.astype(np.int32) - self.x_zp, w.astype(np.int32) - self.w_zp)
+        if bias is not None:
+            total = total + bias.reshape(-1, *(1,) * self.spatial_rank)
+        return _requantize_array(total, self.mult, self.out_zp, self.dtype)
 
     def decompose(self, x: Any, w: Any, bias: Any = None) -> Any:
-        from rlx.ops.convolution import conv2d
-        from rlx.ops.movement import reshape
-
-        # Sums of 8-bit products are exact in f64, and every engine has a float convolution.
-        centred = [cast(cast(q, DType.I32) - zero, DType.F64) for q, zero in ((x, self.x_zp), (w, self.w_zp))]
-        total = cast(conv2d(*centred, self.stride, self.padding, self.dilation, self.groups), DType.I32)
+        total = self._sum(cast(x, DType.I32) - self.x_zp, cast(w, DType.I32) - self.w_zp)
         if bias is not None:
-            total = total + reshape(bias, (-1, 1, 1))
+            total = total + reshape(bias, (*bias.shape, *(1,) * self.spatial_rank))
         return _requantize(total, self.mult, self.out_zp, self.dtype)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         codes, wide = ("i8", "u8"), {"low": -120, "high": 120}
         bias = spec(4, dtype="i32", low=-900, high=900)
-        plain = cls((3, 3), x_zp=3, w_zp=-2, out_zp=5, mult=0.001)
+        plain = cls((3, 3), (1, 1), (0, 0), (1, 1), x_zp=3, w_zp=-2, out_zp=5, mult=0.001)
         yield sample(plain, spec(2, 3, 5, 4, **wide), spec(4, 3, 3, 3, **wide), bias, dtypes=codes)
         strided = plain.replace(kernel_size=(2, 3), stride=(2, 1), padding=(1, 2), dilation=(1, 2))
         yield sample(strided, spec(1, 3, 5, 4, **wide), spec(4, 3, 2, 3, **wide), bias, dtypes=codes)
@@ -383,5 +345,5 @@ def q_conv2d(
 ) -> Any:
     """Convolution of a quantised image with quantised weights; see `QConv2d`."""
     operands = (x, w) if bias is None else (x, w, bias)
-    kernel = Shape(w.shape).static_dims[2:]
+    kernel = Shape(dims_of(w)).static_dims[2:]
     return QConv2d(kernel, stride, padding, dilation, groups, x_zp, w_zp, out_zp, mult)(*operands)

@@ -17,8 +17,11 @@ from rlx.ir.dtype import DType
 from rlx.ir.nvfp4 import FP4_E2M1_LUT
 from rlx.ir.op import Op, op
 from rlx.ir.quant import QuantKind, QuantScheme, dequantize_matrix
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Dims, Shape
+from rlx.ops.contraction import GroupedMatMul, matmul
 from rlx.ops.conversion import cast
+from rlx.ops.indexing import clipped_ids, gather, require_ids
+from rlx.ops.movement import expand, flatten, narrow, reshape, stack
 from rlx.ops.operands import convert, require_dtype, require_float, require_rank
 from rlx.ops.samples import Sample, Spec, sample, spec
 
@@ -118,9 +121,6 @@ class DequantMatMul(Op):
         return _product(x, weights)
 
     def decompose(self, x: Any, w: Any, scale: Any = None, zp: Any = None) -> Any:
-        from rlx.ops.contraction import matmul
-        from rlx.ops.movement import reshape
-
         n, k, leading = _last_size(self.infer(*_shapes(x, w, scale, zp))), x.shape[-1], x.shape[:-1]
         if self.scheme.is_gguf:
             weights = reshape(DequantMoEWeights(self.scheme, 1, k, n)(w), (k, n))
@@ -196,8 +196,8 @@ class DequantMoEWeights(Op):
 class DequantGroupedMatMul(Op):
     """y[i] = x[i] · W[idx[i]] with GGUF weights: x[M, k], the bytes of all experts one after the other, idx[M].
 
-    Each expert is stored as n rows of k elements; their number follows from the byte count. An index outside it is
-    clipped; float indices truncate toward zero.
+    Each expert is stored as n rows of k elements; their number E follows from the byte count. Ids outside of 0..E-1 that
+    the program computed are clipped (negative ones count from the end).
     """
 
     scheme: QuantScheme
@@ -207,10 +207,13 @@ class DequantGroupedMatMul(Op):
         require_float(self, x)
         require_rank(self, x, 2)
         self._experts(_inner_size(self, x), packed)
-        require_dtype(self, idx.dtype.is_int or (idx.dtype.is_float and not idx.dtype.is_storage), "integer", idx)
+        require_ids(self, idx)
         if idx.rank != 1 or not require_equal(idx.dims[0], x.dims[0], self.mnemonic):
             raise self.fail(f"needs one expert index per row of x {x}, got {idx}")
         return x.with_dims((x.dims[0], self.n))
+
+    def index_operands(self, x: Shape, packed: Shape, idx: Shape) -> dict[int, Dims]:
+        return {2: (self._experts(_inner_size(self, x), packed),)}
 
     def _experts(self, k: int, packed: Shape) -> int:
         slab, count = self.n * _gguf_row_bytes(self, self.scheme, k), _byte_count(self, packed)
@@ -223,7 +226,7 @@ class DequantGroupedMatMul(Op):
     def eval(self, x: Array, packed: Array, idx: Array) -> Array:
         k = x.shape[1]
         slabs = np.ascontiguousarray(packed).reshape(self._experts(k, Shape(packed.shape, DType.U8)), -1)
-        chosen = np.clip(idx.astype(np.int64), 0, len(slabs) - 1)
+        chosen = clipped_ids(idx, len(slabs))
         result = np.empty((len(x), self.n), x.dtype)
         for expert in np.unique(chosen):
             rows = chosen == expert
@@ -231,14 +234,9 @@ class DequantGroupedMatMul(Op):
         return result
 
     def decompose(self, x: Any, packed: Any, idx: Any) -> Any:
-        from rlx.ops.contraction import matmul
-        from rlx.ops.indexing import take
-        from rlx.ops.movement import expand_dims, squeeze
-
         k, wide = x.shape[1], x.dtype.accumulator
         weights = DequantMoEWeights(self.scheme, self._experts(k, packed.type), k, self.n)(packed)
-        per_row = convert(take(weights, idx, axis=0, mode="clip"), wide)
-        return convert(squeeze(matmul(expand_dims(convert(x, wide), 1), per_row), 1), x.dtype)
+        return convert(GroupedMatMul()(convert(x, wide), convert(weights, wide), idx), x.dtype)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -275,8 +273,6 @@ def _decode(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) ->
     """f32[k, n] by elementwise ops, for the formats whose scales lie beside the codes."""
     from rlx.ops.arithmetic import ne, where
     from rlx.ops.bits import bitcast
-    from rlx.ops.indexing import take
-    from rlx.ops.movement import reshape
 
     if scheme.kind in _FP8_DTYPES:
         weights = cast(reshape(bitcast(w, _FP8_DTYPES[scheme.kind]), (k, n)), DType.F32)
@@ -284,7 +280,7 @@ def _decode(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) ->
     if scheme.kind is QuantKind.Nvfp4Block:
         steps = cast(bitcast(scale, DType.F8E4M3), DType.F32)
         steps = where(ne(steps, steps), 0.0, steps)
-        weights = take(FP4_E2M1_LUT, cast(_nibbles(w, k, n), DType.I32), axis=0) * _per_row(steps, scheme, k, n)
+        weights = gather(FP4_E2M1_LUT, _nibbles(w, k, n)) * _per_row(steps, scheme, k, n)
         return weights if zp is None else weights * reshape(cast(zp, DType.F32), ())
     if scheme.kind is QuantKind.Int4Block:
         weights = cast(_nibbles(w, k, n), DType.F32)
@@ -299,7 +295,6 @@ def _nibbles(w: Any, k: int, n: int) -> Any:
     """u8[k, n] from two codes per byte, low nibble first in flat order."""
     from rlx.ops.arithmetic import and_, shift_right_logical
     from rlx.ops.bits import bitcast
-    from rlx.ops.movement import flatten, narrow, reshape, stack
 
     codes = flatten(bitcast(w, DType.U8))
     pairs = flatten(stack([and_(codes, 15), shift_right_logical(codes, 4)], axis=-1))
@@ -308,8 +303,6 @@ def _nibbles(w: Any, k: int, n: int) -> Any:
 
 def _per_row(side: Any, scheme: QuantScheme, k: int, n: int) -> Any:
     """[k, n] from one value per column and `block_size` rows."""
-    from rlx.ops.movement import expand, narrow, reshape
-
     size = scheme.block_size
     groups = -(-k // size)
     repeated = reshape(expand(reshape(side, (groups, 1, n)), (groups, size, n)), (groups * size, n))

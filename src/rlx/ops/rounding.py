@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from rlx.ir.dtype import DType
+from rlx.ops.arithmetic import add, ge, sub, where
+from rlx.ops.unary import abs_, sign, trunc
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,9 +27,6 @@ def half_away_array(x: Array) -> Array:
 
 def round_half_away(x: Any) -> Any:
     """The integer nearest to x, ties away from zero, as a float."""
-    from rlx.ops.arithmetic import add, ge, sub, where
-    from rlx.ops.unary import abs_, sign, trunc
-
     whole = trunc(x)
     return where(ge(abs_(sub(x, whole)), 0.5), add(whole, sign(x)), whole)
 

@@ -110,7 +110,7 @@ class TreeDef:
         return found
 
     def _path(self, position: int) -> Path:
-        return TreeDef(self.nodes)._node_paths()[position]
+        return self._node_paths()[position]
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, TreeDef) and self.nodes == other.nodes)
@@ -150,9 +150,7 @@ def _difference(path: Path, wanted: _Container | None, got: _Container | None, i
         missing = [k for k in wanted.keys if k not in got.keys]
         extra = [k for k in got.keys if k not in wanted.keys]
         if missing or extra:
-            parts = [
-                f"{what} {keys}" for what, keys in (("lacks the keys", missing), ("has the extra keys", extra)) if keys
-            ]
+            parts = [f"lacks the keys {missing}"] * bool(missing) + [f"has the extra keys {extra}"] * bool(extra)
             return f"the trees differ {place}: the second one {' and '.join(parts)}"
     described = str(got) if got is not None else "a leaf" if item is None else f"a leaf ({type(item).__name__})"
     return f"the trees differ {place}: {wanted or 'a leaf'} is wanted, got {described}"

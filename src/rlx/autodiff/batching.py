@@ -1,0 +1,62 @@
+"""Batching: run a graph over a new leading axis of some of its leaves, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rlx.autodiff.derive import expand_for, no_rule
+from rlx.autodiff.forward import _mapped
+from rlx.autodiff.replay import Replay, Value
+from rlx.errors import AutodiffError, InternalError
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Project
+from rlx.ir.op import Op
+from rlx.ir.shape import Size
+from rlx.ir.tensor import Tensor
+
+
+def batch_graph(
+    graph: Graph, leaves: Mapping[NodeId, Tensor], batched: Collection[NodeId], size: Size
+) -> tuple[list[Tensor], list[bool]]:
+    """Outputs of `graph` when the leaves in `batched` carry a leading axis of `size`; and which outputs carry it."""
+
+    def relevant(g: Graph) -> set[NodeId]:
+        found = set(_mapped(g, graph, list(batched)))
+        for node in g.nodes:
+            if any(i in found for i in node.inputs):
+                found.add(node.id)
+        return found
+
+    prepared = expand_for(graph, "batch", relevant)
+    graph = prepared.graph
+    carried = relevant(graph)
+    replay = Replay(graph, {prepared.id(i): t for i, t in leaves.items()})
+    for node in graph.nodes:
+        if node.id not in carried or node.is_leaf or isinstance(node.op, Project):
+            replay.step(node)
+            continue
+        flags = [i in carried for i in node.inputs]
+        with replay.into.originating(node.origin):
+            replay.values[node.id] = _checked(node, apply_batch(node.op, size, replay.operands(node), flags), size)
+    return replay.outputs(), [o in carried for o in graph.outputs]
+
+
+def apply_batch(op: Op, size: Size, operands: list[Any], batched: list[bool]) -> Value:
+    """The batched result of one op by its rule."""
+    refused = no_rule(op, "batch")
+    if refused is not None:
+        raise AutodiffError(f"{op.mnemonic} cannot be batched: {refused.reason}")
+    rule = type(op).batch
+    if not callable(rule):
+        raise InternalError(f"{op.mnemonic} reached batching without a rule")
+    result: Value = rule(op, size, tuple(operands), tuple(batched))
+    return result
+
+
+def _checked(node: Node, value: Value, size: Size) -> Value:
+    results = value if isinstance(value, tuple) else (value,)
+    for result, shape in zip(results, node.shapes, strict=True):
+        if result.type != shape.with_dims((size, *shape.dims)):
+            raise InternalError(f"batching {node.op.mnemonic} gave {result.type}, wanted [{size}] + {shape}")
+    return value

@@ -1,0 +1,182 @@
+"""Derivatives of Python functions over trees of arrays: `grad`, `value_and_grad`, `jvp`, `vjp`, `linearize`, `hvp`,
+`jacfwd`, `jacrev`, `hessian`. Signatures as in JAX; all compose with each other, with `vmap` and with `jit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlx.autodiff.calls import Called, Function, require_inexact, transformed
+from rlx.autodiff.forward import push_forward
+from rlx.autodiff.reverse import Pullback
+from rlx.errors import AutodiffError
+from rlx.ir.graph import Graph
+from rlx.ir.tensor import Tensor
+from rlx.ops.rules import zeros_like
+from rlx.trace.pytree import TreeDef, tree_flatten
+
+Argnums = int | Sequence[int]
+
+
+def _numbers(argnums: Argnums, count: int, what: str) -> list[int]:
+    numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+    for n in numbers:
+        if not -count <= n < count:
+            raise AutodiffError(f"{what}: argnums={argnums} does not fit a call with {count} positional arguments")
+    return [n % count for n in numbers]
+
+
+def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
+    """A function that returns `(value, gradients)`, or `((value, aux), gradients)` with `has_aux`.
+
+    `fn` must return one real scalar. The gradients have the structure of argument `argnums`; a tuple of argnums gives a
+    tuple of gradients. For complex arguments the gradient is the conjugate Wirtinger derivative.
+    """
+
+    def build(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        called = Called(fn, args, kwargs, graph)
+        chosen = _numbers(argnums, len(args), f"grad({called.name})")
+        groups = [called.leaf_indices(n) for n in chosen]
+        wrt = [i for group in groups for i in group]
+        require_inexact("grad", called, wrt)
+        value_tree, aux_tree = _loss_structure(called, has_aux)
+        pullback = Pullback(called.graph, called.leaves, [called.input_id(i) for i in wrt])
+        loss = pullback.outputs[0]
+        gradients = pullback.pull([_one(loss), *(None for _ in pullback.outputs[1:])])
+        filled = iter(zeros_like(called.arguments[i]) if g is None else g for i, g in zip(wrt, gradients))
+        trees = [_like_argument(args[n], [next(filled) for _ in group]) for n, group in zip(chosen, groups)]
+        result = trees[0] if isinstance(argnums, int) else tuple(trees)
+        value = value_tree.unflatten([loss])
+        if has_aux:
+            value = (value, aux_tree.unflatten(pullback.outputs[1:]))
+        return value, result
+
+    return transformed(fn, build, "value_and_grad")
+
+
+def _loss_structure(called: Called, has_aux: bool) -> tuple[TreeDef, TreeDef]:
+    tree = called.traced.out_tree
+    shape = [None] * tree.num_leaves
+    whole = tree.unflatten(range(len(shape)))
+    if has_aux and not (isinstance(whole, tuple) and len(whole) == 2):
+        raise AutodiffError(f"grad({called.name}): with has_aux=True the function must return (value, aux)")
+    value, aux = whole if has_aux else (whole, ())
+    value_leaves, value_tree = tree_flatten(value)
+    _, aux_tree = tree_flatten(aux)
+    types = called.traced.out_types
+    if len(value_leaves) != 1 or types[0].rank != 0 or not types[0].dtype.is_float:
+        got = ", ".join(str(types[i]) for i in value_leaves) or "nothing"
+        raise AutodiffError(
+            f"grad({called.name}): the function must return one real float scalar, it returns {got}. Reduce it with "
+            "rnp.sum or rnp.mean, use has_aux=True for extra results, or rlx.jacrev for a vector"
+        )
+    return value_tree, aux_tree
+
+
+def _one(loss: Tensor) -> Tensor:
+    from rlx.ops.creation import full
+
+    one: Tensor = full((), 1, loss.dtype)
+    return one
+
+
+def _like_argument(argument: Any, leaves: Sequence[Any]) -> Any:
+    _, tree = tree_flatten(argument)
+    return tree.unflatten(leaves)
+
+
+def grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
+    """A function that returns the gradients of `fn`, or `(gradients, aux)` with `has_aux`; see `value_and_grad`."""
+    both = value_and_grad(fn, argnums, has_aux)
+
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        value, result = both(*args, **kwargs)
+        return (result, value[1]) if has_aux else result
+
+    gradients.__name__ = f"grad({getattr(fn, '__name__', type(fn).__name__)})"
+    gradients.__wrapped__ = fn  # type: ignore[attr-defined]
+    return gradients
+
+
+def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """`(fn(*primals), directional derivative)`; tangents have the structure and types of the primals."""
+    primal_leaves, primal_tree = tree_flatten(tuple(primals))
+    tangent_leaves, tangent_tree = tree_flatten(tuple(tangents))
+    if primal_tree != tangent_tree:
+        raise AutodiffError(f"jvp: the tangents have the structure {tangent_tree}, the primals {primal_tree}")
+    del primal_leaves, tangent_leaves
+
+    def both(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+        return fn(*primals)
+
+    def build(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        primals, tangents = args
+        called = Called(fn, primals, {}, graph)
+        directions = [_tangent(called, i, t) for i, t in enumerate(tree_flatten(tangents)[0])]
+        known = {called.input_id(i): t for i, t in enumerate(directions) if t is not None}
+        outputs, pushed = push_forward(called.graph, called.leaves, known)
+        filled = [zeros_like(o) if t is None else t for o, t in zip(outputs, pushed)]
+        tree = called.traced.out_tree
+        return tree.unflatten(outputs), tree.unflatten(filled)
+
+    result: tuple[Any, Any] = transformed(both, build, "jvp")(tuple(primals), tuple(tangents))
+    return result
+
+
+def _tangent(called: Called, index: int, tangent: Any) -> Tensor | None:
+    from rlx.ops.operands import convert
+
+    primal = called.arguments[index]
+    if not primal.dtype.is_inexact:
+        return None
+    graph = primal.graph
+    from rlx.ir.tensor import lift
+
+    t: Tensor = convert(lift(tangent, graph), primal.dtype)
+    if t.type.dims != primal.type.dims:
+        raise AutodiffError(
+            f"jvp({called.name}): the tangent of {called.names[index]!r} is {t.type}, its primal is {primal.type}"
+        )
+    return t
+
+
+def hvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """Hessian of the scalar function `fn` times `tangents`, forward over reverse; structured like the primals."""
+    primals = tuple(primals)
+    numbers = tuple(range(len(primals)))
+    product = jvp(grad(fn, argnums=numbers), primals, tangents)[1]
+    return product[0] if len(primals) == 1 else product
+
+
+def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> Any:
+    """`(fn(*primals), pull)`, where `pull(cotangents)` gives a tuple with one gradient per primal."""
+    from rlx.autodiff.linear import split_vjp
+
+    return split_vjp(fn, primals, has_aux)
+
+
+def linearize(fn: Function, *primals: Any) -> tuple[Any, Callable[..., Any]]:
+    """`(fn(*primals), push)`, where `push(*tangents)` is the derivative there, without computing `fn` again."""
+    from rlx.autodiff.linear import split_jvp
+
+    return split_jvp(fn, primals)
+
+
+def jacrev(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
+    """The Jacobian by reverse mode: for each output leaf `[*output, *input]` per input leaf."""
+    from rlx.autodiff.jacobians import reverse_jacobian
+
+    return reverse_jacobian(fn, argnums, has_aux)
+
+
+def jacfwd(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
+    """The Jacobian by forward mode; the same values as `jacrev`, cheaper when there are few inputs."""
+    from rlx.autodiff.jacobians import forward_jacobian
+
+    return forward_jacobian(fn, argnums, has_aux)
+
+
+def hessian(fn: Function, argnums: Argnums = 0) -> Function:
+    """The second derivatives of a scalar function, forward over reverse."""
+    return jacfwd(jacrev(fn, argnums), argnums)

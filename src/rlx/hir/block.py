@@ -1,0 +1,71 @@
+"""`Block`: an op that stands for a piece of a model and is defined by what it lowers to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlx.errors import RlxError
+from rlx.ir.dims import require_equal
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.ir.interpret import interpret
+from rlx.ir.module import FusionPolicy
+from rlx.ir.op import Op
+from rlx.ir.provenance import NodeOrigin
+from rlx.ir.shape import Shape
+from rlx.ir.tensor import building
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Block(Op):
+    """Base of all blocks. A block gives `lower(policy, *operands)`; its type and its value follow from the result.
+
+    `Direct` lowering uses fused ops where there are some, `Fusable` gives chains of primitive ops; both mean the same.
+    """
+
+    is_block = True
+
+    lower: ClassVar[Callable[..., Any]]
+
+    @property
+    def label(self) -> str:
+        """What reports call the block when the user gave it no name."""
+        return self.mnemonic.removeprefix("hir.")
+
+    @property
+    def summary(self) -> str:
+        """The block and its options in a few words, for `inspect_hir`."""
+        return self.label
+
+    def lowered_type(self, *operands: Shape | None) -> Shape:
+        """The result type, by lowering; operands that are None must be the last ones."""
+        shapes = tuple(s for s in operands if s is not None)
+        try:
+            program = _lowered(self, FusionPolicy.Fusable, shapes)
+        except RlxError as error:
+            raise self.fail(str(error).split("\n")[0]) from None
+        for constraint in program.constraints:
+            require_equal(constraint.left, constraint.right, constraint.reason)
+        return program.shape(program.outputs[0])
+
+    def eval(self, *operands: Array) -> Array:
+        shapes = tuple(Shape(x.shape, DType.of(x.dtype)) for x in operands)
+        return interpret(_lowered(self, FusionPolicy.Fusable, shapes), operands)[0]
+
+    def decompose(self, *operands: Any) -> Any:
+        return self.lower(FusionPolicy.Fusable, *operands)
+
+
+@lru_cache(maxsize=256)
+def _lowered(block: Block, policy: FusionPolicy, shapes: tuple[Shape, ...]) -> Graph:
+    """The block alone as a program; equal layers of a model share one."""
+    graph = Graph(block.label)
+    with graph.originating(NodeOrigin()), building(graph):
+        operands = [graph.input(f"operand_{i}", shape) for i, shape in enumerate(shapes)]
+        graph.set_outputs([block.lower(policy, *operands)])
+    return graph.freeze()

@@ -1,0 +1,238 @@
+"""Elementwise expressions as data: the DAG that the compiler hands to a kernel maker, and its lowering.
+
+Op names are the mnemonics of MIR. Nodes of f16 and bf16 are computed in f32 and rounded where they leave the kernel, or
+where a `cast` asks for it; every other dtype is computed in itself.
+
+>>> x = operand(0, DType.F32)
+>>> apply("mul", x, apply("sigmoid", x)).dtype
+DType.F32
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlx.errors import DTypeError, OpError
+from rlx.ir.dtype import DType
+from rlx.kernels import vector_math
+from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.loop_ir import FLOATS, HALVES, INTS, Literal, Value, ValueType
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Expr:
+    """A node: `operand` (with its number in `value`), `literal` (with its value), or an op on other nodes."""
+
+    op: str
+    args: tuple[Expr, ...]
+    dtype: DType
+    value: Literal = 0
+
+
+def operand(number: int, dtype: DType) -> Expr:
+    """The kernel's operand with this number."""
+    return Expr("operand", (), dtype, number)
+
+
+def literal(value: Literal, dtype: DType) -> Expr:
+    return Expr("literal", (), dtype, value)
+
+
+def apply(op: str, *args: Expr, to: DType | None = None) -> Expr:
+    """An op on expressions; `to` is the dtype of a `cast` or `bitcast`."""
+    if not can_lower(op, *(a.dtype for a in args)):
+        raise OpError(f"{op} on {', '.join(str(a.dtype) for a in args)} has no lowering; known: {' '.join(expr_ops())}")
+    if op in ("cast", "bitcast"):
+        if to is None:
+            raise OpError(f"{op} needs the dtype to convert to")
+        return Expr(op, args, to)
+    operands = args[1:] if op == "where" else args
+    if any(a.dtype is not operands[0].dtype for a in operands):
+        raise DTypeError(f"{op}: operands must have one dtype, got {' and '.join(str(a.dtype) for a in operands)}")
+    return Expr(op, args, DType.BOOL if op in _PREDICATES else operands[0].dtype)
+
+
+def can_lower(op: str, *dtypes: DType) -> bool:
+    """Whether an op on operands of these dtypes can be part of an expression."""
+    if op in ("cast", "bitcast"):
+        return len(dtypes) == 1 and compute_dtype(dtypes[0]) in _ANY
+    if op == "where":
+        return len(dtypes) == 3 and dtypes[0] is DType.BOOL and compute_dtype(dtypes[1]) in _ANY
+    if op not in _LOWERINGS:
+        return False
+    arity, domain, _ = _LOWERINGS[op]
+    return len(dtypes) == arity and compute_dtype(dtypes[0]) in domain
+
+
+def expr_ops() -> list[str]:
+    return sorted([*_LOWERINGS, "where", "cast", "bitcast"])
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The dtype in which values of `dtype` are computed."""
+    return DType.F32 if dtype in HALVES else dtype
+
+
+def topological(roots: Sequence[Expr]) -> list[Expr]:
+    """Every node once, operands first; without recursion, as chains can be long."""
+    order: list[Expr] = []
+    seen: set[Expr] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, is_ready = stack.pop()
+        if is_ready:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((arg, False) for arg in reversed(node.args))
+    return order
+
+
+def lower_expr(k: KernelBuilder, roots: Sequence[Expr], operands: Sequence[Value], lanes: int = 1) -> list[Value]:
+    """Append the computation of `roots` and give their values, each in its node's own dtype."""
+    values: dict[Expr, Value] = {}
+    for node in topological(roots):
+        values[node] = _lower_node(k, node, values, operands, lanes)
+    return [k.cast(values[root], root.dtype) for root in roots]
+
+
+def _lower_node(
+    k: KernelBuilder, node: Expr, values: dict[Expr, Value], operands: Sequence[Value], lanes: int
+) -> Value:
+    """The node's value, in the dtype it is computed in."""
+    kind = compute_dtype(node.dtype)
+    args = [values[a] for a in node.args]
+    match node.op:
+        case "operand":
+            return k.splat(k.cast(operands[int(node.value)], kind), lanes)
+        case "literal":
+            rounded = k.const(node.value, ValueType(node.dtype, lanes)).literal
+            return k.const(rounded, ValueType(kind, lanes))
+        case "cast":
+            return k.cast(k.cast(args[0], node.dtype), kind)
+        case "bitcast":
+            return k.cast(k.bitcast(k.cast(args[0], node.args[0].dtype), node.dtype), kind)
+        case "where":
+            return k.select(*args)
+    return _LOWERINGS[node.op][2](k, *args)
+
+
+def _plain(op: str) -> Callable[..., Value]:
+    return lambda k, *args: k.op(op, *args)
+
+
+def _identity(k: KernelBuilder, x: Value) -> Value:
+    return x
+
+
+def _divide(k: KernelBuilder, a: Value, b: Value) -> Value:
+    """x / 0 is 0 for integers; the smallest integer over -1 wraps to itself."""
+    if a.dtype in FLOATS:
+        return a / b
+    quotient = a / _safe_divisor(k, b)
+    if b.dtype.is_signed:
+        quotient = k.select(k.eq(b, -1), -a, quotient)
+    return k.select(k.eq(b, 0), 0, quotient)
+
+
+def _remainder(k: KernelBuilder, a: Value, b: Value) -> Value:
+    """The sign of the dividend; 0 for a divisor of 0, as the safe divisor 1 gives it."""
+    return a % _safe_divisor(k, b)
+
+
+def _safe_divisor(k: KernelBuilder, b: Value) -> Value:
+    trap = k.eq(b, 0) | k.eq(b, -1) if b.dtype.is_signed else k.eq(b, 0)
+    return k.select(trap, 1, b)
+
+
+def _shift(op: str) -> Callable[..., Value]:
+    def shift(k: KernelBuilder, a: Value, b: Value) -> Value:
+        """A shift by a negative amount, or by the width or more, gives 0, or the sign for a right shift."""
+        bits = 8 * a.dtype.size_bytes
+        is_over = b >= bits
+        if b.dtype.is_signed:
+            is_over = is_over | (b < 0)
+        shifted = k.op(op, a, k.select(is_over, 0, b))
+        over: Value | int = a >> (bits - 1) if op == "shr" and a.dtype.is_signed else 0
+        return k.select(is_over, over, shifted)
+
+    return shift
+
+
+def _shift_right_logical(k: KernelBuilder, a: Value, b: Value) -> Value:
+    unsigned = DType.of(f"u{8 * a.dtype.size_bytes}")
+    return k.bitcast(_shift("shr")(k, k.bitcast(a, unsigned), k.bitcast(b, unsigned)), a.dtype)
+
+
+def _extreme(op: str) -> Callable[..., Value]:
+    logical = {"max": "or", "min": "and"}[op]
+    return lambda k, a, b: k.op(logical if a.dtype is DType.BOOL else op, a, b)
+
+
+def _sign(k: KernelBuilder, x: Value) -> Value:
+    if not x.dtype.is_signed:
+        return k.min(x, 1)
+    return k.select(x > 0, 1, k.select(x < 0, -1, x))
+
+
+def _absolute(k: KernelBuilder, x: Value) -> Value:
+    return k.abs(x) if x.dtype.is_signed else x
+
+
+def _negate(k: KernelBuilder, x: Value) -> Value:
+    return -x if x.dtype.is_signed else ~x + 1
+
+
+def _rounding(op: str) -> Callable[..., Value]:
+    return lambda k, x: k.op(op, x) if x.dtype in FLOATS else x
+
+
+def _sign_bit(k: KernelBuilder, x: Value) -> Value:
+    return k.bitcast(x, DType.of(f"i{8 * x.dtype.size_bytes}")) < 0
+
+
+_NUMBERS = INTS | FLOATS
+_BITS = INTS | {DType.BOOL}
+_ANY = _NUMBERS | {DType.BOOL}
+_PREDICATES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit"})
+
+# op -> (number of operands, dtypes it is computed in, lowering)
+_LOWERINGS: dict[str, tuple[int, frozenset[DType], Callable[..., Value]]] = {
+    **{op: (2, _NUMBERS, _plain(op)) for op in ("add", "sub", "mul")},
+    "div": (2, _NUMBERS, _divide),
+    "rem": (2, INTS, _remainder),
+    "max": (2, _ANY, _extreme("max")),
+    "min": (2, _ANY, _extreme("min")),
+    "pow": (2, FLOATS, _plain("pow")),
+    "copysign": (2, FLOATS, vector_math.copysign),
+    **{op: (2, _BITS, _plain(op)) for op in ("and", "or", "xor")},
+    "shift_left": (2, INTS, _shift("shl")),
+    "shift_right": (2, INTS, _shift("shr")),
+    "shift_right_logical": (2, INTS, _shift_right_logical),
+    **{op: (2, _ANY if op in ("eq", "ne") else _NUMBERS, _plain(op)) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "not": (1, _BITS, _plain("not")),
+    "neg": (1, _NUMBERS, _negate),
+    "abs": (1, _NUMBERS, _absolute),
+    "sign": (1, _NUMBERS, _sign),
+    "square": (1, _NUMBERS, lambda k, x: x * x),
+    "relu": (1, _NUMBERS, lambda k, x: k.max(x, 0)),
+    **{op: (1, _NUMBERS, _rounding(op)) for op in ("round", "floor", "ceil", "trunc")},
+    **{
+        op: (1, FLOATS, _plain(op))
+        for op in ("exp", "expm1", "log", "log1p", "tanh", "erf", "erfc", "sin", "cos", "tan", "atan", "sqrt")
+    },
+    "rsqrt": (1, FLOATS, lambda k, x: 1.0 / k.sqrt(x)),
+    "recip": (1, FLOATS, lambda k, x: 1.0 / x),
+    "sigmoid": (1, FLOATS, vector_math.sigmoid),
+    "silu": (1, FLOATS, vector_math.silu),
+    "gelu": (1, FLOATS, vector_math.gelu),
+    "gelu_approx": (1, FLOATS, vector_math.gelu_approx),
+    "isnan": (1, FLOATS, lambda k, x: k.ne(x, x)),
+    "isinf": (1, FLOATS, lambda k, x: k.eq(k.abs(x), math.inf)),
+    "isfinite": (1, FLOATS, lambda k, x: k.abs(x) < math.inf),
+    "signbit": (1, FLOATS, _sign_bit),
+    "stop_gradient": (1, _ANY, _identity),
+}

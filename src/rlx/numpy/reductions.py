@@ -1,0 +1,367 @@
+"""Reductions along axes, and running sums. `where=` chooses the elements that count, `initial=` joins a start value.
+
+Integers narrower than the default ones are summed and multiplied in int32 or uint32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx import ops
+from rlx.errors import ShapeError
+from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.dims import product
+from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, inexact, operand, rank_of, value
+from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.ops.reductions import ReduceOp, identity_of
+
+__all__ = [
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "cumprod",
+    "cumsum",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+    "ediff1d",
+    "gradient",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "ptp",
+    "std",
+    "sum",
+    "trapezoid",
+    "var",
+]
+
+
+def summing_dtype(dtype: DType) -> DType:
+    """The type in which sums and products of `dtype` are returned."""
+    if dtype is DType.BOOL:
+        return DType.I32
+    if dtype.is_int and dtype.size_bytes < 4:
+        return DType.I32 if dtype.is_signed else DType.U32
+    return dtype
+
+
+def _summand(x: Any, dtype: DTypeLike | None) -> Any:
+    x = value(x)
+    return convert(x, summing_dtype(dtype_of(x)) if dtype is None else DType.of(dtype))
+
+
+def _chosen(x: Any, where: Any, kind: ReduceOp) -> Any:
+    """`x` with what does not count replaced by a value that changes nothing."""
+    return x if where is None else ops.where(operand(where), x, convert(identity_of(kind, dtype_of(x)), dtype_of(x)))
+
+
+@array_function
+def sum(
+    x: Any,
+    /,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    *,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Σ x along `axis`; all axes by default."""
+    x = _chosen(_summand(x, dtype), where, ReduceOp.Sum)
+    result = ops.reduce_sum(x, axes_of(axis, rank_of(x), "sum"), keepdims)
+    return result if initial is None else ops.add(result, convert(operand(initial), dtype_of(x)))
+
+
+@array_function
+def prod(
+    x: Any,
+    /,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    *,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Π x along `axis`; all axes by default."""
+    x = _chosen(_summand(x, dtype), where, ReduceOp.Prod)
+    result = ops.reduce_prod(x, axes_of(axis, rank_of(x), "prod"), keepdims)
+    return result if initial is None else ops.mul(result, convert(operand(initial), dtype_of(x)))
+
+
+def _extreme(kind: ReduceOp, name: str, x: Any, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Any:
+    x = value(x)
+    axes = axes_of(axis, rank_of(x), name)
+    if initial is None and product([dims_of(x)[a] for a in axes]) == 0:
+        raise ShapeError(f"{name}: nothing to choose from along axis {axis} of shape {dims_of(x)}; give initial=")
+    if initial is None and where is not None:
+        raise ShapeError(f"{name}: where= may leave nothing to choose from, so initial= is needed with it")
+    result = ops.reduce(_chosen(x, where, kind), kind, axes, keepdims)
+    join = ops.maximum if kind is ReduceOp.Max else ops.minimum
+    return result if initial is None else join(result, convert(operand(initial), dtype_of(x)))
+
+
+@array_function
+def max(x: Any, /, axis: Axis = None, *, keepdims: bool = False, initial: Any = None, where: Any = None) -> Any:
+    """The largest element along `axis`; NaN where there is one."""
+    return _extreme(ReduceOp.Max, "max", x, axis, keepdims, initial, where)
+
+
+@array_function
+def min(x: Any, /, axis: Axis = None, *, keepdims: bool = False, initial: Any = None, where: Any = None) -> Any:
+    """The smallest element along `axis`; NaN where there is one."""
+    return _extreme(ReduceOp.Min, "min", x, axis, keepdims, initial, where)
+
+
+amax, amin = max, min
+
+
+@array_function
+def ptp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Any:
+    """The largest minus the smallest element."""
+    return ops.sub(max(x, axis, keepdims=keepdims), min(x, axis, keepdims=keepdims))
+
+
+@array_function
+def any(x: Any, /, axis: Axis = None, *, keepdims: bool = False, where: Any = None) -> Any:
+    """Whether any element along `axis` is non-zero."""
+    x = ops.ne(value(x), 0)
+    return ops.reduce_any(_chosen(x, where, ReduceOp.Any), axes_of(axis, rank_of(x), "any"), keepdims)
+
+
+@array_function
+def all(x: Any, /, axis: Axis = None, *, keepdims: bool = False, where: Any = None) -> Any:
+    """Whether all elements along `axis` are non-zero."""
+    x = ops.ne(value(x), 0)
+    return ops.reduce_all(_chosen(x, where, ReduceOp.All), axes_of(axis, rank_of(x), "all"), keepdims)
+
+
+@array_function
+def count_nonzero(x: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+    """How many elements along `axis` are not 0, as i32."""
+    return sum(ops.ne(value(x), 0), axis, keepdims=keepdims)
+
+
+@array_function
+def mean(
+    x: Any, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False, where: Any = None
+) -> Any:
+    """The arithmetic mean along `axis`; NaN of nothing."""
+    (x,) = inexact(x if dtype is None else convert(operand(x), DType.of(dtype)))
+    axes = axes_of(axis, rank_of(x), "mean")
+    if where is None:
+        return ops.mean(x, axes, keepdims)
+    return ops.div(sum(x, axes, keepdims=keepdims, where=where), _count(x, axes, keepdims, where))
+
+
+def _count(x: Any, axes: tuple[int, ...], keepdims: bool, where: Any) -> Any:
+    """How many elements count along `axes`, in the real dtype of `x`."""
+    mask = ops.broadcast_to(ops.ne(operand(where), 0), dims_of(x))
+    return convert(ops.reduce_sum(mask, axes, keepdims), dtype_of(x).real)
+
+
+@array_function
+def var(
+    x: Any,
+    /,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    *,
+    ddof: float = 0,
+    correction: float | None = None,
+    keepdims: bool = False,
+    where: Any = None,
+) -> Any:
+    """Σ|x - mean|² / (n - correction) along `axis`; `ddof` is NumPy's older name of the correction."""
+    (x,) = inexact(x if dtype is None else convert(operand(x), DType.of(dtype)))
+    axes = axes_of(axis, rank_of(x), "var")
+    correction = ddof if correction is None else correction
+    if where is None:
+        return ops.variance(x, axes, correction, keepdims)
+    centred = ops.sub(x, mean(x, axes, keepdims=True, where=where))
+    squares = ops.complex_norm_sq(centred) if dtype_of(x).is_complex else ops.mul(centred, centred)
+    count = ops.maximum(ops.sub(_count(x, axes, keepdims, where), correction), 0)
+    return ops.div(sum(squares, axes, keepdims=keepdims, where=where), count)
+
+
+@array_function
+def std(
+    x: Any,
+    /,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    *,
+    ddof: float = 0,
+    correction: float | None = None,
+    keepdims: bool = False,
+    where: Any = None,
+) -> Any:
+    """The square root of `var`."""
+    return ops.sqrt(var(x, axis, dtype, ddof=ddof, correction=correction, keepdims=keepdims, where=where))
+
+
+@array_function
+def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any:
+    """Where the first largest element is along `axis`, or in the flattened x; i32. NaN counts as largest."""
+    return ops.argmax(value(x), axis, keepdims)
+
+
+@array_function
+def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any:
+    """Where the first smallest element is along `axis`, or in the flattened x; i32. NaN counts as smallest."""
+    return ops.argmin(value(x), axis, keepdims)
+
+
+@array_function
+def cumsum(x: Any, axis: int | None = None, dtype: DTypeLike | None = None) -> Any:
+    """Running sums along `axis`, or of the flattened x."""
+    x = _summand(x, dtype)
+    return ops.cumsum(x, axis) if axis is not None else ops.cumsum(ops.flatten(x), 0)
+
+
+@array_function
+def cumprod(x: Any, axis: int | None = None, dtype: DTypeLike | None = None) -> Any:
+    """Running products along `axis`, or of the flattened x."""
+    x = _summand(x, dtype)
+    return ops.cumprod(x, axis) if axis is not None else ops.cumprod(ops.flatten(x), 0)
+
+
+def _running(
+    name: str, x: Any, axis: int | None, dtype: DTypeLike | None, include_initial: bool, initial: int
+) -> Any:
+    x = _summand(x, dtype)
+    if axis is None and rank_of(x) != 1:
+        raise ShapeError(f"{name}: needs axis= for an array with {rank_of(x)} axes")
+    axis = axis_of(0 if axis is None else axis, x, name)
+    result = (ops.cumsum if initial == 0 else ops.cumprod)(x, axis)
+    if not include_initial:
+        return result
+    return ops.pad(result, initial, low=[int(i == axis) for i in range(rank_of(x))])
+
+
+@array_function
+def cumulative_sum(
+    x: Any, /, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
+) -> Any:
+    """Running sums along `axis`, which a vector need not name; with `include_initial` they begin with 0."""
+    return _running("cumulative_sum", x, axis, dtype, include_initial, 0)
+
+
+@array_function
+def cumulative_prod(
+    x: Any, /, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
+) -> Any:
+    """Running products along `axis`, which a vector need not name; with `include_initial` they begin with 1."""
+    return _running("cumulative_prod", x, axis, dtype, include_initial, 1)
+
+
+@array_function
+def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    """Differences of neighbours along `axis`, n times; `prepend` and `append` are joined to x first."""
+    if n < 0:
+        raise ShapeError(f"diff: n cannot be negative, got {n}")
+    x = value(x)
+    axis = axis_of(axis, x, "diff")
+    ends = [None if end is None else _as_part(operand(end), x, axis) for end in (prepend, append)]
+    parts = [part for part in (ends[0], x, ends[1]) if part is not None]
+    x = ops.concat(parts, axis) if len(parts) > 1 else x
+    subtract = ops.ne if dtype_of(x) is DType.BOOL else ops.sub
+    for _ in range(n):
+        last = dims_of(x)[axis] - 1
+        x = subtract(ops.narrow(x, axis, 1, last), ops.narrow(x, axis, 0, last))
+    return x
+
+
+def _as_part(end: Any, x: Any, axis: int) -> Any:
+    """A scalar end as one element along `axis`."""
+    if rank_of(end):
+        return end
+    return ops.broadcast_to(value(end), tuple(1 if i == axis else d for i, d in enumerate(dims_of(x))))
+
+
+@array_function
+def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+    """Differences of neighbours of the flattened x, between `to_begin` and `to_end`."""
+    middle = diff(ops.flatten(value(x)))
+    ends = [None if end is None else ops.flatten(convert(value(end), dtype_of(middle))) for end in (to_begin, to_end)]
+    parts = [part for part in (ends[0], middle, ends[1]) if part is not None]
+    return ops.concat(parts, 0)
+
+
+@array_function
+def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+    """The integral of y along `axis` by the trapezoidal rule, at positions x or with spacing dx."""
+    (y,) = inexact(y)
+    axis = axis_of(axis, y, "trapezoid")
+    width = operand(dx)
+    if x is not None:
+        width = diff(x) if rank_of(x) == 1 else diff(x, axis=axis)
+        if rank_of(x) == 1:
+            width = ops.reshape(width, (-1, *(1,) * (rank_of(y) - 1 - axis)))
+    last = dims_of(y)[axis] - 1
+    pairs = ops.add(ops.narrow(y, axis, 1, last), ops.narrow(y, axis, 0, last))
+    return ops.reduce_sum(ops.mul(ops.mul(pairs, 0.5), width), axis)
+
+
+@array_function
+def gradient(f: Any, *varargs: Any, axis: Axis = None, edge_order: int = 1) -> Any:
+    """Central differences inside and one-sided ones at the ends, along each axis.
+
+    `varargs`: one spacing for all axes, or one per axis; each a number or the coordinates along that axis.
+    """
+    (f,) = inexact(f)
+    axes = axes_of(axis, rank_of(f), "gradient") if not isinstance(axis, tuple) else tuple(
+        axis_of(a, f, "gradient") for a in axis
+    )
+    spacings = list(varargs) * len(axes) if len(varargs) == 1 else list(varargs) or [1.0] * len(axes)
+    if len(spacings) != len(axes) or edge_order not in (1, 2):
+        raise ShapeError(
+            f"gradient: needs one spacing or one for each of the axes {axes}, and edge_order 1 or 2; "
+            f"got {len(varargs)} spacings and edge_order={edge_order}"
+        )
+    results = [_gradient(f, operand(h), a, edge_order) for h, a in zip(spacings, axes)]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _gradient(f: Any, spacing: Any, axis: int, edge_order: int) -> Any:
+    size = dims_of(f)[axis]
+    if isinstance(size, int) and size < edge_order + 1:
+        raise ShapeError(f"gradient: edge_order={edge_order} needs at least {edge_order + 1} elements, got {size}")
+    column = (-1, *(1,) * (rank_of(f) - 1 - axis))
+    steps = ops.reshape(diff(spacing), column) if rank_of(spacing) else None
+
+    def at(x: Any, start: Any, length: Any, along: int) -> Any:
+        return ops.narrow(x, along, start, length)
+
+    def step(start: Any, length: Any) -> Any:
+        return spacing if steps is None else at(steps, start, length, rank_of(steps) - len(column))
+
+    inner = size - 2
+    before, here, after = (at(f, i, inner, axis) for i in range(3))
+    h0, h1 = step(0, inner), step(1, inner)
+    # The derivative of the parabola through three neighbours; with equal steps the middle one drops out.
+    middle = (
+        (h0 * h0 * after - h1 * h1 * before + (h1 * h1 - h0 * h0) * here) / (h0 * h1 * (h0 + h1))
+        if steps is not None
+        else (after - before) / (2 * spacing)
+    )
+    first = _edge(at(f, 0, edge_order + 1, axis), [step(i, 1) for i in range(edge_order)], axis)
+    ends = at(f, size - edge_order - 1, edge_order + 1, axis)
+    last = _edge(ops.reverse(ends, axis), [-step(size - 2 - i, 1) for i in range(edge_order)], axis)
+    return ops.concat([first, middle, last], axis)
+
+
+def _edge(f: Any, steps: list[Any], axis: int) -> Any:
+    """The derivative at the first of two or three points, from the line or parabola through them."""
+    points = [ops.narrow(f, axis, i, 1) for i in range(len(steps) + 1)]
+    if len(steps) == 1:
+        return (points[1] - points[0]) / steps[0]
+    h0, h1 = steps
+    a, b, c = points
+    return -(2 * h0 + h1) / (h0 * (h0 + h1)) * a + (h0 + h1) / (h0 * h1) * b - h0 / (h1 * (h0 + h1)) * c

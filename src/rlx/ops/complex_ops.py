@@ -1,0 +1,223 @@
+"""Complex numbers: parts, building them from parts, conjugate, squared modulus. c64 has f32 parts, c128 has f64 parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.dtype import DType
+from rlx.ir.op import Op, op
+from rlx.ir.shape import Shape, broadcast_dims
+from rlx.ops.arithmetic import atan2, hypot
+from rlx.ops.operands import dtype_of, promote_inexact, require_dtype, require_same_dtype
+from rlx.ops.samples import COMPLEX, Sample, sample, spec
+
+__all__ = [
+    "ComplexNormSq",
+    "ComplexNormSqBackward",
+    "Conjugate",
+    "Imag",
+    "MakeComplex",
+    "Real",
+    "angle",
+    "complex_",
+    "complex_abs",
+    "complex_norm_sq",
+    "complex_norm_sq_backward",
+    "conjugate",
+    "imag",
+    "real",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _require_complex(op: Op, z: Shape) -> None:
+    require_dtype(op, z.dtype.is_complex, "complex", z)
+
+
+def _complex_samples(make: type[Op]) -> Iterator[Sample]:
+    yield sample(make(), spec(3, 4), dtypes=COMPLEX)
+    yield sample(make(), spec(), dtypes=COMPLEX)
+    yield sample(make(), spec(0, 2), dtypes=COMPLEX)
+    yield sample(make(), spec("B", 4), dtypes=COMPLEX, B=3)
+
+
+@op("real")
+class Real(Op):
+    """y = Re z."""
+
+    primitive = True
+
+    def infer(self, z: Shape) -> Shape:
+        _require_complex(self, z)
+        return z.with_dtype(z.dtype.real)
+
+    def eval(self, z: Array) -> Array:
+        return z.real
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return _complex_samples(cls)
+
+
+@op("imag")
+class Imag(Op):
+    """y = Im z."""
+
+    primitive = True
+
+    def infer(self, z: Shape) -> Shape:
+        _require_complex(self, z)
+        return z.with_dtype(z.dtype.real)
+
+    def eval(self, z: Array) -> Array:
+        return z.imag
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return _complex_samples(cls)
+
+
+@op("make_complex")
+class MakeComplex(Op):
+    """z = re + i·im; both parts f32 (giving c64) or f64 (giving c128), broadcasting."""
+
+    primitive = True
+
+    def infer(self, re: Shape, im: Shape) -> Shape:
+        dtype = require_same_dtype(self, re, im)
+        require_dtype(self, dtype in (DType.F32, DType.F64), "f32 or f64", re, im)
+        return Shape(broadcast_dims(re.dims, im.dims, self.mnemonic), dtype.complex)
+
+    def eval(self, re: Array, im: Array) -> Array:
+        # re + 1j * im would turn an infinite part into NaN.
+        z = np.empty(np.broadcast_shapes(re.shape, im.shape), DType.of(re.dtype).complex.numpy)
+        z.real, z.imag = re, im
+        return z
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        parts = ("f32", "f64")
+        yield sample(cls(), spec(3, 4), spec(3, 4), dtypes=parts)
+        yield sample(cls(), spec(3, 1), spec(4), dtypes=parts)
+        yield sample(cls(), spec(2, values=[np.inf, 1.0]), spec(2, values=[1.0, np.inf]), dtypes=parts)
+        yield sample(cls(), spec("B", 4), spec(), dtypes=parts, B=3)
+
+
+@op("conjugate")
+class Conjugate(Op):
+    """y = Re z - i·Im z."""
+
+    def infer(self, z: Shape) -> Shape:
+        _require_complex(self, z)
+        return z
+
+    def eval(self, z: Array) -> Array:
+        return np.conjugate(z)
+
+    def decompose(self, z: Any) -> Any:
+        return complex_(real(z), -imag(z))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return _complex_samples(cls)
+
+
+@op("complex_norm_sq")
+class ComplexNormSq(Op):
+    """y = |z|² = re² + im², real."""
+
+    def infer(self, z: Shape) -> Shape:
+        _require_complex(self, z)
+        return z.with_dtype(z.dtype.real)
+
+    def eval(self, z: Array) -> Array:
+        re, im = z.real.astype(np.float64), z.imag.astype(np.float64)
+        with np.errstate(all="ignore"):
+            return (re * re + im * im).astype(z.real.dtype)
+
+    def decompose(self, z: Any) -> Any:
+        re, im = real(z), imag(z)
+        return re * re + im * im
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return _complex_samples(cls)
+
+
+@op("complex_norm_sq_backward")
+class ComplexNormSqBackward(Op):
+    """dz = g·z for real g of the shape of z: the Wirtinger gradient of |z|², ∂|z|²/∂z̄ = z."""
+
+    def infer(self, z: Shape, g: Shape) -> Shape:
+        _require_complex(self, z)
+        require_dtype(self, g.dtype is z.dtype.real, f"complex and {z.dtype.real}", z, g)
+        return Shape(broadcast_dims(z.dims, g.dims, self.mnemonic), z.dtype)
+
+    def eval(self, z: Array, g: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return MakeComplex().eval(g * z.real, g * z.imag)
+
+    def decompose(self, z: Any, g: Any) -> Any:
+        return complex_(g * real(z), g * imag(z))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for z, g in (("c64", "f32"), ("c128", "f64")):
+            yield sample(cls(), spec(3, 4, dtype=z), spec(3, 4, dtype=g), dtypes=(z,))
+            yield sample(cls(), spec("B", dtype=z), spec("B", dtype=g), dtypes=(z,), B=3)
+
+
+def real(z: Any) -> Any:
+    """The real part; a real operand is its own."""
+    return Real()(z) if dtype_of(z).is_complex else z
+
+
+def imag(z: Any) -> Any:
+    """The imaginary part; zeros for a real operand."""
+    if dtype_of(z).is_complex:
+        return Imag()(z)
+    from rlx.ops.creation import zeros_like
+
+    return zeros_like(z)
+
+
+def complex_(re: Any, im: Any) -> Any:
+    """re + i·im: c128 when a part is f64, else c64."""
+    re, im = promote_inexact(re, im)
+    if dtype_of(re).size_bytes < 4:
+        from rlx.ops.conversion import cast
+
+        re, im = cast(re, DType.F32), cast(im, DType.F32)
+    return MakeComplex()(re, im)
+
+
+def conjugate(z: Any) -> Any:
+    """The complex conjugate; a real operand is its own."""
+    return Conjugate()(z) if dtype_of(z).is_complex else z
+
+
+def complex_norm_sq(z: Any) -> Any:
+    """|z|², real."""
+    return ComplexNormSq()(z)
+
+
+def complex_norm_sq_backward(z: Any, g: Any) -> Any:
+    """g·z for real g."""
+    return ComplexNormSqBackward()(z, g)
+
+
+def complex_abs(z: Any) -> Any:
+    """|z| without overflow in the squares, real."""
+    return hypot(Real()(z), Imag()(z))
+
+
+def angle(z: Any) -> Any:
+    """The argument of z in [-π, π]; a real operand has imaginary part 0."""
+    if dtype_of(z).is_complex:
+        return atan2(Imag()(z), Real()(z))
+    (z,) = promote_inexact(z)
+    return atan2(0.0, z)

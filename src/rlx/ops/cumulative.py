@@ -1,0 +1,297 @@
+"""Running reductions along an axis: `Cumulative(kind)`, the seed ops `Cumsum` and `CumsumBackward`, associative_scan."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rlx.errors import OpError
+from rlx.ir.dtype import DType
+from rlx.ir.op import Op, attribute_type, op, op_family
+from rlx.ir.shape import Shape, normalize_axis
+from rlx.ops.conversion import cast
+from rlx.ops.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_numeric
+from rlx.ops.reductions import ReduceOp, identity_of, widened
+from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
+from rlx.ops.widening import rounded
+
+__all__ = [
+    "Cumsum",
+    "CumsumBackward",
+    "Cumulative",
+    "CumulativeOp",
+    "associative_scan",
+    "cumlogsumexp",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "cumsum_backward",
+    "logcumsumexp",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Elements = TypeVar("Elements")
+
+
+@attribute_type
+class CumulativeOp(enum.StrEnum):
+    """How the elements up to each position are joined."""
+
+    Sum = "sum"
+    Prod = "prod"
+    Max = "max"
+    Min = "min"
+    LogSumExp = "logsumexp"
+
+
+_JOIN: dict[CumulativeOp, np.ufunc] = {
+    CumulativeOp.Sum: np.add,
+    CumulativeOp.Prod: np.multiply,
+    CumulativeOp.Max: np.maximum,
+    CumulativeOp.Min: np.minimum,
+    CumulativeOp.LogSumExp: np.logaddexp,
+}
+
+
+def _identity(kind: CumulativeOp, dtype: DType) -> Any:
+    return -math.inf if kind is CumulativeOp.LogSumExp else identity_of(ReduceOp(kind.value), dtype)
+
+
+@op_family(CumulativeOp, prefix="cumulative_")
+class Cumulative(Op):
+    """y[i] = the join of x[0] .. x[i] along `axis`: sum, product, max, min, or log Σ e^x.
+
+    `exclusive` leaves x[i] itself out, so that y[0] is the identity of the join (0, 1, -inf, +inf, -inf; the extremes
+    of integer types). `reverse` runs from the end: y[i] joins x[i] .. x[n-1]. Integers wrap around.
+    """
+
+    primitive = True
+
+    kind: CumulativeOp
+    axis: int
+    exclusive: bool = False
+    reverse: bool = False
+
+    def infer(self, x: Shape) -> Shape:
+        if self.kind in (CumulativeOp.Sum, CumulativeOp.Prod):
+            require_numeric(self, x)
+        else:
+            ints = self.kind is not CumulativeOp.LogSumExp
+            ok = (x.dtype.is_float or (ints and x.dtype.is_int)) and not x.dtype.is_storage
+            require_dtype(self, ok, "integer or float" if ints else "float", x)
+        normalize_axis(self.axis, x.rank, self.mnemonic)
+        return x
+
+    @np.errstate(all="ignore")
+    def eval(self, x: Array) -> Array:
+        rows = np.moveaxis(widened(x), self.axis, 0)
+        if self.reverse:
+            rows = rows[::-1]
+        if self.exclusive:
+            first = np.full((1, *rows.shape[1:]), _identity(self.kind, DType.of(x.dtype)), rows.dtype)
+            rows = np.concatenate([first, rows])[: len(rows)]
+        result = _JOIN[self.kind].accumulate(rows, axis=0, dtype=rows.dtype)
+        return rounded(np.moveaxis(result[::-1] if self.reverse else result, 0, self.axis), x.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for kind in CumulativeOp:
+            for exclusive in (False, True):
+                for reverse in (False, True):
+                    yield sample(cls(kind, 1, exclusive, reverse), spec(2, 3, 2))
+            yield sample(cls(kind, 0, True), spec(0, 3))
+            yield sample(cls(kind, -1), spec("B", "S"), B=2, S=3)
+            if kind is not CumulativeOp.LogSumExp:
+                yield sample(cls(kind, 0), spec(3, 4), dtypes=INTS)
+                yield sample(cls(kind, 0, True, True), spec(4), dtypes=INTS)
+        for kind in (CumulativeOp.Sum, CumulativeOp.Prod):
+            yield sample(cls(kind, 0), spec(4, 2), dtypes=COMPLEX)
+        yield sample(cls("max", 0), spec(4, values=[1.0, np.nan, 3.0, 2.0]))
+
+
+@op("cumsum")
+class Cumsum(Op):
+    """y[i] = x[0] + .. + x[i] along `axis`; `exclusive` leaves x[i] out, so that y[0] = 0."""
+
+    axis: int
+    exclusive: bool = False
+
+    def infer(self, x: Shape) -> Shape:
+        require_numeric(self, x)
+        normalize_axis(self.axis, x.rank, self.mnemonic)
+        return x
+
+    def eval(self, x: Array) -> Array:
+        return Cumulative(CumulativeOp.Sum, self.axis, self.exclusive).eval(x)
+
+    def decompose(self, x: Any) -> Any:
+        return Cumulative(CumulativeOp.Sum, self.axis, self.exclusive)(x)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return _cumsum_samples(cls)
+
+
+@op("cumsum_backward")
+class CumsumBackward(Op):
+    """dx[i] = dy[i] + .. + dy[n-1] along `axis`, the transpose of `Cumsum`; `exclusive` leaves dy[i] out."""
+
+    axis: int
+    exclusive: bool = False
+
+    def infer(self, dy: Shape) -> Shape:
+        require_numeric(self, dy)
+        normalize_axis(self.axis, dy.rank, self.mnemonic)
+        return dy
+
+    def eval(self, dy: Array) -> Array:
+        return Cumulative(CumulativeOp.Sum, self.axis, self.exclusive, reverse=True).eval(dy)
+
+    def decompose(self, dy: Any) -> Any:
+        return Cumulative(CumulativeOp.Sum, self.axis, self.exclusive, reverse=True)(dy)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return _cumsum_samples(cls)
+
+
+def _cumsum_samples(make: Callable[[int, bool], Op]) -> Iterator[Sample]:
+    for exclusive in (False, True):
+        yield sample(make(-1, exclusive), spec(3, 4), dtypes=(*FLOATS, "i32"))
+        yield sample(make(0, exclusive), spec(3, 4))
+        yield sample(make(1, exclusive), spec(2, 0, 3))
+        yield sample(make(1, exclusive), spec("B", "S"), B=2, S=3)
+
+
+def _cumulative(kind: CumulativeOp, x: Any, axis: int, exclusive: bool, reverse: bool) -> Any:
+    if dtype_of(x) is DType.BOOL:
+        x = cast(x, DType.I32)
+    return Cumulative(kind, axis, exclusive, reverse)(x)
+
+
+def cumsum(x: Any, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Any:
+    """Running sums along `axis`; bools count in i32.
+
+    >>> cumsum(np.array([1, 2, 3]), exclusive=True)
+    array([0, 1, 3])
+    """
+    if reverse:
+        return _cumulative(CumulativeOp.Sum, x, axis, exclusive, reverse)
+    return Cumsum(axis, exclusive)(cast(x, DType.I32) if dtype_of(x) is DType.BOOL else x)
+
+
+def cumsum_backward(dy: Any, axis: int = -1, exclusive: bool = False) -> Any:
+    """The gradient of `cumsum`."""
+    return CumsumBackward(axis, exclusive)(dy)
+
+
+def cumprod(x: Any, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Any:
+    """Running products along `axis`."""
+    return _cumulative(CumulativeOp.Prod, x, axis, exclusive, reverse)
+
+
+def cummax(x: Any, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Any:
+    """The largest element so far along `axis`."""
+    return _cumulative(CumulativeOp.Max, x, axis, exclusive, reverse)
+
+
+def cummin(x: Any, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Any:
+    """The smallest element so far along `axis`."""
+    return _cumulative(CumulativeOp.Min, x, axis, exclusive, reverse)
+
+
+def logcumsumexp(x: Any, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Any:
+    """Running log Σ e^x along `axis`, without overflow."""
+    (x,) = promote_inexact(x)
+    return _cumulative(CumulativeOp.LogSumExp, x, axis, exclusive, reverse)
+
+
+# The name in jax.lax.
+cumlogsumexp = logcumsumexp
+
+
+def associative_scan(
+    combine: Callable[[Elements, Elements], Elements], elements: Elements, reverse: bool = False, axis: int = 0
+) -> Elements:
+    """y[i] = combine(... combine(x[0], x[1]) ..., x[i]) along `axis`, in a number of steps that grows with log n.
+
+    `elements` is a tensor, or a tuple or list of tensors that are combined together (a linear recurrence carries
+    two). `combine` must be associative and work on whole slices at once; with `reverse` it runs from the end. The
+    axis needs a fixed size, because the program has a step per doubling.
+    """
+    from rlx.ops.movement import reverse as turn_round
+
+    several = isinstance(elements, tuple | list)
+    parts: list[Any] = list(elements) if isinstance(elements, tuple | list) else [elements]
+    _check_scan(parts, axis)
+
+    def join(a: list[Any], b: list[Any]) -> list[Any]:
+        joined: Any = combine(_packed(a, elements), _packed(b, elements))
+        return list(joined) if several else [joined]
+
+    if reverse:
+        parts = [turn_round(p, (axis,)) for p in parts]
+    axes = [normalize_axis(axis, len(dims_of(p)), "associative_scan") for p in parts]
+    scanned = _scan(join, parts, axes)
+    if reverse:
+        scanned = [turn_round(p, (axis,)) for p in scanned]
+    return _packed(scanned, elements)
+
+
+def _packed(parts: list[Any], like: Elements) -> Elements:
+    """A list of parts in the form in which the user gave them."""
+    result: Any = type(like)(parts) if type(like) in (tuple, list) else parts[0]  # type: ignore[call-arg]
+    return result
+
+
+def _check_scan(parts: Sequence[Any], axis: int) -> None:
+    sizes = {dims_of(p)[normalize_axis(axis, len(dims_of(p)), "associative_scan")] for p in parts}
+    if len(sizes) != 1 or not isinstance(next(iter(sizes)), int):
+        shown = ", ".join(str(s) for s in sizes) or "nothing"
+        raise OpError(f"associative_scan: all elements need one fixed size along axis {axis}, got {shown}; use rlx.scan")
+
+
+def _scan(join: Callable[[list[Any], list[Any]], list[Any]], parts: list[Any], axes: list[int]) -> list[Any]:
+    """Neighbours are joined, the pairs scanned (half as many), and the even positions filled in from them."""
+    size = int(dims_of(parts[0])[axes[0]])
+    if size < 2:
+        return parts
+    pairs = join(_take(parts, axes, 0, size - 1), _take(parts, axes, 1, size))
+    odd = _scan(join, pairs, axes)
+    before = _take(odd, axes, 0, (size - 1) // 2, 1)
+    even = join(before, _take(parts, axes, 2, size)) if size > 2 else None
+    first = _take(parts, axes, 0, 1)
+    return [_interleave(f, e, o, a) for f, e, o, a in zip(first, even or [None] * len(parts), odd, axes)]
+
+
+def _take(parts: list[Any], axes: list[int], start: int, limit: int, stride: int = 2) -> list[Any]:
+    """Elements start:limit:stride of each part."""
+    from rlx.ops.movement import slice_
+
+    taken = []
+    for part, axis in zip(parts, axes):
+        dims = dims_of(part)
+        starts = [start if i == axis else 0 for i in range(len(dims))]
+        limits = [limit if i == axis else d for i, d in enumerate(dims)]
+        taken.append(slice_(part, starts, limits, [stride if i == axis else 1 for i in range(len(dims))]))
+    return taken
+
+
+def _interleave(first: Any, even: Any | None, odd: Any, axis: int) -> Any:
+    """first, odd[0], even[0], odd[1], even[1], ...; there may be one odd element more than even ones."""
+    from rlx.ops.movement import concat, narrow, reshape, stack
+
+    pieces = [first]
+    pairs = 0 if even is None else int(dims_of(even)[axis])
+    if even is not None:
+        mixed = stack([narrow(odd, axis, 0, pairs), even], axis + 1)
+        dims = dims_of(even)
+        pieces.append(reshape(mixed, (*dims[:axis], 2 * pairs, *dims[axis + 1 :])))
+    if int(dims_of(odd)[axis]) > pairs:
+        pieces.append(narrow(odd, axis, pairs, 1))
+    return concat(pieces, axis)

@@ -1,0 +1,234 @@
+"""Ops with effects: `DebugPrint`, `HostCallback`, `RuntimeAssert`. They run in program order and are never merged.
+
+`effect = True` on the class keeps such a node alive even when nothing reads its result; passes ask `node.op.effect`. Each of
+them also returns its first operand (a callback: its declared results), so that a program can make later values wait for it:
+
+    y = debug_print("y = {}", y)
+    y = runtime_assert(y > 0, "y must be positive", y)
+
+Programs are data, so a callback is stored by name. `register_callback` names a Python function; a program that was written
+to a file finds its callbacks again when they are registered under the same names.
+"""
+
+from __future__ import annotations
+
+import string
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from rlx.errors import OpError
+from rlx.ir.dtype import DType
+from rlx.ir.op import Op, op
+from rlx.ir.shape import Shape
+from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.samples import Sample, sample, spec
+
+__all__ = [
+    "DebugPrint",
+    "HostCallback",
+    "RuntimeAssert",
+    "debug_print",
+    "host_callback",
+    "register_callback",
+    "runtime_assert",
+    "unregister_callback",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Callback = Callable[..., Any]
+
+
+@op("debug_print")
+class DebugPrint(Op):
+    """Prints `format`, with one `{}` per operand, to standard output; returns the first operand.
+
+    A field may carry NumPy's or Python's format after a colon where the operand is a scalar: `{:.3f}`.
+    """
+
+    primitive = True
+    effect = True
+
+    format: str
+
+    def check(self) -> None:
+        try:
+            fields = [name for _, name, _, _ in string.Formatter().parse(self.format) if name is not None]
+        except ValueError as error:
+            raise self.fail(f"the format {self.format!r} cannot be read: {error}") from None
+        if any(name != "" for name in fields):
+            raise self.fail(f"fields have no names or numbers, only {{}}; got the format {self.format!r}")
+        self.__dict__["_field_count"] = len(fields)
+
+    def infer(self, x: Shape, *more: Shape) -> Shape:
+        wanted, given = self.__dict__["_field_count"], 1 + len(more)
+        if wanted not in (0, given):
+            raise self.fail(f"the format {self.format!r} has {wanted} fields for {given} operands")
+        return x
+
+    def eval(self, x: Array, *more: Array) -> Array:
+        values = [v.item() if v.ndim == 0 else v for v in (x, *more)]
+        sys.stdout.write(self.format.format(*values) + "\n")
+        return x
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls("x = {}"), spec(2, 3))
+        yield sample(cls("loss {:.3f} after {} steps"), spec(), spec(dtype="i32"))
+        yield sample(cls("reached"), spec(0, 3), dtypes=("f32", "i32", "bool", "c64"))
+        yield sample(cls("{}"), spec("B", 2), B=3)
+
+
+@op("runtime_assert")
+class RuntimeAssert(Op):
+    """Stops the program with `message` unless every element of `condition` holds; returns x."""
+
+    primitive = True
+    effect = True
+
+    message: str
+
+    def infer(self, x: Shape, condition: Shape) -> Shape:
+        if condition.dtype is not DType.BOOL:
+            raise self.fail(f"needs a bool condition, got {condition}; compare with something")
+        return x
+
+    def eval(self, x: Array, condition: Array) -> Array:
+        if not condition.all():
+            where = np.argwhere(~condition)[0].tolist() if condition.ndim else ""
+            place = f" (first at index {where} of {list(condition.shape)})" if condition.ndim else ""
+            raise self.fail(f"{self.message}{place}")
+        return x
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls("all true"), spec(2, 3), spec(3, dtype="bool", values=True), dtypes=("f32", "i32", "bool"))
+        yield sample(cls("a scalar"), spec(), spec(dtype="bool", values=True))
+        yield sample(cls("nothing to check"), spec("B"), spec("B", 0, dtype="bool"), B=2)
+
+
+_callbacks: dict[str, Callback] = {}
+
+
+def register_callback(name: str, function: Callback) -> str:
+    """Let programs call `function` as `name`; registering the same function twice is harmless."""
+    if not callable(function):
+        raise OpError(f"register_callback: {name!r} needs a function, got {type(function).__name__}")
+    if _callbacks.get(name, function) is not function:
+        raise OpError(
+            f"register_callback: another function is already called {name!r}; choose another name or unregister it first"
+        )
+    _callbacks[name] = function
+    return name
+
+
+def unregister_callback(name: str) -> None:
+    """Forget a callback; programs that call it fail from now on."""
+    if _callbacks.pop(name, None) is None:
+        raise OpError(f"unregister_callback: no callback is called {name!r}; there are: {_known()}")
+
+
+def _known() -> str:
+    return ", ".join(map(repr, sorted(_callbacks))) or "none"
+
+
+@op("host_callback")
+class HostCallback(Op):
+    """Calls the Python function registered as `callback` with the operands as NumPy arrays.
+
+    It returns one array for each of `results`, which declare their types. Without declared results its return value is
+    ignored and the first operand is passed on.
+    """
+
+    primitive = True
+    effect = True
+
+    callback: str
+    results: tuple[Shape, ...] = ()
+
+    def infer(self, *operands: Shape) -> Shape | tuple[Shape, ...]:
+        if self.results:
+            return self.results if len(self.results) > 1 else self.results[0]
+        if not operands:
+            raise self.fail(f"callback {self.callback!r} has neither operands nor results; declare at least one result")
+        return operands[0]
+
+    def eval(self, *operands: Array) -> Any:
+        function = _callbacks.get(self.callback)
+        if function is None:
+            raise self.fail(
+                f"no function is registered as {self.callback!r}; call register_callback({self.callback!r}, function) "
+                f"before the program runs (registered: {_known()})"
+            )
+        returned = function(*operands)
+        if not self.results:
+            return operands[0]
+        values = returned if isinstance(returned, tuple | list) else (returned,)
+        if len(values) != len(self.results):
+            raise self.fail(f"{self.callback!r} declares {len(self.results)} results, but returned {len(values)}")
+        arrays = tuple(self._checked(value, shape) for value, shape in zip(values, self.results))
+        return arrays if len(arrays) > 1 else arrays[0]
+
+    def _checked(self, value: Any, shape: Shape) -> Array:
+        array = np.asarray(value)
+        if array.shape != shape.dims or not np.can_cast(array.dtype, shape.dtype.numpy, "same_kind"):
+            raise self.fail(
+                f"{self.callback!r} declares a result {shape}, but returned {array.dtype} of shape {list(array.shape)}"
+            )
+        return array.astype(shape.dtype.numpy)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        double = register_callback("rlx.samples.double", _double)
+        both = register_callback("rlx.samples.min_and_max", _min_and_max)
+        yield sample(cls(double, ("f32[2,3]",)), spec(2, 3, dtype="f32"), dtypes=("f32",))
+        yield sample(cls(double, ("f32[B,3]",)), spec("B", 3, dtype="f32"), dtypes=("f32",), B=2)
+        yield sample(cls(both, ("f64[]", "f64[]")), spec(5), dtypes=("f64",))
+        yield sample(cls(double), spec(4), spec(2, dtype="i32"))
+
+
+def _double(x: Array, *_: Array) -> Array:
+    return x + x
+
+
+def _min_and_max(x: Array) -> tuple[Any, Any]:
+    return x.min(), x.max()
+
+
+def debug_print(format: str, x: Any, *more: Any) -> Any:
+    """Print values while the program runs, at their place in it; returns x.
+
+    >>> debug_print("x is {}", np.arange(3))
+    x is [0 1 2]
+    array([0, 1, 2])
+    """
+    return DebugPrint(format)(x, *more)
+
+
+def runtime_assert(condition: Any, message: str, x: Any = None) -> Any:
+    """Stop with `message` unless all of `condition` holds; returns x, or the condition itself."""
+    return RuntimeAssert(message)(condition if x is None else x, condition)
+
+
+def host_callback(function: Callback | str, results: Any, *operands: Any) -> Any:
+    """Call a Python function while the program runs; `results` are the types it returns: `"f32[4]"`, a Shape, or several.
+
+    Values that have a shape and a dtype (arrays, tensors) stand for their types. A function is registered under its
+    module and name; one without a unique name needs `register_callback` first.
+    """
+    if isinstance(function, str):
+        name = function
+    else:
+        name = register_callback(f"{function.__module__}.{function.__qualname__}", function)
+    return HostCallback(name, _result_types(results))(*operands)
+
+
+def _result_types(results: Any) -> tuple[Shape, ...]:
+    if results is None:
+        return ()
+    if isinstance(results, Sequence) and not isinstance(results, str | Shape):
+        return tuple(shape for one in results for shape in _result_types(one))
+    if hasattr(results, "shape") and hasattr(results, "dtype"):
+        return (Shape(dims_of(results), dtype_of(results)),)
+    return (Shape.of(results),)

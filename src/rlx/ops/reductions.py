@@ -1,0 +1,412 @@
+"""Reductions over axes: `Reduce(kind)`, `ArgReduce(kind)`, softmax, and what is built from them.
+
+Windows are in `rlx.ops.windows`, running reductions (cumsum, ...) in `rlx.ops.cumulative`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.dims import product
+from rlx.ir.dtype import DType
+from rlx.ir.op import Op, attribute_type, op, op_family
+from rlx.ir.shape import Shape, Size, normalize_axes, normalize_axis, reduce_shape
+from rlx.ops.arithmetic import div, sub, where
+from rlx.ops.bits import isfinite, truth
+from rlx.ops.conversion import cast
+from rlx.ops.creation import dim_value, program_of
+from rlx.ops.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_float
+from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
+from rlx.ops.unary import exp, log, sqrt, square
+from rlx.ops.widening import accumulators, as_f64, rounded, rounded_tensor
+
+__all__ = [
+    "ArgReduce",
+    "ArgReduceOp",
+    "LogSoftmax",
+    "Reduce",
+    "ReduceOp",
+    "Softmax",
+    "argmax",
+    "argmin",
+    "log_softmax",
+    "logsumexp",
+    "mean",
+    "reduce",
+    "reduce_all",
+    "reduce_any",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_sum",
+    "softmax",
+    "std",
+    "variance",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Axes = int | Sequence[int] | None
+
+
+@attribute_type
+class ReduceOp(enum.StrEnum):
+    """How values are joined. All but Mean are associative, with an identity element."""
+
+    Sum = "sum"
+    Mean = "mean"
+    Max = "max"
+    Min = "min"
+    Prod = "prod"
+    Any = "any"
+    All = "all"
+
+
+# What joins two values; the mean is a sum with a division after it.
+JOIN: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.Sum: np.add,
+    ReduceOp.Max: np.maximum,
+    ReduceOp.Min: np.minimum,
+    ReduceOp.Prod: np.multiply,
+    ReduceOp.Any: np.logical_or,
+    ReduceOp.All: np.logical_and,
+}
+
+
+def identity_of(kind: ReduceOp, dtype: DType) -> Any:
+    """The value that joining leaves alone: what an empty reduction and padding are made of.
+
+    >>> identity_of(ReduceOp.Max, DType.I8), identity_of(ReduceOp.Min, DType.F16)
+    (-128, inf)
+    """
+    if kind in (ReduceOp.Any, ReduceOp.All):
+        return kind is ReduceOp.All
+    if kind in (ReduceOp.Sum, ReduceOp.Prod):
+        return 0 if kind is ReduceOp.Sum else 1
+    if dtype.is_float:
+        return -math.inf if kind is ReduceOp.Max else math.inf
+    info = np.iinfo(dtype.numpy)
+    return int(info.min if kind is ReduceOp.Max else info.max)
+
+
+def widened(x: Array) -> Array:
+    """x in the type that results are computed in before they are rounded once: f64 for floats, else its own."""
+    return x if x.dtype.kind in "iub" else as_f64(x)[0]
+
+
+def require_reducible(op: Op, kind: ReduceOp, x: Shape) -> None:
+    """Refuse dtypes that the reduction has no meaning for."""
+    if kind in (ReduceOp.Any, ReduceOp.All):
+        require_dtype(op, x.dtype is DType.BOOL, "bool", x)
+    elif kind is ReduceOp.Mean:
+        require_dtype(op, x.dtype.is_inexact and not x.dtype.is_storage, "float or complex", x)
+    elif kind in (ReduceOp.Max, ReduceOp.Min):
+        require_dtype(op, (x.dtype.is_float or x.dtype.is_int) and not x.dtype.is_storage, "integer or float", x)
+    else:
+        require_dtype(op, x.dtype is not DType.BOOL and not x.dtype.is_storage, "numeric", x)
+
+
+@op_family(ReduceOp, prefix="reduce_")
+class Reduce(Op):
+    """y = the elements of x along `axes` joined by `kind`; the axes leave the shape, or stay as 1 with `keep_dim`.
+
+    No axes: y = x. Nothing to join: Sum 0, Prod 1, Max -inf, Min +inf (the extremes of integer types), Mean NaN,
+    Any false, All true. NaN propagates through Max and Min; integers wrap around; Any and All take bools.
+    """
+
+    kind: ReduceOp
+    axes: tuple[int, ...]
+    keep_dim: bool = False
+
+    @property
+    def is_primitive(self) -> bool:
+        return self.kind is not ReduceOp.Mean
+
+    def infer(self, x: Shape) -> Shape:
+        require_reducible(self, self.kind, x)
+        return reduce_shape(x, self.axes, self.keep_dim, self.mnemonic)
+
+    @np.errstate(all="ignore")
+    def eval(self, x: Array) -> Array:
+        axes = normalize_axes(self.axes, x.ndim, self.mnemonic)
+        if not axes:
+            return x
+        wide = widened(x)
+        if self.kind is ReduceOp.Mean:
+            count = math.prod(x.shape[a] for a in axes)
+            return rounded(np.add.reduce(wide, axis=axes, keepdims=self.keep_dim) / np.float64(count), x.dtype)
+        initial = np.asarray(identity_of(self.kind, DType.of(x.dtype))).astype(wide.dtype)
+        result = JOIN[self.kind].reduce(wide, axes, dtype=wide.dtype, keepdims=self.keep_dim, initial=initial)
+        return rounded(result, x.dtype)
+
+    def decompose(self, x: Any) -> Any:
+        """The mean from a sum in the accumulator type."""
+        axes = normalize_axes(self.axes, x.ndim, self.mnemonic)
+        (wide,) = accumulators(x)
+        total = Reduce(ReduceOp.Sum, axes, self.keep_dim)(wide)
+        return rounded_tensor(div(total, _count(x, axes, total.dtype.real)), x.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        arithmetic = (ReduceOp.Sum, ReduceOp.Mean, ReduceOp.Max, ReduceOp.Min, ReduceOp.Prod)
+        for kind in ReduceOp:
+            dtypes = FLOATS if kind in arithmetic else ("bool",)
+            for axes in ((), (0,), (1,), (-1,), (0, 2), (0, 1, 2)):
+                yield sample(cls(kind, axes), spec(2, 3, 4, distinct=kind not in arithmetic[:2]), dtypes=dtypes)
+            yield sample(cls(kind, (1,), True), spec(3, 4), dtypes=dtypes)
+            yield sample(cls(kind, (0,)), spec(0, 3), dtypes=dtypes)
+            yield sample(cls(kind, (0,)), spec(3, 0), dtypes=dtypes)
+            yield sample(cls(kind, ()), spec(), dtypes=dtypes)
+            yield sample(cls(kind, (1,)), spec("B", 4), dtypes=dtypes, B=3)
+            yield sample(cls(kind, (0, 1), True), spec("B", "S", 2), dtypes=dtypes, B=2, S=3)
+            if kind in arithmetic and kind is not ReduceOp.Mean:
+                yield sample(cls(kind, (0,)), spec(3, 4), dtypes=INTS)
+                yield sample(cls(kind, (0,)), spec(0, 2), dtypes=INTS)
+        for kind in (ReduceOp.Sum, ReduceOp.Prod, ReduceOp.Mean):
+            yield sample(cls(kind, (1,)), spec(3, 4), dtypes=COMPLEX)
+        yield sample(cls("max", (0,)), spec(3, values=[1.0, np.nan, 2.0]))
+
+
+def _count(x: Any, axes: Sequence[int], dtype: DType) -> Any:
+    """How many elements of x one result joins."""
+    count: Size = product(dims_of(x)[a] for a in axes)
+    with program_of(x):
+        return dim_value(count, dtype)
+
+
+@attribute_type
+class ArgReduceOp(enum.StrEnum):
+    """What is searched for."""
+
+    ArgMax = "argmax"
+    ArgMin = "argmin"
+
+
+@op_family(ArgReduceOp)
+class ArgReduce(Op):
+    """y = the i32 position of the largest (ArgMax) or smallest (ArgMin) element along `axis`.
+
+    The first of equals wins, and the first NaN before everything else, as in NumPy. The axis must not be empty.
+    """
+
+    primitive = True
+
+    kind: ArgReduceOp
+    axis: int
+    keep_dim: bool = False
+
+    def infer(self, x: Shape) -> Shape:
+        require_dtype(self, not x.dtype.is_complex and not x.dtype.is_storage, "ordered", x)
+        axis = normalize_axis(self.axis, x.rank, self.mnemonic)
+        if x.dims[axis] == 0:
+            raise self.fail(f"axis {axis} of {x} is empty, so there is no element to point at")
+        return reduce_shape(x, (axis,), self.keep_dim, self.mnemonic).with_dtype(DType.I32)
+
+    def eval(self, x: Array) -> Array:
+        search = np.argmax if self.kind is ArgReduceOp.ArgMax else np.argmin
+        return np.asarray(search(widened(x), axis=self.axis, keepdims=self.keep_dim), dtype=np.int32)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for kind in ArgReduceOp:
+            for axis in (0, 1, -1):
+                yield sample(cls(kind, axis), spec(3, 4), dtypes=(*FLOATS, *INTS, "bool"))
+            yield sample(cls(kind, 1, True), spec(2, 3, 2))
+            yield sample(cls(kind, 0), spec(6, values=[1.0, 3.0, 0.0, 3.0, 0.0, 2.0]))
+            yield sample(cls(kind, 0), spec(4, values=[1.0, np.nan, 3.0, np.nan]))
+            yield sample(cls(kind, 0), spec(3, 0))
+            yield sample(cls(kind, 1), spec("B", "S"), B=2, S=3)
+
+
+@op("softmax")
+class Softmax(Op):
+    """y = e^(x - max) / Σ e^(x - max) along `axis`."""
+
+    axis: int = -1
+
+    def infer(self, x: Shape) -> Shape:
+        require_float(self, x)
+        normalize_axis(self.axis, x.rank, self.mnemonic)
+        return x
+
+    @np.errstate(all="ignore")
+    def eval(self, x: Array) -> Array:
+        powers = np.exp(_below_max(widened(x), self.axis))
+        return rounded(powers / powers.sum(axis=self.axis, keepdims=True), x.dtype)
+
+    def decompose(self, x: Any) -> Any:
+        (wide,) = accumulators(x)
+        powers = exp(wide - reduce_max(wide, self.axis, keepdims=True))
+        return rounded_tensor(powers / reduce_sum(powers, self.axis, keepdims=True), x.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return _softmax_samples(cls)
+
+
+@op("log_softmax")
+class LogSoftmax(Op):
+    """y = x - max - log Σ e^(x - max) along `axis`."""
+
+    axis: int = -1
+
+    def infer(self, x: Shape) -> Shape:
+        require_float(self, x)
+        normalize_axis(self.axis, x.rank, self.mnemonic)
+        return x
+
+    @np.errstate(all="ignore")
+    def eval(self, x: Array) -> Array:
+        below = _below_max(widened(x), self.axis)
+        return rounded(below - np.log(np.exp(below).sum(axis=self.axis, keepdims=True)), x.dtype)
+
+    def decompose(self, x: Any) -> Any:
+        (wide,) = accumulators(x)
+        below = wide - reduce_max(wide, self.axis, keepdims=True)
+        return rounded_tensor(below - log(reduce_sum(exp(below), self.axis, keepdims=True)), x.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return _softmax_samples(cls)
+
+
+def _below_max(x: Array, axis: int) -> Array:
+    return x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+
+
+def _softmax_samples(make: Callable[[int], Op]) -> Iterator[Sample]:
+    for axis in (0, 1, -1):
+        yield sample(make(axis), spec(2, 3, 4))
+    yield sample(make(-1), spec(3, values=[1000.0, -1000.0, -np.inf]))
+    yield sample(make(0), spec(0, 3))
+    yield sample(make(-1), spec("B", "S"), B=2, S=3)
+
+
+def _axes(x: Any, axes: Axes) -> tuple[int, ...]:
+    if axes is None:
+        return tuple(range(len(dims_of(x))))
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
+def reduce(x: Any, kind: ReduceOp | str, axes: Axes = None, keepdims: bool = False) -> Any:
+    """The elements along `axes` (all of them by default) joined by `kind`.
+
+    Sums and products of bools count in i32; means of integers are floats; any and all read non-zero as true.
+    """
+    chosen = ReduceOp(kind)
+    if chosen in (ReduceOp.Any, ReduceOp.All):
+        x = truth(x)
+    elif chosen is ReduceOp.Mean:
+        (x,) = promote_inexact(x)
+    elif dtype_of(x) is DType.BOOL:
+        if chosen in (ReduceOp.Max, ReduceOp.Min):
+            chosen = ReduceOp.Any if chosen is ReduceOp.Max else ReduceOp.All
+        else:
+            x = cast(x, DType.I32)
+    return Reduce(chosen, _axes(x, axes), keepdims)(x)
+
+
+def reduce_sum(x: Any, axes: Axes = None, keepdims: bool = False) -> Any:
+    """Σ x over `axes`; all of them by default."""
+    return reduce(x, ReduceOp.Sum, axes, keepdims)
+
+
+def reduce_mean(x: Any, axes: Axes = None, keepdims: bool = False) -> Any:
+    """The mean over `axes`; all of them by default."""
+    return reduce(x, ReduceOp.Mean, axes, keepdims)
+
+
+mean = reduce_mean
+
+
+def reduce_max(x: Any, axes: Axes = None, keepdims: bool = False) -> Any:
+    """The largest element over `axes`; all of them by default."""
+    return reduce(x, ReduceOp.Max, axes, keepdims)
+
+
+def reduce_min(x: Any, axes: Axes = None, keepdims: bool = False) -> Any:
+    """The smallest element over `axes`; all of them by default."""
+    return reduce(x, ReduceOp.Min, axes, keepdims)
+
+
+def reduce_prod(x: Any, axes: Axes = None, keepdims: bool = False) -> Any:
+    """Π x over `axes`; all of them by default."""
+    return reduce(x, ReduceOp.Prod, axes, keepdims)
+
+
+def reduce_any(x: Any, axes: Axes = None, keepdims: bool = False) -> Any:
+    """Whether any element along `axes` is non-zero."""
+    return reduce(x, ReduceOp.Any, axes, keepdims)
+
+
+def reduce_all(x: Any, axes: Axes = None, keepdims: bool = False) -> Any:
+    """Whether all elements along `axes` are non-zero."""
+    return reduce(x, ReduceOp.All, axes, keepdims)
+
+
+def _arg_reduce(kind: ArgReduceOp, x: Any, axis: int | None, keepdims: bool) -> Any:
+    if axis is not None:
+        return ArgReduce(kind, axis, keepdims)(x)
+    from rlx.ops.movement import flatten, reshape
+
+    found = ArgReduce(kind, 0)(flatten(x))
+    return reshape(found, (1,) * len(dims_of(x))) if keepdims else found
+
+
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    """Where the largest element is along `axis`, or in the flattened operand; i32."""
+    return _arg_reduce(ArgReduceOp.ArgMax, x, axis, keepdims)
+
+
+def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    """Where the smallest element is along `axis`, or in the flattened operand; i32."""
+    return _arg_reduce(ArgReduceOp.ArgMin, x, axis, keepdims)
+
+
+def softmax(x: Any, axis: int = -1) -> Any:
+    """e^x, scaled so that it sums to 1 along `axis`."""
+    (x,) = promote_inexact(x)
+    return Softmax(axis)(x)
+
+
+def log_softmax(x: Any, axis: int = -1) -> Any:
+    """log(softmax(x)) without the underflow."""
+    (x,) = promote_inexact(x)
+    return LogSoftmax(axis)(x)
+
+
+def logsumexp(x: Any, axes: Axes = None, keepdims: bool = False) -> Any:
+    """log Σ e^x over `axes`, without overflow; -inf for an empty sum."""
+    from rlx.ops.movement import squeeze
+
+    (x,) = promote_inexact(x)
+    chosen = normalize_axes(_axes(x, axes), len(dims_of(x)), "logsumexp")
+    (wide,) = accumulators(x)
+    highest = reduce_max(wide, chosen, keepdims=True)
+    # An infinite maximum has no difference to x, and NaN shows up in the sum.
+    shift = where(isfinite(highest), highest, 0.0)
+    total = rounded_tensor(log(reduce_sum(exp(sub(wide, shift)), chosen, keepdims=True)) + shift, dtype_of(x))
+    return total if keepdims else squeeze(total, chosen)
+
+
+def variance(x: Any, axes: Axes = None, correction: float = 0, keepdims: bool = False) -> Any:
+    """Σ|x - mean|² / (n - correction) over `axes`; real for complex x. `correction=1` is the sample variance."""
+    from rlx.ops.complex_ops import complex_norm_sq
+
+    (x,) = promote_inexact(x)
+    chosen = normalize_axes(_axes(x, axes), len(dims_of(x)), "variance")
+    (wide,) = accumulators(x)
+    centred = sub(wide, reduce_mean(wide, chosen, keepdims=True))
+    squares = complex_norm_sq(centred) if dtype_of(x).is_complex else square(centred)
+    freedom = sub(_count(x, chosen, dtype_of(squares)), correction)
+    return rounded_tensor(div(reduce_sum(squares, chosen, keepdims), freedom), dtype_of(x).real)
+
+
+def std(x: Any, axes: Axes = None, correction: float = 0, keepdims: bool = False) -> Any:
+    """The square root of `variance`."""
+    return sqrt(variance(x, axes, correction, keepdims))

@@ -1,0 +1,83 @@
+"""What derivative and batching rules share.
+
+Rules are methods of the op classes, written with ops, so that what they build can be transformed again:
+
+    def jvp(self, primals, tangents, y):      # -> tangent of y; tangents are None where they are zero
+    def vjp(self, ct, y, *operands):          # -> one cotangent per operand, None where it is zero
+    def batch(self, size, operands, batched): # -> y with the batch axis in front; so have the operands that are batched
+
+`ct` and `y` are tuples for ops with several results (entries of `ct` may be None). An op that is linear in some
+operands says so (`linear_in`, `multilinear_in`) and needs no jvp. A rule that is missing is derived from `decompose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rlx.ir.op import Op
+from rlx.ir.shape import Shape, Size
+from rlx.ir.tensor import Tensor, lift, target_graph
+from rlx.ir.tensor_data import TensorData
+
+
+def zeros_like(x: Tensor) -> Tensor:
+    """A zero of the same type."""
+    return zeros_of(x.type, x)
+
+
+def zeros_of(shape: Shape, near: Tensor) -> Tensor:
+    """A zero of the given type in the program of `near`: one scalar constant, expanded."""
+    from rlx.ops.movement import expand
+
+    graph = target_graph((near,))
+    assert graph is not None
+    scalar = lift(graph.constant(TensorData(np.zeros((), shape.dtype.numpy))), graph)
+    return scalar if shape.rank == 0 else expand(scalar, shape.dims)
+
+
+def add_tangents(a: Tensor, b: Tensor) -> Tensor:
+    from rlx.ops.arithmetic import Binary
+
+    return Binary("add")(a, b)
+
+
+def unbroadcast(ct: Tensor, shape: Shape) -> Tensor:
+    """Sum a cotangent over the axes along which an operand of type `shape` was broadcast."""
+    from rlx.ops.movement import reshape
+    from rlx.ops.reductions import reduce_sum
+
+    if ct.type.dims == shape.dims:
+        return ct
+    extra = ct.type.rank - shape.rank
+    stretched = [i for i, d in enumerate(shape.dims) if d == 1 and ct.type.dims[i + extra] != 1]
+    axes = (*range(extra), *(i + extra for i in stretched))
+    summed = reduce_sum(ct, axes) if axes else ct
+    return summed if summed.type.dims == shape.dims else reshape(summed, shape.dims)
+
+
+def put_batch_first(x: Tensor, batched: bool, size: Size) -> Tensor:
+    """`x` with a leading batch axis: its own, or a new one along which it is repeated."""
+    from rlx.ops.movement import expand
+
+    return x if batched else expand(x, (size, *x.type.dims))
+
+
+def batch_elementwise(op: Op, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+    """The rule of ops that broadcast: give batched operands the rank of the others, keeping the batch axis in front."""
+    from rlx.ops.movement import reshape
+
+    rank = max(x.type.rank - b for x, b in zip(operands, batched))
+    aligned = []
+    for x, b in zip(operands, batched):
+        missing = rank - (x.type.rank - b)
+        if b and missing:
+            x = reshape(x, (x.type.dims[0], *(1,) * missing, *x.type.dims[1:]))
+        aligned.append(x)
+    return op(*aligned)
+
+
+def batch_by_loop_over_leading(op: Op, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+    """The rule of ops whose leading axes are all batch axes anyway: only repeat what is not batched."""
+    return op(*(put_batch_first(x, b, size) for x, b in zip(operands, batched)))

@@ -1,0 +1,280 @@
+"""`rlx.jit`: run a Python function as a compiled program, traced once per kind of argument.
+
+Compiling needs a runtime, which comes later in the order of imports; it registers itself by `set_compiler`. Without
+one, programs run in the reference interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from rlx.errors import BindingError, DTypeError
+from rlx.ir.binding import infer_binding
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.ir.inline import inline_graph
+from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
+from rlx.trace.arguments import FlatCall, Signature
+from rlx.trace.pytree import tree_difference
+from rlx.trace.tracing import Spec, Traced, TracedFunction, entered, spec_of, trace_flat
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class Compiler(Protocol):
+    """What a runtime provides: a graph compiled into a function from input arrays, in order, to output arrays.
+
+    `donated` names the inputs whose buffers the program may overwrite; `graph.aliases` says by which outputs.
+    """
+
+    def __call__(self, graph: Graph, device: str | None, donated: Sequence[str]) -> Run: ...
+
+
+def _interpreted(graph: Graph, device: str | None, donated: Sequence[str]) -> Run:
+    from rlx.ir.interpret import interpret
+
+    # Copies, because a result may be a view of an argument.
+    return lambda arrays: [np.array(result) for result in interpret(graph, arrays)]
+
+
+_compiler: Compiler = _interpreted
+
+
+def set_compiler(compiler: Compiler) -> None:
+    """Let `compiler` turn traced functions into executables; called by the runtime when it is imported."""
+    global _compiler
+    _compiler = compiler
+
+
+# Tracing a function may trace others that it calls, in any order: one lock for all of them cannot deadlock.
+_TRACING = threading.RLock()
+_COUNTING = threading.Lock()
+
+
+class CacheInfo(NamedTuple):
+    """How often a compiled program was found, how often one had to be made, and how many there are."""
+
+    hits: int
+    misses: int
+    entries: int
+
+
+class Compiled:
+    """A compiled function. It takes arguments of the types it was compiled for, symbolic sizes being free."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        traced = lowered.traced
+        self._signature, self._in_tree, self.out_tree = lowered.signature, traced.in_tree, traced.out_tree
+        self._inputs = traced.graph.inputs
+        self._run = _compiler(traced.graph, lowered.device, lowered.donated)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._signature.flatten(args, kwargs)
+        difference = tree_difference(self._in_tree, call.structure)
+        if difference is not None:
+            raise BindingError(f"{self._signature.name}: it was compiled for other arguments; {difference}")
+        self._check(call)
+        return self.run(call.leaves)
+
+    def _check(self, call: FlatCall) -> None:
+        specs = _specs(self._signature, call)
+        for node, spec in zip(self._inputs, specs):
+            if spec.dtype is not node.shape.dtype and not spec.weak:
+                raise BindingError(f"{self._signature.name}: {node.name!r} is {node.shape}, got {spec.type}")
+        infer_binding((str(n.name), n.shape, s.type.static_dims) for n, s in zip(self._inputs, specs))
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """The results for arguments that are known to fit."""
+        arrays = [_concrete(x, node.shape.dtype.numpy) for x, node in zip(leaves, self._inputs)]
+        return self.out_tree.unflatten(self._run(arrays))
+
+
+def _concrete(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Device arrays pass as they are; numbers become arrays of the type they were traced with."""
+    if hasattr(value, "shape") and value.dtype == dtype:
+        return value
+    return np.asarray(value, dtype)
+
+
+class Lowered(NamedTuple):
+    """A traced function that is ready to be compiled."""
+
+    traced: TracedFunction
+    signature: Signature
+    device: str | None
+    donated: tuple[str, ...]
+
+    @property
+    def graph(self) -> Graph:
+        return self.traced.graph
+
+    def as_text(self) -> str:
+        return str(self.traced.graph)
+
+    def compile(self) -> Compiled:
+        return Compiled(self)
+
+
+class JitFunction:
+    """A function that is traced and compiled when it is first called with arguments of a new kind; see `jit`."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        static_argnums: int | Iterable[int] = (),
+        static_argnames: str | Iterable[str] = (),
+        donate_argnums: int | Iterable[int] = (),
+        device: str | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise BindingError(f"jit: a function is needed, got {fn!r}")
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._signature = Signature(fn, static_argnums, static_argnames)
+        self._donated_positions = {donate_argnums} if isinstance(donate_argnums, int) else set(donate_argnums)
+        self._device = device
+        self._lock = threading.Lock()
+        self._traces: dict[Hashable, Traced] = {}
+        self._compiled: dict[Hashable, Compiled] = {}
+        self._hits = self._misses = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._signature.flatten(args, kwargs)
+        graph = target_graph(call.leaves)
+        if graph is not None:
+            return self._inline(graph, call)
+        key = self._key(call)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compile(key, call)
+        else:
+            with _COUNTING:
+                self._hits += 1
+        return compiled.run(call.leaves)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
+        """The graph for arguments of these types; `Spec`s are accepted in the place of arrays."""
+        return self.lower(*args, **kwargs).traced
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The program for arguments of these types, with symbolic sizes where `Spec`s have them, before compiling."""
+        return self._lowered(self._signature.flatten(args, kwargs))
+
+    def cache_info(self) -> CacheInfo:
+        return CacheInfo(self._hits, self._misses, len(self._compiled))
+
+    def clear_cache(self) -> None:
+        """Forget all programs; the next call traces again."""
+        with self._lock:
+            self._traces.clear()
+            self._compiled.clear()
+
+    def __repr__(self) -> str:
+        return f"jit({self._signature.name})"
+
+    def _key(self, call: FlatCall) -> Hashable:
+        """Calls with equal keys run the same program."""
+        try:
+            return (call.structure, tuple(_leaf_key(x) for x in call.leaves), call.statics)
+        except (AttributeError, DTypeError):
+            _specs(self._signature, call)
+            raise
+
+    def _compile(self, key: Hashable, call: FlatCall) -> Compiled:
+        with self._lock:
+            compiled = self._compiled.get(key)
+            if compiled is None:
+                self._misses += 1
+                compiled = self._lowered(call).compile()
+                self._compiled[key] = compiled
+        return compiled
+
+    def _lowered(self, call: FlatCall) -> Lowered:
+        specs = _specs(self._signature, call)
+        traced = self._traced(call, specs)
+        positions = self._signature.positions(call)
+        inputs = traced.graph.inputs
+        donated = tuple(str(n.name) for n, p in zip(inputs, positions) if p in self._donated_positions)
+        graph = _with_aliases(traced.graph, donated) if donated else traced.graph
+        function = TracedFunction(graph, call.structure, traced.out_tree, tuple(specs))
+        return Lowered(function, self._signature, self._device, donated)
+
+    def _traced(self, call: FlatCall, specs: Sequence[Spec]) -> Traced:
+        key = self._key(call)
+        with _TRACING:
+            traced = self._traces.get(key)
+            if traced is None:
+                traced = self._trace_again(call, specs)
+                # What is captured belongs to one enclosing program, so such a trace serves this call only.
+                if not traced.captures:
+                    self._traces[key] = traced
+        return traced
+
+    def _trace_again(self, call: FlatCall, specs: Sequence[Spec]) -> Traced:
+        def run(tensors: list[Tensor]) -> Any:
+            args, kwargs = self._signature.unflatten(call, tensors)
+            return self._fn(*args, **kwargs)
+
+        return trace_flat(self._signature.name, run, specs, self._signature.leaf_names(call), can_capture=True)
+
+    def _inline(self, graph: Graph, call: FlatCall) -> Any:
+        """Inside another program, a jitted function becomes a part of it."""
+        with entered(graph):
+            traced = self._traced(call, _specs(self._signature, call))
+            results = inline_graph(traced.graph, [*call.leaves, *traced.captures])
+        return traced.out_tree.unflatten(Tensor(graph, r.id, w) for r, w in zip(results, traced.weak_outputs))
+
+
+def _specs(signature: Signature, call: FlatCall) -> list[Spec]:
+    return [
+        spec_of(leaf, f"jit({signature.name}): {name!r}") for leaf, name in zip(call.leaves, signature.leaf_names(call))
+    ]
+
+
+def _leaf_key(value: Any) -> Hashable:
+    """What distinguishes programs, found without making a Spec: this runs for every argument of every call."""
+    if is_python_scalar(value):
+        return spec_of(value) if type(value) is int else type(value).__name__
+    return (tuple(value.shape), DType.of(value.dtype), getattr(value, "weak", False))
+
+
+def _with_aliases(graph: Graph, donated: Sequence[str]) -> Graph:
+    """A copy in which outputs may overwrite donated inputs of the same type, each input once."""
+    graph = graph.copy()
+    free = list(donated)
+    for number, output in enumerate(graph.outputs):
+        node = graph.node(output)
+        if node.is_leaf or graph.outputs.index(output) != number:
+            continue
+        source = next((key for key in free if graph.leaf(key).shape == node.shape), None)
+        if source is not None:
+            free.remove(source)
+            graph.aliases[number] = source
+    return graph.freeze()
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Iterable[int] = (),
+    device: str | None = None,
+) -> Any:
+    """`fn` as a compiled program over trees of arrays; also a decorator, with or without options.
+
+    The function is traced once for every new combination of tree structure, types and static values, so it must be
+    pure: what it does besides returning a value happens while tracing only. Static arguments are passed to `fn` as
+    they are and need a hash. Buffers of donated arguments may be reused for results. Inside another traced function
+    the program becomes a part of that one.
+    """
+    options = (static_argnums, static_argnames, donate_argnums, device)
+    if fn is None:
+        return lambda f: JitFunction(f, *options)
+    return JitFunction(fn, *options)
