@@ -12,6 +12,7 @@ import string
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError
 from rlx.ir.tensor import Tensor
 

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-
 from rlx.errors import RlxError
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType

@@ -261,7 +261,7 @@ class HirDequantMatMul(_OneOp):
     def samples(cls) -> Iterator[Sample]:
         codes, scales = spec(4, 3, dtype="i8", low=-128, high=127), spec(2, 3, dtype="f32")
         yield sample(cls("int8/2"), spec("B", 4), codes, scales, dtypes=("f32",), B=2)
-        blocks = spec(34, dtype="u8", values=[0, 60] + list(range(32)))
+        blocks = spec(34, dtype="u8", values=[0, 60, *range(32)])
         yield sample(cls("gguf_q8_0"), spec(2, 32), blocks, dtypes=("f32",))
 
 

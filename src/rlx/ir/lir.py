@@ -71,12 +71,18 @@ class LirBufferPlan:
     alignment: int = 64
     dynamic_symbols: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Plans written by hand may use plain ints for ids.
+        self.assignments = {NodeId(n): slot for n, slot in self.assignments.items()}
+        self.schedule = [NodeId(n) for n in self.schedule]
+        self.view_aliases = {NodeId(n): v._replace(root=NodeId(v.root)) for n, v in self.view_aliases.items()}
+
     def slot(self, node: int) -> LirBufferSlot | None:
         """The buffer that a node owns; None for views and for nodes outside the arena."""
         return self.assignments.get(NodeId(node))
 
     def is_view(self, node: int) -> bool:
-        return NodeId(node) in self.view_aliases
+        return node in self.view_aliases
 
     def address(self, node: int) -> Size | None:
         """The arena offset of a value, views included; None when it does not live in the arena."""
@@ -88,7 +94,7 @@ class LirBufferPlan:
         return None if root is None else root.offset + view.byte_offset
 
     def phase_of(self, node: int) -> Phase | None:
-        return self.phases.get(NodeId(node))
+        return self.phases.get(node)
 
     def nodes_in_phase(self, phase: Phase) -> list[NodeId]:
         """The nodes of one phase, in the order of execution."""

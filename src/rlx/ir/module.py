@@ -217,8 +217,8 @@ class HirMut:
         self.hir = hir
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(Graph, name)
-        return found.__get__(self.hir, HirModule) if callable(found) else getattr(self.hir, name)
+        # What comes after the block builders in the method order is the graph itself.
+        return vars(self.hir)[name] if name in vars(self.hir) else getattr(super(HirBuilders, self.hir), name)
 
 
 # The trait of the seed documents; the methods are those of Graph.
@@ -437,7 +437,8 @@ class GraphModule:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "content":
             raise AttributeError(name)
-        if name in vars(HirBuilders):
+        # A property of this class comes here when it has raised WrongStage.
+        if name in vars(HirBuilders) or name in vars(GraphModule):
             return getattr(self._need_hir(name), name)
         graph = self.as_graph()
         if graph is None:

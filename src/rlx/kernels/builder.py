@@ -204,9 +204,13 @@ class KernelBuilder:
         if like is None:
             raise OpError(f"{op}: at least one operand must be a kernel value, got {operands}")
         lanes = max(x.lanes for x in operands if isinstance(x, Value))
-        return tuple(
-            self.splat(x, lanes) if isinstance(x, Value) else self.const(x, ValueType(like, lanes)) for x in operands
-        )
+        matched: list[Value] = []
+        for x in operands:
+            if not isinstance(x, Value):
+                matched.append(self.const(x, ValueType(like, lanes)))
+            else:
+                matched.append(self.splat(x, lanes) if x.lanes == 1 else x)
+        return tuple(matched)
 
     def _fold(self, op: str, args: tuple[Value, ...]) -> Value | None:
         """Integer identities and literal arithmetic on indices; None where there is nothing to fold."""

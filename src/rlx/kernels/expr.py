@@ -91,6 +91,12 @@ def topological(roots: Sequence[Expr]) -> list[Expr]:
     return order
 
 
+def instruction_count(roots: Sequence[Expr]) -> int:
+    """About how many statements the lowering appends: one for simple ops, some thirty for a math function."""
+    nodes = [node.op for node in topological(roots) if node.args]
+    return sum(1 if op in _SIMPLE else 30 for op in nodes)
+
+
 def lower_expr(k: KernelBuilder, roots: Sequence[Expr], operands: Sequence[Value], lanes: int = 1) -> list[Value]:
     """Append the computation of `roots` and give their values, each in its node's own dtype."""
     values: dict[Expr, Value] = {}
@@ -197,6 +203,10 @@ def _sign_bit(k: KernelBuilder, x: Value) -> Value:
 _NUMBERS = INTS | FLOATS
 _BITS = INTS | {DType.BOOL}
 _ANY = _NUMBERS | {DType.BOOL}
+_SIMPLE = frozenset(
+    {"add", "sub", "mul", "div", "max", "min", "and", "or", "xor", "not", "neg", "abs", "square", "relu", "sqrt"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "where", "cast"}
+)
 _PREDICATES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit"})
 
 # op -> (number of operands, dtypes it is computed in, lowering)

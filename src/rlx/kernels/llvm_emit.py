@@ -4,24 +4,18 @@ A CPU kernel becomes two functions: `@name`, a C function over the parameters in
 of parallel iterations to run, and `@name.packed(args, first, last)`, which reads the parameters from 8-byte slots, so
 that a command table can call every kernel alike. A GPU kernel is one entry point: block b runs iteration b.
 
-Text is built here directly because it is some twenty times as fast as building and printing llvmlite.ir objects, and
-it keeps llvmlite unloaded until code is wanted. f16 and bf16 are carried as i16, so no LLVM pass can turn a conversion
-of them into a library call.
+Text is built here directly: measured at 2.5 us a line where building and printing llvmlite.ir objects takes 6, and
+llvmlite stays unloaded until code is wanted.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-
-import numpy as np
-
-from rlx.errors import BackendError, InternalError
+from rlx.errors import BackendError
 from rlx.ir.dtype import DType
+from rlx.kernels.llvm_ops import PureOps
+from rlx.kernels.llvm_text import ELEMENT, literal_text, llvm_type, mangled, vector_type
 from rlx.kernels.loop_ir import (
-    COMPARISONS,
     FLOATS,
-    HALVES,
     Atomic,
     Barrier,
     Block,
@@ -31,39 +25,14 @@ from rlx.kernels.loop_ir import (
     If,
     Kernel,
     Let,
-    Literal,
     Load,
     LoopKind,
     Space,
     Statement,
     Store,
     Value,
-    ValueType,
 )
 from rlx.kernels.targets import Target
-
-_ELEMENT = {
-    DType.BOOL: "i1",
-    **{d: f"i{8 * d.size_bytes}" for d in DType if d.is_int and not d.is_storage},
-    DType.F16: "i16",
-    DType.BF16: "i16",
-    DType.F32: "float",
-    DType.F64: "double",
-}
-_SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
-
-_INT_BINARY = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor", "shl": "shl"}
-_FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-_BY_SIGN = {"div": ("sdiv", "udiv"), "rem": ("srem", "urem"), "shr": ("ashr", "lshr")}
-_FLOAT_UNARY = {
-    "abs": "fabs",
-    "sqrt": "sqrt",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "round": "roundeven",
-}
-_FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 _GPU_BUILTINS = {
     "nvptx": ("llvm.nvvm.read.ptx.sreg.ctaid.x", "llvm.nvvm.read.ptx.sreg.tid.x"),
@@ -82,48 +51,13 @@ def emit_llvm(kernel: Kernel, target: Target) -> str:
     return _Emitter(kernel, target).module()
 
 
-def llvm_type(kind: ValueType) -> str:
-    element = _ELEMENT[kind.dtype]
-    return element if kind.lanes == 1 else f"<{kind.lanes} x {element}>"
-
-
-def _vector_of(element: str, lanes: int) -> str:
-    return element if lanes == 1 else f"<{lanes} x {element}>"
-
-
-def _mangled(kind: str) -> str:
-    """The suffix of an overloaded intrinsic: `<16 x float>` -> v16f32."""
-    if not kind.startswith("<"):
-        return _SUFFIX.get(kind, kind)
-    lanes, element = kind[1:-1].split(" x ")
-    return f"v{lanes}{_SUFFIX.get(element, element)}"
-
-
-def _literal(dtype: DType, literal: Literal) -> str:
-    if dtype in FLOATS:
-        # LLVM writes a float as the bits of the double of the same value.
-        return f"0x{struct.unpack('<Q', struct.pack('<d', literal))[0]:016X}"
-    if dtype in HALVES:
-        return str(int(np.asarray(literal, dtype.numpy).view(np.uint16)))
-    return str(literal)
-
-
-def _constant(const: Const) -> str:
-    text = _literal(const.dtype, const.literal)
-    return text if const.lanes == 1 else f"splat ({_ELEMENT[const.dtype]} {text})"
-
-
-class _Emitter:
+class _Emitter(PureOps):
     def __init__(self, kernel: Kernel, target: Target) -> None:
+        super().__init__()
         self.kernel = kernel
         self.target = target
-        self.lines: list[str] = []
         self.globals: list[str] = []
-        self.declared: set[str] = set()
-        self.names: dict[Value, str] = {}
         self.pointers: dict[Buffer, str] = {}
-        self.label = "entry"
-        self.count = 0
 
     def module(self) -> str:
         head = f'target triple = "{self.target.triple}"'
@@ -203,7 +137,7 @@ class _Emitter:
         space = self.space_of(array)
         self.pointers[array] = f"@{name}"
         if array.space is Space.TABLE:
-            data = ", ".join(f"{element} {_literal(array.dtype, x)}" for x in array.data)
+            data = ", ".join(f"{element} {literal_text(array.dtype, x)}" for x in array.data)
             self.globals.append(f"@{name} = private unnamed_addr{space} constant {kind} [{data}], align {array.align}")
         elif array.space is Space.SHARED and self.target.is_gpu:
             self.globals.append(f"@{name} = internal{space} global {kind} undef, align {array.align}")
@@ -224,41 +158,7 @@ class _Emitter:
 
     @staticmethod
     def memory_element(dtype: DType) -> str:
-        return "i8" if dtype is DType.BOOL else _ELEMENT[dtype]
-
-    # Text.
-
-    def fresh(self) -> str:
-        self.count += 1
-        return f"%.{self.count}"
-
-    def emit(self, text: str) -> str:
-        name = self.fresh()
-        self.lines.append(f"  {name} = {text}")
-        return name
-
-    def start(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-        self.label = label
-
-    def ref(self, value: Value) -> str:
-        return _constant(value) if isinstance(value, Const) else self.names[value]
-
-    def typed(self, value: Value) -> str:
-        return f"{llvm_type(value.type)} {self.ref(value)}"
-
-    def call(self, name: str, result: str, args: Sequence[tuple[str, str]], flags: str = "") -> str:
-        self.declared.add(f"declare {result} @{name}({', '.join(kind for kind, _ in args)})")
-        operands = ", ".join(f"{kind} {text}" for kind, text in args)
-        text = f"call {flags}{result} @{name}({operands})"
-        if result != "void":
-            return self.emit(text)
-        self.lines.append(f"  {text}")
-        return ""
-
-    def intrinsic(self, name: str, kind: str, *args: str, flags: str = "") -> str:
-        """`llvm.name` on operands of one type that is also its result's."""
-        return self.call(f"llvm.{name}.{_mangled(kind)}", kind, [(kind, a) for a in args], flags)
+        return "i8" if dtype is DType.BOOL else ELEMENT[dtype]
 
     # Statements.
 
@@ -301,7 +201,7 @@ class _Emitter:
 
     def load(self, load: Load) -> str:
         kind = load.result.type
-        memory = _vector_of(self.memory_element(kind.dtype), kind.lanes)
+        memory = vector_type(self.memory_element(kind.dtype), kind.lanes)
         pointer = self.pointer_type(load.buffer)
         gathered = load.offset.lanes > 1
         address = self.address(load.buffer, load.offset, "" if load.mask is not None else " inbounds")
@@ -337,11 +237,11 @@ class _Emitter:
         """The value as it lies in memory: a bool is a byte there."""
         if value.dtype is not DType.BOOL:
             return self.ref(value)
-        return self.emit(f"zext {self.typed(value)} to {_vector_of('i8', value.lanes)}")
+        return self.emit(f"zext {self.typed(value)} to {vector_type('i8', value.lanes)}")
 
     def store(self, store: Store) -> None:
         value = store.value
-        memory = _vector_of(self.memory_element(value.dtype), value.lanes)
+        memory = vector_type(self.memory_element(value.dtype), value.lanes)
         data = self.memory_form(value)
         pointer = self.pointer_type(store.buffer)
         scattered = store.offset.lanes > 1
@@ -369,7 +269,7 @@ class _Emitter:
             pointer = f"<{lanes} x {pointer}>"
         space = pointer.split("addrspace(")[1].split(")")[0] if "addrspace" in pointer else "0"
         suffix = f"v{lanes}p{space}" if name in ("gather", "scatter") else f"p{space}"
-        symbol = f"llvm.masked.{name}.{_mangled(memory)}.{suffix}"
+        symbol = f"llvm.masked.{name}.{mangled(memory)}.{suffix}"
         where = [(pointer, address), ("i32", str(align)), (f"<{lanes} x i1>", mask)]
         if name in ("store", "scatter"):
             return self.call(symbol, "void", [(memory, data), *where])
@@ -472,127 +372,3 @@ class _Emitter:
             self.lines.append('  fence syncscope("workgroup") acquire')
         else:
             raise BackendError(f"kernel {self.kernel.name} has barriers between threads; {self.target.name} has none")
-
-    # Pure operations.
-
-    def let(self, let: Let) -> str:
-        op, args, kind = let.op, let.args, llvm_type(let.result.type)
-        refs = [self.ref(a) for a in args]
-        source = args[0].dtype if args else let.result.dtype
-        if op in COMPARISONS:
-            return self.compare(op, args[0].type, refs)
-        if op in ("min", "max"):
-            if source in FLOATS:
-                return self.intrinsic(f"{op}imum", kind, *refs, flags="nsz ")
-            return self.intrinsic(f"{'s' if source.is_signed else 'u'}{op}", kind, *refs)
-        if source in FLOATS and op in _FLOAT_BINARY:
-            return self.emit(f"{_FLOAT_BINARY[op]} {kind} {refs[0]}, {refs[1]}")
-        if source in FLOATS and op in _FLOAT_UNARY:
-            return self.intrinsic(_FLOAT_UNARY[op], kind, *refs)
-        if op in _INT_BINARY:
-            return self.emit(f"{_INT_BINARY[op]} {kind} {refs[0]}, {refs[1]}")
-        if op in _BY_SIGN:
-            return self.emit(f"{_BY_SIGN[op][not source.is_signed]} {kind} {refs[0]}, {refs[1]}")
-        match op:
-            case "fma":
-                return self.intrinsic("fmuladd", kind, *refs)
-            case "neg" if source in FLOATS:
-                return self.emit(f"fneg {kind} {refs[0]}")
-            case "neg":
-                return self.emit(f"sub {kind} {_zero(args[0].type)}, {refs[0]}")
-            case "abs":
-                return self.call(f"llvm.abs.{_mangled(kind)}", kind, [(kind, refs[0]), ("i1", "false")])
-            case "not":
-                ones = "true" if source is DType.BOOL else "-1"
-                every = ones if args[0].lanes == 1 else f"splat ({_ELEMENT[source]} {ones})"
-                return self.emit(f"xor {kind} {refs[0]}, {every}")
-            case "select":
-                return self.emit(f"select {self.typed(args[0])}, {kind} {refs[1]}, {kind} {refs[2]}")
-            case "cast":
-                return self.cast(args[0], let.result.type)
-            case "bitcast":
-                old = llvm_type(args[0].type)
-                return refs[0] if old == kind else self.emit(f"bitcast {old} {refs[0]} to {kind}")
-            case "splat":
-                one = self.emit(f"insertelement {kind} poison, {self.typed(args[0])}, i32 0")
-                zeros = f"<{let.result.lanes} x i32> zeroinitializer"
-                return self.emit(f"shufflevector {kind} {one}, {kind} poison, {zeros}")
-            case "extract":
-                return self.emit(f"extractelement {self.typed(args[0])}, i32 {let.attr}")
-            case "shuffle":
-                return self.shuffle(let)
-            case "iota":
-                return self.iota(let.result.type)
-            case "lane_mask":
-                return self.lane_mask(refs[0], let.result.lanes)
-        raise InternalError(f"kernel {self.kernel.name}: {op} was not legalised for {self.target.name}")
-
-    def compare(self, op: str, kind: ValueType, refs: list[str]) -> str:
-        if kind.dtype in FLOATS:
-            return self.emit(f"fcmp {_FLOAT_COMPARE[op]} {llvm_type(kind)} {refs[0]}, {refs[1]}")
-        condition = op if op in ("eq", "ne") else f"{'s' if kind.dtype.is_signed else 'u'}{op}"
-        return self.emit(f"icmp {condition} {llvm_type(kind)} {refs[0]}, {refs[1]}")
-
-    def cast(self, x: Value, to: ValueType) -> str:
-        old, new, text = x.dtype, to.dtype, self.typed(x)
-        target = llvm_type(to)
-        if new is DType.BOOL:
-            word = "fcmp une" if old in FLOATS else "icmp ne"
-            return self.emit(f"{word} {text}, {_zero(x.type)}")
-        if DType.F16 in (old, new):
-            return self.half_cast(x, to)
-        if old in FLOATS and new in FLOATS:
-            return self.emit(f"{'fpext' if new is DType.F64 else 'fptrunc'} {text} to {target}")
-        if old in FLOATS:
-            name = f"llvm.fpto{'s' if new.is_signed else 'u'}i.sat"
-            kind = llvm_type(x.type)
-            return self.call(f"{name}.{_mangled(target)}.{_mangled(kind)}", target, [(kind, self.ref(x))])
-        if new in FLOATS:
-            return self.emit(f"{'sitofp' if old.is_signed else 'uitofp'} {text} to {target}")
-        old_bits = 1 if old is DType.BOOL else 8 * old.size_bytes
-        new_bits = 8 * new.size_bytes
-        if old_bits == new_bits:
-            return self.ref(x)
-        word = "trunc" if new_bits < old_bits else "sext" if old.is_signed else "zext"
-        return self.emit(f"{word} {text} to {target}")
-
-    def half_cast(self, x: Value, to: ValueType) -> str:
-        half, bits = _vector_of("half", to.lanes), _vector_of("i16", to.lanes)
-        if to.dtype is DType.F16:
-            rounded = self.emit(f"fptrunc {self.typed(x)} to {half}")
-            return self.emit(f"bitcast {half} {rounded} to {bits}")
-        read = self.emit(f"bitcast {self.typed(x)} to {half}")
-        return self.emit(f"fpext {half} {read} to {llvm_type(to)}")
-
-    def shuffle(self, let: Let) -> str:
-        a, b = let.args
-        assert isinstance(let.attr, tuple)
-        lanes = let.attr
-        if a.lanes == 1:
-            raise InternalError(f"kernel {self.kernel.name}: shuffle of scalars was not legalised")
-        picks = f"<{len(lanes)} x i32> <{', '.join(f'i32 {lane}' for lane in lanes)}>"
-        shuffled = self.emit(f"shufflevector {self.typed(a)}, {self.typed(b)}, {picks}")
-        if len(lanes) > 1:
-            return shuffled
-        return self.emit(f"extractelement <1 x {_ELEMENT[a.dtype]}> {shuffled}, i32 0")
-
-    def iota(self, kind: ValueType) -> str:
-        element = _ELEMENT[kind.dtype]
-        return f"<{', '.join(f'{element} {i}' for i in range(kind.lanes))}>" if kind.lanes > 1 else "0"
-
-    def lane_mask(self, count: str, lanes: int) -> str:
-        if lanes == 1:
-            return self.emit(f"icmp sgt i64 {count}, 0")
-        # Clamped first, so that the comparison can be on narrow lanes.
-        capped = self.intrinsic("smin", "i64", self.intrinsic("smax", "i64", count, "0"), str(lanes))
-        narrow = self.emit(f"trunc i64 {capped} to i32")
-        kind = f"<{lanes} x i32>"
-        one = self.emit(f"insertelement {kind} poison, i32 {narrow}, i32 0")
-        every = self.emit(f"shufflevector {kind} {one}, {kind} poison, {kind} zeroinitializer")
-        return self.emit(f"icmp ugt {kind} {every}, {self.iota(ValueType(DType.I32, lanes))}")
-
-
-def _zero(kind: ValueType) -> str:
-    if kind.lanes > 1:
-        return "zeroinitializer"
-    return "0.0" if kind.dtype in FLOATS else "false" if kind.dtype is DType.BOOL else "0"

@@ -15,7 +15,7 @@ import numpy as np
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.expr import Expr, compute_dtype, lower_expr, topological
+from rlx.kernels.expr import Expr, compute_dtype, instruction_count, lower_expr
 from rlx.kernels.extents import Extent, Extents
 from rlx.kernels.loop_ir import FLOATS, Kernel, Value, ValueType
 from rlx.kernels.targets import Target
@@ -25,8 +25,8 @@ ROW_TILES_PER_BLOCK = 4
 PANELS_PER_BLOCK = 2
 # The columns beside the whole panels are few: a small tile there keeps the code short.
 TAIL_ROWS = 4
-# Above this many operations an epilogue is a loop over the finished tile instead of code for each of its vectors.
-INLINE_EPILOGUE_OPS = 4
+# Above this many instructions an epilogue is a loop over the finished tile instead of code for each of its vectors.
+INLINE_EPILOGUE_COST = 4
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class _MatmulMaker:
         self.has_column_tail = not (isinstance(sizes[1], int) and sizes[1] % self.width == 0)
         masked = [self.c, *self.extra, *([] if packed else [self.b])]
         self.has_masks = self.lanes > 1 and all(target.has_masked_access(o.matrix.dtype) for o in masked)
-        ops = sum(bool(node.args) for node in topological([epilogue.expr])) if epilogue else 0
-        self.tile = k.local("tile", acc, self.tile_rows * self.width) if ops > INLINE_EPILOGUE_OPS else None
+        is_long = epilogue is not None and instruction_count([epilogue.expr]) > INLINE_EPILOGUE_COST
+        self.tile = k.local("tile", acc, self.tile_rows * self.width) if is_long else None
 
     def build(self) -> Kernel:
         k = self.k
@@ -215,10 +215,10 @@ class _MatmulMaker:
             return
         for position, value in enumerate(fold.results):
             k.store(self.tile, position * columns.lanes, value)
-        with k.loop("r", 0, count) as r:
-            base = r * (len(vectors) * columns.lanes)
-            done = [k.load(self.tile, base + v * columns.lanes, lanes=columns.lanes) for v in vectors]
-            self.finish(batch, row + r, columns, done)
+        with k.loop("done", 0, count) as done:
+            base = done * (len(vectors) * columns.lanes)
+            finished = [k.load(self.tile, base + v * columns.lanes, lanes=columns.lanes) for v in vectors]
+            self.finish(batch, row + done, columns, finished)
 
     def load_b(self, batch: Value, p: Value, columns: _Columns, vector: int) -> Value:
         k = self.k
@@ -226,12 +226,10 @@ class _MatmulMaker:
             # Panels are filled up with zeros, so no mask is needed.
             panel, inside = columns.start // self.width, columns.start % self.width
             place = batch * self.b.strides[0] + panel * (self.depth * self.width) + p * self.width + inside
-            loaded = k.load(self.b.buffer, place + vector * columns.lanes, lanes=columns.lanes)
-        else:
-            place = self.b.place(batch, p, columns.start + vector * columns.lanes)
-            mask = columns.masks[vector]
-            loaded = k.load(self.b.buffer, place, lanes=columns.lanes, stride=self.b.strides[2], mask=mask)
-        return k.cast(loaded, self.acc)
+            return k.cast(k.load(self.b.buffer, place + vector * columns.lanes, lanes=columns.lanes), self.acc)
+        place = self.b.place(batch, p, columns.start + vector * columns.lanes)
+        mask = columns.masks[vector]
+        return k.cast(k.load(self.b.buffer, place, lanes=columns.lanes, stride=self.b.strides[2], mask=mask), self.acc)
 
     def finish(self, batch: Value, row: Value, columns: _Columns, values: Sequence[Value]) -> None:
         """Epilogue and store of one row of a tile."""

@@ -34,6 +34,8 @@ _CODEGEN_FILES = (
     "legalize.py",
     "llvm_codegen.py",
     "llvm_emit.py",
+    "llvm_ops.py",
+    "llvm_text.py",
     "rewrite.py",
     "vector_math.py",
     "vector_pow.py",

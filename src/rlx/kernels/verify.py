@@ -73,8 +73,10 @@ class _Verifier:
             self.require(all(simple) and not loop.inits, f"a {loop.kind} loop starts at 0, steps by 1, carries nothing")
         self.has_threads = bool(threads)
 
-    def block(self, block: Block, inside_threads: bool) -> None:
+    def block(self, block: Block, inside_threads: bool, arguments: tuple[Value, ...] = ()) -> None:
+        """Check a block; what it defines, `arguments` included, is not defined after it."""
         outer = set(self.defined)
+        self.define(*arguments)
         for statement in block.statements:
             self.at = statement
             self.statement(statement, inside_threads)
@@ -151,6 +153,5 @@ class _Verifier:
             self.require([v.type for v in group] == types, f"loop %{loop.index.name} carries {types}")
         is_threads = loop.kind is LoopKind.THREADS
         self.require(not (is_threads and inside_threads), "thread loops do not nest")
-        self.define(loop.index, *loop.carried)
-        self.block(loop.body, inside_threads or is_threads)
+        self.block(loop.body, inside_threads or is_threads, (loop.index, *loop.carried))
         self.define(*loop.results)

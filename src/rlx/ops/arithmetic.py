@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, broadcast_dims
-from rlx.ops.operands import promote_operands, require_dtype, require_same_dtype
+from rlx.ops.operands import convert, promote_operands, require_dtype, require_same_dtype
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -120,7 +119,7 @@ def _remainder(a: Array, b: Array) -> Array:
 
 
 def _floor_divide(a: Array, b: Array) -> Array:
-    """The floor of the exact quotient, not of the rounded one: 1 // 0.1 is 9, because 0.1 is a little more than that."""
+    """The floor of the exact quotient, not of the rounded one: 1 // 0.1 is 9, as 0.1 is a little more than 1/10."""
     if a.dtype.kind not in "iu":
         return np.floor_divide(a, b)
     return np.where(b == 0, a.dtype.type(0), np.floor_divide(a, _nonzero(b)))
@@ -146,7 +145,7 @@ def _shift(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array]
         bits = a.dtype.itemsize * 8
         over = (b >= bits) | (b < 0)
         result = function(a, np.where(over, b.dtype.type(0), b))
-        keep_sign = function is np.right_shift
+        keep_sign = function is np.right_shift and a.dtype.kind == "i"
         saturated = np.right_shift(a, a.dtype.type(bits - 1)) if keep_sign else np.zeros_like(a)
         return np.where(over, saturated, result)
 
@@ -156,6 +155,11 @@ def _shift(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array]
 def _shift_right_logical(a: Array, b: Array) -> Array:
     unsigned = np.dtype(f"u{a.dtype.itemsize}")
     return np.right_shift(a.view(unsigned), b.view(unsigned)).view(a.dtype)
+
+
+def _next_after(a: Array, b: Array) -> Array:
+    # NumPy's float16 returns a, not b, when the two are zeros of different signs.
+    return np.where(a == b, b, np.nextafter(a, b))
 
 
 def _decompose_floordiv(a: Any, b: Any) -> Any:
@@ -225,8 +229,10 @@ def _decompose_nextafter(a: Any, b: Any) -> Any:
 
     bits, width = _as_bits(a)
     up = lt(a, b)
-    moved = bits + where(eq(gt(a, 0.0), up), 1, -1)
-    moved = where(eq(a, 0.0), where(up, 1, 1 - 2 ** (width - 1)), moved)
+    # Bits count away from zero; from zero the first step is the smallest denormal of the wanted sign.
+    moved = where(eq(gt(a, 0.0), up), bits + 1, bits - 1)
+    smallest = convert(1, bits.dtype)
+    moved = where(eq(a, 0.0), where(up, smallest, 1 - 2 ** (width - 1)), moved)
     result = where(eq(a, b), b, bitcast(moved, a.dtype))
     return where(or_(ne(a, a), ne(b, b)), math.nan, result)
 
@@ -263,16 +269,14 @@ _DEFINITIONS: dict[str, _Definition] = {
     "atan2": _D(np.arctan2, _decompose_atan2),
     "hypot": _D(np.hypot, _decompose_hypot),
     "logaddexp": _D(np.logaddexp, _decompose_logaddexp),
-    "nextafter": _D(np.nextafter, _decompose_nextafter),
+    "nextafter": _D(_next_after, _decompose_nextafter),
     "copysign": _D(np.copysign, _decompose_copysign),
     "and": _D(np.bitwise_and, accepts="ib"),
     "or": _D(np.bitwise_or, accepts="ib"),
     "xor": _D(np.bitwise_xor, accepts="ib"),
     "shift_left": _D(_shift(np.left_shift), accepts="i", low=0, high=6),
     "shift_right": _D(_shift(np.right_shift), accepts="i", low=0, high=6),
-    "shift_right_logical": _D(
-        _shift(_shift_right_logical), _decompose_shift_right_logical, accepts="i", low=0, high=6
-    ),
+    "shift_right_logical": _D(_shift(_shift_right_logical), _decompose_shift_right_logical, accepts="i", low=0, high=6),
 }
 _CLASS_NAMES = {"f": "float", "i": "integer", "b": "bool", "c": "complex"}
 
@@ -288,8 +292,8 @@ class Binary(Op):
     """y = f(a, b) elementwise with broadcasting, f given by `kind`. max and min propagate NaN.
 
     f16, bf16 and f32 are computed in f64 and rounded once; integers wrap around. Integer division truncates toward
-    zero and division by zero gives 0; `rem` has the sign of the dividend; shifts by the bit width or more give 0
-    (the sign for `shift_right`).
+    zero and division by zero gives 0; `rem` has the sign of the dividend; shifts by a negative amount, or by the bit
+    width or more, give 0 (-1 for `shift_right` of a negative number).
     """
 
     kind: BinaryOp

@@ -31,7 +31,7 @@ from rlx.ops.attend_operands import (
     heads_first,
 )
 from rlx.ops.operands import convert, dims_of, promote_inexact
-from rlx.ops.samples import Sample, Spec, sample, spec
+from rlx.ops.samples import FLOATS, Sample, Spec, spec
 from rlx.ops.widening import as_f64, rounded, rounded_tensor
 
 __all__ = ["Attention", "attention", "attention_kind_op"]
@@ -74,7 +74,7 @@ class Attention(AttentionBase):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for attributes, operands, binding in attention_cases():
-            yield sample(cls(**attributes), *operands, **binding)
+            yield Sample(cls(**attributes), operands, FLOATS, binding)
 
 
 def operand_arrays(op: AttentionBase, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array, Array]:
@@ -218,7 +218,7 @@ def _per_row(kv_len: Any) -> Any:
 
 
 def attention_cases() -> Iterator[tuple[dict[str, Any], tuple[Spec, ...], dict[str, int]]]:
-    """Attributes, operands after the class of op and sizes of symbols, for the samples of attention and its gradient."""
+    """Attributes, operands and sizes of symbols for the samples of attention and its gradient."""
 
     def qkv(seq_q: int | str, seq_k: int | str, kv_heads: int = 2, batch: int | str = 2) -> tuple[Spec, Spec, Spec]:
         return spec(batch, 2, seq_q, 4), spec(batch, kv_heads, seq_k, 4), spec(batch, kv_heads, seq_k, 4)

@@ -29,7 +29,7 @@ from rlx.ops.attend import (
 )
 from rlx.ops.attend_operands import AttentionBase, AttentionLayout, MaskKind, heads_back, heads_first
 from rlx.ops.operands import convert
-from rlx.ops.samples import Sample, sample
+from rlx.ops.samples import FLOATS, Sample
 from rlx.ops.widening import as_f64, rounded, rounded_tensor
 
 __all__ = ["AttentionBackward", "AttentionBwdWrt", "attention_backward", "attention_backward_all"]
@@ -144,15 +144,12 @@ class AttentionBackward(AttentionBase):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for attributes, operands, binding in attention_cases():
+        for i, (attributes, operands, binding) in enumerate(attention_cases()):
             with_dy = (*operands[:3], operands[0], *operands[3:])
-            yield sample(cls(**attributes, wrt="all"), *with_dy, **binding)
-        attributes, operands, binding = next(attention_cases())
-        for wrt in ("query", "key", "value"):
-            yield sample(cls(**attributes, wrt=wrt), *operands, operands[0], **binding)
-        for attributes, operands, binding in attention_cases():
-            if attributes.get("mask_kind") == "bias":
-                yield sample(cls(**attributes, wrt="bias"), *operands[:3], operands[0], operands[3], **binding)
+            is_bias = attributes.get("mask_kind") == "bias"
+            # Single gradients differ from `All` only in which results are kept.
+            for wrt in ("all", *(("query", "key", "value") if i == 0 else ()), *(("bias",) if is_bias else ())):
+                yield Sample(cls(**attributes, wrt=wrt), with_dy, FLOATS, binding)
 
 
 def _shared_axes(dims: Dims) -> tuple[int, ...]:

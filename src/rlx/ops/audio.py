@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, product, require_equal
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size
+from rlx.ops.arithmetic import and_, gt, maximum, where
+from rlx.ops.contraction import matmul
+from rlx.ops.conversion import cast
+from rlx.ops.movement import concat, narrow, pad, reshape, stack, transpose
 from rlx.ops.operands import convert, promote_inexact, require_float, require_rank, require_same_dtype
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.order import top_k
+from rlx.ops.reductions import reduce_max, reduce_sum
+from rlx.ops.samples import Sample, Spec, sample, spec
+from rlx.ops.unary import log
 
 __all__ = [
     "LogMel",
@@ -37,7 +43,8 @@ _CUT_OFF_WIDTH = 1e-6
 
 
 class LogMelMeta(NamedTuple):
-    """Geometry of a log-mel spectrogram: `outer` frames of `n_fft` points, `n_bins` of them used by `n_mels` filters."""
+    """Geometry of a log-mel spectrogram: `outer` frames of `n_fft` points, `n_bins` of them used by `n_mels`
+    filters."""
 
     outer: Size
     n_fft: Size
@@ -87,9 +94,6 @@ def _energies_array(spectrum: Array, filters: Array) -> _Energies:
 
 
 def _energies(spectrum: Any, filters: Any) -> _Energies:
-    from rlx.ops.contraction import matmul
-    from rlx.ops.movement import narrow, reshape, transpose
-
     wide = spectrum.dtype.accumulator
     meta = log_mel_meta(spectrum.type, filters.type)
     rows = reshape(convert(spectrum, wide), (meta.outer, spectrum.shape[-1]))
@@ -100,10 +104,6 @@ def _energies(spectrum: Any, filters: Any) -> _Energies:
 
 def _decades(energy: Any) -> tuple[Any, Any]:
     """log10 of the energies, not below the smallest one, and the cut-off of each frame."""
-    from rlx.ops.arithmetic import maximum
-    from rlx.ops.reductions import reduce_max
-    from rlx.ops.unary import log
-
     v = log(maximum(energy, _SMALLEST_ENERGY)) * (1.0 / math.log(10.0))
     return v, reduce_max(v, (-1,), keepdims=True) - _DYNAMIC_RANGE
 
@@ -112,8 +112,8 @@ def _decades(energy: Any) -> tuple[Any, Any]:
 class LogMel(Op):
     """Log-mel features of each frame: spectrum[.., 2·n_fft], filters[n_mels, n_fft/2 + 1] -> [.., n_mels].
 
-    p = re² + im² of the first n_fft/2 + 1 bins, v = log10(max(filters · p, 1e-10)), y = (max(v, max v - 8) + 4) / 4, the
-    maximum taken over the bands of the frame.
+    p = re² + im² of the first n_fft/2 + 1 bins, v = log10(max(filters · p, 1e-10)), y = (max(v, max v - 8) + 4) / 4,
+    the maximum taken over the bands of the frame.
     """
 
     def infer(self, spectrum: Shape, filters: Shape) -> Shape:
@@ -127,26 +127,23 @@ class LogMel(Op):
         return ((np.maximum(v, loudest - _DYNAMIC_RANGE) + 4.0) / 4.0).astype(spectrum.dtype)
 
     def decompose(self, spectrum: Any, filters: Any) -> Any:
-        from rlx.ops.arithmetic import maximum
-        from rlx.ops.movement import reshape
-
         v, cut_off = _decades(_energies(spectrum, filters).energy)
         y = (maximum(v, cut_off) + 4.0) * 0.25
         return convert(reshape(y, log_mel_output_shape(spectrum.type, filters.type).dims), spectrum.dtype)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for operands, binding in _log_mel_operands():
-            yield sample(cls(), *operands, **binding)
+        for operands in _log_mel_operands():
+            yield sample(cls(), *operands, T=2)
 
 
 @op("log_mel_backward")
 class LogMelBackward(Op):
     """dspectrum of LogMel from dy[.., n_mels].
 
-    A band above the cut-off passes ¼·dy / (e·ln 10) to its energy e; a band that is cut off, or whose energy is at most
-    1e-10, passes 0. Then dp = filtersᵀ · that, dre = 2·re·dp, dim = 2·im·dp, and 0 for the bins that no filter reads. The
-    dependence of the cut-off on the loudest band is ignored.
+    A band above the cut-off passes ¼·dy / (e·ln 10) to its energy e; a band that is cut off, or whose energy is at
+    most 1e-10, passes 0. Then dp = filtersᵀ · that, dre = 2·re·dp, dim = 2·im·dp, and 0 for the bins that no filter
+    reads. The dependence of the cut-off on the loudest band is ignored.
     """
 
     def infer(self, spectrum: Shape, filters: Shape, dy: Shape) -> Shape:
@@ -172,10 +169,6 @@ class LogMelBackward(Op):
             return grad.astype(spectrum.dtype)
 
     def decompose(self, spectrum: Any, filters: Any, dy: Any) -> Any:
-        from rlx.ops.arithmetic import and_, gt, where
-        from rlx.ops.contraction import matmul
-        from rlx.ops.movement import concat, pad, reshape
-
         meta = log_mel_meta(spectrum.type, filters.type)
         re, im, energy, weights = _energies(spectrum, filters)
         v, cut_off = _decades(energy)
@@ -189,28 +182,30 @@ class LogMelBackward(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for (spectrum, filters), binding in _log_mel_operands():
-            yield sample(cls(), spectrum, filters, spec(*spectrum.dims[:-1], filters.dims[0]), **binding)
+        for spectrum, filters in _log_mel_operands():
+            dy = spec(*spectrum.dims[:-1], filters.dims[0])
+            yield sample(cls(), spectrum, filters, dy, T=2)
 
 
-def _log_mel_operands() -> Iterator[tuple[tuple[Any, Any], dict[str, int]]]:
+def _log_mel_operands() -> Iterator[tuple[Spec, Spec]]:
     bands = spec(3, 5, low=0.0, high=1.0)
-    yield (spec(2, 16), bands), {}
-    yield (spec(16), bands), {}
-    yield (spec(2, 1, 16), bands), {}
-    yield (spec(2, 14), spec(3, 4, low=0.0, high=1.0)), {}
-    yield (spec(0, 16), bands), {}
-    yield (spec("T", 16), bands), {"T": 2}
+    yield spec(2, 16), bands
+    yield spec(16), bands
+    yield spec(2, 1, 16), bands
+    yield spec(2, 14), spec(3, 4, low=0.0, high=1.0)
+    yield spec(0, 16), bands
+    yield spec("T", 16), bands
     # One band without energy is cut off.
-    yield (spec(2, 16), spec(3, 5, values=[[1.0] * 5, [0.0] * 5, [0.5] * 5])), {}
+    yield spec(2, 16), spec(3, 5, values=[[1.0] * 5, [0.0] * 5, [0.5] * 5])
 
 
 @op("welch_peaks")
 class WelchPeaks(Op):
     """The k strongest bins of averaged spectra: spectrum[B·n_segments, 2·n_fft] -> [B, 2k] as (bin, power) pairs.
 
-    Power is re² + im² of the first n_fft/2 + 1 bins, doubled where the mirror bin is left out (all but bin 0 and, for even
-    n_fft, the last), averaged over the segments. Strongest first, ties by lower bin; k is at most the number of bins.
+    Power is re² + im² of the first n_fft/2 + 1 bins, doubled where the mirror bin is left out (all but bin 0 and, for
+    even n_fft, the last), averaged over the segments. Strongest first, ties by lower bin; k is at most the number of
+    bins.
     """
 
     k: int
@@ -251,11 +246,6 @@ class WelchPeaks(Op):
             return peaks.reshape(len(density), 2 * order.shape[1]).astype(spectrum.dtype)
 
     def decompose(self, spectrum: Any) -> Any:
-        from rlx.ops.conversion import cast
-        from rlx.ops.movement import narrow, reshape, stack
-        from rlx.ops.order import top_k
-        from rlx.ops.reductions import reduce_sum
-
         rows, extent = spectrum.shape
         n_fft, bins, wide = extent // 2, extent // 4 + 1, spectrum.dtype.accumulator
         re, im = (narrow(convert(spectrum, wide), 1, start, bins) for start in (0, n_fft))

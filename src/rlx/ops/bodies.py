@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Param
 from rlx.ir.op import Op

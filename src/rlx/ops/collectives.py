@@ -1,23 +1,24 @@
 """Collectives: ops whose value depends on the other participants along a named axis.
 
 Participants run the same program on their own operands; `axis_size` of them share an axis called `axis_name`. What a
-collective means is said by `reference_collective`: given the operands of all participants stacked along a new leading axis,
-it returns their results, stacked. `collective_over_leading_axis` says the same with ops, for a program in which one value
-holds all participants.
+collective means is said by `reference_collective`: given the operands of all participants stacked along a new leading
+axis, it returns their results, stacked. `collective_over_leading_axis` says the same with ops, for a program in which
+one value holds all participants.
 
-Evaluated alone, a collective sees `axis_size` participants (1 unless an axis is bound) that all hold this operand, and gives
-the result of participant 0.
+Evaluated alone, a collective sees `axis_size` participants (1 unless an axis is bound) that all hold this operand,
+and gives the result of participant 0.
 
-Functions (`psum(x, "batch")`, ...) read the size of the axis from the surrounding `named_axis`. Outside of any, there is one
-participant.
+Functions (`psum(x, "batch")`, ...) read the size of the axis from the surrounding `named_axis`. Outside of any, there
+is one participant.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, Size, normalize_axis
+from rlx.ops.arithmetic import where
 from rlx.ops.creation import iota
 from rlx.ops.indexing import gather
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, reshape, swapaxes
 from rlx.ops.operands import convert, promote_inexact, require_dtype, require_inexact, require_numeric
+from rlx.ops.reductions import reduce, reduce_sum
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -58,7 +61,7 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_axes: ContextVar[dict[str, Size]] = ContextVar("named_axes", default={})
+_axes: ContextVar[Mapping[str, Size]] = ContextVar("named_axes", default=MappingProxyType({}))
 
 
 @contextmanager
@@ -100,15 +103,15 @@ class Collective(Op):
             raise self.fail(f"the size of axis {self.axis_name!r} is {self.axis_size}; bind it first")
         return self.axis_size
 
-    def stacked(self, operands: Any) -> Array:
+    def stacked(self, *operands: Any) -> Array:
         """The results of all participants from the operands of all participants, both along axis 0."""
         raise NotImplementedError
 
-    def eval(self, x: Array) -> Array:
-        same = np.broadcast_to(x, (self.participants, *x.shape))
-        return np.asarray(self.stacked(same)[0], dtype=x.dtype)
+    def eval(self, *operands: Array) -> Array:
+        same = [np.broadcast_to(x, (self.participants, *x.shape)) for x in operands]
+        return np.asarray(self.stacked(*same)[0])
 
-    def over_leading_axis(self, operands: Any) -> Any:
+    def over_leading_axis(self, *operands: Any) -> Any:
         """`stacked` with ops."""
         raise NotImplementedError
 
@@ -121,14 +124,14 @@ def reference_collective(op: Collective, operands: Array | None = None) -> Array
     """
     if operands is not None and len(operands) != op.axis_size:
         raise op.fail(f"axis {op.axis_name!r} has {op.axis_size} participants, got operands of {len(operands)}")
-    return op.stacked(operands)
+    return op.stacked(*(() if operands is None else (operands,)))
 
 
 def collective_over_leading_axis(op: Collective, operands: Any = None) -> Any:
     """`reference_collective` as a program: tensors in, a tensor out, the participants along axis 0 of both."""
     if operands is not None and not require_equal(operands.shape[0], op.axis_size, op.mnemonic):
         raise op.fail(f"axis {op.axis_name!r} has {op.axis_size} participants, got operands of {operands.shape[0]}")
-    return op.over_leading_axis(operands)
+    return op.over_leading_axis(*(() if operands is None else (operands,)))
 
 
 @attribute_type
@@ -182,8 +185,6 @@ class AllReduce(Collective):
             return _to_all(extreme(operands, axis=0), operands)
 
     def over_leading_axis(self, operands: Any) -> Any:
-        from rlx.ops.reductions import reduce
-
         names = {CollectiveKind.Sum: "sum", CollectiveKind.Mean: "mean", CollectiveKind.Max: "max"}
         return _to_all_tensors(reduce(operands, names.get(self.kind, "min"), (0,)), operands.shape[0])
 
@@ -199,7 +200,8 @@ class AllReduce(Collective):
 
 @op("all_gather")
 class AllGather(Collective):
-    """Every participant receives all operands, along a new axis `axis`, or joined along an existing one with `tiled`."""
+    """Every participant receives all operands, along a new axis `axis`, or joined along an existing one with
+    `tiled`."""
 
     axis: int = 0
     tiled: bool = False
@@ -212,7 +214,8 @@ class AllGather(Collective):
         return x.with_dims((*x.dims[:axis], self.axis_size, *x.dims[axis:]))
 
     def stacked(self, operands: Array) -> Array:
-        joined = np.concatenate(operands, axis=self.axis) if self.tiled else np.stack(operands, axis=self.axis)
+        join = np.concatenate if self.tiled else np.stack
+        joined = join(list(operands), axis=self.axis)
         return _to_all(joined, operands)
 
     def over_leading_axis(self, operands: Any) -> Any:
@@ -238,8 +241,8 @@ class AllGather(Collective):
 class ReduceScatter(Collective):
     """Participant i receives part i of the sum of all operands.
 
-    Parts lie along `axis`, whose size is the number of participants and which goes away; with `tiled` it is a multiple of
-    that number and parts are pieces of it.
+    Parts lie along `axis`, whose size is the number of participants and which goes away; with `tiled` it is a
+    multiple of that number and parts are pieces of it.
     """
 
     axis: int = 0
@@ -258,8 +261,6 @@ class ReduceScatter(Collective):
         return np.stack(np.split(total, len(operands), axis=axis))
 
     def over_leading_axis(self, operands: Any) -> Any:
-        from rlx.ops.reductions import reduce_sum
-
         total = reduce_sum(operands, (0,))
         axis = normalize_axis(self.axis, total.ndim, self.mnemonic)
         return moveaxis(_in_pieces(total, axis, self.axis_size) if self.tiled else total, axis, 0)
@@ -276,8 +277,9 @@ class ReduceScatter(Collective):
 class AllToAll(Collective):
     """Participant i receives part i of every operand.
 
-    Parts lie along `split_axis`, whose size is the number of participants; it goes away, and the received parts lie along a
-    new axis `concat_axis`. With `tiled` both axes stay: one is cut into pieces, along the other they are joined.
+    Parts lie along `split_axis`, whose size is the number of participants; it goes away, and the received parts lie
+    along a new axis `concat_axis`. With `tiled` both axes stay: one is cut into pieces, along the other they are
+    joined.
     """
 
     split_axis: int = 0
@@ -296,7 +298,7 @@ class AllToAll(Collective):
         parts = np.split(operands, len(operands), axis=split)
         if self.tiled:
             return np.stack([np.concatenate(part, axis=self.concat_axis) for part in parts])
-        return np.stack([np.stack(part.squeeze(split), axis=self.concat_axis) for part in parts])
+        return np.stack([np.stack(list(part.squeeze(split)), axis=self.concat_axis) for part in parts])
 
     def over_leading_axis(self, operands: Any) -> Any:
         rank = operands.ndim - 1
@@ -321,7 +323,8 @@ class AllToAll(Collective):
 
 @op("ppermute")
 class PPermute(Collective):
-    """Operands move between participants: for each pair (source, destination) of `perm`. Who receives nothing has zeros."""
+    """Operands move between participants: for each pair (source, destination) of `perm`. Who receives nothing has
+    zeros."""
 
     perm: tuple[tuple[int, ...], ...] = ()
 
@@ -345,8 +348,6 @@ class PPermute(Collective):
         return result
 
     def over_leading_axis(self, operands: Any) -> Any:
-        from rlx.ops.arithmetic import where
-
         source_of = {destination: source for source, destination in self.perm}
         sources = np.array([source_of.get(i, 0) for i in range(self.participants)], np.int32)
         receives = np.array([i in source_of for i in range(self.participants)])
@@ -366,9 +367,6 @@ class AxisIndex(Collective):
 
     def infer(self) -> Shape:
         return Shape((), DType.I32)
-
-    def eval(self) -> Array:
-        return np.zeros((), np.int32)
 
     def stacked(self, operands: Array | None = None) -> Array:
         return np.arange(self.participants, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Complex numbers: parts, building them from parts, conjugate, squared modulus. c64 has f32 parts, c128 has f64 parts."""
+"""Complex numbers: parts, making them from parts, conjugate, squared modulus. Parts of c64 are f32, of c128 f64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, broadcast_dims

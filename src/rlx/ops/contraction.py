@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import ShapeError
 from rlx.ir.dims import product, require_equal
 from rlx.ir.dtype import DType, DTypeLike

@@ -20,7 +20,7 @@ from rlx.ir.shape import Dims, Shape, conv2d_output_shape, conv_transpose2d_outp
 from rlx.ops.operands import dims_of, promote_operands, require_dtype, require_numeric, require_same_dtype
 from rlx.ops.samples import COMPLEX, FLOATS, Sample, sample, spec
 from rlx.ops.widening import rounded
-from rlx.ops.windows import DilatedWindowOp, Ints, per_axis, spread_out, tap_slices, windows
+from rlx.ops.sliding_windows import DilatedWindowOp, Ints, per_axis, seen_by_taps, seen_by_windows, spread_out
 
 __all__ = [
     "Conv",
@@ -100,7 +100,7 @@ class Conv(ConvBase):
     def eval(self, x: Array, w: Array) -> Array:
         out = (self.out_dtype or DType.of(x.dtype)).numpy
         wide = summing_dtype(out)
-        seen = self.split_groups(np, windows(self, x.astype(wide)), 1)
+        seen = self.split_groups(np, seen_by_windows(self, x.astype(wide)), 1)
         weight = self.split_groups(np, w.astype(wide), 0)
         n = self.spatial_rank
         positions, taps = list(range(4, 4 + n)), list(range(4 + n, 4 + 2 * n))
@@ -217,13 +217,13 @@ class Im2Col(DilatedWindowOp):
 
     def eval(self, x: Array) -> Array:
         n = self.spatial_rank
-        rows = np.moveaxis(windows(self, x), 1, 1 + n)
+        rows = np.moveaxis(seen_by_windows(self, x), 1, 1 + n)
         return rows.reshape(int(np.prod(rows.shape[: 1 + n])), int(np.prod(rows.shape[1 + n :])))
 
     def decompose(self, x: Any) -> Any:
         from rlx.ops.movement import moveaxis, reshape, stack
 
-        taps = stack(tap_slices(self, x), axis=-1)
+        taps = stack(seen_by_taps(self, x), axis=-1)
         return reshape(moveaxis(taps, 1, -2), self.infer(x.type).dims)
 
     @classmethod
@@ -327,8 +327,8 @@ def conv_transpose(
     """Transposed convolution of x [N, C_in, spatial..] with w [C_in, C_out/groups, kernel..]; see `ConvTranspose2d`."""
     x, w = promote_operands(x, w)
     rank = len(dims_of(x)) - 2
-    settings = (per_axis(v, rank) for v in (dims_of(w)[2:], stride, padding, dilation, output_padding))
-    return ConvTranspose2d(*settings, groups)(x, w)
+    settings = (per_axis(v, rank) for v in (stride, padding, dilation, output_padding))
+    return ConvTranspose2d(dims_of(w)[2:], *settings, groups)(x, w)
 
 
 def im2col(

@@ -14,7 +14,7 @@ from rlx.ops.convolution import ConvBase, Im2Col, scatter_windows, summing_dtype
 from rlx.ops.operands import dims_of, promote_operands, require_numeric, require_same_dtype
 from rlx.ops.samples import FLOATS, Sample, sample, spec
 from rlx.ops.widening import rounded
-from rlx.ops.windows import per_axis, windows
+from rlx.ops.sliding_windows import per_axis, seen_by_windows
 
 __all__ = ["Conv2dBackwardInput", "Conv2dBackwardWeight", "conv2d_backward_input", "conv2d_backward_weight"]
 
@@ -61,8 +61,8 @@ class Conv2dBackwardInput(ConvBase):
             yield sample(op, spec(2, 6, 3, 4), w, dtypes=(*FLOATS, "i32", "c64"))
         yield sample(cls((3,), (1,), (0,), (1,), x_shape=(2, 3, 5)), spec(2, 4, 3), spec(4, 3, 3))
         yield sample(cls((2,), (1,), (3,), (1,), x_shape=(1, 2, 3)), spec(1, 3, 8), spec(3, 2, 2))
-        symbolic = cls((3,), (2,), (1,), (1,), x_shape=("N", 3, "L"))
-        yield sample(symbolic, spec("N", 4, "floordiv(L - 1, 2) + 1"), spec(4, 3, 3), N=2, L=6)
+        symbolic = cls((3,), (2,), (1,), (1,), x_shape=("N", 3, "2*T"))
+        yield sample(symbolic, spec("N", 4, "T"), spec(4, 3, 3), N=2, T=3)
 
 
 @op("conv2d_backward_weight")
@@ -84,7 +84,7 @@ class Conv2dBackwardWeight(ConvBase):
 
     def eval(self, x: Array, dy: Array) -> Array:
         wide = summing_dtype(x.dtype)
-        seen = self.split_groups(np, windows(self, x.astype(wide)), 1)
+        seen = self.split_groups(np, seen_by_windows(self, x.astype(wide)), 1)
         upstream = self.split_groups(np, dy.astype(wide), 1)
         n = self.spatial_rank
         positions, taps = list(range(4, 4 + n)), list(range(4 + n, 4 + 2 * n))

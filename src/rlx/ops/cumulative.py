@@ -1,14 +1,13 @@
-"""Running reductions along an axis: `Cumulative(kind)`, the seed ops `Cumsum` and `CumsumBackward`, associative_scan."""
+"""Running reductions along an axis: `Cumulative(kind)`, `Cumsum` and its gradient, and associative_scan."""
 
 from __future__ import annotations
 
 import enum
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op, op_family
@@ -25,7 +24,6 @@ __all__ = [
     "Cumulative",
     "CumulativeOp",
     "associative_scan",
-    "cumlogsumexp",
     "cummax",
     "cummin",
     "cumprod",
@@ -35,7 +33,6 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Elements = TypeVar("Elements")
 
 
 @attribute_type
@@ -177,8 +174,8 @@ def _cumulative(kind: CumulativeOp, x: Any, axis: int, exclusive: bool, reverse:
 def cumsum(x: Any, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Any:
     """Running sums along `axis`; bools count in i32.
 
-    >>> cumsum(np.array([1, 2, 3]), exclusive=True)
-    array([0, 1, 3])
+    >>> print(cumsum(np.array([1, 2, 3]), exclusive=True))
+    [0 1 3]
     """
     if reverse:
         return _cumulative(CumulativeOp.Sum, x, axis, exclusive, reverse)
@@ -211,18 +208,15 @@ def logcumsumexp(x: Any, axis: int = -1, exclusive: bool = False, reverse: bool 
     return _cumulative(CumulativeOp.LogSumExp, x, axis, exclusive, reverse)
 
 
-# The name in jax.lax.
-cumlogsumexp = logcumsumexp
-
-
-def associative_scan(
-    combine: Callable[[Elements, Elements], Elements], elements: Elements, reverse: bool = False, axis: int = 0
-) -> Elements:
+def associative_scan(combine: Callable[[Any, Any], Any], elements: Any, reverse: bool = False, axis: int = 0) -> Any:
     """y[i] = combine(... combine(x[0], x[1]) ..., x[i]) along `axis`, in a number of steps that grows with log n.
 
-    `elements` is a tensor, or a tuple or list of tensors that are combined together (a linear recurrence carries
-    two). `combine` must be associative and work on whole slices at once; with `reverse` it runs from the end. The
-    axis needs a fixed size, because the program has a step per doubling.
+    `elements` is a tensor, or several that are combined together (a linear recurrence carries two): then `combine`
+    takes and returns tuples. It must be associative and work on whole slices at once; with `reverse` it runs from the
+    end. The axis needs a fixed size, because the program has a step per doubling.
+
+    >>> print(associative_scan(lambda a, b: a * b, np.array([1, 2, 3, 4])))
+    [ 1  2  6 24]
     """
     from rlx.ops.movement import reverse as turn_round
 
@@ -230,8 +224,11 @@ def associative_scan(
     parts: list[Any] = list(elements) if isinstance(elements, tuple | list) else [elements]
     _check_scan(parts, axis)
 
+    def packed(items: list[Any]) -> Any:
+        return tuple(items) if several else items[0]
+
     def join(a: list[Any], b: list[Any]) -> list[Any]:
-        joined: Any = combine(_packed(a, elements), _packed(b, elements))
+        joined: Any = combine(packed(a), packed(b))
         return list(joined) if several else [joined]
 
     if reverse:
@@ -240,20 +237,16 @@ def associative_scan(
     scanned = _scan(join, parts, axes)
     if reverse:
         scanned = [turn_round(p, (axis,)) for p in scanned]
-    return _packed(scanned, elements)
-
-
-def _packed(parts: list[Any], like: Elements) -> Elements:
-    """A list of parts in the form in which the user gave them."""
-    result: Any = type(like)(parts) if type(like) in (tuple, list) else parts[0]  # type: ignore[call-arg]
-    return result
+    return packed(scanned)
 
 
 def _check_scan(parts: Sequence[Any], axis: int) -> None:
     sizes = {dims_of(p)[normalize_axis(axis, len(dims_of(p)), "associative_scan")] for p in parts}
     if len(sizes) != 1 or not isinstance(next(iter(sizes)), int):
         shown = ", ".join(str(s) for s in sizes) or "nothing"
-        raise OpError(f"associative_scan: all elements need one fixed size along axis {axis}, got {shown}; use rlx.scan")
+        raise OpError(
+            f"associative_scan: all elements need one fixed size along axis {axis}, got {shown}; rlx.scan takes any"
+        )
 
 
 def _scan(join: Callable[[list[Any], list[Any]], list[Any]], parts: list[Any], axes: list[int]) -> list[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op

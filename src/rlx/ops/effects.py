@@ -1,13 +1,14 @@
 """Ops with effects: `DebugPrint`, `HostCallback`, `RuntimeAssert`. They run in program order and are never merged.
 
-`effect = True` on the class keeps such a node alive even when nothing reads its result; passes ask `node.op.effect`. Each of
-them also returns its first operand (a callback: its declared results), so that a program can make later values wait for it:
+`effect = True` on the class keeps such a node alive even when nothing reads its result; passes ask `node.op.effect`.
+Each of them also returns its first operand (a callback: its declared results), so that a program can make later
+values wait for it:
 
     y = debug_print("y = {}", y)
     y = runtime_assert(y > 0, "y must be positive", y)
 
-Programs are data, so a callback is stored by name. `register_callback` names a Python function; a program that was written
-to a file finds its callbacks again when they are registered under the same names.
+Programs are data, so a callback is stored by name. `register_callback` names a Python function; a program that was
+written to a file finds its callbacks again when they are registered under the same names.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def register_callback(name: str, function: Callback) -> str:
         raise OpError(f"register_callback: {name!r} needs a function, got {type(function).__name__}")
     if _callbacks.get(name, function) is not function:
         raise OpError(
-            f"register_callback: another function is already called {name!r}; choose another name or unregister it first"
+            f"register_callback: another function is called {name!r}; choose another name or unregister it first"
         )
     _callbacks[name] = function
     return name
@@ -199,9 +200,8 @@ def _min_and_max(x: Array) -> tuple[Any, Any]:
 def debug_print(format: str, x: Any, *more: Any) -> Any:
     """Print values while the program runs, at their place in it; returns x.
 
-    >>> debug_print("x is {}", np.arange(3))
+    >>> y = debug_print("x is {}", np.arange(3))
     x is [0 1 2]
-    array([0, 1, 2])
     """
     return DebugPrint(format)(x, *more)
 
@@ -212,16 +212,24 @@ def runtime_assert(condition: Any, message: str, x: Any = None) -> Any:
 
 
 def host_callback(function: Callback | str, results: Any, *operands: Any) -> Any:
-    """Call a Python function while the program runs; `results` are the types it returns: `"f32[4]"`, a Shape, or several.
+    """Call a Python function while the program runs; `results` are the types it returns: `"f32[4]"`, a Shape, or
+    several.
 
-    Values that have a shape and a dtype (arrays, tensors) stand for their types. A function is registered under its
-    module and name; one without a unique name needs `register_callback` first.
+    Values that have a shape and a dtype (arrays, tensors) stand for their types. A function that is not registered yet
+    gets its module and name, and a number where these are taken; a string names a registered one.
     """
-    if isinstance(function, str):
-        name = function
-    else:
-        name = register_callback(f"{function.__module__}.{function.__qualname__}", function)
+    name = function if isinstance(function, str) else _name_of(function)
     return HostCallback(name, _result_types(results))(*operands)
+
+
+def _name_of(function: Callback) -> str:
+    """The name under which a function is registered; the first one is the function's own."""
+    own = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    name, number = own, 1
+    while _callbacks.get(name, function) is not function:
+        number += 1
+        name = f"{own}#{number}"
+    return register_callback(name, function)
 
 
 def _result_types(results: Any) -> tuple[Shape, ...]:

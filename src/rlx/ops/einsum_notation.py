@@ -18,6 +18,7 @@ from rlx.ops.contraction import dot_general
 from rlx.ops.movement import expand_dims, squeeze, transposed
 from rlx.ops.operands import convert, dims_of, promote_operands
 from rlx.ops.rearrange import diagonal
+from rlx.ops.reductions import reduce_sum
 
 __all__ = ["einsum"]
 
@@ -146,8 +147,6 @@ def _aligned(terms: list[_Term], spec: str) -> list[_Term]:
 
 def _reduced(terms: list[_Term], result: tuple[str, ...]) -> list[_Term]:
     """Labels that occur in one operand only, and not in the result, are summed."""
-    from rlx.ops.reductions import reduce_sum
-
     reduced = []
     for k, (value, labels) in enumerate(terms):
         others = set(result).union(*(t.labels for i, t in enumerate(terms) if i != k))

@@ -2,9 +2,9 @@
 
     z = x / s,    y = clamp(round(z), -qmax, qmax) · s,    qmax = 2^(bits-1) - 1
 
-with ties away from zero and one step s per index of `axis` (one for all without it). `FakeQuantize` takes s from the data
-or from a state; `FakeQuantizeLSQ` learns it. Rounding has no useful derivative: `SteKind` says what stands in for it.
-All of it is computed in f32 (f64 for f64 operands) and rounded once.
+with ties away from zero and one step s per index of `axis` (one for all without it). `FakeQuantize` takes s from the
+data or from a state; `FakeQuantizeLSQ` learns it. Rounding has no useful derivative: `SteKind` says what stands in
+for it. All of it is computed in f32 (f64 for f64 operands) and rounded once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Shape, Size, normalize_axis
+from rlx.ops.arithmetic import clamp, le, maximum, where
+from rlx.ops.movement import reshape
 from rlx.ops.operands import convert, require_float, require_same_dtype
+from rlx.ops.reductions import reduce_max, reduce_sum
 from rlx.ops.rounding import half_away_array, quantizer_dtype, round_half_away
 from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.unary import abs_, sign, square, tanh
 
 __all__ = [
     "FakeQuantize",
@@ -101,8 +104,6 @@ class _FakeQuant(Op):
             dims[self.axis] = steps.shape[0]
         if isinstance(steps, np.ndarray):
             return steps.reshape(dims)
-        from rlx.ops.movement import reshape
-
         return reshape(steps, dims)
 
 
@@ -122,8 +123,6 @@ def _round_array(x: Array, step: Array, qmax: int) -> Array:
 
 
 def _round(x: Any, step: Any, qmax: int) -> Any:
-    from rlx.ops.arithmetic import clamp
-
     return clamp(round_half_away(x / step), -qmax, qmax) * step
 
 
@@ -162,11 +161,6 @@ class _Scaled(_FakeQuant):
         return np.where(state <= 0, current, keep * state + blend * current)
 
     def _step(self, x: Any, state: Any) -> Any:
-        from rlx.ops.arithmetic import le, maximum, where
-        from rlx.ops.movement import reshape
-        from rlx.ops.reductions import reduce_max
-        from rlx.ops.unary import abs_
-
         if self.scale_mode is ScaleMode.Fixed:
             return maximum(state, _SMALLEST_STEP)
         # An empty maximum is -inf and ends at the smallest step, like one of zeros.
@@ -181,8 +175,9 @@ class _Scaled(_FakeQuant):
 class FakeQuantize(_Scaled):
     """y = clamp(round(x / s), -qmax, qmax) · s, ties away from zero.
 
-    PerBatch: s = max|x| / qmax. EMA: s = state' = decay·state + (1-decay)·max|x|/qmax, or the latter while state ≤ 0; the
-    second result is state'. Fixed: s = state. s is at least 1e-12. The state has one element per index of `axis`, or one.
+    PerBatch: s = max|x| / qmax. EMA: s = state' = decay·state + (1-decay)·max|x|/qmax, or the latter while state ≤ 0;
+    the second result is state'. Fixed: s = state. s is at least 1e-12. The state has one element per index of `axis`,
+    or one.
     """
 
     def infer(self, x: Shape, state: Shape | None = None) -> Shape | tuple[Shape, ...]:
@@ -205,7 +200,6 @@ class FakeQuantize(_Scaled):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        steps = {"low": 0.01, "high": 0.3}
         for bits in (8, 4, 2, 3):
             yield sample(cls(bits), spec(3, 4))
         yield sample(cls(8, 1), spec(2, 3, 4))
@@ -213,9 +207,9 @@ class FakeQuantize(_Scaled):
         yield sample(cls(4), spec())
         yield sample(cls(8), spec(0, 3))
         yield sample(cls(8), spec(3, values=0.0))
-        yield sample(cls(4, scale_mode="fixed"), spec(3, 4), spec(1, **steps))
-        yield sample(cls(4, 0, scale_mode="fixed"), spec(3, 4), spec(3, **steps, dtype="f32"))
-        yield sample(cls(4, scale_mode="ema", decay=0.5), spec(3, 4), spec(1, **steps))
+        yield sample(cls(4, scale_mode="fixed"), spec(3, 4), spec(1, low=0.01, high=0.3))
+        yield sample(cls(4, 0, scale_mode="fixed"), spec(3, 4), spec(3, low=0.01, high=0.3, dtype="f32"))
+        yield sample(cls(4, scale_mode="ema", decay=0.5), spec(3, 4), spec(1, low=0.01, high=0.3))
         first = spec(3, dtype="f32", values=[0.0, 0.2, -1.0])
         yield sample(cls(4, 0, scale_mode="ema"), spec(3, 4), first)
         yield sample(cls(4, 1, scale_mode="ema"), spec("B", 3), first, B=2)
@@ -260,9 +254,6 @@ class FakeQuantizeBackward(_Scaled):
         return convert(grad * self._gate(wide, self._aligned(step, x.ndim)), x.dtype)
 
     def _gate(self, x: Any, step: Any) -> Any:
-        from rlx.ops.arithmetic import le, maximum, where
-        from rlx.ops.unary import abs_, square, tanh
-
         limit = step * float(self.qmax)
         if self.ste is SteKind.ClippedIdentity:
             return where(le(abs_(x), limit), convert(1.0, x.dtype), 0.0)
@@ -301,8 +292,8 @@ class FakeQuantizeLSQ(_FakeQuant):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for op, *operands in _lsq_samples(cls):
-            yield sample(op, *operands)
+        for made, *operands in _lsq_samples(cls):
+            yield sample(made, *operands)
         yield sample(cls(4, 1), spec("B", 3), spec(3, low=0.05, high=0.5), B=2)
 
 
@@ -322,21 +313,19 @@ class FakeQuantizeLSQBackwardX(_FakeQuant):
             return np.where(np.abs(wide / step) <= self.qmax, dy, np.zeros_like(dy))
 
     def decompose(self, x: Any, scale: Any, dy: Any) -> Any:
-        from rlx.ops.arithmetic import le, where
-        from rlx.ops.unary import abs_
-
         wide, step = _lsq(self, x, scale)
         return where(le(abs_(wide / step), float(self.qmax)), dy, 0.0)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for op, x, scale in _lsq_samples(cls):
-            yield sample(op, x, scale, spec(*x.dims))
+        for made, x, scale in _lsq_samples(cls):
+            yield sample(made, x, scale, spec(*x.dims))
 
 
 @op("fake_quantize_lsq_backward_scale")
 class FakeQuantizeLSQBackwardScale(_FakeQuant):
-    """dscale of FakeQuantizeLSQ: Σ ψ(x/s)·dy over what shares the step, ψ(z) = round(z) - z if |z| ≤ qmax, else ±qmax."""
+    """dscale of FakeQuantizeLSQ: Σ ψ(x/s)·dy over what shares the step, ψ(z) = round(z) - z if |z| ≤ qmax, else
+    ±qmax."""
 
     def infer(self, x: Shape, scale: Shape, dy: Shape) -> Shape:
         self._require_steps("scale", scale, x)
@@ -356,11 +345,6 @@ class FakeQuantizeLSQBackwardScale(_FakeQuant):
             return total.reshape(scale.shape).astype(scale.dtype)
 
     def decompose(self, x: Any, scale: Any, dy: Any) -> Any:
-        from rlx.ops.arithmetic import le, where
-        from rlx.ops.movement import reshape
-        from rlx.ops.reductions import reduce_sum
-        from rlx.ops.unary import abs_, sign
-
         wide, step = _lsq(self, x, scale)
         z = wide / step
         slope = where(le(abs_(z), float(self.qmax)), round_half_away(z) - z, sign(z) * float(self.qmax))
@@ -369,8 +353,8 @@ class FakeQuantizeLSQBackwardScale(_FakeQuant):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for op, x, scale in _lsq_samples(cls):
-            yield sample(op, x, scale, spec(*x.dims))
+        for made, x, scale in _lsq_samples(cls):
+            yield sample(made, x, scale, spec(*x.dims))
 
 
 def _require_same_dims(op: Op, x: Shape, dy: Shape) -> None:
@@ -385,8 +369,6 @@ def _lsq_arrays(op: _FakeQuant, x: Array, scale: Array) -> tuple[Array, Array]:
 
 
 def _lsq(op: _FakeQuant, x: Any, scale: Any) -> tuple[Any, Any]:
-    from rlx.ops.arithmetic import maximum
-
     wide, step = _wide(x, scale)
     return wide, op._aligned(maximum(step, _SMALLEST_STEP), x.ndim)
 

@@ -1,11 +1,12 @@
 """Fourier transforms: the ops `Fft` and `FftButterflyStage`, and the functions that are built from them.
 
-Complex dtypes are transformed as they are. Real dtypes carry complex data in block layout: the transformed axis holds all
-real parts, then all imaginary parts, so that it is twice as long as the transform.
+Complex dtypes are transformed as they are. Real dtypes carry complex data in block layout: the transformed axis holds
+all real parts, then all imaginary parts, so that it is twice as long as the transform.
 
-Functions of real signals (`fft_real`, `rfft`, `irfft`, `stft`, `psd_real`) pad to the next power of two by default, as the
-seed documents define them; `pad=False` transforms exactly the given length, as NumPy does. All of them take leading axes.
-`norm` is "backward" (no factor in either direction), "forward" (1/n on the inverse) or "ortho" (1/√n on both).
+Functions of real signals (`fft_real`, `rfft`, `irfft`, `stft`, `psd_real`) pad to the next power of two by default,
+as the seed documents define them; `pad=False` transforms exactly the given length, as NumPy does. All of them take
+leading axes. `norm` is "backward" (no factor in either direction), "forward" (1/n on the inverse) or "ortho" (1/√n on
+both).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType
@@ -22,7 +22,19 @@ from rlx.ir.fft import FftNorm, fftfreq, fftn_axes_all, is_pow2, next_pow2, norm
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size, normalize_axis
 from rlx.ir.tensor import target_graph
-from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, require_float, require_inexact, require_same_dtype
+from rlx.ops.arithmetic import add, div, ge, mul, ne, sub, where
+from rlx.ops.indexing import gather
+from rlx.ops.movement import concat, moveaxis, narrow, reshape, reverse, split, swapaxes
+from rlx.ops.movement import pad as pad_around
+from rlx.ops.operands import (
+    convert,
+    dims_of,
+    dtype_of,
+    promote_inexact,
+    require_float,
+    require_inexact,
+    require_same_dtype,
+)
 from rlx.ops.samples import COMPLEX, Sample, sample, spec
 
 __all__ = [
@@ -56,8 +68,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Fft(Op):
     """X[k] = scale · Σ_n x[n] · exp(∓2πi·n·k / N) along the last axis, - forward and + inverse, for any N.
 
-    `norm` gives the scale, see `FftNorm`: with Backward a transform and its inverse multiply by N. Real dtypes are read and
-    written in block layout, N being half the size of the axis.
+    `norm` gives the scale, see `FftNorm`: with Backward a transform and its inverse multiply by N. Real dtypes are
+    read and written in block layout, N being half the size of the axis.
     """
 
     primitive = True
@@ -149,9 +161,6 @@ class FftButterflyStage(Op):
         return np.stack([y.real, y.imag], axis=-1).astype(state.dtype)
 
     def decompose(self, state: Any, gate: Any, rev: Any, tw_re: Any, tw_im: Any) -> Any:
-        from rlx.ops.arithmetic import ge, ne, where
-        from rlx.ops.movement import concat, reshape, split
-
         sigma, wide = 2**self.stage, state.dtype.accumulator
         leading = state.shape[:-2]
         # Butterfly b is row b // σ, column b % σ; its two points are the middle axis.
@@ -187,18 +196,14 @@ def _last_size(x: Any, function: str) -> int:
 
 
 def _narrow_last(x: Any, start: Size, length: Size) -> Any:
-    from rlx.ops.movement import narrow
-
     return narrow(x, -1, start, length)
 
 
 def _pad_last(x: Any, size: int) -> Any:
     """`x` with zeros after the last axis up to `size`."""
-    from rlx.ops.movement import pad
-
     missing = size - _last_size(x, "pad")
     rank = len(dims_of(x))
-    return x if missing == 0 else pad(x, 0, high=(*(0,) * (rank - 1), missing))
+    return x if missing == 0 else pad_around(x, 0, high=(*(0,) * (rank - 1), missing))
 
 
 def _real_operands(function: str, *xs: Any) -> tuple[Any, ...]:
@@ -225,8 +230,6 @@ def fft_norm(x: Any, inverse: bool = False, norm: FftNorm | str = FftNorm.Backwa
 
 def fft_axis(x: Any, axis: int, inverse: bool = False, norm: FftNorm | str = FftNorm.Backward) -> Any:
     """The transform along any axis."""
-    from rlx.ops.movement import swapaxes
-
     rank = len(dims_of(x))
     axis = normalize_axis(axis, rank, "fft_axis")
     if axis == rank - 1:
@@ -289,17 +292,12 @@ def rfft(x: Any, norm: FftNorm | str = FftNorm.Backward, pad: bool = True) -> tu
 
 def ifft_spectrum(re: Any, im: Any, norm: FftNorm | str = FftNorm.Backward) -> Any:
     """The real part of the inverse transform of a whole spectrum."""
-    from rlx.ops.movement import concat
-
     re, im = _real_operands("ifft_spectrum", re, im)
     return split_spectrum(fft_norm(concat([re, im], axis=-1), True, norm))[0]
 
 
 def irfft(re: Any, im: Any, n: int, norm: FftNorm | str = FftNorm.Backward, pad: bool = True) -> Any:
     """The n real samples whose `rfft` is (re, im); the imaginary part of bin 0 and of the middle bin is ignored."""
-    from rlx.ops.arithmetic import mul
-    from rlx.ops.movement import concat, reverse
-
     re, im = _real_operands("irfft", re, im)
     points = next_pow2(n) if pad else n
     half = points // 2 + 1
@@ -324,12 +322,9 @@ def stft(
 ) -> Any:
     """Spectra of overlapping frames: x[.., T] -> [frames, .., 2·half], the real bins followed by the imaginary ones.
 
-    frames = 1 + (T - frame_len) // hop and half = n/2 + 1. Frames are multiplied by `window[frame_len]` when one is given.
+    frames = 1 + (T - frame_len) // hop and half = n/2 + 1. Frames are multiplied by `window[frame_len]` when one is
+    given.
     """
-    from rlx.ops.arithmetic import mul
-    from rlx.ops.indexing import gather
-    from rlx.ops.movement import concat, moveaxis
-
     (x,) = _real_operands("stft", x)
     samples = _last_size(x, "stft")
     if frame_len < 1 or hop < 1 or samples < frame_len:
@@ -350,8 +345,6 @@ def fft_conv1d(a: Any, b: Any, n_fft: int = 0, norm: FftNorm | str = FftNorm.For
 
     "forward" (the default) gives the true convolution; the other norms multiply it by a factor, n or 1/√n.
     """
-    from rlx.ops.arithmetic import add, mul, sub
-
     a, b = _real_operands("fft_conv1d", a, b)
     length = _last_size(a, "fft_conv1d") + _last_size(b, "fft_conv1d") - 1
     if length < 1:
@@ -365,8 +358,6 @@ def fft_conv1d(a: Any, b: Any, n_fft: int = 0, norm: FftNorm | str = FftNorm.For
 
 def psd(re: Any, im: Any, n: int | None = None) -> Any:
     """Power per bin, (re² + im²) / n; n is the number of bins unless it is given."""
-    from rlx.ops.arithmetic import add, div, mul
-
     re, im = _real_operands("psd", re, im)
     return div(add(mul(re, re), mul(im, im)), float(n or max(_last_size(re, "psd"), 1)))
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType
@@ -25,7 +26,8 @@ from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Dims, Shape, Size, gather_shape, normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor
 from rlx.ops.conversion import convert_array
-from rlx.ops.movement import broadcast_to, expand_dims, moveaxis
+from rlx.ops.creation import zeros
+from rlx.ops.movement import expand_dims, moveaxis
 from rlx.ops.operands import convert, dims_of, dtype_of, require_dtype, require_same_dtype, same_graph
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
@@ -378,7 +380,7 @@ class GatherBackward(Op):
         rows = moveaxis(dy, range(axis, axis + idx.ndim), range(idx.ndim))
         mode = IndexMode.Drop if self.mode is IndexMode.Fill else IndexMode.Clip
         with same_graph(dy):
-            table = broadcast_to(convert(0, dy.dtype), self.table_shape)
+            table = zeros(self.table_shape, dy.dtype)
         return ScatterNd(ScatterKind.Add, (axis,), mode=mode)(table, expand_dims(idx, -1), rows)
 
     @classmethod
@@ -421,7 +423,7 @@ class ScatterAdd(Op):
 
     def decompose(self, updates: Tensor, idx: Tensor) -> Any:
         with same_graph(updates):
-            table = broadcast_to(convert(0, updates.dtype), (self.rows, *updates.shape[idx.ndim :]))
+            table = zeros((self.rows, *updates.shape[idx.ndim :]), updates.dtype)
         return ScatterNd(ScatterKind.Add, (0,), mode=self.mode)(table, expand_dims(idx, -1), updates)
 
     @classmethod

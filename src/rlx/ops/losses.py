@@ -11,7 +11,7 @@ from rlx.ir.dims import require_equal
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape
 from rlx.ops.indexing import clipped_ids, require_ids
-from rlx.ops.operands import dtype_of, promote_inexact, require_float, require_same_dtype
+from rlx.ops.operands import promote_inexact, require_float, require_same_dtype
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.widening import accumulators, as_f64, rounded, rounded_tensor
 
@@ -94,7 +94,9 @@ class SoftmaxCrossEntropyBackward(_CrossEntropy):
     def infer(self, logits: Shape, labels: Shape, dloss: Shape) -> Shape:
         self._check(logits, labels)
         require_same_dtype(self, logits, dloss)
-        if dloss.rank != labels.rank or not all(require_equal(a, b, self.name) for a, b in zip(dloss.dims, labels.dims)):
+        if dloss.rank != labels.rank or not all(
+            require_equal(a, b, self.name) for a, b in zip(dloss.dims, labels.dims)
+        ):
             raise self.fail(f"dloss must have the dims of the labels, {labels}, got {dloss}")
         return logits
 
@@ -114,7 +116,9 @@ class SoftmaxCrossEntropyBackward(_CrossEntropy):
         wide, upstream = accumulators(logits, dloss)
         upstream = expand_dims(upstream, -1)
         share = softmax(wide, -1) * upstream
-        return rounded_tensor(put_along_axis(share, expand_dims(labels, -1), -upstream, -1, "add"), logits.dtype)
+        return rounded_tensor(
+            put_along_axis(share, expand_dims(labels, -1), -upstream, -1, "add", "clip"), logits.dtype
+        )
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

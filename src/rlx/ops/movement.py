@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, ceildiv, collect_constraints, dim_max, dim_min, dims_equal, product, require_equal
 from rlx.ir.op import Op, op

@@ -255,8 +255,8 @@ class GroupNormBackwardInput(_GroupNormGradient):
     def eval(self, x: Array, gamma: Array, beta: Array, dy: Array) -> Array:
         wide, gain, cotangent = as_f64(x, gamma, dy)
         split, axes = grouped_dims(x.shape, self.num_groups)
-        normal, scale = standardize(wide.reshape(split), axes, self.eps)  # type: ignore[arg-type]
-        u = (cotangent * gain.reshape(along(1, x.ndim, gamma.size))).reshape(split)  # type: ignore[arg-type]
+        normal, scale = standardize(wide.reshape(split), axes, self.eps)
+        u = (cotangent * gain.reshape(along(1, x.ndim, gamma.size))).reshape(split)
         return rounded(_project_out(u, normal, scale, axes).reshape(x.shape), x.dtype)
 
     def decompose(self, x: Any, gamma: Any, beta: Any, dy: Any) -> Any:
@@ -287,7 +287,7 @@ class GroupNormBackwardGamma(_GroupNormGradient):
     def eval(self, x: Array, dy: Array) -> Array:
         wide, cotangent = as_f64(x, dy)
         split, axes = grouped_dims(x.shape, self.num_groups)
-        normal, _ = standardize(wide.reshape(split), axes, self.eps)  # type: ignore[arg-type]
+        normal, _ = standardize(wide.reshape(split), axes, self.eps)
         return rounded((cotangent * normal.reshape(x.shape)).sum(axis=other_axes(1, x.ndim)), x.dtype)
 
     def decompose(self, x: Any, dy: Any) -> Any:

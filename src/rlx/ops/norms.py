@@ -41,7 +41,7 @@ def check_features(op: Op, x: Shape, axis: int, *vectors: Shape) -> int:
     require_same_dtype(op, x, *vectors)
     for vector in vectors:
         if vector.rank != 1 or not require_equal(vector.dims[0], x.dims[axis], op.mnemonic):
-            raise op.fail(f"gains, offsets and statistics must be [{x.dims[axis]}], as axis {axis} of {x}; got {vector}")
+            raise op.fail(f"gains, offsets and statistics of axis {axis} of {x} must be [{x.dims[axis]}], got {vector}")
     return axis
 
 
@@ -177,7 +177,7 @@ class GroupNorm(Op):
     def eval(self, x: Array, gamma: Array, beta: Array) -> Array:
         wide, gain, offset = as_f64(x, gamma, beta)
         split, axes = grouped_dims(x.shape, self.num_groups)
-        normal, _ = standardize(wide.reshape(split), axes, self.eps)  # type: ignore[arg-type]
+        normal, _ = standardize(wide.reshape(split), axes, self.eps)
         dims = along(1, x.ndim, gamma.size)
         return rounded(normal.reshape(x.shape) * gain.reshape(dims) + offset.reshape(dims), x.dtype)
 

@@ -10,20 +10,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 
+import numpy as np
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op, op
-from rlx.ir.shape import Shape, Size, conv2d_output_shape, matmul_shape, normalize_axis
+from rlx.ir.shape import Shape, Size, matmul_shape, normalize_axis
 from rlx.ops.arithmetic import clamp
 from rlx.ops.contraction import matmul
 from rlx.ops.conversion import cast, convert_array
-from rlx.ops.convolution import Conv, ConvOp
+from rlx.ops.convolution import Conv
 from rlx.ops.movement import reshape
 from rlx.ops.operands import convert, dims_of, require_dtype, require_float
 from rlx.ops.rounding import half_away_array, quantizer_dtype, round_half_away
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.samples import Sample, Spec, sample, spec
 
 __all__ = [
     "Dequantize",
@@ -233,65 +233,76 @@ class QMatMul(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        wide = {"low": -120, "high": 120}
         codes, bias = ("i8", "u8"), spec(5, dtype="i32", low=-900, high=900)
-        yield sample(cls(3, -2, 5, 0.002), spec(2, 4, **wide), spec(4, 5, **wide), bias, dtypes=codes)
+        yield sample(cls(3, -2, 5, 0.002), _codes(2, 4), _codes(4, 5), bias, dtypes=codes)
         yield sample(cls(0, 0, 0, 0.5), spec(2, 4, low=-4, high=4), spec(4, 5, low=-4, high=4), dtypes=codes)
-        yield sample(cls(0, 1, 128, 0.01, "u8"), spec(2, 4, **wide), spec(4, 5, **wide), dtypes=codes)
-        yield sample(cls(1, 0, 2, 0.01), spec(3, 1, 2, 4, **wide), spec(2, 4, 5, **wide), bias, dtypes=("i8",))
+        yield sample(cls(0, 1, 128, 0.01, "u8"), _codes(2, 4), _codes(4, 5), dtypes=codes)
+        yield sample(cls(1, 0, 2, 0.01), _codes(3, 1, 2, 4), _codes(2, 4, 5), bias, dtypes=("i8",))
         yield sample(cls(1, 1, 2, 0.01), spec(2, 0), spec(0, 5), bias, dtypes=("i8",))
-        yield sample(cls(1, 1, 2, 0.01), spec("B", 4, **wide), spec(4, 5, **wide), bias, dtypes=("i8",), B=3)
+        yield sample(cls(1, 1, 2, 0.01), _codes("B", 4), _codes(4, 5), bias, dtypes=("i8",), B=3)
 
 
 @op("q_conv2d")
-class QConv2d(ConvOp):
-    """`QMatMul`'s formula summed over the windows of a convolution: x NCHW, w[C_out, C_in/groups, kH, kW], bias i32[C_out].
+class QConv2d(Op):
+    """`QMatMul`'s formula summed over the windows of a convolution: x NCHW, w[C_out, C_in/groups, kH, kW].
 
-    Taps in the padding contribute 0, as if x were x_zp there. Any number of spatial axes will do.
+    bias is i32[C_out] or absent. Taps in the padding contribute 0, as if x were x_zp there. Any number of spatial axes
+    will do.
     """
 
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
     x_zp: int = 0
     w_zp: int = 0
     out_zp: int = 0
     mult: float = 1.0
     dtype: DType = DType.I8
 
-    def infer(self, x: Shape, w: Shape, bias: Shape | None = None) -> Shape:
-        _require_codes(self, self.dtype, x, w)
-        self.require_images("x", x)
-        self.require_kernel(w)
-        result = conv2d_output_shape(x, w, self.stride, self.padding, self.dilation, self.groups, self.mnemonic)
-        _require_bias(self, bias, result.dims[1])
-        return result.with_dtype(self.dtype)
+    def check(self) -> None:
+        _ = self._sum
 
     @property
     def _sum(self) -> Conv:
+        """The convolution of the centred codes; it also checks attributes and shapes."""
         return Conv(self.kernel_size, self.stride, self.padding, self.dilation, self.groups)
+
+    def infer(self, x: Shape, w: Shape, bias: Shape | None = None) -> Shape:
+        _require_codes(self, self.dtype, x, w)
+        result = self._sum.infer(x.with_dtype(DType.I32), w.with_dtype(DType.I32))
+        _require_bias(self, bias, result.dims[1])
+        return result.with_dtype(self.dtype)
 
     def eval(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         total = self._sum.eval(x.astype(np.int32) - self.x_zp, w.astype(np.int32) - self.w_zp)
         if bias is not None:
-            total = total + bias.reshape(-1, *(1,) * self.spatial_rank)
+            total = total + bias.reshape(-1, *(1,) * len(self.kernel_size))
         return _requantize_array(total, self.mult, self.out_zp, self.dtype)
 
     def decompose(self, x: Any, w: Any, bias: Any = None) -> Any:
         total = self._sum(cast(x, DType.I32) - self.x_zp, cast(w, DType.I32) - self.w_zp)
         if bias is not None:
-            total = total + reshape(bias, (*bias.shape, *(1,) * self.spatial_rank))
+            total = total + reshape(bias, (*bias.shape, *(1,) * len(self.kernel_size)))
         return _requantize(total, self.mult, self.out_zp, self.dtype)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        codes, wide = ("i8", "u8"), {"low": -120, "high": 120}
+        codes = ("i8", "u8")
         bias = spec(4, dtype="i32", low=-900, high=900)
         plain = cls((3, 3), (1, 1), (0, 0), (1, 1), x_zp=3, w_zp=-2, out_zp=5, mult=0.001)
-        yield sample(plain, spec(2, 3, 5, 4, **wide), spec(4, 3, 3, 3, **wide), bias, dtypes=codes)
+        yield sample(plain, _codes(2, 3, 5, 4), _codes(4, 3, 3, 3), bias, dtypes=codes)
         strided = plain.replace(kernel_size=(2, 3), stride=(2, 1), padding=(1, 2), dilation=(1, 2))
-        yield sample(strided, spec(1, 3, 5, 4, **wide), spec(4, 3, 2, 3, **wide), bias, dtypes=codes)
+        yield sample(strided, _codes(1, 3, 5, 4), _codes(4, 3, 2, 3), bias, dtypes=codes)
         grouped = plain.replace(groups=2, padding=(1, 1), dtype="u8")
-        yield sample(grouped, spec(1, 4, 3, 3, **wide), spec(4, 2, 3, 3, **wide), dtypes=("i8",))
-        yield sample(grouped, spec("B", 4, "H", 3, **wide), spec(4, 2, 3, 3, **wide), bias, dtypes=("i8",), B=2, H=3)
+        yield sample(grouped, _codes(1, 4, 3, 3), _codes(4, 2, 3, 3), dtypes=("i8",))
+        yield sample(grouped, _codes("B", 4, "H", 3), _codes(4, 2, 3, 3), bias, dtypes=("i8",), B=2, H=3)
         yield sample(plain, spec(0, 3, 5, 4), spec(4, 3, 3, 3), bias, dtypes=("i8",))
+
+
+def _codes(*dims: int | str) -> Spec:
+    return spec(*dims, low=-120, high=120)
 
 
 def _numbers(values: Any) -> tuple[Any, ...]:
@@ -322,9 +333,7 @@ def dequantize_per_channel(q: Any, axis: int, scales: Sequence[float], zero_poin
     return dequantize(q, scales, zero_points, axis)
 
 
-def q_matmul(
-    x: Any, w: Any, bias: Any = None, x_zp: int = 0, w_zp: int = 0, out_zp: int = 0, mult: float = 1.0
-) -> Any:
+def q_matmul(x: Any, w: Any, bias: Any = None, x_zp: int = 0, w_zp: int = 0, out_zp: int = 0, mult: float = 1.0) -> Any:
     """Product of quantised matrices with a quantised result; see `QMatMul`."""
     operands = (x, w) if bias is None else (x, w, bias)
     return QMatMul(x_zp, w_zp, out_zp, mult)(*operands)
@@ -334,9 +343,9 @@ def q_conv2d(
     x: Any,
     w: Any,
     bias: Any = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
+    stride: Sequence[int] | None = None,
+    padding: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
     groups: int = 1,
     x_zp: int = 0,
     w_zp: int = 0,
@@ -346,4 +355,7 @@ def q_conv2d(
     """Convolution of a quantised image with quantised weights; see `QConv2d`."""
     operands = (x, w) if bias is None else (x, w, bias)
     kernel = Shape(dims_of(w)).static_dims[2:]
-    return QConv2d(kernel, stride, padding, dilation, groups, x_zp, w_zp, out_zp, mult)(*operands)
+    ones, zeros = (1,) * len(kernel), (0,) * len(kernel)
+    return QConv2d(kernel, stride or ones, padding or zeros, dilation or ones, groups, x_zp, w_zp, out_zp, mult)(
+        *operands
+    )

@@ -1,23 +1,27 @@
-"""Products with quantised weights: `DequantMatMul`, `DequantGroupedMatMul`, and `DequantMoEWeights`, which decodes them.
+"""Products with quantised weights: `DequantMatMul`, `DequantGroupedMatMul`, and `DequantMoEWeights`, which decodes
+them.
 
-What the stored bytes mean is defined in `rlx.ir.quant`. Engines decode inside their matmul kernels; the decompositions
-here decode first and multiply afterwards. int8, int4, FP8 and NVFP4 weights decode by elementwise ops. The block formats
-of GGUF do not: `DequantMoEWeights` is their primitive, and the products with GGUF weights decompose to it.
+What the stored bytes mean is defined in `rlx.ir.quant`. Engines decode inside their matmul kernels; the
+decompositions here decode first and multiply afterwards. int8, int4, FP8 and NVFP4 weights decode by elementwise ops.
+The block formats of GGUF do not: `DequantMoEWeights` is their primitive, and the products with GGUF weights decompose
+to it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
 from rlx.ir.dims import Dim, product, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.nvfp4 import FP4_E2M1_LUT
 from rlx.ir.op import Op, op
 from rlx.ir.quant import QuantKind, QuantScheme, dequantize_matrix
 from rlx.ir.shape import Dims, Shape
+from rlx.ops.arithmetic import and_, ne, shift_right_logical, where
+from rlx.ops.bits import bitcast
 from rlx.ops.contraction import GroupedMatMul, matmul
 from rlx.ops.conversion import cast
 from rlx.ops.indexing import clipped_ids, gather, require_ids
@@ -46,8 +50,10 @@ def _inner_size(op: Op, x: Shape) -> int:
 
 
 def _byte_count(op: Op, packed: Shape) -> int:
-    require_dtype(op, packed.dtype.size_bytes == 1 and packed.is_static, "packed weights of one-byte elements (u8)", packed)
-    return product(packed.static_dims)
+    require_dtype(
+        op, packed.dtype.size_bytes == 1 and packed.is_static, "packed weights of one-byte elements (u8)", packed
+    )
+    return math.prod(packed.static_dims)
 
 
 def _gguf_row_bytes(op: Op, scheme: QuantScheme, k: int) -> int:
@@ -196,8 +202,8 @@ class DequantMoEWeights(Op):
 class DequantGroupedMatMul(Op):
     """y[i] = x[i] · W[idx[i]] with GGUF weights: x[M, k], the bytes of all experts one after the other, idx[M].
 
-    Each expert is stored as n rows of k elements; their number E follows from the byte count. Ids outside of 0..E-1 that
-    the program computed are clipped (negative ones count from the end).
+    Each expert is stored as n rows of k elements; their number E follows from the byte count. Ids outside of 0..E-1
+    that the program computed are clipped (negative ones count from the end).
     """
 
     scheme: QuantScheme
@@ -271,9 +277,6 @@ def _product(x: Array, weights: Array) -> Array:
 
 def _decode(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) -> Any:
     """f32[k, n] by elementwise ops, for the formats whose scales lie beside the codes."""
-    from rlx.ops.arithmetic import ne, where
-    from rlx.ops.bits import bitcast
-
     if scheme.kind in _FP8_DTYPES:
         weights = cast(reshape(bitcast(w, _FP8_DTYPES[scheme.kind]), (k, n)), DType.F32)
         return weights if scale is None else weights * reshape(cast(scale, DType.F32), (1, n))
@@ -293,9 +296,6 @@ def _decode(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) ->
 
 def _nibbles(w: Any, k: int, n: int) -> Any:
     """u8[k, n] from two codes per byte, low nibble first in flat order."""
-    from rlx.ops.arithmetic import and_, shift_right_logical
-    from rlx.ops.bits import bitcast
-
     codes = flatten(bitcast(w, DType.U8))
     pairs = flatten(stack([and_(codes, 15), shift_right_logical(codes, 4)], axis=-1))
     return reshape(narrow(pairs, 0, 0, k * n), (k, n))

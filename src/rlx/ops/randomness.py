@@ -3,13 +3,13 @@
 A key is u32[2]. It never changes: the same key gives the same numbers, on every machine and engine. New keys come from
 `split` and `fold_in`. Keys may have leading axes; the result then has them too, one independent draw per key.
 
-The bits are those of Philox4x32-10 (see `rlx.ir.rng`), exactly. What is drawn from them, w and w' being consecutive words:
+The bits are those of Philox4x32-10 (see `rlx.ir.rng`), exactly. What is drawn from them, w and w' being consecutive
+words:
 
-    uniform      f32: (w >> 8) · 2^-24, bf16: (w >> 24) · 2^-8, f16: (w >> 21) · 2^-11, f64: ((w' << 32 | w) >> 11) · 2^-53
-    open unit u  f32: ((w >> 9) + ½) · 2^-23, f64: ((w' << 32 | w) >> 12 + ½) · 2^-52; never 0 nor 1
-    normal       sqrt(-2 ln u) · cos(2π v), u open from the first draw of an element, v uniform from the second
-    gumbel       -ln(-ln u);    exponential  -ln u
-    randint      minval + (w' << 32 | w) mod (maxval - minval)
+    uniform      f32: (w >> 8) · 2^-24, bf16: (w >> 24) · 2^-8, f16: (w >> 21) · 2^-11, f64: ((w' << 32 | w) >> 11) ·
+    2^-53 open unit u  f32: ((w >> 9) + ½) · 2^-23, f64: ((w' << 32 | w) >> 12 + ½) · 2^-52; never 0 nor 1 normal
+    sqrt(-2 ln u) · cos(2π v), u open from the first draw of an element, v uniform from the second gumbel
+    -ln(-ln u);    exponential  -ln u randint      minval + (w' << 32 | w) mod (maxval - minval)
 
 f16 and bf16 values other than uniform ones are computed in f32. This module is the implementation of `rlx.random`.
 """
@@ -21,20 +21,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from rlx.errors import OpError, ShapeError
-from rlx.ir.dims import Dim, ceildiv, product
+from rlx.ir.dims import Dim, ceildiv, dim_max, dims_equal, product
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op, op
 from rlx.ir.rng import philox4x32
-from rlx.ir.shape import Dims, Shape, broadcast_dims, normalize_axis
+from rlx.ir.shape import Dims, Shape, Size, broadcast_dims, normalize_axis
 from rlx.ops.arithmetic import and_, clamp, ge, gt, lt, maximum, minimum, nextafter, or_, rem, shift_left, where, xor
 from rlx.ops.arithmetic import shift_right_logical as shift_right
 from rlx.ops.conversion import cast
+from rlx.ops.creation import dim_value, iota
 from rlx.ops.indexing import gather
-from rlx.ops.movement import expand_dims, flatten, narrow, reshape, squeeze, stack
+from rlx.ops.movement import expand_dims, narrow, reshape, squeeze, stack
 from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, same_graph
+from rlx.ops.order import argsort
+from rlx.ops.reductions import argmax
 from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.selection import take_along_axis
 from rlx.ops.unary import cos, erf, erf_inv, log, neg, sqrt
 
 __all__ = ["RandomBits", "dropout", "random_bits"]
@@ -88,8 +91,6 @@ class RandomBits(Op):
         return words.reshape((*words.shape[:-2], -1 if count else 0))[..., :count].reshape((*words.shape[:-2], *dims))
 
     def decompose(self, key: Any, block0: Any = None) -> Any:
-        from rlx.ops.creation import iota
-
         count = product(self.dims)
         index = iota((ceildiv(count, 4),), DType.U64)
         block = index if block0 is None else index + expand_dims(block0, -1)
@@ -236,19 +237,15 @@ def uniform(
     """Uniform in [minval, maxval)."""
     wanted, _ = _float("uniform", dtype)
     unit = _unit(_raw(key, shape, 1, wanted)[0], wanted)
-    if minval is not None and _is_zero(minval) and _is_one(maxval):
+    if _is_number(minval, 0) and _is_number(maxval, 1):
         return unit
     low, high = convert(minval, wanted), convert(maxval, wanted)
     # The sum may round up to maxval.
     return maximum(low, minimum(low + unit * (high - low), nextafter(high, low)))
 
 
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and value == 0
-
-
-def _is_one(value: Any) -> bool:
-    return isinstance(value, int | float) and value == 1
+def _is_number(value: Any, number: int) -> bool:
+    return isinstance(value, int | float) and value == number
 
 
 def normal(key: Any, shape: Dimensions = (), dtype: DTypeLike = DType.F32) -> Any:
@@ -297,8 +294,6 @@ def categorical(key: Any, logits: Any, axis: int = -1, shape: Dimensions | None 
 
     `shape` may put further axes in front of those of the logits without `axis`: that many independent draws.
     """
-    from rlx.ops.reductions import argmax
-
     (logits,) = promote_inexact(logits)
     dims = dims_of(logits)
     axis = normalize_axis(axis, len(dims), "categorical")
@@ -306,10 +301,13 @@ def categorical(key: Any, logits: Any, axis: int = -1, shape: Dimensions | None 
     wanted = batch if shape is None else Shape(_dims(shape)).dims
     extra = len(wanted) - len(batch)
     if extra < 0 or wanted[extra:] != batch:
-        raise ShapeError(f"categorical: shape {wanted} must end with {batch}, the shape of the logits without axis {axis}")
+        raise ShapeError(
+            f"categorical: shape {wanted} must end with {batch}, the shape of the logits without axis {axis}"
+        )
     wide = dtype_of(logits).accumulator
-    noise = gumbel(key, (*wanted[:extra], *dims), wide)
-    return argmax(noise + convert(logits, wide), extra + axis)
+    with same_graph(logits):
+        noise = gumbel(key, (*wanted[:extra], *dims), wide)
+        return argmax(noise + convert(logits, wide), extra + axis)
 
 
 def randint(key: Any, shape: Dimensions, minval: Any, maxval: Any, dtype: DTypeLike = DType.I32) -> Any:
@@ -328,48 +326,45 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
 
     With `independent`, every line along the axis has its own order.
     """
-    from rlx.ops.order import argsort
-    from rlx.ops.selection import take_along_axis
-
+    # 64-bit sort keys: ties, which would favour the old order, do not happen.
     if isinstance(x, int | Dim):
         return argsort(bits(key, (x,), DType.U64))
     dims = dims_of(x)
     axis = normalize_axis(axis, len(dims), "permutation")
-    # 64-bit sort keys: ties, which would favour the old order, do not happen.
-    if independent:
-        return take_along_axis(x, argsort(bits(key, dims, DType.U64), axis), axis)
-    return gather(x, argsort(bits(key, (dims[axis],), DType.U64)), axis)
+    with same_graph(x):
+        if independent:
+            return take_along_axis(x, argsort(bits(key, dims, DType.U64), axis), axis)
+        return gather(x, argsort(bits(key, (dims[axis],), DType.U64)), axis)
 
 
-def choice(
-    key: Any, a: Any, shape: Dimensions = (), replace: bool = True, p: Any = None, axis: int = 0
-) -> Any:
-    """Entries of `a` along `axis` (or integers below an integer a), drawn with probabilities `p`, equal ones by default."""
-    size = a if isinstance(a, int) else dims_of(a)[normalize_axis(axis, len(dims_of(a)), "choice")]
+def choice(key: Any, a: Any, shape: Dimensions = (), replace: bool = True, p: Any = None, axis: int = 0) -> Any:
+    """Entries of `a` along `axis` (or integers below an integer a), drawn with probabilities `p`, by default equal."""
+    size = a if isinstance(a, int | Dim) else dims_of(a)[normalize_axis(axis, len(dims_of(a)), "choice")]
     dims = Shape(_dims(shape)).dims
     count = product(dims)
-    if not isinstance(size, int) or size < 1 and count != 0:
-        raise ShapeError(f"choice: needs a fixed number of entries, at least 1, to draw from; got {size}")
-    if not replace and isinstance(count, int) and count > size:
+    if size == 0 and count != 0:
+        raise ShapeError("choice: there is nothing to draw from; a has no entries")
+    if not replace and dims_equal(count, size) is False and dim_max(count, size) == count:
         raise ShapeError(f"choice: cannot draw {count} different entries out of {size}; use replace=True")
-    ids = _chosen_ids(key, size, dims, replace, p)
-    return ids if isinstance(a, int) else gather(a, ids, axis)
-
-
-def _chosen_ids(key: Any, size: int, dims: Dims, replace: bool, p: Any) -> Any:
-    from rlx.ops.order import argsort
-
     if p is not None and tuple(dims_of(p)) != (size,):
-        raise ShapeError(f"choice: needs {size} probabilities, got shape {tuple(dims_of(p))}")
-    if replace:
-        return randint(key, dims, 0, size) if p is None else categorical(key, log(p), shape=dims)
-    count = product(dims)
+        raise ShapeError(f"choice: needs one probability per entry, shape ({size},), got {tuple(dims_of(p))}")
+    with same_graph(a, p):
+        ids = _drawn(key, size, dims, p) if replace else reshape(narrow(_ranking(key, size, p), 0, 0, count), dims)
+        return ids if isinstance(a, int | Dim) else gather(a, ids, axis)
+
+
+def _drawn(key: Any, size: Size, dims: Dims, p: Any) -> Any:
+    """Ids drawn with replacement."""
+    return randint(key, dims, 0, dim_value(size, DType.I64)) if p is None else categorical(key, log(p), shape=dims)
+
+
+def _ranking(key: Any, size: Size, p: Any) -> Any:
+    """All ids in the order in which they are drawn without replacement."""
     if p is None:
-        return reshape(narrow(permutation(key, size), 0, 0, count), dims)
-    # The largest of the perturbed logits are a draw without replacement.
+        return permutation(key, size)
+    # In the order of perturbed logits: each next id is a draw from what is left.
     (weights,) = promote_inexact(p)
-    scores = log(weights) + gumbel(key, (size,), dtype_of(weights))
-    return reshape(narrow(argsort(neg(scores)), 0, 0, count), dims)
+    return argsort(log(weights) + gumbel(key, (size,), dtype_of(weights).accumulator), descending=True)
 
 
 def dropout(x: Any, rate: Any, key: Any) -> Any:
@@ -377,11 +372,10 @@ def dropout(x: Any, rate: Any, key: Any) -> Any:
     (x,) = promote_inexact(x)
     if isinstance(rate, int | float) and not 0.0 <= rate <= 1.0:
         raise OpError(f"dropout: the rate is a probability in [0, 1], got {rate}")
-    if _is_zero(rate):
+    if _is_number(rate, 0):
         return x
-    dtype = dtype_of(x)
     with same_graph(x):
         kept = ge(_unit(random_bits(key, dims_of(x)), DType.F32), convert(rate, DType.F32))
-        if _is_one(rate):
-            return where(kept, x, 0.0)
-        return where(kept, x * convert(1.0 / (1.0 - rate), dtype), 0.0)
+        # At rate 1 nothing is kept, and the factor does not matter.
+        factor = 1.0 if _is_number(rate, 1) else 1.0 / (1.0 - rate)
+        return where(kept, x * convert(factor, dtype_of(x)), 0.0)

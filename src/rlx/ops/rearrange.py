@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim, dim_max, dim_min
 from rlx.ir.shape import Size, normalize_axis

@@ -1,6 +1,6 @@
 """Reductions over axes: `Reduce(kind)`, `ArgReduce(kind)`, softmax, and what is built from them.
 
-Windows are in `rlx.ops.windows`, running reductions (cumsum, ...) in `rlx.ops.cumulative`.
+Windows are in `rlx.ops.window_reductions`, running reductions (cumsum, ...) in `rlx.ops.cumulative`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op, op_family
@@ -136,12 +135,12 @@ class Reduce(Op):
         axes = normalize_axes(self.axes, x.ndim, self.mnemonic)
         if not axes:
             return x
+        kind = ReduceOp.Sum if self.kind is ReduceOp.Mean else self.kind
         wide = widened(x)
+        initial = np.asarray(identity_of(kind, DType.of(x.dtype))).astype(wide.dtype)
+        result = JOIN[kind].reduce(wide, axes, dtype=wide.dtype, keepdims=self.keep_dim, initial=initial)
         if self.kind is ReduceOp.Mean:
-            count = math.prod(x.shape[a] for a in axes)
-            return rounded(np.add.reduce(wide, axis=axes, keepdims=self.keep_dim) / np.float64(count), x.dtype)
-        initial = np.asarray(identity_of(self.kind, DType.of(x.dtype))).astype(wide.dtype)
-        result = JOIN[self.kind].reduce(wide, axes, dtype=wide.dtype, keepdims=self.keep_dim, initial=initial)
+            result = result / np.float64(math.prod(x.shape[a] for a in axes))
         return rounded(result, x.dtype)
 
     def decompose(self, x: Any) -> Any:

@@ -1,6 +1,6 @@
 """Rotary position embedding: pairs of features of each head are turned by an angle that grows with the position.
 
-    (y₁, y₂) = (x₁·cos - x₂·sin, x₂·cos + x₁·sin)
+(y₁, y₂) = (x₁·cos - x₂·sin, x₂·cos + x₁·sin)
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class _Rotation(Op):
         batch, seq = self._batch_and_length(x)
         self._check_tables(cos, sin)
         if len(positions) != int(self.has_positions):
-            raise self.fail(f"has_positions={self.has_positions} does not fit {len(positions)} operands after the tables")
+            raise self.fail(
+                f"has_positions={self.has_positions} does not fit {len(positions)} operands after the tables"
+            )
         if positions:
             self._check_positions(positions[0], batch, seq)
         else:
@@ -108,7 +110,7 @@ class _Rotation(Op):
     def eval(self, x: Array, cos: Array, sin: Array, *positions: Array) -> Array:
         from rlx.ops.indexing import clipped_ids
 
-        seq = self._batch_and_length(Shape(x.shape))[1]
+        seq: Any = self._batch_and_length(Shape(x.shape))[1]
         if not positions:
             self._check_reach(len(cos), seq)
         rows = clipped_ids(positions[0], len(cos)) if positions else np.arange(seq)
@@ -213,8 +215,8 @@ class RopeBackward(_Rotation):
 class AxialRope2d(Op):
     """Rotary embedding of a grid, x [B, S, H·D] with S = end_x·end_y·repeat_factor tokens.
 
-    Token t stands at grid position p = t // repeat_factor, (p % end_x, p // end_x). With f_c = theta^(-4c/D) and c below
-    D/4, pair (2c, 2c+1) of each head turns by the column·f_c, pair (D/2 + 2c, D/2 + 2c + 1) by the row·f_c.
+    Token t stands at grid position p = t // repeat_factor, in column p % end_x and row p // end_x. Of each head, with
+    f_c = theta^(-4c/D), pair (2c, 2c+1) turns by column·f_c and pair (D/2 + 2c, D/2 + 2c + 1) by row·f_c, c < D/4.
     """
 
     end_x: int

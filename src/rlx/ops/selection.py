@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Dims, Size, broadcast_dims, normalize_axis
 from rlx.ir.tensor import Tensor
-from rlx.ops.arithmetic import eq, ne, where
+from rlx.ops.arithmetic import eq, ne, rem, sub, where
+from rlx.ops.creation import full, iota, ones
+from rlx.ops.cumulative import cumsum
 from rlx.ops.indexing import Gather, GatherNd, IndexMode, ScatterKind, ScatterNd, resolve_ids
 from rlx.ops.movement import broadcast_to, expand_dims, flatten, moveaxis
 from rlx.ops.operands import convert, dims_of, dtype_of, same_graph
@@ -69,8 +72,6 @@ def take(
 
 
 def _wrapped(ids: Any, size: Size) -> Any:
-    from rlx.ops.arithmetic import rem
-
     if isinstance(size, Dim):
         raise ShapeError(f"take: mode 'wrap' needs an axis of fixed size, got the symbolic size {size}")
     # The remainder lies between -(size-1) and size-1, and negative ids count from the end.
@@ -80,7 +81,7 @@ def _wrapped(ids: Any, size: Size) -> Any:
 def valid_ids(ids: Any, size: Size) -> Any:
     """Which ids lie in an axis of `size`, as bool: reading a row of True with fill gives False elsewhere."""
     with same_graph(ids):
-        row = broadcast_to(convert(True, DType.BOOL), (size,))
+        row = ones(size, DType.BOOL)
         return Gather(0, IndexMode.Fill)(row, ids)
 
 
@@ -116,7 +117,8 @@ def put_along_axis(
 ) -> Any:
     """`x` with `values` brought to the places that `take_along_axis` reads."""
     dims = dims_of(x)
-    values = moveaxis(broadcast_to(convert(values, dtype_of(x)), dims_of(ids)), axis, -1)
+    with same_graph(x, ids, values):
+        values = moveaxis(broadcast_to(convert(values, dtype_of(x)), dims_of(ids)), axis, -1)
     x, ids, axis = _rows(x, as_ids(ids), axis, "put_along_axis")
     if dims_of(moveaxis(x, -1, axis)) != tuple(dims):
         raise ShapeError(f"put_along_axis: ids of dims {dims_of(ids)} do not broadcast to x of dims {dims}")
@@ -135,8 +137,6 @@ def one_hot(ids: Any, depth: Size, dtype: DTypeLike = DType.F32, axis: int = -1)
     array([[0., 1., 0.],
            [0., 0., 0.]], dtype=float32)
     """
-    from rlx.ops.creation import iota
-
     ids = as_ids(ids)
     if dtype_of(ids).is_float or dtype_of(ids).size_bytes < 4:
         ids = convert(ids, DType.I32)
@@ -157,17 +157,14 @@ def nonzero(x: Any, size: Size | None = None, fill_value: int = 0) -> tuple[Any,
         if isinstance(x, Tensor):
             raise OpError("nonzero: the number of results depends on values; give `size`, an upper bound")
         return tuple(ids.astype(np.int32) for ids in np.nonzero(np.asarray(x)))
-    from rlx.ops.creation import iota
-    from rlx.ops.reductions import cumsum
-
     found = flatten(ne(x, 0))
     # The n-th found element goes to place n; all others to a place that does not exist.
     order = cumsum(convert(found, DType.I32), 0)
-    place = expand_dims(where(found, order - 1, np.int32(2**31 - 1)), -1)
+    place = expand_dims(where(found, sub(order, 1), np.int32(2**31 - 1)), -1)
     results = []
     with same_graph(x):
         for axis in range(len(dims_of(x))):
             positions = flatten(iota(dims_of(x), DType.I32, axis))
-            blank = broadcast_to(convert(fill_value, DType.I32), (size,))
+            blank = full(size, fill_value, DType.I32)
             results.append(ScatterNd(ScatterKind.Set, (0,), mode=IndexMode.Drop)(blank, place, positions))
     return tuple(results)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
 from rlx.ir.dtype import DType
 from rlx.ops.widening import accumulators, rounded_tensor
 
@@ -51,7 +50,7 @@ def erf_inv_f64(y: Array) -> Array:
     safe = np.where(inside, y, 0.0)
     logarithm = np.log1p(-safe * safe)
     half = 2.0 / (math.pi * _WINITZKI) + 0.5 * logarithm
-    x = np.sign(safe) * np.sqrt(np.sqrt(half * half - logarithm / _WINITZKI) - half)
+    x = np.copysign(np.sqrt(np.sqrt(half * half - logarithm / _WINITZKI) - half), safe)
     for _ in range(_HALLEY_STEPS):
         # erf(x) - y cancels near 1, where erfc keeps the small difference.
         near_one = np.sign(safe) * ((1.0 - np.abs(safe)) - erfc_f64(np.abs(x)))
@@ -110,12 +109,12 @@ def _erf_inv_giles(y: Any) -> Any:
 
 
 def _erf_inv_halley(y: Any) -> Any:
-    from rlx.ops.arithmetic import lt, where
+    from rlx.ops.arithmetic import copysign, lt, where
     from rlx.ops.unary import abs_, erf, erfc, exp, log1p, sign, sqrt
 
     logarithm = log1p(-y * y)
     half = 2.0 / (math.pi * _WINITZKI) + 0.5 * logarithm
-    x = sign(y) * sqrt(sqrt(half * half - logarithm / _WINITZKI) - half)
+    x = copysign(sqrt(sqrt(half * half - logarithm / _WINITZKI) - half), y)
     for _ in range(_HALLEY_STEPS):
         near_one = sign(y) * ((1.0 - abs_(y)) - erfc(abs_(x)))
         residual = where(lt(abs_(y), 0.5), erf(x) - y, near_one)
@@ -151,7 +150,7 @@ _DIGAMMA = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 
 def decompose_lgamma(x: Any) -> Any:
     """Stirling's series above the shift, the recurrence below it, the reflection formula left of ½."""
-    from rlx.ops.arithmetic import eq, lt, where
+    from rlx.ops.arithmetic import and_, eq, lt, or_, where
     from rlx.ops.unary import abs_, log, round_, sin
 
     (wide,) = accumulators(x)
@@ -170,7 +169,8 @@ def decompose_lgamma(x: Any) -> Any:
     value = where(low, value - log(factors), value)
     sine = abs_(sin((wide - round_(wide)) * math.pi))
     value = where(reflected, math.log(math.pi) - log(sine) - value, value)
-    return rounded_tensor(where(eq(abs_(wide), math.inf), math.inf, value), x.dtype)
+    infinite = or_(eq(abs_(wide), math.inf), and_(reflected, eq(sine, 0.0)))
+    return rounded_tensor(where(infinite, math.inf, value), x.dtype)
 
 
 def digamma_f64(x: Array) -> Array:

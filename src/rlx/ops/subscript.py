@@ -12,12 +12,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from rlx.errors import OpError
 from rlx.ir.dims import Dim, ceildiv, dim_max, dim_min
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Dims, Size, broadcast_dims
 from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import add, maximum, minimum, mul, where
+from rlx.ops.creation import ones
 from rlx.ops.dynamic_slices import dynamic_update_slice
 from rlx.ops.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, gather
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, pad, reshaped, reverse, slice_, stack
@@ -237,10 +239,8 @@ def _put_back(x: Any, view: Any, plan: _Plan) -> Any:
         return dynamic_update_slice(x, part, starts)
     holes = [s.step - 1 for s in plan.slices]
     rest = [d - s.start - s.length - hole * dim_max(s.length - 1, 0) for d, s, hole in zip(dims, plan.slices, holes)]
-    with same_graph(x):
-        inside = broadcast_to(convert(True, DType.BOOL), dims_of(part))
-        written = pad(inside, False, starts, rest, holes)
-        return where(written, pad(part, 0, starts, rest, holes), x)
+    written = pad(ones(dims_of(part), DType.BOOL), False, starts, rest, holes)
+    return where(written, pad(part, 0, starts, rest, holes), x)
 
 
 def _coordinates(plan: _Plan) -> Any:
@@ -289,7 +289,7 @@ def _gathered(view: Any, plan: _Plan, mode: IndexMode, fill_value: Any) -> Any:
     if fill_value is None:
         return found
     with same_graph(view, coordinates):
-        yes = broadcast_to(convert(True, DType.BOOL), [plan.view_dims[a] for a in plan.id_axes])
+        yes = ones([plan.view_dims[a] for a in plan.id_axes], DType.BOOL)
         valid = GatherNd(tuple(range(len(plan.ids))), mode=IndexMode.Fill)(yes, coordinates)
     rest = len(plan.view_dims) - len(plan.ids)
     return where(expand_dims(valid, range(-rest, 0)), found, convert(fill_value, dtype_of(view)))
@@ -351,9 +351,14 @@ class _Place:
         return self._changed(ScatterKind.Min, value, mode)
 
     def _changed(self, kind: ScatterKind, value: Any, mode: IndexMode | str) -> Any:
-        value = convert(value, dtype_of(self.x))
-        if isinstance(self.key, Tensor) and self.key.dtype is DType.BOOL:
-            return self._changed_where(kind, value, self.key)
+        key = self.key if isinstance(self.key, tuple) else (self.key,)
+        with same_graph(self.x, *key, value):
+            value = convert(value, dtype_of(self.x))
+            if len(key) == 1 and isinstance(key[0], Tensor) and key[0].dtype is DType.BOOL:
+                return self._changed_where(kind, value, key[0])
+            return self._scattered(kind, value, IndexMode(_WRITE_MODE_NAMES.get(mode, mode)))
+
+    def _scattered(self, kind: ScatterKind, value: Any, mode: IndexMode) -> Any:
         plan = _planned(dims_of(self.x), self.key, None)
         value = broadcast_to(value, plan.result_dims)
         if not plan.ids:
@@ -361,7 +366,7 @@ class _Place:
             return _put_back(self.x, new, plan)
         count = len(plan.id_dims)
         updates = moveaxis(value, range(plan.id_position, plan.id_position + count), range(count))
-        scatter = ScatterNd(kind, tuple(plan.id_axes), mode=IndexMode(_WRITE_MODE_NAMES.get(mode, mode)))
+        scatter = ScatterNd(kind, tuple(plan.id_axes), mode=mode)
         return _put_back(self.x, scatter(_view(self.x, plan), _coordinates(plan), updates), plan)
 
     def _changed_where(self, kind: ScatterKind, value: Any, mask: Tensor) -> Any:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
-import numpy as np
 
+import numpy as np
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
 from rlx.ops.operands import dtype_of, promote_inexact, require_dtype
@@ -155,7 +155,13 @@ def _gelu(x: Array) -> Array:
 
 
 def _gelu_approx(x: Array) -> Array:
-    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    # ½(1 + tanh u) = σ(2u), which keeps the tail.
+    return x * _sigmoid(math.sqrt(8.0 / math.pi) * (x + 0.044715 * x**3))
+
+
+def _sign(x: Array) -> Array:
+    # Zeros are their own sign; NumPy would drop that of -0.0.
+    return np.where(x == 0, x, np.sign(x))
 
 
 def _silu(x: Array) -> Array:
@@ -230,7 +236,7 @@ def abs_(x: Any) -> Any:
 
 
 def _decompose_gelu_approx(x: Any) -> Any:
-    return 0.5 * x * (1.0 + tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
+    return x * sigmoid(math.sqrt(8.0 / math.pi) * (x + 0.044715 * (x * x * x)))
 
 
 def _decompose_relu(x: Any) -> Any:
@@ -311,7 +317,7 @@ _DEFINITIONS: dict[str, _Definition] = {
     "floor": _D(_on_floats(np.floor), ints=True, low=-4, high=4),
     "ceil": _D(_on_floats(np.ceil), ints=True, low=-4, high=4),
     "trunc": _D(_on_floats(np.trunc), ints=True, low=-4, high=4),
-    "sign": _D(np.sign, _decompose_sign, ints=True),
+    "sign": _D(_sign, _decompose_sign, ints=True),
     "square": _D(np.square, lambda x: x * x, ints=True, complex=True),
     "expm1": _D(np.expm1),
     "log1p": _D(np.log1p, low=-0.9, high=4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ class Signature:
 
 def function_name(fn: Any) -> str:
     """The name of a function, also through functools.partial; a class of callables gives its own name."""
-    while hasattr(fn, "func"):
+    while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "__name__", type(fn).__name__)
     return re.sub(r"\W", "_", name).strip("_") or "main"

@@ -62,11 +62,6 @@ def assemble(
     return graph.freeze()
 
 
-def category(dtype: DType) -> int:
-    """bool, integer, float, complex: a weak value fits a type of its own category or a later one."""
-    return 3 if dtype.is_complex else 2 if dtype.is_float else 1 if dtype.is_int else 0
-
-
 def require_structure(what: str, wanted: TreeDef, got: TreeDef) -> None:
     difference = tree_difference(wanted, got)
     if difference is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from rlx.errors import TraceError
 from rlx.ir.dims import Dim, collect_constraints, require_equal
 from rlx.ir.dtype import DType
@@ -21,9 +22,9 @@ from rlx.ops.control import If, Switch, While
 from rlx.ops.operands import convert
 from rlx.ops.scans import Scan
 from rlx.trace.arguments import function_name
-from rlx.trace.bodies import all_captures, assemble, category, named_path, require_structure, trace_body
+from rlx.trace.bodies import all_captures, assemble, named_path, require_structure, trace_body
 from rlx.trace.pytree import TreeDef, path_text, tree_flatten, tree_structure
-from rlx.trace.tracing import Spec, Traced, entered, spec_of
+from rlx.trace.tracing import Spec, Traced, category, entered, spec_of
 
 Function = Callable[..., Any]
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
 from rlx.errors import BindingError, DTypeError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dtype import DType
@@ -20,7 +21,7 @@ from rlx.ir.inline import inline_graph
 from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
 from rlx.trace.arguments import FlatCall, Signature
 from rlx.trace.pytree import tree_difference
-from rlx.trace.tracing import Spec, Traced, TracedFunction, entered, spec_of, trace_flat
+from rlx.trace.tracing import Spec, Traced, TracedFunction, category, entered, spec_of, trace_flat
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -83,7 +84,8 @@ class Compiled:
     def _check(self, call: FlatCall) -> None:
         specs = _specs(self._signature, call)
         for node, spec in zip(self._inputs, specs):
-            if spec.dtype is not node.shape.dtype and not spec.weak:
+            fits = spec.weak and category(spec.dtype) <= category(node.shape.dtype)
+            if spec.dtype is not node.shape.dtype and not fits:
                 raise BindingError(f"{self._signature.name}: {node.name!r} is {node.shape}, got {spec.type}")
         infer_binding((str(n.name), n.shape, s.type.static_dims) for n, s in zip(self._inputs, specs))
 

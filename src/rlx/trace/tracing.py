@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+import rlx.ops  # noqa: F401  (gives Tensor its operators)
 from rlx.errors import DTypeError, TraceError
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType, DTypeLike
@@ -71,7 +73,9 @@ def spec_of(value: Any, what: str = "a value") -> Spec:
     if isinstance(value, Shape):
         return Spec(value.dims, value.dtype)
     if is_python_scalar(value):
-        return Spec((), constant_data(value).shape.dtype, weak=True)
+        dtype = constant_data(value).shape.dtype
+        # An integer that needs 64 bits keeps them whatever it meets.
+        return Spec((), dtype, weak=dtype is not DType.I64)
     if isinstance(value, np.ndarray | np.generic) or (hasattr(value, "shape") and hasattr(value, "dtype")):
         try:
             return Spec(value.shape, value.dtype)
@@ -82,6 +86,11 @@ def spec_of(value: Any, what: str = "a value") -> Spec:
         f"{what} is a {type(value).__name__} ({shown if len(shown) < 40 else shown[:40] + '...'}); arguments are "
         "arrays, numbers and trees of them. If it selects how the function works, mark it with static_argnames"
     )
+
+
+def category(dtype: DType) -> int:
+    """bool, integer, float, complex: a weak value fits a type of its own category or a later one."""
+    return 3 if dtype.is_complex else 2 if dtype.is_float else 1 if dtype.is_int else 0
 
 
 @dataclass(frozen=True)

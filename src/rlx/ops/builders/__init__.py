@@ -7,12 +7,32 @@ or Python numbers; a trailing output shape may be declared and is then checked a
 from __future__ import annotations
 
 from rlx.ir import graph as graph_module
+from rlx.ops.builders.attention import AttentionBuilders
+from rlx.ops.builders.backward import BackwardBuilders
+from rlx.ops.builders.control import ControlBuilders
 from rlx.ops.builders.elementwise import ElementwiseBuilders
+from rlx.ops.builders.fourier import FourierBuilders
+from rlx.ops.builders.matmul import MatmulBuilders
+from rlx.ops.builders.movement import MovementBuilders
+from rlx.ops.builders.nn import NeuralBuilders
+from rlx.ops.builders.quantized import QuantizedBuilders
+from rlx.ops.builders.splat import SplatBuilders
 
 __all__ = ["GraphBuilders", "GraphExt", "install"]
 
 
-class GraphBuilders(ElementwiseBuilders):
+class GraphBuilders(
+    ElementwiseBuilders,
+    MatmulBuilders,
+    MovementBuilders,
+    NeuralBuilders,
+    AttentionBuilders,
+    BackwardBuilders,
+    QuantizedBuilders,
+    FourierBuilders,
+    ControlBuilders,
+    SplatBuilders,
+):
     """All builder methods, by subject."""
 
     __slots__ = ()

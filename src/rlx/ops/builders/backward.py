@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx import ops
-from rlx.ops.builders.base import Builder, DeclaredShape
+from rlx.ops.builders.base import Builder, DeclaredShape, TargetShape, dims_of_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlx.ir.dims import Dim
     from rlx.ir.graph import TensorLike
-    from rlx.ir.shape import Shape
     from rlx.ir.tensor import Tensor
     from rlx.ops.attend_gradients import AttentionBwdWrt
     from rlx.ops.attend_operands import MaskKind
     from rlx.ops.unary import ActivationKind
-
-# The dims of a forward operand, or its whole type.
-_Target = "Shape | Sequence[int | str | Dim]"
 
 
 class BackwardBuilders(Builder):
@@ -87,9 +82,9 @@ class BackwardBuilders(Builder):
         """Running sums from the other end."""
         return self._build(ops.cumsum_backward, dy, axis, exclusive, shape=out_shape)
 
-    def gather_backward(self, dy: TensorLike, idx: TensorLike, table_shape: _Target, axis: int) -> Tensor:
+    def gather_backward(self, dy: TensorLike, idx: TensorLike, table_shape: TargetShape, axis: int) -> Tensor:
         """Zeros of the table's shape, to which the rows of dy are added at idx."""
-        return self._build(ops.gather_backward, dy, idx, _dims(table_shape), axis)
+        return self._build(ops.gather_backward, dy, idx, dims_of_target(table_shape), axis)
 
     def maxpool2d_backward(
         self,
@@ -106,14 +101,14 @@ class BackwardBuilders(Builder):
         self,
         dy: TensorLike,
         w: TensorLike,
-        x_shape: _Target,
+        x_shape: TargetShape,
         kernel_size: Sequence[int],
         stride: Sequence[int],
         padding: Sequence[int],
         dilation: Sequence[int],
         groups: int,
     ) -> Tensor:
-        op = ops.Conv2dBackwardInput(kernel_size, stride, padding, dilation, groups, _dims(x_shape))
+        op = ops.Conv2dBackwardInput(kernel_size, stride, padding, dilation, groups, dims_of_target(x_shape))
         return self._build(op, dy, w)
 
     def conv2d_backward_weight(
@@ -149,9 +144,8 @@ class BackwardBuilders(Builder):
         softcap: float | None = None,
     ) -> Tensor:
         """The gradient of attention in q, k, v or the bias."""
-        options = {"num_heads": num_heads, "head_dim": head_dim, "mask_kind": mask_kind}
-        scores = {"score_scale": score_scale, "softcap": softcap}
-        return self._build(ops.attention_backward, wrt, q, k, v, dy, mask, **options, **scores)
+        options = _attention_options(num_heads, head_dim, mask_kind, score_scale, softcap)
+        return self._build(ops.attention_backward, wrt, q, k, v, dy, mask, **options)
 
     def attention_backward_all(
         self,
@@ -167,9 +161,8 @@ class BackwardBuilders(Builder):
         softcap: float | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of attention in q, k and v."""
-        options = {"num_heads": num_heads, "head_dim": head_dim, "mask_kind": mask_kind}
-        scores = {"score_scale": score_scale, "softcap": softcap}
-        return self._build(ops.attention_backward_all, q, k, v, dy, mask, **options, **scores)
+        options = _attention_options(num_heads, head_dim, mask_kind, score_scale, softcap)
+        return self._build(ops.attention_backward_all, q, k, v, dy, mask, **options)
 
     def complex_norm_sq_backward(self, z: TensorLike, g: TensorLike) -> Tensor:
         """g·z, the Wirtinger gradient of |z|²."""
@@ -179,7 +172,17 @@ class BackwardBuilders(Builder):
         return self._build(ops.log_mel_backward, spec, filters, dy)
 
 
-def _dims(target: Shape | Sequence[int | str | Dim]) -> Sequence[int | str | Dim]:
-    from rlx.ir.shape import Shape
-
-    return target.dims if isinstance(target, Shape) else target
+def _attention_options(
+    num_heads: int,
+    head_dim: int,
+    mask_kind: MaskKind | str | tuple[MaskKind, int],
+    score_scale: float | None,
+    softcap: float | None,
+) -> dict[str, Any]:
+    return {
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "mask_kind": mask_kind,
+        "score_scale": score_scale,
+        "softcap": softcap,
+    }

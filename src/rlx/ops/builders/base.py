@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # A declared output type: a Shape, its text, or only the dims.
 DeclaredShape = Shape | str | Sequence[int | str | Dim] | None
+# The type of a forward operand, or only its dims.
+TargetShape = Shape | Sequence[int | str | Dim]
 
 
 class Builder:
@@ -23,7 +25,9 @@ class Builder:
 
     __slots__ = ()
 
-    def _build(self, function: Callable[..., Any], *operands: Any, shape: DeclaredShape = None, **attributes: Any) -> Any:
+    def _build(
+        self, function: Callable[..., Any], *operands: Any, shape: DeclaredShape = None, **attributes: Any
+    ) -> Any:
         """`function(*operands, **attributes)` recorded in this graph; node ids are accepted wherever tensors are."""
         graph = cast("Graph", self)
         with building(graph):
@@ -33,6 +37,10 @@ class Builder:
         if shape is not None:
             _check_declared(graph, result, shape)
         return result
+
+
+def dims_of_target(target: TargetShape) -> Sequence[int | str | Dim]:
+    return target.dims if isinstance(target, Shape) else target
 
 
 def _handle(graph: Graph, value: Any) -> Any:

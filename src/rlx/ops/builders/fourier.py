@@ -69,9 +69,7 @@ class FourierBuilders(Builder):
         """The half spectra of overlapping frames."""
         return self._build(ops.stft, x, frame_len, hop, norm)
 
-    def fft_conv1d(
-        self, a: TensorLike, b: TensorLike, n_fft: int = 0, norm: FftNorm | str = FftNorm.Forward
-    ) -> Tensor:
+    def fft_conv1d(self, a: TensorLike, b: TensorLike, n_fft: int = 0, norm: FftNorm | str = FftNorm.Forward) -> Tensor:
         """The full convolution of two signals."""
         return self._build(ops.fft_conv1d, a, b, n_fft, norm)
 

@@ -22,9 +22,7 @@ class MovementBuilders(Builder):
 
     __slots__ = ()
 
-    def reshape(
-        self, x: TensorLike, new_shape: Sequence[int | str | Dim], shape: DeclaredShape = None
-    ) -> Tensor:
+    def reshape(self, x: TensorLike, new_shape: Sequence[int | str | Dim], shape: DeclaredShape = None) -> Tensor:
         """The same elements in order under new dims; one of them may be -1."""
         return self._build(ops.reshape, x, new_shape, shape=shape)
 
@@ -53,9 +51,7 @@ class MovementBuilders(Builder):
 
     gather_ = gather
 
-    def scatter_add(
-        self, updates: TensorLike, idx: TensorLike, rows: Size, shape: DeclaredShape = None
-    ) -> Tensor:
+    def scatter_add(self, updates: TensorLike, idx: TensorLike, rows: Size, shape: DeclaredShape = None) -> Tensor:
         """Zeros with `rows` rows, to which updates[i] is added at row idx[i]."""
         return self._build(ops.scatter_add, updates, idx, rows, shape=shape)
 
@@ -68,7 +64,7 @@ class MovementBuilders(Builder):
         shape: DeclaredShape = None,
     ) -> Tensor:
         """Sum, mean, max, min or product over `axes`."""
-        return self._build(ops.reduce, op, x, axes, keep_dim, shape=shape)
+        return self._build(ops.reduce, x, op, axes, keep_dim, shape=shape)
 
     def sum(self, x: TensorLike, axes: Sequence[int], keep_dim: bool = False) -> Tensor:
         return self.reduce(x, "sum", axes, keep_dim)
@@ -99,5 +95,5 @@ class MovementBuilders(Builder):
         seed: int = 0,
         shape: DeclaredShape = None,
     ) -> Tensor:
-        """One id per row of logits, drawn from the softmax of what top_k and top_p leave."""
-        return self._build(ops.sample, logits, top_k, top_p, temperature, seed, shape=shape)
+        """One id per row of logits, drawn from the softmax of what top_k and top_p leave; a seed of 0 is never repeated."""
+        return self._build(ops.sample, logits, ops.sampling_key(seed), top_k, top_p, temperature, shape=shape)

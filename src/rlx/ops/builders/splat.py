@@ -42,9 +42,7 @@ class SplatBuilders(Builder):
         """Projection, binning and sorting, packed for `gaussian_splat_rasterize`."""
         return self._build(ops.gaussian_splat_prepare, inputs, params)
 
-    def gaussian_splat_rasterize(
-        self, prep: TensorLike, meta: TensorLike, params: GaussianSplatRenderParams
-    ) -> Tensor:
+    def gaussian_splat_rasterize(self, prep: TensorLike, meta: TensorLike, params: GaussianSplatRenderParams) -> Tensor:
         """The image of a prepared scene."""
         return self._build(ops.gaussian_splat_rasterize, prep, meta, params)
 

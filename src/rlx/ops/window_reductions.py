@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op_family
 from rlx.ir.shape import Shape, Size
@@ -58,10 +57,12 @@ class ReduceWindow(Op):
         return x.with_dims(self._positions(x, axis) for axis in range(x.rank))
 
     def _positions(self, x: Shape, axis: int) -> Size:
-        reach = (self.window[axis] - 1) * self.dilation[axis] + 1
-        room = x.dims[axis] + self.low[axis] + self.high[axis] - reach
+        span = (self.window[axis] - 1) * self.dilation[axis] + 1
+        room = x.dims[axis] + self.low[axis] + self.high[axis] - span
         if isinstance(room, int) and room < 0:
-            raise self.fail(f"a window that spans {reach} does not fit into axis {axis} of {x} with its padding")
+            if x.dims[axis] == 0:
+                return 0
+            raise self.fail(f"a window that spans {span} does not fit into axis {axis} of {x} with its padding")
         return room // self.stride[axis] + 1
 
     @np.errstate(all="ignore")
@@ -70,12 +71,13 @@ class ReduceWindow(Op):
         dims = self.infer(Shape(x.shape, DType.of(x.dtype))).static_dims
         wide = widened(x)
         identity = np.asarray(identity_of(kind, DType.of(x.dtype))).astype(wide.dtype)
-        padded = np.pad(wide, list(zip(self.low, self.high)), constant_values=identity)
+        padded = np.pad(wide, list(zip(self.low, self.high)), constant_values=identity) if x.ndim else wide
         result = np.full(dims, identity)
         for offset in np.ndindex(*self.window):
             # The elements that all windows hold at this offset.
             starts = [o * d for o, d in zip(offset, self.dilation)]
-            taken = padded[tuple(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, dims, self.stride))]
+            stops = [a + max(n - 1, 0) * s + min(n, 1) for a, n, s in zip(starts, dims, self.stride)]
+            taken = padded[tuple(map(slice, starts, stops, self.stride))]
             result = JOIN[kind](result, taken)
         if self.kind is ReduceOp.Mean:
             result = result / math.prod(self.window)
@@ -103,6 +105,7 @@ class ReduceWindow(Op):
             yield sample(cls(kind, (2, 2), (1, 1), (1, 0), (0, 1), (1, 1)), spec(3, 3), dtypes=INTS)
         yield sample(cls("max", (2,), (2,), (0,), (1,), (1,)), spec("S"), S=5)
         yield sample(cls("sum", (1, 2), (1, 1), (0, 0), (0, 0), (1, 1)), spec(0, 3))
+        yield sample(cls("max", (3,), (2,), (0,), (0,), (1,)), spec(0))
         yield sample(cls("sum", (), (), (), (), ()), spec())
         yield sample(cls("sum", (3,), (1,), (2,), (2,), (1,)), spec(4), dtypes=("c64",))
 
@@ -117,8 +120,8 @@ def reduce_window(
 ) -> Any:
     """Sliding windows of x joined by `kind`; one entry per axis of x, padding as (low, high) pairs.
 
-    >>> reduce_window(np.array([1, 5, 2, 4]), "max", (2,), stride=(2,))
-    array([5, 4])
+    >>> print(reduce_window(np.array([1, 5, 2, 4]), "max", (2,), stride=(2,)))
+    [5 4]
     """
     rank = len(dims_of(x))
     low, high = zip(*padding) if padding else ((0,) * rank, (0,) * rank)

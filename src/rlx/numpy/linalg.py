@@ -1,0 +1,312 @@
+"""Linear algebra: `rlx.numpy.linalg`, as numpy.linalg and the array API extension.
+
+Matrices are the last two axes; leading axes are a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rlx import ops
+from rlx.errors import OpError, ShapeError
+from rlx.ir.dtype import DType, DTypeLike
+from rlx.numpy import linear_algebra
+from rlx.numpy.arguments import Axis, array_function, axes_of, inexact, promoted, rank_of, static_size, value
+from rlx.numpy.dtypes import finfo
+from rlx.numpy.linear_algebra import matmul, matrix_transpose, outer, tensordot, vecdot
+from rlx.ops.operands import convert, dims_of, dtype_of
+
+__all__ = [
+    "cholesky",
+    "cond",
+    "cross",
+    "det",
+    "diagonal",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "lstsq",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_transpose",
+    "multi_dot",
+    "norm",
+    "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+    "tensordot",
+    "tensorinv",
+    "tensorsolve",
+    "trace",
+    "vecdot",
+    "vector_norm",
+]
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues in ascending order, and the eigenvectors as columns."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class QRResult(NamedTuple):
+    """A matrix with orthonormal columns, and an upper triangular one."""
+
+    Q: Any
+    R: Any
+
+
+class SlogdetResult(NamedTuple):
+    """The sign of the determinant, and the logarithm of its magnitude."""
+
+    sign: Any
+    logabsdet: Any
+
+
+class SVDResult(NamedTuple):
+    """Left singular vectors as columns, singular values in descending order, right singular vectors as rows."""
+
+    U: Any
+    S: Any
+    Vh: Any
+
+
+@array_function
+def cholesky(x: Any, /, *, upper: bool = False) -> Any:
+    """L with x = L·Lᴴ, lower triangular, for positive definite x; with `upper` its adjoint."""
+    factor = ops.cholesky(inexact(x)[0])
+    return ops.conjugate(ops.swapaxes(factor, -1, -2)) if upper else factor
+
+
+@array_function
+def qr(x: Any, /, mode: str = "reduced") -> Any:
+    """(Q, R) with x = Q·R; mode "complete" gives a square Q, "r" only R."""
+    found = ops.qr(inexact(x)[0], mode)
+    return found if mode == "r" else QRResult(*found)
+
+
+@array_function
+def svd(x: Any, /, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    """(U, S, Vh) with x = U·diag(S)·Vh, or S alone."""
+    found = ops.svd(inexact(x)[0], full_matrices if compute_uv else False, compute_uv)
+    return SVDResult(*found) if compute_uv else found
+
+
+@array_function
+def svdvals(x: Any, /) -> Any:
+    """The singular values in descending order."""
+    return svd(x, compute_uv=False)
+
+
+@array_function
+def eigh(x: Any, /, UPLO: str = "L") -> EighResult:
+    """Eigenvalues and eigenvectors of symmetric or Hermitian matrices, read from the lower ("L") or upper triangle."""
+    if UPLO not in ("L", "U"):
+        raise OpError(f"eigh: UPLO must be 'L' or 'U', got {UPLO!r}")
+    return EighResult(*ops.eigh(inexact(x)[0], UPLO == "L"))
+
+
+@array_function
+def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:
+    """The eigenvalues of `eigh`."""
+    return eigh(x, UPLO).eigenvalues
+
+
+@array_function
+def solve(x1: Any, x2: Any, /) -> Any:
+    """y with x1·y = x2, where x2 is one vector or matrices."""
+    return ops.solve(*inexact(x1, x2))
+
+
+@array_function
+def inv(x: Any, /) -> Any:
+    """The inverse of square matrices."""
+    return ops.inv(inexact(x)[0])
+
+
+@array_function
+def det(x: Any, /) -> Any:
+    """The determinant of square matrices."""
+    return ops.det(inexact(x)[0])
+
+
+@array_function
+def slogdet(x: Any, /) -> SlogdetResult:
+    """Sign and logarithm of the magnitude of the determinant, which may be too large or small for `det`."""
+    return SlogdetResult(*ops.slogdet(inexact(x)[0]))
+
+
+@array_function
+def matrix_power(x: Any, n: int, /) -> Any:
+    """x multiplied n times with itself; powers of the inverse for negative n."""
+    return ops.matrix_power(value(x), n)
+
+
+@array_function
+def pinv(x: Any, /, *, rtol: Any = None) -> Any:
+    """The pseudo-inverse: singular values below rtol (by default max(M, N)·eps) times the largest count as 0."""
+    return ops.pinv(inexact(x)[0], rtol)
+
+
+def _default_rtol(x: Any, function: str) -> float:
+    rows, columns = (static_size(d, function) for d in dims_of(x)[-2:])
+    return max(rows, columns) * finfo(dtype_of(x)).eps
+
+
+@array_function
+def matrix_rank(x: Any, /, *, tol: Any = None, rtol: Any = None) -> Any:
+    """How many singular values exceed `tol`, or rtol (by default max(M, N)·eps) times the largest; i32."""
+    (x,) = inexact(x)
+    if rank_of(x) < 2:
+        return convert(ops.reduce_any(ops.ne(x, 0)), DType.I32)
+    values = ops.svd(x, False, False)
+    if tol is None:
+        limit = _default_rtol(x, "matrix_rank") if rtol is None else rtol
+        tol = ops.reduce_max(values, -1, True) * limit
+    return ops.reduce_sum(convert(ops.gt(values, tol), DType.I32), -1)
+
+
+@array_function
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """The norm of a vector (`ord`: p, inf, -inf, 0) or matrix ("fro", "nuc", ±1, ±2, ±inf); 2-norm of all by default."""
+    return ops.norm(inexact(x)[0], ord, axis, keepdims)
+
+
+@array_function
+def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Any:
+    """The p-norm (Σ|x|^p)^(1/p) over one or several axes as one vector; ±inf and 0 as limits."""
+    (x,) = inexact(x)
+    axes = axes_of(axis, rank_of(x), "vector_norm")
+    rest = [i for i in range(rank_of(x)) if i not in axes]
+    lead = tuple(dims_of(x)[i] for i in rest)
+    result = ops.norm(ops.reshape(ops.transpose(x, (*rest, *axes)), (*lead, -1)), ord, -1)
+    if not keepdims:
+        return result
+    return ops.reshape(result, tuple(1 if i in axes else d for i, d in enumerate(dims_of(x))))
+
+
+@array_function
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+    """The norm of the matrices in the last two axes: "fro", "nuc", ±1, ±2, ±inf."""
+    return ops.norm(inexact(x)[0], ord, (-2, -1), keepdims)
+
+
+@array_function
+def cond(x: Any, p: Any = None) -> Any:
+    """The condition number: the largest by the smallest singular value, or norm(x)·norm(inverse) in the norm p."""
+    (x,) = inexact(x)
+    if p in (None, 2, -2):
+        values = ops.svd(x, False, False)
+        largest, smallest = ops.reduce_max(values, -1), ops.reduce_min(values, -1)
+        return ops.div(smallest, largest) if p == -2 else ops.div(largest, smallest)
+    return ops.mul(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
+
+
+@array_function
+def lstsq(a: Any, b: Any, rcond: Any = None) -> tuple[Any, Any, Any, Any]:
+    """x with the smallest |a·x - b|² (of several, the shortest), the residuals, the rank of a, its singular values.
+
+    The residuals are computed for every shape; NumPy leaves them out where a does not have full column rank.
+    """
+    a, b = inexact(a, b)
+    if rank_of(a) != 2 or rank_of(b) not in (1, 2):
+        raise ShapeError(f"lstsq: needs a matrix and a vector or matrix, got shapes {dims_of(a)} and {dims_of(b)}")
+    u, s, vh = ops.svd(a, False)
+    limit = _default_rtol(a, "lstsq") if rcond is None else rcond
+    large = ops.gt(s, ops.reduce_max(s, -1, True) * limit)
+    inverse = convert(ops.where(large, ops.div(1.0, ops.where(large, s, 1)), 0), dtype_of(a))
+    columns = ops.expand_dims(b, -1) if rank_of(b) == 1 else b
+    x = ops.matmul(_adjoint(vh), ops.expand_dims(inverse, -1) * ops.matmul(_adjoint(u), columns))
+    residual = ops.matmul(a, x) - columns
+    size = ops.complex_norm_sq(residual) if dtype_of(a).is_complex else residual * residual
+    solution = ops.squeeze(x, -1) if rank_of(b) == 1 else x
+    return solution, ops.reduce_sum(size, 0), ops.reduce_sum(convert(large, DType.I32), -1), s
+
+
+def _adjoint(x: Any) -> Any:
+    return ops.conjugate(ops.swapaxes(x, -1, -2))
+
+
+@array_function
+def multi_dot(arrays: Sequence[Any]) -> Any:
+    """The product of several matrices (the first and last may be vectors), in the cheapest order."""
+    factors = promoted(*arrays)
+    if len(factors) < 2:
+        raise ShapeError(f"multi_dot: needs two matrices or more, got {len(factors)}")
+    sizes = [static_size(d, "multi_dot") for x in factors for d in dims_of(x)]
+    # The inner sizes come twice, once from each neighbour.
+    first, last = rank_of(factors[0]) == 1, rank_of(factors[-1]) == 1
+    inner = sizes[0 if first else 1 :: 2][: len(factors) - 1]
+    chain = [1 if first else sizes[0], *inner, 1 if last else sizes[-1]]
+    return _product(factors, _best_splits(chain), 0, len(factors) - 1)
+
+
+def _best_splits(chain: list[int]) -> dict[tuple[int, int], int]:
+    """Where to split the product of factors i..j so that it costs least; factor i is [chain[i], chain[i + 1]]."""
+    count = len(chain) - 1
+    cost = {(i, i): 0 for i in range(count)}
+    splits: dict[tuple[int, int], int] = {}
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            options = {
+                k: cost[i, k] + cost[k + 1, j] + chain[i] * chain[k + 1] * chain[j + 1] for k in range(i, j)
+            }
+            splits[i, j] = min(options, key=options.__getitem__)
+            cost[i, j] = options[splits[i, j]]
+    return splits
+
+
+def _product(factors: list[Any], splits: dict[tuple[int, int], int], i: int, j: int) -> Any:
+    if i == j:
+        return factors[i]
+    k = splits[i, j]
+    return ops.matmul(_product(factors, splits, i, k), _product(factors, splits, k + 1, j))
+
+
+@array_function
+def tensorinv(a: Any, ind: int = 2) -> Any:
+    """The inverse under `tensordot` over `ind` axes."""
+    (a,) = inexact(a)
+    dims = dims_of(a)
+    size = math.prod(static_size(d, "tensorinv") for d in dims[ind:])
+    inverse = ops.inv(ops.reshape(a, (size, size)))
+    return ops.reshape(inverse, (*dims[ind:], *dims[:ind]))
+
+
+@array_function
+def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Any:
+    """x with tensordot(a, x, x.ndim) = b."""
+    a, b = inexact(a, b)
+    if axes is not None:
+        a = ops.moveaxis(a, tuple(axes), tuple(range(rank_of(a) - len(axes), rank_of(a))))
+    rest = dims_of(a)[rank_of(b) :]
+    size = math.prod(static_size(d, "tensorsolve") for d in rest)
+    return ops.reshape(ops.solve(ops.reshape(a, (size, size)), ops.flatten(b)), rest)
+
+
+@array_function
+def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """The vector product of vectors with three components along `axis`."""
+    return linear_algebra.cross(x1, x2, axis=axis)
+
+
+@array_function
+def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    """The diagonals of the last two axes."""
+    return linear_algebra.diagonal(x, offset, -2, -1)
+
+
+@array_function
+def trace(x: Any, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Any:
+    """The sums of the diagonals of the last two axes."""
+    return linear_algebra.trace(x, offset, -2, -1, dtype)

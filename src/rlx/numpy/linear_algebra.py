@@ -1,0 +1,206 @@
+"""Products of vectors and matrices. Factorisations and solvers are in `rlx.numpy.linalg`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx import ops
+from rlx.errors import OpError, ShapeError
+from rlx.ir.dtype import DTypeLike
+from rlx.numpy.arguments import array_function, promoted, rank_of, static_size, value
+from rlx.numpy.reductions import sum
+from rlx.ops.operands import dims_of
+
+__all__ = [
+    "convolve",
+    "correlate",
+    "cross",
+    "diagonal",
+    "dot",
+    "einsum",
+    "inner",
+    "kron",
+    "matmul",
+    "matrix_transpose",
+    "matvec",
+    "outer",
+    "tensordot",
+    "trace",
+    "vdot",
+    "vecdot",
+    "vecmat",
+]
+
+
+@array_function
+def matmul(x1: Any, x2: Any, /, *, precision: str = "default", out_dtype: DTypeLike | None = None) -> Any:
+    """The matrix product of the last two axes; leading axes broadcast, vectors are a row on the left, a column on
+    the right. `precision` and `out_dtype` are those of the `matmul` op."""
+    return ops.matmul(*promoted(x1, x2), precision=precision, out_dtype=out_dtype)
+
+
+@array_function
+def dot(a: Any, b: Any) -> Any:
+    """The inner product of vectors, the matrix product of matrices, else the last axis of a with the last but one of
+    b; scalars multiply."""
+    return ops.dot(*promoted(a, b))
+
+
+@array_function
+def vdot(a: Any, b: Any, /) -> Any:
+    """Σ conj(a)·b over the flattened operands."""
+    a, b = promoted(a, b)
+    return ops.dot(ops.conjugate(ops.flatten(a)), ops.flatten(b))
+
+
+@array_function
+def inner(a: Any, b: Any, /) -> Any:
+    """The sum of products over the last axis of each; scalars multiply."""
+    return ops.inner(*promoted(a, b))
+
+
+@array_function
+def outer(a: Any, b: Any) -> Any:
+    """All products a[i]*b[j] of the flattened operands."""
+    return ops.outer(*promoted(a, b))
+
+
+@array_function
+def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Σ conj(x1)·x2 along `axis`; the other axes broadcast."""
+    return ops.vecdot(*promoted(x1, x2), axis=axis)
+
+
+@array_function
+def matvec(x1: Any, x2: Any, /) -> Any:
+    """Matrices [.., m, n] times vectors [.., n]; leading axes broadcast."""
+    x1, x2 = promoted(x1, x2)
+    return ops.squeeze(ops.matmul(x1, ops.expand_dims(x2, -1)), -1)
+
+
+@array_function
+def vecmat(x1: Any, x2: Any, /) -> Any:
+    """Conjugated vectors [.., n] times matrices [.., n, m]; leading axes broadcast."""
+    x1, x2 = promoted(x1, x2)
+    return ops.squeeze(ops.matmul(ops.expand_dims(ops.conjugate(x1), -2), x2), -2)
+
+
+@array_function
+def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
+    """The sum of products over the last `axes` axes of x1 and the first of x2, or over a pair of axis lists."""
+    return ops.tensordot(*promoted(x1, x2), axes=axes)
+
+
+@array_function
+def einsum(
+    subscripts: Any, /, *arrays: Any, precision: str = "default", out_dtype: DTypeLike | None = None, optimize: Any = True
+) -> Any:
+    """The sum of products that labels describe: "ij,jk->ik", "...ii->...i". The order of products is always chosen."""
+    if isinstance(subscripts, str):
+        return ops.einsum(subscripts, *(value(x) for x in arrays), precision=precision, out_dtype=out_dtype)
+    # NumPy's other form: operand, labels, operand, labels, ... [result labels]
+    given = [subscripts, *arrays]
+    parts = [value(x) if i % 2 == 0 and i + 1 < len(given) else x for i, x in enumerate(given)]
+    return ops.einsum(*parts, precision=precision, out_dtype=out_dtype)
+
+
+@array_function
+def matrix_transpose(x: Any, /) -> Any:
+    """The last two axes exchanged."""
+    if rank_of(x) < 2:
+        raise ShapeError(f"matrix_transpose: needs an array with two axes or more, got shape {dims_of(x)}")
+    return ops.swapaxes(value(x), -1, -2)
+
+
+@array_function
+def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    """Elements [.., i, i + offset] of two axes, which become the last axis."""
+    return ops.diagonal(value(x), offset, axis1, axis2)
+
+
+@array_function
+def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike | None = None) -> Any:
+    """The sum along a diagonal."""
+    return sum(ops.diagonal(value(x), offset, axis1, axis2), -1, dtype)
+
+
+@array_function
+def kron(a: Any, b: Any) -> Any:
+    """The Kronecker product: blocks a[i, j]*b."""
+    a, b = promoted(a, b)
+    rank = rank_of(a) if rank_of(a) > rank_of(b) else rank_of(b)
+    a_dims = (*(1,) * (rank - rank_of(a)), *dims_of(a))
+    b_dims = (*(1,) * (rank - rank_of(b)), *dims_of(b))
+    # Axis pairs (i of a, i of b) side by side, then joined.
+    a = ops.reshape(a, [d for n in a_dims for d in (n, 1)])
+    b = ops.reshape(b, [d for n in b_dims for d in (1, n)])
+    return ops.reshape(ops.mul(a, b), [m * n for m, n in zip(a_dims, b_dims)])
+
+
+@array_function
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Any:
+    """The vector product of vectors with three (or two) components along an axis."""
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    a, b = promoted(a, b)
+    a = ops.moveaxis(a, axisa, -1)
+    b = ops.moveaxis(b, axisb, -1)
+    sizes = (dims_of(a)[-1], dims_of(b)[-1])
+    if any(n not in (2, 3) for n in sizes):
+        raise ShapeError(f"cross: vectors need 2 or 3 components, got {sizes[0]} and {sizes[1]}")
+    a0, a1, a2 = _components(a)
+    b0, b1, b2 = _components(b)
+    z = ops.sub(ops.mul(a0, b1), ops.mul(a1, b0))
+    if sizes == (2, 2):
+        return z
+    x = ops.sub(ops.mul(a1, b2), ops.mul(a2, b1))
+    y = ops.sub(ops.mul(a2, b0), ops.mul(a0, b2))
+    return ops.moveaxis(ops.stack([x, y, z], axis=-1), -1, axisc)
+
+
+def _components(x: Any) -> list[Any]:
+    """Three components along the last axis; one that is missing is 0."""
+    count = dims_of(x)[-1]
+    found = [ops.squeeze(ops.narrow(x, -1, i, 1), -1) for i in range(count)]
+    return found if count == 3 else [*found, ops.zeros_like(found[0])]
+
+
+def _sliding(a: Any, v: Any, mode: str, function: str) -> Any:
+    """y[k] = Σ a[k + i - left]·v[i], with as much of the ends as `mode` says."""
+    a, v = promoted(a, v)
+    if rank_of(a) != 1 or rank_of(v) != 1:
+        raise ShapeError(f"{function}: needs vectors, got shapes {dims_of(a)} and {dims_of(v)}")
+    taps = static_size(dims_of(v)[0], function)
+    if taps == 0 or dims_of(a)[0] == 0:
+        raise ShapeError(f"{function}: the vectors cannot be empty, got shapes {dims_of(a)} and {dims_of(v)}")
+    margins = {"full": (taps - 1, taps - 1), "valid": (0, 0), "same": (taps // 2, taps - 1 - taps // 2)}
+    if mode not in margins:
+        raise OpError(f"{function}: mode must be 'full', 'same' or 'valid', got {mode!r}")
+    low, high = margins[mode]
+    row = ops.conv(ops.reshape(a, (1, 1, -1)), ops.reshape(v, (1, 1, -1)), padding=[(low, high)])
+    return ops.reshape(row, (-1,))
+
+
+@array_function
+def convolve(a: Any, v: Any, mode: str = "full") -> Any:
+    """Σ a[i]·v[k - i] for vectors; `mode` is "full", "same" (the length of the longer one) or "valid"."""
+    a, v = _longer_first(a, v)
+    return _sliding(a, ops.reverse(v, 0), mode, "convolve")
+
+
+@array_function
+def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
+    """Σ a[i + k]·conj(v[i]) for vectors; modes as in `convolve`."""
+    a, v = promoted(a, v)
+    longer, shorter = _longer_first(a, v)
+    if longer is a:
+        return _sliding(a, ops.conjugate(v), mode, "correlate")
+    return ops.reverse(_sliding(ops.conjugate(longer), shorter, mode, "correlate"), 0)
+
+
+def _longer_first(a: Any, v: Any) -> tuple[Any, Any]:
+    a, v = value(a), value(v)
+    if rank_of(a) != 1 or rank_of(v) != 1:
+        return a, v
+    is_shorter = isinstance(dims_of(a)[0], int) and isinstance(dims_of(v)[0], int) and dims_of(a)[0] < dims_of(v)[0]
+    return (v, a) if is_shorter else (a, v)

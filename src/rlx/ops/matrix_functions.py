@@ -1,0 +1,166 @@
+"""Functions of matrices built from the factorisations of `rlx.ops.linalg`; the names are those of np.linalg."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rlx.errors import OpError, ShapeError
+from rlx.ir.dims import Dim, require_equal
+from rlx.ir.dtype import DType
+from rlx.ir.shape import normalize_axis
+from rlx.ops.arithmetic import div, eq, gt, mul, ne, pow_, where
+from rlx.ops.complex_ops import conjugate
+from rlx.ops.contraction import matmul
+from rlx.ops.creation import eye, iota
+from rlx.ops.linalg import BatchedDenseSolve, lu, svd
+from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, swapaxes
+from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, same_graph
+from rlx.ops.rearrange import diagonal
+from rlx.ops.reductions import reduce_max, reduce_min, reduce_prod, reduce_sum
+from rlx.ops.unary import abs_, log, sign, sqrt, square
+
+__all__ = ["det", "inv", "matrix_power", "norm", "pinv", "slogdet"]
+
+
+def _identity_like(a: Any) -> Any:
+    """The identity for every matrix of `a`."""
+    dims = dims_of(a)
+    with same_graph(a):
+        return broadcast_to(eye(dims[-1], dtype=dtype_of(a)), dims)
+
+
+def _square(a: Any, name: str) -> Any:
+    (a,) = promote_inexact(a)
+    dims = dims_of(a)
+    if len(dims) < 2 or not require_equal(dims[-2], dims[-1], name):
+        raise ShapeError(f"{name}: needs square matrices in the last two axes, got dims {dims}")
+    return a
+
+
+def inv(a: Any) -> Any:
+    """A⁻¹ of every matrix; a singular one is an error."""
+    a = _square(a, "inv")
+    return BatchedDenseSolve()(a, _identity_like(a))
+
+
+def _lu_diagonal(a: Any) -> tuple[Any, Any]:
+    """The diagonal of U, and the sign of the row exchanges as ±1."""
+    factors, pivots, _ = lu(a)
+    with same_graph(a):
+        places = iota(dims_of(pivots), DType.I32, -1)
+        parity = reduce_prod(where(eq(pivots, places), convert(1, DType.I32), -1), -1)
+    return diagonal(factors, 0, -2, -1), convert(parity, dtype_of(a))
+
+
+def det(a: Any) -> Any:
+    """The determinant of every matrix."""
+    values, parity = _lu_diagonal(_square(a, "det"))
+    return mul(parity, reduce_prod(values, -1))
+
+
+def slogdet(a: Any) -> tuple[Any, Any]:
+    """The sign (a unit complex number for complex matrices) and the log of the modulus of the determinant."""
+    values, parity = _lu_diagonal(_square(a, "slogdet"))
+    size = abs_(values)
+    if dtype_of(values).is_complex:
+        signs = div(values, convert(where(gt(size, 0.0), size, 1.0), dtype_of(values)))
+    else:
+        signs = sign(values)
+    return mul(parity, reduce_prod(signs, -1)), reduce_sum(log(size), -1)
+
+
+def matrix_power(a: Any, n: int) -> Any:
+    """A multiplied n times with itself, by repeated squaring; powers of the inverse for negative n."""
+    if not isinstance(n, int):
+        raise OpError(f"matrix_power: the power must be a Python integer, got {n!r}")
+    if len(dims_of(a)) < 2:
+        raise ShapeError(f"matrix_power: needs square matrices in the last two axes, got dims {dims_of(a)}")
+    if n < 0:
+        return matrix_power(inv(a), -n)
+    if n == 0:
+        return _identity_like(a)
+    result: Any = None
+    while n:
+        if n & 1:
+            result = a if result is None else matmul(result, a)
+        n >>= 1
+        if n:
+            a = matmul(a, a)
+    return result
+
+
+def _adjoint(a: Any) -> Any:
+    turned = swapaxes(a, -1, -2)
+    return conjugate(turned) if dtype_of(a).is_complex else turned
+
+
+def pinv(a: Any, rtol: float | None = None) -> Any:
+    """The pseudo-inverse of every matrix: singular values up to rtol times the largest count as 0.
+
+    By default rtol is max(M, N) times the spacing of the dtype at 1.
+    """
+    (a,) = promote_inexact(a)
+    u, s, vh = svd(a)
+    if rtol is None:
+        sizes = [d for d in dims_of(a)[-2:] if not isinstance(d, Dim)]
+        if len(sizes) != 2:
+            raise ShapeError(f"pinv: give rtol for matrices of symbolic size, got dims {dims_of(a)}")
+        rtol = max(sizes) * (2.0**-23 if dtype_of(s) is DType.F32 else 2.0**-52)
+    large = gt(s, mul(rtol, reduce_max(s, -1, True)))
+    inverse = where(large, div(1.0, where(large, s, 1.0)), 0.0)
+    return matmul(_adjoint(vh), mul(expand_dims(convert(inverse, dtype_of(a)), -1), _adjoint(u)))
+
+
+def norm(
+    x: Any, ord: float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
+) -> Any:
+    """np.linalg.norm. Without `ord` the square root of the sum of squares over `axis` (all axes by default).
+
+    For one axis `ord` is inf, -inf, 0 or a power p; for two axes "fro", "nuc", or 1, -1, 2, -2, inf, -inf.
+    """
+    (x,) = promote_inexact(x)
+    rank = len(dims_of(x))
+    if axis is None and ord is not None and rank not in (1, 2):
+        raise ShapeError(f"norm: ord={ord!r} needs one or two axes, but dims {dims_of(x)} have {rank}; give `axis`")
+    axes = tuple(range(rank)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(normalize_axis(a, rank, "norm") for a in axes)
+    if ord is None or (ord == "fro" and len(axes) == 2):
+        return sqrt(reduce_sum(square(abs_(x)), axes, keepdims))
+    if len(axes) == 1:
+        return _vector_norm(abs_(x), ord, axes[0], keepdims)
+    if len(axes) != 2:
+        raise ShapeError(f"norm: ord={ord!r} needs one or two axes, got {axes}")
+    return _matrix_norm(x, ord, axes, keepdims)
+
+
+def _vector_norm(size: Any, ord: float | str, axis: int, keepdims: bool) -> Any:
+    if isinstance(ord, str):
+        raise OpError(f"norm: ord={ord!r} is for matrices; a vector takes inf, -inf, 0 or a power")
+    if ord == math.inf:
+        return reduce_max(size, axis, keepdims)
+    if ord == -math.inf:
+        return reduce_min(size, axis, keepdims)
+    if ord == 0:
+        return reduce_sum(convert(ne(size, 0.0), dtype_of(size)), axis, keepdims)
+    if ord == 1:
+        return reduce_sum(size, axis, keepdims)
+    if ord == 2:
+        return sqrt(reduce_sum(square(size), axis, keepdims))
+    return pow_(reduce_sum(pow_(size, float(ord)), axis, keepdims), 1.0 / ord)
+
+
+def _matrix_norm(x: Any, ord: float | str, axes: tuple[int, int], keepdims: bool) -> Any:
+    matrices = moveaxis(x, axes, (-2, -1))
+    reduce = reduce_max if isinstance(ord, str) or ord > 0 else reduce_min
+    if ord == "nuc":
+        found = reduce_sum(svd(matrices, compute_uv=False), -1)
+    elif ord in (2, -2):
+        found = reduce(svd(matrices, compute_uv=False), -1)
+    elif ord in (1, -1, math.inf, -math.inf):
+        summed = -2 if abs(float(ord)) == 1 else -1
+        found = reduce(reduce_sum(abs_(matrices), summed), -1)
+    else:
+        raise OpError(f"norm: ord={ord!r} is not a matrix norm; use fro, nuc, 1, -1, 2, -2, inf or -inf")
+    return expand_dims(found, axes) if keepdims else found

@@ -1,0 +1,57 @@
+"""Random numbers from explicit keys, with the names and argument order that JAX users expect.
+
+    key = rlx.random.key(0)
+    key, sub = rlx.random.split(key)
+    x = rlx.random.normal(sub, (3, 4))
+
+A key gives the same numbers every time and everywhere; `rlx.ops.randomness` defines them bit by bit. Use every key
+once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.ops import randomness
+from rlx.ops.randomness import (
+    bernoulli,
+    bits,
+    categorical,
+    choice,
+    exponential,
+    fold_in,
+    gumbel,
+    key,
+    normal,
+    permutation,
+    randint,
+    split,
+    truncated_normal,
+    uniform,
+)
+
+__all__ = [
+    "PRNGKey",
+    "bernoulli",
+    "bits",
+    "categorical",
+    "choice",
+    "dropout",
+    "exponential",
+    "fold_in",
+    "gumbel",
+    "key",
+    "normal",
+    "permutation",
+    "randint",
+    "split",
+    "truncated_normal",
+    "uniform",
+]
+
+PRNGKey = key
+
+
+def dropout(key: Any, x: Any, rate: Any) -> Any:
+    """x with every element set to 0 with probability `rate`, the others divided by 1 - rate."""
+    return randomness.dropout(x, rate, key)

@@ -1,0 +1,51 @@
+"""Running one kernel in the interpreter and natively on every x86 description, for the tests of this folder."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+from rlx.kernels import native
+from rlx.kernels.interpret import interpret
+from rlx.kernels.legalize import legalize
+from rlx.kernels.loop_ir import Kernel
+from rlx.kernels.targets import AVX2, AVX512, SSE2, Target, runs_here
+from rlx.kernels.verify import verify
+
+X86_TARGETS = [t for t in (AVX512, AVX2, SSE2) if runs_here(t)]
+
+Arguments = dict[str, "np.ndarray | int | float"]
+
+
+def interpreted(kernel: Kernel, args: Arguments) -> Arguments:
+    """The arguments after the interpreter ran the kernel on a copy of them."""
+    verify(kernel)
+    after = copy.deepcopy(args)
+    interpret(kernel, after)
+    return after
+
+
+def ran_natively(kernel: Kernel, args: Arguments, target: Target) -> Arguments:
+    after = copy.deepcopy(args)
+    native.load(kernel, target)(*(after[p.name] for p in kernel.params))
+    return after
+
+
+def check_everywhere(kernel: Kernel, args: Arguments, rtol: float = 0.0) -> Arguments:
+    """Interpreter, legalised kernel in the interpreter, and native code agree; gives the interpreter's answer.
+
+    With `rtol` 0 every value must be the same.
+    """
+    expected = interpreted(kernel, args)
+    runs = [(f"native {t.name}", ran_natively(kernel, args, t)) for t in X86_TARGETS]
+    runs += [(f"legalised {t.name}", interpreted(legalize(kernel, t), args)) for t in X86_TARGETS]
+    for what, found in runs:
+        for name, array in expected.items():
+            if not isinstance(array, np.ndarray):
+                continue
+            # ml_dtypes arrays hold NaNs that NumPy's comparison does not know; f64 holds every value compared here.
+            wide = array.dtype if array.dtype.kind in "iub" else np.float64
+            pair = (found[name].astype(wide), array.astype(wide))
+            np.testing.assert_allclose(*pair, rtol=rtol, atol=rtol, err_msg=f"{what}: {name}")
+    return expected
