@@ -63,11 +63,11 @@ _HOME: dict[str, str] = {
     "Array": "rlx.runtime.arrays",
     "knobs": "rlx.knobs",
     "jit": "rlx.trace.jit",
-    **dict.fromkeys(("trace", "Spec"), "rlx.trace.tracing"),
+    "Spec": "rlx.trace.tracing",
     **dict.fromkeys(("scan", "cond", "switch", "while_loop", "fori_loop", "map"), "rlx.trace.control"),
 }
 # Attributes that are modules.
-_MODULES = frozenset({"numpy", "nn", "random", "debug", "tree", "ops", "ir", "backends", "autodiff", "opt", "env"})
+_MODULES = frozenset({"numpy", "nn", "random", "debug", "tree", "ops", "ir", "backends", "autodiff", "opt", "env", "trace"})
 
 if TYPE_CHECKING:
     from rlx.ir.dims import Dim as Dim

@@ -3,9 +3,9 @@
 import itertools
 
 import ml_dtypes
+import numpy as np
 import pytest
 
-import numpy as np
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DType, Element, ElementSubtype, promote, scalar_constant_bytes
 

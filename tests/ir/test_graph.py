@@ -3,9 +3,9 @@
 import copy
 import threading
 
+import numpy as np
 import pytest
 
-import numpy as np
 import rlx
 from rlx.errors import OpError, ShapeError, TraceError
 from rlx.ir.graph import Graph, NodeId

@@ -1,8 +1,8 @@
 """HIR, MIR and GraphModule containers: stages, delegation, policies, lowering and its provenance."""
 
+import numpy as np
 import pytest
 
-import numpy as np
 from rlx import ops
 from rlx.errors import LowerError, OpError, ParseError, ShapeError
 from rlx.hir import Linear

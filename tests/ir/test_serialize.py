@@ -2,9 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
 
-import numpy as np
 import rlx
 from rlx.errors import FormatError
 from rlx.ir.graph import Graph

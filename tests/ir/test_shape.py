@@ -1,10 +1,10 @@
 """Shapes and the shape rules shared by ops; NumPy is the oracle where it has the rule."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import numpy as np
 from rlx.errors import ParseError, ShapeError
 from rlx.ir.dims import Dim, as_dim, collect_constraints
 from rlx.ir.shape import (

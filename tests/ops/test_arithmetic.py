@@ -65,6 +65,15 @@ def test_floor_division_of_floats_is_pythons():
     assert np.asarray(ops.floordiv(np.array(a), np.array(b))).tolist() == expected
 
 
+def test_mod_has_the_sign_of_the_divisor(both):
+    for a, b in (
+        (np.array([7, -7, 7, -7, 0, 6], np.int32), np.array([3, 3, -3, -3, 5, -3], np.int32)),
+        (np.array([7.5, -7.5, 7.5, -7.5, 1.0]), np.array([2.0, 2.0, -2.0, -2.0, np.inf])),
+        (np.array([7, 250], np.uint8), np.array([3, 100], np.uint8)),
+    ):
+        np.testing.assert_array_equal(both(ops.mod, a, b), a % b)
+
+
 def wrap(value, info):
     """`value` modulo the width of an integer type."""
     span = info.max - info.min + 1
@@ -205,5 +214,7 @@ def test_wrong_dtypes_are_named(build, wanted):
 
 
 def test_shapes_that_do_not_broadcast():
-    with pytest.raises(ShapeError, match=r"add: \[3\] and \[2\] do not broadcast|add: \[2\] and \[3\] do not broadcast"):
+    with pytest.raises(
+        ShapeError, match=r"add: \[3\] and \[2\] do not broadcast|add: \[2\] and \[3\] do not broadcast"
+    ):
         ops.add(np.ones(2), np.ones(3))

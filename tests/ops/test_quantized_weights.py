@@ -87,7 +87,7 @@ def test_nvfp4_against_ml_dtypes(both):
     total, x = np.array([0.25], np.float32), floats(3, k)
     values = nibbles.view(ml_dtypes.float4_e2m1fn).astype(np.float32).reshape(k, n)
     real = values * steps.astype(np.float32)[np.arange(k) // 16] * total
-    result = both(lambda *a: ops.dequant_matmul(*a, scheme="nvfp4"), x, packed, steps.view(np.uint8), total)
+    result = both(lambda *a: ops.dequant_matmul(*a, scheme="nvfp4/16"), x, packed, steps.view(np.uint8), total)
     np.testing.assert_allclose(result, x @ real, rtol=1e-5, atol=1e-5)
 
 

@@ -142,6 +142,7 @@ def test_a_plain_row_update_is_a_dynamic_update_slice():
         ([0.5], "must be integers"),
         (slice(None, None, 0), "step of a slice cannot be 0"),
         ([0, 3], "index 3 is out of range"),
+        ([2**32], "index 4294967296 is out of range"),
         (MASK[:2], "does not fit"),
     ],
 )

@@ -99,7 +99,9 @@ def test_narrow_floats_are_rounded_once(kind, dtype):
     np.testing.assert_allclose(result.astype(np.float64), expected.astype(np.float64), rtol=2.0**-7)
 
 
-@pytest.mark.parametrize("kind", ["neg", "abs", "sin", "tan", "atan", "sqrt", "sinh", "asinh", "cbrt", "tanh", "trunc", "sign"])
+@pytest.mark.parametrize(
+    "kind", ["neg", "abs", "sin", "tan", "atan", "sqrt", "sinh", "asinh", "cbrt", "tanh", "trunc", "sign"]
+)
 def test_odd_functions_keep_the_sign_of_zero(kind):
     result = np.asarray(ops.activation(kind, np.array([0.0, -0.0], "f4")))
     expected = {"neg": [True, False], "abs": [False, False]}.get(kind, [False, True])

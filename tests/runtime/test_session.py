@@ -2,9 +2,9 @@
 
 import threading
 
+import numpy as np
 import pytest
 
-import numpy as np
 import rlx
 from rlx.errors import BackendError, BindingError, RlxError
 

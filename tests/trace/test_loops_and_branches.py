@@ -223,6 +223,10 @@ def test_fori_loop_with_fixed_and_traced_bounds():
     assert "while" in [n.op.mnemonic for n in trace(f, 0, 4, np.float32(1)).graph.nodes]
 
 
+def test_the_index_of_fixed_bounds_is_weak():
+    check(fori_loop(0, 4, lambda i, v: v + i, np.float16(0.5)), np.float16(6.5))
+
+
 def test_fori_loop_error_names_the_path():
     with pytest.raises(TraceError, match=r"'carry.value.w' is f32\[2\] at first"):
         fori_loop(0, 3, lambda i, v: {"w": i}, {"w": np.zeros(2, "f4")})

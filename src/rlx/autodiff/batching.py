@@ -17,14 +17,20 @@ from rlx.ir.tensor import Tensor
 
 
 def batch_graph(
-    graph: Graph, leaves: Mapping[NodeId, Tensor], batched: Collection[NodeId], size: Size
+    graph: Graph,
+    leaves: Mapping[NodeId, Tensor],
+    batched: Collection[NodeId],
+    size: Size,
+    axis_name: str | None = None,
 ) -> tuple[list[Tensor], list[bool]]:
     """Outputs of `graph` when the leaves in `batched` carry a leading axis of `size`; and which outputs carry it."""
 
     def relevant(g: Graph) -> set[NodeId]:
         found = set(_mapped(g, graph, list(batched)))
         for node in g.nodes:
-            if any(i in found for i in node.inputs):
+            # A collective over the mapped axis differs along it even when its operand does not (axis_index).
+            across = axis_name is not None and getattr(node.op, "axis_name", None) == axis_name
+            if across or any(i in found for i in node.inputs):
                 found.add(node.id)
         return found
 

@@ -20,7 +20,7 @@ from rlx.ir.text import large_constants
 from rlx.trace.arguments import FlatCall, Signature
 from rlx.trace.jit import Run, compile_graph
 from rlx.trace.pytree import TreeDef
-from rlx.trace.tracing import Traced, entered, spec_of, trace_flat
+from rlx.trace.tracing import Spec, Traced, entered, spec_of, trace_flat
 
 Function = Callable[..., Any]
 
@@ -28,7 +28,14 @@ Function = Callable[..., Any]
 class Called:
     """`fn` traced on the arguments of one call, with its operands in the program being built."""
 
-    def __init__(self, fn: Function, args: Sequence[Any], kwargs: dict[str, Any], graph: Graph) -> None:
+    def __init__(
+        self,
+        fn: Function,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        graph: Graph,
+        specs: Sequence[Spec] | None = None,
+    ) -> None:
         signature = Signature(fn)
         self.name = signature.name
         self.call: FlatCall = signature.flatten(args, kwargs)
@@ -40,7 +47,8 @@ class Called:
             args, kwargs = signature.unflatten(self.call, tensors)
             return fn(*args, **kwargs)
 
-        self.traced: Traced = trace_flat(self.name, run, [spec_of(t) for t in self.arguments], self.names, True)
+        types = [spec_of(t) for t in self.arguments] if specs is None else specs
+        self.traced: Traced = trace_flat(self.name, run, types, self.names, can_capture=True)
         self.operands = [*self.arguments, *self.traced.captures]
 
     @property
@@ -131,6 +139,6 @@ def require_inexact(what: str, called: Called, indices: Sequence[int]) -> None:
         t = called.arguments[i].type
         if not t.dtype.is_inexact:
             raise AutodiffError(
-                f"{what}({called.name}): the argument {called.names[i]!r} is {t}; only float and complex arguments have "
-                "derivatives. Convert it with .astype('float32'), or leave it out of argnums"
+                f"{what}({called.name}): the argument {called.names[i]!r} is {t}; only float and complex arguments "
+                "have derivatives. Convert it with .astype('float32'), or leave it out of argnums"
             )

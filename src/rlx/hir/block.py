@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
+
 from rlx.errors import RlxError
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType
@@ -41,8 +42,8 @@ class Block(Op):
         """The block and its options in a few words, for `inspect_hir`."""
         return self.label
 
-    def lowered_type(self, *operands: Shape | None) -> Shape:
-        """The result type, by lowering; operands that are None must be the last ones."""
+    def lowered_type(self, *operands: Shape | None) -> Shape | tuple[Shape, ...]:
+        """The result type (or types), by lowering; operands that are None must be the last ones."""
         shapes = tuple(s for s in operands if s is not None)
         try:
             program = _lowered(self, FusionPolicy.Fusable, shapes)
@@ -50,11 +51,13 @@ class Block(Op):
             raise self.fail(str(error).split("\n")[0]) from None
         for constraint in program.constraints:
             require_equal(constraint.left, constraint.right, constraint.reason)
-        return program.shape(program.outputs[0])
+        types = tuple(program.shape(o) for o in program.outputs)
+        return types if len(types) > 1 else types[0]
 
-    def eval(self, *operands: Array) -> Array:
+    def eval(self, *operands: Array) -> Array | tuple[Array, ...]:
         shapes = tuple(Shape(x.shape, DType.of(x.dtype)) for x in operands)
-        return interpret(_lowered(self, FusionPolicy.Fusable, shapes), operands)[0]
+        results = interpret(_lowered(self, FusionPolicy.Fusable, shapes), operands)
+        return tuple(results) if len(results) > 1 else results[0]
 
     def decompose(self, *operands: Any) -> Any:
         return self.lower(FusionPolicy.Fusable, *operands)
@@ -66,5 +69,6 @@ def _lowered(block: Block, policy: FusionPolicy, shapes: tuple[Shape, ...]) -> G
     graph = Graph(block.label)
     with graph.originating(NodeOrigin()), building(graph):
         operands = [graph.input(f"operand_{i}", shape) for i, shape in enumerate(shapes)]
-        graph.set_outputs([block.lower(policy, *operands)])
+        results = block.lower(policy, *operands)
+        graph.set_outputs(results if isinstance(results, tuple) else [results])
     return graph.freeze()

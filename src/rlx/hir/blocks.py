@@ -45,7 +45,7 @@ class Linear(Block):
         act = [self.activation.name] if self.activation is not None else []
         return "+".join(["linear", *(["bias"] if self.has_bias else []), *act])
 
-    def infer(self, x: Shape, w: Shape, b: Shape | None = None) -> Shape:
+    def infer(self, x: Shape, w: Shape, b: Shape | None = None) -> Shape | tuple[Shape, ...]:
         if self.has_bias != (b is not None):
             raise self.fail(f"has_bias={self.has_bias} does not fit {2 if b is None else 3} operands")
         return self.lowered_type(x, w, b)
@@ -78,7 +78,7 @@ class LinearFused(Block):
     def summary(self) -> str:
         return "linear_fused" if self.activation is None else f"linear_fused+{self.activation.name}"
 
-    def infer(self, x: Shape, w: Shape, b: Shape) -> Shape:
+    def infer(self, x: Shape, w: Shape, b: Shape) -> Shape | tuple[Shape, ...]:
         return self.lowered_type(x, w, b)
 
     def lower(self, policy: FusionPolicy, x: Any, w: Any, b: Any) -> Any:
@@ -104,7 +104,7 @@ class SharedLinearPair(Block):
     def label(self) -> str:
         return f"shared_linear_pair[{self.slot}]"
 
-    def infer(self, x: Shape, w0: Shape, w1: Shape) -> Shape:
+    def infer(self, x: Shape, w0: Shape, w1: Shape) -> Shape | tuple[Shape, ...]:
         return self.lowered_type(x, w0, w1)
 
     def lower(self, policy: FusionPolicy, x: Any, w0: Any, w1: Any) -> Any:
@@ -124,7 +124,7 @@ class SwiGLU(Block):
     def label(self) -> str:
         return "swiglu_ffn"
 
-    def infer(self, x: Shape, up_w: Shape, gate_w: Shape, down_w: Shape) -> Shape:
+    def infer(self, x: Shape, up_w: Shape, gate_w: Shape, down_w: Shape) -> Shape | tuple[Shape, ...]:
         return self.lowered_type(x, up_w, gate_w, down_w)
 
     def lower(self, policy: FusionPolicy, x: Any, up_w: Any, gate_w: Any, down_w: Any) -> Any:
@@ -142,22 +142,28 @@ class SwiGLU(Block):
 
 @op("hir.residual_rms_norm")
 class ResidualRmsNorm(Block):
-    """RMS normalisation of x + residual over the last axis; one fused op when `Direct`."""
+    """RMS normalisation of x + residual over the last axis; one fused op when `Direct`.
+
+    With `with_sum` the sum is a second result: it is what the next residual reads.
+    """
 
     eps: float = 1e-6
+    with_sum: bool = False
 
-    def infer(self, x: Shape, residual: Shape, gamma: Shape, beta: Shape) -> Shape:
+    def infer(self, x: Shape, residual: Shape, gamma: Shape, beta: Shape) -> Shape | tuple[Shape, ...]:
         return self.lowered_type(x, residual, gamma, beta)
 
     def lower(self, policy: FusionPolicy, x: Any, residual: Any, gamma: Any, beta: Any) -> Any:
         if policy.is_direct():
-            return ops.fused_residual_rms_norm(x, residual, None, gamma, beta, self.eps)
-        return ops.rms_norm(ops.add(x, residual), gamma, beta, eps=self.eps)
+            return ops.fused_residual_rms_norm(x, residual, None, gamma, beta, self.eps, self.with_sum)
+        total = ops.add(x, residual)
+        normal = ops.rms_norm(total, gamma, beta, eps=self.eps)
+        return (normal, total) if self.with_sum else normal
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), spec(3, 4), spec(3, 4), spec(4), spec(4))
-        yield sample(cls(1e-3), spec("B", 2, 4), spec("B", 2, 4), spec(4), spec(4), B=2)
+        yield sample(cls(1e-3, True), spec("B", 2, 4), spec("B", 2, 4), spec(4), spec(4), B=2)
 
 
 @op("hir.depthwise_conv1d_causal")
@@ -173,7 +179,7 @@ class DepthwiseConv1dCausal(Block):
         if self.kernel_size < 1:
             raise self.fail(f"kernel_size must be positive, got {self.kernel_size}")
 
-    def infer(self, x: Shape, w: Shape, left_pad: Shape) -> Shape:
+    def infer(self, x: Shape, w: Shape, left_pad: Shape) -> Shape | tuple[Shape, ...]:
         channels = x.dims[-1] if x.rank == 3 else None
         if not isinstance(channels, int) or w.dims != (channels, 1, 1, self.kernel_size):
             raise self.fail(f"needs x [B,S,C] with a fixed C and w [C,1,1,{self.kernel_size}], got {x} and {w}")
@@ -227,7 +233,7 @@ class HirAttention(_OneOp):
     def check(self) -> None:
         _ = self.mir
 
-    def infer(self, q: Shape, k: Shape, v: Shape, mask: Shape | None = None) -> Shape:
+    def infer(self, q: Shape, k: Shape, v: Shape, mask: Shape | None = None) -> Shape | tuple[Shape, ...]:
         return self.lowered_type(q, k, v, mask)
 
     @classmethod
@@ -254,7 +260,9 @@ class HirDequantMatMul(_OneOp):
     def mir(self) -> Op:
         return ops.DequantMatMul(self.scheme, self.n)
 
-    def infer(self, x: Shape, w_q: Shape, scale: Shape | None = None, zp: Shape | None = None) -> Shape:
+    def infer(
+        self, x: Shape, w_q: Shape, scale: Shape | None = None, zp: Shape | None = None
+    ) -> Shape | tuple[Shape, ...]:
         return self.lowered_type(x, w_q, scale, zp)
 
     @classmethod
@@ -267,10 +275,14 @@ class HirDequantMatMul(_OneOp):
 
 @op("hir.gated_delta_net")
 class HirGatedDeltaNet(_OneOp):
-    """Linear attention by the gated delta rule, from zero or (`carry_state`) from a given state."""
+    """Linear attention by the gated delta rule, from zero or (`carry_state`) from a given state.
+
+    With `return_state` the final state is a second result.
+    """
 
     state_size: int
     carry_state: bool = False
+    return_state: bool = False
 
     @property
     def label(self) -> str:
@@ -278,9 +290,11 @@ class HirGatedDeltaNet(_OneOp):
 
     @property
     def mir(self) -> Op:
-        return ops.GatedDeltaNet(self.state_size, self.carry_state)
+        return ops.GatedDeltaNet(**self.attributes)
 
-    def infer(self, q: Shape, k: Shape, v: Shape, g: Shape, beta: Shape, state: Shape | None = None) -> Shape:
+    def infer(
+        self, q: Shape, k: Shape, v: Shape, g: Shape, beta: Shape, state: Shape | None = None
+    ) -> Shape | tuple[Shape, ...]:
         if self.carry_state != (state is not None):
             raise self.fail(f"carry_state={self.carry_state} does not fit {5 if state is None else 6} operands")
         return self.lowered_type(q, k, v, g, beta, state)
@@ -290,7 +304,7 @@ class HirGatedDeltaNet(_OneOp):
         heads, gates = spec(2, 3, 2, 4, low=-1, high=1), spec(2, 3, 2, low=-1, high=0)
         yield sample(cls(4), heads, heads, heads, gates, spec(2, 3, 2, low=0, high=1))
         state = spec(2, 2, 4, 4, low=-1, high=1)
-        yield sample(cls(4, True), heads, heads, heads, gates, spec(2, 3, 2, low=0, high=1), state)
+        yield sample(cls(4, True, True), heads, heads, heads, gates, spec(2, 3, 2, low=0, high=1), state)
 
 
 @op("hir.rope")
@@ -307,7 +321,7 @@ class HirRoPE(_OneOp):
     def check(self) -> None:
         _ = self.mir
 
-    def infer(self, x: Shape, cos: Shape, sin: Shape) -> Shape:
+    def infer(self, x: Shape, cos: Shape, sin: Shape) -> Shape | tuple[Shape, ...]:
         return self.lowered_type(x, cos, sin)
 
     @classmethod
@@ -326,7 +340,7 @@ class HirRmsNorm(_OneOp):
     def mir(self) -> Op:
         return ops.RmsNorm(-1, self.eps)
 
-    def infer(self, x: Shape, gamma: Shape, beta: Shape) -> Shape:
+    def infer(self, x: Shape, gamma: Shape, beta: Shape) -> Shape | tuple[Shape, ...]:
         return self.lowered_type(x, gamma, beta)
 
     @classmethod

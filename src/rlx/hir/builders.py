@@ -95,9 +95,10 @@ class HirBuilders:
         beta: TensorLike,
         eps: float = 1e-6,
         out_shape: Shape | None = None,
-    ) -> Tensor:
-        """RMS normalisation of x + residual."""
-        return self._block(ResidualRmsNorm(eps), (x, residual, gamma, beta), out_shape)
+        with_sum: bool = False,
+    ) -> Any:
+        """RMS normalisation of x + residual; with `with_sum` a pair of it and the sum."""
+        return self._block(ResidualRmsNorm(eps, with_sum), (x, residual, gamma, beta), out_shape)
 
     def attention(
         self,
@@ -148,9 +149,10 @@ class HirBuilders:
         beta: TensorLike,
         state_size: int,
         out_shape: Shape | None = None,
-    ) -> Tensor:
-        """Linear attention by the gated delta rule, from a zero state."""
-        return self._block(HirGatedDeltaNet(state_size), (q, k, v, g, beta), out_shape)
+        return_state: bool = False,
+    ) -> Any:
+        """Linear attention by the gated delta rule, from a zero state; with `return_state` a pair with the last one."""
+        return self._block(HirGatedDeltaNet(state_size, False, return_state), (q, k, v, g, beta), out_shape)
 
     def gated_delta_net_carry(
         self,
@@ -162,9 +164,10 @@ class HirBuilders:
         state: TensorLike,
         state_size: int,
         out_shape: Shape | None = None,
-    ) -> Tensor:
+        return_state: bool = False,
+    ) -> Any:
         """The same from a given state."""
-        return self._block(HirGatedDeltaNet(state_size, True), (q, k, v, g, beta, state), out_shape)
+        return self._block(HirGatedDeltaNet(state_size, True, return_state), (q, k, v, g, beta, state), out_shape)
 
     def rope(
         self,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rlx import ops
 from rlx.hir.block import Block
-from rlx.hir.blocks import SwiGLU
+from rlx.hir.blocks import ResidualRmsNorm, SwiGLU
 from rlx.ir.module import FusionPolicy
 from rlx.ir.op import op
 from rlx.ir.shape import Shape
@@ -54,7 +54,7 @@ class LlamaDecoderBlock(Block):
         cos: Shape,
         sin: Shape,
         mask: Shape | None = None,
-    ) -> Shape:
+    ) -> Shape | tuple[Shape, ...]:
         if x.rank != 3:
             raise self.fail(f"needs x [B, S, hidden], got {x}")
         attention = (x, ln1_g, ln1_b, q_w, k_w, v_w, o_w)
@@ -95,9 +95,8 @@ class LlamaDecoderBlock(Block):
             window=self.window,
             layout="bsm",
         )
-        # The sum has two readers, so a fused residual + norm would compute it twice; under both policies it stays.
-        h = ops.add(x, ops.matmul(mixed, o_w))
-        return ops.add(h, _feed_forward(policy, h, ln2_g, ln2_b, up_w, gate_w, down_w, self.eps))
+        weights = (ln2_g, ln2_b, up_w, gate_w, down_w)
+        return _residual_feed_forward(policy, x, ops.matmul(mixed, o_w), *weights, self.eps)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -171,7 +170,7 @@ class Qwen35MtpHead(Block):
     def arity(cls) -> tuple[int, int | None]:
         return len(Qwen35MtpInputs._fields), len(Qwen35MtpInputs._fields)
 
-    def infer(self, *operands: Shape) -> Shape:
+    def infer(self, *operands: Shape) -> Shape | tuple[Shape, ...]:
         given = Qwen35MtpInputs(*operands)
         wide, width = self.num_heads * self.head_dim, self.n_embd
         expected = {
@@ -197,9 +196,9 @@ class Qwen35MtpHead(Block):
         embedded = self._norm(ops.gather(t.embed_w, t.input_ids, 0), t.enorm_w, t.enorm_b)
         hidden = self._norm(t.h_pre_norm, t.hnorm_w, t.hnorm_b)
         cur = ops.matmul(ops.concat([embedded, hidden], -1), t.eh_w)
-        h = ops.add(cur, self._attention(t, self._norm(cur, t.attn_norm_w, t.attn_norm_b)))
-        feed_forward = _feed_forward(policy, h, t.post_norm_w, t.post_norm_b, t.up_w, t.gate_w, t.down_w, self.eps)
-        last = _pick_rows(ops.add(h, feed_forward), t.last_token_idx)
+        mixed = self._attention(t, self._norm(cur, t.attn_norm_w, t.attn_norm_b))
+        weights = (t.post_norm_w, t.post_norm_b, t.up_w, t.gate_w, t.down_w)
+        last = _pick_rows(_residual_feed_forward(policy, cur, mixed, *weights, self.eps), t.last_token_idx)
         return ops.matmul(self._norm(last, t.head_norm_w, t.head_norm_b), t.lm_head_w)
 
     def _norm(self, x: Any, gamma: Any, beta: Any) -> Any:
@@ -246,10 +245,12 @@ class Qwen35MtpHead(Block):
         yield sample(cls(2, 1, 4, 4, 6, 5, 7), *operands("B", [[1, 8, 0], [2, 3, 5]], [1, 2]), B=2)
 
 
-def _feed_forward(
-    policy: FusionPolicy, h: Any, gamma: Any, beta: Any, up_w: Any, gate_w: Any, down_w: Any, eps: float
+def _residual_feed_forward(
+    policy: FusionPolicy, x: Any, change: Any, gamma: Any, beta: Any, up_w: Any, gate_w: Any, down_w: Any, eps: float
 ) -> Any:
-    return SwiGLU().lower(policy, ops.rms_norm(h, gamma, beta, eps=eps), up_w, gate_w, down_w)
+    """h + swiglu(rms(h)) with h = x + change."""
+    normal, h = ResidualRmsNorm(eps, with_sum=True).lower(policy, x, change, gamma, beta)
+    return ops.add(h, SwiGLU().lower(policy, normal, up_w, gate_w, down_w))
 
 
 def _pick_rows(x: Any, idx: Any) -> Any:

@@ -149,7 +149,7 @@ class Op:
     # How the op transforms. A rule that is missing is derived from `decompose`; NoRule says that there is none and why.
     # jvp(primals, tangents, y) -> tangent of y; tangents are None where they are zero.
     jvp: ClassVar[Callable[..., Any] | NoRule | None] = None
-    # vjp(ct, y, *operands) -> one cotangent per operand, None where it is zero. ct and y are tuples for several results.
+    # vjp(ct, y, *operands) -> one cotangent per operand, None where zero; ct and y are tuples for several results.
     vjp: ClassVar[Callable[..., Any] | NoRule | None] = None
     # batch(size, operands, batched) -> y, where batched operands and all of y have the batch axis in front.
     batch: ClassVar[Callable[..., Any] | NoRule | None] = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
+from rlx.ir.op import Op
 from rlx.ir.provenance import NodeOrigin
 from rlx.ir.tensor import Tensor, building
 
@@ -73,14 +74,44 @@ def _checked(node: Node, replacement: Tensor | Sequence[Tensor]) -> tuple[Tensor
 
 
 def decompose_all(graph: Graph, keep: Callable[[Node], bool] | None = None) -> Graph:
-    """Decompose every node that is not primitive, again and again, except those that `keep` claims."""
+    """Decompose every node that is not primitive, again and again, bodies included, except those that `keep` claims."""
 
     def wanted(node: Node) -> bool:
         return not node.op.is_primitive and not node.op.is_block and not (keep is not None and keep(node))
 
     def visit(node: Node, operands: list[Any]) -> Replacement:
-        return node.op.decompose(*operands) if wanted(node) and node.op.decompose is not None else None
+        if wanted(node) and node.op.decompose is not None:
+            return node.op.decompose(*operands)
+        new = map_bodies(node.op, lambda body: decompose_all(body, keep))
+        return None if new is node.op else new(*operands)
 
-    while any(wanted(n) for n in graph.nodes):
+    while any(wanted(n) for n in graph.nodes) or any(wanted(n) for body in all_bodies(graph) for n in body.nodes):
         graph = rebuild(graph, visit, "decompose").graph
     return graph
+
+
+def all_bodies(graph: Graph) -> Iterator[Graph]:
+    """The programs nested in a graph, at any depth."""
+    stack = [body for node in graph.nodes for body in node.op.bodies.values()]
+    while stack:
+        body = stack.pop()
+        yield body
+        stack.extend(b for node in body.nodes for b in node.op.bodies.values())
+
+
+def map_bodies(op: Op, rewrite: Callable[[Graph], Graph]) -> Op:
+    """The op with its bodies rewritten; the same object when nothing changed."""
+    if not op.bodies:
+        return op
+    changes: dict[str, Any] = {}
+    for field, value in op.attributes.items():
+        if isinstance(value, Graph):
+            new: Any = rewrite(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Graph):
+            new = tuple(rewrite(v) for v in value)
+            new = value if all(a is b for a, b in zip(new, value)) else new
+        else:
+            continue
+        if new is not value:
+            changes[field] = new
+    return op.replace(**changes) if changes else op

@@ -207,7 +207,10 @@ def _guarded(build: Callable[[], Graph]) -> Graph:
 def _graph(document: dict[str, Any], constants: Mapping[str, TensorData]) -> Graph:
     graph = level_class(_field(document, "level", str))(_field(document, "name", str))
     if "fusion_policy" in document:
-        graph.fusion_policy = type(graph.fusion_policy)(document["fusion_policy"])
+        policy = getattr(graph, "fusion_policy", None)
+        if policy is None:
+            raise FormatError(f"a graph of level {graph.level!r} has no fusion policy")
+        setattr(graph, "fusion_policy", type(policy)(document["fusion_policy"]))  # noqa: B010
     for number, entry in enumerate(_field(document, "nodes", list)):
         node = graph.append(
             _op(entry, constants),

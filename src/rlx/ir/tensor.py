@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.errors import InternalError, TraceError
+from rlx.errors import TraceError
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.graph import Graph, Node, NodeId
@@ -208,7 +208,10 @@ def _foreign(value: Tensor, graph: Graph) -> Tensor:
             # Each program in between captures it too.
             for scope in scopes[outer + 1 : inner + 1]:
                 if not scope.can_capture:
-                    raise InternalError(f"graph @{scope.graph.name} cannot capture values of @{value.graph.name}")
+                    raise TraceError(
+                        f"{value!r} is read inside @{scope.graph.name}, which is traced on its own and cannot see it; "
+                        "pass it as an argument"
+                    )
                 value = scope.capture(value)
             return value
     source = value.node.origin.source if value.node.origin else None

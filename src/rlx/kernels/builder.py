@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.loop_ir import (

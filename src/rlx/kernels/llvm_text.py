@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
+
 from rlx.ir.dtype import DType
 from rlx.kernels.loop_ir import FLOATS, HALVES, Const, Literal, Value, ValueType
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import BackendError, BindingError, InternalError
 from rlx.kernels.elf import undefined_symbols
 from rlx.kernels.interpret import grid_size

@@ -10,7 +10,7 @@ Error bounds in units in the last place, for f32 and f64, over all inputs, with 
 
 | exp | expm1 | log | log1p | tanh | erf | erfc | normal_cdf | sin cos | tan | atan | pow |
 |---|---|---|---|---|---|---|---|---|---|---|---|
-| 1 | 2 | 1 | 2 | 3 | 5 | 6 | 6 | 3 | 5 | 3 | 2 |
+| 1 | 2 | 1 | 2 | 3 | 5 | 6 | 8 | 3 | 5 | 3 | 2 |
 
 The polynomials are minimax fits of our own, each good to 2**-27 (f32) or 2**-57 (f64) of its function or better.
 """
@@ -278,7 +278,8 @@ def expm1(k: KernelBuilder, x: Value) -> Value:
     f = float_format(x)
     n, p = _exp_parts(k, _clamp(k, x, -f.saturation * 3.0, f.exp_range[1]))
     half_scale = _power_of_two(k, n - 1, x.dtype)
-    return k.fma(half_scale, p, half_scale - 0.5) * 2.0
+    y = k.fma(half_scale, p, half_scale - 0.5) * 2.0
+    return k.select(k.eq(x, 0.0), x, y)
 
 
 def tanh(k: KernelBuilder, x: Value) -> Value:
@@ -346,7 +347,8 @@ def log1p(k: KernelBuilder, x: Value) -> Value:
     u = x + 1.0
     lost = (x - (u - 1.0)) / u
     y = log(k, u)
-    return k.select(k.abs(y) < math.inf, y + lost, y)
+    y = k.select(k.abs(y) < math.inf, y + lost, y)
+    return k.select(k.eq(x, 0.0), x, y)
 
 
 def _erf_near_zero(k: KernelBuilder, x: Value) -> Value:

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim
+from rlx.ir.leaves import Constant
 from rlx.ir.shape import normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, lift
 from rlx.ops.operands import dims_of, promote_inexact, promote_operands
@@ -109,11 +110,19 @@ def static_size(size: int | Dim, function: str) -> int:
     return size
 
 
+def known_values(x: Any) -> np.ndarray[Any, Any] | None:
+    """The values of an argument where they are known already: of an array or a constant, not of a computed tensor."""
+    if not isinstance(x, Tensor):
+        return np.asarray(x)
+    return x.node.op.value.array if isinstance(x.node.op, Constant) else None
+
+
 def concrete(x: Any, function: str, argument: str) -> np.ndarray[Any, Any]:
-    """The values of an argument that decides the shape of the result, so it cannot be a traced value."""
-    if isinstance(x, Tensor):
+    """The values of an argument that decides the shape of the result, so that it cannot be computed."""
+    found = known_values(x)
+    if found is None:
         raise OpError(
             f"{function}: {argument} decides the shape of the result, so it must be known while the program is built, "
             f"got {x!r}; pass a Python value or a NumPy array"
         )
-    return np.asarray(x)
+    return found

@@ -15,6 +15,7 @@ from rlx.numpy.arguments import (
     axis_of,
     concrete,
     dims_from,
+    known_values,
     operand,
     operands,
     promoted,
@@ -182,7 +183,6 @@ def compress(
     """The entries along `axis` (of the flattened x without one) whose condition holds; `size` as in `nonzero`."""
     x = ops.flatten(value(x)) if axis is None else value(x)
     axis = 0 if axis is None else axis_of(axis, x, "compress")
-    condition = value(condition)
     if rank_of(condition) != 1:
         raise ShapeError(f"compress: needs a vector of conditions, got shape {dims_of(condition)}")
     (places,) = nonzero(condition, size=size, fill_value=2**31 - 1)
@@ -192,7 +192,9 @@ def compress(
 @array_function
 def extract(condition: Any, x: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
     """The elements of x whose condition holds, as a vector; `size` as in `nonzero`."""
-    return compress(ops.flatten(value(condition)), x, size=size, fill_value=fill_value)
+    known = known_values(condition)
+    row = ops.flatten(value(condition)) if known is None else known.reshape(-1)
+    return compress(row, x, size=size, fill_value=fill_value)
 
 
 def ix_(*args: Any) -> tuple[Any, ...]:

@@ -184,23 +184,20 @@ def _sliding(a: Any, v: Any, mode: str, function: str) -> Any:
 @array_function
 def convolve(a: Any, v: Any, mode: str = "full") -> Any:
     """Σ a[i]·v[k - i] for vectors; `mode` is "full", "same" (the length of the longer one) or "valid"."""
-    a, v = _longer_first(a, v)
-    return _sliding(a, ops.reverse(v, 0), mode, "convolve")
+    if _is_shorter(a, v):
+        a, v = v, a
+    return _sliding(a, ops.reverse(value(v), 0), mode, "convolve")
 
 
 @array_function
 def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
     """Σ a[i + k]·conj(v[i]) for vectors; modes as in `convolve`."""
-    a, v = promoted(a, v)
-    longer, shorter = _longer_first(a, v)
-    if longer is a:
-        return _sliding(a, ops.conjugate(v), mode, "correlate")
-    return ops.reverse(_sliding(ops.conjugate(longer), shorter, mode, "correlate"), 0)
+    if not _is_shorter(a, v):
+        return _sliding(a, ops.conjugate(value(v)), mode, "correlate")
+    return ops.reverse(_sliding(ops.conjugate(value(v)), a, mode, "correlate"), 0)
 
 
-def _longer_first(a: Any, v: Any) -> tuple[Any, Any]:
-    a, v = value(a), value(v)
-    if rank_of(a) != 1 or rank_of(v) != 1:
-        return a, v
-    is_shorter = isinstance(dims_of(a)[0], int) and isinstance(dims_of(v)[0], int) and dims_of(a)[0] < dims_of(v)[0]
-    return (v, a) if is_shorter else (a, v)
+def _is_shorter(a: Any, v: Any) -> bool:
+    """Whether `a` is known to be shorter than `v`; the shorter vector slides."""
+    sizes = (*dims_of(a)[:1], *dims_of(v)[:1])
+    return len(sizes) == 2 and all(isinstance(n, int) for n in sizes) and sizes[0] < sizes[1]

@@ -8,7 +8,18 @@ from typing import Any
 
 from rlx import ops
 from rlx.errors import ShapeError
-from rlx.numpy.arguments import Axis, array_function, axis_of, dims_from, inexact, operand, promoted, rank_of, static_size, value
+from rlx.numpy.arguments import (
+    Axis,
+    array_function,
+    axis_of,
+    dims_from,
+    inexact,
+    operand,
+    promoted,
+    rank_of,
+    static_size,
+    value,
+)
 from rlx.numpy.elementwise import remainder
 from rlx.numpy.linear_algebra import convolve
 from rlx.numpy.reductions import diff

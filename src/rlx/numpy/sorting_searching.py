@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import Tensor
-from rlx.numpy.arguments import array_function, axis_of, operand, promoted, rank_of, value
+from rlx.numpy.arguments import array_function, axis_of, known_values, operand, promoted, rank_of, value
+from rlx.numpy.creation import asarray
 from rlx.ops.operands import convert, dims_of, dtype_of
 
 __all__ = [
@@ -106,10 +109,12 @@ def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) ->
 @array_function
 def nonzero(x: Any, /, *, size: int | None = None, fill_value: int = 0) -> tuple[Any, ...]:
     """The positions of elements that are not 0, as one i32 vector per axis; see the module for `size`."""
-    x = value(x)
     if rank_of(x) == 0:
         raise ShapeError("nonzero: a scalar has no axes; use atleast_1d")
-    return tuple(value(ids) for ids in ops.nonzero(x, size, fill_value))
+    known = known_values(x)
+    if size is None and known is not None:
+        return tuple(asarray(ids.astype(np.int32)) for ids in np.nonzero(known))
+    return ops.nonzero(value(x), size, fill_value)
 
 
 @array_function
@@ -121,7 +126,9 @@ def argwhere(x: Any, /, *, size: int | None = None, fill_value: int = 0) -> Any:
 @array_function
 def flatnonzero(x: Any, /, *, size: int | None = None, fill_value: int = 0) -> Any:
     """The positions in the flattened x of elements that are not 0, i32."""
-    return nonzero(ops.flatten(value(x)), size=size, fill_value=fill_value)[0]
+    known = known_values(x)
+    row = ops.flatten(value(x)) if known is None else known.reshape(-1)
+    return nonzero(row, size=size, fill_value=fill_value)[0]
 
 
 class UniqueAllResult(NamedTuple):
@@ -160,9 +167,10 @@ def _distinct(x: Any, size: int | None, fill_value: Any, function: str, equal_na
     is_new = ops.concat([ops.ones((1,), DType.BOOL), differs], 0)
     group = ops.cumsum(convert(is_new, DType.I32), 0) - 1
     if size is None:
-        if isinstance(x, Tensor):
+        known = known_values(x)
+        if known is None:
             raise OpError(f"{function}: the number of results depends on values; give size=, an upper bound")
-        size = int(group[-1]) + 1
+        size = len(np.unique(known, equal_nan=equal_nan))
     starts = ops.nonzero(is_new, size, fill_value=_PAST_THE_END)[0]
     exists = ops.lt(starts, _PAST_THE_END)
     first = ops.where(exists, starts, 0)

@@ -10,7 +10,7 @@ import numpy as np
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
-from rlx.ir.tensor import Tensor
+from rlx.ir.tensor import Tensor, is_python_scalar
 from rlx.numpy.arguments import (
     Axis,
     array_function,
@@ -156,16 +156,21 @@ def nanquantile(x: Any, q: Any, axis: Axis = None, *, method: str = "linear", ke
     return _quantile(x, q, axis, method, keepdims, True, "nanquantile")
 
 
+def _from_percent(q: Any) -> Any:
+    # A Python number stays one, and so takes the dtype of x later.
+    return q / 100 if is_python_scalar(q) else inexact(q)[0] / 100
+
+
 @array_function
 def percentile(x: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Any:
     """`quantile` with q in percent."""
-    return _quantile(x, inexact(q)[0] / 100, axis, method, keepdims, False, "percentile")
+    return _quantile(x, _from_percent(q), axis, method, keepdims, False, "percentile")
 
 
 @array_function
 def nanpercentile(x: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Any:
     """`percentile` of what is not NaN."""
-    return _quantile(x, inexact(q)[0] / 100, axis, method, keepdims, True, "nanpercentile")
+    return _quantile(x, _from_percent(q), axis, method, keepdims, True, "nanpercentile")
 
 
 @array_function
@@ -274,7 +279,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     if count == 0 or count == 1:
         return rising
     total = convert(ops.dim_value(count), DType.I32)
-    falling = total - searchsorted(ops.reverse(bins, 0), x, "left" if side == "right" else "right")
+    falling = total - searchsorted(ops.reverse(bins, 0), x, side)
     return ops.where(ops.ge(ops.narrow(bins, 0, count - 1, 1), ops.narrow(bins, 0, 0, 1)), rising, falling)
 
 
@@ -364,12 +369,12 @@ def _cells(columns: list[Any], edges: list[Any], sizes: list[int]) -> tuple[Any,
 
 
 def _densities(counts: Any, edges: list[Any]) -> Any:
-    (counts,) = inexact(counts)
+    counts, *edges = inexact(counts, *edges)
     result = counts / ops.reduce_sum(counts)
     for axis, edge in enumerate(edges):
         size = dims_of(counts)[axis]
         widths = ops.narrow(edge, 0, 1, size) - ops.narrow(edge, 0, 0, size)
-        result = result / ops.reshape(convert(widths, dtype_of(counts)), (-1, *(1,) * (rank_of(counts) - 1 - axis)))
+        result = result / ops.reshape(widths, (-1, *(1,) * (rank_of(counts) - 1 - axis)))
     return result
 
 

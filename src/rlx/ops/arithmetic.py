@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, broadcast_dims
-from rlx.ops.operands import convert, promote_operands, require_dtype, require_same_dtype
+from rlx.ops.operands import convert, keep_weak, promote_operands, require_dtype, require_same_dtype
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "lt",
     "maximum",
     "minimum",
+    "mod",
     "mul",
     "ne",
     "nextafter",
@@ -438,8 +440,8 @@ class Clamp(Op):
 
 def binary(kind: BinaryOp | str, a: Any, b: Any) -> Any:
     """Any elementwise function of two operands by name: `binary("add", a, b)`."""
-    a, b = promote_operands(a, b)
-    return Binary(BinaryOp(kind))(a, b)
+    x, y = promote_operands(a, b)
+    return keep_weak(Binary(BinaryOp(kind))(x, y), a, b)
 
 
 def compare(kind: CmpOp | str, a: Any, b: Any) -> Any:
@@ -483,6 +485,14 @@ lt = _constructor(compare, "lt")
 le = _constructor(compare, "le")
 gt = _constructor(compare, "gt")
 ge = _constructor(compare, "ge")
+
+
+def mod(a: Any, b: Any) -> Any:
+    """The remainder with the sign of the divisor, as Python's %; `rem` has that of the dividend."""
+    a, b = promote_operands(a, b)
+    remainder = Binary(BinaryOp.Rem)(a, b)
+    opposite = xor(lt(remainder, 0), lt(b, 0))
+    return where(and_(opposite, ne(remainder, 0)), add(remainder, b), remainder)
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:

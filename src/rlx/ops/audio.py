@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, product, require_equal
 from rlx.ir.op import Op, op

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError
 from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType
@@ -31,7 +32,7 @@ from rlx.ops.arithmetic import where
 from rlx.ops.creation import iota
 from rlx.ops.indexing import gather
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, reshape, swapaxes
-from rlx.ops.operands import convert, promote_inexact, require_dtype, require_inexact, require_numeric
+from rlx.ops.operands import convert, dtype_of, promote_inexact, require_dtype, require_inexact, require_numeric
 from rlx.ops.reductions import reduce, reduce_sum
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
@@ -352,7 +353,7 @@ class PPermute(Collective):
         sources = np.array([source_of.get(i, 0) for i in range(self.participants)], np.int32)
         receives = np.array([i in source_of for i in range(self.participants)])
         moved = gather(operands, sources)
-        return where(receives.reshape(-1, *(1,) * (operands.ndim - 1)), moved, convert(0, operands.dtype))
+        return where(receives.reshape(-1, *(1,) * (operands.ndim - 1)), moved, convert(0, dtype_of(operands)))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -54,23 +54,25 @@ PRECISIONS = ("default", "high", "highest")
 class _Contraction(Op):
     """What matmul and dot_general share: the type of the result and how it is summed."""
 
+    precision: str = "default"
+    out_dtype: DType | None = None
+
     def check(self) -> None:
-        precision, out_dtype = self.attributes["precision"], self.attributes["out_dtype"]
-        if precision not in PRECISIONS:
-            raise self.fail(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-        if out_dtype is not None and (out_dtype.is_storage or out_dtype is DType.BOOL):
-            raise self.fail(f"out_dtype must be a numeric type, got {out_dtype}")
+        if self.precision not in PRECISIONS:
+            raise self.fail(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
+        if self.out_dtype is not None and (self.out_dtype.is_storage or self.out_dtype is DType.BOOL):
+            raise self.fail(f"out_dtype must be a numeric type, got {self.out_dtype}")
 
     def _result_dtype(self, a: Shape, b: Shape) -> DType:
         dtype = require_same_dtype(self, a, b)
         require_numeric(self, a, b)
-        wanted: DType = self.attributes["out_dtype"] or dtype
+        wanted = self.out_dtype or dtype
         if (wanted.is_complex, wanted.is_float) != (dtype.is_complex, dtype.is_float):
             raise self.fail(f"out_dtype={wanted} is not of the kind (integer, float, complex) of the operands, {dtype}")
         return wanted
 
     def _summed(self, a: Array, b: Array, contract: Any) -> Array:
-        out: DType = self.attributes["out_dtype"] or DType.of(a.dtype)
+        out = self.out_dtype or DType.of(a.dtype)
         wide = np.complex128 if out.is_complex else np.float64 if out.is_float else out.numpy
         with np.errstate(all="ignore"):
             return np.asarray(contract(a.astype(wide), b.astype(wide))).astype(out.numpy)
@@ -86,9 +88,6 @@ class MatMul(_Contraction):
     """
 
     primitive = True
-
-    precision: str = "default"
-    out_dtype: DType | None = None
 
     def infer(self, a: Shape, b: Shape) -> Shape:
         return matmul_shape(a, b).with_dtype(self._result_dtype(a, b))
@@ -124,6 +123,7 @@ class DotGeneral(_Contraction):
     rhs_contracting: tuple[int, ...]
     lhs_batch: tuple[int, ...] = ()
     rhs_batch: tuple[int, ...] = ()
+    # Again, to come last.
     precision: str = "default"
     out_dtype: DType | None = None
 
@@ -282,8 +282,8 @@ class GroupedMatMul(Op):
 def matmul(a: Any, b: Any, *, precision: str = "default", out_dtype: DTypeLike | None = None) -> Any:
     """The matrix product of NumPy's `@`: a vector on the left is a row, on the right a column, and loses that axis.
 
-    >>> matmul(np.array([[1, 2], [3, 4]]), np.array([1, 1]))
-    array([3, 7])
+    >>> print(matmul(np.array([[1, 2], [3, 4]]), np.array([1, 1])))
+    [3 7]
     """
     a, b = promote_operands(a, b)
     left, right = len(dims_of(a)), len(dims_of(b))

@@ -19,8 +19,8 @@ from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape, conv2d_output_shape, conv_transpose2d_output_shape
 from rlx.ops.operands import dims_of, promote_operands, require_dtype, require_numeric, require_same_dtype
 from rlx.ops.samples import COMPLEX, FLOATS, Sample, sample, spec
-from rlx.ops.widening import rounded
 from rlx.ops.sliding_windows import DilatedWindowOp, Ints, per_axis, seen_by_taps, seen_by_windows, spread_out
+from rlx.ops.widening import rounded
 
 __all__ = [
     "Conv",

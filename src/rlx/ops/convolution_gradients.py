@@ -13,8 +13,8 @@ from rlx.ir.shape import Dims, Shape
 from rlx.ops.convolution import ConvBase, Im2Col, scatter_windows, summing_dtype, transposed_conv
 from rlx.ops.operands import dims_of, promote_operands, require_numeric, require_same_dtype
 from rlx.ops.samples import FLOATS, Sample, sample, spec
-from rlx.ops.widening import rounded
 from rlx.ops.sliding_windows import per_axis, seen_by_windows
+from rlx.ops.widening import rounded
 
 __all__ = ["Conv2dBackwardInput", "Conv2dBackwardWeight", "conv2d_backward_input", "conv2d_backward_weight"]
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError
 from rlx.ir.dims import Dim, as_dim, ceildiv, dim_max
 from rlx.ir.dtype import DType, DTypeLike, promote
@@ -63,7 +64,7 @@ class Iota(Op):
         return shape
 
     def eval(self) -> Array:
-        dims = Shape(self.dims).static_dims
+        dims = Shape(self.dims, self.dtype).static_dims
         axis = normalize_axis(self.axis, len(dims), self.mnemonic)
         positions = np.arange(dims[axis]).astype(self.dtype.numpy)
         return np.broadcast_to(positions.reshape(-1, *(1,) * (len(dims) - 1 - axis)), dims)

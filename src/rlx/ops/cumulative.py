@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op, op_family

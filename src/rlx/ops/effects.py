@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
@@ -55,15 +56,17 @@ class DebugPrint(Op):
 
     def check(self) -> None:
         try:
-            fields = [name for _, name, _, _ in string.Formatter().parse(self.format) if name is not None]
+            fields = self._fields_of_format()
         except ValueError as error:
             raise self.fail(f"the format {self.format!r} cannot be read: {error}") from None
-        if any(name != "" for name in fields):
+        if any(fields):
             raise self.fail(f"fields have no names or numbers, only {{}}; got the format {self.format!r}")
-        self.__dict__["_field_count"] = len(fields)
+
+    def _fields_of_format(self) -> list[str]:
+        return [name for _, name, _, _ in string.Formatter().parse(self.format) if name is not None]
 
     def infer(self, x: Shape, *more: Shape) -> Shape:
-        wanted, given = self.__dict__["_field_count"], 1 + len(more)
+        wanted, given = len(self._fields_of_format()), 1 + len(more)
         if wanted not in (0, given):
             raise self.fail(f"the format {self.format!r} has {wanted} fields for {given} operands")
         return x

@@ -1,6 +1,7 @@
 """`einsum`: sums of products written as labels, carried out as diagonals, sums, products and `dot_general`.
 
-Operands are joined two at a time, each time the pair whose product grows the total size the least.
+Operands are joined two at a time, each time the pair whose product grows the total size the least, of equal
+ones the pair with the fewest products.
 """
 
 from __future__ import annotations
@@ -157,12 +158,12 @@ def _reduced(terms: list[_Term], result: tuple[str, ...]) -> list[_Term]:
 
 
 def _cheapest_pair(terms: list[_Term], result: tuple[str, ...]) -> tuple[int, int]:
-    def growth(pair: tuple[int, int]) -> float:
+    def growth(pair: tuple[int, int]) -> tuple[float, float]:
         a, b = terms[pair[0]], terms[pair[1]]
         kept = set(result).union(*(t.labels for k, t in enumerate(terms) if k not in pair))
         sizes = {label: _estimate(t.size_of(label)) for t in (a, b) for label in t.labels}
         joined = _volume(sizes, [label for label in sizes if label in kept])
-        return joined - _volume(sizes, a.labels) - _volume(sizes, b.labels)
+        return joined - _volume(sizes, a.labels) - _volume(sizes, b.labels), _volume(sizes, list(sizes))
 
     return min(combinations(range(len(terms)), 2), key=growth)
 

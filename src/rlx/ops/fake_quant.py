@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType

@@ -6,7 +6,7 @@ They are evaluated in f64 and rounded once; decompositions keep intermediate val
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class _FusedResidualNorm(Op):
     eps: float = 1e-5
     with_sum: bool = False
 
-    norm: type[LayerNorm] | type[RmsNorm] = LayerNorm
+    norm: ClassVar[type[LayerNorm] | type[RmsNorm]] = LayerNorm
 
     def _operands(self, rest: tuple[Any, ...]) -> tuple[Any, Any, Any]:
         """Bias (or None), γ and β."""
@@ -99,7 +99,7 @@ class _FusedResidualNorm(Op):
     @np.errstate(all="ignore")
     def eval(self, x: Array, residual: Array, *rest: Array) -> Any:
         bias, gamma, beta = self._operands(rest)
-        total = sum(as_f64(*(a for a in (x, residual, bias) if a is not None)), start=np.float64(0.0))
+        total = np.asarray(sum(as_f64(*(a for a in (x, residual, bias) if a is not None))))
         y = rounded(self.norm(axis=-1, eps=self.eps).eval(total, gamma, beta), x.dtype)
         return (y, rounded(total, x.dtype)) if self.with_sum else y
 
@@ -137,9 +137,11 @@ class FusedResidualRmsNorm(_FusedResidualNorm):
     With `with_sum` the sum is a second result.
     """
 
+    has_bias: bool = False
     eps: float = 1e-6
+    with_sum: bool = False
 
-    norm = RmsNorm
+    norm: ClassVar[type[LayerNorm] | type[RmsNorm]] = RmsNorm
 
 
 @op("fused_swiglu")

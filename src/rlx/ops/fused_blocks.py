@@ -149,11 +149,10 @@ class FusedTransformerLayer(_FusedBlock):
     has_bias: bool = True
 
     def names(self) -> tuple[str, ...]:
-        if self.has_bias:
-            projections = ("qkv_w", "qkv_b", "out_w", "out_b"), ("fc1_w", "fc1_b", "fc2_w", "fc2_b")
-        else:
-            projections = ("qkv_w", "out_w"), ("fc1_w", "fc2_w")
-        return ("hidden", *projections[0], "ln1_g", "ln1_b", *projections[1], "ln2_g", "ln2_b", "mask")
+        attention = ("qkv_w", "qkv_b", "out_w", "out_b", "ln1_g", "ln1_b")
+        feed_forward = ("fc1_w", "fc1_b", "fc2_w", "fc2_b", "ln2_g", "ln2_b")
+        biases = () if self.has_bias else ("qkv_b", "out_b", "fc1_b", "fc2_b")
+        return ("hidden", *(n for n in (*attention, *feed_forward) if n not in biases), "mask")
 
     @property
     def block(self) -> FusedAttentionBlock:

@@ -363,8 +363,8 @@ def batched_dense_solve(a: Any, b: Any) -> Any:
 def solve(a: Any, b: Any) -> Any:
     """np.linalg.solve: A⁻¹ b, where b is one vector, or matrices [.., N, K]; leading axes broadcast.
 
-    >>> solve(np.array([[2.0, 0.0], [0.0, 4.0]]), np.array([2.0, 2.0]))
-    array([1. , 0.5])
+    >>> print(solve(np.array([[2.0, 0.0], [0.0, 4.0]]), np.array([2.0, 2.0])))
+    [1.  0.5]
     """
     a, b = promote_inexact(a, b)
     if len(dims_of(a)) == 2 and len(dims_of(b)) <= 2:

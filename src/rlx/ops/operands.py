@@ -15,7 +15,7 @@ import numpy as np
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Op
 from rlx.ir.shape import Dims, Shape
-from rlx.ir.tensor import Tensor, building, current_scope, emit, is_python_scalar, lift, target_graph
+from rlx.ir.tensor import Tensor, building, constant_data, current_scope, emit, is_python_scalar, lift, target_graph
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
 _DEFAULT = (DType.BOOL, DType.I32, DType.F32, DType.C64)
@@ -26,7 +26,7 @@ def dtype_of(value: Any) -> DType:
     if isinstance(value, Tensor):
         return value.dtype
     if is_python_scalar(value):
-        return DType.of(type(value))
+        return constant_data(value).shape.dtype
     return DType.of(np.asarray(value).dtype)
 
 
@@ -49,7 +49,9 @@ def common_dtype(*operands: Any) -> DType:
     strong = [dtype_of(x) for x in operands if not _is_weak(x)]
     weak_category = max((_category(dtype_of(x)) for x in operands if _is_weak(x)), default=0)
     if not strong:
-        return _DEFAULT[weak_category]
+        # Integers that need 64 bits keep them; i32 would wrap in silence.
+        wide = any(dtype_of(x) is DType.I64 for x in operands)
+        return DType.I64 if wide and weak_category == 1 else _DEFAULT[weak_category]
     result = strong[0]
     for d in strong[1:]:
         result = promote(result, d)
@@ -82,6 +84,13 @@ def promote_operands(*operands: Any) -> tuple[Any, ...]:
         Tensor(graph, graph.constant(x, dtype).id) if is_python_scalar(x) else convert(lift(x, graph), dtype)
         for x in operands
     )
+
+
+def keep_weak(result: Any, *operands: Any) -> Any:
+    """`result` of an elementwise op, weak when all operands are: `2 * s` takes the dtype of what it meets, as `s`."""
+    if isinstance(result, Tensor) and all(_is_weak(x) for x in operands):
+        result.weak = True
+    return result
 
 
 def promote_inexact(*operands: Any) -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
-
 import numpy as np
+
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op, op

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from rlx.ir.dims import Dim, product, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.nvfp4 import FP4_E2M1_LUT

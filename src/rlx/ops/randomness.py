@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim, ceildiv, dim_max, dims_equal, product
 from rlx.ir.dtype import DType, DTypeLike

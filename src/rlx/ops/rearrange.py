@@ -31,8 +31,8 @@ __all__ = ["diagonal", "pad_mode", "repeat", "roll", "tile"]
 def tile(x: Any, reps: int | Sequence[int]) -> Any:
     """`x` laid side by side reps[i] times along axis i; missing axes or repetitions are 1, in front.
 
-    >>> tile(np.array([1, 2]), 2)
-    array([1, 2, 1, 2])
+    >>> print(tile(np.array([1, 2]), 2))
+    [1 2 1 2]
     """
     counts = [reps] if isinstance(reps, int) else list(reps)
     dims = dims_of(x)
@@ -48,8 +48,8 @@ def tile(x: Any, reps: int | Sequence[int]) -> Any:
 def repeat(x: Any, repeats: int | Sequence[int] | np.ndarray[Any, Any], axis: int | None = None) -> Any:
     """Every element of `axis` (of the flattened x without one) `repeats` times in a row; counts are known beforehand.
 
-    >>> repeat(np.array([1, 2, 3]), [1, 0, 2])
-    array([1, 3, 3])
+    >>> print(repeat(np.array([1, 2, 3]), [1, 0, 2]))
+    [1 3 3]
     """
     if axis is None:
         x, axis = flatten(x), 0

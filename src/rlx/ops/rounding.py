@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from rlx.ir.dtype import DType
 from rlx.ops.arithmetic import add, ge, sub, where
 from rlx.ops.unary import abs_, sign, trunc

@@ -12,10 +12,13 @@ operands says so (`linear_in`, `multilinear_in`) and needs no jvp. A rule that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor, lift, target_graph
@@ -81,3 +84,20 @@ def batch_elementwise(op: Op, operands: Sequence[Tensor], batched: Sequence[bool
 def batch_by_loop_over_leading(op: Op, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
     """The rule of ops whose leading axes are all batch axes anyway: only repeat what is not batched."""
     return op(*(put_batch_first(x, b, size) for x, b in zip(operands, batched)))
+
+
+_mapped: ContextVar[str | None] = ContextVar("mapped_axis", default=None)
+
+
+@contextmanager
+def mapped_axis(name: str | None) -> Iterator[None]:
+    """Inside, batch rules run for the named axis `name`: collectives over it act across the batch axis."""
+    token = _mapped.set(name)
+    try:
+        yield
+    finally:
+        _mapped.reset(token)
+
+
+def current_mapped_axis() -> str | None:
+    return _mapped.get()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from rlx.ir.dims import Dim, dim_max
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op

@@ -12,6 +12,7 @@ from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Dims, Size, broadcast_dims, normalize_axis
 from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import eq, ne, rem, sub, where
+from rlx.ops.conversion import convert_array
 from rlx.ops.creation import full, iota, ones
 from rlx.ops.cumulative import cumsum
 from rlx.ops.indexing import Gather, GatherNd, IndexMode, ScatterKind, ScatterNd, resolve_ids
@@ -22,13 +23,14 @@ __all__ = ["nonzero", "one_hot", "put_along_axis", "take", "take_along_axis"]
 
 
 def as_ids(ids: Any) -> Any:
-    """Ids as an operand: known numbers become i32, tensors stay."""
-    if isinstance(ids, Tensor) or dtype_of(ids) is DType.BOOL:
-        if dtype_of(ids) is DType.BOOL:
-            raise OpError("a bool mask was given where ids are needed; use x[mask], where or nonzero")
+    """Ids as an operand: known numbers become i32 (i64 where they do not fit), tensors stay."""
+    if dtype_of(ids) is DType.BOOL:
+        raise OpError("a bool mask was given where ids are needed; use x[mask], where or nonzero")
+    if isinstance(ids, Tensor):
         return ids
-    array = np.asarray(ids)
-    return array.astype(np.int32) if array.dtype.kind in "iu" and array.size else array.astype(np.int64)
+    numbers = convert_array(np.asarray(ids), DType.I64)
+    small = numbers.astype(np.int32)
+    return small if (small == numbers).all() else numbers
 
 
 def require_known_ids(ids: Any, size: Size, what: str) -> None:
@@ -47,8 +49,8 @@ def take(
 
     Modes are those of `IndexMode`, and "wrap" for ids modulo the size. With `fill_value` invalid ids give that value.
 
-    >>> take(np.array([10, 20, 30]), [2, 5], mode="clip")
-    array([30, 30])
+    >>> print(take(np.array([10, 20, 30]), [2, 5], mode="clip"))
+    [30 30]
     """
     if axis is None:
         x, axis = flatten(x), 0
@@ -133,9 +135,9 @@ def put_along_axis(
 def one_hot(ids: Any, depth: Size, dtype: DTypeLike = DType.F32, axis: int = -1) -> Any:
     """1 where a new axis of size `depth` equals the id, else 0; ids outside of it give only zeros.
 
-    >>> one_hot(np.array([1, 3]), 3)
-    array([[0., 1., 0.],
-           [0., 0., 0.]], dtype=float32)
+    >>> print(one_hot(np.array([1, 3]), 3))
+    [[0. 1. 0.]
+     [0. 0. 0.]]
     """
     ids = as_ids(ids)
     if dtype_of(ids).is_float or dtype_of(ids).size_bytes < 4:

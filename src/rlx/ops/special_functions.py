@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.ir.dtype import DType
 from rlx.ops.widening import accumulators, rounded_tensor
 
@@ -167,9 +168,11 @@ def decompose_lgamma(x: Any) -> Any:
     series = inverse * horner(_STIRLING, inverse * inverse)
     value = (z - 0.5) * (log(z) - 1.0) + (0.5 * math.log(2.0 * math.pi) - 0.5) + series
     value = where(low, value - log(factors), value)
-    sine = abs_(sin((wide - round_(wide)) * math.pi))
-    value = where(reflected, math.log(math.pi) - log(sine) - value, value)
-    infinite = or_(eq(abs_(wide), math.inf), and_(reflected, eq(sine, 0.0)))
+    # log(π / |sin πx|) by way of sin(t)/t, which keeps denormal x.
+    fraction = wide - round_(wide)
+    angle = fraction * math.pi
+    value = where(reflected, -log(abs_(fraction)) - log(sin(angle) / angle) - value, value)
+    infinite = or_(eq(abs_(wide), math.inf), and_(reflected, eq(fraction, 0.0)))
     return rounded_tensor(where(infinite, math.inf, value), x.dtype)
 
 

@@ -24,7 +24,7 @@ from rlx.ops.dynamic_slices import dynamic_update_slice
 from rlx.ops.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, gather
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, pad, reshaped, reverse, slice_, stack
 from rlx.ops.operands import convert, dims_of, dtype_of, same_graph
-from rlx.ops.selection import nonzero, require_known_ids
+from rlx.ops.selection import as_ids, nonzero, require_known_ids
 
 __all__ = ["AtIndexer", "index"]
 
@@ -203,7 +203,7 @@ def _planned(dims: Dims, key: Any, size: int | None) -> _Plan:
 def _advanced(entry: Any, dims: Dims, size: int | None) -> tuple[list[Any], Dims]:
     """The ids of one advanced entry, and the dims of the axes it indexes (none for True and False)."""
     if not _is_mask(entry):
-        return [entry if isinstance(entry, Tensor) else np.asarray(entry).astype(np.int32)], dims[:1]
+        return [as_ids(entry)], dims[:1]
     rank = len(dims_of(entry))
     if rank == 0:
         # True and False index a new axis of size 1, taking it or nothing.
@@ -261,9 +261,9 @@ def index(
     A computed mask needs `size`, an upper bound on its true elements; what follows them reads as 0. With `fill_value`
     ids that are out of range read as that value.
 
-    >>> index(np.arange(6).reshape(2, 3), (slice(None), [2, 0]))
-    array([[2, 0],
-           [5, 3]])
+    >>> print(index(np.arange(6).reshape(2, 3), (slice(None), [2, 0])))
+    [[2 0]
+     [5 3]]
     """
     plan = _planned(dims_of(x), key, size)
     mode = _MODE_NAMES.get(mode, mode)
@@ -310,8 +310,8 @@ _COMBINE: dict[ScatterKind, Callable[[Any, Any], Any]] = {
 class AtIndexer:
     """`x.at[key]` names a part of a tensor; its methods return a changed copy of the whole tensor.
 
-    >>> AtIndexer(np.zeros(4))[1:3].set(5.0)
-    array([0., 5., 5., 0.])
+    >>> print(AtIndexer(np.zeros(4))[1:3].set(5.0))
+    [0. 5. 5. 0.]
     """
 
     def __init__(self, x: Any) -> None:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlx.errors import TraceError
 from rlx.ir import tensor as tensor_module
-from rlx.ops import arithmetic, unary
+from rlx.ir.dims import Dim
+from rlx.ops import (
+    arithmetic,
+    bits,
+    complex_ops,
+    contraction,
+    cumulative,
+    movement,
+    order,
+    rearrange,
+    reductions,
+    unary,
+)
 from rlx.ops.conversion import cast
+from rlx.ops.operands import promote_inexact
+from rlx.ops.selection import take
+from rlx.ops.subscript import AtIndexer, index
 
 if TYPE_CHECKING:
     from rlx.ir.dtype import DTypeLike
     from rlx.ir.tensor import Tensor
+
+Axes = int | Sequence[int] | None
 
 
 class TensorMethods:
@@ -36,8 +55,88 @@ class TensorMethods:
     def __rmul__(self, other: Any) -> Tensor:
         return arithmetic.mul(other, self)
 
+    def __truediv__(self, other: Any) -> Tensor:
+        return true_divide(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return true_divide(other, self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return arithmetic.floordiv(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return arithmetic.floordiv(other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return floor_mod(self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return floor_mod(other, self)
+
+    def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return arithmetic.floordiv(self, other), floor_mod(self, other)
+
+    def __rdivmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return arithmetic.floordiv(other, self), floor_mod(other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return arithmetic.pow_(self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return arithmetic.pow_(other, self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return contraction.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return contraction.matmul(other, self)
+
+    def __and__(self, other: Any) -> Tensor:
+        return arithmetic.and_(self, other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return arithmetic.and_(other, self)
+
+    def __or__(self, other: Any) -> Tensor:
+        return arithmetic.or_(self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return arithmetic.or_(other, self)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return arithmetic.xor(self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return arithmetic.xor(other, self)
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return arithmetic.shift_left(self, other)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return arithmetic.shift_left(other, self)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return arithmetic.shift_right(self, other)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return arithmetic.shift_right(other, self)
+
+    def __invert__(self) -> Tensor:
+        return bits.not_(self)
+
     def __neg__(self) -> Tensor:
         return unary.neg(self)
+
+    def __pos__(self) -> Tensor:
+        return self  # type: ignore[return-value]
+
+    def __abs__(self) -> Tensor:
+        return unary.abs_(self)
+
+    def __round__(self, digits: int | None = None) -> Tensor:
+        if digits:
+            raise TraceError("round(tensor, digits) is not defined; scale, round and scale back")
+        return unary.round_(self)
 
     def __gt__(self, other: Any) -> Tensor:
         return arithmetic.gt(self, other)
@@ -57,31 +156,165 @@ class TensorMethods:
     def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
         return arithmetic.ne(self, other)
 
-    def __truediv__(self, other: Any) -> Tensor:
-        return true_divide(self, other)
+    # Parts
 
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return true_divide(other, self)
+    def __getitem__(self, key: Any) -> Tensor:
+        return index(self, key)
 
-    def __pow__(self, other: Any) -> Tensor:
-        return arithmetic.pow_(self, other)
+    @property
+    def at(self) -> AtIndexer:
+        """`x.at[key].set(v)`: a copy with a part changed."""
+        return AtIndexer(self)
 
-    def __rpow__(self, other: Any) -> Tensor:
-        return arithmetic.pow_(other, self)
+    def __len__(self) -> int:
+        dims = self.shape  # type: ignore[attr-defined]
+        if not dims:
+            raise TraceError("a tensor of rank 0 has no length")
+        if isinstance(dims[0], Dim):
+            raise TraceError(
+                f"the length {dims[0]} is not known while the program is built; use x.shape[0] or rlx.scan"
+            )
+        return int(dims[0])
 
-    def __abs__(self) -> Tensor:
-        return unary.abs_(self)
+    def __iter__(self) -> Iterator[Tensor]:
+        return (index(self, i) for i in range(len(self)))
+
+    def take(self, ids: Any, axis: int | None = None, mode: str = "checked") -> Tensor:
+        return take(self, ids, axis, mode)
+
+    # Dims
+
+    @property
+    def T(self) -> Tensor:
+        """All axes in reverse order."""
+        return movement.transpose(self)
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two axes exchanged."""
+        return movement.swapaxes(self, -1, -2)
+
+    def reshape(self, *dims: Any) -> Tensor:
+        return movement.reshape(self, _unpacked(dims))
+
+    def transpose(self, *axes: Any) -> Tensor:
+        return movement.transpose(self, _unpacked(axes) or None)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Tensor:
+        return movement.swapaxes(self, axis1, axis2)
+
+    def squeeze(self, axis: Axes = None) -> Tensor:
+        return movement.squeeze(self, axis)
+
+    def ravel(self) -> Tensor:
+        return movement.flatten(self)
+
+    def flatten(self) -> Tensor:
+        return movement.flatten(self)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
+        return rearrange.repeat(self, repeats, axis)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+        return rearrange.diagonal(self, offset, axis1, axis2)
+
+    # Types
 
     def astype(self, dtype: DTypeLike) -> Tensor:
         return cast(self, dtype)
 
+    @property
+    def real(self) -> Tensor:
+        return complex_ops.real(self)
+
+    @property
+    def imag(self) -> Tensor:
+        return complex_ops.imag(self)
+
+    def conj(self) -> Tensor:
+        return complex_ops.conjugate(self)
+
+    # Reductions
+
+    def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return reductions.reduce_sum(self, axis, keepdims)
+
+    def mean(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return reductions.reduce_mean(self, axis, keepdims)
+
+    def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return reductions.reduce_prod(self, axis, keepdims)
+
+    def max(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return reductions.reduce_max(self, axis, keepdims)
+
+    def min(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return reductions.reduce_min(self, axis, keepdims)
+
+    def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return reductions.reduce_any(self, axis, keepdims)
+
+    def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return reductions.reduce_all(self, axis, keepdims)
+
+    def var(self, axis: Axes = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+        return reductions.variance(self, axis, ddof, keepdims)
+
+    def std(self, axis: Axes = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+        return reductions.std(self, axis, ddof, keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        return reductions.argmax(self, axis, keepdims)
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        return reductions.argmin(self, axis, keepdims)
+
+    def cumsum(self, axis: int | None = None) -> Tensor:
+        return cumulative.cumsum(movement.flatten(self), 0) if axis is None else cumulative.cumsum(self, axis)
+
+    def cumprod(self, axis: int | None = None) -> Tensor:
+        return cumulative.cumprod(movement.flatten(self), 0) if axis is None else cumulative.cumprod(self, axis)
+
+    # Values
+
+    def clip(self, min: Any = None, max: Any = None) -> Tensor:
+        limited: Any = self
+        if min is not None:
+            limited = arithmetic.maximum(limited, min)
+        if max is not None:
+            limited = arithmetic.minimum(limited, max)
+        return limited
+
+    def round(self) -> Tensor:
+        return unary.round_(self)
+
+    def dot(self, other: Any) -> Tensor:
+        return contraction.dot(self, other)
+
+    def sort(self, axis: int = -1) -> Tensor:
+        return order.sort(self, axis=axis)
+
+    def argsort(self, axis: int = -1) -> Tensor:
+        return order.argsort(self, axis)
+
+
+def _unpacked(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments given one by one, or as one sequence."""
+    return tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list) else values
+
 
 def true_divide(a: Any, b: Any) -> Any:
     """`/` as Python and NumPy mean it: integers give floats."""
-    from rlx.ops.operands import promote_inexact
-
     a, b = promote_inexact(a, b)
     return arithmetic.div(a, b)
+
+
+def floor_mod(a: Any, b: Any) -> Any:
+    """`%` as Python and NumPy mean it: the sign of the divisor."""
+    remainder = arithmetic.rem(a, b)
+    opposite = arithmetic.xor(arithmetic.lt(remainder, 0), arithmetic.lt(b, 0))
+    wrong_sign = arithmetic.and_(arithmetic.ne(remainder, 0), opposite)
+    return arithmetic.where(wrong_sign, arithmetic.add(remainder, b), remainder)
 
 
 def install() -> None:

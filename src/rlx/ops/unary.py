@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
-
 import numpy as np
+
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
-from rlx.ops.operands import dtype_of, promote_inexact, require_dtype
+from rlx.ops.operands import dtype_of, keep_weak, promote_inexact, require_dtype
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 from rlx.ops.special_functions import (
     decompose_digamma,
@@ -171,9 +171,8 @@ def _silu(x: Array) -> Array:
 def activation(kind: ActivationKind | str, x: Any) -> Any:
     """Any elementwise function by name: `activation("gelu", x)`."""
     chosen = ActivationKind(kind)
-    if not _DEFINITIONS[chosen].ints:
-        (x,) = promote_inexact(x)
-    return Activation(chosen)(x)
+    (operand,) = (x,) if _DEFINITIONS[chosen].ints else promote_inexact(x)
+    return keep_weak(Activation(chosen)(operand), x)
 
 
 def _constructor(kind: str) -> Callable[[Any], Any]:

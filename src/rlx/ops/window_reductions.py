@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op_family
 from rlx.ir.shape import Shape, Size

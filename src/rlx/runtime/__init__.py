@@ -1,6 +1,7 @@
-"""Executables to results: devices, sessions, compiled graphs, arrays. Importing it connects eager ops to `rlx.Array`."""
+"""Executables to results: devices, sessions, compiled graphs, arrays. Importing it makes ops return `rlx.Array`."""
 
 from rlx import backends as backends
+from rlx.runtime import functions as functions
 from rlx.runtime.arrays import Array as Array
 from rlx.runtime.compiled_graph import CompiledGraph as CompiledGraph
 from rlx.runtime.session import Session as Session

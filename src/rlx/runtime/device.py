@@ -64,5 +64,14 @@ def is_available(device: str | Device) -> bool:
     return name in registered_devices() and backend_for(name).is_available()
 
 
+def default_device() -> str:
+    """Where functions run when nobody says: the knob `backend`, else the CPU, else the reference."""
+    from rlx.knobs import knobs
+
+    if knobs.backend:
+        return Device.parse(knobs.backend).value
+    return Device.Cpu.value if is_available(Device.Cpu) else Device.Reference.value
+
+
 def available_devices() -> list[Device]:
     return [d for d in Device if is_available(d)]

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rlx.errors import TraceError
 from rlx.ir.dims import Dim, collect_constraints, require_equal
 from rlx.ir.dtype import DType
@@ -43,6 +41,7 @@ def scan(
     over the steps; numbers in `init` take the dtype that the loop gives them. With `reverse` the rows are read from
     the last to the first (and ys stand where their x stood). `unroll` is advice for the compiler.
 
+    >>> import numpy as np
     >>> total, products = scan(lambda total, x: (total + x, total * x), 0, np.arange(4, dtype="f4"))
     >>> float(total), np.asarray(products).tolist()
     (6.0, [0.0, 0.0, 2.0, 9.0])
@@ -207,10 +206,11 @@ class _Counted(NamedTuple):
 def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any) -> Any:
     """`for i in range(lower, upper): val = body_fun(i, val)`; returns the last `val`.
 
-    Bounds that are Python integers give a scan, which can be differentiated; others a while loop. `i` is i32.
+    Bounds that are Python integers give a scan, which can be differentiated, and an `i` that takes the dtype of what
+    it meets, as they do. Other bounds give a while loop over i32.
     """
     fixed = is_python_scalar(lower) and is_python_scalar(upper)
-    start = _Counted(np.int32(lower) if fixed else convert(lower, DType.I32), init_val)
+    start = _Counted(lower if fixed else convert(lower, DType.I32), init_val)
 
     def step(carry: _Counted, x: None = None) -> tuple[_Counted, None]:
         return _Counted(carry.index + 1, body_fun(carry.index, carry.value)), None

@@ -51,6 +51,11 @@ def set_compiler(compiler: Compiler) -> None:
     _compiler = compiler
 
 
+def compile_graph(graph: Graph, device: str | None = None, donated: Sequence[str] = ()) -> Run:
+    """`graph` as a function from input arrays, in order, to output arrays."""
+    return _compiler(graph, device, donated)
+
+
 # Tracing a function may trace others that it calls, in any order: one lock for all of them cannot deadlock.
 _TRACING = threading.RLock()
 _COUNTING = threading.Lock()
@@ -71,7 +76,7 @@ class Compiled:
         traced = lowered.traced
         self._signature, self._in_tree, self.out_tree = lowered.signature, traced.in_tree, traced.out_tree
         self._inputs = traced.graph.inputs
-        self._run = _compiler(traced.graph, lowered.device, lowered.donated)
+        self._run = compile_graph(traced.graph, lowered.device, lowered.donated)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.flatten(args, kwargs)

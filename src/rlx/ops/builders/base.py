@@ -47,7 +47,8 @@ def _handle(graph: Graph, value: Any) -> Any:
     if isinstance(value, NodeId):
         return graph.tensor(value)
     if isinstance(value, list | tuple) and any(isinstance(v, NodeId) for v in value):
-        return [_handle(graph, v) for v in value]
+        handles = [_handle(graph, v) for v in value]
+        return type(value)(*handles) if hasattr(value, "_fields") else handles
     return value
 
 

@@ -134,9 +134,15 @@ class ControlBuilders(Builder):
         """A call of `fwd_body`, with its own derivatives when bodies for them are given."""
         return self._build(ops.custom_fn, inputs, fwd_body, vjp_body, jvp_body)
 
-    def custom_fn_multi(self, inputs: Sequence[TensorLike], fwd_body: Graph) -> MultiOutputHandle:
+    def custom_fn_multi(
+        self,
+        inputs: Sequence[TensorLike],
+        fwd_body: Graph,
+        vjp_body: Graph | None = None,
+        jvp_body: Graph | None = None,
+    ) -> MultiOutputHandle:
         """A call of a body with several outputs; `.output(g, i)` reads one."""
-        return self._build(ops.custom_fn_multi, inputs, fwd_body)
+        return self._build(ops.custom_fn_multi, inputs, fwd_body, vjp_body, jvp_body)
 
     def custom_op(self, name: str, attrs: bytes, inputs: Sequence[TensorLike]) -> Tensor:
         """An op registered with `register_op`; it infers its own type."""

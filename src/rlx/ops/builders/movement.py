@@ -95,5 +95,5 @@ class MovementBuilders(Builder):
         seed: int = 0,
         shape: DeclaredShape = None,
     ) -> Tensor:
-        """One id per row of logits, drawn from the softmax of what top_k and top_p leave; a seed of 0 is never repeated."""
+        """One id per row of logits, drawn from the softmax of what top_k and top_p leave. Seed 0 draws anew."""
         return self._build(ops.sample, logits, ops.sampling_key(seed), top_k, top_p, temperature, shape=shape)

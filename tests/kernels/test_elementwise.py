@@ -1,0 +1,152 @@
+"""`map_kernel`: index spaces, strides, chunks and remainders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_runs import X86_TARGETS, check_everywhere, interpreted, ran_natively
+
+from rlx.errors import OpError
+from rlx.ir.dtype import DType
+from rlx.kernels.elementwise import CHUNK, Access, map_kernel, merge_axes
+from rlx.kernels.expr import apply, literal, operand
+from rlx.kernels.interpret import grid_size
+from rlx.kernels.targets import AVX512, SM_90A
+
+F32 = DType.F32
+rng = np.random.default_rng(23)
+
+
+def strides_of(array: np.ndarray) -> tuple[int, ...]:
+    return tuple(s // array.itemsize for s in array.strides)
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 100, CHUNK - 1, CHUNK, CHUNK + 5, 3 * CHUNK])
+def test_one_compiled_kernel_serves_every_length(n):
+    expr = apply("add", apply("mul", operand(0, F32), operand(1, F32)), literal(0.5, F32))
+    x, y = rng.normal(size=n).astype(np.float32), rng.normal(size=n).astype(np.float32)
+    for target in X86_TARGETS:
+        inputs = [Access("x", F32, (1,)), Access("y", F32, (1,))]
+        kernel = map_kernel("axpb", target, ("n",), inputs, [Access("z", F32, (1,))], [expr])
+        z = ran_natively(kernel, {"x": x, "y": y, "z": np.full(n, np.nan, np.float32), "n": n}, target)["z"]
+        np.testing.assert_array_equal(z, x * y + np.float32(0.5))
+        assert grid_size(kernel, {"n": n}) == -(-n // CHUNK)
+
+
+def test_broadcast_transposed_and_narrowed_operands_with_run_time_sizes():
+    """z[b, i, j] = x[b, i, j] + bias[j] * w[j, i] - row[b], two outputs, every size and stride a parameter."""
+    x, bias, w, row = (operand(i, F32) for i in range(4))
+    total = apply("sub", apply("add", x, apply("mul", bias, w)), row)
+    inputs = [
+        Access("x", F32, ("xb", "xi", 1), "xo"),
+        Access("bias", F32, (0, 0, 1)),
+        Access("w", F32, (0, 1, "I")),
+        Access("row", F32, (1, 0, 0)),
+    ]
+    outputs = [Access("z", F32, ("zb", "J", 1)), Access("sign", DType.BOOL, ("zb", "J", 1))]
+    kernel = map_kernel(
+        "views", AVX512, ("B", "I", "J"), inputs, outputs, [total, apply("lt", total, literal(0.0, F32))]
+    )
+    for b, i, j in ((2, 3, 21), (1, 1, 1), (3, 2, 0), (0, 4, 5), (2, 5, 16)):
+        stored = rng.normal(size=(b, i + 1, j + 2)).astype(np.float32)
+        view = stored[:, 1:, 2:]
+        args = {"x": stored, "bias": rng.normal(size=j).astype(np.float32)}
+        args |= {"w": rng.normal(size=(j, i)).astype(np.float32), "row": rng.normal(size=b).astype(np.float32)}
+        args |= {"z": np.zeros((b, i, j), np.float32), "sign": np.zeros((b, i, j), bool)}
+        xb, xi, _ = strides_of(stored)
+        args |= {"B": b, "I": i, "J": j, "xb": xb, "xi": xi, "xo": xi + 2, "zb": i * j}
+        found = check_everywhere(kernel, args)
+        wanted = view + args["bias"] * args["w"].T[None] - args["row"][:, None, None]
+        np.testing.assert_allclose(found["z"], wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found["sign"], found["z"] < 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 5), min_size=0, max_size=3).map(tuple),
+    permutation=st.randoms(use_true_random=False),
+    broadcast=st.sets(st.integers(0, 2)),
+    dtype=st.sampled_from([F32, DType.F64, DType.BF16, DType.I8]),
+)
+def test_any_fixed_layout(shape, permutation, broadcast, dtype):
+    axes = list(range(len(shape)))
+    permutation.shuffle(axes)
+    source = (
+        np.arange(int(np.prod(shape)) or 1).astype(dtype.numpy)[: int(np.prod(shape))].reshape([shape[a] for a in axes])
+    )
+    view = source.transpose(np.argsort(axes))
+    other = np.arange(200).astype(dtype.numpy)
+    other_strides = tuple(0 if a in broadcast else 7 for a in range(len(shape)))
+    inputs = [Access("x", dtype, strides_of(view)), Access("y", dtype, other_strides, 3)]
+    out = np.zeros(shape, dtype.numpy)
+    expr = apply("max", operand(0, dtype), operand(1, dtype))
+    kernel = map_kernel("layout", AVX512, shape, inputs, [Access("z", dtype, strides_of(out))], [expr])
+    args = {"x": source, "y": other, "z": out}
+    found = interpreted(kernel, args)["z"]
+    picked = other[3 + sum((i * s for i, s in zip(np.indices(shape), other_strides)), np.zeros(shape, int))]
+    np.testing.assert_array_equal(found.astype(float), np.maximum(view.astype(float), picked.astype(float)))
+    np.testing.assert_array_equal(ran_natively(kernel, args, X86_TARGETS[-1])["z"].astype(float), found.astype(float))
+
+
+def test_in_place():
+    kernel = map_kernel(
+        "square", AVX512, ("n",), [Access("x", F32, (1,))], [Access("y", F32, (1,))], [apply("square", operand(0, F32))]
+    )
+    x = rng.normal(size=1000).astype(np.float32)
+    wanted = x * x
+    from rlx.kernels import native
+
+    native.load(kernel, X86_TARGETS[0])(x, x, 1000)
+    np.testing.assert_array_equal(x, wanted)
+
+
+def test_chunks_do_not_change_the_answer():
+    """Any division of the parallel iterations over workers gives the same bits."""
+    from rlx.kernels import native
+
+    kernel = map_kernel(
+        "rows",
+        AVX512,
+        ("R", "C"),
+        [Access("x", F32, ("C", 1))],
+        [Access("y", F32, ("C", 1))],
+        [apply("exp", operand(0, F32))],
+    )
+    x = rng.normal(size=(40, 777)).astype(np.float32)
+    whole, parts = np.zeros_like(x), np.zeros_like(x)
+    f = native.load(kernel, X86_TARGETS[0])
+    f(x, whole, 40, 777)
+    count = grid_size(kernel, {"R": 40, "C": 777})
+    assert count == 4
+    for part in reversed(range(count)):
+        f(x, parts, 40, 777, first=part, last=part + 1)
+    np.testing.assert_array_equal(whole, parts)
+
+
+def test_gpu_form_in_the_interpreter():
+    """The kernel made for a GPU, its blocks and threads run one by one, on a transposed operand."""
+    inputs = [Access("x", F32, (1, "R"))]
+    expr = apply("relu", operand(0, F32))
+    kernel = map_kernel("t", SM_90A, ("R", "C"), inputs, [Access("y", F32, ("C", 1))], [expr])
+    assert kernel.thread_count == 256
+    for r, c in ((3, 5), (0, 4), (30, 37)):
+        x = rng.normal(size=(c, r)).astype(np.float32)
+        args = {"x": x, "y": np.zeros((r, c), np.float32), "R": r, "C": c}
+        np.testing.assert_array_equal(interpreted(kernel, args)["y"], np.maximum(x.T, 0))
+
+
+def test_axes_merge():
+    assert merge_axes((2, 3, 4), [(12, 4, 1)]) == [(24, (1,))]
+    assert merge_axes((2, 1, 4), [(4, 99, 1), (0, 5, 1)]) == [(2, (4, 0)), (4, (1, 1))]
+    assert merge_axes(("B", 3, 4), [(12, 4, 1)]) == [("B", (12,)), (12, (1,))]
+    assert merge_axes((), [()]) == []
+
+
+def test_mistakes():
+    access = Access("x", F32, (1,))
+    with pytest.raises(OpError, match="map f: x has 1 strides for 2 axes"):
+        map_kernel("f", AVX512, (2, 3), [access], [Access("y", F32, (3, 1))], [operand(0, F32)])
+    with pytest.raises(OpError, match="1 outputs for 2 expressions"):
+        map_kernel("f", AVX512, (2,), [access], [Access("y", F32, (1,))], [operand(0, F32)] * 2)

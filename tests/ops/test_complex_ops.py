@@ -1,0 +1,73 @@
+"""Complex numbers against NumPy."""
+
+import numpy as np
+import pytest
+
+from rlx import ops
+from rlx.errors import OpError
+
+rng = np.random.default_rng(4)
+
+
+def complex_array(dtype):
+    return (rng.standard_normal((3, 4)) + 1j * rng.standard_normal((3, 4))).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_parts(both, dtype):
+    z = complex_array(dtype)
+    np.testing.assert_array_equal(both(ops.real, z), z.real)
+    np.testing.assert_array_equal(both(ops.imag, z), z.imag)
+    np.testing.assert_array_equal(both(ops.conjugate, z), z.conj())
+    np.testing.assert_array_equal(both(ops.complex_, z.real.copy(), z.imag.copy()), z)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.complex64, 1e-6), (np.complex128, 1e-14)])
+def test_modulus_and_angle(both, dtype, rtol):
+    z = complex_array(dtype)
+    np.testing.assert_allclose(both(ops.complex_norm_sq, z), np.abs(z) ** 2, rtol=rtol)
+    np.testing.assert_allclose(both(ops.complex_abs, z), np.abs(z), rtol=rtol)
+    np.testing.assert_allclose(both(ops.angle, z), np.angle(z), rtol=rtol)
+    g = rng.standard_normal((3, 4)).astype(z.real.dtype)
+    np.testing.assert_allclose(both(ops.complex_norm_sq_backward, z, g), g * z, rtol=rtol)
+
+
+def test_infinite_parts_survive(both):
+    z = both(ops.complex_, np.array([np.inf, 1.0]), np.array([1.0, -np.inf]))
+    assert z.real.tolist() == [np.inf, 1.0]
+    assert z.imag.tolist() == [1.0, -np.inf]
+
+
+def test_real_operands(both):
+    x = np.array([-1.0, -0.0, 0.0, 2.0, np.inf])
+    np.testing.assert_array_equal(both(lambda v: ops.real(v) + 0, x), x)
+    np.testing.assert_array_equal(both(ops.imag, x), np.zeros(5))
+    np.testing.assert_allclose(both(ops.angle, x), np.angle(x))
+
+
+def test_parts_choose_the_complex_type():
+    assert ops.complex_(np.ones(2, "f2"), 1).dtype == np.complex64
+    assert ops.complex_(np.ones(2, "i4"), 0).dtype == np.complex64
+    assert ops.complex_(np.ones(2, "f8"), np.ones(2, "f4")).dtype == np.complex128
+
+
+@pytest.mark.parametrize(
+    ("build", "wanted"),
+    [
+        (lambda: ops.Real()(np.ones(2)), "real: needs complex operands, got f64[2]"),
+        (lambda: ops.Conjugate()(np.ones(2)), "conjugate: needs complex operands, got f64[2]"),
+        (lambda: ops.complex_norm_sq(np.ones(2)), "complex_norm_sq: needs complex operands"),
+        (
+            lambda: ops.complex_norm_sq_backward(np.ones(2, "c8"), np.ones(2)),
+            "complex_norm_sq_backward: needs complex and f32 operands, got c64[2], f64[2]",
+        ),
+        (
+            lambda: ops.MakeComplex()(np.ones(2, "f2"), np.ones(2, "f2")),
+            "make_complex: needs f32 or f64 operands, got f16[2], f16[2]",
+        ),
+    ],
+)
+def test_wrong_dtypes_are_named(build, wanted):
+    with pytest.raises(OpError) as error:
+        build()
+    assert str(error.value).startswith(wanted)
