@@ -38,7 +38,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(
         ("GraphModule", "GraphStage", "HirModule", "MirModule", "FusionPolicy", "hir_to_graph"), "rlx.ir.module"
     ),
-    "HirOp": "rlx.hir.blocks",
+    "HirOp": "rlx.hir",
     **dict.fromkeys(("LirModule", "LirBufferPlan"), "rlx.ir.lir"),
     **dict.fromkeys(
         (
@@ -88,8 +88,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"rlx.{name}")
     if name.startswith("_"):
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
-    # Ops must be known before any graph is built, and the runtime before anything runs.
+    # Ops and blocks must be known before any graph is built, and the runtime before anything runs.
     ops = importlib.import_module("rlx.ops")
+    importlib.import_module("rlx.hir")
     importlib.import_module("rlx.runtime")
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)

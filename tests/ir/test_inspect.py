@@ -2,7 +2,6 @@
 
 import pytest
 
-import rlx.hir
 from rlx.ir.dims import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.inspect import (

@@ -107,7 +107,8 @@ def test_padding_by_name_and_by_side():
     np.testing.assert_array_equal(ops.conv(x, w, 1, "valid"), ops.conv(x, w))
     graph = Graph()
     symbolic = graph.input("x", (1, 2, "L"), "f64")
-    assert ops.conv(symbolic, w, 1, "same").shape == symbolic.shape
+    assert str(ops.conv(symbolic, w, 1, "same").type) == "f64[1,3,L]"
+    assert ops.conv(symbolic, w, 3, "same").type.bind({"L": 7}).dims == (1, 3, 3)
 
 
 def test_lhs_dilation_puts_zeros_between_elements():

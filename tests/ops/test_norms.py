@@ -124,9 +124,7 @@ def test_batch_norm_gradients():
         ops.batch_norm_inference_backward_gamma(x, mean, var, dy, 0.1),
         ops.batch_norm_inference_backward_beta(dy),
     ]
-    assert_gradients(
-        lambda *xs: ops.batch_norm_inference(*xs, mean, var, 0.1), [x, gamma, beta], gradients, dy
-    )
+    assert_gradients(lambda *xs: ops.batch_norm_inference(*xs, mean, var, 0.1), [x, gamma, beta], gradients, dy)
 
 
 def test_errors_name_the_op_and_the_shapes():

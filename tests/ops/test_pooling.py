@@ -23,7 +23,11 @@ def each_window(x, kernel, stride, padding):
 @pytest.mark.parametrize("kind", list(JOIN))
 @pytest.mark.parametrize(
     ("dims", "kernel", "stride", "padding"),
-    [((2, 3, 8), (3,), (2,), (1,)), ((2, 2, 5, 6), (2, 3), (1, 2), (1, 1)), ((1, 2, 3, 4, 3), (2, 2, 2), (1, 2, 1), (0, 0, 1))],
+    [
+        ((2, 3, 8), (3,), (2,), (1,)),
+        ((2, 2, 5, 6), (2, 3), (1, 2), (1, 1)),
+        ((1, 2, 3, 4, 3), (2, 2, 2), (1, 2, 1), (0, 0, 1)),
+    ],
 )
 def test_pool(both, kind, dims, kernel, stride, padding):
     x = rng.standard_normal(dims)

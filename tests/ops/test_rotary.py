@@ -17,7 +17,9 @@ def turned(x, angles, n_rot, style):
     """x [.., n] with its first n_rot features turned by angles [.., n_rot/2]."""
     y = np.array(x)
     half = n_rot // 2
-    first, second = (slice(0, half), slice(half, n_rot)) if style == "neox" else (slice(0, n_rot, 2), slice(1, n_rot, 2))
+    first, second = (
+        (slice(0, half), slice(half, n_rot)) if style == "neox" else (slice(0, n_rot, 2), slice(1, n_rot, 2))
+    )
     z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles[..., :half])
     y[..., first], y[..., second] = z.real, z.imag
     return y
@@ -78,7 +80,9 @@ def test_axial(both, repeat):
     end_x, end_y, head_dim, theta = 3, 2, 8, 100.0
     tokens = end_x * end_y * repeat
     x = rng.standard_normal((B, tokens, H * head_dim))
-    got = both(lambda x: ops.axial_rope2d(x, end_x, end_y, head_dim, H, theta, repeat), x).reshape(B, tokens, H, head_dim)
+    got = both(lambda x: ops.axial_rope2d(x, end_x, end_y, head_dim, H, theta, repeat), x).reshape(
+        B, tokens, H, head_dim
+    )
     heads = x.reshape(B, tokens, H, head_dim)
     for token in range(tokens):
         column, row = (token // repeat) % end_x, (token // repeat) // end_x

@@ -42,6 +42,8 @@ class DType(enum.Enum):
     C128 = "c128"
 
     numpy: np.dtype[Any]
+    # What NumPy asks objects for: np.zeros(3, DType.F32) works, and np.dtype("float32") == DType.F32.
+    dtype: np.dtype[Any]
     size_bytes: int
     is_float: bool
     is_complex: bool
@@ -158,7 +160,7 @@ _FLOATS = (DType.F4E2M1, DType.F8E4M3, DType.F8E5M2, DType.BF16, DType.F16, DTyp
 _STORAGE = (DType.I4, DType.U4, DType.F4E2M1, DType.F8E4M3, DType.F8E5M2)
 
 for _d in DType:
-    _d.numpy = np.dtype(_NUMPY[_d])
+    _d.numpy = _d.dtype = np.dtype(_NUMPY[_d])
     # NumPy keeps 4-bit types one to a byte; packed forms are described by QuantScheme, not by DType.
     _d.size_bytes = _d.numpy.itemsize
     _d.is_float = _d in _FLOATS

@@ -45,6 +45,7 @@ def histogram_text(counts: dict[str, int]) -> str:
 def human_bytes(size: Size) -> str:
     """Bytes with a unit of 1024s; the symbolic part of a size is written after the fixed one.
 
+    >>> from rlx.ir.dims import Dim
     >>> human_bytes(3 * 1024), human_bytes(Dim.symbol("B") * 4 + 512)
     ('3.0 KB', '512 B + 4*B B')
     """

@@ -1,13 +1,14 @@
 """`matmul_kernel`: C = epilogue(A @ B) by register tiles, with run-time or fixed sizes and plain or packed B.
 
-A tile of `rows x (2 vectors)` accumulators stays in registers over the whole of K. Rows that do not fill a tile are
-done by tiles of 8, 4, 2 and 1; columns that do not fill a panel by masks, or one by one where a target has none.
-Each parallel iteration is a block of rows times a few panels, cut by the shape alone.
+A tile of accumulators stays in registers over the whole of K: 6 rows by 4 vectors where there are 32 registers, by 2
+where there are 16. Taller tiles load less of B, but 8 rows and more meet in one set of the first-level cache when the
+row stride is a multiple of 4 KiB, and lost a quarter of the speed there. Rows that do not fill a tile are done by tiles
+of 4, 2 and 1; columns that do not fill a panel by masks, or one by one where a target has none. Each parallel iteration
+is a block of rows times a few panels, cut by the shape alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,10 @@ from rlx.kernels.extents import Extent, Extents
 from rlx.kernels.loop_ir import FLOATS, Kernel, Value, ValueType
 from rlx.kernels.targets import Target
 
-PANEL_VECTORS = 2
-ROW_TILES_PER_BLOCK = 4
-PANELS_PER_BLOCK = 2
+MAX_TILE_ROWS = 6
+# A block of about 48 x 64: tens of microseconds of work for the depths of transformer layers.
+TILES_PER_BLOCK = 8
+BLOCK_COLUMNS = 64
 # The columns beside the whole panels are few: a small tile there keeps the code short.
 TAIL_ROWS = 4
 # Above this many instructions an epilogue is a loop over the finished tile instead of code for each of its vectors.
@@ -51,9 +53,20 @@ class Epilogue:
     operands: tuple[Matrix, ...] = ()
 
 
+def panel_vectors(target: Target) -> int:
+    """Vectors side by side in a register tile."""
+    return 4 if target.vector_registers >= 32 else 2
+
+
+def tile_rows(target: Target) -> int:
+    """Rows of a register tile: as many as leave registers for a row of B and one element of A."""
+    vectors = panel_vectors(target)
+    return min(MAX_TILE_ROWS, max(1, (target.vector_registers - vectors - 1) // vectors))
+
+
 def panel_width(target: Target, accumulator: DType) -> int:
     """Columns of one packed panel of B."""
-    return PANEL_VECTORS * target.lanes(accumulator)
+    return panel_vectors(target) * target.lanes(accumulator)
 
 
 def pack_panels(b: np.ndarray[Any, np.dtype[Any]], width: int) -> np.ndarray[Any, np.dtype[Any]]:
@@ -113,11 +126,12 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns that a tile covers: from `start`, some vectors of `lanes`, each with a mask or without."""
+    """The columns that a tile covers: from `start`, `vectors` of `lanes`; masked where they may pass the last one."""
 
     start: Value
     lanes: int
-    masks: tuple[Value | None, ...]
+    vectors: int
+    is_masked: bool = False
 
 
 class _MatmulMaker:
@@ -142,7 +156,9 @@ class _MatmulMaker:
             operand.declare_strides(extents)
         self.lanes = target.lanes(acc)
         self.width = panel_width(target, acc)
+        self.vectors = panel_vectors(target)
         self.tile_rows = tile_rows(target)
+        self.panels_per_block = max(1, BLOCK_COLUMNS // self.width)
         self.has_column_tail = not (isinstance(sizes[1], int) and sizes[1] % self.width == 0)
         masked = [self.c, *self.extra, *([] if packed else [self.b])]
         self.has_masks = self.lanes > 1 and all(target.has_masked_access(o.matrix.dtype) for o in masked)
@@ -151,9 +167,9 @@ class _MatmulMaker:
 
     def build(self) -> Kernel:
         k = self.k
-        block_rows = ROW_TILES_PER_BLOCK * self.tile_rows
+        block_rows = TILES_PER_BLOCK * self.tile_rows
         row_blocks = k.ceildiv(self.m, block_rows)
-        panel_groups = k.ceildiv(k.ceildiv(self.n, self.width), PANELS_PER_BLOCK)
+        panel_groups = k.ceildiv(k.ceildiv(self.n, self.width), self.panels_per_block)
         with k.parallel("block", row_blocks * panel_groups * self.batches) as block:
             # Neighbouring iterations share their panels of B, the larger operand of most products.
             first_row = block % row_blocks * block_rows
@@ -166,21 +182,18 @@ class _MatmulMaker:
     def panels(self, batch: Value, rows: tuple[Value, Value], group: Value) -> None:
         k = self.k
         whole = self.n // self.width
-        first = group * PANELS_PER_BLOCK
-        with k.loop("panel", first, k.min(first + PANELS_PER_BLOCK, whole)) as panel:
-            columns = _Columns(panel * self.width, self.lanes, (None,) * PANEL_VECTORS)
-            self.all_rows(batch, rows, columns, self.tile_rows)
+        first = group * self.panels_per_block
+        with k.loop("panel", first, k.min(first + self.panels_per_block, whole)) as panel:
+            self.all_rows(batch, rows, _Columns(panel * self.width, self.lanes, self.vectors), self.tile_rows)
         if not self.has_column_tail:
             return
         start = whole * self.width
-        with k.when(k.eq(whole // PANELS_PER_BLOCK, group)):
+        with k.when(k.eq(whole // self.panels_per_block, group) & (start < self.n)):
             if self.has_masks:
-                masks = tuple(k.lane_mask(self.n - start - v * self.lanes, self.lanes) for v in range(PANEL_VECTORS))
-                with k.when(start < self.n):
-                    self.all_rows(batch, rows, _Columns(start, self.lanes, masks), TAIL_ROWS)
+                self.all_rows(batch, rows, _Columns(start, self.lanes, self.vectors, is_masked=True), TAIL_ROWS)
             else:
                 with k.loop("column", start, self.n) as column:
-                    self.all_rows(batch, rows, _Columns(column, 1, (None,)), TAIL_ROWS)
+                    self.all_rows(batch, rows, _Columns(column, 1, 1), TAIL_ROWS)
 
     def all_rows(self, batch: Value, rows: tuple[Value, Value], columns: _Columns, largest: int) -> None:
         """The largest tile as often as it fits, then each smaller power of two at most once."""
@@ -199,59 +212,53 @@ class _MatmulMaker:
     def tile_of(self, batch: Value, row: Value, count: int, columns: _Columns) -> None:
         """Rows row .. row+count-1 of the given columns, from zero accumulators to stored results."""
         k = self.k
-        vectors = range(len(columns.masks))
         zero = k.const(0, ValueType(self.acc, columns.lanes))
+        starts = [columns.start + v * columns.lanes for v in range(columns.vectors)]
+        masks = [self.mask(columns, start) for start in starts]
         a_rows = [self.a.place(batch, row + r, k.as_index(0)) for r in range(count)]
-        with k.fold("p", 0, self.depth, init=[zero] * (count * len(vectors))) as fold:
-            b = [self.load_b(batch, fold.index, columns, v) for v in vectors]
+        with k.fold("p", 0, self.depth, init=[zero] * (count * columns.vectors)) as fold:
+            b = [self.load_b(batch, fold.index, s, columns.lanes, mask) for s, mask in zip(starts, masks)]
             step = fold.index * self.a.strides[2]
-            sums = []
-            for r, a_row in enumerate(a_rows):
+            sums: list[Value] = []
+            for a_row in a_rows:
                 a = k.splat(k.cast(k.load(self.a.buffer, a_row + step), self.acc), columns.lanes)
-                sums += [_multiply_add(k, a, b[v], fold.values[r * len(vectors) + v]) for v in vectors]
+                sums += [_multiply_add(k, a, b_vector, fold.values[len(sums) + v]) for v, b_vector in enumerate(b)]
             fold.next(*sums)
         if self.tile is None:
-            for r in range(count):
-                self.finish(batch, row + r, columns, fold.results[r * len(vectors) : (r + 1) * len(vectors)])
+            for position, value in enumerate(fold.results):
+                r, v = divmod(position, columns.vectors)
+                self.finish(batch, row + r, starts[v], value, masks[v])
             return
         for position, value in enumerate(fold.results):
             k.store(self.tile, position * columns.lanes, value)
-        with k.loop("done", 0, count) as done:
-            base = done * (len(vectors) * columns.lanes)
-            finished = [k.load(self.tile, base + v * columns.lanes, lanes=columns.lanes) for v in vectors]
-            self.finish(batch, row + done, columns, finished)
+        with k.loop("done", 0, len(fold.results)) as done:
+            start = columns.start + done % columns.vectors * columns.lanes
+            value = k.load(self.tile, done * columns.lanes, lanes=columns.lanes)
+            self.finish(batch, row + done // columns.vectors, start, value, self.mask(columns, start))
 
-    def load_b(self, batch: Value, p: Value, columns: _Columns, vector: int) -> Value:
+    def mask(self, columns: _Columns, start: Value) -> Value | None:
+        return self.k.lane_mask(self.n - start, columns.lanes) if columns.is_masked else None
+
+    def load_b(self, batch: Value, p: Value, column: Value, lanes: int, mask: Value | None) -> Value:
         k = self.k
-        if self.packed:
-            # Panels are filled up with zeros, so no mask is needed.
-            panel, inside = columns.start // self.width, columns.start % self.width
-            place = batch * self.b.strides[0] + panel * (self.depth * self.width) + p * self.width + inside
-            return k.cast(k.load(self.b.buffer, place + vector * columns.lanes, lanes=columns.lanes), self.acc)
-        place = self.b.place(batch, p, columns.start + vector * columns.lanes)
-        mask = columns.masks[vector]
-        return k.cast(k.load(self.b.buffer, place, lanes=columns.lanes, stride=self.b.strides[2], mask=mask), self.acc)
+        if not self.packed:
+            place, stride = self.b.place(batch, p, column), self.b.strides[2]
+            return k.cast(k.load(self.b.buffer, place, lanes=lanes, stride=stride, mask=mask), self.acc)
+        # Panels are filled up with zeros, so no mask is needed.
+        panel = batch * self.b.strides[0] + column // self.width * (self.depth * self.width)
+        return k.cast(k.load(self.b.buffer, panel + column % self.width + p * self.width, lanes=lanes), self.acc)
 
-    def finish(self, batch: Value, row: Value, columns: _Columns, values: Sequence[Value]) -> None:
-        """Epilogue and store of one row of a tile."""
-        k = self.k
-        for vector, value in enumerate(values):
-            column, mask = columns.start + vector * columns.lanes, columns.masks[vector]
-            if self.epilogue is not None:
-                operands = [value]
-                for extra in self.extra:
-                    place = extra.place(batch, row, column)
-                    operands.append(
-                        k.load(extra.buffer, place, lanes=columns.lanes, stride=extra.strides[2], mask=mask)
-                    )
-                [value] = lower_expr(k, [self.epilogue.expr], operands, columns.lanes)
-            stored = k.cast(value, self.c.matrix.dtype)
-            k.store(self.c.buffer, self.c.place(batch, row, column), stored, stride=self.c.strides[2], mask=mask)
-
-
-def tile_rows(target: Target) -> int:
-    """Rows of a register tile: as many as leave registers for a row of B and one element of A."""
-    return min(14, max(1, (target.vector_registers - PANEL_VECTORS - 1) // PANEL_VECTORS))
+    def finish(self, batch: Value, row: Value, column: Value, value: Value, mask: Value | None) -> None:
+        """Epilogue and store of one vector of a tile."""
+        k, lanes = self.k, value.lanes
+        if self.epilogue is not None:
+            operands = [value]
+            for extra in self.extra:
+                place, stride = extra.place(batch, row, column), extra.strides[2]
+                operands.append(k.load(extra.buffer, place, lanes=lanes, stride=stride, mask=mask))
+            [value] = lower_expr(k, [self.epilogue.expr], operands, lanes)
+        place, stride = self.c.place(batch, row, column), self.c.strides[2]
+        k.store(self.c.buffer, place, k.cast(value, self.c.matrix.dtype), stride=stride, mask=mask)
 
 
 def _multiply_add(k: KernelBuilder, a: Value, b: Value, c: Value) -> Value:

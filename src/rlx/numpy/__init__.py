@@ -8,14 +8,19 @@ never change the dtype of an array (`float16_array * 2.0` is float16), int32 wit
 have a size that depends on values takes `size=`. docs/numpy_coverage.md lists all names.
 """
 
+# Each module lists its public names in __all__; `bool` is not in one, where it would hide Python's own.
+# ruff: noqa: F401, F403
+
 from rlx.numpy import fft as fft
 from rlx.numpy import linalg as linalg
 from rlx.numpy.creation import *
+from rlx.numpy.differences import *
 from rlx.numpy.dtypes import *
 from rlx.numpy.dtypes import bool_ as bool
 from rlx.numpy.elementwise import *
 from rlx.numpy.float_parts import *
 from rlx.numpy.grids import *
+from rlx.numpy.histograms import *
 from rlx.numpy.indexing import *
 from rlx.numpy.joining import *
 from rlx.numpy.linear_algebra import *

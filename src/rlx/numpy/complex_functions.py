@@ -6,7 +6,6 @@ small parts keep their digits and the sign of a zero chooses the side of a branc
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rlx import ops
@@ -128,5 +127,3 @@ def power(a: Any, b: Any) -> Any:
     zero = ops.eq(a, 0)
     result = ops.exp(b * ops.log(ops.where(zero, 1, a)))
     return ops.where(zero, ops.where(ops.eq(b, 0), 1, 0), result)
-
-

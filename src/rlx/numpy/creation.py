@@ -306,5 +306,3 @@ def geomspace(
         values = ops.where(ops.eq(index, dim_value(num - 1)), last, values)
     values = ops.moveaxis(values, 0, axis_of(axis, values, "geomspace"))
     return values if dtype is None else convert(values, DType.of(dtype))
-
-

@@ -1,7 +1,7 @@
 """Dtypes and constants: the names of element types, promotion, limits.
 
-    >>> result_type(int32, float32), result_type(bfloat16, 2.0), result_type(int8, 1.5)
-    (DType.F32, DType.BF16, DType.F32)
+>>> result_type(int32, float32), result_type(bfloat16, 2.0), result_type(int8, 1.5)
+(DType.F32, DType.BF16, DType.F32)
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = [
     "byte",
     "can_cast",
     "cdouble",
-    "complex128",
     "complex64",
+    "complex128",
     "complexfloating",
     "csingle",
     "double",
@@ -35,22 +35,22 @@ __all__ = [
     "e",
     "euler_gamma",
     "finfo",
+    "float8_e4m3fn",
+    "float8_e5m2",
     "float16",
     "float32",
     "float64",
-    "float8_e4m3fn",
-    "float8_e5m2",
     "floating",
     "generic",
     "half",
     "iinfo",
     "inexact",
     "inf",
+    "int4",
+    "int8",
     "int16",
     "int32",
-    "int4",
     "int64",
-    "int8",
     "int_",
     "intc",
     "integer",
@@ -71,11 +71,11 @@ __all__ = [
     "single",
     "ubyte",
     "uint",
+    "uint4",
+    "uint8",
     "uint16",
     "uint32",
-    "uint4",
     "uint64",
-    "uint8",
     "uintc",
     "uintp",
     "ulonglong",

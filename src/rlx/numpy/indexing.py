@@ -177,9 +177,7 @@ def choose(a: Any, choices: Any, mode: str = "raise") -> Any:
 
 
 @array_function
-def compress(
-    condition: Any, x: Any, axis: int | None = None, *, size: int | None = None, fill_value: Any = 0
-) -> Any:
+def compress(condition: Any, x: Any, axis: int | None = None, *, size: int | None = None, fill_value: Any = 0) -> Any:
     """The entries along `axis` (of the flattened x without one) whose condition holds; `size` as in `nonzero`."""
     x = ops.flatten(value(x)) if axis is None else value(x)
     axis = 0 if axis is None else axis_of(axis, x, "compress")
@@ -299,4 +297,3 @@ def ravel_multi_index(multi_index: Sequence[Any], dims: Any, mode: str = "raise"
             place = ops.clamp(place, 0, number - 1)
         total = place if total is None else ops.add(ops.mul(total, number), place)
     return total
-

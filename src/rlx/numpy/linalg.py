@@ -177,7 +177,7 @@ def matrix_rank(x: Any, /, *, tol: Any = None, rtol: Any = None) -> Any:
 
 @array_function
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norm of a vector (`ord`: p, inf, -inf, 0) or matrix ("fro", "nuc", ±1, ±2, ±inf); 2-norm of all by default."""
+    """The norm of a vector (`ord`: p, ±inf, 0) or matrix ("fro", "nuc", ±1, ±2, ±inf); by default √Σ|x|² of all."""
     return ops.norm(inexact(x)[0], ord, axis, keepdims)
 
 
@@ -258,9 +258,7 @@ def _best_splits(chain: list[int]) -> dict[tuple[int, int], int]:
     for length in range(1, count):
         for i in range(count - length):
             j = i + length
-            options = {
-                k: cost[i, k] + cost[k + 1, j] + chain[i] * chain[k + 1] * chain[j + 1] for k in range(i, j)
-            }
+            options = {k: cost[i, k] + cost[k + 1, j] + chain[i] * chain[k + 1] * chain[j + 1] for k in range(i, j)}
             splits[i, j] = min(options, key=options.__getitem__)
             cost[i, j] = options[splits[i, j]]
     return splits

@@ -68,7 +68,8 @@ def outer(a: Any, b: Any) -> Any:
 @array_function
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Σ conj(x1)·x2 along `axis`; the other axes broadcast."""
-    return ops.vecdot(*promoted(x1, x2), axis=axis)
+    x1, x2 = promoted(x1, x2)
+    return ops.vecdot(x1, x2, axis)
 
 
 @array_function
@@ -88,12 +89,18 @@ def vecmat(x1: Any, x2: Any, /) -> Any:
 @array_function
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
     """The sum of products over the last `axes` axes of x1 and the first of x2, or over a pair of axis lists."""
-    return ops.tensordot(*promoted(x1, x2), axes=axes)
+    x1, x2 = promoted(x1, x2)
+    return ops.tensordot(x1, x2, axes)
 
 
 @array_function
 def einsum(
-    subscripts: Any, /, *arrays: Any, precision: str = "default", out_dtype: DTypeLike | None = None, optimize: Any = True
+    subscripts: Any,
+    /,
+    *arrays: Any,
+    precision: str = "default",
+    out_dtype: DTypeLike | None = None,
+    optimize: Any = True,
 ) -> Any:
     """The sum of products that labels describe: "ij,jk->ik", "...ii->...i". The order of products is always chosen."""
     if isinstance(subscripts, str):

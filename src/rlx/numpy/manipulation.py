@@ -264,7 +264,9 @@ def _each(arrays: Sequence[Any], change: Any) -> Any:
 def delete(x: Any, obj: Any, axis: int | None = None) -> Any:
     """`x` without the entries at `obj` (an index, slice, mask or list of known numbers) along `axis`."""
     x, axis, length = _line(x, axis, "delete")
-    kept = np.delete(np.arange(length, dtype=np.int32), obj if isinstance(obj, slice) else concrete(obj, "delete", "obj"))
+    kept = np.delete(
+        np.arange(length, dtype=np.int32), obj if isinstance(obj, slice) else concrete(obj, "delete", "obj")
+    )
     return ops.gather(x, kept, axis)
 
 

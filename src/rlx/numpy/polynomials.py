@@ -20,9 +20,9 @@ from rlx.numpy.arguments import (
     static_size,
     value,
 )
+from rlx.numpy.differences import diff
 from rlx.numpy.elementwise import remainder
 from rlx.numpy.linear_algebra import convolve
-from rlx.numpy.reductions import diff
 from rlx.ops.operands import convert, dims_of, dtype_of
 
 __all__ = [

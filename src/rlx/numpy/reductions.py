@@ -27,9 +27,6 @@ __all__ = [
     "cumsum",
     "cumulative_prod",
     "cumulative_sum",
-    "diff",
-    "ediff1d",
-    "gradient",
     "max",
     "mean",
     "min",
@@ -37,7 +34,6 @@ __all__ = [
     "ptp",
     "std",
     "sum",
-    "trapezoid",
     "var",
 ]
 
@@ -232,9 +228,7 @@ def cumprod(x: Any, axis: int | None = None, dtype: DTypeLike | None = None) -> 
     return ops.cumprod(x, axis) if axis is not None else ops.cumprod(ops.flatten(x), 0)
 
 
-def _running(
-    name: str, x: Any, axis: int | None, dtype: DTypeLike | None, include_initial: bool, initial: int
-) -> Any:
+def _running(name: str, x: Any, axis: int | None, dtype: DTypeLike | None, include_initial: bool, initial: int) -> Any:
     x = _summand(x, dtype)
     if axis is None and rank_of(x) != 1:
         raise ShapeError(f"{name}: needs axis= for an array with {rank_of(x)} axes")
@@ -259,109 +253,3 @@ def cumulative_prod(
 ) -> Any:
     """Running products along `axis`, which a vector need not name; with `include_initial` they begin with 1."""
     return _running("cumulative_prod", x, axis, dtype, include_initial, 1)
-
-
-@array_function
-def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    """Differences of neighbours along `axis`, n times; `prepend` and `append` are joined to x first."""
-    if n < 0:
-        raise ShapeError(f"diff: n cannot be negative, got {n}")
-    x = value(x)
-    axis = axis_of(axis, x, "diff")
-    ends = [None if end is None else _as_part(operand(end), x, axis) for end in (prepend, append)]
-    parts = [part for part in (ends[0], x, ends[1]) if part is not None]
-    x = ops.concat(parts, axis) if len(parts) > 1 else x
-    subtract = ops.ne if dtype_of(x) is DType.BOOL else ops.sub
-    for _ in range(n):
-        last = dims_of(x)[axis] - 1
-        x = subtract(ops.narrow(x, axis, 1, last), ops.narrow(x, axis, 0, last))
-    return x
-
-
-def _as_part(end: Any, x: Any, axis: int) -> Any:
-    """A scalar end as one element along `axis`."""
-    if rank_of(end):
-        return end
-    return ops.broadcast_to(value(end), tuple(1 if i == axis else d for i, d in enumerate(dims_of(x))))
-
-
-@array_function
-def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
-    """Differences of neighbours of the flattened x, between `to_begin` and `to_end`."""
-    middle = diff(ops.flatten(value(x)))
-    ends = [None if end is None else ops.flatten(convert(value(end), dtype_of(middle))) for end in (to_begin, to_end)]
-    parts = [part for part in (ends[0], middle, ends[1]) if part is not None]
-    return ops.concat(parts, 0)
-
-
-@array_function
-def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
-    """The integral of y along `axis` by the trapezoidal rule, at positions x or with spacing dx."""
-    (y,) = inexact(y)
-    axis = axis_of(axis, y, "trapezoid")
-    width = operand(dx)
-    if x is not None:
-        width = diff(x) if rank_of(x) == 1 else diff(x, axis=axis)
-        if rank_of(x) == 1:
-            width = ops.reshape(width, (-1, *(1,) * (rank_of(y) - 1 - axis)))
-    last = dims_of(y)[axis] - 1
-    pairs = ops.add(ops.narrow(y, axis, 1, last), ops.narrow(y, axis, 0, last))
-    return ops.reduce_sum(ops.mul(ops.mul(pairs, 0.5), width), axis)
-
-
-@array_function
-def gradient(f: Any, *varargs: Any, axis: Axis = None, edge_order: int = 1) -> Any:
-    """Central differences inside and one-sided ones at the ends, along each axis.
-
-    `varargs`: one spacing for all axes, or one per axis; each a number or the coordinates along that axis.
-    """
-    (f,) = inexact(f)
-    axes = axes_of(axis, rank_of(f), "gradient") if not isinstance(axis, tuple) else tuple(
-        axis_of(a, f, "gradient") for a in axis
-    )
-    spacings = list(varargs) * len(axes) if len(varargs) == 1 else list(varargs) or [1.0] * len(axes)
-    if len(spacings) != len(axes) or edge_order not in (1, 2):
-        raise ShapeError(
-            f"gradient: needs one spacing or one for each of the axes {axes}, and edge_order 1 or 2; "
-            f"got {len(varargs)} spacings and edge_order={edge_order}"
-        )
-    results = [_gradient(f, operand(h), a, edge_order) for h, a in zip(spacings, axes)]
-    return results[0] if len(results) == 1 else tuple(results)
-
-
-def _gradient(f: Any, spacing: Any, axis: int, edge_order: int) -> Any:
-    size = dims_of(f)[axis]
-    if isinstance(size, int) and size < edge_order + 1:
-        raise ShapeError(f"gradient: edge_order={edge_order} needs at least {edge_order + 1} elements, got {size}")
-    column = (-1, *(1,) * (rank_of(f) - 1 - axis))
-    steps = ops.reshape(diff(spacing), column) if rank_of(spacing) else None
-
-    def at(x: Any, start: Any, length: Any, along: int) -> Any:
-        return ops.narrow(x, along, start, length)
-
-    def step(start: Any, length: Any) -> Any:
-        return spacing if steps is None else at(steps, start, length, rank_of(steps) - len(column))
-
-    inner = size - 2
-    before, here, after = (at(f, i, inner, axis) for i in range(3))
-    h0, h1 = step(0, inner), step(1, inner)
-    # The derivative of the parabola through three neighbours; with equal steps the middle one drops out.
-    middle = (
-        (h0 * h0 * after - h1 * h1 * before + (h1 * h1 - h0 * h0) * here) / (h0 * h1 * (h0 + h1))
-        if steps is not None
-        else (after - before) / (2 * spacing)
-    )
-    first = _edge(at(f, 0, edge_order + 1, axis), [step(i, 1) for i in range(edge_order)], axis)
-    ends = at(f, size - edge_order - 1, edge_order + 1, axis)
-    last = _edge(ops.reverse(ends, axis), [-step(size - 2 - i, 1) for i in range(edge_order)], axis)
-    return ops.concat([first, middle, last], axis)
-
-
-def _edge(f: Any, steps: list[Any], axis: int) -> Any:
-    """The derivative at the first of two or three points, from the line or parabola through them."""
-    points = [ops.narrow(f, axis, i, 1) for i in range(len(steps) + 1)]
-    if len(steps) == 1:
-        return (points[1] - points[0]) / steps[0]
-    h0, h1 = steps
-    a, b, c = points
-    return -(2 * h0 + h1) / (h0 * (h0 + h1)) * a + (h0 + h1) / (h0 * h1) * b - h0 / (h1 * (h0 + h1)) * c

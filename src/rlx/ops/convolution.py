@@ -295,7 +295,7 @@ def conv(
     else:
         each = (padding,) * rank if isinstance(padding, int) else padding
         sides = [(p, p) if isinstance(p, int) else p for p in each]
-    if any(low != high for low, high in sides):
+    if any(low != high or not isinstance(low, int) for low, high in sides):
         low, high = zip(*sides)
         x, sides = pad(x, 0, low=(0, 0, *low), high=(0, 0, *high)), [(0, 0)] * rank
     out = None if out_dtype is None else DType.of(out_dtype)

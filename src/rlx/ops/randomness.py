@@ -250,7 +250,7 @@ def _is_number(value: Any, number: int) -> bool:
 
 
 def normal(key: Any, shape: Dimensions = (), dtype: DTypeLike = DType.F32) -> Any:
-    """Standard normal values; at most 5.8 (f32) or 8.5 (f64) in magnitude."""
+    """Standard normal values; at most 5.8 (f32) or 8.6 (f64) in magnitude."""
     wanted, wide = _float("normal", dtype)
     first, second = _raw(key, shape, 2, wide)
     radius = sqrt(log(_open_unit(first, wide)) * wide.numpy.type(-2.0))

@@ -1,0 +1,252 @@
+"""Derivative and batching rules, generated from the registry: every op, every sample.
+
+The oracles are not rules of ours: central differences of `eval` in f64 for forward mode, the adjoint identity for
+reverse mode, the same two applied to the gradient for second order, and a Python loop for batching.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+
+import numpy as np
+import pytest
+
+from rlx.autodiff.derive import no_rule
+from rlx.autodiff.graphs import GradWithLossOptions, grad_with_loss_opts, jvp, vmap
+from rlx.ir.binding import bind_graph
+from rlx.ir.graph import Graph
+from rlx.ir.interpret import interpret
+from rlx.ir.op import OP_CLASSES
+from rlx.ir.verify import verify_all
+
+LEAVES = {"Input", "Param", "Constant", "Project"}
+WIDE = {"f32": "f64", "f16": "f64", "bf16": "f64", "c64": "c128"}
+
+
+@functools.cache
+def samples_of(name):
+    return list(OP_CLASSES[name].samples())
+
+
+def widened(sample):
+    """The dtype in which the sample is differentiated: the widest that it sweeps, or None when it has no floats."""
+    for dtype in ("f64", "c128"):
+        if dtype in sample.dtypes:
+            return dtype
+    return sample.dtypes[0] if sample.dtypes[0] in ("f32", "c64", "f16", "bf16") else None
+
+
+def sample_graph(sample, dtype):
+    graph = Graph("sample")
+    inputs = [graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes(dtype))]
+    result = graph.append_node(sample.op, inputs)
+    graph.set_outputs(result if isinstance(result, tuple) else [result])
+    return bind_graph(graph, sample.binding)
+
+
+def seed_of(sample):
+    return zlib.crc32(str(sample).encode())
+
+
+def inexact(array):
+    return array.dtype.kind in "fcV" and array.dtype.kind != "i" and array.dtype != bool
+
+
+def wide(array):
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def differentiable(sample, dtype):
+    graph = sample_graph(sample, dtype)
+    floats_in = [n.op.key for n in graph.inputs if n.shape.dtype.is_inexact and not n.shape.dtype.is_storage]
+    floats_out = [i for i, o in enumerate(graph.outputs) if graph.shape(o).dtype.is_inexact]
+    return graph, floats_in, floats_out
+
+
+def parameters(rule):
+    for name, cls in OP_CLASSES.items():
+        if name in LEAVES or cls.is_block:
+            continue
+        for index, sample in enumerate(samples_of(name)):
+            if no_rule(sample.op, rule) is None:
+                yield pytest.param(sample, id=f"{name}-{sample.op.mnemonic}-{index}")
+
+
+def random_like(rng, array):
+    values = rng.normal(size=array.shape)
+    if array.dtype.kind == "c":
+        values = values + 1j * rng.normal(size=array.shape)
+    return values.astype(array.dtype)
+
+
+def eligible(sample):
+    """(dtype, graph, float inputs, float outputs), or a skip with its reason."""
+    dtype = widened(sample)
+    if dtype is None:
+        pytest.skip("no float operand in this sample")
+    graph, floats_in, floats_out = differentiable(sample, dtype)
+    if not floats_in or not floats_out:
+        pytest.skip("no path from a float operand to a float result")
+    if sample.op.effect:
+        pytest.skip("effects are not repeated for differences")
+    return dtype, graph, floats_in, floats_out
+
+
+def straight_through(op):
+    """Ops whose derivative is by definition not that of their value (straight-through estimators, blocked gradients)."""
+    return getattr(type(op), "derivative_is_defined", False)
+
+
+@pytest.mark.parametrize("sample", list(parameters("jvp")))
+def test_jvp_is_the_directional_derivative(sample):
+    dtype, graph, floats_in, floats_out = eligible(sample)
+    if straight_through(sample.op):
+        pytest.skip("the derivative is defined, not that of the value; tested beside the op")
+    arrays = dict(zip([n.op.key for n in graph.inputs], sample.arrays(dtype)))
+    rng = np.random.default_rng(seed_of(sample))
+    directions = {k: random_like(rng, arrays[k]) for k in floats_in}
+    forward = jvp(graph, floats_in)
+    assert verify_all(forward) == []
+    results = interpret(forward, arrays | {f"tangent_{k}": t for k, t in directions.items()})
+    tangents = results[len(graph.outputs) :]
+    for i in floats_out:
+        expected = central_difference(graph, arrays, directions, i)
+        if expected is None:
+            continue
+        assert_close(tangents[i], expected, dtype)
+
+
+def central_difference(graph, arrays, directions, output):
+    """Richardson-extrapolated central differences; None when even they do not settle (a kink at the sample)."""
+
+    def at(step):
+        moved = {k: (a + step * directions[k] if k in directions else a) for k, a in arrays.items()}
+        return wide(interpret(graph, moved)[output])
+
+    if any(a.dtype.itemsize < 8 for k, a in arrays.items() if k in directions):
+        h = 2.0**-6
+    else:
+        h = 2.0**-10
+    with np.errstate(invalid="ignore"):
+        coarse, fine = (at(h) - at(-h)) / (2 * h), (at(h / 2) - at(-h / 2)) / h
+        return (4 * fine - coarse) / 3
+
+
+@pytest.mark.parametrize("sample", list(parameters("vjp")))
+def test_vjp_is_the_adjoint_of_jvp(sample):
+    dtype, graph, floats_in, floats_out = eligible(sample)
+    if no_rule(sample.op, "jvp") is not None:
+        pytest.skip("the op has a gradient but no forward derivative")
+    values = sample.arrays(dtype)
+    arrays = dict(zip([n.op.key for n in graph.inputs], values))
+    rng = np.random.default_rng(seed_of(sample))
+    directions = {k: random_like(rng, arrays[k]) for k in floats_in}
+    tangents = interpret(jvp(graph, floats_in), arrays | {f"tangent_{k}": t for k, t in directions.items()})
+    tangents = tangents[len(graph.outputs) :]
+    for i in floats_out:
+        single = graph.copy()
+        single.set_outputs([graph.outputs[i]])
+        backward = grad_with_loss_opts(single, floats_in, GradWithLossOptions.TRAINING)
+        assert verify_all(backward) == []
+        ct = random_like(rng, tangents[i])
+        gradients = interpret(backward, arrays | {"d_output": ct})[1:]
+        for k, g in zip(floats_in, gradients, strict=True):
+            assert g.shape == arrays[k].shape
+            assert g.dtype == arrays[k].dtype
+        right = sum(inner(directions[k], g) for k, g in zip(floats_in, gradients))
+        assert_close(np.asarray(inner(tangents[i], ct)), np.asarray(right), dtype, scale=magnitude(tangents[i], ct))
+
+
+def inner(a, b):
+    """The real inner product; for complex values the real part of <a, conj b>, which Wirtinger cotangents obey."""
+    return float(np.real(np.sum(wide(a) * np.conj(wide(b)))))
+
+
+def magnitude(a, b):
+    return float(np.sum(np.abs(wide(a)) * np.abs(wide(b))))
+
+
+@pytest.mark.parametrize("sample", list(parameters("vjp")))
+def test_second_order(sample):
+    """The gradient, as a function, has the right directional derivative too."""
+    dtype, graph, floats_in, floats_out = eligible(sample)
+    if dtype != "f64" or straight_through(sample.op):
+        pytest.skip("second differences need f64, and a derivative that is that of the value")
+    arrays = dict(zip([n.op.key for n in graph.inputs], sample.arrays(dtype)))
+    rng = np.random.default_rng(seed_of(sample))
+    directions = {k: random_like(rng, arrays[k]) for k in floats_in}
+    single = graph.copy()
+    single.set_outputs([graph.outputs[floats_out[0]]])
+    backward = grad_with_loss_opts(single, floats_in, GradWithLossOptions.TRAINING)
+    ct = rng.normal(size=single.shape(single.outputs[0]).dims)
+    backward.set_outputs(backward.outputs[1:])
+    arrays["d_output"] = ct
+    second = jvp(backward, floats_in)
+    results = interpret(second, arrays | {f"tangent_{k}": t for k, t in directions.items()})
+    for i in range(len(floats_in)):
+        expected = central_difference(backward, arrays, directions, i)
+        assert_close(results[len(floats_in) + i], expected, dtype)
+
+
+@pytest.mark.parametrize("sample", list(parameters("batch")))
+def test_batch_is_a_loop(sample):
+    dtype = widened(sample) or sample.dtypes[0]
+    graph = sample_graph(sample, dtype)
+    keys = [n.op.key for n in graph.inputs]
+    if not keys:
+        pytest.skip("no operands")
+    if sample.op.effect:
+        pytest.skip("effects are tested beside the op")
+    for chosen, size in batch_cases(keys):
+        stacks = [sample.arrays(dtype, seed=s) for s in range(max(size, 1))]
+        inputs = {
+            k: np.stack([stacks[s][i] for s in range(size)])
+            if k in chosen and size
+            else np.empty((0, *stacks[0][i].shape), stacks[0][i].dtype)
+            if k in chosen
+            else stacks[0][i]
+            for i, k in enumerate(keys)
+        }
+        batched = vmap(graph, list(chosen), size)
+        assert verify_all(batched) == []
+        results = interpret(batched, inputs)
+        rows = [interpret(graph, {k: inputs[k][s] if k in chosen else inputs[k] for k in keys}) for s in range(size)]
+        for o, result in enumerate(results):
+            assert result.shape[0] == size
+            for s in range(size):
+                assert_close(result[s], rows[s][o], dtype, factor=64)
+
+
+def batch_cases(keys):
+    """All operands, each alone, and the sizes 1 and 0."""
+    yield tuple(keys), 3
+    if len(keys) > 1:
+        for k in keys[:4]:
+            yield (k,), 2
+    yield tuple(keys), 1
+    yield tuple(keys), 0
+
+
+def assert_close(got, expected, dtype, scale=None, factor=None):
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape
+    if expected.dtype.kind in "iub" and got.dtype.kind in "iub":
+        np.testing.assert_array_equal(got, expected)
+        return
+    g, e = wide(got), wide(expected)
+    if scale is None:
+        scale = max(1.0, np.abs(e[np.isfinite(e)]).max(initial=0.0))
+    limits = {"f64": 1e-6, "c128": 1e-6, "f32": 2e-2, "c64": 2e-2, "f16": 0.3, "bf16": 0.5}
+    tolerance = limits.get(dtype, 1e-6)
+    if factor is not None:
+        epsilon = {
+            "f64": 2.0**-52,
+            "c128": 2.0**-52,
+            "f32": 2.0**-23,
+            "c64": 2.0**-23,
+            "f16": 2.0**-10,
+            "bf16": 2.0**-7,
+        }
+        tolerance = factor * epsilon.get(dtype, 2.0**-23)
+    np.testing.assert_allclose(g, e, rtol=tolerance, atol=tolerance * scale)
