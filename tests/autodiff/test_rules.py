@@ -94,8 +94,8 @@ def eligible(sample):
 
 
 def straight_through(op):
-    """Ops whose derivative is by definition not that of their value (straight-through estimators, blocked gradients)."""
-    return getattr(type(op), "derivative_is_defined", False)
+    """Ops whose derivative is by definition not that of their value: straight-through estimators, blocked gradients."""
+    return getattr(op, "derivative_is_defined", False)
 
 
 @pytest.mark.parametrize("sample", list(parameters("jvp")))

@@ -10,7 +10,16 @@ from rlx.ir.binding_manifest import BindingManifest
 from rlx.ir.component import ModelComponent
 from rlx.ir.dims import Dim
 from rlx.ir.graph import Graph, NodeId
-from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirFingerprint, LirIoManifest, LirModule, LirViewAlias
+from rlx.ir.lir import (
+    LirBufferPlan,
+    LirBufferSlot,
+    LirFingerprint,
+    LirIoManifest,
+    LirModule,
+    LirViewAlias,
+    lir_from_json,
+    lir_to_json,
+)
 from rlx.ir.module import GraphModule, MirModule
 from rlx.ir.phase import Phase, derive_phases
 from rlx.ir.reflect import (
@@ -108,6 +117,31 @@ def test_json_from_outside_is_refused_when_it_is_no_plan(damage):
     document = planned().plan.to_json() | damage
     with pytest.raises(FormatError, match="not a buffer plan"):
         LirBufferPlan.from_json(document)
+
+
+@pytest.mark.parametrize("rows", [4, "B"])
+def test_modules_are_written_with_their_graph(rows):
+    lir = planned(rows)
+    again = lir_from_json(lir_to_json(lir))
+    assert again == lir and again.fingerprint() == lir.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "rlx.graph"}, "not an rlx LIR document"),
+        ({"version": 99}, "has version 99"),
+        ({"plan": None}, "has no plan"),
+        ({"graph": []}, "not an rlx graph"),
+        ({"plan": LirBufferPlan(schedule=[NodeId(40)]).to_json()}, "names node %40"),
+    ],
+)
+def test_damaged_modules_are_refused(change, message):
+    document = json.loads(lir_to_json(planned())) | change
+    with pytest.raises(FormatError, match=message):
+        lir_from_json(json.dumps(document))
+    with pytest.raises(FormatError, match="not JSON"):
+        lir_from_json("{")
 
 
 def test_fingerprint_sees_constants_attributes_and_plan():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlx import ops
-from rlx.errors import LowerError, OpError, ParseError, ShapeError
+from rlx.errors import FormatError, LowerError, OpError, ParseError, ShapeError
 from rlx.hir import Linear
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
@@ -20,9 +20,12 @@ from rlx.ir.module import (
     MissingBias,
     WrongInputCount,
     WrongStage,
+    hir_from_json,
     hir_to_graph,
+    hir_to_json,
 )
 from rlx.ir.provenance import node_label
+from rlx.ir.serialize import to_json
 from rlx.ir.shape import Shape
 from rlx.ir.text import parse
 
@@ -61,6 +64,14 @@ def test_policy_is_part_of_identity_and_text():
         assert parse(text) == m and str(parse(text)) == text
     with pytest.raises(ParseError, match="'eager' is not a fusion policy"):
         parse(str(fusable).replace("fusable", "eager"))
+
+
+def test_json_keeps_blocks_and_policy():
+    m = small(FusionPolicy.Direct)
+    again = hir_from_json(hir_to_json(m))
+    assert again == m and again.fusion_policy is FusionPolicy.Direct
+    with pytest.raises(FormatError, match="at level mir, not hir"):
+        hir_from_json(to_json(hir_to_graph(m)))
 
 
 def test_binding_reaches_blocks():

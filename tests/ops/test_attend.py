@@ -128,7 +128,7 @@ def test_layout_is_guessed_only_where_one_fits():
     y = graph.input("y", (1, H, 7, D), "f32")
     assert ops.attention(y, y, y, num_heads=H).node.op.layout == "bhsd"
     z = graph.input("z", (1, H, H, D), "f32")
-    with pytest.raises(ShapeError, match="layout of .* is not clear for 4 heads; pass layout="):
+    with pytest.raises(ShapeError, match=r"layout of .* is not clear for 4 heads; pass layout="):
         ops.attention(z, z, z, num_heads=H)
 
 
@@ -192,7 +192,7 @@ def test_errors_teach():
         ops.Attention(4, 3, "causal", 3)
     with pytest.raises(OpError, match="softcap must be positive"):
         ops.Attention(4, 3, softcap=0.0)
-    with pytest.raises(OpError, match="only MaskKind.SlidingWindow has a window"):
+    with pytest.raises(OpError, match=r"only MaskKind\.SlidingWindow has a window"):
         MaskKind.Causal(3)
     with pytest.raises(OpError, match="optional operands are: mask or bias; got 0"):
         ops.Attention(H, D, "custom")(x, x, x)

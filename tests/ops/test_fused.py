@@ -95,9 +95,9 @@ def test_attention_block_with_rope_depends_on_relative_positions_only():
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_transformer_layer(both, has_bias):
     named = {
-        "hidden": normal(2, 3, 6), "qkv_w": normal(6, 24), "qkv_b": normal(24), "out_w": normal(8, 6), "out_b": normal(6),
-        "ln1_g": normal(6), "ln1_b": normal(6), "fc1_w": normal(6, 5), "fc1_b": normal(5), "fc2_w": normal(5, 6),
-        "fc2_b": normal(6), "ln2_g": normal(6), "ln2_b": normal(6), "mask": MASK,
+        "hidden": normal(2, 3, 6), "qkv_w": normal(6, 24), "qkv_b": normal(24), "out_w": normal(8, 6),
+        "out_b": normal(6), "ln1_g": normal(6), "ln1_b": normal(6), "fc1_w": normal(6, 5), "fc1_b": normal(5),
+        "fc2_w": normal(5, 6), "fc2_b": normal(6), "ln2_g": normal(6), "ln2_b": normal(6), "mask": MASK,
     }  # fmt: skip
     if not has_bias:
         for name in ("qkv_b", "out_b", "fc1_b", "fc2_b"):

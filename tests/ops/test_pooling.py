@@ -64,7 +64,7 @@ def test_max_gradient_goes_to_the_first_of_equals(both):
 
 def test_errors_teach():
     x = np.ones((1, 2, 4, 4), np.float32)
-    with pytest.raises(OpError, match="x must be .* with 1 spatial axes"):
+    with pytest.raises(OpError, match=r"x must be .* with 1 spatial axes"):
         ops.pool(x, "max", (2,))
     with pytest.raises(ShapeError, match="a window of 5 does not fit into 4"):
         ops.pool(x, "max", (5, 5))

@@ -81,12 +81,8 @@ def test_region_in_a_program_round_trips():
 
 
 def test_inputs_are_read_whole_in_turn_or_as_scalars():
-    x, row, scalar, pair = (
-        rng.standard_normal((2, 3, 4)),
-        rng.standard_normal((3, 4)),
-        np.array([2.0]),
-        np.array([1.0, -1.0]),
-    )
+    x, row = rng.standard_normal((2, 3, 4)), rng.standard_normal((3, 4))
+    scalar, pair = np.array([2.0]), np.array([1.0, -1.0])
     region = ops.ElementwiseRegion("mul(i0,i2);add(s0,i1);add(s1,i3)", 0b100, (0, 12, 0, 2))
     got = region.eval(x, row, scalar, pair)
     flat = x.ravel()

@@ -39,12 +39,9 @@ def test_varying_steps_weight_every_past_input():
     x, delta = rng.standard_normal((1, seq, 1)), rng.uniform(0, 1, (1, seq, 1))
     a, b, c = -rng.uniform(0, 1, (1, n)), rng.standard_normal((1, seq, n)), rng.standard_normal((1, seq, n))
     total = np.cumsum(delta[0, :, 0])
+    driven = delta[0] * x[0] * b[0]
     expected = [
-        sum(
-            c[0, t] @ (np.exp(a[0] * (total[t] - total[j])) * b[0, j]) * delta[0, j, 0] * x[0, j, 0]
-            for j in range(t + 1)
-        )
-        for t in range(seq)
+        sum(c[0, t] @ (np.exp(a[0] * (total[t] - total[j])) * driven[j]) for j in range(t + 1)) for t in range(seq)
     ]
     np.testing.assert_allclose(ops.selective_scan(x, delta, a, b, c, n)[0, :, 0], expected, rtol=1e-12)
 

@@ -336,11 +336,12 @@ class Graph(GraphBuilders):
         return bool(self.dynamic_symbols())
 
     def dynamic_symbols(self) -> tuple[str, ...]:
-        """The symbols used by any type in the graph, sorted."""
+        """The symbols used by any type or attribute in the graph, bodies included, sorted."""
         found: set[str] = set()
         for node in self.nodes:
             for shape in node.shapes:
                 found.update(shape.dynamic_symbols())
+            found.update(node.op.dynamic_symbols())
         return tuple(sorted(found))
 
     def bind(self, binding: Mapping[str, int | Dim]) -> Graph:

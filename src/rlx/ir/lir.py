@@ -100,6 +100,12 @@ class LirBufferPlan:
         """The nodes of one phase, in the order of execution."""
         return [NodeId(n) for n in self.phases.nodes_in_ordered(phase, self.schedule)]
 
+    def largest_id(self) -> int:
+        """The largest node id that the plan names, -1 when it names none."""
+        views = (v.root for v in self.view_aliases.values())
+        boundary = (*(n for _, n in self.io.inputs), *(n for _, n in self.io.params), *self.io.outputs)
+        return max((*self.assignments, *self.view_aliases, *views, *self.schedule, *boundary), default=-1)
+
     @property
     def total_unshared_bytes(self) -> Size:
         """What the buffers would need if none shared memory."""
@@ -208,9 +214,10 @@ class LirModule:
     def __init__(self, mir: MirModule | Graph, buffers: LirBufferPlan) -> None:
         self.mir = mir if isinstance(mir, MirModule) else MirModule.from_graph(mir)
         self.buffers = buffers
-        planned = {*buffers.assignments, *buffers.view_aliases, *buffers.schedule}
-        if planned and max(planned) >= len(self.mir):
-            raise InternalError(f"the plan of @{self.name} names node {max(planned)}, the graph has {len(self.mir)}")
+        if buffers.largest_id() >= len(self.mir):
+            raise InternalError(
+                f"the plan of @{self.name} names node {buffers.largest_id()}, the graph has {len(self.mir)} nodes"
+            )
 
     @property
     def name(self) -> str:
@@ -261,3 +268,32 @@ class LirModule:
 
     def __repr__(self) -> str:
         return f"<LirModule @{self.name}: {len(self.mir)} nodes, arena {self.arena_size}>"
+
+
+def lir_to_json(lir: LirModule) -> str:
+    """The graph and its plan as JSON."""
+    from rlx.ir.serialize import to_json
+
+    graph = json.loads(to_json(lir.as_graph()))
+    return json.dumps({"format": "rlx.lir", "version": LIR_VERSION, "graph": graph, "plan": lir.buffers.to_json()})
+
+
+def lir_from_json(text: str | bytes) -> LirModule:
+    """The module that `lir_to_json` wrote; a FormatError for anything else."""
+    from rlx.ir.serialize import from_json
+
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"not JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("format") != "rlx.lir":
+        raise FormatError("this is not an rlx LIR document (its format is not rlx.lir)")
+    if document.get("version") != LIR_VERSION:
+        raise FormatError(f"the LIR has version {document.get('version')}; this rlx reads version {LIR_VERSION}")
+    graph, plan = document.get("graph"), document.get("plan")
+    if not isinstance(plan, dict):
+        raise FormatError("the LIR document has no plan")
+    loaded, buffers = from_json(json.dumps(graph)), LirBufferPlan.from_json(plan)
+    if buffers.largest_id() >= len(loaded):
+        raise FormatError(f"the plan names node {buffers.largest_id()}, the graph has {len(loaded)} nodes")
+    return LirModule(loaded, buffers)

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlx.errors import LowerError
+from rlx.errors import FormatError, LowerError
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.graph import Graph, Node, NodeId, TensorLike
@@ -464,3 +464,20 @@ class GraphModule:
 def hir_to_graph(hir: HirModule) -> Graph:
     """Lower an HIR module and return the graph."""
     return hir.lower_to_mir().into_graph()
+
+
+def hir_to_json(hir: HirModule) -> str:
+    """The module as JSON, constants and policy included."""
+    from rlx.ir.serialize import to_json
+
+    return to_json(hir)
+
+
+def hir_from_json(text: str | bytes) -> HirModule:
+    """The module that `hir_to_json` wrote."""
+    from rlx.ir.serialize import from_json
+
+    graph = from_json(text)
+    if not isinstance(graph, HirModule):
+        raise FormatError(f"the file holds a program at level {graph.level}, not hir; read it with from_json")
+    return graph

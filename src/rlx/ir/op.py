@@ -247,6 +247,18 @@ class Op:
                 changes[field] = new
         return self.replace(**changes) if changes else self
 
+    def dynamic_symbols(self) -> set[str]:
+        """The symbols in the attributes and bodies."""
+        found: set[str] = set()
+        for field in self._bindable:
+            value = self.__dict__[field]
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, Dim):
+                    found.update(item.symbols)
+                elif isinstance(item, Shape) or hasattr(item, "nodes"):
+                    found.update(item.dynamic_symbols())
+        return found
+
     @property
     def bodies(self) -> dict[str, Graph]:
         """Nested programs by attribute name; `branches[1]` for items of a tuple."""

@@ -216,8 +216,15 @@ class _MatmulMaker:
         starts = [columns.start + v * columns.lanes for v in range(columns.vectors)]
         masks = [self.mask(columns, start) for start in starts]
         a_rows = [self.a.place(batch, row + r, k.as_index(0)) for r in range(count)]
+        b_start, b_row_stride, b_stride = self.b_layout(batch, columns.start)
+        b_masks = [None] * len(masks) if self.packed else masks  # panels are filled up with zeros
         with k.fold("p", 0, self.depth, init=[zero] * (count * columns.vectors)) as fold:
-            b = [self.load_b(batch, fold.index, s, columns.lanes, mask) for s, mask in zip(starts, masks)]
+            b_row = b_start + fold.index * b_row_stride
+            b_places = [b_row + b_stride * (v * columns.lanes) for v in range(columns.vectors)]
+            b = [
+                k.cast(k.load(self.b.buffer, place, lanes=columns.lanes, stride=b_stride, mask=mask), self.acc)
+                for place, mask in zip(b_places, b_masks)
+            ]
             step = fold.index * self.a.strides[2]
             sums: list[Value] = []
             for a_row in a_rows:
@@ -239,14 +246,13 @@ class _MatmulMaker:
     def mask(self, columns: _Columns, start: Value) -> Value | None:
         return self.k.lane_mask(self.n - start, columns.lanes) if columns.is_masked else None
 
-    def load_b(self, batch: Value, p: Value, column: Value, lanes: int, mask: Value | None) -> Value:
-        k = self.k
+    def b_layout(self, batch: Value, column: Value) -> tuple[Value, Value, Value]:
+        """Where B[batch, 0, column] is, and how far the next row and the next column are from there."""
         if not self.packed:
-            place, stride = self.b.place(batch, p, column), self.b.strides[2]
-            return k.cast(k.load(self.b.buffer, place, lanes=lanes, stride=stride, mask=mask), self.acc)
-        # Panels are filled up with zeros, so no mask is needed.
-        panel = batch * self.b.strides[0] + column // self.width * (self.depth * self.width)
-        return k.cast(k.load(self.b.buffer, panel + column % self.width + p * self.width, lanes=lanes), self.acc)
+            return self.b.place(batch, self.k.as_index(0), column), self.b.strides[1], self.b.strides[2]
+        panel = column // self.width * (self.depth * self.width)
+        start = batch * self.b.strides[0] + panel + column % self.width
+        return start, self.k.as_index(self.width), self.k.as_index(1)
 
     def finish(self, batch: Value, row: Value, column: Value, value: Value, mask: Value | None) -> None:
         """Epilogue and store of one vector of a tile."""

@@ -26,12 +26,9 @@ class Target:
     vector_bytes: int = 16
     vector_registers: int = 16
     masked_bytes: int = 0  # the smallest element that masked loads and stores handle natively; 0: none
-    has_fma: bool = True
     has_rounding: bool = True  # floor, ceil, trunc and round are instructions
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
     gpu: str = ""  # "nvptx" or "amdgcn": which built-ins give the block and thread numbers
-    l1_bytes: int = 32 << 10
-    l2_bytes: int = 512 << 10
 
     @property
     def is_gpu(self) -> bool:
@@ -60,15 +57,12 @@ AVX512 = Target(
     vector_bytes=64,
     vector_registers=32,
     masked_bytes=1,
-    l1_bytes=32 << 10,
-    l2_bytes=1 << 20,
 )
 AVX2 = Target(name="avx2", triple=_LINUX_X86, cpu="x86-64-v3", vector_bytes=32, masked_bytes=4)
 SSE2 = Target(
     name="generic",
     triple=_LINUX_X86,
     cpu="x86-64",
-    has_fma=False,
     has_rounding=False,
     has_f16_conversion=False,
 )
@@ -89,7 +83,6 @@ WASM = Target(
     triple="wasm32-unknown-unknown",
     cpu="generic",
     features="+simd128",
-    has_fma=False,
     has_f16_conversion=False,
 )
 CORTEX_M4 = Target(
@@ -100,12 +93,9 @@ CORTEX_M4 = Target(
     vector_registers=8,
     has_rounding=False,
     has_f16_conversion=False,
-    l1_bytes=0,
-    l2_bytes=0,
 )
-SM_90A = Target(
-    name="sm_90a", triple="nvptx64-nvidia-cuda", cpu="sm_90a", features="+ptx80", vector_registers=255, gpu="nvptx"
-)
+# No PTX version is asked for: LLVM takes the oldest that knows the chip, which every driver for the chip accepts.
+SM_90A = Target(name="sm_90a", triple="nvptx64-nvidia-cuda", cpu="sm_90a", vector_registers=255, gpu="nvptx")
 GFX942 = Target(name="gfx942", triple="amdgcn-amd-amdhsa", cpu="gfx942", vector_registers=256, gpu="amdgcn")
 
 TARGETS = {t.name: t for t in (AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A, GFX942)}

@@ -68,7 +68,7 @@ def asarray(obj: Any, /, dtype: DTypeLike | None = None, *, device: Any = None, 
         stacked = ops.stack([asarray(item) for item in obj])
         return stacked if dtype is None else convert(stacked, DType.of(dtype))
     array = _known_values(obj, None if dtype is None else DType.of(dtype))
-    if copy and not is_python_scalar(obj) and array.base is not None:
+    if copy and not isinstance(obj, list | tuple):
         array = np.array(array)
     scope = current_scope()
     # The caller's own object is lifted where it can be: an array used twice is then one constant.

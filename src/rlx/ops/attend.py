@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -255,11 +255,8 @@ def attention_cases() -> Iterator[tuple[dict[str, Any], tuple[Spec, ...], dict[s
     yield custom | {"layout": "bsm"}, (*(spec("B", "S", 8),) * 3, spec("B", "S")), {"B": 2, "S": 3}
 
 
-_A = TypeVar("_A", bound=AttentionBase)
-
-
 def build_attention(
-    cls: type[_A],
+    cls: type[AttentionBase],
     operands: tuple[Any, ...],
     mask: Any,
     *,
