@@ -11,7 +11,7 @@ from kernel_runs import X86_TARGETS, check_everywhere, interpreted, ran_natively
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.elementwise import CHUNK, Access, map_kernel, merge_axes
-from rlx.kernels.expr import apply, literal, operand
+from rlx.kernels.expr import apply, index, literal, operand
 from rlx.kernels.interpret import grid_size
 from rlx.kernels.targets import AVX512, SM_90A
 
@@ -88,6 +88,24 @@ def test_any_fixed_layout(shape, permutation, broadcast, dtype):
     picked = other[3 + sum((i * s for i, s in zip(np.indices(shape), other_strides)), np.zeros(shape, int))]
     np.testing.assert_array_equal(found.astype(float), np.maximum(view.astype(float), picked.astype(float)))
     np.testing.assert_array_equal(ran_natively(kernel, args, X86_TARGETS[-1])["z"].astype(float), found.astype(float))
+
+
+def test_indices_of_the_index_space():
+    """A causal mask by comparing two indices, with an axis of size 1 between; and the plain iota."""
+    row, column = index(0), index(2)
+    masked = apply("where", apply("le", column, row), operand(0, F32), literal(-np.inf, F32))
+    strides = ("C", "C", 1)
+    outputs = [Access("y", F32, strides), Access("ids", DType.I64, strides)]
+    for target in (AVX512, SM_90A):
+        shape = ("R", 1, "C")
+        kernel = map_kernel("causal", target, shape, [Access("x", F32, strides)], outputs, [masked, column])
+        for r, c in ((3, 20), (18, 18), (2, 0)):
+            x = rng.normal(size=(r, 1, c)).astype(np.float32)
+            args = {"x": x, "y": np.zeros_like(x), "ids": np.zeros((r, 1, c), np.int64), "R": r, "C": c}
+            found = check_everywhere(kernel, args)
+            wanted = np.where(np.tri(r, c, dtype=bool)[:, None], x, -np.inf)
+            np.testing.assert_array_equal(found["y"], wanted)
+            np.testing.assert_array_equal(found["ids"], np.broadcast_to(np.arange(c), (r, 1, c)))
 
 
 def test_in_place():

@@ -10,7 +10,7 @@ from scipy.special import ndtr
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.kernels import native
-from rlx.kernels.expr import apply, operand
+from rlx.kernels.expr import apply, index, literal, operand
 from rlx.kernels.interpret import grid_size
 from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel, pack_panels, panel_width, tile_rows
 from rlx.kernels.targets import AVX2, AVX512, CORTEX_M4, NEON, SSE2, Target
@@ -157,6 +157,20 @@ def test_epilogue_operands_of_every_shape():
         x = {name: array.astype(np.float64) for name, array in args.items() if isinstance(array, np.ndarray)}
         wanted = (x["a"] @ x["b"] * x["scale"][:, None] + x["bias"]) * x["one"] + x["residual"]
         np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2.0**-7, atol=1e-5)
+
+
+def test_epilogue_sees_its_place():
+    """Scores masked where the column is beyond the row, as in causal attention."""
+    m, k = 19, 4
+    masked = apply("where", apply("le", index(2), index(1)), operand(0, F32), literal(-np.inf, F32))
+    for target in X86_TARGETS:
+        matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, 1, k), "c": Matrix("c", F32, m)}
+        kernel = matmul_kernel("scores", target, m=m, n=m, k=k, **matrices, epilogue=Epilogue(masked))
+        args = {"a": normal(m, k), "b": normal(m, k), "c": np.zeros((m, m), np.float32)}
+        wanted = args["a"].astype(np.float64) @ args["b"].astype(np.float64).T
+        found = ran_natively(kernel, args, target)["c"]
+        close(np.where(np.tri(m, dtype=bool), found, 0), np.tril(wanted), k)
+        assert (found[np.triu_indices(m, 1)] == -np.inf).all()
 
 
 def test_any_division_of_the_blocks_gives_the_same_bits():

@@ -74,7 +74,8 @@ class _MapMaker:
         # In place is allowed, so nothing is promised about aliasing.
         self.sources = [k.pointer(a.name, a.dtype, noalias=False) for a in inputs]
         self.results = [k.pointer(a.name, a.dtype, write=True, noalias=False) for a in outputs]
-        axes = merge_axes(shape, [a.strides for a in accesses]) or [(1, (0,) * len(accesses))]
+        self.has_indices = any(node.op == "index" for node in topological(exprs))
+        axes = merge_axes(shape, [a.strides for a in accesses], keep=self.has_indices) or [(1, (0,) * len(accesses))]
         extents = Extents(k)
         self.sizes = [extents(size) for size, _ in axes]
         self.strides = [[extents(s) for s in strides] for _, strides in axes]
@@ -99,7 +100,7 @@ class _MapMaker:
         parts = k.ceildiv(inner, CHUNK)
         if len(self.sizes) == 1:
             with k.parallel("chunk", parts) as chunk:
-                self.part_of_row(self.offsets, chunk)
+                self.part_of_row([], chunk)
             return
         rows = self.product(self.sizes[:-1])
         rows_per_chunk = k.max(1, k.as_index(CHUNK) // k.max(inner, 1))
@@ -107,29 +108,30 @@ class _MapMaker:
         with k.parallel("chunk", groups * parts) as chunk:
             first = (chunk // parts) * rows_per_chunk
             with k.loop("row", first, k.min(first + rows_per_chunk, rows)) as row:
-                self.part_of_row(self.bases(self.unflatten(row, self.sizes[:-1])), chunk % parts)
+                self.part_of_row(self.unflatten(row, self.sizes[:-1]), chunk % parts)
 
-    def part_of_row(self, bases: Sequence[Value], part: Value) -> None:
-        """Elements part*CHUNK .. of a row: whole vectors, then a masked one or single elements."""
+    def part_of_row(self, outer: Sequence[Value], part: Value) -> None:
+        """Elements part*CHUNK .. of the row at the outer indices: whole vectors, then a masked one or single ones."""
         k = self.k
+        bases = self.bases(outer)
         start = part * CHUNK
         stop = k.min(start + CHUNK, self.sizes[-1])
         uniform = self.uniform_operands(bases)
         if self.lanes == 1:
             with k.loop("i", start, stop) as i:
-                self.element(bases, uniform, i, 1, None)
+                self.element(outer, bases, uniform, i, 1)
             return
         whole = start + (stop - start) // self.lanes * self.lanes
         with k.loop("i", start, whole, self.lanes) as i:
-            self.element(bases, uniform, i, self.lanes, None)
+            self.element(outer, bases, uniform, i, self.lanes)
         if isinstance(self.inner_size, int) and self.inner_size % self.lanes == 0:
             return
         if self.has_masks:
             with k.when(whole < stop):
-                self.element(bases, uniform, whole, self.lanes, k.lane_mask(stop - whole, self.lanes))
+                self.element(outer, bases, uniform, whole, self.lanes, k.lane_mask(stop - whole, self.lanes))
         else:
             with k.loop("i", whole, stop) as i:
-                self.element(bases, uniform, i, 1, None)
+                self.element(outer, bases, uniform, i, 1)
 
     def uniform_operands(self, bases: Sequence[Value]) -> dict[int, Value]:
         """Operands that are the same for a whole row, loaded once before it."""
@@ -137,7 +139,13 @@ class _MapMaker:
         return {n: self.k.load(self.sources[n], bases[n]) for n in numbers}
 
     def element(
-        self, bases: Sequence[Value], uniform: dict[int, Value], i: Value, lanes: int, mask: Value | None
+        self,
+        outer: Sequence[Value],
+        bases: Sequence[Value],
+        uniform: dict[int, Value],
+        i: Value,
+        lanes: int,
+        mask: Value | None = None,
     ) -> None:
         """Load, compute and store `lanes` elements from inner index `i`."""
         k = self.k
@@ -146,7 +154,8 @@ class _MapMaker:
         for number, (buffer, (place, stride)) in enumerate(zip(self.sources, places)):
             loaded = uniform.get(number)
             operands.append(k.load(buffer, place, lanes=lanes, stride=stride, mask=mask) if loaded is None else loaded)
-        values = lower_expr(k, self.exprs, operands, lanes)
+        indices = [*outer, k.iota(DType.I64, lanes) + i] if self.has_indices else []
+        values = lower_expr(k, self.exprs, operands, lanes, indices)
         for buffer, (place, stride), value in zip(self.results, places[len(self.sources) :], values):
             k.store(buffer, place, k.cast(value, buffer.dtype), stride=stride, mask=mask)
 
@@ -160,7 +169,7 @@ class _MapMaker:
                 flat = block * per_block + (thread + step * GPU_THREADS)
                 with k.when(flat < total):
                     *outer, inner = self.unflatten(flat, self.sizes)
-                    self.element(self.bases(outer), {}, inner, 1, None)
+                    self.element(outer, self.bases(outer), {}, inner, 1)
 
     def product(self, sizes: Sequence[Value]) -> Value:
         result: Value = self.k.as_index(1)
@@ -185,10 +194,10 @@ class _MapMaker:
 
 
 def merge_axes(
-    shape: Sequence[Extent], strides: Sequence[tuple[Extent, ...]]
+    shape: Sequence[Extent], strides: Sequence[tuple[Extent, ...]], keep: bool = False
 ) -> list[tuple[Extent, tuple[Extent, ...]]]:
     """The same index space with fewer axes, as (size, stride per operand): axes of size 1 go, and two axes join where
-    for every operand a step of the outer one is a whole run of the inner one.
+    for every operand a step of the outer one is a whole run of the inner one. `keep` leaves the axes as they are.
 
     >>> merge_axes((2, 3, 4), [(12, 4, 1), (0, 4, 1)])
     [(2, (12, 0)), (12, (1, 1))]
@@ -196,9 +205,9 @@ def merge_axes(
     axes: list[tuple[Extent, tuple[Extent, ...]]] = []
     for axis, size in enumerate(shape):
         steps = tuple(s[axis] for s in strides)
-        if size == 1:
+        if size == 1 and not keep:
             continue
-        if axes and isinstance(size, int) and isinstance(axes[-1][0], int):
+        if not keep and axes and isinstance(size, int) and isinstance(axes[-1][0], int):
             outer_size, outer_steps = axes[-1]
             if all(isinstance(i, int) and o == i * size for o, i in zip(outer_steps, steps)):
                 axes[-1] = (int(outer_size) * size, steps)

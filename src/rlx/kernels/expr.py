@@ -23,7 +23,7 @@ from rlx.kernels.loop_ir import FLOATS, HALVES, INTS, Literal, Value, ValueType
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expr:
-    """A node: `operand` (with its number in `value`), `literal` (with its value), or an op on other nodes."""
+    """A node: an op on other nodes, or a leaf with its `value`: an `operand`'s number, a `literal`, an `index`' axis."""
 
     op: str
     args: tuple[Expr, ...]
@@ -38,6 +38,11 @@ def operand(number: int, dtype: DType) -> Expr:
 
 def literal(value: Literal, dtype: DType) -> Expr:
     return Expr("literal", (), dtype, value)
+
+
+def index(axis: int) -> Expr:
+    """The element's own index along an axis of the index space, as an i64: MIR's iota."""
+    return Expr("index", (), DType.I64, axis)
 
 
 def apply(op: str, *args: Expr, to: DType | None = None) -> Expr:
@@ -97,11 +102,19 @@ def instruction_count(roots: Sequence[Expr]) -> int:
     return sum(1 if op in _SIMPLE else 30 for op in nodes)
 
 
-def lower_expr(k: KernelBuilder, roots: Sequence[Expr], operands: Sequence[Value], lanes: int = 1) -> list[Value]:
-    """Append the computation of `roots` and give their values, each in its node's own dtype."""
+def lower_expr(
+    k: KernelBuilder, roots: Sequence[Expr], operands: Sequence[Value], lanes: int = 1, indices: Sequence[Value] = ()
+) -> list[Value]:
+    """Append the computation of `roots` and give their values, each in its node's own dtype.
+
+    `indices` are the element's place in the index space; scalars are splat.
+    """
     values: dict[Expr, Value] = {}
     for node in topological(roots):
-        values[node] = _lower_node(k, node, values, operands, lanes)
+        if node.op == "index":
+            values[node] = k.splat(indices[int(node.value)], lanes)
+        else:
+            values[node] = _lower_node(k, node, values, operands, lanes)
     return [k.cast(values[root], root.dtype) for root in roots]
 
 

@@ -1,4 +1,8 @@
-"""LLVM IR text -> object code or assembly, by llvmlite. The only file that compiles, and the first use loads LLVM."""
+"""LLVM IR text -> object code or assembly, by llvmlite. The only file that compiles, and the first use loads LLVM.
+
+No optimisation pipeline runs before code generation: kernels come unrolled, vectorised and free of repeated work, and
+the O3 pipeline doubled the compile time (45 -> 100 ms for a fused matmul) for 0 to 4 % of speed.
+"""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ class Matrix:
 class Epilogue:
     """What is done to the product before it is stored. Operand 0 of `expr` is the accumulator, the others are
     `operands`, read at the element's place: a bias has row_stride 0, a scale per row col_stride 0, a residual neither.
+    Its `index` axes are batch, row, column.
     """
 
     expr: Expr
@@ -262,7 +263,8 @@ class _MatmulMaker:
             for extra in self.extra:
                 place, stride = extra.place(batch, row, column), extra.strides[2]
                 operands.append(k.load(extra.buffer, place, lanes=lanes, stride=stride, mask=mask))
-            [value] = lower_expr(k, [self.epilogue.expr], operands, lanes)
+            indices = (batch, row, k.iota(DType.I64, lanes) + column)
+            [value] = lower_expr(k, [self.epilogue.expr], operands, lanes, indices)
         place, stride = self.c.place(batch, row, column), self.c.strides[2]
         k.store(self.c.buffer, place, k.cast(value, self.c.matrix.dtype), stride=stride, mask=mask)
 

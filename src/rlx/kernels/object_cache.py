@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlx.errors import BackendError
+from rlx.knobs import knobs
 
 _MAGIC = b"rlxobj\x00\x01"  # the last byte is the format version
 _DIGEST_BYTES = 32
@@ -28,10 +29,9 @@ class ObjectCache(Protocol):
 
 
 def default_directory() -> Path:
-    """`$RLX_CACHE_DIR`, else `rlx` in the user's cache directory."""
-    chosen = os.environ.get("RLX_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
+    """The knob `cache_dir` (`RLX_CACHE_DIR`), else `rlx` in the user's cache directory."""
+    if knobs.cache_dir:
+        return Path(knobs.cache_dir)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx"
 
 

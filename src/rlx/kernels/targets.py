@@ -66,15 +66,14 @@ SSE2 = Target(
     has_rounding=False,
     has_f16_conversion=False,
 )
-NEON = Target(
-    name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", features="+neon,+fullfp16", vector_registers=32
-)
+NEON = Target(name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32)
 RISCV = Target(
     name="riscv64",
     triple="riscv64-unknown-linux-gnu",
     cpu="generic-rv64",
     features="+m,+a,+f,+d,+c,+v",
     vector_registers=32,
+    masked_bytes=1,
     has_rounding=False,
     has_f16_conversion=False,
 )

@@ -43,6 +43,12 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
         return None
 
 
+# `x += y` binds x to a new array; ndarray would try to write into the old one.
+_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+for _name in _IN_PLACE:
+    setattr(Array, f"__i{_name}__", getattr(TensorMethods, f"__{_name}__"))
+
+
 def as_array(value: Any) -> Array:
     """`value` as an `rlx.Array` without a copy; the original must not be written to afterwards."""
     array = np.asarray(value).view(Array)
