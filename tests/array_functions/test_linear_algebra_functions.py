@@ -133,6 +133,11 @@ CASES += [
     case("poly", V),
     case("polyfit", np.arange(6.0), _rng.normal(size=(6,)), 2, rtol=LOOSE),
     case("polyfit", np.arange(6.0), _rng.normal(size=(6, 2)), 1, w=np.arange(1.0, 7), rtol=LOOSE),
+    *(
+        case("apply_along_axis", f, 1, BATCH, oracle=lambda f, a, x, g=g: np.apply_along_axis(g, a, x))
+        for f, g in ((rnp.sum, np.sum), (rnp.cumsum, np.cumsum), (lambda v: v[:, None] * v, lambda v: v[:, None] * v))
+    ),
+    case("polydiv", np.array([2.0, -3.0, 1.0, 5.0]), np.array([2.0, 1.0])),
     case("apply_over_axes", rnp.sum, BATCH, [0, 2], oracle=lambda f, x, axes: np.apply_over_axes(np.sum, x, axes)),
 ]
 

@@ -159,8 +159,12 @@ def test_vjp_is_the_adjoint_of_jvp(sample):
 
 
 def inner(a, b):
-    """The real inner product; for complex values the real part of <a, conj b>, which Wirtinger cotangents obey."""
-    return float(np.real(np.sum(wide(a) * np.conj(wide(b)))))
+    """What a cotangent b makes of a tangent a: Σ a·b; cotangents of complex values are ∂L/∂z̄, so dL = 2·Re Σ a·conj(b).
+
+    Where real and complex numbers meet in one op (real, make_complex, |z|², singular values) the factor 2 matters.
+    """
+    weight = 2.0 if a.dtype.kind == "c" else 1.0
+    return weight * float(np.real(np.sum(wide(a) * np.conj(wide(b)))))
 
 
 def magnitude(a, b):

@@ -1,4 +1,4 @@
-"""Running one kernel in the interpreter and natively on every x86 description, for the tests of this folder."""
+"""Running one kernel in the interpreter and natively, on every machine description that runs here."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rlx.kernels import native
 from rlx.kernels.interpret import interpret
 from rlx.kernels.legalize import legalize
 from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.targets import AVX2, AVX512, SSE2, Target, runs_here
+from rlx.kernels.targets import TARGETS, Target, runs_here
 from rlx.kernels.verify import verify
 
-X86_TARGETS = [t for t in (AVX512, AVX2, SSE2) if runs_here(t)]
+NATIVE_TARGETS = [t for t in TARGETS.values() if runs_here(t)]
 
 Arguments = dict[str, "np.ndarray | int | float"]
 
@@ -38,8 +38,8 @@ def check_everywhere(kernel: Kernel, args: Arguments, rtol: float = 0.0) -> Argu
     With `rtol` 0 every value must be the same.
     """
     expected = interpreted(kernel, args)
-    runs = [(f"native {t.name}", ran_natively(kernel, args, t)) for t in X86_TARGETS]
-    runs += [(f"legalised {t.name}", interpreted(legalize(kernel, t), args)) for t in X86_TARGETS]
+    runs = [(f"native {t.name}", ran_natively(kernel, args, t)) for t in NATIVE_TARGETS]
+    runs += [(f"legalised {t.name}", interpreted(legalize(kernel, t), args)) for t in NATIVE_TARGETS]
     for what, found in runs:
         for name, array in expected.items():
             if not isinstance(array, np.ndarray):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from kernel_runs import X86_TARGETS, check_everywhere
+from kernel_runs import NATIVE_TARGETS, check_everywhere
 
 from rlx.ir.dtype import DType
 from rlx.kernels import native
@@ -53,7 +53,7 @@ def kernel_of(function, dtype: DType, arity: int = 1) -> Kernel:
 def native_results(kernel: Kernel, *inputs: np.ndarray):
     count = len(inputs[0])
     padded = [np.concatenate([x, np.ones(-count % LANES, x.dtype)]) for x in inputs]
-    for target in X86_TARGETS:
+    for target in NATIVE_TARGETS:
         y = np.zeros_like(padded[0])
         native.load(kernel, target)(*padded, y, len(y))
         yield target.name, y[:count]

@@ -210,6 +210,8 @@ def test_errors_teach():
         ops.attention(x, x, x, layout="bhsd", mask_kind="causal", positions=np.ones((1, 4), np.int32))
     with pytest.raises(OpError, match="positions matter for causal"):
         ops.attention(x, x, x, layout="bhsd", positions=np.ones(4, np.int32))
+    with pytest.raises(ShapeError, match=r"layout bhsd does not fit q \[2, 4, 4, 3\] and k \[4, 3\]"):
+        ops.attention(x, x[0, 0], x, layout="bhsd")
     with pytest.raises(OpError, match="need num_heads"):
         ops.attention(*(np.ones((B, 4, 12), np.float32),) * 3)
     with pytest.raises(OpError, match="there is no bias to differentiate"):

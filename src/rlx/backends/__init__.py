@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from rlx.backends.api import Backend, register_backend
 
 
@@ -11,4 +14,21 @@ def _reference() -> Backend:
     return ReferenceBackend()
 
 
+def _cpu() -> Backend:
+    from rlx.backends.cpu import CpuBackend
+
+    return CpuBackend()
+
+
 register_backend("reference", _reference)
+register_backend("cpu", _cpu)
+
+
+def __getattr__(name: str) -> Any:
+    """`rlx.backends.cuda` and its like, imported when they are asked for."""
+    if name.startswith("_"):
+        raise AttributeError(f"module 'rlx.backends' has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"rlx.backends.{name}")
+    except ModuleNotFoundError:
+        raise AttributeError(f"there is no backend module {name!r}") from None

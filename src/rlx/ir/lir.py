@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,6 +56,23 @@ class LirIoManifest(NamedTuple):
         inputs = tuple((n.op.key, n.id) for n in graph.nodes if isinstance(n.op, Input))
         params = tuple((n.op.key, n.id) for n in graph.nodes if isinstance(n.op, Param))
         return LirIoManifest(inputs, params, tuple(graph.outputs))
+
+
+class LirKernel(NamedTuple):
+    """One unit of execution: the nodes it computes together, what it reads, and which results it stores.
+
+    `kind` says how it runs: `map` (pointwise), `matmul` (with an epilogue), `view` (nothing runs), `call` (the op's
+    definition, on the host).
+    """
+
+    kind: str
+    nodes: tuple[NodeId, ...]
+    inputs: tuple[NodeId, ...]
+    outputs: tuple[NodeId, ...]
+
+    @staticmethod
+    def of(kind: str, nodes: Iterable[int], inputs: Iterable[int], outputs: Iterable[int]) -> LirKernel:
+        return LirKernel(kind, *(tuple(NodeId(i) for i in ids) for ids in (nodes, inputs, outputs)))
 
 
 @dataclass
@@ -195,9 +212,9 @@ class LirFingerprint(int):
     __slots__ = ()
 
     @staticmethod
-    def of(graph: Graph, plan: LirBufferPlan) -> LirFingerprint:
-        """blake2b over the program text (constants by content, bodies included), the plan and the LIR version."""
-        text = json.dumps([LIR_VERSION, str(graph), plan.to_json()], separators=(",", ":"))
+    def of(graph: Graph, plan: LirBufferPlan, kernels: Iterable[LirKernel] = ()) -> LirFingerprint:
+        """blake2b over the program text (constants by content, bodies included), plan, kernels and LIR version."""
+        text = json.dumps([LIR_VERSION, str(graph), plan.to_json(), list(kernels)], separators=(",", ":"))
         return LirFingerprint(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big"))
 
     def __str__(self) -> str:
@@ -207,13 +224,14 @@ class LirFingerprint(int):
 
 
 class LirModule:
-    """A graph and its buffer plan."""
+    """A graph, how it is cut into kernels, and its buffer plan."""
 
-    __slots__ = ("buffers", "mir")
+    __slots__ = ("buffers", "kernels", "mir")
 
-    def __init__(self, mir: MirModule | Graph, buffers: LirBufferPlan) -> None:
+    def __init__(self, mir: MirModule | Graph, buffers: LirBufferPlan, kernels: Iterable[LirKernel] = ()) -> None:
         self.mir = mir if isinstance(mir, MirModule) else MirModule.from_graph(mir)
         self.buffers = buffers
+        self.kernels = tuple(kernels)
         if buffers.largest_id() >= len(self.mir):
             raise InternalError(
                 f"the plan of @{self.name} names node {buffers.largest_id()}, the graph has {len(self.mir)} nodes"
@@ -232,7 +250,7 @@ class LirModule:
         return self.buffers
 
     def fingerprint(self) -> LirFingerprint:
-        return LirFingerprint.of(self.as_graph(), self.buffers)
+        return LirFingerprint.of(self.as_graph(), self.buffers, self.kernels)
 
     def into_graph(self) -> Graph:
         return self.mir.into_graph()
@@ -250,7 +268,7 @@ class LirModule:
 
     def bind(self, binding: Mapping[str, int | Dim]) -> LirModule:
         """The module for one set of sizes; the order of buffers stays."""
-        return LirModule(self.as_graph().bind(binding), self.buffers.bind(binding))
+        return LirModule(self.as_graph().bind(binding), self.buffers.bind(binding), self.kernels)
 
     def inspect(self) -> str:
         from rlx.ir.inspect import inspect_lir
@@ -258,13 +276,17 @@ class LirModule:
         return inspect_lir(self)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LirModule) and self.mir == other.mir and self.buffers == other.buffers
+        if not isinstance(other, LirModule):
+            return False
+        return (self.mir, self.buffers, self.kernels) == (other.mir, other.buffers, other.kernels)
 
     def __hash__(self) -> int:
         return hash(self.mir)
 
     def __str__(self) -> str:
-        return str(self.mir)
+        from rlx.ir.lir_text import show_lir
+
+        return show_lir(self)
 
     def __repr__(self) -> str:
         return f"<LirModule @{self.name}: {len(self.mir)} nodes, arena {self.arena_size}>"
@@ -275,7 +297,12 @@ def lir_to_json(lir: LirModule) -> str:
     from rlx.ir.serialize import to_json
 
     graph = json.loads(to_json(lir.as_graph()))
-    return json.dumps({"format": "rlx.lir", "version": LIR_VERSION, "graph": graph, "plan": lir.buffers.to_json()})
+    kernels = [
+        [k.kind, [int(i) for i in k.nodes], [int(i) for i in k.inputs], [int(i) for i in k.outputs]]
+        for k in lir.kernels
+    ]
+    document = {"format": "rlx.lir", "version": LIR_VERSION, "graph": graph, "plan": lir.buffers.to_json()}
+    return json.dumps(document | {"kernels": kernels})
 
 
 def lir_from_json(text: str | bytes) -> LirModule:
@@ -296,4 +323,14 @@ def lir_from_json(text: str | bytes) -> LirModule:
     loaded, buffers = from_json(json.dumps(graph)), LirBufferPlan.from_json(plan)
     if buffers.largest_id() >= len(loaded):
         raise FormatError(f"the plan names node {buffers.largest_id()}, the graph has {len(loaded)} nodes")
-    return LirModule(loaded, buffers)
+    return LirModule(loaded, buffers, _read_kernels(document.get("kernels", []), len(loaded)))
+
+
+def _read_kernels(entries: Any, count: int) -> list[LirKernel]:
+    try:
+        kernels = [LirKernel.of(str(kind), *(map(_read_id, ids) for ids in lists)) for kind, *lists in entries]
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"not a list of kernels: {error}") from None
+    if any(i >= count for k in kernels for i in (*k.nodes, *k.inputs, *k.outputs)):
+        raise FormatError(f"a kernel names a node that does not exist; the graph has {count} nodes")
+    return kernels

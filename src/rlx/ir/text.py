@@ -74,15 +74,24 @@ def _header(graph: Graph) -> str:
     return f"@{_name(graph.name)}({', '.join(leaves)}) {{"
 
 
-def _show_body(graph: Graph, indent: str, lines: list[str], locations: bool) -> None:
-    names: dict[int, str] = {}
+def value_names(graph: Graph) -> dict[NodeId, str]:
+    """How the text calls each node: leaves by name, the others by number."""
+    names: dict[NodeId, str] = {}
     count = 0
     for node in graph.nodes:
         if isinstance(node.op, Input | Param):
             names[node.id] = f"%{_name(node.op.key)}"
+        else:
+            names[node.id] = f"%{count}"
+            count += 1
+    return names
+
+
+def _show_body(graph: Graph, indent: str, lines: list[str], locations: bool) -> None:
+    names = value_names(graph)
+    for node in graph.nodes:
+        if node.is_leaf:
             continue
-        names[node.id] = f"%{count}"
-        count += 1
         types = str(node.shapes[0]) if len(node.shapes) == 1 else f"({', '.join(str(s) for s in node.shapes)})"
         operands = ", ".join([names[i] for i in node.inputs])
         line = f"{indent}{names[node.id]}: {types} = {node.op.mnemonic}({operands})"
@@ -210,7 +219,7 @@ _TOKEN = re.compile(
     r"""(?P<space>[ \t\r]+|\#[^\n]*)|(?P<newline>\n)
     |(?P<bytes>x"[0-9a-fA-F]*")|(?P<string>"(?:[^"\\]|\\.)*")
     |(?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?)
-    |(?P<name>[A-Za-z_][\w.]*)|(?P<symbol>//|[-+*%@(){}\[\],:=])""",
+    |(?P<name>[A-Za-z_][\w.]*)|(?P<symbol>//|[-+*%@(){}\[\],:=>])""",
     re.VERBOSE,
 )
 
@@ -218,7 +227,7 @@ _TOKEN = re.compile(
 _END = "end of text"
 
 
-class _Reader:
+class Reader:
     """Tokens with line numbers, and the errors that name them."""
 
     def __init__(self, text: str) -> None:
@@ -290,7 +299,7 @@ def _unquote(text: str, line: int) -> str:
 
 def parse(text: str, constants: Mapping[str, TensorData] | None = None) -> Graph:
     """The program written as `text`; `constants` holds the values of large constants by digest."""
-    reader = _Reader(text)
+    reader = Reader(text)
     level = reader.take()
     make = _LEVELS.get(level)
     if make is None:
@@ -302,7 +311,7 @@ def parse(text: str, constants: Mapping[str, TensorData] | None = None) -> Graph
             graph.fusion_policy = type(graph.fusion_policy)(word)
         except ValueError:
             raise ParseError(f"line 1: {word!r} is not a fusion policy; use direct or fusable") from None
-    _Parser(reader, constants or {}).body(graph)
+    Parser(reader, constants or {}).body(graph)
     if reader.kind() != "end":
         raise reader.fail(f"expected the end of the program, got {reader.peek()!r}")
     return graph
@@ -316,8 +325,8 @@ def register_level(graph_class: type[Graph]) -> None:
     _LEVELS[graph_class.level] = graph_class
 
 
-class _Parser:
-    def __init__(self, reader: _Reader, constants: Mapping[str, TensorData]) -> None:
+class Parser:
+    def __init__(self, reader: Reader, constants: Mapping[str, TensorData]) -> None:
         self.reader, self.constants = reader, constants
 
     def body(self, graph: Graph) -> Graph:
@@ -526,8 +535,8 @@ _DTYPES = frozenset(d.value for d in DType)
 
 def parse_value(text: str) -> Any:
     """One attribute value from its text, as `show_value` writes it."""
-    reader = _Reader(text)
-    value = _Parser(reader, {}).value()
+    reader = Reader(text)
+    value = Parser(reader, {}).value()
     if reader.kind() != "end":
         raise reader.fail(f"unexpected {reader.peek()!r} after a value")
     return value

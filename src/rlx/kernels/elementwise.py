@@ -46,8 +46,8 @@ def map_kernel(
 ) -> Kernel:
     """`outputs[j][i] = exprs[j](inputs[0][i], inputs[1][i], ..)` for every index `i` of `shape`.
 
-    Parameters: the inputs' pointers, the outputs' pointers, then every named extent in the order shape, strides and
-    offsets of inputs, of outputs. An output may be the same memory as an input with the same layout.
+    Parameters: the inputs' pointers, the outputs' pointers, then every named extent once, in the order of the shape and
+    of each access's strides and offset. An output may be the same memory as an input with the same layout.
     """
     if len(exprs) != len(outputs) or not outputs:
         raise OpError(f"map {name}: {len(outputs)} outputs for {len(exprs)} expressions")
@@ -77,6 +77,9 @@ class _MapMaker:
         self.has_indices = any(node.op == "index" for node in topological(exprs))
         axes = merge_axes(shape, [a.strides for a in accesses], keep=self.has_indices) or [(1, (0,) * len(accesses))]
         extents = Extents(k)
+        # All named extents are parameters, in an order that does not depend on which axes merge.
+        for extent in (*shape, *(e for a in accesses for e in (*a.strides, a.offset))):
+            extents(extent)
         self.sizes = [extents(size) for size, _ in axes]
         self.strides = [[extents(s) for s in strides] for _, strides in axes]
         self.inner_strides = axes[-1][1]

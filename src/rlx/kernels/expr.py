@@ -23,7 +23,7 @@ from rlx.kernels.loop_ir import FLOATS, HALVES, INTS, Literal, Value, ValueType
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expr:
-    """A node: an op on other nodes, or a leaf with its `value`: an `operand`'s number, a `literal`, an `index`' axis."""
+    """An op on other nodes, or a leaf with its `value`: an `operand`'s number, a `literal`, or an `index`'s axis."""
 
     op: str
     args: tuple[Expr, ...]

@@ -14,6 +14,8 @@ from rlx.kernels.legalize import legalize
 from rlx.kernels.llvm_emit import emit_llvm
 from rlx.kernels.loop_ir import Kernel
 from rlx.kernels.targets import Target
+from rlx.kernels.verify import verify
+from rlx.knobs import knobs
 
 
 def compile_object(kernel: Kernel, target: Target) -> bytes:
@@ -31,7 +33,12 @@ def compile_assembly(kernel: Kernel, target: Target) -> str:
 def _module(kernel: Kernel, target: Target) -> Any:
     from llvmlite import binding
 
-    text = emit_llvm(legalize(kernel, target), target)
+    if knobs.verify >= 1:
+        verify(kernel)
+    legal = legalize(kernel, target)
+    if knobs.verify >= 2:
+        verify(legal)
+    text = emit_llvm(legal, target)
     machine = _machine(target)
     try:
         module = binding.parse_assembly(text, binding.create_context())

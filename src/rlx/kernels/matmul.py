@@ -100,9 +100,10 @@ def matmul_kernel(
 ) -> Kernel:
     """C[batch, m, n] = epilogue(A[batch, m, k] @ B[batch, k, n]), accumulated in f32 for f16 and bf16.
 
-    With `packed`, B is laid out by `pack_panels` with `panel_width(target, accumulator)` and its strides are not used.
-    Parameters: pointers of A, B, C and the epilogue's operands, then every named extent in the order m, n, k, batch and
-    strides of A, B, C, operands.
+    A residual in the epilogue may be the same memory as C. With `packed`, B is laid out by `pack_panels` with
+    `panel_width(target, accumulator)`, and of its strides only that of the batch is used.
+    Parameters: pointers of A, B, C and the epilogue's operands, then every named extent once, in the order m, n, k,
+    batch and (batch, row, column) strides of A, B, C and the operands.
     """
     acc = accumulator or compute_dtype(a.dtype)
     if epilogue is None and acc not in (c.dtype, compute_dtype(c.dtype)):
@@ -113,8 +114,8 @@ def matmul_kernel(
 class _Operand:
     """A matrix as the kernel sees it: its buffer, and its strides once they are declared."""
 
-    def __init__(self, k: KernelBuilder, matrix: Matrix, write: bool = False) -> None:
-        self.buffer = k.pointer(matrix.name, matrix.dtype, write=write)
+    def __init__(self, k: KernelBuilder, matrix: Matrix, write: bool = False, noalias: bool = True) -> None:
+        self.buffer = k.pointer(matrix.name, matrix.dtype, write=write, noalias=noalias)
         self.matrix = matrix
 
     def declare_strides(self, extents: Extents) -> None:
@@ -149,8 +150,9 @@ class _MatmulMaker:
         k = self.k = KernelBuilder(name)
         self.epilogue, self.packed, self.acc = epilogue, packed, acc
         self.a, self.b = _Operand(k, matrices[0]), _Operand(k, matrices[1])
-        self.c = _Operand(k, matrices[2], write=True)
-        self.extra = [_Operand(k, operand) for operand in (epilogue.operands if epilogue else ())]
+        # An operand of the epilogue may be C itself: each element is read before it is written.
+        self.c = _Operand(k, matrices[2], write=True, noalias=False)
+        self.extra = [_Operand(k, operand, noalias=False) for operand in (epilogue.operands if epilogue else ())]
         extents = Extents(k)
         self.m, self.n, self.depth, self.batches = (extents(s) for s in sizes)
         for operand in (self.a, self.b, self.c, *self.extra):

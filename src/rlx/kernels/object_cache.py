@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import Protocol
@@ -63,7 +62,7 @@ class DiskCache:
     def put(self, key: str, code: bytes) -> None:
         """Write beside and rename, so that no reader ever sees half a file. Failure to write is not an error."""
         path = self._path(key)
-        beside = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        beside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
             handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import platform
+import re
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +17,7 @@ from rlx.ir.dtype import DType
 
 @dataclass(frozen=True)
 class Target:
-    """One chip family. Two targets with equal fields get equal code, so a target's text is part of every cache key."""
+    """One chip family. Targets with equal fields get equal code, so a target's repr is part of every cache key."""
 
     name: str
     triple: str
@@ -40,9 +40,6 @@ class Target:
 
     def has_masked_access(self, dtype: DType) -> bool:
         return 0 < self.masked_bytes <= dtype.size_bytes
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.triple} {self.cpu} {self.features}".strip()
 
 
 _LINUX_X86 = "x86_64-unknown-linux-gnu"
@@ -104,9 +101,10 @@ def target(name: str) -> Target:
     """A target by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
     if name in TARGETS:
         return TARGETS[name]
-    if name.startswith("sm_"):
+    # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
+    if re.fullmatch(r"sm_\d+[af]?", name):
         return replace(SM_90A, name=name, cpu=name)
-    if name.startswith("gfx"):
+    if re.fullmatch(r"gfx[0-9a-f]+", name):
         return replace(GFX942, name=name, cpu=name)
     raise BackendError(f"unknown target {name!r}; use one of: {' '.join(TARGETS)}, or sm_NN, or gfxNNN")
 
@@ -114,6 +112,8 @@ def target(name: str) -> Target:
 @cache
 def host() -> Target:
     """The description of this machine."""
+    import platform
+
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         flags = _x86_flags()

@@ -28,7 +28,7 @@ _TWO_OVER_PI = (
 def sin(k: KernelBuilder, x: Value) -> Value:
     turns, rest = _quarter_turns(k, k.abs(x))
     y = _sine_after(k, turns, rest)
-    return _finite_only(k, x, copysign_product(k, y, x))
+    return _finite_only(k, x, _flip_sign(k, y, x))
 
 
 def cos(k: KernelBuilder, x: Value) -> Value:
@@ -41,7 +41,7 @@ def tan(k: KernelBuilder, x: Value) -> Value:
     s, c = _sine(k, rest), _cosine(k, rest)
     is_odd = k.ne(turns & 1, 0)
     y = k.select(is_odd, -c, s) / k.select(is_odd, s, c)
-    return _finite_only(k, x, copysign_product(k, y, x))
+    return _finite_only(k, x, _flip_sign(k, y, x))
 
 
 def atan(k: KernelBuilder, x: Value) -> Value:
@@ -56,7 +56,7 @@ def atan(k: KernelBuilder, x: Value) -> Value:
     return copysign(k, base + k.fma(u * z, polynomial(k, z, float_format(x).atan), u), x)
 
 
-def copysign_product(k: KernelBuilder, y: Value, sign: Value) -> Value:
+def _flip_sign(k: KernelBuilder, y: Value, sign: Value) -> Value:
     """y with its sign flipped where `sign` is negative; for odd functions of |x|."""
     f = float_format(y)
     sign_bit = -(1 << (8 * f.signed.size_bytes - 1))

@@ -13,6 +13,7 @@ have a size that depends on values takes `size=`. docs/numpy_coverage.md lists a
 
 from rlx.numpy import fft as fft
 from rlx.numpy import linalg as linalg
+from rlx.numpy.along_axes import *
 from rlx.numpy.creation import *
 from rlx.numpy.differences import *
 from rlx.numpy.dtypes import *
@@ -22,6 +23,7 @@ from rlx.numpy.float_parts import *
 from rlx.numpy.grids import *
 from rlx.numpy.histograms import *
 from rlx.numpy.indexing import *
+from rlx.numpy.inspection import *
 from rlx.numpy.joining import *
 from rlx.numpy.linear_algebra import *
 from rlx.numpy.logic import *

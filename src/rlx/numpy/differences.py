@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rlx import ops
@@ -9,9 +10,10 @@ from rlx.errors import ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
 from rlx.numpy.arguments import Axis, array_function, axis_of, dims_from, inexact, operand, rank_of, value
+from rlx.numpy.elementwise import remainder
 from rlx.ops.operands import convert, dims_of, dtype_of
 
-__all__ = ["diff", "ediff1d", "gradient", "trapezoid"]
+__all__ = ["diff", "ediff1d", "gradient", "trapezoid", "unwrap"]
 
 
 @array_function
@@ -115,3 +117,19 @@ def _end_slope(values: list[Any], steps: list[Any]) -> Any:
     h0, h1 = steps
     near, far = (values[1] - values[0]) / h0, (values[2] - values[1]) / h1
     return near - (far - near) * (h0 / (h0 + h1))
+
+
+@array_function
+def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: float = 2 * math.pi) -> Any:
+    """p with multiples of the period added, so that neighbours along `axis` differ by at most half a period."""
+    (p,) = inexact(p)
+    axis = axis_of(axis, p, "unwrap")
+    steps = diff(p, axis=axis)
+    half = period / 2
+    wrapped = remainder(steps + half, period) - half
+    # Half a period down stays half a period up when the step was up.
+    wrapped = ops.where(ops.and_(ops.eq(wrapped, -half), ops.gt(steps, 0)), half, wrapped)
+    limit = half if discont is None else max(discont, half)
+    change = ops.where(ops.lt(ops.abs_(steps), limit), 0, wrapped - steps)
+    total = ops.pad(ops.cumsum(change, axis), 0, low=[int(i == axis) for i in range(rank_of(p))])
+    return p + total

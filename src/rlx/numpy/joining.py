@@ -23,6 +23,7 @@ __all__ = [
     "dstack",
     "hsplit",
     "hstack",
+    "row_stack",
     "split",
     "stack",
     "unstack",
@@ -72,6 +73,9 @@ def stack(arrays: Any, axis: int = 0, dtype: DTypeLike | None = None) -> Any:
 def vstack(arrays: Any, dtype: DTypeLike | None = None) -> Any:
     """Arrays joined along axis 0; vectors are rows."""
     return concat([atleast_2d(x) for x in _parts(arrays, "vstack")], axis=0, dtype=dtype)
+
+
+row_stack = vstack
 
 
 @array_function

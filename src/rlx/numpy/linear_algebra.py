@@ -87,7 +87,7 @@ def vecmat(x1: Any, x2: Any, /) -> Any:
 
 
 @array_function
-def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
+def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
     """The sum of products over the last `axes` axes of x1 and the first of x2, or over a pair of axis lists."""
     x1, x2 = promoted(x1, x2)
     return ops.tensordot(x1, x2, axes)

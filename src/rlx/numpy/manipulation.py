@@ -96,7 +96,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
 
 
 @array_function
-def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int], /) -> Any:
+def moveaxis(x: Any, /, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
     """Axes `source` moved to the positions `destination`; the others keep their order."""
     return ops.moveaxis(value(x), source, destination)
 
@@ -193,13 +193,13 @@ def roll(x: Any, /, shift: Any, axis: Axis = None) -> Any:
 
 
 @array_function
-def tile(x: Any, repetitions: int | Sequence[int], /) -> Any:
-    """`x` laid side by side: repetitions[i] times along axis i."""
-    return ops.tile(value(x), repetitions)
+def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
+    """`x` laid side by side: reps[i] times along axis i."""
+    return ops.tile(value(x), reps)
 
 
 @array_function
-def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
+def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     """Every element of `axis` (of the flattened x without one) `repeats` times in a row; counts are known numbers."""
     return ops.repeat(value(x), concrete(repeats, "repeat", "repeats"), axis)
 

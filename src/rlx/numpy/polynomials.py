@@ -1,18 +1,14 @@
-"""Polynomials given by their coefficients, the highest power first, and functions applied along axes."""
+"""Polynomials given by their coefficients, the highest power first."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rlx import ops
 from rlx.errors import ShapeError
 from rlx.numpy.arguments import (
-    Axis,
     array_function,
-    axis_of,
-    dims_from,
     inexact,
     operand,
     promoted,
@@ -20,22 +16,19 @@ from rlx.numpy.arguments import (
     static_size,
     value,
 )
-from rlx.numpy.differences import diff
-from rlx.numpy.elementwise import remainder
 from rlx.numpy.linear_algebra import convolve
 from rlx.ops.operands import convert, dims_of, dtype_of
 
 __all__ = [
-    "apply_over_axes",
     "poly",
     "polyadd",
     "polyder",
+    "polydiv",
     "polyfit",
     "polyint",
     "polymul",
     "polysub",
     "polyval",
-    "unwrap",
 ]
 
 
@@ -80,6 +73,23 @@ def polymul(a1: Any, a2: Any) -> Any:
     """The product of two polynomials. Leading zeros stay, because the size cannot depend on values."""
     a1, a2 = (ops.reshape(p, (1,)) if rank_of(p) == 0 else p for p in promoted(a1, a2))
     return convolve(a1, a2)
+
+
+@array_function
+def polydiv(u: Any, v: Any) -> tuple[Any, Any]:
+    """Quotient and remainder of two polynomials. Leading zeros stay, because the size cannot depend on values."""
+    u, v = (ops.reshape(p, (1,)) if rank_of(p) == 0 else p for p in inexact(u, v))
+    divisor = _degree_count(v, "polydiv")
+    steps = max(_degree_count(u, "polydiv") - divisor + 1, 0)
+    lead = ops.narrow(v, 0, 0, 1)
+    quotient = [ops.zeros((0,), dtype_of(u))]
+    for _ in range(steps):
+        factor = ops.div(ops.narrow(u, 0, 0, 1), lead)
+        rest = dims_of(u)[0] - divisor
+        # The first coefficient cancels and is dropped.
+        u = ops.narrow(ops.sub(u, ops.pad(ops.mul(v, factor), 0, high=[rest])), 0, 1, dims_of(u)[0] - 1)
+        quotient.append(factor)
+    return ops.concat(quotient, 0), u
 
 
 @array_function
@@ -147,30 +157,3 @@ def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, w: Any = None) -> Any:
     scale = ops.sqrt(ops.reduce_sum(ops.mul(left, left), 0))
     solution = lstsq(ops.div(left, scale), right, rcond)[0]
     return ops.div(solution, ops.expand_dims(scale, -1) if rank_of(y) == 2 else scale)
-
-
-@array_function
-def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: float = 2 * math.pi) -> Any:
-    """p with multiples of the period added, so that neighbours along `axis` differ by at most half a period."""
-    (p,) = inexact(p)
-    axis = axis_of(axis, p, "unwrap")
-    steps = diff(p, axis=axis)
-    half = period / 2
-    wrapped = remainder(steps + half, period) - half
-    # Half a period down stays half a period up when the step was up.
-    wrapped = ops.where(ops.and_(ops.eq(wrapped, -half), ops.gt(steps, 0)), half, wrapped)
-    limit = half if discont is None else max(discont, half)
-    change = ops.where(ops.lt(ops.abs_(steps), limit), 0, wrapped - steps)
-    total = ops.pad(ops.cumsum(change, axis), 0, low=[int(i == axis) for i in range(rank_of(p))])
-    return p + total
-
-
-@array_function
-def apply_over_axes(func: Callable[[Any, int], Any], a: Any, axes: Axis) -> Any:
-    """func(x, axis) for one axis after the other, keeping their places."""
-    x = value(a)
-    for axis in dims_from(axes if axes is not None else tuple(range(rank_of(x)))):
-        axis = axis_of(axis, x, "apply_over_axes")
-        result = value(func(x, axis))
-        x = ops.expand_dims(result, axis) if rank_of(result) == rank_of(x) - 1 else result
-    return x

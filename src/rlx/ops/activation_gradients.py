@@ -110,7 +110,8 @@ def _trigamma(m: _Functions, x: Any) -> Any:
     series = inverse * (1.0 + inverse * (0.5 + inverse * horner(_BERNOULLI, inverse * inverse)))
     right = series + steps
     # The sine of the distance to the nearest integer has the same square, and no error far to the left.
-    sine = m.f("sin", math.pi * (x - m.f("round", x)))
+    # floor, because its derivative is 0, where that of round is by definition 1.
+    sine = m.f("sin", math.pi * (x - m.f("floor", x + 0.5)))
     return m.where(reflected, math.pi * math.pi / (sine * sine) - right, right)
 
 

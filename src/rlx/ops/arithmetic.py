@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.ir.dtype import DType
-from rlx.ir.op import Op, attribute_type, op, op_family
+from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, broadcast_dims
 from rlx.ops.operands import convert, keep_weak, promote_operands, require_dtype, require_same_dtype
+from rlx.ops.rules import batch_pointwise, unbroadcast
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -324,6 +325,26 @@ class Binary(Op):
         assert build is not None
         return build(a, b)
 
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        from rlx.ops.binary_derivatives import scaled_by_partial
+        from rlx.ops.movement import broadcast_to
+
+        parts = [scaled_by_partial(self.kind, i, t, *primals, y) for i, t in enumerate(tangents) if t is not None]
+        moving = [p for p in parts if p is not None]
+        if not moving:
+            return None
+        return broadcast_to(moving[0] + moving[1] if len(moving) == 2 else moving[0], y.shape)
+
+    def vjp(self, ct: Any, y: Any, a: Any, b: Any) -> Any:
+        from rlx.ops.binary_derivatives import scaled_by_partial
+        from rlx.ops.complex_ops import conjugate
+
+        at = [conjugate(x) for x in (a, b, y)]
+        parts = [scaled_by_partial(self.kind, i, ct, *at) for i in (0, 1)]
+        return tuple(None if p is None else unbroadcast(p, x.type) for p, x in zip(parts, (a, b)))
+
+    batch = batch_pointwise
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for kind in BinaryOp:
@@ -385,6 +406,10 @@ class Compare(Op):
         with np.errstate(invalid="ignore"):
             return np.asarray(_COMPARISONS[self.kind](a, b), dtype=bool)
 
+    jvp = vjp = NoRule("its results are true or false")
+
+    batch = batch_pointwise
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for kind in CmpOp:
@@ -399,6 +424,7 @@ class Where(Op):
     """y = a where condition holds, else b; all three broadcast. A non-bool condition means `condition != 0`."""
 
     primitive = True
+    linear_in = (1, 2)
 
     def infer(self, condition: Shape, a: Shape, b: Shape) -> Shape:
         dtype = require_same_dtype(self, a, b)
@@ -407,6 +433,11 @@ class Where(Op):
 
     def eval(self, condition: Array, a: Array, b: Array) -> Array:
         return np.where(condition != 0, a, b)
+
+    def vjp(self, ct: Any, y: Any, condition: Any, a: Any, b: Any) -> Any:
+        return None, unbroadcast(where(condition, ct, 0.0), a.type), unbroadcast(where(condition, 0.0, ct), b.type)
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -430,6 +461,8 @@ class Clamp(Op):
 
     def decompose(self, x: Any, low: Any, high: Any) -> Any:
         return minimum(maximum(x, low), high)
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import OpError
+from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import dim_max
 from rlx.ir.dtype import DType
 from rlx.ir.op import op
@@ -274,6 +274,8 @@ def build_attention(
     q_dims, k_dims = dims_of(operands[0]), dims_of(operands[1])
     chosen = AttentionLayout(layout) if layout is not None else guess_layout(q_dims, num_heads, cls.name)
     head_axis = {AttentionLayout.Bshd: 2, AttentionLayout.Bhsd: 1}.get(chosen)
+    if len(q_dims) != len(k_dims) or len(q_dims) not in ((2, 3) if head_axis is None else (4,)):
+        raise ShapeError(f"{cls.name}: layout {chosen} does not fit q {list(q_dims)} and k {list(k_dims)}")
     if num_heads is None and head_axis is not None:
         num_heads = _fixed(cls, "num_heads", q_dims[head_axis])
     if num_heads is None:

@@ -15,10 +15,11 @@ import numpy as np
 
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType, DTypeLike
-from rlx.ir.op import Op, attribute_type, op, op_family
+from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
 from rlx.ops.arithmetic import and_, eq, lt, ne, or_, shift_right, xor
 from rlx.ops.operands import dtype_of, require_dtype
+from rlx.ops.rules import batch_pointwise
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 from rlx.ops.unary import abs_
 
@@ -144,6 +145,10 @@ class BitUnary(Op):
     def decompose(self, x: Any) -> Any:
         return _BIT_DEFINITIONS[self.kind].decompose(x)
 
+    jvp = vjp = NoRule("its results are integers")
+
+    batch = batch_pointwise
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for kind in BitUnaryOp:
@@ -215,6 +220,10 @@ class Bitcast(Op):
             return x.view(self.to.numpy)
         data = _from_bytes(_to_bytes(np.ascontiguousarray(x).reshape(-1), have), self.to, want)
         return data.reshape((*x.shape, have // want) if have > want else x.shape[:-1])
+
+    jvp = vjp = NoRule("bits have no derivative")
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -314,6 +323,10 @@ class Predicate(Op):
 
         assert definition.join is not None
         return definition.join(definition.decompose(real(x)), definition.decompose(imag(x)))
+
+    jvp = vjp = NoRule("its results are true or false")
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -1,4 +1,8 @@
-"""Complex numbers: parts, making them from parts, conjugate, squared modulus. Parts of c64 are f32, of c128 f64."""
+"""Complex numbers: parts, making them from parts, conjugate, squared modulus. Parts of c64 are f32, of c128 f64.
+
+Cotangents of complex values are conjugate Wirtinger derivatives ∂L/∂z̄, for which dL = 2·Re(conj(ct)·dz): the factor 2
+enters where complex numbers are made from real ones, and ½ where they are taken apart.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, broadcast_dims
 from rlx.ops.arithmetic import atan2, hypot
+from rlx.ops.conversion import cast
 from rlx.ops.operands import dtype_of, promote_inexact, require_dtype, require_same_dtype
+from rlx.ops.rules import batch_pointwise, unbroadcast, zeros_like
 from rlx.ops.samples import COMPLEX, Sample, sample, spec
 
 __all__ = [
@@ -50,6 +56,7 @@ class Real(Op):
     """y = Re z."""
 
     primitive = True
+    linear_in = (0,)
 
     def infer(self, z: Shape) -> Shape:
         _require_complex(self, z)
@@ -57,6 +64,11 @@ class Real(Op):
 
     def eval(self, z: Array) -> Array:
         return z.real
+
+    def vjp(self, ct: Any, y: Any, z: Any) -> Any:
+        return (cast(0.5 * ct, z.dtype),)
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -68,6 +80,7 @@ class Imag(Op):
     """y = Im z."""
 
     primitive = True
+    linear_in = (0,)
 
     def infer(self, z: Shape) -> Shape:
         _require_complex(self, z)
@@ -75,6 +88,12 @@ class Imag(Op):
 
     def eval(self, z: Array) -> Array:
         return z.imag
+
+    def vjp(self, ct: Any, y: Any, z: Any) -> Any:
+        half = 0.5 * ct
+        return (MakeComplex()(zeros_like(half), half),)
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -86,6 +105,7 @@ class MakeComplex(Op):
     """z = re + i·im; both parts f32 (giving c64) or f64 (giving c128), broadcasting."""
 
     primitive = True
+    linear_in = (0, 1)
 
     def infer(self, re: Shape, im: Shape) -> Shape:
         dtype = require_same_dtype(self, re, im)
@@ -97,6 +117,11 @@ class MakeComplex(Op):
         z = np.empty(np.broadcast_shapes(re.shape, im.shape), DType.of(re.dtype).complex.numpy)
         z.real, z.imag = re, im
         return z
+
+    def vjp(self, ct: Any, y: Any, re: Any, im: Any) -> Any:
+        return unbroadcast(2.0 * real(ct), re.type), unbroadcast(2.0 * imag(ct), im.type)
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -111,6 +136,8 @@ class MakeComplex(Op):
 class Conjugate(Op):
     """y = Re z - i·Im z."""
 
+    linear_in = (0,)
+
     def infer(self, z: Shape) -> Shape:
         _require_complex(self, z)
         return z
@@ -121,9 +148,19 @@ class Conjugate(Op):
     def decompose(self, z: Any) -> Any:
         return complex_(real(z), -imag(z))
 
+    def vjp(self, ct: Any, y: Any, z: Any) -> Any:
+        return (conjugate(ct),)
+
+    batch = batch_pointwise
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         return _complex_samples(cls)
+
+
+def _real_inner(a: Any, b: Any) -> Any:
+    """Re(conj(a)·b)."""
+    return real(a) * real(b) + imag(a) * imag(b)
 
 
 @op("complex_norm_sq")
@@ -140,8 +177,15 @@ class ComplexNormSq(Op):
             return (re * re + im * im).astype(z.real.dtype)
 
     def decompose(self, z: Any) -> Any:
-        re, im = real(z), imag(z)
-        return re * re + im * im
+        return _real_inner(z, z)
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        return 2.0 * _real_inner(primals[0], tangents[0])
+
+    def vjp(self, ct: Any, y: Any, z: Any) -> Any:
+        return (complex_norm_sq_backward(z, ct),)
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -150,7 +194,9 @@ class ComplexNormSq(Op):
 
 @op("complex_norm_sq_backward")
 class ComplexNormSqBackward(Op):
-    """dz = g·z for real g of the shape of z: the Wirtinger gradient of |z|², ∂|z|²/∂z̄ = z."""
+    """dz = g·z for real g, broadcasting: the Wirtinger gradient of |z|², ∂|z|²/∂z̄ = z."""
+
+    multilinear_in = (0, 1)
 
     def infer(self, z: Shape, g: Shape) -> Shape:
         _require_complex(self, z)
@@ -163,6 +209,11 @@ class ComplexNormSqBackward(Op):
 
     def decompose(self, z: Any, g: Any) -> Any:
         return complex_(g * real(z), g * imag(z))
+
+    def vjp(self, ct: Any, y: Any, z: Any, g: Any) -> Any:
+        return unbroadcast(self(ct, g), z.type), unbroadcast(2.0 * _real_inner(ct, z), g.type)
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -180,17 +231,15 @@ def imag(z: Any) -> Any:
     """The imaginary part; zeros for a real operand."""
     if dtype_of(z).is_complex:
         return Imag()(z)
-    from rlx.ops.creation import zeros_like
+    from rlx.ops import creation
 
-    return zeros_like(z)
+    return creation.zeros_like(z)
 
 
 def complex_(re: Any, im: Any) -> Any:
     """re + i·im: c128 when a part is f64, else c64."""
     re, im = promote_inexact(re, im)
     if dtype_of(re).size_bytes < 4:
-        from rlx.ops.conversion import cast
-
         re, im = cast(re, DType.F32), cast(im, DType.F32)
     return MakeComplex()(re, im)
 

@@ -17,7 +17,8 @@ from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape, Size, matmul_shape, normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import mul
-from rlx.ops.movement import expand_dims, flatten, moveaxis, reshaped, squeeze, transposed
+from rlx.ops.complex_ops import conjugate
+from rlx.ops.movement import expand_dims, flatten, moveaxis, reshaped, squeeze, swapaxes, transposed
 from rlx.ops.operands import (
     convert,
     dims_of,
@@ -28,6 +29,7 @@ from rlx.ops.operands import (
     require_rank,
     require_same_dtype,
 )
+from rlx.ops.rules import batch_elementwise, put_batch_first, unbroadcast
 from rlx.ops.samples import COMPLEX, FLOATS, Sample, sample, spec
 
 __all__ = [
@@ -53,6 +55,8 @@ PRECISIONS = ("default", "high", "highest")
 
 class _Contraction(Op):
     """What matmul and dot_general share: the type of the result and how it is summed."""
+
+    multilinear_in = (0, 1)
 
     precision: str = "default"
     out_dtype: DType | None = None
@@ -94,6 +98,23 @@ class MatMul(_Contraction):
 
     def eval(self, a: Array, b: Array) -> Array:
         return self._summed(a, b, np.matmul)
+
+    def vjp(self, ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
+        options: dict[str, Any] = {"precision": self.precision, "out_dtype": None if ct.dtype is a.dtype else a.dtype}
+        lead = tuple(range(ct.ndim - 2))
+        # One matrix that meets many gets the sum over all of them in a single product.
+        if a.ndim == 2 and lead:
+            a_ct = dot_general(ct, conjugated(b), (*lead, -1), (*lead, -1), **options)
+        else:
+            a_ct = matmul(ct, adjoint(b), **options)
+        if b.ndim == 2 and lead:
+            b_ct = dot_general(conjugated(a), ct, (*lead, -2), (*lead, -2), **options)
+        else:
+            b_ct = matmul(adjoint(a), ct, **options)
+        return unbroadcast(a_ct, a.type), unbroadcast(b_ct, b.type)
+
+    def batch(self, size: Size, operands: tuple[Tensor, Tensor], batched: tuple[bool, bool]) -> Any:
+        return batch_elementwise(self, operands, batched)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -241,6 +262,8 @@ class GroupedMatMul(Op):
     Ids outside of 0..E-1 that the program computed are clipped (negative ones count from the end).
     """
 
+    multilinear_in = (0, 1)
+
     def infer(self, x: Shape, w: Shape, idx: Shape) -> Shape:
         from rlx.ops.indexing import require_ids
 
@@ -270,11 +293,31 @@ class GroupedMatMul(Op):
 
         return squeeze(matmul(expand_dims(x, 1), gather(w, idx)), 1)
 
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, w: Tensor, idx: Tensor) -> Any:
+        from rlx.ops.indexing import Gather
+
+        outer_products = mul(expand_dims(conjugated(x), 2), expand_dims(ct, 1))
+        w_ct, _ = Gather(0).vjp(outer_products, None, w, idx)
+        return GroupedMatMul()(ct, adjoint(w), idx), w_ct, None
+
+    def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
+        from rlx.ops.indexing import Gather
+
+        x, w, idx = operands
+        if batched[1]:
+            own = Gather(0).batch(size, (w, idx), (True, batched[2]))
+            return squeeze(matmul(expand_dims(x, -2), own), -2)
+        # With shared matrices the examples are just more rows.
+        x, idx = put_batch_first(x, batched[0], size), put_batch_first(idx, batched[2], size)
+        rows, width = x.shape[1:]
+        many = GroupedMatMul()(reshaped(x, (size * rows, width)), w, reshaped(idx, (size * rows,)))
+        return reshaped(many, (size, rows, w.shape[2]))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         ids = spec(5, dtype="i32", low=0, high=2)
         yield sample(cls(), spec(5, 4), spec(3, 4, 2), ids, dtypes=(*FLOATS, "i32"))
-        yield sample(cls(), spec(4, 2), spec(3, 2, 2), spec(4, dtype="f32", values=[0, 2.9, -1, 7]))
+        yield sample(cls(), spec(4, 2), spec(3, 2, 2), spec(4, dtype="f32", values=[0, 2.9, -1.5, 7]))
         yield sample(cls(), spec(0, 2), spec(3, 2, 2), spec(0, dtype="i64"))
         yield sample(cls(), spec("M", 2), spec("E", 2, 3), spec("M", dtype="i32", low=0, high=1), M=3, E=2)
 
@@ -350,12 +393,18 @@ def outer(a: Any, b: Any) -> Any:
 def vecdot(a: Any, b: Any, axis: int = -1, **options: Any) -> Any:
     """The sum of conj(a) * b along `axis`; the other axes broadcast."""
     a, b = promote_operands(a, b)
-    if dtype_of(a).is_complex:
-        from rlx.ops.complex_ops import conjugate
-
-        a = conjugate(a)
-    row, column = expand_dims(moveaxis(a, axis, -1), -2), expand_dims(moveaxis(b, axis, -1), -1)
+    row, column = expand_dims(moveaxis(conjugated(a), axis, -1), -2), expand_dims(moveaxis(b, axis, -1), -1)
     return squeeze(matmul(row, column, **options), (-2, -1))
+
+
+def conjugated(x: Any) -> Any:
+    """`conjugate` that leaves real values alone."""
+    return conjugate(x) if dtype_of(x).is_complex else x
+
+
+def adjoint(a: Any) -> Any:
+    """Aᴴ of every matrix in the last two axes."""
+    return conjugated(swapaxes(a, -1, -2))
 
 
 def lora_matmul(x: Any, w: Any, a: Any, b: Any, scale: float) -> Any:

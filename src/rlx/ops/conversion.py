@@ -11,6 +11,7 @@ import numpy as np
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape
+from rlx.ops.rules import batch_pointwise
 from rlx.ops.samples import FLOATS, Sample, sample, spec
 
 __all__ = ["Cast", "cast"]
@@ -34,6 +35,26 @@ class Cast(Op):
     def eval(self, x: np.ndarray[Any, Any]) -> Any:
         return convert_array(x, self.to)
 
+    @property
+    def derivative_is_defined(self) -> bool:
+        """Rounding to fewer digits passes derivatives through, whatever the digits."""
+        return self.to not in (DType.F64, DType.C128)
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        return self(tangents[0]) if self.to.is_inexact else None
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        if not x.dtype.is_inexact:
+            return (None,)
+        # Cotangents are ∂L/∂z̄: dL = 2·Re(conj(ct)·dz), so a real number that becomes complex counts twice.
+        if self.to.is_complex and not x.dtype.is_complex:
+            return (2.0 * cast(ct, x.dtype),)
+        if x.dtype.is_complex and not self.to.is_complex:
+            return (0.5 * cast(ct, x.dtype),)
+        return (cast(ct, x.dtype),)
+
+    batch = batch_pointwise
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for to in ("f16", "bf16", "f32", "f64", "bool", "c64"):
@@ -47,6 +68,8 @@ class Cast(Op):
         yield sample(cls("f8e4m3"), spec(3, 4), dtypes=FLOATS)
         yield sample(cls("f8e5m2"), spec(3, 4))
         yield sample(cls("f32"), spec(3), dtypes=("c64",))
+        yield sample(cls("f64"), spec(3), dtypes=("c128",))
+        yield sample(cls("c128"), spec(3), dtypes=("f64",))
         yield sample(cls("f32"), spec(0, 4))
         yield sample(cls("f16"), spec("B", 4), B=3)
 

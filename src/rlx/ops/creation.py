@@ -16,7 +16,7 @@ import numpy as np
 from rlx.errors import OpError
 from rlx.ir.dims import Dim, as_dim, ceildiv, dim_max
 from rlx.ir.dtype import DType, DTypeLike, promote
-from rlx.ir.op import Op, op
+from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Dims, Shape, Size, broadcast_dims, normalize_axis
 from rlx.ir.tensor import Tensor, building, current_scope
 from rlx.ops.arithmetic import add, div, eq, ge, mul, sub, where
@@ -69,6 +69,8 @@ class Iota(Op):
         positions = np.arange(dims[axis]).astype(self.dtype.numpy)
         return np.broadcast_to(positions.reshape(-1, *(1,) * (len(dims) - 1 - axis)), dims)
 
+    jvp = vjp = batch = NoRule("it has no operands")
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for dtype in ("i8", "u8", "i32", "i64", "f16", "bf16", "f32", "f64", "c64"):
@@ -100,6 +102,8 @@ class DimValue(Op):
         if self.dtype.is_int and size > np.iinfo(self.dtype.numpy).max:
             raise self.fail(f"{size} does not fit into {self.dtype}; ask for i64")
         return np.asarray(size, dtype=np.int64).astype(self.dtype.numpy)
+
+    jvp = vjp = batch = NoRule("it has no operands")
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

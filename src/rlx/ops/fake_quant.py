@@ -5,12 +5,15 @@
 with ties away from zero and one step s per index of `axis` (one for all without it). `FakeQuantize` takes s from the
 data or from a state; `FakeQuantizeLSQ` learns it. Rounding has no useful derivative: `SteKind` says what stands in
 for it. All of it is computed in f32 (f64 for f64 operands) and rounded once.
+
+To a derivative the step of `FakeQuantize` is a constant, wherever it comes from: the state has no gradient, and the
+second derivative is that of the estimator alone. Batching gives every example steps of its own.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +21,16 @@ import numpy as np
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op
-from rlx.ir.shape import Shape, Size, normalize_axis
+from rlx.ir.shape import Dims, Shape, Size, normalize_axis
+from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import clamp, le, maximum, where
-from rlx.ops.movement import reshape
+from rlx.ops.movement import moveaxis, reshape
 from rlx.ops.operands import convert, require_float, require_same_dtype
 from rlx.ops.reductions import reduce_max, reduce_sum
 from rlx.ops.rounding import half_away_array, quantizer_dtype, round_half_away
+from rlx.ops.rules import add_tangents, put_batch_first
 from rlx.ops.samples import Sample, sample, spec
-from rlx.ops.unary import abs_, sign, square, tanh
+from rlx.ops.unary import abs_, sign, square, stop_gradient, tanh
 
 __all__ = [
     "FakeQuantize",
@@ -107,6 +112,42 @@ class _FakeQuant(Op):
             return steps.reshape(dims)
         return reshape(steps, dims)
 
+    def _in_lanes(
+        self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool], steps: int
+    ) -> tuple[_Lanes, list[Any]]:
+        """What the same op with axis=0 takes for a batch; operand number `steps`, where there is one, has the steps."""
+        rank = operands[0].ndim - batched[0]
+        examples = [put_batch_first(x, b, size) for x, b in zip(operands, batched)]
+        shared = steps < len(examples) and examples[steps].shape[1:] == (1,)
+        axis = None if self.axis is None or shared else normalize_axis(self.axis, rank, self.mnemonic)
+        lanes = _Lanes(size, axis, examples[0].shape[1:])
+        return lanes, [lanes.merge_steps(x) if i == steps else lanes.merge(x) for i, x in enumerate(examples)]
+
+
+class _Lanes:
+    """One lane for every channel of every example: values [size, ..] and steps [size, C] to [size·C, ..] and back."""
+
+    def __init__(self, size: Size, axis: int | None, dims: Dims) -> None:
+        """`dims` are those of one example; `axis` is that of its channels, None for a single one."""
+        self.size, self.axis = size, axis
+        self.channels: Size = 1 if axis is None else dims[axis]
+        self.rest = dims if axis is None else (*dims[:axis], *dims[axis + 1 :])
+
+    def merge(self, x: Tensor) -> Any:
+        in_front = x if self.axis is None else moveaxis(x, self.axis + 1, 1)
+        return reshape(in_front, (self.size * self.channels, *self.rest))
+
+    def merge_steps(self, steps: Tensor) -> Any:
+        return reshape(steps, (self.size * self.channels,))
+
+    def split(self, y: Tensor) -> Any:
+        if self.axis is None:
+            return y
+        return moveaxis(reshape(y, (self.size, self.channels, *self.rest)), 1, self.axis + 1)
+
+    def split_steps(self, steps: Tensor) -> Any:
+        return reshape(steps, (self.size, self.channels))
+
 
 def _wide_arrays(*arrays: Array) -> tuple[Array, ...]:
     """All arrays in the type of the computation, which the first one decides."""
@@ -178,8 +219,10 @@ class FakeQuantize(_Scaled):
 
     PerBatch: s = max|x| / qmax. EMA: s = state' = decay·state + (1-decay)·max|x|/qmax, or the latter while state ≤ 0;
     the second result is state'. Fixed: s = state. s is at least 1e-12. The state has one element per index of `axis`,
-    or one.
+    or one. The derivative is that of `FakeQuantizeBackward`.
     """
+
+    derivative_is_defined = True
 
     def infer(self, x: Shape, state: Shape | None = None) -> Shape | tuple[Shape, ...]:
         require_float(self, x)
@@ -198,6 +241,27 @@ class FakeQuantize(_Scaled):
         step = self._step(wide, None if state is None else convert(state, wide.dtype))
         y = convert(_round(wide, self._aligned(step, x.ndim), self.qmax), x.dtype)
         return (y, convert(step, state.dtype)) if self.scale_mode is ScaleMode.EMA else y
+
+    @property
+    def _backward(self) -> FakeQuantizeBackward:
+        return FakeQuantizeBackward(**self.attributes)
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        x, *state = primals
+        # The estimator is a factor on each element, so it serves tangents and cotangents alike.
+        dy = None if tangents[0] is None else self._backward(x, tangents[0], *state)
+        return (dy, None) if self.scale_mode is ScaleMode.EMA else dy
+
+    def vjp(self, ct: Any, y: Any, x: Any, *state: Any) -> Any:
+        dy = ct[0] if self.scale_mode is ScaleMode.EMA else ct
+        return None if dy is None else self._backward(x, dy, *state), *(None for _ in state)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        lanes, merged = self._in_lanes(size, operands, batched, steps=1)
+        result = self.replace(axis=0)(*merged)
+        if self.scale_mode is ScaleMode.EMA:
+            return lanes.split(result[0]), lanes.split_steps(result[1])
+        return lanes.split(result)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -223,6 +287,8 @@ class FakeQuantizeBackward(_Scaled):
 
     The state is the one that entered the forward op, so that both use the same step; the step counts as a constant.
     """
+
+    derivative_is_defined = True
 
     def infer(self, x: Shape, dy: Shape, state: Shape | None = None) -> Shape:
         require_float(self, x, dy)
@@ -251,8 +317,12 @@ class FakeQuantizeBackward(_Scaled):
         if self.ste is SteKind.Identity:
             return dy
         wide, grad = _wide(x, dy)
-        step = self._step(wide, None if state is None else convert(state, wide.dtype))
+        step = stop_gradient(self._step(wide, None if state is None else convert(state, wide.dtype)))
         return convert(grad * self._gate(wide, self._aligned(step, x.ndim)), x.dtype)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        lanes, merged = self._in_lanes(size, operands, batched, steps=2)
+        return lanes.split(self.replace(axis=0)(*merged))
 
     def _gate(self, x: Any, step: Any) -> Any:
         limit = step * float(self.qmax)
@@ -275,8 +345,11 @@ class FakeQuantizeBackward(_Scaled):
 class FakeQuantizeLSQ(_FakeQuant):
     """FakeQuantize with a learned step: y = clamp(round(x / s), -qmax, qmax) · s with s = max(scale, 1e-12).
 
-    `scale` has one element, or one per index of `axis`.
+    `scale` has one element, or one per index of `axis`. Its derivative lets x through where |x / s| ≤ qmax, and that
+    with respect to the scale is ψ of `FakeQuantizeLSQBackwardScale`.
     """
+
+    derivative_is_defined = True
 
     def infer(self, x: Shape, scale: Shape) -> Shape:
         self._require_steps("scale", scale, x)
@@ -291,6 +364,26 @@ class FakeQuantizeLSQ(_FakeQuant):
         wide, step = _lsq(self, x, scale)
         return convert(_round(wide, step, self.qmax), x.dtype)
 
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        x, scale = primals
+        dx, dscale = tangents
+        through = None if dx is None else FakeQuantizeLSQBackwardX(self.bits, self.axis)(x, scale, dx)
+        if dscale is None:
+            return through
+        wide, step = _lsq(self, x, scale)
+        moved = convert(_slope(wide / step, self.qmax) * self._aligned(convert(dscale, wide.dtype), x.ndim), x.dtype)
+        return moved if through is None else add_tangents(through, moved)
+
+    def vjp(self, ct: Any, y: Any, x: Any, scale: Any) -> Any:
+        return (
+            FakeQuantizeLSQBackwardX(self.bits, self.axis)(x, scale, ct),
+            FakeQuantizeLSQBackwardScale(self.bits, self.axis)(x, scale, ct),
+        )
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        lanes, merged = self._in_lanes(size, operands, batched, steps=1)
+        return lanes.split(self.replace(axis=0)(*merged))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for made, *operands in _lsq_samples(cls):
@@ -301,6 +394,8 @@ class FakeQuantizeLSQ(_FakeQuant):
 @op("fake_quantize_lsq_backward_x")
 class FakeQuantizeLSQBackwardX(_FakeQuant):
     """dx of FakeQuantizeLSQ: dy where |x / s| ≤ qmax, else 0."""
+
+    linear_in = (2,)
 
     def infer(self, x: Shape, scale: Shape, dy: Shape) -> Shape:
         self._require_steps("scale", scale, x)
@@ -316,6 +411,13 @@ class FakeQuantizeLSQBackwardX(_FakeQuant):
     def decompose(self, x: Any, scale: Any, dy: Any) -> Any:
         wide, step = _lsq(self, x, scale)
         return where(le(abs_(wide / step), float(self.qmax)), dy, 0.0)
+
+    def vjp(self, ct: Any, y: Any, x: Any, scale: Any, dy: Any) -> Any:
+        return None, None, self(x, scale, ct)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        lanes, merged = self._in_lanes(size, operands, batched, steps=1)
+        return lanes.split(self.replace(axis=0)(*merged))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -347,15 +449,25 @@ class FakeQuantizeLSQBackwardScale(_FakeQuant):
 
     def decompose(self, x: Any, scale: Any, dy: Any) -> Any:
         wide, step = _lsq(self, x, scale)
-        z = wide / step
-        slope = where(le(abs_(z), float(self.qmax)), round_half_away(z) - z, sign(z) * float(self.qmax))
+        slope = _slope(wide / step, self.qmax)
         total = reduce_sum(slope * convert(dy, wide.dtype), self._summed_axes(x.ndim, scale))
         return convert(reshape(total, scale.shape), scale.dtype)
 
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        lanes, merged = self._in_lanes(size, operands, batched, steps=1)
+        return lanes.split_steps(self.replace(axis=0)(*merged))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for made, x, scale in _lsq_samples(cls):
-            yield sample(made, x, scale, spec(*x.dims))
+        # x / s stays away from ½, 1½, .., where ψ jumps.
+        x, steps = spec(2, 3, 2, low=-2.2, high=2.2, distinct=True), spec(3, values=[0.5, 1.0, 0.8])
+        yield sample(cls(8), x, spec(1, values=0.5), spec(2, 3, 2))
+        yield sample(cls(2), x, spec(1, values=0.8), spec(2, 3, 2))
+        yield sample(cls(3, 1), x, steps, spec(2, 3, 2))
+        yield sample(cls(4, -2), spec("B", 3, 2, low=-2.2, high=2.2, distinct=True), steps, spec("B", 3, 2), B=2)
+        few = spec(2, 3, low=-2.2, high=2.2, distinct=True)
+        yield sample(cls(4, -1), few, spec(1, values=2.0, dtype="f32"), spec(2, 3), dtypes=("f16", "f32"))
+        yield sample(cls(4), spec(0, 3), spec(1, values=0.5), spec(0, 3))
 
 
 def _require_same_dims(op: Op, x: Shape, dy: Shape) -> None:
@@ -372,6 +484,11 @@ def _lsq_arrays(op: _FakeQuant, x: Array, scale: Array) -> tuple[Array, Array]:
 def _lsq(op: _FakeQuant, x: Any, scale: Any) -> tuple[Any, Any]:
     wide, step = _wide(x, scale)
     return wide, op._aligned(maximum(step, _SMALLEST_STEP), x.ndim)
+
+
+def _slope(z: Any, qmax: int) -> Any:
+    """ψ(z), what stands for the derivative with respect to the step."""
+    return where(le(abs_(z), float(qmax)), round_half_away(z) - z, sign(z) * float(qmax))
 
 
 def _lsq_samples(cls: type[_FakeQuant]) -> Iterator[tuple[Any, ...]]:

@@ -20,15 +20,18 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OpError
-from rlx.ir.dims import require_equal
+from rlx.ir.dims import product, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Dims, Shape, Size, gather_shape, normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor
+from rlx.ops.arithmetic import and_, div, eq, maximum, where
+from rlx.ops.contraction import conjugated
 from rlx.ops.conversion import convert_array
-from rlx.ops.creation import zeros
-from rlx.ops.movement import expand_dims, moveaxis
+from rlx.ops.creation import iota, ones_like, zeros
+from rlx.ops.movement import expand_dims, moveaxis, reshape, reshaped
 from rlx.ops.operands import convert, dims_of, dtype_of, require_dtype, require_same_dtype, same_graph
+from rlx.ops.rules import put_batch_first, zeros_like
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -65,6 +68,17 @@ class IndexMode(enum.StrEnum):
 
 _READ_MODES = (IndexMode.Checked, IndexMode.Clip, IndexMode.Fill)
 _WRITE_MODES = (IndexMode.Checked, IndexMode.Clip, IndexMode.Drop)
+# Computed ids that a checked read clips, and a checked write drops, must meet the same fate in the other direction.
+_WRITE_WHERE_READ = {
+    IndexMode.Checked: IndexMode.Clip,
+    IndexMode.Clip: IndexMode.Clip,
+    IndexMode.Fill: IndexMode.Drop,
+}
+_READ_WHERE_WRITTEN = {
+    IndexMode.Checked: IndexMode.Fill,
+    IndexMode.Clip: IndexMode.Clip,
+    IndexMode.Drop: IndexMode.Fill,
+}
 
 
 @attribute_type
@@ -116,6 +130,8 @@ def _require_mode(op: Op, mode: IndexMode, accepted: tuple[IndexMode, ...]) -> N
 class Gather(Op):
     """NumPy's take: y[a.., i.., b..] = table[a.., idx[i..], b..], the ids in place of `axis`."""
 
+    linear_in = (0,)
+
     axis: int
     mode: IndexMode = IndexMode.Checked
 
@@ -146,6 +162,23 @@ class Gather(Op):
         rows = GatherNd((axis,), mode=self.mode)(table, expand_dims(idx, -1))
         return moveaxis(rows, range(idx.ndim), range(axis, axis + idx.ndim))
 
+    def vjp(self, ct: Tensor, y: Tensor | None, table: Tensor, idx: Tensor) -> Any:
+        axis = normalize_axis(self.axis, table.ndim, "gather")
+        if axis == 0:
+            return ScatterAdd(table.shape[0], _WRITE_WHERE_READ[self.mode])(ct, idx), None
+        return GatherBackward(axis, table.shape, self.mode)(ct, idx), None
+
+    def batch(self, size: Size, operands: tuple[Tensor, Tensor], batched: tuple[bool, bool]) -> Any:
+        table, idx = operands
+        axis = normalize_axis(self.axis, table.ndim - batched[0], "gather")
+        if not batched[1]:
+            return Gather(axis + 1, self.mode)(table, idx)
+        if not batched[0]:
+            return moveaxis(Gather(axis, self.mode)(table, idx), axis, 0)
+        ids = idx.ndim - 1
+        rows = GatherNd((axis + 1,), 1, self.mode)(table, expand_dims(idx, -1))
+        return moveaxis(rows, range(1, ids + 1), range(axis + 1, axis + 1 + ids))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         ids = spec(2, 3, dtype="i32", low=0, high=4)
@@ -170,6 +203,7 @@ class GatherNd(Op):
     """
 
     primitive = True
+    linear_in = (0,)
 
     axes: tuple[int, ...]
     batch_dims: int = 0
@@ -196,6 +230,22 @@ class GatherNd(Op):
         if self.mode is not IndexMode.Fill:
             return result
         return np.where(valid.reshape(*valid.shape, *(1,) * len(rest)), result, np.zeros((), x.dtype))
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, indices: Tensor) -> Any:
+        scatter = ScatterNd(ScatterKind.Add, self.axes, self.batch_dims, _WRITE_WHERE_READ[self.mode])
+        return scatter(zeros_like(x), indices, ct), None
+
+    def batch(self, size: Size, operands: tuple[Tensor, Tensor], batched: tuple[bool, bool]) -> Any:
+        x, indices = operands
+        shifted = tuple(a + 1 for a in self.axes)
+        if all(batched):
+            return GatherNd(shifted, self.batch_dims + 1, self.mode)(x, indices)
+        # The axis that only one operand has follows the batch axes: among r.. in x, among k.. in indices.
+        if batched[0]:
+            result = GatherNd(shifted, self.batch_dims, self.mode)(moveaxis(x, 0, self.batch_dims), indices)
+            return moveaxis(result, indices.ndim - 1, 0)
+        result = GatherNd(self.axes, self.batch_dims, self.mode)(x, moveaxis(indices, 0, self.batch_dims))
+        return moveaxis(result, self.batch_dims, 0)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -255,6 +305,77 @@ class ScatterNd(Op):
             places = tuple(np.broadcast_to(c, valid.shape)[kept] for c in coordinates)
             moved = _scattered(self.kind, moved, places, updates[kept])
         return np.transpose(moved, np.argsort(_indexed_order(self.axes, self.batch_dims, x.ndim)))
+
+    def _gather(self, x: Tensor, indices: Tensor) -> Any:
+        """What stands at the places that updates go to; 0 for updates that go nowhere."""
+        return GatherNd(self.axes, self.batch_dims, _READ_WHERE_WRITTEN[self.mode])(x, indices)
+
+    def _scatter(self, kind: ScatterKind, x: Tensor, indices: Tensor, updates: Tensor) -> Any:
+        return ScatterNd(kind, self.axes, self.batch_dims, self.mode)(x, indices, updates)
+
+    def jvp(self, primals: tuple[Tensor, ...], tangents: tuple[Tensor | None, ...], y: Tensor) -> Any:
+        x, indices, updates = primals
+        dx, du = (zeros_like(p) if t is None else t for p, t in zip((x, updates), (tangents[0], tangents[2])))
+        if self.kind in (ScatterKind.Set, ScatterKind.Add):
+            return self(dx, indices, du)
+        x_share, update_share = self._shares(y, x, indices, updates)
+        return self._scatter(ScatterKind.Add, x_share * dx, indices, update_share * du)
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, indices: Tensor, updates: Tensor) -> Any:
+        read = reshaped(self._gather(ct, indices), updates.shape)
+        if self.kind is ScatterKind.Add:
+            return ct, None, read
+        if self.kind is ScatterKind.Set:
+            kept = self(ct, indices, zeros_like(updates))
+            return kept, None, where(self._survivors(x, indices, updates), read, 0)
+        x_share, update_share = self._shares(y, x, indices, updates)
+        return conjugated(x_share) * ct, None, conjugated(update_share) * read
+
+    def _survivors(self, x: Tensor, indices: Tensor, updates: Tensor) -> Any:
+        """Which updates no later one overwrites: number them, write the numbers, see which are still there."""
+        lead = self.batch_dims
+        places = (*x.shape[:lead], *(x.shape[a] for a in self.axes))
+        points = indices.shape[:-1]
+        axes = tuple(range(lead, len(places)))
+        with same_graph(x):
+            numbers = reshape(iota((product(points),)), points)
+            written = ScatterNd(ScatterKind.Set, axes, lead, self.mode)(zeros(places, DType.I32), indices, numbers)
+        found = GatherNd(axes, lead, _READ_WHERE_WRITTEN[self.mode])(written, indices)
+        return reshape(eq(found, numbers), (*points, *(1,) * (updates.ndim - len(points))))
+
+    def _shares(self, y: Tensor, x: Tensor, indices: Tensor, updates: Tensor) -> tuple[Any, Any]:
+        """Derivatives of mul, max and min: of y by the value that was there, and of the value written by each update."""
+        at = reshaped(self._gather(y, indices), updates.shape)
+        if self.kind is ScatterKind.Mul:
+            return self(ones_like(x), indices, updates), self._cofactors(at, x, indices, updates)
+        # The value that was there wins a tie; updates that tie share.
+        x_wins = convert(eq(x, y), x.dtype)
+        wins = and_(eq(updates, at), eq(self._gather(x_wins, indices), 0))
+        wins = convert(wins, x.dtype)
+        count = self._gather(self._scatter(ScatterKind.Add, zeros_like(x), indices, wins), indices)
+        return x_wins, div(wins, maximum(count, 1))
+
+    def _cofactors(self, at: Tensor, x: Tensor, indices: Tensor, updates: Tensor) -> Any:
+        """Of each update, the product of all other factors at its place; `at` is the whole product.
+
+        Exact also where one factor is 0; of second derivatives, those between two updates that are both 0 are lost.
+        """
+        zero = eq(updates, 0)
+        nonzero = where(zero, 1, updates)
+        zeros_there = self._scatter(ScatterKind.Add, zeros_like(x), indices, convert(zero, x.dtype))
+        rest = self._gather(self(x, indices, nonzero), indices)
+        alone = eq(self._gather(zeros_there, indices), 1)
+        return where(zero, where(alone, rest, 0), div(at, nonzero))
+
+    def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
+        x, updates = (put_batch_first(operands[i], batched[i], size) for i in (0, 2))
+        axes = tuple(a + 1 for a in self.axes)
+        if batched[1]:
+            return ScatterNd(self.kind, axes, self.batch_dims + 1, self.mode)(x, operands[1], updates)
+        # With shared indices the new axis is the first of r..
+        x, updates = moveaxis(x, 0, self.batch_dims), moveaxis(updates, 0, operands[1].ndim - 1)
+        result = ScatterNd(self.kind, axes, self.batch_dims, self.mode)(x, operands[1], updates)
+        return moveaxis(result, self.batch_dims, 0)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -345,6 +466,8 @@ class GatherBackward(Op):
     Ids that read a clipped place write there too; ids that read a fill value write nothing.
     """
 
+    linear_in = (0,)
+
     axis: int
     table_shape: Dims
     mode: IndexMode = IndexMode.Checked
@@ -378,10 +501,12 @@ class GatherBackward(Op):
     def decompose(self, dy: Tensor, idx: Tensor) -> Any:
         axis = normalize_axis(self.axis, len(self.table_shape), self.name)
         rows = moveaxis(dy, range(axis, axis + idx.ndim), range(idx.ndim))
-        mode = IndexMode.Drop if self.mode is IndexMode.Fill else IndexMode.Clip
         with same_graph(dy):
             table = zeros(self.table_shape, dy.dtype)
-        return ScatterNd(ScatterKind.Add, (axis,), mode=mode)(table, expand_dims(idx, -1), rows)
+        return ScatterNd(ScatterKind.Add, (axis,), mode=_WRITE_WHERE_READ[self.mode])(table, expand_dims(idx, -1), rows)
+
+    def vjp(self, ct: Tensor, y: Tensor, dy: Tensor, idx: Tensor) -> Any:
+        return reshaped(Gather(self.axis, self.mode)(ct, idx), dy.shape), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -397,6 +522,8 @@ class GatherBackward(Op):
 @op("scatter_add")
 class ScatterAdd(Op):
     """y[idx[i..]] += updates[i.., t..] in order, from 0; y is [rows, t..] and updates are idx.dims + t.."""
+
+    linear_in = (0,)
 
     rows: Size
     mode: IndexMode = IndexMode.Checked
@@ -425,6 +552,9 @@ class ScatterAdd(Op):
         with same_graph(updates):
             table = zeros((self.rows, *updates.shape[idx.ndim :]), updates.dtype)
         return ScatterNd(ScatterKind.Add, (0,), mode=self.mode)(table, expand_dims(idx, -1), updates)
+
+    def vjp(self, ct: Tensor, y: Tensor, updates: Tensor, idx: Tensor) -> Any:
+        return reshaped(Gather(0, _READ_WHERE_WRITTEN[self.mode])(ct, idx), updates.shape), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

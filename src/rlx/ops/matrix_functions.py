@@ -11,11 +11,10 @@ from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.shape import normalize_axis
 from rlx.ops.arithmetic import div, eq, gt, mul, ne, pow_, where
-from rlx.ops.complex_ops import conjugate
-from rlx.ops.contraction import matmul
+from rlx.ops.contraction import adjoint, matmul
 from rlx.ops.creation import eye, iota
 from rlx.ops.linalg import BatchedDenseSolve, lu, svd
-from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, swapaxes
+from rlx.ops.movement import broadcast_to, expand_dims, moveaxis
 from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, same_graph
 from rlx.ops.rearrange import diagonal
 from rlx.ops.reductions import reduce_max, reduce_min, reduce_prod, reduce_sum
@@ -91,11 +90,6 @@ def matrix_power(a: Any, n: int) -> Any:
     return result
 
 
-def _adjoint(a: Any) -> Any:
-    turned = swapaxes(a, -1, -2)
-    return conjugate(turned) if dtype_of(a).is_complex else turned
-
-
 def pinv(a: Any, rtol: float | None = None) -> Any:
     """The pseudo-inverse of every matrix: singular values up to rtol times the largest count as 0.
 
@@ -110,7 +104,7 @@ def pinv(a: Any, rtol: float | None = None) -> Any:
         rtol = max(sizes) * (2.0**-23 if dtype_of(s) is DType.F32 else 2.0**-52)
     large = gt(s, mul(rtol, reduce_max(s, -1, True)))
     inverse = where(large, div(1.0, where(large, s, 1.0)), 0.0)
-    return matmul(_adjoint(vh), mul(expand_dims(convert(inverse, dtype_of(a)), -1), _adjoint(u)))
+    return matmul(adjoint(vh), mul(expand_dims(convert(inverse, dtype_of(a)), -1), adjoint(u)))
 
 
 def norm(

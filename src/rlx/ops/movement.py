@@ -13,6 +13,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, ceildiv, collect_constraints, dim_max, dim_min, dims_equal, product, require_equal
+from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import (
     Dims,
@@ -26,7 +27,9 @@ from rlx.ir.shape import (
     transpose_shape,
 )
 from rlx.ir.tensor import Tensor, target_graph
+from rlx.ops.arithmetic import where
 from rlx.ops.operands import convert, dims_of, dtype_of, promote_operands
+from rlx.ops.rules import put_batch_first, unbroadcast, zeros_of
 from rlx.ops.samples import FLOATS, Sample, sample, spec
 
 __all__ = [
@@ -67,6 +70,7 @@ class Reshape(Op):
     """The same elements in row-major order with other dims; the element count stays the same."""
 
     primitive = True
+    linear_in = (0,)
 
     new_shape: Dims
 
@@ -75,6 +79,12 @@ class Reshape(Op):
 
     def eval(self, x: Array) -> Array:
         return x.reshape(self.new_shape)
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return Reshape(x.shape)(ct)
+
+    def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
+        return Reshape((size, *self.new_shape))(*operands)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -92,6 +102,7 @@ class Transpose(Op):
     """Axes reordered: axis i of the result is axis perm[i] of the operand."""
 
     primitive = True
+    linear_in = (0,)
 
     perm: tuple[int, ...]
 
@@ -100,6 +111,12 @@ class Transpose(Op):
 
     def eval(self, x: Array) -> Array:
         return x.transpose(self.perm)
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return Transpose(tuple(self.perm.index(axis) for axis in range(x.ndim)))(ct)
+
+    def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
+        return Transpose((0, *(p + 1 for p in self.perm)))(*operands)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -115,6 +132,7 @@ class Expand(Op):
     """Broadcast to `target_shape`: missing axes are added in front, axes of size 1 are repeated."""
 
     primitive = True
+    linear_in = (0,)
 
     target_shape: Dims
 
@@ -129,6 +147,15 @@ class Expand(Op):
 
     def eval(self, x: Array) -> Array:
         return np.broadcast_to(x, Shape(self.target_shape).static_dims)
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return unbroadcast(ct, x.type)
+
+    def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
+        (x,) = operands
+        missing = len(self.target_shape) - (x.ndim - 1)
+        aligned = reshaped(x, (size, *(1,) * missing, *x.shape[1:]))
+        return Expand((size, *self.target_shape))(aligned)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -149,6 +176,7 @@ class Slice(Op):
     """
 
     primitive = True
+    linear_in = (0,)
 
     starts: Dims
     limits: Dims
@@ -174,6 +202,15 @@ class Slice(Op):
     def eval(self, x: Array) -> Array:
         return x[tuple(slice(a, b, step) for a, b, step in zip(self.starts, self.limits, self.strides))]
 
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        gaps = [step - 1 for step in self.strides]
+        covered = [a + _dilated(n, gap) for a, n, gap in zip(self.starts, y.shape, gaps)]
+        behind = [size - end for size, end in zip(x.shape, covered)]
+        return pad_zeros(ct, self.starts, behind, gaps)
+
+    def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
+        return Slice((0, *self.starts), (size, *self.limits), (1, *self.strides))(*operands)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((1, 0), (3, 4), (1, 1)), spec(3, 4), dtypes=_ANY_DTYPE)
@@ -187,6 +224,8 @@ class Slice(Op):
 @op("narrow")
 class Narrow(Op):
     """`len` elements of one axis from `start` on."""
+
+    linear_in = (0,)
 
     axis: int
     start: Size
@@ -207,6 +246,16 @@ class Narrow(Op):
         limits = [self.start + self.len if i == axis else d for i, d in enumerate(x.shape)]
         return slice_(x, starts, limits)
 
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        axis = normalize_axis(self.axis, x.ndim, "narrow")
+        before = [self.start if i == axis else 0 for i in range(x.ndim)]
+        behind = [d - self.start - self.len if i == axis else 0 for i, d in enumerate(x.shape)]
+        return pad_zeros(ct, before, behind)
+
+    def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
+        (x,) = operands
+        return Narrow(normalize_axis(self.axis, x.ndim - 1, "narrow") + 1, self.start, self.len)(x)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1, 1, 2), spec(3, 4), dtypes=_ANY_DTYPE)
@@ -221,6 +270,7 @@ class Concat(Op):
     """Operands joined along `axis`; all other sizes agree."""
 
     primitive = True
+    linear_in = "all"
 
     axis: int
 
@@ -229,6 +279,19 @@ class Concat(Op):
 
     def eval(self, *xs: Array) -> Array:
         return np.concatenate(xs, self.axis)
+
+    def vjp(self, ct: Tensor, y: Tensor, *xs: Tensor) -> Any:
+        axis = normalize_axis(self.axis, ct.ndim, "concat")
+        cotangents = []
+        start: Size = 0
+        for x in xs:
+            cotangents.append(reshaped(narrow(ct, axis, start, x.shape[axis]), x.shape))
+            start = start + x.shape[axis]
+        return tuple(cotangents)
+
+    def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
+        xs = [put_batch_first(x, b, size) for x, b in zip(operands, batched)]
+        return Concat(normalize_axis(self.axis, xs[0].ndim - 1, "concat") + 1)(*xs)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -246,6 +309,7 @@ class Pad(Op):
     """
 
     primitive = True
+    linear_in = "all"
 
     low: tuple[Offset, ...]
     high: tuple[Offset, ...]
@@ -274,6 +338,28 @@ class Pad(Op):
         for axis, (low, high, interior) in enumerate(zip(self.low, self.high, self.interior)):
             x = np.moveaxis(_pad_leading(np.moveaxis(x, axis, 0), value, low, high, interior), 0, axis)
         return x
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, value: Tensor) -> Any:
+        from rlx.ops.reductions import reduce_sum
+
+        trimmed = pad_zeros(ct, [-n for n in self.low], [-n for n in self.high])
+        kept = Slice((0,) * x.ndim, trimmed.shape, tuple(n + 1 for n in self.interior))(trimmed)
+        added = where(self._added(x.shape, x), ct, zeros_of(value.type, ct))
+        return kept, reduce_sum(added, tuple(range(ct.ndim)))
+
+    def _added(self, dims: Dims, near: Tensor) -> Any:
+        """True where the result for an operand of `dims` is the padding value."""
+        return self(zeros_of(Shape(dims, DType.BOOL), near), np.True_)
+
+    def batch(self, size: Size, operands: tuple[Tensor, Tensor], batched: tuple[bool, bool]) -> Any:
+        x, value = operands
+        wider = Pad((0, *self.low), (0, *self.high), (0, *self.interior)) if batched[0] else self
+        if not batched[1]:
+            return wider(x, value)
+        # The padding value is a scalar operand, so one value per example is put in afterwards.
+        padded = wider(x, zeros_of(Shape((), x.dtype), x))
+        values = reshaped(value, (size, *(1,) * len(self.low)))
+        return where(self._added(x.shape[1:] if batched[0] else x.shape, x), values, padded)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -305,6 +391,7 @@ class Reverse(Op):
     """The order of elements turned round along each of `axes`."""
 
     primitive = True
+    linear_in = (0,)
 
     axes: tuple[int, ...]
 
@@ -314,6 +401,13 @@ class Reverse(Op):
 
     def eval(self, x: Array) -> Array:
         return np.flip(x, self.axes)
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return self(ct)
+
+    def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
+        (x,) = operands
+        return Reverse(tuple(a + 1 for a in normalize_axes(self.axes, x.ndim - 1, "reverse")))(x)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -476,6 +570,12 @@ def pad(
     nothing = (0,) * len(dims_of(x))
     padding = Pad(tuple(low or nothing), tuple(high or nothing), tuple(interior or nothing))
     return padding(x, convert(value, dtype_of(x)))
+
+
+def pad_zeros(x: Tensor, low: Sequence[Offset], high: Sequence[Offset], interior: Sequence[int] | None = None) -> Any:
+    """`pad` of a tensor with zeros, in its own program."""
+    padding = Pad(tuple(low), tuple(high), tuple(interior or (0,) * x.ndim))
+    return padding(x, zeros_of(Shape((), x.dtype), x))
 
 
 def reverse(x: Any, axes: int | Sequence[int]) -> Any:

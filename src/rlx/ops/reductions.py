@@ -14,13 +14,15 @@ import numpy as np
 
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
-from rlx.ir.op import Op, attribute_type, op, op_family
+from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, Size, normalize_axes, normalize_axis, reduce_shape
-from rlx.ops.arithmetic import div, sub, where
+from rlx.ops.arithmetic import div, eq, maximum, sub, where
 from rlx.ops.bits import isfinite, truth
+from rlx.ops.complex_ops import conjugate
 from rlx.ops.conversion import cast
 from rlx.ops.creation import dim_value, program_of
 from rlx.ops.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_float
+from rlx.ops.rules import batch_along_axis
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 from rlx.ops.unary import exp, log, sqrt, square
 from rlx.ops.widening import accumulators, as_f64, rounded, rounded_tensor
@@ -151,6 +153,62 @@ class Reduce(Op):
         total = Reduce(ReduceOp.Sum, axes, self.keep_dim)(wide)
         return rounded_tensor(div(total, _count(x, axes, total.dtype.real)), x.dtype)
 
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        (x,), (t,) = primals, tangents
+        if self.kind in (ReduceOp.Sum, ReduceOp.Mean):
+            return self(t)
+        if self.kind is ReduceOp.Prod:
+            (wide,) = accumulators(t)
+            total = Reduce(ReduceOp.Sum, self.axes, self.keep_dim)(wide * self._product_of_others(x))
+            return rounded_tensor(total, x.dtype)
+        chosen, count = self._winners(x, y)
+        (wide,) = accumulators(where(chosen, t, 0.0))
+        return rounded_tensor(Reduce(ReduceOp.Sum, self.axes, self.keep_dim)(wide) / count, x.dtype)
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        (wide,) = accumulators(ct)
+        if self.kind is ReduceOp.Sum:
+            return (self._spread(ct, x),)
+        if self.kind is ReduceOp.Mean:
+            axes = normalize_axes(self.axes, x.ndim, self.mnemonic)
+            share = div(wide, _count(x, axes, wide.dtype.real))
+            return (self._spread(rounded_tensor(share, x.dtype), x),)
+        if self.kind is ReduceOp.Prod:
+            return (rounded_tensor(self._spread(wide, x) * conjugate(self._product_of_others(x)), x.dtype),)
+        chosen, count = self._winners(x, y)
+        return (where(chosen, self._spread(rounded_tensor(wide / count, x.dtype), x), 0.0),)
+
+    def _spread(self, y: Any, x: Any) -> Any:
+        """A value per result, repeated for the elements of x that the result joins."""
+        from rlx.ops.movement import broadcast_to, reshaped
+
+        kept = reduce_shape(x.type, self.axes, True, self.mnemonic)
+        return broadcast_to(reshaped(y, kept.dims), x.shape)
+
+    def _winners(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Which elements of x are the extreme y, and how many they are: equals share the derivative."""
+        chosen = eq(x, self._spread(y, x))
+        count = Reduce(ReduceOp.Sum, self.axes, self.keep_dim)(cast(chosen, x.dtype.accumulator))
+        # NaN equals nothing, and nothing is joined along an empty axis.
+        return chosen, maximum(count, 1.0)
+
+    def _product_of_others(self, x: Any) -> Any:
+        """For every element, the product of those it is joined with: no division, so that zeros do no harm."""
+        from rlx.ops.cumulative import cumprod
+        from rlx.ops.movement import reshaped, transposed
+
+        (wide,) = accumulators(x)
+        axes = normalize_axes(self.axes, x.ndim, self.mnemonic)
+        perm = [*(i for i in range(x.ndim) if i not in axes), *axes]
+        moved = transposed(wide, perm)
+        rows = reshaped(moved, (*(x.shape[i] for i in perm[: x.ndim - len(axes)]), product(x.shape[a] for a in axes)))
+        others = cumprod(rows, exclusive=True) * cumprod(rows, exclusive=True, reverse=True)
+        return transposed(reshaped(others, moved.shape), np.argsort(perm).tolist())
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        axes = normalize_axes(self.axes, operands[0].ndim - 1, self.mnemonic)
+        return self.replace(axes=[a + 1 for a in axes])(*operands)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         arithmetic = (ReduceOp.Sum, ReduceOp.Mean, ReduceOp.Max, ReduceOp.Min, ReduceOp.Prod)
@@ -211,6 +269,10 @@ class ArgReduce(Op):
         search = np.argmax if self.kind is ArgReduceOp.ArgMax else np.argmin
         return np.asarray(search(widened(x), axis=self.axis, keepdims=self.keep_dim), dtype=np.int32)
 
+    jvp = vjp = NoRule("its results are positions")
+
+    batch = batch_along_axis
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for kind in ArgReduceOp:
@@ -244,6 +306,19 @@ class Softmax(Op):
         powers = exp(wide - reduce_max(wide, self.axis, keepdims=True))
         return rounded_tensor(powers / reduce_sum(powers, self.axis, keepdims=True), x.dtype)
 
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        return self._pull(tangents[0], y)
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        return (self._pull(ct, y),)
+
+    def _pull(self, t: Any, y: Any) -> Any:
+        """y·(t - Σ y·t); the Jacobian is symmetric."""
+        t, wide = accumulators(t, y)
+        return rounded_tensor(wide * (t - reduce_sum(wide * t, self.axis, keepdims=True)), y.dtype)
+
+    batch = batch_along_axis
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         return _softmax_samples(cls)
@@ -269,6 +344,16 @@ class LogSoftmax(Op):
         (wide,) = accumulators(x)
         below = wide - reduce_max(wide, self.axis, keepdims=True)
         return rounded_tensor(below - log(reduce_sum(exp(below), self.axis, keepdims=True)), x.dtype)
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        t, wide = accumulators(tangents[0], y)
+        return rounded_tensor(t - reduce_sum(exp(wide) * t, self.axis, keepdims=True), y.dtype)
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        t, wide = accumulators(ct, y)
+        return (rounded_tensor(t - exp(wide) * reduce_sum(t, self.axis, keepdims=True), y.dtype),)
+
+    batch = batch_along_axis
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlx.ir.op import Op
-from rlx.ir.shape import Shape, Size
+from rlx.ir.shape import Shape, Size, normalize_axis
 from rlx.ir.tensor import Tensor, lift, target_graph
 from rlx.ir.tensor_data import TensorData
 
@@ -84,6 +84,22 @@ def batch_elementwise(op: Op, operands: Sequence[Tensor], batched: Sequence[bool
 def batch_by_loop_over_leading(op: Op, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
     """The rule of ops whose leading axes are all batch axes anyway: only repeat what is not batched."""
     return op(*(put_batch_first(x, b, size) for x, b in zip(operands, batched)))
+
+
+def batch_pointwise(op: Op, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+    """`batch = batch_pointwise` in the class of an op whose operands broadcast, or of one operand that keeps its axes."""
+    return batch_elementwise(op, operands, batched)
+
+
+def batched_axis(axis: int, x: Tensor) -> int:
+    """Where `axis`, an attribute of an op on x, is found now that x has a batch axis in front."""
+    return normalize_axis(axis, x.type.rank - 1, "batch") + 1
+
+
+def batch_along_axis(op: Op, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+    """`batch = batch_along_axis` in the class of an op whose operands have the same dims, and an attribute `axis`."""
+    whole = [put_batch_first(x, b, size) for x, b in zip(operands, batched)]
+    return op.replace(axis=batched_axis(op.attributes["axis"], whole[0]))(*whole)
 
 
 _mapped: ContextVar[str | None] = ContextVar("mapped_axis", default=None)

@@ -18,6 +18,7 @@ import numpy as np
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
 from rlx.ops.operands import dtype_of, keep_weak, promote_inexact, require_dtype
+from rlx.ops.rules import batch_pointwise
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 from rlx.ops.special_functions import (
     decompose_digamma,
@@ -394,6 +395,37 @@ class Activation(Op):
         assert build is not None
         return build(x)
 
+    @property
+    def derivative_is_defined(self) -> bool:
+        """Rounding passes derivatives straight through, so that quantisation can be trained."""
+        return self.kind is ActivationKind.Round
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        from rlx.ops.complex_ops import conjugate
+
+        scaled = self._scaled(primals[0], conjugate(tangents[0]))
+        return None if scaled is None else conjugate(scaled)
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        return (self._scaled(x, ct),)
+
+    def _scaled(self, x: Any, t: Any) -> Any:
+        """conj(f'(x))·t, or None where f' is 0 everywhere."""
+        from rlx.ops.activation_gradients import ActivationBackward, ReluBackward
+
+        match self.kind:
+            case ActivationKind.Floor | ActivationKind.Ceil | ActivationKind.Trunc | ActivationKind.Sign:
+                return None
+            case ActivationKind.Round:
+                return t
+            case ActivationKind.Neg:
+                return neg(t)
+            case ActivationKind.Relu:
+                return ReluBackward()(x, t)
+        return ActivationBackward(self.kind)(x, t)
+
+    batch = batch_pointwise
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for kind in ActivationKind:
@@ -413,6 +445,8 @@ class Activation(Op):
 class StopGradient(Op):
     """y = x; no gradient and no tangent passes through. Any dtype."""
 
+    derivative_is_defined = True
+
     def infer(self, x: Shape) -> Shape:
         return x
 
@@ -421,6 +455,14 @@ class StopGradient(Op):
 
     def decompose(self, x: Any) -> Any:
         return x
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        return None
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        return (None,)
+
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

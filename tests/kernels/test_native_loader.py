@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from kernel_runs import X86_TARGETS
+from kernel_runs import NATIVE_TARGETS
 
 from rlx.errors import BackendError, BindingError, InternalError
 from rlx.ir.dtype import DType
@@ -90,7 +90,7 @@ def test_memset_may_be_called():
     assert native._process_address("memset")
 
 
-@pytest.mark.parametrize("target", X86_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
 def test_calls_check_their_arguments(target):
     f = native.load(scaled(), target)
     x, y = np.ones(8, np.float32), np.zeros(8, np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_runs import X86_TARGETS, check_everywhere, ran_natively
+from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 from scipy.special import ndtr
 
 from rlx.errors import OpError, ShapeError
@@ -50,7 +50,7 @@ def test_packing():
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-@pytest.mark.parametrize("target", X86_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
 def test_gelu_linear_layer_for_every_batch_from_one_kernel(target: Target, packed: bool):
     n, k = 136, 40
     matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", F32, n)}
@@ -66,7 +66,7 @@ def test_gelu_linear_layer_for_every_batch_from_one_kernel(target: Target, packe
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-@pytest.mark.parametrize("target", X86_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
 def test_all_sizes_at_run_time(target: Target, packed: bool):
     matrices = {"a": Matrix("a", F32, "k"), "b": Matrix("b", F32, "n"), "c": Matrix("c", F32, "n")}
     kernel = matmul_kernel("product", target, m="m", n="n", k="k", **matrices, packed=packed)
@@ -98,7 +98,7 @@ def test_interpreter_and_native_code_agree():
             check_everywhere(kernel, args | {"m": m, "n": n, "k": k}, rtol=1e-5)
 
 
-@pytest.mark.parametrize("target", X86_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
 def test_strided_batched_and_transposed_operands(target: Target):
     """C[h] = A[h] @ B[h]^T for heads that lie side by side, as in attention; A and B are views of one array each."""
     heads, m, n, k = 3, 9, 21, 8
@@ -114,12 +114,13 @@ def test_strided_batched_and_transposed_operands(target: Target):
         b=Matrix("b", F32, 1, heads * k, batch_stride=k),
         c=Matrix("c", F32, n, batch_stride="cb"),
     )
+    assert [p.name for p in kernel.params] == ["a", "b", "c", "m", "cb"]
     args = {"a": a, "b": b, "c": np.zeros((heads, m, n), np.float32), "m": m, "cb": m * n}
     wanted = np.einsum("mhk,nhk->hmn", a.astype(np.float64), b.astype(np.float64))
     close(ran_natively(kernel, args, target)["c"], wanted, k)
 
 
-@pytest.mark.parametrize("target", X86_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
 def test_dtypes(target: Target):
     m, n, k = 11, 37, 24
 
@@ -148,7 +149,7 @@ def test_epilogue_operands_of_every_shape():
         "cast", apply("add", apply("mul", apply("add", apply("mul", acc, scale), bias), one), residual), to=BF16
     )
     extra = (Matrix("scale", F32, 1, 0), Matrix("bias", F32, 0), Matrix("one", F32, 0, 0), Matrix("residual", F32, n))
-    for target in X86_TARGETS:
+    for target in NATIVE_TARGETS:
         matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", BF16, n)}
         kernel = matmul_kernel("mixed", target, m="m", n=n, k=k, **matrices, epilogue=Epilogue(expr, extra))
         args = {"a": normal(m, k), "b": normal(k, n), "c": np.zeros((m, n), BF16.numpy), "scale": normal(m)}
@@ -159,11 +160,24 @@ def test_epilogue_operands_of_every_shape():
         np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2.0**-7, atol=1e-5)
 
 
+def test_residual_in_place():
+    m, n, k = 13, 70, 5
+    expr = apply("add", apply("tanh", operand(0, F32)), operand(1, F32))
+    for target in NATIVE_TARGETS:
+        matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", F32, n)}
+        epilogue = Epilogue(expr, (Matrix("residual", F32, n),))
+        kernel = matmul_kernel("residual", target, m="m", n=n, k=k, **matrices, epilogue=epilogue)
+        a, b, c = normal(m, k), normal(k, n), normal(m, n)
+        wanted = np.tanh(a.astype(np.float64) @ b.astype(np.float64)) + c
+        native.load(kernel, target)(a, b, c, c, m)
+        close(c, wanted, k)
+
+
 def test_epilogue_sees_its_place():
     """Scores masked where the column is beyond the row, as in causal attention."""
     m, k = 19, 4
     masked = apply("where", apply("le", index(2), index(1)), operand(0, F32), literal(-np.inf, F32))
-    for target in X86_TARGETS:
+    for target in NATIVE_TARGETS:
         matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, 1, k), "c": Matrix("c", F32, m)}
         kernel = matmul_kernel("scores", target, m=m, n=m, k=k, **matrices, epilogue=Epilogue(masked))
         args = {"a": normal(m, k), "b": normal(m, k), "c": np.zeros((m, m), np.float32)}
@@ -176,9 +190,9 @@ def test_epilogue_sees_its_place():
 def test_any_division_of_the_blocks_gives_the_same_bits():
     m, n, k = 130, 200, 16
     matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", F32, n)}
-    kernel = matmul_kernel("product", X86_TARGETS[0], m="m", n=n, k=k, **matrices)
+    kernel = matmul_kernel("product", NATIVE_TARGETS[0], m="m", n=n, k=k, **matrices)
     a, b, whole, parts = normal(m, k), normal(k, n), np.zeros((m, n), np.float32), np.zeros((m, n), np.float32)
-    f = native.load(kernel, X86_TARGETS[0])
+    f = native.load(kernel, NATIVE_TARGETS[0])
     f(a, b, whole, m)
     count = grid_size(kernel, {"m": m})
     assert count > 4

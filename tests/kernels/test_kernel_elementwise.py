@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_runs import X86_TARGETS, check_everywhere, interpreted, ran_natively
+from kernel_runs import NATIVE_TARGETS, check_everywhere, interpreted, ran_natively
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
@@ -27,7 +27,7 @@ def strides_of(array: np.ndarray) -> tuple[int, ...]:
 def test_one_compiled_kernel_serves_every_length(n):
     expr = apply("add", apply("mul", operand(0, F32), operand(1, F32)), literal(0.5, F32))
     x, y = rng.normal(size=n).astype(np.float32), rng.normal(size=n).astype(np.float32)
-    for target in X86_TARGETS:
+    for target in NATIVE_TARGETS:
         inputs = [Access("x", F32, (1,)), Access("y", F32, (1,))]
         kernel = map_kernel("axpb", target, ("n",), inputs, [Access("z", F32, (1,))], [expr])
         z = ran_natively(kernel, {"x": x, "y": y, "z": np.full(n, np.nan, np.float32), "n": n}, target)["z"]
@@ -87,7 +87,9 @@ def test_any_fixed_layout(shape, permutation, broadcast, dtype):
     found = interpreted(kernel, args)["z"]
     picked = other[3 + sum((i * s for i, s in zip(np.indices(shape), other_strides)), np.zeros(shape, int))]
     np.testing.assert_array_equal(found.astype(float), np.maximum(view.astype(float), picked.astype(float)))
-    np.testing.assert_array_equal(ran_natively(kernel, args, X86_TARGETS[-1])["z"].astype(float), found.astype(float))
+    np.testing.assert_array_equal(
+        ran_natively(kernel, args, NATIVE_TARGETS[-1])["z"].astype(float), found.astype(float)
+    )
 
 
 def test_indices_of_the_index_space():
@@ -116,7 +118,7 @@ def test_in_place():
     wanted = x * x
     from rlx.kernels import native
 
-    native.load(kernel, X86_TARGETS[0])(x, x, 1000)
+    native.load(kernel, NATIVE_TARGETS[0])(x, x, 1000)
     np.testing.assert_array_equal(x, wanted)
 
 
@@ -134,7 +136,7 @@ def test_chunks_do_not_change_the_answer():
     )
     x = rng.normal(size=(40, 777)).astype(np.float32)
     whole, parts = np.zeros_like(x), np.zeros_like(x)
-    f = native.load(kernel, X86_TARGETS[0])
+    f = native.load(kernel, NATIVE_TARGETS[0])
     f(x, whole, 40, 777)
     count = grid_size(kernel, {"R": 40, "C": 777})
     assert count == 4
@@ -153,6 +155,13 @@ def test_gpu_form_in_the_interpreter():
         x = rng.normal(size=(c, r)).astype(np.float32)
         args = {"x": x, "y": np.zeros((r, c), np.float32), "R": r, "C": c}
         np.testing.assert_array_equal(interpreted(kernel, args)["y"], np.maximum(x.T, 0))
+
+
+def test_parameters_do_not_depend_on_which_axes_merge():
+    for size in (1, 7):
+        inputs = [Access("x", F32, ("s", 1), "o")]
+        kernel = map_kernel("f", AVX512, (size, "n"), inputs, [Access("y", F32, ("n", 1))], [operand(0, F32)])
+        assert [p.name for p in kernel.params] == ["x", "y", "n", "s", "o"]
 
 
 def test_axes_merge():

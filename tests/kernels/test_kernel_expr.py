@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import scipy.special
-from kernel_runs import X86_TARGETS, check_everywhere, ran_natively
+from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
@@ -138,7 +138,7 @@ def test_ops(op):
         wide = [a.astype(np.float64) for a in arrays] if dtype in FLOATS | HALVES else arrays
         with np.errstate(all="ignore"):
             wanted = np.asarray(ORACLES[op](*wide)).astype(expr.dtype.numpy)
-        for target in X86_TARGETS:
+        for target in NATIVE_TARGETS:
             found = ran_natively(pointwise(expr, [dtype] * arity, target), args, target)["y"]
             exact = expr.dtype in INTS or expr.dtype is BOOL
             limit = {BF16: 2**-8, DType.F16: 2**-11, F32: 1e-6, F64: 4e-15}.get(expr.dtype, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_runs import X86_TARGETS, check_everywhere, ran_natively
+from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
@@ -121,7 +121,7 @@ def test_half_conversions_for_every_bit_pattern(dtype):
     """All 65,536 halves widen as ml_dtypes widens them, and narrow back to themselves."""
     every = np.arange(65536, dtype=np.uint16).view(dtype.numpy)
     wide = every.astype(np.float32)
-    for target in X86_TARGETS:
+    for target in NATIVE_TARGETS:
         out = ran_natively(
             pointwise("cast", [dtype], F32, 16, F32),
             {"x0": every, "y": np.zeros(65536, np.float32), "n": 65536},
@@ -151,7 +151,7 @@ def test_narrowing_rounds_to_nearest_even(dtype):
         payloads = np.array([0x7F800001, 0x7FFFFFFF, 0xFF800001, 0x7FC00000], np.uint32).view(np.float32)
         x = np.concatenate([x, payloads])
         wanted = x.astype(dtype.numpy)
-    for target in X86_TARGETS:
+    for target in NATIVE_TARGETS:
         args = {"x0": x, "y": np.zeros(len(x), dtype.numpy), "n": len(x)}
         found = ran_natively(pointwise("cast", [F32], dtype, 16, dtype), args, target)["y"]
         np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))

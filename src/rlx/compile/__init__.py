@@ -1,0 +1,1 @@
+"""MIR to LIR: legalise, simplify, cut into kernels, plan memory. `pipeline.py` reads as a table of contents."""
