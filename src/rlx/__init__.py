@@ -30,7 +30,7 @@ _HOME: dict[str, str] = {
     "Shape": "rlx.ir.shape",
     **dict.fromkeys(("Graph", "Node", "NodeId"), "rlx.ir.graph"),
     "Tensor": "rlx.ir.tensor",
-    **dict.fromkeys(("Op", "NoRule", "kind_of"), "rlx.ir.op"),
+    **dict.fromkeys(("Op", "OpKind", "NoRule", "kind_of"), "rlx.ir.op"),
     **dict.fromkeys(("parse", "show"), "rlx.ir.text"),
     **dict.fromkeys(("verify", "verify_all", "verify_shapes", "VerifyError"), "rlx.ir.verify"),
     **dict.fromkeys(("save_graph", "load_graph"), "rlx.ir.serialize"),

@@ -47,6 +47,58 @@ class AutodiffError(RlxError):
     """A program cannot be differentiated or batched: the op that stands in the way, and why."""
 
 
+class NoVjpRule(AutodiffError):
+    """An op on the way of a gradient has none."""
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(f"{op} has no gradient: {reason}")
+        self.op, self.reason = op, reason
+
+
+class NoJvpRule(AutodiffError):
+    """An op on the way of a tangent has no derivative."""
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(f"{op} has no derivative: {reason}")
+        self.op, self.reason = op, reason
+
+
+class NoVmapRule(AutodiffError):
+    """An op cannot be batched."""
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(f"{op} cannot be batched: {reason}")
+        self.op, self.reason = op, reason
+
+
+class NoGradient(AutodiffError):
+    """The loss does not depend on what it is differentiated by."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"the loss does not depend on {node!r}; leave it out, or use GradWithLossOptions.TRAINING to get zeros"
+        )
+        self.node = node
+
+
+class UnregisteredOp(AutodiffError):
+    """A custom op, or a function with its own derivative, that is not known in this process."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        super().__init__(f"{name!r} is not registered here; {hint}")
+        self.name = name
+
+
+class UnboundedWhile(AutodiffError):
+    """Reverse mode through a loop whose number of rounds has no bound."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "while: the gradient needs a bound on the number of rounds, because the values of every round are kept; "
+            "give max_iterations, use scan or fori_loop, or forward mode (jvp), which needs no bound"
+        )
+
+
 class BindingError(RlxError, ValueError):
     """Inputs, parameters or symbolic sizes do not match the program."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import rlx
 import rlx.numpy as rnp
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
@@ -109,6 +110,7 @@ def check(case, precision):
         expected = flat(case.oracle(*args, **kwargs))
     function = rlx_function(case.name)
     eager = flat(function(*args, **kwargs))
+    assert all(type(result) is rlx.Array for result in eager)
     rtol = case.rtol.get(precision, _RTOL[precision])
     atol = case.atol.get(precision, rtol)
     for results in (eager, traced(function, args, kwargs, case.known)):

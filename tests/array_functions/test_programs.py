@@ -140,6 +140,17 @@ def test_lists_and_nested_tensors():
     assert interpret(graph, [np.float32(7)])[0].tolist() == [[7, 1], [2, 7]]
 
 
+def test_shapes_and_sizes():
+    x = np.zeros((2, 3, 4))
+    assert (rnp.shape(x), rnp.ndim(x), rnp.size(x), rnp.size(x, -1)) == ((2, 3, 4), 3, 24, 4)
+    assert (rnp.shape(3.0), rnp.ndim([[1]])) == ((), 2)
+    assert rnp.broadcast_shapes((2, 1), 3, (1, 1, 1)) == np.broadcast_shapes((2, 1), 3, (1, 1, 1))
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        rnp.broadcast_shapes((2,), (3,))
+    tensor = Graph("sizes").input("x", ("B", 4), "f32")
+    assert str(rnp.size(tensor)) == "4*B"
+
+
 def test_jit_and_eager_agree():
     def normalise(x):
         return (x - rnp.mean(x, axis=-1, keepdims=True)) / rnp.std(x, axis=-1, keepdims=True)

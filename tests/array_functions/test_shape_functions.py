@@ -85,6 +85,8 @@ CASES = [
     case("fromfunction", lambda i, j: i * 3 + j, (2, 3), dtype="int32"),
     case("copy", X),
     case("array", X, ndmin=4),
+    case("asanyarray", X),
+    case("ascontiguousarray", X),
     case("asarray", X, dtype="int32", oracle=lambda x, dtype: np.trunc(x).astype(dtype)),
 ]
 
@@ -147,6 +149,7 @@ CASES += [
     case("stack", [X, X + 1]),
     case("vstack", [V, V]),
     case("vstack", [X, V[:4]]),
+    case("row_stack", [X, V[:4]], oracle=np.vstack),
     case("hstack", [V, ROW.astype(float)]),
     case("hstack", [X, X[:, :1]]),
     case("dstack", [V, V]),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rlx.autodiff.derive import expand_for, no_rule
-from rlx.autodiff.forward import _mapped
+from rlx.autodiff.derive import expand_for, leaves_in, no_rule
 from rlx.autodiff.replay import Replay, Value
-from rlx.errors import AutodiffError, InternalError
+from rlx.errors import InternalError, NoVmapRule
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
 from rlx.ir.op import Op
 from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor
+from rlx.ops.body_transforms import varies_over
 
 
 def batch_graph(
@@ -26,13 +26,7 @@ def batch_graph(
     """Outputs of `graph` when the leaves in `batched` carry a leading axis of `size`; and which outputs carry it."""
 
     def relevant(g: Graph) -> set[NodeId]:
-        found = set(_mapped(g, graph, list(batched)))
-        for node in g.nodes:
-            # A collective over the mapped axis differs along it even when its operand does not (axis_index).
-            across = axis_name is not None and getattr(node.op, "axis_name", None) == axis_name
-            if across or any(i in found for i in node.inputs):
-                found.add(node.id)
-        return found
+        return varies_over(g, leaves_in(g, graph, batched), axis_name)
 
     prepared = expand_for(graph, "batch", relevant)
     graph = prepared.graph
@@ -52,7 +46,7 @@ def apply_batch(op: Op, size: Size, operands: list[Any], batched: list[bool]) ->
     """The batched result of one op by its rule."""
     refused = no_rule(op, "batch")
     if refused is not None:
-        raise AutodiffError(f"{op.mnemonic} cannot be batched: {refused.reason}")
+        raise NoVmapRule(op.mnemonic, refused.reason)
     rule = type(op).batch
     if not callable(rule):
         raise InternalError(f"{op.mnemonic} reached batching without a rule")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
+from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import NoRule, Op
 from rlx.ir.rebuild import Rebuilt, Replacement, rebuild
 
 Rule = Literal["jvp", "vjp", "batch"]
+# An equivalent of an op: a function of its operands.
+Form = Callable[..., Any]
 
 
 def has_rule(op: Op, rule: Rule) -> bool:
@@ -28,38 +31,51 @@ def no_rule(op: Op, rule: Rule) -> NoRule | None:
     return stated if isinstance(stated, NoRule) else None
 
 
-def expand_for(graph: Graph, rule: Rule, relevant: Callable[[Graph], Collection[NodeId]] | None = None) -> Rebuilt:
-    """Decompose every (relevant) node without the rule, until all have it; ids map from the given graph."""
+def form_for(op: Op, rule: Rule, active: Sequence[bool]) -> Form | None:
+    """What has to replace the op before the rule can be applied to it, or None when it is ready.
+
+    An op may choose by its own `form_for(rule, active)`: a scan that has to save its carries for reverse mode, say.
+    `active` tells which operands are differentiated or batched. All other ops decompose when they lack the rule.
+    """
+    own = getattr(op, "form_for", None)
+    if own is not None:
+        chosen: Form | None = own(rule, tuple(active))
+        return chosen
+    if has_rule(op, rule):
+        return None
+    if op.decompose is None:
+        raise InternalError(f"op {op.mnemonic} has neither a {rule} rule nor a decomposition")
+    return op.decompose
+
+
+def expand_for(graph: Graph, rule: Rule, relevant: Callable[[Graph], Collection[NodeId]]) -> Rebuilt:
+    """Replace relevant nodes until the rule can be applied to all of them; ids map from the given graph."""
     ids = {n.id: n.id for n in graph.nodes}
     while True:
-        chosen = relevant(graph) if relevant is not None else None
-        todo = {n.id for n in graph.nodes if not has_rule(n.op, rule) and (chosen is None or n.id in chosen)}
-        if not todo:
+        active = relevant(graph)
+        forms: dict[NodeId, Form] = {}
+        for node in graph.nodes:
+            if node.id in active and (form := form_for(node.op, rule, [i in active for i in node.inputs])) is not None:
+                forms[node.id] = form
+        if not forms:
             return Rebuilt(graph, ids)
-        step = rebuild(graph, _decompose_those(todo), f"derive_{rule}")
+        step = rebuild(graph, _replace_by(forms), f"derive_{rule}")
         ids = {old: step.ids[mid] for old, mid in ids.items() if mid in step.ids}
         graph = step.graph
 
 
-def _decompose_those(todo: set[NodeId]) -> Callable[[Node, list[Any]], Replacement]:
+def _replace_by(forms: dict[NodeId, Form]) -> Callable[[Node, list[Any]], Replacement]:
     def visit(node: Node, operands: list[Any]) -> Replacement:
-        if node.id not in todo:
-            return None
-        if node.op.decompose is None:
-            raise TypeError(f"op {node.op.mnemonic} has neither the rule nor a decomposition")
-        return node.op.decompose(*operands)
+        form = forms.get(node.id)
+        return None if form is None else form(*operands)
 
     return visit
 
 
-def depends_on(graph: Graph, sources: Collection[NodeId]) -> set[NodeId]:
-    """The nodes whose value is computed from one of `sources` through inexact (float or complex) values."""
-    found: set[NodeId] = set()
-    for node in graph.nodes:
-        reached = node.id in sources or any(i in found for i in node.inputs)
-        if reached and any(s.dtype.is_inexact for s in node.shapes):
-            found.add(node.id)
-    return found
+def leaves_in(graph: Graph, original: Graph, ids: Collection[NodeId]) -> list[NodeId]:
+    """Leaves of `original` in a rewrite of it; leaves keep their names."""
+    keys = [op.key for op in (original.nodes[i].op for i in ids) if isinstance(op, Input | Param)]
+    return [graph.leaf(key).id for key in keys]
 
 
 def leads_to(graph: Graph, targets: Collection[NodeId]) -> set[NodeId]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.autodiff.derive import depends_on, expand_for, no_rule
+from rlx.autodiff.derive import expand_for, leaves_in, no_rule
 from rlx.autodiff.replay import Replay, Value
-from rlx.errors import AutodiffError
+from rlx.errors import NoJvpRule
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
 from rlx.ir.op import Op
 from rlx.ir.tensor import Tensor
+from rlx.ops.body_transforms import depends_on
 from rlx.ops.rules import add_tangents, zeros_like
 
 # The tangent of a node: None is zero; a tuple for several results.
@@ -23,40 +24,44 @@ def push_forward(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Outputs of `graph` and their tangents, emitted into the program being built. None is a zero tangent."""
     sources = list(tangents)
-    prepared = expand_for(graph, "jvp", lambda g: depends_on(g, _mapped(g, graph, sources)))
+    prepared = expand_for(graph, "jvp", lambda g: depends_on(g, leaves_in(g, graph, sources)))
     graph = prepared.graph
-    leaves = {prepared.id(i): t for i, t in leaves.items()}
     known: dict[NodeId, Tangent] = {prepared.id(i): t for i, t in tangents.items()}
     active = depends_on(graph, list(known))
-    replay = Replay(graph, leaves)
+    replay = Replay(graph, {prepared.id(i): t for i, t in leaves.items()})
     for node in graph.nodes:
-        value = replay.step(node)
         if node.id in known or node.id not in active:
-            continue
-        known[node.id] = _tangent(node, replay.operands(node), [known.get(i) for i in node.inputs], value, replay.into)
+            replay.step(node)
+        else:
+            known[node.id] = _push_node(node, replay, [known.get(i) for i in node.inputs])
     return replay.outputs(), [known.get(o) for o in graph.outputs]
 
 
-def _mapped(graph: Graph, original: Graph, ids: Sequence[NodeId]) -> list[NodeId]:
-    """Leaves of `original` in a rewrite of it; leaves keep their names."""
-    return [graph.leaf(original.nodes[i].op.key).id for i in ids]  # type: ignore[attr-defined]
-
-
-def _tangent(node: Node, operands: list[Value], tangents: list[Tangent], value: Value, into: Graph) -> Tangent:
+def _push_node(node: Node, replay: Replay, tangents: list[Tangent]) -> Tangent:
+    """Give the node its value, and return its tangent."""
     if isinstance(node.op, Project):
+        replay.step(node)
         source = tangents[0]
         return None if source is None else source[node.op.index]
     if all(t is None for t in tangents):
+        replay.step(node)
         return None
-    with into.originating(node.origin):
-        return apply_jvp(node.op, operands, tangents, value)
+    jointly = getattr(node.op, "value_and_jvp", None)
+    if jointly is not None:
+        # Loops and branches compute value and tangent in one go instead of running twice.
+        with replay.into.originating(node.origin):
+            replay.values[node.id], tangent = jointly(tuple(replay.operands(node)), tuple(tangents))
+        return tangent
+    value = replay.step(node)
+    with replay.into.originating(node.origin):
+        return apply_jvp(node.op, replay.operands(node), tangents, value)
 
 
 def apply_jvp(op: Op, primals: Sequence[Any], tangents: Sequence[Tensor | None], value: Value) -> Tangent:
     """The tangent of one op by its rule; tangents of results that are not inexact are dropped."""
     refused = no_rule(op, "jvp")
     if refused is not None:
-        raise AutodiffError(f"{op.mnemonic} has no derivative: {refused.reason}")
+        raise NoJvpRule(op.mnemonic, refused.reason)
     rule = type(op).jvp
     if callable(rule):
         result = rule(op, tuple(primals), tuple(tangents), value)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.autodiff.derive import depends_on, expand_for, leads_to, no_rule
-from rlx.autodiff.forward import _mapped
+from rlx.autodiff.derive import expand_for, leads_to, leaves_in, no_rule
 from rlx.autodiff.replay import Replay, Value
-from rlx.errors import AutodiffError, InternalError
+from rlx.errors import InternalError, NoVjpRule
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
 from rlx.ir.op import Op
 from rlx.ir.tensor import Tensor
+from rlx.ops.body_transforms import depends_on
 from rlx.ops.rules import add_tangents
 
 
@@ -21,7 +21,7 @@ class Pullback:
 
     def __init__(self, graph: Graph, leaves: Mapping[NodeId, Tensor], wrt: Sequence[NodeId]) -> None:
         def relevant(g: Graph) -> set[NodeId]:
-            return depends_on(g, _mapped(g, graph, wrt)) & leads_to(g, g.outputs)
+            return depends_on(g, leaves_in(g, graph, wrt)) & leads_to(g, g.outputs)
 
         prepared = expand_for(graph, "vjp", relevant)
         self.graph = prepared.graph
@@ -58,7 +58,7 @@ class Pullback:
         value = self.replay.values[node.id]
         ct: Any = tuple(received) if isinstance(value, tuple) else received[0]
         with self.replay.into.originating(node.origin):
-            results = apply_vjp(node.op, ct, value, operands)
+            results = apply_vjp(node.op, [i in self.active for i in node.inputs], ct, value, operands)
             for i, operand_ct in zip(node.inputs, results, strict=True):
                 if operand_ct is not None and i in self.active:
                     self._add(collected, i, 0, operand_ct)
@@ -77,11 +77,25 @@ class Pullback:
         slots[index] = ct if previous is None else add_tangents(previous, ct)
 
 
-def apply_vjp(op: Op, ct: Any, value: Value, operands: Sequence[Any]) -> Sequence[Tensor | None]:
-    """The cotangents of the operands of one op by its rule."""
+def pull_back(
+    graph: Graph, leaves: Mapping[NodeId, Tensor], wrt: Sequence[NodeId], cotangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Cotangents of the leaves `wrt` for cotangents of the outputs."""
+    return Pullback(graph, leaves, wrt).pull(cotangents)
+
+
+def apply_vjp(
+    op: Op, wrt: Sequence[bool], ct: Any, value: Value, operands: Sequence[Any]
+) -> Sequence[Tensor | None]:
+    """The cotangents of the operands of one op by its rule; only those in `wrt` are wanted."""
     refused = no_rule(op, "vjp")
     if refused is not None:
-        raise AutodiffError(f"{op.mnemonic} has no gradient: {refused.reason}")
+        raise NoVjpRule(op.mnemonic, refused.reason)
+    selective = getattr(op, "vjp_wrt", None)
+    if selective is not None:
+        # Loops and branches leave out what nobody wants, which for them is whole programs.
+        wanted: Sequence[Tensor | None] = selective(tuple(wrt), ct, value, operands)
+        return wanted
     rule = type(op).vjp
     if not callable(rule):
         raise InternalError(f"{op.mnemonic} reached reverse mode without a vjp rule")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -392,3 +392,24 @@ def op_family(kinds: type[enum.StrEnum], prefix: str = "", field: str = "kind") 
 def kind_of(op: Op) -> str:
     """The parameter-free discriminant of an op: the name of its class."""
     return type(op).__name__
+
+
+class _OpKinds:
+    """The kinds of ops there are, by name: `OpKind.MatMul == "MatMul"`. Grows with the registry."""
+
+    def __getattr__(self, name: str) -> str:
+        if name not in OP_CLASSES:
+            raise AttributeError(f"there is no op kind {name!r}")
+        return name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(OP_CLASSES)
+
+    def __contains__(self, name: object) -> bool:
+        return name in OP_CLASSES
+
+    def __len__(self) -> int:
+        return len(OP_CLASSES)
+
+
+OpKind = _OpKinds()

@@ -10,8 +10,8 @@ from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.shape import Size
 from rlx.numpy import reductions
-from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, inexact, operand, rank_of, value
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, convert, inexact, operand, rank_of, value
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = [
     "celu",

@@ -12,8 +12,19 @@ from typing import Any
 
 from rlx import ops
 from rlx.errors import OpError, ShapeError
-from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, inexact, operand, promoted, rank_of, value
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.numpy.arguments import (
+    Axis,
+    array_function,
+    axes_of,
+    axis_of,
+    convert,
+    inexact,
+    operand,
+    promoted,
+    rank_of,
+    value,
+)
+from rlx.ops.operands import dims_of, dtype_of
 from rlx.ops.reductions import ReduceOp
 from rlx.ops.sliding_windows import per_axis
 

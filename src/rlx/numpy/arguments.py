@@ -10,9 +10,11 @@ import numpy as np
 
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim
+from rlx.ir.dtype import DType
 from rlx.ir.leaves import Constant
 from rlx.ir.shape import normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, lift
+from rlx.ops.operands import convert as to_dtype
 from rlx.ops.operands import dims_of, promote_inexact, promote_operands
 from rlx.runtime.arrays import as_array
 
@@ -23,21 +25,32 @@ Axis = int | Sequence[int] | None
 
 
 def array_function(function: Callable[P, R]) -> Callable[P, R]:
-    """A public function on arrays: its parts join the graph of its operands, and NumPy's `out=` is refused."""
+    """A public function on arrays: its parts join the graph of its operands, it returns tensors or `rlx.Array`s, and
+    it refuses NumPy's `out=`."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if kwargs and kwargs.pop("out", None) is not None:
             name = function.__name__
             raise OpError(f"{name}: out= is not supported, because values are immutable; write x = {name}(...)")
-        if current_scope() is None:
-            tensor = next(_tensors((*args, *kwargs.values())), None)
-            if tensor is not None:
-                with building(tensor.graph):
-                    return function(*args, **kwargs)
-        return function(*args, **kwargs)
+        if current_scope() is not None:
+            return function(*args, **kwargs)
+        tensor = next(_tensors((*args, *kwargs.values())), None)
+        if tensor is None:
+            return _as_arrays(function(*args, **kwargs))
+        with building(tensor.graph):
+            return function(*args, **kwargs)
 
     return call
+
+
+def _as_arrays(result: Any) -> Any:
+    if type(result) is np.ndarray:
+        return as_array(result)
+    if isinstance(result, list | tuple) and any(type(r) is np.ndarray for r in result):
+        items = [_as_arrays(r) for r in result]
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+    return result
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
@@ -78,6 +91,12 @@ def promoted(*xs: Any) -> list[Any]:
 def inexact(*xs: Any) -> list[Any]:
     """The operands in their common float or complex dtype, as tensors or arrays."""
     return [x if isinstance(x, Tensor) else as_array(x) for x in promote_inexact(*map(operand, xs))]
+
+
+def convert(x: Any, dtype: DType) -> Any:
+    """`x` with the given dtype, as a tensor or an array."""
+    converted = to_dtype(x, dtype)
+    return converted if isinstance(converted, Tensor) else as_array(converted)
 
 
 def rank_of(x: Any) -> int:

@@ -9,9 +9,9 @@ from rlx import ops
 from rlx.errors import ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
-from rlx.numpy.arguments import Axis, array_function, axis_of, dims_from, inexact, operand, rank_of, value
+from rlx.numpy.arguments import Axis, array_function, axis_of, convert, dims_from, inexact, operand, rank_of, value
 from rlx.numpy.elementwise import remainder
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = ["diff", "ediff1d", "gradient", "trapezoid", "unwrap"]
 

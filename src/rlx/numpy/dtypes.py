@@ -16,8 +16,8 @@ import numpy as np
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DType, DTypeLike, promote
 from rlx.ir.tensor import Tensor, is_python_scalar
-from rlx.numpy.arguments import operand
-from rlx.ops.operands import common_dtype, convert, dtype_of
+from rlx.numpy.arguments import convert, operand
+from rlx.ops.operands import common_dtype, dtype_of
 
 __all__ = [
     "astype",

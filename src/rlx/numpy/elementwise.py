@@ -12,8 +12,8 @@ from typing import Any
 from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.numpy import complex_functions
-from rlx.numpy.arguments import array_function, inexact, operand, promoted, value
-from rlx.ops.operands import common_dtype, convert, dtype_of
+from rlx.numpy.arguments import array_function, convert, inexact, operand, promoted, value
+from rlx.ops.operands import common_dtype, dtype_of
 
 __all__ = [
     "abs",

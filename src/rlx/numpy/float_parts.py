@@ -7,9 +7,9 @@ from typing import Any
 
 from rlx import ops
 from rlx.ir.dtype import DType
-from rlx.numpy.arguments import array_function, inexact, operand, value
+from rlx.numpy.arguments import array_function, convert, inexact, operand, value
 from rlx.numpy.dtypes import finfo
-from rlx.ops.operands import convert, dtype_of
+from rlx.ops.operands import dtype_of
 
 __all__ = [
     "frexp",

@@ -11,13 +11,23 @@ from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import Tensor
-from rlx.numpy.arguments import array_function, concrete, inexact, operand, promoted, rank_of, static_size, value
+from rlx.numpy.arguments import (
+    array_function,
+    concrete,
+    convert,
+    inexact,
+    operand,
+    promoted,
+    rank_of,
+    static_size,
+    value,
+)
 from rlx.numpy.creation import linspace
 from rlx.numpy.elementwise import remainder
 from rlx.numpy.joining import unstack
 from rlx.numpy.reductions import max, min
 from rlx.numpy.sorting_searching import searchsorted
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = [
     "bincount",

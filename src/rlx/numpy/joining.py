@@ -8,9 +8,19 @@ from typing import Any
 from rlx import ops
 from rlx.errors import ShapeError
 from rlx.ir.dtype import DType, DTypeLike
-from rlx.numpy.arguments import array_function, axis_of, concrete, operands, promoted, rank_of, static_size, value
+from rlx.numpy.arguments import (
+    array_function,
+    axis_of,
+    concrete,
+    convert,
+    operands,
+    promoted,
+    rank_of,
+    static_size,
+    value,
+)
 from rlx.numpy.manipulation import atleast_1d, atleast_2d, atleast_3d
-from rlx.ops.operands import convert, dims_of
+from rlx.ops.operands import dims_of
 
 __all__ = [
     "append",

@@ -13,10 +13,10 @@ from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.numpy import linear_algebra
-from rlx.numpy.arguments import Axis, array_function, axes_of, inexact, promoted, rank_of, static_size, value
+from rlx.numpy.arguments import Axis, array_function, axes_of, convert, inexact, promoted, rank_of, static_size, value
 from rlx.numpy.dtypes import finfo
 from rlx.numpy.linear_algebra import matmul, matrix_transpose, outer, tensordot, vecdot
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = [
     "cholesky",

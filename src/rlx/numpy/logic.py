@@ -10,9 +10,9 @@ from rlx import ops
 from rlx.errors import DTypeError, OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, broadcast_dims
-from rlx.numpy.arguments import array_function, axis_of, inexact, operand, promoted, rank_of, value
+from rlx.numpy.arguments import array_function, axis_of, convert, inexact, operand, promoted, rank_of, value
 from rlx.ops.bodies import build_body
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = [
     "allclose",

@@ -12,8 +12,19 @@ from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim
 from rlx.ir.shape import Dims, Shape, broadcast_dims, reshape_shape
-from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, concrete, dims_from, rank_of, static_size, value
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.numpy.arguments import (
+    Axis,
+    array_function,
+    axes_of,
+    axis_of,
+    concrete,
+    convert,
+    dims_from,
+    rank_of,
+    static_size,
+    value,
+)
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = [
     "atleast_1d",

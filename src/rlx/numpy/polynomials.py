@@ -9,6 +9,7 @@ from rlx import ops
 from rlx.errors import ShapeError
 from rlx.numpy.arguments import (
     array_function,
+    convert,
     inexact,
     operand,
     promoted,
@@ -17,7 +18,7 @@ from rlx.numpy.arguments import (
     value,
 )
 from rlx.numpy.linear_algebra import convolve
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = [
     "poly",

@@ -11,8 +11,8 @@ from rlx import ops
 from rlx.errors import ShapeError
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType, DTypeLike
-from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, inexact, operand, rank_of, value
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, convert, inexact, operand, rank_of, value
+from rlx.ops.operands import dims_of, dtype_of
 from rlx.ops.reductions import ReduceOp, identity_of
 
 __all__ = [

@@ -15,9 +15,9 @@ from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import Tensor
-from rlx.numpy.arguments import array_function, axis_of, known_values, operand, promoted, rank_of, value
+from rlx.numpy.arguments import array_function, axis_of, convert, known_values, operand, promoted, rank_of, value
 from rlx.numpy.creation import asarray
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = [
     "argpartition",

@@ -14,12 +14,13 @@ from rlx.numpy.arguments import (
     array_function,
     axes_of,
     axis_of,
+    convert,
     inexact,
     rank_of,
     value,
 )
 from rlx.numpy.reductions import mean, sum
-from rlx.ops.operands import convert, dims_of, dtype_of
+from rlx.ops.operands import dims_of, dtype_of
 
 __all__ = [
     "average",

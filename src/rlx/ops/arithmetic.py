@@ -407,7 +407,6 @@ class Compare(Op):
             return np.asarray(_COMPARISONS[self.kind](a, b), dtype=bool)
 
     jvp = vjp = NoRule("its results are true or false")
-
     batch = batch_pointwise
 
     @classmethod

@@ -146,7 +146,6 @@ class BitUnary(Op):
         return _BIT_DEFINITIONS[self.kind].decompose(x)
 
     jvp = vjp = NoRule("its results are integers")
-
     batch = batch_pointwise
 
     @classmethod
@@ -222,7 +221,6 @@ class Bitcast(Op):
         return data.reshape((*x.shape, have // want) if have > want else x.shape[:-1])
 
     jvp = vjp = NoRule("bits have no derivative")
-
     batch = batch_pointwise
 
     @classmethod
@@ -325,7 +323,6 @@ class Predicate(Op):
         return definition.join(definition.decompose(real(x)), definition.decompose(imag(x)))
 
     jvp = vjp = NoRule("its results are true or false")
-
     batch = batch_pointwise
 
     @classmethod

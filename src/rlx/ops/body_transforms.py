@@ -6,15 +6,17 @@ here; only they call rules, so they are there whenever a rule runs. All function
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.graph import Graph, NodeId
+from rlx.ir.inline import inline_graph
 from rlx.ir.leaves import Input
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
-from rlx.ops.bodies import build_body
+from rlx.ops.bodies import build_body, input_types, output_types
 from rlx.ops.rules import current_mapped_axis, put_batch_first, zeros_like
 
 Flags = tuple[bool, ...]
@@ -165,17 +167,51 @@ def types(tensors: Iterable[Tensor]) -> list[Shape]:
 
 
 def without_dead_code(graph: Graph) -> tuple[Graph, Flags]:
-    """The graph without what its outputs do not need, and which of its Inputs are left."""
+    """The graph without what its outputs do not need, effects included, and which of its Inputs are left."""
     needed: set[NodeId] = set(graph.outputs)
     for node in reversed(graph.nodes):
-        if node.id in needed or node.op.effect:
-            needed.add(node.id)
+        if node.id in needed:
             needed.update(node.inputs)
-    kept: list[Node] = [n for n in graph.nodes if n.id in needed]
     pruned = Graph(graph.name)
     pruned.constraints = list(graph.constraints)
     ids: dict[NodeId, NodeId] = {}
-    for node in kept:
-        ids[node.id] = pruned.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
+    for node in graph.nodes:
+        if node.id in needed:
+            ids[node.id] = pruned.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
     pruned.set_outputs([ids[o] for o in graph.outputs])
     return pruned.freeze(), tuple(n.id in needed for n in graph.nodes if isinstance(n.op, Input))
+
+
+class VjpProgram(NamedTuple):
+    """The reverse-mode derivative of a body as a program of its own.
+
+    It takes the inputs of the body and then the cotangents of its outputs, except those that it does not read (`used`
+    has one flag for each), and returns the cotangents of the body's inputs that are not zero (`found`).
+    """
+
+    graph: Graph
+    used: Flags
+    found: Flags
+
+    def __call__(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Tensor | None]:
+        """One cotangent per operand of the body; None is zero."""
+        return spread(inline_graph(self.graph, chosen([*operands, *cotangents], self.used)), self.found)
+
+
+@functools.lru_cache(maxsize=128)
+def vjp_program(body: Graph, wrt: Flags, given: Flags) -> VjpProgram:
+    """The derivative of `body` to the inputs in `wrt`, for cotangents of the `given` outputs.
+
+    The values of the body that it needs are computed again, without effects: those happen in the forward program.
+    """
+    inputs = input_types(body)
+    cotangents = chosen(output_types(body), given)
+    found: list[bool] = []
+
+    def pull(operands: list[Tensor], cts: list[Tensor]) -> list[Tensor]:
+        results = pull_body(body, operands, wrt, spread(cts, given))
+        found.extend(r is not None for r in results)
+        return [r for r in results if r is not None]
+
+    graph = build_step(f"{body.name}_vjp", pull, ("x", inputs), ("ct", cotangents))
+    return VjpProgram(*without_dead_code(graph), tuple(found))

@@ -13,11 +13,20 @@ from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, normalize_axis
+from rlx.ops.arithmetic import eq, where
+from rlx.ops.bodies import build_body
+from rlx.ops.complex_ops import conjugate
 from rlx.ops.conversion import cast
-from rlx.ops.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_numeric
+from rlx.ops.creation import iota
+from rlx.ops.indexing import ScatterKind
+from rlx.ops.movement import moveaxis, pad
+from rlx.ops.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_numeric, same_graph
 from rlx.ops.reductions import ReduceOp, identity_of, widened
+from rlx.ops.rules import batch_along_axis, zeros_like, zeros_of
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
-from rlx.ops.widening import rounded
+from rlx.ops.scans import Scan
+from rlx.ops.unary import exp
+from rlx.ops.widening import accumulators, rounded, rounded_tensor
 
 __all__ = [
     "Cumsum",
@@ -96,6 +105,66 @@ class Cumulative(Op):
         result = _JOIN[self.kind].accumulate(rows, axis=0, dtype=rows.dtype)
         return rounded(np.moveaxis(result[::-1] if self.reverse else result, 0, self.axis), x.dtype)
 
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        from rlx.ops.selection import take_along_axis
+
+        (x,), (t,) = primals, tangents
+        if self.kind is CumulativeOp.Sum:
+            return self(t)
+        if self.kind in (CumulativeOp.Max, CumulativeOp.Min):
+            pushed = take_along_axis(t, self._sources(x), self.axis)
+        else:
+            decay, entry = self._recurrence(x)
+            (wide,) = accumulators(t)
+            pushed = rounded_tensor(_linear_recurrence(decay, entry * wide, self.axis, self.reverse), x.dtype)
+        return self._shifted(pushed, 1) if self.exclusive else pushed
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        from rlx.ops.selection import put_along_axis
+
+        if self.kind is CumulativeOp.Sum:
+            return (self.replace(reverse=not self.reverse)(ct),)
+        if self.exclusive:
+            ct = self._shifted(ct, -1)
+        if self.kind in (CumulativeOp.Max, CumulativeOp.Min):
+            return (put_along_axis(zeros_like(x), self._sources(x), ct, self.axis, ScatterKind.Add),)
+        decay, entry = (conjugate(c) for c in self._recurrence(x))
+        (wide,) = accumulators(ct)
+        pulled = _linear_recurrence(self._shifted(decay, -1), wide, self.axis, not self.reverse)
+        return (rounded_tensor(entry * pulled, x.dtype),)
+
+    def _recurrence(self, x: Any) -> tuple[Any, Any]:
+        """decay and entry of the tangent of the inclusive form, dy[i] = decay[i]·dy[i-1] + entry[i]·dx[i].
+
+        There are no divisions, so that products with zeros and sums of vanishing terms are safe.
+        """
+        (wide,) = accumulators(x)
+        before = self.replace(exclusive=True)(wide)
+        if self.kind is CumulativeOp.Prod:
+            return wide, before
+        total = self.replace(exclusive=False)(wide)
+        total = where(eq(total, -math.inf), 0.0, total)
+        return exp(before - total), exp(wide - total)
+
+    def _sources(self, x: Any) -> Any:
+        """Which element is the extreme so far, in the inclusive form; of equals the latest."""
+        reached = eq(x, self.replace(exclusive=False)(x))
+        with same_graph(x):
+            positions = iota(x.shape, DType.I32, self.axis)
+        if not self.reverse:
+            return Cumulative(CumulativeOp.Max, self.axis)(where(reached, positions, 0))
+        last = np.int32(np.iinfo(np.int32).max)
+        return Cumulative(CumulativeOp.Min, self.axis, reverse=True)(where(reached, positions, last))
+
+    def _shifted(self, x: Any, steps: int) -> Any:
+        """x moved by one step along the direction of the scan (or against it), with 0 moved in."""
+        steps = -steps if self.reverse else steps
+        axis = normalize_axis(self.axis, x.ndim, self.mnemonic)
+        low = [steps if i == axis else 0 for i in range(x.ndim)]
+        return pad(x, 0, low, [-s for s in low])
+
+    batch = batch_along_axis
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for kind in CumulativeOp:
@@ -116,6 +185,8 @@ class Cumulative(Op):
 class Cumsum(Op):
     """y[i] = x[0] + .. + x[i] along `axis`; `exclusive` leaves x[i] out, so that y[0] = 0."""
 
+    linear_in = (0,)
+
     axis: int
     exclusive: bool = False
 
@@ -130,6 +201,11 @@ class Cumsum(Op):
     def decompose(self, x: Any) -> Any:
         return Cumulative(CumulativeOp.Sum, self.axis, self.exclusive)(x)
 
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        return (CumsumBackward(self.axis, self.exclusive)(ct),)
+
+    batch = batch_along_axis
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         return _cumsum_samples(cls)
@@ -138,6 +214,8 @@ class Cumsum(Op):
 @op("cumsum_backward")
 class CumsumBackward(Op):
     """dx[i] = dy[i] + .. + dy[n-1] along `axis`, the transpose of `Cumsum`; `exclusive` leaves dy[i] out."""
+
+    linear_in = (0,)
 
     axis: int
     exclusive: bool = False
@@ -153,6 +231,11 @@ class CumsumBackward(Op):
     def decompose(self, dy: Any) -> Any:
         return Cumulative(CumulativeOp.Sum, self.axis, self.exclusive, reverse=True)(dy)
 
+    def vjp(self, ct: Any, y: Any, dy: Any) -> Any:
+        return (Cumsum(self.axis, self.exclusive)(ct),)
+
+    batch = batch_along_axis
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         return _cumsum_samples(cls)
@@ -164,6 +247,15 @@ def _cumsum_samples(make: Callable[[int, bool], Op]) -> Iterator[Sample]:
         yield sample(make(0, exclusive), spec(3, 4))
         yield sample(make(1, exclusive), spec(2, 0, 3))
         yield sample(make(1, exclusive), spec("B", "S"), B=2, S=3)
+
+
+def _linear_recurrence(decay: Any, entry: Any, axis: int, reverse: bool) -> Any:
+    """h[i] = decay[i]·h[i-1] + entry[i] along `axis` from h = 0, or from the end with `reverse`."""
+    decays, entries = moveaxis(decay, axis, 0), moveaxis(entry, axis, 0)
+    row = entries.type.with_dims(entries.shape[1:])
+    body = build_body("recurrence", lambda h, a, b: a * h + b, h=row, decay=row, entry=row)
+    steps = Scan(body, entries.shape[0], num_xs=2, reverse=reverse, save_trajectory=True)
+    return moveaxis(steps(zeros_of(row, entry), decays, entries), 0, axis)
 
 
 def _cumulative(kind: CumulativeOp, x: Any, axis: int, exclusive: bool, reverse: bool) -> Any:

@@ -11,10 +11,14 @@ from rlx.errors import ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape, Size, normalize_axis
+from rlx.ir.tensor import Tensor
+from rlx.ops.arithmetic import add, clamp, lt, where
 from rlx.ops.conversion import convert_array
-from rlx.ops.indexing import require_ids
-from rlx.ops.movement import exceeds, expand_dims, narrow, reshape, squeeze
-from rlx.ops.operands import convert, dims_of, dtype_of, require_same_dtype
+from rlx.ops.creation import dim_value, iota
+from rlx.ops.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, require_ids
+from rlx.ops.movement import broadcast_to, exceeds, expand_dims, moveaxis, narrow, reshape, squeeze, stack
+from rlx.ops.operands import convert, dims_of, dtype_of, require_same_dtype, same_graph
+from rlx.ops.rules import put_batch_first, zeros_like, zeros_of
 from rlx.ops.samples import FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -59,6 +63,7 @@ class DynamicSlice(Op):
     """
 
     primitive = True
+    linear_in = (0,)
 
     sizes: Dims
 
@@ -68,6 +73,21 @@ class DynamicSlice(Op):
 
     def eval(self, x: Array, *starts: Array) -> Array:
         return x[_window(x, Shape(self.sizes).static_dims, starts)]
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, *starts: Tensor) -> Any:
+        return DynamicUpdateSlice()(zeros_like(x), ct, *starts), *(None for _ in starts)
+
+    def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
+        x, *starts = operands
+        if not any(batched[1:]):
+            return DynamicSlice((size, *self.sizes))(x, _zero(x), *starts)
+        dims = x.shape[1:] if batched[0] else x.shape
+        axes = _placed_axes(dims, self.sizes)
+        if not axes:
+            return put_batch_first(x, batched[0], size)
+        places = _window_places(size, dims, self.sizes, axes, starts)
+        gather = GatherNd(tuple(a + batched[0] for a in axes), int(batched[0]), IndexMode.Clip)
+        return moveaxis(gather(x, places), range(1, len(axes) + 1), [a + 1 for a in axes])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -87,6 +107,7 @@ class DynamicUpdateSlice(Op):
     """
 
     primitive = True
+    linear_in = (0, 1)
 
     def infer(self, x: Shape, update: Shape, *starts: Shape) -> Shape:
         require_same_dtype(self, x, update)
@@ -98,6 +119,23 @@ class DynamicUpdateSlice(Op):
         result[_window(x, update.shape, starts)] = update
         return result
 
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, update: Tensor, *starts: Tensor) -> Any:
+        outside = self(ct, zeros_like(update), *starts)
+        return outside, DynamicSlice(update.shape)(ct, *starts), *(None for _ in starts)
+
+    def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
+        x, update = (put_batch_first(operands[i], batched[i], size) for i in (0, 1))
+        starts = operands[2:]
+        if not any(batched[2:]):
+            return self(x, update, _zero(x), *starts)
+        dims, window = x.shape[1:], update.shape[1:]
+        axes = _placed_axes(dims, window)
+        if not axes:
+            return update
+        places = _window_places(size, dims, window, axes, starts)
+        scatter = ScatterNd(ScatterKind.Set, tuple(a + 1 for a in axes), 1, IndexMode.Clip)
+        return scatter(x, places, moveaxis(update, [a + 1 for a in axes], range(1, len(axes) + 1)))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         start = spec(dtype="i32", low=0, high=4)
@@ -106,6 +144,35 @@ class DynamicUpdateSlice(Op):
         yield sample(cls(), spec(3), spec(0), start)
         yield sample(cls(), spec(), spec())
         yield sample(cls(), spec("B", "S"), spec(1, "S"), start, spec(dtype="u8", values=0), B=3, S=2)
+
+
+def _zero(near: Tensor) -> Tensor:
+    """The start of a window that spans the whole axis."""
+    return zeros_of(Shape((), DType.I32), near)
+
+
+def _placed_axes(dims: Dims, window: Dims) -> list[int]:
+    """The axes along which a window can lie in more than one place."""
+    return [i for i, (d, w) in enumerate(zip(dims, window)) if d != w]
+
+
+def _window_places(size: Size, dims: Dims, window: Dims, axes: list[int], starts: Sequence[Tensor]) -> Any:
+    """Coordinates [size, window of `axes`.., one per axis] of the elements of one window per example.
+
+    `starts` are scalars, or [size] with one start per example.
+    """
+    grid = (size, *(window[a] for a in axes))
+    coordinates = []
+    with same_graph(*starts):
+        for position, axis in enumerate(axes, start=1):
+            # Narrower starts could not hold the size that is added to negative ones.
+            start = starts[axis] if starts[axis].dtype is DType.I64 else convert(starts[axis], DType.I32)
+            length, room = (dim_value(d, start.dtype) for d in (dims[axis], dims[axis] - window[axis]))
+            first = clamp(where(lt(start, 0), add(start, length), start), 0, room)
+            offset = iota([window[axis] if i == position else 1 for i in range(len(grid))], start.dtype, position)
+            column = reshape(first, (*first.shape, *(1,) * len(axes)))
+            coordinates.append(convert(broadcast_to(add(column, offset), grid), DType.I32))
+    return stack(coordinates, -1)
 
 
 def _scalars(starts: Any, count: int) -> list[Any]:

@@ -13,22 +13,21 @@ second derivative is that of the estimator alone. Batching gives every example s
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from rlx.ir.dims import require_equal
-from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op
-from rlx.ir.shape import Dims, Shape, Size, normalize_axis
-from rlx.ir.tensor import Tensor
-from rlx.ops.arithmetic import clamp, le, maximum, where
-from rlx.ops.movement import moveaxis, reshape
+from rlx.ir.shape import Shape
+from rlx.ops.arithmetic import le, maximum, where
+from rlx.ops.movement import reshape
 from rlx.ops.operands import convert, require_float, require_same_dtype
+from rlx.ops.quant_steps import SMALLEST_STEP, SteppedOp, round_array, round_tensor, wide_arrays, wide_tensors
 from rlx.ops.reductions import reduce_max, reduce_sum
-from rlx.ops.rounding import half_away_array, quantizer_dtype, round_half_away
-from rlx.ops.rules import add_tangents, put_batch_first
+from rlx.ops.rounding import half_away_array, round_half_away
+from rlx.ops.rules import add_tangents
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.unary import abs_, sign, square, stop_gradient, tanh
 
@@ -48,8 +47,6 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_SMALLEST_STEP = 1e-12
 
 
 @attribute_type
@@ -74,101 +71,7 @@ class ScaleMode(enum.StrEnum):
     Fixed = "fixed"
 
 
-class _FakeQuant(Op):
-    """What all ops here share: the bit width, the axis of the steps, and how one broadcasts against x."""
-
-    bits: int
-    axis: int | None = None
-
-    def check(self) -> None:
-        if not 2 <= self.bits <= 24:
-            raise self.fail(f"bits must be in [2, 24], got {self.bits}")
-
-    @property
-    def qmax(self) -> int:
-        return int(2 ** (self.bits - 1) - 1)
-
-    def _channels(self, x: Shape) -> Size:
-        return 1 if self.axis is None else x.dims[normalize_axis(self.axis, x.rank, self.mnemonic)]
-
-    def _require_steps(self, what: str, steps: Shape, x: Shape) -> None:
-        require_float(self, x, steps)
-        channels = self._channels(x)
-        single = steps.dims == (1,)
-        if steps.rank != 1 or not (single or require_equal(steps.dims[0], channels, self.mnemonic)):
-            raise self.fail(f"needs a {what} of shape [1] or [{channels}] for {x}, got {steps}")
-
-    def _other_axes(self, rank: int) -> tuple[int, ...]:
-        """The axes that share one step."""
-        kept = None if self.axis is None else normalize_axis(self.axis, rank, self.mnemonic)
-        return tuple(i for i in range(rank) if i != kept)
-
-    def _aligned(self, steps: Any, rank: int) -> Any:
-        """[C] or [1] shaped so that it broadcasts along `axis` of a value of this rank; arrays and tensors."""
-        dims: list[Any] = [1] * rank
-        if self.axis is not None:
-            dims[self.axis] = steps.shape[0]
-        if isinstance(steps, np.ndarray):
-            return steps.reshape(dims)
-        return reshape(steps, dims)
-
-    def _in_lanes(
-        self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool], steps: int
-    ) -> tuple[_Lanes, list[Any]]:
-        """What the same op with axis=0 takes for a batch; operand number `steps`, where there is one, has the steps."""
-        rank = operands[0].ndim - batched[0]
-        examples = [put_batch_first(x, b, size) for x, b in zip(operands, batched)]
-        shared = steps < len(examples) and examples[steps].shape[1:] == (1,)
-        axis = None if self.axis is None or shared else normalize_axis(self.axis, rank, self.mnemonic)
-        lanes = _Lanes(size, axis, examples[0].shape[1:])
-        return lanes, [lanes.merge_steps(x) if i == steps else lanes.merge(x) for i, x in enumerate(examples)]
-
-
-class _Lanes:
-    """One lane for every channel of every example: values [size, ..] and steps [size, C] to [size·C, ..] and back."""
-
-    def __init__(self, size: Size, axis: int | None, dims: Dims) -> None:
-        """`dims` are those of one example; `axis` is that of its channels, None for a single one."""
-        self.size, self.axis = size, axis
-        self.channels: Size = 1 if axis is None else dims[axis]
-        self.rest = dims if axis is None else (*dims[:axis], *dims[axis + 1 :])
-
-    def merge(self, x: Tensor) -> Any:
-        in_front = x if self.axis is None else moveaxis(x, self.axis + 1, 1)
-        return reshape(in_front, (self.size * self.channels, *self.rest))
-
-    def merge_steps(self, steps: Tensor) -> Any:
-        return reshape(steps, (self.size * self.channels,))
-
-    def split(self, y: Tensor) -> Any:
-        if self.axis is None:
-            return y
-        return moveaxis(reshape(y, (self.size, self.channels, *self.rest)), 1, self.axis + 1)
-
-    def split_steps(self, steps: Tensor) -> Any:
-        return reshape(steps, (self.size, self.channels))
-
-
-def _wide_arrays(*arrays: Array) -> tuple[Array, ...]:
-    """All arrays in the type of the computation, which the first one decides."""
-    wide = quantizer_dtype(DType.of(arrays[0].dtype)).numpy
-    return tuple(a.astype(wide) for a in arrays)
-
-
-def _wide(*tensors: Any) -> tuple[Any, ...]:
-    wide = quantizer_dtype(tensors[0].dtype)
-    return tuple(convert(t, wide) for t in tensors)
-
-
-def _round_array(x: Array, step: Array, qmax: int) -> Array:
-    return np.clip(half_away_array(x / step), -qmax, qmax) * step
-
-
-def _round(x: Any, step: Any, qmax: int) -> Any:
-    return clamp(round_half_away(x / step), -qmax, qmax) * step
-
-
-class _Scaled(_FakeQuant):
+class _Scaled(SteppedOp):
     """The step of FakeQuantize, shared with its gradient, which must see the same one."""
 
     ste: SteKind = SteKind.Identity
@@ -188,15 +91,15 @@ class _Scaled(_FakeQuant):
         if state is None:
             raise self.fail(f"scale_mode={self.scale_mode} needs a state operand with the steps")
         require_float(self, state)
-        if state.rank != 1 or not require_equal(state.dims[0], self._channels(x), self.mnemonic):
-            raise self.fail(f"needs a state of shape [{self._channels(x)}] for {x}, got {state}")
+        if state.rank != 1 or not require_equal(state.dims[0], self.channels(x), self.mnemonic):
+            raise self.fail(f"needs a state of shape [{self.channels(x)}] for {x}, got {state}")
 
     def _step_array(self, x: Array, state: Array | None) -> Array:
         """The step of each channel, [C], in x's (wide) dtype."""
         if self.scale_mode is ScaleMode.Fixed and state is not None:
-            return np.maximum(state, x.dtype.type(_SMALLEST_STEP))
-        largest = np.max(np.abs(x), axis=self._other_axes(x.ndim), initial=0).reshape(-1)
-        current = np.maximum(largest / x.dtype.type(self.qmax), x.dtype.type(_SMALLEST_STEP))
+            return np.maximum(state, x.dtype.type(SMALLEST_STEP))
+        largest = np.max(np.abs(x), axis=self.other_axes(x.ndim), initial=0).reshape(-1)
+        current = np.maximum(largest / x.dtype.type(self.qmax), x.dtype.type(SMALLEST_STEP))
         if self.scale_mode is ScaleMode.PerBatch or state is None:
             return current
         keep, blend = x.dtype.type(self.decay), x.dtype.type(1.0 - self.decay)
@@ -204,10 +107,10 @@ class _Scaled(_FakeQuant):
 
     def _step(self, x: Any, state: Any) -> Any:
         if self.scale_mode is ScaleMode.Fixed:
-            return maximum(state, _SMALLEST_STEP)
+            return maximum(state, SMALLEST_STEP)
         # An empty maximum is -inf and ends at the smallest step, like one of zeros.
-        largest = reduce_max(abs_(x), self._other_axes(x.ndim))
-        current = maximum(reshape(largest, (self._channels(x.type),)) / float(self.qmax), _SMALLEST_STEP)
+        largest = reduce_max(abs_(x), self.other_axes(x.ndim))
+        current = maximum(reshape(largest, (self.channels(x.type),)) / float(self.qmax), SMALLEST_STEP)
         if self.scale_mode is ScaleMode.PerBatch:
             return current
         return where(le(state, 0.0), current, state * self.decay + current * (1.0 - self.decay))
@@ -231,15 +134,15 @@ class FakeQuantize(_Scaled):
 
     def eval(self, x: Array, state: Array | None = None) -> Any:
         with np.errstate(all="ignore"):
-            (wide,) = _wide_arrays(x)
+            (wide,) = wide_arrays(x)
             step = self._step_array(wide, None if state is None else state.astype(wide.dtype))
-            y = _round_array(wide, self._aligned(step, x.ndim), self.qmax).astype(x.dtype)
+            y = round_array(wide, self.aligned(step, x.ndim), self.qmax).astype(x.dtype)
             return (y, step.astype(state.dtype)) if self.scale_mode is ScaleMode.EMA and state is not None else y
 
     def decompose(self, x: Any, state: Any = None) -> Any:
-        (wide,) = _wide(x)
+        (wide,) = wide_tensors(x)
         step = self._step(wide, None if state is None else convert(state, wide.dtype))
-        y = convert(_round(wide, self._aligned(step, x.ndim), self.qmax), x.dtype)
+        y = convert(round_tensor(wide, self.aligned(step, x.ndim), self.qmax), x.dtype)
         return (y, convert(step, state.dtype)) if self.scale_mode is ScaleMode.EMA else y
 
     @property
@@ -257,7 +160,7 @@ class FakeQuantize(_Scaled):
         return None if dy is None else self._backward(x, dy, *state), *(None for _ in state)
 
     def batch(self, size: Any, operands: Any, batched: Any) -> Any:
-        lanes, merged = self._in_lanes(size, operands, batched, steps=1)
+        lanes, merged = self.in_lanes(size, operands, batched, steps=1)
         result = self.replace(axis=0)(*merged)
         if self.scale_mode is ScaleMode.EMA:
             return lanes.split(result[0]), lanes.split_steps(result[1])
@@ -299,9 +202,9 @@ class FakeQuantizeBackward(_Scaled):
 
     def eval(self, x: Array, dy: Array, state: Array | None = None) -> Array:
         with np.errstate(all="ignore"):
-            wide, grad = _wide_arrays(x, dy)
+            wide, grad = wide_arrays(x, dy)
             step = self._step_array(wide, None if state is None else state.astype(wide.dtype))
-            return np.asarray(grad * self._gate_array(wide, self._aligned(step, x.ndim))).astype(x.dtype)
+            return np.asarray(grad * self._gate_array(wide, self.aligned(step, x.ndim))).astype(x.dtype)
 
     def _gate_array(self, x: Array, step: Array) -> Any:
         limit = step * x.dtype.type(self.qmax)
@@ -316,12 +219,12 @@ class FakeQuantizeBackward(_Scaled):
     def decompose(self, x: Any, dy: Any, state: Any = None) -> Any:
         if self.ste is SteKind.Identity:
             return dy
-        wide, grad = _wide(x, dy)
+        wide, grad = wide_tensors(x, dy)
         step = stop_gradient(self._step(wide, None if state is None else convert(state, wide.dtype)))
-        return convert(grad * self._gate(wide, self._aligned(step, x.ndim)), x.dtype)
+        return convert(grad * self._gate(wide, self.aligned(step, x.ndim)), x.dtype)
 
     def batch(self, size: Any, operands: Any, batched: Any) -> Any:
-        lanes, merged = self._in_lanes(size, operands, batched, steps=2)
+        lanes, merged = self.in_lanes(size, operands, batched, steps=2)
         return lanes.split(self.replace(axis=0)(*merged))
 
     def _gate(self, x: Any, step: Any) -> Any:
@@ -342,7 +245,7 @@ class FakeQuantizeBackward(_Scaled):
 
 
 @op("fake_quantize_lsq")
-class FakeQuantizeLSQ(_FakeQuant):
+class FakeQuantizeLSQ(SteppedOp):
     """FakeQuantize with a learned step: y = clamp(round(x / s), -qmax, qmax) · s with s = max(scale, 1e-12).
 
     `scale` has one element, or one per index of `axis`. Its derivative lets x through where |x / s| ≤ qmax, and that
@@ -352,17 +255,17 @@ class FakeQuantizeLSQ(_FakeQuant):
     derivative_is_defined = True
 
     def infer(self, x: Shape, scale: Shape) -> Shape:
-        self._require_steps("scale", scale, x)
+        self.require_steps("scale", scale, x)
         return x
 
     def eval(self, x: Array, scale: Array) -> Array:
         with np.errstate(all="ignore"):
             wide, step = _lsq_arrays(self, x, scale)
-            return _round_array(wide, step, self.qmax).astype(x.dtype)
+            return round_array(wide, step, self.qmax).astype(x.dtype)
 
     def decompose(self, x: Any, scale: Any) -> Any:
         wide, step = _lsq(self, x, scale)
-        return convert(_round(wide, step, self.qmax), x.dtype)
+        return convert(round_tensor(wide, step, self.qmax), x.dtype)
 
     def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
         x, scale = primals
@@ -371,7 +274,7 @@ class FakeQuantizeLSQ(_FakeQuant):
         if dscale is None:
             return through
         wide, step = _lsq(self, x, scale)
-        moved = convert(_slope(wide / step, self.qmax) * self._aligned(convert(dscale, wide.dtype), x.ndim), x.dtype)
+        moved = convert(_slope(wide / step, self.qmax) * self.aligned(convert(dscale, wide.dtype), x.ndim), x.dtype)
         return moved if through is None else add_tangents(through, moved)
 
     def vjp(self, ct: Any, y: Any, x: Any, scale: Any) -> Any:
@@ -381,7 +284,7 @@ class FakeQuantizeLSQ(_FakeQuant):
         )
 
     def batch(self, size: Any, operands: Any, batched: Any) -> Any:
-        lanes, merged = self._in_lanes(size, operands, batched, steps=1)
+        lanes, merged = self.in_lanes(size, operands, batched, steps=1)
         return lanes.split(self.replace(axis=0)(*merged))
 
     @classmethod
@@ -392,13 +295,13 @@ class FakeQuantizeLSQ(_FakeQuant):
 
 
 @op("fake_quantize_lsq_backward_x")
-class FakeQuantizeLSQBackwardX(_FakeQuant):
+class FakeQuantizeLSQBackwardX(SteppedOp):
     """dx of FakeQuantizeLSQ: dy where |x / s| ≤ qmax, else 0."""
 
     linear_in = (2,)
 
     def infer(self, x: Shape, scale: Shape, dy: Shape) -> Shape:
-        self._require_steps("scale", scale, x)
+        self.require_steps("scale", scale, x)
         require_same_dtype(self, x, dy)
         _require_same_dims(self, x, dy)
         return x
@@ -416,7 +319,7 @@ class FakeQuantizeLSQBackwardX(_FakeQuant):
         return None, None, self(x, scale, ct)
 
     def batch(self, size: Any, operands: Any, batched: Any) -> Any:
-        lanes, merged = self._in_lanes(size, operands, batched, steps=1)
+        lanes, merged = self.in_lanes(size, operands, batched, steps=1)
         return lanes.split(self.replace(axis=0)(*merged))
 
     @classmethod
@@ -426,18 +329,18 @@ class FakeQuantizeLSQBackwardX(_FakeQuant):
 
 
 @op("fake_quantize_lsq_backward_scale")
-class FakeQuantizeLSQBackwardScale(_FakeQuant):
+class FakeQuantizeLSQBackwardScale(SteppedOp):
     """dscale of FakeQuantizeLSQ: Σ ψ(x/s)·dy over what shares the step, ψ(z) = round(z) - z if |z| ≤ qmax, else
     ±qmax."""
 
     def infer(self, x: Shape, scale: Shape, dy: Shape) -> Shape:
-        self._require_steps("scale", scale, x)
+        self.require_steps("scale", scale, x)
         require_same_dtype(self, x, dy)
         _require_same_dims(self, x, dy)
         return scale
 
     def _summed_axes(self, rank: int, scale: Any) -> tuple[int, ...]:
-        return tuple(range(rank)) if scale.shape[0] == 1 else self._other_axes(rank)
+        return tuple(range(rank)) if scale.shape[0] == 1 else self.other_axes(rank)
 
     def eval(self, x: Array, scale: Array, dy: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -454,7 +357,7 @@ class FakeQuantizeLSQBackwardScale(_FakeQuant):
         return convert(reshape(total, scale.shape), scale.dtype)
 
     def batch(self, size: Any, operands: Any, batched: Any) -> Any:
-        lanes, merged = self._in_lanes(size, operands, batched, steps=1)
+        lanes, merged = self.in_lanes(size, operands, batched, steps=1)
         return lanes.split_steps(self.replace(axis=0)(*merged))
 
     @classmethod
@@ -475,15 +378,15 @@ def _require_same_dims(op: Op, x: Shape, dy: Shape) -> None:
         raise op.fail(f"x and dy must have one shape, got {x} and {dy}")
 
 
-def _lsq_arrays(op: _FakeQuant, x: Array, scale: Array) -> tuple[Array, Array]:
+def _lsq_arrays(op: SteppedOp, x: Array, scale: Array) -> tuple[Array, Array]:
     """x and the learned step, aligned with it, in the type of the computation."""
-    wide, step = _wide_arrays(x, scale)
-    return wide, op._aligned(np.maximum(step, wide.dtype.type(_SMALLEST_STEP)), x.ndim)
+    wide, step = wide_arrays(x, scale)
+    return wide, op.aligned(np.maximum(step, wide.dtype.type(SMALLEST_STEP)), x.ndim)
 
 
-def _lsq(op: _FakeQuant, x: Any, scale: Any) -> tuple[Any, Any]:
-    wide, step = _wide(x, scale)
-    return wide, op._aligned(maximum(step, _SMALLEST_STEP), x.ndim)
+def _lsq(op: SteppedOp, x: Any, scale: Any) -> tuple[Any, Any]:
+    wide, step = wide_tensors(x, scale)
+    return wide, op.aligned(maximum(step, SMALLEST_STEP), x.ndim)
 
 
 def _slope(z: Any, qmax: int) -> Any:
@@ -491,7 +394,7 @@ def _slope(z: Any, qmax: int) -> Any:
     return where(le(abs_(z), float(qmax)), round_half_away(z) - z, sign(z) * float(qmax))
 
 
-def _lsq_samples(cls: type[_FakeQuant]) -> Iterator[tuple[Any, ...]]:
+def _lsq_samples(cls: type[SteppedOp]) -> Iterator[tuple[Any, ...]]:
     yield cls(8), spec(3, 4), spec(1, low=0.01, high=0.05)
     yield cls(2), spec(3, 4), spec(1, low=0.4, high=0.9)
     yield cls(4, 1), spec(2, 3, 2), spec(3, low=0.05, high=0.5)

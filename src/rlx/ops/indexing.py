@@ -229,7 +229,7 @@ class GatherNd(Op):
         result = moved[coordinates]
         if self.mode is not IndexMode.Fill:
             return result
-        return np.where(valid.reshape(*valid.shape, *(1,) * len(rest)), result, np.zeros((), x.dtype))
+        return np.where(valid.reshape((*valid.shape, *(1,) * len(rest))), result, np.zeros((), x.dtype))
 
     def vjp(self, ct: Tensor, y: Tensor, x: Tensor, indices: Tensor) -> Any:
         scatter = ScatterNd(ScatterKind.Add, self.axes, self.batch_dims, _WRITE_WHERE_READ[self.mode])
@@ -256,6 +256,7 @@ class GatherNd(Op):
         yield sample(cls((3,), 2), spec(2, 3, 5, 4), spec(2, 3, 2, 2, 1, dtype="i32", low=0, high=3))
         yield sample(cls((1,), 1), spec(3, 4), spec(3, 1, dtype="i32", low=0, high=3))
         yield sample(cls((0,), mode="fill"), spec(3, 2), spec(3, 1, dtype="i32", values=[[0], [3], [-4]]))
+        yield sample(cls((0,), mode="fill"), spec(3), spec(1, dtype="i32", values=[1]))
         yield sample(cls((0,), mode="clip"), spec(3, 2), spec(3, 1, dtype="f32", values=[[0], [3], [-4]]))
         yield sample(cls((0,), mode="clip"), spec(0, 2), spec(2, 1, dtype="i32", low=0, high=1))
         yield sample(cls((1,), 1), spec("B", 4, "S"), spec("B", 2, 1, dtype="i32", low=0, high=3), B=2, S=3)
@@ -344,7 +345,7 @@ class ScatterNd(Op):
         return reshape(eq(found, numbers), (*points, *(1,) * (updates.ndim - len(points))))
 
     def _shares(self, y: Tensor, x: Tensor, indices: Tensor, updates: Tensor) -> tuple[Any, Any]:
-        """Derivatives of mul, max and min: of y by the value that was there, and of the value written by each update."""
+        """Derivatives (of mul, max, min) of what stands at a place by what stood there, and by each update of it."""
         at = reshaped(self._gather(y, indices), updates.shape)
         if self.kind is ScatterKind.Mul:
             return self(ones_like(x), indices, updates), self._cofactors(at, x, indices, updates)

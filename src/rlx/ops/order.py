@@ -5,20 +5,21 @@ One order everywhere: NaN comes last, ascending or descending; 0.0 and -0.0 are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import require_equal
+from rlx.ir.dims import product, require_equal
 from rlx.ir.dtype import DType
-from rlx.ir.op import Op, op
+from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.ops.arithmetic import and_, lt, or_
 from rlx.ops.bits import isnan, not_
 from rlx.ops.creation import iota, program_of
 from rlx.ops.operands import dims_of, promote_operands, require_dtype, require_same_dtype
 from rlx.ops.reductions import reduce_sum, widened
+from rlx.ops.rules import batch_along_axis, batch_pointwise, put_batch_first, zeros_like
 from rlx.ops.samples import FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -86,6 +87,30 @@ class Sort(Op):
         results = tuple(np.take_along_axis(x, order, self.axis) for x in operands)
         return results if len(results) > 1 else results[0]
 
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        from rlx.ops.selection import take_along_axis
+
+        order = self._order(primals)
+        moved = [None if t is None else take_along_axis(t, order, self.axis) for t in tangents]
+        return tuple(moved) if len(moved) > 1 else moved[0]
+
+    def vjp(self, ct: Any, y: Any, *operands: Any) -> Any:
+        from rlx.ops.selection import put_along_axis
+
+        order = self._order(operands)
+        cts = ct if len(operands) > 1 else (ct,)
+        return tuple(
+            None if c is None else put_along_axis(zeros_like(x), order, c, self.axis) for c, x in zip(cts, operands)
+        )
+
+    def _order(self, operands: Sequence[Any]) -> Any:
+        """Where each element comes from: positions, sorted along with the keys."""
+        with program_of(*operands):
+            positions = iota(operands[0].shape, DType.I32, self.axis)
+        return self(*operands[: self.num_keys], positions)[-1]
+
+    batch = batch_along_axis
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         ties = spec(7, values=[3, 1, 2, 3, 1, 0, 2])
@@ -125,6 +150,18 @@ class TopKWithValues(Op):
 
         return tuple(narrow(y, -1, 0, self.k) for y in _sorted_with_ids(x, -1, descending=True))
 
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        from rlx.ops.selection import take_along_axis
+
+        return take_along_axis(tangents[0], y[1], -1), None
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        from rlx.ops.selection import put_along_axis
+
+        return (None if ct[0] is None else put_along_axis(zeros_like(x), y[1], ct[0], -1),)
+
+    batch = batch_pointwise
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         return _top_samples(cls)
@@ -147,6 +184,9 @@ class TopK(Op):
 
     def decompose(self, x: Any) -> Any:
         return TopKWithValues(self.k)(x)[1]
+
+    jvp = vjp = NoRule("its results are positions")
+    batch = batch_pointwise
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -217,6 +257,20 @@ class SearchSorted(Op):
         values = expand_dims(values, -1)
         before = not_(_precedes(values, sequence)) if self.right else _precedes(sequence, values)
         return reduce_sum(before, -1)
+
+    jvp = vjp = NoRule("its results are positions")
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        from rlx.ops.movement import reshape
+
+        if not batched[0] and operands[0].ndim == 1:
+            return self(*operands)
+        sequence, values = (put_batch_first(x, b, size) for x, b in zip(operands, batched))
+        if sequence.ndim > 2:
+            return self(sequence, values)
+        # One sequence per batch entry serves values of any shape; as an op it serves rows of them.
+        rows = reshape(values, (size, product(values.shape[1:])))
+        return reshape(self(sequence, rows), values.shape)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -1,10 +1,16 @@
 """Integer quantisation: `Quantize`, `Dequantize`, and the integer products `QMatMul` and `QConv2d`.
 
 A real number x is stored as q = round(x / scale) + zero_point. Rounding is half away from zero, everywhere.
+
+Derivatives go straight through rounding and clipping: to them q is x / scale + zero_point. Integers have no tangents
+elsewhere, but the codes that pass from one of these ops to the next do, in f32 (`codes_have_tangents`). So
+`dequantize(quantize(x, s), s)` passes gradients on unchanged; any other op in between, a reshape too, stops them. For
+training, `fake_quantize` stays in floats and has estimators that know about clipping.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,17 +18,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rlx.ir.dims import require_equal
+from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size, matmul_shape, normalize_axis
+from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import clamp
 from rlx.ops.contraction import matmul
 from rlx.ops.conversion import cast, convert_array
 from rlx.ops.convolution import Conv
-from rlx.ops.movement import reshape
+from rlx.ops.convolution_gradients import Conv2dBackwardInput, Conv2dBackwardWeight
+from rlx.ops.movement import moveaxis, reshape, swapaxes
 from rlx.ops.operands import convert, dims_of, require_dtype, require_float
 from rlx.ops.rounding import half_away_array, quantizer_dtype, round_half_away
+from rlx.ops.rules import add_tangents, batch_elementwise, batched_axis, put_batch_first, unbroadcast, zeros_of
 from rlx.ops.samples import Sample, Spec, sample, spec
 
 __all__ = [
@@ -50,6 +59,8 @@ def _limits(dtype: DType) -> tuple[int, int]:
 
 class _Affine(Op):
     """What Quantize and Dequantize share: scales and zero points, one for all or one per index along `axis`."""
+
+    codes_have_tangents = True
 
     axis: int | None
     scales: tuple[float, ...]
@@ -80,6 +91,14 @@ class _Affine(Op):
         dims = [1] * rank
         dims[self.axis] = len(values)
         return values.reshape(dims)
+
+    def _scale(self, rank: int) -> Array:
+        """The scales as a factor on tangents, which are f32 on the side of the codes."""
+        return self._along_axis(np.asarray(self.scales, np.float32), rank)
+
+    def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
+        (x,) = operands
+        return (self if self.axis is None else self.replace(axis=batched_axis(self.axis, x)))(x)
 
 
 @op("quantize")
@@ -122,6 +141,12 @@ class Quantize(_Affine):
         inverse, zero = self._factors(wide, x.ndim)
         low, high = _limits(self.dtype)
         return cast(clamp(round_half_away(convert(x, wide) * inverse) + zero, low, high), self.dtype)
+
+    def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], y: Tensor) -> Any:
+        return convert(tangents[0], DType.F32) / self._scale(y.ndim)
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return convert(ct / self._scale(x.ndim), x.dtype)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -166,6 +191,12 @@ class Dequantize(_Affine):
         scale, zero = self._factors(q.ndim)
         return convert(cast(convert(q, DType.I32) - zero, DType.of(scale.dtype)) * scale, self.dtype)
 
+    def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], y: Tensor) -> Any:
+        return convert(tangents[0] * self._scale(y.ndim), self.dtype)
+
+    def vjp(self, ct: Tensor, y: Tensor, q: Tensor) -> Any:
+        return convert(ct, DType.F32) * self._scale(q.ndim)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         codes = ("i8", "u8", "i16", "i32")
@@ -196,6 +227,15 @@ def _requantize_array(total: Array, mult: float, zero: int, dtype: DType) -> Arr
     return np.clip(scaled, *_limits(dtype)).astype(dtype.numpy)
 
 
+def _centred(codes: Tensor, zero: int) -> Any:
+    """The codes minus their zero point, in f32: what the products of tangents are taken with."""
+    return cast(codes, DType.F32) - float(zero)
+
+
+def _sum_present(parts: Sequence[Tensor | None]) -> Any:
+    return functools.reduce(add_tangents, [p for p in parts if p is not None])
+
+
 def _requantize(total: Any, mult: float, zero: int, dtype: DType) -> Any:
     low, high = _limits(dtype)
     return cast(clamp(round_half_away(cast(total, DType.F32) * mult) + float(zero), low, high), dtype)
@@ -208,6 +248,8 @@ class QMatMul(Op):
     x[..,M,K] and w[..,K,N] are i8 or u8, their batch dims broadcast; bias is i32[N] or absent. The sum wraps in i32;
     mult = scale_x · scale_w / scale_out is applied in f32.
     """
+
+    codes_have_tangents = True
 
     x_zp: int
     w_zp: int
@@ -231,6 +273,24 @@ class QMatMul(Op):
         total = matmul(cast(x, DType.I32) - self.x_zp, cast(w, DType.I32) - self.w_zp)
         return _requantize(total if bias is None else total + bias, self.mult, self.out_zp, self.dtype)
 
+    def jvp(self, primals: Any, tangents: Any, y: Tensor) -> Any:
+        (x, w, *_), (dx, dw, *_) = primals, tangents
+        by_x = None if dx is None else matmul(dx, _centred(w, self.w_zp))
+        by_w = None if dw is None else matmul(_centred(x, self.x_zp), dw)
+        return _sum_present([by_x, by_w]) * self.mult
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, w: Tensor, *bias: Tensor) -> Any:
+        scaled = ct * self.mult
+        dx = matmul(scaled, swapaxes(_centred(w, self.w_zp), -1, -2))
+        dw = matmul(swapaxes(_centred(x, self.x_zp), -1, -2), scaled)
+        return unbroadcast(dx, x.type), unbroadcast(dw, w.type), *(None for _ in bias)
+
+    def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
+        # The op takes one bias for all matrices, so one per example is added by the decomposition.
+        bias_per_example = len(operands) == 3 and batched[2]
+        product: Any = self.decompose if bias_per_example else self
+        return batch_elementwise(product, operands, batched)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         codes, bias = ("i8", "u8"), spec(5, dtype="i32", low=-900, high=900)
@@ -249,6 +309,8 @@ class QConv2d(Op):
     bias is i32[C_out] or absent. Taps in the padding contribute 0, as if x were x_zp there. Any number of spatial axes
     will do.
     """
+
+    codes_have_tangents = True
 
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -286,6 +348,37 @@ class QConv2d(Op):
         if bias is not None:
             total = total + reshape(bias, (*bias.shape, *(1,) * len(self.kernel_size)))
         return _requantize(total, self.mult, self.out_zp, self.dtype)
+
+    def jvp(self, primals: Any, tangents: Any, y: Tensor) -> Any:
+        (x, w, *_), (dx, dw, *_) = primals, tangents
+        by_x = None if dx is None else self._sum(dx, _centred(w, self.w_zp))
+        by_w = None if dw is None else self._sum(_centred(x, self.x_zp), dw)
+        return _sum_present([by_x, by_w]) * self.mult
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, w: Tensor, *bias: Tensor) -> Any:
+        scaled, window = ct * self.mult, self._sum.attributes
+        dx = Conv2dBackwardInput(**window, x_shape=x.shape)(scaled, _centred(w, self.w_zp))
+        dw = Conv2dBackwardWeight(**window)(_centred(x, self.x_zp), scaled)
+        return dx, dw, *(None for _ in bias)
+
+    def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
+        x, *weights = operands
+        if not any(batched[1:]):
+            y = self(reshape(x, (size * x.shape[1], *x.shape[2:])), *weights)
+            return reshape(y, (size, x.shape[1], *y.shape[1:]))
+        if isinstance(size, Dim):
+            raise self.fail(f"weights that differ within a batch need a batch of fixed size, got {size}; bind it first")
+        if size == 0:
+            one = self.infer(*(Shape(t.shape[b:], t.dtype) for t, b in zip(operands, batched)))
+            assert isinstance(one, Shape)
+            return zeros_of(one.with_dims((0, *one.dims)), x)
+        # Every example is a group of channels of its own.
+        x, *weights = (put_batch_first(t, b, size) for t, b in zip(operands, batched))
+        images = reshape(moveaxis(x, 0, 1), (x.shape[1], size * x.shape[2], *x.shape[3:]))
+        y = self.replace(groups=size * self.groups)(
+            images, *(reshape(t, (size * t.shape[1], *t.shape[2:])) for t in weights)
+        )
+        return moveaxis(reshape(y, (y.shape[0], size, y.shape[1] // size, *y.shape[2:])), 1, 0)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

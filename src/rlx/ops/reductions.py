@@ -270,7 +270,6 @@ class ArgReduce(Op):
         return np.asarray(search(widened(x), axis=self.axis, keepdims=self.keep_dim), dtype=np.int32)
 
     jvp = vjp = NoRule("its results are positions")
-
     batch = batch_along_axis
 
     @classmethod

@@ -12,10 +12,10 @@ operands says so (`linear_in`, `multilinear_in`) and needs no jvp. A rule that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -100,6 +100,54 @@ def batch_along_axis(op: Op, size: Size, operands: Sequence[Tensor], batched: Se
     """`batch = batch_along_axis` in the class of an op whose operands have the same dims, and an attribute `axis`."""
     whole = [put_batch_first(x, b, size) for x, b in zip(operands, batched)]
     return op.replace(axis=batched_axis(op.attributes["axis"], whole[0]))(*whole)
+
+
+def unbatched_type(x: Tensor, batched: bool) -> Shape:
+    """The type of one example of `x`."""
+    return x.type.with_dims(x.type.dims[1:]) if batched else x.type
+
+
+def derived_form(op: Op, rule: str, uncovered: bool) -> Callable[..., Any] | None:
+    """What `op.form_for(rule, active)` returns for an op whose rule does not cover every case: its decomposition where
+    the case is `uncovered`, or where there is no such rule; else None."""
+    linear = rule == "jvp" and (op.linear_in or op.multilinear_in)
+    covered = not uncovered and (getattr(type(op), rule) is not None or bool(linear))
+    return None if covered else op.decompose
+
+
+class SharedInBatch:
+    """Mixin of ops whose batch rule needs some operands (gains, weights, tables) to be the same for all examples.
+
+    Where one of them is batched itself, the op is decomposed and its parts are batched.
+    """
+
+    shared: ClassVar[tuple[int, ...]] = ()
+
+    def form_for(self, rule: str, active: Sequence[bool]) -> Callable[..., Any] | None:
+        assert isinstance(self, Op)
+        return derived_form(self, rule, rule == "batch" and any(active[i] for i in self.shared))
+
+
+def batch_by_folding(
+    op: Op, size: Size, operands: Sequence[Tensor], batched: Sequence[bool], folded: Op | None = None
+) -> Any:
+    """The rule of ops that treat the entries of axis 0 one by one: the batch axis becomes part of it.
+
+    Operands in `op.shared` have no such axis and stay as they are. `folded` is the op on the longer axis, where its
+    attributes depend on it.
+    """
+    from rlx.ops.movement import reshape
+
+    shared = getattr(op, "shared", ())
+    types = [unbatched_type(x, b) for x, b in zip(operands, batched)]
+    joined = [
+        x if i in shared else reshape(put_batch_first(x, b, size), (size * t.dims[0], *t.dims[1:]))
+        for i, (x, b, t) in enumerate(zip(operands, batched, types))
+    ]
+    inferred, result = op.infer(*types), (op if folded is None else folded)(*joined)
+    if isinstance(inferred, tuple):
+        return tuple(reshape(y, (size, *t.dims)) for y, t in zip(result, inferred, strict=True))
+    return reshape(result, (size, *inferred.dims))
 
 
 _mapped: ContextVar[str | None] = ContextVar("mapped_axis", default=None)

@@ -56,6 +56,8 @@ class Sample(NamedTuple):
     operands: tuple[Spec, ...]
     dtypes: tuple[str, ...]
     binding: dict[str, int]
+    # False on a kink (ties of a sort, say): rules are still checked against each other, not against differences.
+    smooth: bool = True
 
     def shapes(self, dtype: str) -> list[Shape]:
         """Operand types, symbols and all."""
@@ -71,8 +73,8 @@ class Sample(NamedTuple):
         return f"{self.op!r}({operands})"
 
 
-def sample(op: Op, *operands: Spec, dtypes: tuple[str, ...] = FLOATS, **binding: int) -> Sample:
-    return Sample(op, operands, dtypes, binding)
+def sample(op: Op, *operands: Spec, dtypes: tuple[str, ...] = FLOATS, smooth: bool = True, **binding: int) -> Sample:
+    return Sample(op, operands, dtypes, binding, smooth)
 
 
 def _values(s: Spec, shape: Shape, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:

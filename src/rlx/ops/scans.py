@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.inline import check_operands, same_type
 from rlx.ir.op import op
 from rlx.ir.shape import Shape, Size
+from rlx.ir.tensor import Tensor
+from rlx.ops import scan_rules
 from rlx.ops.bodies import Array, BodyOp, build_body, one_or_tuple, output_types, run_body
 from rlx.ops.samples import Sample, sample, spec
 
@@ -129,6 +131,19 @@ class Scan(BodyOp):
         if not rows:
             return [np.empty((0, *t.static_dims), t.dtype.numpy) for t in types]
         return [np.stack([row[i] for row in rows]) for i in range(len(types))]
+
+    def form_for(self, rule: str, active: tuple[bool, ...]) -> Callable[..., Any] | None:
+        """For reverse mode, the scan that saves the carries it needs; see `rlx.ops.scan_rules`."""
+        return scan_rules.reverse_form(self, active) if rule == "vjp" else None
+
+    def value_and_jvp(self, primals: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, Any]:
+        return scan_rules.value_and_jvp(self, primals, tangents)
+
+    def vjp_wrt(self, wrt: tuple[bool, ...], ct: Any, y: Any, operands: Sequence[Tensor]) -> list[Tensor | None]:
+        return scan_rules.vjp_wrt(self, wrt, ct, y, operands)
+
+    def batch(self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+        return scan_rules.batch(self, size, operands, batched)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -7,9 +7,14 @@ Each formula is written once, for arrays and for tensors: `xp` is the namespace 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import product
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from rlx.ir.dtype import DType
 from rlx.ops.splat_scene import GaussianSplatInputs, GaussianSplatRenderParams
 
 # The radius, in standard deviations, of the sphere that splat coordinates map a Gaussian to.
@@ -127,7 +132,8 @@ def cross_splat(xp: ModuleType, origin: Any, direction: Any, opacity: Any, cutof
 
 
 # The real spherical harmonics as polynomials of the unit direction: {(i, j, k): coefficient of x^i·y^j·z^k}.
-_Polynomial = dict[tuple[int, int, int], float]
+_Monomial = tuple[int, int, int]
+_Polynomial = dict[_Monomial, float]
 _C0 = 0.5 * math.sqrt(1.0 / math.pi)
 _C1 = 0.5 * math.sqrt(3.0 / math.pi)
 _C2 = 0.25 * math.sqrt(5.0 / math.pi), 0.5 * math.sqrt(15.0 / math.pi)
@@ -153,34 +159,37 @@ SPHERICAL_HARMONICS: tuple[_Polynomial, ...] = (
 
 
 def _derivative(polynomial: _Polynomial, axis: int) -> _Polynomial:
-    lowered = {tuple(e - (a == axis) for a, e in enumerate(m)): c * m[axis] for m, c in polynomial.items() if m[axis]}
-    return lowered  # type: ignore[return-value]
+    return {_lowered(m, axis): c * m[axis] for m, c in polynomial.items() if m[axis]}
 
 
-def _value(xp: ModuleType, polynomial: _Polynomial, direction: Any) -> Any:
-    """The polynomial at [n, 3] directions; dims [n]."""
-    total = 0.0 * direction[:, 0]
-    for exponents, coefficient in polynomial.items():
-        term: Any = coefficient
-        for axis, exponent in enumerate(exponents):
-            for _ in range(exponent):
-                term = term * direction[:, axis]
-        total = total + term
-    return total
+def _lowered(monomial: _Monomial, axis: int) -> _Monomial:
+    """The monomial divided by the coordinate `axis`."""
+    i, j, k = (e - (a == axis) for a, e in enumerate(monomial))
+    return i, j, k
+
+
+def _values(xp: ModuleType, polynomials: Sequence[_Polynomial], direction: Any) -> Any:
+    """Polynomials at directions [n, 3], as [n, len(polynomials)]: monomials times a matrix of coefficients."""
+    used = {m for p in polynomials for m in p} | {(0, 0, 0)}
+    degree = max(map(sum, used))
+    powers: dict[_Monomial, Any] = {(0, 0, 0): xp.ones_like(direction[:, 0])}
+    for monomial in sorted(product(range(degree + 1), repeat=3), key=sum):
+        if 0 < sum(monomial) <= degree:
+            axis = next(a for a in range(3) if monomial[a])
+            powers[monomial] = powers[_lowered(monomial, axis)] * direction[:, axis]
+    matrix = [[p.get(m, 0.0) for p in polynomials] for m in powers]
+    return xp.stack(list(powers.values()), axis=-1) @ np.asarray(matrix, DType.of(direction.dtype).numpy)
 
 
 def sh_basis(xp: ModuleType, direction: Any, count: int) -> Any:
     """The first `count` (at least 1) spherical harmonics at unit directions [n, 3], as [n, count]."""
-    return xp.stack([_value(xp, p, direction) for p in SPHERICAL_HARMONICS[:count]], axis=-1)
+    return _values(xp, SPHERICAL_HARMONICS[:count], direction)
 
 
 def sh_basis_slopes(xp: ModuleType, direction: Any, count: int) -> Any:
     """The gradients of the same polynomials in x, y and z, as [n, count, 3]."""
-    slopes = [
-        xp.stack([_value(xp, _derivative(p, axis), direction) for axis in range(3)], axis=-1)
-        for p in SPHERICAL_HARMONICS[:count]
-    ]
-    return xp.stack(slopes, axis=1)
+    slopes = [_derivative(p, axis) for p in SPHERICAL_HARMONICS[:count] for axis in range(3)]
+    return _values(xp, slopes, direction).reshape(-1, count, 3)
 
 
 def uses_plain_colors(scene: GaussianSplatInputs) -> Any:

@@ -18,13 +18,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rlx.ops.splat_geometry import (
-    SMALLEST_SCALE,
-    Camera,
-    cross,
-    dot,
-    length_of,
-)
+from rlx.ops.splat_geometry import SMALLEST_SCALE, Camera, cross, dot, length_of
 from rlx.ops.splat_scene import GaussianSplatInputs, GaussianSplatRenderParams
 
 _NEAREST_DEPTH = 1e-4
@@ -75,7 +69,7 @@ def outlines(
     difference = 0.5 * (vxx - vyy)
     squared_radius = 0.5 * (vxx + vyy) + xp.sqrt(difference * difference + vxy * vxy)
     radius = xp.sqrt(squared_radius) + 1.0
-    on_image = (xp.abs(center_x - half[0]) <= half[0] + radius) & (xp.abs(center_y - half[1]) <= half[1] + radius)
+    on_image = (abs(center_x - half[0]) <= half[0] + radius) & (abs(center_y - half[1]) <= half[1] + radius)
 
     determinant = vxx * vyy - vxy * vxy
     is_ellipse = determinant > _NEEDLE * vxx * vyy
@@ -112,7 +106,7 @@ def _squared_shape(
 
 def _meets_side(xp: ModuleType, x: Any, z: Any, half: float, focal: Any, reach: Any) -> Any:
     """Whether a sphere meets the wedge |x|·focal <= half·z between two opposite sides of the view."""
-    return xp.abs(x) * focal - half * z <= reach * xp.sqrt(focal * focal + half * half)
+    return abs(x) * focal - half * z <= reach * xp.sqrt(focal * focal + half * half)
 
 
 def tiles_touched(xp: ModuleType, found: Outlines, params: GaussianSplatRenderParams) -> Any:

@@ -68,6 +68,9 @@ class GaussianSplatRenderParams(NamedTuple):
     max_list_entries: int = 576
 
 
+DEFAULTS = GaussianSplatRenderParams()
+
+
 class GaussianSplatBackwardParams(NamedTuple):
     """Settings of `gaussian_splat_render_backward`.
 
@@ -76,7 +79,7 @@ class GaussianSplatBackwardParams(NamedTuple):
     when it applies the gradient; the gradient itself does not depend on it.
     """
 
-    render: GaussianSplatRenderParams = GaussianSplatRenderParams()
+    render: GaussianSplatRenderParams = DEFAULTS
     loss_grad_clip: float = 1.0
     sh_band: int = 0
     max_anisotropy: float = 10.0

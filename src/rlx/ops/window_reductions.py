@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from rlx.ir.dims import dim_max
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op_family
-from rlx.ir.shape import Shape, Size
+from rlx.ir.shape import Dims, Shape, Size
+from rlx.ops.arithmetic import and_, eq, or_
+from rlx.ops.bits import not_
+from rlx.ops.complex_ops import conjugate
+from rlx.ops.conversion import cast
+from rlx.ops.creation import ones_like
+from rlx.ops.movement import pad, slice_
 from rlx.ops.operands import dims_of
 from rlx.ops.reductions import JOIN, ReduceOp, identity_of, require_reducible, widened
 from rlx.ops.samples import FLOATS, INTS, Sample, sample, spec
@@ -89,6 +99,109 @@ class ReduceWindow(Op):
         (wide,) = accumulators(x)
         total = self.replace(kind=ReduceOp.Sum)(wide)
         return rounded_tensor(total * (1.0 / math.prod(self.window)), x.dtype)
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        (x,), (t,) = primals, tangents
+        if self.kind in (ReduceOp.Sum, ReduceOp.Mean):
+            return self(t)
+        if 0 in y.shape:
+            return None
+        wide, pushed = accumulators(x, t)
+        for step in self._axis_by_axis():
+            joined = step(wide)
+            wide, pushed = joined, step._push(wide, pushed, joined)
+        return rounded_tensor(pushed, x.dtype)
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        if 0 in y.shape:
+            return (None,)
+        wide, pulled = accumulators(x, ct)
+        if self.kind in (ReduceOp.Sum, ReduceOp.Mean):
+            share = pulled if self.kind is ReduceOp.Sum else pulled * (1.0 / math.prod(self.window))
+            return (rounded_tensor(self._add_back(share, x), x.dtype),)
+        steps = self._axis_by_axis()
+        values = [wide]
+        for step in steps:
+            values.append(step(values[-1]))
+        for i in reversed(range(len(steps))):
+            pulled = steps[i]._pull(values[i], pulled, values[i + 1])
+        return (rounded_tensor(pulled, x.dtype),)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        window, stride, dilation = ((1, *v) for v in (self.window, self.stride, self.dilation))
+        return ReduceWindow(self.kind, window, stride, (0, *self.low), (0, *self.high), dilation)(*operands)
+
+    def _add_back(self, ct: Any, x: Any) -> Any:
+        """The transpose of window sums: every element collects the windows that hold it, by window sums of ct."""
+        reach = [(n - 1) * d for n, d in zip(self.window, self.dilation)]
+        low = [r - before for r, before in zip(reach, self.low)]
+        spread = self._placed(ct, low, [n + r for n, r in zip(x.shape, reach)])
+        return reduce_window(spread, ReduceOp.Sum, self.window, dilation=self.dilation)
+
+    def _axis_by_axis(self) -> list[ReduceWindow]:
+        """The same join, of Max, Min or Prod, as a chain of joins along one axis each, the last axis first.
+
+        So the derivative tells apart as many taps as the sum of the window's sizes, not as their product; and of
+        equals the first in row-major order wins.
+        """
+        chain = []
+        for axis in reversed(range(len(self.window))):
+            here = [i == axis for i in range(len(self.window))]
+            window, stride, dilation = (
+                tuple(n if on else 1 for n, on in zip(sizes, here))
+                for sizes in (self.window, self.stride, self.dilation)
+            )
+            low, high = (tuple(n if on else 0 for n, on in zip(sizes, here)) for sizes in (self.low, self.high))
+            if any(n != 1 for n in (*window, *stride)) or any((*low, *high)):
+                chain.append(ReduceWindow(self.kind, window, stride, low, high, dilation))
+        return chain
+
+    def _push(self, x: Any, t: Any, y: Any) -> Any:
+        """The tangent of y, for windows along one axis."""
+        terms = [slope * seen for slope, seen in zip(self._slopes(x, y), self._seen_by_taps(t, 0, y.shape))]
+        return functools.reduce(operator.add, terms)
+
+    def _pull(self, x: Any, ct: Any, y: Any) -> Any:
+        """The cotangent of x, for windows along one axis."""
+        terms = []
+        for start, slope in zip(self._taps(), self._slopes(x, y)):
+            low = [a - before for a, before in zip(start, self.low)]
+            terms.append(self._placed(ct * conjugate(slope), low, x.shape))
+        return functools.reduce(operator.add, terms)
+
+    def _slopes(self, x: Any, y: Any) -> list[Any]:
+        """The derivative of y by what each tap sees."""
+        seen = self._seen_by_taps(x, identity_of(self.kind, x.dtype), y.shape)
+        if self.kind is ReduceOp.Prod:
+            before = list(itertools.accumulate(seen[:-1], operator.mul, initial=ones_like(y)))
+            after = list(itertools.accumulate(seen[:0:-1], operator.mul, initial=ones_like(y)))
+            return [a * b for a, b in zip(before, reversed(after))]
+        slopes, taken = [], None
+        for value in seen:
+            hit = eq(value, y)
+            first = hit if taken is None else and_(hit, not_(taken))
+            taken = hit if taken is None else or_(hit, taken)
+            slopes.append(cast(first, x.dtype))
+        return slopes
+
+    def _taps(self) -> Iterator[tuple[int, ...]]:
+        """Positions of the taps relative to the start of the window, in row-major order."""
+        return itertools.product(*(range(0, n * d, d) for n, d in zip(self.window, self.dilation)))
+
+    def _seen_by_taps(self, x: Any, outside: Any, dims: Dims) -> list[Any]:
+        """For each tap, what it sees of x with `outside` around it: one value per window."""
+        if any((*self.low, *self.high)):
+            x = pad(x, outside, low=self.low, high=self.high)
+        return [
+            slice_(x, start, [a + (n - 1) * s + 1 for a, n, s in zip(start, dims, self.stride)], self.stride)
+            for start in self._taps()
+        ]
+
+    def _placed(self, y: Any, low: Sequence[int], dims: Dims | list[Size]) -> Any:
+        """One value per window moved to where a tap sees it: y[i] at i·stride + low in zeros of the given dims."""
+        lengths = [n + (s - 1) * dim_max(n - 1, 0) for n, s in zip(y.shape, self.stride)]
+        high = [n - length - before for n, length, before in zip(dims, lengths, low)]
+        return pad(y, 0, low, high, [s - 1 for s in self.stride])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -1,0 +1,222 @@
+"""The first stage of splatting: project the splats, list them by tile from near to far, and pack all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.ir.dims import dim_max
+from rlx.ir.dtype import DType
+from rlx.ir.op import Op, op
+from rlx.ir.shape import Shape
+from rlx.ops.operands import convert, dims_of, promote_inexact
+from rlx.ops.samples import Sample, sample
+from rlx.ops.splat_geometry import (
+    background_of,
+    camera_of,
+    colors_towards,
+    inverse_scales,
+    pixel_rays,
+    rotations_of,
+    to_linear,
+)
+from rlx.ops.splat_projection import outlines, tiles_touched
+from rlx.ops.splat_scene import (
+    DEFAULTS,
+    NO_ENTRIES,
+    GaussianSplatInputs,
+    GaussianSplatRenderParams,
+    check_params,
+    check_scene,
+    gaussian_splat_prep_packed_len,
+    gaussian_splat_tile_count,
+    prepared_settings,
+    scene_rows,
+    scene_specs,
+    working_arrays,
+    working_dtype,
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class SceneOp(Op):
+    """An op on a scene: operands are the fields of `GaussianSplatInputs`, attributes `GaussianSplatRenderParams`."""
+
+    width: int = DEFAULTS.width
+    height: int = DEFAULTS.height
+    tile_size: int = DEFAULTS.tile_size
+    radius_scale: float = DEFAULTS.radius_scale
+    alpha_cutoff: float = DEFAULTS.alpha_cutoff
+    max_splat_steps: int = DEFAULTS.max_splat_steps
+    transmittance_threshold: float = DEFAULTS.transmittance_threshold
+    max_list_entries: int = DEFAULTS.max_list_entries
+
+    @property
+    def params(self) -> GaussianSplatRenderParams:
+        return GaussianSplatRenderParams(*(getattr(self, f) for f in GaussianSplatRenderParams._fields))
+
+    def check(self) -> None:
+        check_params(self, self.params)
+
+
+@op("gaussian_splat_prepare")
+class GaussianSplatPrepare(SceneOp):
+    """A scene prepared for `GaussianSplatRasterize`, packed into one flat buffer.
+
+    Per splat: the colour towards the camera (spherical harmonics up to band 3), the opacity, whether it may be seen, and
+    the map into its own coordinates. Then the ids of splats by tile, nearest to the camera first, with the range of each
+    tile ((0xFFFFFFFF, 0) where there are none); the ray of each pixel; and the settings [width, height, tile_size,
+    tiles per row, alpha_cutoff, transmittance_threshold, background in linear light (3), max_splat_steps, 0].
+
+    A splat is seen if its opacity reaches the cut-off, its centre lies between the near and the far plane, and its
+    outline touches the image. A tile lists it if its box meets the outline. Entries beyond `max_list_entries` are left
+    out, the farthest splats first. The buffer is f64 for scenes in f64, else f32.
+    """
+
+    def infer(
+        self, positions: Shape, scales: Shape, rotations: Shape, opacities: Shape, colors: Shape, sh: Shape, meta: Shape
+    ) -> Shape:
+        splats, _ = check_scene(self, (positions, scales, rotations, opacities, colors, sh, meta))
+        length = gaussian_splat_prep_packed_len(splats, self.params)
+        return Shape((length,), working_dtype(meta.dtype))
+
+    @np.errstate(all="ignore")
+    def eval(self, *operands: Array) -> Array:
+        scene = _with_a_splat(GaussianSplatInputs(*working_arrays(*operands)))
+        projected = _project(np, scene, self.params)
+        entries, ranges = _list_by_tile(projected.touched, projected.order_key, self.params)
+        parts = _packed_parts(np, projected, entries, ranges, scene.meta, self.params)
+        return np.concatenate([p.reshape(-1) for p in parts]).astype(scene.meta.dtype)
+
+    def decompose(self, *operands: Any) -> Any:
+        """The lists come from running counts instead of loops: of all (splat, tile) pairs in order of distance, those
+        that touch are numbered twice, by splat to apply the limit and by tile to find their places."""
+        from rlx import ops
+
+        dtype = working_dtype(operands[0].dtype)
+        scene = _with_a_splat(GaussianSplatInputs(*(convert(x, dtype) for x in operands)))
+        projected = _project(ops, scene, self.params)
+        entries, ranges = _list_by_count(projected.touched, projected.order_key, self.params)
+        parts = _packed_parts(ops, projected, convert(entries, dtype), ranges, scene.meta, self.params)
+        return ops.concat([p.reshape(-1) for p in parts])
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return scene_samples(cls)
+
+
+def scene_samples(make: type[SceneOp]) -> Iterator[Sample]:
+    """Scenes with every number of SH bands, with more entries than fit, empty ones, and ones of symbolic size."""
+    small = {"width": 8, "height": 8, "tile_size": 4, "max_list_entries": 24}
+    for coefficients in (0, 1, 4, 16):
+        yield sample(make(**small), *scene_specs(3, coefficients, seed=coefficients))
+    yield sample(make(7, 5, 4, radius_scale=1.0, max_list_entries=6), *scene_specs(4, 1), dtypes=("f32", "f64"))
+    yield sample(make(6, 4, 16, max_splat_steps=0, transmittance_threshold=0.5), *scene_specs(3, 2), dtypes=("f64",))
+    yield sample(make(**small), *scene_specs(0, 0), dtypes=("f32",))
+    yield sample(make(**small), *scene_specs(3, 4, symbol="N"), dtypes=("f32", "f64"), N=3)
+
+
+def _with_a_splat(inputs: GaussianSplatInputs) -> GaussianSplatInputs:
+    """The scene with an axis for splats; an empty one gets a transparent splat, so that there is something to index."""
+    scene = scene_rows(inputs)
+    n = dims_of(scene.opacities)[0]
+    missing = dim_max(n, 1) - n
+    if isinstance(missing, int) and missing == 0:
+        return scene
+    if isinstance(scene.opacities, np.ndarray):
+        rows = [np.zeros((1, *x.shape[1:]), x.dtype) for x in scene[:-1]]
+    else:
+        from rlx.ops.movement import pad
+
+        rows = [pad(x, 0, high=(missing, *(0,) * (x.ndim - 1))) for x in scene[:-1]]
+    return GaussianSplatInputs(*rows, scene.meta)
+
+
+class _Projected(NamedTuple):
+    color_alpha: Any
+    valid: Any
+    pos_local: Any
+    inv_scale: Any
+    quat: Any
+    rays: Any
+    touched: Any
+    order_key: Any
+
+
+def _project(xp: ModuleType, scene: GaussianSplatInputs, params: GaussianSplatRenderParams) -> _Projected:
+    camera = camera_of(xp, scene.meta, params)
+    rotations = rotations_of(xp, scene.rotations)
+    opacity = xp.minimum(xp.maximum(scene.opacities, 0.0), 1.0)
+    found = outlines(xp, scene, camera, rotations, opacity, params)
+    inv_scale = inverse_scales(xp, scene.scales, params.radius_scale)
+    turned = xp.einsum("nij,nj->ni", rotations, camera.position - scene.positions)
+    color = colors_towards(xp, scene, camera)
+    color_alpha = xp.stack([color[:, 0], color[:, 1], color[:, 2], opacity], axis=-1)
+    return _Projected(
+        color_alpha=xp.where(found.visible[:, None], color_alpha, 0.0),
+        valid=found.visible.astype(scene.meta.dtype),
+        pos_local=inv_scale * turned,
+        inv_scale=inv_scale,
+        quat=scene.rotations,
+        rays=pixel_rays(xp, camera, params),
+        touched=tiles_touched(xp, found, params),
+        # Splats that are not seen come last; sorting is stable.
+        order_key=xp.where(found.visible, found.distance, np.inf),
+    )
+
+
+def _packed_parts(
+    xp: ModuleType,
+    projected: _Projected,
+    entries: Any,
+    ranges: Any,
+    meta: Any,
+    params: GaussianSplatRenderParams,
+) -> list[Any]:
+    """The parts in the order of `PreparedScene`, and the settings."""
+    before, after = (np.asarray(s, DType.of(meta.dtype).numpy) for s in prepared_settings(params))
+    settings = [before, to_linear(xp, background_of(meta)), after]
+    return [*projected[:5], entries, ranges, projected.rays, *settings]
+
+
+def _list_by_tile(touched: Array, order_key: Array, params: GaussianSplatRenderParams) -> tuple[Array, Array]:
+    """The ids listed for all tiles, tile after tile, and each tile's range."""
+    nearest_first = np.argsort(order_key, kind="stable")
+    ranks, tiles = (x[: params.max_list_entries] for x in np.nonzero(touched[nearest_first]))
+    by_tile = np.argsort(tiles, kind="stable")
+    entries = np.zeros(params.max_list_entries)
+    entries[: len(ranks)] = nearest_first[ranks[by_tile]]
+    every_tile = np.arange(gaussian_splat_tile_count(params))
+    starts = np.searchsorted(tiles[by_tile], every_tile, side="left")
+    ends = np.searchsorted(tiles[by_tile], every_tile, side="right")
+    empty = starts == ends
+    return entries, np.stack([np.where(empty, NO_ENTRIES, starts), np.where(empty, 0, ends)], axis=-1)
+
+
+def _list_by_count(touched: Any, order_key: Any, params: GaussianSplatRenderParams) -> tuple[Any, Any]:
+    """What `_list_by_tile` gives, as tensors."""
+    from rlx import ops
+
+    limit = params.max_list_entries
+    nearest_first = ops.argsort(order_key)
+    near = ops.take(touched, nearest_first, axis=0, mode="clip")
+    kept = (near & (ops.cumsum(near.reshape(-1), exclusive=True).reshape(near.shape) < limit)).T
+    places = ops.cumsum(kept.reshape(-1), exclusive=True)
+    places = ops.where(kept.reshape(-1), places, limit)
+    ids = ops.broadcast_to(nearest_first, kept.shape).reshape(-1)
+    entries = ops.zeros(limit, "i32").at[places].set(ids, mode="drop")
+    counts = kept.astype("i32").sum(axis=1)
+    ends = ops.cumsum(counts)
+    empty = counts == 0
+    dtype = order_key.dtype
+    starts = ops.where(empty, NO_ENTRIES, (ends - counts).astype(dtype))
+    return entries, ops.stack([starts, ops.where(empty, 0.0, ends.astype(dtype))], axis=-1)
+
+
+def gaussian_splat_prepare(inputs: GaussianSplatInputs, params: GaussianSplatRenderParams = DEFAULTS) -> Any:
+    """The scene projected, binned and sorted, packed for `gaussian_splat_rasterize`; see `GaussianSplatPrepare`."""
+    return GaussianSplatPrepare(*params)(*promote_inexact(*inputs))
