@@ -12,8 +12,8 @@ demo: $(VENV)/.core
 test: lint types unit
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -10,8 +10,8 @@ ROOT = Path(__file__).parent.parent / "src" / "rlx"
 ORDER = ["ir", "ops", "hir", "trace", "autodiff", "fusion", "compile", "kernels", "backends", "runtime", "formats"]
 ORDER += ["models", "cli"]
 BASE = {"errors", "env", "knobs", "perfetto"}
-# The surface that users type stands on ops and trace, beside the transforms.
-SURFACE = {"numpy": "trace", "nn": "autodiff", "random": "trace", "debug": "trace", "tree": "trace"}
+# The surface that users type; nothing below it may use it.
+SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}
 # `ir` reads nothing of later folders; these are the only places where a function reaches forward, each with its reason.
 FORWARD = {
     ("ir/graph.py", "ops"): "type checkers see the builders that rlx.ops installs",

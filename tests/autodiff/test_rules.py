@@ -133,7 +133,7 @@ def central_difference(graph, arrays, directions, output):
     """Richardson-extrapolated central differences; NaN where the value is not finite."""
 
     def at(step):
-        moved = {k: (a + step * directions[k] if k in directions else a) for k, a in arrays.items()}
+        moved = {k: (a + step * directions[k]).astype(a.dtype) if k in directions else a for k, a in arrays.items()}
         return wide(interpret(graph, moved)[output])
 
     if any(a.dtype.itemsize < 8 for k, a in arrays.items() if k in directions):

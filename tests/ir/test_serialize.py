@@ -8,7 +8,7 @@ import pytest
 import rlx
 from rlx.errors import FormatError
 from rlx.ir.graph import Graph
-from rlx.ir.serialize import from_bytes, from_json, load, save, to_bytes, to_json
+from rlx.ir.serialize import from_bytes, from_json, load_graph, save_graph, to_bytes, to_json
 
 
 def example():
@@ -33,8 +33,8 @@ def test_round_trips_keep_names_and_origins():
 
 @pytest.mark.parametrize("name", ["g.json", "g.rlx"])
 def test_save_and_load(tmp_path, name):
-    save(example(), tmp_path / name)
-    assert load(tmp_path / name) == example()
+    save_graph(example(), tmp_path / name)
+    assert load_graph(tmp_path / name) == example()
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
@@ -42,7 +42,7 @@ def test_a_failed_save_leaves_nothing(tmp_path):
     target = tmp_path / "folder"
     target.mkdir()
     with pytest.raises(OSError, match="folder"):
-        save(example(), target)
+        save_graph(example(), target)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 

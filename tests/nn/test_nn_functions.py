@@ -9,6 +9,7 @@ import scipy.special
 import scipy.stats
 
 import rlx
+import rlx.numpy as rnp
 from rlx import nn
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
@@ -131,6 +132,14 @@ def test_extreme_values_stay_finite():
     assert nn.softplus(1e4).tolist() == 1e4
     assert np.isfinite(nn.logsumexp(x)).all()
     assert nn.logsumexp(np.full(3, -np.inf)) == -np.inf
+
+
+def test_slopes_where_pieces_meet():
+    x = np.array([0.0, -1e3, 1e3])
+    slopes_of = {nn.elu: [1, 0, 1], nn.celu: [1, 0, 1], nn.softplus: [0.5, 0, 1], nn.mish: [0.6, 0, 1]}
+    for function, wanted in slopes_of.items():
+        slopes = grad(lambda x, function=function: rnp.sum(function(x)))(x)
+        np.testing.assert_allclose(slopes, wanted, atol=1e-12)
 
 
 def test_masks_of_softmax():

@@ -26,9 +26,13 @@ def has_rule(op: Op, rule: Rule) -> bool:
 
 
 def no_rule(op: Op, rule: Rule) -> NoRule | None:
-    """The stated reason for having no rule, if that is what the class says."""
+    """The stated reason for having no rule: that of the class, or of this op alone (`op.refusal(rule)`)."""
     stated = getattr(type(op), rule)
-    return stated if isinstance(stated, NoRule) else None
+    if isinstance(stated, NoRule):
+        return stated
+    own = getattr(op, "refusal", None)
+    refused: NoRule | None = own(rule) if own is not None else None
+    return refused
 
 
 def form_for(op: Op, rule: Rule, active: Sequence[bool]) -> Form | None:

@@ -34,7 +34,9 @@ def push_forward(
             replay.step(node)
         else:
             known[node.id] = _push_node(node, replay, [known.get(i) for i in node.inputs])
-    return replay.outputs(), [known.get(o) for o in graph.outputs]
+    outputs = replay.outputs()
+    # Codes have tangents inside a program only.
+    return outputs, [known.get(o) if t.dtype.is_inexact else None for o, t in zip(graph.outputs, outputs)]
 
 
 def _push_node(node: Node, replay: Replay, tangents: list[Tangent]) -> Tangent:

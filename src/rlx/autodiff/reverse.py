@@ -12,7 +12,7 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
 from rlx.ir.op import Op
 from rlx.ir.tensor import Tensor
-from rlx.ops.body_transforms import depends_on
+from rlx.ops.body_transforms import depends_on, tangent_type
 from rlx.ops.rules import add_tangents
 
 
@@ -69,9 +69,10 @@ class Pullback:
         if ct is None:
             return
         shapes = self.graph.nodes[node_id].shapes
-        if ct.type != shapes[index]:
+        wanted = tangent_type(shapes[index])
+        if ct.type != wanted:
             producer = self.graph.nodes[node_id].op.mnemonic
-            raise InternalError(f"a cotangent of {producer} has type {ct.type}, its value has {shapes[index]}")
+            raise InternalError(f"a cotangent of {producer} has type {ct.type}, for its value it should be {wanted}")
         slots = collected.setdefault(node_id, [None] * len(shapes))
         previous = slots[index]
         slots[index] = ct if previous is None else add_tangents(previous, ct)
@@ -88,14 +89,14 @@ def apply_vjp(
     op: Op, wrt: Sequence[bool], ct: Any, value: Value, operands: Sequence[Any]
 ) -> Sequence[Tensor | None]:
     """The cotangents of the operands of one op by its rule; only those in `wrt` are wanted."""
-    refused = no_rule(op, "vjp")
-    if refused is not None:
-        raise NoVjpRule(op.mnemonic, refused.reason)
     selective = getattr(op, "vjp_wrt", None)
     if selective is not None:
         # Loops and branches leave out what nobody wants, which for them is whole programs.
         wanted: Sequence[Tensor | None] = selective(tuple(wrt), ct, value, operands)
         return wanted
+    refused = no_rule(op, "vjp")
+    if refused is not None:
+        raise NoVjpRule(op.mnemonic, refused.reason)
     rule = type(op).vjp
     if not callable(rule):
         raise InternalError(f"{op.mnemonic} reached reverse mode without a vjp rule")

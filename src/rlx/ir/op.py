@@ -156,6 +156,8 @@ class Op:
     # Operands in which the op is jointly linear, or linear one at a time: this gives the jvp.
     linear_in: ClassVar[tuple[int, ...] | str] = ()
     multilinear_in: ClassVar[tuple[int, ...]] = ()
+    # Integer operands and results stand for numbers: between two such ops they have tangents, of type f32.
+    codes_have_tangents: ClassVar[bool] = False
 
     _fields: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}

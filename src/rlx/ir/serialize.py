@@ -99,7 +99,7 @@ def from_bytes(data: bytes) -> Graph:
     return _guarded(lambda: _graph(document, constants))
 
 
-def save(graph: Graph, path: str | os.PathLike[str]) -> None:
+def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write a program to `path`, as JSON if it ends in `.json`, else binary. The file appears whole or not at all."""
     target = Path(path)
     data = to_json(graph, indent=1).encode() if target.suffix == ".json" else to_bytes(graph)
@@ -113,8 +113,8 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         raise
 
 
-def load(path: str | os.PathLike[str]) -> Graph:
-    """Read a program written by `save`."""
+def load_graph(path: str | os.PathLike[str]) -> Graph:
+    """Read a program written by `save_graph`."""
     data = Path(path).read_bytes()
     return from_bytes(data) if data[:4] == _MAGIC else from_json(data)
 

@@ -133,8 +133,8 @@ def squareplus(x: Any, b: float = 4.0) -> Any:
 
 
 def _expm1_below(x: Any) -> Any:
-    """exp(x) - 1 for x < 0; above, where it is not used, 0 keeps it (and its derivative) finite."""
-    return ops.expm1(ops.minimum(x, 0))
+    """exp(x) - 1 for x <= 0; above, where it is not used, 0 keeps it (and its derivative) finite."""
+    return ops.expm1(ops.where(ops.gt(x, 0), 0, x))
 
 
 @array_function
@@ -152,9 +152,9 @@ def selu(x: Any) -> Any:
 
 @array_function
 def celu(x: Any, alpha: float = 1.0) -> Any:
-    """max(x, 0) + min(0, α·(exp(x/α) - 1))."""
+    """x for x > 0, else α·(exp(x/α) - 1)."""
     x = _real(x)
-    return ops.maximum(x, 0) + alpha * _expm1_below(x / alpha)
+    return ops.where(ops.gt(x, 0), x, alpha * _expm1_below(x / alpha))
 
 
 @array_function

@@ -15,7 +15,7 @@ from rlx.ir.leaves import Constant
 from rlx.ir.shape import normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, lift
 from rlx.ops.operands import convert as to_dtype
-from rlx.ops.operands import dims_of, promote_inexact, promote_operands
+from rlx.ops.operands import dims_of, dtype_of, promote_inexact, promote_operands
 from rlx.runtime.arrays import as_array
 
 P = ParamSpec("P")
@@ -42,6 +42,35 @@ def array_function(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return call
+
+
+def unary_function(
+    name: str, build: Callable[[Any], Any], meaning: str, on_complex: Callable[[Any], Any] | None = None
+) -> Callable[[Any], Any]:
+    """The public elementwise function `name`: `build`, or `on_complex` on complex numbers where that is different."""
+
+    def function(x: Any, /) -> Any:
+        x = operand(x)
+        if on_complex is not None and dtype_of(x).is_complex:
+            return on_complex(value(x))
+        return build(x)
+
+    return _published(function, name, meaning)
+
+
+def binary_function(name: str, build: Callable[[Any, Any], Any], meaning: str) -> Callable[[Any, Any], Any]:
+    """The public elementwise function `name` of two operands."""
+
+    def function(x1: Any, x2: Any, /) -> Any:
+        return build(operand(x1), operand(x2))
+
+    return _published(function, name, meaning)
+
+
+def _published(function: Callable[P, R], name: str, meaning: str) -> Callable[P, R]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = meaning
+    return array_function(function)
 
 
 def _as_arrays(result: Any) -> Any:

@@ -95,7 +95,7 @@ def _known_values(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         # An unknown NumPy dtype (str, datetime64) is refused here.
         DType.of(array.dtype)
         return array
-    return np.asarray(convert(as_array(array), dtype)) if current_scope() is None else ops.Cast(dtype).eval(array)
+    return ops.Cast(dtype).eval(array)
 
 
 def _from_array_like(obj: Any) -> np.ndarray[Any, Any]:

@@ -12,7 +12,16 @@ from typing import Any
 from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.numpy import complex_functions
-from rlx.numpy.arguments import array_function, convert, inexact, operand, promoted, value
+from rlx.numpy.arguments import (
+    array_function,
+    binary_function,
+    convert,
+    inexact,
+    operand,
+    promoted,
+    unary_function,
+    value,
+)
 from rlx.ops.operands import common_dtype, dtype_of
 
 __all__ = [
@@ -93,29 +102,6 @@ __all__ = [
 ]
 
 
-def _unary(
-    name: str,
-    build: Callable[[Any], Any],
-    meaning: str,
-    on_complex: Callable[[Any], Any] | None = None,
-) -> Callable[[Any], Any]:
-    """The function `name`: `build` on real operands and, where that is something else, `on_complex` on complex ones."""
-
-    def function(x: Any, /) -> Any:
-        x = operand(x)
-        if on_complex is not None and dtype_of(x).is_complex:
-            return on_complex(value(x))
-        return build(x)
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = meaning
-    return array_function(function)
-
-
-def _keep(x: Any) -> Any:
-    return value(x)
-
-
 def _integers_kept(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Rounding functions leave integers and bools as they are."""
     return lambda x: build(x) if dtype_of(x).is_inexact else value(x)
@@ -134,42 +120,42 @@ def _is_unsigned(x: Any) -> bool:
     return dtype.is_int and not dtype.is_signed
 
 
-exp = _unary("exp", ops.exp, "e to the power x.")
-exp2 = _unary("exp2", ops.exp2, "2 to the power x.", lambda x: ops.exp(x * math.log(2)))
-expm1 = _unary("expm1", ops.expm1, "exp(x) - 1, precise for small x.", complex_functions.expm1)
-log = _unary("log", ops.log, "The natural logarithm; NaN for negative real x.")
-log2 = _unary("log2", ops.log2, "The logarithm to base 2.", lambda x: ops.log(x) / math.log(2))
-log10 = _unary("log10", lambda x: ops.log(inexact(x)[0]) * (1 / math.log(10)), "The logarithm to base 10.")
-log1p = _unary("log1p", ops.log1p, "log(1 + x), precise for small x.", complex_functions.log1p)
-sqrt = _unary("sqrt", ops.sqrt, "The non-negative square root; NaN for negative real x.")
-cbrt = _unary("cbrt", ops.cbrt, "The real cube root.")
-square = _unary("square", ops.square, "x times x.")
-sin = _unary("sin", ops.sin, "The sine of x in radians.")
-cos = _unary("cos", ops.cos, "The cosine of x in radians.")
-tan = _unary("tan", ops.tan, "The tangent of x in radians.", complex_functions.tan)
-asin = arcsin = _unary("asin", ops.asin, "The angle in [-π/2, π/2] whose sine is x.", complex_functions.asin)
-acos = arccos = _unary("acos", ops.acos, "The angle in [0, π] whose cosine is x.", complex_functions.acos)
-atan = arctan = _unary("atan", ops.atan, "The angle in [-π/2, π/2] whose tangent is x.", complex_functions.atan)
-sinh = _unary("sinh", ops.sinh, "The hyperbolic sine.", complex_functions.sinh)
-cosh = _unary("cosh", ops.cosh, "The hyperbolic cosine.", complex_functions.cosh)
-tanh = _unary("tanh", ops.tanh, "The hyperbolic tangent.")
-asinh = arcsinh = _unary("asinh", ops.asinh, "The inverse of sinh.", complex_functions.asinh)
-acosh = arccosh = _unary("acosh", ops.acosh, "The inverse of cosh; NaN for real x < 1.", complex_functions.acosh)
-atanh = arctanh = _unary("atanh", ops.atanh, "The inverse of tanh; NaN for |x| > 1.", complex_functions.atanh)
-abs = absolute = _unary("abs", _abs, "The magnitude |x|; real for complex x.", complex_functions.magnitude)
-fabs = _unary("fabs", lambda x: ops.abs_(inexact(x)[0]), "|x| as a float.")
-negative = _unary("negative", ops.neg, "-x.")
-positive = _unary("positive", _keep, "+x, which is x.")
-sign = _unary("sign", ops.sign, "-1, 0 or 1; NaN for NaN; x/|x| for complex x.", complex_functions.sign)
-floor = _unary("floor", _integers_kept(ops.floor), "The largest integer not above x.")
-ceil = _unary("ceil", _integers_kept(ops.ceil), "The smallest integer not below x.")
-trunc = _unary("trunc", _integers_kept(ops.trunc), "The nearest integer toward zero.")
-fix = _unary("fix", _integers_kept(ops.trunc), "The nearest integer toward zero.")
-rint = _unary(
+exp = unary_function("exp", ops.exp, "e to the power x.")
+exp2 = unary_function("exp2", ops.exp2, "2 to the power x.", lambda x: ops.exp(x * math.log(2)))
+expm1 = unary_function("expm1", ops.expm1, "exp(x) - 1, precise for small x.", complex_functions.expm1)
+log = unary_function("log", ops.log, "The natural logarithm; NaN for negative real x.")
+log2 = unary_function("log2", ops.log2, "The logarithm to base 2.", lambda x: ops.log(x) / math.log(2))
+log10 = unary_function("log10", lambda x: ops.log(inexact(x)[0]) * (1 / math.log(10)), "The logarithm to base 10.")
+log1p = unary_function("log1p", ops.log1p, "log(1 + x), precise for small x.", complex_functions.log1p)
+sqrt = unary_function("sqrt", ops.sqrt, "The non-negative square root; NaN for negative real x.")
+cbrt = unary_function("cbrt", ops.cbrt, "The real cube root.")
+square = unary_function("square", ops.square, "x times x.")
+sin = unary_function("sin", ops.sin, "The sine of x in radians.")
+cos = unary_function("cos", ops.cos, "The cosine of x in radians.")
+tan = unary_function("tan", ops.tan, "The tangent of x in radians.", complex_functions.tan)
+asin = arcsin = unary_function("asin", ops.asin, "The angle in [-π/2, π/2] whose sine is x.", complex_functions.asin)
+acos = arccos = unary_function("acos", ops.acos, "The angle in [0, π] whose cosine is x.", complex_functions.acos)
+atan = arctan = unary_function("atan", ops.atan, "The angle in [-π/2, π/2] whose tangent is x.", complex_functions.atan)
+sinh = unary_function("sinh", ops.sinh, "The hyperbolic sine.", complex_functions.sinh)
+cosh = unary_function("cosh", ops.cosh, "The hyperbolic cosine.", complex_functions.cosh)
+tanh = unary_function("tanh", ops.tanh, "The hyperbolic tangent.")
+asinh = arcsinh = unary_function("asinh", ops.asinh, "The inverse of sinh.", complex_functions.asinh)
+acosh = arccosh = unary_function("acosh", ops.acosh, "The inverse of cosh; NaN for x < 1.", complex_functions.acosh)
+atanh = arctanh = unary_function("atanh", ops.atanh, "The inverse of tanh; NaN for |x| > 1.", complex_functions.atanh)
+abs = absolute = unary_function("abs", _abs, "The magnitude |x|; real for complex x.", complex_functions.magnitude)
+fabs = unary_function("fabs", lambda x: ops.abs_(inexact(x)[0]), "|x| as a float.")
+negative = unary_function("negative", ops.neg, "-x.")
+positive = unary_function("positive", value, "+x, which is x.")
+sign = unary_function("sign", ops.sign, "-1, 0 or 1; NaN for NaN; x/|x| for complex x.", complex_functions.sign)
+floor = unary_function("floor", _integers_kept(ops.floor), "The largest integer not above x.")
+ceil = unary_function("ceil", _integers_kept(ops.ceil), "The smallest integer not below x.")
+trunc = unary_function("trunc", _integers_kept(ops.trunc), "The nearest integer toward zero.")
+fix = unary_function("fix", _integers_kept(ops.trunc), "The nearest integer toward zero.")
+rint = unary_function(
     "rint", lambda x: ops.round_(inexact(x)[0]), "The nearest integer, ties to even.", _parts_rounded(ops.round_)
 )
-deg2rad = _unary("deg2rad", lambda x: inexact(x)[0] * (math.pi / 180), "Degrees to radians.")
-rad2deg = _unary("rad2deg", lambda x: inexact(x)[0] * (180 / math.pi), "Radians to degrees.")
+deg2rad = unary_function("deg2rad", lambda x: inexact(x)[0] * (math.pi / 180), "Degrees to radians.")
+rad2deg = unary_function("rad2deg", lambda x: inexact(x)[0] * (180 / math.pi), "Radians to degrees.")
 radians, degrees = deg2rad, rad2deg
 
 
@@ -199,15 +185,6 @@ def round(x: Any, /, decimals: int = 0) -> Any:
 around = round
 
 
-def _binary(name: str, build: Callable[[Any, Any], Any], meaning: str) -> Callable[[Any, Any], Any]:
-    def function(x1: Any, x2: Any, /) -> Any:
-        return build(operand(x1), operand(x2))
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = meaning
-    return array_function(function)
-
-
 def _floats(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: build(*inexact(a, b))
 
@@ -216,18 +193,18 @@ def _bools_by(on_bools: Callable[[Any, Any], Any], build: Callable[[Any, Any], A
     return lambda a, b: (on_bools if common_dtype(a, b) is DType.BOOL else build)(a, b)
 
 
-add = _binary("add", _bools_by(ops.or_, ops.add), "x1 + x2; integers wrap around, bools are joined by or.")
-subtract = _binary("subtract", ops.sub, "x1 - x2; integers wrap around.")
-multiply = _binary("multiply", _bools_by(ops.and_, ops.mul), "x1 * x2; integers wrap around, bools are joined by and.")
-divide = true_divide = _binary("divide", _floats(ops.div), "x1 / x2 in floats.")
-maximum = _binary("maximum", ops.maximum, "The larger of both; NaN where either is.")
-minimum = _binary("minimum", ops.minimum, "The smaller of both; NaN where either is.")
-atan2 = arctan2 = _binary("atan2", _floats(ops.atan2), "The angle of the point (x2, x1), in [-π, π].")
-hypot = _binary("hypot", _floats(ops.hypot), "√(x1² + x2²) without overflow on the way.")
-logaddexp = _binary("logaddexp", _floats(ops.logaddexp), "log(exp(x1) + exp(x2)) without overflow.")
-copysign = _binary("copysign", _floats(ops.copysign), "|x1| with the sign of x2.")
-nextafter = _binary("nextafter", _floats(ops.nextafter), "The next float of the same type after x1 toward x2.")
-fmod = _binary("fmod", ops.rem, "The remainder of x1/x2 with the sign of x1; 0 for integer x2 = 0.")
+add = binary_function("add", _bools_by(ops.or_, ops.add), "x1 + x2; integers wrap, bools are joined by or.")
+subtract = binary_function("subtract", ops.sub, "x1 - x2; integers wrap.")
+multiply = binary_function("multiply", _bools_by(ops.and_, ops.mul), "x1 * x2; integers wrap, bools are joined by and.")
+divide = true_divide = binary_function("divide", _floats(ops.div), "x1 / x2 in floats.")
+maximum = binary_function("maximum", ops.maximum, "The larger of both; NaN where either is.")
+minimum = binary_function("minimum", ops.minimum, "The smaller of both; NaN where either is.")
+atan2 = arctan2 = binary_function("atan2", _floats(ops.atan2), "The angle of the point (x2, x1), in [-π, π].")
+hypot = binary_function("hypot", _floats(ops.hypot), "√(x1² + x2²) without overflow on the way.")
+logaddexp = binary_function("logaddexp", _floats(ops.logaddexp), "log(exp(x1) + exp(x2)) without overflow.")
+copysign = binary_function("copysign", _floats(ops.copysign), "|x1| with the sign of x2.")
+nextafter = binary_function("nextafter", _floats(ops.nextafter), "The next float of the same type after x1 toward x2.")
+fmod = binary_function("fmod", ops.rem, "The remainder of x1/x2 with the sign of x1; 0 for integer x2 = 0.")
 
 
 @array_function

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import OpError, ShapeError
+from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import Tensor
 from rlx.numpy.arguments import (
@@ -53,10 +54,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         known = concrete(x, "bincount", "without length=, x")
         if known.size and known.min() < 0:
             raise OpError(f"bincount: the numbers cannot be negative, got {known.min()}")
-        length = 0 if known.size == 0 else int(known.max()) + 1
-        length = length if length > minlength else minlength
-    ones = ops.ones(dims_of(x), DType.I32)
-    amounts = ones if weights is None else inexact(weights)[0]
+        length = int(np.max(known, initial=minlength - 1)) + 1
+    amounts = ops.ones(dims_of(x), DType.I32) if weights is None else inexact(weights)[0]
     # Negative ids count from the end elsewhere; here they are sent out of range like those that are too large.
     ids = ops.where(ops.lt(x, 0), length, convert(x, DType.I32 if dtype_of(x).size_bytes < 8 else DType.I64))
     if length == 0:
@@ -91,7 +90,7 @@ def histogram_bin_edges(x: Any, bins: Any = 10, range: Any = None, weights: Any 
     (x,) = inexact(x)
     if range is not None:
         low, high = (convert(operand(edge), dtype_of(x)) for edge in range)
-    elif dims_of(ops.flatten(x))[0] == 0:
+    elif product(dims_of(x)) == 0:
         low, high = (convert(edge, dtype_of(x)) for edge in (0.0, 1.0))
     else:
         low, high = min(x), max(x)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import OpError, ShapeError
-from rlx.ir.shape import Size
+from rlx.ir.dims import product
 from rlx.numpy.arguments import (
     array_function,
     axis_of,
@@ -115,12 +115,8 @@ def put(x: Any, indices: Any, values: Any, mode: str | None = None, *, inplace: 
     row = ops.narrow(ops.tile(values, -(-count // have)), 0, 0, count)
     kind = _mode(mode, "put")
     if kind == "wrap":
-        indices, kind = ops.rem(indices, static_size(_total(x), "put")), "clip"
+        indices, kind = ops.rem(indices, static_size(product(dims_of(x)), "put")), "clip"
     return ops.reshape(ops.put_along_axis(ops.flatten(x), indices, row, 0, mode=kind), dims_of(x))
-
-
-def _total(x: Any) -> Size:
-    return dims_of(ops.flatten(x))[0]
 
 
 @array_function

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from rlx import ops
 from rlx.errors import DTypeError, OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, broadcast_dims
-from rlx.numpy.arguments import array_function, axis_of, convert, inexact, operand, promoted, rank_of, value
+from rlx.numpy.arguments import (
+    array_function,
+    axis_of,
+    binary_function,
+    convert,
+    inexact,
+    promoted,
+    rank_of,
+    unary_function,
+    value,
+)
 from rlx.ops.bodies import build_body
 from rlx.ops.operands import dims_of, dtype_of
 
@@ -54,49 +63,31 @@ __all__ = [
 ]
 
 
-def _named(name: str, meaning: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = meaning
-    return array_function(function)
+equal = binary_function("equal", ops.eq, "x1 == x2.")
+not_equal = binary_function("not_equal", ops.ne, "x1 != x2.")
+less = binary_function("less", ops.lt, "x1 < x2.")
+less_equal = binary_function("less_equal", ops.le, "x1 <= x2.")
+greater = binary_function("greater", ops.gt, "x1 > x2.")
+greater_equal = binary_function("greater_equal", ops.ge, "x1 >= x2.")
 
+logical_and = binary_function("logical_and", ops.logical_and, "True where both are non-zero.")
+logical_or = binary_function("logical_or", ops.logical_or, "True where at least one is non-zero.")
+logical_xor = binary_function("logical_xor", ops.logical_xor, "True where exactly one is non-zero.")
+logical_not = unary_function("logical_not", ops.logical_not, "True where x is zero.")
 
-def _unary(name: str, build: Callable[[Any], Any], meaning: str) -> Callable[[Any], Any]:
-    return _named(name, meaning, lambda x, /: build(operand(x)))
-
-
-def _binary(name: str, build: Callable[[Any, Any], Any], meaning: str) -> Callable[[Any, Any], Any]:
-    return _named(name, meaning, lambda x1, x2, /: build(operand(x1), operand(x2)))
-
-
-def _with_parts(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: build(value(x))
-
-
-equal = _binary("equal", ops.eq, "x1 == x2.")
-not_equal = _binary("not_equal", ops.ne, "x1 != x2.")
-less = _binary("less", ops.lt, "x1 < x2.")
-less_equal = _binary("less_equal", ops.le, "x1 <= x2.")
-greater = _binary("greater", ops.gt, "x1 > x2.")
-greater_equal = _binary("greater_equal", ops.ge, "x1 >= x2.")
-
-logical_and = _binary("logical_and", ops.logical_and, "True where both are non-zero.")
-logical_or = _binary("logical_or", ops.logical_or, "True where at least one is non-zero.")
-logical_xor = _binary("logical_xor", ops.logical_xor, "True where exactly one is non-zero.")
-logical_not = _unary("logical_not", ops.logical_not, "True where x is zero.")
-
-bitwise_and = _binary("bitwise_and", ops.and_, "Bits set in both; integers or bools.")
-bitwise_or = _binary("bitwise_or", ops.or_, "Bits set in either; integers or bools.")
-bitwise_xor = _binary("bitwise_xor", ops.xor, "Bits set in exactly one; integers or bools.")
-bitwise_invert = _unary("bitwise_invert", ops.not_, "Every bit flipped; the negation of a bool.")
+bitwise_and = binary_function("bitwise_and", ops.and_, "Bits set in both; integers or bools.")
+bitwise_or = binary_function("bitwise_or", ops.or_, "Bits set in either; integers or bools.")
+bitwise_xor = binary_function("bitwise_xor", ops.xor, "Bits set in exactly one; integers or bools.")
+bitwise_invert = unary_function("bitwise_invert", ops.not_, "Every bit flipped; the negation of a bool.")
 invert = bitwise_not = bitwise_invert
-bitwise_left_shift = _binary("bitwise_left_shift", ops.shift_left, "x1 * 2**x2 without the bits that leave the type.")
+bitwise_left_shift = binary_function("bitwise_left_shift", ops.shift_left, "x1 * 2**x2, as far as it fits the type.")
 left_shift = bitwise_left_shift
-bitwise_right_shift = _binary("bitwise_right_shift", ops.shift_right, "The floor of x1 / 2**x2.")
+bitwise_right_shift = binary_function("bitwise_right_shift", ops.shift_right, "The floor of x1 / 2**x2.")
 right_shift = bitwise_right_shift
 
-real = _unary("real", _with_parts(ops.real), "The real part.")
-imag = _unary("imag", _with_parts(ops.imag), "The imaginary part; 0 for real x.")
-conj = conjugate = _unary("conj", _with_parts(ops.conjugate), "The complex conjugate.")
+real = unary_function("real", lambda x: ops.real(value(x)), "The real part.")
+imag = unary_function("imag", lambda x: ops.imag(value(x)), "The imaginary part; 0 for real x.")
+conj = conjugate = unary_function("conj", lambda x: ops.conjugate(value(x)), "The complex conjugate.")
 
 
 @array_function

@@ -29,6 +29,7 @@ from rlx.ops.custom_functions import *
 from rlx.ops.dynamic_slices import *
 from rlx.ops.effects import *
 from rlx.ops.einsum_notation import *
+from rlx.ops.factorizations import *
 from rlx.ops.fake_quant import *
 from rlx.ops.fourier import *
 from rlx.ops.fused import *
@@ -46,6 +47,7 @@ from rlx.ops.quantized import *
 from rlx.ops.quantized_weights import *
 from rlx.ops.randomness import *
 from rlx.ops.rearrange import *
+from rlx.ops.recomputation import *
 from rlx.ops.reductions import *
 from rlx.ops.regions import *
 from rlx.ops.rotary import *
@@ -53,6 +55,7 @@ from rlx.ops.sampling import *
 from rlx.ops.scan_gradients import *
 from rlx.ops.scans import *
 from rlx.ops.selection import *
+from rlx.ops.splat import *
 from rlx.ops.ssm import *
 from rlx.ops.subscript import *
 from rlx.ops.unary import *

@@ -329,7 +329,8 @@ class Binary(Op):
         from rlx.ops.binary_derivatives import scaled_by_partial
         from rlx.ops.movement import broadcast_to
 
-        parts = [scaled_by_partial(self.kind, i, t, *primals, y) for i, t in enumerate(tangents) if t is not None]
+        a, b = primals
+        parts = [scaled_by_partial(self.kind, i, t, a, b, y) for i, t in enumerate(tangents) if t is not None]
         moving = [p for p in parts if p is not None]
         if not moving:
             return None
@@ -339,7 +340,7 @@ class Binary(Op):
         from rlx.ops.binary_derivatives import scaled_by_partial
         from rlx.ops.complex_ops import conjugate
 
-        at = [conjugate(x) for x in (a, b, y)]
+        at = conjugate(a), conjugate(b), conjugate(y)
         parts = [scaled_by_partial(self.kind, i, ct, *at) for i in (0, 1)]
         return tuple(None if p is None else unbroadcast(p, x.type) for p, x in zip(parts, (a, b)))
 

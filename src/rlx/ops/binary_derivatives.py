@@ -1,4 +1,4 @@
-"""Partial derivatives of `Binary(kind)`: the Jacobian is diagonal, so that one table serves forward and reverse mode."""
+"""Partial derivatives of `Binary(kind)`: the Jacobians are diagonal, so one table serves forward and reverse mode."""
 
 from __future__ import annotations
 

@@ -33,6 +33,30 @@ class BodyOp(Op):
                     raise self.fail(f"{field} @{body.name} has the param {node.op.key!r}; pass weights as operands")
 
 
+class TransformableBodyOp(BodyOp):
+    """A `BodyOp` with rules of its own, which are better than the usual ones in that they know more.
+
+    `value_and_jvp(primals, tangents)` returns the results too, so that bodies run once for both. `vjp_wrt(wrt, ct, y,
+    operands)` computes only the cotangents in `wrt`. `form_for(rule, active)` may give a function of the operands that
+    replaces the op before `rule` is applied to it.
+    """
+
+    def value_and_jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def vjp_wrt(self, wrt: tuple[bool, ...], ct: Any, y: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def form_for(self, rule: str, active: tuple[bool, ...]) -> Callable[..., Any] | None:
+        return None
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any], y: Any) -> Any:
+        return self.value_and_jvp(primals, tangents)[1]
+
+    def vjp(self, ct: Any, y: Any, *operands: Any) -> Sequence[Any]:
+        return self.vjp_wrt(tuple(x.dtype.is_inexact for x in operands), ct, y, operands)
+
+
 def output_types(body: Graph) -> tuple[Shape, ...]:
     """The types of the outputs."""
     return tuple(body.shape(o) for o in body.outputs)

@@ -10,14 +10,15 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlx.ir.graph import Graph, NodeId
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.inline import inline_graph
 from rlx.ir.leaves import Input
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
 from rlx.ops.bodies import build_body, input_types, output_types
-from rlx.ops.rules import current_mapped_axis, put_batch_first, zeros_like
+from rlx.ops.rules import current_mapped_axis, put_batch_first
 
 Flags = tuple[bool, ...]
 Leaves = Mapping[NodeId, Tensor]
@@ -69,15 +70,28 @@ def batch_body(
 
 
 def depends_on(graph: Graph, sources: Collection[NodeId]) -> set[NodeId]:
-    """The nodes whose value is computed from one of `sources` through inexact (float or complex) values."""
+    """The nodes whose value is computed from one of `sources` through values that have tangents.
+
+    These are the inexact ones (float or complex), and the codes that ops with `codes_have_tangents` hand on.
+    """
     from rlx.ops.unary import StopGradient
 
     found: set[NodeId] = set()
     for node in graph.nodes:
-        reached = node.id in sources or any(i in found for i in node.inputs)
-        if reached and any(s.dtype.is_inexact for s in node.shapes) and not isinstance(node.op, StopGradient):
+        codes = node.op.codes_have_tangents
+        reached = node.id in sources or any(i in found and (codes or _is_inexact(graph.nodes[i])) for i in node.inputs)
+        if reached and (codes or _is_inexact(node)) and not isinstance(node.op, StopGradient):
             found.add(node.id)
     return found
+
+
+def tangent_type(shape: Shape) -> Shape:
+    """The type of tangents and cotangents of a value: its own, or f32 for codes."""
+    return shape if shape.dtype.is_inexact else shape.with_dtype(DType.F32)
+
+
+def _is_inexact(node: Node) -> bool:
+    return any(s.dtype.is_inexact for s in node.shapes)
 
 
 def varies_over(graph: Graph, sources: Collection[NodeId], axis_name: str | None) -> set[NodeId]:
@@ -99,7 +113,7 @@ def _is_across(op: Op, axis_name: str) -> bool:
 def moving_outputs(body: Graph, active: Sequence[bool]) -> Flags:
     """Which outputs depend on the active inputs in a differentiable way."""
     found = depends_on(body, {n.id for n, flag in zip(body.inputs, active, strict=True) if flag})
-    return tuple(o in found for o in body.outputs)
+    return tuple(o in found and _is_inexact(body.nodes[o]) for o in body.outputs)
 
 
 def batched_outputs(body: Graph, batched: Sequence[bool]) -> Flags:
@@ -125,9 +139,11 @@ def settle_carries(
         settled = grown
 
 
-def filled(tangents: Iterable[Tensor | None], values: Iterable[Tensor]) -> list[Tensor]:
-    """The tangents with zeros in the place of None."""
-    return [zeros_like(v) if t is None else t for t, v in zip(tangents, values, strict=True)]
+def filled(tangents: Iterable[Tensor | None], shapes: Iterable[Shape]) -> list[Tensor]:
+    """The tangents with zeros of the given types in the place of None."""
+    from rlx.ops.creation import zeros
+
+    return [zeros(s.dims, s.dtype) if t is None else t for t, s in zip(tangents, shapes, strict=True)]
 
 
 def chosen(values: Iterable[Any], flags: Iterable[bool]) -> list[Any]:

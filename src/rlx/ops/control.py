@@ -6,16 +6,27 @@ Their programs are attributes (see `rlx.ops.bodies`); every value that a body re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx.ir.graph import Graph
 from rlx.ir.inline import check_operands, same_type
-from rlx.ir.op import Op, op
-from rlx.ir.shape import Shape
-from rlx.ops.bodies import Array, BodyOp, build_body, one_or_tuple, output_types, run_body, types_text
+from rlx.ir.op import NoRule, Op, op
+from rlx.ir.shape import Shape, Size
+from rlx.ir.tensor import Tensor
+from rlx.ops import control_rules
+from rlx.ops.bodies import (
+    Array,
+    BodyOp,
+    TransformableBodyOp,
+    build_body,
+    one_or_tuple,
+    output_types,
+    run_body,
+    types_text,
+)
 from rlx.ops.samples import Sample, sample, spec
 
 __all__ = ["If", "Switch", "While", "if_", "switch", "while_", "while_multi"]
@@ -42,7 +53,7 @@ def _infer_branches(op: Op, branches: dict[str, Graph], captures: Sequence[Shape
 
 
 @op("if")
-class If(BodyOp):
+class If(TransformableBodyOp):
     """then_body(captures) when pred is not 0, else else_body(captures); only the chosen one runs.
 
     pred has one element of any dtype. Both bodies take the same captures and return the same types.
@@ -61,6 +72,15 @@ class If(BodyOp):
     def eval(self, pred: Array, *captures: Array) -> Any:
         chosen = self.then_body if np.all(pred != 0) else self.else_body
         return one_or_tuple(run_body(chosen, captures))
+
+    def value_and_jvp(self, primals: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, Any]:
+        return control_rules.if_value_and_jvp(self, primals, tangents)
+
+    def vjp_wrt(self, wrt: tuple[bool, ...], ct: Any, y: Any, operands: Sequence[Tensor]) -> list[Tensor | None]:
+        return control_rules.if_vjp_wrt(self, wrt, ct, y, operands)
+
+    def batch(self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+        return control_rules.if_batch(self, size, operands, batched)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -127,7 +147,7 @@ class Switch(BodyOp):
 
 
 @op("while")
-class While(BodyOp):
+class While(TransformableBodyOp):
     """carries = body(carries) as long as cond(carries) holds; the results are all carries.
 
     Operands are the carries, then `num_bcast` values that both programs read and neither changes. cond returns one
@@ -170,6 +190,23 @@ class While(BodyOp):
             carries = run_body(self.body, [*carries, *bcasts])
             rounds += 1
         return one_or_tuple(carries)
+
+    def refusal(self, rule: str) -> NoRule | None:
+        unbounded = rule == "vjp" and self.max_iterations is None
+        return NoRule("the number of rounds has no bound") if unbounded else None
+
+    def form_for(self, rule: str, active: tuple[bool, ...]) -> Callable[..., Any] | None:
+        return control_rules.while_reverse_form(self, active) if rule == "vjp" else None
+
+    def value_and_jvp(self, primals: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, Any]:
+        return control_rules.while_value_and_jvp(self, primals, tangents)
+
+    def vjp_wrt(self, wrt: tuple[bool, ...], ct: Any, y: Any, operands: Sequence[Tensor]) -> list[Tensor | None]:
+        # A loop that has not become a scan has no carry that moves.
+        return [None] * len(operands)
+
+    def batch(self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+        return control_rules.while_batch(self, size, operands, batched)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OpError, ShapeError
-from rlx.ir.dims import Dim, require_equal
+from rlx.ir.dims import Dim, dim_max, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.fft import FftNorm, fftfreq, fftn_axes_all, is_pow2, next_pow2, normalize_fftn_axes, rfftfreq
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size, normalize_axis
-from rlx.ir.tensor import target_graph
+from rlx.ir.tensor import Tensor, target_graph
 from rlx.ops.arithmetic import add, div, ge, mul, ne, sub, where
+from rlx.ops.creation import dim_value
 from rlx.ops.indexing import gather
 from rlx.ops.movement import concat, moveaxis, narrow, reshape, reverse, split, swapaxes
 from rlx.ops.movement import pad as pad_around
@@ -35,6 +36,7 @@ from rlx.ops.operands import (
     require_float,
     require_inexact,
     require_same_dtype,
+    same_graph,
 )
 from rlx.ops.samples import COMPLEX, Sample, sample, spec
 
@@ -70,10 +72,12 @@ class Fft(Op):
     """X[k] = scale · Σ_n x[n] · exp(∓2πi·n·k / N) along the last axis, - forward and + inverse, for any N.
 
     `norm` gives the scale, see `FftNorm`: with Backward a transform and its inverse multiply by N. Real dtypes are
-    read and written in block layout, N being half the size of the axis.
+    read and written in block layout, N being half the size of the axis. The adjoint is the transform in the opposite
+    direction with the same scale.
     """
 
     primitive = True
+    linear_in = (0,)
 
     inverse: bool = False
     norm: FftNorm = FftNorm.Backward
@@ -95,6 +99,19 @@ class Fft(Op):
         spectrum = spectrum * self.norm.output_scale(n, self.inverse)
         with np.errstate(over="ignore"):
             return (spectrum if x.dtype.kind == "c" else _to_blocks(spectrum)).astype(x.dtype)
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        if self.norm is FftNorm.Ortho:
+            return Fft(not self.inverse, self.norm)(ct)
+        turned = Fft(not self.inverse)(ct)
+        if self.norm is FftNorm.Backward or not self.inverse:
+            return turned
+        points = ct.shape[-1] if ct.dtype.is_complex else ct.shape[-1] // 2
+        with same_graph(ct):
+            return turned / dim_value(dim_max(points, 1), ct.dtype)
+
+    def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
+        return self(*operands)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -125,8 +142,11 @@ class FftButterflyStage(Op):
     """One radix-2 stage with gated, reversible butterflies: state[.., n_fft, 2] (re, im), four operands of n_fft/2.
 
     Butterfly b joins i0 = (b // σ)·2σ + b % σ and i1 = i0 + σ, σ = 2^stage: with t = x[i1]·(tw_re + i·tw_im) it writes
-    x[i0] + t to i0 and x[i0] - t to i1, exchanged where rev[b] ≥ 0.5. Where gate[b] is 0 both are copied.
+    x[i0] + t to i0 and x[i0] - t to i1, exchanged where rev[b] ≥ 0.5. Where gate[b] is 0 both are copied. gate and
+    rev are switches: they have no derivative.
     """
+
+    derivative_is_defined = True
 
     stage: int
     n_fft: int

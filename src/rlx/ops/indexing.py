@@ -231,7 +231,7 @@ class GatherNd(Op):
             return result
         return np.where(valid.reshape((*valid.shape, *(1,) * len(rest))), result, np.zeros((), x.dtype))
 
-    def vjp(self, ct: Tensor, y: Tensor, x: Tensor, indices: Tensor) -> Any:
+    def vjp(self, ct: Tensor, y: Tensor | None, x: Tensor, indices: Tensor) -> Any:
         scatter = ScatterNd(ScatterKind.Add, self.axes, self.batch_dims, _WRITE_WHERE_READ[self.mode])
         return scatter(zeros_like(x), indices, ct), None
 

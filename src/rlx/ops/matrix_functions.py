@@ -1,4 +1,4 @@
-"""Functions of matrices built from the factorisations of `rlx.ops.linalg`; the names are those of np.linalg."""
+"""Functions of matrices built from `rlx.ops.linalg` and `rlx.ops.factorizations`; the names are those of np.linalg."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rlx.ir.shape import normalize_axis
 from rlx.ops.arithmetic import div, eq, gt, mul, ne, pow_, where
 from rlx.ops.contraction import adjoint, matmul
 from rlx.ops.creation import eye, iota
-from rlx.ops.linalg import BatchedDenseSolve, lu, svd
+from rlx.ops.factorizations import lu, svd
+from rlx.ops.linalg import BatchedDenseSolve
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis
 from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, same_graph
 from rlx.ops.rearrange import diagonal

@@ -25,6 +25,7 @@ from rlx.ops.norms import (
     standardize_tensor,
 )
 from rlx.ops.operands import promote_inexact
+from rlx.ops.rules import SharedInBatch, batch_by_folding, batched_axis, put_batch_first
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.widening import accumulators, as_f64, rounded, rounded_tensor
 
@@ -79,9 +80,17 @@ def _sum_tensor(x: Any, axes: tuple[int, ...]) -> Any:
     return reduce_sum(x, axes)
 
 
+def _batch_rows(op: Any, size: Any, operands: Any, batched: Any) -> Any:
+    """The batch rule of gradients along `axis` that are computed row by row; `op.shared` operands are vectors."""
+    whole = [x if i in op.shared else put_batch_first(x, b, size) for i, (x, b) in enumerate(zip(operands, batched))]
+    return op.replace(axis=batched_axis(op.axis, whole[0]))(*whole)
+
+
 @op("layer_norm_backward_input")
-class LayerNormBackwardInput(Op):
+class LayerNormBackwardInput(SharedInBatch, Op):
     """dx = r·(u - mean u - x̂·mean(u·x̂)) with u = dy·γ and means over `axis`; operands x, γ, dy."""
+
+    shared = (1,)
 
     axis: int = -1
     eps: float = 1e-5
@@ -107,6 +116,8 @@ class LayerNormBackwardInput(Op):
         normal, scale = standardize_tensor(wide, axes, self.eps)
         u = cotangent * reshape(gain, along(self.axis, x.ndim, gamma.shape[0]))
         return rounded_tensor(_project_out_tensor(u, normal, scale, axes), x.dtype)
+
+    batch = _batch_rows
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -164,8 +175,10 @@ class _RmsNormGradient(Op):
 
 
 @op("rms_norm_backward_input")
-class RmsNormBackwardInput(_RmsNormGradient):
+class RmsNormBackwardInput(SharedInBatch, _RmsNormGradient):
     """dx = r·(u - x·r²·mean(u·x)) with u = dy·γ and r = (mean x² + eps)^-½; operands x, γ, β, dy."""
+
+    shared = (1, 2)
 
     def infer(self, x: Shape, gamma: Shape, beta: Shape, dy: Shape) -> Shape:
         self._check(x, gamma, beta, dy)
@@ -188,6 +201,8 @@ class RmsNormBackwardInput(_RmsNormGradient):
         u = cotangent * reshape(gain, along(self.axis, x.ndim, gamma.shape[0]))
         normal = wide * scale
         return rounded_tensor(scale * (u - normal * mean(u * normal, (self.axis,), keepdims=True)), x.dtype)
+
+    batch = _batch_rows
 
 
 @op("rms_norm_backward_gamma")
@@ -244,8 +259,10 @@ class _GroupNormGradient(Op):
 
 
 @op("group_norm_backward_input")
-class GroupNormBackwardInput(_GroupNormGradient):
+class GroupNormBackwardInput(SharedInBatch, _GroupNormGradient):
     """dx of GroupNorm: the LayerNorm formula per sample and group with γ per channel; operands x, γ, β, dy."""
+
+    shared = (1, 2)
 
     def infer(self, x: Shape, gamma: Shape, beta: Shape, dy: Shape) -> Shape:
         self._check(x, dy, gamma, beta)
@@ -267,6 +284,8 @@ class GroupNormBackwardInput(_GroupNormGradient):
         normal, scale = standardize_tensor(reshape(wide, split), axes, self.eps)
         u = reshape(cotangent * reshape(gain, along(1, x.ndim, gamma.shape[0])), split)
         return rounded_tensor(reshape(_project_out_tensor(u, normal, scale, axes), x.shape), x.dtype)
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -327,8 +346,10 @@ class GroupNormBackwardBeta(_GroupNormGradient):
 
 
 @op("batch_norm_inference_backward_input")
-class BatchNormInferenceBackwardInput(Op):
+class BatchNormInferenceBackwardInput(SharedInBatch, Op):
     """dx = dy·γ/√(var + eps); operands x, γ, mean, var, dy."""
+
+    shared = (1, 2, 3)
 
     eps: float = 1e-5
 
@@ -347,6 +368,10 @@ class BatchNormInferenceBackwardInput(Op):
 
         gain, variance, cotangent = accumulators(gamma, var, dy)
         return rounded_tensor(cotangent * (gain * rsqrt(variance + self.eps)), x.dtype)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        x, *vectors, dy = operands
+        return self(put_batch_first(x, batched[0], size), *vectors, put_batch_first(dy, batched[-1], size))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -15,6 +15,7 @@ from rlx.ir.dims import require_equal
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape, Size, leading_flatten_fused_shape, normalize_axis
 from rlx.ops.operands import promote_inexact, require_float, require_same_dtype
+from rlx.ops.rules import SharedInBatch, batch_by_folding, batched_axis, unbatched_type
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.widening import accumulators, as_f64, rounded, rounded_tensor
 
@@ -97,8 +98,10 @@ def grouped_dims(dims: Dims, num_groups: int) -> tuple[Dims, tuple[int, ...]]:
 
 
 @op("layer_norm")
-class LayerNorm(Op):
+class LayerNorm(SharedInBatch, Op):
     """y = (x - μ)/√(σ² + eps)·γ + β, with mean and biased variance over `axis`; γ and β have the size of that axis."""
+
+    shared = (1, 2)
 
     axis: int = -1
     eps: float = 1e-5
@@ -122,6 +125,17 @@ class LayerNorm(Op):
         dims = along(self.axis, x.ndim, gamma.shape[0])
         return rounded_tensor(normal * reshape(gain, dims) + reshape(offset, dims), x.dtype)
 
+    def vjp(self, ct: Any, y: Any, x: Any, gamma: Any, beta: Any) -> Any:
+        from rlx.ops.norm_gradients import LayerNormBackwardGamma, LayerNormBackwardInput
+        from rlx.ops.reductions import reduce_sum
+
+        x_ct = LayerNormBackwardInput(self.axis, self.eps)(x, gamma, ct)
+        gamma_ct = LayerNormBackwardGamma(self.axis, self.eps)(x, ct)
+        return x_ct, gamma_ct, reduce_sum(ct, other_axes(self.axis, x.ndim))
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        return self.replace(axis=batched_axis(self.axis, operands[0]))(*operands)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), spec(3, 4), spec(4), spec(4))
@@ -134,8 +148,10 @@ class LayerNorm(Op):
 
 
 @op("layer_norm2d")
-class LayerNorm2d(Op):
+class LayerNorm2d(SharedInBatch, Op):
     """LayerNorm over the channels of [N, C, spatial..], separately at each position; γ and β are [C]."""
+
+    shared = (1, 2)
 
     eps: float = 1e-6
 
@@ -145,11 +161,20 @@ class LayerNorm2d(Op):
         check_features(self, x, 1, gamma, beta)
         return x
 
+    @property
+    def _norm(self) -> LayerNorm:
+        return LayerNorm(axis=1, eps=self.eps)
+
     def eval(self, x: Array, gamma: Array, beta: Array) -> Any:
-        return LayerNorm(axis=1, eps=self.eps).eval(x, gamma, beta)
+        return self._norm.eval(x, gamma, beta)
 
     def decompose(self, x: Any, gamma: Any, beta: Any) -> Any:
-        return LayerNorm(axis=1, eps=self.eps)(x, gamma, beta)
+        return self._norm(x, gamma, beta)
+
+    def vjp(self, ct: Any, y: Any, x: Any, gamma: Any, beta: Any) -> Any:
+        return self._norm.vjp(ct, y, x, gamma, beta)
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -158,8 +183,10 @@ class LayerNorm2d(Op):
 
 
 @op("group_norm")
-class GroupNorm(Op):
+class GroupNorm(SharedInBatch, Op):
     """LayerNorm over each group of channels (and all positions) of [N, C, spatial..]; γ and β are per channel, [C]."""
+
+    shared = (1, 2)
 
     num_groups: int
     eps: float = 1e-5
@@ -190,6 +217,15 @@ class GroupNorm(Op):
         dims = along(1, x.ndim, gamma.shape[0])
         return rounded_tensor(reshape(normal, x.shape) * reshape(gain, dims) + reshape(offset, dims), x.dtype)
 
+    def vjp(self, ct: Any, y: Any, x: Any, gamma: Any, beta: Any) -> Any:
+        from rlx.ops.norm_gradients import GroupNormBackwardBeta, GroupNormBackwardGamma, GroupNormBackwardInput
+
+        settings = (self.num_groups, self.eps)
+        x_ct = GroupNormBackwardInput(*settings)(x, gamma, beta, ct)
+        return x_ct, GroupNormBackwardGamma(*settings)(x, ct), GroupNormBackwardBeta(*settings)(x, ct)
+
+    batch = batch_by_folding
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for groups in (1, 2, 4):
@@ -200,11 +236,13 @@ class GroupNorm(Op):
 
 
 @op("rms_norm")
-class RmsNorm(Op):
+class RmsNorm(SharedInBatch, Op):
     """y = x·(mean(x²) + eps)^-½·γ + β, the mean over `axis`; γ and β have the size of that axis.
 
     With `flatten` the result has its leading axes joined, `[a, b, .., H] -> [a·b·.., H]`; the axis is then the last.
     """
+
+    shared = (1, 2)
 
     axis: int = -1
     eps: float = 1e-6
@@ -235,6 +273,21 @@ class RmsNorm(Op):
         y = rounded_tensor(normal * reshape(gain, dims) + reshape(offset, dims), x.dtype)
         return reshape(y, leading_flatten_fused_shape(x.type).dims) if self.flatten else y
 
+    def vjp(self, ct: Any, y: Any, x: Any, gamma: Any, beta: Any) -> Any:
+        from rlx.ops.movement import reshaped
+        from rlx.ops.norm_gradients import RmsNormBackwardBeta, RmsNormBackwardGamma, RmsNormBackwardInput
+
+        operands = (x, gamma, beta, reshaped(ct, x.shape))
+        gradients = (RmsNormBackwardInput, RmsNormBackwardGamma, RmsNormBackwardBeta)
+        return tuple(gradient(self.axis, self.eps)(*operands) for gradient in gradients)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        from rlx.ops.movement import reshaped
+
+        y = self.replace(axis=batched_axis(self.axis, operands[0]))(*operands)
+        one = self.infer(*(unbatched_type(x, b) for x, b in zip(operands, batched)))
+        return reshaped(y, (size, *one.dims))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), spec(3, 4), spec(4), spec(4))
@@ -253,8 +306,10 @@ def rms_scale_tensor(x: Any, axis: int, eps: float) -> Any:
 
 
 @op("batch_norm_inference")
-class BatchNormInference(Op):
+class BatchNormInference(SharedInBatch, Op):
     """y = γ·(x - mean)/√(var + eps) + β with given statistics; γ, β, mean and var are [C], the last axis of x."""
+
+    shared = (1, 2, 3, 4)
 
     eps: float = 1e-5
 
@@ -272,6 +327,27 @@ class BatchNormInference(Op):
 
         wide, gain, offset, centre, variance = accumulators(x, gamma, beta, mean, var)
         return rounded_tensor((wide - centre) * (gain * rsqrt(variance + self.eps)) + offset, x.dtype)
+
+    def vjp(self, ct: Any, y: Any, x: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> Any:
+        """With r = 1/√(var + eps): dmean = -γ·r·dβ and dvar = -½·γ·r²·dγ."""
+        from rlx.ops.norm_gradients import (
+            BatchNormInferenceBackwardBeta,
+            BatchNormInferenceBackwardGamma,
+            BatchNormInferenceBackwardInput,
+        )
+        from rlx.ops.unary import rsqrt
+
+        x_ct = BatchNormInferenceBackwardInput(self.eps)(x, gamma, mean, var, ct)
+        gamma_ct = BatchNormInferenceBackwardGamma(self.eps)(x, mean, var, ct)
+        beta_ct = BatchNormInferenceBackwardBeta()(ct)
+        gain, variance, wide_gamma_ct, wide_beta_ct = accumulators(gamma, var, gamma_ct, beta_ct)
+        scale = rsqrt(variance + self.eps)
+        mean_ct = -(gain * scale * wide_beta_ct)
+        var_ct = -0.5 * (gain * scale * scale * wide_gamma_ct)
+        return x_ct, gamma_ct, beta_ct, rounded_tensor(mean_ct, x.dtype), rounded_tensor(var_ct, x.dtype)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        return self(*operands)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -5,12 +5,16 @@ What the stored bytes mean is defined in `rlx.ir.quant`. Engines decode inside t
 decompositions here decode first and multiply afterwards. int8, int4, FP8 and NVFP4 weights decode by elementwise ops.
 The block formats of GGUF do not: `DequantMoEWeights` is their primitive, and the products with GGUF weights decompose
 to it.
+
+Stored codes have no derivative. x has one, and so have the scales and zero points that are float operands, so that
+they can be tuned after quantisation.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +22,20 @@ import numpy as np
 from rlx.ir.dims import Dim, product, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.nvfp4 import FP4_E2M1_LUT
-from rlx.ir.op import Op, op
+from rlx.ir.op import NoRule, Op, op
 from rlx.ir.quant import QuantKind, QuantScheme, dequantize_matrix
-from rlx.ir.shape import Dims, Shape
+from rlx.ir.shape import Dims, Shape, Size
 from rlx.ops.arithmetic import and_, ne, shift_right_logical, where
 from rlx.ops.bits import bitcast
 from rlx.ops.contraction import GroupedMatMul, matmul
 from rlx.ops.conversion import cast
 from rlx.ops.indexing import clipped_ids, gather, require_ids
-from rlx.ops.movement import expand, flatten, narrow, reshape, stack
+from rlx.ops.movement import expand, flatten, narrow, pad, reshape, stack, swapaxes, transpose
 from rlx.ops.operands import convert, require_dtype, require_float, require_rank
+from rlx.ops.reductions import reduce_sum
+from rlx.ops.rules import add_tangents, put_batch_first
 from rlx.ops.samples import Sample, Spec, sample, spec
+from rlx.ops.unary import neg
 
 __all__ = [
     "DequantGroupedMatMul",
@@ -97,9 +104,8 @@ class DequantMatMul(Op):
         block = self.scheme.block_size
         groups = -(-k // block) * n if block else n
         self._require_count("scales", scale, groups, needed=self.scheme.has_scale)
-        is_nvfp4 = self.scheme.kind is QuantKind.Nvfp4Block
-        what = "global scales" if is_nvfp4 else "zero points"
-        self._require_count(what, zp, 1 if is_nvfp4 else groups, needed=self.scheme.has_zero_point)
+        what = "global scales" if self._is_nvfp4 else "zero points"
+        self._require_count(what, zp, 1 if self._is_nvfp4 else groups, needed=self.scheme.has_zero_point)
         return x.with_dims((*x.dims[:-1], n))
 
     def _columns(self, k: int, count: int, w: Shape, scale: Shape | None) -> int:
@@ -128,14 +134,73 @@ class DequantMatMul(Op):
         return _product(x, weights)
 
     def decompose(self, x: Any, w: Any, scale: Any = None, zp: Any = None) -> Any:
-        n, k, leading = _last_size(self.infer(*_shapes(x, w, scale, zp))), x.shape[-1], x.shape[:-1]
+        n, wide = self._columns_of(x, w, scale, zp), x.dtype.accumulator
+        y = matmul(_rows(x, wide), convert(self._weights(x.shape[-1], n, w, scale, zp), wide))
+        return reshape(convert(y, x.dtype), (*x.shape[:-1], n))
+
+    def _columns_of(self, *operands: Any) -> int:
+        return _last_size(self.infer(*_shapes(*operands)))
+
+    def _weights(self, k: int, n: int, w: Any, scale: Any, zp: Any) -> Any:
+        """W as f32[k, n]."""
         if self.scheme.is_gguf:
-            weights = reshape(DequantMoEWeights(self.scheme, 1, k, n)(w), (k, n))
-        else:
-            weights = _decode(self.scheme, k, n, w, _present(scale), _present(zp))
-        wide = x.dtype.accumulator
-        rows = reshape(convert(x, wide), (product(leading), k))
-        return reshape(convert(matmul(rows, convert(weights, wide)), x.dtype), (*leading, n))
+            return reshape(DequantMoEWeights(self.scheme, 1, k, n)(w), (k, n))
+        unscaled = _unscaled(self.scheme, k, n, w, scale, _present(zp))
+        factor = _present(self._factor(scale, zp))
+        return unscaled if factor is None else unscaled * _spread(cast(factor, DType.F32), self.scheme, k, n)
+
+    def _factor(self, scale: Any, zp: Any) -> Any:
+        """The float operand that W is a multiple of."""
+        return zp if self._is_nvfp4 else scale
+
+    @property
+    def _is_nvfp4(self) -> bool:
+        return self.scheme.kind is QuantKind.Nvfp4Block
+
+    @property
+    def _subtracts_zero_points(self) -> bool:
+        return self.scheme.kind in (QuantKind.Int8BlockAsym, QuantKind.Int4Block)
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        x, w, *sides = primals
+        dx, _, dscale, dzp = (*tangents, None, None)[:4]
+        parts = []
+        if dx is not None:
+            parts.append(self(dx, w, *sides))
+        if (dfactor := _present(self._factor(dscale, dzp))) is not None:
+            parts.append(self(x, w, *((sides[0], dfactor) if self._is_nvfp4 else (dfactor, *sides[1:]))))
+        if self._subtracts_zero_points and _present(dzp) is not None:
+            wide = x.dtype.accumulator
+            step, shift = (_in_blocks(convert(v, wide), self.scheme, x, y) for v in (sides[0], dzp))
+            moved = matmul(transpose(_block_sums(transpose(_rows(x, wide)), self.scheme)), neg(step * shift))
+            parts.append(convert(reshape(moved, y.shape), y.dtype))
+        return functools.reduce(add_tangents, parts) if parts else None
+
+    def vjp(self, ct: Any, y: Any, x: Any, w: Any, *sides: Any) -> Any:
+        scale, zp = (*sides, None, None)[:2]
+        k, n, wide = x.shape[-1], y.shape[-1], x.dtype.accumulator
+        rows, upstream = _rows(x, wide), _rows(ct, wide)
+        weights = convert(self._weights(k, n, w, scale, zp), wide)
+        dx = convert(reshape(matmul(upstream, transpose(weights)), x.shape), x.dtype)
+        dfactor = dzero = None
+        if (factor := _present(self._factor(scale, zp))) is not None:
+            unscaled = convert(_unscaled(self.scheme, k, n, w, scale, _present(zp)), wide)
+            total = _unspread(matmul(transpose(rows), upstream) * unscaled, self.scheme)
+            dfactor = convert(reshape(total, factor.shape), factor.dtype)
+        if self._subtracts_zero_points and _present(zp) is not None:
+            # Zero points are shared by the rows of a block, so x is summed over them before it meets the cotangent.
+            total = matmul(_block_sums(transpose(rows), self.scheme), upstream)
+            dzero = -total * _in_blocks(convert(scale, wide), self.scheme, x, y)
+            dzero = convert(reshape(dzero, zp.shape), zp.dtype)
+        cotangents = (None, dfactor) if self._is_nvfp4 else (dfactor, dzero)
+        return dx, None, *cotangents[: len(sides)]
+
+    def form_for(self, rule: str, active: Sequence[bool]) -> Any:
+        """Weights that differ within a batch are decoded before they are multiplied."""
+        return self.decompose if rule == "batch" and any(active[1:]) else None
+
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        return self(*operands)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -145,18 +210,20 @@ class DequantMatMul(Op):
         eight, four = QuantScheme.int8_block(4), QuantScheme.int4_block(4)
         asym, scales, zeros = QuantScheme.int8_block_asym(4), spec(2, 3, dtype="f32"), spec(2, 3, dtype="f32")
         codes = spec(7, 3, dtype="i8", low=-128, high=127)
-        yield sample(cls(eight), spec(2, 7), codes, scales)
-        yield sample(cls(asym), spec(2, 7), codes, scales, zeros)
-        yield sample(cls(asym), spec("B", "S", 7), codes, scales, zeros, B=2, S=3)
-        yield sample(cls(four), spec(2, 7), _bytes_spec(four, 7, 3), scales)
-        yield sample(cls(four, 3), spec(7), _bytes_spec(four, 7, 3), scales, zeros)
-        yield sample(cls(four, 3), spec(0, 7), _bytes_spec(four, 7, 3), scales, spec(0, dtype="f32"))
+        # W is an f32 function of f32 operands: differences in f64 would only show its rounding.
+        floats = ("f16", "bf16", "f32")
+        yield sample(cls(eight), spec(2, 7), codes, scales, dtypes=floats)
+        yield sample(cls(asym), spec(2, 7), codes, scales, zeros, dtypes=floats)
+        yield sample(cls(asym), spec("B", "S", 7), codes, scales, zeros, dtypes=floats, B=2, S=3)
+        yield sample(cls(four), spec(2, 7), _bytes_spec(four, 7, 3), scales, dtypes=floats)
+        yield sample(cls(four, 3), spec(7), _bytes_spec(four, 7, 3), scales, zeros, dtypes=floats)
+        yield sample(cls(four, 3), spec(0, 7), _bytes_spec(four, 7, 3), scales, spec(0, dtype="f32"), dtypes=floats)
         for scheme in (QuantScheme.Fp8E4m3, QuantScheme.Fp8E5m2):
             yield sample(cls(scheme, 3), spec(2, 7), _bytes_spec(scheme, 7, 3))
-            yield sample(cls(scheme, 3), spec(2, 7), _bytes_spec(scheme, 7, 3), spec(3, dtype="f32"))
+            yield sample(cls(scheme, 3), spec(2, 7), _bytes_spec(scheme, 7, 3), spec(3, dtype="f32"), dtypes=floats)
         nvfp4 = QuantScheme.Nvfp4Block
         steps = spec(2, 3, dtype="u8", values=[[0x38, 0x40, 0x7F], [0x30, 0x01, 0x39]])
-        yield sample(cls(nvfp4), spec(2, 20), _bytes_spec(nvfp4, 20, 3), steps, spec(1, dtype="f32"))
+        yield sample(cls(nvfp4), spec(2, 20), _bytes_spec(nvfp4, 20, 3), steps, spec(1, dtype="f32"), dtypes=floats)
         yield sample(cls(nvfp4), spec(2, 20), _bytes_spec(nvfp4, 20, 3), steps)
 
 
@@ -165,6 +232,8 @@ class DequantMoEWeights(Op):
     """f32[experts, k, n] from the GGUF bytes of `experts` matrices, each stored as n rows of k elements."""
 
     primitive = True
+    jvp = NoRule("stored bytes have no derivative; train float weights, or scales beside the codes (dequant_matmul)")
+    vjp = jvp
 
     scheme: QuantScheme
     experts: int
@@ -191,6 +260,13 @@ class DequantMoEWeights(Op):
             result[expert] = dequantize_matrix(self.scheme, self.k, self.n, codes)
         return result
 
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        (packed,) = operands
+        if isinstance(size, Dim):
+            raise self.fail(f"stored weights have a fixed size, a batch of {size} of them has not; bind it first")
+        weights = self.replace(experts=size * self.experts)(packed)
+        return reshape(weights, (size, self.experts, self.k, self.n))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for scheme in (QuantScheme.GgufQ4_0, QuantScheme.GgufQ4K, QuantScheme.GgufQ6K):
@@ -206,6 +282,8 @@ class DequantGroupedMatMul(Op):
     Each expert is stored as n rows of k elements; their number E follows from the byte count. Ids outside of 0..E-1
     that the program computed are clipped (negative ones count from the end).
     """
+
+    linear_in = (0,)
 
     scheme: QuantScheme
     n: int
@@ -241,16 +319,36 @@ class DequantGroupedMatMul(Op):
         return result
 
     def decompose(self, x: Any, packed: Any, idx: Any) -> Any:
-        k, wide = x.shape[1], x.dtype.accumulator
-        weights = DequantMoEWeights(self.scheme, self._experts(k, packed.type), k, self.n)(packed)
-        return convert(GroupedMatMul()(convert(x, wide), convert(weights, wide), idx), x.dtype)
+        wide = x.dtype.accumulator
+        return convert(GroupedMatMul()(convert(x, wide), self._weights(x, packed, wide), idx), x.dtype)
+
+    def _weights(self, x: Any, packed: Any, dtype: DType) -> Any:
+        """All experts, [E, k, n]."""
+        k = x.shape[1]
+        return convert(DequantMoEWeights(self.scheme, self._experts(k, packed.type), k, self.n)(packed), dtype)
+
+    def vjp(self, ct: Any, y: Any, x: Any, packed: Any, idx: Any) -> Any:
+        wide = x.dtype.accumulator
+        dx = GroupedMatMul()(convert(ct, wide), swapaxes(self._weights(x, packed, wide), 1, 2), idx)
+        return convert(dx, x.dtype), None, None
+
+    def form_for(self, rule: str, active: Sequence[bool]) -> Any:
+        """Weights that differ within a batch are decoded before they are multiplied."""
+        return self.decompose if rule == "batch" and active[1] else None
+
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        x, packed, idx = operands
+        x, idx = put_batch_first(x, batched[0], size), put_batch_first(idx, batched[2], size)
+        rows = size * x.shape[1]
+        y = self(reshape(x, (rows, x.shape[2])), packed, reshape(idx, (rows,)))
+        return reshape(y, (size, x.shape[1], self.n))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         scheme = QuantScheme.GgufQ4_0
         stack = _bytes_spec(scheme, 32, 6)
         yield sample(cls(scheme, 3), spec(4, 32), stack, spec(4, dtype="i32", values=[1, 0, 1, 1]))
-        yield sample(cls(scheme, 2), spec(4, 32), stack, spec(4, dtype="f32", values=[1.9, 0, -3, 8]))
+        yield sample(cls(scheme, 2), spec(4, 32), stack, spec(4, dtype="f32", values=[1.9, 0, -3, 8]), smooth=False)
         yield sample(cls(scheme, 3), spec("B", 32), stack, spec("B", dtype="i32", low=0, high=1), B=3)
         yield sample(cls(scheme, 3), spec(0, 32), stack, spec(0, dtype="i32"))
 
@@ -276,23 +374,44 @@ def _product(x: Array, weights: Array) -> Array:
         return np.matmul(x.astype(np.float64), weights.astype(np.float64)).astype(x.dtype)
 
 
-def _decode(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) -> Any:
-    """f32[k, n] by elementwise ops, for the formats whose scales lie beside the codes."""
+def _rows(x: Any, dtype: DType) -> Any:
+    """x[.., k] as a matrix [m, k] of the given type."""
+    return reshape(convert(x, dtype), (product(x.shape[:-1]), x.shape[-1]))
+
+
+def _unscaled(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) -> Any:
+    """f32[k, n]: W without its float factor, by elementwise ops; for the formats with scales beside the codes."""
     if scheme.kind in _FP8_DTYPES:
-        weights = cast(reshape(bitcast(w, _FP8_DTYPES[scheme.kind]), (k, n)), DType.F32)
-        return weights if scale is None else weights * reshape(cast(scale, DType.F32), (1, n))
+        return cast(reshape(bitcast(w, _FP8_DTYPES[scheme.kind]), (k, n)), DType.F32)
     if scheme.kind is QuantKind.Nvfp4Block:
         steps = cast(bitcast(scale, DType.F8E4M3), DType.F32)
         steps = where(ne(steps, steps), 0.0, steps)
-        weights = gather(FP4_E2M1_LUT, _nibbles(w, k, n)) * _per_row(steps, scheme, k, n)
-        return weights if zp is None else weights * reshape(cast(zp, DType.F32), ())
+        return gather(FP4_E2M1_LUT, _nibbles(w, k, n)) * _per_row(steps, scheme, k, n)
     if scheme.kind is QuantKind.Int4Block:
         weights = cast(_nibbles(w, k, n), DType.F32)
     else:
         weights = cast(reshape(bitcast(w, DType.I8), (k, n)), DType.F32)
     if zp is not None and scheme.kind is not QuantKind.Int8Block:
         weights = weights - _per_row(cast(zp, DType.F32), scheme, k, n)
-    return weights * _per_row(cast(scale, DType.F32), scheme, k, n)
+    return weights
+
+
+def _spread(factor: Any, scheme: QuantScheme, k: int, n: int) -> Any:
+    """The factor of each element of W: one per column (FP8), one for all (NVFP4), or one per column and block."""
+    if scheme.kind in _FP8_DTYPES:
+        return reshape(factor, (1, n))
+    if scheme.kind is QuantKind.Nvfp4Block:
+        return reshape(factor, ())
+    return _per_row(factor, scheme, k, n)
+
+
+def _unspread(values: Any, scheme: QuantScheme) -> Any:
+    """The sum of values[k, n] over the elements that share a factor: the adjoint of `_spread`."""
+    if scheme.kind in _FP8_DTYPES:
+        return reduce_sum(values, (0,))
+    if scheme.kind is QuantKind.Nvfp4Block:
+        return reduce_sum(values, (0, 1))
+    return _block_sums(values, scheme)
 
 
 def _nibbles(w: Any, k: int, n: int) -> Any:
@@ -302,12 +421,25 @@ def _nibbles(w: Any, k: int, n: int) -> Any:
     return reshape(narrow(pairs, 0, 0, k * n), (k, n))
 
 
+def _in_blocks(side: Any, scheme: QuantScheme, x: Any, y: Any) -> Any:
+    """A side operand of x[.., k] · W = y[.., n] as [groups, n], whatever its own shape."""
+    return reshape(side, (-(-x.shape[-1] // scheme.block_size), y.shape[-1]))
+
+
 def _per_row(side: Any, scheme: QuantScheme, k: int, n: int) -> Any:
     """[k, n] from one value per column and `block_size` rows."""
     size = scheme.block_size
     groups = -(-k // size)
     repeated = reshape(expand(reshape(side, (groups, 1, n)), (groups, size, n)), (groups * size, n))
     return narrow(repeated, 0, 0, k)
+
+
+def _block_sums(values: Any, scheme: QuantScheme) -> Any:
+    """[groups, n] from values[k, n]: the sum over the rows of each block, the adjoint of `_per_row`."""
+    (k, n), size = values.shape, scheme.block_size
+    groups = -(-k // size)
+    whole = pad(values, 0.0, high=(groups * size - k, 0))
+    return reduce_sum(reshape(whole, (groups, size, n)), (1,))
 
 
 def _scheme_of(kind: QuantKind) -> QuantScheme:

@@ -87,7 +87,7 @@ def batch_by_loop_over_leading(op: Op, size: Size, operands: Sequence[Tensor], b
 
 
 def batch_pointwise(op: Op, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
-    """`batch = batch_pointwise` in the class of an op whose operands broadcast, or of one operand that keeps its axes."""
+    """`batch = batch_pointwise` in the class of an op whose operands broadcast, or whose one operand keeps its axes."""
     return batch_elementwise(op, operands, batched)
 
 

@@ -64,7 +64,7 @@ def value_and_jvp(op: Scan, primals: Sequence[Tensor], tangents: Sequence[Tensor
     active = tuple(t is not None for t in tangents)
     moving = _moving_carries(op, active)
     d_carries, d_bcasts, d_xs = op.split(tangents)
-    start = filled(chosen(d_carries, moving), chosen(carries, moving))
+    start = filled(chosen(d_carries, moving), chosen(types(carries), moving))
     fixed, rows = [d for d in d_bcasts if d is not None], [d for d in d_xs if d is not None]
     flags = (*moving, *active[op.num_carry :])
     moved: list[bool] = []
@@ -73,7 +73,7 @@ def value_and_jvp(op: Scan, primals: Sequence[Tensor], tangents: Sequence[Tensor
         c, dc, b, db, x, dx = groups
         outputs, pushed = push_body(op.body, [*c, *b, *x], spread([*dc, *db, *dx], flags))
         moved.extend(t is not None for t in pushed[op.num_carry :])
-        after = filled(chosen(pushed[: op.num_carry], moving), dc)
+        after = filled(chosen(pushed[: op.num_carry], moving), types(dc))
         stacked = [t for t in pushed[op.num_carry :] if t is not None]
         return [*outputs[: op.num_carry], *after, *outputs[op.num_carry :], *stacked]
 
@@ -246,7 +246,7 @@ def vjp_wrt(op: Scan, wrt: Flags, ct: Any, y: Any, operands: Sequence[Tensor]) -
     _, found_bcasts, found_xs = op.split(program.found)
     saved = saved_carries(op)
     before = [results[saved[i]] for i, read in enumerate(reads_carries) if read]
-    d_carries = filled(chosen(cotangents[: op.num_carry], moving), chosen(carries, moving))
+    d_carries = filled(chosen(cotangents[: op.num_carry], moving), chosen(types(carries), moving))
     sums = [_accumulator(b) for b in chosen(bcasts, found_bcasts)]
     fixed, rows, d_rows = chosen(bcasts, reads_bcasts), chosen(xs, reads_xs), chosen(cotangents[op.num_carry :], given)
 
@@ -254,7 +254,7 @@ def vjp_wrt(op: Scan, wrt: Flags, ct: Any, y: Any, operands: Sequence[Tensor]) -
         dc, total, b, c, x, dy = groups
         inputs = [*spread(c, reads_carries), *spread(b, reads_bcasts), *spread(x, reads_xs)]
         pulled_carries, pulled_bcasts, pulled_xs = op.split(program(inputs, [*dc, *dy]))
-        after = filled(chosen(pulled_carries, moving), dc)
+        after = filled(chosen(pulled_carries, moving), types(dc))
         added = [t + convert(g, t.dtype) for t, g in zip(total, chosen(pulled_bcasts, found_bcasts))]
         return [*after, *added, *chosen(pulled_xs, found_xs)]
 

@@ -18,7 +18,7 @@ from rlx.ir.op import op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
 from rlx.ops import scan_rules
-from rlx.ops.bodies import Array, BodyOp, build_body, one_or_tuple, output_types, run_body
+from rlx.ops.bodies import Array, TransformableBodyOp, build_body, one_or_tuple, output_types, run_body
 from rlx.ops.samples import Sample, sample, spec
 
 __all__ = [
@@ -46,7 +46,7 @@ def saved_rows(length: Size, num_checkpoints: int) -> Size:
 
 
 @op("scan")
-class Scan(BodyOp):
+class Scan(TransformableBodyOp):
     """`length` steps: carries, ys[t] = body(carries, bcasts, x[t] for every xs), from t = 0 up, or down with `reverse`.
 
     Operands are `num_carry` carries, `num_bcast` values that every step sees, and `num_xs` arrays `[length, *step]`.

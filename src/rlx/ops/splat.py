@@ -15,7 +15,7 @@ from rlx.errors import ShapeError
 from rlx.ir.op import op
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import target_graph
-from rlx.ops.operands import convert, promote_inexact
+from rlx.ops.operands import convert, dtype_of, promote_inexact
 from rlx.ops.samples import Sample
 from rlx.ops.splat_gradients import GaussianSplatRenderBackward, gaussian_splat_render_backward
 from rlx.ops.splat_prepare import GaussianSplatPrepare, SceneOp, gaussian_splat_prepare, scene_samples
@@ -97,7 +97,8 @@ def gaussian_splat_render(inputs: GaussianSplatInputs, params: GaussianSplatRend
 def gaussian_splat_render_decomposed(inputs: GaussianSplatInputs, params: GaussianSplatRenderParams = DEFAULTS) -> Any:
     """`gaussian_splat_render` as its two stages, for programs that rasterise a prepared scene more than once."""
     operands = GaussianSplatInputs(*promote_inexact(*inputs))
-    return gaussian_splat_rasterize(gaussian_splat_prepare(operands, params), operands.meta, params)
+    image = gaussian_splat_rasterize(gaussian_splat_prepare(operands, params), operands.meta, params)
+    return convert(image, dtype_of(operands.meta))
 
 
 def gaussian_splat_render_meta(

@@ -173,10 +173,10 @@ def _values(xp: ModuleType, polynomials: Sequence[_Polynomial], direction: Any) 
     used = {m for p in polynomials for m in p} | {(0, 0, 0)}
     degree = max(map(sum, used))
     powers: dict[_Monomial, Any] = {(0, 0, 0): xp.ones_like(direction[:, 0])}
-    for monomial in sorted(product(range(degree + 1), repeat=3), key=sum):
-        if 0 < sum(monomial) <= degree:
-            axis = next(a for a in range(3) if monomial[a])
-            powers[monomial] = powers[_lowered(monomial, axis)] * direction[:, axis]
+    for i, j, k in sorted(product(range(degree + 1), repeat=3), key=sum):
+        if 0 < i + j + k <= degree:
+            axis = 0 if i else 1 if j else 2
+            powers[i, j, k] = powers[_lowered((i, j, k), axis)] * direction[:, axis]
     matrix = [[p.get(m, 0.0) for p in polynomials] for m in powers]
     return xp.stack(list(powers.values()), axis=-1) @ np.asarray(matrix, DType.of(direction.dtype).numpy)
 
@@ -200,7 +200,10 @@ def uses_plain_colors(scene: GaussianSplatInputs) -> Any:
 
 
 def colors_towards(xp: ModuleType, scene: GaussianSplatInputs, camera: Camera) -> Any:
-    """½ + Σ_k b_k(d)·sh_k with d the unit direction from splat to camera; or colors in [0, 1] instead of ½ + b_0·sh_0."""
+    """½ + Σ_k b_k(d)·sh_k with d the unit direction from splat to camera.
+
+    Colors that stand in for band 0 are clamped to [0, 1] and take the place of ½ + b_0·sh_0.
+    """
     plain = xp.minimum(xp.maximum(scene.colors, 0.0), 1.0)
     count = scene.sh_coeffs.shape[1]
     if count == 0:

@@ -67,10 +67,10 @@ class SceneOp(Op):
 class GaussianSplatPrepare(SceneOp):
     """A scene prepared for `GaussianSplatRasterize`, packed into one flat buffer.
 
-    Per splat: the colour towards the camera (spherical harmonics up to band 3), the opacity, whether it may be seen, and
-    the map into its own coordinates. Then the ids of splats by tile, nearest to the camera first, with the range of each
-    tile ((0xFFFFFFFF, 0) where there are none); the ray of each pixel; and the settings [width, height, tile_size,
-    tiles per row, alpha_cutoff, transmittance_threshold, background in linear light (3), max_splat_steps, 0].
+    Per splat: the colour towards the camera (spherical harmonics up to band 3), the opacity, whether it may be seen,
+    and the map into its own coordinates. Then the ids of splats by tile, nearest to the camera first; the range of each
+    tile, (0xFFFFFFFF, 0) where there are none; the ray of each pixel; and the settings [width, height, tile_size, tiles
+    per row, alpha_cutoff, transmittance_threshold, background in linear light (3), max_splat_steps, 0].
 
     A splat is seen if its opacity reaches the cut-off, its centre lies between the near and the far plane, and its
     outline touches the image. A tile lists it if its box meets the outline. Entries beyond `max_list_entries` are left
@@ -133,7 +133,7 @@ def _with_a_splat(inputs: GaussianSplatInputs) -> GaussianSplatInputs:
         from rlx.ops.movement import pad
 
         rows = [pad(x, 0, high=(missing, *(0,) * (x.ndim - 1))) for x in scene[:-1]]
-    return GaussianSplatInputs(*rows, scene.meta)
+    return GaussianSplatInputs(*(*rows, scene.meta))
 
 
 class _Projected(NamedTuple):

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.ir.dims import ceildiv, dim_min, require_equal
+from rlx.ir.dims import Dim, ceildiv, dim_min, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Shape, Size
 from rlx.ops.operands import convert, dims_of, dtype_of, require_dtype, require_rank, require_same_dtype
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.splat_geometry import (
@@ -32,7 +32,6 @@ from rlx.ops.splat_scene import (
     PreparedScene,
     check_params,
     gaussian_splat_prep_packed_len,
-    gaussian_splat_tile_count,
     prepared_splats,
     unpack_prepared,
 )
@@ -73,7 +72,7 @@ class GaussianSplatRasterize(Op):
         if not require_equal(prep.dims[0], length, self.mnemonic):
             shortest = gaussian_splat_prep_packed_len(1, self.params)
             raise self.fail(
-                f"prep must have {shortest} + 15·i numbers for these settings, got {prep}; prepare it with the same ones"
+                f"prep must hold {shortest} + 15·i numbers, got {prep}; prepare the scene with the same settings"
             )
         return prep.with_dims((self.width * self.height * 4,))
 
@@ -108,14 +107,14 @@ class GaussianSplatRasterize(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for scene in GaussianSplatPrepare.samples():
-            params = scene.op.params  # type: ignore[attr-defined]
-            attributes = {k: v for k, v in params._asdict().items() if k != "radius_scale"}
-            for dtype in set(scene.dtypes) & {"f32", "f64"}:
-                arrays = scene.arrays(dtype)
-                prep = scene.op.eval(*arrays)
-                dims = scene.op.infer(*scene.shapes(dtype)).dims  # type: ignore[union-attr]
-                operands = spec(*dims, values=prep), spec(META_LENGTH, values=arrays[-1])
-                yield sample(cls(**attributes), *operands, dtypes=(dtype,), **scene.binding)
+            arrays = scene.arrays("f64")
+            prep = scene.op.eval(*arrays)
+            size: Size = len(prep)
+            for symbol, splats in scene.binding.items():
+                size = size + 15 * (Dim.symbol(symbol) - splats)
+            settings = {k: v for k, v in scene.op.attributes.items() if k != "radius_scale"}
+            operands = spec(size, values=prep), spec(META_LENGTH, values=arrays[-1])
+            yield sample(cls(**settings), *operands, dtypes=("f32", "f64"))._replace(binding=scene.binding)
 
 
 def tile_pixels(params: GaussianSplatRenderParams) -> Iterator[Array]:

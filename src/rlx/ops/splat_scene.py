@@ -96,7 +96,7 @@ def gaussian_splat_tile_count(params: GaussianSplatRenderParams) -> int:
 
 def _prepared_lengths(num_splats: Size, params: GaussianSplatRenderParams) -> tuple[Size, ...]:
     """The lengths of the parts of a prepared scene, in the order of `PreparedScene`, and of the settings after them."""
-    n = dim_max(num_splats, 1)
+    n = num_splats
     tiles = gaussian_splat_tile_count(params)
     pixels = params.width * params.height
     return (4 * n, n, 3 * n, 3 * n, 4 * n, params.max_list_entries, 2 * tiles, 3 * pixels, _SETTINGS_LENGTH)
@@ -108,10 +108,7 @@ def gaussian_splat_prep_packed_len(num_splats: Size, params: GaussianSplatRender
     >>> gaussian_splat_prep_packed_len(2, GaussianSplatRenderParams(width=8, height=8, max_list_entries=5))
     240
     """
-    total: Size = 0
-    for length in _prepared_lengths(num_splats, params):
-        total = total + length
-    return total
+    return list(accumulate(_prepared_lengths(dim_max(num_splats, 1), params)))[-1]
 
 
 def gaussian_splat_packed_grad_len(num_splats: Size, sh_coeffs_per_splat: int) -> Size:
@@ -145,11 +142,10 @@ def _cut(flat: Any, lengths: Sequence[Size]) -> tuple[Any, ...]:
 class PreparedScene(NamedTuple):
     """What `GaussianSplatPrepare` hands to `GaussianSplatRasterize`, with n = max(N, 1) splats.
 
-    color_alpha [n, 4]: colour towards the camera and opacity; 0 where not valid. valid [n]: 1 if the splat may be seen.
-    pos_local [n, 3]: the camera in coordinates of the splat, in which it is a sphere whose radius 1 means three standard
-    deviations. inv_scale [n, 3] and quat [n, 4] take directions there. entries [max_list_entries]: ids of splats, tile
-    after tile, nearest first. ranges [tiles, 2]: where the entries of a tile start and end. rays [pixels, 3]: unit
-    directions.
+    color_alpha [n, 4]: colour towards the camera and opacity, 0 if the splat cannot be seen; valid [n]: 1 if it can.
+    pos_local [n, 3]: the camera in coordinates of the splat, where three standard deviations are a sphere of radius 1;
+    inv_scale [n, 3] and quat [n, 4] take directions there. entries [max_list_entries]: ids of splats, tile after tile,
+    nearest first; ranges [tiles, 2]: where the entries of a tile start and end. rays [pixels, 3]: unit directions.
     """
 
     color_alpha: Any
@@ -170,8 +166,8 @@ def unpack_prepared(packed: Any, params: GaussianSplatRenderParams) -> PreparedS
 
 
 def prepared_splats(length: Size, params: GaussianSplatRenderParams) -> Size:
-    """How many splats a packed buffer of this length holds."""
-    return (length - gaussian_splat_prep_packed_len(0, params)) // 15 + 1
+    """How many splats a packed buffer of this length holds, at least 1 if it is one."""
+    return (length - gaussian_splat_prep_packed_len(1, params)) // 15 + 1
 
 
 def prepared_settings(params: GaussianSplatRenderParams) -> tuple[list[float], list[float]]:
@@ -267,8 +263,6 @@ def scene_specs(count: int, sh_coeffs: int, seed: int = 0, symbol: str | None = 
         "colors": rng.uniform(0.0, 1.0, (count, 3)),
         "sh_coeffs": rng.uniform(-0.5, 0.5, (count, 3 * sh_coeffs)),
     }
-    operands = [
-        spec(f"{v.shape[1]}*{symbol}" if symbol else v.size, values=v.reshape(v.size)) for v in scene.values()
-    ]
+    operands = [spec(f"{v.shape[1]}*{symbol}" if symbol else v.size, values=v.reshape(v.size)) for v in scene.values()]
     camera = [0.2, -0.3, 4.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 60.0, 0.1, 100.0, 0.1, 0.15, 0.2]
     return [*operands, spec(META_LENGTH, values=[*camera, *[0.0] * (META_LENGTH - len(camera))])]

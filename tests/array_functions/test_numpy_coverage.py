@@ -1,9 +1,16 @@
 """docs/numpy_coverage.md is up to date, and every public function of rlx.numpy is called by a test."""
 
+import doctest
+import importlib
 import importlib.util
 import pathlib
+import pkgutil
 import re
 
+import pytest
+
+import rlx
+import rlx.nn
 import rlx.numpy as rnp
 from rlx.ir.dtype import DType
 
@@ -40,6 +47,13 @@ def test_every_function_is_tested():
 
 def _modules():
     return [m for m in vars(rnp).values() if getattr(m, "__name__", "").startswith("rlx.numpy")]
+
+
+@pytest.mark.parametrize("package", [rlx.numpy, rlx.nn], ids=lambda p: p.__name__)
+def test_examples_in_docstrings(package):
+    names = [info.name for info in pkgutil.iter_modules(package.__path__, package.__name__ + ".")]
+    for name in names:
+        assert doctest.testmod(importlib.import_module(name)).failed == 0, name
 
 
 def test_namespace_inspection():
