@@ -11,6 +11,7 @@ import scipy.stats
 import rlx
 import rlx.numpy as rnp
 from rlx import nn
+from rlx.autodiff.functions import grad
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret

@@ -117,6 +117,13 @@ def test_inverse_and_determinants(both, matrix):
         np.testing.assert_allclose(got, expected, rtol=1e-11)
 
 
+def test_lu_leaves_a_column_of_zeros_alone():
+    factors, pivots, permutation = ops.lu(np.array([[0.0, 1.0], [0.0, 2.0]]))
+    np.testing.assert_array_equal(factors, [[0.0, 1.0], [0.0, 2.0]])
+    np.testing.assert_array_equal(pivots, [0, 1])
+    np.testing.assert_array_equal(permutation, [0, 1])
+
+
 def test_determinant_of_singular_and_permuted_matrices():
     singular = np.array([[1.0, 2.0], [2.0, 4.0]])
     assert ops.det(singular) == 0

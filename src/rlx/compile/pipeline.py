@@ -6,8 +6,8 @@ from typing import Any
 
 from rlx.compile.buffers import plan_buffers
 from rlx.compile.grouping import Pointwise, group_kernels
-from rlx.ir.graph import Graph, NodeId
-from rlx.ir.leaves import Input, Param
+from rlx.ir.dead_code import remove_dead_nodes
+from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.ir.rebuild import decompose_all
 from rlx.ir.verify import debug_assert_valid
@@ -31,7 +31,7 @@ def lower_to_lir(program: Any, is_pointwise: Pointwise) -> LirModule:
     # Fused ops are taken apart, so that one mechanism, the grouping below, decides what runs together.
     graph = decompose_all(graph, keep=lambda node: not isinstance(node.op, FUSED_OPS))
     # Dead nodes would make values look shared and keep kernels apart.
-    graph = remove_dead_nodes(graph)
+    graph = remove_dead_nodes(graph).graph
     # Cut before planning: only what crosses a kernel boundary needs memory.
     kernels = group_kernels(graph, is_pointwise)
     plan = plan_buffers(graph, kernels)
@@ -44,20 +44,3 @@ def lower_blocks(program: Any) -> Graph:
     if hasattr(program, "lower_to_mir"):
         program = program.lower_to_mir()
     return program.into_graph() if hasattr(program, "into_graph") else program
-
-
-def remove_dead_nodes(graph: Graph) -> Graph:
-    """The graph without nodes that neither an output nor an effect needs; leaves stay, they are the interface."""
-    alive = {n.id for n in graph.nodes if n.op.effect or isinstance(n.op, Input | Param)} | set(graph.outputs)
-    for node in reversed(graph.nodes):
-        if node.id in alive:
-            alive.update(node.inputs)
-    if len(alive) == len(graph.nodes):
-        return graph
-    fresh = graph.empty_like()
-    ids: dict[NodeId, NodeId] = {}
-    for node in graph.nodes:
-        if node.id in alive:
-            ids[node.id] = fresh.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
-    fresh.outputs = [ids[o] for o in graph.outputs]
-    return fresh

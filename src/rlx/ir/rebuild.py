@@ -28,14 +28,21 @@ class Rebuilt(NamedTuple):
         return self.ids[NodeId(old)]
 
 
-def rebuild(graph: Graph, visit: Visitor, pass_name: str | None = None, into: Graph | None = None) -> Rebuilt:
+def rebuild(
+    graph: Graph,
+    visit: Visitor,
+    pass_name: str | None = None,
+    into: Graph | None = None,
+    ids: dict[NodeId, NodeId] | None = None,
+) -> Rebuilt:
     """Copy `graph`, asking `visit(node, operands)` for a replacement of every node.
 
     `operands` are the tensors of the new graph; ops called inside `visit` are added there and inherit the name and
-    origin of the old node, with `pass_name` recorded. A replacement must have the types of the old node.
+    origin of the old node, with `pass_name` recorded. A replacement must have the types of the old node. `ids`, if
+    given, is filled as the copy goes on, for visitors that look further back than their operands.
     """
     new = graph.empty_like() if into is None else into
-    ids: dict[NodeId, NodeId] = {}
+    ids = {} if ids is None else ids
     # Results of replaced nodes that had several; their projections pick from here.
     replaced: dict[NodeId, tuple[Tensor, ...]] = {}
     with building(new):

@@ -25,6 +25,7 @@ from rlx.ops.convolution_gradients import *
 from rlx.ops.creation import *
 from rlx.ops.cumulative import *
 from rlx.ops.custom import *
+from rlx.ops.custom_derivatives import *
 from rlx.ops.custom_functions import *
 from rlx.ops.dynamic_slices import *
 from rlx.ops.effects import *

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from rlx.ops.movement import concat, narrow, pad, reshape, stack, transpose
 from rlx.ops.operands import convert, promote_inexact, require_float, require_rank, require_same_dtype
 from rlx.ops.order import top_k
 from rlx.ops.reductions import reduce_max, reduce_sum
+from rlx.ops.rules import add_tangents, put_batch_first
 from rlx.ops.samples import Sample, Spec, sample, spec
 from rlx.ops.unary import log
 
@@ -79,10 +81,11 @@ def log_mel_output_shape(spectrum: Shape, filters: Shape) -> Shape:
 
 
 class _Energies(NamedTuple):
-    """Bins of a spectrum and the filtered energies, in a wide type; arrays or tensors."""
+    """Bins of a spectrum, their power and the filtered energies, in a wide type; arrays or tensors."""
 
     re: Any
     im: Any
+    power: Any
     energy: Any
     filters: Any
 
@@ -91,16 +94,23 @@ def _energies_array(spectrum: Array, filters: Array) -> _Energies:
     wide, weights = spectrum.astype(np.float64), filters.astype(np.float64)
     n_fft, n_bins = wide.shape[-1] // 2, weights.shape[1]
     re, im = wide[..., :n_bins], wide[..., n_fft : n_fft + n_bins]
-    return _Energies(re, im, (re**2 + im**2) @ weights.T, weights)
+    power = re**2 + im**2
+    return _Energies(re, im, power, power @ weights.T, weights)
 
 
 def _energies(spectrum: Any, filters: Any) -> _Energies:
     wide = spectrum.dtype.accumulator
     meta = log_mel_meta(spectrum.type, filters.type)
-    rows = reshape(convert(spectrum, wide), (meta.outer, spectrum.shape[-1]))
     weights = convert(filters, wide)
-    re, im = narrow(rows, -1, 0, meta.n_bins), narrow(rows, -1, meta.n_fft, meta.n_bins)
-    return _Energies(re, im, matmul(re * re + im * im, transpose(weights)), weights)
+    re, im = _read_bins(convert(spectrum, wide), meta)
+    power = re * re + im * im
+    return _Energies(re, im, power, matmul(power, transpose(weights)), weights)
+
+
+def _read_bins(spectrum: Any, meta: LogMelMeta) -> tuple[Any, Any]:
+    """Real and imaginary parts of the bins that filters read, one row per frame."""
+    rows = reshape(spectrum, (meta.outer, spectrum.shape[-1]))
+    return narrow(rows, -1, 0, meta.n_bins), narrow(rows, -1, meta.n_fft, meta.n_bins)
 
 
 def _decades(energy: Any) -> tuple[Any, Any]:
@@ -109,13 +119,27 @@ def _decades(energy: Any) -> tuple[Any, Any]:
     return v, reduce_max(v, (-1,), keepdims=True) - _DYNAMIC_RANGE
 
 
+def _through_features(values: Any, energy: Any) -> Any:
+    """Values times the derivative of each feature with respect to its energy; 0 for bands that are cut off or silent.
+
+    A tangent of the energies becomes one of the features, a cotangent of the features one of the energies.
+    """
+    v, cut_off = _decades(energy)
+    passes = and_(gt(v - cut_off, _CUT_OFF_WIDTH), gt(energy, _SMALLEST_ENERGY))
+    slope = 0.25 / (where(passes, energy, 1.0) * math.log(10.0))
+    return where(passes, values * slope, 0.0)
+
+
 @op("log_mel")
 class LogMel(Op):
     """Log-mel features of each frame: spectrum[.., 2·n_fft], filters[n_mels, n_fft/2 + 1] -> [.., n_mels].
 
     p = re² + im² of the first n_fft/2 + 1 bins, v = log10(max(filters · p, 1e-10)), y = (max(v, max v - 8) + 4) / 4,
-    the maximum taken over the bands of the frame.
+    the maximum taken over the bands of the frame. The derivative is that of `LogMelBackward`, which holds the cut-off
+    fixed.
     """
+
+    derivative_is_defined = True
 
     def infer(self, spectrum: Shape, filters: Shape) -> Shape:
         require_float(self, spectrum, filters)
@@ -131,6 +155,31 @@ class LogMel(Op):
         v, cut_off = _decades(_energies(spectrum, filters).energy)
         y = (maximum(v, cut_off) + 4.0) * 0.25
         return convert(reshape(y, log_mel_output_shape(spectrum.type, filters.type).dims), spectrum.dtype)
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        (spectrum, filters), (dspectrum, dfilters) = primals, tangents
+        re, im, power, energy, weights = _energies(spectrum, filters)
+        parts = []
+        if dspectrum is not None:
+            dre, dim = _read_bins(convert(dspectrum, energy.dtype), log_mel_meta(spectrum.type, filters.type))
+            parts.append(matmul(2.0 * (re * dre + im * dim), transpose(weights)))
+        if dfilters is not None:
+            parts.append(matmul(power, transpose(convert(dfilters, energy.dtype))))
+        features = _through_features(functools.reduce(add_tangents, parts), energy)
+        return convert(reshape(features, y.shape), y.dtype)
+
+    def vjp(self, ct: Any, y: Any, spectrum: Any, filters: Any) -> Any:
+        power, energy = _energies(spectrum, filters)[2:4]
+        denergy = _through_features(reshape(convert(ct, energy.dtype), energy.shape), energy)
+        dfilters = convert(matmul(transpose(denergy), power), filters.dtype)
+        return LogMelBackward()(spectrum, filters, ct), dfilters
+
+    def form_for(self, rule: str, active: Sequence[bool]) -> Any:
+        """Filters that differ within a batch are applied by batched products."""
+        return self.decompose if rule == "batch" and active[1] else None
+
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        return self(*operands)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -156,7 +205,7 @@ class LogMelBackward(Op):
         return spectrum
 
     def eval(self, spectrum: Array, filters: Array, dy: Array) -> Array:
-        re, im, energy, weights = _energies_array(spectrum, filters)
+        re, im, _, energy, weights = _energies_array(spectrum, filters)
         v = np.log10(np.maximum(energy, _SMALLEST_ENERGY))
         cut_off = np.max(v, axis=-1, keepdims=True, initial=-np.inf) - _DYNAMIC_RANGE
         passes = (v - cut_off > _CUT_OFF_WIDTH) & (energy > _SMALLEST_ENERGY)
@@ -171,21 +220,25 @@ class LogMelBackward(Op):
 
     def decompose(self, spectrum: Any, filters: Any, dy: Any) -> Any:
         meta = log_mel_meta(spectrum.type, filters.type)
-        re, im, energy, weights = _energies(spectrum, filters)
-        v, cut_off = _decades(energy)
-        passes = and_(gt(v - cut_off, _CUT_OFF_WIDTH), gt(energy, _SMALLEST_ENERGY))
-        slope = 0.25 / (where(passes, energy, 1.0) * math.log(10.0))
-        gate = where(passes, reshape(convert(dy, energy.dtype), energy.shape) * slope, 0.0)
-        dp = matmul(gate, weights)
+        re, im, _, energy, weights = _energies(spectrum, filters)
+        dp = matmul(_through_features(reshape(convert(dy, energy.dtype), energy.shape), energy), weights)
         unread = (0, meta.n_fft - meta.n_bins)
         halves = [pad(2.0 * part * dp, 0.0, high=unread) for part in (re, im)]
         return convert(reshape(concat(halves, axis=-1), spectrum.shape), spectrum.dtype)
+
+    def form_for(self, rule: str, active: Sequence[bool]) -> Any:
+        """Batches with filters of their own, and derivatives, go through the decomposition."""
+        return None if rule == "batch" and not active[1] else self.decompose
+
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        spectrum, filters, dy = operands
+        return self(put_batch_first(spectrum, batched[0], size), filters, put_batch_first(dy, batched[2], size))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for spectrum, filters in _log_mel_operands():
             dy = spec(*spectrum.dims[:-1], filters.dims[0])
-            yield sample(cls(), spectrum, filters, dy, T=2)
+            yield sample(cls(), spectrum, filters, dy, smooth=filters.values is None, T=2)
 
 
 def _log_mel_operands() -> Iterator[tuple[Spec, Spec]]:
@@ -261,7 +314,7 @@ class WelchPeaks(Op):
         yield sample(cls(2, 2), spec(4, 16, distinct=True))
         yield sample(cls(9, 1), spec(2, 12, distinct=True))
         yield sample(cls(2, 3), spec(3, 10, distinct=True))
-        yield sample(cls(3, 1), spec(1, 8, values=1.0))
+        yield sample(cls(3, 1), spec(1, 8, values=1.0), smooth=False)
         yield sample(cls(2, 2), spec(0, 16))
         yield sample(cls(1, 2), spec("2*B", 16, distinct=True), B=2)
 

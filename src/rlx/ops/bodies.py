@@ -83,7 +83,7 @@ def one_or_tuple(results: Sequence[Any]) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def build_body(name: str, build: Callable[..., Any], **inputs: Shape) -> Graph:
+def build_body(name: str, build: Callable[..., Any], /, **inputs: Shape) -> Graph:
     """The body that `build` computes from Inputs of the given names and types.
 
     >>> from rlx.ops.arithmetic import add

@@ -118,7 +118,8 @@ class MatMul(_Contraction):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), spec(3, 4), spec(4, 5), dtypes=(*FLOATS, "i8", "u8", "i32", "i64", *COMPLEX))
+        yield sample(cls(), spec(3, 4), spec(4, 5), dtypes=(*FLOATS, "i8", "u8", "i32", "i64"))
+        yield sample(cls(), spec(3, 4), spec(2, 4, 5), dtypes=COMPLEX)
         yield sample(cls(), spec(2, 3, 4), spec(2, 4, 5))
         yield sample(cls(), spec(2, 1, 3, 4), spec(5, 4, 2))
         yield sample(cls(), spec(2, 3, 4), spec(4, 5))
@@ -194,7 +195,8 @@ class DotGeneral(_Contraction):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((1,), (0,)), spec(3, 4), spec(4, 5), dtypes=(*FLOATS, "i8", "i32", "c64"))
+        yield sample(cls((1,), (0,)), spec(3, 4), spec(4, 5), dtypes=(*FLOATS, "i8", "i32"))
+        yield sample(cls((1,), (1,)), spec(3, 4), spec(5, 4), dtypes=COMPLEX)
         yield sample(cls((-1,), (-1,)), spec(3, 4), spec(5, 4))
         yield sample(cls((0, 2), (2, 1)), spec(3, 2, 4), spec(5, 4, 3))
         yield sample(cls((3,), (1,), (0, 2), (3, 0)), spec(2, 3, 5, 4), spec(5, 4, 6, 2))
@@ -317,6 +319,7 @@ class GroupedMatMul(Op):
     def samples(cls) -> Iterator[Sample]:
         ids = spec(5, dtype="i32", low=0, high=2)
         yield sample(cls(), spec(5, 4), spec(3, 4, 2), ids, dtypes=(*FLOATS, "i32"))
+        yield sample(cls(), spec(5, 2), spec(3, 2, 2), ids, dtypes=COMPLEX)
         yield sample(cls(), spec(4, 2), spec(3, 2, 2), spec(4, dtype="f32", values=[0, 2.9, -1.5, 7]))
         yield sample(cls(), spec(0, 2), spec(3, 2, 2), spec(0, dtype="i64"))
         yield sample(cls(), spec("M", 2), spec("E", 2, 3), spec("M", dtype="i32", low=0, high=1), M=3, E=2)

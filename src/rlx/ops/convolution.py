@@ -8,7 +8,7 @@ which is a cross-correlation with zeros around x. Gradients are in `rlx.ops.conv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,10 +16,19 @@ from rlx.errors import OpError
 from rlx.ir.dims import ceildiv, dim_max, product, require_equal
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op, op
-from rlx.ir.shape import Dims, Shape, conv2d_output_shape, conv_transpose2d_output_shape
-from rlx.ops.operands import dims_of, promote_operands, require_dtype, require_numeric, require_same_dtype
+from rlx.ir.shape import Dims, Shape, Size, conv2d_output_shape, conv_transpose2d_output_shape
+from rlx.ops.operands import convert, dims_of, promote_operands, require_dtype, require_numeric, require_same_dtype
+from rlx.ops.rules import batch_by_folding
 from rlx.ops.samples import COMPLEX, FLOATS, Sample, sample, spec
-from rlx.ops.sliding_windows import DilatedWindowOp, Ints, per_axis, seen_by_taps, seen_by_windows, spread_out
+from rlx.ops.sliding_windows import (
+    DilatedWindowOp,
+    Ints,
+    per_axis,
+    seen_by_windows,
+    spread_out,
+    sum_of_windows,
+    window_tensor,
+)
 from rlx.ops.widening import rounded
 
 __all__ = [
@@ -40,11 +49,16 @@ class ConvBase(DilatedWindowOp):
     """A window of weights over `groups` separate sets of channels."""
 
     groups: int = 1
+    precision: str = "default"
 
     def check(self) -> None:
+        from rlx.ops.contraction import PRECISIONS
+
         super().check()
         if self.groups < 1:
             raise self.fail(f"groups must be positive, got {self.groups}")
+        if self.precision not in PRECISIONS:
+            raise self.fail(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
 
     def require_weight(self, w: Shape) -> None:
         """w [.., .., kernel..] has the kernel size that the attribute says."""
@@ -58,6 +72,11 @@ class ConvBase(DilatedWindowOp):
         """One axis of channels as [groups, channels per group]; `m` is numpy or rlx.ops.movement."""
         dims = x.shape
         return m.reshape(x, (*dims[:axis], self.groups, dims[axis] // self.groups, *dims[axis + 1 :]))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The attributes that convolution and its gradients share, by name."""
+        return {f: self.attributes[f] for f in ConvBase._fields}
 
 
 def summing_dtype(out: np.dtype[Any]) -> np.dtype[Any]:
@@ -75,16 +94,10 @@ class Conv(ConvBase):
     """
 
     primitive = True
+    multilinear_in = (0, 1)
+    shared: ClassVar[tuple[int, ...]] = (1,)
 
-    precision: str = "default"
     out_dtype: DType | None = None
-
-    def check(self) -> None:
-        from rlx.ops.contraction import PRECISIONS
-
-        super().check()
-        if self.precision not in PRECISIONS:
-            raise self.fail(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
 
     def infer(self, x: Shape, w: Shape) -> Shape:
         dtype = require_same_dtype(self, x, w)
@@ -109,6 +122,55 @@ class Conv(ConvBase):
             y = np.einsum(seen, [0, 1, 2, *positions, *taps], weight, [1, 3, 2, *taps], [0, 1, 3, *positions])
         return rounded(y.reshape(y.shape[0], w.shape[0], *y.shape[3:]), out)
 
+    def vjp(self, ct: Any, y: Any, x: Any, w: Any) -> Any:
+        from rlx.ops.contraction import conjugated
+        from rlx.ops.convolution_gradients import Conv2dBackwardInput, Conv2dBackwardWeight
+
+        # With an out_dtype, ct has another type than the operands.
+        wide_ct, wide_x, wide_w = promote_operands(ct, conjugated(x), conjugated(w))
+        x_ct = Conv2dBackwardInput(**self.settings, x_shape=x.shape)(wide_ct, wide_w)
+        w_ct = Conv2dBackwardWeight(**self.settings)(wide_x, wide_ct)
+        return convert(x_ct, x.dtype), convert(w_ct, w.dtype)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        from rlx.ops import movement
+
+        x, w = operands
+        if not batched[1]:
+            return batch_by_folding(self, size, operands, batched)
+        channels = w.shape[1]
+        if not batched[0]:
+            # All weights of a group read the same channels: they are so many more output channels of it.
+            grouped = movement.moveaxis(self.split_groups(movement, w, 1), 0, 1)
+            y = self(x, movement.reshape(grouped, (size * channels, *w.shape[2:])))
+            apart = (y.shape[0], self.groups, size, channels // self.groups, *y.shape[2:])
+            examples = movement.moveaxis(movement.reshape(y, apart), 2, 0)
+            return movement.reshape(examples, (size, y.shape[0], channels, *y.shape[2:]))
+        if not isinstance(size, int) or size == 0:
+            return self._batch_by_windows(x, w)
+        # Examples are groups.
+        y = self.replace(groups=self.groups * size)(
+            examples_in_channels(x), movement.reshape(w, (size * channels, *w.shape[2:]))
+        )
+        return examples_apart(y, size)
+
+    def _batch_by_windows(self, x: Any, w: Any) -> Any:
+        """Every window of every example times its own weights: for a number of examples that no attribute can hold."""
+        from rlx.ops import movement
+        from rlx.ops.contraction import matmul
+
+        size, samples, channels = x.shape[0], x.shape[1], w.shape[1]
+        sizes = self.output_sizes(x.shape[3:])
+        columns = Im2Col(self.kernel_size, self.stride, self.padding, self.dilation)(
+            movement.reshape(x, (size * samples, *x.shape[2:]))
+        )
+        rows = movement.reshape(columns, (size, samples * product(sizes), columns.shape[1]))
+        rows = movement.moveaxis(self.split_groups(movement, rows, 2), 2, 1)
+        weights = movement.reshape(w, (size, self.groups, channels // self.groups, rows.shape[3]))
+        y = matmul(rows, movement.swapaxes(weights, 2, 3), precision=self.precision, out_dtype=self.out_dtype)
+        last = movement.reshape(movement.moveaxis(y, 1, 2), (size, samples, *sizes, channels))
+        return movement.moveaxis(last, -1, 2)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         x, w = spec(2, 4, 5, 4), spec(6, 4, 3, 2)
@@ -126,6 +188,21 @@ class Conv(ConvBase):
         yield sample(cls((3, 2), (2, 1), (1, 1), (1, 1), 2), spec("N", 4, "H", 4), spec(6, 2, 3, 2), N=2, H=5)
 
 
+def examples_in_channels(x: Any) -> Any:
+    """[examples, N, C, spatial..] as [N, examples·C, spatial..]."""
+    from rlx.ops.movement import moveaxis, reshape
+
+    size, samples, channels = x.shape[:3]
+    return reshape(moveaxis(x, 0, 1), (samples, size * channels, *x.shape[3:]))
+
+
+def examples_apart(y: Any, size: Size) -> Any:
+    """The inverse of `examples_in_channels`."""
+    from rlx.ops.movement import moveaxis, reshape
+
+    return moveaxis(reshape(y, (y.shape[0], size, y.shape[1] // size, *y.shape[2:])), 1, 0)
+
+
 @op("conv_transpose2d")
 class ConvTranspose2d(ConvBase):
     """The adjoint of Conv: y[n, o, i·stride + a·dilation - padding] += x[n, c, i]·w[c, o, a], over any spatial rank.
@@ -135,6 +212,7 @@ class ConvTranspose2d(ConvBase):
 
     output_padding: tuple[int, ...]
     groups: int = 1
+    precision: str = "default"
 
     def check(self) -> None:
         super().check()
@@ -156,7 +234,15 @@ class ConvTranspose2d(ConvBase):
         return scatter_windows(self, x, w, dims)
 
     def decompose(self, x: Any, w: Any) -> Any:
-        return transposed_conv(self, x, w, self.infer(x.type, w.type).dims)
+        from rlx.ops.convolution_gradients import Conv2dBackwardInput
+        from rlx.ops.movement import pad_zeros
+
+        dims = self.infer(x.type, w.type).dims
+        # A result that is longer by a whole stride has room for one more window, which nothing was read from.
+        more = [extra // step for extra, step in zip(self.output_padding, self.stride)]
+        if any(more):
+            x = pad_zeros(x, (0,) * x.ndim, (0, 0, *more))
+        return Conv2dBackwardInput(**self.settings, x_shape=dims)(x, w)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -203,12 +289,14 @@ def transposed_conv(op: ConvBase, y: Any, w: Any, dims: Dims) -> Any:
     swapped = movement.reshape(by_group, (dims[1], w.shape[0] // op.groups, *op.kernel_size))
     turned = movement.reverse(swapped, op.spatial_axes)
     ones, zeros = (1,) * op.spatial_rank, (0,) * op.spatial_rank
-    return Conv(op.kernel_size, ones, zeros, op.dilation, op.groups)(spread, turned)
+    return Conv(op.kernel_size, ones, zeros, op.dilation, op.groups, op.precision)(spread, turned)
 
 
 @op("im2col")
 class Im2Col(DilatedWindowOp):
     """The windows of x [N, C, spatial..] as rows: [N·out.., C·kernel..], row (n, out..), column (c, kernel..)."""
+
+    linear_in = (0,)
 
     def infer(self, x: Shape) -> Shape:
         self.require_images("x", x)
@@ -221,10 +309,19 @@ class Im2Col(DilatedWindowOp):
         return rows.reshape(int(np.prod(rows.shape[: 1 + n])), int(np.prod(rows.shape[1 + n :])))
 
     def decompose(self, x: Any) -> Any:
-        from rlx.ops.movement import moveaxis, reshape, stack
+        from rlx.ops.movement import moveaxis, reshape
 
-        taps = stack(seen_by_taps(self, x), axis=-1)
-        return reshape(moveaxis(taps, 1, -2), self.infer(x.type).dims)
+        windows = moveaxis(window_tensor(self, x), 1, 1 + self.spatial_rank)
+        return reshape(windows, self.infer(x.type).dims)
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        from rlx.ops.movement import moveaxis, reshape
+
+        n = self.spatial_rank
+        apart = (x.shape[0], *self.output_sizes(x.shape[2:]), x.shape[1], *self.kernel_size)
+        return sum_of_windows(self, moveaxis(reshape(ct, apart), 1 + n, 1), x.shape)
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -238,6 +335,8 @@ class Im2Col(DilatedWindowOp):
 @op("resize_nearest_2x")
 class ResizeNearest2x(Op):
     """y[.., h, w] = x[.., h//2, w//2]: spatial sizes of [N, C, spatial..] doubled by repetition."""
+
+    linear_in = (0,)
 
     def infer(self, x: Shape) -> Shape:
         if x.rank < 3:
@@ -257,6 +356,15 @@ class ResizeNearest2x(Op):
         doubled = [d for size in spatial for d in (size, 2)]
         repeated = broadcast_to(reshape(x, (*batch, *apart)), (*batch, *doubled))
         return reshape(repeated, self.infer(x.type).dims)
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        from rlx.ops.movement import reshape
+        from rlx.ops.reductions import reduce_sum
+
+        apart = [d for size in x.shape[2:] for d in (size, 2)]
+        return reduce_sum(reshape(ct, (*x.shape[:2], *apart)), tuple(range(3, 2 * x.ndim - 2, 2)))
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -10,8 +10,9 @@ import numpy as np
 from rlx.ir.dims import product, require_equal
 from rlx.ir.op import op
 from rlx.ir.shape import Dims, Shape
-from rlx.ops.convolution import ConvBase, Im2Col, scatter_windows, summing_dtype, transposed_conv
+from rlx.ops.convolution import Conv, ConvBase, Im2Col, scatter_windows, summing_dtype, transposed_conv
 from rlx.ops.operands import dims_of, promote_operands, require_numeric, require_same_dtype
+from rlx.ops.rules import SharedInBatch, batch_by_folding
 from rlx.ops.samples import FLOATS, Sample, sample, spec
 from rlx.ops.sliding_windows import per_axis, seen_by_windows
 from rlx.ops.widening import rounded
@@ -22,13 +23,17 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @op("conv2d_backward_input")
-class Conv2dBackwardInput(ConvBase):
+class Conv2dBackwardInput(SharedInBatch, ConvBase):
     """dx of y = Conv(x, w): each dy[n, o, p]·w[o, c, a] added at p·stride + a·dilation - padding; operands dy, w.
 
     The spatial sizes of x cannot be read off dy when the stride is not 1, so `x_shape` gives all dims of x.
     """
 
+    multilinear_in = (0, 1)
+    shared = (1,)
+
     x_shape: Dims
+    precision: str = "default"
 
     def infer(self, dy: Shape, w: Shape) -> Shape:
         require_same_dtype(self, dy, w)
@@ -51,6 +56,18 @@ class Conv2dBackwardInput(ConvBase):
     def decompose(self, dy: Any, w: Any) -> Any:
         return transposed_conv(self, dy, w, self.x_shape)
 
+    def vjp(self, ct: Any, y: Any, dy: Any, w: Any) -> Any:
+        from rlx.ops.contraction import conjugated
+        from rlx.ops.movement import reshaped
+
+        # The dims of dy may be written differently from what Conv infers.
+        dy_ct = reshaped(Conv(**self.settings)(ct, conjugated(w)), dy.shape)
+        return dy_ct, Conv2dBackwardWeight(**self.settings)(ct, conjugated(dy))
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        folded = self.replace(x_shape=(size * self.x_shape[0], *self.x_shape[1:]))
+        return batch_by_folding(self, size, operands, batched, folded)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         w = spec(6, 2, 3, 2)
@@ -68,6 +85,8 @@ class Conv2dBackwardInput(ConvBase):
 @op("conv2d_backward_weight")
 class Conv2dBackwardWeight(ConvBase):
     """dw[o, c, a] = Σ over n, p of dy[n, o, p]·x[n, c, p·stride + a·dilation - padding]; operands x, dy."""
+
+    multilinear_in = (0, 1)
 
     def infer(self, x: Shape, dy: Shape) -> Shape:
         require_same_dtype(self, x, dy)
@@ -103,6 +122,13 @@ class Conv2dBackwardWeight(ConvBase):
         upstream = movement.reshape(movement.moveaxis(dy, 1, 0), (dy.shape[1], product((dy.shape[0], *dy.shape[2:]))))
         dw = matmul(self.split_groups(movement, upstream, 0), rows)
         return movement.reshape(dw, self.infer(x.type, dy.type).dims)
+
+    def vjp(self, ct: Any, y: Any, x: Any, dy: Any) -> Any:
+        from rlx.ops.contraction import conjugated
+        from rlx.ops.movement import reshaped
+
+        x_ct = Conv2dBackwardInput(**self.settings, x_shape=x.shape)(conjugated(dy), ct)
+        return x_ct, reshaped(Conv(**self.settings)(conjugated(x), ct), dy.shape)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -23,12 +23,12 @@ from rlx.ops.complex_ops import real
 from rlx.ops.contraction import adjoint, conjugated, matmul
 from rlx.ops.creation import dim_value, eye, iota, tril, triu
 from rlx.ops.indexing import GatherNd, IndexMode
-from rlx.ops.linalg import MATRIX_DTYPES, REAL, TriangularSolve, require_matrix, widened
+from rlx.ops.linalg import REAL, TriangularSolve, require_matrix, widened
 from rlx.ops.movement import broadcast_to, concat, exceeds, expand_dims, narrow, pad_zeros, split, swapaxes
 from rlx.ops.operands import convert, promote_inexact, same_graph
 from rlx.ops.rearrange import diagonal
 from rlx.ops.rules import batch_by_loop_over_leading, zeros_like
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.samples import COMPLEX, Sample, sample, spec
 
 __all__ = [
     "Cholesky",
@@ -46,12 +46,13 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _POSITIVE = ((4.0, 1.0, 0.5), (1.0, 3.0, -1.0), (0.5, -1.0, 5.0))
+_COMPLEX_POSITIVE = ((4.0, 1.0j, 0.5), (-1.0j, 3.0, 1.0 - 1.0j), (0.5, 1.0 + 1.0j, 5.0))
 
 
 def _on_diagonal(a: Any) -> Any:
     """`a` on the diagonal, 0 elsewhere."""
     with same_graph(a):
-        return where(eye(*a.shape[-2:], dtype=DType.BOOL), a, 0)
+        return where(eye(a.shape[-2], a.shape[-1], dtype=DType.BOOL), a, 0)
 
 
 def _real_diagonal(a: Any) -> Any:
@@ -131,7 +132,8 @@ class Cholesky(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), spec(3, 3, values=_POSITIVE), dtypes=MATRIX_DTYPES)
+        yield sample(cls(), spec(3, 3, values=_POSITIVE), dtypes=REAL)
+        yield sample(cls(), spec(3, 3, values=_COMPLEX_POSITIVE), dtypes=COMPLEX)
         yield sample(cls(), spec(2, 1, 1, low=1.0), dtypes=REAL)
         yield sample(cls(), spec(0, 3, 3), dtypes=REAL)
         yield sample(cls(), spec("B", 3, 3, values=_POSITIVE), dtypes=REAL, B=2)
@@ -200,8 +202,11 @@ class Qr(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for full in (False, True):
-            yield sample(cls(full), spec(4, 3), dtypes=MATRIX_DTYPES)
+            yield sample(cls(full), spec(4, 3), dtypes=REAL)
             yield sample(cls(full), spec(2, 2, 3), dtypes=REAL)
+            yield sample(cls(full), spec(3, 3), dtypes=COMPLEX)
+        yield sample(cls(), spec(3, 2), dtypes=COMPLEX)
+        yield sample(cls(), spec(2, 3), dtypes=COMPLEX)
         yield sample(cls(), spec("B", 3, 2), dtypes=REAL, B=2)
 
 
@@ -284,9 +289,15 @@ class Svd(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for full in (False, True):
-            yield sample(cls(full), spec(4, 3), dtypes=MATRIX_DTYPES)
+            yield sample(cls(full), spec(4, 3), dtypes=REAL)
             yield sample(cls(full), spec(2, 2, 3), dtypes=REAL)
-        yield sample(cls(compute_uv=False), spec(2, 3, 4), dtypes=MATRIX_DTYPES)
+            yield sample(cls(full), spec(3, 3), dtypes=REAL)
+            # The phases of complex vectors are not smooth functions of the matrix.
+            yield sample(cls(full), spec(3, 3), dtypes=COMPLEX, smooth=False)
+        yield sample(cls(), spec(3, 2), dtypes=COMPLEX, smooth=False)
+        yield sample(cls(), spec(2, 3), dtypes=COMPLEX, smooth=False)
+        yield sample(cls(compute_uv=False), spec(2, 3, 4), dtypes=REAL)
+        yield sample(cls(compute_uv=False), spec(4, 3), dtypes=COMPLEX)
         yield sample(cls(), spec("B", 3, 2), dtypes=REAL, B=2)
 
 
@@ -382,7 +393,9 @@ class Eigh(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for lower in (True, False):
-            yield sample(cls(lower), spec(3, 3), dtypes=MATRIX_DTYPES)
+            yield sample(cls(lower), spec(3, 3), dtypes=REAL)
+            # The phases of complex vectors are not smooth functions of the matrix.
+            yield sample(cls(lower), spec(3, 3), dtypes=COMPLEX, smooth=False)
         yield sample(cls(), spec(2, 1, 1), dtypes=REAL)
         yield sample(cls(), spec("B", 3, 3), dtypes=REAL, B=2)
 
@@ -433,7 +446,9 @@ class Lu(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), spec(3, 3), dtypes=MATRIX_DTYPES)
+        yield sample(cls(), spec(3, 3), dtypes=REAL)
+        yield sample(cls(), spec(3, 2), dtypes=COMPLEX)
+        yield sample(cls(), spec(2, 3), dtypes=COMPLEX)
         yield sample(cls(), spec(2, 4, 2), dtypes=REAL)
         yield sample(cls(), spec(2, 4), dtypes=REAL)
         yield sample(cls(), spec(0, 2, 2), dtypes=REAL)

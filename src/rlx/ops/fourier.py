@@ -108,7 +108,7 @@ class Fft(Op):
             return turned
         points = ct.shape[-1] if ct.dtype.is_complex else ct.shape[-1] // 2
         with same_graph(ct):
-            return turned / dim_value(dim_max(points, 1), ct.dtype)
+            return turned * convert(1.0 / dim_value(dim_max(points, 1), DType.F64), ct.dtype)
 
     def batch(self, size: Size, operands: tuple[Tensor], batched: tuple[bool]) -> Any:
         return self(*operands)

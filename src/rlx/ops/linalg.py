@@ -37,10 +37,9 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 REAL = ("f32", "f64")
-# What matrices may hold.
-MATRIX_DTYPES = (*REAL, *COMPLEX)
 # Far from singular, whatever the samples draw.
 _REGULAR = ((4.0, 1.0, -1.0), (0.5, 3.0, 1.0), (1.0, -1.0, 5.0))
+_COMPLEX_REGULAR = ((4.0 + 1.0j, 1.0, -1.0j), (0.5j, 3.0, 1.0 - 1.0j), (1.0, -1.0, 5.0j))
 
 
 def require_matrix(op: Op, a: Shape, square: bool = False) -> None:
@@ -137,8 +136,9 @@ class DenseSolve(_DenseSystem):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), spec(3, 3, values=_REGULAR), spec(3), dtypes=MATRIX_DTYPES)
-        yield sample(cls(), spec(3, 3, values=_REGULAR), spec(3, 2), dtypes=MATRIX_DTYPES)
+        yield sample(cls(), spec(3, 3, values=_REGULAR), spec(3), dtypes=REAL)
+        yield sample(cls(), spec(3, 3, values=_REGULAR), spec(3, 2), dtypes=REAL)
+        yield sample(cls(), spec(3, 3, values=_COMPLEX_REGULAR), spec(3), dtypes=COMPLEX)
         yield sample(cls(), spec(1, 1, low=1.0), spec(1, 0), dtypes=REAL)
         yield sample(cls(), spec("N", "N", values=_REGULAR), spec("N", "K"), dtypes=REAL, N=3, K=2)
 
@@ -155,8 +155,9 @@ class BatchedDenseSolve(_DenseSystem):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), spec(2, 3, 3, values=_REGULAR), spec(2, 3), dtypes=MATRIX_DTYPES)
-        yield sample(cls(), spec(2, 3, 3, values=_REGULAR), spec(2, 3, 2), dtypes=MATRIX_DTYPES)
+        yield sample(cls(), spec(2, 3, 3, values=_REGULAR), spec(2, 3), dtypes=REAL)
+        yield sample(cls(), spec(2, 3, 3, values=_REGULAR), spec(2, 3, 2), dtypes=REAL)
+        yield sample(cls(), spec(2, 3, 3, values=_COMPLEX_REGULAR), spec(2, 3, 2), dtypes=COMPLEX)
         yield sample(cls(), spec(2, 1, 3, 3, values=_REGULAR), spec(2, 1, 3, 2), dtypes=REAL)
         yield sample(cls(), spec(0, 3, 3), spec(0, 3), dtypes=REAL)
         yield sample(cls(), spec("B", 3, 3, values=_REGULAR), spec("B", 3), dtypes=REAL, B=2)
@@ -220,7 +221,8 @@ class TriangularSolve(Op):
     def samples(cls) -> Iterator[Sample]:
         for lower in (True, False):
             for transpose in (True, False):
-                yield sample(cls(lower, transpose), spec(3, 3, values=_REGULAR), spec(3, 2), dtypes=MATRIX_DTYPES)
+                yield sample(cls(lower, transpose), spec(3, 3, values=_REGULAR), spec(3, 2), dtypes=REAL)
+                yield sample(cls(lower, transpose), spec(3, 3, values=_COMPLEX_REGULAR), spec(3, 2), dtypes=COMPLEX)
         yield sample(cls(unit_diagonal=True), spec(2, 3, 3), spec(2, 3, 1), dtypes=REAL)
         yield sample(cls(), spec(2, 2, values=((2.0, 0.0), (1.0, 4.0))), spec(2, 0), dtypes=REAL)
         yield sample(cls(), spec("B", 3, 3, values=_REGULAR), spec("B", 3, "K"), dtypes=REAL, B=2, K=2)

@@ -12,11 +12,15 @@ from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import op
 from rlx.ir.shape import Shape
-from rlx.ops.operands import promote_inexact, require_float, require_same_dtype
+from rlx.ops.arithmetic import floordiv, rem, where
+from rlx.ops.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd
+from rlx.ops.operands import promote_inexact, require_float, require_same_dtype, same_graph
 from rlx.ops.reductions import JOIN, ReduceOp, identity_of, require_reducible, widened
+from rlx.ops.rules import batch_by_folding
 from rlx.ops.samples import FLOATS, INTS, Sample, sample, spec
-from rlx.ops.sliding_windows import WindowOp, per_axis, seen_by_taps, seen_by_windows, spread_out
+from rlx.ops.sliding_windows import WindowOp, per_axis, seen_by_windows, window_tensor
 from rlx.ops.widening import accumulators, as_f64, rounded, rounded_tensor
+from rlx.ops.window_reductions import ReduceWindow
 
 __all__ = ["MaxPool2dBackward", "Pool", "maxpool2d_backward", "pool"]
 
@@ -50,11 +54,23 @@ class Pool(WindowOp):
         return rounded(joined, x.dtype)
 
     def decompose(self, x: Any) -> Any:
-        from rlx.ops.window_reductions import ReduceWindow
+        return self._reduction(self.kind)(x)
 
+    def _reduction(self, kind: ReduceOp) -> ReduceWindow:
         amounts = (0, 0, *self.padding)
         window, stride = (1, 1, *self.kernel_size), (1, 1, *self.stride)
-        return ReduceWindow(self.kind, window, stride, amounts, amounts, (1,) * len(window))(x)
+        return ReduceWindow(kind, window, stride, amounts, amounts, (1,) * len(window))
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        if self.kind in (ReduceOp.Max, ReduceOp.Min):
+            backward = MaxPool2dBackward(self.kernel_size, self.stride, self.padding)
+            return backward(x if self.kind is ReduceOp.Max else -x, ct)
+        if self.kind is ReduceOp.Mean:
+            share = rounded_tensor(accumulators(ct)[0] * (1.0 / math.prod(self.kernel_size)), x.dtype)
+            return self._reduction(ReduceOp.Sum).vjp(share, y, x)
+        return self._reduction(self.kind).vjp(ct, y, x)
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -101,27 +117,48 @@ class MaxPool2dBackward(WindowOp):
         return rounded(padded[(slice(None), slice(None), *inside)], x.dtype)
 
     def decompose(self, x: Any, dy: Any) -> Any:
-        """Tap by tap: dy where this tap is the first to hold the maximum, moved back to where the tap reads."""
-        from rlx.ops.arithmetic import and_, eq, where
-        from rlx.ops.bits import not_
+        from rlx.ops.creation import zeros
 
-        highest = Pool(ReduceOp.Max, self.kernel_size, self.stride, self.padding)(x)
+        places, found = self._winners(x)
         (upstream,) = accumulators(dy)
-        free = highest > -math.inf
-        total = None
-        for tap, seen in zip(self.taps(), seen_by_taps(self, x, -math.inf)):
-            hit = and_(eq(seen, highest), free)
-            free = and_(free, not_(hit))
-            low = [a - p for a, p in zip(tap, self.padding)]
-            moved = spread_out(self, where(hit, upstream, 0.0), low, x.shape[2:])
-            total = moved if total is None else total + moved
-        return rounded_tensor(total, x.dtype)
+        with same_graph(x):
+            blank = zeros(x.shape, upstream.dtype)
+        scatter = ScatterNd(ScatterKind.Add, self.spatial_axes, 2, IndexMode.Drop)
+        return rounded_tensor(scatter(blank, places, where(found, upstream, 0.0)), x.dtype)
+
+    def _winners(self, x: Any) -> tuple[Any, Any]:
+        """Where the first largest element of each window lies, [N, C, out.., spatial axes], and whether it counts."""
+        from rlx.ops.creation import iota
+        from rlx.ops.movement import reshape, stack
+        from rlx.ops.reductions import argmax, reduce_max
+
+        windows = window_tensor(self, x, -math.inf)
+        outs = windows.shape[: -self.spatial_rank]
+        windows = reshape(windows, (*outs, math.prod(self.kernel_size)))
+        tap = argmax(windows, -1)
+        coordinates = []
+        with same_graph(x):
+            for axis in reversed(range(self.spatial_rank)):
+                start = iota(outs, DType.I32, 2 + axis) * self.stride[axis] - self.padding[axis]
+                coordinates.append(start + rem(tap, self.kernel_size[axis]))
+                tap = floordiv(tap, self.kernel_size[axis])
+        return stack(coordinates[::-1], -1), reduce_max(windows, (-1,)) > -math.inf
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        # Small changes of x do not move the largest elements.
+        return None if tangents[1] is None else self(primals[0], tangents[1])
+
+    def vjp(self, ct: Any, y: Any, x: Any, dy: Any) -> Any:
+        places, found = self._winners(x)
+        return None, where(found, GatherNd(self.spatial_axes, 2, IndexMode.Clip)(ct, places), 0.0)
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((2, 2), (2, 2), (0, 0)), spec(2, 2, 4, 5, distinct=True), spec(2, 2, 2, 2))
         yield sample(cls((3, 2), (1, 2), (1, 1)), spec(1, 2, 4, 4, distinct=True), spec(1, 2, 4, 3))
-        yield sample(cls((2,), (1,), (0,)), spec(1, 1, 5, values=[[[1.0, 1.0, 0.0, 2.0, 2.0]]]), spec(1, 1, 4))
+        yield sample(cls((2,), (1,), (0,)), spec(1, 1, 5, values=[[[1.0, 1.5, 0.0, 2.0, 2.5]]]), spec(1, 1, 4))
         yield sample(
             cls((2,), (2,), (1,)), spec("N", 2, "L", distinct=True), spec("N", 2, "floordiv(L, 2) + 1"), N=2, L=4
         )

@@ -25,7 +25,7 @@ import numpy as np
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim, ceildiv, dim_max, dims_equal, product
 from rlx.ir.dtype import DType, DTypeLike
-from rlx.ir.op import Op, op
+from rlx.ir.op import NoRule, Op, op
 from rlx.ir.rng import philox4x32
 from rlx.ir.shape import Dims, Shape, Size, broadcast_dims, normalize_axis
 from rlx.ops.arithmetic import and_, clamp, ge, gt, lt, maximum, minimum, nextafter, or_, rem, shift_left, where, xor
@@ -33,13 +33,13 @@ from rlx.ops.arithmetic import shift_right_logical as shift_right
 from rlx.ops.conversion import cast
 from rlx.ops.creation import dim_value, iota
 from rlx.ops.indexing import gather
-from rlx.ops.movement import expand_dims, narrow, reshape, squeeze, stack
+from rlx.ops.movement import expand_dims, narrow, reshape, reshaped, squeeze, stack
 from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, same_graph
 from rlx.ops.order import argsort
 from rlx.ops.reductions import argmax
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.selection import take_along_axis
-from rlx.ops.unary import cos, erf, erf_inv, log, neg, sqrt
+from rlx.ops.unary import cos, erf, erf_inv, log, neg, sqrt, stop_gradient
 
 __all__ = ["RandomBits", "dropout", "random_bits"]
 
@@ -61,8 +61,11 @@ class RandomBits(Op):
 
     Element i (in row-major order of `dims`) is word i % 4 of block block0 + i // 4 of the stream: the counter is
     (block's low 32 bits, its high 32 bits, stream, 0). The optional operand block0: u64[..] is 0 where absent; it
-    broadcasts against the leading axes of the key.
+    broadcasts against the leading axes of the key. A batch of keys gives every example its own words; under one key
+    all examples see the same words.
     """
+
+    jvp = vjp = NoRule("integer result; distributions are differentiable in their parameters")
 
     dims: Dims
     stream: int = 0
@@ -101,6 +104,15 @@ class RandomBits(Op):
         batch = flat.shape[:-2]
         flat = narrow(reshape(flat, (*batch, 4 * index.shape[0])), -1, 0, count)
         return reshape(flat, (*batch, *self.dims))
+
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        key, *block0 = operands
+        if not block0:
+            return self(key)
+        # The leading axes of the two broadcast, so both need the same number of them behind the batch axis.
+        lengths = key.ndim - 1 - batched[0], block0[0].ndim - batched[1]
+        missing = [max(lengths) - n if b else 0 for n, b in zip(lengths, batched)]
+        return self(*(reshaped(x, (*x.shape[:1], *(1,) * n, *x.shape[1:])) for x, n in zip(operands, missing)))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -241,8 +253,9 @@ def uniform(
     if _is_number(minval, 0) and _is_number(maxval, 1):
         return unit
     low, high = convert(minval, wanted), convert(maxval, wanted)
-    # The sum may round up to maxval.
-    return maximum(low, minimum(low + unit * (high - low), nextafter(high, low)))
+    # The sum may round up to maxval; to derivatives that limit is a constant.
+    below = nextafter(stop_gradient(high), stop_gradient(low))
+    return maximum(low, minimum(low + unit * (high - low), below))
 
 
 def _is_number(value: Any, number: int) -> bool:

@@ -166,9 +166,9 @@ class Reduce(Op):
         return rounded_tensor(Reduce(ReduceOp.Sum, self.axes, self.keep_dim)(wide) / count, x.dtype)
 
     def vjp(self, ct: Any, y: Any, x: Any) -> Any:
-        (wide,) = accumulators(ct)
         if self.kind is ReduceOp.Sum:
             return (self._spread(ct, x),)
+        (wide,) = accumulators(ct)
         if self.kind is ReduceOp.Mean:
             axes = normalize_axes(self.axes, x.ndim, self.mnemonic)
             share = div(wide, _count(x, axes, wide.dtype.real))

@@ -42,7 +42,11 @@ def zeros_of(shape: Shape, near: Tensor) -> Tensor:
 
 def add_tangents(a: Tensor, b: Tensor) -> Tensor:
     from rlx.ops.arithmetic import Binary
+    from rlx.ops.conversion import cast
 
+    if a.dtype.is_storage:
+        # Storage types have no arithmetic of their own.
+        return cast(Binary("add")(cast(a, "f32"), cast(b, "f32")), a.dtype)
     return Binary("add")(a, b)
 
 

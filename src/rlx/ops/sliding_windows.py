@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from rlx.ir.dims import dim_max
+from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Dims, Shape, Size, conv_spatial_output
+from rlx.ops.indexing import Gather, GatherBackward, IndexMode
+from rlx.ops.operands import same_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = tuple[int, ...]
@@ -81,18 +84,51 @@ def seen_by_windows(op: WindowOp, x: Array, value: Any = 0) -> Array:
     return np.asarray(view[(slice(None), slice(None), *steps)])
 
 
-def seen_by_taps(op: WindowOp, x: Any, value: Any = 0) -> list[Any]:
-    """For each tap, what it sees of a tensor with `value` around it: [N, C, out..]."""
-    from rlx.ops.movement import pad, slice_
+def window_tensor(op: WindowOp, x: Any, value: Any = 0) -> Any:
+    """`seen_by_windows` for tensors: along each axis, window p reads positions p·stride + a·spread."""
+    from rlx.ops.movement import pad, transpose
 
-    sizes = op.output_sizes(x.shape[2:])
+    ids = _positions_read(op, x)
     if any(op.padding):
         x = pad(x, value, low=(0, 0, *op.padding), high=(0, 0, *op.padding))
-    found = []
-    for tap in op.taps():
-        limits = [start + (size - 1) * step + 1 for start, size, step in zip(tap, sizes, op.stride)]
-        found.append(slice_(x, (0, 0, *tap), (*x.shape[:2], *limits), (1, 1, *op.stride)))
-    return found
+    for axis in reversed(op.spatial_axes):
+        x = Gather(axis, IndexMode.Clip)(x, ids[axis - 2])
+    # Now [N, C, out, kernel, out, kernel, ..].
+    return transpose(x, _outputs_before_taps(op))
+
+
+def sum_of_windows(op: WindowOp, windows: Any, dims: Dims) -> Any:
+    """The adjoint of `window_tensor` for x of `dims`: each element is the sum of what windows hold of it."""
+    from rlx.ops.movement import slice_, transpose
+
+    apart = transpose(windows, np.argsort(_outputs_before_taps(op)).tolist())
+    ids = _positions_read(op, windows, dims)
+    padded = tuple(d + 2 * p for d, p in zip(dims, (0, 0, *op.padding)))
+    for axis in op.spatial_axes:
+        table: Dims = (*padded[: axis + 1], *apart.shape[axis + 2 :])
+        apart = GatherBackward(axis, table, IndexMode.Clip)(apart, ids[axis - 2])
+    if not any(op.padding):
+        return apart
+    low = (0, 0, *op.padding)
+    return slice_(apart, low, tuple(d + p for d, p in zip(dims, low)))
+
+
+def _positions_read(op: WindowOp, near: Any, dims: Dims | None = None) -> list[Any]:
+    """For each spatial axis of x, the positions [out, kernel] of its padded form that windows read."""
+    from rlx.ops.creation import iota
+
+    sizes = op.output_sizes((near.shape if dims is None else dims)[2:])
+    with same_graph(near):
+        return [
+            iota((out, k), DType.I32, 0) * step + iota((out, k), DType.I32, 1) * apart
+            for out, k, step, apart in zip(sizes, op.kernel_size, op.stride, op.spread)
+        ]
+
+
+def _outputs_before_taps(op: WindowOp) -> Ints:
+    """The order that takes [N, C, out, kernel, out, kernel, ..] to [N, C, out.., kernel..]."""
+    n = op.spatial_rank
+    return (0, 1, *range(2, 2 + 2 * n, 2), *range(3, 3 + 2 * n, 2))
 
 
 def spread_out(op: WindowOp, y: Any, low: Sequence[int], sizes: Dims) -> Any:

@@ -64,8 +64,9 @@ class GaussianSplatRenderBackward(SceneOp):
     """The gradient of Σ d_rgba·image in the scene, for the image in linear light.
 
     This is the image that splats are trained on: C + T·max(background, 0)^2.2 and 1 - T, without the final power of 2.2
-    and with at most `max_splat_steps` hits per pixel. d_rgba [height·width·4] is clamped to ±`loss_grad_clip` first, unless that is 0. SH coefficients above
-    band `sh_band` get 0, unless that is 0; `max_anisotropy` concerns the trainer, not the gradient.
+    and with at most `max_splat_steps` hits per pixel. d_rgba [height·width·4] is clamped to ±`loss_grad_clip` first,
+    unless that is 0. SH coefficients above band `sh_band` get 0, unless that is 0; `max_anisotropy` concerns the
+    trainer, not the gradient.
 
     The result is packed: positions 3N, scales 3N, rotations 4N, opacities N, colors 3N, sh_coeffs 3N·max(K, 1). Where
     colors stand in for band 0 they get its gradient, and band 0 gets 0. operands: the scene, d_rgba.
