@@ -43,6 +43,10 @@ class TreeError(RlxError, ValueError):
     """Nested containers do not have the structure that is needed; the message names the path."""
 
 
+class AssertionFailed(RlxError, AssertionError):
+    """A `runtime_assert` of the program did not hold; the message is the program's own."""
+
+
 class AutodiffError(RlxError):
     """A program cannot be differentiated or batched: the op that stands in the way, and why."""
 

@@ -6,8 +6,9 @@ import pytest
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
+from rlx.ir.outside_ids import check_ids
 from rlx.ir.shape import Shape
-from rlx.ops.indexing import check_ids, resolve_ids
+from rlx.ops.indexing import resolve_ids
 
 rng = np.random.default_rng(9)
 X = rng.standard_normal((4, 5, 3))

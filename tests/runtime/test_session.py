@@ -126,3 +126,19 @@ def test_arrays():
     assert x.block_until_ready() is x
     with pytest.raises(RlxError, match=r"cannot be changed in place; use x.at"):
         x[0] = 3
+
+
+def test_numpy_functions_take_arrays():
+    x = rlx.relu(np.array([[1.0, -2.0], [3.0, 4.0]], "f4"))
+    assert np.sum(x) == 8.0
+    assert np.mean(x, axis=0).tolist() == [2.0, 2.0]
+    assert type(np.concatenate([x, x])) is np.ndarray
+    assert np.array_equal(x, [[1, 0], [3, 4]])
+    np.testing.assert_allclose(x, [[1, 0], [3, 4]])
+
+
+def test_results_do_not_share_memory_with_writable_arguments():
+    source = np.arange(4, dtype="f4")
+    y = rlx.reshape(source, (2, 2))
+    source[:] = -1
+    np.testing.assert_array_equal(y, [[0, 1], [2, 3]])

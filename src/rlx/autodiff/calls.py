@@ -17,9 +17,9 @@ from rlx.ir.graph import Graph, NodeId
 from rlx.ir.inline import inline_graph
 from rlx.ir.tensor import Tensor, lift, target_graph
 from rlx.ir.text import large_constants
+from rlx.knobs import knobs
 from rlx.trace.arguments import FlatCall, Signature
-from rlx.trace.jit import Run, compile_graph
-from rlx.trace.pytree import TreeDef
+from rlx.trace.jit import Run, compile_graph, concrete
 from rlx.trace.tracing import Spec, Traced, entered, spec_of, trace_flat
 
 Function = Callable[..., Any]
@@ -105,11 +105,13 @@ def run_whole(fn: Function, build: Callable[..., Any], args: Sequence[Any], kwar
 
 def run_traced(traced: Traced, leaves: Sequence[Any]) -> Any:
     """The results of a traced program on arrays, as a tree."""
-    return unflatten_results(traced.out_tree, program_of(traced.graph)(leaves))
+    return traced.out_tree.unflatten(run_program(traced.graph, leaves))
 
 
-def unflatten_results(tree: TreeDef, results: Sequence[Any]) -> Any:
-    return tree.unflatten(results)
+def run_program(graph: Graph, leaves: Sequence[Any]) -> Sequence[Any]:
+    """The outputs of a graph on arrays and numbers, which are given the types of its inputs."""
+    arrays = [concrete(x, node.shape.dtype.numpy) for x, node in zip(leaves, graph.inputs, strict=True)]
+    return _compiled(graph)(arrays)
 
 
 _programs: OrderedDict[tuple[str, ...], Run] = OrderedDict()
@@ -117,9 +119,9 @@ _lock = threading.Lock()
 _CAPACITY = 256
 
 
-def program_of(graph: Graph) -> Run:
+def _compiled(graph: Graph) -> Run:
     """The compiled form of a graph; graphs with the same text and constants share one."""
-    key = (str(graph), *large_constants(graph))
+    key = (knobs.backend or "", str(graph), *large_constants(graph))
     with _lock:
         found = _programs.get(key)
         if found is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.autodiff.calls import Called, Function, program_of, require_inexact
+from rlx.autodiff.calls import Called, Function, run_program, require_inexact
 from rlx.autodiff.forward import push_forward
 from rlx.autodiff.reverse import Pullback
 from rlx.errors import AutodiffError
@@ -41,7 +41,7 @@ def split_vjp(fn: Function, primals: Sequence[Any], has_aux: bool) -> Any:
         cotangents = [joint.input(f"ct{i}", o.type) for i, o in enumerate(pullback.outputs[:count])]
         gradients = _pull(called, pullback, cotangents)
     first, residuals, second = split_program(joint, [c.id for c in cotangents], pullback.outputs, gradients)
-    results = program_of(first)(leaves)
+    results = run_program(first, leaves)
     kept = list(results[len(pullback.outputs) :])
     assert len(kept) == len(residuals)
     types = [c.type for c in cotangents]
@@ -55,7 +55,7 @@ def split_vjp(fn: Function, primals: Sequence[Any], has_aux: bool) -> Any:
             with entered(graph):
                 operands = [*kept, *(_typed(c, t, graph) for c, t in zip(given, types))]
                 return in_tree.unflatten(inline_graph(second, operands))
-        return in_tree.unflatten(program_of(second)([*kept, *(_array(c, t) for c, t in zip(given, types))]))
+        return in_tree.unflatten(run_program(second, [*kept, *(_array(c, t) for c, t in zip(given, types))]))
 
     value = value_tree.unflatten(results[:count])
     if has_aux:
@@ -158,7 +158,7 @@ def split_jvp(fn: Function, primals: Sequence[Any]) -> tuple[Any, Callable[..., 
         )
         filled = [zeros_like(o) if t is None else t for o, t in zip(outputs, pushed)]
     first, residuals, second = split_program(joint, [t.id for t in tangents.values()], outputs, filled)
-    results = program_of(first)(leaves)
+    results = run_program(first, leaves)
     kept = list(results[len(outputs) :])
     assert len(kept) == len(residuals)
     tree = called.traced.out_tree
@@ -172,7 +172,7 @@ def split_jvp(fn: Function, primals: Sequence[Any]) -> tuple[Any, Callable[..., 
             with entered(graph):
                 operands = [*kept, *(_typed(given[i], t.type, graph) for i, t in tangents.items())]
                 return tree.unflatten(inline_graph(second, operands))
-        return tree.unflatten(program_of(second)([*kept, *(_array(given[i], t.type) for i, t in tangents.items())]))
+        return tree.unflatten(run_program(second, [*kept, *(_array(given[i], t.type) for i, t in tangents.items())]))
 
     return tree.unflatten(results[: len(outputs)]), push
 

@@ -56,7 +56,7 @@ class Block(Op):
 
     def eval(self, *operands: Array) -> Array | tuple[Array, ...]:
         shapes = tuple(Shape(x.shape, DType.of(x.dtype)) for x in operands)
-        results = interpret(_lowered(self, FusionPolicy.Fusable, shapes), operands)
+        results = interpret(_lowered(self, FusionPolicy.Fusable, shapes), operands, outside=False)
         return tuple(results) if len(results) > 1 else results[0]
 
     def decompose(self, *operands: Any) -> Any:

@@ -11,17 +11,22 @@ from rlx.errors import BindingError, InternalError, RlxError
 from rlx.ir.binding import bind_graph, infer_binding
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Input, Param
+from rlx.ir.outside_ids import check_outside_ids
 from rlx.ir.shape import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def interpret(
-    graph: Graph, leaves: Sequence[Array] | Mapping[str, Array], binding: Mapping[str, int] | None = None
+    graph: Graph,
+    leaves: Sequence[Array] | Mapping[str, Array],
+    binding: Mapping[str, int] | None = None,
+    outside: bool = True,
 ) -> list[Array]:
     """The outputs of `graph` for the given leaves: by name, or positionally for the Inputs in declaration order.
 
-    Symbols are bound from the shapes of the leaves; `binding` adds those that no leaf mentions.
+    Symbols are bound from the shapes of the leaves; `binding` adds those that no leaf mentions. Ids among the inputs
+    are checked when they come from `outside`, not when another program computed them for this one, its body.
     """
     values = leaves if isinstance(leaves, Mapping) else _by_position(graph, leaves)
     typed = {node.op.key: _checked(node, values) for node in graph.nodes if isinstance(node.op, Input | Param)}
@@ -38,6 +43,8 @@ def interpret(
             results.append((typed[node.op.key],))
             continue
         operands = [array for i in node.inputs for array in results[i]]
+        if outside:
+            _check_ids(graph, node, operands)
         results.append(_evaluate(node, operands))
     return [results[o][0] for o in graph.outputs]
 
@@ -60,6 +67,13 @@ def _checked(node: Node, values: Mapping[str, Array]) -> Array:
     if shape.is_static and array.shape != shape.dims:
         raise BindingError(f"{key!r} is declared {shape}, got an array of shape {array.shape}")
     return array
+
+
+def _check_ids(graph: Graph, node: Node, operands: list[Array]) -> None:
+    sources = [graph.nodes[i].op for i in node.inputs]
+    given = {i: (op.key, operands[i]) for i, op in enumerate(sources) if isinstance(op, Input)}
+    if given:
+        check_outside_ids(node.op, [graph.shape(i) for i in node.inputs], given)
 
 
 def _evaluate(node: Node, operands: list[Array]) -> tuple[Array, ...]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from rlx.errors import OpError
 from rlx.ir.dims import Dim, as_dim, as_offset
 from rlx.ir.dtype import DType
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Dims, Shape
 from rlx.ir.tensor_data import TensorData
 
 if TYPE_CHECKING:
@@ -130,6 +130,10 @@ class NoRule:
         return f"NoRule({self.reason!r})"
 
 
+def _no_ids(op: Op, *operands: Shape) -> dict[int, Dims]:
+    return {}
+
+
 class Op:
     """One operation with its attributes. Calling it with tensors (or arrays) adds it to a graph (or evaluates it)."""
 
@@ -145,6 +149,9 @@ class Op:
     eval: ClassVar[Callable[..., Any]]
     decompose: ClassVar[Callable[..., Any] | None] = None
     samples: ClassVar[Callable[[], Any]]
+    # Operands with ids that must be valid: position -> sizes of the axes they select from, given the operands' types.
+    # One size for all ids, or one per coordinate when the last axis of the ids holds coordinates.
+    index_operands: ClassVar[Callable[..., dict[int, Dims]]] = _no_ids
 
     # How the op transforms. A rule that is missing is derived from `decompose`; NoRule says that there is none and why.
     # jvp(primals, tangents, y) -> tangent of y; tangents are None where they are zero.

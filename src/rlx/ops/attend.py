@@ -41,24 +41,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @op("attention")
 class Attention(AttentionBase):
-    """out = softmax(s·q·kᵀ [softcapped] [+ bias, or masked])·v per head; the result has the type of q.
+    """out = softmax(s·q·kᵀ [softcapped] [+ bias, or masked])·v per head; the result has the type of q (if v has).
 
     Operands: q, k, v; the mask or bias when `mask_kind` is custom or bias; `kv_len` i32[B] with `has_kv_len`: only the
     first kv_len[b] keys exist, whatever k and v hold behind them; `positions` i32[B,Sq] or [Sq] with `has_positions`.
-    Head h of q reads head h // (H/Hkv) of k and v. The order is scale, softcap, mask or bias, softmax.
+    Head h of q reads head h // (H/Hkv) of k and v. The order is scale, softcap, mask or bias, softmax. Heads of v may
+    have another width than `head_dim`; those of the result have it then too.
     """
 
     def infer(self, q: Shape, k: Shape, v: Shape, *extras: Shape) -> Shape:
         self.check_operands(q, k, v, self.extras(extras))
-        return q
+        return q.with_dims(self.result_dims(q.dims, v.dims))
 
     @np.errstate(all="ignore")
     def eval(self, q: Array, k: Array, v: Array, *extras: Array) -> Array:
         named = self.extras(extras)
         qh, kh, vh = operand_arrays(self, q, k, v, named)
         weights, _ = attention_weights(self, qh, kh, named)
-        out = np.matmul(self.fold_queries(np, weights), vh).reshape(qh.shape)
-        return rounded(heads_back(np, out, self.layout, q.shape), q.dtype)
+        out = np.matmul(self.fold_queries(np, weights), vh).reshape(*qh.shape[:3], vh.shape[3])
+        return rounded(heads_back(np, out, self.layout, self.result_dims(q.shape, v.shape)), q.dtype)
 
     def decompose(self, q: Any, k: Any, v: Any, *extras: Any) -> Any:
         from rlx.ops import movement
@@ -68,8 +69,15 @@ class Attention(AttentionBase):
         qh, kh, vh = operand_tensors(self, q, k, v, named)
         weights, _ = attention_weight_tensors(self, qh, kh, named)
         out = matmul(self.fold_queries(movement, weights), convert(vh, weights.dtype))
-        out = rounded_tensor(movement.reshape(out, qh.shape), q.dtype)
-        return heads_back(movement, out, self.layout, q.shape)
+        out = rounded_tensor(movement.reshape(out, (*qh.shape[:3], vh.shape[3])), q.dtype)
+        return heads_back(movement, out, self.layout, self.result_dims(q.shape, v.shape))
+
+    def vjp(self, ct: Any, y: Any, q: Any, k: Any, v: Any, *extras: Any) -> Any:
+        """One op for all gradients; it computes the weights again, so that none of size Sq·Sk are kept for it."""
+        from rlx.ops.attend_gradients import AttentionBackward, AttentionBwdWrt
+
+        gradients = AttentionBackward(**self.attributes, wrt=AttentionBwdWrt.All)(q, k, v, ct, *extras)
+        return *gradients, *(None,) * (3 + len(extras) - len(gradients))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -143,7 +151,7 @@ def attention_weight_tensors(op: AttentionBase, q: Any, k: Any, extras: Extras) 
     from rlx.ops.arithmetic import eq, where
     from rlx.ops.contraction import matmul
     from rlx.ops.reductions import reduce_max, reduce_sum
-    from rlx.ops.unary import exp, tanh
+    from rlx.ops.unary import exp, stop_gradient, tanh
 
     wide = q.dtype.accumulator
     scores = matmul(op.fold_queries(movement, q), movement.swapaxes(k, -1, -2), out_dtype=wide) * op.scale
@@ -157,7 +165,8 @@ def attention_weight_tensors(op: AttentionBase, q: Any, k: Any, extras: Extras) 
     visible = _visible_tensor(op, q.shape[2], k.shape[2], extras)
     if visible is not None:
         scores = where(visible, scores, -math.inf)
-    highest = reduce_max(scores, (-1,), keepdims=True)
+    # The weights do not depend on what is subtracted here, so derivatives need not pass through it.
+    highest = stop_gradient(reduce_max(scores, (-1,), keepdims=True))
     powers = exp(scores - where(eq(highest, -math.inf), 0.0, highest))
     total = reduce_sum(powers, (-1,), keepdims=True)
     return powers / where(eq(total, 0.0), 1.0, total), slope
@@ -248,6 +257,9 @@ def attention_cases() -> Iterator[tuple[dict[str, Any], tuple[Spec, ...], dict[s
     window = base | {"mask_kind": "sliding_window", "window": 1, "has_positions": True}
     yield window, (*qkv(2, 4), spec(2, dtype="i32", values=[2, 0])), {}
     yield base, qkv(0, 3), {}
+    yield base, (*qkv(3, 3)[:2], spec(2, 2, 3, 5)), {}
+    grouped = {"layout": "bsm", "num_kv_heads": 1, "mask_kind": "causal"}
+    yield base | grouped, (spec(2, 3, 8), spec(2, 3, 4), spec(2, 3, 3)), {}
     symbolic = qkv("S", "T", 2, "B")
     yield base | {"mask_kind": "causal"}, symbolic, {"B": 2, "S": 2, "T": 4}
     filled = spec("B", dtype="i32", low=1, high=3)

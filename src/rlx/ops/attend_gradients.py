@@ -29,7 +29,7 @@ from rlx.ops.attend import (
 )
 from rlx.ops.attend_operands import AttentionBase, AttentionLayout, MaskKind, heads_back, heads_first
 from rlx.ops.operands import convert
-from rlx.ops.samples import FLOATS, Sample
+from rlx.ops.samples import FLOATS, Sample, spec
 from rlx.ops.widening import as_f64, rounded, rounded_tensor
 
 __all__ = ["AttentionBackward", "AttentionBwdWrt", "attention_backward", "attention_backward_all"]
@@ -69,12 +69,17 @@ class AttentionBackward(AttentionBase):
         wanted = (AttentionBwdWrt.Query, AttentionBwdWrt.Key, AttentionBwdWrt.Value)
         return (*wanted, AttentionBwdWrt.Bias) if self.mask_kind is MaskKind.Bias else wanted
 
+    @property
+    def shares_mask(self) -> bool:
+        return AttentionBwdWrt.Bias not in self._wanted
+
     def infer(self, q: Shape, k: Shape, v: Shape, dy: Shape, *extras: Shape) -> Shape | tuple[Shape, ...]:
         named = self.extras(extras)
         self.check_operands(q, k, v, named)
-        same = dy.rank == q.rank and all(require_equal(a, b, self.name) for a, b in zip(dy.dims, q.dims))
+        result = q.with_dims(self.result_dims(q.dims, v.dims))
+        same = dy.rank == q.rank and all(require_equal(a, b, self.name) for a, b in zip(dy.dims, result.dims))
         if not same or dy.dtype is not q.dtype:
-            raise self.fail(f"dy must have the type of q, {q}, got {dy}")
+            raise self.fail(f"dy must have the type of the result, {result}, got {dy}")
         return self._results({"query": q, "key": k, "value": v, "bias": named.mask}.__getitem__)
 
     def _results(self, value: Callable[[AttentionBwdWrt], Any]) -> Any:
@@ -103,10 +108,10 @@ class AttentionBackward(AttentionBase):
                 d_bias = d_scores.reshape(weights.shape)
                 return rounded(d_bias.sum(axis=_shared_axes(named.mask.shape), keepdims=True), named.mask.dtype)
             if wrt is AttentionBwdWrt.Key:
-                d_kv = np.matmul(d_raw.swapaxes(-1, -2), self.fold_queries(np, qh)) * self.scale
-            else:
-                d_kv = np.matmul(rows_p.swapaxes(-1, -2), rows_dy)
-            return rounded(heads_back(np, d_kv, self.layout, k.shape), q.dtype)
+                d_k = np.matmul(d_raw.swapaxes(-1, -2), self.fold_queries(np, qh)) * self.scale
+                return rounded(heads_back(np, d_k, self.layout, k.shape), q.dtype)
+            d_v = np.matmul(rows_p.swapaxes(-1, -2), rows_dy)
+            return rounded(heads_back(np, d_v, self.layout, v.shape), q.dtype)
 
         return self._results(gradient)
 
@@ -135,17 +140,18 @@ class AttentionBackward(AttentionBase):
                 return rounded_tensor(reduce_sum(d_bias, shared, keepdims=True), named.mask.dtype)
             if wrt is AttentionBwdWrt.Key:
                 rows_q = convert(self.fold_queries(movement, qh), wide)
-                d_kv = matmul(movement.swapaxes(d_raw, -1, -2), rows_q) * self.scale
-            else:
-                d_kv = matmul(movement.swapaxes(rows_p, -1, -2), convert(rows_dy, wide))
-            return heads_back(movement, rounded_tensor(d_kv, q.dtype), self.layout, k.shape)
+                d_k = matmul(movement.swapaxes(d_raw, -1, -2), rows_q) * self.scale
+                return heads_back(movement, rounded_tensor(d_k, q.dtype), self.layout, k.shape)
+            d_v = matmul(movement.swapaxes(rows_p, -1, -2), convert(rows_dy, wide))
+            return heads_back(movement, rounded_tensor(d_v, q.dtype), self.layout, v.shape)
 
         return self._results(gradient)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for i, (attributes, operands, binding) in enumerate(attention_cases()):
-            with_dy = (*operands[:3], operands[0], *operands[3:])
+            result = cls(**attributes, wrt="query").result_dims(operands[0].dims, operands[2].dims)
+            with_dy = (*operands[:3], spec(*result), *operands[3:])
             is_bias = attributes.get("mask_kind") == "bias"
             # Single gradients differ from `All` only in which results are kept.
             for wrt in ("all", *(("query", "key", "value") if i == 0 else ()), *(("bias",) if is_bias else ())):

@@ -13,6 +13,7 @@ from rlx.ir.dims import require_equal
 from rlx.ir.op import Op, attribute_type
 from rlx.ir.shape import Dims, Shape, Size
 from rlx.ops.operands import require_dtype, require_float, require_same_dtype
+from rlx.ops.rules import put_batch_first, unbatched_type
 
 __all__ = ["AttentionLayout", "MaskKind"]
 
@@ -135,21 +136,31 @@ class AttentionBase(Op):
         batch, heads, seq, width = x.shape
         return m.reshape(x, (batch, self.kv_heads, heads // self.kv_heads * seq, width))
 
+    @property
+    def _present(self) -> tuple[bool, bool, bool]:
+        """Which of the optional operands there are: mask or bias, kv_len, positions."""
+        return self.mask_kind.is_operand, self.has_kv_len, self.has_positions
+
     def extras(self, operands: tuple[Any, ...]) -> Extras:
         """The optional operands by name, as the attributes say which are present."""
-        present = (self.mask_kind.is_operand, self.has_kv_len, self.has_positions)
+        present = self._present
         if len(operands) != sum(present):
             names = ", ".join(n for n, p in zip(("mask or bias", "kv_len", "positions"), present) if p) or "none"
             raise self.fail(f"with these attributes the optional operands are: {names}; got {len(operands)} of them")
         rest = iter(operands)
         return Extras(*(next(rest) if p else None for p in present))
 
+    def result_dims(self, q: Dims, v: Dims) -> Dims:
+        """The dims of the result: those of q, with heads as wide as the heads of v."""
+        joined = self.layout is AttentionLayout.Bsm
+        return (*q[:-1], v[-1] // self.kv_heads * self.num_heads if joined else v[-1])
+
     def check_operands(self, q: Shape, k: Shape, v: Shape, extras: Extras) -> None:
         """Refuse operands that do not fit each other or the attributes."""
         require_float(self, q, k, v)
         require_same_dtype(self, q, k, v)
-        batch, seq_q = self._batch_and_length("q", q, self.num_heads)
-        k_batch, seq_k = self._batch_and_length("k", k, self.kv_heads)
+        batch, seq_q = self._batch_and_length("q", q, self.num_heads, self.head_dim)
+        k_batch, seq_k = self._batch_and_length("k", k, self.kv_heads, self.head_dim)
         v_batch, v_seq = self._batch_and_length("v", v, self.kv_heads)
         if not self._agree((k_batch, v_batch, v_seq), (batch, batch, seq_k)):
             raise self.fail(f"q, k and v need one batch size, k and v one length; got {q}, {k}, {v}")
@@ -162,18 +173,21 @@ class AttentionBase(Op):
     def _agree(self, found: Dims, wanted: Dims) -> bool:
         return len(found) == len(wanted) and all(require_equal(a, b, self.mnemonic) for a, b in zip(found, wanted))
 
-    def _batch_and_length(self, name: str, x: Shape, heads: int) -> tuple[Size, Size]:
+    def _batch_and_length(self, name: str, x: Shape, heads: int, head_dim: int | None = None) -> tuple[Size, Size]:
         joined = self.layout is AttentionLayout.Bsm
         if x.rank not in ((2, 3) if joined else (4,)):
             raise self.fail(f"layout {self.layout} does not fit {name} {x}: bshd and bhsd have rank 4, bsm has rank 3")
         if joined:
             batch, seq, width = (1, *x.dims) if x.rank == 2 else x.dims
-            fits = self._agree((width,), (heads * self.head_dim,))
+            fits = (
+                self._agree((width % heads,), (0,)) if head_dim is None else self._agree((width,), (heads * head_dim,))
+            )
         else:
             batch, count, seq, width = (x.dims[i] for i in TO_BHSD[self.layout])
-            fits = self._agree((count, width), (heads, self.head_dim))
+            fits = self._agree((count, width), (heads, width if head_dim is None else head_dim))
         if not fits:
-            raise self.fail(f"{name} must hold {heads} heads of {self.head_dim} in layout {self.layout}, got {x}")
+            wide = "" if head_dim is None else f" of {head_dim}"
+            raise self.fail(f"{name} must hold {heads} heads{wide} in layout {self.layout}, got {x}")
         return batch, seq
 
     def _check_mask(self, mask: Shape | None, full: Dims) -> None:
@@ -192,6 +206,52 @@ class AttentionBase(Op):
         if x.rank not in forms or not self._agree(x.dims, forms[x.rank]):
             shapes = " or ".join(str(list(f)) for f in forms.values())
             raise self.fail(f"{name} must be {shapes}, got {x}")
+
+    @property
+    def shares_mask(self) -> bool:
+        """Whether a mask with 1 for the batch may serve several examples; not where it gets a gradient."""
+        return True
+
+    def batch(self, size: Size, operands: tuple[Any, ...], batched: tuple[bool, ...]) -> Any:
+        """The batch axis joins the one that the operands have, or can be given."""
+        types = [unbatched_type(x, b) for x, b in zip(operands, batched)]
+        own = types[0].dims[0] if types[0].rank > 2 else 1
+        given = list(zip(operands, batched, types))
+        count = len(given) - sum(self._present)
+        whole = [_join_batch(put_batch_first(x, b, size), t.rank > 2, own) for x, b, t in given[:count]]
+        for name, extra in self.extras(tuple(given[count:]))._asdict().items():
+            if extra is None:
+                continue
+            x, is_batched, t = extra
+            fits_all = (name == "positions" and t.rank == 1) or (name == "mask" and t.dims[0] == 1 and self.shares_mask)
+            if is_batched or not fits_all:
+                has_batch = name != "positions" or t.rank == 2
+                x = _join_batch(put_batch_first(x, is_batched, size), has_batch, own)
+            whole.append(x)
+        results, inferred = self(*whole), self.infer(*types)
+        if isinstance(inferred, tuple):
+            return tuple(_part_batch(y, t, size, own) for y, t in zip(results, inferred, strict=True))
+        return _part_batch(results, inferred, size, own)
+
+
+def _join_batch(x: Any, has_batch: bool, own: Size) -> Any:
+    """[examples, batch, ..] as [examples·batch, ..]; `own` is the size of the batch, which may be 1 or missing in x."""
+    from rlx.ops.movement import broadcast_to, expand_dims, reshape
+
+    if not has_batch:
+        x = expand_dims(x, 1)
+    size, rest = x.shape[0], x.shape[2:]
+    return reshape(broadcast_to(x, (size, own, *rest)), (size * own, *rest))
+
+
+def _part_batch(y: Any, one: Shape, size: Size, own: Size) -> Any:
+    """The inverse for results, of which each example has the type `one`; what its batch shares is summed."""
+    from rlx.ops.movement import reshape
+    from rlx.ops.reductions import reduce_sum
+
+    if one.rank > 2 and one.dims[0] == 1 and own != 1:
+        return reduce_sum(reshape(y, (size, own, *one.dims[1:])), (1,), keepdims=True)
+    return reshape(y, (size, *one.dims))
 
 
 def full_rank(m: Any, mask: Any) -> Any:

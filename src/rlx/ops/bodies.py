@@ -75,7 +75,7 @@ def run_body(body: Graph, operands: Sequence[Array]) -> list[Array]:
     """The outputs of `body`, by its definition."""
     from rlx.ir.interpret import interpret
 
-    return interpret(body, operands)
+    return interpret(body, operands, outside=False)
 
 
 def one_or_tuple(results: Sequence[Any]) -> Any:

@@ -10,6 +10,11 @@ and gives the result of participant 0.
 
 Functions (`psum(x, "batch")`, ...) read the size of the axis from the surrounding `named_axis`. Outside of any, there
 is one participant.
+
+All participants differentiate the same program: tangents are exchanged like values, and a gradient is the derivative
+of the sum of what all participants return, so cotangents travel back the way the values came (`psum` sums them,
+`all_gather` becomes `reduce_scatter`). Batching over the axis itself replaces a collective by ops along the batch axis;
+over any other axis it stays.
 """
 
 from __future__ import annotations
@@ -26,14 +31,16 @@ import numpy as np
 from rlx.errors import OpError
 from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType
-from rlx.ir.op import Op, attribute_type, op, op_family
+from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, Size, normalize_axis
-from rlx.ops.arithmetic import where
+from rlx.ir.tensor import Tensor
+from rlx.ops.arithmetic import eq, where
 from rlx.ops.creation import iota
 from rlx.ops.indexing import gather
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, reshape, swapaxes
 from rlx.ops.operands import convert, dtype_of, promote_inexact, require_dtype, require_inexact, require_numeric
 from rlx.ops.reductions import reduce, reduce_sum
+from rlx.ops.rules import batched_axis, current_mapped_axis, put_batch_first
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -116,6 +123,15 @@ class Collective(Op):
         """`stacked` with ops."""
         raise NotImplementedError
 
+    def beside(self, x: Tensor) -> Any:
+        """The collective for a batch of operands that has nothing to do with the participants, along axis 0 of x."""
+        return self(x)
+
+    def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
+        if current_mapped_axis() != self.axis_name:
+            return self.beside(*operands)
+        return collective_over_leading_axis(self, *(put_batch_first(x, b, size) for x, b in zip(operands, batched)))
+
 
 def reference_collective(op: Collective, operands: Array | None = None) -> Array:
     """What each participant receives: `operands` holds one operand per participant along axis 0, so does the result.
@@ -189,6 +205,26 @@ class AllReduce(Collective):
         names = {CollectiveKind.Sum: "sum", CollectiveKind.Mean: "mean", CollectiveKind.Max: "max"}
         return _to_all_tensors(reduce(operands, names.get(self.kind, "min"), (0,)), operands.shape[0])
 
+    @property
+    def _is_linear(self) -> bool:
+        return self.kind in (CollectiveKind.Sum, CollectiveKind.Mean)
+
+    def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], y: Tensor) -> Any:
+        if self._is_linear:
+            return self(*tangents)
+        share, total = self._share(primals[0], y), AllReduce(self.axis_name, self.axis_size, CollectiveKind.Sum)
+        return total(tangents[0] * share)
+
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        if self._is_linear:
+            return self(ct)
+        return AllReduce(self.axis_name, self.axis_size, CollectiveKind.Sum)(ct) * self._share(x, y)
+
+    def _share(self, x: Tensor, y: Tensor) -> Any:
+        """Which part of an extreme value is this participant's: 1, 0, or 1/n for n participants that share it."""
+        mine = convert(eq(x, y), x.dtype)
+        return mine / AllReduce(self.axis_name, self.axis_size, CollectiveKind.Sum)(mine)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for kind in CollectiveKind:
@@ -203,6 +239,8 @@ class AllReduce(Collective):
 class AllGather(Collective):
     """Every participant receives all operands, along a new axis `axis`, or joined along an existing one with
     `tiled`."""
+
+    linear_in = (0,)
 
     axis: int = 0
     tiled: bool = False
@@ -228,6 +266,13 @@ class AllGather(Collective):
             gathered = reshape(gathered, (*dims[:axis], dims[axis] * self.axis_size, *dims[axis + 1 :]))
         return _to_all_tensors(gathered, self.axis_size)
 
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return ReduceScatter(self.axis_name, self.axis_size, self.axis, self.tiled)(ct)
+
+    def beside(self, x: Tensor) -> Any:
+        new = not self.tiled
+        return self.replace(axis=normalize_axis(self.axis, x.ndim - 1 + new, self.mnemonic) + 1)(x)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for n in (1, 3):
@@ -245,6 +290,8 @@ class ReduceScatter(Collective):
     Parts lie along `axis`, whose size is the number of participants and which goes away; with `tiled` it is a
     multiple of that number and parts are pieces of it.
     """
+
+    linear_in = (0,)
 
     axis: int = 0
     tiled: bool = False
@@ -266,6 +313,12 @@ class ReduceScatter(Collective):
         axis = normalize_axis(self.axis, total.ndim, self.mnemonic)
         return moveaxis(_in_pieces(total, axis, self.axis_size) if self.tiled else total, axis, 0)
 
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return AllGather(self.axis_name, self.axis_size, self.axis, self.tiled)(ct)
+
+    def beside(self, x: Tensor) -> Any:
+        return self.replace(axis=batched_axis(self.axis, x))(x)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls("i"), spec(1, 4), dtypes=(*FLOATS, *INTS))
@@ -282,6 +335,8 @@ class AllToAll(Collective):
     along a new axis `concat_axis`. With `tiled` both axes stay: one is cut into pieces, along the other they are
     joined.
     """
+
+    linear_in = (0,)
 
     split_axis: int = 0
     concat_axis: int = 0
@@ -313,6 +368,13 @@ class AllToAll(Collective):
         dims = moved.shape
         return reshape(moved, (*dims[: concat + 1], dims[concat + 1] * dims[concat + 2], *dims[concat + 3 :]))
 
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return self.replace(split_axis=self.concat_axis, concat_axis=self.split_axis)(ct)
+
+    def beside(self, x: Tensor) -> Any:
+        split, concat = batched_axis(self.split_axis, x), batched_axis(self.concat_axis, x)
+        return self.replace(split_axis=split, concat_axis=concat)(x)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls("i"), spec(1, 4), dtypes=(*FLOATS, "i32", "bool"))
@@ -326,6 +388,8 @@ class AllToAll(Collective):
 class PPermute(Collective):
     """Operands move between participants: for each pair (source, destination) of `perm`. Who receives nothing has
     zeros."""
+
+    linear_in = (0,)
 
     perm: tuple[tuple[int, ...], ...] = ()
 
@@ -355,6 +419,9 @@ class PPermute(Collective):
         moved = gather(operands, sources)
         return where(receives.reshape(-1, *(1,) * (operands.ndim - 1)), moved, convert(0, dtype_of(operands)))
 
+    def vjp(self, ct: Tensor, y: Tensor, x: Tensor) -> Any:
+        return self.replace(perm=tuple((destination, source) for source, destination in self.perm))(ct)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls("i"), spec(2, 3), dtypes=(*FLOATS, "i32", "bool"))
@@ -365,6 +432,8 @@ class PPermute(Collective):
 @op("axis_index")
 class AxisIndex(Collective):
     """The number of this participant along the axis, i32."""
+
+    jvp = vjp = NoRule("integer result")
 
     def infer(self) -> Shape:
         return Shape((), DType.I32)

@@ -18,18 +18,18 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.errors import BackendError, OpError
+from rlx.errors import BackendError, NoJvpRule, NoVjpRule, NoVmapRule, OpError
+from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.op import Op, op
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Shape, Size
+from rlx.ir.tensor import Tensor, lift, target_graph
 from rlx.ops.bodies import Array, one_or_tuple
+from rlx.ops.body_transforms import as_tuple, filled, types
 from rlx.ops.samples import Sample, sample, spec
-
-if TYPE_CHECKING:
-    from rlx.ir.graph import Graph, Node, NodeId
 
 __all__ = [
     "Custom",
@@ -49,12 +49,14 @@ __all__ = [
 class VjpContext(NamedTuple):
     """For `OpExtension.vjp`: the gradient of the result, and the graph `bwd` in which gradients are built.
 
-    `fwd_map` gives the id in `bwd` of every node of the differentiated graph.
+    `fwd_map` gives the id in `bwd` of the node and of its inputs. An op with several results finds the gradients of
+    all of them in `upstreams`.
     """
 
     upstream: NodeId
     fwd_map: Mapping[NodeId, NodeId]
     bwd: Graph
+    upstreams: tuple[NodeId, ...]
 
 
 class JvpContext(NamedTuple):
@@ -70,7 +72,7 @@ class VmapContext(NamedTuple):
 
     lifted_inputs: Sequence[NodeId]
     is_batched: Sequence[bool]
-    batch_size: int
+    batch_size: Size
     out: Graph
 
 
@@ -97,11 +99,11 @@ class OpExtension:
         return NotImplemented
 
     def jvp(self, node: Node, context: JvpContext) -> Any:
-        """The id of the tangent of the result, or None for zero."""
+        """The id of the tangent of the result (a tuple for several), or None for zero."""
         return NotImplemented
 
     def vmap(self, node: Node, context: VmapContext) -> Any:
-        """The id of the result with a leading batch axis."""
+        """The id of the result with a leading batch axis (a tuple for several)."""
         return NotImplemented
 
 
@@ -189,6 +191,45 @@ class Custom(Op):
             )
         return one_or_tuple([np.asarray(r) for r in result]) if isinstance(result, tuple) else np.asarray(result)
 
+    def jvp(self, primals: Sequence[Tensor], tangents: Sequence[Tensor | None], y: Any) -> Any:
+        node, ids, graph = self._node(primals, y)
+        known = [None if t is None else lift(t, graph).id for t in tangents]
+        result = self.extension().jvp(node, JvpContext(known, ids, graph))
+        if result is NotImplemented:
+            raise NoJvpRule(f"custom op {self.key!r}", "its OpExtension does not give jvp")
+        if result is None:
+            return None
+        return _tensors(result, graph)
+
+    def vjp(self, ct: Any, y: Any, *inputs: Tensor) -> list[Tensor | None]:
+        node, ids, graph = self._node(inputs, y)
+        cotangents = tuple(lift(c, graph).id for c in filled(as_tuple(ct), types(as_tuple(y))))
+        result = self.extension().vjp(node, VjpContext(cotangents[0], ids, graph, cotangents))
+        if result is NotImplemented:
+            raise NoVjpRule(f"custom op {self.key!r}", "its OpExtension does not give vjp")
+        gradients: list[Tensor | None] = [None] * len(inputs)
+        for number, gradient in result:
+            gradients[number] = graph.tensor(gradient)
+        return gradients
+
+    def batch(self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+        node, _, graph = self._node(operands, None)
+        result = self.extension().vmap(node, VmapContext(node.inputs, tuple(batched), size, graph))
+        if result is NotImplemented:
+            raise NoVmapRule(f"custom op {self.key!r}", "its OpExtension does not give vmap")
+        return _tensors(result, graph)
+
+    def _node(self, inputs: Sequence[Tensor], y: Any) -> tuple[Node, dict[NodeId, NodeId], Graph]:
+        """The op as a node of the program being built, and the map of ids that extensions expect."""
+        graph = target_graph(inputs)
+        assert graph is not None
+        operands = tuple(lift(x, graph).id for x in inputs)
+        results = [lift(r, graph) for r in as_tuple(y)] if y is not None else []
+        # Of several results, the projections are known; the node itself is what they read.
+        own = results[0].id if len(results) == 1 else results[0].node.inputs[0] if results else NodeId(len(graph))
+        node = Node(own, self, operands, tuple(r.type for r in results))
+        return node, {i: i for i in (*operands, own)}, graph
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for extension in (_SampleScale(), _SampleHalves()):
@@ -199,6 +240,10 @@ class Custom(Op):
         yield sample(scale, spec("B", 3), B=2)
         yield sample(cls("sample.halves"), spec(4), dtypes=("f32", "i32"))
         yield sample(cls("sample.scale", np.float32(-1).tobytes(), Shape((4,), "f32")), spec(4), dtypes=("f32",))
+
+
+def _tensors(result: Any, graph: Graph) -> Any:
+    return tuple(graph.tensor(r) for r in result) if isinstance(result, tuple) else graph.tensor(result)
 
 
 class _SampleScale(OpExtension):
@@ -215,6 +260,15 @@ class _SampleScale(OpExtension):
 
     def eval(self, arrays: Sequence[Array], attrs: bytes) -> Array:
         return (arrays[0].astype(np.float64) * np.frombuffer(attrs, np.float32)[0]).astype(arrays[0].dtype)
+
+    def vjp(self, node: Node, context: VjpContext) -> Any:
+        return [(0, context.bwd.append(node.op, [context.upstream]).id)]
+
+    def jvp(self, node: Node, context: JvpContext) -> Any:
+        return context.bwd.append(node.op, [i for i in context.tangents if i is not None]).id
+
+    def vmap(self, node: Node, context: VmapContext) -> Any:
+        return context.out.append(node.op.replace(packed_shape=None), context.lifted_inputs).id
 
 
 class _SampleHalves(OpExtension):
@@ -233,6 +287,21 @@ class _SampleHalves(OpExtension):
     def eval(self, arrays: Sequence[Array], attrs: bytes) -> tuple[Array, ...]:
         middle = len(arrays[0]) // 2
         return arrays[0][:middle], arrays[0][middle:]
+
+    def vjp(self, node: Node, context: VjpContext) -> Any:
+        from rlx.ops.movement import concat
+
+        return [(0, concat([context.bwd.tensor(u) for u in context.upstreams]))]
+
+    def jvp(self, node: Node, context: JvpContext) -> Any:
+        return Custom(self.name())(*(context.bwd.tensor(t) for t in context.tangents if t is not None))
+
+    def vmap(self, node: Node, context: VmapContext) -> Any:
+        from rlx.ops.movement import narrow
+
+        x = context.out.tensor(context.lifted_inputs[0])
+        half = x.shape[1] // 2
+        return narrow(x, 1, 0, half), narrow(x, 1, half, half)
 
 
 def custom_op(name: str, attrs: bytes, inputs: Sequence[Any]) -> Any:

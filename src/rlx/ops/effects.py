@@ -7,6 +7,10 @@ values wait for it:
     y = debug_print("y = {}", y)
     y = runtime_assert(y > 0, "y must be positive", y)
 
+Derivatives pass through the operand that is handed on; an effect happens once, not again for tangents or gradients.
+Under vmap, printing and callbacks happen once per example, in the order of the batch (`lanes` counts the mapped axes);
+an assertion must hold for all examples.
+
 Programs are data, so a callback is stored by name. `register_callback` names a Python function; a program that was
 written to a file finds its callbacks again when they are registered under the same names.
 """
@@ -20,11 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import OpError
+from rlx.errors import AssertionFailed, NoJvpRule, NoVjpRule, OpError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Shape, Size
+from rlx.ir.tensor import Tensor
 from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.rules import put_batch_first
 from rlx.ops.samples import Sample, sample, spec
 
 __all__ = [
@@ -46,13 +52,15 @@ Callback = Callable[..., Any]
 class DebugPrint(Op):
     """Prints `format`, with one `{}` per operand, to standard output; returns the first operand.
 
-    A field may carry NumPy's or Python's format after a colon where the operand is a scalar: `{:.3f}`.
+    A field may carry NumPy's or Python's format after a colon where the operand is a scalar: `{:.3f}`. All operands
+    share the first `lanes` axes; one line is printed for every index along them.
     """
 
     primitive = True
     effect = True
 
     format: str
+    lanes: int = 0
 
     def check(self) -> None:
         try:
@@ -69,12 +77,24 @@ class DebugPrint(Op):
         wanted, given = len(self._fields_of_format()), 1 + len(more)
         if wanted not in (0, given):
             raise self.fail(f"the format {self.format!r} has {wanted} fields for {given} operands")
+        _require_lanes(self, self.lanes, (x, *more))
         return x
 
     def eval(self, x: Array, *more: Array) -> Array:
-        values = [v.item() if v.ndim == 0 else v for v in (x, *more)]
-        sys.stdout.write(self.format.format(*values) + "\n")
+        for index in np.ndindex(x.shape[: self.lanes]):
+            values = [np.asarray(v[index]) for v in (x, *more)]
+            printed = [v.item() if v.ndim == 0 else v for v in values]
+            sys.stdout.write(self.format.format(*printed) + "\n")
         return x
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        return tangents[0]
+
+    def vjp(self, ct: Any, y: Any, x: Any, *more: Any) -> Any:
+        return ct, *(None for _ in more)
+
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        return _with_one_more_lane(self, self.lanes, size, operands, batched)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -82,6 +102,18 @@ class DebugPrint(Op):
         yield sample(cls("loss {:.3f} after {} steps"), spec(), spec(dtype="i32"))
         yield sample(cls("reached"), spec(0, 3), dtypes=("f32", "i32", "bool", "c64"))
         yield sample(cls("{}"), spec("B", 2), B=3)
+        yield sample(cls("{} and {}", 2), spec(2, 3), spec(2, 3, 2, dtype="i32"))
+
+
+def _require_lanes(op: Op, lanes: int, operands: Sequence[Shape]) -> None:
+    leading = {x.dims[:lanes] for x in operands}
+    if lanes < 0 or len(leading) > 1 or any(x.rank < lanes for x in operands):
+        given = ", ".join(map(str, operands))
+        raise op.fail(f"lanes={lanes} needs that many leading axes, the same for all operands, got {given}")
+
+
+def _with_one_more_lane(op: Op, lanes: int, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+    return op.replace(lanes=lanes + 1)(*(put_batch_first(x, b, size) for x, b in zip(operands, batched)))
 
 
 @op("runtime_assert")
@@ -102,8 +134,18 @@ class RuntimeAssert(Op):
         if not condition.all():
             where = np.argwhere(~condition)[0].tolist() if condition.ndim else ""
             place = f" (first at index {where} of {list(condition.shape)})" if condition.ndim else ""
-            raise self.fail(f"{self.message}{place}")
+            raise AssertionFailed(f"{self.mnemonic}: {self.message}{place}")
         return x
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        return tangents[0]
+
+    def vjp(self, ct: Any, y: Any, x: Any, condition: Any) -> Any:
+        return ct, None
+
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        x, condition = operands
+        return self(put_batch_first(x, batched[0], size), condition)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -142,7 +184,8 @@ class HostCallback(Op):
     """Calls the Python function registered as `callback` with the operands as NumPy arrays.
 
     It returns one array for each of `results`, which declare their types. Without declared results its return value is
-    ignored and the first operand is passed on.
+    ignored and the first operand is passed on. All operands share the first `lanes` axes; the function is called for
+    every index along them, and its results are stacked.
     """
 
     primitive = True
@@ -150,13 +193,17 @@ class HostCallback(Op):
 
     callback: str
     results: tuple[Shape, ...] = ()
+    lanes: int = 0
 
     def infer(self, *operands: Shape) -> Shape | tuple[Shape, ...]:
-        if self.results:
-            return self.results if len(self.results) > 1 else self.results[0]
-        if not operands:
+        if not operands and (not self.results or self.lanes):
             raise self.fail(f"callback {self.callback!r} has neither operands nor results; declare at least one result")
-        return operands[0]
+        _require_lanes(self, self.lanes, operands)
+        if not self.results:
+            return operands[0]
+        leading = operands[0].dims[: self.lanes] if self.lanes else ()
+        stacked = tuple(r.with_dims((*leading, *r.dims)) for r in self.results)
+        return stacked if len(stacked) > 1 else stacked[0]
 
     def eval(self, *operands: Array) -> Any:
         function = _callbacks.get(self.callback)
@@ -165,14 +212,24 @@ class HostCallback(Op):
                 f"no function is registered as {self.callback!r}; call register_callback({self.callback!r}, function) "
                 f"before the program runs (registered: {_known()})"
             )
-        returned = function(*operands)
+        leading = operands[0].shape[: self.lanes] if operands else ()
+        stacked = tuple(np.empty((*leading, *r.static_dims), r.dtype.numpy) for r in self.results)
+        for index in np.ndindex(leading):
+            returned = function(*(np.asarray(x[index]) for x in operands))
+            for array, one in zip(stacked, self._results_of(returned)):
+                array[index] = one
         if not self.results:
             return operands[0]
+        return stacked if len(stacked) > 1 else stacked[0]
+
+    def _results_of(self, returned: Any) -> tuple[Array, ...]:
+        """The declared results in what one call returned."""
+        if not self.results:
+            return ()
         values = returned if isinstance(returned, tuple | list) else (returned,)
         if len(values) != len(self.results):
             raise self.fail(f"{self.callback!r} declares {len(self.results)} results, but returned {len(values)}")
-        arrays = tuple(self._checked(value, shape) for value, shape in zip(values, self.results))
-        return arrays if len(arrays) > 1 else arrays[0]
+        return tuple(self._checked(value, shape) for value, shape in zip(values, self.results))
 
     def _checked(self, value: Any, shape: Shape) -> Array:
         array = np.asarray(value)
@@ -182,6 +239,26 @@ class HostCallback(Op):
             )
         return array.astype(shape.dtype.numpy)
 
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        if self.results:
+            raise NoJvpRule(self.mnemonic, self._no_derivative)
+        return tangents[0]
+
+    def vjp(self, ct: Any, y: Any, *operands: Any) -> Any:
+        if self.results:
+            raise NoVjpRule(self.mnemonic, self._no_derivative)
+        return ct, *(None for _ in operands[1:])
+
+    @property
+    def _no_derivative(self) -> str:
+        return (
+            f"what {self.callback!r} computes is known to Python only; wrap the call in a function with rlx.custom_vjp "
+            "or rlx.custom_jvp, or put stop_gradient on its operands"
+        )
+
+    def batch(self, size: Size, operands: Any, batched: Any) -> Any:
+        return _with_one_more_lane(self, self.lanes, size, operands, batched)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         double = register_callback("rlx.samples.double", _double)
@@ -190,6 +267,7 @@ class HostCallback(Op):
         yield sample(cls(double, ("f32[B,3]",)), spec("B", 3, dtype="f32"), dtypes=("f32",), B=2)
         yield sample(cls(both, ("f64[]", "f64[]")), spec(5), dtypes=("f64",))
         yield sample(cls(double), spec(4), spec(2, dtype="i32"))
+        yield sample(cls(both, ("f64[]", "f64[]"), 1), spec(3, 5), dtypes=("f64",))
 
 
 def _double(x: Array, *_: Array) -> Array:

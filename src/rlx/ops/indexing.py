@@ -4,9 +4,7 @@ Ids may have any integer or float dtype (floats are truncated toward zero). An i
 size n; negative ids count from the end. What happens to others is the op's `IndexMode`; nothing ever reads or writes
 outside of an operand.
 
-An op whose ids must be valid says so by `index_operands`: operand number -> sizes of the axes that its ids select from
-(one size for all ids, or one per coordinate when the last axis of the ids holds coordinates). Engines check such
-operands with `check_ids` when they come straight from the caller.
+An op whose ids must be valid says so by `index_operands`; see `rlx.ir.outside_ids` for when they are checked.
 
 `rlx.ops.selection` builds take, one_hot, nonzero, ... on these ops, `rlx.ops.subscript` x[...] and x.at[...].
 """
@@ -107,18 +105,6 @@ def resolve_ids(ids: Array, size: int) -> tuple[Array, Array]:
 def clipped_ids(ids: Array, size: int) -> Array:
     """The positions that ids stand for, the nearest valid one where there is none."""
     return resolve_ids(ids, size)[0]
-
-
-def check_ids(op: Op, ids: Array, sizes: Sequence[int], name: str = "ids") -> None:
-    """Refuse ids outside of their axis; `sizes` is an entry of `op.index_operands`."""
-    columns = [ids] if len(sizes) == 1 else [ids[..., j] for j in range(len(sizes))]
-    for column, size in zip(columns, sizes):
-        valid = resolve_ids(column, size)[1]
-        if not valid.all():
-            wrong = column[~valid].flat[0]
-            raise op.fail(
-                f"{name} holds {wrong}, but the indexed axis has size {size}: valid ids are {-size}..{size - 1}"
-            )
 
 
 def _require_mode(op: Op, mode: IndexMode, accepted: tuple[IndexMode, ...]) -> None:

@@ -71,7 +71,9 @@ def convert(value: Any, dtype: DType) -> Any:
         graph = target_graph(())
         return graph.constant(value, dtype) if graph is not None else np.asarray(value).astype(dtype.numpy)
     array = np.asarray(value)
-    return array if array.dtype == dtype.numpy else emit(Cast(dtype), (array,))
+    if array.dtype != dtype.numpy:
+        return emit(Cast(dtype), (array,))
+    return value if isinstance(value, np.ndarray) else array
 
 
 def promote_operands(*operands: Any) -> tuple[Any, ...]:

@@ -54,21 +54,31 @@ class Pool(WindowOp):
         return rounded(joined, x.dtype)
 
     def decompose(self, x: Any) -> Any:
-        return self._reduction(self.kind)(x)
+        return self._reduction(x)
 
-    def _reduction(self, kind: ReduceOp) -> ReduceWindow:
+    @property
+    def _reduction(self) -> ReduceWindow:
         amounts = (0, 0, *self.padding)
         window, stride = (1, 1, *self.kernel_size), (1, 1, *self.stride)
-        return ReduceWindow(kind, window, stride, amounts, amounts, (1,) * len(window))
+        return ReduceWindow(self.kind, window, stride, amounts, amounts, (1,) * len(window))
+
+    def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
+        if self.kind in (ReduceOp.Max, ReduceOp.Min):
+            return self._backward.read_winners(self._largest_wins(primals[0]), tangents[0])
+        return self._reduction.jvp(primals, tangents, y)
 
     def vjp(self, ct: Any, y: Any, x: Any) -> Any:
         if self.kind in (ReduceOp.Max, ReduceOp.Min):
-            backward = MaxPool2dBackward(self.kernel_size, self.stride, self.padding)
-            return backward(x if self.kind is ReduceOp.Max else -x, ct)
-        if self.kind is ReduceOp.Mean:
-            share = rounded_tensor(accumulators(ct)[0] * (1.0 / math.prod(self.kernel_size)), x.dtype)
-            return self._reduction(ReduceOp.Sum).vjp(share, y, x)
-        return self._reduction(self.kind).vjp(ct, y, x)
+            return self._backward(self._largest_wins(x), ct)
+        return self._reduction.vjp(ct, y, x)
+
+    @property
+    def _backward(self) -> MaxPool2dBackward:
+        return MaxPool2dBackward(self.kernel_size, self.stride, self.padding)
+
+    def _largest_wins(self, x: Any) -> Any:
+        """x, or its negative where the smallest element of a window is chosen."""
+        return -x if self.kind is ReduceOp.Min else x
 
     batch = batch_by_folding
 
@@ -149,8 +159,12 @@ class MaxPool2dBackward(WindowOp):
         return None if tangents[1] is None else self(primals[0], tangents[1])
 
     def vjp(self, ct: Any, y: Any, x: Any, dy: Any) -> Any:
+        return None, self.read_winners(x, ct)
+
+    def read_winners(self, x: Any, t: Any) -> Any:
+        """For each window, t at the largest element of x: the adjoint of this op, and the tangent of max pooling."""
         places, found = self._winners(x)
-        return None, where(found, GatherNd(self.spatial_axes, 2, IndexMode.Clip)(ct, places), 0.0)
+        return where(found, GatherNd(self.spatial_axes, 2, IndexMode.Clip)(t, places), 0.0)
 
     batch = batch_by_folding
 

@@ -348,7 +348,7 @@ class DequantGroupedMatMul(Op):
         scheme = QuantScheme.GgufQ4_0
         stack = _bytes_spec(scheme, 32, 6)
         yield sample(cls(scheme, 3), spec(4, 32), stack, spec(4, dtype="i32", values=[1, 0, 1, 1]))
-        yield sample(cls(scheme, 2), spec(4, 32), stack, spec(4, dtype="f32", values=[1.9, 0, -3, 8]), smooth=False)
+        yield sample(cls(scheme, 2), spec(4, 32), stack, spec(4, dtype="f32", values=[1.9, 0, -3, 2]), smooth=False)
         yield sample(cls(scheme, 3), spec("B", 32), stack, spec("B", dtype="i32", low=0, high=1), B=3)
         yield sample(cls(scheme, 3), spec(0, 32), stack, spec(0, dtype="i32"))
 

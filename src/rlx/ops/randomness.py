@@ -4,12 +4,14 @@ A key is u32[2]. It never changes: the same key gives the same numbers, on every
 `split` and `fold_in`. Keys may have leading axes; the result then has them too, one independent draw per key.
 
 The bits are those of Philox4x32-10 (see `rlx.ir.rng`), exactly. What is drawn from them, w and w' being consecutive
-words:
+words and W = w' << 32 | w:
 
-    uniform      f32: (w >> 8) · 2^-24, bf16: (w >> 24) · 2^-8, f16: (w >> 21) · 2^-11, f64: ((w' << 32 | w) >> 11) ·
-    2^-53 open unit u  f32: ((w >> 9) + ½) · 2^-23, f64: ((w' << 32 | w) >> 12 + ½) · 2^-52; never 0 nor 1 normal
-    sqrt(-2 ln u) · cos(2π v), u open from the first draw of an element, v uniform from the second gumbel
-    -ln(-ln u);    exponential  -ln u randint      minval + (w' << 32 | w) mod (maxval - minval)
+    uniform      f32 (w >> 8)·2^-24,  bf16 (w >> 24)·2^-8,  f16 (w >> 21)·2^-11,  f64 (W >> 11)·2^-53
+    open unit    f32 ((w >> 9) + ½)·2^-23,  f64 ((W >> 12) + ½)·2^-52; never 0 nor 1
+    normal       sqrt(-2 ln u)·cos(2π v), u open from the first draw of an element, v uniform from the second
+    gumbel       -ln(-ln u)
+    exponential  -ln u
+    randint      minval + W mod (maxval - minval)
 
 f16 and bf16 values other than uniform ones are computed in f32. This module is the implementation of `rlx.random`.
 """
@@ -87,12 +89,12 @@ class RandomBits(Op):
     def eval(self, key: Array, block0: Array | None = None) -> Array:
         dims = Shape(self.dims).static_dims
         count = math.prod(dims)
-        blocks = np.arange(-(-count // 4), dtype=np.uint64)
-        if block0 is not None:
-            blocks = blocks + block0[..., None]
+        blocks_per_key = np.arange(-(-count // 4), dtype=np.uint64)
+        blocks = blocks_per_key if block0 is None else blocks_per_key + block0[..., None]
         counter = (blocks & np.uint64(_MASK), blocks >> np.uint64(32), self.stream, 0)
         words = np.stack(philox4x32(counter, (key[..., 0, None], key[..., 1, None])), axis=-1)
-        return words.reshape((*words.shape[:-2], -1 if count else 0))[..., :count].reshape((*words.shape[:-2], *dims))
+        batch = words.shape[:-2]
+        return words.reshape((*batch, 4 * len(blocks_per_key)))[..., :count].reshape((*batch, *dims))
 
     def decompose(self, key: Any, block0: Any = None) -> Any:
         count = product(self.dims)
@@ -123,6 +125,7 @@ class RandomBits(Op):
         yield sample(cls((0, 3)), key, dtypes=("u32",))
         keys = spec(3, 2, dtype="u32", low=0, high=1000)
         yield sample(cls((5,)), keys, dtypes=("u32",))
+        yield sample(cls((5,)), spec(0, 2, dtype="u32"), dtypes=("u32",))
         yield sample(cls((6,)), key, spec(dtype="u64", values=2**32 - 1), dtypes=("u32",))
         yield sample(cls((2,), 2), keys, spec(3, dtype="u64", low=0, high=99), dtypes=("u32",))
         yield sample(cls(("B", 3)), key, dtypes=("u32",), B=3)

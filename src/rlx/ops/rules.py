@@ -8,6 +8,9 @@ Rules are methods of the op classes, written with ops, so that what they build c
 
 `ct` and `y` are tuples for ops with several results (entries of `ct` may be None). An op that is linear in some
 operands says so (`linear_in`, `multilinear_in`) and needs no jvp. A rule that is missing is derived from `decompose`.
+
+Cotangents of complex values are conjugate Wirtinger derivatives ∂L/∂z̄, so that dL = 2·Re(conj(ct)·dz): holomorphic ops
+scale by conj(f'), and where real numbers become complex (or complex ones real) there is a factor of 2 (or ½).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.ir.dims import Dim, dim_max
 from rlx.ir.dtype import DType
-from rlx.ir.op import Op, op
+from rlx.ir.op import NoRule, Op, op
 from rlx.ir.rng import bits_to_uniform
 from rlx.ir.shape import Shape, Size
 from rlx.ops.arithmetic import and_, eq, ge, gt, lt, or_, shift_right_logical, where
@@ -44,6 +44,8 @@ class Sample(Op):
     the running sum of what is kept exceeds r times its total; r = (w >> 8)·2^-24, w being word i of `RandomBits`
     under key u32[2] for row i.
     """
+
+    jvp = vjp = NoRule("integer result; for a differentiable relaxation add rlx.random.gumbel noise and use softmax")
 
     top_k: int = 0
     top_p: float = 1.0

@@ -42,6 +42,10 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
     def __array_finalize__(self, source: Any) -> None:
         return None
 
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy functions see plain arrays and return what they always return."""
+        return func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+
 
 # `x += y` binds x to a new array; ndarray would try to write into the old one.
 _IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
@@ -56,9 +60,24 @@ def as_array(value: Any) -> Array:
     return array
 
 
+def _plain(value: Any) -> Any:
+    """`value` with every rlx.Array in it as a plain NumPy array."""
+    if isinstance(value, Array):
+        return np.asarray(value)
+    if isinstance(value, tuple | list):
+        return type(value)(_plain(v) for v in value)
+    return value
+
+
 def _run_eagerly(op: Op, operands: Sequence[Any]) -> Any:
     result = eager_eval(op, operands)
-    return tuple(as_array(r) for r in result) if isinstance(result, tuple) else as_array(result)
+    # What a definition returns may be a view of an operand; the caller may still write into that.
+    writable = [x for x in operands if isinstance(x, np.ndarray) and x.flags.writeable]
+    owned = [
+        np.array(r) if any(np.may_share_memory(r, x) for x in writable) else r
+        for r in (result if isinstance(result, tuple) else (result,))
+    ]
+    return tuple(as_array(r) for r in owned) if isinstance(result, tuple) else as_array(owned[0])
 
 
 set_eager(_run_eagerly)

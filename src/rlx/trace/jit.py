@@ -96,11 +96,11 @@ class Compiled:
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """The results for arguments that are known to fit."""
-        arrays = [_concrete(x, node.shape.dtype.numpy) for x, node in zip(leaves, self._inputs)]
+        arrays = [concrete(x, node.shape.dtype.numpy) for x, node in zip(leaves, self._inputs)]
         return self.out_tree.unflatten(self._run(arrays))
 
 
-def _concrete(value: Any, dtype: np.dtype[Any]) -> Any:
+def concrete(value: Any, dtype: np.dtype[Any]) -> Any:
     """Device arrays pass as they are; numbers become arrays of the type they were traced with."""
     if hasattr(value, "shape") and value.dtype == dtype:
         return value

@@ -1,0 +1,169 @@
+"""Runs the Python blocks of Markdown pages, so that what the pages say stays true.
+
+The blocks of a page run in order, in one namespace, in a fresh interpreter in which warnings are errors. The words
+after the language say how:
+
+    ```python                     the block runs
+    ```python raises ShapeError   the block must raise that error, which counts as printed: `ShapeError: message`
+    ```python no-run: the reason  the block is skipped
+    ```output                     directly after a Python block: exactly what it prints
+
+`python tools/doc_pages.py page.md` runs one page; `refreshed(page)` gives its text with the outputs written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_FENCE = re.compile(r"(?P<indent>[ ]*)```(?P<info>.*)")
+
+
+class PageError(Exception):
+    """A page that cannot be read or does not run; the message names the page and the line."""
+
+
+class Block(NamedTuple):
+    """The code between two fences: its info string, and where its first line stands in the page (from 0)."""
+
+    info: str
+    code: str
+    first: int
+    indent: str
+
+    @property
+    def language(self) -> str:
+        return self.info.partition(" ")[0]
+
+    @property
+    def expected_error(self) -> str | None:
+        words = self.info.split()
+        return words[2] if words[1:2] == ["raises"] and len(words) == 3 else None
+
+
+def documentation() -> list[Path]:
+    """Every page whose blocks run: README, CONTRIBUTING and docs/."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(text: str, page: str = "page") -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found: list[Block] = []
+    lines = text.split("\n")
+    number = 0
+    while number < len(lines):
+        opening = _FENCE.fullmatch(lines[number])
+        number += 1
+        if opening is None:
+            continue
+        indent, first = opening["indent"], number
+        while number < len(lines) and lines[number].rstrip() != f"{indent}```":
+            number += 1
+        if number == len(lines):
+            raise PageError(f"{page}:{first}: the block is not closed")
+        code = "\n".join(line.removeprefix(indent) for line in lines[first:number])
+        found.append(_checked(Block(opening["info"].strip(), code, first, indent), page))
+        number += 1
+    return found
+
+
+def _checked(block: Block, page: str) -> Block:
+    """Refuse info strings of Python and output blocks that mean nothing."""
+    rest = block.info.removeprefix(block.language).strip()
+    ok = {
+        "python": not rest or block.expected_error is not None or re.fullmatch(r"no-run: \S.*", rest) is not None,
+        "output": not rest,
+    }
+    if not ok.get(block.language, True):
+        raise PageError(
+            f"{page}:{block.first}: ```{block.info} means nothing; write ```python, ```python raises SomeError, "
+            "```python no-run: the reason, or ```output"
+        )
+    return block
+
+
+def is_run(block: Block) -> bool:
+    return block.language == "python" and "no-run:" not in block.info
+
+
+def run_blocks(page: Path) -> list[str]:
+    """What each block that runs prints. An error that the page does not announce is a PageError."""
+    name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+    # A module, because classes look themselves up in the one they were made in.
+    module = types.ModuleType("page")
+    sys.modules["page"] = module
+    return [_run(block, vars(module), name) for block in blocks(page.read_text(), name) if is_run(block)]
+
+
+def _run(block: Block, namespace: dict[str, object], page: str) -> str:
+    # Blank lines in front give every frame the line number of the page.
+    source = "\n" * block.first + block.code
+    printed = io.StringIO()
+    raised: Exception | None = None
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, page, "exec", dont_inherit=True), namespace)
+    except Exception as error:
+        raised = error
+    if raised is not None and type(raised).__name__ != block.expected_error:
+        trace = "".join(traceback.format_exception(raised))
+        raise PageError(f"{page}:{block.first}: the block fails\n{trace}")
+    if raised is None and block.expected_error is not None:
+        raise PageError(f"{page}:{block.first}: {block.expected_error} is announced, but nothing is raised")
+    text = printed.getvalue() if raised is None else f"{printed.getvalue()}{type(raised).__name__}: {raised}"
+    return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
+
+
+def run_page(page: Path) -> list[str]:
+    """`run_blocks` in a fresh interpreter."""
+    command = [sys.executable, "-W", "error", __file__, str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise PageError(done.stderr.strip())
+    outputs: list[str] = json.loads(done.stdout)
+    return outputs
+
+
+def refreshed(page: Path) -> str:
+    """The text of the page with every output block holding what its Python block prints."""
+    text = page.read_text()
+    found = blocks(text, page.name)
+    if not any(is_run(b) for b in found):
+        return text
+    return with_outputs(text, found, run_page(page))
+
+
+def with_outputs(text: str, found: list[Block], printed: list[str]) -> str:
+    """`text` with the output blocks among its blocks replaced by what was printed."""
+    lines = text.split("\n")
+    outputs = iter(printed)
+    changes: list[tuple[Block, str]] = []
+    last: str | None = None
+    for block in found:
+        if block.language == "output":
+            if last is None:
+                raise PageError(f"line {block.first}: an output block must follow the Python block that prints it")
+            changes.append((block, last))
+        last = next(outputs) if is_run(block) else None
+    for block, output in reversed(changes):
+        end = block.first + block.code.count("\n") + 1
+        lines[block.first : end] = [(block.indent + line).rstrip() for line in output.split("\n")]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    try:
+        results = run_blocks(Path(sys.argv[1]).resolve())
+    except PageError as failure:
+        sys.exit(str(failure))
+    print(json.dumps(results))
