@@ -78,7 +78,7 @@ def test_every_ggml_format_has_a_scheme():
     assert QuantScheme.of_ggml("Q4_K") is not None and QuantScheme.of_ggml("Q4_K") == QuantScheme.GgufQ4K
 
 
-@pytest.mark.parametrize("text", ["", "q4k", "int8/", "int8/x", "int8/-1", "gguf_q4k/32", "int8", "nvfp4", "int8/0"])
+@pytest.mark.parametrize("text", ["", "q4k", "int8/", "int8/x", "int8/-1", "gguf_q4k/32", "int8", "nvfp4/32", "int8/0"])
 def test_bad_scheme_text(text):
     with pytest.raises(OpError, match="quant scheme"):
         QuantScheme.parse(text)

@@ -28,10 +28,9 @@ def make_scene(count, coefficients, seed=0, **changes):
     return scene._replace(**{k: np.asarray(v, float) for k, v in changes.items()})
 
 
-def camera_meta(
-    pos=(0.3, -0.2, 4.0), target=(0.0, 0.1, 0.0), up=(0.0, 1.0, 0.0), fov=50.0, near=0.1, far=50.0, bg=None
-):
-    return np.array([*pos, *target, *up, fov, near, far, *(bg or (0.3, 0.1, 0.6)), *[0.0] * 8])
+def camera_meta(pos=(0.3, -0.2, 4.0), target=(0.0, 0.1, 0.0), fov=50.0, bg=(0.3, 0.1, 0.6)):
+    up, near, far = (0.0, 1.0, 0.0), 0.1, 50.0
+    return np.array([*pos, *target, *up, fov, near, far, *bg, *[0.0] * 8])
 
 
 def pixel_directions(meta, width, height):
@@ -85,11 +84,10 @@ def alphas(scene, rays, radius_scale):
         deviations = radius_scale * np.exp(scene.scales[3 * i : 3 * i + 3])
         precision = np.linalg.inv(turn @ np.diag(deviations**2) @ turn.T)
         offset = scene.meta[:3] - scene.positions[3 * i : 3 * i + 3]
-        for r, ray in enumerate(rays):
-            t = -(ray @ precision @ offset) / (ray @ precision @ ray)
-            nearest = offset + t * ray
-            density = np.exp(-0.5 * nearest @ precision @ nearest)
-            result[r, i] = np.clip(scene.opacities[i], 0, 1) * density if t > 0 else 0.0
+        t = -(rays @ precision @ offset) / ((rays @ precision) * rays).sum(axis=-1)
+        nearest = offset + t[:, None] * rays
+        density = np.exp(-0.5 * ((nearest @ precision) * nearest).sum(axis=-1))
+        result[:, i] = np.where(t > 0, np.clip(scene.opacities[i], 0, 1) * density, 0.0)
     return result
 
 

@@ -216,5 +216,5 @@ def test_errors_teach():
         ops.attention(*(np.ones((B, 4, 12), np.float32),) * 3)
     with pytest.raises(OpError, match="there is no bias to differentiate"):
         ops.AttentionBackward(H, D, wrt="bias")
-    with pytest.raises(OpError, match="dy must have the type of q"):
+    with pytest.raises(OpError, match="dy must have the type of the result"):
         ops.attention_backward("query", x, x, x, x[:1], layout="bhsd")

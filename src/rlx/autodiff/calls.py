@@ -15,25 +15,27 @@ from typing import Any
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.inline import inline_graph
+from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, lift, target_graph
 from rlx.ir.text import large_constants
 from rlx.knobs import knobs
 from rlx.trace.arguments import FlatCall, Signature
 from rlx.trace.jit import Run, compile_graph, concrete
+from rlx.trace.pytree import TreeDef, tree_flatten
 from rlx.trace.tracing import Spec, Traced, entered, spec_of, trace_flat
 
 Function = Callable[..., Any]
 
 
 class Called:
-    """`fn` traced on the arguments of one call, with its operands in the program being built."""
+    """`fn` traced on the arguments of one call. The arguments are tensors of `graph`, or arrays when it is None."""
 
     def __init__(
         self,
         fn: Function,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        graph: Graph,
+        graph: Graph | None,
         specs: Sequence[Spec] | None = None,
     ) -> None:
         signature = Signature(fn)
@@ -41,15 +43,17 @@ class Called:
         self.call: FlatCall = signature.flatten(args, kwargs)
         self.positions = signature.positions(self.call)
         self.names = signature.leaf_names(self.call)
-        self.arguments = [lift(x, graph) for x in self.call.leaves]
+        self.arguments = self.call.leaves if graph is None else [lift(x, graph) for x in self.call.leaves]
 
         def run(tensors: list[Tensor]) -> Any:
             args, kwargs = signature.unflatten(self.call, tensors)
             return fn(*args, **kwargs)
 
-        types = [spec_of(t) for t in self.arguments] if specs is None else specs
-        self.traced: Traced = trace_flat(self.name, run, types, self.names, can_capture=True)
-        self.operands = [*self.arguments, *self.traced.captures]
+        if specs is None:
+            specs = [spec_of(x, f"{self.name}: {key!r}") for x, key in zip(self.arguments, self.names)]
+        self.types: list[Shape] = [s.type for s in specs]
+        self.traced: Traced = trace_flat(self.name, run, specs, self.names, can_capture=True)
+        self.operands: list[Any] = [*self.arguments, *self.traced.captures]
 
     @property
     def graph(self) -> Graph:
@@ -60,6 +64,11 @@ class Called:
         """The operand of every input of the traced graph."""
         return {node.id: x for node, x in zip(self.graph.inputs, self.operands, strict=True)}
 
+    @property
+    def inexact(self) -> list[int]:
+        """The arguments that have derivatives."""
+        return [i for i, t in enumerate(self.types) if t.dtype.is_inexact]
+
     def input_id(self, index: int) -> NodeId:
         return self.graph.inputs[index].id
 
@@ -67,8 +76,24 @@ class Called:
         """Which leaves belong to positional argument `argument`."""
         return [i for i, p in enumerate(self.positions) if p == argument]
 
-    def inline(self) -> tuple[Tensor, ...]:
-        return inline_graph(self.graph, self.operands)
+    def value_and_aux(self, what: str, has_aux: bool) -> tuple[TreeDef, TreeDef, int]:
+        """The structures of the value and of the aux that is returned beside it, and how many leaves the value has."""
+        tree = self.traced.out_tree
+        whole = tree.unflatten(range(tree.num_leaves))
+        if has_aux and not (isinstance(whole, tuple) and len(whole) == 2):
+            raise AutodiffError(f"{what}({self.name}): with has_aux=True the function must return (value, aux)")
+        value, aux = whole if has_aux else (whole, ())
+        leaves, value_tree = tree_flatten(value)
+        return value_tree, tree_flatten(aux)[1], len(leaves)
+
+    def require_inexact(self, what: str, indices: Sequence[int]) -> None:
+        """Refuse to differentiate with respect to integers and bools."""
+        for i in indices:
+            if not self.types[i].dtype.is_inexact:
+                raise AutodiffError(
+                    f"{what}({self.name}): the argument {self.names[i]!r} is {self.types[i]}; only float and complex "
+                    "arguments have derivatives. Convert it with .astype('float32'), or leave it out of argnums"
+                )
 
 
 def transformed(fn: Function, build: Callable[..., Any], name: str) -> Function:
@@ -100,17 +125,15 @@ def run_whole(fn: Function, build: Callable[..., Any], args: Sequence[Any], kwar
         assert graph is not None
         return build(graph, traced_args, traced_kwargs)
 
-    return run_traced(trace_flat(signature.name, run, specs, names), call.leaves)
+    traced = trace_flat(signature.name, run, specs, names)
+    return traced.out_tree.unflatten(apply_program(traced.graph, call.leaves))
 
 
-def run_traced(traced: Traced, leaves: Sequence[Any]) -> Any:
-    """The results of a traced program on arrays, as a tree."""
-    return traced.out_tree.unflatten(run_program(traced.graph, leaves))
-
-
-def run_program(graph: Graph, leaves: Sequence[Any]) -> Sequence[Any]:
-    """The outputs of a graph on arrays and numbers, which are given the types of its inputs."""
-    arrays = [concrete(x, node.shape.dtype.numpy) for x, node in zip(leaves, graph.inputs, strict=True)]
+def apply_program(graph: Graph, operands: Sequence[Any]) -> Sequence[Any]:
+    """The outputs of a graph: as a part of the program being built, or run on arrays and numbers."""
+    if target_graph(operands) is not None:
+        return inline_graph(graph, operands)
+    arrays = [concrete(x, node.shape.dtype.numpy) for x, node in zip(operands, graph.inputs, strict=True)]
     return _compiled(graph)(arrays)
 
 
@@ -133,14 +156,3 @@ def _compiled(graph: Graph) -> Run:
         while len(_programs) > _CAPACITY:
             _programs.popitem(last=False)
     return run
-
-
-def require_inexact(what: str, called: Called, indices: Sequence[int]) -> None:
-    """Refuse to differentiate with respect to integers and bools."""
-    for i in indices:
-        t = called.arguments[i].type
-        if not t.dtype.is_inexact:
-            raise AutodiffError(
-                f"{what}({called.name}): the argument {called.names[i]!r} is {t}; only float and complex arguments "
-                "have derivatives. Convert it with .astype('float32'), or leave it out of argnums"
-            )

@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.autodiff.calls import Called, Function, require_inexact, transformed
+from rlx.autodiff.calls import Called, Function, transformed
 from rlx.autodiff.forward import push_forward
+from rlx.autodiff.linear import matching, split_jvp, split_vjp
 from rlx.autodiff.reverse import Pullback
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
-from rlx.ir.tensor import Tensor
-from rlx.ops.rules import zeros_like
-from rlx.trace.pytree import TreeDef, tree_flatten
+from rlx.ir.tensor import Tensor, lift
+from rlx.ops.body_transforms import filled, types
+from rlx.trace.pytree import TreeDef, tree_structure
 
 Argnums = int | Sequence[int]
 
@@ -39,13 +40,13 @@ def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) ->
         chosen = _numbers(argnums, len(args), f"grad({called.name})")
         groups = [called.leaf_indices(n) for n in chosen]
         wrt = [i for group in groups for i in group]
-        require_inexact("grad", called, wrt)
+        called.require_inexact("grad", wrt)
         value_tree, aux_tree = _loss_structure(called, has_aux)
         pullback = Pullback(called.graph, called.leaves, [called.input_id(i) for i in wrt])
         loss = pullback.outputs[0]
         gradients = pullback.pull([_one(loss), *(None for _ in pullback.outputs[1:])])
-        filled = iter(zeros_like(called.arguments[i]) if g is None else g for i, g in zip(wrt, gradients))
-        trees = [_like_argument(args[n], [next(filled) for _ in group]) for n, group in zip(chosen, groups)]
+        whole = iter(filled(gradients, [called.types[i] for i in wrt]))
+        trees = [tree_structure(args[n]).unflatten(next(whole) for _ in group) for n, group in zip(chosen, groups)]
         result = trees[0] if isinstance(argnums, int) else tuple(trees)
         value = value_tree.unflatten([loss])
         if has_aux:
@@ -56,17 +57,11 @@ def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) ->
 
 
 def _loss_structure(called: Called, has_aux: bool) -> tuple[TreeDef, TreeDef]:
-    tree = called.traced.out_tree
-    shape = [None] * tree.num_leaves
-    whole = tree.unflatten(range(len(shape)))
-    if has_aux and not (isinstance(whole, tuple) and len(whole) == 2):
-        raise AutodiffError(f"grad({called.name}): with has_aux=True the function must return (value, aux)")
-    value, aux = whole if has_aux else (whole, ())
-    value_leaves, value_tree = tree_flatten(value)
-    _, aux_tree = tree_flatten(aux)
-    types = called.traced.out_types
-    if len(value_leaves) != 1 or types[0].rank != 0 or not types[0].dtype.is_float:
-        got = ", ".join(str(types[i]) for i in value_leaves) or "nothing"
+    """The structures of the value, which must be one real scalar, and of the aux."""
+    value_tree, aux_tree, count = called.value_and_aux("grad", has_aux)
+    found = called.traced.out_types[:count]
+    if count != 1 or found[0].rank != 0 or not found[0].dtype.is_float:
+        got = ", ".join(str(t) for t in found) or "nothing"
         raise AutodiffError(
             f"grad({called.name}): the function must return one real float scalar, it returns {got}. Reduce it with "
             "rnp.sum or rnp.mean, use has_aux=True for extra results, or rlx.jacrev for a vector"
@@ -79,11 +74,6 @@ def _one(loss: Tensor) -> Tensor:
 
     one: Tensor = full((), 1, loss.dtype)
     return one
-
-
-def _like_argument(argument: Any, leaves: Sequence[Any]) -> Any:
-    _, tree = tree_flatten(argument)
-    return tree.unflatten(leaves)
 
 
 def grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
@@ -99,13 +89,11 @@ def grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
     return gradients
 
 
-def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """`(fn(*primals), directional derivative)`; tangents have the structure and types of the primals."""
-    primal_leaves, primal_tree = tree_flatten(tuple(primals))
-    tangent_leaves, tangent_tree = tree_flatten(tuple(tangents))
-    if primal_tree != tangent_tree:
-        raise AutodiffError(f"jvp: the tangents have the structure {tangent_tree}, the primals {primal_tree}")
-    del primal_leaves, tangent_leaves
+def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple[Any, ...]:
+    """`(fn(*primals), directional derivative)`; tangents have the structure and types of the primals.
+
+    With `has_aux`, `fn` returns `(value, aux)` and the result is `(value, directional derivative, aux)`.
+    """
 
     def both(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
         return fn(*primals)
@@ -113,32 +101,17 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[
     def build(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         primals, tangents = args
         called = Called(fn, primals, {}, graph)
-        directions = [_tangent(called, i, t) for i, t in enumerate(tree_flatten(tangents)[0])]
-        known = {called.input_id(i): t for i, t in enumerate(directions) if t is not None}
+        what = f"jvp({called.name})"
+        value_tree, aux_tree, count = called.value_and_aux("jvp", has_aux)
+        directions = matching(tree_structure(primals), tangents, what, called.types, "the primals")
+        known = {called.input_id(i): lift(directions[i], graph) for i in called.inexact}
         outputs, pushed = push_forward(called.graph, called.leaves, known)
-        filled = [zeros_like(o) if t is None else t for o, t in zip(outputs, pushed)]
-        tree = called.traced.out_tree
-        return tree.unflatten(outputs), tree.unflatten(filled)
+        tangents = filled(pushed[:count], types(outputs[:count]))
+        value, derivative = value_tree.unflatten(outputs[:count]), value_tree.unflatten(tangents)
+        return (value, derivative, aux_tree.unflatten(outputs[count:])) if has_aux else (value, derivative)
 
-    result: tuple[Any, Any] = transformed(both, build, "jvp")(tuple(primals), tuple(tangents))
+    result: tuple[Any, ...] = transformed(both, build, "jvp")(tuple(primals), tuple(tangents))
     return result
-
-
-def _tangent(called: Called, index: int, tangent: Any) -> Tensor | None:
-    from rlx.ops.operands import convert
-
-    primal = called.arguments[index]
-    if not primal.dtype.is_inexact:
-        return None
-    graph = primal.graph
-    from rlx.ir.tensor import lift
-
-    t: Tensor = convert(lift(tangent, graph), primal.dtype)
-    if t.type.dims != primal.type.dims:
-        raise AutodiffError(
-            f"jvp({called.name}): the tangent of {called.names[index]!r} is {t.type}, its primal is {primal.type}"
-        )
-    return t
 
 
 def hvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -151,15 +124,11 @@ def hvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 
 def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> Any:
     """`(fn(*primals), pull)`, where `pull(cotangents)` gives a tuple with one gradient per primal."""
-    from rlx.autodiff.linear import split_vjp
-
     return split_vjp(fn, primals, has_aux)
 
 
 def linearize(fn: Function, *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """`(fn(*primals), push)`, where `push(*tangents)` is the derivative there, without computing `fn` again."""
-    from rlx.autodiff.linear import split_jvp
-
     return split_jvp(fn, primals)
 
 

@@ -9,14 +9,15 @@ from typing import Any
 from rlx.autodiff.batching import batch_graph
 from rlx.autodiff.calls import Called, Function, transformed
 from rlx.autodiff.graphs import move_axis
-from rlx.errors import AutodiffError
+from rlx.errors import AutodiffError, TreeError
 from rlx.ir.dims import as_dim, require_equal
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape, Size, normalize_axis
-from rlx.ir.tensor import Tensor
+from rlx.ir.tensor import Tensor, lift
+from rlx.ops.collectives import named_axis
 from rlx.ops.rules import mapped_axis, put_batch_first
-from rlx.trace.arguments import Signature
-from rlx.trace.pytree import tree_flatten, tree_map
+from rlx.trace.arguments import function_name
+from rlx.trace.pytree import tree_flatten, tree_leaves
 from rlx.trace.tracing import Spec
 
 
@@ -34,13 +35,11 @@ def vmap(
     across the axis.
     """
 
-    def build(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        axes = [*_argument_axes(fn, in_axes, args), *(0 for _ in tree_flatten(kwargs)[0])]
-        from rlx.ir.tensor import lift
-        from rlx.ops.collectives import named_axis
+    name = function_name(fn)
 
-        leaves = [lift(x, graph) for x in tree_flatten((tuple(args), kwargs))[0]]
-        name = getattr(fn, "__name__", type(fn).__name__)
+    def build(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        axes = [*_argument_axes(name, in_axes, args), *(0 for _ in tree_leaves(kwargs))]
+        leaves = [lift(x, graph) for x in tree_leaves((tuple(args), kwargs))]
         size = _size(name, leaves, axes, axis_size)
         specs = [_without_axis(name, t, a) for t, a in zip(leaves, axes)]
         with named_axis(axis_name, size) if axis_name is not None else nullcontext():
@@ -54,39 +53,35 @@ def vmap(
         with mapped_axis(axis_name):
             outputs, flags = batch_graph(called.graph, operands, batched, size, axis_name)
         tree = called.traced.out_tree
-        positions = _prefix(out_axes, tree.unflatten(range(len(outputs))), f"vmap({name}): out_axes")
+        positions = _broadcast_prefix(out_axes, tree.unflatten(range(len(outputs))), f"vmap({name}): out_axes")
         results = [_placed(name, o, flag, a, size) for o, flag, a in zip(outputs, flags, positions, strict=True)]
         return tree.unflatten(results)
 
     return transformed(fn, build, "vmap")
 
 
-def _argument_axes(fn: Function, in_axes: Any, args: Sequence[Any]) -> list[int | None]:
-    name = Signature(fn).name
+def _argument_axes(name: str, in_axes: Any, args: Sequence[Any]) -> list[int | None]:
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     if isinstance(in_axes, tuple) and len(in_axes) != len(args):
         raise AutodiffError(f"vmap({name}): in_axes has {len(in_axes)} entries for {len(args)} positional arguments")
-    return _prefix(in_axes, tuple(args), f"vmap({name}): in_axes")
+    return _broadcast_prefix(in_axes, tuple(args), f"vmap({name}): in_axes")
 
 
-def _prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
+def _is_axis(value: Any) -> bool:
+    return value is None or isinstance(value, int)
+
+
+def _broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[int | None]:
     """One entry of `prefix` per leaf of `tree`; an int or None stands for everything below it."""
-    if prefix is None or isinstance(prefix, int):
-        return [prefix] * len(tree_flatten(tree)[0])
-    if isinstance(prefix, tuple | list):
-        if not isinstance(tree, tuple | list) or len(prefix) != len(tree):
-            raise AutodiffError(f"{what} {prefix!r} does not fit the structure {_outline(tree)}")
-        return [entry for p, t in zip(prefix, tree) for entry in _prefix(p, t, what)]
-    if isinstance(prefix, dict):
-        if not isinstance(tree, dict) or prefix.keys() != tree.keys():
-            raise AutodiffError(f"{what} {prefix!r} does not fit the structure {_outline(tree)}")
-        return [entry for k in sorted(tree) for entry in _prefix(prefix[k], tree[k], what)]
-    raise AutodiffError(f"{what} must be ints, None, or tuples, lists and dicts of them, got {prefix!r}")
-
-
-def _outline(tree: Any) -> str:
-    return str(tree_map(lambda _: "*", tree))
+    axes, structure = tree_flatten(prefix, _is_axis)
+    if not all(_is_axis(a) for a in axes):
+        raise AutodiffError(f"{what} must be ints, None, or trees of them, got {prefix!r}")
+    try:
+        parts = structure.flatten_up_to(tree)
+    except TreeError as error:
+        raise AutodiffError(f"{what} {prefix!r} does not fit the values: {error}") from None
+    return [axis for axis, part in zip(axes, parts) for _ in tree_leaves(part)]
 
 
 def _size(name: str, leaves: Sequence[Tensor], axes: Sequence[int | None], declared: int | str | None) -> Size:
@@ -120,4 +115,5 @@ def _placed(name: str, output: Tensor, batched: bool, axis: int | None, size: Si
         if batched:
             raise AutodiffError(f"vmap({name}): out_axes is None for a result that depends on the mapped axis")
         return output
-    return move_axis(put_batch_first(output, batched, size), 0, axis)
+    position = normalize_axis(axis, output.ndim + (not batched), f"vmap({name}): out_axes")
+    return move_axis(put_batch_first(output, batched, size), 0, position)

@@ -78,8 +78,8 @@ def fft_meta(shape: Shape) -> FftMeta:
     outer = product(shape.dims[:-1])
     if shape.dtype.is_complex:
         return FftMeta(outer, extent, extent)
-    if shape.dtype not in (DType.F32, DType.F64):
-        raise DTypeError(f"fft: wanted f32 or f64 (real parts, then imaginary parts) or a complex type, got {shape}")
+    if not shape.dtype.is_float or shape.dtype.is_storage:
+        raise DTypeError(f"fft: wanted a float type (real parts, then imaginary parts) or a complex one, got {shape}")
     if extent % 2:
         raise ShapeError(f"fft: the last axis holds real and imaginary parts, so its size must be even, got {shape}")
     return FftMeta(outer, extent // 2, extent)

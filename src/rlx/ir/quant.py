@@ -72,6 +72,11 @@ _GGML_NAMES: dict[QuantKind, str] = {
 _KINDS_OF_GGML = {name: kind for kind, name in _GGML_NAMES.items()}
 
 
+def _fixed_size(kind: QuantKind) -> int:
+    """The block size of the formats that leave no choice."""
+    return NVFP4_GROUP_SIZE if kind is QuantKind.Nvfp4Block else 0
+
+
 @attribute_type
 @dataclass(frozen=True)
 class QuantScheme:
@@ -103,8 +108,7 @@ class QuantScheme:
             if self.block_size < 1:
                 raise OpError(f"quant scheme {self.kind}: the block size must be at least 1, got {self.block_size}")
             return
-        wanted = NVFP4_GROUP_SIZE if self.kind is QuantKind.Nvfp4Block else 0
-        if self.block_size != wanted:
+        if self.block_size != _fixed_size(self.kind):
             raise OpError(f"quant scheme {self.kind}: the block size is fixed, got {self.block_size}; leave it out")
 
     @staticmethod
@@ -124,14 +128,15 @@ class QuantScheme:
 
     @staticmethod
     def parse(text: str) -> QuantScheme:
-        """The scheme whose display is `text`.
+        """The scheme whose display is `text`; a size that cannot be chosen may be left out.
 
-        >>> QuantScheme.parse("int4/64").block_size
-        64
+        >>> QuantScheme.parse("int4/64").block_size, str(QuantScheme.parse("nvfp4"))
+        (64, 'nvfp4/16')
         """
         name, slash, size = text.partition("/")
-        if name in _KINDS and (size.isdecimal() if slash else True):
-            return QuantScheme(QuantKind(name), int(size or 0))
+        if name in _KINDS and (size.isdecimal() or not slash):
+            kind = QuantKind(name)
+            return QuantScheme(kind, int(size) if slash else _fixed_size(kind))
         known = " ".join(k.value + ("/N" if k in _INT_KINDS else "") for k in QuantKind)
         raise OpError(f"unknown quant scheme {text!r}; use one of: {known}")
 
@@ -212,8 +217,7 @@ class QuantScheme:
 _KINDS = frozenset(k.value for k in QuantKind)
 for _kind in QuantKind:
     if _kind not in _INT_KINDS:
-        _size = NVFP4_GROUP_SIZE if _kind is QuantKind.Nvfp4Block else 0
-        setattr(QuantScheme, _kind.name, QuantScheme(_kind, _size))
+        setattr(QuantScheme, _kind.name, QuantScheme(_kind, _fixed_size(_kind)))
 
 
 class QuantMap:

@@ -20,6 +20,7 @@ from rlx.ir.dims import require_equal
 from rlx.ir.op import attribute_type, op
 from rlx.ir.shape import Dims, Shape
 from rlx.ops.attend import (
+    Attention,
     attention_cases,
     attention_weight_tensors,
     attention_weights,
@@ -150,7 +151,7 @@ class AttentionBackward(AttentionBase):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for i, (attributes, operands, binding) in enumerate(attention_cases()):
-            result = cls(**attributes, wrt="query").result_dims(operands[0].dims, operands[2].dims)
+            result = Attention(**attributes).result_dims(Shape(operands[0].dims).dims, Shape(operands[2].dims).dims)
             with_dy = (*operands[:3], spec(*result), *operands[3:])
             is_bias = attributes.get("mask_kind") == "bias"
             # Single gradients differ from `All` only in which results are kept.

@@ -179,9 +179,8 @@ class AttentionBase(Op):
             raise self.fail(f"layout {self.layout} does not fit {name} {x}: bshd and bhsd have rank 4, bsm has rank 3")
         if joined:
             batch, seq, width = (1, *x.dims) if x.rank == 2 else x.dims
-            fits = (
-                self._agree((width % heads,), (0,)) if head_dim is None else self._agree((width,), (heads * head_dim,))
-            )
+            wanted = width // heads * heads if head_dim is None else heads * head_dim
+            fits = self._agree((width,), (wanted,))
         else:
             batch, count, seq, width = (x.dims[i] for i in TO_BHSD[self.layout])
             fits = self._agree((count, width), (heads, width if head_dim is None else head_dim))

@@ -20,15 +20,11 @@ over any other axis it stays.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import OpError
 from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
@@ -38,6 +34,7 @@ from rlx.ops.arithmetic import eq, where
 from rlx.ops.creation import iota
 from rlx.ops.indexing import gather
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, reshape, swapaxes
+from rlx.ops.named_axes import axis_size, named_axis
 from rlx.ops.operands import convert, dtype_of, promote_inexact, require_dtype, require_inexact, require_numeric
 from rlx.ops.reductions import reduce, reduce_sum
 from rlx.ops.rules import batched_axis, current_mapped_axis, put_batch_first
@@ -68,29 +65,6 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_axes: ContextVar[Mapping[str, Size]] = ContextVar("named_axes", default=MappingProxyType({}))
-
-
-@contextmanager
-def named_axis(name: str, size: Size) -> Iterator[None]:
-    """Inside, collectives may refer to an axis called `name` with `size` participants."""
-    bound = _axes.get()
-    if name in bound:
-        raise OpError(f"named_axis: an axis called {name!r} is already bound; give the inner one another name")
-    token = _axes.set({**bound, name: size})
-    try:
-        yield
-    finally:
-        _axes.reset(token)
-
-
-def axis_size(name: str) -> Size:
-    """How many participants share the axis; 1 outside of any named axis."""
-    bound = _axes.get()
-    if bound and name not in bound:
-        raise OpError(f"no axis is called {name!r} here; the bound axes are: {', '.join(map(repr, bound))}")
-    return bound.get(name, 1)
 
 
 class Collective(Op):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx import ops
 from rlx.ir.quant import QuantScheme
@@ -49,9 +49,10 @@ class QuantizedBuilders(Builder):
         ste: SteKind | str = "identity",
         scale_mode: ScaleMode | str = "per_batch",
         state: TensorLike = None,
-    ) -> Tensor:
-        """x rounded to the grid of a `bits`-bit quantiser, still in floating point."""
-        return self._build(ops.fake_quantize, x, bits, axis, ste, scale_mode, state=state)
+        decay: float = 0.99,
+    ) -> Any:
+        """x rounded to the grid of a `bits`-bit quantiser, still in floats; with "ema" the pair of it and the state."""
+        return self._build(ops.fake_quantize, x, bits, axis, ste, scale_mode, decay, state=state)
 
     def fake_quantize_lsq(self, x: TensorLike, scale: TensorLike, bits: int, axis: int | None = None) -> Tensor:
         """`fake_quantize` with a learnt scale."""
@@ -118,7 +119,7 @@ class QuantizedBuilders(Builder):
         shape: DeclaredShape = None,
     ) -> Tensor:
         """x·W with W stored as FP4 codes, an FP8 scale per 16 of them and one global scale."""
-        scheme = QuantScheme.of("nvfp4/16")
+        scheme = QuantScheme.of("nvfp4")
         return self._build(ops.dequant_matmul, x, w_q, block_scales, global_scale, scheme=scheme, shape=shape)
 
     def dequant_grouped_matmul(
@@ -126,3 +127,9 @@ class QuantizedBuilders(Builder):
     ) -> Tensor:
         """`grouped_matmul` with the experts stored in GGUF blocks; each has `n` columns."""
         return self._build(ops.dequant_grouped_matmul, x, packed_w, idx, scheme=scheme, n=n)
+
+    def dequant_moe_weights(
+        self, packed_w: TensorLike, scheme: QuantScheme | str, experts: int, k: int, n: int
+    ) -> Tensor:
+        """f32[experts, k, n] from the GGUF blocks of all experts, each stored as n rows of k."""
+        return self._build(ops.dequant_moe_weights, packed_w, scheme=scheme, experts=experts, k=k, n=n)

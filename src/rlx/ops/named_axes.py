@@ -1,0 +1,34 @@
+"""Named axes that are bound while a function is traced: which there are, and how many participants share each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+
+from rlx.errors import OpError
+from rlx.ir.shape import Size
+
+_axes: ContextVar[Mapping[str, Size]] = ContextVar("named_axes", default=MappingProxyType({}))
+
+
+@contextmanager
+def named_axis(name: str, size: Size) -> Iterator[None]:
+    """Inside, collectives may refer to an axis called `name` with `size` participants."""
+    bound = _axes.get()
+    if name in bound:
+        raise OpError(f"named_axis: an axis called {name!r} is already bound; give the inner one another name")
+    token = _axes.set({**bound, name: size})
+    try:
+        yield
+    finally:
+        _axes.reset(token)
+
+
+def axis_size(name: str) -> Size:
+    """How many participants share the axis; 1 outside of any named axis."""
+    bound = _axes.get()
+    if bound and name not in bound:
+        raise OpError(f"no axis is called {name!r} here; the bound axes are: {', '.join(map(repr, bound))}")
+    return bound.get(name, 1)

@@ -1,0 +1,94 @@
+"""Writes the pages of docs/ that are generated, and the outputs shown in all pages.
+
+    python tools/generate_docs.py            # writes
+    python tools/generate_docs.py --check    # changes nothing; fails and names the pages that are out of date
+
+Generated as a whole: docs/ops.md (from the op registry) and docs/knobs.md (from rlx.knobs). Generated in part:
+docs/primitives.md, between its two comments. Written by hand, with outputs from running their Python blocks (see
+tools/doc_pages.py): all others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from doc_pages import ROOT, PageError, documentation, refreshed
+from op_pages import ops_page, primitives_table
+
+from rlx.knobs import knobs
+
+DOCS = ROOT / "docs"
+NOTE = "<!-- Written by tools/generate_docs.py (`make docs`); do not edit. -->\n"
+TABLE_START, TABLE_END = "<!-- table: written by tools/generate_docs.py -->", "<!-- end of table -->"
+
+
+def knobs_page() -> str:
+    return f"""{NOTE}
+# Knobs
+
+Every setting of the process, in one place: `rlx.knobs`. A value comes from the innermost `with`, else from `set`, else
+from the environment, else it is the default. A value that makes no sense is an error that says what is accepted.
+
+```python
+import rlx
+
+with rlx.knobs(backend="reference"):     # in this thread, inside the block
+    assert rlx.knobs.backend == "reference"
+rlx.knobs.set(threads=2)                 # in the whole process
+assert rlx.knobs.threads == 2
+rlx.knobs.reset()
+```
+
+In a shell: `RLX_BACKEND=reference python train.py`.
+
+{knobs.markdown()}"""
+
+
+def primitives_page() -> str:
+    """The page as it is, with the table written again."""
+    text = (DOCS / "primitives.md").read_text()
+    before, start, rest = text.partition(TABLE_START)
+    _, end, after = rest.partition(TABLE_END)
+    if not start or not end:
+        raise PageError(f"docs/primitives.md needs the comments {TABLE_START!r} and {TABLE_END!r} around its table")
+    return f"{before}{start}\n{primitives_table()}\n{end}{after}"
+
+
+# Page -> its text, by definitions in the package alone.
+GENERATED: dict[str, Callable[[], str]] = {
+    "docs/ops.md": lambda: ops_page(NOTE),
+    "docs/knobs.md": knobs_page,
+    "docs/primitives.md": primitives_page,
+}
+
+
+def write(page: Path, text: str, check: bool) -> bool:
+    """Whether the page had to change."""
+    stale = not page.exists() or page.read_text() != text
+    if stale and not check:
+        page.write_text(text)
+    return stale
+
+
+def main(check: bool) -> int:
+    stale = [name for name, text in GENERATED.items() if write(ROOT / name, text(), check)]
+    pages = documentation()
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for page, text in zip(pages, pool.map(refreshed, pages)):
+            if write(page, text, check):
+                stale.append(page.relative_to(ROOT).as_posix())
+    for name in stale:
+        print(f"{name} is out of date" if check else f"wrote {name}")
+    if check and stale:
+        print("refresh them with: make docs")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main("--check" in sys.argv[1:]))
+    except PageError as failure:
+        sys.exit(str(failure))
