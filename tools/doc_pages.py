@@ -34,11 +34,12 @@ class PageError(Exception):
 
 
 class Block(NamedTuple):
-    """The code between two fences: its info string, and where its first line stands in the page (from 0)."""
+    """The code between two fences: its info string, and its lines in the page, counted from 0, without the fences."""
 
     info: str
     code: str
     first: int
+    end: int
     indent: str
 
     @property
@@ -72,7 +73,7 @@ def blocks(text: str, page: str = "page") -> list[Block]:
         if number == len(lines):
             raise PageError(f"{page}:{first}: the block is not closed")
         code = "\n".join(line.removeprefix(indent) for line in lines[first:number])
-        found.append(_checked(Block(opening["info"].strip(), code, first, indent), page))
+        found.append(_checked(Block(opening["info"].strip(), code, first, number, indent), page))
         number += 1
     return found
 
@@ -156,8 +157,7 @@ def with_outputs(text: str, found: list[Block], printed: list[str]) -> str:
             changes.append((block, last))
         last = next(outputs) if is_run(block) else None
     for block, output in reversed(changes):
-        end = block.first + block.code.count("\n") + 1
-        lines[block.first : end] = [(block.indent + line).rstrip() for line in output.split("\n")]
+        lines[block.first : block.end] = [(block.indent + line).rstrip() for line in output.split("\n")]
     return "\n".join(lines)
 
 

@@ -55,7 +55,8 @@ def test_norm_tags():
 
 def test_meta():
     assert fft_meta(Shape((2, 3, 16), "f32")) == (6, 8, 16)
-    assert fft_meta(Shape((16,), "f64")) == (1, 8, 16)
+    for dtype in ("f16", "bf16", "f64"):
+        assert fft_meta(Shape((16,), dtype)) == (1, 8, 16)
     assert fft_meta(Shape((4, 7), "c64")) == (4, 7, 7)
     assert str(fft_meta(Shape(("B", 8), "c128")).outer) == "B"
 
@@ -63,8 +64,9 @@ def test_meta():
 def test_meta_errors():
     with pytest.raises(ShapeError, match=r"must be even, got f32\[7\]"):
         fft_meta(Shape((7,), "f32"))
-    with pytest.raises(DTypeError, match="wanted f32 or f64"):
-        fft_meta(Shape((8,), "f16"))
+    for dtype in ("i32", "f8e4m3"):
+        with pytest.raises(DTypeError, match="wanted a float type"):
+            fft_meta(Shape((8,), dtype))
     with pytest.raises(ShapeError, match="at least one axis"):
         fft_meta(Shape((), "c64"))
     with pytest.raises(ShapeError, match="bind S first"):

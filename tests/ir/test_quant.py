@@ -73,6 +73,10 @@ def test_text_round_trip(scheme):
     assert hash(QuantScheme.parse(str(scheme))) == hash(scheme)
 
 
+def test_sizes_that_cannot_be_chosen_may_be_left_out():
+    assert QuantScheme.of("nvfp4") == QuantScheme.of("nvfp4/16") == QuantScheme.Nvfp4Block
+
+
 def test_every_ggml_format_has_a_scheme():
     assert {QuantScheme.of_ggml(name).block_format for name in FORMATS} == set(FORMATS.values())
     assert QuantScheme.of_ggml("Q4_K") is not None and QuantScheme.of_ggml("Q4_K") == QuantScheme.GgufQ4K

@@ -20,7 +20,7 @@ def normal(*dims):
 
 def row_by_row(q, k, v, visible, scale=None, softcap=None, bias=None):
     """[B,H,S,D] operands; `visible(b, h, i)` are the keys that one query sees."""
-    out = np.zeros(q.shape)
+    out = np.zeros((*q.shape[:3], v.shape[3]))
     share = q.shape[1] // k.shape[1]
     for b, h, i in np.ndindex(*q.shape[:3]):
         keys = np.asarray(visible(b, h, i), dtype=int)
@@ -48,6 +48,23 @@ def test_every_query_sees_all_keys(both, kv_heads):
     q, k, v = qkv(kv_heads=kv_heads)
     got = both(lambda *xs: ops.attention(*xs, layout="bhsd"), q, k, v)
     check(got, row_by_row(q, k, v, lambda b, h, i: range(6)))
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsm"])
+def test_heads_of_v_may_have_another_width(both, layout):
+    q, k, _ = qkv(kv_heads=2)
+    v, dy = normal(B, 2, 6, 7), normal(B, H, 4, 7)
+
+    def laid_out(x):
+        x = x if layout == "bhsd" else x.swapaxes(1, 2)
+        return x.reshape(*x.shape[:2], -1) if layout == "bsm" else x
+
+    expected = laid_out(row_by_row(q, k, v, lambda b, h, i: range(6)))
+    operands = [laid_out(x) for x in (q, k, v)]
+    options = {"layout": layout, "num_heads": H, "head_dim": D, "num_kv_heads": 2}
+    check(both(lambda *xs: ops.attention(*xs, **options), *operands), expected)
+    gradients = ops.attention_backward_all(*operands, laid_out(dy), **options)
+    assert_gradients(lambda *xs: ops.attention(*xs, **options), operands, gradients, laid_out(dy))
 
 
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(5, 5), (2, 6), (6, 2), (1, 4)])

@@ -265,6 +265,11 @@ CASES: dict[str, Case] = {
     "dequantize_per_channel": case("i8[2,3]", args=(0, (0.5, 0.25), (1, 2))),
     "fake_quantize": case("f32[3]", args=(4,)),
     "fake_quantize_lsq": case("f32[3]", "f32[1]", args=(4,)),
+    "dequant_moe_weights": case(
+        "u8[204]",
+        args=("gguf_q8_0", 2, 32, 3),
+        function=lambda w, s, e, k, n: ops.dequant_moe_weights(w, scheme=s, experts=e, k=k, n=n),
+    ),
     "q_matmul": case("i8[2,3]", "i8[3,4]", "i32[4]", args=(1, 2, 3, 0.5)),
     "q_conv2d": case(
         "i8[2,4,6,6]",
@@ -544,6 +549,13 @@ def test_errors_point_at_the_line_of_the_user():
     graph = Graph("g")
     with pytest.raises(ShapeError, match=r"test_builders\.py"):
         graph.matmul(graph.input("x", (2, 3)), graph.input("w", (4, 2)))
+
+
+def test_fake_quantize_keeps_a_state():
+    g = Graph("ema")
+    y, state = g.fake_quantize(g.input("x", (3,), "f32"), 4, None, "tanh", "ema", g.input("s", (1,), "f32"), decay=0.5)
+    assert y.shape == (3,) and state.shape == (1,)
+    assert ops.FakeQuantize(4, None, "tanh", "ema", 0.5) in [n.op for n in g.nodes]
 
 
 def test_an_unseeded_sample_draws_anew():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlx import ops
-from rlx.errors import OpError
+from rlx.errors import AssertionFailed, OpError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.text import parse, show
@@ -52,9 +52,9 @@ def test_effects_run_in_program_order(capsys):
 def test_runtime_assert():
     assert np.asarray(ops.runtime_assert(X >= 0, "must not be negative", X)).tolist() == X.tolist()
     assert np.asarray(ops.runtime_assert(np.True_, "fine")).item() is True
-    with pytest.raises(OpError, match=r"runtime_assert: x must be below 2 \(first at index \[2\] of \[3\]\)"):
+    with pytest.raises(AssertionFailed, match=r"runtime_assert: x must be below 2 \(first at index \[2\] of \[3\]\)"):
         ops.runtime_assert(X < 2, "x must be below 2", X)
-    with pytest.raises(OpError, match=r"not now$"):
+    with pytest.raises(AssertionFailed, match=r"not now$"):
         ops.runtime_assert(np.False_, "not now")
 
 

@@ -152,6 +152,14 @@ def test_pinv(both, matrix):
     np.testing.assert_allclose(both(ops.pinv, matrix), np.linalg.pinv(matrix), rtol=1e-10, atol=1e-12)
 
 
+def test_pinv_with_a_tolerance_per_matrix(both):
+    matrices = np.stack([np.diag([1.0, 0.3, 0.01]), np.diag([1.0, 0.3, 0.01])])
+    tolerance = np.array([0.1, 0.5])
+    expected = np.linalg.pinv(matrices, tolerance)
+    np.testing.assert_allclose(both(ops.pinv, matrices, tolerance), expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(ops.pinv(matrices[0], 0.1), expected[0], rtol=1e-12, atol=1e-14)
+
+
 def test_pinv_of_a_singular_matrix():
     singular = np.outer([1.0, 2.0, 3.0], [1.0, -1.0])
     np.testing.assert_allclose(ops.pinv(singular), np.linalg.pinv(singular), rtol=1e-12, atol=1e-14)

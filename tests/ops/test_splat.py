@@ -326,10 +326,9 @@ def test_the_stages_from_primitive_ops(count, params, traced):
     """Prepared parts one by one (the marks of empty tiles dwarf any common tolerance), with a symbolic scene size."""
     scene = make_scene(count, 4, seed=9, scales=np.random.default_rng(2).uniform(-3, -1, 3 * count))
     packed = traced(GaussianSplatPrepare(*params).decompose, *scene, dims=SYMBOLIC)
-    for name, found, expected in zip(
-        *(PreparedScene._fields, unpack_prepared(packed, params), prepared(scene, params)), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13, err_msg=name)
+    found, expected = unpack_prepared(packed, params), prepared(scene, params)
+    for name in PreparedScene._fields:
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-13, atol=1e-13, err_msg=name)
     np.testing.assert_allclose(packed[-11:], np.asarray(gaussian_splat_prepare(scene, params))[-11:], rtol=1e-15)
 
 

@@ -14,6 +14,7 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor
 from rlx.ops.body_transforms import varies_over
+from rlx.ops.rules import as_type
 
 
 def batch_graph(
@@ -55,8 +56,11 @@ def apply_batch(op: Op, size: Size, operands: list[Any], batched: list[bool]) ->
 
 
 def _checked(node: Node, value: Value, size: Size) -> Value:
-    results = value if isinstance(value, tuple) else (value,)
-    for result, shape in zip(results, node.shapes, strict=True):
-        if result.type != shape.with_dims((size, *shape.dims)):
+    """`value` with the batch axis in front of the types of `node`; an error when a rule gave something else."""
+    results = []
+    for result, shape in zip(value if isinstance(value, tuple) else (value,), node.shapes, strict=True):
+        typed = as_type(result, shape.with_dims((size, *shape.dims)))
+        if typed is None:
             raise InternalError(f"batching {node.op.mnemonic} gave {result.type}, wanted [{size}] + {shape}")
-    return value
+        results.append(typed)
+    return tuple(results) if isinstance(value, tuple) else results[0]

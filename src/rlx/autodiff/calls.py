@@ -6,6 +6,7 @@ traced as a whole, compiled and run; equal programs are compiled once, however o
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections import OrderedDict
@@ -19,12 +20,59 @@ from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, lift, target_graph
 from rlx.ir.text import large_constants
 from rlx.knobs import knobs
-from rlx.trace.arguments import FlatCall, Signature
+from rlx.ops.body_transforms import chosen
+from rlx.trace.arguments import Signature
 from rlx.trace.jit import Run, compile_graph, concrete
 from rlx.trace.pytree import TreeDef, tree_flatten
 from rlx.trace.tracing import Spec, Traced, entered, spec_of, trace_flat
 
 Function = Callable[..., Any]
+
+
+# For every leaf of (args, kwargs) whether the transform is about it; None means that it is about all.
+Selected = Sequence[bool] | None
+
+
+class Arguments:
+    """The arguments of one call taken apart: leaves that are traced, and leaves that the function gets as they are.
+
+    Arrays are traced, and so is everything that the transform is about. Other leaves, such as a flag beside the
+    parameters in `grad(loss)(params, x, train=True)`, stay Python values.
+    """
+
+    def __init__(self, fn: Function, args: Sequence[Any], kwargs: dict[str, Any], selected: Selected = None) -> None:
+        self._signature = Signature(fn)
+        self._call = self._signature.flatten(args, kwargs)
+        leaves = self._call.leaves
+        flags = [True] * len(leaves) if selected is None else selected
+        self._traced = [flag or _is_array(x) for x, flag in zip(leaves, flags, strict=True)]
+        self.name = self._signature.name
+        self.leaves = chosen(leaves, self._traced)
+        self.names = chosen(self._signature.leaf_names(self._call), self._traced)
+        self.positions = chosen(self._signature.positions(self._call), self._traced)
+
+    def of_traced(self, values: Sequence[Any]) -> list[Any]:
+        """Values given for all leaves, restricted to those that are traced."""
+        return chosen(values, self._traced)
+
+    def unflatten(self, leaves: Sequence[Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs), with other values for the traced leaves."""
+        rest = iter(self.leaves if leaves is None else leaves)
+        whole = [next(rest) if traced else x for x, traced in zip(self._call.leaves, self._traced)]
+        return self._signature.unflatten(self._call, whole)
+
+    def replaced(self, leaves: Sequence[Any]) -> Arguments:
+        """The same call with other values for the traced leaves."""
+        twin = copy.copy(self)
+        twin.leaves = list(leaves)
+        return twin
+
+    def specs(self) -> list[Spec]:
+        return [spec_of(x, f"{self.name}: {key!r}") for x, key in zip(self.leaves, self.names)]
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) or (hasattr(value, "shape") and hasattr(value, "dtype"))
 
 
 class Called:
@@ -33,25 +81,19 @@ class Called:
     def __init__(
         self,
         fn: Function,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+        arguments: Arguments,
         graph: Graph | None,
         specs: Sequence[Spec] | None = None,
     ) -> None:
-        signature = Signature(fn)
-        self.name = signature.name
-        self.call: FlatCall = signature.flatten(args, kwargs)
-        self.positions = signature.positions(self.call)
-        self.names = signature.leaf_names(self.call)
-        self.arguments = self.call.leaves if graph is None else [lift(x, graph) for x in self.call.leaves]
+        self.name, self.names, self.positions = arguments.name, arguments.names, arguments.positions
+        self.arguments = arguments.leaves if graph is None else [lift(x, graph) for x in arguments.leaves]
+        specs = arguments.specs() if specs is None else specs
+        self.types: list[Shape] = [s.type for s in specs]
 
         def run(tensors: list[Tensor]) -> Any:
-            args, kwargs = signature.unflatten(self.call, tensors)
+            args, kwargs = arguments.unflatten(tensors)
             return fn(*args, **kwargs)
 
-        if specs is None:
-            specs = [spec_of(x, f"{self.name}: {key!r}") for x, key in zip(self.arguments, self.names)]
-        self.types: list[Shape] = [s.type for s in specs]
         self.traced: Traced = trace_flat(self.name, run, specs, self.names, can_capture=True)
         self.operands: list[Any] = [*self.arguments, *self.traced.captures]
 
@@ -96,37 +138,37 @@ class Called:
                 )
 
 
-def transformed(fn: Function, build: Callable[..., Any], name: str) -> Function:
-    """The function `build(graph, args, kwargs)` as users call it: on tensors, or on arrays."""
+def transformed(
+    fn: Function,
+    build: Callable[[Graph, Arguments], Any],
+    name: str,
+    select: Callable[[Sequence[Any], dict[str, Any]], Selected] | None = None,
+) -> Function:
+    """`build`, which adds a transformed call of `fn` to a program, as users call it: on tensors or on arrays."""
 
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        leaves = Signature(fn).flatten(args, kwargs).leaves
-        graph = target_graph(leaves)
+        arguments = Arguments(fn, args, kwargs, None if select is None else select(args, kwargs))
+        graph = target_graph(arguments.leaves)
         if graph is not None:
             with entered(graph):
-                return build(graph, args, kwargs)
-        return run_whole(fn, build, args, kwargs)
+                return build(graph, arguments)
+        return _run_whole(build, arguments)
 
     call.__name__ = f"{name}({getattr(fn, '__name__', type(fn).__name__)})"
     return call
 
 
-def run_whole(fn: Function, build: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_whole(build: Callable[[Graph, Arguments], Any], arguments: Arguments) -> Any:
     """Trace `build` on arrays as one program and run it."""
-    signature = Signature(fn)
-    call = signature.flatten(args, kwargs)
-    names = signature.leaf_names(call)
-    specs = [spec_of(leaf, f"{signature.name}: {key!r}") for leaf, key in zip(call.leaves, names)]
 
     def run(tensors: list[Tensor]) -> Any:
-        traced_args, traced_kwargs = signature.unflatten(call, tensors)
         graph = target_graph(tensors)
         assert graph is not None
-        return build(graph, traced_args, traced_kwargs)
+        return build(graph, arguments.replaced(tensors))
 
-    traced = trace_flat(signature.name, run, specs, names)
-    return traced.out_tree.unflatten(apply_program(traced.graph, call.leaves))
+    traced = trace_flat(arguments.name, run, arguments.specs(), arguments.names)
+    return traced.out_tree.unflatten(apply_program(traced.graph, arguments.leaves))
 
 
 def apply_program(graph: Graph, operands: Sequence[Any]) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import NoRule, Op
-from rlx.ir.rebuild import Rebuilt, Replacement, rebuild
+from rlx.ir.rebuild import Rebuilt, Replacement, rebuild, unchanged
 
 Rule = Literal["jvp", "vjp", "batch"]
 # An equivalent of an op: a function of its operands.
@@ -54,18 +54,16 @@ def form_for(op: Op, rule: Rule, active: Sequence[bool]) -> Form | None:
 
 def expand_for(graph: Graph, rule: Rule, relevant: Callable[[Graph], Collection[NodeId]]) -> Rebuilt:
     """Replace relevant nodes until the rule can be applied to all of them; ids map from the given graph."""
-    ids = {n.id: n.id for n in graph.nodes}
+    result = unchanged(graph)
     while True:
-        active = relevant(graph)
+        active = relevant(result.graph)
         forms: dict[NodeId, Form] = {}
-        for node in graph.nodes:
+        for node in result.graph.nodes:
             if node.id in active and (form := form_for(node.op, rule, [i in active for i in node.inputs])) is not None:
                 forms[node.id] = form
         if not forms:
-            return Rebuilt(graph, ids)
-        step = rebuild(graph, _replace_by(forms), f"derive_{rule}")
-        ids = {old: step.ids[mid] for old, mid in ids.items() if mid in step.ids}
-        graph = step.graph
+            return result
+        result = result.then(rebuild(result.graph, _replace_by(forms), f"derive_{rule}"))
 
 
 def _replace_by(forms: dict[NodeId, Form]) -> Callable[[Node, list[Any]], Replacement]:

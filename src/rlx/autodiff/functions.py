@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.autodiff.calls import Called, Function, transformed
+from rlx.autodiff.calls import Arguments, Called, Function, transformed
 from rlx.autodiff.forward import push_forward
 from rlx.autodiff.linear import matching, split_jvp, split_vjp
 from rlx.autodiff.reverse import Pullback
@@ -15,12 +15,13 @@ from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
 from rlx.ir.tensor import Tensor, lift
 from rlx.ops.body_transforms import filled, types
-from rlx.trace.pytree import TreeDef, tree_structure
+from rlx.trace.pytree import TreeDef, tree_leaves, tree_structure
 
 Argnums = int | Sequence[int]
 
 
-def _numbers(argnums: Argnums, count: int, what: str) -> list[int]:
+def argument_numbers(argnums: Argnums, count: int, what: str) -> list[int]:
+    """The positions meant by `argnums` in a call with `count` positional arguments."""
     numbers = [argnums] if isinstance(argnums, int) else list(argnums)
     for n in numbers:
         if not -count <= n < count:
@@ -35,9 +36,10 @@ def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) ->
     tuple of gradients. For complex arguments the gradient is the conjugate Wirtinger derivative.
     """
 
-    def build(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        called = Called(fn, args, kwargs, graph)
-        chosen = _numbers(argnums, len(args), f"grad({called.name})")
+    def build(graph: Graph, arguments: Arguments) -> Any:
+        called = Called(fn, arguments, graph)
+        args, _ = arguments.unflatten()
+        chosen = argument_numbers(argnums, len(args), f"grad({called.name})")
         groups = [called.leaf_indices(n) for n in chosen]
         wrt = [i for group in groups for i in group]
         called.require_inexact("grad", wrt)
@@ -53,7 +55,18 @@ def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) ->
             value = (value, aux_tree.unflatten(pullback.outputs[1:]))
         return value, result
 
-    return transformed(fn, build, "value_and_grad")
+    return transformed(fn, build, "value_and_grad", select_positions(argnums))
+
+
+def select_positions(argnums: Argnums) -> Callable[[Sequence[Any], dict[str, Any]], list[bool]]:
+    """The leaves that belong to the arguments `argnums`."""
+
+    def select(args: Sequence[Any], kwargs: dict[str, Any]) -> list[bool]:
+        chosen = argument_numbers(argnums, len(args), "grad")
+        flags = [i in chosen for i, argument in enumerate(args) for _ in tree_leaves(argument)]
+        return [*flags, *(False for _ in tree_leaves(kwargs))]
+
+    return select
 
 
 def _loss_structure(called: Called, has_aux: bool) -> tuple[TreeDef, TreeDef]:
@@ -98,9 +111,9 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: 
     def both(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
         return fn(*primals)
 
-    def build(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        primals, tangents = args
-        called = Called(fn, primals, {}, graph)
+    def build(graph: Graph, arguments: Arguments) -> Any:
+        primals, tangents = arguments.unflatten()[0]
+        called = Called(fn, Arguments(fn, primals, {}), graph)
         what = f"jvp({called.name})"
         value_tree, aux_tree, count = called.value_and_aux("jvp", has_aux)
         directions = matching(tree_structure(primals), tangents, what, called.types, "the primals")
@@ -123,13 +136,19 @@ def hvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 
 
 def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> Any:
-    """`(fn(*primals), pull)`, where `pull(cotangents)` gives a tuple with one gradient per primal."""
+    """`(fn(*primals), pull)`, where `pull(cotangents)` gives a tuple with one gradient per primal.
+
+    With `has_aux`, `fn` returns `(value, aux)` and the result is `(value, pull, aux)`.
+    """
     return split_vjp(fn, primals, has_aux)
 
 
-def linearize(fn: Function, *primals: Any) -> tuple[Any, Callable[..., Any]]:
-    """`(fn(*primals), push)`, where `push(*tangents)` is the derivative there, without computing `fn` again."""
-    return split_jvp(fn, primals)
+def linearize(fn: Function, *primals: Any, has_aux: bool = False) -> Any:
+    """`(fn(*primals), push)`, where `push(*tangents)` is the derivative there, without computing `fn` again.
+
+    With `has_aux`, `fn` returns `(value, aux)` and the result is `(value, push, aux)`.
+    """
+    return split_jvp(fn, primals, has_aux)
 
 
 def jacrev(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
@@ -146,6 +165,6 @@ def jacfwd(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Functio
     return forward_jacobian(fn, argnums, has_aux)
 
 
-def hessian(fn: Function, argnums: Argnums = 0) -> Function:
+def hessian(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
     """The second derivatives of a scalar function, forward over reverse."""
-    return jacfwd(jacrev(fn, argnums), argnums)
+    return jacfwd(jacrev(fn, argnums, has_aux), argnums, has_aux)

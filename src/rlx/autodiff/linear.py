@@ -7,10 +7,10 @@ part of the program being built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from rlx.autodiff.calls import Called, Function, apply_program
+from rlx.autodiff.calls import Arguments, Called, Function, apply_program
 from rlx.autodiff.forward import push_forward
 from rlx.autodiff.reverse import Pullback
 from rlx.errors import AutodiffError
@@ -47,30 +47,32 @@ def split_vjp(fn: Function, primals: Sequence[Any], has_aux: bool) -> Any:
     return (value, pull, aux_tree.unflatten(results[count:])) if has_aux else (value, pull)
 
 
-def split_jvp(fn: Function, primals: Sequence[Any]) -> tuple[Any, Callable[..., Any]]:
+def split_jvp(fn: Function, primals: Sequence[Any], has_aux: bool) -> Any:
     """See `rlx.linearize`."""
     called, in_tree = _called(fn, primals)
+    value_tree, aux_tree, count = called.value_and_aux("linearize", has_aux)
     joint = Graph(f"{called.name}_jvp")
     with building(joint):
         leaves = _declared(joint, called)
         tangents = [joint.input(f"t{i}", t) for i, t in enumerate(called.types)]
         moving = {called.input_id(i): tangents[i] for i in called.inexact}
         outputs, pushed = push_forward(called.graph, leaves, moving)
-        directions = filled(pushed, types(outputs))
+        directions = filled(pushed[:count], types(outputs[:count]))
     results, kept, second = _first_half(joint, called, tangents, outputs, directions)
 
     def push(*tangents: Any) -> Any:
         given = matching(in_tree, tangents, f"linearize({called.name})", called.types, "the primals")
-        return called.traced.out_tree.unflatten(_second_half(second, kept, given))
+        return value_tree.unflatten(_second_half(second, kept, given))
 
-    return called.traced.out_tree.unflatten(results), push
+    value = value_tree.unflatten(results[:count])
+    return (value, push, aux_tree.unflatten(results[count:])) if has_aux else (value, push)
 
 
 def _called(fn: Function, primals: Sequence[Any]) -> tuple[Called, TreeDef]:
     leaves, in_tree = tree_flatten(tuple(primals))
     graph = target_graph(leaves)
     with entered(graph):
-        return Called(fn, tuple(primals), {}, graph), in_tree
+        return Called(fn, Arguments(fn, tuple(primals), {}), graph), in_tree
 
 
 def _declared(joint: Graph, called: Called) -> dict[NodeId, Tensor]:

@@ -13,7 +13,7 @@ from rlx.ir.leaves import Project
 from rlx.ir.op import Op
 from rlx.ir.tensor import Tensor
 from rlx.ops.body_transforms import depends_on, tangent_type
-from rlx.ops.rules import add_tangents
+from rlx.ops.rules import add_tangents, as_type
 
 
 class Pullback:
@@ -70,12 +70,13 @@ class Pullback:
             return
         shapes = self.graph.nodes[node_id].shapes
         wanted = tangent_type(shapes[index])
-        if ct.type != wanted:
+        typed = as_type(ct, wanted)
+        if typed is None:
             producer = self.graph.nodes[node_id].op.mnemonic
             raise InternalError(f"a cotangent of {producer} has type {ct.type}, for its value it should be {wanted}")
         slots = collected.setdefault(node_id, [None] * len(shapes))
         previous = slots[index]
-        slots[index] = ct if previous is None else add_tangents(previous, ct)
+        slots[index] = typed if previous is None else add_tangents(previous, typed)
 
 
 def pull_back(
@@ -85,9 +86,7 @@ def pull_back(
     return Pullback(graph, leaves, wrt).pull(cotangents)
 
 
-def apply_vjp(
-    op: Op, wrt: Sequence[bool], ct: Any, value: Value, operands: Sequence[Any]
-) -> Sequence[Tensor | None]:
+def apply_vjp(op: Op, wrt: Sequence[bool], ct: Any, value: Value, operands: Sequence[Any]) -> Sequence[Tensor | None]:
     """The cotangents of the operands of one op by its rule; only those in `wrt` are wanted."""
     selective = getattr(op, "vjp_wrt", None)
     if selective is not None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from rlx.autodiff.batching import batch_graph
-from rlx.autodiff.calls import Called, Function, transformed
+from rlx.autodiff.calls import Arguments, Called, Function, transformed
 from rlx.autodiff.graphs import move_axis
 from rlx.errors import AutodiffError, TreeError
 from rlx.ir.dims import as_dim, require_equal
@@ -37,13 +37,16 @@ def vmap(
 
     name = function_name(fn)
 
-    def build(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        axes = [*_argument_axes(name, in_axes, args), *(0 for _ in tree_leaves(kwargs))]
-        leaves = [lift(x, graph) for x in tree_leaves((tuple(args), kwargs))]
+    def axes_of(args: Sequence[Any], kwargs: dict[str, Any]) -> list[int | None]:
+        return [*_argument_axes(name, in_axes, args), *(0 for _ in tree_leaves(kwargs))]
+
+    def build(graph: Graph, arguments: Arguments) -> Any:
+        axes: list[int | None] = arguments.of_traced(axes_of(*arguments.unflatten()))
+        leaves = [lift(x, graph) for x in arguments.leaves]
         size = _size(name, leaves, axes, axis_size)
         specs = [_without_axis(name, t, a) for t, a in zip(leaves, axes)]
         with named_axis(axis_name, size) if axis_name is not None else nullcontext():
-            called = Called(fn, args, kwargs, graph, specs)
+            called = Called(fn, arguments, graph, specs)
         operands = called.leaves
         batched = []
         for i, axis in enumerate(axes):
@@ -57,7 +60,10 @@ def vmap(
         results = [_placed(name, o, flag, a, size) for o, flag, a in zip(outputs, flags, positions, strict=True)]
         return tree.unflatten(results)
 
-    return transformed(fn, build, "vmap")
+    def select(args: Sequence[Any], kwargs: dict[str, Any]) -> list[bool]:
+        return [axis is not None for axis in axes_of(args, kwargs)]
+
+    return transformed(fn, build, "vmap", select)
 
 
 def _argument_axes(name: str, in_axes: Any, args: Sequence[Any]) -> list[int | None]:

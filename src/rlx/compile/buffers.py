@@ -1,44 +1,56 @@
-"""Where the values of a program live. The order of the slots is fixed here; offsets are sums of (symbolic) sizes."""
+"""Where the values of a LIR program live: one slot per value that crosses a kernel boundary, shared over time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.ir.dims import ceildiv
+from rlx.compile.packing import Tenant, pack
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirKernel, LirViewAlias
 from rlx.ir.phase import derive_phases
-from rlx.ir.shape import Size
 
 ALIGNMENT = 64
 
 
 def plan_buffers(graph: Graph, kernels: Sequence[LirKernel]) -> LirBufferPlan:
-    """One slot per value that a kernel stores and that is not an output; a view lives where its operand lives."""
+    """Slots for what native kernels store, except outputs, which are never in the arena; a view lives with its operand.
+
+    What a host call returns is allocated by the host.
+    """
     plan = LirBufferPlan(alignment=ALIGNMENT, schedule=[n.id for n in graph.nodes])
-    outputs = set(graph.outputs)
-    end: Size = 0
     for kernel in kernels:
         if kernel.kind == "view":
-            _alias(plan, kernel.nodes[0], kernel.inputs[0])
-            continue
-        if kernel.kind == "call":
-            # The host allocates what it returns.
-            continue
-        for node in kernel.outputs:
-            if node in outputs:
-                continue
-            size = graph.shape(node).byte_size
-            plan.assignments[node] = LirBufferSlot(end, size)
-            end = end + ceildiv(size, ALIGNMENT) * ALIGNMENT
-    plan.arena_size = end
+            node, operand = kernel.nodes[0], kernel.inputs[0]
+            plan.view_aliases[node] = plan.view_aliases.get(operand, LirViewAlias(operand, 0))
+    stored = _stored_values(graph, kernels, plan)
+    lives = _lives(kernels, plan)
+    tenants = [Tenant(graph.shape(n).byte_size, *lives[n]) for n in stored]
+    packed = pack(tenants, ALIGNMENT)
+    plan.assignments = {n: LirBufferSlot(o, t.size) for n, o, t in zip(stored, packed.offsets, tenants)}
+    plan.arena_size = packed.total
     plan.phases = derive_phases(graph)
     plan.io = LirIoManifest.collect(graph)
     plan.dynamic_symbols = graph.dynamic_symbols()
     return plan
 
 
-def _alias(plan: LirBufferPlan, node: NodeId, operand: NodeId) -> None:
-    """A view of a view is a view of the root."""
-    root = plan.view_aliases.get(operand)
-    plan.view_aliases[node] = LirViewAlias(operand if root is None else root.root, 0)
+def _stored_values(graph: Graph, kernels: Sequence[LirKernel], plan: LirBufferPlan) -> list[NodeId]:
+    native = [n for k in kernels if k.kind not in ("view", "call") for n in k.outputs]
+    return [n for n in native if n not in graph.outputs]
+
+
+def _lives(kernels: Sequence[LirKernel], plan: LirBufferPlan) -> dict[NodeId, tuple[int, int]]:
+    """First and last kernel that needs each value; reading a view reads its root, and so does returning it."""
+    lives: dict[NodeId, tuple[int, int]] = {}
+    for step, kernel in enumerate(kernels):
+        for node in kernel.outputs:
+            lives.setdefault(node, (step, step))
+        for node in kernel.inputs:
+            root = plan.view_aliases[node].root if node in plan.view_aliases else node
+            if root in lives:
+                lives[root] = (lives[root][0], step)
+    for node, view in plan.view_aliases.items():
+        # A view may be an output; it is copied for the caller when everything has run.
+        if view.root in lives:
+            lives[view.root] = (lives[view.root][0], max(lives[view.root][1], lives.get(node, (0, 0))[1], len(kernels)))
+    return lives

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx.ir.dead_code import remove_dead_nodes
-from rlx.ir.graph import Graph, Node
-from rlx.ir.leaves import Input, Param
-from rlx.ir.op import Op
+from rlx.ir.equal_nodes import merge_equal_nodes
+from rlx.ir.graph import Graph
 from rlx.ir.passes import Pass
-from rlx.ir.rebuild import Rebuilt, Replacement, rebuild
-from rlx.ir.tensor import Tensor
 
 
 class DeadCodeElimination(Pass):
@@ -22,33 +17,7 @@ class DeadCodeElimination(Pass):
         return remove_dead_nodes(graph).graph
 
 
-def merge_equal_nodes(graph: Graph) -> Rebuilt:
-    """Keep one of any nodes with equal ops on equal operands. Effects, barriers and user-defined ops stay apart."""
-    seen: dict[tuple[Op, tuple[int, ...]], Tensor] = {}
-
-    def visit(node: Node, operands: list[Any]) -> Replacement:
-        if isinstance(node.op, Input | Param) or not is_mergeable(node.op) or len(node.shapes) != 1:
-            return None
-        key = (node.op, tuple(int(x.id) for x in operands))
-        found = seen.get(key)
-        if found is None:
-            found = seen[key] = operands_graph(operands, new).tensor(new.append(node.op, [x.id for x in operands]).id)
-        return found
-
-    new = graph.empty_like()
-    return rebuild(graph, visit, "cse", into=new)
-
-
-def operands_graph(operands: list[Any], fallback: Graph) -> Graph:
-    return operands[0].graph if operands else fallback
-
-
-def is_mergeable(op: Op) -> bool:
-    """Whether two equal nodes may become one."""
-    return not op.effect and type(op).__name__ not in ("Custom", "Barrier")
-
-
 def cse(graph: Graph) -> Graph:
-    """`merge_equal_nodes`, then without what it left dead."""
+    """Keep one of any nodes that compute the same, and drop what becomes dead."""
     merged = merge_equal_nodes(graph).graph
-    return remove_dead_nodes(merged).graph if len(merged) < len(graph) else graph
+    return merged if len(merged) < len(graph) else graph

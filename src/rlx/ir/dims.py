@@ -307,7 +307,8 @@ def dim_max(a: int | Dim, b: int | Dim) -> int | Dim:
         return a
     if high <= 0:
         return b
-    return _atom("max", *sorted((a, b), key=str))
+    absorbed = _absorbed("max", a, b)
+    return _atom("max", *sorted((a, b), key=str)) if absorbed is None else absorbed
 
 
 def dim_min(a: int | Dim, b: int | Dim) -> int | Dim:
@@ -316,7 +317,18 @@ def dim_min(a: int | Dim, b: int | Dim) -> int | Dim:
         return b
     if high <= 0:
         return a
-    return _atom("min", *sorted((a, b), key=str))
+    absorbed = _absorbed("min", a, b)
+    return _atom("min", *sorted((a, b), key=str)) if absorbed is None else absorbed
+
+
+def _absorbed(kind: str, a: int | Dim, b: int | Dim) -> Dim | None:
+    """max(x, max(x, y)) is max(x, y), and so for min."""
+    for outer, inner in ((a, b), (b, a)):
+        if isinstance(inner, Dim) and inner.terms[0][1] == 1 and len(inner.terms) == 1 and len(inner.terms[0][0]) == 1:
+            (atom,) = inner.terms[0][0]
+            if isinstance(atom, DimAtom) and atom.kind == kind and outer in atom.args:
+                return inner
+    return None
 
 
 _FUNCTIONS: dict[str, Callable[[int | Dim, int | Dim], int | Dim]] = {

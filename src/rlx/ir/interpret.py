@@ -11,7 +11,7 @@ from rlx.errors import BindingError, InternalError, RlxError
 from rlx.ir.binding import bind_graph, infer_binding
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Input, Param
-from rlx.ir.outside_ids import check_outside_ids
+from rlx.ir.outside_ids import check_ids, id_checks
 from rlx.ir.shape import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -37,14 +37,14 @@ def interpret(
         if free:
             raise BindingError(f"graph @{graph.name}: no input determines the size of {', '.join(free)}; bind it first")
         graph = bind_graph(graph, sizes)
+    for check in id_checks(graph) if outside else ():
+        check_ids(check.op, typed[check.key], check.sizes, check.key)
     results: list[tuple[Array, ...]] = []
     for node in graph.nodes:
         if isinstance(node.op, Input | Param):
             results.append((typed[node.op.key],))
             continue
         operands = [array for i in node.inputs for array in results[i]]
-        if outside:
-            _check_ids(graph, node, operands)
         results.append(_evaluate(node, operands))
     return [results[o][0] for o in graph.outputs]
 
@@ -67,13 +67,6 @@ def _checked(node: Node, values: Mapping[str, Array]) -> Array:
     if shape.is_static and array.shape != shape.dims:
         raise BindingError(f"{key!r} is declared {shape}, got an array of shape {array.shape}")
     return array
-
-
-def _check_ids(graph: Graph, node: Node, operands: list[Array]) -> None:
-    sources = [graph.nodes[i].op for i in node.inputs]
-    given = {i: (op.key, operands[i]) for i, op in enumerate(sources) if isinstance(op, Input)}
-    if given:
-        check_outside_ids(node.op, [graph.shape(i) for i in node.inputs], given)
 
 
 def _evaluate(node: Node, operands: list[Array]) -> tuple[Array, ...]:

@@ -1,28 +1,44 @@
 """Ids that come straight from the caller are validated, not clipped in silence.
 
-An op says by `index_operands` which operands hold ids and how large the axes are that they select from. Executors check
-such operands where they are the caller's own arrays; ids that the program computed follow the op's definition.
+An op says by `index_operands` which operands hold ids and how large the axes are that they select from. Where such an
+operand is an input, executors check what the caller gives for it; ids that the program computes follow the definition
+of the op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx.ir.graph import Graph
+from rlx.ir.leaves import Input
 from rlx.ir.op import Op
 from rlx.ir.shape import Dims, Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def check_outside_ids(op: Op, shapes: Sequence[Shape], outside: Mapping[int, tuple[str, Array]]) -> None:
-    """Check the ids among `outside`, the operands that come from the caller: position -> (name, values)."""
-    for position, sizes in op.index_operands(*shapes).items():
-        if position in outside:
-            name, ids = outside[position]
-            check_ids(op, ids, sizes, name)
+class IdCheck(NamedTuple):
+    """The input `key` holds ids for `op`, which select from axes of the given (perhaps symbolic) sizes."""
+
+    op: Op
+    key: str
+    sizes: Dims
+
+
+def id_checks(graph: Graph) -> list[IdCheck]:
+    """What an executor of `graph` has to check before every run."""
+    found = []
+    for node in graph.nodes:
+        sources = [graph.nodes[i] for i in node.inputs]
+        if not any(isinstance(source.op, Input) for source in sources):
+            continue
+        for position, sizes in node.op.index_operands(*(source.shape for source in sources)).items():
+            source = sources[position].op
+            if isinstance(source, Input):
+                found.append(IdCheck(node.op, source.key, sizes))
+    return found
 
 
 def check_ids(op: Op, ids: Array, sizes: Dims, name: str = "ids") -> None:
@@ -32,7 +48,5 @@ def check_ids(op: Op, ids: Array, sizes: Dims, name: str = "ids") -> None:
         numbers = column if column.dtype.kind in "iu" else np.trunc(column.astype(np.float64))
         valid = (numbers >= -size) & (numbers < size)
         if not valid.all():
-            wrong = column[~valid].flat[0]
-            raise op.fail(
-                f"{name} holds {wrong}, but the indexed axis has size {size}: valid ids are {-size}..{size - 1}"
-            )
+            allowed = f"valid ids are {-size}..{size - 1}" if size else "no id is valid"
+            raise op.fail(f"{name} holds {column[~valid].flat[0]}, but the indexed axis has size {size}: {allowed}")

@@ -27,6 +27,15 @@ class Rebuilt(NamedTuple):
         """The new id of an old node."""
         return self.ids[NodeId(old)]
 
+    def then(self, later: Rebuilt) -> Rebuilt:
+        """This rewrite and then `later`, a rewrite of its graph."""
+        return Rebuilt(later.graph, {old: later.ids[mid] for old, mid in self.ids.items() if mid in later.ids})
+
+
+def unchanged(graph: Graph) -> Rebuilt:
+    """The rewrite that does nothing."""
+    return Rebuilt(graph, {n.id: n.id for n in graph.nodes})
+
 
 def rebuild(
     graph: Graph,

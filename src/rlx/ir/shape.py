@@ -373,7 +373,7 @@ def conv2d_output_shape(
         raise ShapeError(f"{op}: x has {x.dims[1]} channels, w expects {w.dims[1]}*{groups}, in {x} and {w}")
     if isinstance(w.dims[0], int) and w.dims[0] % groups:
         raise ShapeError(f"{op}: {w.dims[0]} output channels are not a multiple of groups={groups}")
-    kernel = w.static_dims[2:]
+    kernel = w.with_dims(w.dims[2:]).static_dims
     sizes = [conv_spatial_output(x.dims[2 + i], kernel[i], stride[i], padding[i], dilation[i]) for i in range(spatial)]
     return x.with_dims((x.dims[0], w.dims[0], *sizes))
 
@@ -394,7 +394,7 @@ def conv_transpose2d_output_shape(
         raise ShapeError(f"{op}: x [N,C,spatial..] and w [C_in,C_out/groups,kernel..] need one rank >= 3, got {x}, {w}")
     if not require_equal(x.dims[1], w.dims[0], op):
         raise ShapeError(f"{op}: x has {x.dims[1]} channels, w expects {w.dims[0]}, in {x} and {w}")
-    kernel = w.static_dims[2:]
+    kernel = w.with_dims(w.dims[2:]).static_dims
     sizes = [
         conv_transpose_spatial_output(x.dims[2 + i], kernel[i], stride[i], padding[i], dilation[i], output_padding[i])
         for i in range(spatial)

@@ -20,7 +20,7 @@ from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Input, Project
 from rlx.ir.op import Op
-from rlx.ir.outside_ids import check_outside_ids
+from rlx.ir.outside_ids import check_ids
 from rlx.ir.shape import Dims, Shape
 from rlx.ir.tensor_data import TensorData
 
@@ -269,7 +269,8 @@ def eager_eval(op: Op, operands: Sequence[Any]) -> Any:
     if not (fewest <= len(arrays) and (most is None or len(arrays) <= most)):
         raise op.fail(f"needs {fewest} operands, got {len(arrays)}")
     op.infer(*shapes)
-    check_outside_ids(op, shapes, {i: (f"operand {i}", a) for i, a in enumerate(arrays)})
+    for position, sizes in op.index_operands(*shapes).items():
+        check_ids(op, arrays[position], sizes, f"operand {position}")
     return op.eval(*arrays)
 
 

@@ -41,12 +41,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @op("attention")
 class Attention(AttentionBase):
-    """out = softmax(s·q·kᵀ [softcapped] [+ bias, or masked])·v per head; the result has the type of q (if v has).
+    """out = softmax(s·q·kᵀ [softcapped] [+ bias, or masked])·v per head, with as many heads and rows as q.
 
     Operands: q, k, v; the mask or bias when `mask_kind` is custom or bias; `kv_len` i32[B] with `has_kv_len`: only the
     first kv_len[b] keys exist, whatever k and v hold behind them; `positions` i32[B,Sq] or [Sq] with `has_positions`.
-    Head h of q reads head h // (H/Hkv) of k and v. The order is scale, softcap, mask or bias, softmax. Heads of v may
-    have another width than `head_dim`; those of the result have it then too.
+    Head h of q reads head h // (H/Hkv) of k and v. The order is scale, softcap, mask or bias, softmax. Heads of q and k
+    are `head_dim` wide; those of v may have another width, which is then that of the result.
     """
 
     def infer(self, q: Shape, k: Shape, v: Shape, *extras: Shape) -> Shape:

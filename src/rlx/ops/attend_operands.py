@@ -217,7 +217,7 @@ class AttentionBase(Op):
         own = types[0].dims[0] if types[0].rank > 2 else 1
         given = list(zip(operands, batched, types))
         count = len(given) - sum(self._present)
-        whole = [_join_batch(put_batch_first(x, b, size), t.rank > 2, own) for x, b, t in given[:count]]
+        whole = [join_batch(put_batch_first(x, b, size), t.rank > 2, own) for x, b, t in given[:count]]
         for name, extra in self.extras(tuple(given[count:]))._asdict().items():
             if extra is None:
                 continue
@@ -225,7 +225,7 @@ class AttentionBase(Op):
             fits_all = (name == "positions" and t.rank == 1) or (name == "mask" and t.dims[0] == 1 and self.shares_mask)
             if is_batched or not fits_all:
                 has_batch = name != "positions" or t.rank == 2
-                x = _join_batch(put_batch_first(x, is_batched, size), has_batch, own)
+                x = join_batch(put_batch_first(x, is_batched, size), has_batch, own)
             whole.append(x)
         results, inferred = self(*whole), self.infer(*types)
         if isinstance(inferred, tuple):
@@ -233,7 +233,7 @@ class AttentionBase(Op):
         return _part_batch(results, inferred, size, own)
 
 
-def _join_batch(x: Any, has_batch: bool, own: Size) -> Any:
+def join_batch(x: Any, has_batch: bool, own: Size) -> Any:
     """[examples, batch, ..] as [examples·batch, ..]; `own` is the size of the batch, which may be 1 or missing in x."""
     from rlx.ops.movement import broadcast_to, expand_dims, reshape
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,9 @@ from rlx.ir.dims import Dim, as_dim, ceildiv, dim_max
 from rlx.ir.dtype import DType, DTypeLike, promote
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Dims, Shape, Size, broadcast_dims, normalize_axis
-from rlx.ir.tensor import Tensor, building, current_scope
 from rlx.ops.arithmetic import add, div, eq, ge, mul, sub, where
 from rlx.ops.conversion import cast
-from rlx.ops.operands import common_dtype, convert, dims_of, dtype_of, promote_inexact, require_dtype
+from rlx.ops.operands import common_dtype, convert, dims_of, dtype_of, promote_inexact, require_dtype, same_graph
 from rlx.ops.samples import Sample, sample
 
 __all__ = [
@@ -111,18 +109,6 @@ class DimValue(Op):
             yield sample(cls(7, dtype), dtypes=(dtype,))
 
 
-def program_of(*operands: Any) -> AbstractContextManager[Any]:
-    """Inside, values made from nothing join the program of the first tensor among `operands`, if none is being traced.
-
-    Functions that combine operands with iotas or symbolic sizes need it when they are called on graph handles.
-    """
-    if current_scope() is None:
-        for x in operands:
-            if isinstance(x, Tensor):
-                return building(x.graph)
-    return nullcontext()
-
-
 def as_dims(dims: DimsLike) -> Dims:
     """One size or several, as a tuple."""
     sizes = (dims,) if isinstance(dims, int | str | Dim) else dims
@@ -149,7 +135,7 @@ def full(dims: DimsLike, value: Any, dtype: DTypeLike | None = None) -> Any:
     """`value` everywhere; it may be a tensor that broadcasts to `dims`. Python scalars are f32, i32 or bool."""
     from rlx.ops.movement import broadcast_to
 
-    with program_of(value):
+    with same_graph(value):
         filled = convert(value, common_dtype(value) if dtype is None else DType.of(dtype))
         return broadcast_to(filled, as_dims(dims))
 
@@ -166,7 +152,7 @@ def ones(dims: DimsLike, dtype: DTypeLike = DType.F32) -> Any:
 
 def full_like(x: Any, value: Any, dtype: DTypeLike | None = None) -> Any:
     """`value` with the dims of x, and its dtype unless another is given."""
-    with program_of(x):
+    with same_graph(x):
         return full(dims_of(x), value, dtype_of(x) if dtype is None else dtype)
 
 
@@ -222,7 +208,7 @@ def linspace(start: Any, stop: Any, num: Size, endpoint: bool = True, dtype: DTy
     """
     from rlx.ops.movement import broadcast_to, expand_dims
 
-    with program_of(start, stop):
+    with same_graph(start, stop):
         start, stop = promote_inexact(start, stop)
         chosen = dtype_of(start) if dtype is None else DType.of(dtype)
         wide = promote(dtype_of(start), chosen).accumulator
@@ -266,12 +252,12 @@ def _check_matrix(x: Any, name: str) -> Dims:
 def tril(x: Any, k: int = 0) -> Any:
     """x with zeros above diagonal k of its last two axes."""
     dims = _check_matrix(x, "tril")
-    with program_of(x):
+    with same_graph(x):
         return where(tri(dims[-2], dims[-1], k, DType.BOOL), x, convert(0, dtype_of(x)))
 
 
 def triu(x: Any, k: int = 0) -> Any:
     """x with zeros below diagonal k of its last two axes."""
     dims = _check_matrix(x, "triu")
-    with program_of(x):
+    with same_graph(x):
         return where(tri(dims[-2], dims[-1], k - 1, DType.BOOL), convert(0, dtype_of(x)), x)

@@ -159,6 +159,8 @@ class Custom(Op):
     """
 
     primitive = True
+    # Nothing is known about the function, not even that it gives the same result twice.
+    mergeable = False
 
     key: str
     attrs: bytes = b""

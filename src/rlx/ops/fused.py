@@ -178,7 +178,8 @@ class FusedSwiGLU(Op):
     def samples(cls) -> Iterator[Sample]:
         for gate_first in (False, True):
             yield sample(cls(None, gate_first), spec(3, 8))
-            yield sample(cls("f16", gate_first), spec(2, 3, 4))
+            # The steps of f16 are too coarse for tests by differences.
+            yield sample(cls("f16", gate_first), spec(2, 3, 4), smooth=False)
         yield sample(cls(), spec("B", "2*N"), B=2, N=3)
         yield sample(cls(), spec(0, 4))
 

@@ -12,6 +12,7 @@ from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape
 from rlx.ops.indexing import clipped_ids, require_ids
 from rlx.ops.operands import promote_inexact, require_float, require_same_dtype
+from rlx.ops.rules import batch_by_loop_over_leading
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.widening import accumulators, as_f64, rounded, rounded_tensor
 
@@ -36,6 +37,9 @@ class _CrossEntropy(Op):
         )
         if not fits:
             raise self.fail(f"needs logits [.., classes] and one label for each row, got {logits} and {labels}")
+
+    # Every leading axis holds rows.
+    batch = batch_by_loop_over_leading
 
     def index_operands(self, logits: Shape, labels: Shape, *rest: Shape) -> dict[int, Dims]:
         return {1: (logits.dims[-1],)}
@@ -68,20 +72,24 @@ class SoftmaxCrossEntropyWithLogits(_CrossEntropy):
         from rlx.ops.movement import expand_dims, squeeze
         from rlx.ops.reductions import reduce_max, reduce_sum
         from rlx.ops.selection import take_along_axis
-        from rlx.ops.unary import exp, log
+        from rlx.ops.unary import exp, log, stop_gradient
 
         (wide,) = accumulators(logits)
-        highest = reduce_max(wide, (-1,), keepdims=True)
+        # The loss does not depend on what is subtracted here, so derivatives need not pass through it.
+        highest = stop_gradient(reduce_max(wide, (-1,), keepdims=True))
         total = reduce_sum(exp(wide - highest), (-1,), keepdims=True)
         chosen = take_along_axis(wide, expand_dims(labels, -1), axis=-1)
         return rounded_tensor(squeeze(log(total) + (highest - chosen), -1), logits.dtype)
+
+    def vjp(self, ct: Any, y: Any, logits: Any, labels: Any) -> Any:
+        return SoftmaxCrossEntropyBackward()(logits, labels, ct), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         labels = spec(3, dtype="i32", values=[0, 3, 1])
         yield sample(cls(), spec(3, 4), labels)
         yield sample(cls(), spec(3, 4, low=-200, high=200), labels)
-        yield sample(cls(), spec(2, 3, 4), spec(2, 3, dtype="f32", low=0, high=3))
+        yield sample(cls(), spec(2, 3, 4), spec(2, 3, dtype="f32", values=[[0.5, 3.5, 1.5], [2.5, 0.5, 2.5]]))
         yield sample(cls(), spec(4), spec(dtype="i64", values=2))
         yield sample(cls(), spec(0, 4), spec(0, dtype="i32"))
         yield sample(cls(), spec("N", "C"), spec("N", dtype="i32", low=0, high=2), N=2, C=4)
@@ -124,7 +132,8 @@ class SoftmaxCrossEntropyBackward(_CrossEntropy):
     def samples(cls) -> Iterator[Sample]:
         labels = spec(3, dtype="i32", values=[0, 3, 1])
         yield sample(cls(), spec(3, 4), labels, spec(3))
-        yield sample(cls(), spec(2, 3, 4), spec(2, 3, dtype="f32", low=0, high=3), spec(2, 3))
+        fractions = spec(2, 3, dtype="f32", values=[[0.5, 3.5, 1.5], [2.5, 0.5, 2.5]])
+        yield sample(cls(), spec(2, 3, 4), fractions, spec(2, 3))
         yield sample(cls(), spec("N", "C"), spec("N", dtype="i32", low=0, high=2), spec("N"), N=2, C=4)
 
 

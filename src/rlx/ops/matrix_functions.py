@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim, require_equal
 from rlx.ir.dtype import DType
-from rlx.ir.shape import normalize_axis
+from rlx.ir.op import Op, op
+from rlx.ir.shape import Dims, Shape, normalize_axis
+from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import div, eq, gt, mul, ne, pow_, where
 from rlx.ops.contraction import adjoint, matmul
 from rlx.ops.creation import eye, iota
 from rlx.ops.factorizations import lu, svd
-from rlx.ops.linalg import BatchedDenseSolve
+from rlx.ops.linalg import REAL, BatchedDenseSolve, require_matrix, widened
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis
 from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, same_graph
 from rlx.ops.rearrange import diagonal
 from rlx.ops.reductions import reduce_max, reduce_min, reduce_prod, reduce_sum
+from rlx.ops.rules import batch_by_loop_over_leading
+from rlx.ops.samples import COMPLEX, Sample, sample, spec
 from rlx.ops.unary import abs_, log, sign, sqrt, square
 
-__all__ = ["det", "inv", "matrix_power", "norm", "pinv", "slogdet"]
+__all__ = ["Pinv", "det", "inv", "matrix_power", "norm", "pinv", "slogdet"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _identity_like(a: Any) -> Any:
@@ -55,7 +63,7 @@ def _lu_diagonal(a: Any) -> tuple[Any, Any]:
 
 
 def det(a: Any) -> Any:
-    """The determinant of every matrix."""
+    """The determinant of every matrix. Its derivative needs regular matrices."""
     values, parity = _lu_diagonal(_square(a, "det"))
     return mul(parity, reduce_prod(values, -1))
 
@@ -91,21 +99,80 @@ def matrix_power(a: Any, n: int) -> Any:
     return result
 
 
-def pinv(a: Any, rtol: float | None = None) -> Any:
+@op("pinv")
+class Pinv(Op):
     """The pseudo-inverse of every matrix: singular values up to rtol times the largest count as 0.
 
-    By default rtol is max(M, N) times the spacing of the dtype at 1.
+    Without rtol it is max(M, N) times the spacing of the dtype at 1. The derivative is that for a constant rank.
     """
-    (a,) = promote_inexact(a)
-    u, s, vh = svd(a)
-    if rtol is None:
-        sizes = [d for d in dims_of(a)[-2:] if not isinstance(d, Dim)]
+
+    rtol: float | None = None
+
+    def infer(self, a: Shape) -> Shape:
+        require_matrix(self, a)
+        *lead, rows, columns = a.dims
+        return a.with_dims((*lead, columns, rows))
+
+    def eval(self, a: Array) -> Array:
+        relative = self._tolerance(a.shape, DType.of(a.dtype))
+        u, s, vh = np.linalg.svd(widened(a), full_matrices=False)
+        large = s > relative * s.max(axis=-1, keepdims=True, initial=0.0)
+        inverse = np.where(large, 1.0 / np.where(large, s, 1.0), 0.0)
+        left, right = np.swapaxes(vh, -1, -2).conj(), np.swapaxes(u, -1, -2).conj()
+        return np.asarray(left @ (inverse[..., None] * right)).astype(a.dtype)
+
+    def _tolerance(self, dims: Dims, dtype: DType) -> float:
+        if self.rtol is not None:
+            return self.rtol
+        sizes = [d for d in dims[-2:] if not isinstance(d, Dim)]
         if len(sizes) != 2:
-            raise ShapeError(f"pinv: give rtol for matrices of symbolic size, got dims {dims_of(a)}")
-        rtol = max(sizes) * (2.0**-23 if dtype_of(s) is DType.F32 else 2.0**-52)
-    large = gt(s, mul(rtol, reduce_max(s, -1, True)))
+            raise self.fail(f"give rtol for matrices of symbolic size, got dims {dims}")
+        return max(sizes) * (2.0**-23 if dtype.real is DType.F32 else 2.0**-52)
+
+    def decompose(self, a: Tensor) -> Any:
+        return _pinv_by_svd(a, self._tolerance(a.shape, a.dtype))
+
+    def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], p: Tensor) -> Any:
+        """dP = -P dA P + P Pᴴ dAᴴ (1 - A P) + (1 - P A) dAᴴ Pᴴ P."""
+        (a,), (da,) = primals, tangents
+        turned = adjoint(da)
+        from_left = matmul(matmul(p, adjoint(p)), turned)
+        from_right = matmul(turned, matmul(adjoint(p), p))
+        outside = (from_left - matmul(matmul(from_left, a), p)) + (from_right - matmul(p, matmul(a, from_right)))
+        return outside - matmul(matmul(p, da), p)
+
+    def vjp(self, ct: Tensor, p: Tensor, a: Tensor) -> Any:
+        """-Pᴴ P̄ Pᴴ + (1 - A P) P̄ᴴ P Pᴴ + Pᴴ P P̄ᴴ (1 - P A)."""
+        turned = adjoint(ct)
+        to_left = matmul(turned, matmul(p, adjoint(p)))
+        to_right = matmul(matmul(adjoint(p), p), turned)
+        outside = (to_left - matmul(a, matmul(p, to_left))) + (to_right - matmul(matmul(to_right, p), a))
+        return outside - matmul(matmul(adjoint(p), ct), adjoint(p))
+
+    batch = batch_by_loop_over_leading
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for dims in ((3, 2), (2, 3), (3, 3)):
+            yield sample(cls(), spec(*dims), dtypes=REAL)
+            yield sample(cls(), spec(2, *dims), dtypes=COMPLEX)
+        yield sample(cls(0.1), spec(0, 2, 3), dtypes=REAL)
+        yield sample(cls(1e-6), spec("B", "M", 2), dtypes=REAL, B=2, M=3)
+
+
+def _pinv_by_svd(a: Any, relative: Any) -> Any:
+    u, s, vh = svd(a)
+    large = gt(s, mul(relative, reduce_max(s, -1, True)))
     inverse = where(large, div(1.0, where(large, s, 1.0)), 0.0)
     return matmul(adjoint(vh), mul(expand_dims(convert(inverse, dtype_of(a)), -1), adjoint(u)))
+
+
+def pinv(a: Any, rtol: Any = None) -> Any:
+    """The pseudo-inverse of every matrix; see `Pinv`. `rtol` may be a tensor too, with one number per matrix."""
+    (a,) = promote_inexact(a)
+    if rtol is None or isinstance(rtol, int | float):
+        return Pinv(rtol)(a)
+    return _pinv_by_svd(a, expand_dims(rtol, -1))
 
 
 def norm(

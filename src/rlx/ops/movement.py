@@ -345,7 +345,7 @@ class Pad(Op):
         trimmed = pad_zeros(ct, [-n for n in self.low], [-n for n in self.high])
         kept = Slice((0,) * x.ndim, trimmed.shape, tuple(n + 1 for n in self.interior))(trimmed)
         added = where(self._added(x.shape, x), ct, zeros_of(value.type, ct))
-        return kept, reduce_sum(added, tuple(range(ct.ndim)))
+        return reshaped(kept, x.shape), reduce_sum(added, tuple(range(ct.ndim)))
 
     def _added(self, dims: Dims, near: Tensor) -> Any:
         """True where the result for an operand of `dims` is the padding value."""

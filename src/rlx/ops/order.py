@@ -16,8 +16,8 @@ from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.ops.arithmetic import and_, lt, or_
 from rlx.ops.bits import isnan, not_
-from rlx.ops.creation import iota, program_of
-from rlx.ops.operands import dims_of, promote_operands, require_dtype, require_same_dtype
+from rlx.ops.creation import iota
+from rlx.ops.operands import dims_of, promote_operands, require_dtype, require_same_dtype, same_graph
 from rlx.ops.reductions import reduce_sum, widened
 from rlx.ops.rules import batch_along_axis, batch_pointwise, put_batch_first, zeros_like
 from rlx.ops.samples import FLOATS, INTS, Sample, sample, spec
@@ -105,7 +105,7 @@ class Sort(Op):
 
     def _order(self, operands: Sequence[Any]) -> Any:
         """Where each element comes from: positions, sorted along with the keys."""
-        with program_of(*operands):
+        with same_graph(*operands):
             positions = iota(operands[0].shape, DType.I32, self.axis)
         return self(*operands[: self.num_keys], positions)[-1]
 
@@ -294,7 +294,7 @@ def _precedes(a: Any, b: Any) -> Any:
 
 def _sorted_with_ids(x: Any, axis: int, descending: bool) -> Any:
     dims = dims_of(x)
-    with program_of(x):
+    with same_graph(x):
         return Sort(axis, 1, descending)(x, iota(dims, DType.I32, axis))
 
 

@@ -329,7 +329,11 @@ class QConv2d(Op):
     @property
     def _sum(self) -> Conv:
         """The convolution of the centred codes; it also checks attributes and shapes."""
-        return Conv(self.kernel_size, self.stride, self.padding, self.dilation, self.groups)
+        return Conv(*self._window)
+
+    @property
+    def _window(self) -> tuple[Any, ...]:
+        return self.kernel_size, self.stride, self.padding, self.dilation, self.groups
 
     def infer(self, x: Shape, w: Shape, bias: Shape | None = None) -> Shape:
         _require_codes(self, self.dtype, x, w)
@@ -356,9 +360,9 @@ class QConv2d(Op):
         return _sum_present([by_x, by_w]) * self.mult
 
     def vjp(self, ct: Tensor, y: Tensor, x: Tensor, w: Tensor, *bias: Tensor) -> Any:
-        scaled, window = ct * self.mult, self._sum.attributes
-        dx = Conv2dBackwardInput(**window, x_shape=x.shape)(scaled, _centred(w, self.w_zp))
-        dw = Conv2dBackwardWeight(**window)(_centred(x, self.x_zp), scaled)
+        scaled = ct * self.mult
+        dx = Conv2dBackwardInput(*self._window, x_shape=x.shape)(scaled, _centred(w, self.w_zp))
+        dw = Conv2dBackwardWeight(*self._window)(_centred(x, self.x_zp), scaled)
         return dx, dw, *(None for _ in bias)
 
     def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:

@@ -20,8 +20,8 @@ from rlx.ops.arithmetic import div, eq, maximum, sub, where
 from rlx.ops.bits import isfinite, truth
 from rlx.ops.complex_ops import conjugate
 from rlx.ops.conversion import cast
-from rlx.ops.creation import dim_value, program_of
-from rlx.ops.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_float
+from rlx.ops.creation import dim_value
+from rlx.ops.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_float, same_graph
 from rlx.ops.rules import batch_along_axis
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 from rlx.ops.unary import exp, log, sqrt, square
@@ -233,7 +233,7 @@ class Reduce(Op):
 def _count(x: Any, axes: Sequence[int], dtype: DType) -> Any:
     """How many elements of x one result joins."""
     count: Size = product(dims_of(x)[a] for a in axes)
-    with program_of(x):
+    with same_graph(x):
         return dim_value(count, dtype)
 
 

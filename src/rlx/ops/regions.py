@@ -332,7 +332,7 @@ class ElementwiseRegion(Op):
         yield sample(cls("add(i0,i1);gelu(s0)"), x, x)
         yield sample(cls("mul(i0,i1);sub(s0,i2)", 2, (0, 0, 3)), x, spec(1), spec(3))
         yield sample(cls("add(i0,i1)", 0, (0, 2)), spec(3, 4), spec(2))
-        yield sample(cls("lt(i0,i1);where(s0,i0,i1);cast_f32(s1);neg(s2)"), x, spec(3))
+        yield sample(cls("lt(i0,i1);where(s0,i0,i1);cast_f64(s1);neg(s2)"), x, spec(3))
         yield sample(cls("tanh(i0)", 1), spec())
         resized = cls("add(i0,i1);relu(s0)", 0, (), "resize_nearest_2x", 1)
         yield sample(resized, spec(1, 2, 4, 2), spec(1, 2, 2, 1))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy as np
 from rlx.ir.dims import require_equal
 from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Dims, Shape, Size
-from rlx.ops.attend_operands import AttentionLayout, guess_layout
+from rlx.ops.attend_operands import AttentionLayout, guess_layout, join_batch
 from rlx.ops.operands import convert, dims_of, promote_inexact, require_float
-from rlx.ops.samples import FLOATS, Sample, sample, spec
+from rlx.ops.rules import batch_by_folding, derived_form, put_batch_first, unbatched_type
+from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.widening import as_f64, rounded, rounded_tensor
 
 __all__ = [
@@ -42,6 +43,8 @@ class RopeStyle(enum.StrEnum):
 
 class _Rotation(Op):
     """What Rope and its gradient share: operands x (or dy), cos, sin and, with `has_positions`, positions."""
+
+    linear_in = (0,)
 
     head_dim: int
     n_rot: int
@@ -143,6 +146,26 @@ class _Rotation(Op):
         y = movement.concat([turned, rest], axis=-1) if self.n_rot < self.head_dim else turned
         return movement.reshape(rounded_tensor(y, x.dtype), x.shape)
 
+    def form_for(self, rule: str, active: Sequence[bool]) -> Callable[..., Any] | None:
+        """Tables are constants almost always; the rules leave other cases to the decomposition."""
+        return derived_form(self, rule, active[1] or active[2])
+
+    def vjp(self, ct: Any, y: Any, x: Any, *rest: Any) -> Any:
+        back = RopeBackward if self.direction > 0 else Rope
+        return back(**self.attributes)(ct, *rest), *(None for _ in rest)
+
+    def batch(self, size: Any, operands: Any, batched: Any) -> Any:
+        from rlx.ops.movement import reshape
+
+        x, cos, sin, *positions = operands
+        one = unbatched_type(x, batched[0])
+        own = self._batch_and_length(one)[0]
+        joined = join_batch(put_batch_first(x, batched[0], size), one.rank > 2, own)
+        if any(batched[3:]) or any(p.ndim == 2 for p in positions):
+            per_row = positions[0].ndim - batched[3] == 2
+            positions = [join_batch(put_batch_first(positions[0], batched[3], size), per_row, own)]
+        return reshape(self(joined, cos, sin, *positions), (size, *one.dims))
+
     def _split_heads(self, m: Any, x: Any) -> Any:
         """Joined heads apart: [.., S, H·D] becomes [.., S, H, D]."""
         if self.layout is not AttentionLayout.Bsm:
@@ -165,9 +188,10 @@ class _Rotation(Op):
         ids = spec(2, 3, dtype="i32", low=0, high=4)
         yield sample(cls(4, 4, has_positions=True), spec(2, 3, 8), table, table, ids)
         yield sample(cls(4, 4, layout="bhsd", has_positions=True), spec(2, 2, 3, 4), table, table, ids)
-        yield sample(cls(4, 4, has_positions=True), spec(2, 3, 4), table, table, spec(3, dtype="f32", low=0, high=4))
+        fractions = spec(3, dtype="f32", values=[0.5, 4.5, 1.5])
+        yield sample(cls(4, 4, has_positions=True), spec(2, 3, 4), table, table, fractions)
         wide = spec(5, 2, dtype="f32")
-        yield sample(cls(4, 4), spec(1, 3, 4), wide, wide, dtypes=FLOATS)
+        yield sample(cls(4, 4), spec(1, 3, 4), wide, wide, dtypes=("f32", "f16", "bf16"))
         yield sample(cls(4, 4), spec("B", "S", 8), spec("P", 2), spec("P", 2), B=2, S=3, P=5)
         symbolic = spec("B", "S", dtype="i32", low=0, high=4)
         yield sample(cls(4, 4, "gptj", "bshd", True), spec("B", "S", 2, 4), table, table, symbolic, B=2, S=3)
@@ -226,6 +250,8 @@ class AxialRope2d(Op):
     theta: float = 10000.0
     repeat_factor: int = 1
 
+    linear_in = (0,)
+
     def check(self) -> None:
         if self.head_dim % 4 or min(self.end_x, self.end_y, self.head_dim, self.num_heads, self.repeat_factor) < 1:
             raise self.fail(f"sizes must be positive and head_dim a multiple of 4, got {self.attributes}")
@@ -246,17 +272,22 @@ class AxialRope2d(Op):
         column, row = position % self.end_x, position // self.end_x
         return np.concatenate([column[:, None] * frequency, row[:, None] * frequency], axis=1)
 
-    @property
-    def _rope(self) -> Rope:
-        return Rope(self.head_dim, self.head_dim, RopeStyle.GptJ)
-
     def eval(self, x: Array) -> Any:
         angles = self._angles()
-        return self._rope.eval(x, np.cos(angles), np.sin(angles))
+        return Rope(self.head_dim, self.head_dim, RopeStyle.GptJ).eval(x, np.cos(angles), np.sin(angles))
 
     def decompose(self, x: Any) -> Any:
+        return self._turned(Rope, x)
+
+    def _turned(self, rotation: type[_Rotation], x: Any) -> Any:
         angles, dtype = self._angles(), x.dtype.accumulator.numpy
-        return self._rope(x, np.cos(angles).astype(dtype), np.sin(angles).astype(dtype))
+        tables = np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+        return rotation(self.head_dim, self.head_dim, RopeStyle.GptJ)(x, *tables)
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        return self._turned(RopeBackward, ct)
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

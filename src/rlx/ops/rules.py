@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rlx.ir.dims import dims_equal
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size, normalize_axis
 from rlx.ir.tensor import Tensor, lift, target_graph
@@ -65,6 +66,23 @@ def unbroadcast(ct: Tensor, shape: Shape) -> Tensor:
     axes = (*range(extra), *(i + extra for i in stretched))
     summed = reduce_sum(ct, axes) if axes else ct
     return summed if summed.type.dims == shape.dims else reshape(summed, shape.dims)
+
+
+def as_type(x: Tensor, wanted: Shape) -> Tensor | None:
+    """`x` as a value of type `wanted`, or None when it is none: sizes that are equal may be written differently.
+
+    Whether `B` is 3, or `min(N, max(1, N))` is `N`, is not known before the program runs, and checked then.
+    """
+    from rlx.ops.movement import reshape
+
+    if x.type == wanted:
+        return x
+    if x.dtype is not wanted.dtype or x.type.rank != wanted.rank:
+        return None
+    if any(dims_equal(a, b) is False for a, b in zip(x.type.dims, wanted.dims)):
+        return None
+    reshaped: Tensor = reshape(x, wanted.dims)
+    return reshaped
 
 
 def put_batch_first(x: Tensor, batched: bool, size: Size) -> Tensor:

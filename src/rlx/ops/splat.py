@@ -18,13 +18,15 @@ from rlx.ir.tensor import target_graph
 from rlx.ops.operands import convert, dtype_of, promote_inexact
 from rlx.ops.samples import Sample
 from rlx.ops.splat_gradients import GaussianSplatRenderBackward, gaussian_splat_render_backward
-from rlx.ops.splat_prepare import GaussianSplatPrepare, SceneOp, gaussian_splat_prepare, scene_samples
+from rlx.ops.splat_prepare import GaussianSplatPrepare, gaussian_splat_prepare
 from rlx.ops.splat_raster import GaussianSplatRasterize, gaussian_splat_rasterize
+from rlx.ops.splat_samples import scene_samples
 from rlx.ops.splat_scene import (
     DEFAULTS,
     GaussianSplatBackwardParams,
     GaussianSplatInputs,
     GaussianSplatRenderParams,
+    SceneOp,
     check_scene,
     gaussian_splat_packed_grad_len,
     gaussian_splat_prep_packed_len,

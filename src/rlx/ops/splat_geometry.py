@@ -33,9 +33,9 @@ def dot(a: Any, b: Any) -> Any:
 
 def cross(xp: ModuleType, a: Any, b: Any) -> Any:
     """a×b along the last axis."""
-    ax, ay, az = a[..., 0], a[..., 1], a[..., 2]
-    bx, by, bz = b[..., 0], b[..., 1], b[..., 2]
-    return xp.stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx], axis=-1)
+    a_next, a_last = xp.roll(a, -1, axis=-1), xp.roll(a, 1, axis=-1)
+    b_next, b_last = xp.roll(b, -1, axis=-1), xp.roll(b, 1, axis=-1)
+    return a_next * b_last - a_last * b_next
 
 
 def length_of(xp: ModuleType, v: Any) -> Any:

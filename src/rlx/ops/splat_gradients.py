@@ -38,15 +38,16 @@ from rlx.ops.splat_geometry import (
     to_linear,
     uses_plain_colors,
 )
-from rlx.ops.splat_prepare import GaussianSplatPrepare, SceneOp, scene_samples
+from rlx.ops.splat_prepare import GaussianSplatPrepare
 from rlx.ops.splat_raster import tile_pixels, to_tiles, trace_tile, trace_tiles
+from rlx.ops.splat_samples import scene_samples, scene_specs
 from rlx.ops.splat_scene import (
     GaussianSplatBackwardParams,
     GaussianSplatInputs,
+    SceneOp,
     check_scene,
     gaussian_splat_packed_grad_len,
     scene_rows,
-    scene_specs,
     unpack_prepared,
     working_arrays,
     working_dtype,
@@ -108,7 +109,8 @@ class GaussianSplatRenderBackward(SceneOp):
         *flat, d_rgba = working_arrays(*operands)
         scene = scene_rows(GaussianSplatInputs(*flat))
         packed = GaussianSplatPrepare(*self.params).eval(*flat)
-        sums = self._summed_by_loops(packed, scene.meta, self._clipped(np, d_rgba).reshape(-1, 4))
+        padded = self._summed_by_loops(packed, scene.meta, self._clipped(np, d_rgba).reshape(-1, 4))
+        sums = _Sums(*(x[: len(scene.opacities)] for x in padded))
         parts = self._chained(np, scene, sums)
         return np.concatenate([p.reshape(-1) for p in parts]).astype(operands[0].dtype)
 
@@ -121,7 +123,8 @@ class GaussianSplatRenderBackward(SceneOp):
         scene = scene_rows(GaussianSplatInputs(*flat))
         packed = GaussianSplatPrepare(*self.params)(*flat)
         image_dims = self.height, self.width, 4
-        sums = self._summed_by_tiles(packed, scene.meta, self._clipped(ops, d_rgba).reshape(image_dims))
+        padded = self._summed_by_tiles(packed, scene.meta, self._clipped(ops, d_rgba).reshape(image_dims))
+        sums = _Sums(*(ops.narrow(x, 0, 0, dims_of(scene.opacities)[0]) for x in padded))
         parts = self._chained(ops, scene, sums)
         return convert(ops.concat([p.reshape(-1) for p in parts]), dtype)
 
@@ -181,10 +184,8 @@ class GaussianSplatRenderBackward(SceneOp):
         summed = ops.scatter_add(ops.concat(columns, axis=-1), traced.ids, dims_of(prepared.valid)[0], mode="clip")
         return _Sums(summed[:, :3], summed[:, 3], summed[:, 4:7], summed[:, 7:].reshape(-1, 3, 3))
 
-    def _chained(self, xp: ModuleType, scene: GaussianSplatInputs, padded_sums: _Sums) -> list[Any]:
+    def _chained(self, xp: ModuleType, scene: GaussianSplatInputs, sums: _Sums) -> list[Any]:
         """The gradients of the scene's six tensors, from the sums of each splat."""
-        splats = dims_of(scene.opacities)[0]
-        sums = _Sums(*(x[:splats] for x in padded_sums))
         camera = camera_of(xp, scene.meta, self.params)
         to_camera = camera.position - scene.positions
         inv_scale = inverse_scales(xp, scene.scales, self.radius_scale)[:, :, None]
@@ -226,14 +227,13 @@ class GaussianSplatRenderBackward(SceneOp):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         def upstream(width: int, height: int) -> Spec:
-            return spec(width * height * 4, low=-1.5, high=1.5)
+            return spec(width * height * 4, low=-1.5, high=1.5, distinct=True)
 
         for scene in scene_samples(cls):
             settings = scene.op.attributes
             yield scene._replace(operands=(*scene.operands, upstream(settings["width"], settings["height"])))
-        small = {"width": 8, "height": 8, "tile_size": 4}
-        for changed in ({"max_splat_steps": 1}, {"loss_grad_clip": 0.0, "sh_band": 1}):
-            yield sample(cls(**small, **changed), *scene_specs(3, 9), upstream(8, 8), dtypes=("f32", "f64"))
+        limited = cls(8, 8, 4, max_splat_steps=1, loss_grad_clip=0.0, sh_band=1)
+        yield sample(limited, *scene_specs(3, 9), upstream(8, 8), dtypes=("f32", "f64"), smooth=False)
 
 
 class _Sums(NamedTuple):

@@ -10,10 +10,10 @@ import numpy as np
 
 from rlx.ir.dims import dim_max
 from rlx.ir.dtype import DType
-from rlx.ir.op import Op, op
+from rlx.ir.op import op
 from rlx.ir.shape import Shape
 from rlx.ops.operands import convert, dims_of, promote_inexact
-from rlx.ops.samples import Sample, sample
+from rlx.ops.samples import Sample
 from rlx.ops.splat_geometry import (
     background_of,
     camera_of,
@@ -24,43 +24,23 @@ from rlx.ops.splat_geometry import (
     to_linear,
 )
 from rlx.ops.splat_projection import outlines, tiles_touched
+from rlx.ops.splat_samples import scene_samples
 from rlx.ops.splat_scene import (
     DEFAULTS,
     NO_ENTRIES,
     GaussianSplatInputs,
     GaussianSplatRenderParams,
-    check_params,
+    SceneOp,
     check_scene,
     gaussian_splat_prep_packed_len,
     gaussian_splat_tile_count,
     prepared_settings,
     scene_rows,
-    scene_specs,
     working_arrays,
     working_dtype,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class SceneOp(Op):
-    """An op on a scene: operands are the fields of `GaussianSplatInputs`, attributes `GaussianSplatRenderParams`."""
-
-    width: int = DEFAULTS.width
-    height: int = DEFAULTS.height
-    tile_size: int = DEFAULTS.tile_size
-    radius_scale: float = DEFAULTS.radius_scale
-    alpha_cutoff: float = DEFAULTS.alpha_cutoff
-    max_splat_steps: int = DEFAULTS.max_splat_steps
-    transmittance_threshold: float = DEFAULTS.transmittance_threshold
-    max_list_entries: int = DEFAULTS.max_list_entries
-
-    @property
-    def params(self) -> GaussianSplatRenderParams:
-        return GaussianSplatRenderParams(*(getattr(self, f) for f in GaussianSplatRenderParams._fields))
-
-    def check(self) -> None:
-        check_params(self, self.params)
 
 
 @op("gaussian_splat_prepare")
@@ -107,17 +87,6 @@ class GaussianSplatPrepare(SceneOp):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         return scene_samples(cls)
-
-
-def scene_samples(make: type[SceneOp]) -> Iterator[Sample]:
-    """Scenes with every number of SH bands, with more entries than fit, empty ones, and ones of symbolic size."""
-    small = {"width": 8, "height": 8, "tile_size": 4, "max_list_entries": 24}
-    for coefficients in (0, 1, 4, 16):
-        yield sample(make(**small), *scene_specs(3, coefficients, seed=coefficients))
-    yield sample(make(7, 5, 4, radius_scale=1.0, max_list_entries=6), *scene_specs(4, 1), dtypes=("f32", "f64"))
-    yield sample(make(6, 4, 16, max_splat_steps=0, transmittance_threshold=0.5), *scene_specs(3, 2), dtypes=("f64",))
-    yield sample(make(**small), *scene_specs(0, 0), dtypes=("f32",))
-    yield sample(make(**small), *scene_specs(3, 4, symbol="N"), dtypes=("f32", "f64"), N=3)
 
 
 def _with_a_splat(inputs: GaussianSplatInputs) -> GaussianSplatInputs:

@@ -55,7 +55,7 @@ def outlines(
     mean = xp.einsum("nj,aj->na", view, camera.axes)
     x, y, z = mean[:, 0], mean[:, 1], mean[:, 2]
     shape = _squared_shape(xp, scene.scales, camera, rotations, opacity, params)
-    (xx, xy, xz), (_, yy, yz), (_, _, zz) = shape
+    xx, xy, xz, yy, yz, zz = (shape[:, i, j] for i in range(3) for j in range(i, 3))
 
     in_front = z * z > zz * (1.0 + _TOLERANCE)
     room = xp.where(in_front, z * z - zz, 1.0)
@@ -89,8 +89,8 @@ def outlines(
 
 def _squared_shape(
     xp: ModuleType, scales: Any, camera: Camera, rotations: Any, opacity: Any, params: GaussianSplatRenderParams
-) -> list[list[Any]]:
-    """Σ = (MᵀM)⁻¹ in camera coordinates, for the map M that makes the ellipsoid a unit sphere; entries are [n].
+) -> Any:
+    """Σ = (MᵀM)⁻¹ [n, 3, 3] in camera coordinates, for the map M that makes the ellipsoid a unit sphere.
 
     With M's columns a, b, c the rows of its inverse are b×c, c×a and a×b over a·(b×c): quaternions need not be unit.
     """
@@ -98,10 +98,9 @@ def _squared_shape(
     semi_axes = xp.maximum(xp.exp(scales) * params.radius_scale * support[:, None], SMALLEST_SCALE)
     columns = xp.einsum("nij,aj->nai", rotations, camera.axes) / semi_axes[:, None]
     a, b, c = columns[:, 0], columns[:, 1], columns[:, 2]
-    rows = [cross(xp, b, c), cross(xp, c, a), cross(xp, a, b)]
-    volume = dot(a, rows[0])[:, None]
-    rows = [r / volume for r in rows]
-    return [[dot(r, s) for s in rows] for r in rows]
+    adjoint = xp.stack([cross(xp, b, c), cross(xp, c, a), cross(xp, a, b)], axis=1)
+    inverse = adjoint / dot(a, adjoint[:, 0])[:, None, None]
+    return xp.einsum("nai,nbi->nab", inverse, inverse)
 
 
 def _meets_side(xp: ModuleType, x: Any, z: Any, half: float, focal: Any, reach: Any) -> Any:

@@ -16,7 +16,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ops.operands import convert, dims_of, dtype_of, require_dtype, require_rank, require_same_dtype
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.samples import Sample, spec
 from rlx.ops.splat_geometry import (
     Crossing,
     background_of,
@@ -114,7 +114,7 @@ class GaussianSplatRasterize(Op):
                 size = size + 15 * (Dim.symbol(symbol) - splats)
             settings = {k: v for k, v in scene.op.attributes.items() if k != "radius_scale"}
             operands = spec(size, values=prep), spec(META_LENGTH, values=arrays[-1])
-            yield sample(cls(**settings), *operands, dtypes=("f32", "f64"))._replace(binding=scene.binding)
+            yield scene._replace(op=cls(**settings), operands=operands, dtypes=("f32", "f64"))
 
 
 def tile_pixels(params: GaussianSplatRenderParams) -> Iterator[Array]:
@@ -145,10 +145,10 @@ def trace_tile(
     scene: PreparedScene, tile: int, rays: Array, params: GaussianSplatRenderParams, max_steps: int
 ) -> TileTrace:
     """Every entry of a tile against its rays; with `max_steps`, no ray counts more hits than that."""
-    start, end = scene.ranges[tile]
+    start, end = np.rint(scene.ranges[tile]).astype(int)
     transmittance, steps = np.ones(len(rays), rays.dtype), np.zeros(len(rays), int)
     hits = []
-    for splat in scene.entries[int(start) : int(end)].astype(int):
+    for splat in np.rint(scene.entries[start:end]).astype(int):
         rotation = rotations_of(np, scene.quat[splat : splat + 1])[0]
         directions = scene.inv_scale[splat] * (rays @ rotation.T)
         opacity = scene.color_alpha[splat, 3]
@@ -182,11 +182,13 @@ def trace_tiles(scene: PreparedScene, params: GaussianSplatRenderParams, max_ste
     from rlx import ops
 
     most = dim_min(params.max_list_entries, dims_of(scene.valid)[0])
-    starts, ends = scene.ranges[:, 0], scene.ranges[:, 1]
+    ranges = ops.round_(scene.ranges)
+    starts, ends = ranges[:, 0], ranges[:, 1]
     counts = ops.where(ends > starts, ends - starts, 0.0).astype("i32")
     first = ops.where(counts > 0, starts, 0.0).astype("i32")
     step = ops.iota(most)
-    ids = ops.take(scene.entries.astype("i32"), first[:, None] + step, axis=0, mode="clip")
+    entries = ops.round_(scene.entries).astype("i32")
+    ids = ops.take(entries, first[:, None] + step, axis=0, mode="clip")
 
     def listed(x: Any) -> Any:
         return ops.take(x, ids, axis=0, mode="clip")

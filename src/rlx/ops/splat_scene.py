@@ -18,7 +18,6 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
 from rlx.ops.operands import dims_of, require_float, require_same_dtype
-from rlx.ops.samples import Spec, spec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -226,6 +225,26 @@ def check_params(op: Op, params: GaussianSplatRenderParams) -> None:
         raise op.fail(f"max_list_entries is 1 to 2^24, got {params.max_list_entries}")
 
 
+class SceneOp(Op):
+    """An op on a scene: operands are the fields of `GaussianSplatInputs`, attributes `GaussianSplatRenderParams`."""
+
+    width: int = DEFAULTS.width
+    height: int = DEFAULTS.height
+    tile_size: int = DEFAULTS.tile_size
+    radius_scale: float = DEFAULTS.radius_scale
+    alpha_cutoff: float = DEFAULTS.alpha_cutoff
+    max_splat_steps: int = DEFAULTS.max_splat_steps
+    transmittance_threshold: float = DEFAULTS.transmittance_threshold
+    max_list_entries: int = DEFAULTS.max_list_entries
+
+    @property
+    def params(self) -> GaussianSplatRenderParams:
+        return GaussianSplatRenderParams(*(getattr(self, f) for f in GaussianSplatRenderParams._fields))
+
+    def check(self) -> None:
+        check_params(self, self.params)
+
+
 def check_scene(op: Op, scene: Sequence[Shape]) -> tuple[Size, int]:
     """Refuse operands that are no scene; the numbers of splats and of SH coefficients per splat."""
     require_float(op, *scene)
@@ -245,24 +264,3 @@ def check_scene(op: Op, scene: Sequence[Shape]) -> tuple[Size, int]:
     if isinstance(n, int) and n > _MOST_IDS and working_dtype(dtype) is DType.F32:
         raise op.fail(f"{n} splats are more than f32 ids can tell apart (2^24); cast the scene to f64")
     return n, k
-
-
-def scene_specs(count: int, sh_coeffs: int, seed: int = 0, symbol: str | None = None) -> list[Spec]:
-    """A scene for samples: `count` splats between a camera at z = 4 and the origin's far side.
-
-    With `symbol` the number of splats is symbolic, to be bound to `count`.
-    """
-    rng = np.random.default_rng(seed)
-    quaternions = rng.normal(size=(count, 4))
-    quaternions /= np.linalg.norm(quaternions, axis=-1, keepdims=True)
-    scene = {
-        "positions": rng.uniform(-1.0, 1.0, (count, 3)),
-        "scales": rng.uniform(-2.0, -0.7, (count, 3)),
-        "rotations": quaternions,
-        "opacities": rng.uniform(0.2, 0.95, (count, 1)),
-        "colors": rng.uniform(0.0, 1.0, (count, 3)),
-        "sh_coeffs": rng.uniform(-0.5, 0.5, (count, 3 * sh_coeffs)),
-    }
-    operands = [spec(f"{v.shape[1]}*{symbol}" if symbol else v.size, values=v.reshape(v.size)) for v in scene.values()]
-    camera = [0.2, -0.3, 4.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 60.0, 0.1, 100.0, 0.1, 0.15, 0.2]
-    return [*operands, spec(META_LENGTH, values=[*camera, *[0.0] * (META_LENGTH - len(camera))])]

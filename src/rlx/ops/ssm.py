@@ -11,6 +11,7 @@ from rlx.ir.dims import require_equal
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape
 from rlx.ops.operands import promote_inexact, require_float, require_same_dtype
+from rlx.ops.rules import SharedInBatch, batch_by_folding
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.widening import accumulators, as_f64, rounded, rounded_tensor
 
@@ -36,13 +37,15 @@ def _time_first(x: Any) -> Any:
 
 
 @op("selective_scan")
-class SelectiveScan(Op):
+class SelectiveScan(SharedInBatch, Op):
     """y of the state-space scan, with n = `state_size` states per channel, from a zero state:
 
         H_t = exp(Δ_t·A)⊙H_{t-1} + Δ_t·x_t·B_t,   y_t[c] = Σ_n C_t[n]·H_t[c, n]
 
     x and Δ [b, s, h], A [h, n], B and C [b, s, n]; the result is [b, s, h].
     """
+
+    shared = (2,)
 
     state_size: int
 
@@ -88,6 +91,8 @@ class SelectiveScan(Op):
         body = build_body("selective_scan_step", advance, **dict(zip(("state", "a", "x", "delta", "b", "c"), types)))
         _, y = Scan(body, seq, num_bcast=1, num_xs=4)(initial, decay, *rows)
         return rounded_tensor(moveaxis(y, 0, 1), x.dtype)
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -173,6 +178,8 @@ class GatedDeltaNet(Op):
         final, out = Scan(body, seq, num_xs=5)(initial, *rows)
         o = rounded_tensor(moveaxis(out, 0, 1), q.dtype)
         return (o, rounded_tensor(final, q.dtype)) if self.return_state else o
+
+    batch = batch_by_folding
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -96,14 +96,15 @@ class _Run:
         self.values: dict[NodeId, tuple[Array, ...]] = {}
         for node in self.graph.nodes:
             if isinstance(node.op, Input | Param):
-                self.values[node.id] = (np.ascontiguousarray(leaves[node.op.key]),)
+                # Not ascontiguousarray, which gives scalars an axis.
+                self.values[node.id] = (np.asarray(leaves[node.op.key], order="C"),)
             elif isinstance(node.op, Constant):
                 self.values[node.id] = (node.op.value.array,)
         self.made: set[NodeId] = set()
 
     def array(self, node: NodeId) -> Array:
         """A value as a contiguous array."""
-        return np.ascontiguousarray(self.values[node][0])
+        return np.asarray(self.values[node][0], order="C")
 
     def allocate(self, node: NodeId) -> Array:
         shape = self.graph.shape(node).bind(self.binding)

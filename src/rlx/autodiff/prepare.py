@@ -1,0 +1,185 @@
+"""Rewrites of graphs before differentiation.
+
+The engines need none of them: an op without a rule is decomposed on the way. They exist for those who want to see, or
+to keep, the program that is differentiated. All return the new graph and where each old node went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.module import MirModule
+from rlx.ir.op import Op, kind_of
+from rlx.ir.passes import Pass
+from rlx.ir.rebuild import Rebuilt, Replacement, map_bodies, rebuild, unchanged
+from rlx.ops.custom_functions import CustomFn
+from rlx.ops.reductions import Reduce
+from rlx.ops.scans import Scan
+
+FUSED = frozenset(
+    {
+        "FusedMatMulBiasAct",
+        "FusedResidualLN",
+        "FusedResidualRmsNorm",
+        "FusedSwiGLU",
+        "FusedAttentionBlock",
+        "FusedTransformerLayer",
+        "LoraMatMul",
+        "SelectiveScan",
+        "GatedDeltaNet",
+    }
+)
+REGIONS = frozenset({"ElementwiseRegion", "TransformRegion", "BatchElementwiseRegion"})
+
+# The form that replaces a node, as a function of its operands; None leaves it.
+FormOf = Callable[[Node], Callable[..., Any] | None]
+
+
+def replace_nodes(graph: Graph, form_of: FormOf, pass_name: str) -> Rebuilt:
+    """Replace nodes, and what replaced them, until `form_of` has nothing more to say; bodies included."""
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        form = form_of(node)
+        if form is not None:
+            return form(*operands)
+        op = map_bodies(node.op, lambda body: replace_nodes(body, form_of, pass_name).graph)
+        return None if op is node.op else op(*operands)
+
+    result = unchanged(graph)
+    while _has_work(result.graph, form_of):
+        result = result.then(rebuild(result.graph, visit, pass_name))
+    return result
+
+
+def _has_work(graph: Graph, form_of: FormOf) -> bool:
+    pending = [graph]
+    while pending:
+        for node in pending.pop().nodes:
+            if form_of(node) is not None:
+                return True
+            pending.extend(node.op.bodies.values())
+    return False
+
+
+def decompose_kinds(graph: Graph, kinds: Collection[str], pass_name: str) -> Rebuilt:
+    """Decompose the ops of the given kinds (class names)."""
+    return replace_nodes(graph, lambda node: node.op.decompose if kind_of(node.op) in kinds else None, pass_name)
+
+
+def decompose_fusion_regions(graph: Graph) -> Rebuilt:
+    """Take regions of fused elementwise and transform ops apart."""
+    return decompose_kinds(graph, REGIONS, "decompose_fusion_regions")
+
+
+def unfuse_fused_for_autodiff(graph: Graph) -> Rebuilt:
+    """Take fused ops apart; state-space scans become `Scan`."""
+    return decompose_kinds(graph, FUSED, "unfuse_fused")
+
+
+def lower_dot_general(graph: Graph) -> Rebuilt:
+    """`DotGeneral` as matrix products."""
+    return decompose_kinds(graph, {"DotGeneral"}, "lower_dot_general")
+
+
+def legalize_multi_axis_reduce(graph: Graph) -> Rebuilt:
+    """Reductions over several axes as chains over one axis, the last axis first."""
+
+    def form_of(node: Node) -> Callable[..., Any] | None:
+        op = node.op
+        return (lambda x: _one_axis_at_a_time(op, x)) if isinstance(op, Reduce) and len(op.axes) > 1 else None
+
+    return replace_nodes(graph, form_of, "legalize_multi_axis_reduce")
+
+
+def _one_axis_at_a_time(op: Reduce, x: Any) -> Any:
+    from rlx.ir.shape import normalize_axes
+
+    for axis in reversed(normalize_axes(op.axes, x.ndim, op.mnemonic)):
+        x = op.replace(axes=(axis,))(x)
+    return x
+
+
+def inline_custom_fn_for_autodiff(graph: Graph) -> Rebuilt:
+    """Inline functions that have no derivative programs of their own."""
+
+    def form_of(node: Node) -> Callable[..., Any] | None:
+        op = node.op
+        own = isinstance(op, CustomFn) and op.vjp_body is None and op.jvp_body is None
+        return op.decompose if own else None
+
+    return replace_nodes(graph, form_of, "inline_custom_fn")
+
+
+def convert_scans_for_ad(graph: Graph) -> Rebuilt:
+    """Give scans the form that reverse mode needs: carries are saved, trajectories are ys, checkpoints are segments."""
+
+    def form_of(node: Node) -> Callable[..., Any] | None:
+        if not isinstance(node.op, Scan):
+            return None
+        body = node.op.body
+        return node.op.form_for("vjp", tuple(n.shape.dtype.is_inexact for n in body.inputs))
+
+    return replace_nodes(graph, form_of, "convert_scans")
+
+
+def fuse_decomposed_gaussian_splat(graph: Graph) -> Rebuilt:
+    """Prepare and rasterize of a scene, when nothing else reads what was prepared, as one render."""
+    from rlx.ops.splat import GaussianSplatRender
+    from rlx.ops.splat_prepare import GaussianSplatPrepare
+    from rlx.ops.splat_raster import GaussianSplatRasterize
+
+    uses = graph.use_map()
+    fused: dict[NodeId, Node] = {}
+    for node in graph.nodes:
+        if not isinstance(node.op, GaussianSplatRasterize):
+            continue
+        prepare = graph.nodes[node.inputs[0]]
+        alone = uses[prepare.id] == [node.id] and prepare.id not in graph.outputs
+        if isinstance(prepare.op, GaussianSplatPrepare) and alone and prepare.inputs[-1] == node.inputs[1]:
+            fused[node.id] = prepare
+    scenes: dict[NodeId, list[Any]] = {}
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        scenes[node.id] = operands
+        prepare = fused.get(node.id)
+        if prepare is None:
+            return None
+        op: Op = node.op
+        radius = prepare.op.attributes["radius_scale"]
+        return GaussianSplatRender(radius_scale=radius, **op.attributes)(*scenes[prepare.id])
+
+    return rebuild(graph, visit, "fuse_gaussian_splat")
+
+
+PRE_PASSES = (
+    decompose_fusion_regions,
+    unfuse_fused_for_autodiff,
+    lower_dot_general,
+    inline_custom_fn_for_autodiff,
+    convert_scans_for_ad,
+    fuse_decomposed_gaussian_splat,
+)
+
+
+def prepare_graph_for_ad(graph: Graph) -> Rebuilt:
+    """All of `PRE_PASSES`, in order."""
+    result = unchanged(graph)
+    for step in PRE_PASSES:
+        result = result.then(step(result.graph))
+    return result
+
+
+class PrepareForAutodiff(Pass):
+    """`prepare_graph_for_ad` as a pass."""
+
+    name = "prepare_for_autodiff"
+
+    def run(self, graph: Graph) -> Graph:
+        return prepare_graph_for_ad(graph).graph
+
+
+def prepare_mir_for_ad(mir: MirModule) -> MirModule:
+    """`prepare_graph_for_ad` on a MIR module."""
+    return MirModule.from_graph(prepare_graph_for_ad(mir.into_graph()).graph)

@@ -1,0 +1,40 @@
+"""Merging of nodes that compute the same: equal ops on equal operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.ir.dead_code import remove_dead_nodes
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Input, Param
+from rlx.ir.op import Op
+from rlx.ir.rebuild import Rebuilt, Replacement, rebuild
+from rlx.ir.tensor import Tensor, emit_into
+
+
+def is_mergeable(op: Op) -> bool:
+    """Whether two equal nodes may become one: not effects, leaves, and ops that say `mergeable = False`."""
+    return not op.effect and not isinstance(op, Input | Param) and getattr(op, "mergeable", True)
+
+
+def merge_equal_nodes(graph: Graph) -> Rebuilt:
+    """Keep the first of any nodes with equal ops on equal operands, and drop what becomes dead. Ids map to the node
+    that was kept."""
+    seen: dict[tuple[Op, tuple[int, ...]], Tensor | tuple[Tensor, ...]] = {}
+    new = graph.empty_like()
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        if not is_mergeable(node.op):
+            return None
+        key = (node.op, tuple(int(x.id) for x in operands))
+        if key in seen:
+            return seen[key]
+        if len(node.shapes) == 1:
+            # It is copied as it is, and will be the next node.
+            seen[key] = Tensor(new, NodeId(len(new)))
+            return None
+        seen[key] = emit_into(new, node.op, operands)
+        return seen[key]
+
+    merged = rebuild(graph, visit, "cse", into=new)
+    return merged.then(remove_dead_nodes(merged.graph))
