@@ -29,7 +29,7 @@ from rlx.ops.sliding_windows import (
     sum_of_windows,
     window_tensor,
 )
-from rlx.ops.widening import rounded
+from rlx.ops.widening import accumulators, rounded, rounded_tensor
 
 __all__ = [
     "Conv",
@@ -319,7 +319,8 @@ class Im2Col(DilatedWindowOp):
 
         n = self.spatial_rank
         apart = (x.shape[0], *self.output_sizes(x.shape[2:]), x.shape[1], *self.kernel_size)
-        return sum_of_windows(self, moveaxis(reshape(ct, apart), 1 + n, 1), x.shape)
+        windows = moveaxis(reshape(accumulators(ct)[0], apart), 1 + n, 1)
+        return rounded_tensor(sum_of_windows(self, windows, x.shape), x.dtype)
 
     batch = batch_by_folding
 

@@ -88,7 +88,7 @@ def window_tensor(op: WindowOp, x: Any, value: Any = 0) -> Any:
     """`seen_by_windows` for tensors: along each axis, window p reads positions p·stride + a·spread."""
     from rlx.ops.movement import pad, transpose
 
-    ids = _positions_read(op, x)
+    ids = _positions_read(op, x.shape, x)
     if any(op.padding):
         x = pad(x, value, low=(0, 0, *op.padding), high=(0, 0, *op.padding))
     for axis in reversed(op.spatial_axes):
@@ -102,7 +102,7 @@ def sum_of_windows(op: WindowOp, windows: Any, dims: Dims) -> Any:
     from rlx.ops.movement import slice_, transpose
 
     apart = transpose(windows, np.argsort(_outputs_before_taps(op)).tolist())
-    ids = _positions_read(op, windows, dims)
+    ids = _positions_read(op, dims, windows)
     padded = tuple(d + 2 * p for d, p in zip(dims, (0, 0, *op.padding)))
     for axis in op.spatial_axes:
         table: Dims = (*padded[: axis + 1], *apart.shape[axis + 2 :])
@@ -113,11 +113,12 @@ def sum_of_windows(op: WindowOp, windows: Any, dims: Dims) -> Any:
     return slice_(apart, low, tuple(d + p for d, p in zip(dims, low)))
 
 
-def _positions_read(op: WindowOp, near: Any, dims: Dims | None = None) -> list[Any]:
-    """For each spatial axis of x, the positions [out, kernel] of its padded form that windows read."""
+def _positions_read(op: WindowOp, dims: Dims, near: Any) -> list[Any]:
+    """For each spatial axis of x [N, C, spatial..] of `dims`, the positions [out, kernel] that windows read of it with
+    its padding; in the program of `near`."""
     from rlx.ops.creation import iota
 
-    sizes = op.output_sizes((near.shape if dims is None else dims)[2:])
+    sizes = op.output_sizes(dims[2:])
     with same_graph(near):
         return [
             iota((out, k), DType.I32, 0) * step + iota((out, k), DType.I32, 1) * apart
