@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint types unit test-peers clean
+.PHONY: demo test lint types unit docs test-peers clean
 
 demo: $(VENV)/.core
 	$(BIN)/python examples/demo.py
@@ -20,6 +20,10 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers"
+
+docs: $(VENV)/.core
+	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python tools/numpy_coverage.py
 
 test-peers: $(VENV)/.peers
 	$(BIN)/python -m pytest -m peers

@@ -54,6 +54,22 @@ def test_types():
         "dispatch_report": False,
         "higher_order_no_fuse": False,
         "fk_batch_single_kernel": False,
+        "fusion_report": False,
+        "fuse_attn_threshold": 64,
+        "enable_fuse_transformer_layer": False,
+        "disable_matmul_bias_fusion": False,
+        "disable_residual_ln_fusion": False,
+        "no_weight_concat_fusion": False,
+        "no_shared_input_matmul": False,
+        "keep_elementwise_regions": False,
+        "decompose_fusion_regions": False,
+        "no_fk_fusion": False,
+        "fuse_region_prologue": True,
+        "fuse_batch_preprocess": True,
+        "native_fk_regions": None,
+        "no_native_fk_regions": False,
+        "metal_no_fusion": False,
+        "metal_unfuse_regions": False,
     }
 
 

@@ -10,6 +10,7 @@ tools/doc_pages.py): all others.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from pathlib import Path
 from doc_pages import ROOT, PageError, documentation, refreshed
 from op_pages import ops_page, primitives_table
 
-from rlx.knobs import knobs
+from rlx.knobs import all_knobs, knobs
 
 DOCS = ROOT / "docs"
 NOTE = "<!-- Written by tools/generate_docs.py (`make docs`); do not edit. -->\n"
@@ -44,7 +45,16 @@ rlx.knobs.reset()
 
 In a shell: `RLX_BACKEND=reference python train.py`.
 
-{knobs.markdown()}"""
+{knobs.markdown()}
+Accepted, but read by nothing yet: {", ".join(f"`{name}`" for name in unread_knobs()) or "none"}.
+"""
+
+
+def unread_knobs() -> list[str]:
+    """Knobs that no module of the package looks at."""
+    sources = [p.read_text() for p in (ROOT / "src" / "rlx").rglob("*.py") if p.name != "knobs.py"]
+    read = {name for text in sources for name in re.findall(r"\bknobs\.(\w+)", text)}
+    return [knob.name for knob in all_knobs() if knob.name not in read]
 
 
 def primitives_page() -> str:

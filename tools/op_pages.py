@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-import rlx.hir  # noqa: F401  (registers the blocks)
+import rlx.hir
 import rlx.ops  # noqa: F401  (registers the ops)
 from rlx.ir.dims import collect_constraints
 from rlx.ir.leaves import Constant, Input, Param, Project
@@ -187,7 +187,10 @@ def ops_page(note: str) -> str:
     for module, classes in by_module.items():
         path = f"src/{module.replace('.', '/')}.py"
         lines += ["", f"## [`{path}`](../{path})", "", cell(meaning(sys.modules[module])), ""]
-        lines += ["| op | meaning | operands, attributes → results | form | jvp | vjp | batch |", "|---|---|---|---|---|---|---|"]
+        lines += [
+            "| op | meaning | operands, attributes → results | form | jvp | vjp | batch |",
+            "|---|---|---|---|---|---|---|",
+        ]
         lines += [row(cls, names[cls.__name__]) for cls in classes]
     return "\n".join([*lines, *_attribute_types()]) + "\n"
 

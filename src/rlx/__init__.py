@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 from rlx import errors as errors
 from rlx.errors import RlxError as RlxError
 
+# At once: importing the module later would put the module in the place of the object of the same name.
+from rlx.knobs import knobs as knobs
+
 __version__ = "0.1.0"
 
 # Public name -> module that defines it.
@@ -61,10 +64,30 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("Device", "is_available", "available_devices"), "rlx.runtime.device"),
     "CompiledGraph": "rlx.runtime.compiled_graph",
     "Array": "rlx.runtime.arrays",
-    "knobs": "rlx.knobs",
     "jit": "rlx.trace.jit",
     "Spec": "rlx.trace.tracing",
     **dict.fromkeys(("scan", "cond", "switch", "while_loop", "fori_loop", "map"), "rlx.trace.control"),
+    **dict.fromkeys(
+        (
+            "checkpoint",
+            "custom_jvp",
+            "custom_vjp",
+            "grad",
+            "grad_with_loss",
+            "hessian",
+            "hvp",
+            "jacfwd",
+            "jacrev",
+            "jvp",
+            "linearize",
+            "remat",
+            "stop_gradient",
+            "value_and_grad",
+            "vjp",
+            "vmap",
+        ),
+        "rlx.autodiff",
+    ),
 }
 # Attributes that are modules.
 _MODULES = frozenset({"numpy", "nn", "random", "debug", "tree", "ops", "ir", "backends", "autodiff", "opt", "env", "trace"})

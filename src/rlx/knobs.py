@@ -107,6 +107,7 @@ def _choice(**spellings: str) -> Callable[[str], str]:
 
 _TEXT: tuple[None, Callable[[str], str | None]] = (None, str)
 _OFF: tuple[bool, Callable[[str], bool]] = (False, env.is_true)
+_ON: tuple[bool, Callable[[str], bool]] = (True, env.is_true)
 
 
 class Knobs:
@@ -141,6 +142,22 @@ class Knobs:
     dispatch_report = Knob(*_OFF, "print which ops run native, common or rewritten")
     higher_order_no_fuse = Knob(*_OFF, "do not fuse element-wise ops between the layers of a higher derivative")
     fk_batch_single_kernel = Knob(*_OFF, "run the slices of a batched region in one launch")
+    fusion_report = Knob(*_OFF, "print what fused, what did not, and why")
+    fuse_attn_threshold = Knob(64, _int(0), "largest batch times sequence at which an attention block becomes one op")
+    enable_fuse_transformer_layer = Knob(*_OFF, "fuse whole post-norm transformer layers where the target claims them")
+    disable_matmul_bias_fusion = Knob(*_OFF, "leave matmul, bias and activation apart")
+    disable_residual_ln_fusion = Knob(*_OFF, "leave residual sums and norms apart")
+    no_weight_concat_fusion = Knob(*_OFF, "no fusion that joins weights: shared-input matmuls, SwiGLU of two matmuls")
+    no_shared_input_matmul = Knob(*_OFF, "leave matmuls of one input apart")
+    keep_elementwise_regions = Knob(*_OFF, "keep element-wise regions on targets that would take them apart")
+    decompose_fusion_regions = Knob(*_OFF, "take transform and batched regions apart after fusion")
+    no_fk_fusion = Knob(*_OFF, "form no transform, prologue or batched regions")
+    fuse_region_prologue = Knob(*_ON, "let regions read an operand through a nearest resize")
+    fuse_batch_preprocess = Knob(*_ON, "join equal regions over the slices of a batch")
+    native_fk_regions = Knob[bool | None](None, env.is_true, "targets run such regions natively; unset: all but CPU")
+    no_native_fk_regions = Knob(*_OFF, "no target runs such regions natively")
+    metal_no_fusion = Knob(*_OFF, "no fusion on Metal")
+    metal_unfuse_regions = Knob(*_OFF, "take element-wise regions apart on Metal")
 
     def __call__(self, **values: object) -> AbstractContextManager[Knobs]:
         """`with knobs(debug=3):` holds in the calling thread or task until the block ends."""

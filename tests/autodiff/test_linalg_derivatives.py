@@ -1,4 +1,4 @@
-"""Derivatives of factorisations where generated tests cannot look: phases of complex vectors, equal values, refusals."""
+"""Derivatives of factorisations where generated tests cannot look: phases of vectors, equal values, refusals."""
 
 import numpy as np
 import pytest

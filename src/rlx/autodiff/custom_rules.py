@@ -310,3 +310,7 @@ def stop_gradient(x: Any) -> Any:
     from rlx.trace.pytree import tree_map
 
     return tree_map(lambda leaf: StopGradient()(leaf), x)
+
+
+# The name that JAX also gives it.
+remat = checkpoint

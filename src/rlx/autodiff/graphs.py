@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 from rlx.autodiff.batching import batch_graph
 from rlx.autodiff.forward import push_forward
 from rlx.autodiff.reverse import Pullback
-from rlx.errors import AutodiffError, OpError
+from rlx.errors import AutodiffError, NoGradient, OpError
 from rlx.ir.dims import as_dim
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Input, Param
+from rlx.ir.module import HirModule
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor, building, node_index
-from rlx.ops.rules import zeros_of
+from rlx.ops.rules import put_batch_first, zeros_of
 
 LeafRef = str | int | Tensor
 
@@ -49,6 +50,15 @@ def leaf_ids(graph: Graph, refs: Iterable[LeafRef], what: str) -> list[NodeId]:
     return found
 
 
+def mir_of(graph: Graph) -> Graph:
+    """The graph itself, or an HIR module lowered."""
+    if not isinstance(graph, HirModule):
+        return graph
+    from rlx.autodiff.modules import lowered
+
+    return lowered(graph)
+
+
 def copy_leaves(graph: Graph, into: Graph, change: Mapping[NodeId, Shape] | None = None) -> dict[NodeId, Tensor]:
     """Declare the leaves of `graph` again in `into`, with other types where `change` says so."""
     leaves = {}
@@ -59,7 +69,8 @@ def copy_leaves(graph: Graph, into: Graph, change: Mapping[NodeId, Shape] | None
     return leaves
 
 
-def _fresh_input(graph: Graph, name: str, shape: Shape) -> Tensor:
+def fresh_input(graph: Graph, name: str, shape: Shape) -> Tensor:
+    """A new input that the transform adds; its name must be free."""
     if graph.has_leaf(name):
         raise OpError(f"graph @{graph.name} already has a leaf called {name!r}, which this transform wants to add")
     return graph.input(name, shape)
@@ -75,6 +86,7 @@ def grad_with_loss_opts(
     graph: Graph, wrt: Iterable[LeafRef], options: GradWithLossOptions, seed: str | None = "d_output"
 ) -> Graph:
     """`grad_with_loss` with options."""
+    graph = mir_of(graph)
     if not graph.outputs:
         raise AutodiffError(f"graph @{graph.name} has no outputs, so there is no loss to differentiate")
     chosen = leaf_ids(graph, wrt, "grad")
@@ -96,7 +108,7 @@ def _seed(graph: Graph, loss: Shape, name: str | None) -> Tensor:
     from rlx.ops.creation import full
 
     if name is not None:
-        return _fresh_input(graph, name, loss)
+        return fresh_input(graph, name, loss)
     one: Tensor = full(loss.dims, 1, loss.dtype)
     return one
 
@@ -105,9 +117,7 @@ def _required(gradient: Tensor | None, node: Node, leaf: Tensor, zero_missing: b
     if gradient is not None:
         return gradient
     if not zero_missing:
-        raise AutodiffError(
-            f"the loss does not depend on {node.name!r}; leave it out, or use GradWithLossOptions.TRAINING to get zeros"
-        )
+        raise NoGradient(str(node.name))
     return zeros_of(node.shape, leaf)
 
 
@@ -121,11 +131,12 @@ def grad(graph: Graph, wrt: Iterable[LeafRef], seed: str | None = "d_output") ->
 
 def jvp(graph: Graph, tangent_for: Iterable[LeafRef]) -> Graph:
     """Outputs `[primals.., tangents..]`; the tangent of leaf `x` is the new input `tangent_x`."""
+    graph = mir_of(graph)
     chosen = leaf_ids(graph, tangent_for, "jvp")
     new = Graph(f"{graph.name}_jvp")
     with building(new):
         leaves = copy_leaves(graph, new)
-        tangents = {i: _fresh_input(new, f"tangent_{graph.nodes[i].name}", graph.nodes[i].shape) for i in chosen}
+        tangents = {i: fresh_input(new, f"tangent_{graph.nodes[i].name}", graph.nodes[i].shape) for i in chosen}
         outputs, pushed = push_forward(graph, leaves, tangents)
         filled = [zeros_of(o.type, o) if t is None else t for o, t in zip(outputs, pushed)]
     new.set_outputs([*outputs, *filled])
@@ -134,6 +145,7 @@ def jvp(graph: Graph, tangent_for: Iterable[LeafRef]) -> Graph:
 
 def hvp(graph: Graph, wrt: Iterable[LeafRef]) -> Graph:
     """Forward over reverse: outputs `[loss, gradients.., gradient . v, (H v)..]` with v given as `tangent_x`."""
+    graph = mir_of(graph)
     names = [str(graph.nodes[i].name) for i in leaf_ids(graph, wrt, "hvp")]
     scalar = graph.copy()
     scalar.set_outputs(scalar.outputs[:1])
@@ -150,6 +162,7 @@ def vmap(
     out_axes: int | Sequence[int] = 0,
 ) -> Graph:
     """The graph over a new axis of size `batch_size` of the named leaves: leading, or at the given axis."""
+    graph = mir_of(graph)
     axes = dict.fromkeys(batched, 0) if not isinstance(batched, Mapping) else dict(batched)
     size: Size = as_dim(batch_size)
     carried = {graph.leaf(name).id: axis for name, axis in axes.items() if axis is not None}
@@ -161,7 +174,7 @@ def vmap(
             leaves[i] = move_axis(leaves[i], axis, 0)
         outputs, flags = batch_graph(graph, leaves, list(carried), size)
         wanted = [out_axes] * len(outputs) if isinstance(out_axes, int) else list(out_axes)
-        results = [move_axis(_batched(o, flag, size), 0, a) for o, flag, a in zip(outputs, flags, wanted, strict=True)]
+        results = [move_axis(put_batch_first(o, flag, size), 0, a) for o, flag, a in zip(outputs, flags, wanted, strict=True)]
     new.set_outputs(results)
     return new
 
@@ -171,12 +184,6 @@ def _with_axis(shape: Shape, axis: int, size: Size) -> Shape:
     if not 0 <= position <= shape.rank:
         raise AutodiffError(f"vmap: axis {axis} is out of range for {shape} with one more axis")
     return shape.with_dims((*shape.dims[:position], size, *shape.dims[position:]))
-
-
-def _batched(x: Tensor, is_batched: bool, size: Size) -> Tensor:
-    from rlx.ops.rules import put_batch_first
-
-    return put_batch_first(x, is_batched, size)
 
 
 def move_axis(x: Tensor, source: int, destination: int) -> Tensor:
@@ -191,3 +198,11 @@ def move_axis(x: Tensor, source: int, destination: int) -> Tensor:
     order.insert(destination, source)
     moved: Tensor = transpose(x, tuple(order))
     return moved
+
+
+def quantized_weight_bits(graph: Graph, node: int | Tensor) -> int | None:
+    """The bits of a weight that is trained as if quantised: of a node that is a `FakeQuantize` or `FakeQuantizeLSQ`."""
+    from rlx.ops.fake_quant import FakeQuantize, FakeQuantizeLSQ
+
+    op = graph.node(node).op
+    return op.bits if isinstance(op, FakeQuantize | FakeQuantizeLSQ) else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlx.autodiff.backward_ops import decompose_backward_for_ad
 from rlx.autodiff.graphs import GradWithLossOptions, copy_leaves, fresh_input, grad_with_loss_opts
 from rlx.autodiff.replay import Replay
+from rlx import env
 from rlx.errors import AutodiffError
 from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.equal_nodes import merge_equal_nodes
@@ -15,7 +16,6 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
 from rlx.ir.rebuild import Rebuilt, Replacement, rebuild
 from rlx.ir.tensor import Tensor, building
-from rlx.knobs import knobs
 from rlx.ops.arithmetic import Binary, Compare, Where
 from rlx.ops.movement import Expand
 from rlx.ops.reductions import reduce_sum
@@ -42,7 +42,7 @@ class HigherOrderOptions:
     @staticmethod
     def new() -> HigherOrderOptions:
         """With fusion, unless RLX_HIGHER_ORDER_NO_FUSE is set."""
-        return HigherOrderOptions(not knobs.higher_order_no_fuse)
+        return HigherOrderOptions(not env.flag("HIGHER_ORDER_NO_FUSE"))
 
 
 def nth_order_grad(graph: Graph, wrt_name: str, order: int) -> Graph:
@@ -94,7 +94,7 @@ def peel_scalar_expands(graph: Graph) -> Rebuilt:
 
     def visit(node: Node, operands: list[Tensor]) -> Replacement:
         if isinstance(node.op, Constant):
-            found[node.id] = operands_graph.constant(node.op.value)
+            found[node.id] = new.constant(node.op.value)
             return found[node.id]
         if not isinstance(node.op, Binary | Compare | Where) or not any(i in scalars for i in node.inputs):
             return None
@@ -102,8 +102,8 @@ def peel_scalar_expands(graph: Graph) -> Rebuilt:
         result = node.op.infer(*(x.type for x in peeled))
         return node.op(*peeled) if result == node.shape else None
 
-    operands_graph = graph.empty_like()
-    peeled = rebuild(graph, visit, "peel_scalar_expands", into=operands_graph)
+    new = graph.empty_like()
+    peeled = rebuild(graph, visit, "peel_scalar_expands", into=new)
     return peeled.then(remove_dead_nodes(peeled.graph))
 
 

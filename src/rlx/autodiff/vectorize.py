@@ -14,7 +14,7 @@ from rlx.ir.dims import as_dim, require_equal
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape, Size, normalize_axis
 from rlx.ir.tensor import Tensor, lift
-from rlx.ops.collectives import named_axis
+from rlx.ops.named_axes import named_axis
 from rlx.ops.rules import mapped_axis, put_batch_first
 from rlx.trace.arguments import function_name
 from rlx.trace.pytree import tree_flatten, tree_leaves

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from rlx.ir.dead_code import remove_dead_nodes
+from rlx.ir.dead_code import DeadCodeElimination as DeadCodeElimination
 from rlx.ir.equal_nodes import merge_equal_nodes
 from rlx.ir.graph import Graph
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import rebuild_bodies
 
 
-class DeadCodeElimination(Pass):
-    """Drop nodes that neither an output nor an effect needs. Leaves stay: they are the interface of the program."""
+class CommonSubexpressionElimination(Pass):
+    """Keep one of any nodes that compute the same, bodies included, and drop what becomes dead."""
 
-    name = "dead_code_elimination"
+    name = "cse"
 
     def run(self, graph: Graph) -> Graph:
-        return remove_dead_nodes(graph).graph
+        graph = rebuild_bodies(graph, self.run, self.name).graph
+        merged = merge_equal_nodes(graph).graph
+        return merged if len(merged) < len(graph) else graph
 
 
 def cse(graph: Graph) -> Graph:
-    """Keep one of any nodes that compute the same, and drop what becomes dead."""
-    merged = merge_equal_nodes(graph).graph
-    return merged if len(merged) < len(graph) else graph
+    """The graph with one node in the place of several that compute the same."""
+    return CommonSubexpressionElimination().run(graph)

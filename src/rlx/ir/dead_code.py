@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.leaves import Input, Param
+from rlx.ir.passes import Pass
 from rlx.ir.rebuild import Rebuilt
 
 
@@ -28,3 +29,12 @@ def remove_dead_nodes(graph: Graph) -> Rebuilt:
             ids[node.id] = fresh.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
     fresh.outputs = [ids[o] for o in graph.outputs]
     return Rebuilt(fresh, ids)
+
+
+class DeadCodeElimination(Pass):
+    """Drop nodes that neither an output nor an effect needs. Leaves stay: they are the interface of the program."""
+
+    name = "dead_code_elimination"
+
+    def run(self, graph: Graph) -> Graph:
+        return remove_dead_nodes(graph).graph

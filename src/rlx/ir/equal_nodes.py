@@ -12,9 +12,17 @@ from rlx.ir.rebuild import Rebuilt, Replacement, rebuild
 from rlx.ir.tensor import Tensor, emit_into
 
 
+def is_pure(op: Op) -> bool:
+    """Whether equal operands always give equal results, and nothing else happens: not effects, ops that say
+    `mergeable = False` (barriers, user-defined ops), and ops that hold a program with one of these."""
+    if op.effect or not getattr(op, "mergeable", True):
+        return False
+    return all(is_pure(node.op) for body in op.bodies.values() for node in body.nodes)
+
+
 def is_mergeable(op: Op) -> bool:
-    """Whether two equal nodes may become one: not effects, leaves, and ops that say `mergeable = False`."""
-    return not op.effect and not isinstance(op, Input | Param) and getattr(op, "mergeable", True)
+    """Whether two equal nodes may become one: pure, and not part of the interface of the program."""
+    return not isinstance(op, Input | Param) and is_pure(op)
 
 
 def merge_equal_nodes(graph: Graph) -> Rebuilt:

@@ -131,3 +131,22 @@ def map_bodies(op: Op, rewrite: Callable[[Graph], Graph]) -> Op:
         if new is not value:
             changes[field] = new
     return op.replace(**changes) if changes else op
+
+
+def rebuild_bodies(graph: Graph, rewrite: Callable[[Graph], Graph], pass_name: str | None = None) -> Rebuilt:
+    """The graph with every program that its nodes hold rewritten. `rewrite` is not asked about those deeper inside."""
+    changed = False
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        nonlocal changed
+        op = map_bodies(node.op, rewrite)
+        if op is node.op:
+            return None
+        changed = True
+        replacement: Replacement = op(*operands)
+        return replacement
+
+    if not any(node.op.bodies for node in graph.nodes):
+        return unchanged(graph)
+    rebuilt = rebuild(graph, visit, pass_name)
+    return rebuilt if changed else unchanged(graph)

@@ -75,6 +75,11 @@ class Match:
         """Nothing but one other node reads it: absorbing it loses nothing and repeats nothing."""
         return len(self._run.uses[node.id]) == 1 and node.id not in self._run.outputs
 
+    def redirect(self, node: Node, value: Tensor) -> None:
+        """Let readers of `node` that come after this one read `value`, of the same type, instead."""
+        assert value.type == node.shape, f"{node!r} cannot be replaced by {value!r}"
+        self._run.ids[node.id] = value.id
+
     def miss(self, reason: str, detail: str = "") -> None:
         """Record why the rule does not fire; returns None, so that `return m.miss(...)` reads well."""
         source = self.node.origin.source if self.node.origin else None

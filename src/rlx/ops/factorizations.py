@@ -266,12 +266,11 @@ class Svd(Op):
     def vjp(self, ct: Any, y: Any, a: Tensor) -> Any:
         if not self.compute_uv:
             u, _, vh = Svd()(a)
-            return matmul(u * expand_dims(_cotangent_of_real(ct, a.dtype), -2), vh)
+            return _values_cotangent(u, vh, ct)
         (u, s, vh), (u_ct, s_ct, vh_ct) = y, ct
         if u_ct is None and vh_ct is None:
             inner = s.shape[-1]
-            u, vh = narrow(u, -1, 0, inner), narrow(vh, -2, 0, inner)
-            return matmul(u * expand_dims(_cotangent_of_real(s_ct, a.dtype), -2), vh)
+            return _values_cotangent(narrow(u, -1, 0, inner), narrow(vh, -2, 0, inner), s_ct)
         self._require_smooth(NoVjpRule, a, u, s, vh)
         return _svd_cotangent(u, s, vh, *(zeros_like(x) if t is None else t for x, t in zip(y, ct)))
 
@@ -301,6 +300,11 @@ class Svd(Op):
         yield sample(cls(), spec("B", 3, 2), dtypes=REAL, B=2)
 
 
+def _values_cotangent(u: Tensor, vh: Tensor, s_ct: Tensor) -> Any:
+    """U diag(S̄) Vᴴ; it needs no distinct singular values."""
+    return matmul(u * expand_dims(_cotangent_of_real(s_ct, u.dtype), -2), vh)
+
+
 def _svd_gaps(s: Tensor, dtype: DType) -> Any:
     """1 / (s[j]² - s[i]²) at [i, j], and 0 on the diagonal."""
     sums = expand_dims(s, -2) + expand_dims(s, -1)
@@ -328,14 +332,16 @@ def _svd_tangents(u: Tensor, s: Tensor, vh: Tensor, da: Tensor) -> tuple[Any, An
     turn_v = gaps * (column * x + adjoint(x) * row)
     if u.dtype.is_complex:
         turn_u = turn_u + _phase_part(x) / row
-    du = matmul(u, turn_u) + _outside(u, right) / row
-    dv = matmul(v, turn_v) + _outside(v, left) / row
+    du = matmul(u, turn_u) + _outside(u, right, row)
+    dv = matmul(v, turn_v) + _outside(v, left, row)
     return du, real(diagonal(x, 0, -2, -1)), adjoint(dv)
 
 
-def _outside(basis: Any, x: Any) -> Any:
-    """The part of x that is orthogonal to the columns of `basis`."""
-    return x - matmul(basis, matmul(adjoint(basis), x))
+def _outside(basis: Any, x: Any, row: Any) -> Any:
+    """(1 - B Bᴴ) x S⁻¹, the part of x that the columns of `basis` do not span; a square basis leaves nothing."""
+    if basis.shape[-2] == basis.shape[-1]:
+        return zeros_like(x)
+    return (x - matmul(basis, matmul(adjoint(basis), x))) / row
 
 
 def _svd_cotangent(u: Tensor, s: Tensor, vh: Tensor, u_ct: Tensor, s_ct: Tensor, vh_ct: Tensor) -> Any:
@@ -350,8 +356,8 @@ def _svd_cotangent(u: Tensor, s: Tensor, vh: Tensor, u_ct: Tensor, s_ct: Tensor,
     x_ct = x_ct + _diagonal_matrix(_cotangent_of_real(s_ct, u.dtype))
     if u.dtype.is_complex:
         x_ct = x_ct + _phase_part(turn_u) / row
-    left = matmul(u, x_ct) + _outside(u, u_ct) / row
-    return matmul(left, vh) + matmul(u, adjoint(_outside(v, v_ct) / row))
+    left = matmul(u, x_ct) + _outside(u, u_ct, row)
+    return matmul(left, vh) + matmul(u, adjoint(_outside(v, v_ct, row)))
 
 
 @op("eigh")

@@ -1,0 +1,264 @@
+"""LIR in NumPy, inside the memory that its plan gives it.
+
+Every kernel reads its inputs from memory, evaluates the nodes it covers by their definitions and stores its outputs
+where the plan puts them: in one arena of bytes, or in a buffer of their own. So a plan that lets a value be stored over
+another one that is still needed fails here, without any backend.
+
+With `check` the memory knows which value its bytes belong to: reading a value that has been overwritten is an error
+that names both, and so is a kernel that writes over its own operand where that cannot work. Memory that holds no value
+is filled with bytes that are NaN in every float type and -1 in every integer type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.compile.liveness import is_pure_view
+from rlx.errors import BindingError, InternalError
+from rlx.ir.binding import infer_binding
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Constant, Input, Param
+from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.shape import Shape
+from rlx.ops.arithmetic import Binary, Compare, Where
+from rlx.ops.conversion import Cast
+from rlx.ops.dynamic_slices import DynamicUpdateSlice
+from rlx.ops.indexing import ScatterAdd, ScatterNd
+from rlx.ops.unary import Activation
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Values = tuple[Array, ...]
+
+POISON = 0xFF
+_POINTWISE = (Activation, Binary, Compare, Where, Cast)
+# Ops that change a part of their first operand: storing the result over it leaves the rest as it is.
+_UPDATES = (DynamicUpdateSlice, ScatterNd, ScatterAdd)
+
+
+def interpret_lir(
+    lir: LirModule, leaves: Mapping[str, Array], binding: Mapping[str, int] | None = None, check: bool = True
+) -> list[Array]:
+    """The outputs of a planned program for inputs and params given by name.
+
+    Symbols are bound from the shapes of the leaves; `binding` adds those that no leaf mentions.
+    """
+    graph = lir.as_graph()
+    values = {n.op.key: _leaf_value(n, leaves) for n in graph.nodes if isinstance(n.op, Input | Param)}
+    if lir.has_dynamic_dims():
+        found = infer_binding([(key, graph.leaf(key).shape, v.shape) for key, v in values.items()])
+        lir = lir.bind({**(binding or {}), **found})
+    if lir.has_dynamic_dims():
+        raise BindingError(f"@{lir.name}: nothing determines {', '.join(lir.dynamic_symbols())}; pass a binding")
+    return _Run(lir, check).run(values)
+
+
+def _leaf_value(node: Node, leaves: Mapping[str, Array]) -> Array:
+    assert isinstance(node.op, Input | Param)
+    if node.op.key not in leaves:
+        raise BindingError(f"no value for {node.op.mnemonic} {node.op.key!r} ({node.shape})")
+    array = np.asarray(leaves[node.op.key])
+    if array.dtype != node.shape.dtype.numpy or array.ndim != node.shape.rank:
+        raise BindingError(f"{node.op.key!r} is declared {node.shape}, got {array.dtype}{list(array.shape)}")
+    return array
+
+
+def steps_of(lir: LirModule) -> Sequence[LirKernel]:
+    """The kernels of a module; a module planned node by node has one for each node of its schedule."""
+    if lir.kernels:
+        return lir.kernels
+    graph = lir.as_graph()
+    nodes = [graph.nodes[i] for i in lir.buffers.schedule]
+    return [_single(graph, n) for n in nodes if not isinstance(n.op, Input | Param | Constant)]
+
+
+def _single(graph: Graph, node: Node) -> LirKernel:
+    kind = "view" if len(node.shapes) == 1 and node.inputs and is_pure_view(graph, node) else "call"
+    return LirKernel.of(kind, [node.id], dict.fromkeys(node.inputs), [node.id])
+
+
+class _Run:
+    def __init__(self, lir: LirModule, check: bool) -> None:
+        self.graph, self.plan = lir.as_graph(), lir.buffers
+        self.steps = steps_of(lir)
+        self.check = check
+        # A view stands for the value whose bytes it names.
+        self.stands_for = self.find_views()
+        self.last_read = self.find_last_reads()
+        self.memory = Memory(lir, check)
+
+    def find_views(self) -> dict[NodeId, NodeId]:
+        found: dict[NodeId, NodeId] = {}
+        for kernel in self.steps:
+            if kernel.kind == "view" and kernel.outputs[0] in self.plan.view_aliases:
+                operand = self.graph.nodes[kernel.outputs[0]].inputs[0]
+                found[kernel.outputs[0]] = found.get(operand, operand)
+        return found
+
+    def find_last_reads(self) -> dict[NodeId, int]:
+        last: dict[NodeId, int] = {}
+        for step, kernel in enumerate(self.steps):
+            for node in (*kernel.outputs, *kernel.inputs):
+                last[self.stands_for.get(node, node)] = step
+        for output in self.graph.outputs:
+            last[self.stands_for.get(output, output)] = len(self.steps)
+        return last
+
+    def run(self, leaves: Mapping[str, Array]) -> list[Array]:
+        for node in self.graph.nodes:
+            if isinstance(node.op, Input | Param):
+                self.memory.store(node.id, (leaves[node.op.key],))
+            elif isinstance(node.op, Constant):
+                self.memory.store(node.id, (node.op.value.array,))
+        for step, kernel in enumerate(self.steps):
+            self.step(step, kernel)
+            if self.check:
+                self.memory.forget(n for n, last in self.last_read.items() if last == step)
+        return [self.load(o, "the result")[0].copy() for o in self.graph.outputs]
+
+    def load(self, node: NodeId, reader: str) -> Values:
+        return self.memory.load(node, self.stands_for.get(node, node), reader)
+
+    def step(self, step: int, kernel: LirKernel) -> None:
+        reader = f"kernel {step} ({kernel.kind})"
+        values = {i: self.load(i, reader) for i in kernel.inputs}
+        for node_id in kernel.nodes:
+            node = self.graph.nodes[node_id]
+            absent = [i for i in node.inputs if i not in values]
+            if absent:
+                raise InternalError(f"{reader} computes {node!r} but neither reads nor computes {absent[0]}")
+            values[node_id] = _evaluate(node, [a for i in node.inputs for a in values[i]])
+        if self.check:
+            self.check_places(kernel, reader)
+        for node_id in kernel.outputs:
+            if node_id in self.stands_for:
+                self.check_view(node_id, values[node_id], reader)
+            else:
+                self.memory.store(node_id, values[node_id])
+
+    def check_view(self, node: NodeId, wanted: Values, reader: str) -> None:
+        """A view names bytes that must already be what its op would compute."""
+        if self.check and [_bytes(a) for a in self.load(node, reader)] != [_bytes(a) for a in wanted]:
+            raise InternalError(f"{reader}: {self.graph.nodes[node]!r} is not what the plan's view of it names")
+
+    def check_places(self, kernel: LirKernel, reader: str) -> None:
+        """Outputs of one kernel lie apart, and over an input only where the kernel is done with it before it writes."""
+        stored = [(n, self.memory.place(n)) for n in kernel.outputs if n not in self.stands_for]
+        for k, (node, place) in enumerate(stored):
+            for other, other_place in stored[:k]:
+                if place.meets(other_place):
+                    raise InternalError(f"{reader} stores {other} and {node} in the same place")
+            for source in kernel.inputs:
+                at = self.memory.place(source)
+                if place.meets(at) and not (place == at and may_overwrite(self.graph, kernel, source)):
+                    raise InternalError(f"{reader} stores {node} over {source} while it still reads it")
+
+
+def may_overwrite(graph: Graph, kernel: LirKernel, source: NodeId) -> bool:
+    """Whether a kernel may store a result exactly over its input `source`.
+
+    It may when every element of what it computes from `source` needs that very element only, so that it is read before
+    it is overwritten; a `row` kernel holds a whole row before it writes one. Updates of a part leave the rest in place.
+    """
+    dims = graph.shape(source).dims
+    after: set[NodeId] = {source}
+    for node in (graph.nodes[i] for i in kernel.nodes):
+        if not after.intersection(node.inputs):
+            continue
+        after.add(node.id)
+        if isinstance(node.op, _UPDATES) and node.inputs[0] in after and not after.intersection(node.inputs[1:]):
+            continue
+        if kernel.kind == "row" and node.shape.dims[: len(dims) - 1] == dims[:-1]:
+            continue
+        if not isinstance(node.op, _POINTWISE) or node.shape.dims != dims:
+            return False
+    return True
+
+
+class Place(NamedTuple):
+    """A range of bytes: of the arena, or of the buffer that `owner` has for itself."""
+
+    owner: NodeId | None
+    start: int
+    stop: int
+
+    def meets(self, other: Place) -> bool:
+        return self.owner == other.owner and self.start < other.stop and other.start < self.stop
+
+
+class Memory:
+    """The arena, the buffers beside it, and which value lies where."""
+
+    def __init__(self, lir: LirModule, check: bool) -> None:
+        self.graph, self.plan, self.check = lir.as_graph(), lir.buffers, check
+        assert isinstance(lir.arena_size, int)
+        self.buffers: dict[NodeId | None, Array] = {None: np.full(lir.arena_size, POISON, np.uint8)}
+        self.held: dict[NodeId, Place] = {}
+        self.lost: dict[NodeId, str] = {}
+
+    def shapes(self, node: NodeId) -> tuple[Shape, ...]:
+        return self.graph.nodes[node].shapes
+
+    def place(self, node: NodeId) -> Place:
+        view = self.plan.view_aliases.get(node)
+        root, offset = (node, 0) if view is None else (view.root, int(view.byte_offset))
+        stop = offset + self.size(node)
+        slot = self.plan.slot(root)
+        if stop > (self.size(root) if slot is None else int(slot.size)):
+            raise InternalError(f"{node} needs {stop} bytes of the buffer of {root}, which is smaller")
+        if slot is None:
+            return Place(root, offset, stop)
+        place = Place(None, int(slot.offset) + offset, int(slot.offset) + stop)
+        if place.stop > len(self.buffers[None]):
+            raise InternalError(f"{node} ends at byte {place.stop} of an arena of {len(self.buffers[None])} bytes")
+        return place
+
+    def size(self, node: NodeId) -> int:
+        return sum(int(s.byte_size) for s in self.shapes(node))
+
+    def bytes_at(self, place: Place) -> Array:
+        if place.owner not in self.buffers:
+            assert place.owner is not None
+            self.buffers[place.owner] = np.full(self.size(place.owner), POISON, np.uint8)
+        return self.buffers[place.owner][place.start : place.stop]
+
+    def store(self, node: NodeId, values: Values) -> None:
+        """Put a value where the plan says; results of one node lie one after the other."""
+        place = self.place(node)
+        self.bytes_at(place)[:] = np.frombuffer(b"".join(_bytes(a) for a in values), np.uint8)
+        if self.check:
+            for other in [n for n, p in self.held.items() if n != node and p.meets(place)]:
+                del self.held[other]
+                self.lost[other] = f"{node} was stored over it"
+            self.held[node] = place
+
+    def load(self, node: NodeId, owner: NodeId, reader: str) -> Values:
+        """The value of `node`, whose bytes are those of `owner` or a part of them."""
+        if self.check and owner not in self.held:
+            raise InternalError(f"{reader} reads {node}, but {self.lost.get(owner, f'{owner} was never stored')}")
+        taken = self.bytes_at(self.place(node))
+        values, start = [], 0
+        for shape in self.shapes(node):
+            stop = start + int(shape.byte_size)
+            values.append(taken[start:stop].view(shape.dtype.numpy).reshape(shape.static_dims))
+            start = stop
+        return tuple(values)
+
+    def forget(self, nodes: Iterable[NodeId]) -> None:
+        """Fill what dead values leave behind; what has been overwritten belongs to another already."""
+        for node in nodes:
+            place = self.held.pop(node, None)
+            if place is not None:
+                self.bytes_at(place)[:] = POISON
+                self.lost[node] = "its last reader has run"
+
+
+def _evaluate(node: Node, operands: Sequence[Array]) -> Values:
+    result = node.op.eval(*operands)
+    return tuple(np.asarray(r) for r in result) if isinstance(result, tuple) else (np.asarray(result),)
+
+
+def _bytes(array: Array) -> bytes:
+    return array.tobytes()

@@ -1,0 +1,123 @@
+"""Several matmuls of one input -> one wider matmul, and a slice per original."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlx.fusion.miss_reasons import MissReason
+from rlx.fusion.patterns import is_known_before_run, is_plain_matmul
+from rlx.fusion.rule_pass import FusionPass, rewrite_bodies
+from rlx.ir.dead_code import remove_dead_nodes
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Param
+from rlx.ir.rebuild import Replacement, rebuild
+from rlx.ir.rewrite import NearMiss
+from rlx.ir.shape import Size
+from rlx.ops.contraction import MatMul
+from rlx.ops.movement import Concat, Narrow
+
+
+class FuseSharedInputMatMul(FusionPass):
+    """Matmuls with the same left operand become one matmul by all their weights, joined along the columns.
+
+    The weights are matrices of one type that are known before the run: joined once they cost nothing, joined in every
+    run they would cost more than is saved. Each original becomes a `narrow` of the wide product, in declaration order.
+    """
+
+    name = "fuse_shared_input_matmul"
+    pattern = "shared_input_matmul"
+
+    def run(self, graph: Graph) -> Graph:
+        graph = rewrite_bodies(graph, self.run, self.name)
+        if not any(len(group) > 1 for group in _joinable_groups(graph)):
+            return graph
+        graph = _weights_first(graph)
+        groups = {node.id: group for group in _joinable_groups(graph) if len(group) > 1 for node in group}
+        parts: dict[NodeId, Any] = {}
+        values: dict[NodeId, NodeId] = {}
+
+        def visit(node: Node, operands: list[Any]) -> Replacement:
+            if node.id not in groups:
+                return None
+            if node.id not in parts:
+                group = groups[node.id]
+                weights = [operands[0].graph.tensor(values[n.inputs[1]]) for n in group]
+                parts.update(zip((n.id for n in group), _split_product(operands[0], weights)))
+            part: Replacement = parts[node.id]
+            return part
+
+        return remove_dead_nodes(rebuild(graph, visit, self.name, ids=values).graph).graph
+
+    def missed(self, graph: Graph) -> list[NearMiss]:
+        """Groups that are left, one miss for each, at the last matmul."""
+        found = []
+        for group in _groups(graph):
+            if len(group) > 1:
+                reason, detail = _why_not_joined(graph, group)
+                source = group[-1].origin.source if group[-1].origin else None
+                found.append(NearMiss(self.name, group[-1].id, reason, detail, source))
+        return found
+
+
+def _split_product(x: Any, weights: Sequence[Any]) -> list[Any]:
+    product = MatMul()(x, Concat(1)(*weights))
+    parts = []
+    start: Size = 0
+    for weight in weights:
+        parts.append(Narrow(product.ndim - 1, start, weight.shape[1])(product))
+        start = start + weight.shape[1]
+    return parts
+
+
+def _groups(graph: Graph) -> list[list[Node]]:
+    """The matmuls of each left operand."""
+    by_operand: dict[NodeId, list[Node]] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, MatMul):
+            by_operand.setdefault(node.inputs[0], []).append(node)
+    return list(by_operand.values())
+
+
+def _joinable_groups(graph: Graph) -> list[list[Node]]:
+    return [[node for node in group if _is_joinable(graph, node)] for group in _groups(graph)]
+
+
+def _is_joinable(graph: Graph, node: Node) -> bool:
+    is_matrix = graph.shape(node.inputs[1]).rank == 2
+    return is_matrix and is_plain_matmul(graph, node) and is_known_before_run(graph, node.inputs[1])
+
+
+def _why_not_joined(graph: Graph, group: list[Node]) -> tuple[MissReason, str]:
+    weights = [graph.shape(node.inputs[1]) for node in group]
+    if any(w.rank != 2 for w in weights):
+        return MissReason.WeightShapes, ", ".join(str(w) for w in weights)
+    if not all(is_plain_matmul(graph, node) for node in group):
+        return MissReason.UnsupportedTypes, ", ".join(repr(node.op) for node in group)
+    if not all(is_known_before_run(graph, node.inputs[1]) for node in group):
+        return MissReason.NotProfitable, "the weights would be joined anew in every run"
+    if len(group) > 2:
+        return MissReason.SharedMatmulCount, f"{len(group)} matmuls of {group[0].inputs[0]}"
+    return MissReason.NotFused, ""
+
+
+def _weights_first(graph: Graph) -> Graph:
+    """The same program with leaves, and what follows from params alone, before everything else.
+
+    A wide product stands where the first of its matmuls stood, and needs the weights of all of them.
+    """
+
+    def rank(node: Node) -> int:
+        if node.is_leaf:
+            return 0
+        return 1 if isinstance(node.op, Param) or is_known_before_run(graph, node.id) else 2
+
+    order = sorted(graph.nodes, key=rank)
+    if [n.id for n in order] == [n.id for n in graph.nodes]:
+        return graph
+    fresh = graph.empty_like()
+    ids: dict[NodeId, NodeId] = {}
+    for node in order:
+        ids[node.id] = fresh.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
+    fresh.outputs = [ids[o] for o in graph.outputs]
+    return fresh

@@ -1,0 +1,137 @@
+"""The optimiser under one name: fusion, transforms and compile passes, as the seed documents call them.
+
+    from rlx import opt
+
+    passes = opt.fusion_passes(opt.FusionTarget.Cpu)
+    graph = opt.run_passes(graph, passes)
+
+Everything here is defined elsewhere and loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# Public name -> module that defines it.
+_HOME: dict[str, str] = {
+    **dict.fromkeys(("Pass", "PassRecord", "run_passes"), "rlx.ir.passes"),
+    "DeadCodeElimination": "rlx.ir.dead_code",
+    **dict.fromkeys(
+        (
+            "DecomposeFusionRegions",
+            "FuseAttentionBlock",
+            "FuseBatchPreprocess",
+            "FuseMatMulBiasAct",
+            "FuseRegionPrologue",
+            "FuseResidualLN",
+            "FuseResidualRmsNorm",
+            "FuseRmsNormReshape",
+            "FuseSharedInputMatMul",
+            "FuseSwiGLU",
+            "FuseSwiGLUDualMatmul",
+            "FuseTransformerLayer",
+            "FusionLimits",
+            "FusionOptions",
+            "FusionReport",
+            "FusionRole",
+            "FusionTarget",
+            "LowerBackwardOps",
+            "LowerControlFlow",
+            "LowerDotGeneral",
+            "LowerGroupNorm",
+            "LowerNonLastAxisReduce",
+            "LowerResizeNearest2x",
+            "MarkBatchSliceRegions",
+            "MarkElementwiseRegions",
+            "MarkTransformRegions",
+            "MissReason",
+            "MissedFusion",
+            "UnfuseElementwiseRegions",
+            "UnfuseFusedOps",
+            "active_fusion_limits",
+            "backward_cleanup_passes",
+            "clip_elementwise_regions",
+            "fusion_limits_for_target",
+            "fusion_passes",
+            "fusion_passes_for_supported",
+            "inline_if",
+            "inspect_fusion",
+            "register_fusion_fragment",
+            "supported_for_target",
+            "supports_op",
+            "unroll_while",
+            "with_fusion_limits",
+        ),
+        "rlx.fusion",
+    ),
+    **dict.fromkeys(
+        (
+            "AutodiffError",
+            "ForceEnergyLossWeights",
+            "GradWithLossOptions",
+            "HigherOrderOptions",
+            "MirAutodiffExt",
+            "PrepareForAutodiff",
+            "build_force_energy_loss",
+            "convert_scans_for_ad",
+            "decompose_backward_for_ad",
+            "directional_nth_grad",
+            "fuse_elementwise",
+            "grad",
+            "grad_subgraph",
+            "grad_subgraph_for_jvp",
+            "grad_with_loss",
+            "grad_with_loss_module",
+            "grad_with_loss_opts",
+            "hvp",
+            "hvp_module",
+            "inline_custom_fn_for_autodiff",
+            "jvp",
+            "jvp_module",
+            "nth_order_grad",
+            "nth_order_grad_module",
+            "nth_order_grad_with_options",
+            "prepare_grad_graph_for_jvp",
+            "prepare_graph_for_ad",
+            "prepare_mir_for_ad",
+            "prepare_module_for_ad",
+            "quantized_weight_bits",
+            "unfuse_fused_for_autodiff",
+            "vmap",
+        ),
+        "rlx.autodiff",
+    ),
+    "AlgebraicSimplify": "rlx.compile.simplify",
+    "ConstantFolding": "rlx.compile.fold_constants",
+    "cse": "rlx.compile.eliminate",
+}
+# Module of the seed documents -> module that holds its contents.
+_MODULES: dict[str, str] = {
+    "autodiff": "rlx.autodiff",
+    "autodiff_fwd": "rlx.autodiff.forward",
+    "control_flow": "rlx.fusion.control_flow",
+    "fusion": "rlx.fusion",
+    "fusion_pipeline": "rlx.fusion.fusion_pipeline",
+    "fusion_report": "rlx.fusion.fusion_report",
+    "lower_dot_general": "rlx.fusion.lower_dot_general",
+    "prepare_ad": "rlx.autodiff.prepare",
+    "unfuse": "rlx.fusion.unfuse",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Ops must be known before any graph is built.
+    importlib.import_module("rlx.ops")
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    else:
+        raise AttributeError(f"module 'rlx.opt' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_MODULES})

@@ -1,0 +1,57 @@
+"""The recipe "Add an op" of CONTRIBUTING.md works as written: its code, its command."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from doc_pages import ROOT, blocks
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def code():
+    [block] = [b for b in blocks(PAGE) if "class Double" in b.code]
+    return block.code
+
+
+def command():
+    """The command of step 3, as arguments for this interpreter."""
+    found = re.search(r"`\.venv/bin/python (-m pytest [^`]*-k Double)`", PAGE)
+    assert found, "the recipe names no command"
+    return [sys.executable, *found[1].split()]
+
+
+def follow_the_recipe(tmp_path, source):
+    (tmp_path / "double_op.py").write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    # The file would be listed in ops/__init__.py; here a plugin makes it known before tests are collected.
+    done = subprocess.run(
+        [*command(), "-p", "double_op", "-p", "no:cacheprovider", "-p", "no:xdist", "-rsf"],
+        capture_output=True, text=True, cwd=ROOT, env=environment,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_op_passes_its_generated_tests(tmp_path):
+    status, output = follow_the_recipe(tmp_path, code())
+    assert status == 0, output
+    passed = re.search(r"(\d+) passed", output)
+    # Types, text, decomposition, symbolic dims, jvp, vjp, second order, batch.
+    assert passed and int(passed[1]) >= 8, output
+    assert "skipped" not in output, output
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "test"),
+    [
+        ("return x + x\n\n    def decompose", "return x + x + x\n\n    def decompose", "test_decomposition_agrees"),
+        ("require_float(self, x)\n        return x", "return Shape((7,), x.dtype)", "test_infer_agrees_with_eval"),
+    ],
+)
+def test_a_wrong_op_does_not_pass(tmp_path, right, wrong, test):
+    assert right in code()
+    status, output = follow_the_recipe(tmp_path, code().replace(right, wrong))
+    assert status == 1
+    assert re.search(f"FAILED.*{test}", output), output
