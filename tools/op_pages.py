@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -34,8 +35,8 @@ WHY_PRIMITIVE = {
     "Reading and writing at places that only the run knows.": """gather_nd scatter_nd dynamic_slice
         dynamic_update_slice""",
     "Values made from sizes; there is nothing smaller to make them from.": "iota dim_value",
-    "A join over an axis; its order of summation belongs to the engine.": """reduce_sum reduce_max reduce_min reduce_prod
-        reduce_any reduce_all argmax argmin""",
+    "A join over an axis; its order of summation belongs to the engine.": """reduce_sum reduce_max reduce_min
+        reduce_prod reduce_any reduce_all argmax argmin""",
     "A join over every prefix or window; from smaller ops it would cost a factor of the length.": """cumulative_sum
         cumulative_prod cumulative_max cumulative_min cumulative_logsumexp reduce_window_sum reduce_window_max
         reduce_window_min reduce_window_prod reduce_window_any reduce_window_all""",
@@ -77,8 +78,11 @@ def primitive_mnemonics(cls: type[Op]) -> set[str]:
 
 
 def meaning(documented: object) -> str:
-    """The first paragraph of a docstring on one line."""
-    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+    """The first paragraph of a docstring on one line; formulas are not Markdown."""
+    text = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+    spans = text.split("`")
+    # Every second part stands in backquotes, where nothing has to be escaped.
+    return "`".join(part if i % 2 else re.sub(r"([*<\[])", r"\\\1", part) for i, part in enumerate(spans))
 
 
 def cell(text: str) -> str:
@@ -99,7 +103,9 @@ def operands(cls: type[Op]) -> list[str]:
 
 
 def result_counts(cls: type[Op]) -> str:
-    """How many results the samples have: `1`, `2` or `1 to 3`."""
+    """How many results the samples have: `1`, `2` or `1 to 3`; an op with a body has those of the body."""
+    if any("Graph" in attribute for attribute in attributes(cls)):
+        return "those of the body"
     counts = {1} if issubclass(cls, LEAVES) else set()
     for sample in () if counts else cls.samples():
         with collect_constraints([]):
@@ -111,7 +117,7 @@ def result_counts(cls: type[Op]) -> str:
 def attributes(cls: type[Op]) -> list[str]:
     annotations: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        annotations |= base.__dict__.get("__annotations__", {})
+        annotations |= inspect.get_annotations(base)
     shown = []
     for field in cls._fields:
         if field == cls._family_field:
@@ -187,10 +193,7 @@ def ops_page(note: str) -> str:
     for module, classes in by_module.items():
         path = f"src/{module.replace('.', '/')}.py"
         lines += ["", f"## [`{path}`](../{path})", "", cell(meaning(sys.modules[module])), ""]
-        lines += [
-            "| op | meaning | operands, attributes → results | form | jvp | vjp | batch |",
-            "|---|---|---|---|---|---|---|",
-        ]
+        lines += ["| op | meaning | operands, attributes → results | form | jvp | vjp | batch |", f"|{'---|' * 7}"]
         lines += [row(cls, names[cls.__name__]) for cls in classes]
     return "\n".join([*lines, *_attribute_types()]) + "\n"
 
@@ -204,7 +207,8 @@ def _introduction(names: dict[str, list[str]]) -> list[str]:
         f"primitive ([why](primitives.md)), {blocks} classes are HIR blocks. A name that is not its class's own in "
         "snake_case is followed by the class.",
         "",
-        "Operands in `[ ]` are optional, `xs...` stands for any number; attributes after `=` have that default.",
+        "Operands in `[ ]` are optional, `xs...` stands for any number. An attribute with `=` has that default. After the "
+        "arrow stands the number of results; where it varies, as the samples of the op show it.",
         "",
         "- **form**: a *primitive* has kernels; an op that *decomposes* is built from others where an engine has no "
         "kernel for it; a *block* is lowered by the policy of its HIR module.",
@@ -227,7 +231,7 @@ def _attribute_types() -> Iterator[str]:
     found: dict[str, type[enum.StrEnum]] = {}
     for cls in own_classes().values():
         for base in cls.__mro__:
-            for annotation in base.__dict__.get("__annotations__", {}).values():
+            for annotation in inspect.get_annotations(base).values():
                 name = str(annotation).removesuffix(" | None")
                 value = vars(sys.modules[base.__module__]).get(name)
                 if isinstance(value, type) and issubclass(value, enum.StrEnum):

@@ -222,7 +222,7 @@ def test_jacobians():
 
 def test_jacobian_of_several_arguments_and_aux():
     def f(a, p):
-        return a * p["s"], "unused" and p["s"]
+        return a * p["s"], p["s"]
 
     for transform in (rlx.jacrev, rlx.jacfwd):
         (ja, jp), aux = transform(f, argnums=(0, 1), has_aux=True)(X, {"s": np.float64(2.0)})

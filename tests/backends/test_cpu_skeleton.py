@@ -121,6 +121,20 @@ def test_values_between_kernels_live_in_the_arena_and_outputs_do_not():
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_host_call_that_returns_a_view_outlives_the_slot_it_looks_into():
+    g = rlx.Graph("view_of_arena")
+    x, w = g.input("x", (4, 16)), g.param("w", (16, 16))
+    early = rlx.narrow(x @ w, 1, 3, 5)
+    y = x
+    for _ in range(4):
+        y = y @ w
+    g.set_outputs([early + 1.0, y])
+    weights = rng.normal(size=(16, 16)).astype("f4")
+    x = rng.normal(size=(4, 16)).astype("f4")
+    got, _ = executable(g).run({"x": x}, {"w": weights})
+    np.testing.assert_allclose(got, (x.astype("f8") @ weights)[:, 3:8] + 1.0, rtol=1e-4, atol=1e-4)
+
+
 def test_threads_share_an_executable():
     c = rlx.Session("cpu").compile(layer())
     c.set_params({"w": W, "b": B})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlx import ops
-from rlx.errors import OpError, ShapeError
+from rlx.errors import AssertionFailed, OpError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.rebuild import rebuild
@@ -45,7 +45,7 @@ def test_if_evaluates_only_the_chosen_branch():
     other = unary("other", lambda x: x + 1.0)
     x = np.array([-1, 2], "f4")
     np.testing.assert_array_equal(run(If(then, other), np.asarray(False), x)[0], [0, 3])
-    with pytest.raises(OpError, match="then ran"):
+    with pytest.raises(AssertionFailed, match="then ran"):
         run(If(then, other), np.asarray(True), x)
     assert If(then, other).effect
     assert not If(other, other).effect

@@ -86,25 +86,29 @@ class _Run:
         self.check = check
         # A view stands for the value whose bytes it names.
         self.stands_for = self.find_views()
-        self.last_read = self.find_last_reads()
+        self.deaths = self.find_deaths()
         self.memory = Memory(lir, check)
 
     def find_views(self) -> dict[NodeId, NodeId]:
         found: dict[NodeId, NodeId] = {}
         for kernel in self.steps:
-            if kernel.kind == "view" and kernel.outputs[0] in self.plan.view_aliases:
-                operand = self.graph.nodes[kernel.outputs[0]].inputs[0]
-                found[kernel.outputs[0]] = found.get(operand, operand)
+            for node in (self.graph.nodes[i] for i in kernel.nodes if i in self.plan.view_aliases):
+                if kernel.kind == "view" or is_pure_view(self.graph, node):
+                    found[node.id] = found.get(node.inputs[0], node.inputs[0])
         return found
 
-    def find_last_reads(self) -> dict[NodeId, int]:
+    def find_deaths(self) -> dict[int, list[NodeId]]:
+        """After which step which values are no longer needed; results are needed to the end."""
         last: dict[NodeId, int] = {}
         for step, kernel in enumerate(self.steps):
             for node in (*kernel.outputs, *kernel.inputs):
                 last[self.stands_for.get(node, node)] = step
         for output in self.graph.outputs:
             last[self.stands_for.get(output, output)] = len(self.steps)
-        return last
+        deaths: dict[int, list[NodeId]] = {}
+        for node, step in last.items():
+            deaths.setdefault(step, []).append(node)
+        return deaths
 
     def run(self, leaves: Mapping[str, Array]) -> list[Array]:
         for node in self.graph.nodes:
@@ -115,7 +119,7 @@ class _Run:
         for step, kernel in enumerate(self.steps):
             self.step(step, kernel)
             if self.check:
-                self.memory.forget(n for n, last in self.last_read.items() if last == step)
+                self.memory.forget(self.deaths.get(step, ()))
         return [self.load(o, "the result")[0].copy() for o in self.graph.outputs]
 
     def load(self, node: NodeId, reader: str) -> Values:
@@ -132,11 +136,12 @@ class _Run:
             values[node_id] = _evaluate(node, [a for i in node.inputs for a in values[i]])
         if self.check:
             self.check_places(kernel, reader)
-        for node_id in kernel.outputs:
+        # Copied first: a result may be a view of an operand, and an operand may be overwritten.
+        for node_id, results in [(n, tuple(a.copy() for a in values[n])) for n in kernel.outputs]:
             if node_id in self.stands_for:
-                self.check_view(node_id, values[node_id], reader)
+                self.check_view(node_id, results, reader)
             else:
-                self.memory.store(node_id, values[node_id])
+                self.memory.store(node_id, results)
 
     def check_view(self, node: NodeId, wanted: Values, reader: str) -> None:
         """A view names bytes that must already be what its op would compute."""
@@ -195,7 +200,8 @@ class Memory:
         self.graph, self.plan, self.check = lir.as_graph(), lir.buffers, check
         assert isinstance(lir.arena_size, int)
         self.buffers: dict[NodeId | None, Array] = {None: np.full(lir.arena_size, POISON, np.uint8)}
-        self.held: dict[NodeId, Place] = {}
+        # Which values lie in each buffer, and what became of those that no longer do.
+        self.held: dict[NodeId | None, dict[NodeId, Place]] = {}
         self.lost: dict[NodeId, str] = {}
 
     def shapes(self, node: NodeId) -> tuple[Shape, ...]:
@@ -229,14 +235,15 @@ class Memory:
         place = self.place(node)
         self.bytes_at(place)[:] = np.frombuffer(b"".join(_bytes(a) for a in values), np.uint8)
         if self.check:
-            for other in [n for n, p in self.held.items() if n != node and p.meets(place)]:
-                del self.held[other]
+            held = self.held.setdefault(place.owner, {})
+            for other in [n for n, p in held.items() if n != node and p.meets(place)]:
+                del held[other]
                 self.lost[other] = f"{node} was stored over it"
-            self.held[node] = place
+            held[node] = place
 
     def load(self, node: NodeId, owner: NodeId, reader: str) -> Values:
         """The value of `node`, whose bytes are those of `owner` or a part of them."""
-        if self.check and owner not in self.held:
+        if self.check and owner not in self.held.get(self.place(owner).owner, ()):
             raise InternalError(f"{reader} reads {node}, but {self.lost.get(owner, f'{owner} was never stored')}")
         taken = self.bytes_at(self.place(node))
         values, start = [], 0
@@ -249,7 +256,7 @@ class Memory:
     def forget(self, nodes: Iterable[NodeId]) -> None:
         """Fill what dead values leave behind; what has been overwritten belongs to another already."""
         for node in nodes:
-            place = self.held.pop(node, None)
+            place = self.held.get(self.place(node).owner, {}).pop(node, None)
             if place is not None:
                 self.bytes_at(place)[:] = POISON
                 self.lost[node] = "its last reader has run"

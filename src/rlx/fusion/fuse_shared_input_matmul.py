@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from rlx.fusion.miss_reasons import MissReason
@@ -10,7 +10,6 @@ from rlx.fusion.patterns import is_known_before_run, is_plain_matmul
 from rlx.fusion.rule_pass import FusionPass, rewrite_bodies
 from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ir.leaves import Param
 from rlx.ir.rebuild import Replacement, rebuild
 from rlx.ir.rewrite import NearMiss
 from rlx.ir.shape import Size
@@ -30,24 +29,26 @@ class FuseSharedInputMatMul(FusionPass):
 
     def run(self, graph: Graph) -> Graph:
         graph = rewrite_bodies(graph, self.run, self.name)
-        if not any(len(group) > 1 for group in _joinable_groups(graph)):
+        groups = [group for group in _joinable_groups(graph) if len(group) > 1]
+        if not groups:
             return graph
-        graph = _weights_first(graph)
-        groups = {node.id: group for group in _joinable_groups(graph) if len(group) > 1 for node in group}
-        parts: dict[NodeId, Any] = {}
-        values: dict[NodeId, NodeId] = {}
+        graph, groups = _weights_first(graph, groups)
+        columns = {node.id: start for group in groups for node, start in zip(group, _starts(graph, group))}
+        group_of = {node.id: group for group in groups for node in group}
+        products: dict[NodeId, Any] = {}
+        new_ids: dict[NodeId, NodeId] = {}
 
         def visit(node: Node, operands: list[Any]) -> Replacement:
-            if node.id not in groups:
+            if node.id not in columns:
                 return None
-            if node.id not in parts:
-                group = groups[node.id]
-                weights = [operands[0].graph.tensor(values[n.inputs[1]]) for n in group]
-                parts.update(zip((n.id for n in group), _split_product(operands[0], weights)))
-            part: Replacement = parts[node.id]
+            x = operands[0]
+            if x.id not in products:
+                weights = [x.graph.tensor(new_ids[n.inputs[1]]) for n in group_of[node.id]]
+                products[x.id] = MatMul()(x, Concat(1)(*weights))
+            part: Replacement = Narrow(node.shape.rank - 1, columns[node.id], node.shape.dims[-1])(products[x.id])
             return part
 
-        return remove_dead_nodes(rebuild(graph, visit, self.name, ids=values).graph).graph
+        return remove_dead_nodes(rebuild(graph, visit, self.name, ids=new_ids).graph).graph
 
     def missed(self, graph: Graph) -> list[NearMiss]:
         """Groups that are left, one miss for each, at the last matmul."""
@@ -60,14 +61,10 @@ class FuseSharedInputMatMul(FusionPass):
         return found
 
 
-def _split_product(x: Any, weights: Sequence[Any]) -> list[Any]:
-    product = MatMul()(x, Concat(1)(*weights))
-    parts = []
-    start: Size = 0
-    for weight in weights:
-        parts.append(Narrow(product.ndim - 1, start, weight.shape[1])(product))
-        start = start + weight.shape[1]
-    return parts
+def _starts(graph: Graph, group: list[Node]) -> list[Size]:
+    """The column of the wide product at which each part begins."""
+    widths = [graph.shape(node.inputs[1]).dims[1] for node in group]
+    return list(accumulate(widths[:-1], initial=0))
 
 
 def _groups(graph: Graph) -> list[list[Node]]:
@@ -101,23 +98,22 @@ def _why_not_joined(graph: Graph, group: list[Node]) -> tuple[MissReason, str]:
     return MissReason.NotFused, ""
 
 
-def _weights_first(graph: Graph) -> Graph:
-    """The same program with leaves, and what follows from params alone, before everything else.
+def _weights_first(graph: Graph, groups: list[list[Node]]) -> tuple[Graph, list[list[Node]]]:
+    """The same program with leaves, and what the weights are computed from, before everything else.
 
     A wide product stands where the first of its matmuls stood, and needs the weights of all of them.
     """
-
-    def rank(node: Node) -> int:
-        if node.is_leaf:
-            return 0
-        return 1 if isinstance(node.op, Param) or is_known_before_run(graph, node.id) else 2
-
-    order = sorted(graph.nodes, key=rank)
-    if [n.id for n in order] == [n.id for n in graph.nodes]:
-        return graph
+    early = {n.id for n in graph.nodes if n.is_leaf}
+    pending = [node.inputs[1] for group in groups for node in group]
+    while pending:
+        node_id = pending.pop()
+        if node_id not in early:
+            early.add(node_id)
+            pending.extend(graph.nodes[node_id].inputs)
+    order = sorted(graph.nodes, key=lambda node: 0 if node.is_leaf else 1 if node.id in early else 2)
     fresh = graph.empty_like()
     ids: dict[NodeId, NodeId] = {}
     for node in order:
         ids[node.id] = fresh.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
     fresh.outputs = [ids[o] for o in graph.outputs]
-    return fresh
+    return fresh, [[fresh.nodes[ids[node.id]] for node in group] for group in groups]

@@ -89,7 +89,7 @@ class Projection(NamedTuple):
     w: NodeId
     b: NodeId | None
     # The product, when the sum is a node of its own.
-    inner: Node | None
+    inner_nodes: tuple[Node, ...] = ()
 
 
 def projection_of(graph: Graph, node: Node) -> Projection | None:
@@ -100,14 +100,14 @@ def projection_of(graph: Graph, node: Node) -> Projection | None:
 
 def _projection(graph: Graph, node: Node) -> Projection | None:
     if isinstance(node.op, FusedMatMulBiasAct):
-        return Projection(*node.inputs, None) if node.op.activation is None else None
+        return Projection(*node.inputs) if node.op.activation is None else None
     if is_plain_matmul(graph, node):
-        return Projection(*node.inputs, None, None)
+        return Projection(*node.inputs, None)
     if not is_binary(node, BinaryOp.Add):
         return None
     for side in (0, 1):
         product, bias = graph.nodes[node.inputs[side]], graph.nodes[node.inputs[1 - side]]
         is_bias = len(bias.shapes) == 1 and bias.shape.dims == node.shape.dims[-1:]
         if is_bias and product.shapes == node.shapes and is_plain_matmul(graph, product):
-            return Projection(*product.inputs, bias.id, product)
+            return Projection(*product.inputs, bias.id, (product,))
     return None

@@ -29,7 +29,7 @@ from rlx.ops.conversion import convert_array
 from rlx.ops.creation import iota, ones_like, zeros
 from rlx.ops.movement import expand_dims, moveaxis, reshape, reshaped
 from rlx.ops.operands import convert, dims_of, dtype_of, require_dtype, require_same_dtype, same_graph
-from rlx.ops.rules import put_batch_first, zeros_like
+from rlx.ops.rules import put_batch_first, zeros_like, zeros_of
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
 __all__ = [
@@ -338,9 +338,8 @@ class ScatterNd(Op):
         # The value that was there wins a tie; updates that tie share.
         x_wins = convert(eq(x, y), x.dtype)
         wins = and_(eq(updates, at), eq(self._gather(x_wins, indices), 0))
-        wins = convert(wins, x.dtype)
-        count = self._gather(self._scatter(ScatterKind.Add, zeros_like(x), indices, wins), indices)
-        return x_wins, div(wins, maximum(count, 1))
+        sharing = maximum(self._count(x, indices, wins), 1)
+        return x_wins, div(convert(wins, x.dtype), convert(sharing, x.dtype))
 
     def _cofactors(self, at: Tensor, x: Tensor, indices: Tensor, updates: Tensor) -> Any:
         """Of each update, the product of all other factors at its place; `at` is the whole product.
@@ -349,10 +348,14 @@ class ScatterNd(Op):
         """
         zero = eq(updates, 0)
         nonzero = where(zero, 1, updates)
-        zeros_there = self._scatter(ScatterKind.Add, zeros_like(x), indices, convert(zero, x.dtype))
         rest = self._gather(self(x, indices, nonzero), indices)
-        alone = eq(self._gather(zeros_there, indices), 1)
+        alone = eq(self._count(x, indices, zero), 1)
         return where(zero, where(alone, rest, 0), div(at, nonzero))
+
+    def _count(self, x: Tensor, indices: Tensor, chosen: Tensor) -> Any:
+        """For each update, how many of the chosen ones go to its place."""
+        nothing = zeros_of(x.type.with_dtype(DType.I32), x)
+        return self._gather(self._scatter(ScatterKind.Add, nothing, indices, convert(chosen, DType.I32)), indices)
 
     def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
         x, updates = (put_batch_first(operands[i], batched[i], size) for i in (0, 2))

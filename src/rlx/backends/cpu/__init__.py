@@ -143,7 +143,9 @@ def _view(kernel: LirKernel, run: _Run) -> None:
 def _call(node: Node, run: _Run) -> None:
     operands = [a for i in node.inputs for a in run.values[i]]
     result: Any = node.op.bind(run.binding).eval(*operands)
-    run.values[node.id] = tuple(np.asarray(r) for r in result) if isinstance(result, tuple) else (np.asarray(result),)
+    results = result if isinstance(result, tuple) else (result,)
+    # A definition may return a view of its operand, whose slot is free for others once the operand is dead.
+    run.values[node.id] = tuple(np.array(r) if np.may_share_memory(r, run.arena) else np.asarray(r) for r in results)
 
 
 class _ArenaPool:

@@ -1,0 +1,233 @@
+"""LIR run inside its planned memory: equal to the reference, and unforgiving to plans that lose a value."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import rlx
+from random_graphs import BINDING, graphs, inputs_for
+from rlx.autodiff.graphs import grad_with_loss
+from rlx.compile.lir_interpreter import interpret_lir, may_overwrite
+from rlx.compile.memory import MemoryPlanOptions, plan_memory_with_options
+from rlx.compile.pipeline import lower_to_lir
+from rlx.errors import BindingError, InternalError
+from rlx.ir.graph import Graph
+from rlx.ir.interpret import interpret
+from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirKernel, LirModule, LirViewAlias
+from rlx.kernels.from_lir import is_pointwise
+
+relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def assert_same(expected, got):
+    for a, b in zip(expected, got, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@relaxed
+@given(graphs())
+def test_random_graphs_equal_the_reference(graph):
+    values = inputs_for(graph)
+    expected = interpret(graph, values, BINDING)
+    assert_same(expected, interpret_lir(lower_to_lir(graph.copy(), is_pointwise), values, BINDING))
+    node_by_node = LirModule(graph, plan_memory_with_options(graph, 64, MemoryPlanOptions()))
+    assert_same(expected, interpret_lir(node_by_node, values, BINDING))
+
+
+def random_values(graph, binding, seed=0):
+    rng = np.random.default_rng(seed)
+    leaves = [n for n in graph.nodes if n.is_leaf]
+    shapes = {n.op.key: n.shape.bind(binding) for n in leaves}
+    return {key: rng.normal(0, 0.5, s.dims).astype(s.dtype.numpy) for key, s in shapes.items()}
+
+
+def llama_block():
+    def build(h):
+        x = h.input("x", ("B", "S", 32))
+        dims = {"g1": (32,), "b1": (32,), "q": (32, 32), "k": (32, 16), "v": (32, 16), "o": (32, 32)}
+        dims |= {"g2": (32,), "b2": (32,), "gate": (32, 64), "up": (32, 64), "down": (64, 32)}
+        weights = [h.param(name, d) for name, d in dims.items()]
+        cos, sin = h.input("cos", ("S", 4)), h.input("sin", ("S", 4))
+        settings = {"num_heads": 4, "head_dim": 8, "num_kv_heads": 2, "eps": 1e-5, "mask_kind": "causal"}
+        return h.llama_decoder_block(x, *weights, cos, sin, **settings)
+
+    return Graph.define("llama", build)
+
+
+@pytest.mark.parametrize("policy", ["direct", "fusable"])
+def test_llama_block_equals_the_reference(policy):
+    graph = llama_block().with_fusion_policy(policy).into_graph()
+    lir = lower_to_lir(graph.copy(), is_pointwise)
+    for binding in ({"B": 1, "S": 3}, {"B": 2, "S": 7}):
+        values = random_values(graph, binding)
+        for a, b in zip(interpret(graph, values), interpret_lir(lir, values), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+
+
+def mlp_loss():
+    g = Graph("mlp")
+    x, target = g.input("x", ("B", 8)), g.input("target", ("B", 4))
+    hidden = rlx.tanh(x @ g.param("w0", (8, 16)) + g.param("b0", (16,)))
+    difference = hidden @ g.param("w1", (16, 4)) - target
+    g.set_outputs([rlx.reduce_mean(difference * difference)])
+    return g
+
+
+def gpt_loss():
+    g = Graph("gpt")
+    x, target = g.input("x", ("B", 6, 16)), g.input("target", ("B", 6, 16))
+    h = rlx.layer_norm(x, g.param("g0", (16,)), g.param("c0", (16,)))
+    qkv = h @ g.param("qkv", (16, 48))
+    q, k, v = (g.narrow_(qkv, 2, 16 * i, 16).reshape(("B", 6, 2, 8)) for i in range(3))
+    mixed = rlx.attention(q, k, v, num_heads=2, head_dim=8, mask_kind="causal")
+    x = x + mixed.reshape(("B", 6, 16)) @ g.param("out", (16, 16))
+    h = rlx.layer_norm(x, g.param("g1", (16,)), g.param("c1", (16,)))
+    x = x + rlx.gelu(h @ g.param("up", (16, 32))) @ g.param("down", (32, 16))
+    g.set_outputs([rlx.reduce_mean((x - target) * (x - target))])
+    return g
+
+
+@pytest.mark.parametrize("make", [mlp_loss, gpt_loss], ids=["mlp", "gpt"])
+def test_training_graphs_equal_the_reference(make):
+    forward = make()
+    graph = grad_with_loss(forward, [n.op.key for n in forward.params])
+    values = random_values(graph, {"B": 3})
+    lir = lower_to_lir(graph.copy(), is_pointwise)
+    assert lir.arena_size != 0
+    for a, b in zip(interpret(graph, values), interpret_lir(lir, values), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+def chain():
+    """Three values that live one after the other, and a sum that needs the first and the last."""
+    g = Graph("chain")
+    a = rlx.exp(g.input("x", (16,)))
+    b = rlx.reverse(a, (0,))
+    c = rlx.reverse(b * b, (0,))
+    g.set_outputs([rlx.reverse(a + c, (0,))])
+    return g
+
+
+def planned(graph, **slots):
+    """A node-by-node plan in which every computed value has its own place, except those that `slots` moves."""
+    plan = plan_memory_with_options(graph, 64, MemoryPlanOptions(False, False, False, in_place=False))
+    for number, node in enumerate(plan.assignments):
+        plan.assignments[node] = LirBufferSlot(64 * slots.get(f"n{int(node)}", number), 64)
+    plan.arena_size = 64 * len(plan.assignments)
+    return LirModule(graph, plan)
+
+
+def test_a_sound_plan_passes_and_a_broken_one_is_named():
+    g = chain()
+    values = {"x": np.linspace(-1, 1, 16, dtype="f4")}
+    expected = interpret(g, values)
+    assert_same(expected, interpret_lir(planned(g), values))
+    # %1 is read by the sum at the end; %3 must not take its place.
+    broken = planned(g, n3=0)
+    with pytest.raises(InternalError, match=r"kernel 4 \(call\) reads %1, but %3 was stored over it"):
+        interpret_lir(broken, values)
+    wrong = interpret_lir(broken, values, check=False)
+    assert not np.array_equal(wrong[0], expected[0])
+
+
+def test_a_kernel_may_not_write_over_what_it_still_reads():
+    g = chain()
+    values = {"x": np.linspace(-1, 1, 16, dtype="f4")}
+    with pytest.raises(InternalError, match=r"kernel 3 \(call\) stores %4 over %3 while it still reads it"):
+        interpret_lir(planned(g, n4=2), values)
+    # The product is pointwise, so it may replace its operand.
+    assert_same(interpret(g, values), interpret_lir(planned(g, n3=1), values))
+
+
+@relaxed
+@given(graphs(max_nodes=10))
+def test_no_overlap_goes_unnoticed(graph):
+    """Give all values the same place: either no two are needed at once, or the run says so."""
+    bound = graph.bind(BINDING)
+    lir = lower_to_lir(bound, is_pointwise)
+    plan = lir.buffers
+    largest = max((s.size for s in plan.assignments.values()), default=0)
+    plan.assignments = {n: LirBufferSlot(0, s.size) for n, s in plan.assignments.items()}
+    plan.arena_size = max(largest, plan.arena_size)
+    values = inputs_for(graph)
+    try:
+        got = interpret_lir(lir, values)
+    except InternalError as error:
+        assert " over " in str(error) or "in the same place" in str(error)
+        return
+    assert_same(interpret(bound, values), got)
+
+
+def test_two_outputs_of_a_kernel_lie_apart():
+    g = Graph("two")
+    x = g.input("x", (4,))
+    a, b = rlx.exp(x), rlx.sin(x)
+    g.set_outputs([a + b])
+    both = [LirKernel.of("map", [a.id, b.id], [x.id], [a.id, b.id])]
+    last = LirKernel.of("map", [g.outputs[0]], [a.id, b.id], [g.outputs[0]])
+    plan = LirBufferPlan(32, {a.id: LirBufferSlot(0, 16), b.id: LirBufferSlot(8, 16)})
+    with pytest.raises(InternalError, match="stores %1 and %2 in the same place"):
+        interpret_lir(LirModule(g, plan, [*both, last]), {"x": np.zeros(4, "f4")})
+
+
+def test_views_are_checked_against_their_meaning():
+    g = Graph("view")
+    x = g.input("x", (4, 4))
+    y = rlx.exp(x)
+    part = g.narrow_(y, 0, 2, 1)
+    g.set_outputs([part])
+    plan = plan_memory_with_options(g, 64, MemoryPlanOptions(False, False, False))
+    values = {"x": np.arange(16, dtype="f4").reshape(4, 4)}
+    assert_same(interpret(g, values), interpret_lir(LirModule(g, plan), values))
+    plan.view_aliases[part.id] = LirViewAlias(y.id, 16)
+    with pytest.raises(InternalError, match="is not what the plan's view of it names"):
+        interpret_lir(LirModule(g, plan), values)
+    plan.view_aliases[part.id] = LirViewAlias(y.id, 60)
+    with pytest.raises(InternalError, match="needs 76 bytes of the buffer of %1, which is smaller"):
+        interpret_lir(LirModule(g, plan), values)
+
+
+def test_a_cache_may_be_updated_in_place():
+    g = Graph("cache")
+    cache, new, at = g.input("cache", (4, 2)), g.input("new", (1, 2)), g.input("at", (), "i32")
+    updated = rlx.dynamic_update_slice(cache, new, (at, 0))
+    g.set_outputs([updated])
+    zero = updated.node.inputs[-1]
+    kernel = LirKernel.of("scatter", [updated.id], updated.node.inputs, [updated.id])
+    plan = LirBufferPlan(view_aliases={updated.id: LirViewAlias(cache.id)})
+    values = {"cache": np.zeros((4, 2), "f4"), "new": np.ones((1, 2), "f4"), "at": np.int32(2)}
+    assert zero != cache.id
+    assert_same(interpret(g, values), interpret_lir(LirModule(g, plan, [kernel]), values))
+    np.testing.assert_array_equal(values["cache"], 0)
+    # Whoever reads the old cache afterwards reads what is no longer there.
+    g.set_outputs([updated, cache])
+    with pytest.raises(InternalError, match=r"the result reads %0, but .* was stored over it"):
+        interpret_lir(LirModule(g, plan, [kernel]), values)
+
+
+def test_what_a_kernel_may_overwrite():
+    g = Graph("overwrite")
+    x, row = g.input("x", (4, 8)), g.input("row", (8,))
+    y = rlx.exp(x) + row
+    z = rlx.reverse(y, (0,))
+    norm = x - rlx.reduce_max(x, -1, keepdims=True)
+
+    def kernel(kind, *nodes):
+        return LirKernel.of(kind, [n.id for n in nodes], [x.id, row.id], [nodes[-1].id])
+
+    pointwise = kernel("map", g.tensor(y.node.inputs[0]), y)
+    assert may_overwrite(g, pointwise, x.id)
+    assert not may_overwrite(g, pointwise, row.id)
+    assert not may_overwrite(g, kernel("map", g.tensor(y.node.inputs[0]), y, z), x.id)
+    reduced = kernel("row", g.tensor(norm.node.inputs[1]), norm)
+    assert may_overwrite(g, reduced, x.id)
+    assert not may_overwrite(g, reduced._replace(kind="map"), x.id)
+
+
+def test_wrong_leaves_are_refused():
+    lir = lower_to_lir(chain(), is_pointwise)
+    with pytest.raises(BindingError, match="no value for input 'x'"):
+        interpret_lir(lir, {})
+    with pytest.raises(BindingError, match="'x' is declared f32\\[16\\], got float64"):
+        interpret_lir(lir, {"x": np.zeros(16)})
