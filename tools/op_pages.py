@@ -78,8 +78,9 @@ def primitive_mnemonics(cls: type[Op]) -> set[str]:
 
 
 def meaning(documented: object) -> str:
-    """The first paragraph of a docstring on one line; formulas are not Markdown."""
-    text = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+    """The first paragraph of a docstring on one line, with the formula that it announces; formulas are not Markdown."""
+    first, *rest = [" ".join(paragraph.split()) for paragraph in (inspect.getdoc(documented) or "").split("\n\n")]
+    text = f"{first} {rest[0]}" if first.endswith(":") and rest else first
     spans = text.split("`")
     # Every second part stands in backquotes, where nothing has to be escaped.
     return "`".join(part if i % 2 else re.sub(r"([*<\[])", r"\\\1", part) for i, part in enumerate(spans))
@@ -207,8 +208,8 @@ def _introduction(names: dict[str, list[str]]) -> list[str]:
         f"primitive ([why](primitives.md)), {blocks} classes are HIR blocks. A name that is not its class's own in "
         "snake_case is followed by the class.",
         "",
-        "Operands in `[ ]` are optional, `xs...` stands for any number. An attribute with `=` has that default. After the "
-        "arrow stands the number of results; where it varies, as the samples of the op show it.",
+        "Operands in `[ ]` are optional, `xs...` stands for any number. An attribute with `=` has that default. After "
+        "the arrow stands the number of results; where it varies, as the samples of the op show it.",
         "",
         "- **form**: a *primitive* has kernels; an op that *decomposes* is built from others where an engine has no "
         "kernel for it; a *block* is lowered by the policy of its HIR module.",

@@ -1,9 +1,9 @@
 """`rlx.debug.print`: look at values while a compiled program runs.
 
-@rlx.jit
-def f(x):
-    rlx.debug.print("x = {}, mean {m:.3f}", x, m=x.mean())
-    return x * 2
+    @rlx.jit
+    def f(x):
+        rlx.debug.print("x = {}, mean {m:.3f}", x, m=x.mean())
+        return x * 2
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def _left_if_right_is(m: Match, value: float) -> Tensor | None:
         return None
     left: Tensor = m.operands[0]
     if left.type != m.node.shape:
-        return m.miss("broadcasts", f"the operand is {left.type}, the result {m.node.shape}")
+        m.miss("broadcasts", f"the operand is {left.type}, the result {m.node.shape}")
+        return None
     return left
 
 
@@ -330,7 +331,8 @@ def known_choice(m: Match) -> Tensor | None:
     elif condition is not None and not np.any(condition != 0):
         chosen = m.operands[2]
     if chosen is not None and chosen.type != m.node.shape:
-        return m.miss("broadcasts", f"the operand is {chosen.type}, the result {m.node.shape}")
+        m.miss("broadcasts", f"the operand is {chosen.type}, the result {m.node.shape}")
+        return None
     return chosen
 
 

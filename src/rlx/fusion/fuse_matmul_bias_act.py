@@ -79,8 +79,8 @@ def _fold_activation(allowed: frozenset[ActivationKind], m: Match) -> Tensor | N
 class FuseMatMulBiasAct(RulePass):
     """`matmul(x, w) + b` becomes `fused_matmul_bias_act`, then an activation on it joins.
 
-    The product must have no other reader and be no output, and so must the sum for the activation to join. `activations`
-    are those that may.
+    The product must have no other reader and be no output, and so must the sum for an activation to join;
+    `activations` are those that may.
     """
 
     name = "fuse_matmul_bias_act"

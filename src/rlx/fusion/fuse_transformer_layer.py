@@ -86,8 +86,9 @@ def _feed_forward(m: Match) -> _FeedForward | None:
 
 def _hidden(m: Match, node: Node) -> _Hidden | None:
     if isinstance(node.op, FusedMatMulBiasAct) and node.op.activation is not None:
-        is_matrix = m.graph.shape(node.inputs[1]).rank == 2
-        return _Hidden(Projection(*node.inputs), node.op.activation, (node,)) if is_matrix else None
+        x, w, b = node.inputs
+        is_matrix = m.graph.shape(w).rank == 2
+        return _Hidden(Projection(x, w, b), node.op.activation, (node,)) if is_matrix else None
     if not isinstance(node.op, Activation):
         return None
     product = m.input_of(node, 0)

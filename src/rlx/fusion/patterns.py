@@ -100,14 +100,17 @@ def projection_of(graph: Graph, node: Node) -> Projection | None:
 
 def _projection(graph: Graph, node: Node) -> Projection | None:
     if isinstance(node.op, FusedMatMulBiasAct):
-        return Projection(*node.inputs) if node.op.activation is None else None
+        x, w, b = node.inputs
+        return Projection(x, w, b) if node.op.activation is None else None
     if is_plain_matmul(graph, node):
-        return Projection(*node.inputs, None)
+        x, w = node.inputs
+        return Projection(x, w, None)
     if not is_binary(node, BinaryOp.Add):
         return None
     for side in (0, 1):
         product, bias = graph.nodes[node.inputs[side]], graph.nodes[node.inputs[1 - side]]
         is_bias = len(bias.shapes) == 1 and bias.shape.dims == node.shape.dims[-1:]
         if is_bias and product.shapes == node.shapes and is_plain_matmul(graph, product):
-            return Projection(*product.inputs, bias.id, (product,))
+            x, w = product.inputs
+            return Projection(x, w, bias.id, (product,))
     return None

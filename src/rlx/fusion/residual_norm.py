@@ -67,16 +67,17 @@ def _summands(m: Match, total: Node) -> _Summands | None:
     if not all(s.shape == total.shape for s in sides):
         for inner, bias in (sides, sides[::-1]):
             if _is_bias(bias, total) and _is_even_sum(m, inner):
-                return _Summands(*inner.inputs, bias.id, inner)
+                x, residual_id = inner.inputs
+                return _Summands(x, residual_id, bias.id, inner)
         return None
     for inner, residual in (sides, sides[::-1]):
         if inner is residual or not is_binary(inner, BinaryOp.Add) or not m.is_only_use(inner):
             continue
         parts = [m.graph.nodes[i] for i in inner.inputs]
-        for x, bias in (parts, parts[::-1]):
-            if _is_bias(bias, total) and x.shape == total.shape:
-                return _Summands(x.id, residual.id, bias.id, inner)
-    return _Summands(*total.inputs)
+        for part, bias in (parts, parts[::-1]):
+            if _is_bias(bias, total) and part.shape == total.shape:
+                return _Summands(part.id, residual.id, bias.id, inner)
+    return _Summands(sides[0].id, sides[1].id)
 
 
 def _is_bias(node: Node, total: Node) -> bool:

@@ -80,10 +80,11 @@ class Match:
         assert value.type == node.shape, f"{node!r} cannot be replaced by {value!r}"
         self._run.ids[node.id] = value.id
 
-    def miss(self, reason: str, detail: str = "") -> None:
+    def miss(self, reason: str, detail: str = "") -> Tensor | None:
         """Record why the rule does not fire; returns None, so that `return m.miss(...)` reads well."""
         source = self.node.origin.source if self.node.origin else None
         self._run.misses.append(NearMiss(self.rule.name, self.node.id, reason, detail, source))
+        return None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Operands on which an op is tested. Every op class yields some from `samples`; every generated test runs on them.
 
-@classmethod
-def samples(cls):
-    yield sample(cls(axis=1), spec(3, 4))                      # swept over f16, bf16, f32, f64
-    yield sample(cls(axis=0), spec("B", 4), B=3)               # symbolic, tested at B = 3
-    yield sample(cls(axis=0), spec(5, low=0.1), dtypes=INTS)   # swept over integer types
+    @classmethod
+    def samples(cls):
+        yield sample(cls(axis=1), spec(3, 4))                      # swept over f16, bf16, f32, f64
+        yield sample(cls(axis=0), spec("B", 4), B=3)               # symbolic, tested at B = 3
+        yield sample(cls(axis=0), spec(5, low=0.1), dtypes=INTS)   # swept over integer types
 """
 
 from __future__ import annotations
