@@ -90,7 +90,9 @@ _HOME: dict[str, str] = {
     ),
 }
 # Attributes that are modules.
-_MODULES = frozenset({"numpy", "nn", "random", "debug", "tree", "ops", "ir", "backends", "autodiff", "opt", "env", "trace"})
+_MODULES = frozenset(
+    {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "backends", "autodiff", "opt", "env", "trace"}
+)
 
 if TYPE_CHECKING:
     from rlx.ir.dims import Dim as Dim

@@ -4,6 +4,8 @@
     def f(x):
         rlx.debug.print("x = {}, mean {m:.3f}", x, m=x.mean())
         return x * 2
+
+Values are printed each time the program passes, inside of loops and branches too.
 """
 
 from __future__ import annotations

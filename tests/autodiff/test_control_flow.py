@@ -182,7 +182,7 @@ def test_switch():
     def f(i, x):
         return rlx.switch(i, [lambda v: v**2, rnp.sin, lambda v: 3 * v], x)
 
-    derivative = [2 * C0[0], np.cos(C0[0]), 3.0]
+    derivative = np.array([2 * C0[0], np.cos(C0[0]), 3.0])
     for i in range(3):
         close(rlx.grad(f, 1)(np.int32(i), C0[0]), derivative[i])
     close(rlx.vmap(rlx.grad(f, 1), (0, None))(np.arange(3, dtype=np.int32), C0[0]), derivative)

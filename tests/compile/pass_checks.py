@@ -20,7 +20,7 @@ def same_bits(a, b):
     return np.where(nan_a, a.dtype.type(0), a).tobytes() == np.where(nan_b, b.dtype.type(0), b).tobytes()
 
 
-def run_and_check(graph, step, leaves=None, exact=True):
+def run_and_check(graph, step, leaves=None, binding=None, exact=True):
     """The graph after a pass; it must be valid, compute the same, and be left as it is by a second run."""
     before = str(graph)
     after = step.run(graph)
@@ -30,7 +30,7 @@ def run_and_check(graph, step, leaves=None, exact=True):
     assert [n.op for n in after.nodes if n.is_leaf] == [n.op for n in graph.nodes if n.is_leaf]
     assert effects(after) == effects(graph)
     if leaves is not None:
-        for a, b in zip(interpret(graph, leaves), interpret(after, leaves), strict=True):
+        for a, b in zip(interpret(graph, leaves, binding), interpret(after, leaves, binding), strict=True):
             if exact:
                 assert same_bits(a, b), f"{a} became {b}"
             else:

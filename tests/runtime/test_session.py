@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import BackendError, BindingError, RlxError
+from rlx.errors import BackendError, BindingError, OpError, RlxError
 
 
 def compiled():
@@ -142,3 +142,18 @@ def test_results_do_not_share_memory_with_writable_arguments():
     y = rlx.reshape(source, (2, 2))
     source[:] = -1
     np.testing.assert_array_equal(y, [[0, 1], [2, 3]])
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_ids_from_outside_are_validated(device):
+    g = rlx.Graph("lookup")
+    table, ids = g.param("table", (5, 2)), g.input("ids", ("N",), "i32")
+    g.set_outputs([rlx.gather(table, ids, 0)])
+    c = rlx.Session(device).compile(g)
+    c.set_param("table", np.arange(10, dtype="f4").reshape(5, 2))
+    np.testing.assert_array_equal(c.run(ids=np.array([4, 0, -1], "i4"))[0], [[8, 9], [0, 1], [8, 9]])
+    with pytest.raises(OpError, match="gather: ids holds 5, but the indexed axis has size 5"):
+        c.run(ids=np.array([0, 5], "i4"))
+    lookup = rlx.jit(lambda t, i: rlx.take(t, i, 0), device=device)
+    with pytest.raises(OpError, match="holds 9, but the indexed axis has size 5"):
+        lookup(np.ones((5, 2), "f4"), np.array([9], "i4"))

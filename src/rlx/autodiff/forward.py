@@ -20,9 +20,13 @@ Tangent = Any
 
 
 def push_forward(
-    graph: Graph, leaves: Mapping[NodeId, Tensor], tangents: Mapping[NodeId, Tensor]
+    graph: Graph, leaves: Mapping[NodeId, Tensor], tangents: Mapping[NodeId, Tensor], jointly: bool = True
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Outputs of `graph` and their tangents, emitted into the program being built. None is a zero tangent."""
+    """Outputs of `graph` and their tangents, emitted into the program being built. None is a zero tangent.
+
+    Loops and branches compute value and tangent in one go instead of running twice, unless `jointly` is false: then
+    no value depends on a tangent.
+    """
     sources = list(tangents)
     prepared = expand_for(graph, "jvp", lambda g: depends_on(g, leaves_in(g, graph, sources)))
     graph = prepared.graph
@@ -33,13 +37,13 @@ def push_forward(
         if node.id in known or node.id not in active:
             replay.step(node)
         else:
-            known[node.id] = _push_node(node, replay, [known.get(i) for i in node.inputs])
+            known[node.id] = _push_node(node, replay, [known.get(i) for i in node.inputs], jointly)
     outputs = replay.outputs()
     # Codes have tangents inside a program only.
     return outputs, [known.get(o) if t.dtype.is_inexact else None for o, t in zip(graph.outputs, outputs)]
 
 
-def _push_node(node: Node, replay: Replay, tangents: list[Tangent]) -> Tangent:
+def _push_node(node: Node, replay: Replay, tangents: list[Tangent], jointly: bool) -> Tangent:
     """Give the node its value, and return its tangent."""
     if isinstance(node.op, Project):
         replay.step(node)
@@ -48,11 +52,10 @@ def _push_node(node: Node, replay: Replay, tangents: list[Tangent]) -> Tangent:
     if all(t is None for t in tangents):
         replay.step(node)
         return None
-    jointly = getattr(node.op, "value_and_jvp", None)
-    if jointly is not None:
-        # Loops and branches compute value and tangent in one go instead of running twice.
+    value_and_jvp = getattr(node.op, "value_and_jvp", None) if jointly else None
+    if value_and_jvp is not None:
         with replay.into.originating(node.origin):
-            replay.values[node.id], tangent = jointly(tuple(replay.operands(node)), tuple(tangents))
+            replay.values[node.id], tangent = value_and_jvp(tuple(replay.operands(node)), tuple(tangents))
         return tangent
     value = replay.step(node)
     with replay.into.originating(node.origin):

@@ -56,7 +56,8 @@ def split_jvp(fn: Function, primals: Sequence[Any], has_aux: bool) -> Any:
         leaves = _declared(joint, called)
         tangents = [joint.input(f"t{i}", t) for i, t in enumerate(called.types)]
         moving = {called.input_id(i): tangents[i] for i in called.inexact}
-        outputs, pushed = push_forward(called.graph, leaves, moving)
+        # Values must not depend on tangents, or they could not be computed in the first half.
+        outputs, pushed = push_forward(called.graph, leaves, moving, jointly=False)
         directions = filled(pushed[:count], types(outputs[:count]))
     results, kept, second = _first_half(joint, called, tangents, outputs, directions)
 

@@ -15,6 +15,7 @@ from rlx.ir.tensor_data import TensorData
 
 class _Leaf(Op):
     primitive = True
+    is_structural = True
 
     @classmethod
     def samples(cls) -> Iterator[Any]:
@@ -65,6 +66,7 @@ class Project(Op):
     """Result number `index` of an operand with several results; the only op that may read such an operand."""
 
     primitive = True
+    is_structural = True
 
     index: int
 

@@ -144,6 +144,8 @@ class Op:
     effect: ClassVar[bool] = False
     # HIR blocks are lowered by the fusion policy of their module, not by `decompose`.
     is_block: ClassVar[bool] = False
+    # Leaves and projections: transforms know what they are and need no rules for them.
+    is_structural: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
     eval: ClassVar[Callable[..., Any]]
@@ -361,6 +363,10 @@ def _refuse_holes(cls: type[Op]) -> None:
         missing.append("a docstring")
     if not cls.primitive and cls.decompose is None and not cls.is_block:
         missing.append("decompose (or primitive = True)")
+    if cls.decompose is None and not cls.is_block and not cls.is_structural:
+        # Nothing to derive a rule from: each is written, or stated to be absent by NoRule.
+        linear = bool(cls.linear_in or cls.multilinear_in)
+        missing += [r for r in ("jvp", "vjp", "batch") if getattr(cls, r) is None and not (r == "jvp" and linear)]
     if missing:
         raise TypeError(f"op {cls.__name__} cannot be registered: it lacks {', '.join(missing)}")
 

@@ -5,6 +5,8 @@
         yield sample(cls(axis=1), spec(3, 4))                      # swept over f16, bf16, f32, f64
         yield sample(cls(axis=0), spec("B", 4), B=3)               # symbolic, tested at B = 3
         yield sample(cls(axis=0), spec(5, low=0.1), dtypes=INTS)   # swept over integer types
+
+Keyword arguments of `sample` are sizes for symbols.
 """
 
 from __future__ import annotations

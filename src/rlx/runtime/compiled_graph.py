@@ -10,9 +10,10 @@ import numpy as np
 from rlx.backends.api import Executable
 from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
-from rlx.ir.dims import Dim
+from rlx.ir.dims import Dim, bind_dim
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Input, Param
+from rlx.ir.outside_ids import check_ids, id_checks
 from rlx.ir.shape import Shape
 from rlx.runtime.arrays import Array, as_array
 
@@ -30,6 +31,7 @@ class CompiledGraph:
         self._inputs = {n.op.key: n.shape for n in graph.nodes if isinstance(n.op, Input)}
         self._params = {n.op.key: n.shape for n in graph.nodes if isinstance(n.op, Param)}
         self._constraints = list(graph.constraints)
+        self._id_checks = id_checks(graph)
         self._values: dict[str, np.ndarray[Any, Any]] = {}
 
     @property
@@ -91,7 +93,7 @@ class CompiledGraph:
                 f"@{self._name}: param {', '.join(map(repr, unset))} has no value yet; call set_param first"
             )
         arrays = {name: self._checked(name, given[name]) for name in self._inputs}
-        self._check_sizes(arrays, params)
+        self._check_values(arrays, params)
         return [as_array(result) for result in self._executable.run(arrays, params)]
 
     def _checked(self, name: str, value: Any) -> np.ndarray[Any, Any]:
@@ -103,7 +105,7 @@ class CompiledGraph:
             raise BindingError(self._wrong_type("input", name, declared, array))
         return array
 
-    def _check_sizes(self, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    def _check_values(self, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
         leaves = [(name, shape, arrays[name].shape) for name, shape in self._inputs.items()]
         leaves += [(name, shape, params[name].shape) for name, shape in self._params.items()]
         binding = infer_binding(leaves)
@@ -111,6 +113,9 @@ class CompiledGraph:
             symbols = [s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols]
             if all(s in binding for s in symbols):
                 constraint.check(binding)
+        for check in self._id_checks:
+            # Native code trusts ids, so those that come from outside are looked at here, whatever the backend.
+            check_ids(check.op, arrays[check.key], tuple(bind_dim(s, binding) for s in check.sizes), check.key)
 
     def _unknown(self, kind: str, name: str, known: Mapping[str, Shape]) -> str:
         listed = ", ".join(f"{n!r} ({s})" for n, s in known.items()) or "none"

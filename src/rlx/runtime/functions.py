@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.api import CompileOptions, backend_for
+from rlx.ir.binding import infer_binding
+from rlx.ir.dims import bind_dim
 from rlx.ir.graph import Graph
+from rlx.ir.outside_ids import check_ids, id_checks
 from rlx.runtime.arrays import Array, as_array
 from rlx.runtime.device import default_device
 from rlx.trace.jit import Run, set_compiler
@@ -20,9 +23,14 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
         graph, CompileOptions(verify=False)
     )
     keys = [str(node.name) for node in graph.inputs]
+    checks = id_checks(graph)
 
     def run(arrays: Sequence[Any]) -> list[Array]:
         inputs = {key: np.asarray(a) for key, a in zip(keys, arrays, strict=True)}
+        if checks:
+            binding = infer_binding((key, n.shape, inputs[key].shape) for key, n in zip(keys, graph.inputs))
+            for check in checks:
+                check_ids(check.op, inputs[check.key], tuple(bind_dim(s, binding) for s in check.sizes), check.key)
         return [as_array(result) for result in executable.run(inputs, {})]
 
     return run

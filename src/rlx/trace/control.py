@@ -34,12 +34,16 @@ def scan(
     length: int | Dim | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
+    num_checkpoints: int = 0,
 ) -> tuple[Any, Any]:
     """Loop over the leading axis of `xs`: `carry, y = f(carry, x)`. Returns the last carry and the stacked ys.
 
     `carry`, `xs` and `ys` are trees; `xs` may be None when `length` is given. The carry keeps its structure and types
     over the steps; numbers in `init` take the dtype that the loop gives them. With `reverse` the rows are read from
     the last to the first (and ys stand where their x stood). `unroll` is advice for the compiler.
+
+    Reverse mode keeps the carry of every step; with `num_checkpoints` = K it keeps K of them, and computes those between
+    two of them again when it gets there: K + length / K carries at any time.
 
     >>> import numpy as np
     >>> total, products = scan(lambda total, x: (total + x, total * x), 0, np.arange(4, dtype="f4"))
@@ -70,6 +74,7 @@ def scan(
             num_bcast=len(body.captures),
             num_xs=len(rows),
             reverse=reverse,
+            num_checkpoints=num_checkpoints,
             unroll=_unroll(unroll, steps),
         )
         carries = [convert(x, s.dtype) for x, s in zip(init_leaves, specs)]
