@@ -15,13 +15,13 @@ rng = np.random.default_rng(3)
 
 
 def scan_graph(length, checkpoints, **settings):
-    """Σ of the final carry (or of the trajectory) of c = tanh(w c + x), and Σ y."""
+    """Σ c² of the final carry (or of the trajectory) of c = tanh(w c + x)² - 0.5, and Σ y²."""
     graph = rlx.Graph("loop")
     c, w = graph.input("c", (2,), "f64"), graph.input("w", (), "f64")
     xs = graph.input("xs", (length, 2), "f64")
     vector = rlx.Shape((2,), "f64")
     body = build_body(
-        "step", lambda c, w, x: (rnp.tanh(w * c + x), c * x), carry=vector, w=rlx.Shape((), "f64"), x=vector
+        "step", lambda c, w, x: (rnp.tanh(w * c + x) ** 2 - 0.5, c * x), carry=vector, w=rlx.Shape((), "f64"), x=vector
     )
     op = ops.Scan(body, length, num_bcast=1, num_xs=1, num_checkpoints=checkpoints, **settings)
     final, ys = op(c, w, xs)
@@ -102,7 +102,9 @@ def test_memory_with_checkpoints(length, checkpoints):
     assert runs(backward, "tanh") <= 3 * length
 
 
-@pytest.mark.parametrize(("length", "checkpoints", "limit"), [(1000, 10, 30), (4096, 8, 32), (1024, 2, 20), (64, 1, 13)])
+@pytest.mark.parametrize(
+    ("length", "checkpoints", "limit"), [(1000, 10, 30), (4096, 8, 32), (1024, 2, 20), (64, 1, 13)]
+)
 def test_memory_with_few_checkpoints(length, checkpoints, limit):
     """Segments longer than K are cut again: K carries at each of about log(length) / log(K) levels."""
     backward = grad_with_loss(scan_graph(length, checkpoints), ["c", "w", "xs"], seed=None)
@@ -165,19 +167,25 @@ def test_checkpoint_keeps_values_and_derivatives():
     def saved(x):
         return rnp.sum(rlx.checkpoint(block)(rlx.checkpoint(block)(x)))
 
-    for transform in (lambda f: f, rlx.grad, rlx.hessian, rlx.jacfwd, lambda f: rlx.grad(lambda x: rnp.sum(rlx.grad(f)(x) ** 2))):
+    for transform in (
+        lambda f: f,
+        rlx.grad,
+        rlx.hessian,
+        rlx.jacfwd,
+        lambda f: rlx.grad(lambda x: rnp.sum(rlx.grad(f)(x) ** 2)),
+    ):
         np.testing.assert_allclose(np.asarray(transform(saved)(x)), np.asarray(transform(plain)(x)), rtol=1e-10)
     rows = rng.normal(size=(3, 4))
     np.testing.assert_allclose(*(np.asarray(rlx.vmap(rlx.grad(f))(rows)) for f in (saved, plain)), rtol=1e-12)
 
 
 def test_checkpoint_recomputes_behind_a_barrier():
-    graph = rlx.trace(rlx.grad(lambda x: rnp.sum(rlx.checkpoint(block)(x))), rlx.Spec((4,), "f64")).graph
+    graph = rlx.trace(rlx.value_and_grad(lambda x: rnp.sum(rlx.checkpoint(block)(x))), rlx.Spec((4,), "f64")).graph
     text = str(rlx.autodiff.cse(ops_only(graph)).graph)
     # Once for the value and once for the gradient, also when equal nodes are merged.
     assert text.count(" = sin(") == 2
     assert " = barrier(" in text
-    without = rlx.trace(rlx.grad(lambda x: rnp.sum(block(x))), rlx.Spec((4,), "f64")).graph
+    without = rlx.trace(rlx.value_and_grad(lambda x: rnp.sum(block(x))), rlx.Spec((4,), "f64")).graph
     assert str(rlx.autodiff.cse(without).graph).count(" = sin(") == 1
 
 

@@ -78,12 +78,8 @@ def test_forward_mode_of_scan():
 @pytest.mark.parametrize("axes", [(None, None, 0), (0, None, None), (None, 0, 1), (0, 0, 0)])
 def test_batch_of_scan_and_of_its_gradient(axes):
     shapes = [W.shape, C0.shape, XS.shape]
-    arrays = [
-        rng.normal(size=s if a is None else (*s[:a], 2, *s[a:])) / 2 for s, a in zip(shapes, axes)
-    ]
-    rows = [
-        tuple(x if a is None else np.take(x, i, a) for x, a in zip(arrays, axes)) for i in range(2)
-    ]
+    arrays = [rng.normal(size=s if a is None else (*s[:a], 2, *s[a:])) / 2 for s, a in zip(shapes, axes)]
+    rows = [tuple(x if a is None else np.take(x, i, a) for x, a in zip(arrays, axes)) for i in range(2)]
     for make in (lambda f: f, lambda f: rlx.grad(f, (0, 2))):
         got = rlx.vmap(make(loss(rlx.scan)), axes)(*arrays)
         expected = [make(loss(unrolled))(*r) for r in rows]

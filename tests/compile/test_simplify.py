@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from pass_checks import mnemonics, run_and_check, same_bits
-from random_graphs import BINDING, graphs, inputs_for
 
+from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
 from rlx.compile.simplify import CANONICAL, AlgebraicSimplify, holds_every
 from rlx.ir.dtype import DType

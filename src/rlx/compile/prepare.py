@@ -17,6 +17,8 @@ from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ops.collectives import Collective
 from rlx.ops.movement import Transpose
 
+Uses = list[list[NodeId]]
+
 
 class Programs(NamedTuple):
     """The two programs; `prepared` names the params of `main` that are the outputs of `prepare`, in order."""
@@ -28,30 +30,52 @@ class Programs(NamedTuple):
 
 def split_prepare(graph: Graph) -> Programs:
     """Cut what can and should be computed ahead out of `graph`; `main` is `graph` itself when there is nothing."""
-    ahead = _computed_ahead(graph)
-    if not ahead:
+    cut = _cut(graph)
+    if not cut.kept:
         return Programs(graph)
-    crossing = [n.id for n in graph.nodes if n.id in ahead and _is_needed_after(graph, n.id, ahead)]
     prefix = _free_prefix(graph)
-    names = {node: f"{prefix}.{i}" for i, node in enumerate(crossing)}
-    return Programs(_main(graph, ahead, names), _prepare(graph, ahead, crossing), tuple(names.values()))
+    names = {node: f"{prefix}.{i}" for i, node in enumerate(cut.kept)}
+    prepare = Graph(f"{graph.name}_prepare")
+    ids = _copy(graph, cut.before, {}, prepare)
+    prepare.set_outputs([ids[n] for n in cut.kept])
+    main = graph.empty_like()
+    ids = _copy(graph, cut.after, names, main)
+    main.outputs = [ids[o] for o in graph.outputs]
+    return Programs(main, prepare, tuple(names.values()))
 
 
-def _computed_ahead(graph: Graph) -> set[NodeId]:
-    """Nodes that `prepare` computes."""
-    sources = _param_sources(graph)
-    ahead = set(sources)
-    uses = graph.use_map()
-    outputs = set(graph.outputs)
+class _Cut(NamedTuple):
+    """The nodes of `prepare`, those of `main`, and the values that go from one to the other."""
+
+    before: set[NodeId]
+    after: set[NodeId]
+    kept: list[NodeId]
+
+
+def _cut(graph: Graph) -> _Cut:
+    """Nodes that both programs need and that are not worth keeping are computed in both."""
+    sources, uses = _sources(graph), graph.use_map()
+    after = {n.id for n in graph.nodes if n.id not in sources and not isinstance(n.op, Param | Constant)}
+    after.update(graph.outputs)
+    kept: list[NodeId] = []
     # From the end, so that the readers of a node are decided before it.
     for node in reversed(graph.nodes):
-        crosses = node.id in outputs or any(u not in ahead for u in uses[node.id])
-        if node.id in ahead and crosses and not _is_worth_keeping(graph, node, sources[node.id], uses):
-            ahead.discard(node.id)
-    return _without_unneeded(graph, ahead)
+        if node.id not in after:
+            continue
+        if node.id in sources and _is_worth_keeping(graph, node, sources[node.id], uses):
+            kept.append(node.id)
+        else:
+            after.update(node.inputs)
+    before = set(kept)
+    for node in reversed(graph.nodes):
+        if node.id in before:
+            before.update(node.inputs)
+    # Leaves are the interface of the program; those that nobody reads stay with `main`.
+    after.update(n.id for n in graph.params if n.id not in before)
+    return _Cut(before, after, kept[::-1])
 
 
-def _param_sources(graph: Graph) -> dict[NodeId, frozenset[NodeId]]:
+def _sources(graph: Graph) -> dict[NodeId, frozenset[NodeId]]:
     """For every node of fixed size that follows from params and constants alone: which of them it is computed from."""
     fixed = {n.id: frozenset([n.id]) for n in graph.nodes if isinstance(n.op, Param | Constant) and n.shape.is_static}
     found: dict[NodeId, frozenset[NodeId]] = {}
@@ -59,7 +83,7 @@ def _param_sources(graph: Graph) -> dict[NodeId, frozenset[NodeId]]:
         known = node.inputs and all(i in fixed for i in node.inputs)
         if known and _is_fixed(node):
             fixed[node.id] = found[node.id] = frozenset[NodeId]().union(*(fixed[i] for i in node.inputs))
-    return {n: s for n, s in found.items() if any(isinstance(graph.nodes[i].op, Param) for i in s)}
+    return found
 
 
 def _is_fixed(node: Node) -> bool:
@@ -68,33 +92,20 @@ def _is_fixed(node: Node) -> bool:
     return is_static and is_pure(node.op) and not isinstance(node.op, Collective)
 
 
-def _is_worth_keeping(graph: Graph, node: Node, sources: frozenset[NodeId], uses: list[list[NodeId]]) -> bool:
+def _is_worth_keeping(graph: Graph, node: Node, sources: frozenset[NodeId], uses: Uses) -> bool:
     """A value kept between runs must save work and must not be larger than the weights that it stands for."""
     if isinstance(node.op, Project):
         return True
     if is_pure_view(graph, node):
         return False
-    if isinstance(node.op, Transpose) and any(len(uses[i]) > 1 for i in sources):
-        # The weight is needed as it is, too, and kernels can read it by its strides.
+    if isinstance(node.op, Transpose) and node.inputs[0] in sources and len(uses[node.inputs[0]]) > 1:
+        # The weight is needed as it is, too: better to read it by its strides than to keep it twice.
         return False
     return _size(node) <= sum(_size(graph.nodes[i]) for i in sources)
 
 
 def _size(node: Node) -> int:
     return sum(s.size_bytes() or 0 for s in node.shapes)
-
-
-def _is_needed_after(graph: Graph, node: NodeId, ahead: set[NodeId]) -> bool:
-    return node in graph.outputs or any(node in n.inputs for n in graph.nodes[node + 1 :] if n.id not in ahead)
-
-
-def _without_unneeded(graph: Graph, ahead: set[NodeId]) -> set[NodeId]:
-    """Without nodes that only nodes of `main` would have needed, and that those compute for themselves now."""
-    needed = {i for n in graph.nodes if n.id not in ahead for i in n.inputs} | set(graph.outputs)
-    for node in reversed(graph.nodes):
-        if node.id in ahead and node.id in needed:
-            needed.update(node.inputs)
-    return ahead & needed
 
 
 def _free_prefix(graph: Graph) -> str:
@@ -104,29 +115,13 @@ def _free_prefix(graph: Graph) -> str:
     return prefix
 
 
-def _prepare(graph: Graph, ahead: set[NodeId], crossing: list[NodeId]) -> Graph:
-    read = {i for n in ahead for i in graph.nodes[n].inputs}
-    program = Graph(f"{graph.name}_prepare")
+def _copy(graph: Graph, nodes: set[NodeId], names: dict[NodeId, str], into: Graph) -> dict[NodeId, NodeId]:
+    """Copy `nodes`, in order; those with a name become params of that name."""
     ids: dict[NodeId, NodeId] = {}
-    for node in graph.nodes:
-        if node.id in ahead or node.id in read:
-            ids[node.id] = _copy(node, ids, program)
-    program.set_outputs([ids[n] for n in crossing])
-    return program
-
-
-def _main(graph: Graph, ahead: set[NodeId], names: dict[NodeId, str]) -> Graph:
-    read = {i for n in graph.nodes if n.id not in ahead for i in n.inputs} | set(graph.outputs)
-    program = graph.empty_like()
-    ids: dict[NodeId, NodeId] = {}
-    for node in graph.nodes:
+    for node in (n for n in graph.nodes if n.id in nodes):
         if node.id in names:
-            ids[node.id] = program.append(Param(names[node.id], node.shape), origin=node.origin).id
-        elif node.id not in ahead and (node.id in read or not isinstance(node.op, Param | Constant)):
-            ids[node.id] = _copy(node, ids, program)
-    program.outputs = [ids[o] for o in graph.outputs]
-    return program
-
-
-def _copy(node: Node, ids: dict[NodeId, NodeId], into: Graph) -> NodeId:
-    return into.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
+            made = into.append(Param(names[node.id], node.shape), origin=node.origin)
+        else:
+            made = into.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin)
+        ids[node.id] = made.id
+    return ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.leaves import Input, Param
 from rlx.ir.passes import Pass
-from rlx.ir.rebuild import Rebuilt
+from rlx.ir.rebuild import Rebuilt, rebuild_bodies
 
 
 def live_nodes(graph: Graph) -> set[NodeId]:
@@ -32,9 +32,11 @@ def remove_dead_nodes(graph: Graph) -> Rebuilt:
 
 
 class DeadCodeElimination(Pass):
-    """Drop nodes that neither an output nor an effect needs. Leaves stay: they are the interface of the program."""
+    """Drop nodes that neither an output nor an effect needs, bodies included. Leaves stay: they are the interface of
+    the program."""
 
     name = "dead_code_elimination"
 
     def run(self, graph: Graph) -> Graph:
-        return remove_dead_nodes(graph).graph
+        alive = remove_dead_nodes(graph).graph
+        return rebuild_bodies(alive, self.run, self.name).graph

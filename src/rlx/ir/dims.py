@@ -254,23 +254,26 @@ def _atom(kind: str, *args: int | Dim) -> Dim:
     return Dim((((DimAtom(kind, args),), 1),))
 
 
-def _exact_quotient(a: int | Dim, b: int | Dim) -> int | Dim | None:
-    """a/b when b divides every term of a, else None. `b` must be an int or a single term."""
+def _split_quotient(a: int | Dim, b: int | Dim) -> tuple[int | Dim, int | Dim]:
+    """(q, r) with a = q*b + r, q taking every term of a that b divides. `b` must be an int or a single term."""
     divisor = _terms(b)
     if len(divisor) != 1:
-        return 1 if a == b else None
+        return (1, 0) if a == b else (0, a)
     by, by_coefficient = divisor[0]
-    table: dict[_Monomial, int] = {}
+    quotient: dict[_Monomial, int] = {}
+    rest: dict[_Monomial, int] = {}
     for monomial, coefficient in _terms(a):
-        rest = list(monomial)
+        left = list(monomial)
         for factor in by:
-            if factor not in rest:
-                return None
-            rest.remove(factor)
-        if coefficient % by_coefficient:
-            return None
-        table[tuple(rest)] = coefficient // by_coefficient
-    return _normal(table)
+            if factor not in left:
+                break
+            left.remove(factor)
+        else:
+            if coefficient % by_coefficient == 0:
+                quotient[tuple(left)] = coefficient // by_coefficient
+                continue
+        rest[monomial] = coefficient
+    return _normal(quotient), _normal(rest)
 
 
 def _check_divisor(a: int | Dim, b: int | Dim) -> None:
@@ -279,26 +282,28 @@ def _check_divisor(a: int | Dim, b: int | Dim) -> None:
 
 
 def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
+    """a // b; whole multiples of b come out: (4*S + 6) // 4 is S + 1."""
     _check_divisor(a, b)
-    if isinstance(a, int) and isinstance(b, int):
-        return a // b
-    exact = _exact_quotient(a, b)
-    return exact if exact is not None else _atom("floordiv", a, b)
+    quotient, rest = _split_quotient(a, b)
+    if isinstance(rest, int) and (rest == 0 or isinstance(b, int)):
+        return quotient + (rest // b if rest else 0)
+    return quotient + _atom("floordiv", rest, b)
 
 
 def ceildiv(a: int | Dim, b: int | Dim) -> int | Dim:
     _check_divisor(a, b)
-    if isinstance(a, int) and isinstance(b, int):
-        return -(-a // b)
-    exact = _exact_quotient(a, b)
-    return exact if exact is not None else _atom("ceildiv", a, b)
+    quotient, rest = _split_quotient(a, b)
+    if isinstance(rest, int) and (rest == 0 or isinstance(b, int)):
+        return quotient + (-(-rest // b) if rest else 0)
+    return quotient + _atom("ceildiv", rest, b)
 
 
 def mod(a: int | Dim, b: int | Dim) -> int | Dim:
     _check_divisor(a, b)
-    if isinstance(a, int) and isinstance(b, int):
-        return a % b
-    return 0 if _exact_quotient(a, b) is not None else _atom("mod", a, b)
+    _, rest = _split_quotient(a, b)
+    if isinstance(rest, int) and (rest == 0 or isinstance(b, int)):
+        return rest % b if rest else 0
+    return _atom("mod", rest, b)
 
 
 def dim_max(a: int | Dim, b: int | Dim) -> int | Dim:

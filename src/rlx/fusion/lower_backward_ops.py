@@ -1,0 +1,16 @@
+"""Gradients of element-wise functions -> element-wise ops."""
+
+from __future__ import annotations
+
+from rlx.autodiff.prepare import decompose_kinds
+from rlx.ir.graph import Graph
+from rlx.ir.passes import Pass
+
+
+class LowerBackwardOps(Pass):
+    """`relu_backward` and `activation_backward` become dy times the derivative in closed form."""
+
+    name = "lower_backward_ops"
+
+    def run(self, graph: Graph) -> Graph:
+        return decompose_kinds(graph, {"ReluBackward", "ActivationBackward"}, self.name).graph

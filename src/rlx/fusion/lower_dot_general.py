@@ -1,0 +1,16 @@
+"""General contractions -> matrix products."""
+
+from __future__ import annotations
+
+from rlx.autodiff.prepare import decompose_kinds
+from rlx.ir.graph import Graph
+from rlx.ir.passes import Pass
+
+
+class LowerDotGeneral(Pass):
+    """`dot_general` with any axes becomes transposes, one `matmul` and a reshape, of which those that do nothing vanish."""
+
+    name = "lower_dot_general"
+
+    def run(self, graph: Graph) -> Graph:
+        return decompose_kinds(graph, {"DotGeneral"}, self.name).graph

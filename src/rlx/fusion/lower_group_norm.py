@@ -1,0 +1,16 @@
+"""Group normalisation -> reductions and element-wise ops."""
+
+from __future__ import annotations
+
+from rlx.autodiff.prepare import decompose_kinds
+from rlx.ir.graph import Graph
+from rlx.ir.passes import Pass
+
+
+class LowerGroupNorm(Pass):
+    """`group_norm` of any rank becomes mean, centred variance (which does not cancel), scale and offset."""
+
+    name = "lower_group_norm"
+
+    def run(self, graph: Graph) -> Graph:
+        return decompose_kinds(graph, {"GroupNorm"}, self.name).graph

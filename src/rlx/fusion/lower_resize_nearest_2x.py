@@ -1,0 +1,16 @@
+"""Nearest resize -> repetition along new axes."""
+
+from __future__ import annotations
+
+from rlx.autodiff.prepare import decompose_kinds
+from rlx.ir.graph import Graph
+from rlx.ir.passes import Pass
+
+
+class LowerResizeNearest2x(Pass):
+    """`resize_nearest_2x` becomes [N, C, H, 1, W, 1] expanded to [N, C, H, 2, W, 2]: neighbours repeat, not the image."""
+
+    name = "lower_resize_nearest_2x"
+
+    def run(self, graph: Graph) -> Graph:
+        return decompose_kinds(graph, {"ResizeNearest2x"}, self.name).graph
