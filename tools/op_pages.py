@@ -169,7 +169,7 @@ def chooses(cls: type[Op], rule: str) -> bool:
 
 
 def _operand_names(cls: type[Op], indices: tuple[int, ...] | str) -> str:
-    if indices == "all":
+    if isinstance(indices, str):
         return "all operands"
     names = operands(cls)
     return ", ".join(f"`{names[i].strip('[]') if i < len(names) else names[-1]}`" for i in indices)

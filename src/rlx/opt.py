@@ -58,6 +58,7 @@ _HOME: dict[str, str] = {
             "inline_if",
             "inspect_fusion",
             "register_fusion_fragment",
+            "run_fusion_passes",
             "supported_for_target",
             "supports_op",
             "unroll_while",

@@ -79,7 +79,7 @@ def test_saved_trajectories(length, reverse):
         np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
     for checkpoints in range(1, length):
         graph = scan_graph(length, checkpoints, reverse=reverse, save_trajectory=True)
-        loss, dc, dw, dxs = gradients(graph, length)
+        _, dc, dw, dxs = gradients(graph, length)
         start = values(length)
         for name, gradient in (("c", dc), ("w", dw), ("xs", dxs)):
             direction = rng.normal(size=np.shape(start[name]))

@@ -204,7 +204,7 @@ def test_rules_are_checked():
     with pytest.raises(AutodiffError, match=r"fwd must return \(value, residuals\)"):
         gradient()
     f.defvjp(lambda x, y: ((x, y), None), lambda r, ct: (ct, ct))
-    with pytest.raises(AutodiffError, match="fwd returns another value"):
+    with pytest.raises(AutodiffError, match="fwd and the function return different trees"):
         gradient()
     f.defvjp(lambda x, y: (x * y, None), lambda r, ct: ct)
     with pytest.raises(AutodiffError, match="one cotangent for each of the 2 arguments"):
@@ -220,19 +220,6 @@ def test_rules_are_checked():
         rlx.grad(g)(np.float64(1))
 
 
-def test_methods_can_have_rules():
-    class Model:
-        scale = 3.0
-
-        @rlx.custom_jvp
-        def apply(x):
-            return x * 2
-
-        apply.defjvp(lambda primals, tangents: (primals[0] * 2, 5 * tangents[0]))
-
-    close(rlx.grad(Model.apply)(np.float64(1)), 5.0)
-
-
 def test_programs_keep_their_rule_in_text():
     graph = rlx.trace(log1pexp, rlx.Spec((3,), "f64")).graph
     text = str(graph)
@@ -240,7 +227,7 @@ def test_programs_keep_their_rule_in_text():
     op = next(n.op for n in graph.nodes if isinstance(n.op, ops.CustomDerivative))
     forgotten = rlx.parse(text.replace(op.rule.key, "log1pexp.999999"))
     close(interpret(forgotten, [X])[0], np.log1p(np.exp(X)))
-    with pytest.raises(UnregisteredOp, match="log1pexp.999999"):
+    with pytest.raises(UnregisteredOp, match=r"log1pexp\.999999"):
         grad_with_loss(forgotten, ["x"])
 
 

@@ -325,6 +325,6 @@ def test_gradients_do_not_leak_into_other_programs():
 
 def test_stop_gradient_hides_what_has_no_rule():
     def f(x):
-        return x * rnp.nextafter(rlx.stop_gradient(x), 10.0)
+        return x * rlx.ops.Bitcast("f64")(rlx.stop_gradient(x))
 
-    close(rlx.grad(f)(np.float64(3.0)), np.nextafter(3.0, 10.0))
+    close(rlx.grad(f)(np.float64(3.0)), 3.0)

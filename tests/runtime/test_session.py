@@ -157,3 +157,15 @@ def test_ids_from_outside_are_validated(device):
     lookup = rlx.jit(lambda t, i: rlx.take(t, i, 0), device=device)
     with pytest.raises(OpError, match="holds 9, but the indexed axis has size 5"):
         lookup(np.ones((5, 2), "f4"), np.array([9], "i4"))
+
+
+def test_arrays_print_as_their_own_dtype():
+    x = rlx.mul(np.float32(104.99999), np.array([1.0], "f4"))
+    assert str(x) == "[104.99999]"
+    assert repr(x) == "Array([104.99999], dtype=float32)"
+    assert f"{x[0]:.1f}" == "105.0"
+
+
+def test_python_integers_that_do_not_fit_are_refused_outside_programs_too():
+    with pytest.raises(RlxError, match="the Python integer 1000 does not fit into i8"):
+        rlx.add(np.array([1], "i1"), 1000)

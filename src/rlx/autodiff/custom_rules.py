@@ -194,9 +194,9 @@ class custom_vjp(_CustomFunction):
 
         clip_gradient.defvjp(lambda x: (x, None), lambda residuals, ct: (rnp.clip(ct, -1, 1),))
 
-    `fwd(*args)` returns the value and what `bwd` needs; it runs instead of the function in reverse mode. `bwd(residuals,
-    cotangent)` returns a tuple with the cotangent of each argument, or None for zero. With `nondiff_argnums`, `bwd`
-    takes those arguments first. Forward mode differentiates the function itself.
+    `fwd(*args)` returns the value and what `bwd` needs; it runs instead of the function in reverse mode.
+    `bwd(residuals, cotangent)` returns a tuple with the cotangent of each argument, or None for zero. With
+    `nondiff_argnums`, `bwd` takes those arguments first. Forward mode differentiates the function itself.
     """
 
     fwd: Function | None = None
@@ -239,7 +239,7 @@ class _VjpRule(DerivativeRule):
             difference = tree_difference(self.out_tree, found)
             if difference is not None:
                 raise AutodiffError(
-                    f"custom_vjp({self.name}): fwd returns another value than the function: {difference}"
+                    f"custom_vjp({self.name}): fwd and the function return different trees: {difference}"
                 )
             kept, tree = tree_flatten(residuals)
             residual_trees.append(tree)

@@ -174,7 +174,9 @@ def vmap(
             leaves[i] = move_axis(leaves[i], axis, 0)
         outputs, flags = batch_graph(graph, leaves, list(carried), size)
         wanted = [out_axes] * len(outputs) if isinstance(out_axes, int) else list(out_axes)
-        results = [move_axis(put_batch_first(o, flag, size), 0, a) for o, flag, a in zip(outputs, flags, wanted, strict=True)]
+        results = [
+            move_axis(put_batch_first(o, flag, size), 0, a) for o, flag, a in zip(outputs, flags, wanted, strict=True)
+        ]
     new.set_outputs(results)
     return new
 

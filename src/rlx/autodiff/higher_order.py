@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlx import env
 from rlx.autodiff.backward_ops import decompose_backward_for_ad
 from rlx.autodiff.graphs import GradWithLossOptions, copy_leaves, fresh_input, grad_with_loss_opts
 from rlx.autodiff.replay import Replay
-from rlx import env
 from rlx.errors import AutodiffError
 from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.equal_nodes import merge_equal_nodes
@@ -85,11 +85,9 @@ def cse(graph: Graph) -> Rebuilt:
 
 def peel_scalar_expands(graph: Graph) -> Rebuilt:
     """Let ops that broadcast read a scalar constant itself instead of an expanded one."""
-    scalars: dict[NodeId, NodeId] = {}
-    for node in graph.nodes:
-        if isinstance(node.op, Expand) and isinstance(graph.nodes[node.inputs[0]].op, Constant):
-            if graph.nodes[node.inputs[0]].shape.rank == 0:
-                scalars[node.id] = node.inputs[0]
+    constants = {n.id for n in graph.nodes if isinstance(n.op, Constant) and n.shape.rank == 0}
+    expanded = [n for n in graph.nodes if isinstance(n.op, Expand) and n.inputs[0] in constants]
+    scalars = {n.id: n.inputs[0] for n in expanded}
     found: dict[NodeId, Tensor] = {}
 
     def visit(node: Node, operands: list[Tensor]) -> Replacement:

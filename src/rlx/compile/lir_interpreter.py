@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.compile.liveness import is_pure_view
+from rlx.compile.lir_lives import lives_of, steps_of, viewed_values
 from rlx.errors import BindingError, InternalError
 from rlx.ir.binding import infer_binding
 from rlx.ir.graph import Graph, Node, NodeId
@@ -65,50 +65,16 @@ def _leaf_value(node: Node, leaves: Mapping[str, Array]) -> Array:
     return array
 
 
-def steps_of(lir: LirModule) -> Sequence[LirKernel]:
-    """The kernels of a module; a module planned node by node has one for each node of its schedule."""
-    if lir.kernels:
-        return lir.kernels
-    graph = lir.as_graph()
-    nodes = [graph.nodes[i] for i in lir.buffers.schedule]
-    return [_single(graph, n) for n in nodes if not isinstance(n.op, Input | Param | Constant)]
-
-
-def _single(graph: Graph, node: Node) -> LirKernel:
-    kind = "view" if len(node.shapes) == 1 and node.inputs and is_pure_view(graph, node) else "call"
-    return LirKernel.of(kind, [node.id], dict.fromkeys(node.inputs), [node.id])
-
-
 class _Run:
     def __init__(self, lir: LirModule, check: bool) -> None:
         self.graph, self.plan = lir.as_graph(), lir.buffers
         self.steps = steps_of(lir)
         self.check = check
-        # A view stands for the value whose bytes it names.
-        self.stands_for = self.find_views()
-        self.deaths = self.find_deaths()
+        self.stands_for = viewed_values(lir)
+        self.deaths: dict[int, list[NodeId]] = {}
+        for node, life in lives_of(lir).items():
+            self.deaths.setdefault(life.death, []).append(node)
         self.memory = Memory(lir, check)
-
-    def find_views(self) -> dict[NodeId, NodeId]:
-        found: dict[NodeId, NodeId] = {}
-        for kernel in self.steps:
-            for node in (self.graph.nodes[i] for i in kernel.nodes if i in self.plan.view_aliases):
-                if kernel.kind == "view" or is_pure_view(self.graph, node):
-                    found[node.id] = found.get(node.inputs[0], node.inputs[0])
-        return found
-
-    def find_deaths(self) -> dict[int, list[NodeId]]:
-        """After which step which values are no longer needed; results are needed to the end."""
-        last: dict[NodeId, int] = {}
-        for step, kernel in enumerate(self.steps):
-            for node in (*kernel.outputs, *kernel.inputs):
-                last[self.stands_for.get(node, node)] = step
-        for output in self.graph.outputs:
-            last[self.stands_for.get(output, output)] = len(self.steps)
-        deaths: dict[int, list[NodeId]] = {}
-        for node, step in last.items():
-            deaths.setdefault(step, []).append(node)
-        return deaths
 
     def run(self, leaves: Mapping[str, Array]) -> list[Array]:
         for node in self.graph.nodes:

@@ -1,14 +1,34 @@
-"""The order of everything between a program and its kernels. Each step says why it stands where it does."""
+"""The order of everything between a program and its kernels. Each step says why it stands where it does.
+
+Two ways lead from MIR to LIR. Targets with our own generator get ops grouped into kernels: `optimize_for_generator`,
+then `plan_kernels`. Targets that bring their own kernels get the fused ops they claim: `optimize_for_claims`, then
+`plan_ops`. `rlx.compile.compiler` puts options, reports and results around these steps.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from rlx.compile.buffers import plan_buffers
+from rlx.compile.auto_mixed_precision import AutoMixedPrecision
+from rlx.compile.buffers import ALIGNMENT, plan_buffers
+from rlx.compile.eliminate import CommonSubexpressionElimination
+from rlx.compile.fold_constants import ConstantFolding
 from rlx.compile.grouping import Pointwise, group_kernels
-from rlx.ir.dead_code import remove_dead_nodes
-from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
+from rlx.compile.liveness import is_pure_view
+from rlx.compile.precision import PrecisionPolicy
+from rlx.compile.simplify import AlgebraicSimplify
+from rlx.compile.stages import Stages
+from rlx.fusion.control_flow import LowerControlFlow
+from rlx.fusion.fusion_limits import FusionLimits
+from rlx.fusion.fusion_pipeline import supports_op
+from rlx.fusion.fusion_report import FusionReport
+from rlx.fusion.unfuse_elementwise_regions import clip_elementwise_regions
+from rlx.ir.dead_code import DeadCodeElimination
+from rlx.ir.graph import Graph, Node
+from rlx.ir.leaves import Constant
+from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.passes import Pass, PassRecord, run_passes
 from rlx.ir.rebuild import decompose_all
 from rlx.ir.verify import debug_assert_valid
 from rlx.ops.fused import FusedMatMulBiasAct, FusedResidualLN, FusedResidualRmsNorm, FusedSwiGLU
@@ -23,24 +43,118 @@ FUSED_OPS = (
     FusedTransformerLayer,
 )
 
+Records = list[PassRecord]
+
 
 def lower_to_lir(program: Any, is_pointwise: Pointwise) -> LirModule:
     """HIR or MIR to LIR, for a target with our own generator that computes `is_pointwise` nodes inside kernels."""
+    stages = Stages(program_graph(program))
     # Blocks first: everything after this sees tensor ops only.
-    graph = lower_blocks(program)
-    # Fused ops are taken apart, so that one mechanism, the grouping below, decides what runs together.
-    graph = decompose_all(graph, keep=lambda node: not isinstance(node.op, FUSED_OPS))
-    # Dead nodes would make values look shared and keep kernels apart.
-    graph = remove_dead_nodes(graph).graph
+    graph = stages.run("mir", lower_blocks, program)
+    # Fewer and simpler ops make larger kernels.
+    graph = stages.run("optimized.mir", optimize_for_generator, graph)
     # Cut before planning: only what crosses a kernel boundary needs memory.
-    kernels = group_kernels(graph, is_pointwise)
-    plan = plan_buffers(graph, kernels)
-    debug_assert_valid(graph, "lower_to_lir")
-    return LirModule(graph.freeze(), plan, kernels)
+    return stages.run("lir", plan_kernels, graph, is_pointwise)
 
 
 def lower_blocks(program: Any) -> Graph:
     """The MIR graph of a program at any stage."""
     if hasattr(program, "lower_to_mir"):
         program = program.lower_to_mir()
-    return program.into_graph() if hasattr(program, "into_graph") else program
+    graph: Graph = program.into_graph() if hasattr(program, "into_graph") else program
+    return graph
+
+
+def program_graph(program: Any) -> Any:
+    """The graph of a program at its own stage: HIR stays HIR."""
+    content = getattr(program, "content", program)
+    return content if isinstance(content, Graph) else content.as_graph()
+
+
+def preprocess(graph: Graph, claims: Collection[str], records: Records | None = None) -> Graph:
+    """Straight code for targets that run neither branches nor loops, before anything looks for patterns in it."""
+    kept = [kind for kind in ("If", "While") if supports_op(claims, kind)]
+    return run_passes(graph, [LowerControlFlow(kept), DeadCodeElimination()], records)
+
+
+# In this order: rules leave constant expressions behind, folding makes equal nodes, merging leaves dead ones.
+SIMPLIFY: tuple[Pass, ...] = (
+    AlgebraicSimplify(),
+    ConstantFolding(),
+    CommonSubexpressionElimination(),
+    DeadCodeElimination(),
+)
+# Each round works on what the one before it has made; programs of people come to rest after two or three.
+MAX_ROUNDS = 8
+
+
+def simplify(graph: Graph, records: Records | None = None) -> Graph:
+    """Simplify, fold, merge and clean up until nothing changes."""
+    for _ in range(MAX_ROUNDS):
+        before, graph = graph, run_passes(graph, SIMPLIFY, records)
+        if graph is before:
+            break
+    return graph
+
+
+def convert(graph: Graph, precision: PrecisionPolicy, records: Records | None = None) -> Graph:
+    """The graph with its floats in the precision that a policy asks for."""
+    if precision == PrecisionPolicy.AlwaysF32:
+        return graph
+    # Casts of neighbours meet and cancel, and casts of weights become part of `prepare`.
+    return simplify(run_passes(graph, [AutoMixedPrecision(precision)], records), records)
+
+
+def optimize_for_generator(
+    graph: Graph, precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32, records: Records | None = None
+) -> Graph:
+    """MIR for a target with our own generator: primitive enough to group, and nothing computed twice."""
+    # Fused ops are taken apart, so that one mechanism, the grouping, decides what runs together.
+    graph = decompose_all(graph, keep=lambda node: not isinstance(node.op, FUSED_OPS))
+    # What is dead, equal or constant would make values look shared and keep kernels apart.
+    graph = simplify(graph, records)
+    # After simplification, which is exact only where types are as the user wrote them.
+    return convert(graph, precision, records)
+
+
+def optimize_for_claims(
+    graph: Graph,
+    passes: Sequence[Pass],
+    limits: FusionLimits,
+    precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32,
+    records: Records | None = None,
+) -> tuple[Graph, FusionReport]:
+    """MIR in the fused ops that a target claims, and what fusion did."""
+    before = graph
+    # Patterns are written for canonical forms.
+    graph = simplify(graph, records)
+    graph = run_passes(graph, passes, records)
+    # Passes join without looking at the sum; kernels of devices have room for so much.
+    graph = clip_elementwise_regions(graph, limits)
+    # Precision after fusion: a fused op casts at its border only.
+    graph = convert(graph, precision, records)
+    # Fusion makes constants and equal nodes, too: joined weights, expanded biases.
+    graph = simplify(graph, records)
+    return graph, FusionReport.analyze(before, graph, passes)
+
+
+def plan_kernels(graph: Graph, is_pointwise: Pointwise, alignment: int = ALIGNMENT) -> LirModule:
+    """LIR for a target with our own generator: ops grouped into kernels, and a place for what they store."""
+    return _planned(graph, group_kernels(graph, is_pointwise), alignment)
+
+
+def plan_ops(graph: Graph, alignment: int = ALIGNMENT) -> LirModule:
+    """LIR for a target with kernels of its own: one kernel per op, none for views."""
+    nodes = [n for n in graph.nodes if not n.is_leaf and not isinstance(n.op, Constant)]
+    return _planned(graph, [_op_kernel(graph, n) for n in nodes], alignment)
+
+
+def _op_kernel(graph: Graph, node: Node) -> LirKernel:
+    is_view = len(node.shapes) == 1 and bool(node.inputs) and is_pure_view(graph, node)
+    return LirKernel.of("view" if is_view else "op", [node.id], dict.fromkeys(node.inputs), [node.id])
+
+
+def _planned(graph: Graph, kernels: Sequence[LirKernel], alignment: int) -> LirModule:
+    plan = plan_buffers(graph, kernels, alignment)
+    debug_assert_valid(graph, "plan")
+    return LirModule(graph.freeze(), plan, kernels)

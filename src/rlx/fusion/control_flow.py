@@ -12,6 +12,7 @@ from typing import Any
 
 from rlx.autodiff.prepare import replace_nodes
 from rlx.errors import OpError
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.inline import inline_graph
 from rlx.ir.passes import Pass
@@ -82,8 +83,8 @@ def _strictly_unrolled_form(node: Node) -> Callable[..., Any] | None:
     op = node.op
     if isinstance(op, While) and op.max_iterations is None:
         raise OpError(
-            f"unroll_while: {node.id} has no max_iterations, so nobody knows how often to repeat its body @{op.body.name}; "
-            "give the loop a bound, or run it as it is (run_while) on a target with native loops"
+            f"unroll_while: the loop {node.id} (body @{op.body.name}) has no max_iterations, so nothing says how often "
+            "to repeat it; give it a bound, or run it as it is (run_while) on a target with native loops"
         )
     if isinstance(op, While) and op.effect:
         raise OpError(f"unroll_while: the loop {node.id} has an effect, which must not happen after its last round")
@@ -111,5 +112,5 @@ def _repeated(op: While, *operands: Any) -> Any:
 
 def _flag(condition: Any) -> Any:
     """1.0 when all elements are not 0, else 0.0."""
-    holds = condition if condition.dtype.value == "bool" else ne(condition, 0)
+    holds = condition if condition.dtype is DType.BOOL else ne(condition, 0)
     return cast(reduce_all(holds) if condition.size != 1 else reshaped(holds, ()), "f32")

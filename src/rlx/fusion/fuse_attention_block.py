@@ -117,12 +117,9 @@ def _why_not_fused(m: Match, out: Projection, attended: Node, heads: _Heads, thr
         return MissReason.NotProfitable, f"batch * sequence of {hidden} is not known to be at most {threshold}"
     if len(heads.weights) > 1 and not all(is_known_before_run(m.graph, i) for i in (*heads.weights, *heads.biases)):
         return MissReason.NotProfitable, "the weights would be joined anew in every run"
-    whole = heads.packed
-    if whole is not None and m.is_output(whole):
-        return MissReason.IsOutput, f"{whole.op.mnemonic} {whole.id}"
-    if whole is not None and len(m.users(whole)) != 3:
-        return MissReason.MultiConsumer, f"{whole.op.mnemonic} {whole.id} has {len(m.users(whole))} readers"
-    return why_not_absorbed(m, *out.inner_nodes, attended, *heads.absorbed)
+    whole = () if heads.packed is None else (heads.packed,)
+    absorbed = (*out.inner_nodes, attended, *heads.absorbed)
+    return why_not_absorbed(m, *whole, readers=3) or why_not_absorbed(m, *absorbed)
 
 
 def _joined(m: Match, ids: tuple[NodeId, ...], axis: int) -> Tensor:

@@ -34,7 +34,8 @@ def fold_bias(m: Match) -> Tensor | None:
     """matmul(x, w) + b -> fused_matmul_bias_act(x, w, b), where b is [N] or one element"""
     for side in (0, 1):
         product, bias = m.producer(side), m.producer(1 - side)
-        if not isinstance(product.op, MatMul) or _is_residual(bias, product):
+        is_product = isinstance(product.op, MatMul) and product.shape.dtype.is_float
+        if not is_product or _is_residual(bias, product):
             continue
         if m.op.kind is not BinaryOp.Add:
             subtracted = m.op.kind is BinaryOp.Sub and side == 0 and bias.shape.rank == 1
@@ -59,7 +60,7 @@ def _why_not_folded(m: Match, product: Node, bias: Node) -> tuple[MissReason, st
     if m.node.shape.dims != product.shape.dims:
         return MissReason.BiasShape, f"{bias.shape} for a product {product.shape}"
     if not is_plain_matmul(m.graph, product):
-        return MissReason.UnsupportedTypes, f"{product.op!r} of {m.graph.shape(product.inputs[0])}"
+        return MissReason.UnsupportedTypes, repr(product.op)
     return why_not_absorbed(m, product)
 
 

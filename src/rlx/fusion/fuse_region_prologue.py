@@ -66,7 +66,8 @@ def _with_prologue(region: ElementwiseRegion, i: int, prologue: RegionPrologue) 
     mask = sum(1 << moved.get(n, n) for n in masked)
     moduli: list[Size] = [*region.input_modulus, *(0,) * (count - len(region.input_modulus))]
     moduli[0], moduli[i] = moduli[i], moduli[0]
-    return ElementwiseRegion(Chain([exchanged(s) for s in region.chain]), mask, tuple(moduli), prologue, 0)
+    chain = Chain([exchanged(step) for step in region.chain])
+    return ElementwiseRegion(chain, mask, moduli if region.input_modulus else (), prologue, 0)
 
 
 class FuseRegionPrologue(Pass):

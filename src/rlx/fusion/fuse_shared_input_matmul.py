@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from rlx.fusion.miss_reasons import MissReason
-from rlx.fusion.patterns import is_known_before_run, is_plain_matmul
+from rlx.fusion.patterns import describe, is_known_before_run, is_plain_matmul
 from rlx.fusion.rule_pass import FusionPass, rewrite_bodies
 from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.graph import Graph, Node, NodeId
@@ -68,10 +68,10 @@ def _starts(graph: Graph, group: list[Node]) -> list[Size]:
 
 
 def _groups(graph: Graph) -> list[list[Node]]:
-    """The matmuls of each left operand."""
+    """The matmuls of each left operand by a matrix."""
     by_operand: dict[NodeId, list[Node]] = {}
     for node in graph.nodes:
-        if isinstance(node.op, MatMul):
+        if isinstance(node.op, MatMul) and graph.shape(node.inputs[1]).rank == 2:
             by_operand.setdefault(node.inputs[0], []).append(node)
     return list(by_operand.values())
 
@@ -81,20 +81,16 @@ def _joinable_groups(graph: Graph) -> list[list[Node]]:
 
 
 def _is_joinable(graph: Graph, node: Node) -> bool:
-    is_matrix = graph.shape(node.inputs[1]).rank == 2
-    return is_matrix and is_plain_matmul(graph, node) and is_known_before_run(graph, node.inputs[1])
+    return is_plain_matmul(graph, node) and is_known_before_run(graph, node.inputs[1])
 
 
 def _why_not_joined(graph: Graph, group: list[Node]) -> tuple[MissReason, str]:
-    weights = [graph.shape(node.inputs[1]) for node in group]
-    if any(w.rank != 2 for w in weights):
-        return MissReason.WeightShapes, ", ".join(str(w) for w in weights)
     if not all(is_plain_matmul(graph, node) for node in group):
         return MissReason.UnsupportedTypes, ", ".join(repr(node.op) for node in group)
     if not all(is_known_before_run(graph, node.inputs[1]) for node in group):
         return MissReason.NotProfitable, "the weights would be joined anew in every run"
     if len(group) > 2:
-        return MissReason.SharedMatmulCount, f"{len(group)} matmuls of {group[0].inputs[0]}"
+        return MissReason.SharedMatmulCount, f"{len(group)} matmuls of {describe(graph.nodes[group[0].inputs[0]])}"
     return MissReason.NotFused, ""
 
 

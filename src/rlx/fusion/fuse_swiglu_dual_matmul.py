@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.fusion.fuse_swiglu import gated_sides
 from rlx.fusion.miss_reasons import MissReason
-from rlx.fusion.patterns import is_known_before_run, is_plain_matmul, why_not_absorbed
+from rlx.fusion.patterns import describe, is_known_before_run, is_plain_matmul, why_not_absorbed
 from rlx.fusion.rule_pass import RulePass
 from rlx.ir.graph import Node
 from rlx.ir.rewrite import Match, RuleSet, rewrites
@@ -22,7 +22,8 @@ def join_swiglu_matmuls(m: Match) -> Tensor | None:
         if not (isinstance(up.op, MatMul) and isinstance(gate.op, MatMul)):
             continue
         if up.inputs[0] != gate.inputs[0]:
-            return m.miss(MissReason.SwigluNotSharedInput, f"up reads {up.inputs[0]}, gate reads {gate.inputs[0]}")
+            inputs = [describe(m.input_of(node, 0)) for node in (up, gate)]
+            return m.miss(MissReason.SwigluNotSharedInput, f"up reads {inputs[0]}, gate reads {inputs[1]}")
         reason = _why_not_joined(m, up, gate) or why_not_absorbed(m, up, silu, gate)
         if reason is not None:
             return m.miss(*reason)

@@ -62,11 +62,7 @@ def _fuse(threshold: int, m: Match) -> Tensor | None:
 def _why_not_fused(m: Match, h: Node, absorbed: tuple[Node, ...], threshold: int) -> tuple[MissReason, str] | None:
     if not is_short(h.shape, threshold):
         return MissReason.NotProfitable, f"batch * sequence of {h.shape} is not known to be at most {threshold}"
-    if m.is_output(h):
-        return MissReason.IsOutput, f"{h.op.mnemonic} {h.id}"
-    if len(m.users(h)) != 2:
-        return MissReason.MultiConsumer, f"{h.op.mnemonic} {h.id} has {len(m.users(h))} readers"
-    return why_not_absorbed(m, *absorbed)
+    return why_not_absorbed(m, h, readers=2) or why_not_absorbed(m, *absorbed)
 
 
 def _is_plain_norm(node: Node) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import ClassVar, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 from rlx.ir.region_encode import REGION_MAX_INPUTS, REGION_MAX_STEPS
 
 _T = TypeVar("_T")
 
 
-class FusionLimits(NamedTuple):
+@dataclass(frozen=True)
+class FusionLimits:
     """Most steps and most inputs of one region."""
 
     max_elementwise_steps: int = REGION_MAX_STEPS

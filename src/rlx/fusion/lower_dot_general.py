@@ -8,7 +8,7 @@ from rlx.ir.passes import Pass
 
 
 class LowerDotGeneral(Pass):
-    """`dot_general` with any axes becomes transposes, one `matmul` and a reshape, of which those that do nothing vanish."""
+    """`dot_general` with any axes becomes one `matmul`, with transposes and reshapes around it where needed."""
 
     name = "lower_dot_general"
 

@@ -8,7 +8,7 @@ from rlx.ir.passes import Pass
 
 
 class LowerResizeNearest2x(Pass):
-    """`resize_nearest_2x` becomes [N, C, H, 1, W, 1] expanded to [N, C, H, 2, W, 2]: neighbours repeat, not the image."""
+    """`resize_nearest_2x` becomes [N, C, H, 1, W, 1] expanded to [N, C, H, 2, W, 2]: pixels repeat, not the image."""
 
     name = "lower_resize_nearest_2x"
 

@@ -46,9 +46,13 @@ class MarkElementwiseRegions(Pass):
                 return None
             chain, inputs = _chain_of(regions[node.id])
             mask, moduli = broadcast_metadata([graph.shape(i).dims for i in inputs], node.shape.dims)
+            region = ElementwiseRegion(chain, mask, moduli)
+            if region.infer(*(graph.shape(i) for i in inputs)) != node.shape:
+                # Sizes that only a run can compare are named after another operand than in the chain of nodes.
+                return None
             new = operands[0].graph
-            region: Replacement = ElementwiseRegion(chain, mask, moduli)(*(new.tensor(new_ids[i]) for i in inputs))
-            return region
+            result: Replacement = region(*(new.tensor(new_ids[i]) for i in inputs))
+            return result
 
         return remove_dead_nodes(rebuild(graph, visit, self.name, ids=new_ids).graph).graph
 

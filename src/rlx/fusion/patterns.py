@@ -47,14 +47,18 @@ def is_known_before_run(graph: Graph, node: NodeId) -> bool:
     return True
 
 
-def why_not_absorbed(m: Match, *nodes: Node) -> tuple[MissReason, str] | None:
-    """The reason why one of `nodes` has to stay: something else reads it, or it is an output."""
+def describe(node: Node) -> str:
+    """A node in the words of the user: its op, and its name if it has one."""
+    return f'{node.op.mnemonic} "{node.name}"' if node.name else node.op.mnemonic
+
+
+def why_not_absorbed(m: Match, *nodes: Node, readers: int = 1) -> tuple[MissReason, str] | None:
+    """The reason why one of `nodes` has to stay: it is an output, or has other readers than the expected ones."""
     for node in nodes:
-        what = f"{node.op.mnemonic} {node.id}"
         if m.is_output(node):
-            return MissReason.IsOutput, what
-        if not m.is_only_use(node):
-            return MissReason.MultiConsumer, f"{what} has {len(m.users(node))} readers"
+            return MissReason.IsOutput, describe(node)
+        if len(m.users(node)) != readers:
+            return MissReason.MultiConsumer, f"{describe(node)} has {len(m.users(node))} readers"
     return None
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rlx.fusion.miss_reasons import MissReason
-from rlx.fusion.patterns import is_binary, why_not_absorbed
+from rlx.fusion.patterns import describe, is_binary, why_not_absorbed
 from rlx.ir.graph import Node, NodeId
 from rlx.ir.rewrite import Match, Rule
 from rlx.ir.shape import normalize_axis
@@ -38,8 +38,9 @@ def _fuse(fused: FusedNorm, m: Match) -> Tensor | None:
         return None
     summands = _summands(m, total)
     if summands is None:
-        shapes = " + ".join(str(m.graph.shape(i)) for i in total.inputs)
-        return m.miss(MissReason.ResidualShape, shapes)
+        shapes = [m.graph.shape(i) for i in total.inputs]
+        has_residual = all(s.rank > 1 for s in shapes)
+        return m.miss(MissReason.ResidualShape, f"{shapes[0]} + {shapes[1]}") if has_residual else None
     if normalize_axis(m.op.axis, m.node.shape.rank, m.op.mnemonic) != m.node.shape.rank - 1:
         return m.miss(MissReason.NormAxis, f"axis {m.op.axis} of {m.node.shape}")
     reason = why_not_absorbed(m, summands.inner) if summands.inner is not None else None
@@ -48,7 +49,8 @@ def _fuse(fused: FusedNorm, m: Match) -> Tensor | None:
     with_sum = not m.is_only_use(total)
     if m.users(total)[0] != m.node.id:
         # The fused op stands where the norm stands, too late for a reader before it.
-        return m.miss(MissReason.MultiConsumer, f"{total.id} is read by {m.users(total)[0]} before the norm")
+        early = m.graph.nodes[m.users(total)[0]]
+        return m.miss(MissReason.MultiConsumer, f"{describe(early)} reads the sum before the norm")
     bias = [] if summands.bias is None else [summands.bias]
     operands = [m.value(i) for i in (summands.x, summands.residual, *bias, *m.node.inputs[1:])]
     results = fused(bool(bias), m.op.eps, with_sum)(*operands)

@@ -177,6 +177,8 @@ class Op:
     _prefix: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
+        if not all(isinstance(v, str) for v in cls.__annotations__.values()):
+            raise TypeError(f"the module of op {cls.__name__} needs `from __future__ import annotations` at its top")
         own = {k: v for k, v in cls.__annotations__.items() if not v.startswith("ClassVar")}
         cls._fields = (*(f for f in cls._fields if f not in own), *own)
         cls._defaults = {f: getattr(cls, f) for f in cls._fields if hasattr(cls, f)}

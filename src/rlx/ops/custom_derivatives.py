@@ -1,7 +1,7 @@
 """`CustomDerivative`: a program whose derivatives are made by a `DerivativeRule`, when somebody asks for them.
 
 A rule written in Python may call the function that it belongs to (the derivative of exp is exp), so its programs cannot
-be attributes, as those of `CustomFn` are: they would never end. The rule is an object that makes a `CustomFn` on demand.
+be attributes, as those of `CustomFn` are: they would never end. A rule is an object that makes a `CustomFn` on demand.
 In text it is a name that only the process that made it understands; the value of the program does not depend on it.
 """
 
@@ -110,8 +110,8 @@ class CustomDerivative(BodyOp):
             return None
         if any(active[len(active) - self.num_captures :]):
             raise AutodiffError(
-                f"@{self.body.name} has a derivative of its own (custom_jvp, custom_vjp), but reads a value from outside "
-                "that is being differentiated; make it an argument of the function"
+                f"@{self.body.name} has a derivative of its own (custom_jvp, custom_vjp), but reads a value from "
+                "outside that is being differentiated; make it an argument of the function"
             )
         return self.rule.expand(self.body)
 

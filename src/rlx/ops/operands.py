@@ -69,7 +69,7 @@ def convert(value: Any, dtype: DType) -> Any:
         return value if value.dtype is dtype else Cast(dtype)(value)
     if is_python_scalar(value):
         graph = target_graph(())
-        return graph.constant(value, dtype) if graph is not None else np.asarray(value).astype(dtype.numpy)
+        return graph.constant(value, dtype) if graph is not None else constant_data(value, dtype).array
     array = np.asarray(value)
     if array.dtype != dtype.numpy:
         return emit(Cast(dtype), (array,))

@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph
 from rlx.ir.inline import inline_graph
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
-from rlx.ops.bodies import one_or_tuple, output_types
+from rlx.ops.bodies import one_or_tuple
 from rlx.ops.body_transforms import (
     Flags,
     VjpProgram,
@@ -168,36 +167,30 @@ def _trajectory_as_ys(op: Scan, operands: Sequence[Tensor]) -> Any:
 
 
 def _scan_of_segments(op: Scan, operands: Sequence[Tensor]) -> Any:
-    """K segments of n steps, then the steps that are left (with `reverse`, these come first: they read the last rows)."""
+    """K segments of n steps, and the steps that are left; these read the last rows, so in reverse they come first."""
     carries, bcasts, xs = op.split(operands)
     count = op.num_checkpoints
     steps = op.length // count
     main, rest = count * steps, op.length - count * steps
-    inner = op.replace(length=steps, num_checkpoints=_inner_checkpoints(count, steps), unroll=1)
-    leading = [reshape(narrow(x, 0, 0, main), (count, steps, *x.shape[1:])) for x in xs]
+    segment = op.replace(length=steps, num_checkpoints=_inner_checkpoints(count, steps), unroll=1)
+    rows = [reshape(narrow(x, 0, 0, main), (count, steps, *x.shape[1:])) for x in xs]
     body = build_step(
         f"{op.body.name}_segment",
-        lambda c, b, x: as_tuple(inner(*c, *b, *x)),
+        lambda c, b, x: as_tuple(segment(*c, *b, *x)),
         ("carry", types(carries)),
         ("bcast", types(bcasts)),
-        ("x", _rows(leading)),
+        ("x", _rows(rows)),
     )
-    outer = op.replace(body=body, length=count, num_checkpoints=0, unroll=1)
-    tail = op.replace(length=rest, num_checkpoints=0)
-    trailing = [narrow(x, 0, main, rest) for x in xs]
-
-    def run(part: Any, carries: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        results = as_tuple(part(*carries, *bcasts, *rows))
-        return results[: op.num_carry], results[op.num_carry :]
-
-    if op.reverse:
-        middle, last_ys = run(tail, carries, trailing)
-        final, ys = run(outer, middle, leading)
-    else:
-        middle, ys = run(outer, carries, leading)
-        final, last_ys = run(tail, middle, trailing)
-    flat = [reshape(y, (main, *y.shape[2:])) for y in ys]
-    return one_or_tuple([*final, *(concat(pair) for pair in zip(flat, last_ys))])
+    parts = [(op.replace(body=body, length=count, num_checkpoints=0, unroll=1), rows)]
+    if rest != 0:
+        parts.append((op.replace(length=rest, num_checkpoints=0), [narrow(x, 0, main, rest) for x in xs]))
+    stacked: list[Sequence[Tensor]] = []
+    for part, part_rows in reversed(parts) if op.reverse else parts:
+        results = as_tuple(part(*carries, *bcasts, *part_rows))
+        carries, ys = results[: op.num_carry], results[op.num_carry :]
+        flat = [reshape(y, (main, *y.shape[2:])) for y in ys] if part is parts[0][0] else ys
+        stacked.insert(0 if op.reverse else len(stacked), flat)
+    return one_or_tuple([*carries, *(concat(list(column)) for column in zip(*stacked))])
 
 
 def _inner_checkpoints(count: int, steps: Size) -> int:

@@ -39,6 +39,16 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
     def __getitem__(self, key: Any) -> Any:
         return as_array(np.asarray(self)[key])
 
+    def __repr__(self) -> str:
+        values = np.array2string(np.asarray(self), separator=", ", prefix="Array(")
+        return f"Array({values}, dtype={self.dtype.name})"
+
+    def __str__(self) -> str:
+        return str(np.asarray(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(np.asarray(self).item() if self.ndim == 0 else np.asarray(self), spec)
+
     def __array_finalize__(self, source: Any) -> None:
         return None
 

@@ -42,8 +42,8 @@ def scan(
     over the steps; numbers in `init` take the dtype that the loop gives them. With `reverse` the rows are read from
     the last to the first (and ys stand where their x stood). `unroll` is advice for the compiler.
 
-    Reverse mode keeps the carry of every step; with `num_checkpoints` = K it keeps K of them, and computes those between
-    two of them again when it gets there: K + length / K carries at any time.
+    Reverse mode keeps the carry of every step; with `num_checkpoints` = K it keeps K of them, and computes the others
+    again when it gets there: K + length / K carries at any time.
 
     >>> import numpy as np
     >>> total, products = scan(lambda total, x: (total + x, total * x), 0, np.arange(4, dtype="f4"))
