@@ -70,6 +70,7 @@ def test_types():
         "no_native_fk_regions": False,
         "metal_no_fusion": False,
         "metal_unfuse_regions": False,
+        "arena_align": 64,
     }
 
 

@@ -93,6 +93,13 @@ def _int(low: int, high: int | None = None) -> Callable[[str], int]:
     return read
 
 
+def _power_of_two(text: str) -> int:
+    value = _int(1)(text)
+    if value & (value - 1):
+        raise ValueError("a power of two is needed")
+    return value
+
+
 def _choice(**spellings: str) -> Callable[[str], str]:
     """Keys are the values; each may also be written in the ways its text lists."""
     known = {spelling: value for value, ways in spellings.items() for spelling in (value, *ways.split())}
@@ -158,6 +165,7 @@ class Knobs:
     no_native_fk_regions = Knob(*_OFF, "no target runs such regions natively")
     metal_no_fusion = Knob(*_OFF, "no fusion on Metal")
     metal_unfuse_regions = Knob(*_OFF, "take element-wise regions apart on Metal")
+    arena_align = Knob(64, _power_of_two, "alignment of buffers in the arena, in bytes")
 
     def __call__(self, **values: object) -> AbstractContextManager[Knobs]:
         """`with knobs(debug=3):` holds in the calling thread or task until the block ends."""

@@ -154,6 +154,20 @@ def test_scan_function_takes_checkpoints():
     np.testing.assert_allclose(*batch, rtol=1e-12, atol=1e-14)
 
 
+def test_symbolic_lengths():
+    def f(c, xs, checkpoints):
+        final, ys = rlx.scan(lambda c, x: (rnp.sin(c + x), c * x), c, xs, num_checkpoints=checkpoints)
+        return rnp.sum(final) + rnp.sum(ys)
+
+    xs, results = rng.normal(size=(7, 2)), []
+    for checkpoints in (0, 3):
+        gradient = rlx.value_and_grad(lambda c, xs, k=checkpoints: f(c, xs, k), (0, 1))
+        graph = rlx.trace(gradient, rlx.Spec(("B",), "f64"), rlx.Spec(("S", "B"), "f64")).graph
+        results.append(interpret(graph, [xs[0], xs]))
+    for got, wanted in zip(*results, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
 def block(x):
     return rnp.tanh(rnp.sin(x) * rnp.exp(x))
 

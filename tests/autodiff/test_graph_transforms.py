@@ -342,3 +342,20 @@ def test_building_a_gradient_is_linear_in_the_size():
     assert len(backward) < 4 * len(graph)
     assert len(autodiff.jvp(graph, ["x"])) < 4 * len(graph)
     assert len(autodiff.vmap(graph, ["x"], 3)) < 3 * len(graph)
+
+
+def test_prepared_and_rasterized_scenes_become_one_render():
+    sample = next(iter(ops.GaussianSplatRender.samples()))
+    graph = rlx.Graph("scene")
+    scene = [graph.input(f"x{i}", s.bind(sample.binding)) for i, s in enumerate(sample.shapes("f32"))]
+    settings = sample.op.attributes
+    prepared = ops.GaussianSplatPrepare(**settings)(*scene)
+    coarse = {k: v for k, v in settings.items() if k != "radius_scale"}
+    graph.set_outputs([ops.GaussianSplatRasterize(**coarse)(prepared, scene[-1])])
+    fused = autodiff.fuse_decomposed_gaussian_splat(graph)
+    assert "gaussian_splat_render" in [n.op.mnemonic for n in fused.graph.nodes]
+    arrays = sample.arrays("f32")
+    close(interpret(fused.graph, arrays)[0], interpret(graph, arrays)[0], 1e-6)
+    # What others read stays as it is.
+    graph.set_outputs([graph.outputs[0], prepared])
+    assert "gaussian_splat_render" not in str(autodiff.fuse_decomposed_gaussian_splat(graph).graph)

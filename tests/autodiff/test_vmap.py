@@ -117,6 +117,13 @@ def test_named_axes():
     close(rlx.vmap(normalized, axis_name="i")(x), expected)
 
 
+def test_jitted_functions_see_the_axis_they_are_called_in():
+    share = rlx.jit(lambda v: v / rlx.psum(v, "i"))
+    for size in (3, 4):
+        x = np.arange(1.0, size + 1)
+        close(rlx.vmap(share, axis_name="i")(x), x / x.sum())
+
+
 def test_named_axes_of_nested_maps():
     x = rng.normal(size=(3, 4))
 

@@ -52,7 +52,7 @@ def llama_block():
         settings = {"num_heads": 4, "head_dim": 8, "num_kv_heads": 2, "eps": 1e-5, "mask_kind": "causal"}
         return h.llama_decoder_block(x, *weights, cos, sin, **settings)
 
-    return Graph.define("llama", build)
+    return rlx.Graph.define("llama", build)
 
 
 @pytest.mark.parametrize("policy", ["direct", "fusable"])

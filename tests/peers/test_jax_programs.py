@@ -4,6 +4,7 @@ import array_programs  # noqa: F401
 import network_programs  # noqa: F401
 import pytest
 import science_programs  # noqa: F401
+import sequence_programs  # noqa: F401
 import transform_programs  # noqa: F401
 from libraries import JAX, RLX, TOLERANCE, assert_agree
 from program_table import PROGRAMS, answer, question

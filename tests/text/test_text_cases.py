@@ -2,8 +2,10 @@
 
 import re
 
+import numpy as np
 import pytest
 
+from random_graphs import inputs_for
 from rlx.ir.interpret import interpret
 from rlx.ir.passes import run_passes
 from rlx.ir.text import parse, show

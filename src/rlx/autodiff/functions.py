@@ -13,8 +13,9 @@ from rlx.autodiff.linear import matching, split_jvp, split_vjp
 from rlx.autodiff.reverse import Pullback
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
-from rlx.ir.tensor import Tensor, lift
+from rlx.ir.tensor import lift
 from rlx.ops.body_transforms import filled, types
+from rlx.ops.creation import ones
 from rlx.trace.pytree import TreeDef, tree_leaves, tree_structure
 
 Argnums = int | Sequence[int]
@@ -46,7 +47,7 @@ def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) ->
         value_tree, aux_tree = _loss_structure(called, has_aux)
         pullback = Pullback(called.graph, called.leaves, [called.input_id(i) for i in wrt])
         loss = pullback.outputs[0]
-        gradients = pullback.pull([_one(loss), *(None for _ in pullback.outputs[1:])])
+        gradients = pullback.pull([ones((), loss.dtype), *(None for _ in pullback.outputs[1:])])
         whole = iter(filled(gradients, [called.types[i] for i in wrt]))
         trees = [tree_structure(args[n]).unflatten(next(whole) for _ in group) for n, group in zip(chosen, groups)]
         result = trees[0] if isinstance(argnums, int) else tuple(trees)
@@ -80,13 +81,6 @@ def _loss_structure(called: Called, has_aux: bool) -> tuple[TreeDef, TreeDef]:
             "rnp.sum or rnp.mean, use has_aux=True for extra results, or rlx.jacrev for a vector"
         )
     return value_tree, aux_tree
-
-
-def _one(loss: Tensor) -> Tensor:
-    from rlx.ops.creation import full
-
-    one: Tensor = full((), 1, loss.dtype)
-    return one
 
 
 def grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:

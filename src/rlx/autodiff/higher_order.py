@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlx import env
 from rlx.autodiff.backward_ops import decompose_backward_for_ad
 from rlx.autodiff.graphs import GradWithLossOptions, copy_leaves, fresh_input, grad_with_loss_opts
 from rlx.autodiff.replay import Replay
@@ -16,6 +15,7 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
 from rlx.ir.rebuild import Rebuilt, Replacement, rebuild
 from rlx.ir.tensor import Tensor, building
+from rlx.knobs import knobs
 from rlx.ops.arithmetic import Binary, Compare, Where
 from rlx.ops.movement import Expand
 from rlx.ops.reductions import reduce_sum
@@ -35,14 +35,14 @@ def fuse_elementwise(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class HigherOrderOptions:
-    """`fuse_elementwise`: fuse chains of elementwise ops between two differentiations."""
+    """`fuse_elementwise`: fuse chains of elementwise ops in the result."""
 
     fuse_elementwise: bool = False
 
     @staticmethod
     def new() -> HigherOrderOptions:
         """With fusion, unless RLX_HIGHER_ORDER_NO_FUSE is set."""
-        return HigherOrderOptions(not env.flag("HIGHER_ORDER_NO_FUSE"))
+        return HigherOrderOptions(not knobs.higher_order_no_fuse)
 
 
 def nth_order_grad(graph: Graph, wrt_name: str, order: int) -> Graph:
@@ -62,10 +62,8 @@ def nth_order_grad_with_options(graph: Graph, wrt_name: str, order: int, options
     name = graph.name
     for level in range(1, order + 1):
         graph = _simplified(_derivative(graph, wrt_name))
-        if options.fuse_elementwise and level < order:
-            graph = fuse_elementwise(graph)
         graph.name = f"{name}_d{level}"
-    return graph
+    return fuse_elementwise(graph) if options.fuse_elementwise and order else graph
 
 
 def _derivative(graph: Graph, wrt_name: str) -> Graph:

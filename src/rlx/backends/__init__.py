@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.backends.api import Backend, register_backend
+from rlx.compile.generators import register_generator
+
+if TYPE_CHECKING:
+    from rlx.compile.grouping import Pointwise
 
 
 def _reference() -> Backend:
@@ -20,8 +24,17 @@ def _cpu() -> Backend:
     return CpuBackend()
 
 
+def _pointwise() -> Pointwise:
+    from rlx.kernels.from_lir import is_pointwise
+
+    return is_pointwise
+
+
 register_backend("reference", _reference)
 register_backend("cpu", _cpu)
+# Both get their kernels from rlx.kernels.
+register_generator("cpu", _pointwise)
+register_generator("cuda", _pointwise)
 
 
 def __getattr__(name: str) -> Any:

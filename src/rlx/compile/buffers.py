@@ -4,34 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlx.compile.liveness import view_offset
 from rlx.compile.packing import Tenant, pack
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirKernel, LirViewAlias
 from rlx.ir.phase import derive_phases
+from rlx.ir.shape import Size
 
 ALIGNMENT = 64
 
 
-def plan_buffers(graph: Graph, kernels: Sequence[LirKernel]) -> LirBufferPlan:
+def plan_buffers(graph: Graph, kernels: Sequence[LirKernel], alignment: int = ALIGNMENT) -> LirBufferPlan:
     """Slots for what native kernels store, except outputs, which are never in the arena; a view lives with its operand.
 
     What a host call returns is allocated by the host.
     """
-    plan = LirBufferPlan(alignment=ALIGNMENT, schedule=[n.id for n in graph.nodes])
+    plan = LirBufferPlan(alignment=alignment, schedule=[n.id for n in graph.nodes])
     for kernel in kernels:
         if kernel.kind == "view":
             node, operand = kernel.nodes[0], kernel.inputs[0]
-            plan.view_aliases[node] = plan.view_aliases.get(operand, LirViewAlias(operand, 0))
+            parent = plan.view_aliases.get(operand, LirViewAlias(operand, 0))
+            offset = parent.byte_offset + view_offset(graph, graph.nodes[node])
+            plan.view_aliases[node] = LirViewAlias(parent.root, offset)
     stored = _stored_values(graph, kernels, plan)
     lives = _lives(kernels, plan)
-    tenants = [Tenant(graph.shape(n).byte_size, *lives[n]) for n in stored]
-    packed = pack(tenants, ALIGNMENT)
+    tenants = [Tenant(_size(graph, n), *lives[n]) for n in stored]
+    packed = pack(tenants, alignment)
     plan.assignments = {n: LirBufferSlot(o, t.size) for n, o, t in zip(stored, packed.offsets, tenants)}
     plan.arena_size = packed.total
     plan.phases = derive_phases(graph)
     plan.io = LirIoManifest.collect(graph)
     plan.dynamic_symbols = graph.dynamic_symbols()
     return plan
+
+
+def _size(graph: Graph, node: NodeId) -> Size:
+    """The results of a node lie one after the other."""
+    total: Size = 0
+    for shape in graph.nodes[node].shapes:
+        total = total + shape.byte_size
+    return total
 
 
 def _stored_values(graph: Graph, kernels: Sequence[LirKernel], plan: LirBufferPlan) -> list[NodeId]:

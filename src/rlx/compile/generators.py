@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from rlx.compile.grouping import Pointwise
+if TYPE_CHECKING:
+    from rlx.compile.grouping import Pointwise
 
 _lock = threading.Lock()
 # Replaced as a whole when one is added: readers need no lock.

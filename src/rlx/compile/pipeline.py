@@ -19,6 +19,7 @@ from rlx.compile.liveness import is_pure_view
 from rlx.compile.precision import PrecisionPolicy
 from rlx.compile.simplify import AlgebraicSimplify
 from rlx.compile.stages import Stages
+from rlx.errors import BackendError
 from rlx.fusion.control_flow import LowerControlFlow
 from rlx.fusion.fusion_limits import FusionLimits
 from rlx.fusion.fusion_pipeline import supports_op
@@ -28,6 +29,7 @@ from rlx.ir.dead_code import DeadCodeElimination
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant
 from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.logical_kernel import KernelDispatchConfig
 from rlx.ir.passes import Pass, PassRecord, run_passes
 from rlx.ir.rebuild import decompose_all
 from rlx.ir.verify import debug_assert_valid
@@ -138,6 +140,16 @@ def optimize_for_claims(
     return graph, FusionReport.analyze(before, graph, passes)
 
 
+def legalize(graph: Graph, backend: str, supported: Collection[str], config: KernelDispatchConfig) -> Graph:
+    """The graph in the ops that a backend claims. After fusion, which uses some of what this would take apart."""
+    from rlx.compile.legalize import format_legalize_error, legalize_or_rewrite_for_backend_with_config
+
+    legal = legalize_or_rewrite_for_backend_with_config(graph, supported, config)
+    if isinstance(legal, Graph):
+        return simplify(legal)
+    raise BackendError(format_legalize_error(backend, legal))
+
+
 def plan_kernels(graph: Graph, is_pointwise: Pointwise, alignment: int = ALIGNMENT) -> LirModule:
     """LIR for a target with our own generator: ops grouped into kernels, and a place for what they store."""
     return _planned(graph, group_kernels(graph, is_pointwise), alignment)
@@ -157,4 +169,5 @@ def _op_kernel(graph: Graph, node: Node) -> LirKernel:
 def _planned(graph: Graph, kernels: Sequence[LirKernel], alignment: int) -> LirModule:
     plan = plan_buffers(graph, kernels, alignment)
     debug_assert_valid(graph, "plan")
-    return LirModule(graph.freeze(), plan, kernels)
+    # A copy: when no pass had anything to do, this is still the caller's own graph.
+    return LirModule(graph.copy().freeze(), plan, kernels)

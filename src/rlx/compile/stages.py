@@ -1,4 +1,4 @@
-"""Every stage of a compile as a file: written to `RLX_DUMP`, and read back from `RLX_OVERRIDE` when it was edited there.
+"""Every stage of a compile as a file: written to `RLX_DUMP`, and read back from `RLX_OVERRIDE` when it was edited.
 
 A program called `mlp` gives `mlp-3fa4c2d1.hir`, `.mir`, `.optimized.mir`, `.prepare.lir` and `.lir`; the number belongs
 to the program that was handed in, so that other programs of the same name do not collide. An edited file replaces what

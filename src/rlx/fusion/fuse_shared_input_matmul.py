@@ -10,18 +10,21 @@ from rlx.fusion.patterns import describe, is_known_before_run, is_plain_matmul
 from rlx.fusion.rule_pass import FusionPass, rewrite_bodies
 from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.op import Op
 from rlx.ir.rebuild import Replacement, rebuild
 from rlx.ir.rewrite import NearMiss
 from rlx.ir.shape import Size
 from rlx.ops.contraction import MatMul
+from rlx.ops.fused import FusedMatMulBiasAct
 from rlx.ops.movement import Concat, Narrow
 
 
 class FuseSharedInputMatMul(FusionPass):
     """Matmuls with the same left operand become one matmul by all their weights, joined along the columns.
 
-    The weights are matrices of one type that are known before the run: joined once they cost nothing, joined in every
-    run they would cost more than is saved. Each original becomes a `narrow` of the wide product, in declaration order.
+    So do products that have a bias and the same activation. Weights and biases must be known before the run: joined
+    once they cost nothing, joined in every run they would cost more than is saved. Each original becomes a `narrow` of
+    the wide product, in declaration order.
     """
 
     name = "fuse_shared_input_matmul"
@@ -42,10 +45,16 @@ class FuseSharedInputMatMul(FusionPass):
             if node.id not in columns:
                 return None
             x = operands[0]
-            if x.id not in products:
-                weights = [x.graph.tensor(new_ids[n.inputs[1]]) for n in group_of[node.id]]
-                products[x.id] = MatMul()(x, Concat(1)(*weights))
-            part: Replacement = Narrow(node.shape.rank - 1, columns[node.id], node.shape.dims[-1])(products[x.id])
+            group = group_of[node.id]
+            if group[0].id not in products:
+                # Weights are joined along the columns, and biases, if there are any, the same way.
+                joined = [
+                    Concat(1 - i)(*(x.graph.tensor(new_ids[n.inputs[1 + i]]) for n in group))
+                    for i in range(len(node.inputs) - 1)
+                ]
+                products[group[0].id] = node.op(x, *joined)
+            product = products[group[0].id]
+            part: Replacement = Narrow(node.shape.rank - 1, columns[node.id], node.shape.dims[-1])(product)
             return part
 
         return remove_dead_nodes(rebuild(graph, visit, self.name, ids=new_ids).graph).graph
@@ -68,12 +77,12 @@ def _starts(graph: Graph, group: list[Node]) -> list[Size]:
 
 
 def _groups(graph: Graph) -> list[list[Node]]:
-    """The matmuls of each left operand by a matrix."""
-    by_operand: dict[NodeId, list[Node]] = {}
+    """The products of each left operand by a matrix, of one kind each."""
+    found: dict[tuple[NodeId, Op], list[Node]] = {}
     for node in graph.nodes:
-        if isinstance(node.op, MatMul) and graph.shape(node.inputs[1]).rank == 2:
-            by_operand.setdefault(node.inputs[0], []).append(node)
-    return list(by_operand.values())
+        if isinstance(node.op, MatMul | FusedMatMulBiasAct) and graph.shape(node.inputs[1]).rank == 2:
+            found.setdefault((node.inputs[0], node.op), []).append(node)
+    return list(found.values())
 
 
 def _joinable_groups(graph: Graph) -> list[list[Node]]:
@@ -81,13 +90,21 @@ def _joinable_groups(graph: Graph) -> list[list[Node]]:
 
 
 def _is_joinable(graph: Graph, node: Node) -> bool:
-    return is_plain_matmul(graph, node) and is_known_before_run(graph, node.inputs[1])
+    return _has_plain_types(graph, node) and _has_known_weights(graph, node)
+
+
+def _has_plain_types(graph: Graph, node: Node) -> bool:
+    return isinstance(node.op, FusedMatMulBiasAct) or is_plain_matmul(graph, node)
+
+
+def _has_known_weights(graph: Graph, node: Node) -> bool:
+    return all(is_known_before_run(graph, i) for i in node.inputs[1:])
 
 
 def _why_not_joined(graph: Graph, group: list[Node]) -> tuple[MissReason, str]:
-    if not all(is_plain_matmul(graph, node) for node in group):
+    if not all(_has_plain_types(graph, node) for node in group):
         return MissReason.UnsupportedTypes, ", ".join(repr(node.op) for node in group)
-    if not all(is_known_before_run(graph, node.inputs[1]) for node in group):
+    if not all(_has_known_weights(graph, node) for node in group):
         return MissReason.NotProfitable, "the weights would be joined anew in every run"
     if len(group) > 2:
         return MissReason.SharedMatmulCount, f"{len(group)} matmuls of {describe(graph.nodes[group[0].inputs[0]])}"
@@ -100,7 +117,7 @@ def _weights_first(graph: Graph, groups: list[list[Node]]) -> tuple[Graph, list[
     A wide product stands where the first of its matmuls stood, and needs the weights of all of them.
     """
     early = {n.id for n in graph.nodes if n.is_leaf}
-    pending = [node.inputs[1] for group in groups for node in group]
+    pending = [i for group in groups for node in group for i in node.inputs[1:]]
     while pending:
         node_id = pending.pop()
         if node_id not in early:

@@ -166,6 +166,8 @@ MAX_ROUNDS = 32
 def apply_rules(graph: Graph, rules: RuleSet, pass_name: str | None = None) -> Rewritten:
     """Apply the rules everywhere, again and again until none fires; absorbed nodes are removed after each round."""
     total = Rewritten(graph, ids={n.id: n.id for n in graph.nodes})
+    if not any(rules.for_op(n.op) for n in graph.nodes):
+        return total
     for _ in range(MAX_ROUNDS):
         run = _Run(total.graph, rules)
         rebuilt = rebuild(total.graph, run.visit, pass_name or rules.name, into=run.new, ids=run.ids)

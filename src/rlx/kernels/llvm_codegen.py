@@ -20,32 +20,39 @@ from rlx.knobs import knobs
 
 def compile_object(kernel: Kernel, target: Target) -> bytes:
     """Relocatable object code."""
-    code: bytes = _machine(target).emit_object(_module(kernel, target))
+    code: bytes = _machine(target).emit_object(_kernel_module(kernel, target))
     return code
 
 
 def compile_assembly(kernel: Kernel, target: Target) -> str:
     """Assembly text; for an NVIDIA target that is PTX."""
-    text: str = _machine(target).emit_assembly(_module(kernel, target))
+    text: str = _machine(target).emit_assembly(_kernel_module(kernel, target))
     return text
 
 
-def _module(kernel: Kernel, target: Target) -> Any:
-    from llvmlite import binding
+def compile_text(text: str, target: Target, what: str) -> bytes:
+    """Relocatable object code of LLVM IR that is no kernel; `what` names it in errors."""
+    code: bytes = _machine(target).emit_object(_module(text, target, what))
+    return code
 
+
+def _kernel_module(kernel: Kernel, target: Target) -> Any:
     if knobs.verify >= 1:
         verify(kernel)
     legal = legalize(kernel, target)
     if knobs.verify >= 2:
         verify(legal)
-    text = emit_llvm(legal, target)
+    return _module(emit_llvm(legal, target), target, f"kernel {kernel.name}")
+
+
+def _module(text: str, target: Target, what: str) -> Any:
+    from llvmlite import binding
+
     machine = _machine(target)
     try:
         module = binding.parse_assembly(text, binding.create_context())
     except RuntimeError as error:
-        raise InternalError(
-            f"kernel {kernel.name}: LLVM refused the module for {target.name}: {error}\n{text}"
-        ) from None
+        raise InternalError(f"{what}: LLVM refused the module for {target.name}: {error}\n{text}") from None
     module.data_layout = str(machine.target_data)
     return module
 

@@ -10,10 +10,10 @@ import numpy as np
 from rlx import ops
 from rlx.errors import BackendError, OpError
 from rlx.ir.dims import Dim
-from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.dtype import DType, DTypeLike, promote
 from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor, constant_data, current_scope, is_python_scalar, lift
-from rlx.numpy.arguments import array_function, axis_of, convert, dims_from, inexact, operand, rank_of, value
+from rlx.numpy.arguments import array_function, axis_of, convert, dims_from, inexact, operand, rank_of
 from rlx.ops.operands import common_dtype, dims_of, dtype_of
 from rlx.runtime.arrays import as_array
 
@@ -244,8 +244,12 @@ def arange(
     return ops.arange(first, last, stride, dtype)
 
 
-def _spaced(first: Any, last: Any, num: int | Dim, endpoint: bool) -> Any:
-    return ops.linspace(first, last, num, endpoint)
+def _wide(dtype: DTypeLike | None) -> DType | None:
+    """The float in which a range is formed whose elements are to have `dtype`; integers are rounded from f64."""
+    if dtype is None:
+        return None
+    chosen = DType.of(dtype)
+    return DType.F64 if chosen.is_int else chosen.accumulator
 
 
 @array_function
@@ -265,8 +269,9 @@ def linspace(
     With `retstep` the result is the pair of these and their distance.
     """
     _check_device(device)
-    first, last = inexact(start, stop)
-    values = _spaced(first, last, num, endpoint)
+    first, last = operand(start), operand(stop)
+    values = ops.linspace(first, last, num, endpoint, _wide(dtype))
+    wide = dtype_of(values)
     if dtype is not None:
         chosen = DType.of(dtype)
         values = convert(ops.floor(values) if chosen.is_int else values, chosen)
@@ -274,7 +279,7 @@ def linspace(
     if not retstep:
         return values
     intervals = num - 1 if endpoint else num
-    return values, (last - first) / convert(dim_value(intervals), dtype_of(first))
+    return values, (convert(last, wide) - convert(first, wide)) / convert(dim_value(intervals), wide)
 
 
 @array_function
@@ -288,8 +293,9 @@ def logspace(
     axis: int = 0,
 ) -> Any:
     """`num` numbers from base**start to base**stop, evenly spaced on a logarithmic scale."""
-    first, last, base = inexact(start, stop, base)
-    values = ops.pow_(ops.expand_dims(base, 0) if rank_of(base) else base, _spaced(first, last, num, endpoint))
+    exponents = ops.linspace(operand(start), operand(stop), num, endpoint, _wide(dtype))
+    base = operand(base)
+    values = ops.pow_(ops.expand_dims(base, 0) if rank_of(base) else base, exponents)
     values = ops.moveaxis(values, 0, axis_of(axis, values, "logspace"))
     return values if dtype is None else convert(values, DType.of(dtype))
 
@@ -300,7 +306,10 @@ def geomspace(
 ) -> Any:
     """`num` numbers from start to stop with a constant quotient; both have the same sign and neither is 0."""
     first, last = inexact(start, stop)
-    values = first * ops.exp(_spaced(value(ops.log(last / first)) * 0, ops.log(last / first), num, endpoint))
+    if dtype is not None:
+        wide = promote(dtype_of(first), DType.of(dtype).accumulator)
+        first, last = convert(operand(start), wide), convert(operand(stop), wide)
+    values = first * ops.exp(ops.linspace(0, ops.log(last / first), num, endpoint))
     if endpoint and not (isinstance(num, int) and num < 2):
         index = ops.iota((num, *(1,) * (rank_of(values) - 1)))
         values = ops.where(ops.eq(index, dim_value(num - 1)), last, values)

@@ -19,7 +19,7 @@ from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Dims, Shape, Size, broadcast_dims, normalize_axis
 from rlx.ops.arithmetic import add, div, eq, ge, mul, sub, where
 from rlx.ops.conversion import cast
-from rlx.ops.operands import common_dtype, convert, dims_of, dtype_of, promote_inexact, require_dtype, same_graph
+from rlx.ops.operands import common_dtype, convert, dims_of, dtype_of, require_dtype, same_graph
 from rlx.ops.samples import Sample, sample
 
 __all__ = [
@@ -209,9 +209,11 @@ def linspace(start: Any, stop: Any, num: Size, endpoint: bool = True, dtype: DTy
     from rlx.ops.movement import broadcast_to, expand_dims
 
     with same_graph(start, stop):
-        start, stop = promote_inexact(start, stop)
-        chosen = dtype_of(start) if dtype is None else DType.of(dtype)
-        wide = promote(dtype_of(start), chosen).accumulator
+        found = common_dtype(start, stop)
+        found = found if found.is_inexact else promote(found, DType.F32)
+        chosen = found if dtype is None else DType.of(dtype)
+        # Python numbers go to the wide dtype at once: rounded to f32 before, they would spoil an f64 result.
+        wide = promote(found, chosen).accumulator
         dims = broadcast_dims(dims_of(start), dims_of(stop), "linspace")
         start, stop = (expand_dims(broadcast_to(convert(x, wide), dims), 0) for x in (start, stop))
         positions = iota((num, *(1,) * len(dims)), wide.real)

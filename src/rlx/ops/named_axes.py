@@ -26,6 +26,11 @@ def named_axis(name: str, size: Size) -> Iterator[None]:
         _axes.reset(token)
 
 
+def bound_axes() -> tuple[tuple[str, Size], ...]:
+    """All axes with their sizes: what a function that is traced here may depend on beside its arguments."""
+    return tuple(_axes.get().items())
+
+
 def axis_size(name: str) -> Size:
     """How many participants share the axis; 1 outside of any named axis."""
     bound = _axes.get()

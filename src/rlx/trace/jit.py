@@ -19,6 +19,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.inline import inline_graph
 from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
+from rlx.ops.named_axes import bound_axes
 from rlx.trace.arguments import FlatCall, Signature
 from rlx.trace.pytree import tree_difference
 from rlx.trace.tracing import Spec, Traced, TracedFunction, category, entered, spec_of, trace_flat
@@ -214,7 +215,7 @@ class JitFunction:
         return Lowered(function, self._signature, self._device, donated)
 
     def _traced(self, call: FlatCall, specs: Sequence[Spec]) -> Traced:
-        key = self._key(call)
+        key = (self._key(call), bound_axes())
         with _TRACING:
             traced = self._traces.get(key)
             if traced is None:

@@ -90,17 +90,9 @@ def _key(target: Target) -> str:
 
 
 def _compile(target: Target) -> bytes:
-    from llvmlite import binding
+    from rlx.kernels.llvm_codegen import compile_text
 
-    from rlx.kernels.llvm_codegen import target_machine
-
-    text = executor_text(target)
-    try:
-        module = binding.parse_assembly(text, binding.create_context())
-    except RuntimeError as error:
-        raise InternalError(f"LLVM refused the executor for {target.name}: {error}\n{text}") from None
-    code: bytes = target_machine(target).emit_object(module)
-    return code
+    return compile_text(executor_text(target), target, "the executor")
 
 
 def _link(code: bytes, target: Target) -> Any:
@@ -326,9 +318,10 @@ class _Module:
         settled = f.variable(self.i64(0))  # all tickets below are known to be completed
 
         def say() -> None:
-            f.atomic_add(f.word(job, Job.COMPLETED), f.load(unsaid), "seq_cst")
-            f.b.call(self.wake, [f.word(pool, PoolState.PROGRESS)])
-            f.b.store(self.i64(0), unsaid)
+            with f.when(f.b.icmp_signed("!=", f.load(unsaid), self.i64(0))):
+                f.atomic_add(f.word(job, Job.COMPLETED), f.load(unsaid), "seq_cst")
+                f.b.call(self.wake, [f.word(pool, PoolState.PROGRESS)])
+                f.b.store(self.i64(0), unsaid)
 
         stop = f.word(job, Job.STOP)
         with f.forever() as dealing:
@@ -401,7 +394,8 @@ class _Module:
             loop.leave_if(f.b.icmp_signed(">=", i, count))
             boxes = f.word(pool, PoolState.MAILBOXES)
             box = f.word(boxes, f.b.mul(i, self.i64(Mailbox.WORDS)))
-            f.atomic_store(mail, f.word(box, Mailbox.MAIL), "seq_cst")
+            # Never back to a smaller number: who was told to leave stays told.
+            f.b.atomic_rmw("max", f.word(box, Mailbox.MAIL), mail, "seq_cst")
             f.b.call(self.wake, [f.word(box, Mailbox.SPOT)])
             f.b.store(f.b.add(i, self.i64(1)), position)
 
@@ -409,7 +403,7 @@ class _Module:
         """serve(pool, mailbox): the life of a worker."""
         f = _Function(self, "rlx.serve", self.void, self.address, self.address)
         pool, box = f.function.args
-        mail = f.variable(f.field(box, Mailbox.MAIL))
+        mail = f.variable(self.i64(0))
         absent, progress = f.word(pool, PoolState.ABSENT), f.word(pool, PoolState.PROGRESS)
         with f.forever():
             following = f.b.add(f.load(mail), self.i64(1))

@@ -1,0 +1,113 @@
+"""The worker threads of the process. They are Python threads that lend themselves to native code once and for all, so
+that no thread ever needs the GIL to take part in a run.
+
+All programs share one pool, started when a run first wants more than one thread. A forked child has none of its
+parent's threads and begins with a pool of its own. At the end of the process the workers are sent home before the
+interpreter and the code they run are taken down.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+
+import numpy as np
+
+from rlx.backends.cpu.records import WORD, Mailbox, PoolState, Spot, pool_words
+from rlx.backends.cpu.spmd import Executor, executor
+from rlx.backends.cpu.threads import MAX_THREADS
+from rlx.backends.memory import aligned_zeros
+
+# A worker leaves within one ticket; a process that ends waits no longer than this for one that does not.
+_EXIT_SECONDS = 2.0
+
+
+class Pool:
+    """Workers and the memory through which they are reached. `run` may be called from any number of threads."""
+
+    def __init__(self, native: Executor) -> None:
+        self._native = native
+        self._state, self._address = aligned_zeros((pool_words(MAX_THREADS - 1),), np.dtype(np.int64))
+        self._workers: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._make_spot(self._address + WORD * PoolState.PROGRESS)
+
+    def run(self, job: int, threads: int) -> None:
+        """Run the job (its address) to the end with up to `threads` threads, this one included.
+
+        Between two calls no thread is inside the job: an exception that a signal handler raises here, as Ctrl-C does,
+        leaves nothing behind.
+        """
+        if threads > 1 and len(self._workers) < threads - 1:
+            self._hire(threads - 1)
+        if self._is_closed:
+            threads = 1
+        while self._native.run(self._address, job, threads):
+            pass
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    def close(self) -> None:
+        """End the workers; later runs are done by their callers alone."""
+        with self._lock:
+            self._is_closed = True
+            self._native.dismiss(self._address, len(self._workers))
+        for worker in self._workers:
+            worker.join(_EXIT_SECONDS)
+
+    def _hire(self, count: int) -> None:
+        with self._lock:
+            while len(self._workers) < count and not self._is_closed:
+                number = len(self._workers)
+                mailbox = self._address + WORD * (PoolState.MAILBOXES + number * Mailbox.WORDS)
+                self._make_spot(mailbox + WORD * Mailbox.SPOT)
+                worker = threading.Thread(
+                    target=self._native.serve, args=(self._address, mailbox), name=f"rlx-worker-{number + 1}", daemon=True
+                )
+                worker.start()
+                self._workers.append(worker)
+
+    def _make_spot(self, spot: int) -> None:
+        process = ctypes.CDLL(None)
+        failed = process.pthread_mutex_init(ctypes.c_void_p(spot + WORD * Spot.MUTEX), None)
+        failed |= process.pthread_cond_init(ctypes.c_void_p(spot + WORD * Spot.CONDITION), None)
+        if failed:
+            raise OSError(failed, "the system has no mutex or condition variable left")
+
+
+_pool: Pool | None = None
+_making = threading.Lock()
+
+
+def pool() -> Pool:
+    """The pool of this process."""
+    return _pool if _pool is not None else _make_pool()
+
+
+def _make_pool() -> Pool:
+    global _pool
+    with _making:
+        if _pool is None:
+            _pool = Pool(executor())
+        return _pool
+
+
+def _forget_pool() -> None:
+    """In a forked child: the memory stays as it was at the fork, and nobody is there to use it."""
+    global _pool, _making
+    _pool, _making = None, threading.Lock()
+
+
+def _close_pool() -> None:
+    if _pool is not None:
+        _pool.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
+atexit.register(_close_pool)

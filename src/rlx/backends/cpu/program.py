@@ -1,0 +1,206 @@
+"""A LIR program as code: native kernels and host calls in order, and where each of them finds its operands.
+
+What is here holds for every binding of the symbols; `plan` puts the numbers in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.backends.cpu.grid import Grid
+from rlx.backends.cpu.spmd import Executor, executor
+from rlx.backends.memory import aligned_copy
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Constant, Input, Param
+from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.shape import Shape, Size
+from rlx.kernels.from_lir import make_kernel
+from rlx.kernels.loop_ir import Buffer
+from rlx.kernels.native import Loader, NativeKernel
+from rlx.kernels.object_cache import DiskCache, ObjectCache
+from rlx.kernels.targets import host
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# The first of the addresses that a run has; the others follow as `Program.values` numbers them.
+ARENA = 0
+
+
+class Place(NamedTuple):
+    """Where a value lies: so many bytes after the start of one of the addresses of a run."""
+
+    value: int
+    offset: Size
+
+
+class Operand(NamedTuple):
+    """A value that a kernel reads or writes; `root` owns the memory."""
+
+    place: Place
+    root: NodeId
+    writes: bool
+
+
+class NativeStep(NamedTuple):
+    """A kernel with one argument per parameter: an operand, or the value of a size."""
+
+    code: NativeKernel
+    grid: Grid
+    arguments: tuple[Operand | Size, ...]
+
+
+class HostStep(NamedTuple):
+    """An op that runs by its definition, on the host."""
+
+    node: Node
+
+
+Step = NativeStep | HostStep
+
+
+class Leaf(NamedTuple):
+    """An input or a param; kernels need its address to be a multiple of `align`."""
+
+    name: str
+    shape: Shape
+    align: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps, leaves, and the numbering of the addresses: the arena, inputs, outputs, host results, constants, params.
+
+    `stored` are the outputs that kernels write to memory of their own; all others are copied from where they lie.
+    """
+
+    lir: LirModule
+    graph: Graph
+    steps: tuple[Step, ...]
+    inputs: tuple[Leaf, ...]
+    params: tuple[Leaf, ...]
+    stored: tuple[NodeId, ...]
+    host_results: tuple[NodeId, ...]
+    constants: tuple[tuple[NodeId, Array], ...]
+    values: dict[NodeId, int]
+    native: Executor
+
+    def place(self, node: NodeId) -> Place:
+        return _place(self.lir, self.values, node)
+
+
+def build_program(lir: LirModule) -> Program:
+    """Compile or find the kernels of a LIR program."""
+    graph = lir.as_graph()
+    made = [_made(graph, k) for k in lir.kernels if k.kind != "view"]
+    inputs = [n for n in graph.nodes if isinstance(n.op, Input)]
+    params = [n for n in graph.nodes if isinstance(n.op, Param)]
+    constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
+    stored = [n for k in lir.kernels if k.kind not in ("view", "call") for n in k.outputs if _is_own(lir, n)]
+    hosted = [k.nodes[0] for k in lir.kernels if k.kind == "call" and _is_own(lir, k.nodes[0])]
+    order = [*(n.id for n in inputs), *stored, *hosted, *(n.id for n in constants), *(n.id for n in params)]
+    values = {node: ARENA + 1 + i for i, node in enumerate(order)}
+    alignments = _alignments(lir, made)
+
+    def leaf(node: Node) -> Leaf:
+        assert isinstance(node.op, Input | Param)
+        return Leaf(node.op.key, node.shape, alignments.get(node.id, node.shape.dtype.numpy.alignment))
+
+    return Program(
+        lir=lir,
+        graph=graph,
+        steps=tuple(_step(lir, values, m) for m in made),
+        inputs=tuple(map(leaf, inputs)),
+        params=tuple(map(leaf, params)),
+        stored=tuple(stored),
+        host_results=tuple(hosted),
+        constants=tuple((n.id, aligned_copy(n.op.value.array)) for n in constants if isinstance(n.op, Constant)),
+        values=values,
+        native=executor(object_cache()),
+    )
+
+
+class _Made(NamedTuple):
+    """A kernel, its code, and what it is called with."""
+
+    lir: LirKernel
+    node: Node
+    code: NativeKernel | None
+    buffers: tuple[NodeId, ...]
+    extents: tuple[Size, ...]
+
+
+def _made(graph: Graph, kernel: LirKernel) -> _Made:
+    node = graph.nodes[kernel.nodes[0]]
+    if kernel.kind == "call":
+        return _Made(kernel, node, None, (), ())
+    # Named by its kind alone: equal kernels of different layers and programs are one piece of code.
+    made = make_kernel(kernel.kind, graph, kernel, host())
+    return _Made(kernel, node, loader().load(made.kernel), made.buffers, made.extents)
+
+
+def _step(lir: LirModule, values: dict[NodeId, int], made: _Made) -> Step:
+    if made.code is None:
+        return HostStep(made.node)
+    buffers, extents = iter(made.buffers), iter(made.extents)
+    arguments: list[Operand | Size] = []
+    for param in made.code.kernel.params:
+        if isinstance(param, Buffer):
+            node = next(buffers)
+            arguments.append(Operand(_place(lir, values, node), _root(lir, node), param.writes))
+        else:
+            arguments.append(next(extents))
+    return NativeStep(made.code, Grid(made.code.kernel), tuple(arguments))
+
+
+def _root(lir: LirModule, node: NodeId) -> NodeId:
+    view = lir.buffers.view_aliases.get(node)
+    return node if view is None else view.root
+
+
+def _place(lir: LirModule, values: dict[NodeId, int], node: NodeId) -> Place:
+    address = lir.buffers.address(node)
+    if address is not None:
+        return Place(ARENA, address)
+    view = lir.buffers.view_aliases.get(node)
+    return Place(values[node], 0) if view is None else Place(values[view.root], view.byte_offset)
+
+
+def _is_own(lir: LirModule, node: NodeId) -> bool:
+    """Whether a result lies neither in the arena nor in the memory of another value."""
+    return lir.buffers.slot(node) is None and not lir.buffers.is_view(node)
+
+
+def _alignments(lir: LirModule, made: Sequence[_Made]) -> dict[NodeId, int]:
+    """What the kernels that read a value, or a view of it, need its address to be a multiple of."""
+    found: dict[NodeId, int] = {}
+    for m in made:
+        if m.code is None:
+            continue
+        pointers = [p for p in m.code.kernel.params if isinstance(p, Buffer)]
+        for node, pointer in zip(m.buffers, pointers, strict=True):
+            root = _root(lir, node)
+            found[root] = max(found.get(root, 1), pointer.align)
+    return found
+
+
+@cache
+def object_cache() -> ObjectCache | None:
+    """Where code is kept for the next process; None where there is no place to write."""
+    try:
+        return DiskCache()
+    except OSError:
+        return None
+
+
+@cache
+def loader() -> Loader:
+    """One per process: kernels with the same text are one piece of code."""
+    return Loader(host(), object_cache())
+
+
+NodeArray = Callable[[NodeId], Array]

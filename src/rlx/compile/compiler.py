@@ -1,0 +1,355 @@
+"""`CompilePipeline`: programs to LIR for one target, with options, reports and results around `rlx.compile.pipeline`.
+
+    result = CompilePipeline(target="cpu").compile(module)
+    result.lir, result.prepare, result.fusion
+    result.specialize(pipeline, {"B": 1, "S": 128})
+
+A result holds two programs: `prepare` makes of the weights what can be made of them once, `lir` is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rlx.autodiff.graphs import GradWithLossOptions, LeafRef, grad_with_loss_opts, leaf_ids
+from rlx.compile import pipeline
+from rlx.compile.buffers import plan_buffers
+from rlx.compile.generators import generator_for
+from rlx.compile.grouping import Pointwise
+from rlx.compile.lir_interpreter import interpret_lir
+from rlx.compile.memory import MemoryPlanOptions, SharedWeightLayout, WeightSlot, plan_memory_with_options
+from rlx.compile.packing import aligned
+from rlx.compile.precision import PrecisionPolicy
+from rlx.compile.prepare import Programs, split_prepare
+from rlx.compile.report import CompileReport, Where
+from rlx.compile.stages import StageRecord, Stages
+from rlx.errors import LowerError, RlxError
+from rlx.fusion.fusion_limits import with_fusion_limits
+from rlx.fusion.fusion_pipeline import (
+    FusionOptions,
+    FusionTarget,
+    backward_cleanup_passes,
+    fusion_limits_for_target,
+    fusion_passes,
+    fusion_passes_for_supported,
+    supported_for_target,
+)
+from rlx.fusion.fusion_report import FusionReport
+from rlx.ir.dims import Dim
+from rlx.ir.graph import Graph
+from rlx.ir.leaves import Constant, Input, Param
+from rlx.ir.lir import LirModule
+from rlx.ir.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
+from rlx.ir.module import GraphModule, GraphStage, HirModule, MirModule
+from rlx.ir.passes import PassRecord, run_passes
+from rlx.ir.shape import Size
+from rlx.ir.tensor import node_index
+from rlx.ir.verify import debug_assert_valid
+from rlx.knobs import knobs
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Program = HirModule | MirModule | LirModule | GraphModule | Graph
+Binding = Mapping[str, int | Dim]
+
+
+class TrainingCompileError(RlxError):
+    """A module that cannot be compiled for training: `WrongStage` with a hint, or `Lower` with the reason."""
+
+    WrongStage: type[_WrongStage]
+    Lower: type[_Lower]
+
+
+class _WrongStage(TrainingCompileError):
+    def __init__(self, hint: str) -> None:
+        super().__init__(f"a planned program (LIR) cannot be differentiated; {hint}")
+        self.hint = hint
+
+
+class _Lower(TrainingCompileError):
+    def __init__(self, error: LowerError) -> None:
+        super().__init__(f"the blocks of the module cannot be lowered: {error}")
+        self.error = error
+
+
+TrainingCompileError.WrongStage, TrainingCompileError.Lower = _WrongStage, _Lower
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """What a compile gives: the program that runs, the one that prepares its weights, and what happened on the way."""
+
+    lir: LirModule
+    fusion: FusionReport
+    # None when nothing follows from weights alone; else its outputs are the params of `lir` called `prepared`.
+    prepare: LirModule | None = None
+    prepared: tuple[str, ...] = ()
+    stages: tuple[StageRecord, ...] = field(default=(), compare=False)
+    passes: tuple[PassRecord, ...] = field(default=(), compare=False)
+
+    def has_dynamic_dims(self) -> bool:
+        return self.lir.has_dynamic_dims()
+
+    def dynamic_symbols(self) -> tuple[str, ...]:
+        return self.lir.dynamic_symbols()
+
+    def specialize(self, pipeline: CompilePipeline, binding: Binding) -> CompileResult:
+        """The result for one set of sizes, its memory planned anew."""
+        return replace(self, lir=pipeline.specialize_lir(self.lir, binding))
+
+    def report(self, device: str, where: Where | None = None) -> CompileReport:
+        """What became of the program, as text, JSON and a page; `where` says where a kernel runs."""
+        return CompileReport(self.lir, device, where, self.fusion, self.prepare, self.stages, self.passes)
+
+    def interpret(
+        self, leaves: Mapping[str, Array], binding: Mapping[str, int] | None = None, check: bool = True
+    ) -> list[Array]:
+        """The outputs, computed in NumPy inside the planned memory: first what `prepare` gives, then `lir`."""
+        ready: dict[str, Array] = {}
+        if self.prepare is not None:
+            ready = dict(zip(self.prepared, interpret_lir(self.prepare, leaves, check=check), strict=True))
+        return interpret_lir(self.lir, {**leaves, **ready}, binding, check)
+
+
+@dataclass(frozen=True)
+class TrainingCompileResult:
+    """`forward` for inference; `backward` for a training step: `[loss, other outputs.., gradients..]` in one program,
+    which computes the forward values once and keeps what the gradients need. Both read the same weights, which lie in a
+    region of their own as `weights` says."""
+
+    forward: CompileResult
+    backward: CompileResult
+    weights: SharedWeightLayout
+
+
+@dataclass(frozen=True)
+class CompilePipeline:
+    """How programs are compiled for one target.
+
+    `supported_ops` are the kinds of ops (class names) that a backend runs; the target's own claims when it is None.
+    Given, they overrule the generator: the program is fused for, and legalised to, exactly these kinds.
+    """
+
+    target: FusionTarget = FusionTarget.Cpu
+    opts: FusionOptions | None = None
+    arena_alignment: int = field(default_factory=lambda: knobs.arena_align)
+    assert_fusion_clean: bool = False
+    supported_ops: frozenset[str] | None = None
+    kernel_dispatch: KernelDispatchConfig = field(default_factory=KernelDispatchConfig.from_env)
+    precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32
+    # Whether what follows from weights alone becomes a program of its own; training changes weights at every step.
+    prepare_params: bool = True
+
+    def __post_init__(self) -> None:
+        # Names are accepted where there is one.
+        object.__setattr__(self, "target", FusionTarget(self.target))
+        object.__setattr__(self, "precision", PrecisionPolicy.of(self.precision))
+        object.__setattr__(self, "kernel_dispatch", KernelDispatchConfig.of(self.kernel_dispatch))
+        if self.supported_ops is not None:
+            object.__setattr__(self, "supported_ops", frozenset(self.supported_ops))
+
+    @staticmethod
+    def new(target: FusionTarget | str = FusionTarget.Cpu) -> CompilePipeline:
+        """The pipeline of a target, with the options that its knobs ask for."""
+        return CompilePipeline(FusionTarget(target), FusionOptions.for_target(FusionTarget(target)))
+
+    def with_assert_fusion_clean(self, on: bool = True) -> CompilePipeline:
+        return replace(self, assert_fusion_clean=on)
+
+    def with_supported_ops(self, kinds: Collection[str] | None) -> CompilePipeline:
+        return replace(self, supported_ops=None if kinds is None else frozenset(kinds))
+
+    def with_kernel_dispatch(self, policy: KernelDispatchPolicy | str) -> CompilePipeline:
+        return replace(self, kernel_dispatch=KernelDispatchConfig.of(policy))
+
+    def with_kernel_dispatch_config(self, config: KernelDispatchConfig) -> CompilePipeline:
+        return replace(self, kernel_dispatch=config)
+
+    def with_precision(self, policy: PrecisionPolicy | str) -> CompilePipeline:
+        return replace(self, precision=PrecisionPolicy.of(policy))
+
+    @property
+    def generator(self) -> Pointwise | None:
+        """What the target's generator joins into kernels; None when a backend brings its own."""
+        return generator_for(self.target) if self.supported_ops is None else None
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """The kinds of ops that fusion may form."""
+        return supported_for_target(self.target) if self.supported_ops is None else self.supported_ops
+
+    # Step by step
+
+    def lower_hir(self, hir: HirModule) -> MirModule:
+        """Blocks to tensor ops."""
+        mir = hir.lower_to_mir()
+        debug_assert_valid(mir.as_graph(), "lower_hir")
+        return mir
+
+    def preprocess_mir(self, mir: MirModule, records: pipeline.Records | None = None) -> MirModule:
+        """Branches and loops to straight code where the target runs neither, and no dead nodes."""
+        return MirModule.from_graph(pipeline.preprocess(mir.as_graph(), self.claims, records))
+
+    def optimize(self, mir: MirModule) -> MirModule:
+        return self.optimize_with_report(mir)[0]
+
+    def optimize_with_report(
+        self, mir: MirModule, records: pipeline.Records | None = None
+    ) -> tuple[MirModule, FusionReport]:
+        """The program in the ops that the target runs, and what fusion did to it."""
+        graph = mir.as_graph()
+        if self.generator is not None:
+            done = pipeline.optimize_for_generator(graph, self.precision, records)
+            # No named pattern is looked for, so none is missed: the kernels decide, and their report says why.
+            return MirModule.from_graph(done), FusionReport.analyze(graph, done, ())
+        limits = (self.opts and self.opts.fusion_limits) or fusion_limits_for_target(self.target)
+        if self.supported_ops is None:
+            passes = fusion_passes(self.target, self.opts)
+        else:
+            passes = fusion_passes_for_supported(self.supported_ops, self.opts)
+        done, report = with_fusion_limits(
+            limits, lambda: pipeline.optimize_for_claims(graph, passes, limits, self.precision, records)
+        )
+        if self.supported_ops:
+            done = pipeline.legalize(done, str(self.target), self.supported_ops, self.kernel_dispatch)
+            report = FusionReport.analyze(graph, done, passes)
+        return MirModule.from_graph(done), report
+
+    def optimize_backward(self, mir: MirModule) -> MirModule:
+        """A gradient graph is optimised like any other: derivatives have been taken, so every pass is safe."""
+        return self.optimize(MirModule.from_graph(run_passes(mir.as_graph(), backward_cleanup_passes())))
+
+    def plan_lir(self, mir: MirModule) -> LirModule:
+        """Kernels, and places for what they store. Inputs, weights and results have buffers of their own."""
+        if self.generator is not None:
+            return pipeline.plan_kernels(mir.as_graph(), self.generator, self.arena_alignment)
+        return pipeline.plan_ops(mir.as_graph(), self.arena_alignment)
+
+    def plan_lir_with_options(self, mir: MirModule, options: MemoryPlanOptions) -> LirModule:
+        """A plan node by node, with the boundary values in the arena that `options` put there."""
+        graph = mir.as_graph().copy().freeze()
+        return LirModule(graph, plan_memory_with_options(graph, self.arena_alignment, options))
+
+    def specialize_lir(self, lir: LirModule, binding: Binding) -> LirModule:
+        """The program for one set of sizes: types inferred again, memory planned again, kernels cut as they were."""
+        graph = lir.as_graph().bind(binding).freeze()
+        if lir.kernels:
+            return LirModule(graph, plan_buffers(graph, lir.kernels, lir.buffers.alignment), lir.kernels)
+        return LirModule(graph, plan_memory_with_options(graph, lir.buffers.alignment, _options_of(lir)))
+
+    # End to end
+
+    def compile(self, program: Program) -> CompileResult:
+        """Compile a program at any stage; LIR is returned as it is."""
+        content = program.content if isinstance(program, GraphModule) else program
+        if isinstance(content, LirModule):
+            return CompileResult(content, FusionReport())
+        return self._compile(content if isinstance(content, Graph) else content.as_graph())
+
+    def compile_module(self, module: GraphModule) -> CompileResult:
+        return self.compile(module)
+
+    def compile_mir(self, mir: MirModule) -> CompileResult:
+        return self.compile(mir)
+
+    def compile_graph(self, graph: Graph) -> CompileResult:
+        return self.compile(graph)
+
+    def compile_hir(self, hir: HirModule) -> CompileResult:
+        """Compile a module of blocks; with `RLX_IR_DUMP` all its stages are also written as one text."""
+        result = self.compile(hir)
+        if knobs.ir_dump:
+            from rlx.compile.inspect import inspect_pipeline, maybe_dump_pipeline
+
+            maybe_dump_pipeline(inspect_pipeline(self, hir), hir.name)
+        return result
+
+    def _compile(self, graph: Graph) -> CompileResult:
+        stages, records = Stages(graph, self.target), list[PassRecord]()
+        if isinstance(graph, HirModule):
+            graph = stages.run("hir", lambda: graph)
+        lowered = stages.run("mir", lambda: self.lower_hir(graph).as_graph() if isinstance(graph, HirModule) else graph)
+        reports: list[FusionReport] = []
+
+        def optimized() -> Graph:
+            mir = self.preprocess_mir(MirModule.from_graph(lowered), records)
+            done, report = self.optimize_with_report(mir, records)
+            reports.append(report)
+            return done.as_graph()
+
+        done = stages.run("optimized.mir", optimized)
+        self._require_clean(reports[0])
+        programs = split_prepare(done) if self.prepare_params else Programs(done)
+        before, main = programs.prepare, MirModule.from_graph(programs.main)
+        prepare = None
+        if before is not None:
+            prepare = stages.run("prepare.lir", self.plan_lir, MirModule.from_graph(before))
+        lir = stages.run("lir", self.plan_lir, main)
+        return CompileResult(lir, reports[0], prepare, programs.prepared, tuple(stages.records), tuple(records))
+
+    def _require_clean(self, report: FusionReport) -> None:
+        missed = [m for m in report.missed if not m.reason.is_choice]
+        if self.assert_fusion_clean and missed:
+            shown = "\n".join(f"  {m}; {m.hint}" for m in missed)
+            raise RlxError(f"assert_fusion_clean: {len(missed)} patterns did not fuse for {self.target}:\n{shown}")
+
+    # Training
+
+    def compile_training(
+        self,
+        module: GraphModule | HirModule | MirModule | Graph,
+        wrt: Iterable[LeafRef],
+        options: GradWithLossOptions = GradWithLossOptions.STRICT,
+    ) -> TrainingCompileResult:
+        """A program and its gradient with respect to leaves, given by name or by id in `module`.
+
+        The gradient is taken before fusion, of the primitive form of blocks, and the result is optimised as a whole.
+        """
+        if not isinstance(module, GraphModule):
+            module = GraphModule(module) if isinstance(module, MirModule) else GraphModule.from_graph(module)
+        if module.stage is GraphStage.Lir:
+            raise _WrongStage("compile the graph inside it: compile_training_mir(module.into_mir(), wrt)")
+        hir = module.as_hir()
+        graph = module.into_graph() if hir is None else hir
+        # Ids change with every pass, names do not.
+        names = [
+            str(graph.nodes[i].name) for i in leaf_ids(graph, [_reference(ref) for ref in wrt], "compile_training")
+        ]
+        try:
+            differentiable = graph if hir is None else hir.lower_for_autodiff().as_graph()
+            plain = replace(self, prepare_params=False)
+            forward = plain.compile(module)
+        except LowerError as error:
+            raise _Lower(error) from error
+        gradient = grad_with_loss_opts(differentiable, names, options)
+        backward = plain.compile(run_passes(gradient, backward_cleanup_passes()))
+        return TrainingCompileResult(forward, backward, weight_layout(forward.lir.as_graph(), self.arena_alignment))
+
+    def compile_training_mir(
+        self, mir: MirModule, wrt: Iterable[LeafRef], options: GradWithLossOptions = GradWithLossOptions.STRICT
+    ) -> TrainingCompileResult:
+        return self.compile_training(mir, wrt, options)
+
+
+def _reference(ref: LeafRef) -> str | int:
+    return ref if isinstance(ref, str) else int(node_index(ref))
+
+
+def _options_of(lir: LirModule) -> MemoryPlanOptions:
+    """With which options a node-by-node plan was made, as far as its slots tell."""
+    placed = {type(lir.as_graph().nodes[n].op) for n in lir.buffers.assignments}
+    return MemoryPlanOptions(Param in placed, Input in placed, Constant in placed)
+
+
+def weight_layout(graph: Graph, alignment: int) -> SharedWeightLayout:
+    """The params of a graph one after the other, by name: a region that no arena overlaps, for all programs that share
+    them."""
+    slots: list[WeightSlot] = []
+    end: Size = 0
+    for node in sorted(graph.params, key=lambda n: str(n.name)):
+        slots.append(WeightSlot(str(node.name), node.id, end, node.shape.byte_size))
+        end = end + aligned(node.shape.byte_size, alignment)
+    return SharedWeightLayout(end, tuple(slots))

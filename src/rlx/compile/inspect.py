@@ -1,0 +1,79 @@
+"""All stages of a compile as text, one after the other: what a person reads to see what became of a program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from rlx.compile.compiler import CompilePipeline, CompileResult, Program
+from rlx.fusion.fusion_report import inspect_fusion
+from rlx.ir.inspect import inspect_graph, inspect_hir, inspect_lir, inspect_mir, inspect_mir_diff
+from rlx.ir.lir import LirModule
+from rlx.ir.module import GraphModule, HirModule, MirModule
+from rlx.knobs import knobs
+
+
+class PipelineInspect(NamedTuple):
+    """The text of every stage; empty where there was none. `str` puts them under headings."""
+
+    hir: str
+    mir_lowered: str
+    mir_diff: str
+    mir_optimized: str
+    lir: str
+    fusion: str
+
+    def __str__(self) -> str:
+        titles = ("HIR", "MIR, lowered", "MIR, what changed", "MIR, optimised", "LIR", "fusion")
+        sections = [f"==== {title} ====\n{text.rstrip()}\n" for title, text in zip(titles, self) if text]
+        return "\n".join(sections)
+
+
+def inspect_pipeline(pipeline: CompilePipeline | Program, program: Program | None = None) -> PipelineInspect:
+    """Compile a program and show every stage: `inspect_pipeline(pipeline, module)`, or `inspect_pipeline(module)` for
+    the CPU."""
+    if not isinstance(pipeline, CompilePipeline):
+        return inspect_pipeline(CompilePipeline.new(), pipeline)
+    assert program is not None, "inspect_pipeline needs a program"
+    content = program.content if isinstance(program, GraphModule) else program
+    if isinstance(content, LirModule):
+        return inspect_compiled("", CompileResult(content, pipeline.compile(content).fusion))
+    if isinstance(content, HirModule):
+        lowered, text = pipeline.lower_hir(content), inspect_hir(content)
+    else:
+        lowered, text = content if isinstance(content, MirModule) else MirModule.from_graph(content), ""
+    result = pipeline.compile(content)
+    shown = inspect_compiled(text, result)
+    optimized = pipeline.optimize(pipeline.preprocess_mir(lowered))
+    return shown._replace(
+        mir_lowered=inspect_mir(lowered),
+        mir_diff=inspect_mir_diff(lowered, optimized),
+        mir_optimized=inspect_mir(optimized),
+    )
+
+
+def inspect_compiled(hir_text: str, result: CompileResult) -> PipelineInspect:
+    """What can be shown of a finished compile: its MIR is the one inside LIR."""
+    lir = inspect_lir(result.lir)
+    if result.prepare is not None:
+        lir = f"{inspect_lir(result.prepare)}\n{lir}"
+    fusion = inspect_fusion(result.fusion)
+    return PipelineInspect(hir_text, "", "", inspect_graph(result.lir.as_graph()), lir, fusion)
+
+
+def maybe_dump_pipeline(dump: PipelineInspect | str, name: str) -> Path | None:
+    """Write the stages to the file that the knob `ir_dump` (RLX_IR_DUMP) names, or to `<name>.ir.txt` in that directory
+    when it ends with a separator. Nothing when the knob is unset."""
+    target = knobs.ir_dump
+    if not target:
+        return None
+    path = Path(target)
+    if target.endswith(("/", os.sep)):
+        path = path / f"{name}.ir.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(str(dump), encoding="utf-8")
+    if knobs.verbose:
+        print(f"rlx: the stages of @{name} are in {path}", file=sys.stderr)
+    return path

@@ -1,0 +1,191 @@
+"""`CompileReport`: what became of a program, as text, as JSON and as a page.
+
+print(compiled.report)                       # which ops run together, and where
+compiled.report.html("report.html")          # kernels, missed fusions, the graph, memory over time
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlx.compile.boundaries import Boundary, find_boundaries
+from rlx.compile.lir_lives import lives_of, steps_of
+from rlx.compile.packing import Tenant, peak
+from rlx.compile.stages import StageRecord
+from rlx.compile.svg import drawn_binding
+from rlx.fusion.fusion_report import FusionReport
+from rlx.ir.graph import Graph, NodeId
+from rlx.ir.leaves import Constant
+from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.passes import PassRecord
+from rlx.ir.provenance import SourceLocation, node_label
+from rlx.ir.shape import Size
+
+Where = Callable[[LirKernel], str]
+
+
+class KernelRow(NamedTuple):
+    """One kernel: what it computes, where it runs, what it moves, and which lines of the user's program it is for."""
+
+    number: int
+    kind: str
+    ops: tuple[str, ...]
+    where: str
+    bytes_read: Size
+    bytes_written: Size
+    label: str
+    sources: tuple[SourceLocation, ...]
+
+
+class CompileReport(str):
+    """The text of a report, which also knows the program: `json()` and `html(path)` show the same in other forms."""
+
+    lir: LirModule
+    device: str
+    where: Where
+    fusion: FusionReport
+    prepare: LirModule | None
+    stages: tuple[StageRecord, ...]
+    passes: tuple[PassRecord, ...]
+
+    def __new__(
+        cls,
+        lir: LirModule,
+        device: str,
+        where: Where | None = None,
+        fusion: FusionReport | None = None,
+        prepare: LirModule | None = None,
+        stages: Sequence[StageRecord] = (),
+        passes: Sequence[PassRecord] = (),
+    ) -> CompileReport:
+        """`where` says where a kernel runs; `fusion`, `stages` and `passes` are what the compile has recorded."""
+        report = super().__new__(cls, _text(lir, device, where or _kind_only))
+        report.lir, report.device, report.where = lir, device, where or _kind_only
+        report.fusion, report.prepare = fusion or FusionReport(), prepare
+        report.stages, report.passes = tuple(stages), tuple(passes)
+        return report
+
+    @cached_property
+    def kernels(self) -> list[KernelRow]:
+        return kernel_rows(self.lir, self.where)
+
+    @cached_property
+    def boundaries(self) -> list[Boundary]:
+        """Every value that goes through memory between kernels, and why."""
+        return find_boundaries(self.lir)
+
+    def lower_bound(self, binding: dict[str, int]) -> int:
+        """The most bytes of the arena's values that are alive at once, for one set of sizes."""
+        bound = self.lir.bind(binding)
+        slots = bound.buffers.assignments
+        return peak([Tenant(slots[n].size, *life) for n, life in lives_of(bound).items() if n in slots])
+
+    def json(self) -> str:
+        """Everything in the report, for tools."""
+        document = {
+            "program": self.lir.name,
+            "device": self.device,
+            "fingerprint": str(self.lir.fingerprint()),
+            "kernels": [_kernel_json(row) for row in self.kernels],
+            "boundaries": [_boundary_json(b) for b in self.boundaries],
+            "fusion": json.loads(self.fusion.json()),
+            "memory": self.lir.buffers.to_json(),
+            "prepare": None if self.prepare is None else [k.kind for k in self.prepare.kernels],
+            "stages": [{"name": s.name, "seconds": s.seconds} for s in self.stages],
+            "passes": [p._asdict() for p in self.passes],
+        }
+        return json.dumps(document, indent=1)
+
+    def html(self, path: str | Path | None = None) -> str:
+        """The report as one page that needs nothing else; written to `path` when one is given."""
+        from rlx.compile.report_page import page
+
+        text = page(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def drawn_sizes(self) -> dict[str, int]:
+        """Sizes for the symbols of the program, where the report needs numbers."""
+        return drawn_binding(self.lir.dynamic_symbols(), None)
+
+
+def _kind_only(kernel: LirKernel) -> str:
+    return {"view": "no code", "call": "host (no native kernel)"}.get(kernel.kind, "native")
+
+
+def _text(lir: LirModule, device: str, where: Where) -> str:
+    graph, steps = lir.as_graph(), steps_of(lir)
+    counts = Counter(k.kind for k in steps)
+    summary = ", ".join(f"{n} {kind}" for kind, n in counts.items())
+    lines = [f"{device}: @{lir.name}, {summary or 'no kernels'}; arena {lir.arena_size} bytes"]
+    lines += [f"  {k.kind:7} {where(k):24} {' + '.join(_ops(graph, k))}" for k in steps]
+    return "\n".join(lines) + "\n"
+
+
+def _ops(graph: Graph, kernel: LirKernel) -> tuple[str, ...]:
+    return tuple(graph.nodes[i].op.mnemonic for i in kernel.nodes)
+
+
+def kernel_rows(lir: LirModule, where: Where) -> list[KernelRow]:
+    """One row per kernel, in the order in which they run."""
+    graph = lir.as_graph()
+    rows = []
+    for number, kernel in enumerate(steps_of(lir)):
+        labels = dict.fromkeys(_label(graph, i) for i in kernel.nodes)
+        origins = [graph.nodes[i].origin for i in kernel.nodes]
+        sources = tuple(dict.fromkeys(o.source for o in origins if o is not None and o.source is not None))
+        moved = (
+            [] if kernel.kind == "view" else [i for i in kernel.inputs if not isinstance(graph.nodes[i].op, Constant)]
+        )
+        stored = [] if kernel.kind == "view" else kernel.outputs
+        rows.append(
+            KernelRow(
+                number,
+                kernel.kind,
+                _ops(graph, kernel),
+                where(kernel),
+                _total(graph, moved),
+                _total(graph, stored),
+                ", ".join(label for label in labels if label),
+                sources,
+            )
+        )
+    return rows
+
+
+def _label(graph: Graph, node: NodeId) -> str:
+    label = node_label(graph, node)
+    return "" if label == str(node) else label
+
+
+def _total(graph: Graph, nodes: Sequence[NodeId]) -> Size:
+    total: Size = 0
+    for node in nodes:
+        for shape in graph.nodes[node].shapes:
+            total = total + shape.byte_size
+    return total
+
+
+def _plain(size: Size) -> int | str:
+    return size if isinstance(size, int) else str(size)
+
+
+def _source_json(source: SourceLocation) -> dict[str, Any]:
+    return {"file": source.file, "line": source.line}
+
+
+def _kernel_json(row: KernelRow) -> dict[str, Any]:
+    plain = {"bytes_read": _plain(row.bytes_read), "bytes_written": _plain(row.bytes_written)}
+    return {**row._asdict(), **plain, "sources": [_source_json(s) for s in row.sources]}
+
+
+def _boundary_json(b: Boundary) -> dict[str, Any]:
+    source = None if b.source is None else _source_json(b.source)
+    plain = {"value": int(b.value), "reason": str(b.reason), "hint": b.reason.hint, "source": source}
+    return {**b._asdict(), **plain, "byte_size": _plain(b.byte_size)}

@@ -1,0 +1,238 @@
+"""The page of a `CompileReport`: summary, kernels, what was stored between them and why, graph, memory, times, text.
+
+One file, no resources from elsewhere. Pointing at a kernel anywhere lights it up everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from rlx.compile.lir_lives import steps_of
+from rlx.compile.svg import hue, render_graph, render_timeline
+from rlx.ir.passes import PassRecord
+from rlx.ir.pretty import human_bytes
+from rlx.ir.provenance import SourceLocation
+
+if TYPE_CHECKING:
+    from rlx.compile.report import CompileReport
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1d2433;--faint:#68728a;--line:#dfe3ea;--paper:#fff;--card:#f6f7fa;--warn:#b4540a;
+--light:90%;--depth:55%;--edge:48%}
+@media (prefers-color-scheme:dark){:root{--ink:#e8ebf2;--faint:#9aa4b8;--line:#2c3444;--paper:#171b24;--card:#1f2531;
+--warn:#f0a35e;--light:25%;--depth:38%;--edge:62%}}
+body{margin:0 auto;padding:28px 32px 64px;max-width:1280px;background:var(--paper);color:var(--ink);
+font:14px/1.5 ui-sans-serif,system-ui,-apple-system,"Segoe UI",sans-serif}
+h1{font-size:24px;margin:0 0 2px} h2{font-size:17px;margin:36px 0 10px} p{margin:4px 0 12px;max-width:78ch}
+p,.sub{color:var(--faint)} .tiles{display:flex;flex-wrap:wrap;gap:12px;margin:20px 0}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 16px;min-width:120px}
+.tile b{display:block;font-size:20px;font-weight:600} .tile span{color:var(--faint);font-size:12.5px}
+.tile.warn b{color:var(--warn)}
+.scroll{overflow:auto;max-height:760px;border:1px solid var(--line);border-radius:10px;padding:8px}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th{position:sticky;top:-8px;background:var(--paper);text-align:left;font-weight:600;font-size:12.5px;color:var(--faint)}
+th,td{padding:5px 12px 5px 4px;border-bottom:1px solid var(--line);vertical-align:top}
+td.n,th.n{text-align:right;white-space:nowrap} tr:last-child td{border-bottom:0}
+code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace} pre{margin:0;white-space:pre}
+.chip{display:inline-block;padding:0 7px;border-radius:6px;font-size:12.5px;white-space:nowrap;
+background:hsl(var(--h) var(--depth) var(--light));border:1px solid hsl(var(--h) 50% var(--edge))}
+.warn{color:var(--warn)} details{margin:12px 0} summary{cursor:pointer;font-weight:600}
+tr.lit td{background:var(--card)}
+"""
+
+_SCRIPT = """
+const light = (name, on) => document.querySelectorAll('.' + name).forEach(e => e.classList.toggle('lit', on));
+document.querySelectorAll('[class]').forEach(e => {
+  const name = [...e.classList].find(c => /^k[0-9]+$/.test(c));
+  if (!name) return;
+  e.addEventListener('mouseenter', () => light(name, true));
+  e.addEventListener('mouseleave', () => light(name, false));
+});
+"""
+
+
+def page(report: CompileReport) -> str:
+    """The whole page."""
+    title = f"@{report.lir.name} on {report.device}"
+    sections = [
+        f"<h1>{escape(title)}</h1><div class='sub'>{escape(_headline(report))}</div>",
+        _tiles(report),
+        _kernels(report),
+        _missed(report),
+        _boundaries(report),
+        _graph(report),
+        _memory(report),
+        _times(report),
+        _texts(report),
+    ]
+    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{escape(title)}</title>"
+    body = "\n".join(sections)
+    return (
+        f"<!doctype html>\n<html lang='en'><head>{head}<style>{_STYLE}</style></head>\n"
+        f"<body>\n{body}\n<script>{_SCRIPT}</script>\n</body></html>\n"
+    )
+
+
+def _headline(report: CompileReport) -> str:
+    symbols = report.lir.dynamic_symbols()
+    sizes = f"one program for every {', '.join(symbols)}" if symbols else "all sizes fixed"
+    return f"fingerprint {report.lir.fingerprint()} · {sizes}"
+
+
+def _tiles(report: CompileReport) -> str:
+    steps = steps_of(report.lir)
+    kinds = Counter(k.kind for k in steps)
+    running = len(steps) - kinds["view"]
+    sizes = report.drawn_sizes()
+    bound, arena = report.lower_bound(sizes), int(report.lir.buffers.bind(sizes).arena_size)
+    shown = f" for {', '.join(f'{s}={n}' for s, n in sizes.items())}" if sizes else ""
+    tiles = [
+        _tile(str(running), "kernels"),
+        _tile(str(sum(len(k.nodes) for k in steps)), "ops in them"),
+        _tile(str(kinds["call"]), "on the host", warn=kinds["call"] > 0),
+        _tile(human_bytes(arena), f"arena{shown}"),
+        _tile(f"{arena / bound:.2f}×" if bound else "1.00×", "of what must be alive"),
+        _tile(human_bytes(report.lir.buffers.bind(sizes).bytes_saved), "saved by sharing"),
+    ]
+    if report.prepare is not None:
+        tiles.append(_tile(str(len(report.prepare.kernels)), "kernels run once, on weights"))
+    if report.stages:
+        tiles.append(_tile(f"{1e3 * sum(s.seconds for s in report.stages):.1f} ms", "to compile to LIR"))
+    return f"<div class='tiles'>{''.join(tiles)}</div>"
+
+
+def _tile(value: str, label: str, warn: bool = False) -> str:
+    return f"<div class='tile{' warn' if warn else ''}'><b>{escape(value)}</b><span>{escape(label)}</span></div>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[str], numbers: Sequence[int] = ()) -> str:
+    cells = "".join(f"<th{' class=n' if i in numbers else ''}>{escape(h)}</th>" for i, h in enumerate(heads))
+    return f"<div class='scroll'><table><thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+
+
+def _row(cells: Sequence[str], numbers: Sequence[int] = (), css: str = "") -> str:
+    body = "".join(f"<td{' class=n' if i in numbers else ''}>{c}</td>" for i, c in enumerate(cells))
+    return f"<tr class='{css}'>{body}</tr>"
+
+
+def _chip(number: int, text: str | None = None) -> str:
+    return f"<span class='chip' style='--h:{hue(number)}'>{escape(text or f'k{number}')}</span>"
+
+
+def _source(source: SourceLocation | None) -> str:
+    if source is None:
+        return ""
+    return f"<code title='{escape(source.file)}:{source.line}'>{escape(str(source))}</code>"
+
+
+def _kernels(report: CompileReport) -> str:
+    numbers = (4, 5)
+    rows = []
+    for row in report.kernels:
+        where = f"<span class='warn'>{escape(row.where)}</span>" if row.kind == "call" else escape(row.where)
+        label = f"<div class='sub'>{escape(row.label)}</div>" if row.label else ""
+        cells = [
+            _chip(row.number),
+            escape(row.kind),
+            f"<code>{escape(' + '.join(row.ops))}</code>{label}",
+            where,
+            escape(human_bytes(row.bytes_read)),
+            escape(human_bytes(row.bytes_written)),
+            "<br>".join(_source(s) for s in row.sources),
+        ]
+        rows.append(_row(cells, numbers, f"k{row.number}"))
+    heads = ("", "kind", "ops", "runs", "reads", "writes", "from")
+    return f"<h2>Kernels</h2>{_table(heads, rows, numbers)}"
+
+
+def _missed(report: CompileReport) -> str:
+    missed = report.fusion.missed
+    if not missed:
+        return ""
+    rows = [
+        _row(
+            [
+                f"<code>{escape(m.pattern)}</code>",
+                f"{escape(str(m.node))} {escape(m.context)}",
+                f"<code>{escape(str(m.reason))}</code> {escape(m.detail)}",
+                escape(m.hint),
+                escape(human_bytes(m.bytes_lost)),
+                _source(m.source),
+            ],
+            (4,),
+        )
+        for m in missed
+    ]
+    heads = ("pattern", "at", "reason", "what to do", "traffic", "from")
+    return f"<h2>Patterns that did not fuse</h2>{_table(heads, rows, (4,))}"
+
+
+def _boundaries(report: CompileReport) -> str:
+    if not report.boundaries:
+        return ""
+    graph = report.lir.as_graph()
+    rows = [
+        _row(
+            [
+                f"{_chip(b.producer)} → {_chip(b.reader)}",
+                f"<code>{escape(graph.nodes[b.value].op.mnemonic)} {escape(str(b.value))}</code>",
+                f"<code>{escape(str(b.reason))}</code> {escape(b.detail)}",
+                escape(b.reason.hint),
+                escape(human_bytes(b.byte_size)),
+                _source(b.source),
+            ],
+            (4,),
+        )
+        for b in report.boundaries
+    ]
+    heads = ("between", "value", "reason", "what it means", "bytes", "from")
+    lead = "<p>Every value that goes through memory from one kernel to another, and why it was not kept inside.</p>"
+    return f"<h2>What did not fuse</h2>{lead}{_table(heads, rows, (4,))}"
+
+
+def _graph(report: CompileReport) -> str:
+    lead = (
+        "<p>Ops from top to bottom, coloured by kernel; weights and shared inputs are written into the boxes that read "
+        "them. A thick line stays inside of a kernel, a thin one goes through memory. Long dashes: on the host; short "
+        "dashes: a view, for which nothing runs.</p>"
+    )
+    picture = render_graph(report.lir.as_graph(), steps_of(report.lir))
+    return f"<h2>Graph</h2>{lead}<div class='scroll'>{picture}</div>"
+
+
+def _memory(report: CompileReport) -> str:
+    lead = (
+        "<p>A box is a buffer of the arena, from the kernel that stores it to its last reader. The dashed line is the "
+        "sum of what is alive: no plan can need less than its highest point.</p>"
+    )
+    return f"<h2>Memory over time</h2>{lead}<div class='scroll'>{render_timeline(report.lir)}</div>"
+
+
+def _times(report: CompileReport) -> str:
+    if not report.stages:
+        return ""
+    stages = [_row([escape(s.name), f"{1e3 * s.seconds:.2f} ms"], (1,)) for s in report.stages]
+    parts = [f"<h2>Time</h2>{_table(('stage', ''), stages, (1,))}"]
+    if report.passes:
+        rows = [
+            _row([f"<code>{escape(p.name)}</code>", f"{1e3 * p.seconds:.2f} ms", _change(p)], (1,))
+            for p in report.passes
+        ]
+        table = _table(("pass", "time", "nodes"), rows, (1,))
+        parts.append(f"<details><summary>{len(rows)} passes</summary>{table}</details>")
+    return "".join(parts)
+
+
+def _change(record: PassRecord) -> str:
+    return f"{record.nodes_before} → {record.nodes_after}" if record.changed else "no change"
+
+
+def _texts(report: CompileReport) -> str:
+    programs = [("LIR", report.lir)] + ([("LIR of prepare", report.prepare)] if report.prepare is not None else [])
+    return "".join(
+        f"<details><summary>{title}</summary><div class='scroll'><pre>{escape(str(lir))}</pre></div></details>"
+        for title, lir in programs
+    )
