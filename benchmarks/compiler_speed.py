@@ -1,7 +1,8 @@
-"""How long the compiler itself takes: build, verify, print, parse, store, differentiate and batch graphs.
+"""How long the compiler itself takes: build, verify, print, parse, store, differentiate and batch graphs, and compile
+Llama models to LIR, stage by stage.
 
 Run `python benchmarks/compiler_speed.py`. Times should grow linearly with the size of the graph: the last column is the
-time per node of the largest graph over that of the smallest.
+time per node (or layer) of the largest program over that of the smallest.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import rlx
 from rlx.autodiff.graphs import grad_with_loss, jvp, vmap
+from rlx.compile.compiler import CompilePipeline, CompileResult
+from rlx.compile.stages import StageRecord
 from rlx.ir.graph import Graph
+from rlx.ir.module import GraphModule, HirModule
+from rlx.ir.passes import PassRecord
 from rlx.ir.serialize import from_bytes, to_bytes
+from rlx.ir.tensor import Tensor
 from rlx.ir.verify import verify_all
 
 SIZES = (1_000, 3_000, 10_000)
+LAYERS = (6, 12, 24)
 
 
 def build(nodes: int) -> Graph:
@@ -30,6 +38,54 @@ def build(nodes: int) -> Graph:
         y = rlx.tanh(y * w + b)
     g.set_outputs([rlx.reduce_sum(y)])
     return g
+
+
+def llama(layers: int) -> GraphModule:
+    """The shapes of a model with a billion weights; batch and length are symbolic."""
+    hidden, heads, kv_heads, head, inner, vocabulary = 2048, 32, 8, 64, 8192, 128_256
+
+    def build_blocks(h: HirModule) -> Tensor:
+        ids = h.input("ids", ("B", "S"), "i32")
+        cos, sin = h.input("cos", ("S", head // 2)), h.input("sin", ("S", head // 2))
+        x = rlx.gather(h.param("embed", (vocabulary, hidden)), ids, 0)
+        for i in range(layers):
+            dims = {"g1": (hidden,), "b1": (hidden,), "q": (hidden, hidden), "k": (hidden, kv_heads * head)}
+            dims |= {"v": (hidden, kv_heads * head), "o": (hidden, hidden), "g2": (hidden,), "b2": (hidden,)}
+            dims |= {"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}
+            weights = [h.param(f"layers.{i}.{name}", d) for name, d in dims.items()]
+            options: dict[str, Any] = {"num_heads": heads, "head_dim": head, "num_kv_heads": kv_heads, "eps": 1e-5}
+            x = h.llama_decoder_block(x, *weights, cos, sin, **options, mask_kind="causal")
+        x = h.rms_norm(x, h.param("norm", (hidden,)), h.param("norm_bias", (hidden,)), eps=1e-5)
+        return h.linear(x, h.param("head", (hidden, vocabulary)))
+
+    return Graph.define("llama", build_blocks)
+
+
+def compile_stages(target: str) -> None:
+    """Milliseconds per stage and per pass, for models of growing depth."""
+    results = {}
+    for layers in LAYERS:
+        module = llama(layers)
+        results[layers] = min(
+            (CompilePipeline.new(target).compile(module) for _ in range(3)),
+            key=lambda result: sum(s.seconds for s in result.stages),
+        )
+    sizes = ", ".join(f"{n} layers: {len(r.lir.as_graph())} nodes" for n, r in results.items())
+    print(f"\ncompile for {target} ({sizes})")
+    stages = {s.name: [_seconds(r.stages, s.name) for r in results.values()] for s in results[LAYERS[0]].stages}
+    stages["all"] = [sum(column) for column in zip(*stages.values())]
+    stages |= {f"  {name}": [_seconds(r.passes, name) for r in results.values()] for name in _pass_names(results[24])}
+    for name, times in stages.items():
+        growth = (times[-1] / LAYERS[-1]) / (times[0] / LAYERS[0]) if times[0] else 1.0
+        print(f"{name:32}" + "".join(f"{1e3 * t:10.2f} ms" for t in times) + f"   {growth:.2f}x")
+
+
+def _seconds(records: Sequence[StageRecord | PassRecord], name: str) -> float:
+    return sum(r.seconds for r in records if r.name == name)
+
+
+def _pass_names(result: CompileResult) -> list[str]:
+    return list(dict.fromkeys(p.name for p in result.passes))
 
 
 def measure(run: Callable[[], object], repeats: int = 3) -> float:
@@ -60,12 +116,15 @@ def main() -> None:
         "gradient": lambda n: grad_with_loss(graphs[n], ["w", "b"]),
         "forward mode": lambda n: jvp(graphs[n], ["w"]),
         "batching": lambda n: vmap(graphs[n], ["x"], 4),
+        "compile": lambda n: CompilePipeline.new().compile(graphs[n]),
     }
     print(f"{'':14}" + "".join(f"{n:>12,}" for n in SIZES) + "   growth per node")
     for name, job in jobs.items():
         times = [measure(lambda n=n, job=job: job(n)) for n in SIZES]  # type: ignore[misc]
         growth = (times[-1] / SIZES[-1]) / (times[0] / SIZES[0])
         print(f"{name:14}" + "".join(f"{t:10.3f} s" for t in times) + f"   {growth:.2f}x")
+    for target in ("cpu", "metal"):
+        compile_stages(target)
     base = import_cost("import numpy, ml_dtypes")
     print(f"import rlx over numpy and ml_dtypes: {import_cost('import numpy, ml_dtypes, rlx') - base:+.3f} s,")
     used = import_cost("import numpy, ml_dtypes, rlx; rlx.Graph; rlx.jit")

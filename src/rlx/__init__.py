@@ -57,10 +57,18 @@ _HOME: dict[str, str] = {
         ),
         "rlx.ir.inspect",
     ),
+    **dict.fromkeys(
+        ("CompilePipeline", "CompileResult", "TrainingCompileError", "TrainingCompileResult"), "rlx.compile.compiler"
+    ),
+    **dict.fromkeys(
+        ("PipelineInspect", "inspect_compiled", "inspect_pipeline", "maybe_dump_pipeline"), "rlx.compile.inspect"
+    ),
+    "CompileReport": "rlx.compile.report",
     **dict.fromkeys(("QuantScheme", "QuantMap"), "rlx.ir.quant"),
     **dict.fromkeys(("Tick", "CacheBuster", "time_ns"), "rlx.ir.measure"),
     "Philox4x32": "rlx.ir.rng",
     **dict.fromkeys(("Session",), "rlx.runtime.session"),
+    "threads": "rlx.backends.cpu.threads",
     **dict.fromkeys(("Device", "is_available", "available_devices"), "rlx.runtime.device"),
     "CompiledGraph": "rlx.runtime.compiled_graph",
     "Array": "rlx.runtime.arrays",
@@ -91,7 +99,7 @@ _HOME: dict[str, str] = {
 }
 # Attributes that are modules.
 _MODULES = frozenset(
-    {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "backends", "autodiff", "opt", "env", "trace"}
+    "numpy nn random debug tree ops ir hir trace autodiff fusion compile backends runtime opt env".split()
 )
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from programs import gpt_loss, llama, mlp_loss, random_values
 
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
@@ -35,57 +36,14 @@ def test_random_graphs_equal_the_reference(graph):
     assert_same(expected, interpret_lir(node_by_node, values, BINDING))
 
 
-def random_values(graph, binding, seed=0):
-    rng = np.random.default_rng(seed)
-    leaves = [n for n in graph.nodes if n.is_leaf]
-    shapes = {n.op.key: n.shape.bind(binding) for n in leaves}
-    return {key: rng.normal(0, 0.5, s.dims).astype(s.dtype.numpy) for key, s in shapes.items()}
-
-
-def llama_block():
-    def build(h):
-        x = h.input("x", ("B", "S", 32))
-        dims = {"g1": (32,), "b1": (32,), "q": (32, 32), "k": (32, 16), "v": (32, 16), "o": (32, 32)}
-        dims |= {"g2": (32,), "b2": (32,), "gate": (32, 64), "up": (32, 64), "down": (64, 32)}
-        weights = [h.param(name, d) for name, d in dims.items()]
-        cos, sin = h.input("cos", ("S", 4)), h.input("sin", ("S", 4))
-        settings = {"num_heads": 4, "head_dim": 8, "num_kv_heads": 2, "eps": 1e-5, "mask_kind": "causal"}
-        return h.llama_decoder_block(x, *weights, cos, sin, **settings)
-
-    return rlx.Graph.define("llama", build)
-
-
 @pytest.mark.parametrize("policy", ["direct", "fusable"])
 def test_llama_block_equals_the_reference(policy):
-    graph = llama_block().with_fusion_policy(policy).into_graph()
+    graph = llama().with_fusion_policy(policy).into_graph()
     lir = lower_to_lir(graph.copy(), is_pointwise)
     for binding in ({"B": 1, "S": 3}, {"B": 2, "S": 7}):
         values = random_values(graph, binding)
         for a, b in zip(interpret(graph, values), interpret_lir(lir, values), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
-
-
-def mlp_loss():
-    g = Graph("mlp")
-    x, target = g.input("x", ("B", 8)), g.input("target", ("B", 4))
-    hidden = rlx.tanh(x @ g.param("w0", (8, 16)) + g.param("b0", (16,)))
-    difference = hidden @ g.param("w1", (16, 4)) - target
-    g.set_outputs([rlx.reduce_mean(difference * difference)])
-    return g
-
-
-def gpt_loss():
-    g = Graph("gpt")
-    x, target = g.input("x", ("B", 6, 16)), g.input("target", ("B", 6, 16))
-    h = rlx.layer_norm(x, g.param("g0", (16,)), g.param("c0", (16,)))
-    qkv = h @ g.param("qkv", (16, 48))
-    q, k, v = (g.narrow_(qkv, 2, 16 * i, 16).reshape(("B", 6, 2, 8)) for i in range(3))
-    mixed = rlx.attention(q, k, v, num_heads=2, head_dim=8, mask_kind="causal")
-    x = x + mixed.reshape(("B", 6, 16)) @ g.param("out", (16, 16))
-    h = rlx.layer_norm(x, g.param("g1", (16,)), g.param("c1", (16,)))
-    x = x + rlx.gelu(h @ g.param("up", (16, 32))) @ g.param("down", (32, 16))
-    g.set_outputs([rlx.reduce_mean((x - target) * (x - target))])
-    return g
 
 
 @pytest.mark.parametrize("make", [mlp_loss, gpt_loss], ids=["mlp", "gpt"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from pass_checks import mnemonics, run_and_check, same_bits
 
-from random_graphs import BINDING, graphs, inputs_for
+from random_graphs import BINDING, STEPS, floats, graphs, inputs_for
 from rlx import ops
 from rlx.compile.simplify import CANONICAL, AlgebraicSimplify, holds_every
 from rlx.ir.dtype import DType
@@ -222,6 +223,16 @@ def test_an_expand_that_makes_the_shape_stays():
     assert EXACT.run(graph) is graph
 
 
+@pytest.mark.parametrize("exponent", [2.0, 0.5, -1.0, 3.0])
+def test_an_expanded_exponent_is_read_as_it_is(exponent):
+    """Whether there is one exponent or many equal ones must not show in any bit."""
+    graph = graph_of(lambda x: ops.pow_(x, ops.expand(const(exponent, "f64"), (2000,))), "f64", dims=(2000,))
+    x = np.random.default_rng(0).normal(size=2000)
+    x[: len(SPECIAL)] = SPECIAL
+    after = run_and_check(graph, EXACT, [x])
+    assert mnemonics(after) == ["pow"]
+
+
 def test_an_empty_constant_is_filled_with_nothing():
     graph = graph_of(lambda x: x * np.ones((0,), "f4"), "f32", dims=(0,))
     assert EXACT.run(graph) is graph
@@ -281,8 +292,28 @@ def test_holds_every_agrees_with_a_round_trip_of_all_values(source, to):
     assert holds_every(to, source) == kept
 
 
-@settings(max_examples=60, deadline=None)
-@given(graphs())
+def neutral_step(draw, values):
+    """x op c or c op x, where c is a number that some rule looks for, written out or expanded."""
+    x = draw(st.sampled_from(floats(values)))
+    c = x.graph.constant(draw(st.sampled_from([0.0, -0.0, 1.0, 2.0, 0.5, -1.0, np.inf])), x.dtype)
+    c = ops.expand(c, x.shape) if draw(st.booleans()) else c
+    kind = draw(st.sampled_from(["add", "sub", "mul", "div", "pow", "max", "min"]))
+    return ops.binary(kind, *((x, c) if draw(st.booleans()) else (c, x)))
+
+
+def undone_step(draw, values):
+    """Something and its inverse, or the same thing twice."""
+    x = draw(st.sampled_from(floats(values)))
+    kind = draw(st.sampled_from(["neg", "abs", "relu", "round", "cast", "flatten"]))
+    if kind == "cast":
+        return ops.cast(ops.cast(x, draw(st.sampled_from(["f64", "f32", "f16", "bf16"]))), x.dtype)
+    if kind == "flatten":
+        return ops.reshape(ops.reshape(x, (x.size,)), x.shape)
+    return ops.activation(kind, ops.activation(kind, x))
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs(steps=(*STEPS, *[(neutral_step, floats), (undone_step, floats)] * 4)))
 def test_random_graphs_keep_their_bits(graph):
     run_and_check(graph, EXACT, inputs_for(graph), BINDING)
 

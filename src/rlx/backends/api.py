@@ -10,12 +10,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from rlx.compile.report import CompileReport
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,17 +31,29 @@ class CompileOptions:
     threads: int | None = None
 
 
+class Prepared:
+    """The params of a program in the form in which an executable reads them; `values` are the params by name."""
+
+    def __init__(self, values: Mapping[str, Array]) -> None:
+        self.values = values
+
+
 class Executable(ABC):
     """A compiled program."""
 
+    def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None) -> Prepared:
+        """What `run` takes as params: those of `before`, with the changed ones in their place. Work that depends on
+        params alone is done here, once for each change of weights."""
+        return Prepared({**(before.values if before is not None else {}), **changed})
+
     @abstractmethod
-    def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array]) -> list[Array]:
-        """The outputs for checked inputs and params. The arrays returned belong to the caller."""
+    def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
+        """The outputs for inputs and params. The arrays returned belong to the caller."""
 
     @property
     @abstractmethod
-    def report(self) -> str:
-        """What runs where, and why, as text."""
+    def report(self) -> CompileReport:
+        """What runs where, and why: text that can also be written as JSON and as a page."""
 
 
 class Backend(ABC):

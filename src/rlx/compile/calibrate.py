@@ -11,13 +11,14 @@ is clipped. Zero points are 0.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from rlx.compile.quant_collapse import is_channel_bias
 from rlx.compile.quant_insert import CalibrationEntry, CalibrationRecord
+from rlx.compile.quant_observers import LEVELS, METHODS, SMALLEST_SCALE, Observer
 from rlx.errors import RlxError
 from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.dtype import DType
@@ -31,137 +32,6 @@ from rlx.ops.convolution import Conv
 from rlx.ops.unary import Activation, ActivationKind
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-LEVELS = 127
-SMALLEST_SCALE = 1e-6
-
-
-class Observer(ABC):
-    """Sees magnitudes, batch by batch, and chooses the largest one that is not clipped."""
-
-    @abstractmethod
-    def observe(self, magnitudes: Array) -> None:
-        """Take note of some |x|, a flat array of f64."""
-
-    @abstractmethod
-    def threshold(self) -> float: ...
-
-
-class MaxAbs(Observer):
-    """The largest magnitude: nothing is clipped."""
-
-    def __init__(self) -> None:
-        self._largest = 0.0
-
-    def observe(self, magnitudes: Array) -> None:
-        self._largest = max(self._largest, float(magnitudes.max(initial=0.0)))
-
-    def threshold(self) -> float:
-        return self._largest
-
-
-class _Histogram(Observer):
-    """Counts of magnitudes in equal bins from 0 on. When a larger value comes, bins are joined in pairs."""
-
-    BINS = 2048
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(self.BINS)
-        self.limit = 0.0
-
-    def observe(self, magnitudes: Array) -> None:
-        largest = float(magnitudes.max(initial=0.0))
-        if largest == 0.0:
-            self.counts[0] += magnitudes.size
-            return
-        if self.limit == 0.0:
-            self.limit = largest
-        while self.limit < largest:
-            joined = self.counts.reshape(-1, 2).sum(axis=1)
-            self.counts = np.concatenate([joined, np.zeros(self.BINS // 2)])
-            self.limit *= 2
-        self.counts += np.histogram(magnitudes, self.BINS, (0.0, self.limit))[0]
-
-    @property
-    def width(self) -> float:
-        return self.limit / self.BINS
-
-    @property
-    def centres(self) -> Array:
-        return (np.arange(self.BINS) + 0.5) * self.width
-
-    def last_used(self) -> int:
-        """How many bins there are up to the last one with a count."""
-        used = np.nonzero(self.counts)[0]
-        return int(used[-1]) + 1 if used.size else 0
-
-
-class Percentile(_Histogram):
-    """The magnitude below which `percent` of all lie: a few outliers are clipped."""
-
-    def __init__(self, percent: float = 99.99) -> None:
-        if not 0.0 < percent <= 100.0:
-            raise RlxError(f"Percentile: needs a number above 0 and up to 100, got {percent}")
-        super().__init__()
-        self.percent = percent
-
-    def threshold(self) -> float:
-        share = np.cumsum(self.counts)
-        wanted = share[-1] * self.percent / 100.0
-        return float((np.searchsorted(share, wanted) + 1) * self.width)
-
-
-class MeanSquareError(_Histogram):
-    """The threshold with the smallest mean square of rounding and clipping errors."""
-
-    CANDIDATES = 128
-
-    def threshold(self) -> float:
-        top = self.last_used() * self.width
-        candidates = top * (np.arange(self.CANDIDATES) + 1) / self.CANDIDATES
-        return float(candidates[int(np.argmin([self._error(t) for t in candidates]))])
-
-    def _error(self, threshold: float) -> float:
-        step = max(threshold / LEVELS, SMALLEST_SCALE)
-        rounded = np.minimum(np.rint(self.centres / step), LEVELS) * step
-        return float(np.sum(self.counts * (self.centres - rounded) ** 2))
-
-
-class Entropy(_Histogram):
-    """The threshold at which the distribution of the rounded values says most about that of the values: the one with
-    the smallest Kullback-Leibler divergence."""
-
-    STRIDE = 8
-
-    def threshold(self) -> float:
-        used = self.last_used()
-        if used <= LEVELS + 1:
-            return used * self.width
-        ends = [*range(LEVELS + 1, used, self.STRIDE), used]
-        return ends[int(np.argmin([self._divergence(end) for end in ends]))] * self.width
-
-    def _divergence(self, end: int) -> float:
-        """Of the first `end` bins, with what is clipped counted in the last, from their form in LEVELS + 1 groups."""
-        kept = self.counts[:end]
-        wanted = kept.copy()
-        wanted[-1] += self.counts[end:].sum()
-        group = np.arange(end) * (LEVELS + 1) // end
-        totals = np.bincount(group, kept, LEVELS + 1)
-        filled = np.bincount(group, kept > 0, LEVELS + 1)
-        # A group's count is spread over those of its bins that have one.
-        spread = np.where(kept > 0, (totals / np.maximum(filled, 1))[group], 0.0)
-        p, q = wanted / wanted.sum(), spread / max(spread.sum(), 1.0)
-        # What is clipped may be all that the last bin has.
-        seen = p > 0
-        return float(np.sum(p[seen] * np.log(p[seen] / np.maximum(q[seen], 1e-12))))
-
-
-METHODS: dict[str, Callable[[], Observer]] = {
-    "max_abs": MaxAbs,
-    "percentile": Percentile,
-    "mse": MeanSquareError,
-    "entropy": Entropy,
-}
 
 
 class Calibrator:
@@ -251,21 +121,24 @@ def product_taps(graph: Graph) -> list[NodeId]:
     their results after bias and relu."""
     taps: dict[NodeId, None] = {}
     uses, outputs = graph.use_map(), set(graph.outputs)
-    for node in graph.nodes:
-        if not isinstance(node.op, MatMul | Conv) or node.shape.dtype is not DType.F32:
+    for product in graph.nodes:
+        if not isinstance(product.op, MatMul | Conv) or product.shape.dtype is not DType.F32:
             continue
-        taps.update(dict.fromkeys(node.inputs))
-        end = node
-        for absorbed in (_is_sum, _is_relu):
-            if len(uses[end.id]) == 1 and end.id not in outputs and absorbed(graph.nodes[uses[end.id][0]]):
-                end = graph.nodes[uses[end.id][0]]
+        taps.update(dict.fromkeys(product.inputs))
+        end = product
+        for is_absorbed in (_adds_bias, _is_relu):
+            readers = uses[end.id]
+            if len(readers) == 1 and end.id not in outputs and is_absorbed(graph, product, graph.nodes[readers[0]]):
+                end = graph.nodes[readers[0]]
         taps[end.id] = None
     return list(taps)
 
 
-def _is_sum(node: Node) -> bool:
-    return isinstance(node.op, Binary) and node.op.kind is BinaryOp.Add
+def _adds_bias(graph: Graph, product: Node, node: Node) -> bool:
+    if not isinstance(node.op, Binary) or node.op.kind is not BinaryOp.Add:
+        return False
+    return any(is_channel_bias(graph.shape(i), product) for i in node.inputs if i != product.id)
 
 
-def _is_relu(node: Node) -> bool:
+def _is_relu(graph: Graph, product: Node, node: Node) -> bool:
     return isinstance(node.op, Activation) and node.op.kind is ActivationKind.Relu

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlx.autodiff.graphs import GradWithLossOptions, LeafRef, grad_with_loss_opts, leaf_ids
 from rlx.compile import pipeline
 from rlx.compile.buffers import plan_buffers
+from rlx.compile.dispatch import KernelDispatchReport
+from rlx.compile.fusion_barriers import UnfusedEdge
 from rlx.compile.generators import generator_for
 from rlx.compile.grouping import Pointwise
 from rlx.compile.lir_interpreter import interpret_lir
@@ -25,7 +27,7 @@ from rlx.compile.memory import MemoryPlanOptions, SharedWeightLayout, WeightSlot
 from rlx.compile.packing import aligned
 from rlx.compile.precision import PrecisionPolicy
 from rlx.compile.prepare import Programs, split_prepare
-from rlx.compile.report import CompileReport, Where
+from rlx.compile.report import CompileFindings, CompileReport, Where
 from rlx.compile.stages import StageRecord, Stages
 from rlx.errors import LowerError, RlxError
 from rlx.fusion.fusion_limits import with_fusion_limits
@@ -87,6 +89,10 @@ class CompileResult:
     # None when nothing follows from weights alone; else its outputs are the params of `lir` called `prepared`.
     prepare: LirModule | None = None
     prepared: tuple[str, ...] = ()
+    # Every value that goes from one kernel of `lir` to another, and why it does not stay inside.
+    barriers: tuple[UnfusedEdge, ...] = ()
+    # How each kind of op reached the kinds that a backend has claimed; None when no claim was given.
+    dispatch: KernelDispatchReport | None = None
     stages: tuple[StageRecord, ...] = field(default=(), compare=False)
     passes: tuple[PassRecord, ...] = field(default=(), compare=False)
 
@@ -102,7 +108,8 @@ class CompileResult:
 
     def report(self, device: str, where: Where | None = None) -> CompileReport:
         """What became of the program, as text, JSON and a page; `where` says where a kernel runs."""
-        return CompileReport(self.lir, device, where, self.fusion, self.prepare, self.stages, self.passes)
+        found = CompileFindings(self.fusion, self.barriers, self.prepare, self.dispatch, self.stages, self.passes)
+        return CompileReport(self.lir, device, where, found)
 
     def interpret(
         self, leaves: Mapping[str, Array], binding: Mapping[str, int] | None = None, check: bool = True
@@ -123,6 +130,14 @@ class TrainingCompileResult:
     forward: CompileResult
     backward: CompileResult
     weights: SharedWeightLayout
+
+
+class _Optimized(NamedTuple):
+    """MIR in the ops that a target runs, and how it got there."""
+
+    mir: MirModule
+    fusion: FusionReport
+    dispatch: KernelDispatchReport | None = None
 
 
 @dataclass(frozen=True)
@@ -196,15 +211,17 @@ class CompilePipeline:
     def optimize(self, mir: MirModule) -> MirModule:
         return self.optimize_with_report(mir)[0]
 
-    def optimize_with_report(
-        self, mir: MirModule, records: pipeline.Records | None = None
-    ) -> tuple[MirModule, FusionReport]:
+    def optimize_with_report(self, mir: MirModule) -> tuple[MirModule, FusionReport]:
         """The program in the ops that the target runs, and what fusion did to it."""
+        done = self._optimized(mir)
+        return done.mir, done.fusion
+
+    def _optimized(self, mir: MirModule, records: pipeline.Records | None = None) -> _Optimized:
         graph = mir.as_graph()
         if self.generator is not None:
             done = pipeline.optimize_for_generator(graph, self.precision, records)
             # No named pattern is looked for, so none is missed: the kernels decide, and their report says why.
-            return MirModule.from_graph(done), FusionReport.analyze(graph, done, ())
+            return _Optimized(MirModule.from_graph(done), FusionReport.analyze(graph, done, ()))
         limits = (self.opts and self.opts.fusion_limits) or fusion_limits_for_target(self.target)
         if self.supported_ops is None:
             passes = fusion_passes(self.target, self.opts)
@@ -213,10 +230,10 @@ class CompilePipeline:
         done, report = with_fusion_limits(
             limits, lambda: pipeline.optimize_for_claims(graph, passes, limits, self.precision, records)
         )
-        if self.supported_ops:
-            done = pipeline.legalize(done, str(self.target), self.supported_ops, self.kernel_dispatch)
-            report = FusionReport.analyze(graph, done, passes)
-        return MirModule.from_graph(done), report
+        if not self.supported_ops:
+            return _Optimized(MirModule.from_graph(done), report)
+        legal, dispatch = pipeline.legalize(done, str(self.target), self.supported_ops, self.kernel_dispatch)
+        return _Optimized(MirModule.from_graph(legal), FusionReport.analyze(graph, legal, passes), dispatch)
 
     def optimize_backward(self, mir: MirModule) -> MirModule:
         """A gradient graph is optimised like any other: derivatives have been taken, so every pass is safe."""
@@ -224,9 +241,12 @@ class CompilePipeline:
 
     def plan_lir(self, mir: MirModule) -> LirModule:
         """Kernels, and places for what they store. Inputs, weights and results have buffers of their own."""
+        return self._planned(mir.as_graph()).lir
+
+    def _planned(self, graph: Graph) -> pipeline.Planned:
         if self.generator is not None:
-            return pipeline.plan_kernels(mir.as_graph(), self.generator, self.arena_alignment)
-        return pipeline.plan_ops(mir.as_graph(), self.arena_alignment)
+            return pipeline.plan_kernels(graph, self.generator, self.arena_alignment)
+        return pipeline.plan_ops(graph, self.arena_alignment)
 
     def plan_lir_with_options(self, mir: MirModule, options: MemoryPlanOptions) -> LirModule:
         """A plan node by node, with the boundary values in the arena that `options` put there."""
@@ -269,26 +289,35 @@ class CompilePipeline:
 
     def _compile(self, graph: Graph) -> CompileResult:
         stages, records = Stages(graph, self.target), list[PassRecord]()
+        done, plans = list[_Optimized](), list[pipeline.Planned]()
         if isinstance(graph, HirModule):
             graph = stages.run("hir", lambda: graph)
-        lowered = stages.run("mir", lambda: self.lower_hir(graph).as_graph() if isinstance(graph, HirModule) else graph)
-        reports: list[FusionReport] = []
 
-        def optimized() -> Graph:
-            mir = self.preprocess_mir(MirModule.from_graph(lowered), records)
-            done, report = self.optimize_with_report(mir, records)
-            reports.append(report)
-            return done.as_graph()
+        def lower() -> Graph:
+            return self.lower_hir(graph).as_graph() if isinstance(graph, HirModule) else graph
 
-        done = stages.run("optimized.mir", optimized)
-        self._require_clean(reports[0])
-        programs = split_prepare(done) if self.prepare_params else Programs(done)
-        before, main = programs.prepare, MirModule.from_graph(programs.main)
-        prepare = None
-        if before is not None:
-            prepare = stages.run("prepare.lir", self.plan_lir, MirModule.from_graph(before))
-        lir = stages.run("lir", self.plan_lir, main)
-        return CompileResult(lir, reports[0], prepare, programs.prepared, tuple(stages.records), tuple(records))
+        def optimize(lowered: Graph) -> Graph:
+            done.append(self._optimized(self.preprocess_mir(MirModule.from_graph(lowered), records), records))
+            self._require_clean(done[0].fusion)
+            return done[0].mir.as_graph()
+
+        def plan(program: Graph) -> LirModule:
+            plans.append(self._planned(program))
+            return plans[-1].lir
+
+        optimized = stages.run("optimized.mir", optimize, stages.run("mir", lower))
+        programs = split_prepare(optimized) if self.prepare_params else Programs(optimized)
+        prepare = None if programs.prepare is None else stages.run("prepare.lir", plan, programs.prepare)
+        return CompileResult(
+            stages.run("lir", plan, programs.main),
+            done[0].fusion,
+            prepare,
+            programs.prepared,
+            plans[-1].barriers,
+            done[0].dispatch,
+            tuple(stages.records),
+            tuple(records),
+        )
 
     def _require_clean(self, report: FusionReport) -> None:
         missed = [m for m in report.missed if not m.reason.is_choice]

@@ -7,12 +7,10 @@ Our own kernels address any broadcast by strides and need no such pass.
 
 from __future__ import annotations
 
-from typing import Any
-
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.passes import Pass
 from rlx.ir.rebuild import Rebuilt, Replacement, rebuild, rebuild_bodies
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Dims, Shape
 from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import Binary, Clamp, Compare, Where
 from rlx.ops.movement import Expand
@@ -37,17 +35,23 @@ def run_with_remap(graph: Graph) -> Rebuilt:
     result = rebuild_bodies(graph, run, LegalizeBroadcast.name)
     if not any(_is_awkward(node, result.graph) for node in result.graph.nodes):
         return result
-    return result.then(rebuild(result.graph, _visit, LegalizeBroadcast.name))
+    expanded: dict[tuple[NodeId, Dims], Tensor] = {}
 
+    def fitting(x: Tensor, wanted: Shape) -> Tensor:
+        if _is_plain(x.type, wanted):
+            return x
+        key = (x.id, wanted.dims)
+        if key not in expanded:
+            expanded[key] = Expand(wanted.dims)(x)
+        return expanded[key]
 
-def _visit(node: Node, operands: list[Tensor]) -> Replacement:
-    if not isinstance(node.op, Binary | Compare | Where | Clamp):
-        return None
-    expanded: list[Any] = [x if _is_plain(x.type, node.shape) else Expand(node.shape.dims)(x) for x in operands]
-    if all(a is b for a, b in zip(expanded, operands)):
-        return None
-    replacement: Replacement = node.op(*expanded)
-    return replacement
+    def visit(node: Node, operands: list[Tensor]) -> Replacement:
+        if not _is_awkward(node, result.graph):
+            return None
+        replacement: Replacement = node.op(*(fitting(x, node.shape) for x in operands))
+        return replacement
+
+    return result.then(rebuild(result.graph, visit, LegalizeBroadcast.name))
 
 
 def _is_awkward(node: Node, graph: Graph) -> bool:

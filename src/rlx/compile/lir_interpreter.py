@@ -94,7 +94,8 @@ class _Run:
     def step(self, step: int, kernel: LirKernel) -> None:
         reader = f"kernel {step} ({kernel.kind})"
         values = {i: self.load(i, reader) for i in kernel.inputs}
-        for node_id in kernel.nodes:
+        # Kernels may list their main op first; the order of the graph is one in which all can be computed.
+        for node_id in sorted(kernel.nodes):
             node = self.graph.nodes[node_id]
             absent = [i for i in node.inputs if i not in values]
             if absent:
@@ -135,7 +136,7 @@ def may_overwrite(graph: Graph, kernel: LirKernel, source: NodeId) -> bool:
     """
     dims = graph.shape(source).dims
     after: set[NodeId] = {source}
-    for node in (graph.nodes[i] for i in kernel.nodes):
+    for node in (graph.nodes[i] for i in sorted(kernel.nodes)):
         if not after.intersection(node.inputs):
             continue
         after.add(node.id)

@@ -11,14 +11,20 @@ from rlx.errors import RlxError
 from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.dims import collect_constraints
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Input
 from rlx.ir.op import Op
 from rlx.ir.rebuild import Replacement, map_bodies, rebuild
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor
 from rlx.ir.verify import infer_output_shapes
+from rlx.ops.control import If, Switch, While
 from rlx.ops.conversion import Cast
+from rlx.ops.recomputation import Checkpoint
+from rlx.ops.scans import Scan
+
+# Ops whose operands, from this number on, are the inputs of every program they hold. A branch is chosen by operand 0.
+_OFFSETS: dict[type[Op], int] = {If: 1, Switch: 1, While: 0, Scan: 0, Checkpoint: 0}
 
 
 def narrow_captures(op: Op, operands: Sequence[Shape]) -> tuple[Op, dict[int, DType]]:
@@ -26,33 +32,37 @@ def narrow_captures(op: Op, operands: Sequence[Shape]) -> tuple[Op, dict[int, DT
 
     Carries, whose type is also that of a result, stay as they are.
     """
-    counts = {len(body.inputs) for body in op.bodies.values()}
-    if len(counts) != 1:
+    offset = _OFFSETS.get(type(op))
+    if offset is None:
         return op, {}
-    # Branches are chosen by a first operand that their programs do not see.
-    offset = len(operands) - counts.pop()
     chosen: dict[int, DType] = {}
-    for number in range(len(operands) - offset):
-        dtype = _wanted_dtype(op, number)
+    for number, dtype in enumerate(_wanted_dtypes(op)):
         if dtype is not None and _accepts(op, operands, {**chosen, number: dtype}, offset):
             chosen[number] = dtype
     narrowed = map_bodies(op, lambda body: _narrowed(body, chosen)) if chosen else op
     return narrowed, {number + offset: dtype for number, dtype in chosen.items()}
 
 
-def _wanted_dtype(op: Op, number: int) -> DType | None:
-    """The float type to which every program of `op` that reads input `number` converts it first."""
-    dtypes: set[DType] = set()
+def _wanted_dtypes(op: Op) -> list[DType | None]:
+    """For every input, the float type to which each program of `op` that reads it converts it first."""
+    per_body = []
     for body in op.bodies.values():
-        node = body.inputs[number]
-        if node.id in body.outputs:
-            return None
-        readers = [body.nodes[u].op for u in body.users(node.id)]
-        if node.shape.dtype is not DType.F32 or not all(isinstance(r, Cast) for r in readers):
-            return None
-        dtypes |= {r.to for r in readers if isinstance(r, Cast)}
-    dtype = dtypes.pop() if len(dtypes) == 1 else None
-    return dtype if dtype in (DType.F16, DType.BF16) else None
+        uses = body.use_map()
+        per_body.append([_read_as(body, node, uses) for node in body.inputs])
+    wanted: list[DType | None] = []
+    for found in zip(*per_body):
+        dtypes = set[DType]().union(*found)
+        only = dtypes.pop() if len(dtypes) == 1 else None
+        wanted.append(only if only in (DType.F16, DType.BF16) else None)
+    return wanted
+
+
+def _read_as(body: Graph, node: Node, uses: list[list[NodeId]]) -> set[DType]:
+    """The types to which an f32 input is converted before it is read; F32 where it is read as it is."""
+    if node.shape.dtype is not DType.F32 or node.id in body.outputs:
+        return {DType.F32}
+    readers = (body.nodes[u].op for u in uses[node.id])
+    return {r.to if isinstance(r, Cast) else DType.F32 for r in readers}
 
 
 def _accepts(op: Op, operands: Sequence[Shape], chosen: Mapping[int, DType], offset: int) -> bool:

@@ -8,18 +8,24 @@ then `plan_kernels`. Targets that bring their own kernels get the fused ops they
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlx.compile.auto_mixed_precision import AutoMixedPrecision
 from rlx.compile.buffers import ALIGNMENT, plan_buffers
+from rlx.compile.dispatch import (
+    KernelDispatchReport,
+    maybe_log_dispatch_report,
+    prepare_graph_for_backend_with_report,
+)
 from rlx.compile.eliminate import CommonSubexpressionElimination
 from rlx.compile.fold_constants import ConstantFolding
-from rlx.compile.grouping import Pointwise, group_kernels
+from rlx.compile.fusion_barriers import UnfusedEdge
+from rlx.compile.grouping import Pointwise, group
+from rlx.compile.legalize import LegalizeError
 from rlx.compile.liveness import is_pure_view
 from rlx.compile.precision import PrecisionPolicy
 from rlx.compile.simplify import AlgebraicSimplify
 from rlx.compile.stages import Stages
-from rlx.errors import BackendError
 from rlx.fusion.control_flow import LowerControlFlow
 from rlx.fusion.fusion_limits import FusionLimits
 from rlx.fusion.fusion_pipeline import supports_op
@@ -56,7 +62,7 @@ def lower_to_lir(program: Any, is_pointwise: Pointwise) -> LirModule:
     # Fewer and simpler ops make larger kernels.
     graph = stages.run("optimized.mir", optimize_for_generator, graph)
     # Cut before planning: only what crosses a kernel boundary needs memory.
-    return stages.run("lir", plan_kernels, graph, is_pointwise)
+    return stages.run("lir", lambda: plan_kernels(graph, is_pointwise).lir)
 
 
 def lower_blocks(program: Any) -> Graph:
@@ -140,25 +146,37 @@ def optimize_for_claims(
     return graph, FusionReport.analyze(before, graph, passes)
 
 
-def legalize(graph: Graph, backend: str, supported: Collection[str], config: KernelDispatchConfig) -> Graph:
-    """The graph in the ops that a backend claims. After fusion, which uses some of what this would take apart."""
-    from rlx.compile.legalize import format_legalize_error, legalize_or_rewrite_for_backend_with_config
+def legalize(
+    graph: Graph, backend: str, supported: Collection[str], config: KernelDispatchConfig
+) -> tuple[Graph, KernelDispatchReport]:
+    """The graph in the ops that a backend claims, and how each kind got there.
 
-    legal = legalize_or_rewrite_for_backend_with_config(graph, supported, config)
-    if isinstance(legal, Graph):
-        return simplify(legal)
-    raise BackendError(format_legalize_error(backend, legal))
+    After fusion, which uses some of what this would take apart.
+    """
+    legal, report = prepare_graph_for_backend_with_report(graph, backend, supported, config)
+    maybe_log_dispatch_report(report)
+    if not report.compile_ready:
+        raise LegalizeError(backend, report.still_unsupported)
+    return simplify(legal), report
 
 
-def plan_kernels(graph: Graph, is_pointwise: Pointwise, alignment: int = ALIGNMENT) -> LirModule:
+class Planned(NamedTuple):
+    """LIR, and why its kernels are not fewer."""
+
+    lir: LirModule
+    barriers: tuple[UnfusedEdge, ...] = ()
+
+
+def plan_kernels(graph: Graph, is_pointwise: Pointwise, alignment: int = ALIGNMENT) -> Planned:
     """LIR for a target with our own generator: ops grouped into kernels, and a place for what they store."""
-    return _planned(graph, group_kernels(graph, is_pointwise), alignment)
+    kernels, barriers = group(graph, is_pointwise)
+    return Planned(_planned(graph, kernels, alignment), tuple(barriers))
 
 
-def plan_ops(graph: Graph, alignment: int = ALIGNMENT) -> LirModule:
+def plan_ops(graph: Graph, alignment: int = ALIGNMENT) -> Planned:
     """LIR for a target with kernels of its own: one kernel per op, none for views."""
     nodes = [n for n in graph.nodes if not n.is_leaf and not isinstance(n.op, Constant)]
-    return _planned(graph, [_op_kernel(graph, n) for n in nodes], alignment)
+    return Planned(_planned(graph, [_op_kernel(graph, n) for n in nodes], alignment))
 
 
 def _op_kernel(graph: Graph, node: Node) -> LirKernel:

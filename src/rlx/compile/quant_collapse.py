@@ -104,16 +104,21 @@ def _bias_vector(m: Match, chain: _Chain) -> Tensor | None:
     assert bias is not None
     if isinstance(bias.op, Expand):
         bias = m.input_of(bias, 0)
-    shape, result = bias.shape, chain.product.shape
-    axis = result.rank - 1 if isinstance(chain.product.op, MatMul) else 1
-    if _channel_dims(shape, result.rank) != tuple(d if i == axis else 1 for i, d in enumerate(result.dims)):
+    if not is_channel_bias(bias.shape, chain.product):
         return None
-    vector: Tensor = reshaped(m.value(bias.id), (result.dims[axis],))
+    vector: Tensor = reshaped(m.value(bias.id), (chain.product.shape.dims[_channel_axis(chain.product)],))
     return vector
 
 
-def _channel_dims(shape: Shape, rank: int) -> tuple[object, ...]:
-    return (*(1,) * (rank - shape.rank), *shape.dims)
+def is_channel_bias(bias: Shape, product: Node) -> bool:
+    """Whether `bias` holds one number per output channel of a MatMul (its last axis) or a Conv (its axis 1)."""
+    result, axis = product.shape, _channel_axis(product)
+    wanted = tuple(d if i == axis else 1 for i, d in enumerate(result.dims))
+    return (*(1,) * (result.rank - bias.rank), *bias.dims) == wanted
+
+
+def _channel_axis(product: Node) -> int:
+    return product.shape.rank - 1 if isinstance(product.op, MatMul) else 1
 
 
 @rewrites(Quantize, exact=True)

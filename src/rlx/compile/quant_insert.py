@@ -83,7 +83,5 @@ def _tapped(graph: Graph, key: int | Tensor) -> Node:
     node = graph.node(key)
     if len(node.shapes) != 1 or not node.shape.dtype.is_float:
         types = ", ".join(map(str, node.shapes))
-        raise OpError(
-            f"insert_q_dq: only a float value can be quantised, but {node.id} ({node.op.mnemonic}) is {types}"
-        )
+        raise OpError(f"insert_q_dq: only a float value can be quantised; {node.id} ({node.op.mnemonic}) is {types}")
     return node

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlx.compile.boundaries import Boundary, find_boundaries
+from rlx.compile.dispatch import KernelDispatchReport
+from rlx.compile.fusion_barriers import FusionBarrier, UnfusedEdge
 from rlx.compile.lir_lives import lives_of, steps_of
 from rlx.compile.packing import Tenant, peak
 from rlx.compile.stages import StageRecord
@@ -42,32 +43,43 @@ class KernelRow(NamedTuple):
     sources: tuple[SourceLocation, ...]
 
 
+class Crossing(NamedTuple):
+    """A value on its way from kernel `producer` to kernel `reader`, and why it does not stay inside of one."""
+
+    value: NodeId
+    producer: int
+    reader: int
+    reason: FusionBarrier
+    byte_size: Size
+    source: SourceLocation | None
+
+
+class CompileFindings(NamedTuple):
+    """What a compile has recorded besides its result."""
+
+    fusion: FusionReport = FusionReport()
+    barriers: tuple[UnfusedEdge, ...] = ()
+    prepare: LirModule | None = None
+    dispatch: KernelDispatchReport | None = None
+    stages: tuple[StageRecord, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
+
+
 class CompileReport(str):
     """The text of a report, which also knows the program: `json()` and `html(path)` show the same in other forms."""
 
     lir: LirModule
     device: str
     where: Where
-    fusion: FusionReport
-    prepare: LirModule | None
-    stages: tuple[StageRecord, ...]
-    passes: tuple[PassRecord, ...]
+    found: CompileFindings
 
     def __new__(
-        cls,
-        lir: LirModule,
-        device: str,
-        where: Where | None = None,
-        fusion: FusionReport | None = None,
-        prepare: LirModule | None = None,
-        stages: Sequence[StageRecord] = (),
-        passes: Sequence[PassRecord] = (),
+        cls, lir: LirModule, device: str, where: Where | None = None, found: CompileFindings | None = None
     ) -> CompileReport:
-        """`where` says where a kernel runs; `fusion`, `stages` and `passes` are what the compile has recorded."""
+        """`where` says where a kernel runs; `found` is what the compile has recorded, as far as it has."""
         report = super().__new__(cls, _text(lir, device, where or _kind_only))
         report.lir, report.device, report.where = lir, device, where or _kind_only
-        report.fusion, report.prepare = fusion or FusionReport(), prepare
-        report.stages, report.passes = tuple(stages), tuple(passes)
+        report.found = found or CompileFindings()
         return report
 
     @cached_property
@@ -75,9 +87,9 @@ class CompileReport(str):
         return kernel_rows(self.lir, self.where)
 
     @cached_property
-    def boundaries(self) -> list[Boundary]:
+    def crossings(self) -> list[Crossing]:
         """Every value that goes through memory between kernels, and why."""
-        return find_boundaries(self.lir)
+        return list(_crossings(self.lir, self.found.barriers))
 
     def lower_bound(self, binding: dict[str, int]) -> int:
         """The most bytes of the arena's values that are alive at once, for one set of sizes."""
@@ -87,17 +99,19 @@ class CompileReport(str):
 
     def json(self) -> str:
         """Everything in the report, for tools."""
+        found = self.found
         document = {
             "program": self.lir.name,
             "device": self.device,
             "fingerprint": str(self.lir.fingerprint()),
             "kernels": [_kernel_json(row) for row in self.kernels],
-            "boundaries": [_boundary_json(b) for b in self.boundaries],
-            "fusion": json.loads(self.fusion.json()),
+            "barriers": [_crossing_json(c) for c in self.crossings],
+            "fusion": json.loads(found.fusion.json()),
             "memory": self.lir.buffers.to_json(),
-            "prepare": None if self.prepare is None else [k.kind for k in self.prepare.kernels],
-            "stages": [{"name": s.name, "seconds": s.seconds} for s in self.stages],
-            "passes": [p._asdict() for p in self.passes],
+            "prepare": None if found.prepare is None else [k.kind for k in found.prepare.kernels],
+            "dispatch": None if found.dispatch is None else [s._asdict() for s in found.dispatch.summaries],
+            "stages": [s._asdict() for s in found.stages],
+            "passes": [p._asdict() for p in found.passes],
         }
         return json.dumps(document, indent=1)
 
@@ -159,6 +173,23 @@ def kernel_rows(lir: LirModule, where: Where) -> list[KernelRow]:
     return rows
 
 
+def _crossings(lir: LirModule, barriers: Sequence[UnfusedEdge]) -> Iterator[Crossing]:
+    """The edges between ops as edges between kernels, each once."""
+    graph = lir.as_graph()
+    stored_by = {n: i for i, k in enumerate(lir.kernels) for n in k.outputs}
+    read_by: dict[NodeId, list[int]] = {}
+    for number, kernel in enumerate(lir.kernels):
+        for node in kernel.nodes:
+            read_by.setdefault(node, []).append(number)
+    seen = set[tuple[NodeId, int]]()
+    for edge in barriers:
+        for reader in read_by.get(edge.reader, ()):
+            if edge.producer in stored_by and (edge.producer, reader) not in seen:
+                seen.add((edge.producer, reader))
+                size = _total(graph, [edge.producer])
+                yield Crossing(edge.producer, stored_by[edge.producer], reader, edge.reason, size, edge.source)
+
+
 def _label(graph: Graph, node: NodeId) -> str:
     label = node_label(graph, node)
     return "" if label == str(node) else label
@@ -185,7 +216,7 @@ def _kernel_json(row: KernelRow) -> dict[str, Any]:
     return {**row._asdict(), **plain, "sources": [_source_json(s) for s in row.sources]}
 
 
-def _boundary_json(b: Boundary) -> dict[str, Any]:
-    source = None if b.source is None else _source_json(b.source)
-    plain = {"value": int(b.value), "reason": str(b.reason), "hint": b.reason.hint, "source": source}
-    return {**b._asdict(), **plain, "byte_size": _plain(b.byte_size)}
+def _crossing_json(c: Crossing) -> dict[str, Any]:
+    source = None if c.source is None else _source_json(c.source)
+    plain = {"value": int(c.value), "reason": str(c.reason), "source": source, "byte_size": _plain(c.byte_size)}
+    return {**c._asdict(), **plain}

@@ -6,18 +6,20 @@ One file, no resources from elsewhere. Pointing at a kernel anywhere lights it u
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from rlx.compile.fusion_barriers import FusionBarrier
 from rlx.compile.lir_lives import steps_of
 from rlx.compile.svg import hue, render_graph, render_timeline
+from rlx.ir.graph import NodeId
 from rlx.ir.passes import PassRecord
 from rlx.ir.pretty import human_bytes
 from rlx.ir.provenance import SourceLocation
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report import CompileReport, Crossing
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1d2433;--faint:#68728a;--line:#dfe3ea;--paper:#fff;--card:#f6f7fa;--warn:#b4540a;
@@ -27,11 +29,13 @@ _STYLE = """
 body{margin:0 auto;padding:28px 32px 64px;max-width:1280px;background:var(--paper);color:var(--ink);
 font:14px/1.5 ui-sans-serif,system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:24px;margin:0 0 2px} h2{font-size:17px;margin:36px 0 10px} p{margin:4px 0 12px;max-width:78ch}
-p,.sub{color:var(--faint)} .tiles{display:flex;flex-wrap:wrap;gap:12px;margin:20px 0}
-.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 16px;min-width:120px}
+p,.sub,dl{color:var(--faint)} .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(125px,1fr));gap:12px}
+.tiles{margin:20px 0} .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 14px}
 .tile b{display:block;font-size:20px;font-weight:600} .tile span{color:var(--faint);font-size:12.5px}
 .tile.warn b{color:var(--warn)}
-.scroll{overflow:auto;max-height:760px;border:1px solid var(--line);border-radius:10px;padding:8px}
+.frame{overflow:auto;border:1px solid var(--line);border-radius:10px;padding:8px} .tall{max-height:860px}
+.frame svg{display:block;margin:auto} .tight{white-space:nowrap}
+dl{margin:4px 0 14px;display:grid;grid-template-columns:max-content 1fr;gap:2px 14px} dd{margin:0}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th{position:sticky;top:-8px;background:var(--paper);text-align:left;font-weight:600;font-size:12.5px;color:var(--faint)}
 th,td{padding:5px 12px 5px 4px;border-bottom:1px solid var(--line);vertical-align:top}
@@ -62,7 +66,7 @@ def page(report: CompileReport) -> str:
         _tiles(report),
         _kernels(report),
         _missed(report),
-        _boundaries(report),
+        _crossings(report),
         _graph(report),
         _memory(report),
         _times(report),
@@ -91,16 +95,16 @@ def _tiles(report: CompileReport) -> str:
     shown = f" for {', '.join(f'{s}={n}' for s, n in sizes.items())}" if sizes else ""
     tiles = [
         _tile(str(running), "kernels"),
-        _tile(str(sum(len(k.nodes) for k in steps)), "ops in them"),
+        _tile(str(len({n for k in steps for n in k.nodes})), "ops in them"),
         _tile(str(kinds["call"]), "on the host", warn=kinds["call"] > 0),
         _tile(human_bytes(arena), f"arena{shown}"),
         _tile(f"{arena / bound:.2f}×" if bound else "1.00×", "of what must be alive"),
         _tile(human_bytes(report.lir.buffers.bind(sizes).bytes_saved), "saved by sharing"),
     ]
-    if report.prepare is not None:
-        tiles.append(_tile(str(len(report.prepare.kernels)), "kernels run once, on weights"))
-    if report.stages:
-        tiles.append(_tile(f"{1e3 * sum(s.seconds for s in report.stages):.1f} ms", "to compile to LIR"))
+    if report.found.prepare is not None:
+        tiles.append(_tile(str(len(report.found.prepare.kernels)), "kernels run once, on weights"))
+    if report.found.stages:
+        tiles.append(_tile(f"{1e3 * sum(s.seconds for s in report.found.stages):.1f} ms", "to compile to LIR"))
     return f"<div class='tiles'>{''.join(tiles)}</div>"
 
 
@@ -108,9 +112,14 @@ def _tile(value: str, label: str, warn: bool = False) -> str:
     return f"<div class='tile{' warn' if warn else ''}'><b>{escape(value)}</b><span>{escape(label)}</span></div>"
 
 
-def _table(heads: Sequence[str], rows: Iterable[str], numbers: Sequence[int] = ()) -> str:
+# Longer tables scroll.
+_MANY_ROWS = 30
+
+
+def _table(heads: Sequence[str], rows: Sequence[str], numbers: Sequence[int] = ()) -> str:
     cells = "".join(f"<th{' class=n' if i in numbers else ''}>{escape(h)}</th>" for i, h in enumerate(heads))
-    return f"<div class='scroll'><table><thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<div class='frame{' tall' if len(rows) > _MANY_ROWS else ''}'>{table}</div>"
 
 
 def _row(cells: Sequence[str], numbers: Sequence[int] = (), css: str = "") -> str:
@@ -139,8 +148,8 @@ def _kernels(report: CompileReport) -> str:
             escape(row.kind),
             f"<code>{escape(' + '.join(row.ops))}</code>{label}",
             where,
-            escape(human_bytes(row.bytes_read)),
-            escape(human_bytes(row.bytes_written)),
+            "" if row.kind == "view" else escape(human_bytes(row.bytes_read)),
+            "" if row.kind == "view" else escape(human_bytes(row.bytes_written)),
             "<br>".join(_source(s) for s in row.sources),
         ]
         rows.append(_row(cells, numbers, f"k{row.number}"))
@@ -149,7 +158,7 @@ def _kernels(report: CompileReport) -> str:
 
 
 def _missed(report: CompileReport) -> str:
-    missed = report.fusion.missed
+    missed = report.found.fusion.missed
     if not missed:
         return ""
     rows = [
@@ -170,27 +179,30 @@ def _missed(report: CompileReport) -> str:
     return f"<h2>Patterns that did not fuse</h2>{_table(heads, rows, (4,))}"
 
 
-def _boundaries(report: CompileReport) -> str:
-    if not report.boundaries:
+def _crossings(report: CompileReport) -> str:
+    if not report.crossings:
         return ""
     graph = report.lir.as_graph()
-    rows = [
-        _row(
-            [
-                f"{_chip(b.producer)} → {_chip(b.reader)}",
-                f"<code>{escape(graph.nodes[b.value].op.mnemonic)} {escape(str(b.value))}</code>",
-                f"<code>{escape(str(b.reason))}</code> {escape(b.detail)}",
-                escape(b.reason.hint),
-                escape(human_bytes(b.byte_size)),
-                _source(b.source),
-            ],
-            (4,),
-        )
-        for b in report.boundaries
-    ]
-    heads = ("between", "value", "reason", "what it means", "bytes", "from")
+    # One row for all readers that a value is stored for, for the same reason.
+    together: dict[tuple[NodeId, FusionBarrier], list[Crossing]] = {}
+    for crossing in report.crossings:
+        together.setdefault((crossing.value, crossing.reason), []).append(crossing)
+    rows = []
+    for (value, reason), crossings in together.items():
+        first = crossings[0]
+        cells = [
+            f"<span class='tight'>{_chip(first.producer)} → {' '.join(_chip(c.reader) for c in crossings)}</span>",
+            f"<code class='tight'>{escape(graph.nodes[value].op.mnemonic)} {escape(str(value))}</code>",
+            f"<code>{escape(str(reason))}</code>",
+            escape(human_bytes(first.byte_size)),
+            _source(first.source),
+        ]
+        rows.append(_row(cells, (3,)))
     lead = "<p>Every value that goes through memory from one kernel to another, and why it was not kept inside.</p>"
-    return f"<h2>What did not fuse</h2>{lead}{_table(heads, rows, (4,))}"
+    used = [r for r in FusionBarrier if any(c.reason is r for c in report.crossings)]
+    legend = "".join(f"<dt><code>{r}</code></dt><dd>{escape(r.meaning)}</dd>" for r in used)
+    heads = ("between", "value", "reason", "bytes", "from")
+    return f"<h2>What did not fuse</h2>{lead}<dl>{legend}</dl>{_table(heads, rows, (3,))}"
 
 
 def _graph(report: CompileReport) -> str:
@@ -200,7 +212,7 @@ def _graph(report: CompileReport) -> str:
         "dashes: a view, for which nothing runs.</p>"
     )
     picture = render_graph(report.lir.as_graph(), steps_of(report.lir))
-    return f"<h2>Graph</h2>{lead}<div class='scroll'>{picture}</div>"
+    return f"<h2>Graph</h2>{lead}<div class='frame tall'>{picture}</div>"
 
 
 def _memory(report: CompileReport) -> str:
@@ -208,18 +220,18 @@ def _memory(report: CompileReport) -> str:
         "<p>A box is a buffer of the arena, from the kernel that stores it to its last reader. The dashed line is the "
         "sum of what is alive: no plan can need less than its highest point.</p>"
     )
-    return f"<h2>Memory over time</h2>{lead}<div class='scroll'>{render_timeline(report.lir)}</div>"
+    return f"<h2>Memory over time</h2>{lead}<div class='frame'>{render_timeline(report.lir)}</div>"
 
 
 def _times(report: CompileReport) -> str:
-    if not report.stages:
+    if not report.found.stages:
         return ""
-    stages = [_row([escape(s.name), f"{1e3 * s.seconds:.2f} ms"], (1,)) for s in report.stages]
+    stages = [_row([escape(s.name), f"{1e3 * s.seconds:.2f} ms"], (1,)) for s in report.found.stages]
     parts = [f"<h2>Time</h2>{_table(('stage', ''), stages, (1,))}"]
-    if report.passes:
+    if report.found.passes:
         rows = [
             _row([f"<code>{escape(p.name)}</code>", f"{1e3 * p.seconds:.2f} ms", _change(p)], (1,))
-            for p in report.passes
+            for p in report.found.passes
         ]
         table = _table(("pass", "time", "nodes"), rows, (1,))
         parts.append(f"<details><summary>{len(rows)} passes</summary>{table}</details>")
@@ -231,8 +243,13 @@ def _change(record: PassRecord) -> str:
 
 
 def _texts(report: CompileReport) -> str:
-    programs = [("LIR", report.lir)] + ([("LIR of prepare", report.prepare)] if report.prepare is not None else [])
+    texts = {
+        "How each kind of op runs": report.found.dispatch,
+        "LIR": report.lir,
+        "LIR of prepare": report.found.prepare,
+    }
     return "".join(
-        f"<details><summary>{title}</summary><div class='scroll'><pre>{escape(str(lir))}</pre></div></details>"
-        for title, lir in programs
+        f"<details><summary>{title}</summary><div class='frame tall'><pre>{escape(str(text))}</pre></div></details>"
+        for title, text in texts.items()
+        if text is not None
     )

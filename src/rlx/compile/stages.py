@@ -2,11 +2,13 @@
 
 A program called `mlp` gives `mlp-3fa4c2d1.hir`, `.mir`, `.optimized.mir`, `.prepare.lir` and `.lir`; the number belongs
 to the program that was handed in, so that other programs of the same name do not collide. An edited file replaces what
-the compiler has computed at that point, and everything after it follows from the file.
+the compiler has computed at that point, and everything after it follows from the file. The first line of a dump holds a
+digest of the rest, by which files that are still as they were written are known and left alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import time
@@ -57,9 +59,17 @@ class Stages:
         if self.override and (Path(self.override) / file).exists():
             return _replaced(program, Path(self.override) / file)
         if self.dump:
+            text = str(program)
             Path(self.dump).mkdir(parents=True, exist_ok=True)
-            (Path(self.dump) / file).write_text(str(program), encoding="utf-8")
+            (Path(self.dump) / file).write_text(f"{_MARK}{_digest(text)}\n{text}", encoding="utf-8")
         return program
+
+
+_MARK = "# as compiled: "
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _stem(program: Graph | LirModule) -> str:
@@ -69,7 +79,8 @@ def _stem(program: Graph | LirModule) -> str:
 def _replaced(program: P, file: Path) -> P:
     """The program in `file`; constants that the text names only by digest are those of the computed program."""
     text = file.read_text(encoding="utf-8")
-    if text == str(program):
+    mark, _, rest = text.partition("\n")
+    if mark == f"{_MARK}{_digest(rest)}":
         return program
     is_lir = isinstance(program, LirModule)
     constants = large_constants(_graph(program))

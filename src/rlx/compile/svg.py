@@ -30,7 +30,8 @@ _STYLE = """
 .rlx text{font:12px ui-sans-serif,system-ui,-apple-system,"Segoe UI",sans-serif;fill:var(--ink)}
 .rlx .small{font-size:10.5px;fill:var(--faint)} .rlx .title{font-weight:600}
 .rlx .box rect{fill:hsl(var(--h) var(--depth) var(--light));stroke:hsl(var(--h) 50% var(--edge));stroke-width:1.2}
-.rlx .leaf rect{fill:var(--paper);stroke:var(--line)} .rlx .view rect{fill:var(--paper);stroke-dasharray:3 3}
+.rlx .leaf rect,.rlx .shared rect{fill:var(--paper);stroke:var(--line)}
+.rlx .view rect,.rlx .shared rect{fill:var(--paper);stroke-dasharray:3 3}
 .rlx .call rect{stroke-width:2.2;stroke-dasharray:7 3} .rlx .result rect{stroke-width:2.6}
 .rlx path{fill:none;stroke:var(--line);stroke-width:1.2}
 .rlx path.inside{stroke:hsl(var(--h) 50% var(--edge));stroke-width:2.4} .rlx .axis{stroke-width:1}
@@ -60,10 +61,11 @@ def _rect(x: float, y: float, width: float, height: float, radius: float = 4) ->
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"/>'
 
 
-def _group(content: str, tooltip: str, css: str, kernel: int | None) -> str:
-    number = "" if kernel is None else f" k{kernel}"
-    color = "" if kernel is None else f' style="--h:{hue(kernel)}"'
-    return f'<g class="{css}{number}"{color}><title>{escape(tooltip)}</title>{content}</g>'
+def _group(content: str, tooltip: str, css: str, *kernels: int) -> str:
+    """What belongs to one or more kernels, in the colour of the first."""
+    numbers = "".join(f" k{k}" for k in kernels)
+    color = f' style="--h:{hue(kernels[0])}"' if kernels else ""
+    return f'<g class="{css}{numbers}"{color}><title>{escape(tooltip)}</title>{content}</g>'
 
 
 # The graph
@@ -81,7 +83,11 @@ def render_graph(graph: Graph, kernels: Sequence[LirKernel] = ()) -> str:
 class _GraphPicture:
     def __init__(self, graph: Graph, kernels: Sequence[LirKernel]) -> None:
         self.graph, self.kernels = graph, kernels
-        self.kernel_of = {n: i for i, k in enumerate(kernels) for n in k.nodes}
+        # Views, and ops that are cheaper to repeat than to store, are computed in every kernel that needs them.
+        self.kernels_of: dict[NodeId, list[int]] = {}
+        for number, kernel in enumerate(kernels):
+            for node in kernel.nodes:
+                self.kernels_of.setdefault(node, []).append(number)
         uses = graph.use_map()
         self.drawn = [n for n in graph.nodes if self.is_drawn(n, len(uses[n.id]))]
         self.index = {n.id: i for i, n in enumerate(self.drawn)}
@@ -97,8 +103,7 @@ class _GraphPicture:
         types = ", ".join(str(s) for s in node.shapes)
         if isinstance(node.op, Input | Param):
             return [("title", node.op.key), ("small", types)]
-        kernel = self.kernel_of.get(node.id)
-        number = "" if kernel is None else f"  k{kernel}"
+        number = " ".join(f" k{k}" for k in self.kernels_of.get(node.id, ())[:3])
         written = ", ".join(_leaf_text(self.graph.nodes[i]) for i in node.inputs if i not in self.index)
         lines = [("title", f"{node.op.mnemonic}{number}"), ("small", types)]
         if written:
@@ -120,28 +125,26 @@ class _GraphPicture:
         content = _rect(left, top, *size)
         for i, (css, text) in enumerate(lines):
             content += _text(centre[0], top + 17 + 15 * i, text, css, "middle")
-        kernel = self.kernel_of.get(node.id)
-        role = "leaf" if kernel is None else self.kernels[kernel].kind
+        kernels = self.kernels_of.get(node.id, [])
+        role = "leaf" if not kernels else "shared" if len(kernels) > 1 else self.kernels[kernels[0]].kind
         mark = " result" if node.id in self.result_of else ""
-        return _group(content, self.tooltip(node, kernel), f"box {role}{mark}", kernel)
+        return _group(content, self.tooltip(node), f"box {role}{mark}", *kernels)
 
-    def tooltip(self, node: Node, kernel: int | None) -> str:
+    def tooltip(self, node: Node) -> str:
         parts = [repr(node)]
         if node_label(self.graph, node.id) not in (str(node.id), ""):
             parts.append(f"part of {node_label(self.graph, node.id)}")
         if node.origin is not None and node.origin.source is not None:
             parts.append(f"at {node.origin.source}")
-        if kernel is not None:
-            parts.append(f"kernel {kernel} ({self.kernels[kernel].kind})")
+        parts += [f"kernel {k} ({self.kernels[k].kind})" for k in self.kernels_of.get(node.id, ())]
         if node.id in self.result_of:
             parts.append(f"result {self.result_of[node.id]}")
         return "\n".join(parts)
 
     def edge(self, edge: Edge, route: list[Point]) -> str:
         source, target = (self.drawn[i] for i in edge)
-        kernel = self.kernel_of.get(source.id)
-        inside = kernel is not None and kernel == self.kernel_of.get(target.id)
-        css = f' class="inside" style="--h:{hue(kernel)}"' if inside and kernel is not None else ""
+        shared = [k for k in self.kernels_of.get(source.id, ()) if k in self.kernels_of.get(target.id, ())]
+        css = f' class="inside" style="--h:{hue(shared[0])}"' if shared else ""
         return f'<path{css} d="{_curve(route)}"/>'
 
 
@@ -276,4 +279,4 @@ class _Timeline:
         label = f"{graph.nodes[node].op.mnemonic} {node}"
         if right - left > len(label) * _CHARACTER and bottom - top > 14:
             content += _text((left + right) / 2, (top + bottom) / 2 + 4, label, "small", "middle")
-        return _group(content, tooltip, "box", kernel)
+        return _group(content, tooltip, "box", *([] if kernel is None else [kernel]))

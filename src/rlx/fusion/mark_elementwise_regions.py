@@ -13,7 +13,7 @@ from typing import Any
 from rlx.fusion.fragments import FusionRole, has_role, step_of
 from rlx.fusion.fusion_limits import FusionLimits, active_fusion_limits
 from rlx.fusion.rule_pass import rewrite_bodies
-from rlx.ir.dead_code import remove_dead_nodes
+from rlx.ir.dead_code import live_nodes, remove_dead_nodes
 from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.passes import Pass
@@ -59,11 +59,12 @@ class MarkElementwiseRegions(Pass):
 
 def _find_regions(graph: Graph, limits: FusionLimits) -> dict[NodeId, list[Node]]:
     """The members of every region in program order, by the id of its tail."""
-    uses, outputs = graph.use_map(), set(graph.outputs)
+    live, outputs = live_nodes(graph), set(graph.outputs)
+    uses = [[u for u in users if u in live] for users in graph.use_map()]
     regions: dict[NodeId, list[Node]] = {}
     taken: set[NodeId] = set()
     for tail in reversed(graph.nodes):
-        if tail.id in taken or not has_role(tail.op, FusionRole.RegionCompute):
+        if tail.id in taken or tail.id not in live or not has_role(tail.op, FusionRole.RegionCompute):
             continue
         members = _grow(graph, tail, uses, outputs, limits)
         if len(members) > 1:

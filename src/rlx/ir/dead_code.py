@@ -26,7 +26,8 @@ def remove_dead_nodes(graph: Graph) -> Rebuilt:
     ids: dict[NodeId, NodeId] = {}
     for node in graph.nodes:
         if node.id in alive:
-            ids[node.id] = fresh.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
+            ids[node.id] = fresh.append_copy(node, [ids[i] for i in node.inputs])
+    fresh.constraints = list(graph.constraints)
     fresh.outputs = [ids[o] for o in graph.outputs]
     return Rebuilt(fresh, ids)
 

@@ -208,6 +208,20 @@ class Graph(GraphBuilders):
         self.nodes.append(node)
         return node
 
+    def append_copy(self, node: Node, inputs: Sequence[int]) -> NodeId:
+        """Add a node of another graph on operands of the same types: nothing has to be inferred or checked again.
+
+        Whoever copies a graph also carries its `constraints` over.
+        """
+        if self._frozen:
+            raise OpError(f"graph @{self.name} is frozen; copy it to change it")
+        node_id = NodeId(len(self.nodes))
+        if isinstance(node.op, Input | Param):
+            self._leaf_ids[node.op.key] = node_id
+        ids = tuple(NodeId(i) for i in inputs)
+        self.nodes.append(Node(node_id, node.op, ids, node.shapes, node.name, node.origin))
+        return node_id
+
     def _infer(self, op: Op, ids: tuple[NodeId, ...]) -> tuple[Shape, ...]:
         operand_shapes: list[Shape] = []
         for i in ids:

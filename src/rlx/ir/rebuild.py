@@ -68,7 +68,8 @@ def rebuild(
                 with new.originating(origin):
                     replacement = visit(node, [Tensor(new, ids[i]) for i in node.inputs])
             if replacement is None:
-                ids[node.id] = new.append(node.op, [ids[i] for i in node.inputs], name=node.name, origin=node.origin).id
+                # Replacements have the types of what they replace, so a copied node keeps its own.
+                ids[node.id] = new.append_copy(node, [ids[i] for i in node.inputs])
                 continue
             results = _checked(node, replacement)
             if len(results) > 1:
@@ -78,6 +79,7 @@ def rebuild(
             if node.name and results[0].id >= start:
                 results[0].node.name = results[0].node.name or node.name
     new.outputs = [ids[o] for o in graph.outputs]
+    new.constraints = list(dict.fromkeys([*graph.constraints, *new.constraints]))
     return Rebuilt(new, ids)
 
 

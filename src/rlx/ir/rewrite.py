@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlx.errors import InternalError
-from rlx.ir.dead_code import remove_dead_nodes
+from rlx.ir.dead_code import live_nodes, remove_dead_nodes
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.op import Op
 from rlx.ir.provenance import SourceLocation
@@ -143,7 +143,9 @@ class _Run:
 
     def __init__(self, graph: Graph, rules: RuleSet) -> None:
         self.graph, self.rules = graph, rules
-        self.uses = graph.use_map()
+        # Nodes that nothing needs are no readers, and not worth rewriting.
+        self.live = live_nodes(graph)
+        self.uses = [[u for u in users if u in self.live] for users in graph.use_map()]
         self.outputs = set(graph.outputs)
         self.new = graph.empty_like()
         self.ids: dict[NodeId, NodeId] = {}
@@ -151,7 +153,7 @@ class _Run:
         self.misses: list[NearMiss] = []
 
     def visit(self, node: Node, operands: list[Any]) -> Replacement:
-        for rule in self.rules.for_op(node.op):
+        for rule in self.rules.for_op(node.op) if node.id in self.live else ():
             replacement = rule.apply(Match(self, node, operands, rule))
             if replacement is not None:
                 self.fired[rule.name] += 1

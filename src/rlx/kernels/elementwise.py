@@ -1,20 +1,22 @@
 """`map_kernel`: a pointwise DAG over an index space, each operand with its own strides, any number of outputs.
 
 Views cost nothing here: a transposed, narrowed or broadcast operand is a stride and an offset. Work is cut into
-chunks by the shape alone, so results do not depend on how many workers take part.
+chunks by the shape alone, so results do not depend on how many workers take part. A kernel may have several parts, each
+with its own index space: that is how values are joined along an axis without being copied first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlx.errors import OpError
-from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.expr import Expr, compute_dtype, lower_expr, topological
+from rlx.kernels.expr import Expr, topological
 from rlx.kernels.extents import Extent, Extents
-from rlx.kernels.loop_ir import Kernel, Value
+from rlx.kernels.loop_ir import Buffer, Kernel, Value
+from rlx.kernels.scopes import Access as Access
+from rlx.kernels.scopes import LoopNest, Scope
 from rlx.kernels.targets import Target
 
 # Elements per parallel iteration: some tens of microseconds of memory traffic, so that dealing them out costs nothing.
@@ -24,16 +26,16 @@ GPU_ELEMENTS_PER_THREAD = 4
 
 
 @dataclass(frozen=True)
-class Access:
-    """How one operand or output is laid out over the index space: `offset + sum(index[d] * strides[d])`, in elements.
+class MapPart:
+    """`outputs[j][i] = exprs[j](inputs[0][i], inputs[1][i], ..)` for every index `i` of `shape`.
 
-    A stride of 0 reads one element for a whole axis.
+    Accesses with one name are one buffer, in all parts of a kernel.
     """
 
-    name: str
-    dtype: DType
-    strides: tuple[Extent, ...]
-    offset: Extent = 0
+    shape: tuple[Extent, ...]
+    inputs: tuple[Access, ...]
+    outputs: tuple[Access, ...]
+    exprs: tuple[Expr, ...]
 
 
 def map_kernel(
@@ -49,151 +51,164 @@ def map_kernel(
     Parameters: the inputs' pointers, the outputs' pointers, then every named extent once, in the order of the shape and
     of each access's strides and offset. An output may be the same memory as an input with the same layout.
     """
-    if len(exprs) != len(outputs) or not outputs:
-        raise OpError(f"map {name}: {len(outputs)} outputs for {len(exprs)} expressions")
-    for access in (*inputs, *outputs):
-        if len(access.strides) != len(shape):
-            raise OpError(f"map {name}: {access.name} has {len(access.strides)} strides for {len(shape)} axes")
-    return _MapMaker(name, target, shape, inputs, outputs, exprs).build()
+    return piecewise_kernel(name, target, [MapPart(tuple(shape), tuple(inputs), tuple(outputs), tuple(exprs))])
 
 
-class _MapMaker:
+def piecewise_kernel(name: str, target: Target, parts: Sequence[MapPart]) -> Kernel:
+    """Several maps as one kernel. No part may write what another one reads or writes.
+
+    Parameters: the inputs of all parts, the outputs of all parts, each once, then the extents of each part in turn.
+    """
+    for part in parts:
+        if len(part.exprs) != len(part.outputs) or not part.outputs:
+            raise OpError(f"map {name}: {len(part.outputs)} outputs for {len(part.exprs)} expressions")
+        for access in (*part.inputs, *part.outputs):
+            if len(access.strides) != len(part.shape):
+                raise OpError(
+                    f"map {name}: {access.name} has {len(access.strides)} strides for {len(part.shape)} axes"
+                )
+    k = KernelBuilder(name)
+    buffers = declare_buffers(k, [a for p in parts for a in p.inputs], [a for p in parts for a in p.outputs])
+    extents = Extents(k)
+    makers = [_PartMaker(k, target, extents, buffers, part) for part in parts]
+    counts = [maker.blocks() for maker in makers]
+    total = counts[0]
+    for count in counts[1:]:
+        total = total + count
+    with k.parallel("block" if target.is_gpu else "chunk", total) as block:
+        _choose_part(k, makers, counts, block)
+    return k.build()
+
+
+def declare_buffers(k: KernelBuilder, inputs: Sequence[Access], outputs: Sequence[Access]) -> dict[str, Buffer]:
+    """A pointer for every name; in place is allowed, so nothing is promised about aliasing."""
+    read = {a.name: a.dtype for a in inputs}
+    written = {a.name: a.dtype for a in outputs}
+    buffers = {name: k.pointer(name, dtype, noalias=False) for name, dtype in read.items()}
+    return buffers | {name: k.pointer(name, dtype, write=True, noalias=False) for name, dtype in written.items()}
+
+
+def _choose_part(k: KernelBuilder, makers: Sequence[_PartMaker], counts: Sequence[Value], block: Value) -> None:
+    """Run the part that a block belongs to, with the number that it has there."""
+    if len(makers) == 1:
+        makers[0].run(block)
+        return
+    with k.when(block < counts[0]):
+        makers[0].run(block)
+    with k.otherwise():
+        _choose_part(k, makers[1:], counts[1:], block - counts[0])
+
+
+class _PartMaker:
     def __init__(
-        self,
-        name: str,
-        target: Target,
-        shape: Sequence[Extent],
-        inputs: Sequence[Access],
-        outputs: Sequence[Access],
-        exprs: Sequence[Expr],
+        self, k: KernelBuilder, target: Target, extents: Extents, buffers: dict[str, Buffer], part: MapPart
     ) -> None:
-        k = self.k = KernelBuilder(name)
-        self.target = target
-        self.exprs = exprs
-        accesses = [*inputs, *outputs]
-        # In place is allowed, so nothing is promised about aliasing.
-        self.sources = [k.pointer(a.name, a.dtype, noalias=False) for a in inputs]
-        self.results = [k.pointer(a.name, a.dtype, write=True, noalias=False) for a in outputs]
-        self.has_indices = any(node.op == "index" for node in topological(exprs))
-        axes = merge_axes(shape, [a.strides for a in accesses], keep=self.has_indices) or [(1, (0,) * len(accesses))]
-        extents = Extents(k)
+        self.k, self.target = k, target
         # All named extents are parameters, in an order that does not depend on which axes merge.
-        for extent in (*shape, *(e for a in accesses for e in (*a.strides, a.offset))):
+        for extent in (*part.shape, *(e for a in (*part.inputs, *part.outputs) for e in (*a.strides, a.offset))):
             extents(extent)
-        self.sizes = [extents(size) for size, _ in axes]
-        self.strides = [[extents(s) for s in strides] for _, strides in axes]
-        self.inner_strides = axes[-1][1]
-        self.inner_size = axes[-1][0]
-        self.offsets = [extents(a.offset) for a in accesses]
-        widest = max(compute_dtype(n.dtype).size_bytes for n in topological(exprs))
-        self.lanes = max(1, target.vector_bytes // widest)
-        self.has_masks = all(target.has_masked_access(b.dtype) for b in (*self.sources, *self.results))
+        part = merged_part(part)
+        self.nest = LoopNest(k, extents, part.shape, buffers, part.inputs, part.outputs, part.exprs)
+        self.inner = len(part.shape) - 1
+        self.inner_size = part.shape[-1]
+        nodes = self.nest.nodes
+        self.uniform = [n for n in nodes if self.inner not in self.nest.depends(n)]
+        self.lanes = max(1, target.vector_bytes // self.nest.widest(self.inner, nodes))
+        self.has_masks = self.nest.has_masks(target, self.inner)
 
-    def build(self) -> Kernel:
+    def blocks(self) -> Value:
+        """Chunks of the part, by its shape alone; a row is the innermost axis."""
+        k, sizes = self.k, self.nest.sizes
         if self.target.is_gpu:
-            self.gpu()
-        else:
-            self.cpu()
-        return self.k.build()
+            self.total = product(k, sizes)
+            return k.ceildiv(self.total, GPU_THREADS * GPU_ELEMENTS_PER_THREAD)
+        inner = sizes[-1]
+        self.parts_of_row = k.ceildiv(inner, CHUNK)
+        if len(sizes) == 1:
+            return self.parts_of_row
+        self.rows = product(k, sizes[:-1])
+        self.rows_per_chunk = k.max(1, k.as_index(CHUNK) // k.max(inner, 1))
+        return (self.rows + (self.rows_per_chunk - 1)) // self.rows_per_chunk * self.parts_of_row
 
-    def cpu(self) -> None:
-        """A row is the innermost axis. One chunk is several short rows, or a part of a long one."""
-        k = self.k
-        inner = self.sizes[-1]
-        parts = k.ceildiv(inner, CHUNK)
-        if len(self.sizes) == 1:
-            with k.parallel("chunk", parts) as chunk:
-                self.part_of_row([], chunk)
+    def run(self, block: Value) -> None:
+        if self.target.is_gpu:
+            self.gpu_block(block)
             return
-        rows = self.product(self.sizes[:-1])
-        rows_per_chunk = k.max(1, k.as_index(CHUNK) // k.max(inner, 1))
-        groups = (rows + (rows_per_chunk - 1)) // rows_per_chunk
-        with k.parallel("chunk", groups * parts) as chunk:
-            first = (chunk // parts) * rows_per_chunk
-            with k.loop("row", first, k.min(first + rows_per_chunk, rows)) as row:
-                self.part_of_row(self.unflatten(row, self.sizes[:-1]), chunk % parts)
+        k, sizes = self.k, self.nest.sizes
+        if len(sizes) == 1:
+            self.part_of_row([], block)
+            return
+        # One chunk is several short rows, or a part of a long one.
+        first = (block // self.parts_of_row) * self.rows_per_chunk
+        with k.loop("row", first, k.min(first + self.rows_per_chunk, self.rows)) as row:
+            self.part_of_row(unflatten(row, sizes[:-1]), block % self.parts_of_row)
 
     def part_of_row(self, outer: Sequence[Value], part: Value) -> None:
         """Elements part*CHUNK .. of the row at the outer indices: whole vectors, then a masked one or single ones."""
         k = self.k
-        bases = self.bases(outer)
+        row = Scope(self.nest, dict(enumerate(outer)))
+        row.compute(self.uniform)
         start = part * CHUNK
-        stop = k.min(start + CHUNK, self.sizes[-1])
-        uniform = self.uniform_operands(bases)
+        stop = k.min(start + CHUNK, self.nest.sizes[-1])
         if self.lanes == 1:
             with k.loop("i", start, stop) as i:
-                self.element(outer, bases, uniform, i, 1)
+                self.elements(row, i, 1)
             return
         whole = start + (stop - start) // self.lanes * self.lanes
         with k.loop("i", start, whole, self.lanes) as i:
-            self.element(outer, bases, uniform, i, self.lanes)
+            self.elements(row, i, self.lanes)
         if isinstance(self.inner_size, int) and self.inner_size % self.lanes == 0:
             return
         if self.has_masks:
             with k.when(whole < stop):
-                self.element(outer, bases, uniform, whole, self.lanes, k.lane_mask(stop - whole, self.lanes))
+                self.elements(row, whole, self.lanes, k.lane_mask(stop - whole, self.lanes))
         else:
             with k.loop("i", whole, stop) as i:
-                self.element(outer, bases, uniform, i, 1)
+                self.elements(row, i, 1)
 
-    def uniform_operands(self, bases: Sequence[Value]) -> dict[int, Value]:
-        """Operands that are the same for a whole row, loaded once before it."""
-        numbers = [n for n in range(len(self.sources)) if self.inner_strides[n] == 0]
-        return {n: self.k.load(self.sources[n], bases[n]) for n in numbers}
-
-    def element(
-        self,
-        outer: Sequence[Value],
-        bases: Sequence[Value],
-        uniform: dict[int, Value],
-        i: Value,
-        lanes: int,
-        mask: Value | None = None,
-    ) -> None:
+    def elements(self, row: Scope, i: Value, lanes: int, mask: Value | None = None) -> None:
         """Load, compute and store `lanes` elements from inner index `i`."""
-        k = self.k
-        places = [(base + i * stride, stride) for base, stride in zip(bases, self.strides[-1])]
-        operands = []
-        for number, (buffer, (place, stride)) in enumerate(zip(self.sources, places)):
-            loaded = uniform.get(number)
-            operands.append(k.load(buffer, place, lanes=lanes, stride=stride, mask=mask) if loaded is None else loaded)
-        indices = [*outer, k.iota(DType.I64, lanes) + i] if self.has_indices else []
-        values = lower_expr(k, self.exprs, operands, lanes, indices)
-        for buffer, (place, stride), value in zip(self.results, places[len(self.sources) :], values):
-            k.store(buffer, place, k.cast(value, buffer.dtype), stride=stride, mask=mask)
+        self.finish(Scope(self.nest, {self.inner: i}, row, self.inner, lanes, mask))
 
-    def gpu(self) -> None:
+    def finish(self, scope: Scope) -> None:
+        scope.compute(self.nest.nodes)
+        for output, expr in enumerate(self.nest.exprs):
+            scope.store(output, scope.value(expr))
+
+    def gpu_block(self, block: Value) -> None:
         """A block covers consecutive elements, neighbouring threads neighbouring ones, so that accesses coalesce."""
         k = self.k
-        total = self.product(self.sizes)
-        per_block = GPU_THREADS * GPU_ELEMENTS_PER_THREAD
-        with k.parallel("block", k.ceildiv(total, per_block)) as block, k.threads("thread", GPU_THREADS) as thread:
+        with k.threads("thread", GPU_THREADS) as thread:
             for step in range(GPU_ELEMENTS_PER_THREAD):
-                flat = block * per_block + (thread + step * GPU_THREADS)
-                with k.when(flat < total):
-                    *outer, inner = self.unflatten(flat, self.sizes)
-                    self.element(outer, self.bases(outer), {}, inner, 1)
+                place = block * (GPU_THREADS * GPU_ELEMENTS_PER_THREAD) + (thread + step * GPU_THREADS)
+                with k.when(place < self.total):
+                    self.finish(Scope(self.nest, dict(enumerate(unflatten(place, self.nest.sizes)))))
 
-    def product(self, sizes: Sequence[Value]) -> Value:
-        result: Value = self.k.as_index(1)
-        for size in sizes:
-            result = result * size
-        return result
 
-    def unflatten(self, flat: Value, sizes: Sequence[Value]) -> list[Value]:
-        """The index along each axis of a row-major position."""
-        indices: list[Value] = []
-        for size in reversed(sizes[1:]):
-            indices.append(flat % size)
-            flat = flat // size
-        return [flat, *reversed(indices)]
+def product(k: KernelBuilder, sizes: Sequence[Value]) -> Value:
+    result: Value = k.as_index(1)
+    for size in sizes:
+        result = result * size
+    return result
 
-    def bases(self, indices: Sequence[Value]) -> list[Value]:
-        """Where each operand's row starts, given the indices of the outer axes."""
-        bases = list(self.offsets)
-        for index, strides in zip(indices, self.strides):
-            bases = [base + index * stride for base, stride in zip(bases, strides)]
-        return bases
+
+def unflatten(place: Value, sizes: Sequence[Value]) -> list[Value]:
+    """The index along each axis of a row-major position."""
+    indices: list[Value] = []
+    for size in reversed(sizes[1:]):
+        indices.append(place % size)
+        place = place // size
+    return [place, *reversed(indices)] if sizes else []
+
+
+def merged_part(part: MapPart) -> MapPart:
+    """The same part with axes merged, at least one of them; indices of the index space keep all axes as they are."""
+    accesses = [*part.inputs, *part.outputs]
+    has_indices = any(node.op == "index" for node in topological(part.exprs))
+    axes = merge_axes(part.shape, [a.strides for a in accesses], keep=has_indices) or [(1, (0,) * len(accesses))]
+    moved = [replace(a, strides=tuple(strides[n] for _, strides in axes)) for n, a in enumerate(accesses)]
+    count = len(part.inputs)
+    return MapPart(tuple(size for size, _ in axes), tuple(moved[:count]), tuple(moved[count:]), part.exprs)
 
 
 def merge_axes(

@@ -1,10 +1,12 @@
-"""Elementwise expressions as data: the DAG that the compiler hands to a kernel maker, and its lowering.
+"""Expressions as data: the DAG that the compiler hands to a kernel maker, and its lowering.
 
 Op names are the mnemonics of MIR. Nodes of f16 and bf16 are computed in f32 and rounded where they leave the kernel, or
 where a `cast` asks for it; every other dtype is computed in itself.
 
 >>> x = operand(0, DType.F32)
 >>> apply("mul", x, apply("sigmoid", x)).dtype
+DType.F32
+>>> apply("div", x, reduce("sum", x)).dtype  # x as parts of the sum of its row
 DType.F32
 """
 
@@ -18,17 +20,21 @@ from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
 from rlx.kernels import vector_math
 from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import FLOATS, HALVES, INTS, Literal, Value, ValueType
+from rlx.kernels.extents import Extent
+from rlx.kernels.loop_ir import FLOATS, HALVES, INTS, Literal, Value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expr:
-    """An op on other nodes, or a leaf with its `value`: an `operand`'s number, a `literal`, or an `index`'s axis."""
+    """An op on other nodes, or a leaf with its `value`: an `operand`'s number, a `literal`, an `index`'s axis, a `size`.
+
+    The value of a `reduce` is how it joins, that of a `gather` the number of the operand that it reads.
+    """
 
     op: str
     args: tuple[Expr, ...]
     dtype: DType
-    value: Literal = 0
+    value: Literal | str = 0
 
 
 def operand(number: int, dtype: DType) -> Expr:
@@ -43,6 +49,25 @@ def literal(value: Literal, dtype: DType) -> Expr:
 def index(axis: int) -> Expr:
     """The element's own index along an axis of the index space, as an i64: MIR's iota."""
     return Expr("index", (), DType.I64, axis)
+
+
+def size(extent: Extent) -> Expr:
+    """A size of the index space, or another number that the caller passes, as an i64."""
+    return Expr("size", (), DType.I64, extent)
+
+
+def reduce(kind: str, x: Expr) -> Expr:
+    """`x` joined along the row by one of `JOINS`: one value per row, the same for all of its elements."""
+    if kind not in JOINS or compute_dtype(x.dtype) not in JOINS[kind][1]:
+        raise OpError(f"reduce by {kind} of {x.dtype} has no lowering; kinds: {' '.join(JOINS)}")
+    return Expr("reduce", (x,), x.dtype, kind)
+
+
+def gather(number: int, dtype: DType, offset: Expr, exists: Expr | None = None) -> Expr:
+    """The kernel's operand with this number, `offset` elements further on; 0 where `exists` is false."""
+    if offset.dtype is not DType.I64 or (exists is not None and exists.dtype is not DType.BOOL):
+        raise DTypeError(f"gather: an i64 offset and a bool are needed, got {offset.dtype}, {exists and exists.dtype}")
+    return Expr("gather", (offset,) if exists is None else (offset, exists), dtype, number)
 
 
 def apply(op: str, *args: Expr, to: DType | None = None) -> Expr:
@@ -98,8 +123,12 @@ def topological(roots: Sequence[Expr]) -> list[Expr]:
 
 def instruction_count(roots: Sequence[Expr]) -> int:
     """About how many statements the lowering appends: one for simple ops, some thirty for a math function."""
-    nodes = [node.op for node in topological(roots) if node.args]
-    return sum(1 if op in _SIMPLE else 30 for op in nodes)
+    return sum(1 if is_simple(node) else 30 for node in topological(roots) if node.args)
+
+
+def is_simple(node: Expr) -> bool:
+    """Whether a node is one instruction or so, or none."""
+    return not node.args or node.op in _SIMPLE
 
 
 def lower_expr(
@@ -112,24 +141,21 @@ def lower_expr(
     values: dict[Expr, Value] = {}
     for node in topological(roots):
         if node.op == "index":
-            values[node] = k.splat(indices[int(node.value)], lanes)
+            values[node] = indices[int(node.value)]
+        elif node.op == "operand":
+            values[node] = k.cast(operands[int(node.value)], compute_dtype(node.dtype))
         else:
-            values[node] = _lower_node(k, node, values, operands, lanes)
-    return [k.cast(values[root], root.dtype) for root in roots]
+            values[node] = lower_node(k, node, [values[a] for a in node.args])
+    return [k.splat(k.cast(values[root], root.dtype), lanes) for root in roots]
 
 
-def _lower_node(
-    k: KernelBuilder, node: Expr, values: dict[Expr, Value], operands: Sequence[Value], lanes: int
-) -> Value:
-    """The node's value, in the dtype it is computed in."""
+def lower_node(k: KernelBuilder, node: Expr, args: Sequence[Value]) -> Value:
+    """The value of a literal or of an op on values of the dtypes they are computed in, in such a dtype again."""
     kind = compute_dtype(node.dtype)
-    args = [values[a] for a in node.args]
     match node.op:
-        case "operand":
-            return k.splat(k.cast(operands[int(node.value)], kind), lanes)
         case "literal":
-            rounded = k.const(node.value, ValueType(node.dtype, lanes)).literal
-            return k.const(rounded, ValueType(kind, lanes))
+            assert not isinstance(node.value, str)
+            return k.const(k.const(node.value, node.dtype).literal, kind)
         case "cast":
             return k.cast(k.cast(args[0], node.dtype), kind)
         case "bitcast":
@@ -218,9 +244,19 @@ _BITS = INTS | {DType.BOOL}
 _ANY = _NUMBERS | {DType.BOOL}
 _SIMPLE = frozenset(
     {"add", "sub", "mul", "div", "max", "min", "and", "or", "xor", "not", "neg", "abs", "square", "relu", "sqrt"}
-    | {"eq", "ne", "lt", "le", "gt", "ge", "where", "cast"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "reduce", "gather", "stop_gradient"}
 )
 _PREDICATES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit"})
+
+# How rows are joined -> (loop op, dtypes it is computed in).
+JOINS: dict[str, tuple[str, frozenset[DType]]] = {
+    "sum": ("add", _NUMBERS),
+    "prod": ("mul", _NUMBERS),
+    "max": ("max", _NUMBERS),
+    "min": ("min", _NUMBERS),
+    "any": ("or", frozenset({DType.BOOL})),
+    "all": ("and", frozenset({DType.BOOL})),
+}
 
 # op -> (number of operands, dtypes it is computed in, lowering)
 _LOWERINGS: dict[str, tuple[int, frozenset[DType], Callable[..., Value]]] = {

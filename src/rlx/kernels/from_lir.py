@@ -110,7 +110,8 @@ class _Maker:
     def beside(self, name: str, node: NodeId, like: Shape) -> Matrix:
         """An operand of the epilogue as a matrix over (rows, columns)."""
         *leading, column = broadcast_strides(self.graph.shape(node), like.dims)
-        row: Size = 0 if all(s == 0 for s in leading) else leading[-1]
+        # The innermost leading axis may have size 1, and then has no stride: rows follow each other along the next one.
+        row: Size = next((s for s in reversed(leading) if s != 0), 0)
         return Matrix(name, self.graph.shape(node).dtype, self.extent(row), self.extent(column))
 
     def expressions(self, nodes: Sequence[Node], known: Mapping[NodeId, Expr]) -> dict[NodeId, Expr]:

@@ -120,10 +120,3 @@ def atanh(z: Any) -> Any:
 def atan(z: Any) -> Any:
     """The inverse of tan, as atanh(iz)/i."""
     return _over_i(atanh(_times_i(z)))
-
-
-def power(a: Any, b: Any) -> Any:
-    """exp(b·log a); 0 to any power but 0 is 0."""
-    zero = ops.eq(a, 0)
-    result = ops.exp(b * ops.log(ops.where(zero, 1, a)))
-    return ops.where(zero, ops.where(ops.eq(b, 0), 1, 0), result)

@@ -210,8 +210,9 @@ fmod = binary_function("fmod", ops.rem, "The remainder of x1/x2 with the sign of
 @array_function
 def pow(x1: Any, x2: Any, /) -> Any:
     """x1 to the power x2; integers stay integers and wrap, and a negative integer power is truncated toward 0."""
-    x1, x2 = promoted(x1, x2)
-    return complex_functions.power(x1, x2) if dtype_of(x1).is_complex else ops.pow_(x1, x2)
+    if common_dtype(operand(x1), operand(x2)).is_complex:
+        return ops.complex_pow(value(x1), operand(x2))
+    return ops.pow_(*promoted(x1, x2))
 
 
 power = pow

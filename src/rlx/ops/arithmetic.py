@@ -131,7 +131,10 @@ def _floor_divide(a: Array, b: Array) -> Array:
 def _power(a: Array, b: Array) -> Array:
     """Integers wrap; a negative integer exponent gives the truncated quotient 1 / a^|b|, and 0 for a = 0."""
     if a.dtype.kind not in "iu":
-        return np.power(a, b)
+        # Beside one exponent for all, NumPy takes short cuts (x * x, sqrt) that differ in the last bit and at -inf.
+        dims = np.broadcast_shapes(a.shape, b.shape)
+        each = np.broadcast_to(a, dims).reshape(-1), np.array(np.broadcast_to(b, dims)).reshape(-1)
+        return np.asarray(np.power(*each)).reshape(dims)
     zero, one = a.dtype.type(0), a.dtype.type(1)
     result = np.power(a, np.where(b < 0, zero, b))
     if a.dtype.kind == "u":

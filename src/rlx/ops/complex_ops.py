@@ -14,9 +14,9 @@ import numpy as np
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, broadcast_dims
-from rlx.ops.arithmetic import atan2, hypot
+from rlx.ops.arithmetic import atan2, div, eq, hypot, mul, where
 from rlx.ops.conversion import cast
-from rlx.ops.operands import dtype_of, promote_inexact, require_dtype, require_same_dtype
+from rlx.ops.operands import dtype_of, promote_inexact, promote_operands, require_dtype, require_same_dtype
 from rlx.ops.rules import batch_pointwise, unbroadcast, zeros_like
 from rlx.ops.samples import COMPLEX, Sample, sample, spec
 
@@ -32,6 +32,7 @@ __all__ = [
     "complex_abs",
     "complex_norm_sq",
     "complex_norm_sq_backward",
+    "complex_pow",
     "conjugate",
     "imag",
     "real",
@@ -262,6 +263,41 @@ def complex_norm_sq_backward(z: Any, g: Any) -> Any:
 def complex_abs(z: Any) -> Any:
     """|z| without overflow in the squares, real."""
     return hypot(Real()(z), Imag()(z))
+
+
+# Up to this power products are as precise as exp and log, and cheaper.
+_MANY_FACTORS = 100
+
+
+def complex_pow(a: Any, b: Any) -> Any:
+    """a to the power b, where one of them is complex: exp(b·log a), and 0 to any power but 0 is 0.
+
+    A Python integer that is not large counts factors, so that the result and its derivatives hold at 0 too.
+
+    >>> complex_pow(np.array([1 + 1j, 0]), 2).tolist()
+    [2j, 0j]
+    """
+    from rlx.ops.unary import exp, log
+
+    if type(b) is int and abs(b) < _MANY_FACTORS:
+        return _product_of_equals(a, b)
+    a, b = promote_operands(a, b)
+    is_zero = eq(a, 0)
+    power = exp(mul(b, log(where(is_zero, 1, a))))
+    return where(is_zero, where(eq(b, 0), 1, 0), power)
+
+
+def _product_of_equals(a: Any, count: int) -> Any:
+    """a multiplied `count` times with itself, by repeated squaring; the reciprocal for negative counts."""
+    from rlx.ops.creation import ones_like
+
+    if count < 0:
+        return div(1, _product_of_equals(a, -count))
+    if count < 2:
+        return a if count else ones_like(a)
+    half = _product_of_equals(a, count // 2)
+    square = mul(half, half)
+    return mul(square, a) if count % 2 else square
 
 
 def angle(z: Any) -> Any:

@@ -21,7 +21,7 @@ from rlx.ops import (
     unary,
 )
 from rlx.ops.conversion import cast
-from rlx.ops.operands import promote_inexact
+from rlx.ops.operands import common_dtype, promote_inexact
 from rlx.ops.selection import take
 from rlx.ops.subscript import AtIndexer, index
 
@@ -80,10 +80,10 @@ class TensorMethods:
         return arithmetic.floordiv(other, self), floor_mod(other, self)
 
     def __pow__(self, other: Any) -> Tensor:
-        return arithmetic.pow_(self, other)
+        return power(self, other)
 
     def __rpow__(self, other: Any) -> Tensor:
-        return arithmetic.pow_(other, self)
+        return power(other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
         return contraction.matmul(self, other)
@@ -301,6 +301,12 @@ class TensorMethods:
 def _unpacked(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments given one by one, or as one sequence."""
     return tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list) else values
+
+
+def power(a: Any, b: Any) -> Any:
+    """a ** b, of real or complex numbers."""
+    is_complex = common_dtype(a, b).is_complex
+    return complex_ops.complex_pow(a, b) if is_complex else arithmetic.pow_(a, b)
 
 
 def true_divide(a: Any, b: Any) -> Any:

@@ -13,12 +13,10 @@ import ctypes
 import os
 import threading
 
-import numpy as np
-
 from rlx.backends.cpu.records import WORD, Mailbox, PoolState, Spot, pool_words
-from rlx.backends.cpu.spmd import Executor, executor
+from rlx.backends.cpu.spmd import Executor
 from rlx.backends.cpu.threads import MAX_THREADS
-from rlx.backends.memory import aligned_zeros
+from rlx.backends.memory import aligned_words
 
 # A worker leaves within one ticket; a process that ends waits no longer than this for one that does not.
 _EXIT_SECONDS = 2.0
@@ -29,7 +27,7 @@ class Pool:
 
     def __init__(self, native: Executor) -> None:
         self._native = native
-        self._state, self._address = aligned_zeros((pool_words(MAX_THREADS - 1),), np.dtype(np.int64))
+        self._state, self._address = aligned_words(pool_words(MAX_THREADS - 1))
         self._workers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -67,9 +65,15 @@ class Pool:
                 mailbox = self._address + WORD * (PoolState.MAILBOXES + number * Mailbox.WORDS)
                 self._make_spot(mailbox + WORD * Mailbox.SPOT)
                 worker = threading.Thread(
-                    target=self._native.serve, args=(self._address, mailbox), name=f"rlx-worker-{number + 1}", daemon=True
+                    target=self._native.serve,
+                    args=(self._address, mailbox),
+                    name=f"rlx-worker-{number + 1}",
+                    daemon=True,
                 )
-                worker.start()
+                try:
+                    worker.start()
+                except RuntimeError:
+                    return  # the system has no threads left: those who are there do the work
                 self._workers.append(worker)
 
     def _make_spot(self, spot: int) -> None:
@@ -84,16 +88,16 @@ _pool: Pool | None = None
 _making = threading.Lock()
 
 
-def pool() -> Pool:
-    """The pool of this process."""
-    return _pool if _pool is not None else _make_pool()
+def pool(native: Executor) -> Pool:
+    """The pool of this process, made when it is first asked for."""
+    return _pool if _pool is not None else _make_pool(native)
 
 
-def _make_pool() -> Pool:
+def _make_pool(native: Executor) -> Pool:
     global _pool
     with _making:
         if _pool is None:
-            _pool = Pool(executor())
+            _pool = Pool(native)
         return _pool
 
 

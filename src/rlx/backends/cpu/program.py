@@ -5,24 +5,23 @@ What is here holds for every binding of the symbols; `plan` puts the numbers in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx.backends.cpu.code import loader
 from rlx.backends.cpu.grid import Grid
 from rlx.backends.cpu.spmd import Executor, executor
-from rlx.backends.memory import aligned_copy
+from rlx.backends.memory import fit
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.shape import Shape, Size
 from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.loop_ir import Buffer
-from rlx.kernels.native import Loader, NativeKernel
-from rlx.kernels.object_cache import DiskCache, ObjectCache
+from rlx.kernels.native import NativeKernel
 from rlx.kernels.targets import host
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -68,14 +67,17 @@ class Leaf(NamedTuple):
 
     name: str
     shape: Shape
+    dtype: np.dtype[Any]
     align: int
 
 
 @dataclass(frozen=True)
 class Program:
-    """Steps, leaves, and the numbering of the addresses: the arena, inputs, outputs, host results, constants, params.
+    """Steps, leaves, and the numbering of the addresses: the arena, inputs, stored outputs, host results, constants,
+    params.
 
-    `stored` are the outputs that kernels write to memory of their own; all others are copied from where they lie.
+    `stored` are the outputs that kernels write to memory of their own. `returned` has for each output its number among
+    them, or -1 where it must be copied from where it lies: an input, a view, a host result, an output named twice.
     """
 
     lir: LirModule
@@ -84,10 +86,15 @@ class Program:
     inputs: tuple[Leaf, ...]
     params: tuple[Leaf, ...]
     stored: tuple[NodeId, ...]
+    returned: tuple[int, ...]
     host_results: tuple[NodeId, ...]
-    constants: tuple[tuple[NodeId, Array], ...]
+    constants: tuple[tuple[int, Array], ...]
+    first_param: int
     values: dict[NodeId, int]
+    alignments: dict[NodeId, int]
     native: Executor
+    # Whether a run needs nothing of the host but memory.
+    is_native: bool
 
     def place(self, node: NodeId) -> Place:
         return _place(self.lir, self.values, node)
@@ -100,28 +107,40 @@ def build_program(lir: LirModule) -> Program:
     inputs = [n for n in graph.nodes if isinstance(n.op, Input)]
     params = [n for n in graph.nodes if isinstance(n.op, Param)]
     constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
-    stored = [n for k in lir.kernels if k.kind not in ("view", "call") for n in k.outputs if _is_own(lir, n)]
-    hosted = [k.nodes[0] for k in lir.kernels if k.kind == "call" and _is_own(lir, k.nodes[0])]
+    stored = [n for m in made if m.code is not None for n in m.lir.outputs if _is_own(lir, n)]
+    hosted = [m.node.id for m in made if m.code is None and _is_own(lir, m.node.id)]
     order = [*(n.id for n in inputs), *stored, *hosted, *(n.id for n in constants), *(n.id for n in params)]
     values = {node: ARENA + 1 + i for i, node in enumerate(order)}
     alignments = _alignments(lir, made)
 
     def leaf(node: Node) -> Leaf:
         assert isinstance(node.op, Input | Param)
-        return Leaf(node.op.key, node.shape, alignments.get(node.id, node.shape.dtype.numpy.alignment))
+        return Leaf(node.op.key, node.shape, node.shape.dtype.numpy, alignments.get(node.id, 1))
 
+    steps = tuple(_step(lir, values, m) for m in made)
+    returned = tuple(_returned(graph.outputs, stored))
     return Program(
         lir=lir,
         graph=graph,
-        steps=tuple(_step(lir, values, m) for m in made),
+        steps=steps,
         inputs=tuple(map(leaf, inputs)),
         params=tuple(map(leaf, params)),
         stored=tuple(stored),
+        returned=returned,
         host_results=tuple(hosted),
-        constants=tuple((n.id, aligned_copy(n.op.value.array)) for n in constants if isinstance(n.op, Constant)),
+        constants=tuple((values[n.id], fit(n.op.eval(), alignments.get(n.id, 1))[0]) for n in constants),
+        first_param=1 + len(order) - len(params),
         values=values,
-        native=executor(object_cache()),
+        alignments=alignments,
+        native=executor(),
+        is_native=-1 not in returned and all(isinstance(s, NativeStep) for s in steps),
     )
+
+
+def _returned(outputs: Sequence[NodeId], stored: Sequence[NodeId]) -> Iterator[int]:
+    left = {node: number for number, node in enumerate(stored)}
+    for node in outputs:
+        yield left.pop(node, -1)
 
 
 class _Made(NamedTuple):
@@ -186,21 +205,3 @@ def _alignments(lir: LirModule, made: Sequence[_Made]) -> dict[NodeId, int]:
             root = _root(lir, node)
             found[root] = max(found.get(root, 1), pointer.align)
     return found
-
-
-@cache
-def object_cache() -> ObjectCache | None:
-    """Where code is kept for the next process; None where there is no place to write."""
-    try:
-        return DiskCache()
-    except OSError:
-        return None
-
-
-@cache
-def loader() -> Loader:
-    """One per process: kernels with the same text are one piece of code."""
-    return Loader(host(), object_cache())
-
-
-NodeArray = Callable[[NodeId], Array]

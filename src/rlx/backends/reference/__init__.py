@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from rlx.backends.api import Array, Backend, CompileOptions, Executable
+from rlx.backends.api import Array, Backend, CompileOptions, Executable, Prepared
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
+from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.verify import check
+
+if TYPE_CHECKING:
+    from rlx.compile.report import CompileReport
 
 
 class ReferenceExecutable(Executable):
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
 
-    def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array]) -> list[Array]:
+    def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
+        values = params.values if isinstance(params, Prepared) else params
         # A result may be an input itself or a view of one; the caller's arrays must not be shared.
-        return [array.copy() for array in interpret(self._graph, {**params, **inputs})]
+        return [array.copy() for array in interpret(self._graph, {**values, **inputs})]
 
     @property
-    def report(self) -> str:
-        return f"reference: {len(self._graph)} nodes of @{self._graph.name}, interpreted one by one in NumPy\n"
+    def report(self) -> CompileReport:
+        from rlx.compile.report import CompileReport
+
+        unplanned = LirBufferPlan(schedule=[n.id for n in self._graph.nodes])
+        return CompileReport(LirModule(self._graph, unplanned), "reference", lambda kernel: "NumPy, by definition")
 
 
 class ReferenceBackend(Backend):

@@ -2,9 +2,9 @@
 
 import ml_dtypes
 import pytest
+from fusion_programs import PATTERN_STEPS, assert_same_values, bert_block, llama_block, swiglu_ffn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patterns import PATTERN_STEPS, assert_same_values, bert_block, llama_block, swiglu_ffn
 
 import rlx
 from random_graphs import BINDING, STEPS, graphs

@@ -1,0 +1,71 @@
+"""Ops that run on the host in the middle of a program, and the arrays through which they see its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.cpu.plan import HostCall, Located, Plan
+from rlx.backends.cpu.program import ARENA
+from rlx.backends.memory import Array, fit
+from rlx.errors import InternalError
+from rlx.ir.graph import NodeId
+
+
+class HostValues:
+    """The values of one run as arrays. `addresses` are where the kernels of the run find them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        arena: Array,
+        inputs_and_stored: Sequence[Array],
+        params: Sequence[Array],
+        addresses: memoryview,
+    ) -> None:
+        self._plan, self._arena, self._addresses = plan, arena, addresses
+        # By the program's numbers.
+        waiting = [None] * len(plan.program.host_results)
+        constants = [array for _, array in plan.program.constants]
+        self._memory: list[Array | None] = [arena, *inputs_and_stored, *waiting, *constants, *params]
+        # Of ops with several results, which are numbered only when they have been taken apart.
+        self._several: dict[NodeId, tuple[Array, ...]] = {}
+
+    def array(self, node: NodeId) -> Array:
+        """A value with one result, where it lies."""
+        located = self._plan.arrays[node]
+        memory = self._memory[located.value]
+        assert memory is not None, "read before it was computed"
+        return _view(memory, located)
+
+    def call(self, call: HostCall) -> None:
+        operands = [a for node in call.operands for a in self._several.get(node) or (self.array(node),)]
+        result: Any = call.op.eval(*operands)
+        if len(self._plan.program.graph.nodes[call.node].shapes) > 1:
+            self._several[call.node] = tuple(self._own(r) for r in result)
+            return
+        located = self._plan.arrays[call.node]
+        array = self._own(result[0] if isinstance(result, tuple) else result)
+        if array.shape != located.dims or array.dtype != located.dtype:
+            wanted = f"{located.dtype}{list(located.dims)}"
+            raise InternalError(f"{call.op.mnemonic} returned {array.dtype}{list(array.shape)} instead of {wanted}")
+        if located.value == ARENA:
+            self.array(call.node)[...] = array
+            return
+        array, address = fit(array, self._plan.program.alignments.get(call.node, 1))
+        self._memory[located.value], self._addresses[located.value] = array, address
+
+    def _own(self, result: Any) -> Array:
+        """A result that no kernel will write over: one that lies in the arena is copied."""
+        array = np.asarray(result)
+        return array.copy() if np.may_share_memory(array, self._arena) else array
+
+
+def _view(memory: Array, located: Located) -> Array:
+    if memory.shape == located.dims and memory.dtype == located.dtype:
+        return memory
+    size = located.dtype.itemsize * int(np.prod(located.dims))
+    part = memory.reshape(-1).view(np.uint8)[located.offset : located.offset + size]
+    return part.view(located.dtype).reshape(located.dims)

@@ -1,0 +1,373 @@
+"""`row_kernel`: maps and reductions along rows in one kernel: softmax, norms, losses, sums over any axes.
+
+A row is visited once for each reduction that needs the ones before it, and once more to store what has an element for
+each of its own: softmax is max, then sum of exp, then the quotients. A row is in cache after the first visit. Lanes lie
+along the row; where memory runs the other way, as in a sum over columns, lanes are neighbouring rows. In both cases
+a sum is formed in an order that the shape alone decides, so that every number of workers gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlx.errors import OpError
+from rlx.ir.dtype import DType
+from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.elementwise import CHUNK, GPU_THREADS, declare_buffers, product, unflatten
+from rlx.kernels.expr import JOINS, Expr, compute_dtype, is_simple, topological
+from rlx.kernels.extents import Extent, Extents
+from rlx.kernels.loop_ir import Const, Kernel, Literal, Value, ValueType
+from rlx.kernels.scopes import Access, LoopNest, Scope
+from rlx.kernels.targets import Target
+from rlx.ops.reductions import ReduceOp, identity_of
+
+# Vectors of this many registers keep enough additions in flight; code with math functions needs the registers itself.
+WIDE = 4
+
+# What is done at each place of a row: carried values in, carried values out.
+Body = Callable[[Scope, Sequence[Value]], Sequence[Value]]
+
+
+def row_kernel(
+    name: str,
+    target: Target,
+    rows: Sequence[Extent],
+    length: Sequence[Extent],
+    inputs: Sequence[Access],
+    outputs: Sequence[Access],
+    exprs: Sequence[Expr],
+) -> Kernel:
+    """`outputs[j] = exprs[j]` for every row of the index space `rows` and every element of the axes `length` of a row.
+
+    Strides of accesses are those of `rows`, then those of `length`. A `reduce` joins all elements of a row. An output
+    that does not move along the row is stored once per row. An output may be the same memory as an input with the same
+    layout. Parameters are those of a map: inputs, outputs, then every named extent once.
+    """
+    if not length:
+        raise OpError(f"row {name}: a row needs at least one axis; use map_kernel")
+    if len(exprs) != len(outputs) or not outputs:
+        raise OpError(f"row {name}: {len(outputs)} outputs for {len(exprs)} expressions")
+    for access in (*inputs, *outputs):
+        if len(access.strides) != len(rows) + len(length):
+            raise OpError(
+                f"row {name}: {access.name} has {len(access.strides)} strides for {len(rows)} + {len(length)} axes"
+            )
+    return _RowMaker(name, target, (*rows, *length), len(rows), inputs, outputs, exprs).build()
+
+
+class _RowMaker:
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        shape: tuple[Extent, ...],
+        row_count: int,
+        inputs: Sequence[Access],
+        outputs: Sequence[Access],
+        exprs: Sequence[Expr],
+    ) -> None:
+        k = self.k = KernelBuilder(name)
+        self.target, self.shape = target, shape
+        buffers = declare_buffers(k, inputs, outputs)
+        self.row_axes = list(range(row_count))
+        length = range(row_count, len(shape))
+        nest = self.nest = LoopNest(k, Extents(k), shape, buffers, inputs, outputs, exprs, length)
+        self.lane_axis = self.best_lane_axis(length)
+        # The axis that lanes cover is the innermost one.
+        self.length_axes = sorted(length, key=lambda axis: axis == self.lane_axis)
+        self.lies_along_rows = self.lane_axis in length
+        self.passes = self.schedule()
+        self.stored_per_element = [
+            j for j, a in enumerate(outputs) if any(a.moves_along(axis) for axis in self.length_axes)
+        ]
+        self.stored_per_row = [j for j in range(len(outputs)) if j not in self.stored_per_element]
+        self.has_masks = nest.has_masks(target, self.lane_axis)
+        self.shared: dict[DType, object] = {}
+
+    def best_lane_axis(self, length: range) -> int:
+        """The axis along which most of what is accessed lies side by side in memory; in doubt, along the row."""
+        weights = dict.fromkeys(range(len(self.shape)), 0)
+        for access in self.nest.accesses:
+            moved = [axis for axis in weights if access.moves_along(axis)]
+            for axis in moved:
+                weights[axis] += len(moved) * (access.strides[axis] == 1)
+        return max(reversed(weights), key=lambda axis: (weights[axis], axis in length))
+
+    def schedule(self) -> list[list[Expr]]:
+        """Reductions in the order of passes: each after those that its own operand needs."""
+        stage: dict[Expr, int] = {}
+        passes: list[list[Expr]] = []
+        for node in self.nest.nodes:
+            stage[node] = max((stage[a] for a in node.args), default=0)
+            if node.op == "reduce":
+                stage[node] += 1
+                passes += [[] for _ in range(stage[node] - len(passes))]
+                passes[stage[node] - 1].append(node)
+        return passes
+
+    def build(self) -> Kernel:
+        if self.target.is_gpu:
+            self.gpu()
+        elif self.lies_along_rows:
+            self.cpu_along_rows()
+        else:
+            self.cpu_across_rows()
+        return self.k.build()
+
+    def cpu_along_rows(self) -> None:
+        """A chunk is one long row or several short ones."""
+        k, sizes = self.k, self.nest.sizes
+        rows = product(k, [sizes[a] for a in self.row_axes])
+        per_chunk = self.per_chunk(product(k, [sizes[a] for a in self.length_axes]))
+        with k.parallel("chunk", (rows + (per_chunk - 1)) // per_chunk) as chunk:
+            with k.loop("row", chunk * per_chunk, k.min(chunk * per_chunk + per_chunk, rows)) as row:
+                self.row(Scope(self.nest, self.row_starts(self.row_axes, row)))
+
+    def cpu_across_rows(self) -> None:
+        """A unit is a vector of neighbouring rows; a chunk is one unit of long rows or several of short ones."""
+        k, sizes = self.k, self.nest.sizes
+        outer = [a for a in self.row_axes if a != self.lane_axis]
+        lanes = self.lanes(self.nest.nodes)
+        side = sizes[self.lane_axis]
+        blocks = k.ceildiv(side, lanes)
+        units = product(k, [sizes[a] for a in outer]) * blocks
+        per_chunk = self.per_chunk(product(k, [sizes[a] for a in self.length_axes]) * lanes)
+        with k.parallel("chunk", (units + (per_chunk - 1)) // per_chunk) as chunk:
+            with k.loop("unit", chunk * per_chunk, k.min(chunk * per_chunk + per_chunk, units)) as unit:
+                starts = self.row_starts(outer, unit // blocks)
+                self.vector_of_rows(starts, unit % blocks * lanes, lanes)
+
+    def vector_of_rows(self, starts: dict[int, Value], first: Value, lanes: int) -> None:
+        k, side = self.k, self.nest.sizes[self.lane_axis]
+        fits = isinstance(side, Const) and side.literal % lanes == 0
+        if fits or self.has_masks:
+            mask = None if fits else k.lane_mask(side - first, lanes)
+            self.row(Scope(self.nest, {**starts, self.lane_axis: first}, None, self.lane_axis, lanes, mask))
+            return
+        with k.when(first + lanes <= side):
+            self.row(Scope(self.nest, {**starts, self.lane_axis: first}, None, self.lane_axis, lanes))
+        with k.otherwise(), k.loop("last", first, side) as row:
+            self.row(Scope(self.nest, {**starts, self.lane_axis: row}, None, self.lane_axis, 1))
+
+    def gpu(self) -> None:
+        """A block for each row whose elements lie side by side, else a thread for each row."""
+        k, sizes = self.k, self.nest.sizes
+        order = sorted(self.row_axes, key=lambda axis: axis == self.lane_axis)
+        rows = product(k, [sizes[a] for a in order])
+        if self.lies_along_rows:
+            with k.parallel("row", rows) as row, k.threads("thread", GPU_THREADS) as thread:
+                self.thread = thread
+                self.row(Scope(self.nest, self.row_starts(order, row)))
+            return
+        with k.parallel("block", k.ceildiv(rows, GPU_THREADS)) as block, k.threads("thread", GPU_THREADS) as thread:
+            row = block * GPU_THREADS + thread
+            with k.when(row < rows):
+                self.row(Scope(self.nest, self.row_starts(order, row)))
+
+    def per_chunk(self, elements: Value) -> Value:
+        return self.k.max(1, self.k.as_index(CHUNK) // self.k.max(elements, 1))
+
+    def row_starts(self, axes: Sequence[int], row: Value) -> dict[int, Value]:
+        return dict(zip(axes, unflatten(row, [self.nest.sizes[a] for a in axes])))
+
+    def lanes(self, nodes: Sequence[Expr]) -> int:
+        """Elements of a vector: as many as fit into one register, into several for short code, none without a use."""
+        if self.target.is_gpu:
+            return 1
+        lanes = max(1, self.target.vector_bytes // self.nest.widest(self.lane_axis, nodes))
+        if lanes > 1 and all(is_simple(n) for n in nodes):
+            lanes *= WIDE
+        side = self.shape[self.lane_axis]
+        while isinstance(side, int) and lanes > 1 and lanes // 2 >= side:
+            lanes //= 2
+        return lanes
+
+    # What happens in one row, or in one vector of rows.
+
+    def row(self, scope: Scope) -> None:
+        for reductions in self.passes:
+            scope.values.update(zip(reductions, self.joined(scope, reductions)))
+        if self.stored_per_element:
+            self.store_elements(scope)
+        if not self.stored_per_row:
+            return
+        scope.compute(needed([self.nest.exprs[j] for j in self.stored_per_row]))
+        if self.target.is_gpu and self.lies_along_rows:
+            with self.k.when(self.k.eq(self.thread, 0)):
+                self.store_row(scope)
+        else:
+            self.store_row(scope)
+
+    def store_row(self, scope: Scope) -> None:
+        for j in self.stored_per_row:
+            scope.store(j, scope.value(self.nest.exprs[j]))
+
+    def store_elements(self, scope: Scope) -> None:
+        roots = [self.nest.exprs[j] for j in self.stored_per_element]
+        nodes = needed(roots)
+
+        def body(place: Scope, values: Sequence[Value]) -> Sequence[Value]:
+            place.compute(nodes)
+            for j, root in zip(self.stored_per_element, roots):
+                place.store(j, place.value(root))
+            return values
+
+        written = [len(self.nest.inputs) + j for j in self.stored_per_element]
+        self.visit(scope, nodes, written, [], [], body)
+
+    def joined(self, scope: Scope, reductions: Sequence[Expr]) -> list[Value]:
+        """The values of reductions that need nothing of each other, in one visit of the row."""
+        k = self.k
+        nodes = needed([r.args[0] for r in reductions])
+        lanes = self.lanes(nodes) if self.lies_along_rows else scope.lanes
+        starts = [self.identity(r) for r in reductions]
+
+        def body(place: Scope, values: Sequence[Value]) -> Sequence[Value]:
+            place.compute(nodes)
+            return [self.join(r, place, value) for r, value in zip(reductions, values)]
+
+        wide = [k.splat(s, lanes if self.has_lanes(r) else 1) for r, s in zip(reductions, starts)]
+        vectors, singles = self.visit(scope, nodes, [], wide, starts, body)
+        if not self.lies_along_rows:
+            return list(vectors)
+        totals = [k.reduce(JOINS[str(r.value)][0], v) for r, v in zip(reductions, vectors)]
+        if singles is not starts:
+            totals = [k.op(JOINS[str(r.value)][0], a, b) for r, a, b in zip(reductions, totals, singles)]
+        return [self.over_threads(r, total) for r, total in zip(reductions, totals)]
+
+    def has_lanes(self, reduction: Expr) -> bool:
+        """Whether partial results have lanes: always along the row, across rows if the rows differ."""
+        return self.lies_along_rows or self.lane_axis in self.nest.depends(reduction.args[0])
+
+    def identity(self, reduction: Expr) -> Value:
+        dtype = compute_dtype(reduction.dtype)
+        value: Literal = identity_of(ReduceOp(str(reduction.value)), dtype)
+        return self.k.const(value, dtype)
+
+    def join(self, reduction: Expr, place: Scope, total: Value) -> Value:
+        k = self.k
+        value = k.splat(place.value(reduction.args[0]), total.lanes)
+        if place.mask is not None and self.lies_along_rows:
+            value = k.select(place.mask, value, k.splat(self.identity(reduction), total.lanes))
+        return k.op(JOINS[str(reduction.value)][0], total, value)
+
+    def visit(
+        self,
+        scope: Scope,
+        nodes: Sequence[Expr],
+        written: Sequence[int],
+        vectors: Sequence[Value],
+        singles: Sequence[Value],
+        body: Body,
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
+        """Do `body` at every place of the row. `vectors` are carried from vector to vector, and `singles`, where there
+        are elements beside the vectors, from one of these to the next."""
+        touched = [*written, *(int(n.value) for n in nodes if n.op in ("operand", "gather"))]
+        plan = _Visit(nodes, list(dict.fromkeys(touched)), self.lanes(nodes), body)
+        scope.compute(n for n in nodes if not self.nest.depends(n) & self.nest.joined)
+        return self.visit_axes(plan, scope, self.length_axes, vectors, singles)
+
+    def visit_axes(
+        self, plan: _Visit, scope: Scope, axes: Sequence[int], vectors: Sequence[Value], singles: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
+        axis, *rest = axes
+        if not rest:
+            return self.visit_innermost(plan, scope, axis, vectors, singles)
+        k, count = self.k, len(vectors)
+        with k.fold(f"j{axis}", 0, self.nest.sizes[axis], init=[*vectors, *singles]) as fold:
+            place = scope.inside({axis: fold.index}, plan.touched)
+            place.compute(n for n in plan.nodes if not self.nest.depends(n) & {*rest})
+            carried = self.visit_axes(plan, place, rest, fold.values[:count], fold.values[count:])
+            fold.next(*carried[0], *carried[1])
+        return fold.results[:count], fold.results[count:]
+
+    def visit_innermost(
+        self, plan: _Visit, scope: Scope, axis: int, vectors: Sequence[Value], singles: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
+        k, size = self.k, self.nest.sizes[axis]
+        if not self.lies_along_rows:
+            return self.loop(plan, axis, 0, size, 1, vectors, lambda i: scope.inside({axis: i}, plan.touched)), singles
+        if self.target.is_gpu:
+            def one_of_many(i: Value) -> Scope:
+                return Scope(self.nest, {axis: i}, scope, axis, 1, None, plan.touched)
+
+            return self.loop(plan, axis, self.thread, size, GPU_THREADS, vectors, one_of_many), singles
+        lanes = plan.lanes
+        whole = size // lanes * lanes
+
+        def vector(i: Value) -> Scope:
+            return Scope(self.nest, {axis: i}, scope, axis, lanes, None, plan.touched)
+
+        def last_vector(i: Value) -> Scope:
+            return Scope(self.nest, {axis: i}, scope, axis, lanes, k.lane_mask(size - i, lanes), plan.touched)
+
+        def single(i: Value) -> Scope:
+            return Scope(self.nest, {axis: i}, scope, axis, 1, None, plan.touched)
+
+        if not (isinstance(whole, Const) and whole.literal == 0):
+            vectors = self.loop(plan, axis, 0, whole, lanes, vectors, vector)
+        if lanes == 1 or (isinstance(size, Const) and size.literal % lanes == 0):
+            return vectors, singles
+        if self.has_masks:
+            return self.loop(plan, axis, whole, size, lanes, vectors, last_vector), singles
+        return vectors, self.loop(plan, axis, whole, size, 1, singles, single)
+
+    def loop(
+        self,
+        plan: _Visit,
+        axis: int,
+        start: Value | int,
+        stop: Value,
+        step: int,
+        values: Sequence[Value],
+        place: Callable[[Value], Scope],
+    ) -> Sequence[Value]:
+        with self.k.fold(f"i{axis}", start, stop, step, init=values) as fold:
+            fold.next(*plan.body(place(fold.index), fold.values))
+        return fold.results
+
+    def over_threads(self, reduction: Expr, value: Value) -> Value:
+        """The values of all threads of a block joined, and known to all of them."""
+        if not self.target.is_gpu:
+            return value
+        k = self.k
+        if value.dtype not in self.shared:
+            self.shared[value.dtype] = k.shared(f"partial_{value.dtype}", value.dtype, GPU_THREADS)
+        partial = self.shared[value.dtype]
+        k.store(partial, self.thread, value)
+        k.barrier()
+        half = GPU_THREADS // 2
+        while half:
+            with k.when(self.thread < half):
+                pair = [k.load(partial, place) for place in (self.thread, self.thread + half)]
+                k.store(partial, self.thread, k.op(JOINS[str(reduction.value)][0], *pair))
+            k.barrier()
+            half //= 2
+        total = k.load(partial, 0)
+        # Nobody may store the next partial result before everybody has read this one.
+        k.barrier()
+        return total
+
+
+class _Visit:
+    """One visit of a row: what is computed, which accesses that touches, how wide, and what is done at each place."""
+
+    def __init__(self, nodes: Sequence[Expr], touched: Sequence[int], lanes: int, body: Body) -> None:
+        self.nodes, self.touched, self.lanes, self.body = nodes, touched, lanes, body
+
+
+def needed(roots: Sequence[Expr]) -> list[Expr]:
+    """Everything that must be computed for `roots`, operands first, given the reductions below them."""
+    order: list[Expr] = []
+    seen: set[Expr] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, is_ready = stack.pop()
+        if is_ready:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            if node.op != "reduce":
+                stack.extend((arg, False) for arg in reversed(node.args))
+    return order

@@ -1,0 +1,275 @@
+"""Reports and pictures: what they say is true, they are well formed, and need nothing from elsewhere."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import gpt_loss, llama, two_layers
+
+import rlx
+from random_graphs import graphs
+from rlx.compile.compiler import CompilePipeline
+from rlx.compile.fusion_barriers import FusionBarrier
+from rlx.compile.layered_layout import GAP_X, Size, lay_out
+from rlx.compile.lir_lives import lives_of, steps_of, viewed_values
+from rlx.compile.memory import plan_memory
+from rlx.compile.report import CompileReport
+from rlx.compile.svg import render, render_graph, render_timeline
+from rlx.errors import BindingError
+from rlx.ir.graph import Graph
+from rlx.ir.lir import LirBufferPlan, LirBufferSlot
+
+relaxed = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def compiled(program, target="cpu"):
+    return CompilePipeline.new(target).compile(program)
+
+
+# Text and JSON
+
+
+def test_a_report_is_text():
+    report = compiled(two_layers()).report("cpu")
+    assert isinstance(report, str)
+    assert report == str(report)
+    first, *lines = report.splitlines()
+    assert re.fullmatch(r"cpu: @two_layers, 2 matmul; arena .* bytes", first)
+    assert lines == [
+        "  matmul  native                   matmul + add + gelu",
+        "  matmul  native                   matmul + add",
+    ]
+
+
+def test_sessions_give_reports():
+    g = Graph("sum")
+    g.set_outputs([g.input("x", (3,)) + 1.0])
+    for device in ("cpu", "reference"):
+        report = rlx.Session(device).compile(g).report
+        assert isinstance(report, CompileReport)
+        assert report.startswith(f"{device}: @sum")
+        assert json.loads(report.json())["device"] == device
+        assert "<svg" in report.html()
+
+
+def test_json_says_all():
+    result = compiled(llama(), "metal")
+    document = json.loads(result.report("metal").json())
+    assert document["program"] == "llama"
+    assert document["fingerprint"] == str(result.lir.fingerprint())
+    assert [k["kind"] for k in document["kernels"]] == [k.kind for k in result.lir.kernels]
+    assert document["kernels"][0]["sources"][0]["file"].endswith("programs.py")
+    assert document["memory"] == result.lir.buffers.to_json()
+    assert {s["name"] for s in document["stages"]} >= {"mir", "lir"}
+
+
+def test_kernels_say_what_they_move():
+    g = Graph("moved")
+    x, w = g.input("x", ("B", 8)), g.param("w", (8, 4))
+    g.set_outputs([rlx.relu(x @ w)])
+    (row,) = compiled(g).report("cpu").kernels
+    assert str(row.bytes_read) == "32*B + 128"
+    assert str(row.bytes_written) == "16*B"
+    assert row.sources[0].file == __file__
+
+
+# What did not fuse
+
+
+def test_every_value_between_kernels_has_a_reason():
+    result = compiled(gpt_loss())
+    report = result.report("cpu")
+    views = viewed_values(result.lir)
+    stored = {n for k in result.lir.kernels if k.kind != "view" for n in k.outputs}
+    wanted = set()
+    for number, kernel in enumerate(result.lir.kernels):
+        if kernel.kind != "view":
+            wanted |= {(views.get(i, i), number) for i in kernel.inputs if views.get(i, i) in stored}
+    assert {(c.value, c.reader) for c in report.crossings} >= wanted
+    for crossing in report.crossings:
+        assert crossing.value in result.lir.kernels[crossing.producer].outputs
+        assert crossing.source.file.endswith("programs.py")
+
+
+def test_reasons_are_a_closed_list_with_words():
+    assert len({barrier.meaning for barrier in FusionBarrier}) == len(FusionBarrier)
+    report = compiled(gpt_loss()).report("cpu")
+    assert {FusionBarrier(c["reason"]) for c in json.loads(report.json())["barriers"]} <= set(FusionBarrier)
+
+
+# Pictures
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(picture):
+    root = ET.fromstring(picture)
+    assert root.tag == f"{SVG}svg"
+    return root
+
+
+def boxes(root):
+    found = {}
+    for group in root.iter(f"{SVG}g"):
+        title, rect = group.find(f"{SVG}title"), group.find(f"{SVG}rect")
+        found[title.text] = [float(rect.get(k)) for k in ("x", "y", "width", "height")]
+    return found
+
+
+@relaxed
+@given(
+    st.lists(st.tuples(st.floats(20, 200), st.floats(15, 60)), min_size=1, max_size=25).flatmap(
+        lambda sizes: st.tuples(
+            st.just(sizes),
+            st.lists(
+                st.tuples(st.integers(0, len(sizes) - 1), st.integers(0, len(sizes) - 1))
+                .filter(lambda e: e[0] != e[1])
+                .map(lambda e: (min(e), max(e))),
+                max_size=40,
+            ),
+        )
+    )
+)
+def test_boxes_never_overlap_and_edges_point_down(drawing):
+    sizes, edges = [Size(*s) for s in drawing[0]], drawing[1]
+    layout = lay_out(sizes, edges)
+    assert layout == lay_out(sizes, edges)
+    corners = [(x - s.width / 2, y - s.height / 2, s) for (x, y), s in zip(layout.centres, sizes, strict=True)]
+    for i, (ax, ay, a) in enumerate(corners):
+        assert ax >= -1e-6
+        assert ax + a.width <= layout.size.width + 1e-6
+        for bx, by, b in corners[:i]:
+            apart = ax + a.width + GAP_X <= bx + 1e-6 or bx + b.width + GAP_X <= ax + 1e-6
+            assert apart or ay + a.height <= by or by + b.height <= ay
+    for a, b in edges:
+        assert layout.centres[a][1] + sizes[a].height / 2 < layout.centres[b][1] - sizes[b].height / 2
+        ys = [y for _, y in layout.routes[a, b]]
+        assert ys == sorted(ys)
+
+
+def test_the_graph_is_drawn_with_its_kernels():
+    lir = compiled(llama()).lir
+    root = parsed(render_graph(lir.as_graph(), lir.kernels))
+    titles = boxes(root)
+    assert len(titles) == len([n for n in lir.as_graph().nodes if n.inputs])
+    for number, kernel in enumerate(lir.kernels):
+        drawn = [g for g in root.iter(f"{SVG}g") if f"k{number}" in g.get("class").split()]
+        assert len(drawn) == len(kernel.nodes)
+        assert all(f"kernel {number} ({kernel.kind})" in g.find(f"{SVG}title").text for g in drawn)
+    parsed(render_graph(Graph("empty")))
+
+
+@relaxed
+@given(graphs())
+def test_any_graph_can_be_drawn(graph):
+    lir = compiled(graph).lir
+    parsed(render_graph(lir.as_graph(), lir.kernels))
+    parsed(render_timeline(lir))
+    parsed(render(lir.buffers))
+
+
+def test_the_timeline_shows_buffers_where_and_when_they_live():
+    lir = compiled(gpt_loss()).lir.bind({"B": 2})
+    lives, slots = lives_of(lir), lir.buffers.assignments
+    drawn = {}
+    for title, (x, y, width, height) in boxes(parsed(render_timeline(lir))).items():
+        drawn[int(re.match(r"%(\d+)", title)[1])] = (x, y, width, height)
+    assert set(drawn) == {int(n) for n in slots}
+    for a in slots:
+        for b in slots:
+            if lives[a].birth < lives[b].birth:
+                assert drawn[a][0] < drawn[b][0]
+            if slots[a].offset < slots[b].offset:
+                assert drawn[a][1] + drawn[a][3] > drawn[b][1] + drawn[b][3]
+
+
+def test_a_plan_is_drawn_with_a_bar_for_every_buffer():
+    g = gpt_loss()
+    plan = plan_memory(g)
+    root = parsed(render(plan, {"B": 2}))
+    assert len(boxes(root)) == len(plan.assignments)
+    assert float(root.get("width")) == 800
+    assert "drawn for B = 2" in "".join(root.itertext())
+    with pytest.raises(BindingError, match="the program has no symbol 'S'; it has: B"):
+        render(plan, {"S": 2})
+    offsets = [y for _, y, _, _ in boxes(root).values()]
+    assert np.allclose(np.diff(offsets), 24)
+
+
+def test_a_program_without_memory_says_so():
+    g = Graph("one")
+    g.set_outputs([rlx.exp(g.input("x", (3,)))])
+    assert "Nothing lives in the arena" in render_timeline(compiled(g).lir)
+    assert parsed(render(LirBufferPlan(64, {0: LirBufferSlot(0, 64)}))) is not None
+
+
+# The page
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed and collects what a page refers to."""
+
+    VOID = frozenset({"meta", "br", "link", "img"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.headings, self.links, self.rows = [], [], [], 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href", "data")]
+        self.rows += tag == "tr"
+
+    def handle_startendtag(self, tag, attrs):
+        self.links += [v for k, v in attrs if k in ("src", "href", "data")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+@pytest.mark.parametrize("target", ["cpu", "metal"])
+def test_the_page_is_whole(tmp_path, target):
+    result = compiled(llama(), target)
+    report = result.report(target)
+    text = report.html(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == text
+    page = Page(text)
+    assert page.open == []
+    assert page.links == []
+    # The only addresses are names of XML namespaces.
+    assert set(re.findall(r"https?://[^\"'\s]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert {"Kernels", "Graph", "Memory over time", "Time"} <= set(page.headings)
+    assert ("What did not fuse" in page.headings) == (target == "cpu")
+    assert page.rows > len(steps_of(result.lir))
+    for kernel in range(len(result.lir.kernels)):
+        assert f"class='k{kernel}'" in text
+
+
+def test_the_page_names_missed_patterns_with_their_line():
+    g = Graph("shared")
+    x, w, b = g.input("x", (4, 8)), g.param("w", (8, 8)), g.param("b", (8,))
+    product = x @ w
+    g.set_outputs([rlx.gelu(product + b), product])
+    text = compiled(g, "metal").report("metal").html()
+    assert "Patterns that did not fuse" in text
+    assert "is_output" in text
+    assert re.search(r"test_report\.py:\d+", text)
+
+
+def test_names_cannot_break_the_page():
+    g = Graph("<script>alert(1)</script>")
+    g.set_outputs([rlx.exp(g.input('"><b>', (3,)))])
+    text = compiled(g).report("cpu").html()
+    assert "<script>alert" not in text
+    assert Page(text).open == []
