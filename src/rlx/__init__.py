@@ -99,7 +99,8 @@ _HOME: dict[str, str] = {
 }
 # Attributes that are modules.
 _MODULES = frozenset(
-    "numpy nn random debug tree ops ir hir trace autodiff fusion compile backends runtime opt env".split()
+    {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
+    | {"backends", "runtime", "opt", "env"}
 )
 
 if TYPE_CHECKING:

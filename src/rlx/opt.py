@@ -19,6 +19,21 @@ _HOME: dict[str, str] = {
     "DeadCodeElimination": "rlx.ir.dead_code",
     **dict.fromkeys(
         (
+            "MemoryPlan",
+            "MemoryPlanOptions",
+            "SharedWeightLayout",
+            "WeightSlot",
+            "plan_memory",
+            "plan_memory_aligned",
+            "plan_memory_backward",
+            "plan_memory_f32_uniform",
+            "plan_memory_with_options",
+        ),
+        "rlx.compile.memory",
+    ),
+    "is_pure_view": "rlx.compile.liveness",
+    **dict.fromkeys(
+        (
             "DecomposeFusionRegions",
             "FuseAttentionBlock",
             "FuseBatchPreprocess",

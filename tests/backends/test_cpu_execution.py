@@ -8,6 +8,7 @@ import pytest
 import rlx
 from rlx.backends.api import CompileOptions
 from rlx.backends.cpu import CpuBackend, plan, pool, runner
+from rlx.backends.cpu.records import Command
 from rlx.errors import AssertionFailed, BindingError, RlxError
 
 rng = np.random.default_rng(1)
@@ -66,6 +67,35 @@ def test_the_same_bits_for_any_number_of_threads(shared_by_all, batch):
             for _ in range(5):
                 for a, b in zip(alone, run.run({"x": x}, WEIGHTS), strict=True):
                     np.testing.assert_array_equal(a, b)
+
+
+def waits(graph, batch):
+    """For every command of the only table, whether it waits for all commands before it."""
+    program = compiled(graph)._main.program
+    [table] = plan.Plan(program, {"B": batch}).parts
+    return [bool(c[Command.AFTER] == c[Command.FIRST] > 0) for c in table.commands]
+
+
+def test_commands_wait_only_where_they_must():
+    g = rlx.Graph("fork")
+    x, w, v = g.input("x", ("B", 96)), g.param("w", (96, 96)), g.param("v", (96, 96))
+    left, right = rlx.tanh(x @ w), rlx.relu(x @ v)
+    g.set_outputs([left @ w, right @ w])
+    assert waits(g, 4) == [False, False, True, False]
+    assert waits(g, 0) == []
+
+
+def test_commands_wait_for_readers_of_the_memory_they_write():
+    g = rlx.Graph("reuse")
+    x, w, v = g.input("x", ("B", 96)), g.param("w", (96, 96)), g.param("v", (96, 96))
+    first = rlx.tanh(x @ w)
+    done = rlx.relu(first @ w)
+    # It needs nothing of what came before, but its place in the arena is the one that `first` had.
+    second = rlx.sigmoid(x @ v)
+    g.set_outputs([done, rlx.relu(second @ w)])
+    program = compiled(g)._main.program
+    assert program.lir.arena_size == program.graph.shape(first.node.id).byte_size
+    assert waits(g, 4) == [False, True, True, True]
 
 
 def test_large_arrays():
@@ -171,6 +201,7 @@ def test_outputs_are_new_aligned_and_writable():
         ({}, WEIGHTS, r"@network: no value for input 'x' \(f32\[B,96\]\)"),
         ({"x": normal(3, 96, dtype="f8")}, WEIGHTS, r"input 'x' is declared f32\[B,96\], got float64\[3, 96\]"),
         ({"x": normal(3, 96).astype(">f4")}, WEIGHTS, r"input 'x' is declared f32\[B,96\], got >f4"),
+        ({"x": [[0.0] * 96]}, WEIGHTS, r"input 'x' is declared f32\[B,96\], got list"),
         ({"x": normal(3, 95)}, WEIGHTS, r"'x': axis 1 must be 96, got 95"),
         ({"x": normal(96)}, WEIGHTS, r"'x' is declared f32\[B,96\] \(rank 2\)"),
         ({"x": normal(3, 96)}, {"w": WEIGHTS["w"]}, r"param 'v' \(f32\[96,40\]\) has no value yet"),

@@ -14,14 +14,14 @@ import os, sys, threading, time
 import numpy as np
 import rlx
 
-def program(layers):
+def program(layers, width=256):
     g = rlx.Graph("long")
-    y, w = g.input("x", ("B", 256)), g.param("w", (256, 256))
+    y, w = g.input("x", ("B", width)), g.param("w", (width, width))
     for _ in range(layers):
         y = rlx.relu(y @ w)
     g.set_outputs([y])
     c = rlx.Session("cpu").compile(g)
-    c.set_param("w", np.eye(256, dtype="f4"))
+    c.set_param("w", np.eye(width, dtype="f4"))
     return c
 
 x = np.arange(512 * 256, dtype="f4").reshape(512, 256)
@@ -123,22 +123,25 @@ def test_a_process_ends(script):
 
 
 def test_control_c_stops_a_long_run():
+    """Minutes of work in one run, so that only a run that really stops is over in time."""
     process = start(
         """
-        endless, rows = program(300), np.ones((1 << 15, 256), "f4")
+        endless, rows = program(400, 2048), np.zeros((1 << 14, 2048), "f4")
         print("ready", flush=True)
         try:
             endless.run(x=rows)
-            print("finished")
         except KeyboardInterrupt:
             check(c)
             print("interrupted", flush=True)
         """
     )
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert out == "interrupted\n" and process.returncode == 0, err
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert out == "interrupted\n" and process.returncode == 0, err
+    finally:
+        process.kill()
 
 
 def test_idle_threads_sleep():

@@ -204,6 +204,24 @@ def test_options_and_builders():
     assert_close(interpret(gpt_loss(), values), CompileResult(bound, None).interpret(values))
 
 
+def test_the_report_is_printed_on_request(capsys):
+    with rlx.knobs(fusion_report=True):
+        CompilePipeline.new().compile(two_layers())
+        CompilePipeline.new("metal").compile(two_layers("fusable"))
+    shown = capsys.readouterr().err
+    assert "cpu: @two_layers" in shown
+    assert "product_operand" in shown
+    assert "fused_mm_act=2" in shown
+
+
+def test_names_of_the_seed_documents():
+    for name in ("CompilePipeline", "CompileResult", "TrainingCompileResult", "TrainingCompileError"):
+        assert getattr(rlx, name) is getattr(rlx.opt, name)
+    for name in ("PipelineInspect", "inspect_pipeline", "inspect_compiled", "maybe_dump_pipeline"):
+        assert getattr(rlx, name) is getattr(rlx.opt, name)
+    assert rlx.opt.svg.render and rlx.opt.compiler.CompilePipeline and rlx.opt.inspect.inspect_pipeline
+
+
 def test_lir_text_reads_back():
     result = CompilePipeline.new().compile(llama(2))
     for lir in (result.lir, result.prepare):

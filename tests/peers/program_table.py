@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from libraries import jax
+from libraries import JAX, RLX, TOLERANCE, assert_agree, jax
 
 # What is computed of a program: its value; reverse and forward derivatives; a Hessian times a vector (forward over
 # reverse); and derivatives of several examples at once (in reverse, or forward where JAX has no reverse).
@@ -148,3 +148,17 @@ def answer(m, program, asked, mode):
         "vmap": lambda: m.jit(m.vmap(reverse if "vjp" in program.modes else forward))(*asked.lanes),
     }
     return modes[mode]()
+
+
+def check(program, dtype):
+    """Every mode of a program agrees between JAX and rlx."""
+    asked = question(JAX, program, dtype)
+    for mode in program.modes:
+        got, expected = answer(RLX, program, asked, mode), answer(JAX, program, asked, mode)
+        assert_agree({mode: got}, {mode: expected}, TOLERANCE[dtype])
+
+
+def agree(function, *arrays, modes=("value", "vjp", "jvp", "vmap"), dtype="f64"):
+    """`function(m, *arrays)` has the same values and derivatives in both libraries."""
+    makers = {f"x{i}": lambda _, x=x: np.asarray(x) for i, x in enumerate(arrays)}
+    check(Program(lambda m, **named: function(m, *(named[name] for name in makers)), makers, modes), dtype)

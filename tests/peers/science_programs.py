@@ -205,17 +205,18 @@ def least_squares_by_qr(m, a, b):
     return solution, m.np.sum((a @ solution - b) ** 2), m.np.linalg.norm(a, axis=0)
 
 
-@program(electrons=normal(3, 3), w=weight(3, 3), b=normal(3))
+@program(electrons=normal(2, 2), w=weight(2, 2), b=normal(2))
 def local_energy_of_a_slater_determinant(m, electrons, w, b):
     """-½·∇²ψ/ψ + V, from the gradient and Laplacian of log|ψ|; the Laplacian by Hessian-vector products."""
 
     def log_psi(flat):
-        orbitals = m.np.tanh(flat.reshape(3, 3) @ w + b) * m.np.exp(-m.np.sum(flat.reshape(3, 3) ** 2, axis=-1) / 4)[:, None]
-        return m.np.linalg.slogdet(orbitals + 0.5 * m.np.eye(3, dtype=flat.dtype))[1]
+        places = flat.reshape(2, 2)
+        orbitals = m.np.tanh(places @ w + b) * m.np.exp(-m.np.sum(places**2, axis=-1, keepdims=True) / 4)
+        return m.np.linalg.slogdet(orbitals + 2 * m.np.eye(2, dtype=flat.dtype))[1]
 
-    flat = electrons.reshape(9)
+    flat = electrons.reshape(4)
     gradient = m.grad(log_psi)(flat)
-    products = m.vmap(lambda v: m.jvp(m.grad(log_psi), (flat,), (v,))[1])(m.np.eye(9, dtype=flat.dtype))
+    products = m.vmap(lambda v: m.jvp(m.grad(log_psi), (flat,), (v,))[1])(m.np.eye(4, dtype=flat.dtype))
     return -(m.np.trace(products) + gradient @ gradient) / 2 + m.np.sum(flat**2) / 2
 
 
@@ -251,7 +252,7 @@ def spectrogram_loss(m, x, window):
 @program(image=normal(6, 8))
 def filtering_in_two_dimensions(m, image):
     spectrum = m.np.fft.fft2(image)
-    rows, columns = m.np.fft.fftfreq(6).astype(image.dtype), m.np.fft.fftfreq(8).astype(image.dtype)
+    rows, columns = (m.np.fft.fftfreq(n, 1 / n).astype(image.dtype) / n for n in (6, 8))
     low = m.np.exp(-20 * (rows[:, None] ** 2 + columns**2))
     smooth = m.np.real(m.np.fft.ifft2(spectrum * low))
     return smooth, m.np.mean(m.np.abs(m.np.fft.fftshift(spectrum)))

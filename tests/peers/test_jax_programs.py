@@ -6,8 +6,7 @@ import pytest
 import science_programs  # noqa: F401
 import sequence_programs  # noqa: F401
 import transform_programs  # noqa: F401
-from libraries import JAX, RLX, TOLERANCE, assert_agree
-from program_table import PROGRAMS, answer, question
+from program_table import PROGRAMS, check
 
 pytestmark = pytest.mark.peers
 
@@ -15,11 +14,7 @@ pytestmark = pytest.mark.peers
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_program(name, dtype):
-    program = PROGRAMS[name]
-    asked = question(JAX, program, dtype)
-    for mode in program.modes:
-        got, expected = answer(RLX, program, asked, mode), answer(JAX, program, asked, mode)
-        assert_agree({mode: got}, {mode: expected}, TOLERANCE[dtype])
+    check(PROGRAMS[name], dtype)
 
 
 def test_there_are_programs_enough():

@@ -27,7 +27,7 @@ def plan_buffers(graph: Graph, kernels: Sequence[LirKernel], alignment: int = AL
             offset = parent.byte_offset + view_offset(graph, graph.nodes[node])
             plan.view_aliases[node] = LirViewAlias(parent.root, offset)
     stored = _stored_values(graph, kernels, plan)
-    lives = _lives(kernels, plan)
+    lives = _lives(kernels, plan, graph.outputs)
     tenants = [Tenant(_size(graph, n), *lives[n]) for n in stored]
     packed = pack(tenants, alignment)
     plan.assignments = {n: LirBufferSlot(o, t.size) for n, o, t in zip(stored, packed.offsets, tenants)}
@@ -51,7 +51,9 @@ def _stored_values(graph: Graph, kernels: Sequence[LirKernel], plan: LirBufferPl
     return [n for n in native if n not in graph.outputs]
 
 
-def _lives(kernels: Sequence[LirKernel], plan: LirBufferPlan) -> dict[NodeId, tuple[int, int]]:
+def _lives(
+    kernels: Sequence[LirKernel], plan: LirBufferPlan, outputs: Sequence[NodeId]
+) -> dict[NodeId, tuple[int, int]]:
     """First and last kernel that needs each value; reading a view reads its root, and so does returning it."""
     lives: dict[NodeId, tuple[int, int]] = {}
     for step, kernel in enumerate(kernels):
@@ -61,8 +63,9 @@ def _lives(kernels: Sequence[LirKernel], plan: LirBufferPlan) -> dict[NodeId, tu
             root = plan.view_aliases[node].root if node in plan.view_aliases else node
             if root in lives:
                 lives[root] = (lives[root][0], step)
-    for node, view in plan.view_aliases.items():
-        # A view may be an output; it is copied for the caller when everything has run.
-        if view.root in lives:
-            lives[view.root] = (lives[view.root][0], max(lives[view.root][1], lives.get(node, (0, 0))[1], len(kernels)))
+    for node in outputs:
+        # A view that is returned is copied for the caller when everything has run.
+        root = plan.view_aliases[node].root if node in plan.view_aliases else node
+        if root in lives:
+            lives[root] = (lives[root][0], len(kernels))
     return lives

@@ -9,6 +9,7 @@ A result holds two programs: `prepare` makes of the weights what can be made of 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -308,7 +309,7 @@ class CompilePipeline:
         optimized = stages.run("optimized.mir", optimize, stages.run("mir", lower))
         programs = split_prepare(optimized) if self.prepare_params else Programs(optimized)
         prepare = None if programs.prepare is None else stages.run("prepare.lir", plan, programs.prepare)
-        return CompileResult(
+        result = CompileResult(
             stages.run("lir", plan, programs.main),
             done[0].fusion,
             prepare,
@@ -318,6 +319,9 @@ class CompilePipeline:
             tuple(stages.records),
             tuple(records),
         )
+        if knobs.fusion_report:
+            print(result.report(self.target), result.fusion, *result.barriers, sep="\n", file=sys.stderr)
+        return result
 
     def _require_clean(self, report: FusionReport) -> None:
         missed = [m for m in report.missed if not m.reason.is_choice]

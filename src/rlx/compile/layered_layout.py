@@ -8,6 +8,7 @@ neighbours together as far as the gaps between boxes allow. The result depends o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 Point = tuple[float, float]
@@ -71,7 +72,7 @@ class _Drawing:
         self.above: list[list[int]] = [[] for _ in self.ranks]
         self.below: list[list[int]] = [[] for _ in self.ranks]
         for chain in self.chains.values():
-            for a, b in zip(chain, chain[1:]):
+            for a, b in pairwise(chain):
                 self.below[a].append(b)
                 self.above[b].append(a)
         self.layers: list[list[int]] = [[] for _ in range(max(self.ranks, default=-1) + 1)]

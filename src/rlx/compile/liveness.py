@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ir.leaves import Constant, Input, Param
+from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.lir import LirViewAlias
 from rlx.ir.shape import Size
 from rlx.ops.conversion import Cast
@@ -25,7 +25,12 @@ def is_pure_view(graph: Graph, node: Node) -> bool:
 
 
 def view_offset(graph: Graph, node: Node) -> Size:
-    """How many bytes after the start of its operand a view begins."""
+    """How many bytes after the start of its operand a view begins; results of one op lie one after the other."""
+    if isinstance(node.op, Project):
+        before: Size = 0
+        for shape in graph.nodes[node.inputs[0]].shapes[: node.op.index]:
+            before = before + shape.byte_size
+        return before
     if not isinstance(node.op, Narrow):
         return 0
     row: Size = node.shape.dtype.size_bytes

@@ -21,6 +21,7 @@ from rlx.compile.eliminate import CommonSubexpressionElimination
 from rlx.compile.fold_constants import ConstantFolding
 from rlx.compile.fusion_barriers import UnfusedEdge
 from rlx.compile.grouping import Pointwise, group
+from rlx.compile.kernel_forms import kernel_forms
 from rlx.compile.legalize import LegalizeError
 from rlx.compile.liveness import is_pure_view
 from rlx.compile.precision import PrecisionPolicy
@@ -33,7 +34,7 @@ from rlx.fusion.fusion_report import FusionReport
 from rlx.fusion.unfuse_elementwise_regions import clip_elementwise_regions
 from rlx.ir.dead_code import DeadCodeElimination
 from rlx.ir.graph import Graph, Node
-from rlx.ir.leaves import Constant
+from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.logical_kernel import KernelDispatchConfig
 from rlx.ir.passes import Pass, PassRecord, run_passes
@@ -169,6 +170,8 @@ class Planned(NamedTuple):
 
 def plan_kernels(graph: Graph, is_pointwise: Pointwise, alignment: int = ALIGNMENT) -> Planned:
     """LIR for a target with our own generator: ops grouped into kernels, and a place for what they store."""
+    # Last, because rules and precision policies know the ops of users: norms, losses, softmax.
+    graph = kernel_forms(graph, is_pointwise)
     kernels, barriers = group(graph, is_pointwise)
     return Planned(_planned(graph, kernels, alignment), tuple(barriers))
 
@@ -180,7 +183,7 @@ def plan_ops(graph: Graph, alignment: int = ALIGNMENT) -> Planned:
 
 
 def _op_kernel(graph: Graph, node: Node) -> LirKernel:
-    is_view = len(node.shapes) == 1 and bool(node.inputs) and is_pure_view(graph, node)
+    is_view = isinstance(node.op, Project) or (len(node.shapes) == 1 and node.inputs and is_pure_view(graph, node))
     return LirKernel.of("view" if is_view else "op", [node.id], dict.fromkeys(node.inputs), [node.id])
 
 

@@ -28,7 +28,7 @@ _STYLE = """
 --warn:#f0a35e;--light:25%;--depth:38%;--edge:62%}}
 body{margin:0 auto;padding:28px 32px 64px;max-width:1280px;background:var(--paper);color:var(--ink);
 font:14px/1.5 ui-sans-serif,system-ui,-apple-system,"Segoe UI",sans-serif}
-h1{font-size:24px;margin:0 0 2px} h2{font-size:17px;margin:36px 0 10px} p{margin:4px 0 12px;max-width:78ch}
+h1{font-size:24px;margin:0 0 2px} h2{font-size:17px;margin:36px 0 10px} p{margin:4px 0 12px;max-width:110ch}
 p,.sub,dl{color:var(--faint)} .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(125px,1fr));gap:12px}
 .tiles{margin:20px 0} .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 14px}
 .tile b{display:block;font-size:20px;font-weight:600} .tile span{color:var(--faint);font-size:12.5px}

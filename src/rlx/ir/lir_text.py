@@ -46,7 +46,10 @@ def show_lir(lir: LirModule) -> str:
     lines += [f"view {names[i]} of {names[v.root]} at {v.byte_offset}" for i, v in plan.view_aliases.items()]
     if plan.schedule != [n.id for n in graph.nodes]:
         lines.append(f"schedule {values(plan.schedule)}")
-    lines += [f"phase {p} {values(plan.phases.nodes_in(p))}" for p in Phase if plan.phases.nodes_in(p)]
+    for phase in Phase:
+        # In the order of the text, leaves first, which is the order of the nodes when it is read back.
+        nodes = sorted(plan.phases.nodes_in(phase), key=lambda i: (not graph.nodes[i].is_leaf, i))
+        lines += [f"phase {phase} {values(nodes)}"] if nodes else []
     lines += [
         f"kernel {k.kind} {values(k.inputs)} -> {values(k.outputs)} covers {values(k.nodes)}" for k in lir.kernels
     ]

@@ -46,9 +46,9 @@ def literal(value: Literal, dtype: DType) -> Expr:
     return Expr("literal", (), dtype, value)
 
 
-def index(axis: int) -> Expr:
-    """The element's own index along an axis of the index space, as an i64: MIR's iota."""
-    return Expr("index", (), DType.I64, axis)
+def index(axis: int, dtype: DType = DType.I64) -> Expr:
+    """The element's own index along an axis of the index space: MIR's iota. An i32 wraps."""
+    return Expr("index", (), dtype, axis)
 
 
 def size(extent: Extent) -> Expr:
@@ -141,7 +141,7 @@ def lower_expr(
     values: dict[Expr, Value] = {}
     for node in topological(roots):
         if node.op == "index":
-            values[node] = indices[int(node.value)]
+            values[node] = k.cast(indices[int(node.value)], node.dtype)
         elif node.op == "operand":
             values[node] = k.cast(operands[int(node.value)], compute_dtype(node.dtype))
         else:

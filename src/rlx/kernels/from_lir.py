@@ -1,4 +1,4 @@
-"""LIR kernels to loop IR: a group of MIR nodes becomes one `Kernel` with its epilogue or pointwise expression.
+"""LIR kernels to loop IR: a group of MIR nodes becomes one `Kernel`.
 
 Sizes that are symbolic become index parameters of the kernel, one per distinct expression, so that one piece of code
 serves every binding. `MadeKernel` says what to pass for each parameter.
@@ -6,25 +6,27 @@ serves every binding. `MadeKernel` says what to pass for each parameter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlx.ir.dims import product
+from rlx.compile.grouping import is_literal
+from rlx.compile.index_maps import layout
+from rlx.compile.kernel_points import KernelPoints, is_reduction, points_of
+from rlx.compile.products import MatrixLayout, epilogue_layouts, product_form
+from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ir.leaves import Constant
 from rlx.ir.lir import LirKernel
-from rlx.ir.shape import Dims, Shape, Size
-from rlx.kernels.elementwise import Access, map_kernel
-from rlx.kernels.expr import Expr, apply, can_lower, literal, operand
+from rlx.ir.shape import Size, normalize_axis
+from rlx.kernels.elementwise import MapPart, piecewise_kernel
+from rlx.kernels.expr import Expr, operand
 from rlx.kernels.extents import Extent
-from rlx.kernels.loop_ir import Kernel
+from rlx.kernels.from_points import Naming, literal_of, loops_of, pointwise_value, root_layouts
+from rlx.kernels.from_points import is_pointwise as is_pointwise
+from rlx.kernels.loop_ir import Buffer, Kernel
 from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel
+from rlx.kernels.rows import row_kernel
 from rlx.kernels.targets import Target
-from rlx.ops.arithmetic import Binary, Compare, Where
-from rlx.ops.conversion import Cast
-from rlx.ops.unary import Activation
-
-_POINTWISE = (Activation, Binary, Compare, Where, Cast)
+from rlx.ops.movement import Concat
 
 
 class MadeKernel(NamedTuple):
@@ -35,113 +37,130 @@ class MadeKernel(NamedTuple):
     extents: tuple[Size, ...]
 
 
-def is_pointwise(graph: Graph, node: Node) -> bool:
-    """Whether a node can be computed inside a map or an epilogue."""
-    if not isinstance(node.op, _POINTWISE):
-        return False
-    dtypes = [graph.shape(i).dtype for i in node.inputs]
-    return can_lower(node.op.mnemonic, *dtypes) and can_lower("cast", node.shape.dtype)
-
-
 def make_kernel(name: str, graph: Graph, kernel: LirKernel, target: Target) -> MadeKernel:
-    """The loop kernel of a `map` or `matmul` group."""
+    """The loop kernel of a `map`, `row`, `reduce` or `matmul` group."""
     maker = _Maker(name, graph, kernel, target)
-    return maker.matmul() if kernel.kind == "matmul" else maker.map()
+    if kernel.kind == "matmul":
+        return maker.matmul()
+    if kernel.kind in ("row", "reduce"):
+        return maker.rows()
+    if kernel.kind == "map":
+        return maker.map()
+    raise InternalError(f"make_kernel: {kernel.kind} is not a kind of generated kernel")
 
 
 class _Maker:
     def __init__(self, name: str, graph: Graph, kernel: LirKernel, target: Target) -> None:
         self.name, self.graph, self.lir, self.target = name, graph, kernel, target
-        self.nodes = [graph.nodes[i] for i in kernel.nodes]
+        self.covered = frozenset(kernel.nodes)
         self.extent_names: dict[Size, str] = {}
-        # Scalar constants are written into the code; everything else that is read is a buffer.
-        self.read = [i for i in kernel.inputs if not _is_literal(graph.nodes[i])]
+        self.buffer_names: dict[NodeId, str] = {}
+        self.naming = Naming(self.buffer, self.extent)
 
     def extent(self, size: Size) -> Extent:
         if isinstance(size, int):
             return size
         return self.extent_names.setdefault(size, f"d{len(self.extent_names)}")
 
-    def finish(self, kernel: Kernel, buffers: Sequence[NodeId]) -> MadeKernel:
+    def buffer(self, node: NodeId) -> str:
+        letter = "y" if node in self.lir.outputs else "x"
+        return self.buffer_names.setdefault(node, f"{letter}{len(self.buffer_names)}")
+
+    def finish(self, kernel: Kernel, buffers: Sequence[NodeId] | None = None) -> MadeKernel:
+        if buffers is None:
+            nodes = {name: node for node, name in self.buffer_names.items()}
+            buffers = [nodes[p.name] for p in kernel.params if isinstance(p, Buffer)]
         by_name = {name: size for size, name in self.extent_names.items()}
         extents = tuple(by_name[p.name] for p in kernel.params if p.name in by_name)
         return MadeKernel(kernel, tuple(buffers), extents)
 
-    def map(self) -> MadeKernel:
-        dims = self.nodes[-1].shape.dims
-        inputs = [self.access(f"x{n}", i, dims) for n, i in enumerate(self.read)]
-        outputs = [self.access(f"y{n}", i, dims) for n, i in enumerate(self.lir.outputs)]
-        values = {i: operand(n, self.graph.shape(i).dtype) for n, i in enumerate(self.read)}
-        exprs = self.expressions(self.nodes, values)
-        shape = [self.extent(d) for d in dims]
-        kernel = map_kernel(self.name, self.target, shape, inputs, outputs, [exprs[i] for i in self.lir.outputs])
-        return self.finish(kernel, [*self.read, *self.lir.outputs])
+    def points(self, roots: Sequence[NodeId]) -> KernelPoints:
+        nodes = [self.graph.nodes[i] for i in sorted(self.covered)]
+        return points_of(self.graph, self.covered, [n for n in nodes if is_reduction(self.graph, n)], roots)
 
-    def access(self, name: str, node: NodeId, dims: Dims) -> Access:
-        shape = self.graph.shape(node)
-        strides = tuple(self.extent(s) for s in broadcast_strides(shape, dims))
-        return Access(name, shape.dtype, strides)
+    def map(self) -> MadeKernel:
+        root = self.graph.nodes[self.lir.outputs[0]]
+        parts = self.joined_parts(root) if isinstance(root.op, Concat) else [self.whole_map()]
+        return self.finish(piecewise_kernel(self.name, self.target, parts))
+
+    def whole_map(self) -> MapPart:
+        roots = self.lir.outputs
+        points = self.points(roots)
+        loops = loops_of(self.graph, points, root_layouts(self.graph, points, roots), self.naming)
+        return MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs)
+
+    def joined_parts(self, root: Node) -> list[MapPart]:
+        """One part per operand of a concat, each stored where it begins."""
+        assert isinstance(root.op, Concat)
+        dims = root.shape.dims
+        axis = normalize_axis(root.op.axis, len(dims), "concat")
+        parts, start = [], 0  # type: tuple[list[MapPart], Size]
+        for part in root.inputs:
+            points = self.points([part])
+            own = self.graph.shape(part).dims
+            maps = points.nest.full(own)
+            assert maps is not None
+            moved = tuple(m.moved(start) if i == axis else m for i, m in enumerate(maps))
+            place = layout(dims, moved, len(points.nest.sizes))
+            loops = loops_of(self.graph, points, [(root.id, place)], self.naming)
+            parts.append(MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs))
+            start = start + own[axis]
+        return parts
+
+    def rows(self) -> MadeKernel:
+        roots = self.lir.outputs
+        points = self.points(roots)
+        loops = loops_of(self.graph, points, root_layouts(self.graph, points, roots), self.naming)
+        return self.finish(row_kernel(self.name, self.target, *loops))
 
     def matmul(self) -> MadeKernel:
-        head, *rest = self.nodes
-        a, b = (self.graph.shape(i) for i in head.inputs)
-        rows, depth, columns = self.extent(product(a.dims[:-1])), self.extent(a.dims[-1]), self.extent(b.dims[-1])
-        extra = [i for i in self.read if i not in head.inputs]
-        values: dict[NodeId, Expr] = {head.id: operand(0, head.shape.dtype)}
-        values |= {i: operand(n + 1, self.graph.shape(i).dtype) for n, i in enumerate(extra)}
+        head = self.graph.nodes[self.lir.nodes[0]]
+        form = product_form(self.graph, head, self.covered)
+        if form is None:
+            raise InternalError(f"make_kernel: {head!r} is no product of matrices")
         (result,) = self.lir.outputs
-        epilogue = None
-        if rest:
-            operands = tuple(self.beside(f"e{n}", i, head.shape) for n, i in enumerate(extra))
-            epilogue = Epilogue(self.expressions(rest, values)[result], operands)
+        epilogue, extra = None, []  # type: tuple[Epilogue | None, list[NodeId]]
+        if result != head.id:
+            epilogue, extra = self.epilogue(head, result)
+        a, b = form.a, form.b
         kernel = matmul_kernel(
             self.name,
             self.target,
-            m=rows,
-            n=columns,
-            k=depth,
-            a=Matrix("a", a.dtype, depth),
-            b=Matrix("b", b.dtype, columns),
-            c=Matrix("c", self.graph.shape(result).dtype, columns),
+            m=self.extent(form.m),
+            n=self.extent(form.n),
+            k=self.extent(form.k),
+            batch=self.extent(form.batch),
+            a=self.matrix("a", a),
+            b=self.matrix("b", b),
+            c=self.matrix("c", MatrixLayout(result, 0, (form.m * form.n if form.batch != 1 else 0, form.n, 1))),
             epilogue=epilogue,
         )
-        return self.finish(kernel, [*head.inputs, result, *extra])
+        return self.finish(kernel, [a.node, b.node, result, *extra])
 
-    def beside(self, name: str, node: NodeId, like: Shape) -> Matrix:
-        """An operand of the epilogue as a matrix over (rows, columns)."""
-        *leading, column = broadcast_strides(self.graph.shape(node), like.dims)
-        # The innermost leading axis may have size 1, and then has no stride: rows follow each other along the next one.
-        row: Size = next((s for s in reversed(leading) if s != 0), 0)
-        return Matrix(name, self.graph.shape(node).dtype, self.extent(row), self.extent(column))
+    def matrix(self, name: str, place: MatrixLayout) -> Matrix:
+        batch, row, column = (self.extent(s) for s in place.strides)
+        return Matrix(name, self.graph.shape(place.node).dtype, row, column, batch)
 
-    def expressions(self, nodes: Sequence[Node], known: Mapping[NodeId, Expr]) -> dict[NodeId, Expr]:
-        values = dict(known)
-        for node in nodes:
-            args = []
-            for i in node.inputs:
-                if i not in values:
-                    values[i] = _literal(self.graph.nodes[i])
-                args.append(values[i])
-            to = node.op.to if isinstance(node.op, Cast) else None
-            values[node.id] = apply(node.op.mnemonic, *args, to=to)
-        return values
-
-
-def _is_literal(node: Node) -> bool:
-    return isinstance(node.op, Constant) and node.op.value.array.size == 1 and not node.shape.dtype.is_complex
-
-
-def _literal(node: Node) -> Expr:
-    assert isinstance(node.op, Constant)
-    return literal(node.op.value.array.reshape(()).item(), node.shape.dtype)
-
-
-def broadcast_strides(shape: Shape, dims: Dims) -> tuple[Size, ...]:
-    """Element strides with which a contiguous value of type `shape` is read over the index space `dims`."""
-    strides: list[Size] = []
-    step: Size = 1
-    for d in reversed(shape.dims):
-        strides.append(0 if d == 1 else step)
-        step = step * d
-    strides += [0] * (len(dims) - shape.rank)
-    return tuple(reversed(strides))
+    def epilogue(self, head: Node, result: NodeId) -> tuple[Epilogue, list[NodeId]]:
+        """What is done to the product, and the buffers that it reads beside it."""
+        form = product_form(self.graph, head, self.covered)
+        points = points_of(self.graph, self.covered - {head.id}, (), [result])
+        places = epilogue_layouts(self.graph, form, head, points) if form is not None else None
+        if places is None:
+            raise InternalError(f"make_kernel: {self.graph.nodes[result]!r} is no epilogue of {head!r}")
+        read = iter(places)
+        operands: dict[MatrixLayout, int] = {}
+        values: list[Expr] = []
+        for point in points.points:
+            if not point.is_read:
+                values.append(pointwise_value(point.node, [values[i] for i in point.operands]))
+                continue
+            place = next(read)
+            if point.node is head:
+                values.append(operand(0, head.shape.dtype))
+            elif is_literal(point.node):
+                values.append(literal_of(point.node))
+            else:
+                values.append(operand(1 + operands.setdefault(place, len(operands)), point.node.shape.dtype))
+        matrices = tuple(self.matrix(f"e{n}", place) for n, place in enumerate(operands))
+        return Epilogue(values[points.roots[0]], matrices), [place.node for place in operands]

@@ -154,8 +154,8 @@ class Scope:
                 return k.cast(self._gathered(node), compute_dtype(node.dtype))
             case "index":
                 axis = int(node.value)
-                start = self.starts[axis]
-                return k.iota(DType.I64, self.lanes) + start if axis == self.lane_axis else start
+                start = k.cast(self.starts[axis], node.dtype)
+                return k.iota(node.dtype, self.lanes) + start if axis == self.lane_axis else start
             case "size":
                 assert not isinstance(node.value, float)
                 return self.nest.extents(node.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +54,7 @@ class CompiledGraph:
         # Replaced as wholes, so that a run sees one set of weights whatever other threads set meanwhile.
         self._values: Mapping[str, np.ndarray[Any, Any]] = {}
         self._ready: _Ready | None = None
+        self._setting = threading.Lock()
 
     @property
     def device(self) -> str:
@@ -73,6 +75,15 @@ class CompiledGraph:
 
     def set_param(self, name: str, value: Any) -> None:
         """Give a weight its value; floats are converted to the declared float type."""
+        self.set_params({name: value})
+
+    def set_params(self, values: Mapping[str, Any]) -> None:
+        """Set several weights at once: if one is refused, none is set, and no run sees only some of them."""
+        accepted = {name: self._accepted(name, value) for name, value in values.items()}
+        with self._setting:
+            self._values = {**self._values, **accepted}
+
+    def _accepted(self, name: str, value: Any) -> np.ndarray[Any, Any]:
         if name not in self._params:
             raise BindingError(self._unknown("param", name, self._params))
         declared = self._params[name]
@@ -84,17 +95,7 @@ class CompiledGraph:
         infer_binding([(f"param {name}", declared, array.shape)])
         kept = aligned_copy(array)
         kept.flags.writeable = False
-        self._values = {**self._values, name: kept}
-
-    def set_params(self, values: Mapping[str, Any]) -> None:
-        """Set several weights; if one is refused, none is set."""
-        before = self._values
-        try:
-            for name, value in values.items():
-                self.set_param(name, value)
-        except BindingError:
-            self._values = before
-            raise
+        return kept
 
     def run(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> list[Array]:
         """The outputs, in order, for inputs given by name."""
@@ -102,9 +103,9 @@ class CompiledGraph:
         if given.keys() != self._inputs.keys():
             raise BindingError(self._wrong_names(given))
         arrays = {name: self._checked(name, given[name], dtype) for name, dtype in self._dtypes.items()}
-        ready = self._ready
-        if ready is None or ready.values is not self._values:
-            ready = self._prepare(self._values)
+        values, ready = self._values, self._ready
+        if ready is None or ready.values is not values:
+            ready = self._prepare(values)
         shapes = tuple([array.shape for array in arrays.values()])
         binding = ready.bindings.get(shapes)
         if binding is None:

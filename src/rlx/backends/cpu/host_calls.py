@@ -30,7 +30,7 @@ class HostValues:
         waiting = [None] * len(plan.program.host_results)
         constants = [array for _, array in plan.program.constants]
         self._memory: list[Array | None] = [arena, *inputs_and_stored, *waiting, *constants, *params]
-        # Of ops with several results, which are numbered only when they have been taken apart.
+        # Of ops with several results or none; the results are numbered when they have been taken apart.
         self._several: dict[NodeId, tuple[Array, ...]] = {}
 
     def array(self, node: NodeId) -> Array:
@@ -40,10 +40,13 @@ class HostValues:
         assert memory is not None, "read before it was computed"
         return _view(memory, located)
 
+    def _arrays(self, node: NodeId) -> tuple[Array, ...]:
+        return self._several[node] if node in self._several else (self.array(node),)
+
     def call(self, call: HostCall) -> None:
-        operands = [a for node in call.operands for a in self._several.get(node) or (self.array(node),)]
+        operands = [a for node in call.operands for a in self._arrays(node)]
         result: Any = call.op.eval(*operands)
-        if len(self._plan.program.graph.nodes[call.node].shapes) > 1:
+        if call.node not in self._plan.arrays:
             self._several[call.node] = tuple(self._own(r) for r in result)
             return
         located = self._plan.arrays[call.node]

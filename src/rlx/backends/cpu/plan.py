@@ -47,7 +47,7 @@ class Located(NamedTuple):
 
 
 class HostCall(NamedTuple):
-    """An op with its sizes; `result` is where a result goes that other code expects in a certain place."""
+    """An op with its sizes, the node that it computes and those that it reads."""
 
     op: Op
     node: NodeId
@@ -100,13 +100,6 @@ class Plan:
     def _located(self, node: NodeId) -> Located:
         place = self.program.place(node)
         return Located(place.value, self.size(place.offset), *self._type(node))
-
-    def slot_range(self, root: NodeId) -> tuple[int, int]:
-        """The bytes of the arena that a value owns."""
-        slot = self.program.lir.buffers.slot(root)
-        assert slot is not None
-        start = self.size(slot.offset)
-        return start, start + self.size(slot.size)
 
 
 def _table(plan: Plan, steps: Sequence[NativeStep], slots: list[int]) -> Table:
@@ -174,7 +167,8 @@ class _Dependencies:
         """The memory of an operand: which, and from where to where in it."""
         if operand.place.value != ARENA:
             return operand.place.value, 0, 1
-        return (ARENA, *self._plan.slot_range(operand.root))
+        start, size = (self._plan.size(s) for s in operand.slot)
+        return ARENA, start, start + size
 
 
 def _meet(some: Sequence[tuple[int, int, int]], others: Sequence[tuple[int, int, int]]) -> bool:

@@ -38,10 +38,10 @@ class Place(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A value that a kernel reads or writes; `root` owns the memory."""
+    """A value that a kernel reads or writes; `slot` is the part of the arena, offset and size, that it lies in."""
 
     place: Place
-    root: NodeId
+    slot: tuple[Size, Size]
     writes: bool
 
 
@@ -117,7 +117,8 @@ def build_program(lir: LirModule) -> Program:
         assert isinstance(node.op, Input | Param)
         return Leaf(node.op.key, node.shape, node.shape.dtype.numpy, alignments.get(node.id, 1))
 
-    steps = tuple(_step(lir, values, m) for m in made)
+    sizes: dict[Size, Size] = {}
+    steps = tuple(_step(lir, values, sizes, m) for m in made)
     returned = tuple(_returned(graph.outputs, stored))
     return Program(
         lir=lir,
@@ -162,17 +163,25 @@ def _made(graph: Graph, kernel: LirKernel) -> _Made:
     return _Made(kernel, node, loader().load(made.kernel), made.buffers, made.extents)
 
 
-def _step(lir: LirModule, values: dict[NodeId, int], made: _Made) -> Step:
+def _step(lir: LirModule, values: dict[NodeId, int], sizes: dict[Size, Size], made: _Made) -> Step:
+    """A kernel with its arguments. Equal sizes become one object, in `sizes`: a plan then finds their numbers by
+    identity, several times as fast as by comparing."""
     if made.code is None:
         return HostStep(made.node)
+
+    def same(size: Size) -> Size:
+        return sizes.setdefault(size, size)
+
     buffers, extents = iter(made.buffers), iter(made.extents)
     arguments: list[Operand | Size] = []
     for param in made.code.kernel.params:
         if isinstance(param, Buffer):
             node = next(buffers)
-            arguments.append(Operand(_place(lir, values, node), _root(lir, node), param.writes))
+            value, offset = _place(lir, values, node)
+            slot = lir.buffers.slot(_root(lir, node)) or (0, 0)
+            arguments.append(Operand(Place(value, same(offset)), (same(slot[0]), same(slot[1])), param.writes))
         else:
-            arguments.append(next(extents))
+            arguments.append(same(next(extents)))
     return NativeStep(made.code, Grid(made.code.kernel), tuple(arguments))
 
 

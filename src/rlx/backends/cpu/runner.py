@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
+import numpy as np
+
 from rlx.backends.api import Array
 from rlx.backends.cpu.arena import Arena, Arenas
 from rlx.backends.cpu.context import Context, Contexts, TableRun
@@ -58,12 +60,12 @@ class Runner:
 
     def _checked(self, leaf: Leaf, inputs: Mapping[str, Array]) -> tuple[Array, int]:
         array = inputs.get(leaf.name)
+        if isinstance(array, np.ndarray) and array.dtype == leaf.dtype:
+            return fit(array, leaf.align)
         if array is None:
             raise BindingError(f"@{self.program.lir.name}: no value for input {leaf.name!r} ({leaf.shape})")
-        if array.dtype != leaf.dtype:
-            got = f"{array.dtype}{list(array.shape)}"
-            raise BindingError(f"@{self.program.lir.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
-        return fit(array, leaf.align)
+        got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise BindingError(f"@{self.program.lir.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
 
     def _execute(
         self,
