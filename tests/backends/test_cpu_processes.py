@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -137,6 +138,8 @@ def test_control_c_stops_a_long_run():
     )
     try:
         assert process.stdout.readline() == "ready\n"
+        # Long enough to be inside of the run, where Python sees no signals by itself.
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
         assert out == "interrupted\n" and process.returncode == 0, err

@@ -120,7 +120,9 @@ class _Grouping:
         return native and not is_memory(node) and (is_view(self.graph, node) or isinstance(node.op, Iota | DimValue))
 
     def kind(self, node: Node) -> str:
-        return kernel_kind(self.graph, node, self.is_pointwise, self.transparent)
+        found = kernel_kind(self.graph, node, self.is_pointwise, self.transparent)
+        # Results have memory of their own, which the kernel that computes them can as well write in their form.
+        return "map" if found == "view" and node.id in self.outputs and is_native(node) else found
 
     def store_where_needed(self) -> None:
         """Take from the transparent nodes those that somebody needs in memory, and what these are views of."""
@@ -141,9 +143,6 @@ class _Grouping:
         """Whether `reader` needs no copy of a view."""
         if reader.id in self.transparent:
             return True
-        if is_view(self.graph, reader) and len(reader.shapes) == 1:
-            # A copy reads through; an alias names memory that must exist.
-            return not is_alias(self.graph, reader)
         if isinstance(reader.op, MatMul):
             return product_form(self.graph, reader, self.views_below(node)) is not None
         if self.is_table(reader, node.id):
@@ -169,13 +168,16 @@ class _Grouping:
                 self.points(group.kind, group.nodes)
             except Unmappable as failure:
                 assert failure.view is not None, f"{self.graph.nodes[group.head]!r} has no loop nest of its own"
-                pending.append(group)
+                if failure.view != group.head:
+                    pending.append(group)
                 pending.extend(self.stored(self.graph.nodes[failure.view]))
 
     def stored(self, view: Node) -> Iterator[_Group]:
         """Make a view a kernel; the new kernels that need a look at their own operands."""
         self.transparent.discard(view.id)
-        group = self.group_of[view.id] = _Group(self.kind(view), view)
+        # What is a kernel already, the result of a reshape, names its operand instead of copying it.
+        kind = "view" if view.id in self.group_of else self.kind(view)
+        group = self.group_of[view.id] = _Group(kind, view)
         below = self.graph.nodes[view.inputs[0]]
         if group.kind == "view" and below.id in self.transparent:
             yield from self.stored(below)

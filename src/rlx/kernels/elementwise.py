@@ -80,12 +80,16 @@ def piecewise_kernel(name: str, target: Target, parts: Sequence[MapPart]) -> Ker
     return k.build()
 
 
-def declare_buffers(k: KernelBuilder, inputs: Sequence[Access], outputs: Sequence[Access]) -> dict[str, Buffer]:
+def declare_buffers(
+    k: KernelBuilder, inputs: Sequence[Access], outputs: Sequence[Access], reads_outputs: bool = False
+) -> dict[str, Buffer]:
     """A pointer for every name; in place is allowed, so nothing is promised about aliasing."""
     read = {a.name: a.dtype for a in inputs}
     written = {a.name: a.dtype for a in outputs}
     buffers = {name: k.pointer(name, dtype, noalias=False) for name, dtype in read.items()}
-    return buffers | {name: k.pointer(name, dtype, write=True, noalias=False) for name, dtype in written.items()}
+    for name, dtype in written.items():
+        buffers[name] = k.pointer(name, dtype, write=True, read=reads_outputs, noalias=False)
+    return buffers
 
 
 def _choose_part(k: KernelBuilder, makers: Sequence[_PartMaker], counts: Sequence[Value], block: Value) -> None:
@@ -173,7 +177,7 @@ class _PartMaker:
     def finish(self, scope: Scope) -> None:
         scope.compute(self.nest.nodes)
         for output, expr in enumerate(self.nest.exprs):
-            scope.store(output, scope.value(expr))
+            scope.store(len(self.nest.inputs) + output, scope.value(expr))
 
     def gpu_block(self, block: Value) -> None:
         """A block covers consecutive elements, neighbouring threads neighbouring ones, so that accesses coalesce."""

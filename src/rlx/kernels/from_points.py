@@ -151,16 +151,23 @@ class _LoopMaker:
                 return reduce(kind.value, args[0])
         return pointwise_value(node, args)
 
-    def number(self, length: Size) -> Expr:
-        return literal(length, DType.I64) if isinstance(length, int) else size(self.naming.extent(length))
+    def number(self, length: Size, dtype: DType = DType.I64) -> Expr:
+        """A size as a value; an i32 wraps."""
+        if isinstance(length, int):
+            return literal(length if dtype is DType.I64 else _wrapped(length), dtype)
+        symbolic = size(self.naming.extent(length))
+        return symbolic if dtype is DType.I64 else apply("cast", symbolic, to=dtype)
 
     def position(self, place: AxisMap, dtype: DType) -> Expr:
         """A position along an axis; i32 is counted in i32, so that vectors have all their lanes."""
         counted = DType.I32 if dtype is DType.I32 else DType.I64
-        total = apply("cast", self.number(place.offset), to=counted)
+        terms = [] if place.offset == 0 else [self.number(place.offset, counted)]
         for k, stride in place.terms:
-            step = apply("cast", self.number(stride), to=counted)
-            total = apply("add", total, apply("mul", index(self.new_axis[k], counted), step))
+            along = index(self.new_axis[k], counted)
+            terms.append(along if stride == 1 else apply("mul", along, self.number(stride, counted)))
+        total = terms[0] if terms else literal(0, counted)
+        for term in terms[1:]:
+            total = apply("add", total, term)
         return total if dtype is counted else apply("cast", total, to=dtype)
 
     def looked_up(self, node: Node, maps: IndexMap, number: int, ids: Sequence[Expr]) -> Expr:
@@ -183,6 +190,10 @@ class _LoopMaker:
         for holds in exists:
             condition = holds if condition is None else apply("and", condition, holds)
         return gather(number, node.shape.dtype, offset, condition)
+
+
+def _wrapped(number: int) -> int:
+    return (number + 2**31) % 2**32 - 2**31
 
 
 def _counted_axes(point: Point) -> set[int]:

@@ -4,11 +4,16 @@ A row is visited once for each reduction that needs the ones before it, and once
 each of its own: softmax is max, then sum of exp, then the quotients. A row is in cache after the first visit. Lanes lie
 along the row; where memory runs the other way, as in a sum over columns, lanes are neighbouring rows. In both cases
 a sum is formed in an order that the shape alone decides, so that every number of workers gives the same bits.
+
+What costs much and is needed on several visits, as the exp of softmax, is kept from the first one on: in memory of the
+thread for short rows of a fixed length, else where the result will be, if nothing is read any more by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
@@ -16,13 +21,19 @@ from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.elementwise import CHUNK, GPU_THREADS, declare_buffers, product, unflatten
 from rlx.kernels.expr import JOINS, Expr, compute_dtype, is_simple, topological
 from rlx.kernels.extents import Extent, Extents
-from rlx.kernels.loop_ir import Const, Kernel, Literal, Value, ValueType
+from rlx.kernels.loop_ir import Buffer, Const, Kernel, Literal, Value
 from rlx.kernels.scopes import Access, LoopNest, Scope
 from rlx.kernels.targets import Target
 from rlx.ops.reductions import ReduceOp, identity_of
 
 # Vectors of this many registers keep enough additions in flight; code with math functions needs the registers itself.
 WIDE = 4
+# Across rows a wide vector is a longer piece of each line of memory: fewer pages are touched for the same work.
+WIDEST = 8
+# There should be some vectors of rows for each worker.
+UNITS = 8
+# Bytes on the stack of a thread for what is kept of a row.
+MAX_KEPT_BYTES = 1 << 15
 
 # What is done at each place of a row: carried values in, carried values out.
 Body = Callable[[Scope, Sequence[Value]], Sequence[Value]]
@@ -68,7 +79,10 @@ class _RowMaker:
     ) -> None:
         k = self.k = KernelBuilder(name)
         self.target, self.shape = target, shape
-        buffers = declare_buffers(k, inputs, outputs)
+        # Outputs are read where they hold what is kept of a row.
+        is_fixed = all(isinstance(size, int) for size in shape[row_count:])
+        reads_outputs = not is_fixed and not all(is_simple(n) for n in topological(exprs))
+        buffers = declare_buffers(k, inputs, outputs, reads_outputs)
         self.row_axes = list(range(row_count))
         length = range(row_count, len(shape))
         nest = self.nest = LoopNest(k, Extents(k), shape, buffers, inputs, outputs, exprs, length)
@@ -82,7 +96,10 @@ class _RowMaker:
         ]
         self.stored_per_row = [j for j in range(len(outputs)) if j not in self.stored_per_element]
         self.has_masks = nest.has_masks(target, self.lane_axis)
-        self.shared: dict[DType, object] = {}
+        self.shared: dict[DType, Buffer] = {}
+        # Values that later visits load instead of computing them again: the number of the access, and the visit.
+        self.kept: dict[Expr, int] = {}
+        self.visits = self.plan_visits()
 
     def best_lane_axis(self, length: range) -> int:
         """The axis along which most of what is accessed lies side by side in memory; in doubt, along the row."""
@@ -104,6 +121,79 @@ class _RowMaker:
                 passes += [[] for _ in range(stage[node] - len(passes))]
                 passes[stage[node] - 1].append(node)
         return passes
+
+    def visit_roots(self) -> list[list[Expr]]:
+        """What each visit of a row computes: operands of reductions pass by pass, and at the end what is stored."""
+        final = [self.nest.exprs[j] for j in self.stored_per_element]
+        return [*([r.args[0] for r in reductions] for reductions in self.passes), final]
+
+    def plan_visits(self) -> list[_Visit]:
+        """The nodes of each visit. What cannot be kept is computed again."""
+        refused: set[Expr] = set()
+        while True:
+            visits = self.visits_keeping(refused)
+            wanted = [node for visit in visits for node in visit.loads if node not in self.kept]
+            lost = [node for node in dict.fromkeys(wanted) if not self.keep(node, visits)]
+            if not lost:
+                return visits
+            refused.update(lost)
+
+    def visits_keeping(self, refused: set[Expr]) -> list[_Visit]:
+        may_keep = self.lies_along_rows and not self.target.is_gpu
+        visits: list[_Visit] = []
+        first: dict[Expr, int] = {}
+        for number, roots in enumerate(self.visit_roots()):
+            early = {n for n, v in first.items() if v < number and may_keep and n not in refused and self.is_costly(n)}
+            nodes = needed(roots, early)
+            visits.append(_Visit(nodes, [n for n in nodes if n in early], []))
+            for node in nodes:
+                first.setdefault(node, number)
+        for visit in visits:
+            for node in visit.loads:
+                if node not in visits[first[node]].saves:
+                    visits[first[node]].saves.append(node)
+        return visits
+
+    def is_costly(self, node: Expr) -> bool:
+        """Whether a value of every element takes more than a few instructions."""
+        below = needed([node])
+        return bool(self.nest.depends(node) & self.nest.joined) and not all(is_simple(n) for n in below)
+
+    def keep(self, node: Expr, visits: Sequence[_Visit]) -> bool:
+        """Find a place for a value of every element of the row."""
+        dtype = compute_dtype(node.dtype)
+        sizes = [self.shape[a] for a in self.length_axes]
+        used = sum((b.size or 0) * b.dtype.size_bytes for b in (self.nest.buffers[n] for n in self.kept.values()))
+        if all(isinstance(s, int) for s in sizes):
+            length = math.prod(int(s) for s in sizes)
+            if used + length * dtype.size_bytes <= MAX_KEPT_BYTES:
+                self.kept[node] = self.add_local(dtype, [int(s) for s in sizes])
+                return True
+        start = next(i for i, visit in enumerate(visits) if node in visit.saves)
+        reads_more = any(
+            n.op in ("operand", "gather") and self.nest.depends(n) & self.nest.joined
+            for visit in visits[start + 1 :]
+            for n in visit.nodes
+        )
+        taken = set(self.kept.values())
+        for j in self.stored_per_element:
+            number = len(self.nest.inputs) + j
+            is_free = self.nest.buffers[number].reads and number not in taken and not reads_more
+            if is_free and self.nest.accesses[number].dtype is dtype:
+                self.kept[node] = number
+                return True
+        return False
+
+    def add_local(self, dtype: DType, sizes: Sequence[int]) -> int:
+        """Memory of the thread for one row, in the order in which its axes are visited."""
+        name = f"kept{len(self.kept)}"
+        strides: dict[int, int] = {}
+        step = 1
+        for axis, size in zip(reversed(self.length_axes), reversed(sizes)):
+            strides[axis] = step
+            step *= size
+        access = Access(name, dtype, tuple(strides.get(a, 0) for a in range(len(self.shape))))
+        return self.nest.add(access, self.k.local(name, dtype, max(step, 1)))
 
     def build(self) -> Kernel:
         if self.target.is_gpu:
@@ -127,7 +217,7 @@ class _RowMaker:
         """A unit is a vector of neighbouring rows; a chunk is one unit of long rows or several of short ones."""
         k, sizes = self.k, self.nest.sizes
         outer = [a for a in self.row_axes if a != self.lane_axis]
-        lanes = self.lanes(self.nest.nodes)
+        lanes = self.lanes_across()
         side = sizes[self.lane_axis]
         blocks = k.ceildiv(side, lanes)
         units = product(k, [sizes[a] for a in outer]) * blocks
@@ -170,23 +260,35 @@ class _RowMaker:
     def row_starts(self, axes: Sequence[int], row: Value) -> dict[int, Value]:
         return dict(zip(axes, unflatten(row, [self.nest.sizes[a] for a in axes])))
 
-    def lanes(self, nodes: Sequence[Expr]) -> int:
-        """Elements of a vector: as many as fit into one register, into several for short code, none without a use."""
+    def lanes(self, visit: _Visit) -> int:
+        """Elements of a vector along the row: as many as fit into one register, into several for short code."""
         if self.target.is_gpu:
             return 1
-        lanes = max(1, self.target.vector_bytes // self.nest.widest(self.lane_axis, nodes))
-        if lanes > 1 and all(is_simple(n) for n in nodes):
+        lanes = max(1, self.target.vector_bytes // self.nest.widest(self.lane_axis, visit.nodes))
+        if lanes > 1 and all(is_simple(n) for n in visit.nodes if n not in visit.loads):
             lanes *= WIDE
         side = self.shape[self.lane_axis]
         while isinstance(side, int) and lanes > 1 and lanes // 2 >= side:
             lanes //= 2
         return lanes
 
+    def lanes_across(self) -> int:
+        """Neighbouring rows in one vector: many, as long as there are some vectors for each worker."""
+        nodes = self.nest.nodes
+        lanes = max(1, self.target.vector_bytes // self.nest.widest(self.lane_axis, nodes))
+        if lanes == 1:
+            return 1
+        side = self.shape[self.lane_axis]
+        wide = WIDEST if isinstance(side, int) and all(is_simple(n) for n in nodes) else WIDE
+        while isinstance(side, int) and wide > 1 and lanes * wide * UNITS > side:
+            wide //= 2
+        return lanes * wide
+
     # What happens in one row, or in one vector of rows.
 
     def row(self, scope: Scope) -> None:
-        for reductions in self.passes:
-            scope.values.update(zip(reductions, self.joined(scope, reductions)))
+        for number, reductions in enumerate(self.passes):
+            scope.values.update(zip(reductions, self.joined(scope, reductions, self.visits[number])))
         if self.stored_per_element:
             self.store_elements(scope)
         if not self.stored_per_row:
@@ -200,34 +302,30 @@ class _RowMaker:
 
     def store_row(self, scope: Scope) -> None:
         for j in self.stored_per_row:
-            scope.store(j, scope.value(self.nest.exprs[j]))
+            scope.store(len(self.nest.inputs) + j, scope.value(self.nest.exprs[j]))
 
     def store_elements(self, scope: Scope) -> None:
-        roots = [self.nest.exprs[j] for j in self.stored_per_element]
-        nodes = needed(roots)
+        outputs = self.stored_per_element
+        roots = [self.nest.exprs[j] for j in outputs]
 
         def body(place: Scope, values: Sequence[Value]) -> Sequence[Value]:
-            place.compute(nodes)
-            for j, root in zip(self.stored_per_element, roots):
-                place.store(j, place.value(root))
+            for j, root in zip(outputs, roots):
+                place.store(len(self.nest.inputs) + j, place.value(root))
             return values
 
-        written = [len(self.nest.inputs) + j for j in self.stored_per_element]
-        self.visit(scope, nodes, written, [], [], body)
+        self.visit(scope, self.visits[-1], [len(self.nest.inputs) + j for j in outputs], [], [], body)
 
-    def joined(self, scope: Scope, reductions: Sequence[Expr]) -> list[Value]:
+    def joined(self, scope: Scope, reductions: Sequence[Expr], visit: _Visit) -> list[Value]:
         """The values of reductions that need nothing of each other, in one visit of the row."""
         k = self.k
-        nodes = needed([r.args[0] for r in reductions])
-        lanes = self.lanes(nodes) if self.lies_along_rows else scope.lanes
+        lanes = self.lanes(visit) if self.lies_along_rows else scope.lanes
         starts = [self.identity(r) for r in reductions]
 
         def body(place: Scope, values: Sequence[Value]) -> Sequence[Value]:
-            place.compute(nodes)
             return [self.join(r, place, value) for r, value in zip(reductions, values)]
 
         wide = [k.splat(s, lanes if self.has_lanes(r) else 1) for r, s in zip(reductions, starts)]
-        vectors, singles = self.visit(scope, nodes, [], wide, starts, body)
+        vectors, singles = self.visit(scope, visit, [], wide, starts, body)
         if not self.lies_along_rows:
             return list(vectors)
         totals = [k.reduce(JOINS[str(r.value)][0], v) for r, v in zip(reductions, vectors)]
@@ -254,7 +352,7 @@ class _RowMaker:
     def visit(
         self,
         scope: Scope,
-        nodes: Sequence[Expr],
+        visit: _Visit,
         written: Sequence[int],
         vectors: Sequence[Value],
         singles: Sequence[Value],
@@ -262,13 +360,24 @@ class _RowMaker:
     ) -> tuple[Sequence[Value], Sequence[Value]]:
         """Do `body` at every place of the row. `vectors` are carried from vector to vector, and `singles`, where there
         are elements beside the vectors, from one of these to the next."""
-        touched = [*written, *(int(n.value) for n in nodes if n.op in ("operand", "gather"))]
-        plan = _Visit(nodes, list(dict.fromkeys(touched)), self.lanes(nodes), body)
-        scope.compute(n for n in nodes if not self.nest.depends(n) & self.nest.joined)
+        read = [int(n.value) for n in visit.nodes if n.op in ("operand", "gather") and n not in visit.loads]
+        kept = [self.kept[n] for n in (*visit.loads, *visit.saves)]
+        touched = list(dict.fromkeys((*read, *written, *kept)))
+        scope.compute(n for n in visit.nodes if not self.nest.depends(n) & self.nest.joined)
+
+        def everything(place: Scope, values: Sequence[Value]) -> Sequence[Value]:
+            for node in visit.loads:
+                place.values[node] = place.load(self.kept[node])
+            place.compute(visit.nodes)
+            for node in visit.saves:
+                place.store(self.kept[node], place.value(node))
+            return body(place, values)
+
+        plan = _Plan(visit.nodes, frozenset(visit.loads), touched, self.lanes(visit), everything)
         return self.visit_axes(plan, scope, self.length_axes, vectors, singles)
 
     def visit_axes(
-        self, plan: _Visit, scope: Scope, axes: Sequence[int], vectors: Sequence[Value], singles: Sequence[Value]
+        self, plan: _Plan, scope: Scope, axes: Sequence[int], vectors: Sequence[Value], singles: Sequence[Value]
     ) -> tuple[Sequence[Value], Sequence[Value]]:
         axis, *rest = axes
         if not rest:
@@ -276,13 +385,13 @@ class _RowMaker:
         k, count = self.k, len(vectors)
         with k.fold(f"j{axis}", 0, self.nest.sizes[axis], init=[*vectors, *singles]) as fold:
             place = scope.inside({axis: fold.index}, plan.touched)
-            place.compute(n for n in plan.nodes if not self.nest.depends(n) & {*rest})
+            place.compute(n for n in plan.nodes if n not in plan.later and not self.nest.depends(n) & {*rest})
             carried = self.visit_axes(plan, place, rest, fold.values[:count], fold.values[count:])
             fold.next(*carried[0], *carried[1])
         return fold.results[:count], fold.results[count:]
 
     def visit_innermost(
-        self, plan: _Visit, scope: Scope, axis: int, vectors: Sequence[Value], singles: Sequence[Value]
+        self, plan: _Plan, scope: Scope, axis: int, vectors: Sequence[Value], singles: Sequence[Value]
     ) -> tuple[Sequence[Value], Sequence[Value]]:
         k, size = self.k, self.nest.sizes[axis]
         if not self.lies_along_rows:
@@ -314,7 +423,7 @@ class _RowMaker:
 
     def loop(
         self,
-        plan: _Visit,
+        plan: _Plan,
         axis: int,
         start: Value | int,
         stop: Value,
@@ -349,15 +458,27 @@ class _RowMaker:
         return total
 
 
-class _Visit:
-    """One visit of a row: what is computed, which accesses that touches, how wide, and what is done at each place."""
+class _Visit(NamedTuple):
+    """What one visit of a row computes, operands first, and which of it earlier visits have kept or later ones need."""
 
-    def __init__(self, nodes: Sequence[Expr], touched: Sequence[int], lanes: int, body: Body) -> None:
-        self.nodes, self.touched, self.lanes, self.body = nodes, touched, lanes, body
+    nodes: Sequence[Expr]
+    loads: Sequence[Expr]
+    saves: list[Expr]
 
 
-def needed(roots: Sequence[Expr]) -> list[Expr]:
-    """Everything that must be computed for `roots`, operands first, given the reductions below them."""
+class _Plan(NamedTuple):
+    """How a visit goes: what is computed (`later` of it is loaded), which accesses that touches, how wide, and what is
+    done at each place."""
+
+    nodes: Sequence[Expr]
+    later: frozenset[Expr]
+    touched: Sequence[int]
+    lanes: int
+    body: Body
+
+
+def needed(roots: Sequence[Expr], known: Collection[Expr] = ()) -> list[Expr]:
+    """Everything that must be computed for `roots`, operands first, given reductions and what is `known`."""
     order: list[Expr] = []
     seen: set[Expr] = set()
     stack = [(root, False) for root in reversed(roots)]
@@ -368,6 +489,6 @@ def needed(roots: Sequence[Expr]) -> list[Expr]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            if node.op != "reduce":
+            if node.op != "reduce" and node not in known:
                 stack.extend((arg, False) for arg in reversed(node.args))
     return order

@@ -55,7 +55,7 @@ class LoopNest:
         """`joined` are the axes that a `reduce` joins; pointwise expressions have none."""
         self.k, self.extents = k, extents
         self.shape, self.joined = tuple(shape), frozenset(joined)
-        self.accesses = (*inputs, *outputs)
+        self.accesses = [*inputs, *outputs]
         self.inputs, self.outputs, self.exprs = tuple(inputs), tuple(outputs), tuple(exprs)
         self.buffers = [buffers[a.name] for a in self.accesses]
         self.sizes = [extents(size) for size in shape]
@@ -80,6 +80,14 @@ class LoopNest:
             access = self.inputs[int(node.value)]
             return axes.union(d for d in range(len(self.shape)) if access.moves_along(d))
         return axes - self.joined if node.op == "reduce" else axes
+
+    def add(self, access: Access, buffer: Buffer) -> int:
+        """One more access, of memory that is not a parameter; its number."""
+        self.accesses.append(access)
+        self.buffers.append(buffer)
+        self.strides.append([self.extents(s) for s in access.strides])
+        self.offsets.append(self.extents(access.offset))
+        return len(self.accesses) - 1
 
     def depends(self, node: Expr) -> frozenset[int]:
         """The axes along which a value changes."""
@@ -192,9 +200,9 @@ class Scope:
         exists = self.nest.k.splat(self.value(node.args[1]), lanes)
         return exists if mask is None else exists & mask
 
-    def store(self, output: int, value: Value) -> None:
-        """Store a value of an output here: all lanes if the output has one for each."""
-        k, number = self.nest.k, len(self.nest.inputs) + output
+    def store(self, number: int, value: Value) -> None:
+        """Store a value by an access: all lanes if it has one for each."""
+        k = self.nest.k
         buffer = self.nest.buffers[number]
         data = k.cast(value, buffer.dtype)
         if self.lane_axis is None or not self.has_lanes(number) or self.lanes == 1:

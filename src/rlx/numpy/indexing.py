@@ -77,9 +77,13 @@ def take(x: Any, indices: Any, /, axis: int | None = None, mode: str | None = No
     """Elements of `axis` (of the flattened x without one) at `indices`, whose axes replace it.
 
     Positions from -n to n-1 are valid. Others are an error where they are known and clipped where they are computed;
-    mode "clip" always clips, "wrap" takes the remainder, and "fill" (or `fill_value`) gives 0 or that value.
+    mode "clip" clips always, to 0..n-1, "wrap" takes the remainder, and "fill" (or `fill_value`) gives 0 or that value.
     """
-    return ops.take(value(x), operand(indices), axis, _mode(mode, "take"), fill_value)
+    indices = operand(indices)
+    if mode == "clip":
+        # NumPy clips negative positions to 0 instead of counting from the end.
+        indices = ops.maximum(indices, 0)
+    return ops.take(value(x), indices, axis, _mode(mode, "take"), fill_value)
 
 
 @array_function
@@ -116,6 +120,8 @@ def put(x: Any, indices: Any, values: Any, mode: str | None = None, *, inplace: 
     kind = _mode(mode, "put")
     if kind == "wrap":
         indices, kind = ops.rem(indices, static_size(product(dims_of(x)), "put")), "clip"
+    elif kind == "clip":
+        indices = ops.maximum(indices, 0)
     return ops.reshape(ops.put_along_axis(ops.flatten(x), indices, row, 0, mode=kind), dims_of(x))
 
 
