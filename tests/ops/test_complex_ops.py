@@ -32,6 +32,20 @@ def test_modulus_and_angle(both, dtype, rtol):
     np.testing.assert_allclose(both(ops.complex_norm_sq_backward, z, g), g * z, rtol=rtol)
 
 
+@pytest.mark.parametrize("exponent", [0, 1, 2, 7, -1, -3, 99, 100, 0.5, -1.25, 2j, 1 - 1j])
+def test_powers(both, exponent):
+    z = complex_array(np.complex128)
+    np.testing.assert_allclose(both(lambda z: z**exponent, z), z**exponent, rtol=1e-12)
+
+
+def test_powers_of_zero_and_of_real_numbers(both):
+    zero, x = np.zeros(1, np.complex128), rng.uniform(0.5, 2, 4)
+    for exponent in (0, 1, 3, 0.5, 1 + 1j):
+        np.testing.assert_array_equal(both(lambda z, n=exponent: z**n, zero), zero**exponent)
+    np.testing.assert_allclose(both(lambda x: x ** (1 + 2j), x), x ** (1 + 2j), rtol=1e-13)
+    np.testing.assert_allclose(both(lambda x: (1 + 2j) ** x, x), (1 + 2j) ** x, rtol=1e-13)
+
+
 def test_infinite_parts_survive(both):
     z = both(ops.complex_, np.array([np.inf, 1.0]), np.array([1.0, -np.inf]))
     assert z.real.tolist() == [np.inf, 1.0]

@@ -12,6 +12,7 @@ Layout(offset=0, strides=(3, 1))
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from rlx.errors import TraceError
@@ -65,7 +66,8 @@ class Unmappable(Exception):
 
 def exact_quotient(a: Size, b: Size) -> Size | None:
     """a / b if b divides a, whatever the symbols stand for."""
-    if isinstance(b, int) and b <= 0:
+    # Sizes of 0 divide nothing and are divided by nothing, or any two empty shapes would be alike.
+    if a == 0 or (isinstance(b, int) and b <= 0):
         return None
     quotient = floordiv(a, b)
     return quotient if quotient * b == a else None
@@ -82,12 +84,14 @@ def at_most(a: Size, b: Size) -> bool:
         return False
 
 
-def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] | None:
-    """The coarsest axes of which both `a` and `b` are joinings, as (size, axis of a, axis of b); None if there are none.
+@lru_cache(maxsize=4096)
+def refine(a: Dims, b: Dims) -> tuple[tuple[Size, int, int], ...] | None:
+    """The coarsest axes of which both `a` and `b` are joinings, as (size, axis of a, axis of b); None if there are
+    none.
 
     >>> refine((6, 4), (3, 8))
     >>> refine((6, 4), (2, 12))
-    [(2, 0, 0), (3, 0, 1), (4, 1, 1)]
+    ((2, 0, 0), (3, 0, 1), (4, 1, 1))
     """
     pieces: list[tuple[Size, int, int]] = []
     i, j = len(a) - 1, len(b) - 1
@@ -107,7 +111,7 @@ def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] 
             left, right = a[i] if i >= 0 else 1, rest
         else:
             return None
-    return pieces[::-1] if i < 0 and j < 0 else None
+    return tuple(reversed(pieces)) if i < 0 and j < 0 else None
 
 
 def without_ones(dims: Dims) -> Dims:
@@ -115,7 +119,8 @@ def without_ones(dims: Dims) -> Dims:
     return tuple(d for d in dims if d != 1)
 
 
-def spread(dims: Dims, sizes: Sequence[Size], axes: Sequence[int] | None = None) -> IndexMap | None:
+@lru_cache(maxsize=4096)
+def spread(dims: Dims, sizes: Dims, axes: tuple[int, ...] | None = None) -> IndexMap | None:
     """The map of a value whose elements the nest visits in their order: each of its axes is one axis of the nest, or
     several that follow each other. `axes` are the numbers of the nest's axes, by default 0, 1, ..
 
@@ -225,7 +230,7 @@ def _blocks(old: Dims, new: Dims) -> list[tuple[list[int], list[int]]]:
     """Runs of axes with equal products, the shortest there are; axes of size 1 belong to none."""
     left = [i for i, d in enumerate(old) if d != 1]
     right = [i for i, d in enumerate(new) if d != 1]
-    pieces = refine([old[i] for i in left], [new[i] for i in right])
+    pieces = refine(tuple(old[i] for i in left), tuple(new[i] for i in right))
     if pieces is None:
         # Sizes that cannot be told apart: one block, in which positions are taken apart axis by axis.
         return [(left, right)] if left else []

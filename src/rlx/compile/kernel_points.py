@@ -53,7 +53,7 @@ class Nest(NamedTuple):
 
     def per_row(self, dims: Dims) -> IndexMap | None:
         """The map of a value with an element for every row."""
-        return spread(dims, [self.sizes[k] for k in self.rows], self.rows)
+        return spread(dims, tuple(self.sizes[k] for k in self.rows), self.rows)
 
     def split(self, axis: int, inner: Size) -> Nest:
         outer = exact_quotient(self.sizes[axis], inner)
@@ -68,7 +68,7 @@ class Nest(NamedTuple):
         if everywhere is not None:
             return Nest(tuple(s for s, _, _ in everywhere), tuple(self.reduced[i] for _, i, _ in everywhere))
         rows = self.rows
-        pieces = refine([self.sizes[k] for k in rows], wanted)
+        pieces = refine(tuple(self.sizes[k] for k in rows), wanted)
         if pieces is None or len(rows) == len(self.sizes):
             return None
         parts: dict[int, list[Size]] = {}

@@ -276,7 +276,7 @@ def drop_whole_selection(m: Match) -> Tensor | None:
         case Slice(strides=strides):
             trivial = all(s == 1 for s in strides)
         case Pad(low=low, high=high, interior=interior):
-            trivial = not any((*low, *high, *interior))
+            trivial = all(n == 0 for n in (*low, *high, *interior))
         case _:
             trivial = True
     return m.operands[0] if trivial and m.operands[0].type == m.node.shape else None
