@@ -10,8 +10,8 @@ from kernel_runs import NATIVE_TARGETS, check_everywhere, interpreted, ran_nativ
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.elementwise import CHUNK, Access, map_kernel, merge_axes
-from rlx.kernels.expr import apply, index, literal, operand
+from rlx.kernels.elementwise import CHUNK, Access, MapPart, map_kernel, merge_axes, piecewise_kernel
+from rlx.kernels.expr import apply, gather, index, literal, operand
 from rlx.kernels.interpret import grid_size
 from rlx.kernels.targets import AVX512, SM_90A
 
@@ -155,6 +155,59 @@ def test_gpu_form_in_the_interpreter():
         x = rng.normal(size=(c, r)).astype(np.float32)
         args = {"x": x, "y": np.zeros((r, c), np.float32), "R": r, "C": c}
         np.testing.assert_array_equal(interpreted(kernel, args)["y"], np.maximum(x.T, 0))
+
+
+def test_what_is_the_same_along_a_row_is_computed_once_per_row():
+    """y[i, j] = x[i, j] * exp(s[i]): the exp is a scalar before the loop over j."""
+    expr = apply("mul", operand(0, F32), apply("exp", operand(1, F32)))
+    inputs = [Access("x", F32, ("C", 1)), Access("s", F32, (1, 0))]
+    kernel = map_kernel("scaled", AVX512, ("R", "C"), inputs, [Access("y", F32, ("C", 1))], [expr])
+    before, _ = kernel.text.split("for %i =")[:2]
+    assert ": f32 = exp" in before and kernel.text.count("exp") == 1
+    x, scale = rng.normal(size=(5, 33)).astype("f4"), rng.normal(size=5).astype("f4")
+    args = {"x": x, "s": scale, "y": np.zeros_like(x), "R": 5, "C": 33}
+    found = check_everywhere(kernel, args, rtol=1e-6)["y"]
+    np.testing.assert_allclose(found, x * np.exp(scale.astype("f8"))[:, None], rtol=1e-6)
+
+
+def test_parts_with_index_spaces_of_their_own():
+    """[-x | 2*w] joined along the last axis, two maps in one kernel that share the output."""
+    row, first = ("A", 1), ("N", 1)
+    negated = MapPart(
+        ("R", "A"), (Access("x", F32, row),), (Access("y", F32, first),), (apply("neg", operand(0, F32)),)
+    )
+    doubled = MapPart(
+        ("R", "B"),
+        (Access("w", F32, ("B", 1)),),
+        (Access("y", F32, first, "A"),),
+        (apply("mul", operand(0, F32), literal(2.0, F32)),),
+    )
+    for target in (AVX512, SM_90A):
+        kernel = piecewise_kernel("joined", target, [negated, doubled])
+        assert [p.name for p in kernel.params] == ["x", "w", "y", "R", "A", "N", "B"]
+        for r, a, b in ((3, 5, 20), (0, 2, 3), (2, 0, 7), (2, 7, 0), (40, 300, 33)):
+            if target is SM_90A and r > 3:
+                continue
+            x, w = rng.normal(size=(r, a)).astype("f4"), rng.normal(size=(r, b)).astype("f4")
+            args = {"x": x, "w": w, "y": np.full((r, a + b), np.nan, "f4"), "R": r, "A": a, "N": a + b, "B": b}
+            found = interpreted(kernel, args) if target is SM_90A else check_everywhere(kernel, args)
+            np.testing.assert_array_equal(found["y"], np.concatenate([-x, 2 * w], axis=1))
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_lookups_of_rows_and_of_single_elements(contiguous):
+    """y[i, j] = table[ids[i], j] by one load per vector, and table[ids[j], i] by a gather."""
+    offset = apply("mul", operand(0, DType.I64), literal(9, DType.I64))
+    ids_strides, table = ((1, 0), (0, 1)) if contiguous else ((0, 1), (1, 0))
+    inputs = [Access("ids", DType.I64, ids_strides), Access("table", F32, table)]
+    expr = gather(1, F32, offset)
+    kernel = map_kernel("rows", AVX512, ("R", "C"), inputs, [Access("y", F32, ("C", 1))], [expr])
+    source = rng.normal(size=(6, 9)).astype("f4")
+    r, c = (7, 9) if contiguous else (9, 20)
+    ids = rng.integers(0, 6, r if contiguous else c)
+    args = {"ids": ids, "table": source, "y": np.zeros((r, c), "f4"), "R": r, "C": c}
+    wanted = source[ids] if contiguous else source[ids].T
+    np.testing.assert_array_equal(check_everywhere(kernel, args)["y"], wanted)
 
 
 def test_parameters_do_not_depend_on_which_axes_merge():

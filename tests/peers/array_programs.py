@@ -155,9 +155,13 @@ def shapes_and_joins(m, x, y):
 
 @program(x=uniform(0.2, 0.9, 5), y=uniform(1.1, 3, 5))
 def elementary_functions(m, x, y):
-    names = "sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arctanh exp exp2 expm1 log log2 log10 log1p sqrt cbrt"
+    names = (
+        "sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arctanh exp exp2 expm1 log log2 log10 log1p sqrt cbrt"
+    )
     values = [getattr(m.np, name)(x) for name in [*names.split(), "reciprocal", "square", "sinc", "abs", "negative"]]
-    both = [getattr(m.np, name)(x, y) for name in "power arctan2 hypot logaddexp logaddexp2 divide fmod".split()]
+    both = [
+        getattr(m.np, name)(x, y) for name in ["power", "arctan2", "hypot", "logaddexp", "logaddexp2", "divide", "fmod"]
+    ]
     return values, both, m.np.arccosh(y), m.rsqrt(y), y**x, x**3, y**-1.5, m.digamma(y)
 
 

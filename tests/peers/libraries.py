@@ -161,13 +161,48 @@ def _to_wirtinger(ct):
 
 
 # Names that both libraries have: of `jax` and `rlx`, of `jax.lax` and `rlx`.
-_TRANSFORMS = (
-    "checkpoint custom_jvp custom_vjp grad hessian jacfwd jacrev jit jvp linearize value_and_grad vjp vmap"
-).split()
-_FUNCTIONS = (
-    "associative_scan axis_index cond cummax cummin cumprod cumsum digamma dynamic_slice dynamic_update_slice erf erf_inv "
-    "erfc fori_loop lgamma map pmax pmean psum rsqrt scan stop_gradient switch top_k while_loop"
-).split()
+_TRANSFORMS = [
+    "checkpoint",
+    "custom_jvp",
+    "custom_vjp",
+    "grad",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jit",
+    "jvp",
+    "linearize",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]
+_FUNCTIONS = [
+    "associative_scan",
+    "axis_index",
+    "cond",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "digamma",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "fori_loop",
+    "lgamma",
+    "map",
+    "pmax",
+    "pmean",
+    "psum",
+    "rsqrt",
+    "scan",
+    "stop_gradient",
+    "switch",
+    "top_k",
+    "while_loop",
+]
 
 JAX = SimpleNamespace(
     np=jnp,
@@ -240,7 +275,7 @@ def assert_agree(got, expected, tolerance):
         worst = np.unravel_index(np.argmax(np.abs(x - y)), y.shape) if y.size else ()
         error, scale = np.abs(x - y).max(initial=0), np.abs(y).max(initial=0)
         assert error <= tolerance * scale, (
-            f"{place}{list(worst)}: rlx {x[worst]}, JAX {y[worst]}; they differ by {error:.2g}, the largest is {scale:.2g}"
+            f"{place}{list(worst)}: rlx {x[worst]}, JAX {y[worst]}; apart by {error:.2g}, largest {scale:.2g}"
         )
 
 

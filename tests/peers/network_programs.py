@@ -94,7 +94,12 @@ def bert_block(m, x, qkv, out, gain1, offset1, w1, b1, w2, gain2, offset2):
 
 
 @program(
-    tokens=integers(11, 2, 6), table=normal(11, 8), places=normal(5, 8), qkv=weight(8, 24), gain=near_one(8), w=weight(8, 8)
+    tokens=integers(11, 2, 6),
+    table=normal(11, 8),
+    places=normal(5, 8),
+    qkv=weight(8, 24),
+    gain=near_one(8),
+    w=weight(8, 8),
 )
 def language_model_loss(m, tokens, table, places, qkv, gain, w):
     """Next-token cross-entropy with the embedding used again as the output layer."""

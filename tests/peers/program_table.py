@@ -79,7 +79,7 @@ def positive_definite(n) -> Maker:
 
 
 class Question(NamedTuple):
-    """Everything that both libraries are given: arguments, directions, cotangents, and arguments of several examples."""
+    """Everything that both libraries are given: arguments, directions, cotangents, and several examples."""
 
     moving: dict[str, np.ndarray]
     fixed: dict[str, np.ndarray]

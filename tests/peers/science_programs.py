@@ -151,7 +151,9 @@ def gaussian_process_prediction(m, x, y, scale, noise, new):
     return across @ weights, _kernel(m, new, new, scale) - half.T @ half
 
 
-@program(rows=normal(5, 2), moves=normal(3, 3, scale=0.4), sees=normal(2, 3), q=positive_definite(3), r=positive_definite(2))
+@program(
+    rows=normal(5, 2), moves=normal(3, 3, scale=0.4), sees=normal(2, 3), q=positive_definite(3), r=positive_definite(2)
+)
 def kalman_filter_likelihood(m, rows, moves, sees, q, r):
     def step(state, row):
         mean, cov = moves @ state[0], moves @ state[1] @ moves.T + q
@@ -180,7 +182,7 @@ def matrix_exponential_by_series(m, a, b, x):
 
 @program(a=positive_definite(4), b=normal(4, 2))
 def systems_and_inverses(m, a, b):
-    sign, log_det = m.np.linalg.slogdet(a)
+    _, log_det = m.np.linalg.slogdet(a)
     return m.np.linalg.solve(a, b), m.np.linalg.inv(a), m.np.linalg.det(a), log_det, m.np.linalg.pinv(a)
 
 
@@ -273,7 +275,13 @@ def complex_functions(m, z, x):
     return y, m.complex(x, m.np.tanh(x)) * z, m.np.angle(z) + m.np.imag(z), m.np.cumsum(z * x), m.np.outer(z, x).T @ z
 
 
-@program(spot=uniform(80, 120, 4), strike=uniform(80, 120, 4), rate=uniform(0.01, 0.05), vol=uniform(0.1, 0.4), years=near_one(4))
+@program(
+    spot=uniform(80, 120, 4),
+    strike=uniform(80, 120, 4),
+    rate=uniform(0.01, 0.05),
+    vol=uniform(0.1, 0.4),
+    years=near_one(4),
+)
 def option_prices_and_sensitivities(m, spot, strike, rate, vol, years):
     def price(spot, strike, rate, vol, years):
         def normal_cdf(x):

@@ -93,7 +93,11 @@ def mamba_block_by_associative_scan(m, x, enter, kernel, to_delta, delta_bias, t
 
 
 @program(
-    q=normal(2, 5, 2, 3), k=normal(2, 5, 2, 3), v=normal(2, 5, 2, 3), g=uniform(-1, 0, 2, 5, 2), beta=uniform(0, 1, 2, 5, 2)
+    q=normal(2, 5, 2, 3),
+    k=normal(2, 5, 2, 3),
+    v=normal(2, 5, 2, 3),
+    g=uniform(-1, 0, 2, 5, 2),
+    beta=uniform(0, 1, 2, 5, 2),
 )
 def gated_delta_rule(m, q, k, v, g, beta):
     k = k / m.np.linalg.norm(k, axis=-1, keepdims=True)

@@ -61,7 +61,7 @@ def test_writing_at_places_outside(kind, mode):
 
 
 def test_unnamed_modes_differ():
-    """JAX reads NaN outside by `take`, and clips in x[ids]; ours refuses ids that are known, and clips computed ones."""
+    """JAX reads NaN outside by `take`, and clips in x[ids]; ours refuses known ids, and clips computed ones."""
     x, ids = np.arange(3.0), np.array([0, 5], np.int32)
     assert np.isnan(jnp.take(x, ids)[1])
     assert jnp.asarray(x)[ids][1] == 2
@@ -145,11 +145,24 @@ def test_searchsorted(side):
 
 
 TRANSFORMS = [
-    ("fft", {"n": None}), ("fft", {"n": 5, "axis": 0}), ("ifft", {"n": 9, "norm": "ortho"}), ("ifft", {"norm": "forward"}),
-    ("fft2", {}), ("ifft2", {"s": (3, 8)}), ("fftn", {"axes": (0, 2)}), ("ifftn", {"norm": "forward"}),
-    ("irfft", {}), ("irfft", {"n": 7}), ("irfft", {"n": 12, "norm": "ortho"}), ("irfft2", {}), ("irfftn", {"axes": (1, 2)}),
-    ("hfft", {}), ("hfft", {"n": 5}), ("fftshift", {"axes": (1,)}), ("ifftshift", {}),
-]  # fmt: skip
+    ("fft", {"n": None}),
+    ("fft", {"n": 5, "axis": 0}),
+    ("ifft", {"n": 9, "norm": "ortho"}),
+    ("ifft", {"norm": "forward"}),
+    ("fft2", {}),
+    ("ifft2", {"s": (3, 8)}),
+    ("fftn", {"axes": (0, 2)}),
+    ("ifftn", {"norm": "forward"}),
+    ("irfft", {}),
+    ("irfft", {"n": 7}),
+    ("irfft", {"n": 12, "norm": "ortho"}),
+    ("irfft2", {}),
+    ("irfftn", {"axes": (1, 2)}),
+    ("hfft", {}),
+    ("hfft", {"n": 5}),
+    ("fftshift", {"axes": (1,)}),
+    ("ifftshift", {}),
+]
 
 
 @pytest.mark.parametrize(("name", "options"), TRANSFORMS, ids=str)
@@ -193,7 +206,12 @@ def hermitian(a):
 @pytest.mark.parametrize("name", ["real", "complex", "stack"])
 def test_cholesky_and_determinants(name):
     a = MATRICES[name]
-    agree(lambda m, a: m.np.linalg.cholesky(m.np.matmul(a, m.np.conj(m.np.swapaxes(a, -1, -2))) + m.np.eye(a.shape[-1], dtype=a.dtype)), a)
+    agree(
+        lambda m, a: m.np.linalg.cholesky(
+            m.np.matmul(a, m.np.conj(m.np.swapaxes(a, -1, -2))) + m.np.eye(a.shape[-1], dtype=a.dtype)
+        ),
+        a,
+    )
     agree(lambda m, a: (m.np.linalg.det(a), m.np.linalg.inv(a)), a)
     agree(lambda m, a: m.np.linalg.slogdet(a), a)
 
@@ -204,12 +222,14 @@ def test_systems(name):
     b = a[..., :2] * 0.5 + 1
     agree(lambda m, a, b: m.np.linalg.solve(a, b), a, b)
     for lower, transpose in itertools.product((True, False), repeat=2):
-        agree(lambda m, a, b, t=int(transpose), low=lower: m.solve_triangular(a, b, trans=t, lower=low), hermitian(a), b)
+        agree(
+            lambda m, a, b, t=int(transpose), low=lower: m.solve_triangular(a, b, trans=t, lower=low), hermitian(a), b
+        )
 
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_qr_up_to_phases(name):
-    """Q and R differ by phases between libraries; Q·diag(phases) does not, nor do the derivatives of what is without."""
+    """Q and R differ by phases between libraries; Q·diag(phases) does not, nor do derivatives of that."""
     a = MATRICES[name]
     q, r = (np.asarray(x) for x in rnp.linalg.qr(a))
     wanted_q, wanted_r = (np.asarray(x) for x in jnp.linalg.qr(a))
@@ -252,7 +272,11 @@ def test_eigh_up_to_phases(name):
 
     def invariant(m, a):
         values, vectors = m.np.linalg.eigh((a + m.np.conj(m.np.swapaxes(a, -1, -2))) / 2)
-        return values, m.np.abs(vectors), m.np.matmul(vectors * values[..., None, :] ** 2, m.np.conj(m.np.swapaxes(vectors, -1, -2)))
+        return (
+            values,
+            m.np.abs(vectors),
+            m.np.matmul(vectors * values[..., None, :] ** 2, m.np.conj(m.np.swapaxes(vectors, -1, -2))),
+        )
 
     agree(invariant, a)
 

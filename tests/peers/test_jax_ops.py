@@ -120,7 +120,9 @@ def test_attention_of_a_query_that_sees_nothing_differs():
     """Ours is 0; JAX's -inf is a large number, so that it takes the mean of all values."""
     q, k, v = (normal(1, 3, 1, 4).astype(np.float32) for _ in range(3))
     mask = np.array([[True, False, True], [False, False, False], [True, True, True]])[None, None]
-    got, other = (np.asarray(f(q, k, v, mask=mask)) for f in (rlx.nn.dot_product_attention, jax.nn.dot_product_attention))
+    got, other = (
+        np.asarray(f(q, k, v, mask=mask)) for f in (rlx.nn.dot_product_attention, jax.nn.dot_product_attention)
+    )
     assert not got[0, 1].any()
     same(other[0, 1], v[0].mean(0), 1e-5)
     same(got[0, ::2], other[0, ::2], 1e-5)
@@ -158,7 +160,14 @@ def test_special_functions(name):
     agree(lambda m, x: getattr(m, name)(x), np.linspace(low, high, 101), modes=("value", "vjp", "jvp"))
 
 
-SOFTMAXES = [("softmax", -1), ("softmax", 0), ("softmax", (0, 2)), ("log_softmax", 1), ("logsumexp", (1, 2)), ("logsumexp", 0)]
+SOFTMAXES = [
+    ("softmax", -1),
+    ("softmax", 0),
+    ("softmax", (0, 2)),
+    ("log_softmax", 1),
+    ("logsumexp", (1, 2)),
+    ("logsumexp", 0),
+]
 
 
 @pytest.mark.parametrize(("name", "axis"), SOFTMAXES)
@@ -204,7 +213,17 @@ def test_kinks_where_conventions_differ(name):
     same(JAX.grad(lambda x: function(JAX, x))(x), np.full(3, theirs))
 
 
-SHAPES = ["ij,jk->ik", "bij,bjk->bik", "ij,kj->ikj", "ii->i", "ii", "ijk->ki", "i,j,k->kij", "bhqd,bkd->bhqk", "...ij,...j->...i"]
+SHAPES = [
+    "ij,jk->ik",
+    "bij,bjk->bik",
+    "ij,kj->ikj",
+    "ii->i",
+    "ii",
+    "ijk->ki",
+    "i,j,k->kij",
+    "bhqd,bkd->bhqk",
+    "...ij,...j->...i",
+]
 
 
 @pytest.mark.parametrize("notation", SHAPES)

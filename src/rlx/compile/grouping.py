@@ -1,46 +1,38 @@
 """Cut a graph into kernels: products with their epilogues, maps, rows; what has no kernel is called on the host.
 
 Every op starts as a kernel of its own. Then kernels that follow each other are joined wherever one loop nest serves
-both, which `points_of` decides, until none can be joined any more. Views never run: a kernel reads through them by
-strides and offsets, and so it does through sizes, positions and ops so cheap that repeating them costs less than storing
-their result. Only what cannot read through a view (the caller, the host, a product that needs rows side by side) has it
-copied, by a kernel again. Every value that still goes through memory has one reason, from a closed list.
+both, which `points_of` decides, until none can be joined any more; then those that read the same values. Views are no
+kernels: others read through them (`kernel_reads`). Every value that still goes through memory has one reason, from
+a closed list.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from rlx.compile.fusion_barriers import FusionBarrier, UnfusedEdge
-from rlx.compile.index_maps import Unmappable, is_view, keeps_order
-from rlx.compile.kernel_points import KernelPoints, is_reduction, points_of
-from rlx.compile.liveness import is_pure_view
+from rlx.compile.index_maps import Unmappable
+from rlx.compile.kernel_points import KernelPoints, Nest, Point, is_reduction, joined_parts, points_of
+from rlx.compile.kernel_reads import Covered, KernelReads
+from rlx.compile.kernel_roles import CHEAP, is_literal, is_memory, is_table
+from rlx.compile.kernel_roles import Pointwise as Pointwise
 from rlx.compile.products import epilogue_layouts, product_form
 from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ir.leaves import Constant
 from rlx.ir.lir import LirKernel
-from rlx.ops.contraction import MatMul
-from rlx.ops.creation import DimValue, Iota
+from rlx.ops.creation import Iota
 from rlx.ops.indexing import Gather, GatherNd
 from rlx.ops.movement import Concat
-from rlx.ops.reductions import Reduce, ReduceOp
-
-# Whether the target can compute a node inside a map, a row or an epilogue.
-Pointwise = Callable[[Graph, Node], bool]
 
 # Larger kernels spill registers and compile slowly, and save no more memory traffic.
 MAX_NODES = 128
 MAX_OPERANDS = 32
 # A reduction of everything runs on one thread; below this many elements nobody notices.
 SMALL_ROW = 1 << 16
-# Ops that cost about as much as the load that they replace.
-CHEAP = frozenset(
-    {"cast", "neg", "abs", "not", "add", "sub", "mul", "max", "min", "and", "or", "xor", "where"}
-    | {"eq", "ne", "lt", "le", "gt", "ge", "relu", "square"}
-)
+# So many cheap ops are repeated by their readers rather than stored.
 MAX_CHEAP = 4
 
 
@@ -63,31 +55,8 @@ def group(graph: Graph, is_pointwise: Pointwise) -> Grouping:
     return Grouping(grouping.kernels(), grouping.barriers())
 
 
-def kernel_kind(
-    graph: Graph, node: Node, is_pointwise: Pointwise, transparent: Container[NodeId] = frozenset()
-) -> str:
-    """The kind of kernel that a node would be alone, reading through `transparent` views."""
-    if len(node.shapes) != 1 or node.op.effect:
-        return "call"
-    if is_view(graph, node) and is_alias(graph, node):
-        return "view"
-    if not is_native(node) or not all(is_native(graph.nodes[i]) for i in node.inputs):
-        return "call"
-    if isinstance(node.op, MatMul):
-        return "call" if product_form(graph, node, transparent) is None else "matmul"
-    if isinstance(node.op, Concat):
-        return "concat"
-    is_map = (
-        is_view(graph, node)
-        or isinstance(node.op, Gather | GatherNd | Iota | DimValue)
-        or (isinstance(node.op, Reduce) and node.op.kind is not ReduceOp.Mean)
-        or is_pointwise(graph, node)
-    )
-    return "map" if is_map else "call"
-
-
 class _Group:
-    """Nodes that one kernel computes. `kind` is that of the LIR, where rows are still maps with reductions."""
+    """Nodes that one kernel computes; a product or a joined value comes first. `kind` is that of `kernel_kind`."""
 
     def __init__(self, kind: str, node: Node) -> None:
         self.kind = kind
@@ -100,64 +69,15 @@ class _Group:
 
 class _Grouping:
     def __init__(self, graph: Graph, is_pointwise: Pointwise) -> None:
-        self.graph, self.is_pointwise = graph, is_pointwise
-        self.uses = graph.use_map()
-        self.outputs = set(graph.outputs)
-        # Nodes that no kernel computes for its own sake: each kernel that reads them computes them along the way.
-        self.transparent = {n.id for n in graph.nodes if self.may_be_transparent(n)}
-        self.store_where_needed()
+        self.graph = graph
+        self.reads = KernelReads(graph, is_pointwise)
         self.group_of: dict[NodeId, _Group] = {}
         for node in graph.nodes:
-            if node.id not in self.transparent and not is_memory(node):
-                self.group_of[node.id] = _Group(self.kind(node), node)
+            if node.id not in self.reads.transparent and not is_memory(node):
+                self.group_of[node.id] = _Group(self.reads.kind(node), node)
         self.copy_unmappable_views()
+        # Pairs that cannot be joined, for as long as both stay as they are.
         self.refused: dict[tuple[_Group, _Group, int, int], FusionBarrier] = {}
-
-    # What a node is.
-
-    def may_be_transparent(self, node: Node) -> bool:
-        native = len(node.shapes) == 1 and is_native(node)
-        return native and not is_memory(node) and (is_view(self.graph, node) or isinstance(node.op, Iota | DimValue))
-
-    def kind(self, node: Node) -> str:
-        found = kernel_kind(self.graph, node, self.is_pointwise, self.transparent)
-        # Results have memory of their own, which the kernel that computes them can as well write in their form.
-        return "map" if found == "view" and node.id in self.outputs and is_native(node) else found
-
-    def store_where_needed(self) -> None:
-        """Take from the transparent nodes those that somebody needs in memory, and what these are views of."""
-        for node in reversed(self.graph.nodes):
-            if node.id in self.transparent and self.is_needed_in_memory(node):
-                self.transparent.discard(node.id)
-        for node in self.graph.nodes:
-            # Operands that could be read through views one at a time, but not together.
-            if isinstance(node.op, MatMul) and product_form(self.graph, node, self.transparent) is None:
-                self.transparent.difference_update(node.inputs)
-
-    def is_needed_in_memory(self, node: Node) -> bool:
-        if node.id in self.outputs:
-            return True
-        return any(not self.reads_through(self.graph.nodes[u], node) for u in self.uses[node.id])
-
-    def reads_through(self, reader: Node, node: Node) -> bool:
-        """Whether `reader` needs no copy of a view."""
-        if reader.id in self.transparent:
-            return True
-        if isinstance(reader.op, MatMul):
-            return product_form(self.graph, reader, self.views_below(node)) is not None
-        if self.is_table(reader, node.id):
-            return False
-        return self.kind(reader) not in ("call", "view")
-
-    def views_below(self, node: Node) -> set[NodeId]:
-        """A node and the views through which it reads, as far as these are looked through."""
-        found: set[NodeId] = set()
-        while node.id in self.transparent:
-            found.add(node.id)
-            if not is_view(self.graph, node):
-                break
-            node = self.graph.nodes[node.inputs[0]]
-        return found
 
     def copy_unmappable_views(self) -> None:
         """Views that are no index map even for the kernel of one op are stored: a reshape names its stored operand."""
@@ -174,49 +94,31 @@ class _Grouping:
 
     def stored(self, view: Node) -> Iterator[_Group]:
         """Make a view a kernel; the new kernels that need a look at their own operands."""
-        self.transparent.discard(view.id)
+        self.reads.transparent.discard(view.id)
         # What is a kernel already, the result of a reshape, names its operand instead of copying it.
-        kind = "view" if view.id in self.group_of else self.kind(view)
+        kind = "view" if view.id in self.group_of else self.reads.kind(view)
         group = self.group_of[view.id] = _Group(kind, view)
         below = self.graph.nodes[view.inputs[0]]
-        if group.kind == "view" and below.id in self.transparent:
+        if kind == "view" and below.id in self.reads.transparent:
             yield from self.stored(below)
-        if group.kind == "map":
+        if kind == "map":
             yield group
 
-    # How kernels read each other.
-
-    def bases(self, node: NodeId) -> Iterator[NodeId]:
-        """The nodes with memory or kernels of their own that a node reads, views looked through."""
-        stack = list(reversed(self.graph.nodes[node].inputs))
-        while stack:
-            operand = stack.pop()
-            if operand in self.transparent:
-                stack.extend(reversed(self.graph.nodes[operand].inputs))
-            else:
-                yield operand
-
-    def readers(self, node: NodeId) -> Iterator[NodeId]:
-        """The nodes with kernels of their own that read a node, through views."""
-        stack = list(self.uses[node])
-        seen = set(stack)
-        while stack:
-            user = stack.pop()
-            if user not in self.transparent:
-                yield user
-                continue
-            fresh = [u for u in self.uses[user] if u not in seen]
-            seen.update(fresh)
-            stack.extend(fresh)
-
-    def roots(self, nodes: Iterable[NodeId]) -> list[NodeId]:
-        """What a kernel of these nodes stores."""
-        inside = set(nodes)
-        return [n for n in sorted(inside) if n in self.outputs or any(u not in inside for u in self.readers(n))]
+    def points(self, kind: str, nodes: list[NodeId]) -> list[KernelPoints]:
+        """The points of a kernel of these nodes, for each of its parts."""
+        covered = Covered(nodes, self.reads.transparent)
+        reductions = [n for i in sorted(nodes) if is_reduction(self.graph, n := self.graph.nodes[i])]
+        if kind == "concat":
+            parts = joined_parts(self.graph, covered, self.graph.nodes[nodes[0]])
+            return [points_of(self.graph, covered, reductions, [part.node]) for part in parts]
+        return [points_of(self.graph, covered, reductions, self.reads.roots(nodes))]
 
     def producers(self, group: _Group) -> list[_Group]:
-        found = (self.group_of.get(b) for n in group.nodes for b in self.bases(n))
+        found = (self.group_of.get(b) for n in group.nodes for b in self.reads.bases(n))
         return [g for g in dict.fromkeys(found) if g is not None and g is not group]
+
+    def has_reductions(self, nodes: Iterable[NodeId]) -> bool:
+        return any(is_reduction(self.graph, self.graph.nodes[n]) for n in nodes)
 
     # Joining.
 
@@ -232,40 +134,41 @@ class _Grouping:
         while changed:
             changed = False
             for node in self.graph.nodes:
-                reader = self.group_of.get(node.id)
-                if reader is None:
+                if node.id not in self.group_of:
                     continue
-                for producer in {id(g): g for b in self.bases(node.id) if (g := self.group_of.get(b))}.values():
+                producers = dict.fromkeys(self.group_of.get(b) for b in self.reads.bases(node.id))
+                for producer in producers:
                     reader = self.group_of[node.id]
-                    if producer is not reader and self.barrier(producer, reader) is None:
-                        self.unite(producer, reader)
-                        changed = True
+                    if producer is None or producer is reader or self.barrier(producer, reader) is not None:
+                        continue
+                    self.unite(producer, reader)
+                    changed = True
 
     def join_neighbours(self) -> None:
         """Join maps and rows that read the same value and do not depend on each other: it is then loaded once."""
         for node in self.graph.nodes:
-            groups = list({id(g): g for u in self.readers(node.id) if (g := self.group_of.get(u))}.values())
-            groups = [g for g in groups if g.kind == "map"]
+            groups = list(dict.fromkeys(self.group_of[u] for u in self.reads.readers(node.id) if u in self.group_of))
             for position, first in enumerate(groups):
                 for second in groups[position + 1 :]:
                     one, other = (self.group_of[g.head] for g in (first, second))
-                    if one is not other and self.are_alike(one, other) and self.is_joinable(one, other):
+                    if one is not other and self.are_alike(one, other) and self.are_independent(one, other):
                         self.unite(one, other)
 
     def are_alike(self, one: _Group, other: _Group) -> bool:
-        """Whether two kernels have loops of the same size, around reductions of both or of none."""
-        first, second = (self.graph.shape(self.roots(g.nodes)[0]).dims for g in (one, other))
-        return first == second and self.has_reductions(one) == self.has_reductions(other)
+        """Whether two kernels have the same loops, around reductions of both or of none."""
+        if one.kind != "map" or other.kind != "map" or len(one.nodes) + len(other.nodes) > MAX_NODES:
+            return False
+        first, second = (self.points("map", g.nodes)[0].nest for g in (one, other))
+        return first == second
 
-    def is_joinable(self, one: _Group, other: _Group) -> bool:
-        independent = not self.reaches(one, other) and not self.reaches(other, one)
-        return independent and self.fit([*one.nodes, *other.nodes]) is None
-
-    def has_reductions(self, group: _Group) -> bool:
-        return any(is_reduction(self.graph, self.graph.nodes[n]) for n in group.nodes)
+    def are_independent(self, one: _Group, other: _Group) -> bool:
+        """Whether neither needs the other, so that one kernel can be both."""
+        if self.reaches(one, other) or self.reaches(other, one):
+            return False
+        return self.fit([*one.nodes, *other.nodes]) is None
 
     def unite(self, one: _Group, other: _Group) -> None:
-        """The nodes of both in one group; the kind of a product or of a joined value stays."""
+        """The nodes of both in one group; a product or a joined value stays in front."""
         into, rest = (other, one) if other.kind in ("concat", "matmul") else (one, other)
         into.nodes += rest.nodes
         for node in rest.nodes:
@@ -276,56 +179,60 @@ class _Grouping:
         cheap = [g for g in dict.fromkeys(self.group_of.values()) if self.is_cheap(g)]
         return sum([self.dissolve(group) for group in cheap]) > 0
 
-    def dissolve(self, group: _Group) -> bool:
-        """Let readers compute a group themselves, if they all can."""
-        affected = [self.group_of[u] for u in dict.fromkeys(r for n in group.nodes for r in self.readers(n))]
-        for node in group.nodes:
-            del self.group_of[node]
-            self.transparent.add(node)
-        try:
-            for reader in dict.fromkeys(affected):
-                if reader is not group and not self.is_computed_once(self.points(reader.kind, reader.nodes), reader.nodes):
-                    raise Unmappable
-        except Unmappable:
-            for node in group.nodes:
-                self.group_of[node] = group
-                self.transparent.discard(node)
-            return False
-        return True
-
     def is_cheap(self, group: _Group) -> bool:
+        """Whether a kernel is a few cheap ops on one value, and all that read it are maps and rows."""
         nodes = [self.graph.nodes[n] for n in group.nodes]
         if group.kind != "map" or len(nodes) > MAX_CHEAP or any(n.op.mnemonic not in CHEAP for n in nodes):
             return False
-        bases = {b for n in nodes for b in self.bases(n.id) if b not in group.nodes}
+        bases = {b for n in nodes for b in self.reads.bases(n.id)} - {*group.nodes}
         if sum(not is_literal(self.graph.nodes[b]) for b in bases) > 1:
             return False
-        readers = [u for n in nodes for u in self.readers(n.id)]
-        if any(n.id in self.outputs for n in nodes) or any(self.group_of[u].kind not in ("map", "concat") for u in readers):
+        if any(n.id in self.reads.outputs for n in nodes):
             return False
-        return not any(self.is_table(self.graph.nodes[u], n.id) for n in nodes for u in self.uses[n.id])
+        readers = (self.group_of[u] for n in nodes for u in self.reads.readers(n.id))
+        if any(reader.kind not in ("map", "concat") for reader in readers):
+            return False
+        return not any(is_table(self.graph.nodes[u], n.id) for n in nodes for u in self.reads.uses[n.id])
 
-    def is_table(self, reader: Node, node: NodeId) -> bool:
-        return isinstance(reader.op, Gather | GatherNd) and reader.inputs[0] == node
+    def dissolve(self, group: _Group) -> bool:
+        """Let readers compute a group themselves, if they all can."""
+        readers = dict.fromkeys(self.group_of[u] for n in group.nodes for u in self.reads.readers(n))
+        for node in group.nodes:
+            del self.group_of[node]
+            self.reads.transparent.add(node)
+        if all(self.still_works(reader) for reader in readers if reader is not group):
+            return True
+        for node in group.nodes:
+            self.group_of[node] = group
+            self.reads.transparent.discard(node)
+        return False
+
+    def still_works(self, group: _Group) -> bool:
+        try:
+            return self.repeats_nothing(self.points(group.kind, group.nodes), group.nodes)
+        except Unmappable:
+            return False
+
+    # Barriers.
 
     def barrier(self, producer: _Group, reader: _Group) -> FusionBarrier | None:
         """Why two groups cannot be one kernel; None if they can."""
         key = (producer, reader, len(producer.nodes), len(reader.nodes))
-        if key in self.refused:
-            return self.refused[key]
-        found = self.find_barrier(producer, reader)
-        if found is not None:
+        if key not in self.refused:
+            found = self.find_barrier(producer, reader)
+            if found is None:
+                return None
             self.refused[key] = found
-        return found
+        return self.refused[key]
 
     def find_barrier(self, producer: _Group, reader: _Group) -> FusionBarrier | None:
         if "call" in (producer.kind, reader.kind):
             return FusionBarrier.HostCall
         if "view" in (producer.kind, reader.kind):
             return FusionBarrier.ViewNeedsCopy
-        if reader.kind == "matmul" and any(b in producer.nodes for b in self.bases(reader.head)):
+        if reader.kind == "matmul" and any(b in producer.nodes for b in self.reads.bases(reader.head)):
             return FusionBarrier.ProductOperand
-        if producer.kind == "concat":
+        if producer.kind == "concat" and not self.is_part(producer.head, reader):
             return FusionBarrier.JoinedValue
         if self.is_looked_up(producer, reader):
             return FusionBarrier.LookedUp
@@ -340,9 +247,13 @@ class _Grouping:
             return self.part_barrier(nodes, reader)
         return self.fit(nodes)
 
+    def is_part(self, joined: NodeId, reader: _Group) -> bool:
+        """Whether a joined value is, as it is, a part of another one and nothing else."""
+        uses = self.reads.uses[joined]
+        return len(uses) == 1 and uses[0] in reader.nodes and isinstance(self.graph.nodes[uses[0]].op, Concat)
+
     def is_looked_up(self, producer: _Group, reader: _Group) -> bool:
-        tables = (n.inputs[0] for i in reader.nodes if isinstance((n := self.graph.nodes[i]).op, Gather | GatherNd))
-        return any(t in producer.nodes for t in tables)
+        return any(is_table(self.graph.nodes[r], n) for n in producer.nodes for r in reader.nodes)
 
     def reaches(self, start: _Group, end: _Group) -> bool:
         """Whether `end` needs something that follows from `start`."""
@@ -362,56 +273,48 @@ class _Grouping:
     def fit(self, nodes: list[NodeId]) -> FusionBarrier | None:
         """Whether one loop nest serves maps and rows of all these nodes, and each is computed once in it."""
         try:
-            points = self.points("map", nodes)[0]
+            (points,) = self.points("map", nodes)
         except Unmappable as failure:
             return self.misfit(nodes, failure)
-        if not self.is_computed_once([points], nodes):
+        if not self.repeats_nothing([points], nodes):
             return FusionBarrier.DifferentIndexSpace
         if len({p.node.id for p in points.points if p.is_read}) > MAX_OPERANDS:
             return FusionBarrier.TooLarge
-        return FusionBarrier.OneRow if self.is_one_row(points) else None
+        return FusionBarrier.OneRow if is_one_row(points) else None
 
     def misfit(self, nodes: list[NodeId], failure: Unmappable) -> FusionBarrier:
-        reductions = sum(is_reduction(self.graph, self.graph.nodes[n]) for n in nodes)
         if failure.view is not None:
             return FusionBarrier.ViewNeedsCopy
-        return FusionBarrier.ReductionOverOtherAxis if reductions > 1 else FusionBarrier.DifferentIndexSpace
+        several = sum(is_reduction(self.graph, self.graph.nodes[n]) for n in nodes) > 1
+        return FusionBarrier.ReductionOverOtherAxis if several else FusionBarrier.DifferentIndexSpace
 
-    def is_computed_once(self, parts: Iterable[KernelPoints], nodes: Iterable[NodeId]) -> bool:
-        computed = [p.node.id for points in parts for p in points.points if not p.is_read]
+    def repeats_nothing(self, parts: Iterable[KernelPoints], nodes: Iterable[NodeId]) -> bool:
+        """Whether each of the nodes is computed at one index only, and not again and again at the same one."""
         inside = set(nodes)
-        counts = [n for n in computed if n in inside]
-        return len(counts) == len(set(counts))
-
-    def is_one_row(self, points: KernelPoints) -> bool:
-        """Whether a kernel would write something large by one thread, because all of it is one row."""
-        nest = points.nest
-        if nest.rows or not any(nest.reduced):
+        found = [(p, part.nest) for part in parts for p in part.points if not p.is_read and p.node.id in inside]
+        if len(found) != len({p.node.id for p, _ in found}):
             return False
-        count = product(nest.sizes)
-        stores_all = any(m.terms for r in points.roots for m in points.points[r].maps)
-        return stores_all and not (isinstance(count, int) and count <= SMALL_ROW)
+        return all(p.node.op.mnemonic in CHEAP or not is_repeated(p, nest) for p, nest in found)
 
     def epilogue_barrier(self, producer: _Group, reader: _Group) -> FusionBarrier | None:
         """An epilogue is pointwise on the product, reads the rest by row and column, and stores one value."""
         main, rest = (producer, reader) if producer.kind == "matmul" else (reader, producer)
-        if rest.kind != "map" or self.has_reductions(rest):
+        if rest.kind != "map" or self.has_reductions(rest.nodes):
             return FusionBarrier.ProductResult
         nodes = [*producer.nodes, *reader.nodes]
-        roots = self.roots(nodes)
+        roots = self.reads.roots(nodes)
         if len(roots) != 1:
-            kept = [r for r in roots if r in producer.nodes]
-            return FusionBarrier.IsOutput if any(r in self.outputs for r in kept) else FusionBarrier.SeveralReaders
+            return self.stored_elsewhere(r for r in roots if r in producer.nodes)
         head = self.graph.nodes[main.head]
-        form = product_form(self.graph, head, self.transparent)
+        form = product_form(self.graph, head, self.reads.transparent)
         assert form is not None
         inside = {*nodes} - {head.id}
         try:
-            points = points_of(self.graph, _Covered(inside, self.transparent), (), roots)
+            points = points_of(self.graph, Covered(inside, self.reads.transparent), (), roots)
         except Unmappable as failure:
             return self.misfit(nodes, failure)
         has_positions = any(isinstance(p.node.op, Iota | Gather | GatherNd) for p in points.points)
-        if not self.is_computed_once([points], inside) or has_positions:
+        if has_positions or not self.repeats_nothing([points], inside):
             return FusionBarrier.ProductResult
         if sum(p.node.id == head.id for p in points.points) != 1:
             return FusionBarrier.DifferentIndexSpace
@@ -420,59 +323,43 @@ class _Grouping:
 
     def part_barrier(self, nodes: list[NodeId], reader: _Group) -> FusionBarrier | None:
         """What is computed as a part of a joined value is stored there and nowhere else."""
-        roots = self.roots(nodes)
+        roots = self.reads.roots(nodes)
         if roots != [reader.head]:
-            kept = [r for r in roots if r != reader.head]
-            return FusionBarrier.IsOutput if any(r in self.outputs for r in kept) else FusionBarrier.SeveralReaders
-        if any(is_reduction(self.graph, self.graph.nodes[n]) for n in nodes):
+            return self.stored_elsewhere(r for r in roots if r != reader.head)
+        if self.has_reductions(nodes):
             return FusionBarrier.ReductionOverOtherAxis
         try:
             parts = self.points("concat", [reader.head, *(n for n in nodes if n != reader.head)])
         except Unmappable as failure:
             return self.misfit(nodes, failure)
-        return None if self.is_computed_once(parts, nodes) else FusionBarrier.DifferentIndexSpace
+        return None if self.repeats_nothing(parts, nodes) else FusionBarrier.DifferentIndexSpace
 
-    def points(self, kind: str, nodes: list[NodeId]) -> list[KernelPoints]:
-        """The points of a kernel of these nodes, for each of its parts."""
-        covered = _Covered(set(nodes), self.transparent)
-        reductions = [n for i in sorted(nodes) if is_reduction(self.graph, n := self.graph.nodes[i])]
-        if kind == "concat":
-            parts = self.graph.nodes[nodes[0]].inputs
-            return [points_of(self.graph, covered, reductions, [part]) for part in parts]
-        return [points_of(self.graph, covered, reductions, self.roots(nodes))]
+    def stored_elsewhere(self, roots: Iterable[NodeId]) -> FusionBarrier:
+        """Why a kernel that stores one value cannot have these inside."""
+        return FusionBarrier.IsOutput if any(r in self.reads.outputs for r in roots) else FusionBarrier.SeveralReaders
 
     # The result.
 
     def kernels(self) -> list[LirKernel]:
         groups = list(dict.fromkeys(self.group_of.values()))
-        made = {id(group): self.kernel(group) for group in groups}
-        return [made[id(group)] for group in self.ordered(groups)]
+        return [self.kernel(group) for group in self.ordered(groups)]
 
     def kernel(self, group: _Group) -> LirKernel:
-        covered: set[NodeId] = set()
-        read: dict[NodeId, None] = {}
-        stack = list(group.nodes)
-        while stack:
-            node = stack.pop()
-            if node in covered:
-                continue
-            if node in self.transparent or node in group.nodes:
-                covered.add(node)
-                stack.extend(self.graph.nodes[node].inputs)
-        nodes = sorted(covered)
-        for node in nodes:
-            read.update((i, None) for i in self.graph.nodes[node].inputs if i not in covered)
-        kind = {"concat": "map"}.get(group.kind, group.kind)
-        roots = [group.head] if group.kind in ("call", "view") else self.roots(group.nodes)
-        if kind == "map" and self.has_reductions(group):
-            kind = self.kind_of_rows(group, roots)
-        if kind == "matmul":
+        nodes = self.reads.closure(group.nodes)
+        inside = set(nodes)
+        read = dict.fromkeys(i for n in nodes for i in self.graph.nodes[n].inputs if i not in inside)
+        roots = [group.head] if group.kind in ("call", "view") else self.reads.roots(group.nodes)
+        if group.kind == "matmul":
             # The product comes first: it is what the kernel is made for.
             nodes = [group.head, *(n for n in nodes if n != group.head)]
-        return LirKernel.of(kind, nodes, read, roots)
+        return LirKernel.of(self.final_kind(group), nodes, read, roots)
 
-    def kind_of_rows(self, group: _Group, roots: list[NodeId]) -> str:
+    def final_kind(self, group: _Group) -> str:
         """`row` if something with the axes of the rows is stored, `reduce` if all that is stored has lost them."""
+        if group.kind not in ("map", "concat"):
+            return group.kind
+        if not self.has_reductions(group.nodes):
+            return "map"
         (points,) = self.points("map", group.nodes)
         joined = {k for k, is_joined in enumerate(points.nest.reduced) if is_joined}
         stored = (points.points[r].maps for r in points.roots)
@@ -480,43 +367,41 @@ class _Grouping:
 
     def ordered(self, groups: list[_Group]) -> Iterator[_Group]:
         """Producers first, else in the order of the program; effects stay in their order."""
-        effects = [g for g in groups if self.graph.nodes[g.head].op.effect]
-        before = {id(g): {id(p) for p in self.producers(g)} for g in groups}
-        for earlier, later in zip(effects, effects[1:]):
-            before[id(later)].add(id(earlier))
-        after: dict[int, list[_Group]] = {id(g): [] for g in groups}
+        before = {g: set(self.producers(g)) for g in groups}
+        for earlier, later in pairwise(g for g in groups if self.graph.nodes[g.head].op.effect):
+            before[later].add(earlier)
+        after: dict[_Group, list[_Group]] = {g: [] for g in groups}
         for group in groups:
-            for producer in before[id(group)]:
+            for producer in before[group]:
                 after[producer].append(group)
-        waiting = {key: len(producers) for key, producers in before.items()}
-        ready = [(max(g.nodes), n, g) for n, g in enumerate(groups) if not waiting[id(g)]]
+        waiting = {g: len(producers) for g, producers in before.items()}
+        last = {max(g.nodes): g for g in groups}
+        ready = [n for n, g in last.items() if not waiting[g]]
         heapq.heapify(ready)
-        number = len(groups)
         while ready:
-            _, _, group = heapq.heappop(ready)
+            group = last[heapq.heappop(ready)]
             yield group
-            for later in after[id(group)]:
-                waiting[id(later)] -= 1
-                if not waiting[id(later)]:
-                    number += 1
-                    heapq.heappush(ready, (max(later.nodes), number, later))
+            for later in after[group]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(ready, max(later.nodes))
 
     def barriers(self) -> list[UnfusedEdge]:
+        """Every value that one kernel stores and another reads, stored views looked through."""
         found = []
         for node in self.graph.nodes:
             reader = self.group_of.get(node.id)
             if reader is None or reader.kind == "view":
                 continue
-            for base in dict.fromkeys(map(self.named, self.bases(node.id))):
+            source = node.origin.source if node.origin else None
+            for base in dict.fromkeys(map(self.named, self.reads.bases(node.id))):
                 producer = self.group_of.get(base)
                 if producer is None or producer is reader:
                     continue
-                reason = self.barrier(producer, reader)
-                source = node.origin.source if node.origin else None
                 # What could still be joined was left alone by the order in which others were.
-                found.append(UnfusedEdge(base, node.id, reason or FusionBarrier.OtherPath, source))
+                reason = self.barrier(producer, reader) or FusionBarrier.OtherPath
+                found.append(UnfusedEdge(base, node.id, reason, source))
         return found
-
 
     def named(self, node: NodeId) -> NodeId:
         """The value whose memory a stored view names."""
@@ -525,31 +410,23 @@ class _Grouping:
         return node
 
 
-class _Covered:
-    """What a kernel computes: its own nodes, and transparent ones."""
+def is_repeated(point: Point, nest: Nest) -> bool:
+    """Whether a value is computed again for other rows, although it is the same there.
 
-    def __init__(self, nodes: set[NodeId], transparent: set[NodeId]) -> None:
-        self.nodes, self.transparent = nodes, transparent
-
-    def __contains__(self, node: object) -> bool:
-        return node in self.nodes or node in self.transparent
-
-
-def is_memory(node: Node) -> bool:
-    """A value that is in memory before anything runs."""
-    return node.is_leaf or isinstance(node.op, Constant)
+    Scalars, and what is the same for a whole row (in a map, along its last axes), are computed once per row.
+    """
+    used = {k for m in point.maps for k, _ in m.terms}
+    if not used:
+        return False
+    missing = (k for k, joined in enumerate(nest.reduced) if k not in used and not joined)
+    return any(any(nest.reduced) or k < max(used) for k in missing)
 
 
-def is_literal(node: Node) -> bool:
-    """A constant of one element, which kernels hold in their code."""
-    return isinstance(node.op, Constant) and node.op.value.array.size == 1 and is_native(node)
-
-
-def is_native(node: Node) -> bool:
-    """Whether kernels can load and store values of this type."""
-    return len(node.shapes) == 1 and not node.shape.dtype.is_complex and not node.shape.dtype.is_storage
-
-
-def is_alias(graph: Graph, view: Node) -> bool:
-    """Whether the elements of a stored view lie side by side in its operand, so that it needs no memory of its own."""
-    return keeps_order(view) or is_pure_view(graph, view)
+def is_one_row(points: KernelPoints) -> bool:
+    """Whether a kernel would write something large by one thread, because all of it is one row."""
+    nest = points.nest
+    if nest.rows or not any(nest.reduced):
+        return False
+    count = product(nest.sizes)
+    stores_all = any(m.terms for r in points.roots for m in points.points[r].maps)
+    return stores_all and not (isinstance(count, int) and count <= SMALL_ROW)

@@ -89,7 +89,6 @@ def refine(a: Dims, b: Dims) -> tuple[tuple[Size, int, int], ...] | None:
     """The coarsest axes of which both `a` and `b` are joinings, as (size, axis of a, axis of b); None if there are
     none.
 
-    >>> refine((6, 4), (3, 8))
     >>> refine((6, 4), (2, 12))
     ((2, 0, 0), (3, 0, 1), (4, 1, 1))
     """

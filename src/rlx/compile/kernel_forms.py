@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlx.compile.grouping import SMALL_ROW, Pointwise, kernel_kind
+from rlx.compile.grouping import SMALL_ROW
 from rlx.compile.index_maps import at_most, without_ones
+from rlx.compile.kernel_roles import Pointwise, kernel_kind
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.ir.equal_nodes import merge_equal_nodes

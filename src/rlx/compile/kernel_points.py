@@ -19,17 +19,19 @@ from rlx.compile.index_maps import (
     Unmappable,
     broadcast,
     exact_quotient,
-    flat,
     is_view,
+    keeps_order,
     layout,
     refine,
     spread,
     through,
     without_ones,
 )
+from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.shape import Dims, Size, normalize_axes, normalize_axis
 from rlx.ops.indexing import Gather, GatherNd
+from rlx.ops.movement import Concat
 from rlx.ops.reductions import Reduce
 
 # A view may ask for an axis to be split; nests of real programs have a handful of axes.
@@ -79,12 +81,20 @@ class Nest(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A node at an index. `operands` are numbers of earlier points; a value that is read from memory has none."""
+    """A node at an index. `operands` are numbers of earlier points; a value that is read from memory has none.
+
+    `dims` are those that the maps belong to: of the node, or of a reshape as which memory is read.
+    """
 
     node: Node
+    dims: Dims
     maps: IndexMap
-    operands: tuple[int, ...]
-    is_read: bool
+    operands: tuple[int, ...] = ()
+    is_read: bool = False
+
+    def layout(self, nest: Nest) -> Layout:
+        """Where a value lies that is read from memory, or would be stored in memory of its own."""
+        return layout(self.dims, self.maps, len(nest.sizes))
 
 
 class KernelPoints(NamedTuple):
@@ -119,6 +129,15 @@ def points_of(
                 raise
             nest = nest.split(*failure.split)
     raise Unmappable
+
+
+def memory_below(graph: Graph, covered: Container[NodeId], node: Node) -> Node | None:
+    """The value in memory that a node is, or that it merely names by other dims; None if it has to be computed."""
+    while node.id in covered:
+        if not (is_view(graph, node) and keeps_order(node)):
+            return None
+        node = graph.nodes[node.inputs[0]]
+    return node
 
 
 def is_reduction(graph: Graph, node: Node) -> bool:
@@ -182,17 +201,19 @@ class _Tracer:
     def number(self, node_id: NodeId, maps: IndexMap, wanted: Sequence[tuple[NodeId, IndexMap]]) -> None:
         node = self.graph.nodes[node_id]
         operands = tuple(self.numbers[need] for need in wanted)
-        if node_id in self.covered and is_view(self.graph, node):
+        if operands and is_view(self.graph, node):
             # A view is its operand at another index.
             self.numbers[node_id, maps] = operands[0]
             return
         self.numbers[node_id, maps] = len(self.points)
-        self.points.append(Point(node, maps, operands, node_id not in self.covered))
+        memory = memory_below(self.graph, self.covered, node)
+        is_read = memory is not None
+        self.points.append(Point(memory or node, node.shape.dims, maps, operands, is_read))
 
     def wanted(self, node_id: NodeId, maps: IndexMap) -> list[tuple[NodeId, IndexMap]]:
         """The operands of a node at the indices at which it needs them."""
         node = self.graph.nodes[node_id]
-        if node_id not in self.covered:
+        if memory_below(self.graph, self.covered, node) is not None:
             return []
         if is_view(self.graph, node):
             return [(node.inputs[0], self.below(node, maps))]
@@ -222,6 +243,33 @@ class _Tracer:
         return whole
 
 
+class JoinedPart(NamedTuple):
+    """A node that is a part of a joined value, and where in it the part begins."""
+
+    node: NodeId
+    starts: Dims
+
+
+def joined_parts(graph: Graph, covered: Container[NodeId], root: Node) -> list[JoinedPart]:
+    """The parts of a concat, and in place of a covered concat among them the parts of that one."""
+    found: list[JoinedPart] = []
+    stack = [JoinedPart(root.id, (0,) * root.shape.rank)]
+    while stack:
+        part = stack.pop()
+        node = graph.nodes[part.node]
+        if part.node != root.id and not (isinstance(node.op, Concat) and part.node in covered):
+            found.append(part)
+            continue
+        assert isinstance(node.op, Concat)
+        axis = normalize_axis(node.op.axis, node.shape.rank, "concat")
+        inner, start = [], part.starts[axis]
+        for operand in node.inputs:
+            inner.append(JoinedPart(operand, (*part.starts[:axis], start, *part.starts[axis + 1 :])))
+            start = start + graph.shape(operand).dims[axis]
+        stack.extend(reversed(inner))
+    return found
+
+
 def gathered(graph: Graph, node: Node, maps: IndexMap, count: int) -> tuple[Layout, list[Coordinate]]:
     """How a gather reads its table: the layout without what is looked up, and the coordinates that are."""
     table, ids = (graph.shape(i).dims for i in node.inputs)
@@ -237,6 +285,5 @@ def gathered(graph: Graph, node: Node, maps: IndexMap, count: int) -> tuple[Layo
         rest = iter((*maps[:lead], *maps[points:]))
         found = [(*maps[:points], AxisMap(c)) for c in range(len(axes))]
     known = tuple(ORIGIN if a in axes else next(rest) for a in range(len(table)))
-    strides = [flat(table, tuple(AxisMap(1) if a == axis else ORIGIN for a in range(len(table)))).offset for axis in axes]
-    coordinates = [Coordinate(m, s, table[a]) for m, s, a in zip(found, strides, axes)]
+    coordinates = [Coordinate(m, product(table[a + 1 :]), table[a]) for m, a in zip(found, axes)]
     return layout(table, known, count), coordinates

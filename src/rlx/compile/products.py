@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from rlx.compile.index_maps import Layout, Unmappable, exact_quotient, is_view, layout, spread, through, without_ones
-from rlx.compile.kernel_points import KernelPoints
+from rlx.compile.kernel_points import KernelPoints, memory_below
 from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.shape import Dims, Size
@@ -89,14 +89,14 @@ def _operand_layout(
     maps = spread(dims, sizes)
     assert maps is not None
     node = graph.nodes[operand]
-    while node.id in transparent and is_view(graph, node):
+    while (memory := memory_below(graph, transparent, node)) is None:
+        if not is_view(graph, node):
+            raise Unmappable
         maps = through(graph, node, maps, sizes)
         node = graph.nodes[node.inputs[0]]
-    if node.id in transparent:
-        raise Unmappable
     found = layout(node.shape.dims, maps, len(sizes))
     strides = iter(found.strides)
-    return node.id, found.offset, tuple(0 if d == 1 else next(strides) for d in dims)
+    return memory.id, found.offset, tuple(0 if d == 1 else next(strides) for d in dims)
 
 
 def _padded(strides: tuple[Size, ...], rank: int) -> tuple[Size, ...]:
@@ -133,7 +133,7 @@ def epilogue_layouts(graph: Graph, form: ProductForm, head: Node, points: Kernel
     for point in points.points:
         if not point.is_read:
             continue
-        place = layout(point.node.shape.dims, point.maps, len(sizes))
+        place = point.layout(points.nest)
         strides = [joined_stride([sizes[k] for k in axes], [place.strides[k] for k in axes]) for axes in groups]
         batch, row, column = strides
         if batch is None or row is None or column is None or place.offset != 0:

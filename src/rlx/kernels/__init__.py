@@ -4,8 +4,9 @@
 |---|---|
 | `loop_ir`, `builder`, `kernel_text`, `verify`, `rewrite` | the IR, how it is written, printed, checked and rewritten |
 | `interpret` | kernel + NumPy arrays -> results, every access checked: the meaning of the IR |
-| `expr` | a DAG of MIR elementwise ops, and its lowering into a kernel |
-| `elementwise`, `matmul` (`extents`) | makers: kernels of LIR kinds `map` and `matmul` |
+| `from_lir`, `from_points` | LIR kernels -> expressions and accesses -> loop kernels |
+| `expr`, `scopes` | a DAG of MIR ops, and where in a loop nest each of them is computed |
+| `elementwise`, `rows` (`row_visits`), `matmul` (`extents`) | makers: LIR kinds `map`, `row` and `reduce`, `matmul` |
 | `vector_math`, `vector_trig`, `vector_pow`, `legalize` | math ops -> polynomials; what a target lacks -> what it has |
 | `targets` | machine descriptions: vector width, features, triple |
 | `llvm_emit` (`llvm_ops`, `llvm_text`), `llvm_codegen` | kernel -> LLVM IR -> object code or assembly |

@@ -64,9 +64,7 @@ def piecewise_kernel(name: str, target: Target, parts: Sequence[MapPart]) -> Ker
             raise OpError(f"map {name}: {len(part.outputs)} outputs for {len(part.exprs)} expressions")
         for access in (*part.inputs, *part.outputs):
             if len(access.strides) != len(part.shape):
-                raise OpError(
-                    f"map {name}: {access.name} has {len(access.strides)} strides for {len(part.shape)} axes"
-                )
+                raise OpError(f"map {name}: {access.name} has {len(access.strides)} strides for {len(part.shape)} axes")
     k = KernelBuilder(name)
     buffers = declare_buffers(k, [a for p in parts for a in p.inputs], [a for p in parts for a in p.outputs])
     extents = Extents(k)

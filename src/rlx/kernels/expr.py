@@ -26,10 +26,8 @@ from rlx.kernels.loop_ir import FLOATS, HALVES, INTS, Literal, Value
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expr:
-    """An op on other nodes, or a leaf with its `value`: an `operand`'s number, a `literal`, an `index`'s axis, a `size`.
-
-    The value of a `reduce` is how it joins, that of a `gather` the number of the operand that it reads.
-    """
+    """An op on other nodes, or a leaf with its `value`: the number of an `operand`, the axis of an `index`, the extent
+    of a `size`, a `literal`. The value of a `reduce` is how it joins, that of a `gather` the operand that it reads."""
 
     op: str
     args: tuple[Expr, ...]

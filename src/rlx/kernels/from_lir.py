@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlx.compile.grouping import is_literal
 from rlx.compile.index_maps import layout
-from rlx.compile.kernel_points import KernelPoints, is_reduction, points_of
+from rlx.compile.kernel_points import JoinedPart, KernelPoints, is_reduction, joined_parts, points_of
+from rlx.compile.kernel_roles import is_literal
 from rlx.compile.products import MatrixLayout, epilogue_layouts, product_form
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.lir import LirKernel
-from rlx.ir.shape import Size, normalize_axis
+from rlx.ir.shape import Size
 from rlx.kernels.elementwise import MapPart, piecewise_kernel
 from rlx.kernels.expr import Expr, operand
 from rlx.kernels.extents import Extent
@@ -91,21 +91,16 @@ class _Maker:
 
     def joined_parts(self, root: Node) -> list[MapPart]:
         """One part per operand of a concat, each stored where it begins."""
-        assert isinstance(root.op, Concat)
-        dims = root.shape.dims
-        axis = normalize_axis(root.op.axis, len(dims), "concat")
-        parts, start = [], 0  # type: tuple[list[MapPart], Size]
-        for part in root.inputs:
-            points = self.points([part])
-            own = self.graph.shape(part).dims
-            maps = points.nest.full(own)
-            assert maps is not None
-            moved = tuple(m.moved(start) if i == axis else m for i, m in enumerate(maps))
-            place = layout(dims, moved, len(points.nest.sizes))
-            loops = loops_of(self.graph, points, [(root.id, place)], self.naming)
-            parts.append(MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs))
-            start = start + own[axis]
-        return parts
+        return [self.joined_part(root, part) for part in joined_parts(self.graph, self.covered, root)]
+
+    def joined_part(self, root: Node, part: JoinedPart) -> MapPart:
+        points = self.points([part.node])
+        maps = points.nest.full(self.graph.shape(part.node).dims)
+        assert maps is not None
+        moved = tuple(m.moved(start) for m, start in zip(maps, part.starts))
+        place = layout(root.shape.dims, moved, len(points.nest.sizes))
+        loops = loops_of(self.graph, points, [(root.id, place)], self.naming)
+        return MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs)
 
     def rows(self) -> MadeKernel:
         roots = self.lir.outputs

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlx.compile.grouping import is_literal
 from rlx.compile.index_maps import AxisMap, IndexMap, Layout, layout
 from rlx.compile.kernel_points import KernelPoints, Point, gathered
+from rlx.compile.kernel_roles import is_literal
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
@@ -94,7 +94,12 @@ class _LoopMaker:
         """The buffer that a point loads from, and how."""
         count = len(self.nest.sizes)
         if point.is_read:
-            return None if is_literal(point.node) else (point.node.id, layout(point.node.shape.dims, point.maps, count))
+            if is_literal(point.node):
+                return None
+            if point.node.shape.element_count == 0:
+                # It changes with every index, so that no loop but the innermost, which never runs, loads it.
+                return point.node.id, Layout(0, (1,) * count)
+            return point.node.id, point.layout(self.nest)
         if isinstance(point.node.op, Gather | GatherNd):
             return point.node.inputs[0], gathered(self.graph, point.node, point.maps, count)[0]
         return None

@@ -4,24 +4,23 @@ A row is visited once for each reduction that needs the ones before it, and once
 each of its own: softmax is max, then sum of exp, then the quotients. A row is in cache after the first visit. Lanes lie
 along the row; where memory runs the other way, as in a sum over columns, lanes are neighbouring rows. In both cases
 a sum is formed in an order that the shape alone decides, so that every number of workers gives the same bits.
-
-What costs much and is needed on several visits, as the exp of softmax, is kept from the first one on: in memory of the
-thread for short rows of a fixed length, else where the result will be, if nothing is read any more by then.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.elementwise import CHUNK, GPU_THREADS, declare_buffers, product, unflatten
-from rlx.kernels.expr import JOINS, Expr, compute_dtype, is_simple, topological
+from rlx.kernels.expr import JOINS, Expr, compute_dtype, is_simple
 from rlx.kernels.extents import Extent, Extents
 from rlx.kernels.loop_ir import Buffer, Const, Kernel, Literal, Value
+from rlx.kernels.row_visits import Visit, may_keep_in_outputs, needed, plan_visits
 from rlx.kernels.scopes import Access, LoopNest, Scope
 from rlx.kernels.targets import Target
 from rlx.ops.reductions import ReduceOp, identity_of
@@ -32,8 +31,6 @@ WIDE = 4
 WIDEST = 8
 # There should be some vectors of rows for each worker.
 UNITS = 8
-# Bytes on the stack of a thread for what is kept of a row.
-MAX_KEPT_BYTES = 1 << 15
 
 # What is done at each place of a row: carried values in, carried values out.
 Body = Callable[[Scope, Sequence[Value]], Sequence[Value]]
@@ -79,10 +76,9 @@ class _RowMaker:
     ) -> None:
         k = self.k = KernelBuilder(name)
         self.target, self.shape = target, shape
-        # Outputs are read where they hold what is kept of a row.
         is_fixed = all(isinstance(size, int) for size in shape[row_count:])
-        reads_outputs = not is_fixed and not all(is_simple(n) for n in topological(exprs))
-        buffers = declare_buffers(k, inputs, outputs, reads_outputs)
+        fixed = math.prod(int(size) for size in shape[row_count:]) if is_fixed else None
+        buffers = declare_buffers(k, inputs, outputs, may_keep_in_outputs(exprs, fixed))
         self.row_axes = list(range(row_count))
         length = range(row_count, len(shape))
         nest = self.nest = LoopNest(k, Extents(k), shape, buffers, inputs, outputs, exprs, length)
@@ -90,16 +86,14 @@ class _RowMaker:
         # The axis that lanes cover is the innermost one.
         self.length_axes = sorted(length, key=lambda axis: axis == self.lane_axis)
         self.lies_along_rows = self.lane_axis in length
-        self.passes = self.schedule()
         self.stored_per_element = [
             j for j, a in enumerate(outputs) if any(a.moves_along(axis) for axis in self.length_axes)
         ]
         self.stored_per_row = [j for j in range(len(outputs)) if j not in self.stored_per_element]
+        self.plan = plan_visits(nest, self.stored_per_element, fixed, self.lies_along_rows and not target.is_gpu)
+        self.kept = self.place_kept()
         self.has_masks = nest.has_masks(target, self.lane_axis)
         self.shared: dict[DType, Buffer] = {}
-        # Values that later visits load instead of computing them again: the number of the access, and the visit.
-        self.kept: dict[Expr, int] = {}
-        self.visits = self.plan_visits()
 
     def best_lane_axis(self, length: range) -> int:
         """The axis along which most of what is accessed lies side by side in memory; in doubt, along the row."""
@@ -110,88 +104,20 @@ class _RowMaker:
                 weights[axis] += len(moved) * (access.strides[axis] == 1)
         return max(reversed(weights), key=lambda axis: (weights[axis], axis in length))
 
-    def schedule(self) -> list[list[Expr]]:
-        """Reductions in the order of passes: each after those that its own operand needs."""
-        stage: dict[Expr, int] = {}
-        passes: list[list[Expr]] = []
-        for node in self.nest.nodes:
-            stage[node] = max((stage[a] for a in node.args), default=0)
-            if node.op == "reduce":
-                stage[node] += 1
-                passes += [[] for _ in range(stage[node] - len(passes))]
-                passes[stage[node] - 1].append(node)
-        return passes
+    def place_kept(self) -> dict[Expr, int]:
+        """The accesses of what is kept; memory of the thread is in the order in which the axes of a row are visited."""
+        places: dict[Expr, int] = {}
+        for node, output in self.plan.kept.items():
+            places[node] = self.add_local(f"kept{len(places)}", node) if output is None else output
+        return places
 
-    def visit_roots(self) -> list[list[Expr]]:
-        """What each visit of a row computes: operands of reductions pass by pass, and at the end what is stored."""
-        final = [self.nest.exprs[j] for j in self.stored_per_element]
-        return [*([r.args[0] for r in reductions] for reductions in self.passes), final]
-
-    def plan_visits(self) -> list[_Visit]:
-        """The nodes of each visit. What cannot be kept is computed again."""
-        refused: set[Expr] = set()
-        while True:
-            visits = self.visits_keeping(refused)
-            wanted = [node for visit in visits for node in visit.loads if node not in self.kept]
-            lost = [node for node in dict.fromkeys(wanted) if not self.keep(node, visits)]
-            if not lost:
-                return visits
-            refused.update(lost)
-
-    def visits_keeping(self, refused: set[Expr]) -> list[_Visit]:
-        may_keep = self.lies_along_rows and not self.target.is_gpu
-        visits: list[_Visit] = []
-        first: dict[Expr, int] = {}
-        for number, roots in enumerate(self.visit_roots()):
-            early = {n for n, v in first.items() if v < number and may_keep and n not in refused and self.is_costly(n)}
-            nodes = needed(roots, early)
-            visits.append(_Visit(nodes, [n for n in nodes if n in early], []))
-            for node in nodes:
-                first.setdefault(node, number)
-        for visit in visits:
-            for node in visit.loads:
-                if node not in visits[first[node]].saves:
-                    visits[first[node]].saves.append(node)
-        return visits
-
-    def is_costly(self, node: Expr) -> bool:
-        """Whether a value of every element takes more than a few instructions."""
-        below = needed([node])
-        return bool(self.nest.depends(node) & self.nest.joined) and not all(is_simple(n) for n in below)
-
-    def keep(self, node: Expr, visits: Sequence[_Visit]) -> bool:
-        """Find a place for a value of every element of the row."""
+    def add_local(self, name: str, node: Expr) -> int:
         dtype = compute_dtype(node.dtype)
-        sizes = [self.shape[a] for a in self.length_axes]
-        used = sum((b.size or 0) * b.dtype.size_bytes for b in (self.nest.buffers[n] for n in self.kept.values()))
-        if all(isinstance(s, int) for s in sizes):
-            length = math.prod(int(s) for s in sizes)
-            if used + length * dtype.size_bytes <= MAX_KEPT_BYTES:
-                self.kept[node] = self.add_local(dtype, [int(s) for s in sizes])
-                return True
-        start = next(i for i, visit in enumerate(visits) if node in visit.saves)
-        reads_more = any(
-            n.op in ("operand", "gather") and self.nest.depends(n) & self.nest.joined
-            for visit in visits[start + 1 :]
-            for n in visit.nodes
-        )
-        taken = set(self.kept.values())
-        for j in self.stored_per_element:
-            number = len(self.nest.inputs) + j
-            is_free = self.nest.buffers[number].reads and number not in taken and not reads_more
-            if is_free and self.nest.accesses[number].dtype is dtype:
-                self.kept[node] = number
-                return True
-        return False
-
-    def add_local(self, dtype: DType, sizes: Sequence[int]) -> int:
-        """Memory of the thread for one row, in the order in which its axes are visited."""
-        name = f"kept{len(self.kept)}"
         strides: dict[int, int] = {}
         step = 1
-        for axis, size in zip(reversed(self.length_axes), reversed(sizes)):
+        for axis in reversed(self.length_axes):
             strides[axis] = step
-            step *= size
+            step *= int(self.shape[axis])
         access = Access(name, dtype, tuple(strides.get(a, 0) for a in range(len(self.shape))))
         return self.nest.add(access, self.k.local(name, dtype, max(step, 1)))
 
@@ -209,9 +135,8 @@ class _RowMaker:
         k, sizes = self.k, self.nest.sizes
         rows = product(k, [sizes[a] for a in self.row_axes])
         per_chunk = self.per_chunk(product(k, [sizes[a] for a in self.length_axes]))
-        with k.parallel("chunk", (rows + (per_chunk - 1)) // per_chunk) as chunk:
-            with k.loop("row", chunk * per_chunk, k.min(chunk * per_chunk + per_chunk, rows)) as row:
-                self.row(Scope(self.nest, self.row_starts(self.row_axes, row)))
+        with self.chunks("row", rows, per_chunk) as row:
+            self.row(Scope(self.nest, self.row_starts(self.row_axes, row)))
 
     def cpu_across_rows(self) -> None:
         """A unit is a vector of neighbouring rows; a chunk is one unit of long rows or several of short ones."""
@@ -222,10 +147,8 @@ class _RowMaker:
         blocks = k.ceildiv(side, lanes)
         units = product(k, [sizes[a] for a in outer]) * blocks
         per_chunk = self.per_chunk(product(k, [sizes[a] for a in self.length_axes]) * lanes)
-        with k.parallel("chunk", (units + (per_chunk - 1)) // per_chunk) as chunk:
-            with k.loop("unit", chunk * per_chunk, k.min(chunk * per_chunk + per_chunk, units)) as unit:
-                starts = self.row_starts(outer, unit // blocks)
-                self.vector_of_rows(starts, unit % blocks * lanes, lanes)
+        with self.chunks("unit", units, per_chunk) as unit:
+            self.vector_of_rows(self.row_starts(outer, unit // blocks), unit % blocks * lanes, lanes)
 
     def vector_of_rows(self, starts: dict[int, Value], first: Value, lanes: int) -> None:
         k, side = self.k, self.nest.sizes[self.lane_axis]
@@ -254,13 +177,22 @@ class _RowMaker:
             with k.when(row < rows):
                 self.row(Scope(self.nest, self.row_starts(order, row)))
 
+    @contextmanager
+    def chunks(self, name: str, count: Value, per_chunk: Value) -> Iterator[Value]:
+        """A loop over 0..count-1, `per_chunk` of them in one parallel iteration."""
+        k = self.k
+        with k.parallel("chunk", (count + (per_chunk - 1)) // per_chunk) as chunk:
+            first = chunk * per_chunk
+            with k.loop(name, first, k.min(first + per_chunk, count)) as index:
+                yield index
+
     def per_chunk(self, elements: Value) -> Value:
         return self.k.max(1, self.k.as_index(CHUNK) // self.k.max(elements, 1))
 
     def row_starts(self, axes: Sequence[int], row: Value) -> dict[int, Value]:
         return dict(zip(axes, unflatten(row, [self.nest.sizes[a] for a in axes])))
 
-    def lanes(self, visit: _Visit) -> int:
+    def lanes(self, visit: Visit) -> int:
         """Elements of a vector along the row: as many as fit into one register, into several for short code."""
         if self.target.is_gpu:
             return 1
@@ -287,8 +219,8 @@ class _RowMaker:
     # What happens in one row, or in one vector of rows.
 
     def row(self, scope: Scope) -> None:
-        for number, reductions in enumerate(self.passes):
-            scope.values.update(zip(reductions, self.joined(scope, reductions, self.visits[number])))
+        for number, reductions in enumerate(self.plan.passes):
+            scope.values.update(zip(reductions, self.joined(scope, reductions, self.plan.visits[number])))
         if self.stored_per_element:
             self.store_elements(scope)
         if not self.stored_per_row:
@@ -313,9 +245,9 @@ class _RowMaker:
                 place.store(len(self.nest.inputs) + j, place.value(root))
             return values
 
-        self.visit(scope, self.visits[-1], [len(self.nest.inputs) + j for j in outputs], [], [], body)
+        self.visit(scope, self.plan.visits[-1], [len(self.nest.inputs) + j for j in outputs], [], [], body)
 
-    def joined(self, scope: Scope, reductions: Sequence[Expr], visit: _Visit) -> list[Value]:
+    def joined(self, scope: Scope, reductions: Sequence[Expr], visit: Visit) -> list[Value]:
         """The values of reductions that need nothing of each other, in one visit of the row."""
         k = self.k
         lanes = self.lanes(visit) if self.lies_along_rows else scope.lanes
@@ -352,7 +284,7 @@ class _RowMaker:
     def visit(
         self,
         scope: Scope,
-        visit: _Visit,
+        visit: Visit,
         written: Sequence[int],
         vectors: Sequence[Value],
         singles: Sequence[Value],
@@ -373,66 +305,61 @@ class _RowMaker:
                 place.store(self.kept[node], place.value(node))
             return body(place, values)
 
-        plan = _Plan(visit.nodes, frozenset(visit.loads), touched, self.lanes(visit), everything)
-        return self.visit_axes(plan, scope, self.length_axes, vectors, singles)
+        sweep = _Sweep(visit.nodes, frozenset(visit.loads), touched, self.lanes(visit), everything)
+        return self.visit_axes(sweep, scope, self.length_axes, vectors, singles)
 
     def visit_axes(
-        self, plan: _Plan, scope: Scope, axes: Sequence[int], vectors: Sequence[Value], singles: Sequence[Value]
+        self, sweep: _Sweep, scope: Scope, axes: Sequence[int], vectors: Sequence[Value], singles: Sequence[Value]
     ) -> tuple[Sequence[Value], Sequence[Value]]:
         axis, *rest = axes
         if not rest:
-            return self.visit_innermost(plan, scope, axis, vectors, singles)
+            return self.visit_innermost(sweep, scope, axis, vectors, singles)
         k, count = self.k, len(vectors)
         with k.fold(f"j{axis}", 0, self.nest.sizes[axis], init=[*vectors, *singles]) as fold:
-            place = scope.inside({axis: fold.index}, plan.touched)
-            place.compute(n for n in plan.nodes if n not in plan.later and not self.nest.depends(n) & {*rest})
-            carried = self.visit_axes(plan, place, rest, fold.values[:count], fold.values[count:])
+            place = scope.inside({axis: fold.index}, sweep.touched)
+            place.compute(n for n in sweep.nodes if n not in sweep.later and not self.nest.depends(n) & {*rest})
+            carried = self.visit_axes(sweep, place, rest, fold.values[:count], fold.values[count:])
             fold.next(*carried[0], *carried[1])
         return fold.results[:count], fold.results[count:]
 
     def visit_innermost(
-        self, plan: _Plan, scope: Scope, axis: int, vectors: Sequence[Value], singles: Sequence[Value]
+        self, sweep: _Sweep, scope: Scope, axis: int, vectors: Sequence[Value], singles: Sequence[Value]
     ) -> tuple[Sequence[Value], Sequence[Value]]:
-        k, size = self.k, self.nest.sizes[axis]
+        """Whole vectors, then a masked one or single elements; across rows and on a GPU one element at a time."""
+        size, lanes = self.nest.sizes[axis], sweep.lanes
         if not self.lies_along_rows:
-            return self.loop(plan, axis, 0, size, 1, vectors, lambda i: scope.inside({axis: i}, plan.touched)), singles
+            return self.loop(sweep, scope, axis, (0, size, 1), vectors), singles
         if self.target.is_gpu:
-            def one_of_many(i: Value) -> Scope:
-                return Scope(self.nest, {axis: i}, scope, axis, 1, None, plan.touched)
-
-            return self.loop(plan, axis, self.thread, size, GPU_THREADS, vectors, one_of_many), singles
-        lanes = plan.lanes
+            return self.loop(sweep, scope, axis, (self.thread, size, GPU_THREADS), vectors), singles
         whole = size // lanes * lanes
-
-        def vector(i: Value) -> Scope:
-            return Scope(self.nest, {axis: i}, scope, axis, lanes, None, plan.touched)
-
-        def last_vector(i: Value) -> Scope:
-            return Scope(self.nest, {axis: i}, scope, axis, lanes, k.lane_mask(size - i, lanes), plan.touched)
-
-        def single(i: Value) -> Scope:
-            return Scope(self.nest, {axis: i}, scope, axis, 1, None, plan.touched)
-
         if not (isinstance(whole, Const) and whole.literal == 0):
-            vectors = self.loop(plan, axis, 0, whole, lanes, vectors, vector)
+            vectors = self.loop(sweep, scope, axis, (0, whole, lanes), vectors, lanes)
         if lanes == 1 or (isinstance(size, Const) and size.literal % lanes == 0):
             return vectors, singles
         if self.has_masks:
-            return self.loop(plan, axis, whole, size, lanes, vectors, last_vector), singles
-        return vectors, self.loop(plan, axis, whole, size, 1, singles, single)
+            return self.loop(sweep, scope, axis, (whole, size, lanes), vectors, lanes, is_masked=True), singles
+        return vectors, self.loop(sweep, scope, axis, (whole, size, 1), singles)
 
     def loop(
         self,
-        plan: _Plan,
+        sweep: _Sweep,
+        scope: Scope,
         axis: int,
-        start: Value | int,
-        stop: Value,
-        step: int,
+        bounds: tuple[Value | int, Value, int],
         values: Sequence[Value],
-        place: Callable[[Value], Scope],
+        lanes: int = 1,
+        is_masked: bool = False,
     ) -> Sequence[Value]:
-        with self.k.fold(f"i{axis}", start, stop, step, init=values) as fold:
-            fold.next(*plan.body(place(fold.index), fold.values))
+        """From start to stop by steps, `lanes` elements of the row or one element of each lane of rows at a time."""
+        k = self.k
+        start, stop, step = bounds
+        with k.fold(f"i{axis}", start, stop, step, init=values) as fold:
+            if self.lies_along_rows:
+                mask = k.lane_mask(stop - fold.index, lanes) if is_masked else None
+                place = Scope(self.nest, {axis: fold.index}, scope, axis, lanes, mask, sweep.touched)
+            else:
+                place = scope.inside({axis: fold.index}, sweep.touched)
+            fold.next(*sweep.body(place, fold.values))
         return fold.results
 
     def over_threads(self, reduction: Expr, value: Value) -> Value:
@@ -458,15 +385,7 @@ class _RowMaker:
         return total
 
 
-class _Visit(NamedTuple):
-    """What one visit of a row computes, operands first, and which of it earlier visits have kept or later ones need."""
-
-    nodes: Sequence[Expr]
-    loads: Sequence[Expr]
-    saves: list[Expr]
-
-
-class _Plan(NamedTuple):
+class _Sweep(NamedTuple):
     """How a visit goes: what is computed (`later` of it is loaded), which accesses that touches, how wide, and what is
     done at each place."""
 
@@ -475,20 +394,3 @@ class _Plan(NamedTuple):
     touched: Sequence[int]
     lanes: int
     body: Body
-
-
-def needed(roots: Sequence[Expr], known: Collection[Expr] = ()) -> list[Expr]:
-    """Everything that must be computed for `roots`, operands first, given reductions and what is `known`."""
-    order: list[Expr] = []
-    seen: set[Expr] = set()
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        node, is_ready = stack.pop()
-        if is_ready:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            if node.op != "reduce" and node not in known:
-                stack.extend((arg, False) for arg in reversed(node.args))
-    return order

@@ -120,7 +120,7 @@ class Scope:
         """`starts` are the indices that this scope adds. `lanes` cover `lane_axis` from its start on, if it has one
         yet; `touched` are the numbers of the accesses that are used from here on, by default all."""
         self.nest, self.around = nest, around
-        self.starts = {**(around.starts if around else {}), **starts}
+        self.starts: dict[int, Value] = {**(around.starts if around else {}), **starts}
         self.lane_axis, self.lanes, self.mask = lane_axis, lanes, mask
         self.values: dict[Expr, Value] = {}
         self.places: dict[int, Value] = {}

@@ -1,0 +1,81 @@
+"""What a node is to the grouping: memory, a view, something that a kind of kernel computes, or a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from rlx.compile.index_maps import is_view, keeps_order
+from rlx.compile.liveness import is_pure_view
+from rlx.compile.products import product_form
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Constant
+from rlx.ops.contraction import MatMul
+from rlx.ops.creation import DimValue, Iota
+from rlx.ops.indexing import Gather, GatherNd
+from rlx.ops.movement import Concat
+from rlx.ops.reductions import Reduce, ReduceOp
+
+# Whether the target can compute a node inside a map, a row or an epilogue.
+Pointwise = Callable[[Graph, Node], bool]
+
+# Ops that cost about as much as the load that they replace.
+CHEAP = frozenset(
+    {"cast", "neg", "abs", "not", "add", "sub", "mul", "max", "min", "and", "or", "xor", "where"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "relu", "square"}
+)
+
+
+def kernel_kind(graph: Graph, node: Node, is_pointwise: Pointwise, transparent: Container[NodeId] = frozenset()) -> str:
+    """The kind of kernel that a node would be alone, reading through `transparent` views.
+
+    Rows are maps here, until it is known what belongs to them; a joined value is a `concat`, a map in several parts.
+    """
+    if len(node.shapes) != 1 or node.op.effect:
+        return "call"
+    if is_view(graph, node) and is_alias(graph, node):
+        return "view"
+    if not is_native(node) or not all(is_native(graph.nodes[i]) for i in node.inputs):
+        return "call"
+    if isinstance(node.op, MatMul):
+        return "call" if product_form(graph, node, transparent) is None else "matmul"
+    if isinstance(node.op, Concat):
+        return "concat"
+    is_map = (
+        is_view(graph, node)
+        or isinstance(node.op, Gather | GatherNd | Iota | DimValue)
+        or (isinstance(node.op, Reduce) and node.op.kind is not ReduceOp.Mean)
+        or is_pointwise(graph, node)
+    )
+    return "map" if is_map else "call"
+
+
+def may_be_transparent(graph: Graph, node: Node) -> bool:
+    """Whether kernels can read through a node: a view, or something made of positions and sizes alone."""
+    if is_memory(node) or not is_native(node):
+        return False
+    return is_view(graph, node) or isinstance(node.op, Iota | DimValue)
+
+
+def is_memory(node: Node) -> bool:
+    """A value that is in memory before anything runs."""
+    return node.is_leaf or isinstance(node.op, Constant)
+
+
+def is_literal(node: Node) -> bool:
+    """A constant of one element, which kernels hold in their code."""
+    return isinstance(node.op, Constant) and node.op.value.array.size == 1 and is_native(node)
+
+
+def is_native(node: Node) -> bool:
+    """Whether kernels can load and store values of this type."""
+    return len(node.shapes) == 1 and not node.shape.dtype.is_complex and not node.shape.dtype.is_storage
+
+
+def is_alias(graph: Graph, view: Node) -> bool:
+    """Whether the elements of a stored view lie side by side in its operand, so that it needs no memory of its own."""
+    return keeps_order(view) or is_pure_view(graph, view)
+
+
+def is_table(reader: Node, node: NodeId) -> bool:
+    """Whether a node is what a gather looks positions up in: it must be in memory."""
+    return isinstance(reader.op, Gather | GatherNd) and reader.inputs[0] == node

@@ -1,0 +1,156 @@
+"""Kernel forms: composite ops in parts that have kernels, with the same values, and only where all parts have one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import rlx
+from random_graphs import BINDING, graphs, inputs_for
+from rlx import ops
+from rlx.compile.kernel_forms import kernel_forms
+from rlx.ir.interpret import interpret
+from rlx.ir.verify import verify_all
+from rlx.kernels.from_lir import is_pointwise
+
+rng = np.random.default_rng(3)
+
+
+def forms(graph):
+    return kernel_forms(graph, is_pointwise)
+
+
+def names(graph):
+    return [n.op.mnemonic for n in graph.nodes if n.inputs]
+
+
+def build(function, *operands):
+    graph = rlx.Graph("g")
+    result = function(*(graph.input(f"x{i}", a.shape, str(a.dtype)) for i, a in enumerate(operands)))
+    graph.set_outputs(result if isinstance(result, tuple) else [result])
+    return graph
+
+
+def check(graph, *operands, rtol=1e-5):
+    """The form has the same values, is valid, and is its own form."""
+    formed = forms(graph)
+    verify_all(formed)
+    assert forms(formed) == formed
+    for a, b in zip(interpret(graph, operands), interpret(formed, operands), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(b.astype("f8"), a.astype("f8"), rtol=rtol, atol=rtol)
+    return formed
+
+
+X = rng.normal(size=(5, 7)).astype("f4")
+
+
+@pytest.mark.parametrize(
+    ("function", "gone"),
+    [
+        (lambda x: ops.softmax(x), "softmax"),
+        (lambda x: ops.log_softmax(x, 0), "log_softmax"),
+        (lambda x: ops.reduce_mean(x, 1), "reduce_mean"),
+        (lambda x: ops.clamp(x, -0.5, 0.5), "clamp"),
+        (lambda x: ops.activation_backward("gelu", x, x), "activation_backward"),
+        (lambda x: ops.relu_backward(x, x), "relu_backward"),
+        (lambda x: ops.logaddexp(x, x * 2.0), "logaddexp"),
+        (lambda x: ops.asinh(x), "asinh"),
+    ],
+)
+def test_composite_ops_are_taken_apart(function, gone):
+    graph = build(function, X)
+    assert gone in names(graph)
+    assert gone not in names(check(graph, X))
+
+
+def test_what_has_a_kernel_or_parts_without_one_stays():
+    for function in (rlx.gelu, rlx.silu, lambda x: ops.sort(x), lambda x: ops.cumsum(x, 0)):
+        graph = build(function, X)
+        assert forms(graph) is graph
+    q = rng.normal(size=(1, 4, 8)).astype("f4")
+    attention = build(lambda q: ops.attention(q, q, q, num_heads=2, head_dim=4), q)
+    assert forms(attention) is attention
+
+
+@pytest.mark.parametrize("labels", [[0, 3, -1, 6, 2], [9, -9, 0, 1, 2], [0.9, 5.5, -1.5, 2.0, 0.0]])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
+def test_labels_are_compared_instead_of_looked_up(labels, dtype):
+    logits = (X * 10).astype(dtype)
+    ids = np.array(labels, "f4" if isinstance(labels[0], float) else "i8")
+    limit = {"f4": 1e-5, "f8": 1e-12, "f2": 2e-3}[dtype]
+
+    # Computed labels are clipped; those of the caller would be refused.
+    def loss(logits, ids):
+        return ops.softmax_cross_entropy_with_logits(logits, ops.neg(ops.neg(ids)))
+
+    def gradient(logits, ids, dloss):
+        return ops.softmax_cross_entropy_backward(logits, ops.neg(ops.neg(ids)), dloss)
+
+    formed = check(build(loss, logits, ids), logits, ids, rtol=limit)
+    assert "gather_nd" not in names(formed) and "reduce_sum" in names(formed)
+    dloss = rng.normal(size=5).astype(dtype)
+    formed = check(build(gradient, logits, ids, dloss), logits, ids, dloss, rtol=limit)
+    assert "scatter_nd" not in names(formed)
+
+
+def test_padding_joins_constants():
+    graph = build(lambda x: ops.pad(x, 2.5, [1, 0], [0, 3]), X)
+    assert "concat" in names(check(graph, X))
+    for cut in (([-1, 0], [0, 0], None), ([0, 0], [0, 0], [1, 0])):
+        graph = build(lambda x, cut=cut: ops.pad(x, 0.0, *cut), X)
+        assert "pad" in names(forms(graph))
+
+
+def test_everything_is_joined_row_by_row_first():
+    large = rng.normal(size=(70, 1000)).astype("f4")
+    for kind in ("sum", "max", "min", "prod"):
+        formed = check(build(lambda x, kind=kind: ops.reduce(x, kind), large), large, rtol=1e-3)
+        assert names(formed) == [f"reduce_{kind}"] * 2
+    kept = check(build(lambda x: ops.reduce_sum(x, keepdims=True), large), large, rtol=1e-3)
+    assert kept.shape(kept.outputs[0]).dims == (1, 1)
+    # Few elements, one axis, or something left over: as it is.
+    for x, axes in ((X, None), (large, (0,)), (large.reshape(-1), None), (large[None], (1,))):
+        graph = build(lambda x, axes=axes: ops.reduce_sum(x, axes), x)
+        assert names(forms(graph)) == ["reduce_sum"]
+
+
+def test_halves_are_joined_in_f32_on_both_steps():
+    ones = np.ones((3000, 30), "f2")
+    formed = forms(build(lambda x: ops.reduce_sum(x) * 2.0**-6, ones))
+    types = [str(n.shape.dtype) for n in formed.nodes if n.op.mnemonic == "reduce_sum"]
+    assert types == ["f32", "f32"]
+
+
+def test_equal_parts_of_different_ops_are_computed_once():
+    """The gradients of a norm with respect to its operand and its gain share the statistics."""
+    graph = rlx.Graph("g")
+    x, gamma, dy = graph.input("x", (4, 8)), graph.input("gamma", (8,)), graph.input("dy", (4, 8))
+    graph.set_outputs([ops.layer_norm_backward_input(x, gamma, dy), ops.layer_norm_backward_gamma(x, dy)])
+    assert names(forms(graph)).count("rsqrt") == 1
+
+
+def test_names_and_origins_survive():
+    graph = build(lambda x: ops.softmax(x), X)
+    graph.nodes[-1].name = "probabilities"
+    formed = forms(graph)
+    result = formed.nodes[formed.outputs[0]]
+    assert result.name == "probabilities"
+    assert result.origin.pass_name == "kernel_forms" and result.origin.source.file == __file__
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(graphs())
+def test_random_graphs_keep_their_values(graph):
+    formed = forms(graph)
+    verify_all(formed)
+    assert forms(formed) == formed
+    values = inputs_for(graph)
+    for a, b in zip(interpret(graph.bind(BINDING), values), interpret(formed.bind(BINDING), values), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        limit = {"float16": 3e-2, "bfloat16": 0.3, "float32": 1e-4}.get(a.dtype.name, 1e-9)
+        if a.dtype.name in ("float32", "float64", "float16", "bfloat16"):
+            wide = a.astype("f8")
+            scale = max(1.0, float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0)))
+            np.testing.assert_allclose(b.astype("f8"), wide, rtol=limit, atol=limit * scale)
