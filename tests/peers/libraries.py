@@ -100,7 +100,7 @@ def _batch_norm(x, mean, variance, weight, bias, eps=1e-5):
 
 
 def _attention(query, key, value, *, bias=None, mask=None, scale=None, is_causal=False, window=None, softcap=None):
-    """By its formula: `jax.nn.dot_product_attention` takes the softmax in f32, whatever the dtype, and has no softcap."""
+    """By its formula: `jax.nn.dot_product_attention` takes the softmax in f32 always, and has no softcap."""
     repeats = query.shape[2] // key.shape[2]
     key, value = jnp.repeat(key, repeats, 2), jnp.repeat(value, repeats, 2)
     scores = jnp.einsum("bshd,bthd->bhst", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)

@@ -170,10 +170,20 @@ def test_fourier_transforms_of_complex_numbers(name, options):
     agree(lambda m, z: getattr(m.np.fft, name)(z, **options), complex_normal(3, 4, 6))
 
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("rfft", {}), ("rfft", {"n": 5}), ("rfft", {"n": 9, "axis": 1, "norm": "ortho"}), ("rfft2", {}), ("rfftn", {"s": (3, 5), "axes": (0, 2)}),
-    ("fft", {}), ("ihfft", {"n": 7}), ("ihfft", {"norm": "forward"}),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rfft", {}),
+        ("rfft", {"n": 5}),
+        ("rfft", {"n": 9, "axis": 1, "norm": "ortho"}),
+        ("rfft2", {}),
+        ("rfftn", {"s": (3, 5), "axes": (0, 2)}),
+        ("fft", {}),
+        ("ihfft", {"n": 7}),
+        ("ihfft", {"norm": "forward"}),
+    ],
+    ids=str,
+)
 def test_fourier_transforms_of_real_numbers(name, options):
     agree(lambda m, x: getattr(m.np.fft, name)(x, **options), normal(3, 4, 6))
 
