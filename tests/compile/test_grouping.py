@@ -18,6 +18,7 @@ from rlx.compile.pipeline import lower_to_lir
 from rlx.ir.interpret import interpret
 from rlx.ir.lir import lir_from_json, lir_to_json
 from rlx.ir.lir_text import parse_lir
+from rlx.ir.tensor import building
 from rlx.ir.text import large_constants
 from rlx.kernels.from_lir import is_pointwise
 
@@ -48,7 +49,8 @@ def reasons(graph):
 def build(function, *dims, dtype="f32"):
     """A graph of one function of inputs with these dims."""
     graph = rlx.Graph("g")
-    result = function(*(graph.input(f"x{i}", d, dtype) for i, d in enumerate(dims)))
+    with building(graph):
+        result = function(*(graph.input(f"x{i}", d, dtype) for i, d in enumerate(dims)))
     graph.set_outputs(result if isinstance(result, tuple | list) else [result])
     return graph
 
@@ -150,7 +152,8 @@ def test_cheap_values_are_repeated_by_all_who_read_them():
 
     graph = rlx.Graph("g")
     x, y, w = graph.input("x", ("B", 8, 8)), graph.input("y", ("N", 8, 8)), graph.param("w", (8,), "bf16")
-    graph.set_outputs(masked(x, y, w))
+    with building(graph):
+        graph.set_outputs(masked(x, y, w))
     assert kinds(graph) == ["row", "reduce"]
 
 
