@@ -20,17 +20,17 @@ from rlx.ir.lir import lir_from_json, lir_to_json
 from rlx.ir.lir_text import parse_lir
 from rlx.ir.tensor import building
 from rlx.ir.text import large_constants
-from rlx.kernels.from_lir import is_pointwise
+from rlx.kernels.from_lir import GENERATOR
 
 
 def lowered(graph):
-    return kernel_forms(graph, is_pointwise)
+    return kernel_forms(graph, GENERATOR)
 
 
 def kernels(graph):
     """The kernels as `kind: ops`."""
     graph = lowered(graph)
-    found = group_kernels(graph, is_pointwise)
+    found = group_kernels(graph, GENERATOR)
     return [f"{k.kind}: {' '.join(graph.nodes[i].op.mnemonic for i in k.nodes)}" for k in found]
 
 
@@ -42,7 +42,7 @@ def reasons(graph):
     graph = lowered(graph)
     return {
         (graph.nodes[e.producer].op.mnemonic, graph.nodes[e.reader].op.mnemonic): e.reason
-        for e in group(graph, is_pointwise).barriers
+        for e in group(graph, GENERATOR).barriers
     }
 
 
@@ -177,8 +177,8 @@ def test_embeddings_are_looked_up_inside_the_norm():
 
 
 def test_a_llama_block():
-    graph = lower_to_lir(llama(), is_pointwise).as_graph()
-    found = [(k.kind, graph.nodes[k.nodes[0]].op.mnemonic) for k in lower_to_lir(llama(), is_pointwise).kernels]
+    graph = lower_to_lir(llama(), GENERATOR).as_graph()
+    found = [(k.kind, graph.nodes[k.nodes[0]].op.mnemonic) for k in lower_to_lir(llama(), GENERATOR).kernels]
     assert {name for kind, name in found if kind == "call"} == {"attention"}
     counts = {kind: sum(k == kind for k, _ in found) for kind, _ in found}
     # norm, q, k, v, attention, output + residual, norm, joined weights, up and gate, gating, down + residual
@@ -187,7 +187,7 @@ def test_a_llama_block():
 
 def test_a_training_step_of_a_block():
     step = rlx.autodiff.grad_with_loss(gpt_loss(), ["qkv", "up", "g0", "c0"], None)
-    found = lower_to_lir(step, is_pointwise)
+    found = lower_to_lir(step, GENERATOR)
     names = {found.as_graph().nodes[k.nodes[0]].op.mnemonic for k in found.kernels if k.kind == "call"}
     assert names == {"attention", "attention_backward", "project"}
 
@@ -239,7 +239,7 @@ def test_large_graphs_are_cut():
 
 def test_reasons_name_the_line_of_the_user():
     graph = build(lambda x: rlx.exp(ops.cumsum(x, 1)), ROW)
-    (edge,) = group(lowered(graph), is_pointwise).barriers
+    (edge,) = group(lowered(graph), GENERATOR).barriers
     assert edge.source is not None and edge.source.file == __file__
     assert "test_grouping.py" in str(edge) and "host_call" in str(edge)
 
@@ -253,7 +253,7 @@ def test_effects_stay_in_their_order():
     ops.debug_print("after much work {}", rlx.softmax(rlx.softmax(x, 0) @ x, -1))
     ops.debug_print("at once {}", x)
     graph.set_outputs([x + 1.0])
-    found = [k.nodes[0] for k in group_kernels(lowered(graph), is_pointwise) if k.kind == "call"]
+    found = [k.nodes[0] for k in group_kernels(lowered(graph), GENERATOR) if k.kind == "call"]
     assert len(found) == 2 and found == sorted(found)
 
 
@@ -262,7 +262,7 @@ def test_effects_stay_in_their_order():
 def test_random_graphs_keep_their_meaning(graph):
     """Kernel by kernel, in the planned memory: nothing is read before it is stored, and nothing is left out."""
     values = inputs_for(graph)
-    lir = lower_to_lir(graph.copy(), is_pointwise)
+    lir = lower_to_lir(graph.copy(), GENERATOR)
     assert parse_lir(str(lir), large_constants(lir.as_graph())) == lir
     assert lir_from_json(lir_to_json(lir)) == lir
     expected = interpret(graph.bind(BINDING), values)
@@ -278,8 +278,8 @@ def test_random_graphs_keep_their_meaning(graph):
 @given(graphs())
 def test_grouping_is_complete_and_depends_on_the_graph_alone(graph):
     forms = lowered(graph)
-    found = group_kernels(forms, is_pointwise)
-    assert found == group_kernels(forms, is_pointwise)
+    found = group_kernels(forms, GENERATOR)
+    assert found == group_kernels(forms, GENERATOR)
     stored = {n.id for n in forms.nodes if not n.inputs and n.op.mnemonic in ("input", "param", "constant")}
     for kernel in found:
         assert stored.issuperset(kernel.inputs), "an operand is read before it is stored"

@@ -12,13 +12,13 @@ from rlx import ops
 from rlx.compile.kernel_forms import kernel_forms
 from rlx.ir.interpret import interpret
 from rlx.ir.verify import verify_all
-from rlx.kernels.from_lir import is_pointwise
+from rlx.kernels.from_lir import GENERATOR
 
 rng = np.random.default_rng(3)
 
 
 def forms(graph):
-    return kernel_forms(graph, is_pointwise)
+    return kernel_forms(graph, GENERATOR)
 
 
 def names(graph):

@@ -15,7 +15,7 @@ from rlx.errors import BindingError, InternalError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirKernel, LirModule, LirViewAlias
-from rlx.kernels.from_lir import is_pointwise
+from rlx.kernels.from_lir import GENERATOR
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -31,7 +31,7 @@ def assert_same(expected, got):
 def test_random_graphs_equal_the_reference(graph):
     values = inputs_for(graph)
     # Kernels compute the graph inside LIR, bit by bit; that it means what the program meant is another question.
-    lir = lower_to_lir(graph.copy(), is_pointwise)
+    lir = lower_to_lir(graph.copy(), GENERATOR)
     assert_same(interpret(lir.as_graph(), values, BINDING), interpret_lir(lir, values, BINDING))
     node_by_node = LirModule(graph, plan_memory_with_options(graph, 64, MemoryPlanOptions()))
     assert_same(interpret(graph, values, BINDING), interpret_lir(node_by_node, values, BINDING))
@@ -40,7 +40,7 @@ def test_random_graphs_equal_the_reference(graph):
 @pytest.mark.parametrize("policy", ["direct", "fusable"])
 def test_llama_block_equals_the_reference(policy):
     graph = llama().with_fusion_policy(policy).into_graph()
-    lir = lower_to_lir(graph.copy(), is_pointwise)
+    lir = lower_to_lir(graph.copy(), GENERATOR)
     for binding in ({"B": 1, "S": 3}, {"B": 2, "S": 7}):
         values = random_values(graph, binding)
         for a, b in zip(interpret(graph, values), interpret_lir(lir, values), strict=True):
@@ -52,7 +52,7 @@ def test_training_graphs_equal_the_reference(make):
     forward = make()
     graph = grad_with_loss(forward, [n.op.key for n in forward.params])
     values = random_values(graph, {"B": 3})
-    lir = lower_to_lir(graph.copy(), is_pointwise)
+    lir = lower_to_lir(graph.copy(), GENERATOR)
     assert lir.arena_size != 0
     for a, b in zip(interpret(graph, values), interpret_lir(lir, values), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
@@ -104,7 +104,7 @@ def test_a_kernel_may_not_write_over_what_it_still_reads():
 def test_no_overlap_goes_unnoticed(graph):
     """Give all values the same place: either no two are needed at once, or the run says so."""
     bound = graph.bind(BINDING)
-    lir = lower_to_lir(bound, is_pointwise)
+    lir = lower_to_lir(bound, GENERATOR)
     plan = lir.buffers
     largest = max((s.size for s in plan.assignments.values()), default=0)
     plan.assignments = {n: LirBufferSlot(0, s.size) for n, s in plan.assignments.items()}
@@ -185,7 +185,7 @@ def test_what_a_kernel_may_overwrite():
 
 
 def test_wrong_leaves_are_refused():
-    lir = lower_to_lir(chain(), is_pointwise)
+    lir = lower_to_lir(chain(), GENERATOR)
     with pytest.raises(BindingError, match="no value for input 'x'"):
         interpret_lir(lir, {})
     with pytest.raises(BindingError, match="'x' is declared f32\\[16\\], got float64"):

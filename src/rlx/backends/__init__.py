@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx.backends.api import Backend, register_backend
-from rlx.compile.generators import register_generator
-
-if TYPE_CHECKING:
-    from rlx.compile.grouping import Pointwise
+from rlx.compile.generators import Generator, register_generator
 
 
 def _reference() -> Backend:
@@ -24,17 +21,17 @@ def _cpu() -> Backend:
     return CpuBackend()
 
 
-def _pointwise() -> Pointwise:
-    from rlx.kernels.from_lir import is_pointwise
+def _generator() -> Generator:
+    from rlx.kernels.from_lir import GENERATOR
 
-    return is_pointwise
+    return GENERATOR
 
 
 register_backend("reference", _reference)
 register_backend("cpu", _cpu)
 # Both get their kernels from rlx.kernels.
-register_generator("cpu", _pointwise)
-register_generator("cuda", _pointwise)
+register_generator("cpu", _generator)
+register_generator("cuda", _generator)
 
 
 def __getattr__(name: str) -> Any:

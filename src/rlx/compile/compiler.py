@@ -21,8 +21,7 @@ from rlx.compile import pipeline
 from rlx.compile.buffers import plan_buffers
 from rlx.compile.dispatch import KernelDispatchReport
 from rlx.compile.fusion_barriers import UnfusedEdge
-from rlx.compile.generators import generator_for
-from rlx.compile.grouping import Pointwise
+from rlx.compile.generators import Generator, generator_for
 from rlx.compile.lir_interpreter import interpret_lir
 from rlx.compile.memory import MemoryPlanOptions, SharedWeightLayout, WeightSlot, plan_memory_with_options
 from rlx.compile.packing import aligned
@@ -188,7 +187,7 @@ class CompilePipeline:
         return replace(self, precision=PrecisionPolicy.of(policy))
 
     @property
-    def generator(self) -> Pointwise | None:
+    def generator(self) -> Generator | None:
         """What the target's generator joins into kernels; None when a backend brings its own."""
         return generator_for(self.target) if self.supported_ops is None else None
 

@@ -13,6 +13,7 @@ class FusionBarrier(enum.StrEnum):
     """What keeps a value from staying inside a kernel on its way from one op to the next."""
 
     HostCall = "host_call"
+    OwnKernel = "own_kernel"
     ProductOperand = "product_operand"
     ProductResult = "product_result"
     SeveralReaders = "several_readers"
@@ -34,6 +35,7 @@ class FusionBarrier(enum.StrEnum):
 
 _MEANINGS = {
     FusionBarrier.HostCall: "one of the two runs on the host",
+    FusionBarrier.OwnKernel: "one of the two has a kernel of its own that takes nothing else in",
     FusionBarrier.ProductOperand: "a matrix product reads its operands again and again",
     FusionBarrier.ProductResult: "a product has an epilogue, and this is more than an epilogue",
     FusionBarrier.SeveralReaders: "others read it too, and the kernel can store one value only",

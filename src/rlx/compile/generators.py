@@ -1,4 +1,4 @@
-"""Targets for which rlx writes the kernels itself, and what their generators can compute inside of one.
+"""Targets for which rlx writes the kernels itself, and what their generators have kernels for.
 
 Generators stand after this folder; they make themselves known here, and are loaded when a compile asks for them.
 """
@@ -7,24 +7,43 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from rlx.compile.grouping import Pointwise
+from rlx.ir.graph import Graph, Node
+
+
+class OwnKernel(NamedTuple):
+    """A kernel that computes one op as a whole: attention, a sort, a scatter.
+
+    Operands numbered in `strided` are read by a stride per axis, so that views of them need no copy; all others lie in
+    memory as their shapes say. The result may be stored over the operand `updates`, of which the op changes a part.
+    """
+
+    kind: str
+    strided: frozenset[int] = frozenset()
+    updates: int | None = None
+
+
+class Generator(NamedTuple):
+    """What a generator can do with a node: compute it inside a map, a row or an epilogue, or by a kernel of its own."""
+
+    is_pointwise: Callable[[Graph, Node], bool]
+    own_kernel: Callable[[Graph, Node], OwnKernel | None]
+
 
 _lock = threading.Lock()
 # Replaced as a whole when one is added: readers need no lock.
-_generators: dict[str, Callable[[], Pointwise]] = {}
+_generators: dict[str, Callable[[], Generator]] = {}
 
 
-def register_generator(target: str, pointwise: Callable[[], Pointwise]) -> None:
-    """Compile programs for `target` by grouping ops into generated kernels; `pointwise()` says which it can join."""
+def register_generator(target: str, generator: Callable[[], Generator]) -> None:
+    """Compile programs for `target` by grouping ops into generated kernels."""
     global _generators
     with _lock:
-        _generators = {**_generators, target: pointwise}
+        _generators = {**_generators, target: generator}
 
 
-def generator_for(target: str) -> Pointwise | None:
-    """What the generator of a target can compute inside of a kernel; None for targets with kernels of their own."""
+def generator_for(target: str) -> Generator | None:
+    """The generator of a target; None for targets with kernels of their own."""
     found = _generators.get(str(target))
     return None if found is None else found()

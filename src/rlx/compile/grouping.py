@@ -14,14 +14,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rlx.compile.fusion_barriers import FusionBarrier, UnfusedEdge
+from rlx.compile.generators import Generator
 from rlx.compile.index_maps import Unmappable
 from rlx.compile.kernel_points import KernelPoints, Nest, Point, is_reduction, joined_parts, points_of
 from rlx.compile.kernel_reads import Covered, KernelReads
 from rlx.compile.kernel_roles import CHEAP, is_literal, is_memory, is_table
-from rlx.compile.kernel_roles import Pointwise as Pointwise
 from rlx.compile.products import epilogue_layouts, product_form
 from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Project
 from rlx.ir.lir import LirKernel
 from rlx.ops.creation import Iota
 from rlx.ops.indexing import Gather, GatherNd
@@ -32,6 +33,8 @@ MAX_NODES = 128
 MAX_OPERANDS = 32
 # A reduction of everything runs on one thread; below this many elements nobody notices.
 SMALL_ROW = 1 << 16
+# The kinds of groups that take in others.
+JOINED = frozenset({"map", "concat", "matmul"})
 # So many cheap ops are repeated by their readers rather than stored.
 MAX_CHEAP = 4
 
@@ -43,14 +46,14 @@ class Grouping(NamedTuple):
     barriers: list[UnfusedEdge]
 
 
-def group_kernels(graph: Graph, is_pointwise: Pointwise) -> list[LirKernel]:
+def group_kernels(graph: Graph, generator: Generator) -> list[LirKernel]:
     """The kernels of a graph in an order in which they can run."""
-    return group(graph, is_pointwise).kernels
+    return group(graph, generator).kernels
 
 
-def group(graph: Graph, is_pointwise: Pointwise) -> Grouping:
+def group(graph: Graph, generator: Generator) -> Grouping:
     """The kernels of a graph, and the reason of every value that goes through memory between them."""
-    grouping = _Grouping(graph, is_pointwise)
+    grouping = _Grouping(graph, generator)
     grouping.join()
     return Grouping(grouping.kernels(), grouping.barriers())
 
@@ -68,16 +71,24 @@ class _Group:
 
 
 class _Grouping:
-    def __init__(self, graph: Graph, is_pointwise: Pointwise) -> None:
+    def __init__(self, graph: Graph, generator: Generator) -> None:
         self.graph = graph
-        self.reads = KernelReads(graph, is_pointwise)
+        self.reads = KernelReads(graph, generator)
         self.group_of: dict[NodeId, _Group] = {}
         for node in graph.nodes:
             if node.id not in self.reads.transparent and not is_memory(node):
-                self.group_of[node.id] = _Group(self.reads.kind(node), node)
+                self.group_of[node.id] = self.first_group(node)
         self.copy_unmappable_views()
         # Pairs that cannot be joined, for as long as both stay as they are.
         self.refused: dict[tuple[_Group, _Group, int, int], FusionBarrier] = {}
+
+    def first_group(self, node: Node) -> _Group:
+        """A group for one node; the results of an op with several belong to its kernel."""
+        if isinstance(node.op, Project) and self.group_of[node.inputs[0]].kind != "call":
+            group = self.group_of[node.inputs[0]]
+            group.nodes.append(node.id)
+            return group
+        return _Group(self.reads.kind(node), node)
 
     def copy_unmappable_views(self) -> None:
         """Views that are no index map even for the kernel of one op are stored: a reshape names its stored operand."""
@@ -230,6 +241,8 @@ class _Grouping:
             return FusionBarrier.HostCall
         if "view" in (producer.kind, reader.kind):
             return FusionBarrier.ViewNeedsCopy
+        if not {producer.kind, reader.kind} <= JOINED:
+            return FusionBarrier.OwnKernel
         if reader.kind == "matmul" and any(b in producer.nodes for b in self.reads.bases(reader.head)):
             return FusionBarrier.ProductOperand
         if producer.kind == "concat" and not self.is_part(producer.head, reader):
@@ -348,11 +361,15 @@ class _Grouping:
         nodes = self.reads.closure(group.nodes)
         inside = set(nodes)
         read = dict.fromkeys(i for n in nodes for i in self.graph.nodes[n].inputs if i not in inside)
-        roots = [group.head] if group.kind in ("call", "view") else self.reads.roots(group.nodes)
+        roots = self.reads.roots(group.nodes) if group.kind in JOINED else self.results(group)
         if group.kind == "matmul":
             # The product comes first: it is what the kernel is made for.
             nodes = [group.head, *(n for n in nodes if n != group.head)]
         return LirKernel.of(self.final_kind(group), nodes, read, roots)
+
+    def results(self, group: _Group) -> list[NodeId]:
+        """What the kernel of one op stores: its result, or all of its results."""
+        return group.nodes[1:] or [group.head]
 
     def final_kind(self, group: _Group) -> str:
         """`row` if something with the axes of the rows is stored, `reduce` if all that is stored has lost them."""

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rlx.compile.generators import Generator
 from rlx.compile.grouping import SMALL_ROW
 from rlx.compile.index_maps import at_most, without_ones
-from rlx.compile.kernel_roles import Pointwise, kernel_kind
+from rlx.compile.kernel_roles import kernel_kind
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.ir.equal_nodes import merge_equal_nodes
-from rlx.ir.graph import Graph, Node
-from rlx.ir.leaves import Input
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Input, Project
 from rlx.ir.op import Op
 from rlx.ir.rebuild import Replacement, rebuild
 from rlx.ir.shape import Shape, normalize_axes
@@ -43,9 +44,9 @@ Form = Callable[..., Any]
 WHOLE = (Attention, AttentionBackward, DequantMatMul, DequantGroupedMatMul, QMatMul, QConv2d)
 
 
-def kernel_forms(graph: Graph, is_pointwise: Pointwise) -> Graph:
+def kernel_forms(graph: Graph, generator: Generator) -> Graph:
     """The graph with every op in the form in which it has kernels, as far as it has one; nothing is computed twice."""
-    forms = _Forms(is_pointwise)
+    forms = _Forms(generator)
     start = graph
     while True:
         before = forms.applied
@@ -53,12 +54,28 @@ def kernel_forms(graph: Graph, is_pointwise: Pointwise) -> Graph:
         if forms.applied == before:
             break
         graph = rebuilt
-    return graph if graph is start else merge_equal_nodes(graph).graph
+    if graph is not start:
+        graph = merge_equal_nodes(graph).graph
+    return _with_all_results(graph, generator)
+
+
+def _with_all_results(graph: Graph, generator: Generator) -> Graph:
+    """Every result of an op with a kernel of its own has a name: the kernel stores it, whether somebody reads or not."""
+    missing: list[tuple[NodeId, int]] = []
+    named = {(n.inputs[0], n.op.index) for n in graph.nodes if isinstance(n.op, Project)}
+    for node in graph.nodes:
+        if len(node.shapes) > 1 and generator.own_kernel(graph, node) is not None:
+            missing += [(node.id, i) for i in range(len(node.shapes)) if (node.id, i) not in named]
+    if missing:
+        graph = graph.copy()
+        for source, index in missing:
+            graph.append(Project(index), [source])
+    return graph
 
 
 class _Forms:
-    def __init__(self, is_pointwise: Pointwise) -> None:
-        self.is_pointwise = is_pointwise
+    def __init__(self, generator: Generator) -> None:
+        self.generator = generator
         self.applied = 0
         self.known: dict[tuple[Op, tuple[Shape, ...]], bool] = {}
 
@@ -92,14 +109,14 @@ class _Forms:
 
     def has_kernel(self, op: Op, types: tuple[Shape, ...]) -> bool:
         graph = _alone(op, types)
-        return kernel_kind(graph, graph.nodes[-1], self.is_pointwise) != "call"
+        return kernel_kind(graph, graph.nodes[-1], self.generator) != "call"
 
     def parts_have_kernels(self, op: Op, types: tuple[Shape, ...]) -> bool:
         assert op.decompose is not None
         graph = _alone(op.decompose, types)
         parts = [n for n in graph.nodes if n.inputs]
         return all(
-            kernel_kind(graph, n, self.is_pointwise) != "call"
+            kernel_kind(graph, n, self.generator) != "call"
             or (self.may_decompose(n.op) and self.has_kernels(n.op, tuple(graph.shape(i) for i in n.inputs)))
             for n in parts
         )

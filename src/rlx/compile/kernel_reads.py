@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rlx.compile.index_maps import is_view
+from rlx.compile.generators import Generator
+from rlx.compile.index_maps import Unmappable, is_view
 from rlx.compile.kernel_roles import (
-    Pointwise,
     is_native,
     is_table,
     kernel_kind,
     may_be_transparent,
 )
-from rlx.compile.products import product_form
+from rlx.compile.products import operand_layout, product_form
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ops.contraction import MatMul
 
@@ -35,8 +35,8 @@ class Covered:
 class KernelReads:
     """The readers and operands of nodes, transparent ones looked through."""
 
-    def __init__(self, graph: Graph, is_pointwise: Pointwise) -> None:
-        self.graph, self.is_pointwise = graph, is_pointwise
+    def __init__(self, graph: Graph, generator: Generator) -> None:
+        self.graph, self.generator = graph, generator
         self.uses = graph.use_map()
         self.outputs = set(graph.outputs)
         self.transparent = {n.id for n in graph.nodes if may_be_transparent(graph, n)}
@@ -51,7 +51,7 @@ class KernelReads:
 
     def kind(self, node: Node) -> str:
         """The kind of the kernel that a node would be alone."""
-        found = kernel_kind(self.graph, node, self.is_pointwise, self.transparent)
+        found = kernel_kind(self.graph, node, self.generator, self.transparent)
         # Results have memory of their own, which the kernel that computes them can as well write in their form.
         return "map" if found == "view" and node.id in self.outputs and is_native(node) else found
 
@@ -68,7 +68,18 @@ class KernelReads:
             return product_form(self.graph, reader, self.views_below(node)) is not None
         if is_table(reader, node.id):
             return False
-        return self.kind(reader) not in ("call", "view")
+        own = self.generator.own_kernel(self.graph, reader)
+        if own is None:
+            return self.kind(reader) not in ("call", "view")
+        return all(k in own.strided and self.has_strides(i) for k, i in enumerate(reader.inputs) if i == node.id)
+
+    def has_strides(self, operand: NodeId) -> bool:
+        """Whether a view is one stride per axis of what is in memory below it."""
+        try:
+            operand_layout(self.graph, operand, self.transparent)
+        except Unmappable:
+            return False
+        return True
 
     def views_below(self, node: Node) -> set[NodeId]:
         """A node and the views through which it reads, as far as these are looked through."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 
+from rlx.compile.generators import Generator
 from rlx.compile.index_maps import is_view, keeps_order
 from rlx.compile.liveness import is_pure_view
 from rlx.compile.products import product_form
@@ -15,9 +16,6 @@ from rlx.ops.indexing import Gather, GatherNd
 from rlx.ops.movement import Concat
 from rlx.ops.reductions import Reduce, ReduceOp
 
-# Whether the target can compute a node inside a map, a row or an epilogue.
-Pointwise = Callable[[Graph, Node], bool]
-
 # Ops that cost about as much as the load that they replace.
 CHEAP = frozenset(
     {"cast", "neg", "abs", "not", "add", "sub", "mul", "max", "min", "and", "or", "xor", "where"}
@@ -25,12 +23,17 @@ CHEAP = frozenset(
 )
 
 
-def kernel_kind(graph: Graph, node: Node, is_pointwise: Pointwise, transparent: Container[NodeId] = frozenset()) -> str:
+def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Container[NodeId] = frozenset()) -> str:
     """The kind of kernel that a node would be alone, reading through `transparent` views.
 
     Rows are maps here, until it is known what belongs to them; a joined value is a `concat`, a map in several parts.
     """
-    if len(node.shapes) != 1 or node.op.effect:
+    if node.op.effect:
+        return "call"
+    own = generator.own_kernel(graph, node)
+    if own is not None:
+        return own.kind
+    if len(node.shapes) != 1:
         return "call"
     if is_view(graph, node) and is_alias(graph, node):
         return "view"
@@ -44,7 +47,7 @@ def kernel_kind(graph: Graph, node: Node, is_pointwise: Pointwise, transparent: 
         is_view(graph, node)
         or isinstance(node.op, Gather | GatherNd | Iota | DimValue)
         or (isinstance(node.op, Reduce) and node.op.kind is not ReduceOp.Mean)
-        or is_pointwise(graph, node)
+        or generator.is_pointwise(graph, node)
     )
     return "map" if is_map else "call"
 

@@ -20,7 +20,8 @@ from rlx.compile.dispatch import (
 from rlx.compile.eliminate import CommonSubexpressionElimination
 from rlx.compile.fold_constants import ConstantFolding
 from rlx.compile.fusion_barriers import UnfusedEdge
-from rlx.compile.grouping import Pointwise, group
+from rlx.compile.generators import Generator
+from rlx.compile.grouping import group
 from rlx.compile.kernel_forms import kernel_forms
 from rlx.compile.legalize import LegalizeError
 from rlx.compile.liveness import is_pure_view
@@ -55,15 +56,15 @@ FUSED_OPS = (
 Records = list[PassRecord]
 
 
-def lower_to_lir(program: Any, is_pointwise: Pointwise) -> LirModule:
-    """HIR or MIR to LIR, for a target with our own generator that computes `is_pointwise` nodes inside kernels."""
+def lower_to_lir(program: Any, generator: Generator) -> LirModule:
+    """HIR or MIR to LIR, for a target with our own generator."""
     stages = Stages(program_graph(program))
     # Blocks first: everything after this sees tensor ops only.
     graph = stages.run("mir", lower_blocks, program)
     # Fewer and simpler ops make larger kernels.
     graph = stages.run("optimized.mir", optimize_for_generator, graph)
     # Cut before planning: only what crosses a kernel boundary needs memory.
-    return stages.run("lir", lambda: plan_kernels(graph, is_pointwise).lir)
+    return stages.run("lir", lambda: plan_kernels(graph, generator).lir)
 
 
 def lower_blocks(program: Any) -> Graph:
@@ -168,11 +169,11 @@ class Planned(NamedTuple):
     barriers: tuple[UnfusedEdge, ...] = ()
 
 
-def plan_kernels(graph: Graph, is_pointwise: Pointwise, alignment: int = ALIGNMENT) -> Planned:
+def plan_kernels(graph: Graph, generator: Generator, alignment: int = ALIGNMENT) -> Planned:
     """LIR for a target with our own generator: ops grouped into kernels, and a place for what they store."""
     # Last, because rules and precision policies know the ops of users: norms, losses, softmax.
-    graph = kernel_forms(graph, is_pointwise)
-    kernels, barriers = group(graph, is_pointwise)
+    graph = kernel_forms(graph, generator)
+    kernels, barriers = group(graph, generator)
     return Planned(_planned(graph, kernels, alignment), tuple(barriers))
 
 

@@ -47,7 +47,7 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
     *lead, m, n = node.shape.dims
     k = graph.shape(node.inputs[0]).dims[-1]
     try:
-        left, right = (_operand_layout(graph, i, transparent) for i in node.inputs)
+        left, right = (operand_layout(graph, i, transparent) for i in node.inputs)
     except Unmappable:
         return None
     a, b = (_padded(strides, len(lead) + 2) for _, _, strides in (left, right))
@@ -80,7 +80,7 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
     )
 
 
-def _operand_layout(
+def operand_layout(
     graph: Graph, operand: NodeId, transparent: Container[NodeId]
 ) -> tuple[NodeId, Size, tuple[Size, ...]]:
     """The buffer below an operand, where its first element is, and a stride for each axis of the operand."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rlx.compile.generators import Generator
 from rlx.compile.index_maps import layout
 from rlx.compile.kernel_points import JoinedPart, KernelPoints, is_reduction, joined_parts, points_of
 from rlx.compile.kernel_roles import is_literal
@@ -24,9 +25,12 @@ from rlx.kernels.from_points import Naming, literal_of, loops_of, pointwise_valu
 from rlx.kernels.from_points import is_pointwise as is_pointwise
 from rlx.kernels.loop_ir import Buffer, Kernel
 from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel
+from rlx.kernels.op_kernels import OpSite, build_op_kernel, own_kernel
 from rlx.kernels.rows import row_kernel
 from rlx.kernels.targets import Target
 from rlx.ops.movement import Concat
+
+GENERATOR = Generator(is_pointwise, own_kernel)
 
 
 class MadeKernel(NamedTuple):
@@ -38,7 +42,7 @@ class MadeKernel(NamedTuple):
 
 
 def make_kernel(name: str, graph: Graph, kernel: LirKernel, target: Target) -> MadeKernel:
-    """The loop kernel of a `map`, `row`, `reduce` or `matmul` group."""
+    """The loop kernel of a `map`, `row`, `reduce` or `matmul` group, or that of one op."""
     maker = _Maker(name, graph, kernel, target)
     if kernel.kind == "matmul":
         return maker.matmul()
@@ -46,7 +50,7 @@ def make_kernel(name: str, graph: Graph, kernel: LirKernel, target: Target) -> M
         return maker.rows()
     if kernel.kind == "map":
         return maker.map()
-    raise InternalError(f"make_kernel: {kernel.kind} is not a kind of generated kernel")
+    return maker.op()
 
 
 class _Maker:
@@ -131,6 +135,10 @@ class _Maker:
             epilogue=epilogue,
         )
         return self.finish(kernel, [a.node, b.node, result, *extra])
+
+    def op(self) -> MadeKernel:
+        site = OpSite(self.name, self.graph, self.lir, self.target, self.extent)
+        return self.finish(build_op_kernel(site), site.nodes)
 
     def matrix(self, name: str, place: MatrixLayout) -> Matrix:
         batch, row, column = (self.extent(s) for s in place.strides)

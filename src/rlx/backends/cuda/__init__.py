@@ -6,7 +6,7 @@ from typing import Any
 
 from rlx.compile.pipeline import lower_to_lir
 from rlx.errors import BackendError
-from rlx.kernels.from_lir import is_pointwise, make_kernel
+from rlx.kernels.from_lir import GENERATOR, make_kernel
 
 
 def compile_to_ptx(program: Any, arch: str = "sm_90a") -> str:
@@ -14,7 +14,7 @@ def compile_to_ptx(program: Any, arch: str = "sm_90a") -> str:
     from rlx.kernels.llvm_codegen import compile_assembly
     from rlx.kernels.targets import target
 
-    lir = lower_to_lir(program, is_pointwise)
+    lir = lower_to_lir(program, GENERATOR)
     graph = lir.as_graph()
     texts = []
     for number, kernel in enumerate(lir.kernels):
