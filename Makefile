@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint types unit docs test-peers clean
+.PHONY: demo test lint types unit docs test-peers test-long test-real clean
 
 demo: $(VENV)/.core
 	$(BIN)/python examples/demo.py
@@ -19,7 +19,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers and not long and not real"
 
 docs: $(VENV)/.core
 	$(BIN)/python tools/generate_docs.py
@@ -27,6 +27,13 @@ docs: $(VENV)/.core
 
 test-peers: $(VENV)/.peers
 	$(BIN)/python -m pytest -m peers
+
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m long
+
+test-real: $(VENV)/.dev
+	$(BIN)/python -m rlx pull smollm2 minilm
+	$(BIN)/python -m pytest -m real
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build

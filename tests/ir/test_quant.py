@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import ml_dtypes
@@ -89,8 +90,8 @@ def test_bad_scheme_text(text):
 
 
 def test_unknown_ggml_type_names_the_known_ones():
-    with pytest.raises(OpError, match=r"IQ2_XXS.*known types: .*Q4_K"):
-        QuantScheme.of_ggml("IQ2_XXS")
+    with pytest.raises(OpError, match=r"Q4_2.*known types: .*Q4_K"):
+        QuantScheme.of_ggml("Q4_2")
 
 
 @pytest.mark.parametrize("name", GOLDEN["decode"])
@@ -99,11 +100,24 @@ def test_decode_is_bit_exact(name):
     got = dequantize_blocks(QuantScheme.of_ggml(name), from_hex(vector["bytes"], np.uint8))
     wanted = from_hex(vector["f32"], "<f4")
     assert got.dtype == np.float32
-    assert np.array_equal(got, wanted)
+    assert got.tobytes() == wanted.tobytes()
 
 
 def test_every_format_has_a_vector():
-    assert set(GOLDEN["decode"]) | {"Q8_K"} == set(FORMATS)
+    # Q8_1 is a format of activations, which nobody decodes; it is computed by hand below.
+    assert set(GOLDEN["decode"]) | {"Q8_1"} == set(FORMATS)
+    assert set(GOLDEN["encode"]) == {"input"} | {name for name, fmt in FORMATS.items() if fmt.encode}
+    assert {name for name, fmt in FORMATS.items() if not fmt.encode} == {n for n in FORMATS if n.startswith("IQ")}
+
+
+def block_of(scale, *fields):
+    return np.concatenate([np.array([scale], "<f2").view(np.uint8), *fields])
+
+
+def test_q8_1_by_hand():
+    codes = np.arange(-16, 16, dtype=np.int8)
+    block = block_of(0.75, np.full(2, 0xAA, np.uint8), codes.view(np.uint8))
+    assert np.array_equal(dequantize_blocks("gguf_q8_1", block), np.float32(0.75) * codes)
 
 
 def test_q8_k_by_hand():
@@ -112,7 +126,7 @@ def test_q8_k_by_hand():
     assert np.array_equal(dequantize_blocks("gguf_q8k", block), np.float32(0.75) * codes)
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", [name for name in GOLDEN["encode"] if name != "input"])
 def test_encode_is_bit_exact(name):
     values = from_hex(GOLDEN["encode"]["input"], "<f4")
     wanted = from_hex(GOLDEN["encode"][name], np.uint8)
@@ -139,6 +153,16 @@ def test_decode_in_pieces():
     assert np.abs(whole - values).max() < 0.02
 
 
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "IQ3_XXS", "TQ1_0"])
+def test_decoding_needs_little_more_than_its_result(name):
+    data = np.zeros((1 << 22) // FORMATS[name].elements * FORMATS[name].bytes, np.uint8)
+    tracemalloc.start()
+    result = dequantize_blocks(QuantScheme.of_ggml(name), data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.3 * result.nbytes
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_bytes_decode_without_warnings(name):
     data = np.random.default_rng(2).integers(0, 256, 40 * FORMATS[name].bytes).astype(np.uint8)
@@ -151,8 +175,8 @@ def test_wrong_byte_counts():
         dequantize_blocks("gguf_q4k", np.zeros(145, np.uint8))
     with pytest.raises(ShapeError, match="hold 32 values, got 33"):
         quantize_blocks("gguf_q8_0", np.zeros(33))
-    with pytest.raises(OpError, match="cannot write gguf_q4k"):
-        quantize_blocks("gguf_q4k", np.zeros(256))
+    with pytest.raises(OpError, match=r"cannot write gguf_iq2_s; .*use one of: .*gguf_q4k"):
+        quantize_blocks("gguf_iq2_s", np.zeros(256))
     with pytest.raises(OpError, match="not a GGUF format"):
         dequantize_blocks("int8/32", np.zeros(32, np.uint8))
     with pytest.raises(OpError, match="one-byte elements"):
@@ -166,6 +190,15 @@ def test_quantize_refuses_what_has_no_scale(bad):
     for name in ("gguf_q8_0", "gguf_q4_0"):
         with pytest.raises(OpError, match="must be finite"):
             quantize_blocks(name, values)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", [name for name, fmt in FORMATS.items() if fmt.encode])
+def test_no_encoder_takes_what_is_not_finite(name, bad):
+    values = np.ones(2 * FORMATS[name].elements)
+    values[FORMATS[name].elements + 5] = bad
+    with pytest.raises(OpError, match="must be finite"):
+        quantize_blocks(QuantScheme.of_ggml(name), values)
 
 
 @pytest.mark.parametrize("tiny", [0.0, 1e-45, 1e-40, 1e-30])

@@ -21,9 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import OpError, ShapeError
-from rlx.ir.gguf_blocks import F32, FORMATS, U8, BlockFormat
+from rlx.ir.block_fields import F32, U8
+from rlx.ir.gguf_blocks import FORMATS, BlockFormat
 from rlx.ir.nvfp4 import NVFP4_GROUP_SIZE, fp4_e2m1_to_f32, fp8_e4m3_scale_to_f32
 from rlx.ir.op import attribute_type
+from rlx.ir.quant_fields import PANEL_FORMATS
+from rlx.ir.quant_panels import PanelFormat
 
 
 class QuantKind(enum.StrEnum):
@@ -49,6 +52,19 @@ class QuantKind(enum.StrEnum):
     GgufIQ4NL = "gguf_iq4_nl"
     GgufIQ4XS = "gguf_iq4_xs"
     GgufMXFP4 = "gguf_mxfp4"
+    GgufNVFP4 = "gguf_nvfp4"
+    GgufQ8_1 = "gguf_q8_1"
+    GgufIQ1S = "gguf_iq1_s"
+    GgufIQ1M = "gguf_iq1_m"
+    GgufIQ2XXS = "gguf_iq2_xxs"
+    GgufIQ2XS = "gguf_iq2_xs"
+    GgufIQ2S = "gguf_iq2_s"
+    GgufIQ3XXS = "gguf_iq3_xxs"
+    GgufIQ3S = "gguf_iq3_s"
+    GgufTQ1_0 = "gguf_tq1_0"
+    GgufTQ2_0 = "gguf_tq2_0"
+    GgufQ1_0 = "gguf_q1_0"
+    GgufQ2_0 = "gguf_q2_0"
 
 
 _INT_KINDS = (QuantKind.Int8Block, QuantKind.Int8BlockAsym, QuantKind.Int4Block)
@@ -68,6 +84,19 @@ _GGML_NAMES: dict[QuantKind, str] = {
     QuantKind.GgufIQ4NL: "IQ4_NL",
     QuantKind.GgufIQ4XS: "IQ4_XS",
     QuantKind.GgufMXFP4: "MXFP4",
+    QuantKind.GgufNVFP4: "NVFP4",
+    QuantKind.GgufQ8_1: "Q8_1",
+    QuantKind.GgufIQ1S: "IQ1_S",
+    QuantKind.GgufIQ1M: "IQ1_M",
+    QuantKind.GgufIQ2XXS: "IQ2_XXS",
+    QuantKind.GgufIQ2XS: "IQ2_XS",
+    QuantKind.GgufIQ2S: "IQ2_S",
+    QuantKind.GgufIQ3XXS: "IQ3_XXS",
+    QuantKind.GgufIQ3S: "IQ3_S",
+    QuantKind.GgufTQ1_0: "TQ1_0",
+    QuantKind.GgufTQ2_0: "TQ2_0",
+    QuantKind.GgufQ1_0: "Q1_0",
+    QuantKind.GgufQ2_0: "Q2_0",
 }
 _KINDS_OF_GGML = {name: kind for kind, name in _GGML_NAMES.items()}
 
@@ -102,6 +131,19 @@ class QuantScheme:
     GgufIQ4NL: ClassVar[QuantScheme]
     GgufIQ4XS: ClassVar[QuantScheme]
     GgufMXFP4: ClassVar[QuantScheme]
+    GgufNVFP4: ClassVar[QuantScheme]
+    GgufQ8_1: ClassVar[QuantScheme]
+    GgufIQ1S: ClassVar[QuantScheme]
+    GgufIQ1M: ClassVar[QuantScheme]
+    GgufIQ2XXS: ClassVar[QuantScheme]
+    GgufIQ2XS: ClassVar[QuantScheme]
+    GgufIQ2S: ClassVar[QuantScheme]
+    GgufIQ3XXS: ClassVar[QuantScheme]
+    GgufIQ3S: ClassVar[QuantScheme]
+    GgufTQ1_0: ClassVar[QuantScheme]
+    GgufTQ2_0: ClassVar[QuantScheme]
+    GgufQ1_0: ClassVar[QuantScheme]
+    GgufQ2_0: ClassVar[QuantScheme]
 
     def __post_init__(self) -> None:
         if self.kind in _INT_KINDS:
@@ -166,6 +208,11 @@ class QuantScheme:
     def block_format(self) -> BlockFormat | None:
         """Layout of a GGUF block; None for the formats that keep their scales beside the codes."""
         return FORMATS[_GGML_NAMES[self.kind]] if self.is_gguf else None
+
+    @property
+    def panel_format(self) -> PanelFormat | None:
+        """How products read a GGUF weight once it is laid out for them; None for other formats."""
+        return PANEL_FORMATS.get(_GGML_NAMES.get(self.kind, ""))
 
     @property
     def gguf_block_size(self) -> int | None:
@@ -270,15 +317,22 @@ def dequantize_blocks(scheme: QuantScheme | str, data: U8) -> F32:
 
 
 def quantize_blocks(scheme: QuantScheme | str, values: npt.ArrayLike) -> U8:
-    """GGUF bytes of `values` by GGML's reference rounding; Q8_0 and Q4_0 only."""
+    """GGUF bytes of `values` by GGML's reference rounding. The codebook types (IQ*) can only be read."""
     fmt = _gguf_format("quantize_blocks", scheme)
     if fmt.encode is None:
-        raise OpError(f"quantize_blocks: cannot write {scheme}; use gguf_q8_0 or gguf_q4_0")
+        known = " ".join(kind for kind, name in _GGML_NAMES.items() if FORMATS[name].encode)
+        raise OpError(f"quantize_blocks: cannot write {scheme}; its encoder needs data; use one of: {known}")
     with np.errstate(over="ignore"):
         flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     if flat.size % fmt.elements:
         raise ShapeError(f"quantize_blocks: {scheme} blocks hold {fmt.elements} values, got {flat.size}; pad the rows")
-    return fmt.encode(flat.reshape(-1, fmt.elements)).reshape(-1)
+    groups = flat.reshape(-1, fmt.elements)
+    out = np.empty((len(groups), fmt.bytes), np.uint8)
+    piece = _PIECE_ELEMENTS // fmt.elements
+    with np.errstate(invalid="ignore", under="ignore", over="ignore"):
+        for start in range(0, len(groups), piece):
+            out[start : start + piece] = fmt.encode(groups[start : start + piece])
+    return out.reshape(-1)
 
 
 def dequantize_matrix(

@@ -1,0 +1,150 @@
+"""Making tensors smaller: one array, or all weights of a file."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import FormatError
+from rlx.formats.gguf.metadata import MetadataValue, TypedValue, ValueType
+from rlx.formats.gguf.reader import GgufTensor, open_gguf, packed_bytes
+from rlx.formats.gguf.tensor_types import TYPES, TensorType, decode, tensor_type
+from rlx.formats.gguf.writer import PackedTensor, write_gguf
+from rlx.formats.mapped_file import U8
+from rlx.ir.gguf_blocks import FORMATS
+from rlx.ir.quant import QuantScheme, quantize_blocks
+
+_PLAIN_TARGETS = ("F32", "F16", "BF16")
+# `general.file_type` of files whose weights have mostly one type.
+_FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14,
+    "Q5_K": 16, "Q6_K": 18, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "Q1_0": 40,
+}  # fmt: skip
+# Weights that decide much and weigh little stay as they are.
+_KEPT_NAMES = ("_norm", "ffn_gate_inp", "position_embd", "token_types", "rope_freqs", "ssm_")
+_PIECE_ELEMENTS = 1 << 20
+# What rows get that are no whole number of 256-element blocks: blocks of 32 with at least as many bits.
+_NEAREST = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
+
+
+def can_write(kind: TensorType) -> bool:
+    """Whether numbers can be turned into this type; the codebook types (IQ*) need calibration data and cannot."""
+    return kind.name in _PLAIN_TARGETS or (kind.name in FORMATS and FORMATS[kind.name].encode is not None)
+
+
+def quantize(array: npt.ArrayLike, type: str | TensorType) -> U8:
+    """The packed bytes of `array`, whose last axis must be whole blocks, by the format's reference rounding.
+
+    >>> quantize(np.linspace(-1, 1, 32), "Q8_0").nbytes
+    34
+    """
+    kind = _target(type)
+    values = np.asarray(array)
+    packed_bytes("array", values.shape, kind)
+    return _encoded(kind, values.reshape(-1))
+
+
+def quantize_file(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    type: str | TensorType,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, int]:
+    """Write `source` anew with its matrices in `type`, and say how many tensors got which type.
+
+    Vectors, norms and routers keep their type. Rows that are no whole number of blocks get a type with smaller blocks
+    and at least as many bits, or F16. Memory is needed for one tensor at a time.
+    """
+    kind = _target(type)
+    with open_gguf(source) as file:
+        tensors: list[PackedTensor] = [_converted(tensor, kind) for tensor in file.tensors.values()]
+        kept = {key: value for key, value in file.metadata.typed().items() if not key.startswith("split.")}
+        metadata: dict[str, MetadataValue | np.generic | TypedValue] = dict(kept)
+        if kind.name in _FILE_TYPES:
+            metadata["general.file_type"] = TypedValue(ValueType.UINT32, None, _FILE_TYPES[kind.name])
+        metadata["general.quantization_version"] = TypedValue(ValueType.UINT32, None, 2)
+        reported = _with_progress(tensors, progress) if progress else tensors
+        write_gguf(target, metadata, reported)
+        return dict(Counter(tensor.type.name for tensor in tensors))
+
+
+def _target(type: str | TensorType) -> TensorType:
+    kind = tensor_type(type)
+    if not can_write(kind):
+        known = " ".join(name for name, t in TYPES.items() if can_write(t))
+        raise FormatError(f"quantize: {kind} can be read but not written here; use one of: {known}")
+    return kind
+
+
+def _encoded(kind: TensorType, values: npt.NDArray[np.generic]) -> U8:
+    if kind.dtype is None:
+        return quantize_blocks(QuantScheme.of_ggml(kind.name), values)
+    with np.errstate(over="ignore", under="ignore"):
+        numbers = values.astype(np.float32)
+        if kind.name == "BF16":
+            numbers = _quiet(numbers)
+        return numbers.astype(kind.dtype.newbyteorder("<")).view(np.uint8)
+
+
+def _quiet(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """NaN without its payload: cutting off its low bits could leave an infinity."""
+    return np.where(np.isnan(values), np.copysign(np.float32(np.nan), values), values)
+
+
+class _Requantized:
+    """A tensor that is converted, piece by piece, when its bytes are asked for."""
+
+    def __init__(self, source: GgufTensor, kind: TensorType) -> None:
+        self.name, self.shape, self.type = source.name, source.shape, kind
+        self._source = source
+
+    def data(self) -> U8:
+        source, raw = self._source, self._source.data()
+        out = np.empty(packed_bytes(self.name, self.shape, self.type), np.uint8)
+        row = self.shape[-1]
+        rows = max(_PIECE_ELEMENTS // row, 1)
+        row_in, row_out = (row // t.elements * t.bytes for t in (source.type, self.type))
+        for start in range(0, raw.size // row_in, rows):
+            piece = decode(source.type, raw[start * row_in : (start + rows) * row_in])
+            out[start * row_out : (start + rows) * row_out] = _encoded(self.type, piece)
+        return out
+
+
+def _converted(tensor: GgufTensor, kind: TensorType) -> PackedTensor:
+    is_integer = tensor.type.dtype is not None and tensor.type.dtype.kind == "i"
+    kept = is_integer or len(tensor.shape) < 2 or tensor.nbytes == 0
+    if kept or any(part in tensor.name for part in _KEPT_NAMES):
+        return tensor
+    for choice in (kind, TYPES[_NEAREST.get(kind.name, "Q8_0")], TYPES["F16"]):
+        if tensor.shape[-1] % choice.elements == 0:
+            return tensor if choice is tensor.type else _Requantized(tensor, choice)
+    return tensor
+
+
+class _Reported:
+    """A tensor that tells how far the writer is."""
+
+    def __init__(self, tensor: PackedTensor, tell: Callable[[str], None]) -> None:
+        self.name, self.shape, self.type = tensor.name, tensor.shape, tensor.type
+        self._tensor, self._tell = tensor, tell
+
+    def data(self) -> U8:
+        data = self._tensor.data()
+        self._tell(self.name)
+        return data
+
+
+def _with_progress(tensors: list[PackedTensor], progress: Callable[[str, int, int], None]) -> list[PackedTensor]:
+    sizes = {t.name: packed_bytes(t.name, t.shape, t.type) for t in tensors}
+    total, done = sum(sizes.values()), 0
+
+    def tell(name: str) -> None:
+        nonlocal done
+        done += sizes[name]
+        progress(name, done, total)
+
+    return [_Reported(tensor, tell) for tensor in tensors]
