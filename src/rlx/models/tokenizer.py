@@ -1,0 +1,291 @@
+"""Text to token ids and back, by the `tokenizers` package (`pip install 'rlx[llm]'`).
+
+tokenizer = Tokenizer.from_directory("path/to/hf_dir")      # or Tokenizer.from_gguf(open_gguf(path))
+ids = tokenizer.encode("Hello")
+decoder = tokenizer.stream_decoder()
+text = "".join(decoder.push(i) for i in ids) + decoder.flush()
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlx.errors import FormatError, RlxError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from rlx.formats.gguf import GgufFile
+    from rlx.models.chat_template import ChatTemplate
+
+# What decoders put in the place of bytes that are not, or not yet, a character.
+_REPLACEMENT = "\ufffd"
+# Tokens held back at most while a character is incomplete; a character has at most four bytes.
+_MAX_HELD = 64
+# A JSON file beside a tokenizer is small; a larger one is not what it claims to be.
+_MAX_CONFIG_BYTES = 64 << 20
+
+
+class SpecialTokens(NamedTuple):
+    """The ids of tokens with a role; None where the model has none. `eos_ids` are all that end an answer."""
+
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+    unk_id: int | None = None
+    cls_id: int | None = None
+    sep_id: int | None = None
+    mask_id: int | None = None
+
+
+def require_tokenizers() -> None:
+    """Say what to install when the `tokenizers` package is missing."""
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        raise RlxError("tokenizers is needed to turn text into tokens; pip install 'rlx[llm]'") from None
+
+
+class Tokenizer:
+    """A model's vocabulary and rules. Encoding the same text always gives the same ids; threads may share one."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        chat_template: str | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        # Padding and truncation saved in a file would hide in every answer; here they are the caller's choice.
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self.special = special
+        self.chat_template = chat_template
+        self.max_length = max_length
+        self._template: ChatTemplate | None = None
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer of a Hugging Face directory: `tokenizer.json` and the files beside it."""
+        require_tokenizers()
+        import tokenizers
+
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise FormatError(f"{folder}: there is no tokenizer.json; save the tokenizer again with a fast tokenizer")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises bare Exception for whatever it cannot read
+            raise FormatError(f"{file}: tokenizers cannot read it: {error}") from None
+        config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+        return cls(
+            backend,
+            _special_of_config(backend, config, _read_json(folder / "generation_config.json"), folder),
+            _template_of_config(folder, config),
+            _max_length_of_config(config),
+        )
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile) -> Tokenizer:
+        """The tokenizer that a GGUF file carries in its metadata."""
+        require_tokenizers()
+        from rlx.models.tokenizer_gguf import build
+
+        template = file.metadata.get("tokenizer.chat_template")
+        return cls(*build(file), template if isinstance(template, str) else None)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.special.bos_id
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self.special.eos_ids
+
+    @property
+    def pad_id(self) -> int | None:
+        return self.special.pad_id
+
+    @property
+    def unk_id(self) -> int | None:
+        return self.special.unk_id
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token, None if the vocabulary does not have it."""
+        found = self._backend.token_to_id(token)
+        return None if found is None else int(found)
+
+    def token(self, id: int) -> str | None:
+        """The token with this id as the vocabulary spells it."""
+        return self._backend.id_to_token(id)
+
+    def encode(self, text: str, add_special: bool = True, max_length: int | None = None) -> list[int]:
+        """The ids of `text`. `add_special` puts the model's own start and end tokens around it; `max_length` cuts the
+        text so that everything fits."""
+        return self.encode_batch([text], add_special, max_length)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special: bool = True, max_length: int | None = None
+    ) -> list[list[int]]:
+        """The ids of each text; several texts are encoded in parallel."""
+        for text in texts:
+            if not isinstance(text, str):
+                raise RlxError(f"encode: text must be str, got {type(text).__name__}")
+        encodings = self._backend.encode_batch_fast([_valid(t) for t in texts], add_special_tokens=add_special)
+        found = [encoding.ids for encoding in encodings]
+        if max_length is None:
+            return found
+        return [i if len(i) <= max_length else self._cut(t, add_special, max_length) for i, t in zip(found, texts)]
+
+    def _cut(self, text: str, add_special: bool, max_length: int) -> list[int]:
+        """As many ids of the text as fit, with the special tokens around them."""
+        extra = self._backend.num_special_tokens_to_add(False) if add_special else 0
+        if max_length < extra:
+            raise RlxError(f"encode: max_length must leave room for {extra} special tokens, got {max_length}")
+        encoding = self._backend.encode(_valid(text), add_special_tokens=False)
+        encoding.truncate(max_length - extra)
+        return list(self._backend.post_process(encoding, None, add_special).ids)
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`; bytes that are no character become U+FFFD."""
+        wanted = [int(i) for i in ids]
+        size = self.vocab_size
+        for i in wanted:
+            if not 0 <= i < size:
+                raise RlxError(f"decode: token ids of this model are 0 to {size - 1}, got {i}")
+        return str(self._backend.decode(wanted, skip_special_tokens=skip_special))
+
+    def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
+        """A decoder that takes one id at a time."""
+        return StreamDecoder(self, skip_special)
+
+    def render_chat(
+        self, messages: Sequence[dict[str, object]], add_generation_prompt: bool = True, **extra: object
+    ) -> str:
+        """The prompt text of a conversation, by the model's own chat template."""
+        if self.chat_template is None:
+            raise RlxError("this model has no chat template; build the prompt by hand, or set tokenizer.chat_template")
+        from rlx.models.chat_template import ChatTemplate
+
+        if self._template is None or self._template.source != self.chat_template:
+            bos, eos = (self.token(i) if i is not None else "" for i in (self.bos_id, next(iter(self.eos_ids), None)))
+            self._template = ChatTemplate(self.chat_template, bos_token=bos or "", eos_token=eos or "")
+        return self._template.render(messages, add_generation_prompt, **extra)
+
+
+class StreamDecoder:
+    """Text from ids that come one by one. Only whole characters come out; what is incomplete waits for more ids.
+
+    The pieces and a last `flush()` join to `decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        # What a token means depends on its neighbours, so new ids are decoded after those of the last piece.
+        self._context: list[int] = []
+        self._context_text = ""
+        self._held: list[int] = []
+
+    def push(self, id: int) -> str:
+        """Take an id; the text that is certain now, often one token's, sometimes none."""
+        self._held.append(id)
+        text = self._text()
+        unsure = text.endswith(_REPLACEMENT) or not text.startswith(self._context_text)
+        if unsure and len(self._held) < _MAX_HELD:
+            return ""
+        return self._release(text)
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the answer."""
+        return self._release(self._text()) if self._held else ""
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(self._context + self._held, self._skip_special)
+
+    def _release(self, text: str) -> str:
+        piece, held = text[len(self._context_text) :], self._held
+        self._held = []
+        # Tokens without text, such as skipped special ones, change nothing for what follows.
+        if piece:
+            self._context = held
+            self._context_text = self._tokenizer.decode(held, self._skip_special)
+        return piece
+
+
+def _valid(text: str) -> str:
+    """Lone surrogates, which are no characters, as U+FFFD."""
+    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() and _has_surrogates(text) else text
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    """A small JSON object; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        raise FormatError(f"{path}: a configuration of {path.stat().st_size} bytes is too large to be one")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: a JSON object is needed, got {type(value).__name__}")
+    return value
+
+
+def _special_of_config(
+    backend: tokenizers.Tokenizer, config: dict[str, object], generation: dict[str, object], folder: Path
+) -> SpecialTokens:
+    def find(role: str) -> int | None:
+        entry = config.get(role)
+        name = entry.get("content") if isinstance(entry, dict) else entry
+        return backend.token_to_id(name) if isinstance(name, str) else None
+
+    ends = generation.get("eos_token_id")
+    listed = ends if isinstance(ends, list) else [ends]
+    found = [i for i in (*listed, find("eos_token")) if isinstance(i, int) and not isinstance(i, bool)]
+    return SpecialTokens(
+        bos_id=find("bos_token"),
+        eos_ids=tuple(dict.fromkeys(found)),
+        pad_id=find("pad_token"),
+        unk_id=find("unk_token"),
+        cls_id=find("cls_token"),
+        sep_id=find("sep_token"),
+        mask_id=find("mask_token"),
+    )
+
+
+def _template_of_config(folder: Path, config: dict[str, object]) -> str | None:
+    """The chat template: its own file, or in the configuration, where it may be one of several with names."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    entry = config.get("chat_template")
+    if isinstance(entry, list):
+        named = {e.get("name"): e.get("template") for e in entry if isinstance(e, dict)}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None
+
+
+def _max_length_of_config(config: dict[str, object]) -> int | None:
+    """The longest input the model was made for; files write a huge number for "no limit"."""
+    value = config.get("model_max_length")
+    return int(value) if isinstance(value, int | float) and 0 < value < 1 << 31 else None
