@@ -6,7 +6,7 @@ WORKERS ?= 2
 
 .PHONY: demo test lint types unit docs test-peers test-long test-real clean
 
-demo: $(VENV)/.core
+demo: $(VENV)/.llm
 	$(BIN)/python examples/demo.py
 
 test: lint types unit
@@ -21,7 +21,7 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers and not long and not real"
 
-docs: $(VENV)/.core
+docs: $(VENV)/.llm
 	$(BIN)/python tools/generate_docs.py
 	$(BIN)/python tools/numpy_coverage.py
 
@@ -45,9 +45,13 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
+$(VENV)/.llm: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[llm]"
+	touch $@ $(VENV)/.core
+
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	touch $@ $(VENV)/.core
+	touch $@ $(VENV)/.llm $(VENV)/.core
 
 $(VENV)/.peers: pyproject.toml $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[peers]"

@@ -1,5 +1,5 @@
-"""How long the compiler itself takes: build, verify, print, parse, store, differentiate and batch graphs, and compile
-Llama models to LIR, stage by stage.
+"""How long the compiler itself takes: build, verify, print, parse, store, differentiate and batch graphs, compile
+Llama models to LIR, stage by stage, and what one more layer costs, for inference and for training.
 
 Run `python benchmarks/compiler_speed.py`. Times should grow linearly with the size of the graph: the last column is the
 time per node (or layer) of the largest program over that of the smallest.
@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import rlx
 from rlx.autodiff.graphs import grad_with_loss, jvp, vmap
+from rlx.backends.cpu.program import build_program
 from rlx.compile.compiler import CompilePipeline, CompileResult
 from rlx.compile.stages import StageRecord
 from rlx.ir.graph import Graph
@@ -61,6 +63,44 @@ def llama(layers: int) -> GraphModule:
     return Graph.define("llama", build_blocks)
 
 
+def training_step(layers: int) -> Graph:
+    """Loss and all gradients of a small GPT, with symbolic batch and length: about 140 nodes per layer."""
+    width, heads = 64, 4
+    g = Graph("gpt")
+    x, target = g.input("x", ("B", "S", width)), g.input("target", ("B", "S", width))
+    for i in range(layers):
+        dims = {"g0": (width,), "c0": (width,), "qkv": (width, 3 * width), "bqkv": (3 * width,), "o": (width, width)}
+        dims |= {"bo": (width,), "g1": (width,), "c1": (width,), "up": (width, 4 * width), "bup": (4 * width,)}
+        dims |= {"down": (4 * width, width), "bdown": (width,)}
+        w = {name: g.param(f"{i}.{name}", d) for name, d in dims.items()}
+        qkv = rlx.layer_norm(x, w["g0"], w["c0"]) @ w["qkv"] + w["bqkv"]
+        q, k, v = (rlx.narrow(qkv, 2, width * n, width).reshape(("B", "S", heads, width // heads)) for n in range(3))
+        mixed = rlx.attention(q, k, v, num_heads=heads, head_dim=width // heads, mask_kind="causal")
+        x = x + mixed.reshape(("B", "S", width)) @ w["o"] + w["bo"]
+        inner = rlx.gelu(rlx.layer_norm(x, w["g1"], w["c1"]) @ w["up"] + w["bup"])
+        x = x + inner @ w["down"] + w["bdown"]
+    g.set_outputs([rlx.reduce_mean((x - target) * (x - target))])
+    return grad_with_loss(g, [n.id for n in g.params], None)
+
+
+def layer_costs() -> None:
+    """Milliseconds of processor time for one layer, and for each further one: kernels of a form are made once."""
+    print(f"\n{'processor time of compiles':34}{'one layer':>12}{'each further':>15}{'nodes':>8}{'kernels':>9}")
+    programs: dict[str, Callable[[int], Any]] = {"llama": llama, "training step": training_step}
+    for name, program in programs.items():
+        few, many = program(1), program(LAYERS[-1])
+        planned = [CompilePipeline.new("cpu").compile(p).lir for p in (few, many)]
+        sizes = f"{len(planned[1].as_graph()):8}{len(planned[1].kernels):9}"
+        jobs: dict[str, list[Callable[[], object]]] = {
+            "to LIR": [partial(CompilePipeline.new("cpu").compile, p) for p in (few, many)],
+            "LIR to code": [partial(build_program, lir) for lir in planned],
+        }
+        for step, runs in jobs.items():
+            one, all_layers = (measure(run, clock=time.process_time) for run in runs)
+            further = (all_layers - one) / (LAYERS[-1] - 1)
+            print(f"{name + ', ' + step:34}{1e3 * one:9.1f} ms{1e3 * further:12.1f} ms{sizes}")
+
+
 def compile_stages(target: str) -> None:
     """Milliseconds per stage and per pass, for models of growing depth."""
     results = {}
@@ -88,12 +128,12 @@ def _pass_names(result: CompileResult) -> list[str]:
     return list(dict.fromkeys(p.name for p in result.passes))
 
 
-def measure(run: Callable[[], object], repeats: int = 3) -> float:
+def measure(run: Callable[[], object], repeats: int = 3, clock: Callable[[], float] = time.perf_counter) -> float:
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         run()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return statistics.median(times)
 
 
@@ -125,6 +165,7 @@ def main() -> None:
         print(f"{name:14}" + "".join(f"{t:10.3f} s" for t in times) + f"   {growth:.2f}x")
     for target in ("cpu", "metal"):
         compile_stages(target)
+    layer_costs()
     base = import_cost("import numpy, ml_dtypes")
     print(f"import rlx over numpy and ml_dtypes: {import_cost('import numpy, ml_dtypes, rlx') - base:+.3f} s,")
     used = import_cost("import numpy, ml_dtypes, rlx; rlx.Graph; rlx.jit")

@@ -1,71 +1,81 @@
-"""A tour of rlx in one minute: build, inspect, run, differentiate, compile. Run it with `make demo`."""
+"""A language model answers a question, in code that was compiled a moment ago. Run it with `make demo`.
+
+    python examples/demo.py "Why is the sky blue?"
+
+The model is SmolLM2 (135 million weights of 4 bits), which is pulled on the first run. Where it cannot be got, the
+small model that comes with rlx writes instead, and where there is none either, a tour without a model is shown.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+import sys
+import time
+from pathlib import Path
 
 import rlx
-import rlx.numpy as rnp
+from rlx.errors import RlxError
+from rlx.models.language_model import LanguageModel
+from rlx.models.pull import pull
+
+QUESTION = "What is the capital of France, and what is it known for?"
+SHIPPED = Path(rlx.models.__file__).parent / "data" / "tiny.gguf"
+REPORT = Path(__file__).resolve().parent.parent / "build" / "demo-report.html"
 
 
-def headline(text: str) -> None:
-    print(f"\n== {text} ==")
+def main() -> None:
+    question = sys.argv[1] if len(sys.argv) > 1 else QUESTION
+    try:
+        path = pull("smollm2")
+    except (RlxError, OSError) as error:
+        print(f"SmolLM2 cannot be got here: {error}\n")
+        without_smollm2()
+        return
+    lm = loaded(path)
+    print(f"\n> {question}")
+    show(lm, lm.chat_ids(question), max_tokens=120)
 
 
-def build_and_run() -> None:
-    headline("a graph, its text, and native code")
-    g = rlx.Graph("hello")
-    x = g.input("x", ("B", 4), "f32")
-    w = g.param("w", (4, 2), "f32")
-    g.set_outputs([rlx.gelu(x @ w + 0.5)])
-    print(g)
-    assert rlx.parse(str(g)) == g
-    compiled = rlx.Session("cpu").compile(g)
-    compiled.set_param("w", np.ones((4, 2), "f4"))
-    for batch in (1, 3):
-        [out] = compiled.run(x=np.ones((batch, 4), "f4"))
-        print(f"batch {batch}: {np.asarray(out)[0]}")
-    print(compiled.report)
+def without_smollm2() -> None:
+    if not SHIPPED.is_file():
+        from tour import tour
+
+        print("This copy of rlx has no model of its own either, so here is a tour without one.")
+        tour()
+        return
+    print("Instead, the small model that comes with rlx. It is tiny and knows no facts.")
+    lm = loaded(SHIPPED)
+    show(lm, lm.tokenizer.encode("The "), max_tokens=80)
 
 
-def blocks() -> None:
-    headline("one HIR block, the same program for an NVIDIA GPU")
-    module = rlx.Graph.define(
-        "layer", lambda h: h.linear(h.input("x", ("B", 64)), h.param("w", (64, 32)), h.param("b", (32,)), "gelu")
-    )
-    print(module.as_hir())
-    ptx = rlx.backends.cuda.compile_to_ptx(module, arch="sm_90a")
-    print(f"{len(ptx.splitlines())} lines of PTX, {ptx.count('fma.rn.f32')} of them fused multiply-adds")
+def loaded(path: Path) -> LanguageModel:
+    started = time.perf_counter()
+    lm = rlx.load(path)
+    print(f"{path.name}: loaded and compiled in {time.perf_counter() - started:.2f} s")
+    return lm
 
 
-def train() -> None:
-    headline("a Python function: traced, differentiated, trained")
-    key = rlx.random.key(0)
-    k1, k2, k3 = rlx.random.split(key, 3)
-    x = rlx.random.normal(k1, (256, 2))
-    labels = np.asarray(np.sum(np.square(np.asarray(x)), axis=1) > 1.0, "f4")
-    params = {
-        "w1": rlx.random.normal(k2, (2, 16)) * 0.7,
-        "b1": np.zeros(16, "f4"),
-        "w2": rlx.random.normal(k3, (16,)) * 0.3,
-    }
-
-    def loss(p, x, labels):
-        score = rnp.tanh(x @ p["w1"] + p["b1"]) @ p["w2"]
-        return rnp.mean(rnp.logaddexp(0.0, score) - labels * score)
-
-    @rlx.jit
-    def step(p, x, labels):
-        value, gradients = rlx.value_and_grad(loss)(p, x, labels)
-        return value, {k: p[k] - 1.0 * gradients[k] for k in p}
-
-    for i in range(201):
-        value, params = step(params, x, labels)
-        if i % 50 == 0:
-            print(f"step {i:3}: loss {float(value):.4f}")
+def show(lm: LanguageModel, prompt: list[int], max_tokens: int) -> None:
+    """Stream what follows the prompt, then say how fast it was and where to see what ran."""
+    started = time.perf_counter()
+    pieces = lm.stream(prompt, max_tokens)
+    first = None
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            answer = end.value
+            break
+        first = first or time.perf_counter()
+        print(piece, end="", flush=True)
+    ended = time.perf_counter()
+    first = first or ended
+    # The first token comes with the prompt.
+    speed = max(len(answer.token_ids) - 1, 0) / max(ended - first, 1e-9)
+    print(f"\n\n{len(prompt)} tokens read in {first - started:.2f} s, then {speed:.0f} tokens per second")
+    REPORT.parent.mkdir(exist_ok=True)
+    lm.report.html(REPORT)
+    print(f"{lm.report.splitlines()[0]}\nThe compile report, kernel by kernel: {REPORT}")
 
 
 if __name__ == "__main__":
-    build_and_run()
-    blocks()
-    train()
+    main()

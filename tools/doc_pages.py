@@ -1,12 +1,15 @@
-"""Runs the Python blocks of Markdown pages, so that what the pages say stays true.
+"""Runs the Python and console blocks of Markdown pages, so that what the pages say stays true.
 
-The blocks of a page run in order, in one namespace, in a fresh interpreter in which warnings are errors. The words
-after the language say how:
+The blocks of a page run in order in an empty folder; Python blocks share one namespace, in a fresh interpreter in which
+warnings are errors. The words after the language say how:
 
     ```python                     the block runs
     ```python raises ShapeError   the block must raise that error, which counts as printed: `ShapeError: message`
+    ```python real                the block runs where pulled models are wanted (`make test-real`), else it is skipped
     ```python no-run: the reason  the block is skipped
     ```output                     directly after a Python block: exactly what it prints
+    ```console                    commands after `$ `, and below each exactly what it prints; `rlx` and `python3` are
+                                  those of this environment; `real` and `no-run: the reason` as for Python
 
 `python tools/doc_pages.py page.md` runs one page; `refreshed(page)` gives its text with the outputs written again.
 """
@@ -16,9 +19,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import traceback
 import types
 from pathlib import Path
@@ -79,31 +84,33 @@ def blocks(text: str, page: str = "page") -> list[Block]:
 
 
 def _checked(block: Block, page: str) -> Block:
-    """Refuse info strings of Python and output blocks that mean nothing."""
+    """Refuse info strings of Python, console and output blocks that mean nothing."""
     rest = block.info.removeprefix(block.language).strip()
-    ok = {
-        "python": not rest or block.expected_error is not None or re.fullmatch(r"no-run: \S.*", rest) is not None,
-        "output": not rest,
-    }
+    when = not rest or rest == "real" or re.fullmatch(r"no-run: \S.*", rest) is not None
+    ok = {"python": when or block.expected_error is not None, "console": when, "output": not rest}
     if not ok.get(block.language, True):
         raise PageError(
             f"{page}:{block.first}: ```{block.info} means nothing; write ```python, ```python raises SomeError, "
-            "```python no-run: the reason, or ```output"
+            "```python real, ```python no-run: the reason, ```console (also with real or no-run), or ```output"
         )
     return block
 
 
-def is_run(block: Block) -> bool:
-    return block.language == "python" and "no-run:" not in block.info
+def is_run(block: Block, real: bool = False) -> bool:
+    """Whether a block runs; with `real` also if it needs a pulled model."""
+    if block.language not in ("python", "console") or "no-run:" in block.info:
+        return False
+    return real or block.info != f"{block.language} real"
 
 
-def run_blocks(page: Path) -> list[str]:
+def run_blocks(page: Path, real: bool = False) -> list[str]:
     """What each block that runs prints. An error that the page does not announce is a PageError."""
     name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
     # A module, because classes look themselves up in the one they were made in.
     module = types.ModuleType("page")
     sys.modules["page"] = module
-    return [_run(block, vars(module), name) for block in blocks(page.read_text(), name) if is_run(block)]
+    found = [block for block in blocks(page.read_text(), name) if is_run(block, real)]
+    return [_run_console(b, name) if b.language == "console" else _run(b, vars(module), name) for b in found]
 
 
 def _run(block: Block, namespace: dict[str, object], page: str) -> str:
@@ -125,37 +132,63 @@ def _run(block: Block, namespace: dict[str, object], page: str) -> str:
     return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
 
 
-def run_page(page: Path) -> list[str]:
-    """`run_blocks` in a fresh interpreter."""
-    command = [sys.executable, "-W", "error", __file__, str(page)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+def _run_console(block: Block, page: str) -> str:
+    """The block with what its commands print now."""
+    lines: list[str] = []
+    for command in console_commands(block.code):
+        script = f'python3() {{ "{sys.executable}" "$@"; }}\nrlx() {{ python3 -m rlx "$@"; }}\n{command}'
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"}
+        )
+        if done.returncode:
+            raise PageError(f"{page}:{block.first}: `{command}` fails\n{done.stdout}{done.stderr}")
+        lines += f"$ {command}\n{done.stdout}".rstrip().split("\n")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def console_commands(code: str) -> list[str]:
+    """The commands of a console block; one that ends with a backslash goes on in the next line."""
+    return re.findall(r"^\$ ((?:.*\\\n)*.*)", code, re.MULTILINE)
+
+
+def run_page(page: Path, real: bool = False) -> list[str]:
+    """`run_blocks` in a fresh interpreter and an empty folder."""
+    command = [sys.executable, "-W", "error", __file__, str(page), *(["--real"] if real else [])]
+    with tempfile.TemporaryDirectory(prefix="rlx-page-") as folder:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         raise PageError(done.stderr.strip())
     outputs: list[str] = json.loads(done.stdout)
     return outputs
 
 
-def refreshed(page: Path) -> str:
-    """The text of the page with every output block holding what its Python block prints."""
+def refreshed(page: Path, real: bool = False) -> str:
+    """The text of the page with every output being what its block prints; outputs of blocks that do not run stay."""
     text = page.read_text()
     found = blocks(text, page.name)
-    if not any(is_run(b) for b in found):
+    if not any(is_run(b, real) for b in found):
         return text
-    return with_outputs(text, found, run_page(page))
+    return with_outputs(text, found, run_page(page, real), real)
 
 
-def with_outputs(text: str, found: list[Block], printed: list[str]) -> str:
-    """`text` with the output blocks among its blocks replaced by what was printed."""
+def with_outputs(text: str, found: list[Block], printed: list[str], real: bool = False) -> str:
+    """`text` with the outputs among its blocks replaced by what was printed."""
     lines = text.split("\n")
     outputs = iter(printed)
     changes: list[tuple[Block, str]] = []
-    last: str | None = None
+    before: Block | None = None
+    last = ""
     for block in found:
         if block.language == "output":
-            if last is None:
+            if before is None or before.language != "python" or "no-run:" in before.info:
                 raise PageError(f"line {block.first}: an output block must follow the Python block that prints it")
+            if is_run(before, real):
+                changes.append((block, last))
+        if is_run(block, real):
+            last = next(outputs)
+        if is_run(block, real) and block.language == "console":
             changes.append((block, last))
-        last = next(outputs) if is_run(block) else None
+        before = block
     for block, output in reversed(changes):
         lines[block.first : block.end] = [(block.indent + line).rstrip() for line in output.split("\n")]
     return "\n".join(lines)
@@ -163,7 +196,7 @@ def with_outputs(text: str, found: list[Block], printed: list[str]) -> str:
 
 if __name__ == "__main__":
     try:
-        results = run_blocks(Path(sys.argv[1]).resolve())
+        results = run_blocks(Path(sys.argv[1]).resolve(), "--real" in sys.argv[2:])
     except PageError as failure:
         sys.exit(str(failure))
     print(json.dumps(results))

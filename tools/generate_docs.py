@@ -2,10 +2,11 @@
 
     python tools/generate_docs.py            # writes
     python tools/generate_docs.py --check    # changes nothing; fails and names the pages that are out of date
+    python tools/generate_docs.py --real     # also what needs pulled models, which it pulls
 
 Generated as a whole: docs/ops.md (from the op registry) and docs/knobs.md (from rlx.knobs). Generated in part:
 docs/primitives.md, between its two comments. Written by hand, with outputs from running their Python blocks (see
-tools/doc_pages.py): all others.
+tools/doc_pages.py): all others. docs/benchmarks.md is written by tools/benchmark_page.py.
 """
 
 from __future__ import annotations
@@ -83,11 +84,11 @@ def write(page: Path, text: str, check: bool) -> bool:
     return stale
 
 
-def main(check: bool) -> int:
+def main(check: bool, real: bool = False) -> int:
     stale = [name for name, text in GENERATED.items() if write(ROOT / name, text(), check)]
     pages = documentation()
     with ThreadPoolExecutor(max_workers=2) as pool:
-        for page, text in zip(pages, pool.map(refreshed, pages)):
+        for page, text in zip(pages, pool.map(lambda page: refreshed(page, real), pages)):
             if write(page, text, check):
                 stale.append(page.relative_to(ROOT).as_posix())
     for name in stale:
@@ -99,6 +100,6 @@ def main(check: bool) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main("--check" in sys.argv[1:]))
+        sys.exit(main("--check" in sys.argv[1:], "--real" in sys.argv[1:]))
     except PageError as failure:
         sys.exit(str(failure))

@@ -51,6 +51,11 @@ WHY_PRIMITIVE = {
     "An effect outside of the program.": "debug_print runtime_assert host_callback",
     "Meaning that users register.": "custom",
     "Stored formats that are decoded bit by bit.": "dequant_moe_weights",
+    "A weight as a kernel wants to find it in memory: laid out once, when weights are set.": "quant_panels int8_panels",
+    "A product or lookup that decodes such a weight while it reads, and never holds it whole.": """panel_matmul
+        panel_gather""",
+    "Codes of 8 bits and their exact products in whole numbers, for which hardware has dot-product units.": """
+        int8_blocks int8_block_matmul int8_matmul""",
     "A promise to the compiler not to merge what is on its two sides.": "barrier",
 }
 

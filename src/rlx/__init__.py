@@ -71,6 +71,8 @@ _HOME: dict[str, str] = {
     "threads": "rlx.backends.cpu.threads",
     **dict.fromkeys(("Device", "is_available", "available_devices"), "rlx.runtime.device"),
     "CompiledGraph": "rlx.runtime.compiled_graph",
+    "CompileOptions": "rlx.backends.compile_options",
+    **dict.fromkeys(("compile_count", "compile_log", "clear_compile_cache"), "rlx.runtime.compile_cache"),
     "Array": "rlx.runtime.arrays",
     "jit": "rlx.trace.jit",
     "Spec": "rlx.trace.tracing",
@@ -87,6 +89,7 @@ _HOME: dict[str, str] = {
             "jacfwd",
             "jacrev",
             "jvp",
+            "keep_precision",
             "linearize",
             "remat",
             "stop_gradient",
@@ -96,11 +99,13 @@ _HOME: dict[str, str] = {
         ),
         "rlx.autodiff",
     ),
+    "load": "rlx.models.language_model",
+    "load_encoder": "rlx.models.text_encoder",
 }
 # Attributes that are modules.
 _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
-    | {"backends", "runtime", "opt", "env"}
+    | {"backends", "runtime", "opt", "env", "formats", "models"}
 )
 
 if TYPE_CHECKING:

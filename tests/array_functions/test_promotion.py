@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import rlx
 import rlx.numpy as rnp
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DType
@@ -163,3 +164,27 @@ def test_dtype_names_compare_with_numpy_dtypes():
     assert rnp.float32 == np.dtype("float32")
     assert np.zeros(2, rnp.int16).dtype == np.int16
     assert rnp.iscomplexobj(np.zeros(1, "c8")) and rnp.isrealobj(2.0)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "int8", "uint16", "complex64", "bool_"])
+def test_types_make_arrays(name):
+    """`rnp.float32(0.1)` as NumPy's scalar types; of a traced value it is a cast."""
+    made = getattr(rnp, name)([0.5, 2])
+    wanted = np.asarray([0.5, 2]).astype(getattr(rnp, name).numpy)
+    assert isinstance(made, rlx.Array)
+    assert made.dtype == wanted.dtype
+    np.testing.assert_array_equal(np.asarray(made), wanted)
+    assert rlx.jit(lambda x: getattr(rnp, name)(x))(np.float32(1)).dtype == wanted.dtype
+    assert getattr(rnp, name)(1).shape == ()
+
+
+def test_methods_of_arrays_that_lead_back_to_numpy_and_python():
+    x = rnp.asarray([[0.0, 2.0], [3.0, 0.0]])
+    assert x.item(1) == 2.0
+    assert x.tolist() == [[0, 2], [3, 0]]
+    assert x.view(np.ndarray).__class__ is np.ndarray
+    assert x.view("uint32").dtype == np.uint32
+    assert x.__array_namespace__() is rnp
+    assert float(x.trace()) == 0
+    np.testing.assert_array_equal(x.nonzero(), np.nonzero(np.asarray(x)))
+    assert Graph("traced").input("x", (2,)).__array_namespace__() is rnp

@@ -7,7 +7,7 @@ import pytest
 
 import rlx
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, plan, pool, runner
+from rlx.backends.cpu import CpuBackend, plan, pool, runner, tables
 from rlx.backends.cpu.records import Command
 from rlx.errors import AssertionFailed, BindingError, RlxError
 
@@ -53,7 +53,7 @@ def check(results, x):
 @pytest.fixture
 def shared_by_all(monkeypatch):
     """Every table is worth sharing, however small."""
-    monkeypatch.setattr(plan, "WORTH_SHARING", 0)
+    monkeypatch.setattr(tables, "WORTH_SHARING", 0)
 
 
 @pytest.mark.parametrize("batch", [1, 47, 500])
@@ -73,13 +73,14 @@ def waits(graph, batch):
     """For every command of the only table, whether it waits for all commands before it."""
     program = compiled(graph)._main.program
     [table] = plan.Plan(program, {"B": batch}).parts
-    return [bool(c[Command.AFTER] == c[Command.FIRST] > 0) for c in table.commands]
+    return [bool(c[Command.AFTER] == c[Command.FIRST] > 0) for s in table.segments for c in s.commands]
 
 
 def test_commands_wait_only_where_they_must():
     g = rlx.Graph("fork")
-    x, w, v = g.input("x", ("B", 96)), g.param("w", (96, 96)), g.param("v", (96, 96))
-    left, right = rlx.tanh(x @ w), rlx.relu(x @ v)
+    x, y = g.input("x", ("B", 96)), g.input("y", ("B", 96))
+    w, v = g.param("w", (96, 96)), g.param("v", (96, 96))
+    left, right = rlx.tanh(x @ w), rlx.relu(y @ v)
     g.set_outputs([left @ w, right @ w])
     assert waits(g, 4) == [False, False, True, False]
     assert waits(g, 0) == []
@@ -87,14 +88,15 @@ def test_commands_wait_only_where_they_must():
 
 def test_commands_wait_for_readers_of_the_memory_they_write():
     g = rlx.Graph("reuse")
-    x, w, v = g.input("x", ("B", 96)), g.param("w", (96, 96)), g.param("v", (96, 96))
+    x, y = g.input("x", ("B", 96)), g.input("y", ("B", 96))
+    w, v = g.param("w", (96, 96)), g.param("v", (96, 96))
     first = rlx.tanh(x @ w)
     done = rlx.relu(first @ w)
     # It needs nothing of what came before, but its place in the arena is the one that `first` had.
-    second = rlx.sigmoid(x @ v)
+    second = rlx.sigmoid(y @ v)
     g.set_outputs([done, rlx.relu(second @ w)])
-    program = compiled(g)._main.program
-    assert program.lir.arena_size == program.graph.shape(first.node.id).byte_size
+    lir = compiled(g).lir
+    assert lir.arena_size == lir.as_graph().shape(first.node.id).byte_size
     assert waits(g, 4) == [False, True, True, True]
 
 

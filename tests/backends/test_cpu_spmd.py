@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.pool import Pool
-from rlx.backends.cpu.records import WORD, Command, Job, Patch
+from rlx.backends.cpu.records import WORD, Command, Job, Patch, Segment
 from rlx.backends.cpu.spmd import SYSTEM, compile_executor, executor, link_executor
 from rlx.backends.memory import aligned_words
 from rlx.ir.dtype import DType
@@ -67,11 +67,12 @@ class TableByHand:
         patch[:] = np.array(patches).reshape(-1)
         addresses, addresses_at = aligned_words(len(values))
         addresses[:] = [v.ctypes.data for v in values]
+        segment, segment_at = aligned_words(Segment.WORDS)
+        segment[Segment.COMMANDS], segment[Segment.TICKETS], segment[Segment.IS_LAST] = table_at, ticket, 1
+        segment[Segment.PATCHES], segment[Segment.PATCH_COUNT] = patch_at, len(patches)
         self.job, self.address = aligned_words(Job.WORDS)
-        self.job[Job.COMMANDS], self.job[Job.TICKETS] = table_at, ticket
-        self.job[Job.PATCHES], self.job[Job.PATCH_COUNT] = patch_at, len(patches)
-        self.job[Job.SLOTS], self.job[Job.VALUES] = slots_at, addresses_at
-        self.memory = slots, table, patch, addresses
+        self.job[Job.START], self.job[Job.SLOTS], self.job[Job.VALUES] = segment_at, slots_at, addresses_at
+        self.memory = slots, table, patch, addresses, segment
 
     def run(self, pool, threads):
         self.job[Job.NEXT] = self.job[Job.COMPLETED] = 0

@@ -98,8 +98,8 @@ def test_iterations_are_those_of_the_kernel(m, n, k):
         ),
     ]
     for kernel in made:
-        grid = Grid(kernel)
-        assert grid._result is not None, "no interpreter is needed"
+        grid = Grid.of(kernel)
+        assert grid.kernel is None, "no interpreter is needed"
         known = {"m": m, "n": n, "k": k}
         named = {p.name: known[p.name] for p in kernel.params if p.name in known}
         assert grid(list(named.values())) == grid_size(kernel, named)
@@ -108,12 +108,12 @@ def test_iterations_are_those_of_the_kernel(m, n, k):
 def test_iterations_of_other_kernels():
     k = KernelBuilder("serial")
     k.store(k.pointer("x", DType.F32, write=True), 0, k.const(1.0, DType.F32))
-    assert Grid(k.build())([]) == 1
+    assert Grid.of(k.build())([]) == 1
     k = KernelBuilder("unusual")
     x, n = k.pointer("x", DType.I64, write=True), k.index("n")
     with k.parallel("i", n & 7) as i:
         k.store(x, i, i)
-    assert [Grid(k.build())([n]) for n in (3, 8, 13)] == [3, 0, 5]
+    assert [Grid.of(k.build())([n]) for n in (3, 8, 13)] == [3, 0, 5]
 
 
 def test_results_of_a_program_under_each_number():

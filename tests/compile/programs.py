@@ -31,6 +31,54 @@ def llama(layers=1, hidden=32, heads=4, kv_heads=2, inner=64):
     return rlx.Graph.define("llama", build)
 
 
+def cached_llama_block(hidden=32, heads=4, kv_heads=2, inner=64):
+    """A decoder block that appends its keys and values to a cache, each sequence at its own positions."""
+    head = hidden // heads
+    g = rlx.Graph("cached_llama")
+    x, positions, kv_len = (
+        g.input("x", ("B", "S", hidden)),
+        g.input("positions", ("B", "S"), "i32"),
+        g.input("kv_len", ("B",), "i32"),
+    )
+    tables = [g.input(name, ("C", head // 2)) for name in ("cos", "sin")]
+    caches = [g.input(name, ("B", kv_heads, "C", head)) for name in ("keys", "values")]
+    h = rlx.rms_norm(x, g.param("g1", (hidden,)))
+    counts = {"wq": heads, "wk": kv_heads, "wv": kv_heads}
+    q, k, v = ((h @ g.param(w, (hidden, n * head))).reshape(("B", "S", n, head)) for w, n in counts.items())
+    q, k = (rlx.rope(t, *tables, head, head, positions, layout="bshd") for t in (q, k))
+    places = positions.reshape(("B", "S", 1))
+    caches = [rlx.scatter_nd(c, places, t, axes=(2,), batch_dims=1, mode="drop") for c, t in zip(caches, (k, v))]
+    mixed = rlx.attention(
+        rlx.transpose(q, (0, 2, 1, 3)), *caches, layout="bhsd", mask_kind="causal", kv_len=kv_len, positions=positions
+    )
+    joined = rlx.transpose(mixed, (0, 2, 1, 3)).reshape(("B", "S", hidden))
+    x = x + joined @ g.param("wo", (hidden, hidden))
+    h = rlx.rms_norm(x, g.param("g2", (hidden,)))
+    gate, up = (h @ g.param(w, (hidden, inner)) for w in ("gate", "up"))
+    x = x + (rlx.silu(gate) * up) @ g.param("down", (inner, hidden))
+    g.set_outputs([x, *caches])
+    for cache, name in zip(caches, ("keys", "values")):
+        g.alias(cache, name)
+    return g
+
+
+def bert_block(hidden=32, heads=4, inner=64):
+    """Post-norm, with biases everywhere and padding masked."""
+    head = hidden // heads
+    g = rlx.Graph("bert")
+    x, mask = g.input("x", ("B", "S", hidden)), g.input("mask", ("B", "S"), "i32")
+    visible = rlx.where(rlx.expand_dims(rlx.gt(mask, 0), (1, 2)), 0.0, -1e9)
+    sides = [x @ g.param(f"w{s}", (hidden, hidden)) + g.param(f"b{s}", (hidden,)) for s in "qkv"]
+    q, k, v = (s.reshape(("B", "S", heads, head)) for s in sides)
+    mixed = rlx.attention(q, k, v, mask=visible, num_heads=heads, head_dim=head, mask_kind="bias")
+    mixed = mixed.reshape(("B", "S", hidden)) @ g.param("wo", (hidden, hidden)) + g.param("bo", (hidden,))
+    x = rlx.layer_norm(x + mixed, g.param("g1", (hidden,)), g.param("c1", (hidden,)))
+    inside = rlx.gelu(x @ g.param("up", (hidden, inner)) + g.param("bu", (inner,)))
+    outside = inside @ g.param("down", (inner, hidden)) + g.param("bd", (hidden,))
+    g.set_outputs([rlx.layer_norm(x + outside, g.param("g2", (hidden,)), g.param("c2", (hidden,)))])
+    return g
+
+
 def mlp_loss():
     g = rlx.Graph("mlp")
     x, target = g.input("x", ("B", 8)), g.input("target", ("B", 4))

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
+from rlx.compile.grouping import group_kernels
 from rlx.compile.kernel_forms import kernel_forms
 from rlx.ir.interpret import interpret
 from rlx.ir.verify import verify_all
@@ -66,7 +67,7 @@ def test_composite_ops_are_taken_apart(function, gone):
 
 
 def test_what_has_a_kernel_or_parts_without_one_stays():
-    for function in (rlx.gelu, rlx.silu, lambda x: ops.sort(x), lambda x: ops.cumsum(x, 0)):
+    for function in (rlx.gelu, rlx.silu):
         graph = build(function, X)
         assert forms(graph) is graph
     q = rng.normal(size=(1, 4, 8)).astype("f4")
@@ -98,9 +99,23 @@ def test_labels_are_compared_instead_of_looked_up(labels, dtype):
 def test_padding_joins_constants():
     graph = build(lambda x: ops.pad(x, 2.5, [1, 0], [0, 3]), X)
     assert "concat" in names(check(graph, X))
-    for cut in (([-1, 0], [0, 0], None), ([0, 0], [0, 0], [1, 0])):
-        graph = build(lambda x, cut=cut: ops.pad(x, 0.0, *cut), X)
-        assert "pad" in names(forms(graph))
+    for amounts in (([-1, 0], [0, 0], None), ([0, 0], [0, 0], [1, 0]), ([-1, 2], [3, -2], [2, 1])):
+        graph = build(lambda x, amounts=amounts: ops.pad(x, 1.5, *amounts), X)
+        assert "pad" not in names(check(graph, X))
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [((2, 3, 4, 5, 6), (2, 3, 1, 6, 7)), ((2, 1, 3, 4), (5, 4, 2)), ((3, 2, 4, 5), (2, 5, 1)), ((1, 4, 5), (3, 5, 2))],
+    ids=str,
+)
+def test_products_with_batches_that_broadcast_become_batches_of_one_axis(dims):
+    a, b = (rng.normal(size=d).astype("f4") for d in dims)
+    formed = check(build(lambda a, b: a @ b, a, b), a, b, rtol=1e-5)
+    [product] = [n for n in formed.nodes if n.op.mnemonic == "matmul"]
+    assert formed.shape(product.inputs[0]).rank == formed.shape(product.inputs[1]).rank == 3
+    # Heads of queries that share a key become rows: nothing is copied.
+    assert ("expand" in names(formed)) is (dims[1][-3] != 1 or len(dims[1]) < 4)
 
 
 def test_everything_is_joined_row_by_row_first():
@@ -110,8 +125,12 @@ def test_everything_is_joined_row_by_row_first():
         assert names(formed) == [f"reduce_{kind}"] * 2
     kept = check(build(lambda x: ops.reduce_sum(x, keepdims=True), large), large, rtol=1e-3)
     assert kept.shape(kept.outputs[0]).dims == (1, 1)
-    # Few elements, one axis, or something left over: as it is.
-    for x, axes in ((X, None), (large, (0,)), (large.reshape(-1), None), (large[None], (1,))):
+    # One axis is cut into rows, if that can be done evenly.
+    for x in (large.reshape(-1), large.reshape(1, -1, 1)):
+        formed = check(build(lambda x: ops.reduce_sum(x, keepdims=True), x), x, rtol=1e-3)
+        assert names(formed).count("reduce_sum") == 2 and formed.shape(formed.outputs[0]).dims == (1,) * x.ndim
+    # Few elements, an uneven length, or something left over: as it is.
+    for x, axes in ((X, None), (large, (0,)), (large.reshape(-1)[:69997], None), (large[None], (1,))):
         graph = build(lambda x, axes=axes: ops.reduce_sum(x, axes), x)
         assert names(forms(graph)) == ["reduce_sum"]
 
@@ -154,3 +173,32 @@ def test_random_graphs_keep_their_values(graph):
             wide = a.astype("f8")
             scale = max(1.0, float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0)))
             np.testing.assert_allclose(b.astype("f8"), wide, rtol=limit, atol=limit * scale)
+
+
+def test_pointwise_ops_are_done_to_the_parts_of_a_joined_value():
+    """A chain of them, with operands that are cut, broadcast, or numbers."""
+
+    def chain(x, row, column):
+        joined = ops.concat([x, ops.narrow(x, 1, 0, 2)], 1)
+        return ops.where(ops.gt(ops.tanh(joined * row + column), 0.0), 1.0, 2.0) * 3.0
+
+    row, column = (rng.normal(size=d).astype("f4") for d in ((X.shape[1] + 2,), (X.shape[0], 1)))
+    formed = check(build(chain, X, row, column), X, row, column)
+    assert formed.nodes[formed.outputs[0]].op.mnemonic == "concat"
+    kinds = [k.kind for k in group_kernels(formed, GENERATOR)]
+    assert kinds == ["map"]
+
+
+def test_joined_values_that_others_read_stay():
+    twice = build(lambda x: (lambda j: (ops.exp(j), ops.reduce_sum(j, 0)))(ops.concat([x, x], 1)), X)
+    product = build(lambda x, w: ops.concat([x, x], 1) + x @ w, X, rng.normal(size=(7, 14)).astype("f4"))
+    for graph, last in ((twice, "exp"), (product, "add")):
+        formed = forms(graph)
+        assert formed.nodes[formed.outputs[0]].op.mnemonic == last
+
+
+def test_heads_are_stored_where_they_are_read():
+    q = rng.normal(size=(2, 2, 5, 4)).astype("f4")
+    turned = build(lambda q: ops.transpose(ops.attention(q, q, q, layout="bhsd"), (0, 2, 1, 3)), q)
+    formed = check(turned, q, rtol=1e-5)
+    assert names(formed)[-1] == "attention"

@@ -152,6 +152,7 @@ def test_a_cache_may_be_updated_in_place():
     cache, new, at = g.input("cache", (4, 2)), g.input("new", (1, 2)), g.input("at", (), "i32")
     updated = rlx.dynamic_update_slice(cache, new, (at, 0))
     g.set_outputs([updated])
+    g.alias(updated, cache)
     zero = updated.node.inputs[-1]
     kernel = LirKernel.of("scatter", [updated.id], updated.node.inputs, [updated.id])
     plan = LirBufferPlan(view_aliases={updated.id: LirViewAlias(cache.id)})
@@ -182,6 +183,20 @@ def test_what_a_kernel_may_overwrite():
     reduced = kernel("row", g.tensor(norm.node.inputs[1]), norm)
     assert may_overwrite(g, reduced, x.id)
     assert not may_overwrite(g, reduced._replace(kind="map"), x.id)
+
+
+def test_a_row_is_not_stored_over_a_column_that_others_read():
+    g = Graph("transposed")
+    x = g.input("x", (8, 8))
+    turned = rlx.transpose(x, (1, 0))
+    highest = rlx.reduce_max(turned, -1, keepdims=True)
+    y = turned - highest
+    kernel = LirKernel.of("row", [turned.id, highest.id, y.id], [x.id], [y.id])
+    assert not may_overwrite(g, kernel, x.id)
+    g.set_outputs([y])
+    plan = LirBufferPlan(256, {x.id: LirBufferSlot(0, 256), y.id: LirBufferSlot(0, 256)}, [n.id for n in g.nodes])
+    with pytest.raises(InternalError, match="while it still reads it"):
+        interpret_lir(LirModule(g, plan, [kernel]), {"x": np.ones((8, 8), "f4")})
 
 
 def test_wrong_leaves_are_refused():

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from pass_checks import mnemonics, run_and_check
 
-import rlx.ops  # noqa: F401  (fills the registry)
+import rlx
+import rlx.ops  # fills the registry
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
 from rlx.autodiff import grad_with_loss
 from rlx.compile.auto_mixed_precision import STAY_F32, WIDE_OPERANDS, AutoMixedPrecision, round_constant
+from rlx.compile.compiler import CompilePipeline
 from rlx.compile.precision import CLASS_OF, CastConfig, OpKind, Precision, PrecisionClass, PrecisionPolicy, op_kind
 from rlx.errors import RlxError
 from rlx.ir.dtype import DType
@@ -304,6 +306,57 @@ def test_gradients_of_a_loop_stay_close(policy):
     assert any(n.op == ops.Cast(DType.F32) for n in mixed.nodes)
     for a, b in zip(interpret(backward, leaves), interpret(mixed, leaves), strict=True):
         assert np.linalg.norm(a - b) < 0.03 * np.linalg.norm(a)
+
+
+def picked(x, ids):
+    """A row whose number is computed in floats; number 301 would be 300 in bf16."""
+    return ops.take(x, ops.cast(ops.round_(ids * 1.0), "i32"), axis=0) * 2.0
+
+
+def kept_graph(wrap):
+    graph = Graph("kept")
+    with building(graph):
+        x, ids = graph.param("x", (400,), "f32"), graph.input("ids", (2,), "f32")
+        graph.set_outputs([ops.reduce_sum(ops.sin(wrap(picked)(x, ids)))])
+    return graph
+
+
+KEPT_LEAVES = {"x": np.arange(400, dtype="f4") / 400, "ids": np.array([301, 3], "f4"), "d_output": np.float32(1)}
+
+
+def test_what_keeps_its_precision_is_left_alone_and_so_are_its_derivatives():
+    graph = kept_graph(rlx.keep_precision)
+    (kept,) = (n.op for n in graph.nodes if isinstance(n.op, ops.KeepPrecision))
+    mixed = run_and_check(graph, AutoMixedPrecision("AutoMixedBf16"))
+    assert kept in [n.op for n in mixed.nodes]
+    assert any(s.dtype is DType.BF16 for n in mixed.nodes for s in n.shapes)
+    backward = grad_with_loss(graph, ["x"])
+    mixed = run_and_check(backward, AutoMixedPrecision("AutoMixedBf16"))
+    wanted, got = (interpret(g, KEPT_LEAVES)[1] for g in (backward, mixed))
+    np.testing.assert_array_equal(np.flatnonzero(got), np.flatnonzero(wanted))
+    np.testing.assert_allclose(got, wanted, atol=2e-2)
+    # The same program without protection reads, and blames, another row.
+    plain = AutoMixedPrecision("AutoMixedBf16").run(grad_with_loss(kept_graph(lambda f: f), ["x"]))
+    assert np.flatnonzero(interpret(plain, KEPT_LEAVES)[1]).tolist() == [3, 300]
+
+
+@pytest.mark.parametrize("policy", ["AlwaysF32", "AutoMixedBf16"])
+def test_kept_programs_are_opened_when_types_are_settled(policy):
+    result = CompilePipeline.new("cpu").with_precision(policy).compile(kept_graph(rlx.keep_precision))
+    assert not any(isinstance(n.op, ops.KeepPrecision) for n in result.lir.as_graph().nodes)
+    np.testing.assert_allclose(
+        result.interpret(KEPT_LEAVES)[0], interpret(kept_graph(lambda f: f), KEPT_LEAVES)[0], rtol=2e-2
+    )
+
+
+def test_keep_precision_of_arrays_and_static_arguments():
+    @rlx.keep_precision(static_argnums=1)
+    def power(x, n):
+        return x**n
+
+    assert float(power(np.float32(3), 2)) == 9
+    assert float(rlx.grad(power)(np.float32(3), 2)) == 6
+    np.testing.assert_array_equal(rlx.vmap(lambda x: power(x, 3))(np.arange(3, dtype="f4")), [0, 1, 8])
 
 
 def f32_samples():

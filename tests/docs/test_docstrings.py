@@ -10,7 +10,7 @@ import rlx
 import rlx.ops
 
 # Packages that some modules need and the development environment does not have.
-OPTIONAL = {"tokenizers", "jinja2", "torch", "jax"}
+OPTIONAL = {"tokenizers", "jinja2", "torch", "jax", "onnx", "onnxruntime", "openvino", "tinygrad", "llama_cpp"}
 
 
 def modules():

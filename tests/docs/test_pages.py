@@ -14,6 +14,15 @@ def test_page_runs_and_shows_what_it_prints(page):
     assert doc_pages.refreshed(page) == page.read_text(), "the outputs shown are out of date; refresh with: make docs"
 
 
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if " real\n" in p.read_text()], ids=lambda p: p.relative_to(doc_pages.ROOT).as_posix()
+)
+def test_page_with_real_models(page):
+    stale = "the outputs shown are out of date; refresh with: python tools/generate_docs.py --real"
+    assert doc_pages.refreshed(page, real=True) == page.read_text(), stale
+
+
 @pytest.mark.parametrize("name", generate_docs.GENERATED)
 def test_generated_page_is_current(name):
     current = (doc_pages.ROOT / name).read_text()
@@ -24,7 +33,7 @@ def test_generated_page_is_current(name):
 def test_the_pages_are_there():
     names = {p.relative_to(doc_pages.ROOT).as_posix() for p in PAGES}
     assert {"README.md", "CONTRIBUTING.md", "docs/text.md", "docs/errors.md", "docs/ops.md"} <= names
-    assert len([n for n in names if n.startswith("docs/tutorial/")]) == 7
+    assert len([n for n in names if n.startswith("docs/tutorial/")]) == 15
 
 
 # The runner itself
@@ -72,6 +81,9 @@ def test_blocks_share_a_namespace_and_outputs_are_written(tmp_path):
         ("```python no-run\n1 / 0\n```", "means nothing"),
         ("```python no-run:\n1 / 0\n```", "means nothing"),
         ("```python raise KeyError\n1 / 0\n```", "means nothing"),
+        ("```console raises KeyError\n$ false\n```", "means nothing"),
+        ("```console\n$ echo told; false\n```", r"page.md:1: `echo told; false` fails\ntold"),
+        ("```console\n$ echo 1\n1\n```\n```output\n```", "must follow"),
         ("```python\n1\n", "not closed"),
         ("```python\n1\n```\n```python no-run: why\n1\n```\n```output\n```", "must follow"),
     ],
@@ -84,6 +96,39 @@ def test_what_is_wrong_is_found(tmp_path, code, message):
 def test_announced_errors_and_skipped_blocks(tmp_path):
     text = "```python raises KeyError\n{}['a']\n```\n```output\n```\n```python no-run: needs a GPU\n1 / 0\n```\n"
     assert "```output\nKeyError: 'a'\n```" in doc_pages.refreshed(run(tmp_path, text))
+
+
+def test_commands_share_a_folder_and_show_what_they_print(tmp_path):
+    page = run(
+        tmp_path,
+        """\
+        ```python
+        with open("words.txt", "w") as file:
+            file.write("one\\ntwo\\n")
+        ```
+
+        ```console
+        $ wc -l \\
+          < words.txt | tr -d ' '
+        old
+        $ rlx --version | cut -c1-3
+        ```
+        """,
+    )
+    text = doc_pages.refreshed(page)
+    assert "$ wc -l \\\n  < words.txt | tr -d ' '\n2\n$ rlx --version | cut -c1-3\nrlx\n```\n" in text
+    page.write_text(text)
+    assert doc_pages.refreshed(page) == text
+
+
+def test_real_blocks_wait_until_models_are_wanted(tmp_path):
+    text = (
+        "```python real\nprint(1)\n```\n```output\nold\n```\n```console real\n$ echo 2\n```\n```python\nprint(3)\n```\n"
+    )
+    page = run(tmp_path, text)
+    assert doc_pages.refreshed(page) == text
+    wanted = doc_pages.refreshed(page, real=True)
+    assert "```output\n1\n```" in wanted and "$ echo 2\n2\n```" in wanted
 
 
 def test_stale_pages_are_named(tmp_path):

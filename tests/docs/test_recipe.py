@@ -1,10 +1,11 @@
-"""The recipe "Add an op" of CONTRIBUTING.md works as written: its code, its command."""
+"""The recipes of CONTRIBUTING.md work as written: their code, their commands, their checks."""
 
 import os
 import re
 import subprocess
 import sys
 
+import doc_pages
 import pytest
 from doc_pages import ROOT, blocks
 
@@ -55,3 +56,19 @@ def test_a_wrong_op_does_not_pass(tmp_path, right, wrong, test):
     status, output = follow_the_recipe(tmp_path, code().replace(right, wrong))
     assert status == 1
     assert re.search(f"FAILED.*{test}", output), output
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("f.next(here)", "f.next(f.values[0])", "Not equal to tolerance"),
+        ("is DType.F32)", "is DType.F64)", "AssertionError: cpu: @one_op, 1 call"),
+    ],
+)
+def test_the_checks_of_the_kernel_recipe_find_a_wrong_kernel(tmp_path, right, wrong, message):
+    """The page as it is passes (test_pages); a kernel that is wrong or not used fails its checks."""
+    assert PAGE.count(right) == 1
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.replace(right, wrong))
+    with pytest.raises(doc_pages.PageError, match=message):
+        doc_pages.run_page(page)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
-from rlx.errors import BackendError
+from rlx.errors import BackendError, DTypeError
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.llvm_codegen import compile_object
@@ -334,3 +334,17 @@ def test_barriers_need_a_gpu():
         k.barrier()
     with pytest.raises(BackendError, match="kernel threads has barriers between threads; avx512 has none"):
         compile_object(k.build(), AVX512)
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 8, 16])
+def test_lookup_takes_lanes_by_their_number(lanes: int):
+    """Of the numbers only the low bits count, so that packed fields need no mask."""
+    k = KernelBuilder("pick")
+    table, index, y = k.pointer("table", F32), k.pointer("index", DType.I32), k.pointer("y", F32, write=True)
+    k.store(y, 0, k.lookup(k.load(table, 0, lanes=lanes), k.load(index, 0, lanes=lanes)))
+    numbers = np.random.default_rng(3).integers(-(2**31), 2**31, lanes).astype(np.int32)
+    args = {"table": np.linspace(-3, 9, lanes, dtype=np.float32), "index": numbers, "y": np.zeros(lanes, np.float32)}
+    found = check_everywhere(k.build(), args)["y"]
+    np.testing.assert_array_equal(found, args["table"][numbers % lanes])
+    with pytest.raises(DTypeError, match="lookup takes a vector of f32 and as many i32"):
+        k.lookup(k.load(table, 0, lanes=4), k.load(index, 0, lanes=2))

@@ -10,7 +10,7 @@ from kernel_runs import NATIVE_TARGETS, check_everywhere, interpreted, ran_nativ
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.elementwise import CHUNK, Access, MapPart, map_kernel, merge_axes, piecewise_kernel
+from rlx.kernels.elementwise import CHUNK, Access, MapPart, Move, map_kernel, merge_axes, piecewise_kernel
 from rlx.kernels.expr import apply, gather, index, literal, operand
 from rlx.kernels.interpret import grid_size
 from rlx.kernels.targets import AVX512, SM_90A
@@ -192,6 +192,31 @@ def test_parts_with_index_spaces_of_their_own():
             args = {"x": x, "w": w, "y": np.full((r, a + b), np.nan, "f4"), "R": r, "A": a, "N": a + b, "B": b}
             found = interpreted(kernel, args) if target is SM_90A else check_everywhere(kernel, args)
             np.testing.assert_array_equal(found["y"], np.concatenate([-x, 2 * w], axis=1))
+
+
+def test_rows_that_go_where_ids_say():
+    """y[h, ids[i], :] = -x[i, h, :] for ids below the limit, in the order of i: the last of equal ids wins."""
+    ids = operand(1, DType.I64)
+    move = Move(apply("mul", ids, literal(9, DType.I64)), apply("lt", ids, literal(4, DType.I64)))
+    part = MapPart(
+        ("N", 3, 9),
+        (Access("x", F32, (27, 9, 1)), Access("ids", DType.I64, (1, 0, 0))),
+        (Access("y", F32, (0, 36, 1)),),
+        (apply("neg", operand(0, F32)),),
+        move,
+    )
+    for target in (AVX512, SM_90A):
+        kernel = piecewise_kernel("put", target, [part])
+        for places in ([], [2], [3, 0, 3, 9, 3, 1]):
+            x = rng.normal(size=(len(places), 3, 9)).astype("f4")
+            wanted = np.zeros((3, 4, 9), "f4")
+            for row, place in zip(x, places):
+                if place < 4:
+                    wanted[:, place] = -row
+            args = {"x": x, "ids": np.array(places, "i8"), "y": np.zeros((3, 4, 9), "f4"), "N": len(places)}
+            found = interpreted(kernel, args) if target is SM_90A else check_everywhere(kernel, args)
+            np.testing.assert_array_equal(found["y"], wanted)
+    assert grid_size(piecewise_kernel("put", AVX512, [part]), {"N": 10**6}) == 3, "rows of one place are one iteration"
 
 
 @pytest.mark.parametrize("contiguous", [True, False])

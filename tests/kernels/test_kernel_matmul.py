@@ -12,7 +12,8 @@ from rlx.ir.dtype import DType
 from rlx.kernels import native
 from rlx.kernels.expr import apply, index, literal, operand
 from rlx.kernels.interpret import grid_size
-from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel, pack_panels, panel_width, tile_rows
+from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel, pack_panels, panel_width
+from rlx.kernels.matmul_blocks import block_shape
 from rlx.kernels.targets import AVX2, AVX512, CORTEX_M4, NEON, SSE2, Target
 
 F32, F64, BF16, I32 = DType.F32, DType.F64, DType.BF16, DType.I32
@@ -24,7 +25,7 @@ def normal(*shape: int, dtype: DType = F32) -> np.ndarray:
 
 
 def bias_gelu() -> Epilogue:
-    return Epilogue(apply("gelu", apply("add", operand(0, F32), operand(1, F32))), (Matrix("bias", F32, 0),))
+    return Epilogue((apply("gelu", apply("add", operand(0, F32), operand(1, F32))),), (Matrix("bias", F32, 0),))
 
 
 def close(found: np.ndarray, wanted: np.ndarray, depth: int, unit: float = 2.0**-24) -> None:
@@ -34,7 +35,7 @@ def close(found: np.ndarray, wanted: np.ndarray, depth: int, unit: float = 2.0**
 
 
 def test_tiles_fill_the_registers():
-    assert [tile_rows(t) for t in (AVX512, AVX2, SSE2, NEON, CORTEX_M4)] == [6, 6, 6, 6, 2]
+    assert [block_shape(t, F32, "n").tile_rows for t in (AVX512, AVX2, SSE2, NEON, CORTEX_M4)] == [6, 6, 6, 6, 2]
     assert [panel_width(t, F32) for t in (AVX512, AVX2, SSE2)] == [64, 16, 8]
     assert panel_width(AVX512, F64) == 32
 
@@ -151,7 +152,7 @@ def test_epilogue_operands_of_every_shape():
     extra = (Matrix("scale", F32, 1, 0), Matrix("bias", F32, 0), Matrix("one", F32, 0, 0), Matrix("residual", F32, n))
     for target in NATIVE_TARGETS:
         matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", BF16, n)}
-        kernel = matmul_kernel("mixed", target, m="m", n=n, k=k, **matrices, epilogue=Epilogue(expr, extra))
+        kernel = matmul_kernel("mixed", target, m="m", n=n, k=k, **matrices, epilogue=Epilogue((expr,), extra))
         args = {"a": normal(m, k), "b": normal(k, n), "c": np.zeros((m, n), BF16.numpy), "scale": normal(m)}
         args |= {"bias": normal(n), "one": normal(1), "residual": normal(m, n), "m": m}
         found = ran_natively(kernel, args, target)["c"]
@@ -165,7 +166,7 @@ def test_residual_in_place():
     expr = apply("add", apply("tanh", operand(0, F32)), operand(1, F32))
     for target in NATIVE_TARGETS:
         matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", F32, n)}
-        epilogue = Epilogue(expr, (Matrix("residual", F32, n),))
+        epilogue = Epilogue((expr,), (Matrix("residual", F32, n),))
         kernel = matmul_kernel("residual", target, m="m", n=n, k=k, **matrices, epilogue=epilogue)
         a, b, c = normal(m, k), normal(k, n), normal(m, n)
         wanted = np.tanh(a.astype(np.float64) @ b.astype(np.float64)) + c
@@ -179,7 +180,7 @@ def test_epilogue_sees_its_place():
     masked = apply("where", apply("le", index(2), index(1)), operand(0, F32), literal(-np.inf, F32))
     for target in NATIVE_TARGETS:
         matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, 1, k), "c": Matrix("c", F32, m)}
-        kernel = matmul_kernel("scores", target, m=m, n=m, k=k, **matrices, epilogue=Epilogue(masked))
+        kernel = matmul_kernel("scores", target, m=m, n=m, k=k, **matrices, epilogue=Epilogue((masked,)))
         args = {"a": normal(m, k), "b": normal(m, k), "c": np.zeros((m, m), np.float32)}
         wanted = args["a"].astype(np.float64) @ args["b"].astype(np.float64).T
         found = ran_natively(kernel, args, target)["c"]

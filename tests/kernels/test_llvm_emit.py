@@ -34,7 +34,7 @@ def linear(machine: Target) -> Kernel:
     expr = apply("relu", apply("add", operand(0, F32), operand(1, F32)))
     bias = Matrix("bias", F32, 0)
     matrices = {"a": Matrix("a", F32, 64), "b": Matrix("b", F32, 48), "c": Matrix("c", F32, 48)}
-    return matmul_kernel("linear", machine, m="m", n=48, k=64, **matrices, epilogue=Epilogue(expr, (bias,)))
+    return matmul_kernel("linear", machine, m="m", n=48, k=64, **matrices, epilogue=Epilogue((expr,), (bias,)))
 
 
 def block_sum() -> Kernel:

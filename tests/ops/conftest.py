@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import rlx.ops  # noqa: F401  (gives tensors their methods)
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.verify import verify_all

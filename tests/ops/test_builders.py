@@ -303,6 +303,12 @@ CASES: dict[str, Case] = {
         args=("gguf_q8_0", 3),
         function=lambda x, w, i, s, n: ops.dequant_grouped_matmul(x, w, i, scheme=s, n=n),
     ),
+    "dequant_gather": case(
+        "u8[102]",
+        "i32[2]",
+        args=("gguf_q8_0", 32),
+        function=lambda w, i, s, k: ops.dequant_gather(w, i, scheme=s, k=k),
+    ),
     "fft": case("f32[2,8]", args=(True,)),
     "fft_norm": case("f32[2,8]", args=(True, FftNorm.Forward)),
     "fft_axis": case("c64[4,3]", args=(0, False)),

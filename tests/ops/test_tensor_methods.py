@@ -5,7 +5,7 @@ import operator
 import numpy as np
 import pytest
 
-from rlx.errors import TraceError
+from rlx.errors import OpError, ShapeError, TraceError
 from rlx.ir.graph import Graph
 
 rng = np.random.default_rng(13)
@@ -133,3 +133,43 @@ def test_length():
         len(graph.input("z", ("B",), "f32"))
     with pytest.raises(TraceError, match="scale back"):
         round(graph.input("w", (2,), "f32"), 2)
+
+
+COMPLEX = X + 1j * Y
+
+
+def test_conjugate_and_trace(traced):
+    same(traced, lambda z: z.conjugate() * 2, COMPLEX)
+    for arguments in ((), (1,), (-1, 1, 0)):
+        same(traced, lambda x, a=arguments: x.trace(*a), X)
+
+
+@pytest.mark.parametrize("source", ["float32", "float64", "int16", "uint8"])
+@pytest.mark.parametrize("to", ["float32", "uint32", "int64", "float16", "int8"])
+def test_view(traced, source, to):
+    x = BITS.astype(source)
+    same(traced, lambda x: x.view(to).view("uint8"), np.concatenate([x, x], axis=1), exact=True)
+
+
+def test_views_that_do_not_fit_are_refused():
+    g = Graph("views")
+    with pytest.raises(ShapeError, match="view: 2 elements make one f32, which does not divide the last axis"):
+        g.input("x", (2, 3), "f16").view("f32")
+    with pytest.raises(OpError, match="a scalar has no last axis"):
+        g.input("y", (), "f64").view("f32")
+
+
+def test_nonzero_needs_a_size(traced):
+    x = np.array([[0, 3, 0], [5, 0, 6]])
+    rows, columns = (traced(lambda x, i=i: x.nonzero(size=4, fill_value=9)[i], x) for i in range(2))
+    np.testing.assert_array_equal(rows, [0, 1, 1, 9])
+    np.testing.assert_array_equal(columns, [1, 0, 2, 9])
+    with pytest.raises(OpError, match="give `size`"):
+        Graph("traced").input("x", (3,)).nonzero()
+
+
+def test_values_are_not_there_while_a_program_is_built():
+    x = Graph("traced").input("x", (1,))
+    for wanted in (x.item, x.tolist):
+        with pytest.raises(TraceError, match="has no value while the program is being built"):
+            wanted()

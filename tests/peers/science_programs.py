@@ -43,8 +43,7 @@ def neural_potential(m, positions, species, w1, w2, wanted):
     return m.np.mean((m.grad(energy)(positions) + wanted) ** 2)
 
 
-@program(x=uniform(-1, 1, 6), t=uniform(0, 1, 6), w1=weight(2, 8), b1=normal(8), w2=weight(8, 8), w3=weight(8),
-         without=("hvp",))  # fmt: skip
+@program(x=uniform(-1, 1, 6), t=uniform(0, 1, 6), w1=weight(2, 8), b1=normal(8), w2=weight(8, 8), w3=weight(8))
 def korteweg_de_vries_residual(m, x, t, w1, b1, w2, w3):
     """A physics-informed network: u_t + 6·u·u_x + u_xxx needs third derivatives, and the loss a fourth."""
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from random_graphs import inputs_for
+from rlx.fusion.miss_reasons import MissReason
 from rlx.ir.interpret import interpret
 from rlx.ir.passes import run_passes
+from rlx.ir.rewrite import RuleSet, apply_rules
 from rlx.ir.text import parse, show
 from rlx.ir.verify import verify_all
 from text_cases import FOLDER, all_passes, parse_passes, read_cases, refreshed, run_case
@@ -41,10 +43,49 @@ def test_values_stay_the_same(case):
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_every_fusion_pass_has_a_case():
-    used = {p.name for path in FILES for case in read_cases(path)[1] for p in parse_passes(case.passes)}
-    fusion = {name for name, cls in all_passes().items() if cls.__module__.startswith("rlx.fusion")}
-    assert fusion - used == set()
+def used_passes():
+    return [p for path in FILES for case in read_cases(path)[1] for p in parse_passes(case.passes)]
+
+
+def test_every_pass_has_a_case():
+    ours = {name for name, cls in all_passes().items() if cls.__module__.startswith(("rlx.fusion", "rlx.compile"))}
+    # Its option is a table of arrays, which no literal can be.
+    assert ours - {p.name for p in used_passes()} == {"specialize_params"}
+
+
+def test_every_rule_fires_in_a_case():
+    known = {rule for p in used_passes() for rule in rule_names(p)}
+    fired = set()
+    for path in FILES:
+        for case in read_cases(path)[1]:
+            graph = parse(case.program)
+            for step in parse_passes(case.passes):
+                fired |= rules_fired(step, graph)
+                graph = step.run(graph)
+    assert known - fired == set()
+    assert len(known) > 30
+
+
+def rule_names(step):
+    return {rule.name for rule in rules_of(step).rules}
+
+
+def rules_of(step):
+    return getattr(step, "rules", RuleSet("none", ()))
+
+
+def rules_fired(step, graph):
+    return set(apply_rules(graph, rules_of(step)).fired)
+
+
+def test_every_reason_is_given_in_a_case():
+    given = {line.split(": ")[1] for path in FILES for line in path.read_text().splitlines() if line[:7] == "# MISS "}
+    # Of a group that its pass would join, or of a pass that did not run: no case, in which passes did run, can end so.
+    assert set(MissReason) - given == {
+        MissReason.NotFused,
+        MissReason.SharedMatmulCount,
+        MissReason.SwigluGateBeforeUp,
+    }
 
 
 def test_refreshing_changes_nothing():

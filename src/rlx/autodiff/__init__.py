@@ -21,7 +21,9 @@ set_engines(Engines(push_forward, pull_back, batch_graph))
 # Public name -> module that defines it.
 _HOME: dict[str, str] = {
     **dict.fromkeys(("hessian", "jacfwd", "jacrev", "linearize", "value_and_grad", "vjp"), "functions"),
-    **dict.fromkeys(("checkpoint", "custom_jvp", "custom_vjp", "remat", "stop_gradient"), "custom_rules"),
+    **dict.fromkeys(
+        ("checkpoint", "custom_jvp", "custom_vjp", "keep_precision", "remat", "stop_gradient"), "custom_rules"
+    ),
     **dict.fromkeys(
         ("GradWithLossOptions", "grad_with_loss", "grad_with_loss_opts", "quantized_weight_bits"), "graphs"
     ),

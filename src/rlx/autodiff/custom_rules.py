@@ -1,5 +1,5 @@
-"""Functions with derivatives of their own, and functions that are computed again in reverse mode: `custom_jvp`,
-`custom_vjp`, `checkpoint`. Signatures as in JAX.
+"""Functions with derivatives of their own, functions that are computed again in reverse mode, and functions that no
+policy rounds: `custom_jvp`, `custom_vjp`, `checkpoint`, `keep_precision`. Signatures as in JAX.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, lift, target_graph
 from rlx.ops.bodies import build_body, input_types, output_types
+from rlx.ops.body_calls import BodyCall, KeepPrecision
 from rlx.ops.body_transforms import as_tuple, build_step, filled
 from rlx.ops.custom_derivatives import CustomDerivative, DerivativeRule
 from rlx.ops.custom_functions import CustomFn, cotangent_names, primal_output_names
@@ -284,8 +285,22 @@ def checkpoint(fun: Function | None = None, static_argnums: int | Iterable[int] 
 
     Static arguments are passed as they are.
     """
+    return _called_through(Checkpoint, fun, static_argnums)
+
+
+def keep_precision(fun: Function | None = None, static_argnums: int | Iterable[int] = ()) -> Any:
+    """`fun`, computed in the types in which it is written whatever precision a program is compiled for, and so are its
+    derivatives; also a decorator.
+
+    Static arguments are passed as they are.
+    """
+    return _called_through(KeepPrecision, fun, static_argnums)
+
+
+def _called_through(kind: type[BodyCall], fun: Function | None, static_argnums: int | Iterable[int]) -> Any:
+    """`fun` as the body of one op; without it a decorator."""
     if fun is None:
-        return functools.partial(checkpoint, static_argnums=static_argnums)
+        return functools.partial(_called_through, kind, static_argnums=static_argnums)
     statics = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
     function: Callable[..., Any] = fun
 
@@ -298,7 +313,7 @@ def checkpoint(fun: Function | None = None, static_argnums: int | Iterable[int] 
             return function(*args, **kwargs)
         with entered(graph):
             called = Called(function, arguments, graph)
-            results = as_tuple(Checkpoint(called.graph)(*called.operands))
+            results = as_tuple(kind(called.graph)(*called.operands))
         return called.traced.out_tree.unflatten(results)
 
     return call

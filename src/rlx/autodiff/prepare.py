@@ -6,14 +6,14 @@ to keep, the program that is differentiated. All return the new graph and where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.module import MirModule
-from rlx.ir.op import Op, kind_of
+from rlx.ir.op import Op
 from rlx.ir.passes import Pass
-from rlx.ir.rebuild import Rebuilt, Replacement, map_bodies, rebuild, unchanged
+from rlx.ir.rebuild import Rebuilt, Replacement, decompose_kinds, rebuild, replace_nodes, unchanged
 from rlx.ops.custom_functions import CustomFn
 from rlx.ops.reductions import Reduce
 from rlx.ops.scans import Scan
@@ -32,40 +32,6 @@ FUSED = frozenset(
     }
 )
 REGIONS = frozenset({"ElementwiseRegion", "TransformRegion", "BatchElementwiseRegion"})
-
-# The form that replaces a node, as a function of its operands; None leaves it.
-FormOf = Callable[[Node], Callable[..., Any] | None]
-
-
-def replace_nodes(graph: Graph, form_of: FormOf, pass_name: str) -> Rebuilt:
-    """Replace nodes, and what replaced them, until `form_of` has nothing more to say; bodies included."""
-
-    def visit(node: Node, operands: list[Any]) -> Replacement:
-        form = form_of(node)
-        if form is not None:
-            return form(*operands)
-        op = map_bodies(node.op, lambda body: replace_nodes(body, form_of, pass_name).graph)
-        return None if op is node.op else op(*operands)
-
-    result = unchanged(graph)
-    while _has_work(result.graph, form_of):
-        result = result.then(rebuild(result.graph, visit, pass_name))
-    return result
-
-
-def _has_work(graph: Graph, form_of: FormOf) -> bool:
-    pending = [graph]
-    while pending:
-        for node in pending.pop().nodes:
-            if form_of(node) is not None:
-                return True
-            pending.extend(node.op.bodies.values())
-    return False
-
-
-def decompose_kinds(graph: Graph, kinds: Collection[str], pass_name: str) -> Rebuilt:
-    """Decompose the ops of the given kinds (class names)."""
-    return replace_nodes(graph, lambda node: node.op.decompose if kind_of(node.op) in kinds else None, pass_name)
 
 
 def decompose_fusion_regions(graph: Graph) -> Rebuilt:

@@ -31,7 +31,8 @@ register_backend("reference", _reference)
 register_backend("cpu", _cpu)
 # Both get their kernels from rlx.kernels.
 register_generator("cpu", _generator)
-register_generator("cuda", _generator)
+# Panels are laid out for the lanes of this machine's CPU.
+register_generator("cuda", lambda: _generator()._replace(panel_width=None))
 
 
 def __getattr__(name: str) -> Any:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rlx.backends.compile_options import CompileOptions as CompileOptions
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
+from rlx.ir.shape import Size
 
 if TYPE_CHECKING:
     from rlx.compile.report import CompileReport
@@ -23,19 +25,19 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True)
-class CompileOptions:
-    """What a caller may ask of a compile; backends ignore what does not concern them."""
-
-    verify: bool = True
-    threads: int | None = None
-
-
 class Prepared:
     """The params of a program in the form in which an executable reads them; `values` are the params by name."""
 
     def __init__(self, values: Mapping[str, Array]) -> None:
         self.values = values
+
+
+class KernelTime(NamedTuple):
+    """How long a kernel took: its kind, the ops in it, seconds."""
+
+    kind: str
+    what: str
+    seconds: float
 
 
 class Executable(ABC):
@@ -49,6 +51,15 @@ class Executable(ABC):
     @abstractmethod
     def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
         """The outputs for inputs and params. The arrays returned belong to the caller."""
+
+    @property
+    def arena_bytes(self) -> Size:
+        """The memory for values between kernels, of one run."""
+        return 0
+
+    def timed(self) -> AbstractContextManager[list[KernelTime]]:
+        """Inside the block, runs of this thread measure their kernels and add them to the list, in order."""
+        raise BackendError(f"{type(self).__name__} does not measure single kernels; compile for the device 'cpu'")
 
     @property
     @abstractmethod
@@ -67,7 +78,7 @@ class Backend(ABC):
 
     @abstractmethod
     def supported_ops(self) -> frozenset[str]:
-        """Names of the op classes that run natively; all others are decomposed first."""
+        """Names of the op classes that programs may have; what is not among them is decomposed first."""
 
     @abstractmethod
     def compile(self, graph: Graph, options: CompileOptions) -> Executable: ...

@@ -28,11 +28,12 @@ from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor
 from rlx.ir.tensor_data import TensorData
 from rlx.ir.verify import infer_output_shapes
+from rlx.ops.body_calls import KeepPrecision
 from rlx.ops.conversion import Cast, cast
 from rlx.ops.creation import DimValue, Iota
 
 # Kinds that compute in f32 under every policy. Solutions and factors lose as many digits as the matrix is badly
-# conditioned; the others hold ids or coordinates in floats, or were written by the user for the type they are given.
+# conditioned; the others hold ids or coordinates in floats, or were written by the user for the types they are given.
 STAY_F32 = frozenset(
     {
         "DenseSolve",
@@ -52,6 +53,7 @@ STAY_F32 = frozenset(
         "WelchPeaks",
         "Custom",
         "Cast",
+        "KeepPrecision",
     }
 )
 # Operands that are never rounded: ids and positions, which floats may hold too, and steps that are being learned.
@@ -78,7 +80,8 @@ WIDE_OPERANDS: dict[str, Container[int]] = {
 
 
 class AutoMixedPrecision(Pass):
-    """Apply a precision policy, bodies included. An op that does not accept the lower precision stays in f32.
+    """Apply a precision policy, bodies included, but for those of `KeepPrecision`. An op that does not accept the lower
+    precision stays in f32.
 
     Sums of products and reductions accumulate in f32 whatever type they read. Where everything that reads a product
     computes in f32, the product is not rounded in between.
@@ -92,7 +95,7 @@ class AutoMixedPrecision(Pass):
     def run(self, graph: Graph) -> Graph:
         if all(precision is Precision.F32 for _, precision in self.policy.choices):
             return graph
-        inside = rebuild_bodies(graph, self.run, self.name).graph
+        inside = rebuild_bodies(graph, self.run, self.name, (KeepPrecision,)).graph
         walk = _Walk(inside, self.policy)
         mixed = remove_dead_nodes(rebuild(inside, walk.visit, self.name).graph).graph
         return graph if mixed == graph else mixed

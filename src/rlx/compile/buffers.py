@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlx.compile.liveness import view_offset
 from rlx.compile.packing import Tenant, pack
+from rlx.errors import InternalError
 from rlx.ir.graph import Graph, NodeId
+from rlx.ir.leaves import Constant
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirKernel, LirViewAlias
 from rlx.ir.phase import derive_phases
 from rlx.ir.shape import Size
@@ -14,18 +16,28 @@ from rlx.ir.shape import Size
 ALIGNMENT = 64
 
 
-def plan_buffers(graph: Graph, kernels: Sequence[LirKernel], alignment: int = ALIGNMENT) -> LirBufferPlan:
-    """Slots for what native kernels store, except outputs, which are never in the arena; a view lives with its operand.
+def plan_buffers(
+    graph: Graph,
+    kernels: Sequence[LirKernel],
+    alignment: int = ALIGNMENT,
+    stored_over: Mapping[NodeId, NodeId] | None = None,
+) -> LirBufferPlan:
+    """Slots for what native kernels store, except outputs, which are never in the arena; a view lives with its operand,
+    and a result that is `stored_over` another value lives where that one did.
 
-    What a host call returns is allocated by the host.
+    What a host call returns is allocated by the host. `InternalError` if something is read before it is stored.
     """
+    _check_order(graph, kernels)
     plan = LirBufferPlan(alignment=alignment, schedule=[n.id for n in graph.nodes])
     for kernel in kernels:
-        if kernel.kind == "view":
-            node, operand = kernel.nodes[0], kernel.inputs[0]
-            parent = plan.view_aliases.get(operand, LirViewAlias(operand, 0))
-            offset = parent.byte_offset + view_offset(graph, graph.nodes[node])
-            plan.view_aliases[node] = LirViewAlias(parent.root, offset)
+        for node in kernel.outputs:
+            if kernel.kind == "view":
+                _join(plan, node, kernel.inputs[0], view_offset(graph, graph.nodes[node]))
+            elif stored_over and node in stored_over:
+                _join(plan, node, stored_over[node], 0)
+    for output in stored_over or ():
+        if output in graph.outputs:
+            _move_to_output(graph, plan, output)
     stored = _stored_values(graph, kernels, plan)
     lives = _lives(kernels, plan, graph.outputs)
     tenants = [Tenant(_size(graph, n), *lives[n]) for n in stored]
@@ -38,6 +50,39 @@ def plan_buffers(graph: Graph, kernels: Sequence[LirKernel], alignment: int = AL
     return plan
 
 
+def _check_order(graph: Graph, kernels: Sequence[LirKernel]) -> None:
+    """Every value that a kernel reads, or that is returned, is a leaf, a constant or stored by an earlier kernel."""
+    stored = {n.id for n in graph.nodes if n.is_leaf or isinstance(n.op, Constant)}
+    for step, kernel in enumerate(kernels):
+        for node in kernel.inputs:
+            if node not in stored:
+                raise InternalError(f"kernel {step} ({kernel.kind}) reads {graph.nodes[node]!r} before it is stored")
+        stored.update(kernel.outputs)
+    for node in graph.outputs:
+        if node not in stored:
+            raise InternalError(f"no kernel stores the output {graph.nodes[node]!r}")
+
+
+def _join(plan: LirBufferPlan, node: NodeId, operand: NodeId, offset: Size) -> None:
+    """Let a value live in the memory of another one."""
+    parent = plan.view_aliases.get(operand, LirViewAlias(operand, 0))
+    plan.view_aliases[node] = LirViewAlias(parent.root, parent.byte_offset + offset)
+
+
+def _move_to_output(graph: Graph, plan: LirBufferPlan, output: NodeId) -> None:
+    """Let what an output is stored over live in the memory of the output from the start, if it is as large."""
+    view = plan.view_aliases.get(output)
+    if view is None or view.byte_offset != 0 or graph.nodes[view.root].is_leaf:
+        return
+    if view.root in graph.outputs or _size(graph, view.root) != _size(graph, output):
+        return
+    for node, other in list(plan.view_aliases.items()):
+        if other.root == view.root:
+            plan.view_aliases[node] = LirViewAlias(output, other.byte_offset)
+    plan.view_aliases[view.root] = LirViewAlias(output, 0)
+    del plan.view_aliases[output]
+
+
 def _size(graph: Graph, node: NodeId) -> Size:
     """The results of a node lie one after the other."""
     total: Size = 0
@@ -48,7 +93,7 @@ def _size(graph: Graph, node: NodeId) -> Size:
 
 def _stored_values(graph: Graph, kernels: Sequence[LirKernel], plan: LirBufferPlan) -> list[NodeId]:
     native = [n for k in kernels if k.kind not in ("view", "call") for n in k.outputs]
-    return [n for n in native if n not in graph.outputs]
+    return [n for n in native if n not in graph.outputs and n not in plan.view_aliases]
 
 
 def _lives(

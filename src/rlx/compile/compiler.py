@@ -22,11 +22,16 @@ from rlx.compile.buffers import plan_buffers
 from rlx.compile.dispatch import KernelDispatchReport
 from rlx.compile.fusion_barriers import UnfusedEdge
 from rlx.compile.generators import Generator, generator_for
+from rlx.compile.int8_activations import Int8Change, int8_activations
+from rlx.compile.join_quantized import join_quantized
 from rlx.compile.lir_interpreter import interpret_lir
+from rlx.compile.lir_lives import stored_over
 from rlx.compile.memory import MemoryPlanOptions, SharedWeightLayout, WeightSlot, plan_memory_with_options
 from rlx.compile.packing import aligned
+from rlx.compile.panels import pack_weights, stored_panels
 from rlx.compile.precision import PrecisionPolicy
 from rlx.compile.prepare import Programs, split_prepare
+from rlx.compile.quantized_panels import pack_quantized
 from rlx.compile.report import CompileFindings, CompileReport, Where
 from rlx.compile.stages import StageRecord, Stages
 from rlx.errors import LowerError, RlxError
@@ -93,6 +98,8 @@ class CompileResult:
     barriers: tuple[UnfusedEdge, ...] = ()
     # How each kind of op reached the kinds that a backend has claimed; None when no claim was given.
     dispatch: KernelDispatchReport | None = None
+    # What became of the products with stored weights, where activations of 8 bits were asked for.
+    int8: tuple[Int8Change, ...] = ()
     stages: tuple[StageRecord, ...] = field(default=(), compare=False)
     passes: tuple[PassRecord, ...] = field(default=(), compare=False)
 
@@ -108,7 +115,9 @@ class CompileResult:
 
     def report(self, device: str, where: Where | None = None) -> CompileReport:
         """What became of the program, as text, JSON and a page; `where` says where a kernel runs."""
-        found = CompileFindings(self.fusion, self.barriers, self.prepare, self.dispatch, self.stages, self.passes)
+        found = CompileFindings(
+            self.fusion, self.barriers, self.prepare, self.dispatch, self.stages, self.passes, self.int8
+        )
         return CompileReport(self.lir, device, where, found)
 
     def interpret(
@@ -157,12 +166,16 @@ class CompilePipeline:
     precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32
     # Whether what follows from weights alone becomes a program of its own; training changes weights at every step.
     prepare_params: bool = True
+    # "int8": products with stored weights multiply codes of 8 bits, of activations too, which changes their answers.
+    activations: str = "f32"
 
     def __post_init__(self) -> None:
         # Names are accepted where there is one.
         object.__setattr__(self, "target", FusionTarget(self.target))
         object.__setattr__(self, "precision", PrecisionPolicy.of(self.precision))
         object.__setattr__(self, "kernel_dispatch", KernelDispatchConfig.of(self.kernel_dispatch))
+        if self.activations not in ("f32", "int8"):
+            raise RlxError(f"CompilePipeline.activations is 'f32' or 'int8', got {self.activations!r}")
         if self.supported_ops is not None:
             object.__setattr__(self, "supported_ops", frozenset(self.supported_ops))
 
@@ -219,7 +232,7 @@ class CompilePipeline:
     def _optimized(self, mir: MirModule, records: pipeline.Records | None = None) -> _Optimized:
         graph = mir.as_graph()
         if self.generator is not None:
-            done = pipeline.optimize_for_generator(graph, self.precision, records)
+            done = pipeline.optimize_for_generator(graph, self.precision, records, self.prepare_params)
             # No named pattern is looked for, so none is missed: the kernels decide, and their report says why.
             return _Optimized(MirModule.from_graph(done), FusionReport.analyze(graph, done, ()))
         limits = (self.opts and self.opts.fusion_limits) or fusion_limits_for_target(self.target)
@@ -257,7 +270,8 @@ class CompilePipeline:
         """The program for one set of sizes: types inferred again, memory planned again, kernels cut as they were."""
         graph = lir.as_graph().bind(binding).freeze()
         if lir.kernels:
-            return LirModule(graph, plan_buffers(graph, lir.kernels, lir.buffers.alignment), lir.kernels)
+            plan = plan_buffers(graph, lir.kernels, lir.buffers.alignment, stored_over(lir))
+            return LirModule(graph, plan, lir.kernels)
         return LirModule(graph, plan_memory_with_options(graph, lir.buffers.alignment, _options_of(lir)))
 
     # End to end
@@ -306,7 +320,8 @@ class CompilePipeline:
             return plans[-1].lir
 
         optimized = stages.run("optimized.mir", optimize, stages.run("mir", lower))
-        programs = split_prepare(optimized) if self.prepare_params else Programs(optimized)
+        int8 = list[Int8Change]()
+        programs = self._split(optimized, int8) if self.prepare_params else Programs(optimized)
         prepare = None if programs.prepare is None else stages.run("prepare.lir", plan, programs.prepare)
         result = CompileResult(
             stages.run("lir", plan, programs.main),
@@ -315,12 +330,28 @@ class CompilePipeline:
             programs.prepared,
             plans[-1].barriers,
             done[0].dispatch,
+            tuple(int8),
             tuple(stages.records),
             tuple(records),
         )
         if knobs.fusion_report:
             print(result.report(self.target), result.fusion, *result.barriers, sep="\n", file=sys.stderr)
         return result
+
+    def _split(self, graph: Graph, int8: list[Int8Change]) -> Programs:
+        """What runs, and what is made of the weights before: their products read them in panels.
+
+        What became of products in 8 bits is added to `int8`.
+        """
+        generator = self.generator
+        if generator is None or generator.panel_width is None:
+            return split_prepare(graph)
+        graph = pack_quantized(join_quantized(graph))
+        if self.activations == "int8":
+            graph, changes = int8_activations(graph, generator.panel_width)
+            int8.extend(changes)
+        graph = pack_weights(graph, generator.panel_width)
+        return split_prepare(graph, stored_panels(graph))
 
     def _require_clean(self, report: FusionReport) -> None:
         missed = [m for m in report.missed if not m.reason.is_choice]

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 
 
@@ -25,10 +26,15 @@ class OwnKernel(NamedTuple):
 
 
 class Generator(NamedTuple):
-    """What a generator can do with a node: compute it inside a map, a row or an epilogue, or by a kernel of its own."""
+    """What a generator can do with a node: compute it inside a map, a row or an epilogue, or by a kernel of its own.
+
+    `panel_width(dtype, n)` is how many columns of a weight with n of them its products read side by side, for sums of
+    a type; None if they have no use for panels.
+    """
 
     is_pointwise: Callable[[Graph, Node], bool]
     own_kernel: Callable[[Graph, Node], OwnKernel | None]
+    panel_width: Callable[[DType, int], int] | None = None
 
 
 _lock = threading.Lock()

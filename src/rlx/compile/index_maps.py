@@ -24,6 +24,10 @@ from rlx.ops.movement import Expand, Narrow, Reshape, Reverse, Slice, Transpose
 from rlx.ops.reductions import Reduce
 from rlx.ops.unary import StopGradient
 
+# Tuples and not unions, which are built anew wherever they are written.
+_VIEWS = (Reshape, Transpose, Expand, Narrow, Slice, Reverse, StopGradient)
+_IN_ORDER = (Reshape, StopGradient, Cast, Reduce)
+
 
 class AxisMap(NamedTuple):
     """`offset + sum(index[axis] * stride for axis, stride in terms)`; terms are sorted by axis."""
@@ -175,7 +179,7 @@ def layout(dims: Dims, maps: IndexMap, count: int) -> Layout:
 def is_view(graph: Graph, node: Node) -> bool:
     """Whether a node's elements are elements of its operand, found by an index map."""
     op = node.op
-    if isinstance(op, Reshape | Transpose | Expand | Narrow | Slice | Reverse | StopGradient):
+    if isinstance(op, _VIEWS):
         return True
     if isinstance(op, Cast):
         return graph.shape(node.inputs[0]).dtype is op.to
@@ -188,7 +192,7 @@ def is_view(graph: Graph, node: Node) -> bool:
 
 def keeps_order(node: Node) -> bool:
     """Whether a view has all elements of its operand in the same order: a reshape, or an op that does nothing here."""
-    return isinstance(node.op, Reshape | StopGradient | Cast | Reduce)
+    return isinstance(node.op, _IN_ORDER)
 
 
 def through(graph: Graph, view: Node, maps: IndexMap, sizes: Sequence[Size]) -> IndexMap:

@@ -8,29 +8,51 @@ a value, and a sum of everything is formed row by row first, so that all threads
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlx.compile.complex_forms import complex_form
+from rlx.compile.concat_forms import done_to_parts
+from rlx.compile.conv_form import conv_form
+from rlx.compile.fft_form import fft_form
 from rlx.compile.generators import Generator
-from rlx.compile.grouping import SMALL_ROW
-from rlx.compile.index_maps import at_most, without_ones
+from rlx.compile.index_maps import without_ones
+from rlx.compile.kernel_fits import SMALL_ROW
 from rlx.compile.kernel_roles import kernel_kind
-from rlx.ir.dims import product
+from rlx.compile.order_forms import ORDER_FORMS
+from rlx.errors import InternalError
+from rlx.ir.dims import dim_max, product
 from rlx.ir.dtype import DType
 from rlx.ir.equal_nodes import merge_equal_nodes
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Input, Project
 from rlx.ir.op import Op
 from rlx.ir.rebuild import Replacement, rebuild
-from rlx.ir.shape import Shape, normalize_axes
+from rlx.ir.shape import Shape, Size, normalize_axes
 from rlx.ir.tensor import Tensor, building
 from rlx.ops.arithmetic import eq, lt, maximum, minimum, where
 from rlx.ops.attend import Attention
-from rlx.ops.attend_gradients import AttentionBackward
-from rlx.ops.conversion import cast
+from rlx.ops.attend_operands import TO_BHSD, AttentionLayout
+from rlx.ops.contraction import MatMul
+from rlx.ops.conversion import Cast, cast
+from rlx.ops.convolution import Conv
 from rlx.ops.creation import dim_value, iota
+from rlx.ops.fourier import Fft
 from rlx.ops.losses import SoftmaxCrossEntropyBackward, SoftmaxCrossEntropyWithLogits
-from rlx.ops.movement import Pad, concat, expand, expand_dims, squeeze
+from rlx.ops.movement import (
+    Expand,
+    Narrow,
+    Pad,
+    Reshape,
+    Transpose,
+    concat,
+    expand,
+    expand_dims,
+    narrow,
+    reshape,
+    squeeze,
+    transpose,
+)
 from rlx.ops.operands import same_graph
 from rlx.ops.quantized import QConv2d, QMatMul
 from rlx.ops.quantized_weights import DequantGroupedMatMul, DequantMatMul
@@ -41,26 +63,33 @@ from rlx.ops.widening import accumulators, rounded_tensor
 Form = Callable[..., Any]
 
 # Decomposed, these would store what they exist to avoid: all scores, all weights.
-WHOLE = (Attention, AttentionBackward, DequantMatMul, DequantGroupedMatMul, QMatMul, QConv2d)
+WHOLE = (Attention, DequantMatMul, DequantGroupedMatMul, QMatMul, QConv2d)
+
+
+# Rows into which one long axis is cut: so many at most and at least, and elements of a row at least.
+MAX_ROWS, MIN_ROWS, SHORT_ROW = 1024, 16, 1024
+# Forms are made of simpler ops, so that few rounds are needed.
+MAX_ROUNDS = 32
 
 
 def kernel_forms(graph: Graph, generator: Generator) -> Graph:
     """The graph with every op in the form in which it has kernels, as far as it has one; nothing is computed twice."""
     forms = _Forms(generator)
-    start = graph
-    while True:
-        before = forms.applied
-        rebuilt = rebuild(graph, forms.visit, "kernel_forms").graph
-        if forms.applied == before:
-            break
-        graph = rebuilt
-    if graph is not start:
-        graph = merge_equal_nodes(graph).graph
-    return _with_all_results(graph, generator)
+    is_merged = True
+    for _ in range(MAX_ROUNDS):
+        forms.look_at(graph)
+        if any(forms.form(n, [graph.tensor(i) for i in n.inputs]) for n in graph.nodes if n.inputs):
+            graph, is_merged = rebuild(graph, forms.visit, "kernel_forms").graph, False
+        elif not is_merged:
+            # Values that had several readers may have one now, and with it another form.
+            graph, is_merged = merge_equal_nodes(graph).graph, True
+        else:
+            return _with_all_results(graph, generator)
+    raise InternalError(f"@{graph.name}: after {MAX_ROUNDS} rounds some ops still have another form")
 
 
 def _with_all_results(graph: Graph, generator: Generator) -> Graph:
-    """Every result of an op with a kernel of its own has a name: the kernel stores it, whether somebody reads or not."""
+    """Every result of an op with a kernel of its own has a name: the kernel stores it, read or not."""
     missing: list[tuple[NodeId, int]] = []
     named = {(n.inputs[0], n.op.index) for n in graph.nodes if isinstance(n.op, Project)}
     for node in graph.nodes:
@@ -76,30 +105,39 @@ def _with_all_results(graph: Graph, generator: Generator) -> Graph:
 class _Forms:
     def __init__(self, generator: Generator) -> None:
         self.generator = generator
-        self.applied = 0
         self.known: dict[tuple[Op, tuple[Shape, ...]], bool] = {}
+
+    def look_at(self, graph: Graph) -> None:
+        """The graph whose nodes are asked for from now on."""
+        self.graph, self.uses = graph, graph.use_map()
 
     def visit(self, node: Node, operands: list[Any]) -> Replacement:
         form = self.form(node, operands)
-        if form is None:
-            return None
-        self.applied += 1
-        result: Replacement = form(*operands)
+        result: Replacement = None if form is None else form(*operands)
         return result
 
     def form(self, node: Node, operands: list[Tensor]) -> Form | None:
         """How a node is written for kernels; None if it stays as it is."""
         op = node.op
-        better = _BETTER.get(type(op))
-        if better is not None and (form := better(op, *operands)) is not None:
+        if (form := _better_form(op, operands)) is not None:
+            return form
+        if isinstance(op, Transpose) and self.is_only_reader(node) and _turns_heads(op, *operands):
+            return _heads_last
+        if (form := done_to_parts(self.graph, self.uses, self.generator, node, operands)) is not None:
             return form
         graph = operands[0].graph if operands else None
         if graph is None or not self.may_decompose(op):
             return None
-        return op.decompose if self.has_kernels(op, tuple(x.type for x in operands)) else None
+        # A body that is called is part of the program, whether or not all of it has kernels.
+        is_wanted = op.bodies or self.has_kernels(op, tuple(x.type for x in operands))
+        return op.decompose if is_wanted else None
+
+    def is_only_reader(self, node: Node) -> bool:
+        (operand,) = node.inputs
+        return len(self.uses[operand]) == 1 and operand not in self.graph.outputs
 
     def may_decompose(self, op: Op) -> bool:
-        return not (op.is_primitive or op.is_block or op.effect or op.bodies or isinstance(op, WHOLE))
+        return not (op.is_primitive or op.is_block or op.effect or isinstance(op, WHOLE))
 
     def has_kernels(self, op: Op, types: tuple[Shape, ...]) -> bool:
         """Whether an op has none itself, but everything that it decomposes into has."""
@@ -109,17 +147,31 @@ class _Forms:
 
     def has_kernel(self, op: Op, types: tuple[Shape, ...]) -> bool:
         graph = _alone(op, types)
-        return kernel_kind(graph, graph.nodes[-1], self.generator) != "call"
+        # Behind the op are its results, if it has several.
+        return kernel_kind(graph, graph.nodes[len(types)], self.generator) != "call"
 
     def parts_have_kernels(self, op: Op, types: tuple[Shape, ...]) -> bool:
         assert op.decompose is not None
         graph = _alone(op.decompose, types)
-        parts = [n for n in graph.nodes if n.inputs]
-        return all(
-            kernel_kind(graph, n, self.generator) != "call"
-            or (self.may_decompose(n.op) and self.has_kernels(n.op, tuple(graph.shape(i) for i in n.inputs)))
-            for n in parts
-        )
+        return all(self.ends_in_kernels(graph, n) for n in graph.nodes if n.inputs)
+
+    def ends_in_kernels(self, graph: Graph, node: Node) -> bool:
+        """Whether a node has a kernel, or a form that has."""
+        if isinstance(node.op, Project):
+            # The kernel of its operand stores it.
+            return True
+        if kernel_kind(graph, node, self.generator) != "call":
+            return True
+        if _better_form(node.op, [graph.tensor(i) for i in node.inputs]) is not None:
+            return True
+        return self.may_decompose(node.op) and self.has_kernels(node.op, tuple(graph.shape(i) for i in node.inputs))
+
+
+def _better_form(op: Op, operands: Sequence[Any]) -> Form | None:
+    """A form of an op that suits kernels better than its decomposition."""
+    better = _BETTER.get(type(op))
+    form = complex_form(op, operands)
+    return better(op, *operands) if form is None and better is not None else form
 
 
 def _alone(build: Form, types: tuple[Shape, ...]) -> Graph:
@@ -166,21 +218,32 @@ def _cross_entropy_gradient(op: Op, *operands: Any) -> Form:
     return build
 
 
-def _padding(op: Op, *operands: Any) -> Form | None:
-    """Constants joined in front and behind, axis by axis; None if something is cut off or put between elements."""
+def _padding(op: Op, *operands: Any) -> Form:
+    """Constants joined between elements, in front and behind, axis by axis, and what is too much cut off."""
     assert isinstance(op, Pad)
-    amounts = (*op.low, *op.high)
-    if any(op.interior) or not all(at_most(0, n) for n in amounts):
-        return None
 
     def build(x: Any, value: Any) -> Any:
-        for axis, sides in enumerate(zip(op.low, op.high)):
-            low, high = (_filled(x, value, axis, n) for n in sides)
-            if low or high:
-                x = concat([*low, x, *high], axis)
+        wanted = op.infer(x.type, value.type).dims
+        for axis, (low, high, interior) in enumerate(zip(op.low, op.high, op.interior)):
+            x = _spread_out(x, value, axis, interior) if interior else x
+            before, behind = (_filled(x, value, axis, dim_max(n, 0)) for n in (low, high))
+            x = concat([*before, x, *behind], axis) if before or behind else x
+            x = narrow(x, axis, dim_max(-low, 0), wanted[axis]) if x.shape[axis] != wanted[axis] else x
         return x
 
-    return build if any(n != 0 for n in amounts) else lambda x, value: x
+    return build
+
+
+def _spread_out(x: Any, value: Any, axis: int, interior: int) -> Any:
+    """x with so many values between neighbours: behind each element first, then without those at the end."""
+    size = x.shape[axis]
+    if size in (0, 1):
+        return x
+    wide = concat(
+        [expand_dims(x, axis + 1), expand(value, (*x.shape[: axis + 1], interior, *x.shape[axis + 1 :]))], axis + 1
+    )
+    flat = reshape(wide, (*x.shape[:axis], size * (interior + 1), *x.shape[axis + 1 :]))
+    return narrow(flat, axis, 0, dim_max(size * (interior + 1) - interior, 0))
 
 
 def _filled(x: Any, value: Any, axis: int, length: Any) -> list[Any]:
@@ -188,29 +251,109 @@ def _filled(x: Any, value: Any, axis: int, length: Any) -> list[Any]:
     return [] if length == 0 else [expand(value, dims)]
 
 
-def _two_steps(op: Op, *operands: Any) -> Form | None:
-    """Everything joined: the last axis first, so that there are rows to deal out."""
-    (x,) = operands
-    assert isinstance(op, Reduce)
-    axes = normalize_axes(op.axes, x.ndim, op.mnemonic)
-    joined = [a for a in axes if x.shape[a] != 1]
-    is_all = len(joined) == len(without_ones(x.shape)) > 1
-    count = product(x.shape)
-    is_small = isinstance(count, int) and count <= SMALL_ROW
-    if not is_all or is_small or op.kind is ReduceOp.Mean or x.dtype.is_complex or isinstance(x.node.op, Reduce):
-        return None
+def _joined_batches(op: Op, *operands: Any) -> Form | None:
+    """Products whose leading axes broadcast against each other, with one leading axis at most.
 
-    def build(x: Any) -> Any:
-        (wide,) = accumulators(x)
-        rows = Reduce(op.kind, (joined[-1],), True)(wide)
-        return rounded_tensor(Reduce(op.kind, axes, op.keep_dim)(rows), x.dtype)
+    Axes that only a has become rows of it, as the query heads of one key head do; other operands are expanded.
+    """
+    a, b = operands
+    rank = max(a.ndim, b.ndim) - 2
+    of_a, of_b = ((*(1,) * (rank + 2 - x.ndim), *x.shape[:-2]) for x in (a, b))
+    lead = tuple(q if p == 1 else p for p, q in zip(of_a, of_b))
+    if all(p == 1 for p in of_b) or of_a == of_b or a.dtype.is_complex:
+        return None
+    rows = 0
+    while rows < rank and of_b[rank - 1 - rows] == 1:
+        rows += 1
+    split = rank - rows
+    if of_a[:split] != of_b[:split]:
+        rows, split = 0, rank
+
+    def build(a: Any, b: Any) -> Any:
+        if not rows:
+            a, b = (expand(reshape(x, (*p, *x.shape[-2:])), (*lead, *x.shape[-2:])) for x, p in ((a, of_a), (b, of_b)))
+        batch = product(lead[:split])
+        joined = op(
+            reshape(a, (batch, product(lead[split:]) * a.shape[-2], a.shape[-1])), reshape(b, (batch, *b.shape[-2:]))
+        )
+        return reshape(joined, (*lead, a.shape[-2], b.shape[-1]))
 
     return build
+
+
+def _two_steps(op: Op, *operands: Any) -> Form | None:
+    """Everything joined: the last axis first, so that there are rows to deal out; one long axis is cut into rows."""
+    (x,) = operands
+    assert isinstance(op, Reduce)
+    if op.kind is ReduceOp.Mean or x.dtype.is_complex or isinstance(x.node.op, Reduce):
+        return None
+    axes = normalize_axes(op.axes, x.ndim, op.mnemonic)
+    joined = [a for a in axes if x.shape[a] != 1]
+    if not joined or len(joined) != len(without_ones(x.shape)):
+        return None
+    count = product(x.shape)
+    if isinstance(count, int) and count <= SMALL_ROW:
+        return None
+    rows = _row_count(count) if len(joined) == 1 else None
+    if rows is None and len(joined) == 1:
+        return None
+    result = op.infer(x.type)
+
+    def build(x: Any) -> Any:
+        (wide,) = accumulators(x if rows is None else reshape(x, (rows, count // rows)))
+        parts = Reduce(op.kind, (joined[-1] if rows is None else 1,), True)(wide)
+        total = Reduce(op.kind, tuple(range(parts.ndim)), False)(parts)
+        return rounded_tensor(reshape(total, result.dims), x.dtype)
+
+    return build
+
+
+def _row_count(length: Size) -> int | None:
+    """Into how many equal rows one long axis is cut, some for each worker and none too short; None if it cannot be."""
+    if not isinstance(length, int):
+        return None
+    return next((rows for rows in range(min(MAX_ROWS, length // SHORT_ROW), MIN_ROWS, -1) if length % rows == 0), None)
+
+
+def _unchanged(op: Op, *operands: Any) -> Form | None:
+    """A view that is its operand: it would stand between two that belong together."""
+    (x,) = operands
+    match op:
+        case Narrow(axis=axis, len=length):
+            is_same = length == x.shape[axis]
+        case Reshape(new_shape=dims) | Expand(target_shape=dims):
+            is_same = dims == x.shape
+        case _:
+            assert isinstance(op, Cast)
+            is_same = op.to is x.dtype
+    return (lambda x: x) if is_same else None
+
+
+_SWAP_HEADS = TO_BHSD[AttentionLayout.Bshd]
+
+
+def _turns_heads(op: Transpose, x: Tensor) -> bool:
+    attention = x.node.op
+    return isinstance(attention, Attention) and attention.layout is AttentionLayout.Bhsd and op.perm == _SWAP_HEADS
+
+
+def _heads_last(x: Tensor) -> Any:
+    """Attention whose result is turned to [B, S, H, D]: it is stored so, and operands are read by their strides."""
+    attention = x.node.op
+    assert isinstance(attention, Attention)
+    q, k, v, *extras = (x.graph.tensor(i) for i in x.node.inputs)
+    turned = (transpose(t, _SWAP_HEADS) for t in (q, k, v))
+    return attention.replace(layout=AttentionLayout.Bshd)(*turned, *extras)
 
 
 _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     SoftmaxCrossEntropyWithLogits: _cross_entropy,
     SoftmaxCrossEntropyBackward: _cross_entropy_gradient,
     Pad: _padding,
+    **dict.fromkeys((Narrow, Reshape, Expand, Cast), _unchanged),
+    MatMul: _joined_batches,
     Reduce: _two_steps,
+    **ORDER_FORMS,
+    Conv: conv_form,
+    Fft: fft_form,
 }

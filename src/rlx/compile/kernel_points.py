@@ -8,11 +8,10 @@ the result.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
 
 from rlx.compile.index_maps import (
-    ORIGIN,
     AxisMap,
     IndexMap,
     Layout,
@@ -27,15 +26,15 @@ from rlx.compile.index_maps import (
     through,
     without_ones,
 )
-from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.shape import Dims, Size, normalize_axes, normalize_axis
-from rlx.ops.indexing import Gather, GatherNd
-from rlx.ops.movement import Concat
+from rlx.ops.indexing import Gather, GatherNd, ScatterNd
 from rlx.ops.reductions import Reduce
 
 # A view may ask for an axis to be split; nests of real programs have a handful of axes.
 MAX_SPLITS = 8
+
+_GATHERS = (Gather, GatherNd)
 
 
 class Nest(NamedTuple):
@@ -91,18 +90,11 @@ class Point(NamedTuple):
     maps: IndexMap
     operands: tuple[int, ...] = ()
     is_read: bool = False
+    lookup: Lookup | None = None
 
     def layout(self, nest: Nest) -> Layout:
         """Where a value lies that is read from memory, or would be stored in memory of its own."""
         return layout(self.dims, self.maps, len(nest.sizes))
-
-
-class KernelPoints(NamedTuple):
-    """A nest, the points that are computed or read in it, operands first, and which of them are the roots."""
-
-    nest: Nest
-    points: list[Point]
-    roots: tuple[int, ...]
 
 
 class Coordinate(NamedTuple):
@@ -113,8 +105,37 @@ class Coordinate(NamedTuple):
     size: Size
 
 
+class Lookup(NamedTuple):
+    """How a gather reads its table, or a scatter stores its updates: the buffer, its layout without what is looked up,
+    and the coordinates that are."""
+
+    memory: NodeId
+    layout: Layout
+    coordinates: tuple[Coordinate, ...]
+
+
+class KernelPoints(NamedTuple):
+    """A nest, the points that are computed or read in it, operands first, and which of them are the roots.
+
+    `needed` are the points of values that are needed beside the roots.
+    """
+
+    nest: Nest
+    points: list[Point]
+    roots: tuple[int, ...]
+    needed: tuple[int, ...] = ()
+
+
+# Values at indices that a nest decides.
+Needed = Callable[[Nest], Sequence[tuple[NodeId, IndexMap]]]
+
+
 def points_of(
-    graph: Graph, covered: Container[NodeId], reductions: Iterable[Node], roots: Sequence[NodeId]
+    graph: Graph,
+    covered: Container[NodeId],
+    reductions: Iterable[Node],
+    roots: Sequence[NodeId],
+    needed: Needed = lambda nest: (),
 ) -> KernelPoints:
     """The points of a kernel that computes the nodes `covered`, some of which are `reductions`, and stores `roots`.
 
@@ -123,7 +144,7 @@ def points_of(
     nest = _first_nest(graph, list(reductions), roots)
     for _ in range(MAX_SPLITS):
         try:
-            return _Tracer(graph, covered, nest).trace(roots)
+            return _Tracer(graph, covered, nest).trace(roots, needed(nest))
         except Unmappable as failure:
             if failure.split is None:
                 raise
@@ -138,6 +159,25 @@ def memory_below(graph: Graph, covered: Container[NodeId], node: Node) -> Node |
             return None
         node = graph.nodes[node.inputs[0]]
     return node
+
+
+def operand_layout(
+    graph: Graph, operand: NodeId, transparent: Container[NodeId]
+) -> tuple[NodeId, Size, tuple[Size, ...]]:
+    """The buffer below an operand, where its first element is, and a stride for each axis of the operand."""
+    dims = graph.shape(operand).dims
+    sizes = without_ones(dims)
+    maps = spread(dims, sizes)
+    assert maps is not None
+    node = graph.nodes[operand]
+    while (memory := memory_below(graph, transparent, node)) is None:
+        if not is_view(graph, node):
+            raise Unmappable
+        maps = through(graph, node, maps, sizes)
+        node = graph.nodes[node.inputs[0]]
+    found = layout(node.shape.dims, maps, len(sizes))
+    strides = iter(found.strides)
+    return memory.id, found.offset, tuple(0 if d == 1 else next(strides) for d in dims)
 
 
 def is_reduction(graph: Graph, node: Node) -> bool:
@@ -174,10 +214,10 @@ class _Tracer:
         self.points: list[Point] = []
         self.numbers: dict[tuple[NodeId, IndexMap], int] = {}
 
-    def trace(self, roots: Sequence[NodeId]) -> KernelPoints:
+    def trace(self, roots: Sequence[NodeId], needed: Sequence[tuple[NodeId, IndexMap]]) -> KernelPoints:
         starts = [(i, self.root_map(i)) for i in roots]
         # Depth first on an explicit stack: chains can be longer than Python's own.
-        stack = [(start, False) for start in reversed(starts)]
+        stack = [(start, False) for start in reversed([*starts, *needed])]
         while stack:
             (node_id, maps), is_ready = stack.pop()
             if (node_id, maps) in self.numbers:
@@ -188,7 +228,8 @@ class _Tracer:
                 continue
             stack.append(((node_id, maps), True))
             stack.extend((need, False) for need in reversed(wanted))
-        return KernelPoints(self.nest, self.points, tuple(self.numbers[start] for start in starts))
+        numbers = [tuple(self.numbers[start] for start in found) for found in (starts, needed)]
+        return KernelPoints(self.nest, self.points, *numbers)
 
     def root_map(self, root: NodeId) -> IndexMap:
         dims = self.graph.shape(root).dims
@@ -208,7 +249,8 @@ class _Tracer:
         self.numbers[node_id, maps] = len(self.points)
         memory = memory_below(self.graph, self.covered, node)
         is_read = memory is not None
-        self.points.append(Point(memory or node, node.shape.dims, maps, operands, is_read))
+        lookup = self.lookup(node, maps) if not is_read and isinstance(node.op, _GATHERS) else None
+        self.points.append(Point(memory or node, node.shape.dims, maps, operands, is_read, lookup))
 
     def wanted(self, node_id: NodeId, maps: IndexMap) -> list[tuple[NodeId, IndexMap]]:
         """The operands of a node at the indices at which it needs them."""
@@ -217,12 +259,14 @@ class _Tracer:
             return []
         if is_view(self.graph, node):
             return [(node.inputs[0], self.below(node, maps))]
-        if isinstance(node.op, Gather | GatherNd):
-            _, coordinates = gathered(self.graph, node, maps, len(self.nest.sizes))
-            return [(node.inputs[1], c.maps) for c in coordinates]
+        if isinstance(node.op, _GATHERS):
+            return [(node.inputs[1], c.maps) for c in self.lookup(node, maps).coordinates]
         if isinstance(node.op, Reduce):
             return [(node.inputs[0], self.joined(node, maps))]
         return [(i, broadcast(maps, self.graph.shape(i).dims)) for i in node.inputs]
+
+    def lookup(self, node: Node, maps: IndexMap) -> Lookup:
+        return lookup_of(self.graph, self.covered, node, maps, len(self.nest.sizes))
 
     def below(self, view: Node, maps: IndexMap) -> IndexMap:
         try:
@@ -243,47 +287,31 @@ class _Tracer:
         return whole
 
 
-class JoinedPart(NamedTuple):
-    """A node that is a part of a joined value, and where in it the part begins."""
+def lookup_of(graph: Graph, covered: Container[NodeId], node: Node, maps: IndexMap, count: int) -> Lookup:
+    """How a gather at an index reads its table, or where a scatter puts its update, in a nest with `count` axes.
 
-    node: NodeId
-    starts: Dims
-
-
-def joined_parts(graph: Graph, covered: Container[NodeId], root: Node) -> list[JoinedPart]:
-    """The parts of a concat, and in place of a covered concat among them the parts of that one."""
-    found: list[JoinedPart] = []
-    stack = [JoinedPart(root.id, (0,) * root.shape.rank)]
-    while stack:
-        part = stack.pop()
-        node = graph.nodes[part.node]
-        if part.node != root.id and not (isinstance(node.op, Concat) and part.node in covered):
-            found.append(part)
-            continue
-        assert isinstance(node.op, Concat)
-        axis = normalize_axis(node.op.axis, node.shape.rank, "concat")
-        inner, start = [], part.starts[axis]
-        for operand in node.inputs:
-            inner.append(JoinedPart(operand, (*part.starts[:axis], start, *part.starts[axis + 1 :])))
-            start = start + graph.shape(operand).dims[axis]
-        stack.extend(reversed(inner))
-    return found
-
-
-def gathered(graph: Graph, node: Node, maps: IndexMap, count: int) -> tuple[Layout, list[Coordinate]]:
-    """How a gather reads its table: the layout without what is looked up, and the coordinates that are."""
-    table, ids = (graph.shape(i).dims for i in node.inputs)
+    The table of a gather may be a view with strides; the result of a scatter is contiguous.
+    """
+    table, ids = (graph.shape(i).dims for i in node.inputs[:2])
     if isinstance(node.op, Gather):
         axis = normalize_axis(node.op.axis, len(table), "gather")
         axes: tuple[int, ...] = (axis,)
         rest = iter((*maps[:axis], *maps[axis + len(ids) :]))
         found = [maps[axis : axis + len(ids)]]
     else:
-        assert isinstance(node.op, GatherNd)
+        assert isinstance(node.op, GatherNd | ScatterNd)
         axes, lead = node.op.axes, node.op.batch_dims
         points = len(ids) - 1
         rest = iter((*maps[:lead], *maps[points:]))
         found = [(*maps[:points], AxisMap(c)) for c in range(len(axes))]
-    known = tuple(ORIGIN if a in axes else next(rest) for a in range(len(table)))
-    coordinates = [Coordinate(m, product(table[a + 1 :]), table[a]) for m, a in zip(found, axes)]
-    return layout(table, known, count), coordinates
+    stored = isinstance(node.op, ScatterNd)
+    memory, offset, steps = operand_layout(graph, node.id if stored else node.inputs[0], () if stored else covered)
+    place = AxisMap(offset)
+    for axis, step in enumerate(steps):
+        if axis not in axes:
+            place = place.plus(next(rest).scaled(step))
+    strides: list[Size] = [0] * count
+    for k, stride in place.terms:
+        strides[k] = stride
+    coordinates = tuple(Coordinate(m, steps[a], table[a]) for m, a in zip(found, axes))
+    return Lookup(memory, Layout(place.offset, tuple(strides)), coordinates)

@@ -17,9 +17,8 @@ from rlx.compile.kernel_roles import (
     kernel_kind,
     may_be_transparent,
 )
-from rlx.compile.products import operand_layout, product_form
+from rlx.compile.products import is_product, operand_layout, product_form
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ops.contraction import MatMul
 
 
 class Covered:
@@ -46,7 +45,7 @@ class KernelReads:
                 self.transparent.discard(node.id)
         for node in graph.nodes:
             # Operands that could be read through views one at a time, but not together.
-            if isinstance(node.op, MatMul) and product_form(graph, node, self.transparent) is None:
+            if is_product(node) and product_form(graph, node, self.transparent) is None:
                 self.transparent.difference_update(node.inputs)
 
     def kind(self, node: Node) -> str:
@@ -64,10 +63,10 @@ class KernelReads:
         """Whether `reader` needs no copy of a transparent node."""
         if reader.id in self.transparent:
             return True
-        if isinstance(reader.op, MatMul):
+        if is_product(reader):
             return product_form(self.graph, reader, self.views_below(node)) is not None
         if is_table(reader, node.id):
-            return False
+            return self.has_strides(node.id) and node.id not in reader.inputs[1:]
         own = self.generator.own_kernel(self.graph, reader)
         if own is None:
             return self.kind(reader) not in ("call", "view")
@@ -93,7 +92,11 @@ class KernelReads:
 
     def bases(self, node: NodeId) -> Iterator[NodeId]:
         """The nodes with memory or kernels of their own that a node reads."""
-        stack = list(reversed(self.graph.nodes[node].inputs))
+        return self.bases_below(*self.graph.nodes[node].inputs)
+
+    def bases_below(self, *operands: NodeId) -> Iterator[NodeId]:
+        """The nodes with memory or kernels of their own that operands are, or are computed from along the way."""
+        stack = list(reversed(operands))
         while stack:
             operand = stack.pop()
             if operand in self.transparent:
@@ -122,6 +125,16 @@ class KernelReads:
     def is_read_only_by(self, node: NodeId, inside: set[NodeId]) -> bool:
         readers = set(self.readers(node))
         return bool(readers) and readers <= inside
+
+    def tables(self) -> dict[NodeId, set[NodeId]]:
+        """The values in which something is looked up, through views, and by whom."""
+        found: dict[NodeId, set[NodeId]] = {}
+        for reader in (n for n in self.graph.nodes if n.inputs and is_table(n, n.inputs[0])):
+            table = reader.inputs[0]
+            while table in self.transparent:
+                table = self.graph.nodes[table].inputs[0]
+            found.setdefault(table, set()).add(reader.id)
+        return found
 
     def closure(self, nodes: Iterable[NodeId]) -> list[NodeId]:
         """These nodes and the transparent ones that they read, in the order of the graph."""

@@ -7,10 +7,9 @@ from collections.abc import Container
 from rlx.compile.generators import Generator
 from rlx.compile.index_maps import is_view, keeps_order
 from rlx.compile.liveness import is_pure_view
-from rlx.compile.products import product_form
+from rlx.compile.products import is_product, product_form
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
-from rlx.ops.contraction import MatMul
 from rlx.ops.creation import DimValue, Iota
 from rlx.ops.indexing import Gather, GatherNd
 from rlx.ops.movement import Concat
@@ -26,7 +25,7 @@ CHEAP = frozenset(
 def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Container[NodeId] = frozenset()) -> str:
     """The kind of kernel that a node would be alone, reading through `transparent` views.
 
-    Rows are maps here, until it is known what belongs to them; a joined value is a `concat`, a map in several parts.
+    Rows are maps here, until it is known what belongs to them; a joined value is `parts`, a map over several spaces.
     """
     if node.op.effect:
         return "call"
@@ -39,10 +38,10 @@ def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Con
         return "view"
     if not is_native(node) or not all(is_native(graph.nodes[i]) for i in node.inputs):
         return "call"
-    if isinstance(node.op, MatMul):
+    if is_product(node):
         return "call" if product_form(graph, node, transparent) is None else "matmul"
     if isinstance(node.op, Concat):
-        return "concat"
+        return "parts"
     is_map = (
         is_view(graph, node)
         or isinstance(node.op, Gather | GatherNd | Iota | DimValue)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx.compile.index_maps import Unmappable, layout
+from rlx.compile.kernel_points import is_reduction, points_of
 from rlx.compile.lir_lives import lives_of, steps_of, viewed_values
 from rlx.errors import BindingError, InternalError
 from rlx.ir.binding import infer_binding
@@ -26,7 +28,7 @@ from rlx.ir.shape import Shape
 from rlx.ops.arithmetic import Binary, Compare, Where
 from rlx.ops.conversion import Cast
 from rlx.ops.dynamic_slices import DynamicUpdateSlice
-from rlx.ops.indexing import ScatterAdd, ScatterNd
+from rlx.ops.indexing import ScatterNd
 from rlx.ops.unary import Activation
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,7 +37,7 @@ Values = tuple[Array, ...]
 POISON = 0xFF
 _POINTWISE = (Activation, Binary, Compare, Where, Cast)
 # Ops that change a part of their first operand: storing the result over it leaves the rest as it is.
-_UPDATES = (DynamicUpdateSlice, ScatterNd, ScatterAdd)
+_UPDATES = (DynamicUpdateSlice, ScatterNd)
 
 
 def interpret_lir(
@@ -134,6 +136,8 @@ def may_overwrite(graph: Graph, kernel: LirKernel, source: NodeId) -> bool:
     It may when every element of what it computes from `source` needs that very element only, so that it is read before
     it is overwritten; a `row` kernel holds a whole row before it writes one. Updates of a part leave the rest in place.
     """
+    if kernel.kind == "row":
+        return _reads_in_place(graph, kernel, source)
     dims = graph.shape(source).dims
     after: set[NodeId] = {source}
     for node in (graph.nodes[i] for i in sorted(kernel.nodes)):
@@ -142,11 +146,24 @@ def may_overwrite(graph: Graph, kernel: LirKernel, source: NodeId) -> bool:
         after.add(node.id)
         if isinstance(node.op, _UPDATES) and node.inputs[0] in after and not after.intersection(node.inputs[1:]):
             continue
-        if kernel.kind == "row" and node.shape.dims[: len(dims) - 1] == dims[:-1]:
-            continue
         if not isinstance(node.op, _POINTWISE) or node.shape.dims != dims:
             return False
     return True
+
+
+def _reads_in_place(graph: Graph, kernel: LirKernel, source: NodeId) -> bool:
+    """Whether a row kernel reads `source` only where its loops are: no transposed rows, no rows of others."""
+    nodes = [graph.nodes[i] for i in sorted(kernel.nodes)]
+    try:
+        reductions = [n for n in nodes if is_reduction(graph, n)]
+        found = points_of(graph, frozenset(kernel.nodes), reductions, kernel.outputs)
+    except Unmappable:
+        return False
+    own = found.nest.full(graph.shape(source).dims)
+    if own is None or any(p.lookup is not None and p.lookup.memory == source for p in found.points):
+        return False
+    place = layout(graph.shape(source).dims, own, len(found.nest.sizes))
+    return all(p.layout(found.nest) == place for p in found.points if p.is_read and p.node.id == source)
 
 
 class Place(NamedTuple):
@@ -200,6 +217,8 @@ class Memory:
     def store(self, node: NodeId, values: Values) -> None:
         """Put a value where the plan says; results of one node lie one after the other."""
         place = self.place(node)
+        if place.owner is not None and place.owner != node and not self.may_write_into(place.owner):
+            raise InternalError(f"{node} is stored over {self.graph.nodes[place.owner]!r}, which is not the program's")
         self.bytes_at(place)[:] = np.frombuffer(b"".join(_bytes(a) for a in values), np.uint8)
         if self.check:
             held = self.held.setdefault(place.owner, {})
@@ -207,6 +226,12 @@ class Memory:
                 del held[other]
                 self.lost[other] = f"{node} was stored over it"
             held[node] = place
+
+    def may_write_into(self, owner: NodeId) -> bool:
+        """Whether a buffer belongs to the program: it was computed, or it is an input that was given away."""
+        op = self.graph.nodes[owner].op
+        is_given = isinstance(op, Input) and op.key in self.graph.aliases.values()
+        return is_given or not isinstance(op, Input | Param | Constant)
 
     def load(self, node: NodeId, owner: NodeId, reader: str) -> Values:
         """The value of `node`, whose bytes are those of `owner` or a part of them."""

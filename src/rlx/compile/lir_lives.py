@@ -29,9 +29,15 @@ def viewed_values(lir: LirModule) -> dict[NodeId, NodeId]:
     graph, found = lir.as_graph(), dict[NodeId, NodeId]()
     for kernel in steps_of(lir):
         for node in (graph.nodes[i] for i in kernel.nodes if i in lir.buffers.view_aliases):
-            if kernel.kind == "view" or is_pure_view(graph, node):
+            if kernel.kind == "view":
                 found[node.id] = found.get(node.inputs[0], node.inputs[0])
     return found
+
+
+def stored_over(lir: LirModule) -> dict[NodeId, NodeId]:
+    """For every result that is stored over another value: the value that owns the memory."""
+    views = viewed_values(lir)
+    return {node: view.root for node, view in lir.buffers.view_aliases.items() if node not in views}
 
 
 def lives_of(lir: LirModule) -> dict[NodeId, LiveRange]:

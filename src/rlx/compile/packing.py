@@ -2,8 +2,11 @@
 
 Fixed sizes are packed by offset: largest first, each in the smallest gap between what is alive at the same time.
 Symbolic sizes that are multiples of the same product of symbols (`B*S` in most transformers) are packed the same way in
-units of that product. Each such class has its own region; sizes of any other form share whole slots, a slot being as
-large as its largest tenant. Regions and slots follow each other, so that offsets for a binding are prefix sums.
+units of that product. Sizes of any other form share whole slots, a slot being as large as its largest tenant.
+
+Each such class has a region of its own. It starts above those buffers of the regions before it that are alive together
+with one of its own. Those beside what grows faster are packed first, so that little lies below attention scores of
+`B*S*S` bytes, which come and go. A new binding costs a few sums.
 """
 
 from __future__ import annotations
@@ -44,25 +47,100 @@ def aligned(size: Size, alignment: int) -> Size:
 
 def pack(tenants: Sequence[Tenant], alignment: int = 64) -> Packed:
     """Offsets such that no two tenants that are alive at the same time overlap."""
-    classes: dict[Size | None, list[int]] = {}
+    by_class: dict[Size | None, list[int]] = {}
     for i, tenant in enumerate(tenants):
-        classes.setdefault(scale_of(tenant.size), []).append(i)
+        by_class.setdefault(_class_of(tenant.size, alignment), []).append(i)
+    alive = {scale: _Steps([tenants[i] for i in numbers]) for scale, numbers in by_class.items()}
+    degrees = {scale: max(_degree(tenants[i].size) for i in numbers) for scale, numbers in by_class.items()}
+    weights = {scale: sum(_units(tenants[i].size) for i in numbers) for scale, numbers in by_class.items()}
+    # Small ones first: what a region lies on is lost for it while something of that is alive.
+    order = sorted(by_class, key=lambda scale: (degrees[scale], weights[scale], str(scale)))
     offsets: list[Size] = [0] * len(tenants)
-    end: Size = 0
-    # Fixed sizes first, so that their offsets stay plain numbers.
-    for scale in sorted(classes, key=lambda c: (c != 1, str(c))):
-        members = [tenants[i] for i in classes[scale]]
-        region = _pack_slots(members, alignment) if scale is None else _pack_multiples(members, scale, alignment)
-        for i, offset in zip(classes[scale], region.offsets):
-            offsets[i] = end + offset
-        end = end + region.total
-    return Packed(offsets, end)
+    regions: list[_Region] = []
+    total: Size = 0
+    for scale in order:
+        members = [tenants[i] for i in by_class[scale]]
+        region = _region(members, scale, alignment, [alive[c] for c in order if degrees[c] > degrees[scale]])
+        for below in regions:
+            region = region._replace(base=dim_max(region.base, below.top_beside(alive[scale])))
+        for i, offset in zip(by_class[scale], region.offsets):
+            offsets[i] = region.base + offset * region.scale
+        regions.append(region)
+        total = dim_max(total, region.base + region.total * region.scale)
+    return Packed(offsets, total)
 
 
-def _pack_multiples(tenants: Sequence[Tenant], scale: Size, alignment: int) -> Packed:
-    units = [t.size if isinstance(t.size, int) else t.size.terms[0][1] for t in tenants]
-    offsets, total = _pack_offsets([aligned_int(u, alignment) for u in units], tenants)
-    return Packed([o * scale for o in offsets], total * scale)
+def _degree(size: Size) -> int:
+    """How fast a size grows: the most symbols that are multiplied in it."""
+    return 0 if isinstance(size, int) else max(len(factors) for factors, _ in size.terms)
+
+
+class _Steps:
+    """The steps at which one of some tenants is alive."""
+
+    def __init__(self, tenants: Sequence[Tenant]) -> None:
+        last = max(t.death for t in tenants)
+        births, deaths = (
+            np.bincount(steps, minlength=last + 2) for steps in zip(*((t.birth, t.death + 1) for t in tenants))
+        )
+        # How many of the steps before each step they are.
+        self.before = np.concatenate(([0], np.cumsum(np.cumsum(births - deaths)[: last + 1] > 0)))
+
+    def meets(self, tenant: Tenant) -> bool:
+        end = len(self.before) - 1
+        return bool(self.before[min(tenant.death + 1, end)] > self.before[min(tenant.birth, end)])
+
+
+class _Region(NamedTuple):
+    """The buffers of one class. Offsets, sizes and the total are in units of `scale`, counted from `base`."""
+
+    tenants: Sequence[Tenant]
+    scale: Size
+    offsets: Sequence[Size]
+    sizes: Sequence[Size]
+    total: Size
+    base: Size = 0
+
+    def top_beside(self, others: _Steps) -> Size:
+        """Where the highest buffer ends that is alive together with one of `others`."""
+        top: Size = 0
+        for tenant, offset, size in zip(self.tenants, self.offsets, self.sizes):
+            if others.meets(tenant):
+                top = dim_max(top, offset + size)
+        # With nothing beside it, a region starts at the bottom of the arena.
+        return 0 if isinstance(top, int) and top == 0 else self.base + top * self.scale
+
+
+def _region(tenants: Sequence[Tenant], scale: Size | None, alignment: int, above: Sequence[_Steps]) -> _Region:
+    """The region of a class, at the bottom; buffers that are alive together with those `above` are packed first."""
+    if scale is None:
+        packed = _pack_slots(tenants, alignment)
+        return _Region(tenants, 1, packed.offsets, [aligned(t.size, alignment) for t in tenants], packed.total)
+    sizes = [aligned_int(_units(_rounded(t.size, alignment)), alignment) for t in tenants]
+    is_low = [any(steps.meets(t) for steps in above) for t in tenants]
+    offsets, total = _pack_offsets(sizes, tenants, is_low)
+    return _Region(tenants, scale, offsets, sizes, total)
+
+
+def _class_of(size: Size, alignment: int) -> Size | None:
+    """The unit of which a size is packed as a multiple; None for the slots.
+
+    An offset in units is aligned for every binding when its factor is. A size of a few bytes per unit, one number for
+    each row say, would be many times as large after rounding that factor: its unit is the rounded size itself.
+    """
+    if isinstance(size, int) or scale_of(size) is None:
+        return scale_of(size)
+    return scale_of(_rounded(size, alignment))
+
+
+def _rounded(size: Size, alignment: int) -> Size:
+    """The size, or the size rounded up where rounding its factor would make it more than half as large again."""
+    factor = _units(size)
+    return size if 2 * aligned_int(factor, alignment) <= 3 * factor else aligned(size, alignment)
+
+
+def _units(size: Size) -> int:
+    return size if isinstance(size, int) else size.terms[0][1]
 
 
 def scale_of(size: Size) -> Size | None:
@@ -76,14 +154,14 @@ def aligned_int(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def _pack_offsets(sizes: Sequence[int], tenants: Sequence[Tenant]) -> tuple[list[int], int]:
-    """Best fit by decreasing size; ties by birth, so that the result depends on the program only.
+def _pack_offsets(sizes: Sequence[int], tenants: Sequence[Tenant], is_low: Sequence[bool]) -> tuple[list[int], int]:
+    """Best fit by decreasing size, low ones first; ties by birth, so that the result depends on the program only.
 
     The question "which placed tenants are alive at the same time" is asked once per tenant, so it is one vector
     comparison: plans of ten thousands of values take seconds, not minutes.
     """
     count = len(tenants)
-    order = sorted(range(count), key=lambda n: (-sizes[n], tenants[n].birth, n))
+    order = sorted(range(count), key=lambda n: (not is_low[n], -sizes[n], tenants[n].birth, n))
     births, deaths, starts, stops = (np.zeros(count, np.int64) for _ in range(4))
     offsets = [0] * count
     for placed, i in enumerate(order):

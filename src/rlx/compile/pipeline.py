@@ -7,7 +7,9 @@ then `plan_kernels`. Targets that bring their own kernels get the fused ops they
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from rlx.compile.auto_mixed_precision import AutoMixedPrecision
@@ -22,6 +24,8 @@ from rlx.compile.fold_constants import ConstantFolding
 from rlx.compile.fusion_barriers import UnfusedEdge
 from rlx.compile.generators import Generator
 from rlx.compile.grouping import group
+from rlx.compile.in_place import store_in_place, with_copies
+from rlx.compile.join_products import join_products
 from rlx.compile.kernel_forms import kernel_forms
 from rlx.compile.legalize import LegalizeError
 from rlx.compile.liveness import is_pure_view
@@ -34,13 +38,14 @@ from rlx.fusion.fusion_pipeline import supports_op
 from rlx.fusion.fusion_report import FusionReport
 from rlx.fusion.unfuse_elementwise_regions import clip_elementwise_regions
 from rlx.ir.dead_code import DeadCodeElimination
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.logical_kernel import KernelDispatchConfig
 from rlx.ir.passes import Pass, PassRecord, run_passes
 from rlx.ir.rebuild import decompose_all
 from rlx.ir.verify import debug_assert_valid
+from rlx.ops.body_calls import KeepPrecision
 from rlx.ops.fused import FusedMatMulBiasAct, FusedResidualLN, FusedResidualRmsNorm, FusedSwiGLU
 from rlx.ops.fused_blocks import FusedAttentionBlock, FusedTransformerLayer
 
@@ -98,10 +103,24 @@ SIMPLIFY: tuple[Pass, ...] = (
 MAX_ROUNDS = 8
 
 
+_skipped: ContextVar[frozenset[str]] = ContextVar("rlx_skipped_passes", default=frozenset())
+
+
+@contextmanager
+def without_passes(names: Collection[str]) -> Iterator[None]:
+    """Inside, in this thread or task, `simplify` leaves out the passes of these names."""
+    token = _skipped.set(frozenset(names))
+    try:
+        yield
+    finally:
+        _skipped.reset(token)
+
+
 def simplify(graph: Graph, records: Records | None = None) -> Graph:
     """Simplify, fold, merge and clean up until nothing changes."""
+    passes = [p for p in SIMPLIFY if p.name not in _skipped.get()]
     for _ in range(MAX_ROUNDS):
-        before, graph = graph, run_passes(graph, SIMPLIFY, records)
+        before, graph = graph, run_passes(graph, passes, records)
         if graph is before:
             break
     return graph
@@ -109,22 +128,33 @@ def simplify(graph: Graph, records: Records | None = None) -> Graph:
 
 def convert(graph: Graph, precision: PrecisionPolicy, records: Records | None = None) -> Graph:
     """The graph with its floats in the precision that a policy asks for."""
-    if precision == PrecisionPolicy.AlwaysF32:
-        return graph
+    before = graph
+    if precision != PrecisionPolicy.AlwaysF32:
+        graph = run_passes(graph, [AutoMixedPrecision(precision)], records)
+    # Types are settled, so what had to keep them may mix with the rest.
+    graph = decompose_all(graph, keep=lambda node: not isinstance(node.op, KeepPrecision))
     # Casts of neighbours meet and cancel, and casts of weights become part of `prepare`.
-    return simplify(run_passes(graph, [AutoMixedPrecision(precision)], records), records)
+    return graph if graph is before else simplify(graph, records)
 
 
 def optimize_for_generator(
-    graph: Graph, precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32, records: Records | None = None
+    graph: Graph,
+    precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32,
+    records: Records | None = None,
+    has_prepare: bool = False,
 ) -> Graph:
-    """MIR for a target with our own generator: primitive enough to group, and nothing computed twice."""
+    """MIR for a target with our own generator: primitive enough to group, and nothing computed twice.
+
+    With `has_prepare` what follows from weights alone will not be computed in every run.
+    """
     # Fused ops are taken apart, so that one mechanism, the grouping, decides what runs together.
     graph = decompose_all(graph, keep=lambda node: not isinstance(node.op, FUSED_OPS))
     # What is dead, equal or constant would make values look shared and keep kernels apart.
     graph = simplify(graph, records)
     # After simplification, which is exact only where types are as the user wrote them.
-    return convert(graph, precision, records)
+    graph = convert(graph, precision, records)
+    # Products read their common operand once. Weights have their final types now and can be joined once for all runs.
+    return simplify(join_products(graph), records) if has_prepare else graph
 
 
 def optimize_for_claims(
@@ -172,9 +202,11 @@ class Planned(NamedTuple):
 def plan_kernels(graph: Graph, generator: Generator, alignment: int = ALIGNMENT) -> Planned:
     """LIR for a target with our own generator: ops grouped into kernels, and a place for what they store."""
     # Last, because rules and precision policies know the ops of users: norms, losses, softmax.
-    graph = kernel_forms(graph, generator)
+    graph = with_copies(kernel_forms(graph, generator), generator)
     kernels, barriers = group(graph, generator)
-    return Planned(_planned(graph, kernels, alignment), tuple(barriers))
+    # Which copies are needed depends on the order of kernels, so on how they were formed.
+    kernels, stored_over = store_in_place(graph, kernels, generator)
+    return Planned(_planned(graph, kernels, alignment, stored_over), tuple(barriers))
 
 
 def plan_ops(graph: Graph, alignment: int = ALIGNMENT) -> Planned:
@@ -188,8 +220,10 @@ def _op_kernel(graph: Graph, node: Node) -> LirKernel:
     return LirKernel.of("view" if is_view else "op", [node.id], dict.fromkeys(node.inputs), [node.id])
 
 
-def _planned(graph: Graph, kernels: Sequence[LirKernel], alignment: int) -> LirModule:
-    plan = plan_buffers(graph, kernels, alignment)
+def _planned(
+    graph: Graph, kernels: Sequence[LirKernel], alignment: int, stored_over: Mapping[NodeId, NodeId] | None = None
+) -> LirModule:
+    plan = plan_buffers(graph, kernels, alignment, stored_over)
     debug_assert_valid(graph, "plan")
     # A copy: when no pass had anything to do, this is still the caller's own graph.
     return LirModule(graph.copy().freeze(), plan, kernels)

@@ -54,7 +54,7 @@ OpKind = PrecisionClass
 _CLASSES: dict[PrecisionClass, str] = {
     PrecisionClass.Compute: """
         MatMul DotGeneral LoraMatMul GroupedMatMul FusedMatMulBiasAct FusedTransformerLayer
-        DequantMatMul DequantGroupedMatMul DequantMoEWeights QMatMul QConv2d
+        DequantMatMul DequantGroupedMatMul DequantMoEWeights DequantGather QMatMul QConv2d
         Conv ConvTranspose2d Conv2dBackwardInput Conv2dBackwardWeight
         Attention AttentionBackward
         DenseSolve BatchedDenseSolve TriangularSolve Cholesky Qr Svd Eigh Lu Pinv

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
+from rlx.compile.index_maps import is_view
 from rlx.compile.liveness import is_pure_view
 from rlx.ir.equal_nodes import is_pure
 from rlx.ir.graph import Graph, Node, NodeId
@@ -28,9 +30,12 @@ class Programs(NamedTuple):
     prepared: tuple[str, ...] = ()
 
 
-def split_prepare(graph: Graph) -> Programs:
-    """Cut what can and should be computed ahead out of `graph`; `main` is `graph` itself when there is nothing."""
-    cut = _cut(graph)
+def split_prepare(graph: Graph, stored: Collection[NodeId] = ()) -> Programs:
+    """Cut what can and should be computed ahead out of `graph`; `main` is `graph` itself when there is nothing.
+
+    Values in `stored` are kept as they are, and views of them are left to `main`.
+    """
+    cut = _cut(graph, stored)
     if not cut.kept:
         return Programs(graph)
     prefix = _free_prefix(graph)
@@ -52,9 +57,10 @@ class _Cut(NamedTuple):
     kept: list[NodeId]
 
 
-def _cut(graph: Graph) -> _Cut:
+def _cut(graph: Graph, stored: Collection[NodeId]) -> _Cut:
     """Nodes that both programs need and that are not worth keeping are computed in both."""
-    sources, uses = _sources(graph), graph.use_map()
+    views = _views_of(graph, stored)
+    sources, uses = fixed_sources(graph), graph.use_map()
     after = {n.id for n in graph.nodes if n.id not in sources and not isinstance(n.op, Param | Constant)}
     after.update(graph.outputs)
     kept: list[NodeId] = []
@@ -62,7 +68,8 @@ def _cut(graph: Graph) -> _Cut:
     for node in reversed(graph.nodes):
         if node.id not in after:
             continue
-        if node.id in sources and _is_worth_keeping(graph, node, sources[node.id], uses):
+        may_keep = node.id in sources and node.id not in views
+        if may_keep and (node.id in stored or _is_worth_keeping(graph, node, sources[node.id], uses)):
             kept.append(node.id)
         else:
             after.update(node.inputs)
@@ -75,7 +82,16 @@ def _cut(graph: Graph) -> _Cut:
     return _Cut(before, after, kept[::-1])
 
 
-def _sources(graph: Graph) -> dict[NodeId, frozenset[NodeId]]:
+def _views_of(graph: Graph, stored: Collection[NodeId]) -> set[NodeId]:
+    """The views of stored values, and views of these."""
+    found: set[NodeId] = set()
+    for node in graph.nodes if stored else ():
+        if node.id not in stored and is_view(graph, node) and (node.inputs[0] in stored or node.inputs[0] in found):
+            found.add(node.id)
+    return found
+
+
+def fixed_sources(graph: Graph) -> dict[NodeId, frozenset[NodeId]]:
     """For every node of fixed size that follows from params and constants alone: which of them it is computed from."""
     fixed = {n.id: frozenset([n.id]) for n in graph.nodes if isinstance(n.op, Param | Constant) and n.shape.is_static}
     found: dict[NodeId, frozenset[NodeId]] = {}

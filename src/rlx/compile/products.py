@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
-from rlx.compile.index_maps import Layout, Unmappable, exact_quotient, is_view, layout, spread, through, without_ones
-from rlx.compile.kernel_points import KernelPoints, memory_below
-from rlx.ir.dims import product
+from rlx.compile.index_maps import Layout, Unmappable, exact_quotient, layout, spread
+from rlx.compile.kernel_points import KernelPoints
+from rlx.compile.kernel_points import operand_layout as operand_layout
+from rlx.compile.panels import panels_below, sum_dtype
+from rlx.ir.dims import floordiv, product
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.quant import QuantScheme
+from rlx.ir.quant_panels import PANEL_ROWS
 from rlx.ir.shape import Dims, Size
 from rlx.ops.contraction import MatMul
+from rlx.ops.int8_products import WORD, Int8BlockMatMul, Int8MatMul
+from rlx.ops.quantized_panels import PanelMatMul
 
 
 class MatrixLayout(NamedTuple):
@@ -25,7 +32,12 @@ class MatrixLayout(NamedTuple):
 
 
 class ProductForm(NamedTuple):
-    """C[batch, m, n] = A[batch, m, k] @ B[batch, k, n]; C is contiguous."""
+    """C[batch, m, n] = A[batch, m, k] @ B[batch, k, n]; C is contiguous.
+
+    Sums are held in `accumulator`. With `packed` B lies in panels of so many columns, and its strides say nothing; with
+    a `scheme` it is stored in that scheme's panels. With `has_codes` the rows of A are codes of 8 bits, as
+    `rlx.ops.int8_products` says, and the panels of B too.
+    """
 
     batch: Size
     m: Size
@@ -33,70 +45,71 @@ class ProductForm(NamedTuple):
     k: Size
     a: MatrixLayout
     b: MatrixLayout
+    accumulator: DType
+    packed: int = 0
+    scheme: QuantScheme | None = None
+    has_codes: bool = False
 
 
 def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:
-    """A product of floats in the form that kernels take, its operands read through `transparent` views, or None."""
+    """A product in the form that kernels take, its operands read through `transparent` views, or None."""
+    if isinstance(node.op, PanelMatMul | Int8MatMul | Int8BlockMatMul):
+        return _quantized_form(graph, node, transparent)
     if not isinstance(node.op, MatMul):
         return None
-    types = [graph.shape(i).dtype for i in node.inputs]
-    if types[0] is not types[1] or not types[0].is_float or types[0].is_storage:
-        return None
-    if types[0].accumulator not in (node.shape.dtype, node.shape.dtype.accumulator):
+    accumulator = sum_dtype(graph, node)
+    if accumulator is None:
         return None
     *lead, m, n = node.shape.dims
     k = graph.shape(node.inputs[0]).dims[-1]
+    panels = panels_below(graph, node.inputs[1], transparent)
     try:
-        left, right = (operand_layout(graph, i, transparent) for i in node.inputs)
+        left = operand_layout(graph, node.inputs[0], transparent)
+        right = (panels.node, 0, (0, 0)) if panels else operand_layout(graph, node.inputs[1], transparent)
     except Unmappable:
         return None
+    packed = panels.width if panels else 0
     a, b = (_padded(strides, len(lead) + 2) for _, _, strides in (left, right))
-    # Kernels load neighbours of B together.
-    if b[-1] not in (0, 1) and n != 1:
-        return None
-    if left[1] != 0 or right[1] != 0:
-        return None
     if all(s == 0 for s in b[:-2]):
         row = joined_stride((*lead, m), a[:-1])
         if row is not None:
-            return ProductForm(
-                1,
-                product((*lead, m)),
-                n,
-                k,
-                MatrixLayout(left[0], 0, (0, row, a[-1])),
-                MatrixLayout(right[0], 0, (0, b[-2], b[-1])),
-            )
+            rows = MatrixLayout(left[0], left[1], (0, row, a[-1]))
+            weight = MatrixLayout(right[0], right[1], (0, b[-2], b[-1]))
+            return ProductForm(1, product((*lead, m)), n, k, rows, weight, accumulator, packed)
     batches = [joined_stride(lead, s[:-2]) for s in (a, b)]
     if batches[0] is None or batches[1] is None:
         return None
-    return ProductForm(
-        product(lead),
-        m,
-        n,
-        k,
-        MatrixLayout(left[0], 0, (batches[0], a[-2], a[-1])),
-        MatrixLayout(right[0], 0, (batches[1], b[-2], b[-1])),
-    )
+    rows = MatrixLayout(left[0], left[1], (batches[0], a[-2], a[-1]))
+    weight = MatrixLayout(right[0], right[1], (batches[1], b[-2], b[-1]))
+    return ProductForm(product(lead), m, n, k, rows, weight, accumulator, packed)
 
 
-def operand_layout(
-    graph: Graph, operand: NodeId, transparent: Container[NodeId]
-) -> tuple[NodeId, Size, tuple[Size, ...]]:
-    """The buffer below an operand, where its first element is, and a stride for each axis of the operand."""
-    dims = graph.shape(operand).dims
-    sizes = without_ones(dims)
-    maps = spread(dims, sizes)
-    assert maps is not None
-    node = graph.nodes[operand]
-    while (memory := memory_below(graph, transparent, node)) is None:
-        if not is_view(graph, node):
-            raise Unmappable
-        maps = through(graph, node, maps, sizes)
-        node = graph.nodes[node.inputs[0]]
-    found = layout(node.shape.dims, maps, len(sizes))
-    strides = iter(found.strides)
-    return memory.id, found.offset, tuple(0 if d == 1 else next(strides) for d in dims)
+def _quantized_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:
+    *lead, n = node.shape.dims
+    x = graph.shape(node.inputs[0])
+    try:
+        memory, offset, strides = operand_layout(graph, node.inputs[0], transparent)
+        weight, start, _ = operand_layout(graph, node.inputs[1], transparent)
+    except Unmappable:
+        return None
+    row = joined_stride(lead, strides[:-1])
+    if row is None or start != 0 or x.dtype.is_storage:
+        return None
+    a, b = MatrixLayout(memory, offset, (0, row, strides[-1])), MatrixLayout(weight, 0, (0, 0, 0))
+    m, k = product(lead), x.dims[-1]
+    if isinstance(node.op, PanelMatMul):
+        return ProductForm(1, m, n, k, a, b, x.dtype.accumulator, scheme=node.op.scheme)
+    if strides[-1] != 1:
+        return None
+    if isinstance(node.op, Int8BlockMatMul):
+        return ProductForm(1, m, n, node.op.depth(x), a, b, DType.F32, scheme=node.op.scheme, has_codes=True)
+    width = graph.shape(node.inputs[1]).static_dims[2]
+    return ProductForm(1, m, n, k, a, b, DType.I32, width, has_codes=True)
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node is a product of matrices, whether or not there is a kernel for it."""
+    return isinstance(node.op, MatMul | PanelMatMul | Int8MatMul | Int8BlockMatMul)
 
 
 def _padded(strides: tuple[Size, ...], rank: int) -> tuple[Size, ...]:
@@ -119,16 +132,33 @@ def joined_stride(sizes: Sequence[Size], strides: Sequence[Size]) -> Size | None
     return 0 if joined is None else joined
 
 
-def epilogue_layouts(graph: Graph, form: ProductForm, head: Node, points: KernelPoints) -> list[MatrixLayout] | None:
-    """How an epilogue reads what it reads beside the product, in the order of its points; None if it cannot.
+class EpilogueForm(NamedTuple):
+    """How an epilogue reads, in the order of its points; where it reads the product, `offset` is a column.
 
-    The nest of the epilogue visits the elements of the product in their order, so that its axes are batch, row and
-    column axes one after the other.
+    Its result has `columns` columns. `parts` are the columns at which it reads the product: one, unless parts of the
+    product meet in it, as a gate and what it gates do.
+    """
+
+    columns: Size
+    parts: tuple[int, ...]
+    reads: list[MatrixLayout]
+
+
+def epilogue_form(graph: Graph, form: ProductForm, head: Node, points: KernelPoints) -> EpilogueForm | None:
+    """How an epilogue reads the product and what is beside it; None if no kernel can.
+
+    The nest of the epilogue visits the elements of the product, or of a part of its columns, in their order, so that
+    its axes are batch, row and column axes one after the other.
     """
     sizes = points.nest.sizes
+    columns: Size | None = form.n
     groups = _axis_groups(sizes, (form.batch, form.m, form.n))
     if groups is None:
+        columns = exact_quotient(product(sizes), form.batch * form.m)
+        groups = None if columns is None else _axis_groups(sizes, (form.batch, form.m, columns))
+    if columns is None or groups is None:
         return None
+    parts: dict[int, None] = {}
     found = []
     for point in points.points:
         if not point.is_read:
@@ -136,12 +166,46 @@ def epilogue_layouts(graph: Graph, form: ProductForm, head: Node, points: Kernel
         place = point.layout(points.nest)
         strides = [joined_stride([sizes[k] for k in axes], [place.strides[k] for k in axes]) for axes in groups]
         batch, row, column = strides
-        if batch is None or row is None or column is None or place.offset != 0:
+        if batch is None or row is None or column is None:
             return None
-        if point.node is head and place != _contiguous(sizes):
-            return None
+        if point.node is head:
+            start = place.offset
+            if place.strides != _part_strides(sizes, groups[2], columns, form.n):
+                return None
+            if not isinstance(start, int) or not _is_part(form, columns, start):
+                return None
+            parts[start] = None
         found.append(MatrixLayout(point.node.id, place.offset, (batch, row, column)))
-    return found
+    return EpilogueForm(columns, tuple(parts), found)
+
+
+def _part_strides(sizes: Dims, columns: Sequence[int], width: Size, n: Size) -> tuple[Size, ...]:
+    """The strides with which a nest goes through `width` columns of rows of n."""
+    whole = _contiguous(sizes).strides
+    return tuple(s if k in columns or width == n else floordiv(s, width) * n for k, s in enumerate(whole))
+
+
+def _is_part(form: ProductForm, columns: Size, start: int) -> bool:
+    """Whether columns of a product from `start` on can be computed apart: they begin with a panel of B."""
+    if columns == form.n:
+        return start == 0
+    if not isinstance(columns, int):
+        return False
+    if form.scheme is not None:
+        return start % PANEL_ROWS == 0
+    return form.packed == 0 or (start % form.packed == 0 and columns >= form.packed)
+
+
+def part_offset(form: ProductForm, start: int) -> Size:
+    """How far in B the column `start` is, in elements."""
+    layout = form.scheme.panel_format if form.scheme is not None else None
+    if layout is not None:
+        assert isinstance(form.k, int)
+        return start // PANEL_ROWS * layout.panel_bytes(form.k)
+    if form.has_codes:
+        # A panel has a line of words more than there are words of codes.
+        return start * (form.k + WORD)
+    return start * form.k if form.packed else start * form.b.strides[2]
 
 
 def _contiguous(sizes: Dims) -> Layout:

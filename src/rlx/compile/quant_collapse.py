@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rlx.fusion.miss_reasons import MissReason
+from rlx.fusion.rule_pass import RulePass
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph, Node
-from rlx.ir.passes import Pass
-from rlx.ir.rebuild import rebuild_bodies
-from rlx.ir.rewrite import Match, RuleSet, apply_rules, rewrites
+from rlx.ir.graph import Node
+from rlx.ir.rewrite import Match, RuleSet, rewrites
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import Binary, BinaryOp, maximum
@@ -22,6 +22,7 @@ from rlx.ops.contraction import MatMul
 from rlx.ops.conversion import cast
 from rlx.ops.convolution import Conv
 from rlx.ops.movement import Expand, reshaped
+from rlx.ops.operands import convert
 from rlx.ops.quantized import Dequantize, QConv2d, QMatMul, Quantize
 from rlx.ops.rounding import round_half_away
 from rlx.ops.unary import Activation, ActivationKind
@@ -45,24 +46,21 @@ def collapse_quantized_product(m: Match) -> Tensor | None:
         return None
     x, w = m.input_of(chain.product, 0), m.input_of(chain.product, 1)
     if not (isinstance(x.op, Dequantize) and isinstance(w.op, Dequantize)):
-        m.miss("not_quantized", f"the operands are {x.op.mnemonic} and {w.op.mnemonic}")
-        return None
+        return m.miss(MissReason.NotQuantized, f"the operands are {x.op.mnemonic} and {w.op.mnemonic}")
     if not all(len(op.scales) == len(op.zero_points) == 1 for op in (m.op, x.op, w.op)):
-        m.miss("per_channel", "an integer product has one factor for all channels")
-        return None
+        return m.miss(MissReason.PerChannel, "an integer product has one factor for all channels")
     if m.op.dtype not in _CODES or any(m.input_of(n, 0).shape.dtype not in _CODES for n in (x, w)):
-        m.miss("code_type", "an integer product takes and gives i8 or u8")
-        return None
+        return m.miss(MissReason.CodeType, "an integer product takes and gives i8 or u8")
     bias = None if chain.bias is None else _bias_vector(m, chain)
     if chain.bias is not None and bias is None:
-        m.miss("bias_shape", f"the bias {chain.bias.shape} is not one number per channel of {chain.product.shape}")
-        return None
+        shapes = f"the bias {chain.bias.shape} is not one number per channel of {chain.product.shape}"
+        return m.miss(MissReason.BiasShape, shapes)
     step = x.op.scales[0] * w.op.scales[0]
     (x_zp,), (w_zp,), (out_zp,) = x.op.zero_points, w.op.zero_points, m.op.zero_points
     fields = {"x_zp": x_zp, "w_zp": w_zp, "out_zp": out_zp, "mult": step / m.op.scales[0], "dtype": m.op.dtype}
     operands = [m.value(x.inputs[0]), m.value(w.inputs[0])]
     if bias is not None:
-        operands.append(cast(round_half_away(cast(bias, DType.F32) * (1.0 / step)), DType.I32))
+        operands.append(cast(round_half_away(convert(bias, DType.F32) * (1.0 / step)), DType.I32))
     codes: Tensor = _integer_product(chain.product, fields)(*operands)
     return maximum(codes, out_zp) if chain.has_relu else codes
 
@@ -84,7 +82,7 @@ def _chain_before(m: Match) -> _Chain | None:
         return None
     for part in parts:
         if not m.is_only_use(part):
-            m.miss("multi_consumer", f"{part.id} ({part.op.mnemonic}) is needed as a float too")
+            m.miss(MissReason.MultiConsumer, f"{part.op.mnemonic} is needed as a float too")
             return None
     return _Chain(node, bias, has_relu)
 
@@ -137,11 +135,12 @@ def cancel_requantization(m: Match) -> Tensor | None:
 RULES = RuleSet("quant_collapse", [cancel_requantization, collapse_quantized_product])
 
 
-class CollapseQuantizedProducts(Pass):
+class CollapseQuantizedProducts(RulePass):
     """Products between Dequantize and Quantize become `QMatMul` and `QConv2d`, bodies included."""
 
     name = "quant_collapse"
+    pattern = "quantized_product"
 
-    def run(self, graph: Graph) -> Graph:
-        graph = rebuild_bodies(graph, self.run, self.name).graph
-        return apply_rules(graph, RULES, self.name).graph
+    @property
+    def rules(self) -> RuleSet:
+        return RULES

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rlx.compile.dispatch import KernelDispatchReport
 from rlx.compile.fusion_barriers import FusionBarrier, UnfusedEdge
+from rlx.compile.int8_activations import Int8Change
 from rlx.compile.lir_lives import lives_of, steps_of
 from rlx.compile.packing import Tenant, peak
 from rlx.compile.stages import StageRecord
@@ -63,6 +64,7 @@ class CompileFindings(NamedTuple):
     dispatch: KernelDispatchReport | None = None
     stages: tuple[StageRecord, ...] = ()
     passes: tuple[PassRecord, ...] = ()
+    int8: tuple[Int8Change, ...] = ()
 
 
 class CompileReport(str):
@@ -77,7 +79,7 @@ class CompileReport(str):
         cls, lir: LirModule, device: str, where: Where | None = None, found: CompileFindings | None = None
     ) -> CompileReport:
         """`where` says where a kernel runs; `found` is what the compile has recorded, as far as it has."""
-        report = super().__new__(cls, _text(lir, device, where or _kind_only))
+        report = super().__new__(cls, _text(lir, device, where or _kind_only) + _int8_text(found))
         report.lir, report.device, report.where = lir, device, where or _kind_only
         report.found = found or CompileFindings()
         return report
@@ -112,6 +114,7 @@ class CompileReport(str):
             "dispatch": None if found.dispatch is None else [s._asdict() for s in found.dispatch.summaries],
             "stages": [s._asdict() for s in found.stages],
             "passes": [p._asdict() for p in found.passes],
+            "int8": [{"product": c.product, "reason": c.reason} for c in found.int8],
         }
         return json.dumps(document, indent=1)
 
@@ -140,6 +143,14 @@ def _text(lir: LirModule, device: str, where: Where) -> str:
     lines = [f"{device}: @{lir.name}, {summary or 'no kernels'}; arena {lir.arena_size} bytes"]
     lines += [f"  {k.kind:7} {where(k):24} {' + '.join(_ops(graph, k))}" for k in steps]
     return "\n".join(lines) + "\n"
+
+
+def _int8_text(found: CompileFindings | None) -> str:
+    """The products of activations of 8 bits, where they were asked for."""
+    changes = found.int8 if found is not None else ()
+    done = sum(not c.reason for c in changes)
+    head = [f"activations as int8 in {done} of {len(changes)} products with stored weights"] if changes else []
+    return "".join(f"{line}\n" for line in [*head, *(f"  {c}" for c in changes)])
 
 
 def _ops(graph: Graph, kernel: LirKernel) -> tuple[str, ...]:

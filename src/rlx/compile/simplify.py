@@ -403,7 +403,10 @@ class AlgebraicSimplify(Pass):
     def __init__(self, exact: bool = True) -> None:
         self.exact = exact
 
+    @property
+    def rules(self) -> RuleSet:
+        return CANONICAL.exact() if self.exact else CANONICAL
+
     def run(self, graph: Graph) -> Graph:
-        rules = CANONICAL.exact() if self.exact else CANONICAL
         graph = rebuild_bodies(graph, self.run, self.name).graph
-        return apply_rules(graph, rules, self.name).graph
+        return apply_rules(graph, self.rules, self.name).graph

@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from rlx.autodiff.prepare import replace_nodes
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.inline import inline_graph
 from rlx.ir.passes import Pass
-from rlx.ir.rebuild import all_bodies
+from rlx.ir.rebuild import all_bodies, replace_nodes
 from rlx.ir.shape import Shape
 from rlx.ops.arithmetic import mul, ne, where
 from rlx.ops.bodies import one_or_tuple

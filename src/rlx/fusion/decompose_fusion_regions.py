@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlx.autodiff.prepare import replace_nodes
 from rlx.fusion.unfuse_elementwise_regions import expand_region
 from rlx.ir.graph import Graph, Node
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import replace_nodes
 from rlx.ops.movement import concat
 from rlx.ops.regions import BatchElementwiseRegion, ElementwiseRegion, RegionPrologue, TransformRegion
 

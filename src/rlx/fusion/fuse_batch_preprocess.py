@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlx.fusion.batch_slices import mapped_slices
-from rlx.fusion.rule_pass import rewrite_bodies
 from rlx.ir.graph import Graph
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import rebuild_bodies
 from rlx.ir.rewrite import Match, RuleSet, apply_rules, rewrites
 from rlx.ir.tensor import Tensor
 from rlx.ops.movement import Concat
@@ -30,5 +30,5 @@ class FuseBatchPreprocess(Pass):
     name = "fuse_batch_preprocess"
 
     def run(self, graph: Graph) -> Graph:
-        graph = rewrite_bodies(graph, self.run, self.name)
+        graph = rebuild_bodies(graph, self.run, self.name).graph
         return apply_rules(graph, RuleSet(self.name, [join_slices]), self.name).graph

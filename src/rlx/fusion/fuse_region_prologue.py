@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlx.fusion.fragments import FusionRole, has_role, step_of
-from rlx.fusion.rule_pass import rewrite_bodies
 from rlx.ir.graph import Graph, Node
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import rebuild_bodies
 from rlx.ir.rewrite import Match, RuleSet, apply_rules, rewrites
 from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor
@@ -79,6 +79,6 @@ class FuseRegionPrologue(Pass):
     name = "fuse_region_prologue"
 
     def run(self, graph: Graph) -> Graph:
-        graph = rewrite_bodies(graph, self.run, self.name)
+        graph = rebuild_bodies(graph, self.run, self.name).graph
         rules = RuleSet(self.name, [read_through_transform, activate_through_transform])
         return apply_rules(graph, rules, self.name).graph

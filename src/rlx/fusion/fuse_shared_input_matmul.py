@@ -7,11 +7,11 @@ from typing import Any
 
 from rlx.fusion.miss_reasons import MissReason
 from rlx.fusion.patterns import describe, is_known_before_run, is_plain_matmul
-from rlx.fusion.rule_pass import FusionPass, rewrite_bodies
+from rlx.fusion.rule_pass import FusionPass
 from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.op import Op
-from rlx.ir.rebuild import Replacement, rebuild
+from rlx.ir.rebuild import Replacement, rebuild, rebuild_bodies
 from rlx.ir.rewrite import NearMiss
 from rlx.ir.shape import Size
 from rlx.ops.contraction import MatMul
@@ -31,7 +31,7 @@ class FuseSharedInputMatMul(FusionPass):
     pattern = "shared_input_matmul"
 
     def run(self, graph: Graph) -> Graph:
-        graph = rewrite_bodies(graph, self.run, self.name)
+        graph = rebuild_bodies(graph, self.run, self.name).graph
         groups = [group for group in _joinable_groups(graph) if len(group) > 1]
         if not groups:
             return graph

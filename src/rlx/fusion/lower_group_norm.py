@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlx.autodiff.prepare import decompose_kinds
 from rlx.ir.graph import Graph
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import decompose_kinds
 
 
 class LowerGroupNorm(Pass):

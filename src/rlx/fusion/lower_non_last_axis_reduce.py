@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rlx.autodiff.prepare import replace_nodes
 from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import replace_nodes
 from rlx.ir.shape import normalize_axes
 from rlx.ops.movement import reshaped, transposed
 from rlx.ops.reductions import Reduce

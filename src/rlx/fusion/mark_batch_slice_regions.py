@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rlx.fusion.batch_slices import mapped_slices
 from rlx.fusion.fragments import FusionRole, has_role, step_of
-from rlx.fusion.rule_pass import rewrite_bodies
 from rlx.ir.graph import Graph
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import rebuild_bodies
 from rlx.ir.rewrite import Match, RuleSet, apply_rules, rewrites
 from rlx.ir.tensor import Tensor
 from rlx.ops.movement import Concat
@@ -33,5 +33,5 @@ class MarkBatchSliceRegions(Pass):
     name = "mark_batch_slice_regions"
 
     def run(self, graph: Graph) -> Graph:
-        graph = rewrite_bodies(graph, self.run, self.name)
+        graph = rebuild_bodies(graph, self.run, self.name).graph
         return apply_rules(graph, RuleSet(self.name, [mark_slices]), self.name).graph

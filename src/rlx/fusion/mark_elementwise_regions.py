@@ -12,12 +12,11 @@ from typing import Any
 
 from rlx.fusion.fragments import FusionRole, has_role, step_of
 from rlx.fusion.fusion_limits import FusionLimits, active_fusion_limits
-from rlx.fusion.rule_pass import rewrite_bodies
 from rlx.ir.dead_code import live_nodes, remove_dead_nodes
 from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.passes import Pass
-from rlx.ir.rebuild import Replacement, rebuild
+from rlx.ir.rebuild import Replacement, rebuild, rebuild_bodies
 from rlx.ir.shape import Dims, Size
 from rlx.ops.regions import Chain, ChainOperand, ElementwiseRegion
 
@@ -35,7 +34,7 @@ class MarkElementwiseRegions(Pass):
         self.limits = limits
 
     def run(self, graph: Graph) -> Graph:
-        graph = rewrite_bodies(graph, self.run, self.name)
+        graph = rebuild_bodies(graph, self.run, self.name).graph
         regions = _find_regions(graph, self.limits or active_fusion_limits())
         if not regions:
             return graph

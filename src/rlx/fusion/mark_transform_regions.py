@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlx.fusion.fragments import FusionRole, has_role, step_of
-from rlx.fusion.rule_pass import rewrite_bodies
 from rlx.ir.graph import Graph, Node
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import rebuild_bodies
 from rlx.ir.rewrite import Match, RuleSet, apply_rules, rewrites
 from rlx.ir.tensor import Tensor
 from rlx.ops.convolution import ResizeNearest2x
@@ -40,5 +40,5 @@ class MarkTransformRegions(Pass):
     name = "mark_transform_regions"
 
     def run(self, graph: Graph) -> Graph:
-        graph = rewrite_bodies(graph, self.run, self.name)
+        graph = rebuild_bodies(graph, self.run, self.name).graph
         return apply_rules(graph, RuleSet(self.name, [chain_transforms]), self.name).graph

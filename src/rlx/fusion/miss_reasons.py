@@ -25,6 +25,9 @@ class MissReason(enum.StrEnum):
     SwigluGateBeforeUp = "swiglu_gate_before_up"
     SwigluNotSharedInput = "swiglu_not_shared_input"
     SwigluHalves = "swiglu_halves"
+    NotQuantized = "not_quantized"
+    PerChannel = "per_channel"
+    CodeType = "code_type"
     NotProfitable = "not_profitable"
     NotFused = "not_fused"
 
@@ -56,6 +59,9 @@ _HINTS: dict[MissReason, str] = {
     MissReason.SwigluGateBeforeUp: "put the up weight before the gate weight",
     MissReason.SwigluNotSharedInput: "let gate and up projection read the same tensor",
     MissReason.SwigluHalves: "cut the last axis into exactly two halves",
+    MissReason.NotQuantized: "calibrate both operands and the result of the product",
+    MissReason.PerChannel: "calibrate operands and result of the product with one scale each",
+    MissReason.CodeType: "quantise to i8 or u8",
     MissReason.NotProfitable: "nothing to do: fusing would cost more than it saves",
     MissReason.NotFused: "the pass was not run; look at the pass list of the pipeline",
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rlx.fusion.miss_reasons import MissReason
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
 from rlx.ir.passes import Pass
-from rlx.ir.rebuild import Replacement, map_bodies, rebuild
+from rlx.ir.rebuild import Replacement, rebuild_bodies
 from rlx.ir.rewrite import Match, NearMiss, Rule, RuleSet, apply_rules
 
 
@@ -31,7 +31,7 @@ class RulePass(FusionPass):
     def rules(self) -> RuleSet: ...
 
     def run(self, graph: Graph) -> Graph:
-        graph = rewrite_bodies(graph, self.run, self.name)
+        graph = rebuild_bodies(graph, self.run, self.name).graph
         return apply_rules(graph, self.rules, self.name).graph
 
     def missed(self, graph: Graph) -> list[NearMiss]:
@@ -45,15 +45,3 @@ def _observing(apply: Callable[[Match], Replacement]) -> Callable[[Match], Repla
         return None if apply(m) is None else m.miss(MissReason.NotFused)
 
     return observe
-
-
-def rewrite_bodies(graph: Graph, rewrite: Callable[[Graph], Graph], pass_name: str) -> Graph:
-    """The graph with `rewrite` applied to the bodies of its ops; the same graph when no body changes."""
-    changed = {n.id: op for n in graph.nodes if n.op.bodies and (op := map_bodies(n.op, rewrite)) is not n.op}
-    if not changed:
-        return graph
-
-    def visit(node: Node, operands: list[Any]) -> Replacement:
-        return changed[node.id](*operands) if node.id in changed else None
-
-    return rebuild(graph, visit, pass_name).graph

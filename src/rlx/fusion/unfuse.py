@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rlx.autodiff.prepare import FUSED, decompose_kinds
+from rlx.autodiff.prepare import FUSED
 from rlx.autodiff.prepare import unfuse_fused_for_autodiff as unfuse_fused_for_autodiff
 from rlx.ir.graph import Graph
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import decompose_kinds
 
 
 class UnfuseFusedOps(Pass):

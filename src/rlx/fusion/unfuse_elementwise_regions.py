@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rlx.autodiff.prepare import replace_nodes
 from rlx.fusion.fusion_limits import FusionLimits
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op
 from rlx.ir.passes import Pass
+from rlx.ir.rebuild import replace_nodes
 from rlx.ir.shape import Dims
 from rlx.ops.regions import ElementwiseRegion, RegionPrologue
 

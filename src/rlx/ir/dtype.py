@@ -59,6 +59,12 @@ class DType(enum.Enum):
     def __repr__(self) -> str:
         return f"DType.{self.name}"
 
+    def __call__(self, value: Any) -> Any:
+        """`value` as an array of this type, as NumPy's scalar types do it: `rnp.float32(0.1)`."""
+        from rlx.ir.array_functions import array_functions
+
+        return array_functions().asarray(value, dtype=self)
+
     # Enum hashes by name through Python code; identity is the same thing and several times faster.
     __hash__ = object.__hash__
 

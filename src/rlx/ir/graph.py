@@ -303,7 +303,10 @@ class Graph(GraphBuilders):
             raise OpError(f"alias: needs an output and an input of graph @{self.name}, got {out!r} and {source!r}")
         if out.shape != source.shape:
             raise ShapeError(f"alias: the output is {out.shape}, the input {source.op.key!r} is {source.shape}")
-        self.aliases[self.outputs.index(out.id)] = source.op.key
+        number = self.outputs.index(out.id)
+        if any(key == source.op.key and k != number for k, key in self.aliases.items()):
+            raise OpError(f"alias: another output of graph @{self.name} is stored over input {source.op.key!r} already")
+        self.aliases[number] = source.op.key
 
     def freeze(self) -> Graph:
         """Forbid further change; bodies of ops are frozen."""

@@ -149,6 +149,23 @@ class LirBufferPlan:
             tuple(s for s in self.dynamic_symbols if s not in binding),
         )
 
+    def renumbered(self, number: Mapping[NodeId, NodeId]) -> LirBufferPlan:
+        """The plan of the same graph with its nodes numbered otherwise."""
+        phases = PhaseSchedule()
+        for node, phase in self.phases:
+            phases.set(number[NodeId(node)], phase)
+        inputs, params = (tuple((key, number[n]) for key, n in leaves) for leaves in self.io[:2])
+        return LirBufferPlan(
+            self.arena_size,
+            {number[n]: slot for n, slot in self.assignments.items()},
+            [number[n] for n in self.schedule],
+            {number[n]: LirViewAlias(number[v.root], v.byte_offset) for n, v in self.view_aliases.items()},
+            phases,
+            LirIoManifest(inputs, params, tuple(number[n] for n in self.io.outputs)),
+            self.alignment,
+            self.dynamic_symbols,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, ints and strings; symbolic sizes are written as text."""
         return {
@@ -278,7 +295,17 @@ class LirModule:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LirModule):
             return False
-        return (self.mir, self.buffers, self.kernels) == (other.mir, other.buffers, other.kernels)
+        return self.mir == other.mir and self._canonical() == other._canonical()
+
+    def _canonical(self) -> tuple[LirBufferPlan, list[LirKernel]]:
+        """Plan and kernels with nodes numbered as the text has them, leaves first; leaves are no steps of a schedule."""
+        graph = self.as_graph()
+        order = sorted(graph.nodes, key=lambda n: not n.is_leaf)
+        number = {n.id: NodeId(i) for i, n in enumerate(order)}
+        plan = self.buffers.renumbered(number)
+        plan.schedule = [number[i] for i in self.buffers.schedule if not graph.nodes[i].is_leaf]
+        kernels = [LirKernel.of(k.kind, *((number[i] for i in ids) for ids in k[1:])) for k in self.kernels]
+        return plan, kernels
 
     def __hash__(self) -> int:
         return hash(self.mir)

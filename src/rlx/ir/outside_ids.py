@@ -38,7 +38,8 @@ def id_checks(graph: Graph) -> list[IdCheck]:
             source = sources[position].op
             if isinstance(source, Input):
                 found.append(IdCheck(node.op, source.key, sizes))
-    return found
+    # Layers share their positions and lengths, and what is the same is checked once.
+    return list(dict.fromkeys(found))
 
 
 def check_ids(op: Op, ids: Array, sizes: Dims, name: str = "ids") -> None:

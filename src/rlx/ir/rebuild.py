@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
-from rlx.ir.op import Op
+from rlx.ir.op import Op, kind_of
 from rlx.ir.provenance import NodeOrigin
 from rlx.ir.tensor import Tensor, building
 
 # What a visitor returns for a node: None to copy it, or its replacement (a tuple for several results).
 Replacement = Tensor | Sequence[Tensor] | None
 Visitor = Callable[[Node, list[Any]], Replacement]
+# The form that replaces a node, as a function of its operands; None leaves it.
+FormOf = Callable[[Node], Callable[..., Any] | None]
 
 
 class Rebuilt(NamedTuple):
@@ -91,21 +93,38 @@ def _checked(node: Node, replacement: Tensor | Sequence[Tensor]) -> tuple[Tensor
     return results
 
 
+def replace_nodes(graph: Graph, form_of: FormOf, pass_name: str) -> Rebuilt:
+    """Replace nodes, and what replaced them, until `form_of` has nothing more to say; bodies included."""
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        form = form_of(node)
+        if form is not None:
+            return form(*operands)
+        op = map_bodies(node.op, lambda body: replace_nodes(body, form_of, pass_name).graph)
+        return None if op is node.op else op(*operands)
+
+    def has_work(graph: Graph) -> bool:
+        return any(form_of(node) is not None for node in graph.nodes)
+
+    result = unchanged(graph)
+    while has_work(result.graph) or any(has_work(body) for body in all_bodies(result.graph)):
+        result = result.then(rebuild(result.graph, visit, pass_name))
+    return result
+
+
+def decompose_kinds(graph: Graph, kinds: Collection[str], pass_name: str) -> Rebuilt:
+    """Decompose the ops of the given kinds (class names)."""
+    return replace_nodes(graph, lambda node: node.op.decompose if kind_of(node.op) in kinds else None, pass_name)
+
+
 def decompose_all(graph: Graph, keep: Callable[[Node], bool] | None = None) -> Graph:
     """Decompose every node that is not primitive, again and again, bodies included, except those that `keep` claims."""
 
-    def wanted(node: Node) -> bool:
-        return not node.op.is_primitive and not node.op.is_block and not (keep is not None and keep(node))
+    def form_of(node: Node) -> Callable[..., Any] | None:
+        is_kept = node.op.is_primitive or node.op.is_block or (keep is not None and keep(node))
+        return None if is_kept else node.op.decompose
 
-    def visit(node: Node, operands: list[Any]) -> Replacement:
-        if wanted(node) and node.op.decompose is not None:
-            return node.op.decompose(*operands)
-        new = map_bodies(node.op, lambda body: decompose_all(body, keep))
-        return None if new is node.op else new(*operands)
-
-    while any(wanted(n) for n in graph.nodes) or any(wanted(n) for body in all_bodies(graph) for n in body.nodes):
-        graph = rebuild(graph, visit, "decompose").graph
-    return graph
+    return replace_nodes(graph, form_of, "decompose").graph
 
 
 def all_bodies(graph: Graph) -> Iterator[Graph]:
@@ -135,13 +154,16 @@ def map_bodies(op: Op, rewrite: Callable[[Graph], Graph]) -> Op:
     return op.replace(**changes) if changes else op
 
 
-def rebuild_bodies(graph: Graph, rewrite: Callable[[Graph], Graph], pass_name: str | None = None) -> Rebuilt:
-    """The graph with every program that its nodes hold rewritten. `rewrite` is not asked about those deeper inside."""
+def rebuild_bodies(
+    graph: Graph, rewrite: Callable[[Graph], Graph], pass_name: str | None = None, keep: tuple[type[Op], ...] = ()
+) -> Rebuilt:
+    """The graph with every program that its nodes hold rewritten, except those of ops that `keep` names. `rewrite` is
+    not asked about programs deeper inside."""
     changed = False
 
     def visit(node: Node, operands: list[Any]) -> Replacement:
         nonlocal changed
-        op = map_bodies(node.op, rewrite)
+        op = node.op if isinstance(node.op, keep) else map_bodies(node.op, rewrite)
         if op is node.op:
             return None
         changed = True

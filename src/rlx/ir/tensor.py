@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -105,6 +105,12 @@ class Tensor(TensorMethods):
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value("converted to a NumPy array")
+
+    def item(self, *index: int) -> NoReturn:
+        raise self._no_value("converted to a Python number")
+
+    def tolist(self) -> NoReturn:
+        raise self._no_value("converted to a list")
 
     def _no_value(self, what: str) -> TraceError:
         return TraceError(

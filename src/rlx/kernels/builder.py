@@ -305,6 +305,14 @@ class KernelBuilder:
         """True in the lanes below `count`, which may be negative or larger than the lane count."""
         return self.pure("lane_mask", (self.as_index(count),), lanes)
 
+    def lookup(self, table: Value, index: Value) -> Value:
+        """For each lane that lane of `table` (f32) which the low bits of `index` (i32) number."""
+        return self.pure("lookup", (table, index), None)
+
+    def dot4(self, total: Value, a: Value, b: Value) -> Value:
+        """`total` (i32) plus, in each lane, the sum of four products of neighbours of a (u8) and b (i8)."""
+        return self.pure("dot4", (total, a, b), None)
+
     def reduce(self, op: str, vector: Value) -> Value:
         """All lanes combined by add, mul, min, max, and, or: halves first, so that every target gets the same bits."""
         return vector if vector.lanes == 1 else self.pure(f"reduce_{op}", (vector,), None)

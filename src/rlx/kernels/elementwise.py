@@ -7,8 +7,9 @@ with its own index space: that is how values are joined along an axis without be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rlx.errors import OpError
 from rlx.kernels.builder import KernelBuilder
@@ -25,17 +26,31 @@ GPU_THREADS = 256
 GPU_ELEMENTS_PER_THREAD = 4
 
 
+class Move(NamedTuple):
+    """How far from where its access says an element is stored, in elements; it is not stored unless `exists`."""
+
+    by: Expr
+    exists: Expr | None = None
+
+
 @dataclass(frozen=True)
 class MapPart:
     """`outputs[j][i] = exprs[j](inputs[0][i], inputs[1][i], ..)` for every index `i` of `shape`.
 
-    Accesses with one name are one buffer, in all parts of a kernel.
+    Accesses with one name are one buffer, in all parts of a kernel. With a `move` each element of the only output is
+    stored at a place that is computed, which must not change along the last axis. Where the access of the output stands
+    still, the same place may be written again: such axes are visited in their order, by one worker.
     """
 
     shape: tuple[Extent, ...]
     inputs: tuple[Access, ...]
     outputs: tuple[Access, ...]
     exprs: tuple[Expr, ...]
+    move: Move | None = None
+
+    @property
+    def all_exprs(self) -> tuple[Expr, ...]:
+        return (*self.exprs, *(e for e in self.move or () if e is not None))
 
 
 def map_kernel(
@@ -110,8 +125,11 @@ class _PartMaker:
         for extent in (*part.shape, *(e for a in (*part.inputs, *part.outputs) for e in (*a.strides, a.offset))):
             extents(extent)
         part = merged_part(part)
-        self.nest = LoopNest(k, extents, part.shape, buffers, part.inputs, part.outputs, part.exprs)
-        self.inner = len(part.shape) - 1
+        self.nest = LoopNest(k, extents, part.shape, buffers, part.inputs, part.outputs, part.all_exprs)
+        self.part, self.inner = part, len(part.shape) - 1
+        outer = range(self.inner)
+        self.serial = [a for a in outer if part.move is not None and not part.outputs[0].moves_along(a)]
+        self.dealt = [a for a in outer if a not in self.serial]
         self.inner_size = part.shape[-1]
         nodes = self.nest.nodes
         self.uniform = [n for n in nodes if self.inner not in self.nest.depends(n)]
@@ -122,14 +140,15 @@ class _PartMaker:
         """Chunks of the part, by its shape alone; a row is the innermost axis."""
         k, sizes = self.k, self.nest.sizes
         if self.target.is_gpu:
-            self.total = product(k, sizes)
+            self.total = product(k, [sizes[a] for a in (*self.dealt, self.inner)])
             return k.ceildiv(self.total, GPU_THREADS * GPU_ELEMENTS_PER_THREAD)
         inner = sizes[-1]
         self.parts_of_row = k.ceildiv(inner, CHUNK)
         if len(sizes) == 1:
             return self.parts_of_row
-        self.rows = product(k, sizes[:-1])
-        self.rows_per_chunk = k.max(1, k.as_index(CHUNK) // k.max(inner, 1))
+        self.rows = product(k, [sizes[a] for a in self.dealt])
+        elements = product(k, [sizes[a] for a in (*self.serial, self.inner)])
+        self.rows_per_chunk = k.max(1, k.as_index(CHUNK) // k.max(elements, 1))
         return (self.rows + (self.rows_per_chunk - 1)) // self.rows_per_chunk * self.parts_of_row
 
     def run(self, block: Value) -> None:
@@ -138,17 +157,28 @@ class _PartMaker:
             return
         k, sizes = self.k, self.nest.sizes
         if len(sizes) == 1:
-            self.part_of_row([], block)
+            self.part_of_row({}, block)
             return
         # One chunk is several short rows, or a part of a long one.
         first = (block // self.parts_of_row) * self.rows_per_chunk
         with k.loop("row", first, k.min(first + self.rows_per_chunk, self.rows)) as row:
-            self.part_of_row(unflatten(row, sizes[:-1]), block % self.parts_of_row)
+            starts = dict(zip(self.dealt, unflatten(row, [sizes[a] for a in self.dealt])))
+            self.in_order(starts, self.serial, lambda place: self.part_of_row(place, block % self.parts_of_row))
 
-    def part_of_row(self, outer: Sequence[Value], part: Value) -> None:
+    def in_order(
+        self, starts: Mapping[int, Value], axes: Sequence[int], body: Callable[[Mapping[int, Value]], None]
+    ) -> None:
+        """Do `body` at every index of some axes, one after the other."""
+        if not axes:
+            body(starts)
+            return
+        with self.k.loop(f"j{axes[0]}", 0, self.nest.sizes[axes[0]]) as i:
+            self.in_order({**starts, axes[0]: i}, axes[1:], body)
+
+    def part_of_row(self, outer: Mapping[int, Value], part: Value) -> None:
         """Elements part*CHUNK .. of the row at the outer indices: whole vectors, then a masked one or single ones."""
         k = self.k
-        row = Scope(self.nest, dict(enumerate(outer)))
+        row = Scope(self.nest, outer)
         row.compute(self.uniform)
         start = part * CHUNK
         stop = k.min(start + CHUNK, self.nest.sizes[-1])
@@ -174,17 +204,28 @@ class _PartMaker:
 
     def finish(self, scope: Scope) -> None:
         scope.compute(self.nest.nodes)
-        for output, expr in enumerate(self.nest.exprs):
-            scope.store(len(self.nest.inputs) + output, scope.value(expr))
+        move = self.part.move
+        if move is None or move.exists is None:
+            self.store(scope)
+            return
+        with self.k.when(scope.value(move.exists)):
+            self.store(scope)
+
+    def store(self, scope: Scope) -> None:
+        by = scope.value(self.part.move.by) if self.part.move is not None else None
+        for output, expr in enumerate(self.part.exprs):
+            scope.store(len(self.nest.inputs) + output, scope.value(expr), by)
 
     def gpu_block(self, block: Value) -> None:
         """A block covers consecutive elements, neighbouring threads neighbouring ones, so that accesses coalesce."""
         k = self.k
+        axes = (*self.dealt, self.inner)
         with k.threads("thread", GPU_THREADS) as thread:
             for step in range(GPU_ELEMENTS_PER_THREAD):
                 place = block * (GPU_THREADS * GPU_ELEMENTS_PER_THREAD) + (thread + step * GPU_THREADS)
                 with k.when(place < self.total):
-                    self.finish(Scope(self.nest, dict(enumerate(unflatten(place, self.nest.sizes)))))
+                    starts = dict(zip(axes, unflatten(place, [self.nest.sizes[a] for a in axes])))
+                    self.in_order(starts, self.serial, lambda at: self.finish(Scope(self.nest, at)))
 
 
 def product(k: KernelBuilder, sizes: Sequence[Value]) -> Value:
@@ -206,11 +247,13 @@ def unflatten(place: Value, sizes: Sequence[Value]) -> list[Value]:
 def merged_part(part: MapPart) -> MapPart:
     """The same part with axes merged, at least one of them; indices of the index space keep all axes as they are."""
     accesses = [*part.inputs, *part.outputs]
-    has_indices = any(node.op == "index" for node in topological(part.exprs))
+    has_indices = any(node.op == "index" for node in topological(part.all_exprs))
     axes = merge_axes(part.shape, [a.strides for a in accesses], keep=has_indices) or [(1, (0,) * len(accesses))]
     moved = [replace(a, strides=tuple(strides[n] for _, strides in axes)) for n, a in enumerate(accesses)]
     count = len(part.inputs)
-    return MapPart(tuple(size for size, _ in axes), tuple(moved[:count]), tuple(moved[count:]), part.exprs)
+    return replace(
+        part, shape=tuple(size for size, _ in axes), inputs=tuple(moved[:count]), outputs=tuple(moved[count:])
+    )
 
 
 def merge_axes(

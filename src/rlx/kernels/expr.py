@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
-from rlx.kernels import vector_math
+from rlx.kernels import exact_math, vector_math
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.extents import Extent
 from rlx.kernels.loop_ir import FLOATS, HALVES, INTS, Literal, Value
@@ -182,8 +182,14 @@ def _divide(k: KernelBuilder, a: Value, b: Value) -> Value:
 
 
 def _remainder(k: KernelBuilder, a: Value, b: Value) -> Value:
-    """The sign of the dividend; 0 for a divisor of 0, as the safe divisor 1 gives it."""
+    """The sign of the dividend; integers: 0 for a divisor of 0, as the safe divisor 1 gives it."""
+    if a.dtype in FLOATS:
+        return exact_math.float_remainder(k, a, b)
     return a % _safe_divisor(k, b)
+
+
+def _power(k: KernelBuilder, a: Value, b: Value) -> Value:
+    return k.op("pow", a, b) if a.dtype in FLOATS else exact_math.integer_power(k, a, b)
 
 
 def _safe_divisor(k: KernelBuilder, b: Value) -> Value:
@@ -260,10 +266,10 @@ JOINS: dict[str, tuple[str, frozenset[DType]]] = {
 _LOWERINGS: dict[str, tuple[int, frozenset[DType], Callable[..., Value]]] = {
     **{op: (2, _NUMBERS, _plain(op)) for op in ("add", "sub", "mul")},
     "div": (2, _NUMBERS, _divide),
-    "rem": (2, INTS, _remainder),
+    "rem": (2, _NUMBERS, _remainder),
     "max": (2, _ANY, _extreme("max")),
     "min": (2, _ANY, _extreme("min")),
-    "pow": (2, FLOATS, _plain("pow")),
+    "pow": (2, _NUMBERS, _power),
     "copysign": (2, FLOATS, vector_math.copysign),
     **{op: (2, _BITS, _plain(op)) for op in ("and", "or", "xor")},
     "shift_left": (2, INTS, _shift("shl")),

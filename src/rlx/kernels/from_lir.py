@@ -6,31 +6,42 @@ serves every binding. `MadeKernel` says what to pass for each parameter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rlx.compile.generators import Generator
-from rlx.compile.index_maps import layout
-from rlx.compile.kernel_points import JoinedPart, KernelPoints, is_reduction, joined_parts, points_of
+from rlx.compile.generators import Generator, OwnKernel
+from rlx.compile.index_maps import Unmappable
+from rlx.compile.kernel_points import KernelPoints, is_reduction, points_of
 from rlx.compile.kernel_roles import is_literal
-from rlx.compile.products import MatrixLayout, epilogue_layouts, product_form
+from rlx.compile.loops import loop_kernel
+from rlx.compile.products import EpilogueForm, MatrixLayout, ProductForm, epilogue_form, part_offset, product_form
+from rlx.compile.stored_parts import has_parts, part_points, stored_parts
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.lir import LirKernel
+from rlx.ir.quant_panels import PanelFormat
 from rlx.ir.shape import Size
 from rlx.kernels.elementwise import MapPart, piecewise_kernel
 from rlx.kernels.expr import Expr, operand
 from rlx.kernels.extents import Extent
-from rlx.kernels.from_points import Naming, literal_of, loops_of, pointwise_value, root_layouts
+from rlx.kernels.from_points import Naming, literal_of, loops_of, part_of, pointwise_value, root_layouts
 from rlx.kernels.from_points import is_pointwise as is_pointwise
 from rlx.kernels.loop_ir import Buffer, Kernel
-from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel
+from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel, panel_width
+from rlx.kernels.matmul_int8 import int8_matmul_kernel
+from rlx.kernels.matmul_int8_blocks import int8_block_kernel
+from rlx.kernels.matmul_quant import quant_matmul_kernel
 from rlx.kernels.op_kernels import OpSite, build_op_kernel, own_kernel
 from rlx.kernels.rows import row_kernel
-from rlx.kernels.targets import Target
-from rlx.ops.movement import Concat
+from rlx.kernels.targets import Target, host
 
-GENERATOR = Generator(is_pointwise, own_kernel)
+
+def _whole_op(graph: Graph, node: Node) -> OwnKernel | None:
+    """The kernel of an op as a whole, or the loop around the kernels of its bodies."""
+    return own_kernel(graph, node) or loop_kernel(graph, node, GENERATOR)
+
+
+GENERATOR = Generator(is_pointwise, _whole_op, lambda dtype, n: panel_width(host(), dtype, n))
 
 
 class MadeKernel(NamedTuple):
@@ -83,27 +94,32 @@ class _Maker:
         return points_of(self.graph, self.covered, [n for n in nodes if is_reduction(self.graph, n)], roots)
 
     def map(self) -> MadeKernel:
-        root = self.graph.nodes[self.lir.outputs[0]]
-        parts = self.joined_parts(root) if isinstance(root.op, Concat) else [self.whole_map()]
-        return self.finish(piecewise_kernel(self.name, self.target, parts))
+        """One index space for each part of values that are put together from parts, and for the others as few as
+        serve them all."""
+        parts: list[MapPart] = []
+        whole: list[list[NodeId]] = []
+        for root in (self.graph.nodes[r] for r in self.lir.outputs):
+            if has_parts(root):
+                found = stored_parts(self.graph, self.covered, root)
+                parts += [part_of(self.graph, part_points(self.graph, self.covered, p), self.naming) for p in found]
+            else:
+                self.add_to_first(whole, root.id)
+        return self.finish(piecewise_kernel(self.name, self.target, [*map(self.whole_map, whole), *parts]))
 
-    def whole_map(self) -> MapPart:
-        roots = self.lir.outputs
+    def add_to_first(self, groups: list[list[NodeId]], root: NodeId) -> None:
+        """Add a root to the first group in whose loops it can be computed."""
+        for group in groups:
+            try:
+                self.points([*group, root])
+            except Unmappable:
+                continue
+            group.append(root)
+            return
+        groups.append([root])
+
+    def whole_map(self, roots: Sequence[NodeId]) -> MapPart:
         points = self.points(roots)
         loops = loops_of(self.graph, points, root_layouts(self.graph, points, roots), self.naming)
-        return MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs)
-
-    def joined_parts(self, root: Node) -> list[MapPart]:
-        """One part per operand of a concat, each stored where it begins."""
-        return [self.joined_part(root, part) for part in joined_parts(self.graph, self.covered, root)]
-
-    def joined_part(self, root: Node, part: JoinedPart) -> MapPart:
-        points = self.points([part.node])
-        maps = points.nest.full(self.graph.shape(part.node).dims)
-        assert maps is not None
-        moved = tuple(m.moved(start) for m, start in zip(maps, part.starts))
-        place = layout(root.shape.dims, moved, len(points.nest.sizes))
-        loops = loops_of(self.graph, points, [(root.id, place)], self.naming)
         return MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs)
 
     def rows(self) -> MadeKernel:
@@ -118,23 +134,64 @@ class _Maker:
         if form is None:
             raise InternalError(f"make_kernel: {head!r} is no product of matrices")
         (result,) = self.lir.outputs
+        n, starts = form.n, (0,)  # type: Size, tuple[int, ...]
         epilogue, extra = None, []  # type: tuple[Epilogue | None, list[NodeId]]
         if result != head.id:
-            epilogue, extra = self.epilogue(head, result)
-        a, b = form.a, form.b
-        kernel = matmul_kernel(
-            self.name,
-            self.target,
-            m=self.extent(form.m),
-            n=self.extent(form.n),
-            k=self.extent(form.k),
-            batch=self.extent(form.batch),
-            a=self.matrix("a", a),
-            b=self.matrix("b", b),
-            c=self.matrix("c", MatrixLayout(result, 0, (form.m * form.n if form.batch != 1 else 0, form.n, 1))),
-            epilogue=epilogue,
-        )
-        return self.finish(kernel, [a.node, b.node, result, *extra])
+            shape, epilogue, extra = self.epilogue(form, head, result)
+            n, starts = shape.columns, shape.parts
+        parts = [form.b._replace(offset=form.b.offset + part_offset(form, start)) for start in starts]
+        stored = MatrixLayout(result, 0, (form.m * n if form.batch != 1 else 0, n, 1))
+        a, b, c = self.matrix("a", form.a), self.matrices("b", parts), self.matrix("c", stored)
+        m, k = self.extent(form.m), self.extent(form.k)
+        layout = form.scheme.panel_format if form.scheme is not None else None
+        if form.has_codes:
+            kernel = self.code_product(form, layout, int(n), a, b, c, epilogue)
+        elif layout is not None:
+            kernel = quant_matmul_kernel(
+                self.name, self.target, layout, m=m, n=int(n), k=int(form.k), a=a, b=b, c=c, epilogue=epilogue
+            )
+        else:
+            kernel = matmul_kernel(
+                self.name,
+                self.target,
+                m=m,
+                n=self.extent(n),
+                k=k,
+                batch=self.extent(form.batch),
+                a=a,
+                b=b,
+                c=c,
+                epilogue=epilogue,
+                packed=self.has_panels(form, n),
+                accumulator=form.accumulator,
+            )
+        return self.finish(kernel, [form.a.node, *(p.node for p in parts), result, *extra])
+
+    def code_product(
+        self,
+        form: ProductForm,
+        layout: PanelFormat | None,
+        n: int,
+        a: Matrix,
+        b: tuple[Matrix, ...],
+        c: Matrix,
+        epilogue: Epilogue | None,
+    ) -> Kernel:
+        """A product of codes of 8 bits, with one scale for a row and a column or with scales for blocks."""
+        m, k = self.extent(form.m), int(form.k)
+        if layout is None:
+            assert self.has_panels(form, n)
+            return int8_matmul_kernel(self.name, self.target, m=m, n=n, k=k, a=a, b=b, c=c, epilogue=epilogue)
+        return int8_block_kernel(self.name, self.target, layout, m=m, n=n, k=k, a=a, b=b, c=c, epilogue=epilogue)
+
+    def has_panels(self, form: ProductForm, n: Size) -> bool:
+        """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side."""
+        if not isinstance(n, int):
+            return False
+        width = panel_width(self.target, form.accumulator, n)
+        if form.packed not in (0, width):
+            raise InternalError(f"make_kernel: panels of {form.packed} columns, {self.target.name} reads {width}")
+        return form.packed == width or (form.b.strides[1:] == (n, 1) and n == width)
 
     def op(self) -> MadeKernel:
         site = OpSite(self.name, self.graph, self.lir, self.target, self.extent)
@@ -142,16 +199,18 @@ class _Maker:
 
     def matrix(self, name: str, place: MatrixLayout) -> Matrix:
         batch, row, column = (self.extent(s) for s in place.strides)
-        return Matrix(name, self.graph.shape(place.node).dtype, row, column, batch)
+        return Matrix(name, self.graph.shape(place.node).dtype, row, column, batch, self.extent(place.offset))
 
-    def epilogue(self, head: Node, result: NodeId) -> tuple[Epilogue, list[NodeId]]:
-        """What is done to the product, and the buffers that it reads beside it."""
-        form = product_form(self.graph, head, self.covered)
+    def matrices(self, name: str, places: Iterable[MatrixLayout]) -> tuple[Matrix, ...]:
+        return tuple(self.matrix(f"{name}{number}", place) for number, place in enumerate(places))
+
+    def epilogue(self, form: ProductForm, head: Node, result: NodeId) -> tuple[EpilogueForm, Epilogue, list[NodeId]]:
+        """What is done to the product or to parts of it, and the buffers that are read beside it."""
         points = points_of(self.graph, self.covered - {head.id}, (), [result])
-        places = epilogue_layouts(self.graph, form, head, points) if form is not None else None
-        if places is None:
+        shape = epilogue_form(self.graph, form, head, points)
+        if shape is None:
             raise InternalError(f"make_kernel: {self.graph.nodes[result]!r} is no epilogue of {head!r}")
-        read = iter(places)
+        read = iter(shape.reads)
         operands: dict[MatrixLayout, int] = {}
         values: list[Expr] = []
         for point in points.points:
@@ -160,10 +219,11 @@ class _Maker:
                 continue
             place = next(read)
             if point.node is head:
-                values.append(operand(0, head.shape.dtype))
+                values.append(operand(shape.parts.index(int(place.offset)), head.shape.dtype))
             elif is_literal(point.node):
                 values.append(literal_of(point.node))
             else:
-                values.append(operand(1 + operands.setdefault(place, len(operands)), point.node.shape.dtype))
-        matrices = tuple(self.matrix(f"e{n}", place) for n, place in enumerate(operands))
-        return Epilogue(values[points.roots[0]], matrices), [place.node for place in operands]
+                number = len(shape.parts) + operands.setdefault(place, len(operands))
+                values.append(operand(number, point.node.shape.dtype))
+        epilogue = Epilogue((values[points.roots[0]],), self.matrices("e", operands))
+        return shape, epilogue, [place.node for place in operands]

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlx.compile.index_maps import AxisMap, IndexMap, Layout, layout
-from rlx.compile.kernel_points import KernelPoints, Point, gathered
+from rlx.compile.index_maps import AxisMap, Layout, layout
+from rlx.compile.kernel_points import KernelPoints, Lookup, Point
 from rlx.compile.kernel_roles import is_literal
+from rlx.compile.stored_parts import PartPoints
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
 from rlx.ir.shape import Size, normalize_axis
+from rlx.kernels.elementwise import MapPart, Move
 from rlx.kernels.expr import Expr, apply, can_lower, gather, index, literal, operand, reduce, size
 from rlx.kernels.extents import Extent
 from rlx.kernels.scopes import Access
@@ -24,7 +26,7 @@ from rlx.ops.arithmetic import Binary, Compare, Where
 from rlx.ops.bits import Bitcast, BitUnary, Predicate
 from rlx.ops.conversion import Cast
 from rlx.ops.creation import DimValue, Iota
-from rlx.ops.indexing import Gather, GatherNd, IndexMode
+from rlx.ops.indexing import Gather, GatherNd, IndexMode, ScatterNd
 from rlx.ops.reductions import Reduce
 from rlx.ops.unary import Activation, StopGradient
 
@@ -68,6 +70,17 @@ def loops_of(graph: Graph, points: KernelPoints, stored: Sequence[tuple[NodeId, 
     return _LoopMaker(graph, points, stored, naming).make()
 
 
+def part_of(graph: Graph, part: PartPoints, naming: Naming) -> MapPart:
+    """The map of one part of a value that is put together from parts."""
+    root = graph.nodes[part.place.memory]
+    maker = _LoopMaker(graph, part.points, [(root.id, part.place.layout)], naming)
+    loops, move = maker.make(), None
+    if isinstance(root.op, ScatterNd):
+        ids = [maker.values[i] for i in part.points.needed]
+        move = Move(*maker.position_of(part.place, ids, root.op.mode is not IndexMode.Clip))
+    return MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs, move)
+
+
 def root_layouts(graph: Graph, points: KernelPoints, roots: Sequence[NodeId]) -> list[tuple[NodeId, Layout]]:
     """Roots in memory of their own, contiguous."""
     count = len(points.nest.sizes)
@@ -87,6 +100,7 @@ class _LoopMaker:
         for point in points.points:
             if (place := self.read_place(point)) is not None:
                 self.reads.setdefault(place, len(self.reads))
+        self.values: list[Expr] = []
         self.axes = self.joined_axes()
         self.new_axis = {old: new for new, group in enumerate(self.axes) for old in group}
 
@@ -100,9 +114,7 @@ class _LoopMaker:
                 # It changes with every index, so that no loop but the innermost, which never runs, loads it.
                 return point.node.id, Layout(0, (1,) * count)
             return point.node.id, point.layout(self.nest)
-        if isinstance(point.node.op, Gather | GatherNd):
-            return point.node.inputs[0], gathered(self.graph, point.node, point.maps, count)[0]
-        return None
+        return None if point.lookup is None else point.lookup[:2]
 
     def joined_axes(self) -> list[list[int]]:
         """The axes of the nest, those of rows first, in runs that all accesses go through without a gap."""
@@ -128,10 +140,9 @@ class _LoopMaker:
         rows = sum(not self.nest.reduced[group[0]] for group in self.axes)
         inputs = tuple(self.access(node, place) for node, place in self.reads)
         outputs = tuple(self.access(node, place) for node, place in self.stored)
-        values: list[Expr] = []
         for point in self.points.points:
-            values.append(self.value(point, [values[i] for i in point.operands]))
-        exprs = tuple(values[r] for r in self.points.roots)
+            self.values.append(self.value(point, [self.values[i] for i in point.operands]))
+        exprs = tuple(self.values[r] for r in self.points.roots)
         return Loops(tuple(sizes[:rows]), tuple(sizes[rows:]), inputs, outputs, exprs)
 
     def access(self, node: NodeId, place: Layout) -> Access:
@@ -151,7 +162,7 @@ class _LoopMaker:
                 return apply("cast", self.number(length), to=dtype)
             case Gather() | GatherNd():
                 assert place is not None
-                return self.looked_up(node, point.maps, self.reads[place], args)
+                return self.looked_up(point, self.reads[place], args)
             case Reduce(kind=kind):
                 return reduce(kind.value, args[0])
         return pointwise_value(node, args)
@@ -175,16 +186,24 @@ class _LoopMaker:
             total = apply("add", total, term)
         return total if dtype is counted else apply("cast", total, to=dtype)
 
-    def looked_up(self, node: Node, maps: IndexMap, number: int, ids: Sequence[Expr]) -> Expr:
-        """A gather: ids from -n to n-1 are positions, others the nearest position, or 0 is read."""
-        assert isinstance(node.op, Gather | GatherNd)
-        _, coordinates = gathered(self.graph, node, maps, len(self.nest.sizes))
+    def looked_up(self, point: Point, number: int, ids: Sequence[Expr]) -> Expr:
+        """A gather; where there is nothing to read the value is 0."""
+        node = point.node
+        assert isinstance(node.op, Gather | GatherNd) and point.lookup is not None
+        offset, exists = self.position_of(point.lookup, ids, node.op.mode is IndexMode.Fill)
+        return gather(number, node.shape.dtype, offset, exists)
+
+    def position_of(self, lookup: Lookup, ids: Sequence[Expr], must_exist: bool) -> tuple[Expr, Expr | None]:
+        """How far from where its layout says an element is, and whether it is there at all; None if it surely is.
+
+        Ids from -n to n-1 are positions; others are the nearest position, or do not exist.
+        """
         zero = literal(0, DType.I64)
         offset, exists = zero, []
-        for coordinate, given in zip(coordinates, ids):
+        for coordinate, given in zip(lookup.coordinates, ids):
             wide, count = apply("cast", given, to=DType.I64), self.number(coordinate.size)
             position = apply("where", apply("lt", wide, zero), apply("add", wide, count), wide)
-            if node.op.mode is IndexMode.Fill:
+            if must_exist:
                 exists += [apply("ge", position, zero), apply("lt", position, count)]
             elif not (isinstance(coordinate.size, int) and coordinate.size > 0):
                 exists.append(apply("lt", zero, count))
@@ -194,7 +213,7 @@ class _LoopMaker:
         condition = None
         for holds in exists:
             condition = holds if condition is None else apply("and", condition, holds)
-        return gather(number, node.shape.dtype, offset, condition)
+        return offset, condition
 
 
 def _wrapped(number: int) -> int:

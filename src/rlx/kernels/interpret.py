@@ -379,6 +379,10 @@ _SPECIAL: dict[str, Callable[[list[Lanes], Any, ValueType], Lanes]] = {
     "bitcast": lambda args, attr, kind: args[0].view(kind.dtype.numpy),
     "splat": lambda args, attr, kind: np.repeat(args[0], attr),
     "extract": lambda args, attr, kind: args[0][attr : attr + 1],
+    "lookup": lambda args, attr, kind: args[0][args[1] & (kind.lanes - 1)],
+    "dot4": lambda args, attr, kind: (
+        args[0] + (args[1].astype(np.int32) * args[2]).reshape(-1, 4).sum(1, dtype=np.int32)
+    ),
     "shuffle": lambda args, attr, kind: np.concatenate(args)[list(attr)],
     "iota": lambda args, attr, kind: np.arange(kind.lanes),
     "lane_mask": lambda args, attr, kind: np.arange(kind.lanes) < args[0][0],

@@ -41,6 +41,10 @@ class _LegalBuilder(KernelBuilder):
             return lambda k, vector: reduce_lanes(k, REDUCTIONS[op], vector)
         if op in _ROUNDING and not self.target.has_rounding:
             return _ROUNDING[op]
+        if op == "lookup":
+            return None if args[0].lanes in self.target.lookup_lanes else lookup_by_comparing
+        if op == "dot4":
+            return None if args[0].lanes in self.target.dot4_lanes else dot4_by_pairs
         if op != "cast":
             return None
         source = args[0].dtype
@@ -51,6 +55,30 @@ class _LegalBuilder(KernelBuilder):
         if source is DType.BF16:
             return bf16_to_f32
         return f32_to_bf16 if attr is DType.BF16 else None
+
+
+def lookup_by_comparing(k: KernelBuilder, table: Value, index: Value) -> Value:
+    """Every lane of the table in turn, where the index is its number."""
+    if table.lanes == 1:
+        return table
+    low = index & (table.lanes - 1)
+    found = k.splat(k.extract(table, 0), table.lanes)
+    for lane in range(1, table.lanes):
+        found = k.select(k.eq(low, lane), k.splat(k.extract(table, lane), table.lanes), found)
+    return found
+
+
+def dot4_by_pairs(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
+    """Neighbours' products of 16 bits added two by two, which x86 has an instruction for, then the pairs."""
+
+    def pairs(x: Value) -> list[Value]:
+        """The lanes with even and with odd numbers."""
+        return [k.shuffle(x, range(first, x.lanes, 2)) for first in (0, 1)]
+
+    wide = [[k.cast(part, DType.I32) for part in pairs(k.cast(x, DType.I16))] for x in (a, b)]
+    even, odd = (x * y for x, y in zip(*wide))
+    first, second = pairs(even + odd)
+    return total + (first + second)
 
 
 def reduce_lanes(k: KernelBuilder, op: str, vector: Value) -> Value:

@@ -56,6 +56,7 @@ class _Emitter(PureOps):
         super().__init__()
         self.kernel = kernel
         self.target = target
+        self.architecture = target.triple.split("-")[0]
         self.globals: list[str] = []
         self.pointers: dict[Buffer, str] = {}
 

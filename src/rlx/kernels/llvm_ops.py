@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
-from rlx.kernels.llvm_text import ELEMENT, FunctionText, llvm_type, mangled, vector_type, zero_text
+from rlx.kernels.llvm_text import ELEMENT, FunctionText, literal_text, llvm_type, mangled, vector_type, zero_text
 from rlx.kernels.loop_ir import COMPARISONS, FLOATS, Let, Value, ValueType
 
 _INT_BINARY = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor", "shl": "shl"}
@@ -20,9 +20,23 @@ _FLOAT_UNARY = {
 }
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
+# Architecture and lanes -> the instruction that multiplies unsigned with signed bytes and adds four products to each.
+_DOTS = {
+    ("x86_64", 16): "llvm.x86.avx512.vpdpbusd.512",
+    ("x86_64", 8): "llvm.x86.avx512.vpdpbusd.256",
+    ("x86_64", 4): "llvm.x86.avx512.vpdpbusd.128",
+    ("aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
+}
+# Integers all of which an i32 holds.
+_NARROW = frozenset({DType.I8, DType.U8, DType.I16, DType.U16, DType.I32})
+# Lanes -> the x86 instruction that permutes them by a vector.
+_LOOKUPS = {16: "llvm.x86.avx512.permvar.sf.512", 8: "llvm.x86.avx2.permps"}
+
 
 class PureOps(FunctionText):
     """Appends instructions for `Let` statements."""
+
+    architecture: str
 
     def let(self, let: Let) -> str:
         op, args, kind = let.op, let.args, llvm_type(let.result.type)
@@ -70,6 +84,11 @@ class PureOps(FunctionText):
                 return self.emit(f"extractelement {self.typed(args[0])}, i32 {let.attr}")
             case "shuffle":
                 return self.shuffle(let)
+            case "lookup":
+                return self.call(_LOOKUPS[let.result.lanes], kind, [(llvm_type(a.type), self.ref(a)) for a in args])
+            case "dot4":
+                instruction = _DOTS[self.architecture, let.result.lanes]
+                return self.call(instruction, kind, [(llvm_type(a.type), self.ref(a)) for a in args])
             case "iota":
                 return self.iota(let.result.type)
             case "lane_mask":
@@ -94,6 +113,8 @@ class PureOps(FunctionText):
             return self.half_cast(x, to)
         if old in FLOATS and new in FLOATS:
             return self.emit(f"{'fpext' if new is DType.F64 else 'fptrunc'} {text} to {target}")
+        if old in FLOATS and to.lanes > 1 and self.architecture == "x86_64" and new in _NARROW:
+            return self.saturated(x, to)
         if old in FLOATS:
             name = f"llvm.fpto{'s' if new.is_signed else 'u'}i.sat"
             kind = llvm_type(x.type)
@@ -106,6 +127,27 @@ class PureOps(FunctionText):
             return self.ref(x)
         word = "trunc" if new_bits < old_bits else "sext" if old.is_signed else "zext"
         return self.emit(f"{word} {text} to {target}")
+
+    def saturated(self, x: Value, to: ValueType) -> str:
+        """Floats clamped, then converted: the intrinsic that saturates would go lane by lane."""
+        kind, wide = llvm_type(x.type), vector_type("i32", to.lanes)
+        bits = 8 * to.dtype.size_bytes
+        lowest, highest = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if to.dtype.is_signed else (0, 2**bits - 1)
+        # The largest f32 below 2^31; what is larger is told apart afterwards.
+        is_cut = x.dtype is DType.F32 and bits == 32
+        number = self.ref(x)
+        ordered = self.emit(f"fcmp ord {kind} {number}, zeroinitializer")
+        number = self.emit(f"select <{to.lanes} x i1> {ordered}, {kind} {number}, {kind} zeroinitializer")
+        for condition, bound in (("ogt", lowest), ("olt", 2**31 - 128 if is_cut else highest)):
+            limit = f"splat ({ELEMENT[x.dtype]} {literal_text(x.dtype, bound)})"
+            inside = self.emit(f"fcmp {condition} {kind} {number}, {limit}")
+            number = self.emit(f"select <{to.lanes} x i1> {inside}, {kind} {number}, {kind} {limit}")
+        result = self.emit(f"fptosi {kind} {number} to {wide}")
+        if is_cut:
+            limit = f"splat ({ELEMENT[x.dtype]} {literal_text(x.dtype, 2**31)})"
+            above = self.emit(f"fcmp oge {kind} {self.ref(x)}, {limit}")
+            result = self.emit(f"select <{to.lanes} x i1> {above}, {wide} splat (i32 {highest}), {wide} {result}")
+        return result if bits == 32 else self.emit(f"trunc {wide} {result} to {llvm_type(to)}")
 
     def half_cast(self, x: Value, to: ValueType) -> str:
         half, bits = vector_type("half", to.lanes), vector_type("i16", to.lanes)

@@ -465,8 +465,26 @@ def _infer_lane_mask(args: Sequence[ValueType], attr: Attr) -> ValueType:
     return ValueType(DType.BOOL, attr)
 
 
+def _infer_lookup(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    if len(args) != 2 or args[0].dtype is not DType.F32 or args[1] != args[0].with_dtype(DType.I32):
+        raise DTypeError(f"lookup takes a vector of f32 and as many i32, got {_names(args)}")
+    if args[0].lanes & (args[0].lanes - 1):
+        raise OpError(f"lookup: the number of lanes must be a power of two, got {args[0]}")
+    return args[0]
+
+
+def _infer_dot4(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    wanted = [DType.I32, DType.U8, DType.I8]
+    if [a.dtype for a in args] != wanted or any(a.lanes != 4 * args[0].lanes for a in args[1:]):
+        raise DTypeError(f"dot4 takes i32xN, u8x4N and i8x4N, got {_names(args)}")
+    return args[0]
+
+
 # select(c, a, b) | cast(x) {dtype} | bitcast(x) {type} | splat(x) {lanes} | extract(v) {lane} |
-# shuffle(a, b) {lanes of a then b} | iota {type}: 0 1 2 .. | lane_mask(n) {lanes}: lane < n
+# shuffle(a, b) {lanes of a then b} | iota {type}: 0 1 2 .. | lane_mask(n) {lanes}: lane < n |
+# lookup(table, i): lane i of the table for every lane, of i only the low bits that number the lanes |
+# dot4(sum, a, b): sum[i] + a[4i]*b[4i] + .. + a[4i+3]*b[4i+3] for i32 sums of u8 a and i8 b, as the instructions
+# of x86 (vpdpbusd) and Arm (usdot) have it: products and sums of four are exact, the whole wraps
 _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
     "select": _infer_select,
     "cast": _infer_cast,
@@ -476,4 +494,6 @@ _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
     "shuffle": _infer_shuffle,
     "iota": _infer_iota,
     "lane_mask": _infer_lane_mask,
+    "lookup": _infer_lookup,
+    "dot4": _infer_dot4,
 }

@@ -1,86 +1,68 @@
-"""`matmul_kernel`: C = epilogue(A @ B) by register tiles, with run-time or fixed sizes and plain or packed B.
+"""`matmul_kernel`: C = epilogue(A @ B) block by block, with run-time or fixed sizes and plain or packed B.
 
-A tile of accumulators stays in registers over the whole of K: 6 rows by 4 vectors where there are 32 registers, by 2
-where there are 16. Taller tiles load less of B, but 8 rows and more meet in one set of the first-level cache when the
-row stride is a multiple of 4 KiB, and lost a quarter of the speed there. Rows that do not fill a tile are done by tiles
-of 4, 2 and 1; columns that do not fill a panel by masks, or one by one where a target has none. Each parallel iteration
-is a block of rows times a few panels, cut by the shape alone.
+Each parallel iteration is a block of rows times a few panels of columns, cut by the shape alone (`matmul_blocks`). Its
+sums stay in scratch while register tiles add to them step by step along K (`matmul_tiles`), and the epilogue passes
+over the finished block. So tiles know neither epilogues nor the last columns: code is short, and several products of
+the same A meet in one epilogue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from rlx.errors import OpError, ShapeError
+from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.expr import Expr, compute_dtype, instruction_count, lower_expr
+from rlx.kernels.expr import Expr, compute_dtype, lower_expr
 from rlx.kernels.extents import Extent, Extents
-from rlx.kernels.loop_ir import FLOATS, Kernel, Value, ValueType
+from rlx.kernels.loop_ir import Kernel, Value, ValueType
+from rlx.kernels.matmul_blocks import block_shape
+from rlx.kernels.matmul_blocks import pack_panels as pack_panels
+from rlx.kernels.matmul_blocks import panel_width as panel_width
+from rlx.kernels.matmul_tiles import (
+    DOT_COLUMNS,
+    MatrixView,
+    VectorLoop,
+    add_rows,
+    copy_elements,
+    copy_gathered,
+    copy_lines,
+    copy_transposed,
+    dot_tile,
+    in_vectors,
+    panel_tile,
+)
 from rlx.kernels.targets import Target
 
-MAX_TILE_ROWS = 6
-# A block of about 48 x 64: tens of microseconds of work for the depths of transformer layers.
-TILES_PER_BLOCK = 8
-BLOCK_COLUMNS = 64
-# The columns beside the whole panels are few: a small tile there keeps the code short.
-TAIL_ROWS = 4
-# Above this many instructions an epilogue is a loop over the finished tile instead of code for each of its vectors.
-INLINE_EPILOGUE_COST = 4
+# Rows up to which columns of B that are contiguous along K are better multiplied as they are than copied into panels.
+DOT_ROWS = 8
+# Rows up to which rows of B pass by once, and how many of them at a time.
+STREAM_ROWS = 4
+STREAM_STEPS = 4
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix operand: `offset of (batch, i, j) = batch*batch_stride + i*row_stride + j*col_stride`, in elements."""
+    """A matrix operand: `offset + batch*batch_stride + i*row_stride + j*col_stride`, in elements."""
 
     name: str
     dtype: DType
     row_stride: Extent
     col_stride: Extent = 1
     batch_stride: Extent = 0
+    offset: Extent = 0
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done to the product before it is stored. Operand 0 of `expr` is the accumulator, the others are
-    `operands`, read at the element's place: a bias has row_stride 0, a scale per row col_stride 0, a residual neither.
-    Its `index` axes are batch, row, column.
+    """What is done to the products before they are stored. The first operands of `exprs` are the sums of the products,
+    the others are `operands`, read at the element's place: a bias has row_stride 0, a scale per row col_stride 0,
+    a residual neither. `index` axes are batch, row, column. There is one expression for each result.
     """
 
-    expr: Expr
+    exprs: tuple[Expr, ...]
     operands: tuple[Matrix, ...] = ()
-
-
-def panel_vectors(target: Target) -> int:
-    """Vectors side by side in a register tile."""
-    return 4 if target.vector_registers >= 32 else 2
-
-
-def tile_rows(target: Target) -> int:
-    """Rows of a register tile: as many as leave registers for a row of B and one element of A."""
-    vectors = panel_vectors(target)
-    return min(MAX_TILE_ROWS, max(1, (target.vector_registers - vectors - 1) // vectors))
-
-
-def panel_width(target: Target, accumulator: DType) -> int:
-    """Columns of one packed panel of B."""
-    return panel_vectors(target) * target.lanes(accumulator)
-
-
-def pack_panels(b: np.ndarray[Any, np.dtype[Any]], width: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """B[K, N] as panels [ceil(N / width), K, width], the last one filled up with zeros: the layout of a packed B."""
-    if b.ndim != 2:
-        raise ShapeError(f"pack_panels: a matrix is wanted, got shape {b.shape}")
-    k, n = b.shape
-    panels = -(-n // width)
-    packed = np.zeros((panels, k, width), b.dtype)
-    for panel in range(panels):
-        part = b[:, panel * width : (panel + 1) * width]
-        packed[panel, :, : part.shape[1]] = part
-    return packed
 
 
 def matmul_kernel(
@@ -91,27 +73,31 @@ def matmul_kernel(
     n: Extent,
     k: Extent,
     a: Matrix,
-    b: Matrix,
-    c: Matrix,
+    b: Matrix | Sequence[Matrix],
+    c: Matrix | Sequence[Matrix],
     epilogue: Epilogue | None = None,
     packed: bool = False,
     batch: Extent = 1,
     accumulator: DType | None = None,
 ) -> Kernel:
-    """C[batch, m, n] = epilogue(A[batch, m, k] @ B[batch, k, n]), accumulated in f32 for f16 and bf16.
+    """C[batch, m, n] = epilogue(A[batch, m, k] @ B[batch, k, n], ..), accumulated in f32 for f16 and bf16.
 
-    A residual in the epilogue may be the same memory as C. With `packed`, B is laid out by `pack_panels` with
-    `panel_width(target, accumulator)`, and of its strides only that of the batch is used.
-    Parameters: pointers of A, B, C and the epilogue's operands, then every named extent once, in the order m, n, k,
-    batch and (batch, row, column) strides of A, B, C and the operands.
+    A residual in the epilogue may be the same memory as C. With `packed`, each B is laid out by `pack_panels` with
+    `panel_width(target, accumulator, n)`, and of its strides only that of the batch is used.
+    Parameters: pointers of A, the Bs, the Cs and the epilogue's operands, then every named extent once, in the order m,
+    n, k, batch and (batch, row, column) strides and offset of A, the Bs, the Cs and the operands.
     """
     acc = accumulator or compute_dtype(a.dtype)
-    if epilogue is None and acc not in (c.dtype, compute_dtype(c.dtype)):
-        raise OpError(f"matmul {name}: accumulates in {acc} and stores {c.dtype}; say the conversion in an epilogue")
-    return _MatmulMaker(name, target, (m, n, k, batch), (a, b, c), epilogue, packed, acc).build()
+    bs = (b,) if isinstance(b, Matrix) else tuple(b)
+    cs = (c,) if isinstance(c, Matrix) else tuple(c)
+    if epilogue is None and (len(bs) > 1 or acc.is_float != cs[0].dtype.is_float):
+        raise OpError(
+            f"matmul {name}: accumulates in {acc} and stores {cs[0].dtype}; say the conversion in an epilogue"
+        )
+    return MatmulMaker(name, target, (m, n, k, batch), a, bs, cs, epilogue, packed, acc).build()
 
 
-class _Operand:
+class MatrixOperand:
     """A matrix as the kernel sees it: its buffer, and its strides once they are declared."""
 
     def __init__(self, k: KernelBuilder, matrix: Matrix, write: bool = False, noalias: bool = True) -> None:
@@ -121,155 +107,304 @@ class _Operand:
     def declare_strides(self, extents: Extents) -> None:
         m = self.matrix
         self.strides = tuple(extents(s) for s in (m.batch_stride, m.row_stride, m.col_stride))
+        self.offset = extents(m.offset)
 
-    def place(self, batch: Value, row: Value, column: Value) -> Value:
-        return batch * self.strides[0] + row * self.strides[1] + column * self.strides[2]
+    def at(self, batch: Value, row: Value, column: Value) -> MatrixView:
+        """The matrix from an element on."""
+        place = self.offset + batch * self.strides[0] + row * self.strides[1] + column * self.strides[2]
+        return MatrixView(self.buffer, place, self.strides[1], self.strides[2])
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """The columns that a tile covers: from `start`, `vectors` of `lanes`; masked where they may pass the last one."""
+class ResultBlock:
+    """What one parallel iteration computes: `rows` rows from `row`, `columns` columns from `column`."""
 
-    start: Value
-    lanes: int
-    vectors: int
-    is_masked: bool = False
+    batch: Value
+    row: Value
+    rows: Value
+    column: Value
+    columns: Value
 
 
-class _MatmulMaker:
+class MatmulMaker:
     def __init__(
         self,
         name: str,
         target: Target,
         sizes: tuple[Extent, Extent, Extent, Extent],
-        matrices: tuple[Matrix, Matrix, Matrix],
+        a: Matrix,
+        bs: tuple[Matrix, ...],
+        cs: tuple[Matrix, ...],
         epilogue: Epilogue | None,
         packed: bool,
         acc: DType,
     ) -> None:
         k = self.k = KernelBuilder(name)
-        self.epilogue, self.packed, self.acc = epilogue, packed, acc
-        self.a, self.b = _Operand(k, matrices[0]), _Operand(k, matrices[1])
+        self.target, self.epilogue, self.packed, self.acc = target, epilogue, packed, acc
+        self.a = MatrixOperand(k, a)
+        self.bs = [MatrixOperand(k, b) for b in bs]
         # An operand of the epilogue may be C itself: each element is read before it is written.
-        self.c = _Operand(k, matrices[2], write=True, noalias=False)
-        self.extra = [_Operand(k, operand, noalias=False) for operand in (epilogue.operands if epilogue else ())]
+        self.cs = [MatrixOperand(k, c, write=True, noalias=False) for c in cs]
+        self.extra = [MatrixOperand(k, operand, noalias=False) for operand in (epilogue.operands if epilogue else ())]
         extents = Extents(k)
         self.m, self.n, self.depth, self.batches = (extents(s) for s in sizes)
-        for operand in (self.a, self.b, self.c, *self.extra):
+        for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
-        self.lanes = target.lanes(acc)
-        self.width = panel_width(target, acc)
-        self.vectors = panel_vectors(target)
-        self.tile_rows = tile_rows(target)
-        self.panels_per_block = max(1, BLOCK_COLUMNS // self.width)
-        self.has_column_tail = not (isinstance(sizes[1], int) and sizes[1] % self.width == 0)
-        masked = [self.c, *self.extra, *([] if packed else [self.b])]
-        self.has_masks = self.lanes > 1 and all(target.has_masked_access(o.matrix.dtype) for o in masked)
-        is_long = epilogue is not None and instruction_count([epilogue.expr]) > INLINE_EPILOGUE_COST
-        self.tile = k.local("tile", acc, self.tile_rows * self.width) if is_long else None
+        self.has_dots = not packed and a.col_stride == 1 and all(b.row_stride == 1 != b.col_stride for b in bs)
+        self.has_streams = not packed and all(b.col_stride == 1 for b in bs)
+        # One panel of a few columns would be mostly empty.
+        self.has_panels = not (self.has_dots and isinstance(sizes[1], int) and sizes[1] <= DOT_COLUMNS)
+        self.shape = block_shape(target, acc, sizes[1], len(bs), copies_b=not packed)
+        self.zero = k.const(0, DType.I64)
+        shape = self.shape
+        self.sums = k.local("sums", acc, len(bs) * shape.rows * shape.columns)
+        if self.has_panels:
+            self.rows_of_a = k.local("rows", acc, shape.rows * (shape.depth + shape.pad))
+            self.panel = None if packed else k.local("panel", acc, shape.depth * shape.width)
 
     def build(self) -> Kernel:
-        k = self.k
-        block_rows = TILES_PER_BLOCK * self.tile_rows
-        row_blocks = k.ceildiv(self.m, block_rows)
-        panel_groups = k.ceildiv(k.ceildiv(self.n, self.width), self.panels_per_block)
-        with k.parallel("block", row_blocks * panel_groups * self.batches) as block:
+        k, shape = self.k, self.shape
+        tiles = k.ceildiv(self.m, shape.tile_rows)
+        # Blocks of equal height, as far as whole tiles allow.
+        row_blocks = k.ceildiv(tiles, shape.rows // shape.tile_rows)
+        step = self.step = self.block_columns()
+        groups = (self.n + step - 1) // step
+        with k.parallel("block", row_blocks * groups * self.batches) as block:
+            height = (tiles + row_blocks - 1) // row_blocks * shape.tile_rows
             # Neighbouring iterations share their panels of B, the larger operand of most products.
-            first_row = block % row_blocks * block_rows
+            row = block % row_blocks * height
             rest = block // row_blocks
-            group, batch = rest % panel_groups, rest // panel_groups
-            rows = (first_row, k.min(first_row + block_rows, self.m))
-            self.panels(batch, rows, group)
+            column, batch = rest % groups * step, rest // groups
+            rows = k.max(k.min(height, self.m - row), 0)
+            columns = k.min(self.n - column, step)
+            self.block(ResultBlock(batch, row, rows, column, columns))
         return k.build()
 
-    def panels(self, batch: Value, rows: tuple[Value, Value], group: Value) -> None:
-        k = self.k
-        whole = self.n // self.width
-        first = group * self.panels_per_block
-        with k.loop("panel", first, k.min(first + self.panels_per_block, whole)) as panel:
-            self.all_rows(batch, rows, _Columns(panel * self.width, self.lanes, self.vectors), self.tile_rows)
-        if not self.has_column_tail:
+    def block_columns(self) -> Value:
+        """Columns of one parallel iteration. Few rows go through long parts of the rows of a B that is not packed,
+        but leave some for other threads."""
+        k, columns = self.k, self.shape.columns
+        if not self.has_streams:
+            return k.as_index(columns)
+        is_few = k.min(k.max(k.as_index(STREAM_ROWS + 1) - self.m, 0), 1)
+        most = self.shape.rows // STREAM_ROWS * columns
+        wide = k.max(k.min(k.ceildiv(self.n, 8 * columns) * columns, most), columns)
+        return is_few * wide + (1 - is_few) * columns
+
+    def block(self, block: ResultBlock) -> None:
+        k, few = self.k, self.few_rows()
+        if not self.has_panels:
+            self.few(block)
+        elif few:
+            with k.when(block.rows <= few):
+                self.few(block)
+            with k.otherwise():
+                self.panels(block)
+        else:
+            self.panels(block)
+        self.finish(block)
+
+    def few_rows(self) -> int:
+        """Rows up to which `few` is the better way."""
+        return DOT_ROWS if self.has_dots else STREAM_ROWS if self.has_streams else 0
+
+    def few(self, block: ResultBlock) -> None:
+        """The sums of a block of few rows, B read as it lies."""
+        if self.has_dots:
+            self.dots(block)
             return
-        start = whole * self.width
-        with k.when(k.eq(whole // self.panels_per_block, group) & (start < self.n)):
-            if self.has_masks:
-                self.all_rows(batch, rows, _Columns(start, self.lanes, self.vectors, is_masked=True), TAIL_ROWS)
-            else:
-                with k.loop("column", start, self.n) as column:
-                    self.all_rows(batch, rows, _Columns(column, 1, 1), TAIL_ROWS)
+        k, below = self.k, 0
+        for count in (1, 2, STREAM_ROWS):
+            with k.when((block.rows > below) & (block.rows <= count)):
+                self.stream(block, count)
+            below = count
 
-    def all_rows(self, batch: Value, rows: tuple[Value, Value], columns: _Columns, largest: int) -> None:
-        """The largest tile as often as it fits, then each smaller power of two at most once."""
+    def stream(self, block: ResultBlock, count: int) -> None:
+        """Every row of B times an element of each row of A, added to the sums; the last row of A stands in for those
+        that are not there."""
         k = self.k
-        start, stop = rows
-        whole = start + (stop - start) // largest * largest
-        with k.loop("row", start, whole, largest) as row:
-            self.tile_of(batch, row, largest, columns)
-        left = stop - whole
-        for bit in reversed(range((largest - 1).bit_length())):
-            size = 1 << bit
-            with k.when(k.ne(left & size, 0)):
-                # The larger tiles before this one have taken the higher bits of `left`.
-                self.tile_of(batch, whole + (left & -(2 * size)), size, columns)
+        zero = k.const(0, ValueType(self.acc, self.shape.lanes))
+        origin = self.a.at(block.batch, self.zero, self.zero)
+        rows = [origin.moved(k.min(block.row + r, self.m - 1), 0) for r in range(count)]
+        whole = self.depth // STREAM_STEPS * STREAM_STEPS
+        for number, b in enumerate(self.bs):
+            sums, lines = self.sums_of(number), b.at(block.batch, self.zero, block.column)
+            vector = VectorLoop(self.shape.lanes, self.has_masks([b]))
+            for r in range(count):
+                with k.loop("j", 0, block.columns, self.shape.lanes) as j:
+                    k.store(self.sums, sums.at(r, j), zero)
+            with k.loop("p", 0, whole, STREAM_STEPS) as p:
+                add_rows(k, rows, lines, p, STREAM_STEPS, block.columns, sums, vector)
+            with k.loop("p", whole, self.depth) as p:
+                add_rows(k, rows, lines, p, 1, block.columns, sums, vector)
 
-    def tile_of(self, batch: Value, row: Value, count: int, columns: _Columns) -> None:
-        """Rows row .. row+count-1 of the given columns, from zero accumulators to stored results."""
+    def sums_of(self, number: int) -> MatrixView:
+        start = self.k.as_index(number * self.shape.rows * self.shape.columns)
+        return MatrixView(self.sums, start, self.step, self.k.as_index(1))
+
+    # Panels.
+
+    def panels(self, block: ResultBlock) -> None:
+        """Step by step along K: rows of A to scratch, then every panel of every B."""
+        k, shape = self.k, self.shape
+        # One step even where there is none to make: it stores the sums of nothing.
+        with k.loop("step", 0, k.max(self.depth, 1), shape.depth) as start:
+            steps = k.min(self.depth - start, shape.depth)
+            a = self.copied_rows(block, start, steps)
+            with k.loop("panel", 0, block.columns, shape.width) as inside:
+                for number, b in enumerate(self.bs):
+                    self.panel_of(block, a, b, start, steps, inside, self.sums_of(number))
+
+    def copied_rows(self, block: ResultBlock, start: Value, steps: Value) -> MatrixView:
+        """A[rows, start : start+steps] in scratch; with an odd number of rows the last one twice."""
+        k, shape = self.k, self.shape
+        source = self.a.at(block.batch, block.row, start)
+        side_by_side = k.as_index(1)
+        has_masks = self.has_masks([self.a])
+        if self.a.matrix.row_stride == 1 != self.a.matrix.col_stride:
+            to = MatrixView(self.rows_of_a, self.zero, side_by_side, k.as_index(shape.rows))
+            copy_lines(k, _turned(source), _turned(to), steps, block.rows, shape.lanes, has_masks)
+            self.repeat_last_row(block, to, steps)
+            return to
+        to = MatrixView(self.rows_of_a, self.zero, k.as_index(shape.depth + shape.pad), side_by_side)
+        if self.a.matrix.col_stride == 1:
+            copy_lines(k, source, to, block.rows, steps, shape.lanes, has_masks)
+        else:
+            copy_elements(k, source, to, block.rows, steps)
+        self.repeat_last_row(block, to, steps)
+        return to
+
+    def repeat_last_row(self, block: ResultBlock, rows: MatrixView, steps: Value) -> None:
         k = self.k
-        zero = k.const(0, ValueType(self.acc, columns.lanes))
-        starts = [columns.start + v * columns.lanes for v in range(columns.vectors)]
-        masks = [self.mask(columns, start) for start in starts]
-        a_rows = [self.a.place(batch, row + r, k.as_index(0)) for r in range(count)]
-        b_start, b_row_stride, b_stride = self.b_layout(batch, columns.start)
-        b_masks = [None] * len(masks) if self.packed else masks  # panels are filled up with zeros
-        with k.fold("p", 0, self.depth, init=[zero] * (count * columns.vectors)) as fold:
-            b_row = b_start + fold.index * b_row_stride
-            b_places = [b_row + b_stride * (v * columns.lanes) for v in range(columns.vectors)]
-            b = [
-                k.cast(k.load(self.b.buffer, place, lanes=columns.lanes, stride=b_stride, mask=mask), self.acc)
-                for place, mask in zip(b_places, b_masks)
-            ]
-            step = fold.index * self.a.strides[2]
-            sums: list[Value] = []
-            for a_row in a_rows:
-                a = k.splat(k.cast(k.load(self.a.buffer, a_row + step), self.acc), columns.lanes)
-                sums += [_multiply_add(k, a, b_vector, fold.values[len(sums) + v]) for v, b_vector in enumerate(b)]
-            fold.next(*sums)
-        if self.tile is None:
-            for position, value in enumerate(fold.results):
-                r, v = divmod(position, columns.vectors)
-                self.finish(batch, row + r, starts[v], value, masks[v])
+        with k.when(k.ne(block.rows % 2, 0) & (block.rows > 1)):
+            copy_elements(k, rows.moved(block.rows - 1, 0), rows.moved(block.rows, 0), k.as_index(1), steps)
+
+    def panel_of(
+        self,
+        block: ResultBlock,
+        a: MatrixView,
+        b: MatrixOperand,
+        start: Value,
+        steps: Value,
+        inside: Value,
+        sums: MatrixView,
+    ) -> None:
+        k, shape = self.k, self.shape
+        is_new = k.eq(start, 0)
+        column = block.column + inside
+        sums = sums.moved(0, inside)
+        if self.packed:
+            place = b.offset + block.batch * b.strides[0] + (column * self.depth + start * shape.width)
+            panel = MatrixView(b.buffer, place, k.as_index(shape.width), k.as_index(1))
+            self.tiles(block.rows, a, panel, steps, sums, is_new)
             return
-        for position, value in enumerate(fold.results):
-            k.store(self.tile, position * columns.lanes, value)
-        with k.loop("done", 0, len(fold.results)) as done:
-            start = columns.start + done % columns.vectors * columns.lanes
-            value = k.load(self.tile, done * columns.lanes, lanes=columns.lanes)
-            self.finish(batch, row + done // columns.vectors, start, value, self.mask(columns, start))
+        source = b.at(block.batch, start, column)
+        assert self.panel is not None
+        panel = MatrixView(self.panel, self.zero, k.as_index(shape.width), k.as_index(1))
+        if b.matrix.col_stride != 1:
+            self.copy_columns(b, source, panel, steps, column)
+            self.tiles(block.rows, a, panel, steps, sums, is_new)
+            return
+        self.copy_panel(b, source, panel, steps, self.n - column)
+        self.tiles(block.rows, a, panel, steps, sums, is_new)
 
-    def mask(self, columns: _Columns, start: Value) -> Value | None:
-        return self.k.lane_mask(self.n - start, columns.lanes) if columns.is_masked else None
+    def copy_columns(self, b: MatrixOperand, source: MatrixView, to: MatrixView, steps: Value, column: Value) -> None:
+        """A panel of a B whose neighbouring columns are not neighbours in memory."""
+        k, shape = self.k, self.shape
+        last = k.min(self.n - column, shape.width) - 1
+        copy = copy_transposed if b.matrix.row_stride == 1 and shape.lanes > 1 else copy_gathered
+        copy(k, source, to, steps, last, shape.lanes, shape.vectors)
 
-    def b_layout(self, batch: Value, column: Value) -> tuple[Value, Value, Value]:
-        """Where B[batch, 0, column] is, and how far the next row and the next column are from there."""
-        if not self.packed:
-            return self.b.place(batch, self.k.as_index(0), column), self.b.strides[1], self.b.strides[2]
-        panel = column // self.width * (self.depth * self.width)
-        start = batch * self.b.strides[0] + panel + column % self.width
-        return start, self.k.as_index(self.width), self.k.as_index(1)
+    def copy_panel(self, b: MatrixOperand, source: MatrixView, to: MatrixView, steps: Value, left: Value) -> None:
+        """A panel whose columns lie side by side; `left` columns of B are left from its first on."""
+        k, shape = self.k, self.shape
+        has_masks = self.has_masks([b])
+        with k.when(left >= shape.width):
+            copy_lines(k, source, to, steps, k.as_index(shape.width), shape.lanes, has_masks)
+        with k.otherwise():
+            if not has_masks:
+                copy_gathered(k, source, to, steps, left - 1, shape.lanes, shape.vectors)
+                return
+            with k.loop("line", 0, steps) as line, k.loop("vector", 0, shape.width, shape.lanes) as j:
+                mask = k.lane_mask(left - j, shape.lanes)
+                value = k.load(b.buffer, source.at(line, j), lanes=shape.lanes, mask=mask)
+                k.store(to.buffer, to.at(line, j), k.cast(value, self.acc))
 
-    def finish(self, batch: Value, row: Value, column: Value, value: Value, mask: Value | None) -> None:
-        """Epilogue and store of one vector of a tile."""
-        k, lanes = self.k, value.lanes
-        if self.epilogue is not None:
-            operands = [value]
-            for extra in self.extra:
-                place, stride = extra.place(batch, row, column), extra.strides[2]
-                operands.append(k.load(extra.buffer, place, lanes=lanes, stride=stride, mask=mask))
-            indices = (batch, row, k.iota(DType.I64, lanes) + column)
-            [value] = lower_expr(k, [self.epilogue.expr], operands, lanes, indices)
-        place, stride = self.c.place(batch, row, column), self.c.strides[2]
-        k.store(self.c.buffer, place, k.cast(value, self.c.matrix.dtype), stride=stride, mask=mask)
+    def tiles(
+        self, rows: Value, a: MatrixView, panel: MatrixView, steps: Value, sums: MatrixView, is_new: Value
+    ) -> None:
+        """All rows of a block times one panel."""
+        k, size = self.k, self.shape.tile_rows
+        whole = rows // size * size
+        with k.loop("row", 0, whole, size) as row:
+            self.tile(size, a.moved(row, 0), panel, steps, sums.moved(row, 0), is_new)
+        self.last_tile(rows - whole, a.moved(whole, 0), panel, steps, sums.moved(whole, 0), is_new)
+
+    def last_tile(
+        self, left: Value, a: MatrixView, panel: MatrixView, steps: Value, sums: MatrixView, is_new: Value
+    ) -> None:
+        """The smallest tile that holds the rows that are left, at most as many as a whole tile has."""
+        k, below = self.k, 0
+        for count in self.shape.row_counts:
+            with k.when((left > below) & (left <= count)):
+                self.tile(count, a, panel, steps, sums, is_new)
+            below = count
+
+    def tile(self, count: int, a: MatrixView, panel: MatrixView, steps: Value, sums: MatrixView, is_new: Value) -> None:
+        panel_tile(self.k, count, self.shape.vectors, self.shape.lanes, a, panel, steps, sums, is_new)
+
+    # Dot products.
+
+    def dots(self, block: ResultBlock) -> None:
+        k = self.k
+        for number, b in enumerate(self.bs):
+            sums = self.sums_of(number)
+            lines = b.at(block.batch, self.zero, block.column)
+            rows = self.a.at(block.batch, block.row, self.zero)
+            whole = block.columns // DOT_COLUMNS * DOT_COLUMNS
+            with k.loop("column", 0, whole, DOT_COLUMNS) as column:
+                self.dot_rows(block.rows, DOT_COLUMNS, rows, lines.moved(0, column), sums.moved(0, column))
+            with k.loop("column", whole, block.columns) as column:
+                self.dot_rows(block.rows, 1, rows, lines.moved(0, column), sums.moved(0, column))
+
+    def dot_rows(self, rows: Value, columns: int, a: MatrixView, b: MatrixView, sums: MatrixView) -> None:
+        k, size = self.k, 4
+        whole = rows // size * size
+        with k.loop("row", 0, whole, size) as row:
+            dot_tile(k, size, columns, self.shape.lanes, a.moved(row, 0), b, self.depth, sums.moved(row, 0))
+        for count in (2, 1):
+            with k.when(k.ne(rows & count, 0)):
+                row = rows & -(2 * count)
+                dot_tile(k, count, columns, self.shape.lanes, a.moved(row, 0), b, self.depth, sums.moved(row, 0))
+
+    # The result.
+
+    def has_masks(self, operands: Sequence[MatrixOperand]) -> bool:
+        return self.shape.lanes > 1 and all(self.target.has_masked_access(o.matrix.dtype) for o in operands)
+
+    def finish(self, block: ResultBlock) -> None:
+        """The epilogue of a block, row by row, and its store."""
+        k, shape = self.k, self.shape
+        has_masks = self.has_masks([*self.cs, *self.extra])
+        with k.loop("done", 0, block.rows) as r:
+            row = block.row + r
+            places = [o.at(block.batch, row, block.column) for o in (*self.cs, *self.extra)]
+
+            def store(j: Value, lanes: int, mask: Value | None) -> None:
+                values = [k.load(self.sums, self.sums_of(p).at(r, j), lanes=lanes) for p in range(len(self.bs))]
+                if self.epilogue is not None:
+                    for place in places[len(self.cs) :]:
+                        values.append(
+                            k.load(place.buffer, place.at(0, j), lanes=lanes, stride=place.column_stride, mask=mask)
+                        )
+                    indices = (block.batch, row, k.iota(DType.I64, lanes) + (block.column + j))
+                    values = lower_expr(k, self.epilogue.exprs, values, lanes, indices)
+                for place, value in zip(places, values):
+                    data = k.cast(value, place.buffer.dtype)
+                    k.store(place.buffer, place.at(0, j), data, stride=place.column_stride, mask=mask)
+
+            in_vectors(k, "j", block.columns, shape.lanes, has_masks, store)
 
 
-def _multiply_add(k: KernelBuilder, a: Value, b: Value, c: Value) -> Value:
-    return k.fma(a, b, c) if c.dtype in FLOATS else a * b + c
+def _turned(grid: MatrixView) -> MatrixView:
+    return grid._replace(row_stride=grid.column_stride, column_stride=grid.row_stride)

@@ -61,11 +61,11 @@ def check_symbols(code: bytes, name: str = "object") -> None:
 
 def cache_key(kernel: Kernel, target: Target) -> str:
     """The hash of everything that decides the object code."""
-    return hashlib.sha256("\0".join((kernel.text, repr(target), _codegen_stamp())).encode()).hexdigest()
+    return hashlib.sha256("\0".join((kernel.text, repr(target), codegen_stamp())).encode()).hexdigest()
 
 
 @cache
-def _codegen_stamp() -> str:
+def codegen_stamp() -> str:
     """A hash of the code generator's sources and of LLVM's version, so that a change of either is a new key."""
     spec = importlib.util.find_spec("llvmlite")
     here = Path(__file__).parent
@@ -78,16 +78,26 @@ def _codegen_stamp() -> str:
     return stamp.hexdigest()
 
 
-class NativeKernel:
-    """A kernel linked into this process. `address` is its packed entry: `void (args, first, last)`, where args are
-    8-byte slots in parameter order, holding addresses and numbers."""
+class NativeCode:
+    """The code of a kernel, linked into this process. `address` is its packed entry: `void (args, first, last)`, where
+    args are 8-byte slots in parameter order, holding addresses and numbers; `key` is what the object cache calls it."""
 
-    def __init__(self, kernel: Kernel, target: Target, linked: Any) -> None:
-        self.kernel = kernel
-        self.target = target
-        self.address: int = linked[packed_symbol(kernel.name)]
+    def __init__(self, name: str, key: str, linked: Any) -> None:
+        self.name, self.key = name, key
+        self.address: int = linked[packed_symbol(name)]
         self._linked = linked  # keeps the code in memory
-        self._function = _PACKED(self.address)
+
+
+class NativeKernel:
+    """A kernel with its code, which can be called from Python."""
+
+    def __init__(self, kernel: Kernel, target: Target, code: NativeCode) -> None:
+        self.kernel, self.target, self.code = kernel, target, code
+        self._function = _PACKED(code.address)
+
+    @property
+    def address(self) -> int:
+        return self.code.address
 
     def __call__(self, *args: Argument, first: int = 0, last: int | None = None) -> None:
         """Run iterations first..last-1 of the parallel loop, by default all, on checked arguments."""
@@ -120,7 +130,8 @@ class Loader:
     def __init__(self, target: Target | None = None, objects: ObjectCache | None = None) -> None:
         self.target = target or host()
         self.objects = objects
-        self._loaded: dict[str, NativeKernel] = {}
+        self._kernels: dict[str, NativeKernel] = {}
+        self._linked: dict[str, NativeCode] = {}
         self._lock = threading.Lock()
         self._serial = itertools.count()
         self._jit: Any = None
@@ -131,10 +142,22 @@ class Loader:
             raise BackendError(f"code for {self.target.name} does not run on this machine ({host().name})")
         key = cache_key(kernel, self.target)
         with self._lock:
-            if key not in self._loaded:
-                code = self._object(kernel, key)
-                self._loaded[key] = NativeKernel(kernel, self.target, self._link(kernel, code))
-            return self._loaded[key]
+            if key not in self._kernels:
+                if key not in self._linked:
+                    self._linked[key] = self._link(kernel.name, key, self._object(kernel, key))
+                self._kernels[key] = NativeKernel(kernel, self.target, self._linked[key])
+            return self._kernels[key]
+
+    def find(self, name: str, key: str) -> NativeCode | None:
+        """The code of a kernel that was compiled before, if it is still there."""
+        with self._lock:
+            if key not in self._linked:
+                code = self.objects.get(key) if self.objects is not None else None
+                if code is None:
+                    return None
+                check_symbols(code, name)
+                self._linked[key] = self._link(name, key, code)
+            return self._linked[key]
 
     def _object(self, kernel: Kernel, key: str) -> bytes:
         cached = self.objects.get(key) if self.objects is not None else None
@@ -149,17 +172,17 @@ class Loader:
             self.objects.put(key, code)
         return code
 
-    def _link(self, kernel: Kernel, code: bytes) -> Any:
+    def _link(self, name: str, key: str, code: bytes) -> NativeCode:
         from llvmlite import binding
 
         if self._jit is None:
             from rlx.kernels.llvm_codegen import create_jit
 
             self._jit = create_jit(self.target)
-        library = binding.JITLibraryBuilder().add_object_img(code).export_symbol(packed_symbol(kernel.name))
+        library = binding.JITLibraryBuilder().add_object_img(code).export_symbol(packed_symbol(name))
         for symbol in undefined_symbols(code):
             library.import_symbol(symbol, _process_address(symbol))
-        return library.link(self._jit, f"{kernel.name}.{next(self._serial)}")
+        return NativeCode(name, key, library.link(self._jit, f"{name}.{next(self._serial)}"))
 
 
 def _process_address(symbol: str) -> int:

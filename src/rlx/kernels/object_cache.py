@@ -1,4 +1,4 @@
-"""Object code kept on disk, one file per kernel, so that the next process need not compile.
+"""Object code kept on disk, one file per kernel, so that the next process need not compile; programs likewise.
 
 Entries are checked on every read: a damaged, truncated or foreign file counts as absent and is compiled anew. Files can
 be deleted at any time. What is promised of the format: nothing but that an unknown version is ignored.
@@ -18,6 +18,10 @@ from rlx.knobs import knobs
 _MAGIC = b"rlxobj\x00\x01"  # the last byte is the format version
 _DIGEST_BYTES = 32
 
+# What a cache may grow to. It is looked at now and then: after entries whose key ends so, which is one of 256.
+MAX_BYTES = 1 << 30
+_TRIM_AFTER = "00"
+
 
 class ObjectCache(Protocol):
     """Where object code is looked up before it is compiled."""
@@ -35,10 +39,12 @@ def default_directory() -> Path:
 
 
 class DiskCache:
-    """An `ObjectCache` in a directory that only this user can read or write: code from it is run."""
+    """An `ObjectCache` in a directory that only this user can read or write: code from it is run.
 
-    def __init__(self, directory: Path | str | None = None) -> None:
-        self.directory = (Path(directory) if directory is not None else default_directory()) / "objects"
+    `folder` is what entries of one kind are in, inside of the directory."""
+
+    def __init__(self, directory: Path | str | None = None, folder: str = "objects") -> None:
+        self.directory = (Path(directory) if directory is not None else default_directory()) / folder
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = self.directory.lstat()
         is_private = stat.S_ISDIR(info.st_mode) and not info.st_mode & 0o077
@@ -68,11 +74,13 @@ class DiskCache:
             with os.fdopen(handle, "wb") as file:
                 file.write(_MAGIC + _digest(key, code) + code)
             os.replace(beside, path)
+            if key.endswith(_TRIM_AFTER):
+                self.trim(MAX_BYTES)
         except OSError:
             beside.unlink(missing_ok=True)
 
     def trim(self, max_bytes: int) -> None:
-        """Delete the oldest entries until the rest fits into `max_bytes`."""
+        """Delete the oldest entries, and what writers that were killed left, until the rest fits into `max_bytes`."""
         entries = sorted(self._entries(), reverse=True)
         total = 0
         for _, size, path in entries:

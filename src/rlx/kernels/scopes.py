@@ -200,13 +200,14 @@ class Scope:
         exists = self.nest.k.splat(self.value(node.args[1]), lanes)
         return exists if mask is None else exists & mask
 
-    def store(self, number: int, value: Value) -> None:
-        """Store a value by an access: all lanes if it has one for each."""
+    def store(self, number: int, value: Value, by: Value | None = None) -> None:
+        """Store a value by an access, `by` so many elements from there: all lanes if it has one for each."""
         k = self.nest.k
         buffer = self.nest.buffers[number]
         data = k.cast(value, buffer.dtype)
+        place = self.places[number] if by is None else self.places[number] + by
         if self.lane_axis is None or not self.has_lanes(number) or self.lanes == 1:
-            k.store(buffer, self.places[number], data)
+            k.store(buffer, place, data)
             return
         stride = self.nest.strides[number][self.lane_axis]
-        k.store(buffer, self.places[number], k.splat(data, self.lanes), stride=stride, mask=self.mask)
+        k.store(buffer, place, k.splat(data, self.lanes), stride=stride, mask=self.mask)

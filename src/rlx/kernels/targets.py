@@ -29,6 +29,9 @@ class Target:
     has_rounding: bool = True  # floor, ceil, trunc and round are instructions
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
     gpu: str = ""  # "nvptx" or "amdgcn": which built-ins give the block and thread numbers
+    lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
+    dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
+    scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
 
     @property
     def is_gpu(self) -> bool:
@@ -54,8 +57,9 @@ AVX512 = Target(
     vector_bytes=64,
     vector_registers=32,
     masked_bytes=1,
+    lookup_lanes=(8, 16),
 )
-AVX2 = Target(name="avx2", triple=_LINUX_X86, cpu="x86-64-v3", vector_bytes=32, masked_bytes=4)
+AVX2 = Target(name="avx2", triple=_LINUX_X86, cpu="x86-64-v3", vector_bytes=32, masked_bytes=4, lookup_lanes=(8,))
 SSE2 = Target(
     name="generic",
     triple=_LINUX_X86,
@@ -89,24 +93,37 @@ CORTEX_M4 = Target(
     vector_registers=8,
     has_rounding=False,
     has_f16_conversion=False,
+    scratch_bytes=8 << 10,
 )
 # No PTX version is asked for: LLVM takes the oldest that knows the chip, which every driver for the chip accepts.
-SM_90A = Target(name="sm_90a", triple="nvptx64-nvidia-cuda", cpu="sm_90a", vector_registers=255, gpu="nvptx")
-GFX942 = Target(name="gfx942", triple="amdgcn-amd-amdhsa", cpu="gfx942", vector_registers=256, gpu="amdgcn")
+SM_90A = Target(
+    name="sm_90a", triple="nvptx64-nvidia-cuda", cpu="sm_90a", vector_registers=255, gpu="nvptx", scratch_bytes=32 << 10
+)
+GFX942 = Target(
+    name="gfx942", triple="amdgcn-amd-amdhsa", cpu="gfx942", vector_registers=256, gpu="amdgcn", scratch_bytes=32 << 10
+)
+
+# The same machines with instructions for dot products of bytes.
+AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+avx512vnni", dot4_lanes=(4, 8, 16))
+AVX2_VNNI = replace(AVX2, name="avx2vnni", features="+avxvnni", dot4_lanes=(4, 8))
+NEON_I8MM = replace(NEON, name="neon-i8mm", features="+i8mm", dot4_lanes=(4,))
 
 TARGETS = {t.name: t for t in (AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A, GFX942)}
+DOT_TARGETS = {t.name: t for t in (AVX512_VNNI, AVX2_VNNI, NEON_I8MM)}
 
 
 def target(name: str) -> Target:
     """A target by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
-    if name in TARGETS:
-        return TARGETS[name]
+    if name in TARGETS or name in DOT_TARGETS:
+        return {**TARGETS, **DOT_TARGETS}[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
     if re.fullmatch(r"sm_\d+[af]?", name):
         return replace(SM_90A, name=name, cpu=name)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         return replace(GFX942, name=name, cpu=name)
-    raise BackendError(f"unknown target {name!r}; use one of: {' '.join(TARGETS)}, or sm_NN, or gfxNNN")
+    raise BackendError(
+        f"unknown target {name!r}; use one of: {' '.join([*TARGETS, *DOT_TARGETS])}, or sm_NN, or gfxNNN"
+    )
 
 
 @cache
@@ -116,14 +133,14 @@ def host() -> Target:
 
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
-        flags = _x86_flags()
+        flags = _cpu_flags("flags")
         if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
-            return _on_this_system(AVX512)
+            return _on_this_system(AVX512_VNNI if flags & {"avx512_vnni", "avx512vnni"} else AVX512)
         if {"avx2", "fma", "f16c", "bmi2"} <= flags:
-            return _on_this_system(AVX2)
+            return _on_this_system(AVX2_VNNI if flags & {"avx_vnni", "avxvnni"} else AVX2)
         return _on_this_system(SSE2)
     if machine in ("aarch64", "arm64"):
-        return _on_this_system(NEON)
+        return _on_this_system(NEON_I8MM if "i8mm" in _cpu_flags("Features") else NEON)
     if machine == "riscv64":
         return _on_this_system(RISCV)
     raise BackendError(f"no machine description for {machine!r}; add one to rlx.kernels.targets")
@@ -135,7 +152,9 @@ def runs_here(description: Target) -> bool:
         return False
     here = host()
     order = [t.cpu for t in (SSE2, AVX2, AVX512)]
-    if description.triple != here.triple:
+    # Instructions for dot products come in encodings of which a machine may have one and not the other.
+    has_other_dots = bool(description.dot4_lanes) and description.features != here.features
+    if description.triple != here.triple or has_other_dots:
         return False
     return description.cpu == here.cpu or (
         description.cpu in order and here.cpu in order and order.index(description.cpu) < order.index(here.cpu)
@@ -151,12 +170,12 @@ def _on_this_system(description: Target) -> Target:
     return replace(description, triple=f"{binding.get_process_triple()}-elf")
 
 
-def _x86_flags() -> set[str]:
-    """The CPU's feature flags by Linux's names."""
+def _cpu_flags(label: str) -> set[str]:
+    """The CPU's feature flags by Linux's names, from the line with that label, or by LLVM's."""
     try:
         with Path("/proc/cpuinfo").open() as lines:
             for line in lines:
-                if line.startswith("flags"):
+                if line.startswith(label):
                     return set(line.split(":", 1)[1].split())
     except OSError:
         pass

@@ -15,6 +15,7 @@ from rlx.ops.attend_gradients import *
 from rlx.ops.attend_operands import *
 from rlx.ops.audio import *
 from rlx.ops.bits import *
+from rlx.ops.body_calls import *
 from rlx.ops.collectives import *
 from rlx.ops.complex_ops import *
 from rlx.ops.contraction import *
@@ -36,6 +37,7 @@ from rlx.ops.fourier import *
 from rlx.ops.fused import *
 from rlx.ops.fused_blocks import *
 from rlx.ops.indexing import *
+from rlx.ops.int8_products import *
 from rlx.ops.linalg import *
 from rlx.ops.losses import *
 from rlx.ops.matrix_functions import *
@@ -45,6 +47,8 @@ from rlx.ops.norms import *
 from rlx.ops.order import *
 from rlx.ops.pooling import *
 from rlx.ops.quantized import *
+from rlx.ops.quantized_lookup import *
+from rlx.ops.quantized_panels import *
 from rlx.ops.quantized_weights import *
 from rlx.ops.randomness import *
 from rlx.ops.rearrange import *
@@ -56,6 +60,7 @@ from rlx.ops.sampling import *
 from rlx.ops.scan_gradients import *
 from rlx.ops.scans import *
 from rlx.ops.selection import *
+from rlx.ops.sort_order import *
 from rlx.ops.splat import *
 from rlx.ops.ssm import *
 from rlx.ops.subscript import *

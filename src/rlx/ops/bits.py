@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
 from rlx.ops.arithmetic import and_, eq, lt, ne, or_, shift_right, xor
-from rlx.ops.operands import dtype_of, require_dtype
+from rlx.ops.movement import reshape
+from rlx.ops.operands import dims_of, dtype_of, require_dtype
 from rlx.ops.rules import batch_pointwise
 from rlx.ops.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 from rlx.ops.unary import abs_
@@ -262,6 +264,26 @@ def _from_bytes(data: Array, to: DType, width: int) -> Array:
 def bitcast(x: Any, dtype: DTypeLike) -> Any:
     """The bits of x read as another dtype; see `Bitcast` for types of different widths."""
     return Bitcast(DType.of(dtype))(x)
+
+
+def viewed(x: Any, dtype: DTypeLike) -> Any:
+    """The bits of x as another dtype, as NumPy's `view` gives them: parts of an element lie along the last axis.
+
+    >>> print(viewed(np.array([1.0, 2.0], "f4"), "u16"))
+    [    0 16256     0 16384]
+    """
+    to, dims = DType.of(dtype), dims_of(x)
+    have, want = _width(dtype_of(x)), _width(to)
+    if have == want:
+        return bitcast(x, to)
+    if not dims:
+        raise OpError(f"view: an element of {to} is not as wide as one of {dtype_of(x)}, and a scalar has no last axis")
+    if have > want:
+        return reshape(bitcast(x, to), (*dims[:-1], dims[-1] * (have // want)))
+    parts = want // have
+    if isinstance(dims[-1], int) and dims[-1] % parts:
+        raise ShapeError(f"view: {parts} elements make one {to}, which does not divide the last axis of {dims}")
+    return bitcast(reshape(x, (*dims[:-1], dims[-1] // parts, parts)), to)
 
 
 @attribute_type

@@ -5,8 +5,10 @@ A body is a frozen `Graph`; its Inputs, in declaration order, are its operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -71,11 +73,27 @@ def types_text(types: Sequence[Shape]) -> str:
     return f"({', '.join(str(t) for t in types)})"
 
 
+RunBody: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
+
+_runner: ContextVar[RunBody | None] = ContextVar("rlx_body_runner", default=None)
+
+
+@contextmanager
+def bodies_run_by(run: RunBody) -> Iterator[None]:
+    """Inside, in this thread or task, bodies are run by `run`: as compiled programs, for instance."""
+    token = _runner.set(run)
+    try:
+        yield
+    finally:
+        _runner.reset(token)
+
+
 def run_body(body: Graph, operands: Sequence[Array]) -> list[Array]:
-    """The outputs of `body`, by its definition."""
+    """The outputs of `body`, by its definition unless `bodies_run_by` says how."""
     from rlx.ir.interpret import interpret
 
-    return interpret(body, operands, outside=False)
+    run = _runner.get()
+    return interpret(body, operands, outside=False) if run is None else run(body, operands)
 
 
 def one_or_tuple(results: Sequence[Any]) -> Any:

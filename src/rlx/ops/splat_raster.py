@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.ir.dims import Dim, ceildiv, dim_min, require_equal
 from rlx.ir.dtype import DType
-from rlx.ir.op import Op, op
+from rlx.ir.op import op
 from rlx.ir.shape import Shape, Size
 from rlx.ops.operands import convert, dims_of, dtype_of, require_dtype, require_rank, require_same_dtype
 from rlx.ops.samples import Sample, spec
@@ -30,6 +30,7 @@ from rlx.ops.splat_scene import (
     META_LENGTH,
     GaussianSplatRenderParams,
     PreparedScene,
+    SplatOp,
     check_params,
     gaussian_splat_prep_packed_len,
     prepared_splats,
@@ -40,7 +41,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @op("gaussian_splat_rasterize")
-class GaussianSplatRasterize(Op):
+class GaussianSplatRasterize(SplatOp):
     """The image [height·width·4] of a scene from `GaussianSplatPrepare`, row by row, as r, g, b, a.
 
     With C and T as above, rgb = max(C + T·background, 0)^2.2 and a = 1 - T; but a = 1 where a tile lists no splat at

@@ -6,7 +6,7 @@ so it is f32 for scenes in f16, bf16 and f32, and f64 for scenes in f64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from rlx.ir.dims import ceildiv, dim_max, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
+from rlx.ops.body_calls import kept_decomposition
 from rlx.ops.operands import dims_of, require_float, require_same_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -225,7 +226,14 @@ def check_params(op: Op, params: GaussianSplatRenderParams) -> None:
         raise op.fail(f"max_list_entries is 1 to 2^24, got {params.max_list_entries}")
 
 
-class SceneOp(Op):
+class SplatOp(Op):
+    """An op whose values hold ids and coordinates in floats, and so do those of its derivatives and batches."""
+
+    def form_for(self, rule: str, active: tuple[bool, ...]) -> Callable[..., Any]:
+        return kept_decomposition(self)
+
+
+class SceneOp(SplatOp):
     """An op on a scene: operands are the fields of `GaussianSplatInputs`, attributes `GaussianSplatRenderParams`."""
 
     width: int = DEFAULTS.width

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import TraceError
 from rlx.ir import tensor as tensor_module
+from rlx.ir.array_functions import array_functions
 from rlx.ir.dims import Dim
 from rlx.ops import (
     arithmetic,
@@ -18,11 +20,11 @@ from rlx.ops import (
     order,
     rearrange,
     reductions,
+    selection,
     unary,
 )
 from rlx.ops.conversion import cast
 from rlx.ops.operands import common_dtype, promote_inexact
-from rlx.ops.selection import take
 from rlx.ops.subscript import AtIndexer, index
 
 if TYPE_CHECKING:
@@ -180,7 +182,7 @@ class TensorMethods:
         return (index(self, i) for i in range(len(self)))
 
     def take(self, ids: Any, axis: int | None = None, mode: str = "checked") -> Tensor:
-        return take(self, ids, axis, mode)
+        return selection.take(self, ids, axis, mode)
 
     # Dims
 
@@ -218,6 +220,11 @@ class TensorMethods:
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         return rearrange.diagonal(self, offset, axis1, axis2)
 
+    def nonzero(self, *, size: int | None = None, fill_value: int = 0) -> tuple[Tensor, ...]:
+        """Positions of elements that are not 0; a traced tensor needs `size`, which bounds their number."""
+        found: tuple[Tensor, ...] = array_functions().nonzero(self, size=size, fill_value=fill_value)
+        return found
+
     # Types
 
     def astype(self, dtype: DTypeLike) -> Tensor:
@@ -233,6 +240,16 @@ class TensorMethods:
 
     def conj(self) -> Tensor:
         return complex_ops.conjugate(self)
+
+    conjugate = conj
+
+    def view(self, dtype: DTypeLike) -> Tensor:
+        """The same bits as another dtype; the last axis grows or shrinks with the width of an element."""
+        return bits.viewed(self, dtype)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        """The functions that take such values: `rlx.numpy`."""
+        return array_functions()
 
     # Reductions
 
@@ -296,6 +313,9 @@ class TensorMethods:
 
     def argsort(self, axis: int = -1) -> Tensor:
         return order.argsort(self, axis)
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+        return reductions.reduce_sum(rearrange.diagonal(self, offset, axis1, axis2), -1)
 
 
 def _unpacked(values: tuple[Any, ...]) -> tuple[Any, ...]:

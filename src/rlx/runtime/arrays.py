@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from rlx.backends.memory import ALIGNMENT
 from rlx.errors import RlxError
 from rlx.ir.op import Op
 from rlx.ir.tensor import eager_eval, set_eager
@@ -24,6 +25,9 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
 
     # Equality is elementwise, so arrays are not hashable, as in NumPy.
     __hash__ = None
+
+    # NumPy's, which takes classes of arrays too; a view of what cannot be changed cannot be changed.
+    view = np.ndarray.view  # type: ignore[assignment]
 
     def block_until_ready(self) -> Array:
         """The array itself: values on the CPU are always ready."""
@@ -68,6 +72,28 @@ def as_array(value: Any) -> Array:
     array = np.asarray(value).view(Array)
     array.flags.writeable = False
     return array
+
+
+def given_away(value: Any) -> np.ndarray[Any, Any]:
+    """An argument whose memory its caller gives to the program: an `rlx.Array` may then be written into.
+
+    Not so a part of one, because the whole is still somebody's. Other arrays stay as they are; a program copies what it
+    must not write into.
+    """
+    array: np.ndarray[Any, Any] = np.asarray(value)
+    if isinstance(value, Array) and _is_whole(value):
+        array.flags.writeable = True
+    return array
+
+
+def _is_whole(array: Array) -> bool:
+    """Whether an array is all that lies in its memory, which belongs to no one who forbids to write there."""
+    owner = array.base
+    if not isinstance(owner, np.ndarray) or not owner.flags.writeable:
+        return False
+    # Memory for results has room to begin on a multiple of `ALIGNMENT`.
+    spare = ALIGNMENT if owner.dtype == np.uint8 != array.dtype else 0
+    return owner.nbytes - array.nbytes in (0, spare)
 
 
 def _plain(value: Any) -> Any:

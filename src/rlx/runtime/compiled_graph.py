@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,15 @@ from rlx.backends.memory import aligned_copy
 from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import Dim, bind_dim
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Input, Param
 from rlx.ir.outside_ids import check_ids, id_checks
 from rlx.ir.shape import Shape
-from rlx.runtime.arrays import Array, as_array
+from rlx.runtime.arrays import Array, as_array, given_away
+from rlx.runtime.handles import Handles, output_number
+from rlx.runtime.inspection import MemoryInfo, Profile, memory_info, profile
+from rlx.runtime.typed_io import Buffer, from_bytes, to_bytes
 
 if TYPE_CHECKING:
     from rlx.compile.report import CompileReport
@@ -48,17 +53,26 @@ class CompiledGraph:
         self._name = graph.name
         self._inputs = {n.op.key: n.shape for n in graph.nodes if isinstance(n.op, Input)}
         self._params = {n.op.key: n.shape for n in graph.nodes if isinstance(n.op, Param)}
+        self._outputs = [graph.shape(o) for o in graph.outputs]
+        self._overwritten = frozenset(graph.aliases.values())
         self._constraints = list(graph.constraints)
         self._id_checks = id_checks(graph)
         self._dtypes = {name: shape.dtype.numpy for name, shape in self._inputs.items()}
         # Replaced as wholes, so that a run sees one set of weights whatever other threads set meanwhile.
         self._values: Mapping[str, np.ndarray[Any, Any]] = {}
         self._ready: _Ready | None = None
+        self._handles: Handles | None = None
+        self._slots: list[Array] = []
+        self._active_extent: tuple[int, int] | None = None
         self._setting = threading.Lock()
 
     @property
     def device(self) -> str:
         return self._device
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     @property
     def report(self) -> CompileReport:
@@ -73,6 +87,22 @@ class CompiledGraph:
     def param_types(self) -> dict[str, Shape]:
         return dict(self._params)
 
+    @property
+    def output_types(self) -> list[Shape]:
+        return list(self._outputs)
+
+    def memory_info(self) -> MemoryInfo:
+        """How much memory the program needs; see `MemoryInfo`."""
+        return memory_info(self._executable, self._values, self._outputs)
+
+    def clone(self) -> CompiledGraph:
+        """Another compiled graph with the same code and, for now, the same weights and handles. What is set on one
+        is not seen by the other."""
+        twin = copy.copy(self)
+        twin._slots = []
+        twin._setting = threading.Lock()
+        return twin
+
     def set_param(self, name: str, value: Any) -> None:
         """Give a weight its value; floats are converted to the declared float type."""
         self.set_params({name: value})
@@ -82,6 +112,12 @@ class CompiledGraph:
         accepted = {name: self._accepted(name, value) for name, value in values.items()}
         with self._setting:
             self._values = {**self._values, **accepted}
+
+    def set_param_typed(self, name: str, data: Buffer, dtype: DType | str) -> None:
+        """Give a weight its value as bytes in row-major order."""
+        if name not in self._params:
+            raise BindingError(self._unknown("param", name, self._params))
+        self.set_param(name, from_bytes(f"@{self._name}: param {name!r}", data, dtype, self._params[name]))
 
     def _accepted(self, name: str, value: Any) -> np.ndarray[Any, Any]:
         if name not in self._params:
@@ -98,8 +134,14 @@ class CompiledGraph:
         return kept
 
     def run(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> list[Array]:
-        """The outputs, in order, for inputs given by name."""
-        given = {**(inputs or {}), **more}
+        """The outputs, in order, for inputs given by name.
+
+        An output that the graph aliases to an input is stored over that input's array and returned in its memory, so
+        that appending to a cache costs no copy of it. An array that cannot be written (it is not contiguous, not
+        aligned, read only, or shares memory with another input) is copied first and stays as it was.
+        """
+        handles = self._handles
+        given = {**(inputs or {}), **more} if handles is None else {**handles.inputs, **(inputs or {}), **more}
         if given.keys() != self._inputs.keys():
             raise BindingError(self._wrong_names(given))
         arrays = {name: self._checked(name, given[name], dtype) for name, dtype in self._dtypes.items()}
@@ -113,7 +155,125 @@ class CompiledGraph:
         for check in self._id_checks:
             # Native code trusts ids, so those that come from outside are looked at here, whatever the backend.
             check_ids(check.op, arrays[check.key], tuple(bind_dim(s, binding) for s in check.sizes), check.key)
-        return [as_array(result) for result in self._executable.run(arrays, ready.prepared)]
+        outputs = [as_array(result) for result in self._executable.run(arrays, ready.prepared)]
+        if handles is not None:
+            self._keep(outputs)
+        return outputs
+
+    # Other ways to run.
+
+    def run_raw(self, inputs: Mapping[str, Any] | None = None) -> list[Array]:
+        """`run`: outputs are memory of their own already, so there is nothing to save by keeping them for one run."""
+        return self.run(inputs)
+
+    def run_slots(self, inputs: Sequence[Any]) -> list[tuple[int, int]]:
+        """Run with inputs in the order of their declaration. Each output is where its slot says: (offset, size) in
+        bytes from `arena_ptr()`, until the next `run_slots`."""
+        if len(inputs) != len(self._inputs):
+            raise BindingError(f"@{self._name} takes {len(self._inputs)} inputs, got {len(inputs)}")
+        self._slots = self.run(dict(zip(self._inputs, inputs)))
+        start = self.arena_ptr()
+        return [(array.ctypes.data - start, array.nbytes) for array in self._slots]
+
+    def arena_ptr(self) -> int:
+        """The address that the slots of the last `run_slots` count from; 0 before the first."""
+        return min((array.ctypes.data for array in self._slots), default=0)
+
+    def run_typed(self, inputs: Iterable[tuple[str, Buffer, DType | str]]) -> list[tuple[bytes, str]]:
+        """Run with inputs as bytes; the outputs as bytes with their dtypes."""
+        arrays = {}
+        for name, data, dtype in inputs:
+            if name not in self._inputs:
+                raise BindingError(self._unknown("input", name, self._inputs))
+            arrays[name] = from_bytes(f"@{self._name}: input {name!r}", data, dtype, self._inputs[name])
+        return [to_bytes(np.asarray(output)) for output in self.run(arrays)]
+
+    def run_pipelined(self, runs: Iterable[Mapping[str, Any]]) -> list[list[Array]]:
+        """The outputs of several runs. One run uses all threads, so they are done one after the other."""
+        return [self.run(inputs) for inputs in runs]
+
+    def commit_no_wait(self, inputs: Mapping[str, Any] | None = None) -> None:
+        """Run for the sake of handles and feeds. The run is over when this returns."""
+        self.run(inputs)
+
+    def sync_pending(self) -> None:
+        """Wait for runs that were only committed: there are none."""
+
+    def set_active_extent(self, extent: tuple[int, int] | None) -> None:
+        """Say that only the first `actual` of `upper` rows matter, until told otherwise. Programs here take the sizes
+        of their inputs, and run faster with fewer rows: the hint changes nothing."""
+        if extent is not None and not 0 <= extent[0] <= extent[1]:
+            raise BindingError(f"@{self._name}: an active extent is (actual, upper) with actual <= upper, got {extent}")
+        self._active_extent = extent
+
+    def profile(self, inputs: Mapping[str, Any] | None = None, runs: int = 5) -> Profile:
+        """How long each kernel takes by itself; see `Profile`."""
+        return profile(self, self._executable, inputs or {}, runs)
+
+    # Values that stay between runs.
+
+    def bind_handle(self, name: str, value: Any) -> bool:
+        """Keep a value with the program: that of an input is used by runs that are not given another one, and `out{i}`
+        is output i of the last run. False if the program has no such input or output."""
+        number = output_number(name, len(self._outputs))
+        if name not in self._inputs and number is None:
+            return False
+        declared = self._inputs[name] if name in self._inputs else self._outputs[number or 0]
+        array = np.asarray(value)
+        if array.dtype != declared.dtype.numpy:
+            raise BindingError(self._wrong_type("handle", name, declared, array))
+        infer_binding([(f"handle {name}", declared, array.shape)])
+        # Not an rlx.Array, which a program may be allowed to write into.
+        kept = aligned_copy(array)
+        kept.flags.writeable = False
+        with self._setting:
+            handles = self._handles or Handles()
+            bound = handles.with_input(name, kept) if name in self._inputs else None
+            self._handles = bound or handles.with_output(number or 0, as_array(kept))
+        return True
+
+    def read_handle(self, name: str) -> Array | None:
+        """What a handle holds now; None if it is not bound."""
+        handles = self._handles or Handles()
+        number = output_number(name, len(self._outputs))
+        if name in handles.inputs:
+            return as_array(np.asarray(handles.inputs[name]))
+        return handles.kept.get(number) if number is not None else None
+
+    def has_handle(self, name: str) -> bool:
+        return self.read_handle(name) is not None
+
+    def set_handle_feed(self, handle: str, output_index: int) -> bool:
+        """After each run let a bound input take over an output: state that goes round. False if it cannot."""
+        handles = self._handles or Handles()
+        if handle not in handles.inputs or not 0 <= output_index < len(self._outputs):
+            return False
+        if self._inputs[handle] != self._outputs[output_index]:
+            raise BindingError(
+                f"@{self._name}: output {output_index} ({self._outputs[output_index]}) cannot become input "
+                f"{handle!r} ({self._inputs[handle]})"
+            )
+        with self._setting:
+            self._handles = (self._handles or Handles()).with_feed(handle, output_index)
+        return True
+
+    def run_feed_handle(self, inputs: Mapping[str, Any], handle: str, output_index: int) -> list[Array]:
+        """Run, and let a bound input take over an output this once."""
+        outputs = self.run(inputs)
+        if not self.has_handle(handle) or not 0 <= output_index < len(outputs):
+            raise BindingError(f"@{self._name}: there is no handle {handle!r}, or no output {output_index}")
+        with self._setting:
+            self._handles = (self._handles or Handles()).with_input(handle, outputs[output_index])
+        return outputs
+
+    # All memory of a CPU is device memory.
+    bind_gpu_handle, read_gpu_handle, has_gpu_handle = bind_handle, read_handle, has_handle
+    set_gpu_handle_feed, run_feed_gpu_handle = set_handle_feed, run_feed_handle
+
+    def _keep(self, outputs: Sequence[Array]) -> None:
+        with self._setting:
+            if self._handles is not None:
+                self._handles = self._handles.after(outputs)
 
     def _prepare(self, values: Mapping[str, np.ndarray[Any, Any]]) -> _Ready:
         unset = [name for name in self._params if name not in values]
@@ -128,7 +288,7 @@ class CompiledGraph:
         return ready
 
     def _checked(self, name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        array = np.asarray(value)
+        array = given_away(value) if name in self._overwritten else np.asarray(value)
         if array.dtype == dtype:
             return array
         if isinstance(value, bool | int | float | complex):

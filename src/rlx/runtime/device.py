@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from rlx.backends.api import backend_for, registered_devices
 from rlx.errors import BackendError
+from rlx.ir.graph import Graph
+from rlx.ir.op import Op
+
+if TYPE_CHECKING:
+    from rlx.compile.report import CompileReport
 
 
 class Device(enum.StrEnum):
@@ -75,3 +81,42 @@ def default_device() -> str:
 
 def available_devices() -> list[Device]:
     return [d for d in Device if is_available(d)]
+
+
+def full_name(device: str | Device) -> str:
+    """What a device is on this machine: for a CPU its vector instructions and the threads that programs use."""
+    parsed = Device.parse(device)
+    if parsed is not Device.Cpu:
+        return parsed.value
+    from rlx.backends.cpu.threads import thread_count
+    from rlx.kernels.targets import host
+
+    return f"cpu ({host().name}, {thread_count(None)} threads)"
+
+
+def supports(device: str | Device, op: Op | type[Op]) -> bool:
+    """Whether programs for a device may have an op: because it runs it, or because of what the op decomposes into."""
+    kind = op if isinstance(op, type) else type(op)
+    if not is_available(device):
+        return False
+    return kind.__name__ in backend_for(Device.parse(device).value).supported_ops() or not kind.primitive
+
+
+def first_unsupported_op(device: str | Device, graph: Graph) -> tuple[int, Op] | None:
+    """The first node whose op a device cannot run, with its number; None if it can run the graph."""
+    for node in graph.nodes:
+        if not node.is_leaf and not supports(device, node.op):
+            return int(node.id), node.op
+    return None
+
+
+def supports_graph(device: str | Device, graph: Graph) -> bool:
+    return is_available(device) and first_unsupported_op(device, graph) is None
+
+
+def dispatch_report_for_device(device: str | Device, graph: Graph) -> CompileReport:
+    """Which kernels a graph becomes on a device and which of its ops are called on the host; no code is made."""
+    from rlx.compile.compiler import CompilePipeline
+
+    name = Device.parse(device).value
+    return CompilePipeline.new(name).compile(graph).report(name)

@@ -198,10 +198,12 @@ class JitFunction:
     def _compile(self, key: Hashable, call: FlatCall) -> Compiled:
         with self._lock:
             compiled = self._compiled.get(key)
-            if compiled is None:
-                self._misses += 1
-                compiled = self._lowered(call).compile()
-                self._compiled[key] = compiled
+            if compiled is not None:
+                # Another thread compiled it while this one waited.
+                self._hits += 1
+                return compiled
+            self._misses += 1
+            compiled = self._compiled[key] = self._lowered(call).compile()
         return compiled
 
     def _lowered(self, call: FlatCall) -> Lowered:

@@ -3,6 +3,7 @@
     program   LIR as code: kernels and host calls      plan      the same with sizes: command tables
     context   the memory of one run                    runner    a run, from checked inputs to outputs
     spmd      the native executor                      pool      its threads
+    program_cache    programs of earlier processes
 
 What has no kernel yet is a `call`: the op's definition runs on the host, and the report says so.
 """
@@ -10,10 +11,11 @@ What has no kernel yet is a `call`: the op's definition runs on the host, and th
 from __future__ import annotations
 
 from rlx.backends.api import Backend, CompileOptions, Executable
+from rlx.backends.compiling import compile_with_options
 from rlx.backends.cpu.executable import CpuExecutable as CpuExecutable
+from rlx.backends.cpu.program_cache import find_programs, keep_programs, program_key
 from rlx.ir.graph import Graph
-
-NATIVE = ("Activation", "Binary", "Compare", "Where", "Cast", "MatMul", "Reshape")
+from rlx.ir.op import OP_CLASSES
 
 
 class CpuBackend(Backend):
@@ -22,10 +24,17 @@ class CpuBackend(Backend):
     name = "cpu"
 
     def supported_ops(self) -> frozenset[str]:
-        return frozenset(NATIVE)
+        return frozenset(OP_CLASSES)
 
     def compile(self, graph: Graph, options: CompileOptions | None = None) -> Executable:
-        from rlx.compile.compiler import CompilePipeline
-
-        threads = options.threads if options is not None else None
-        return CpuExecutable(CompilePipeline.new("cpu").compile(graph), threads)
+        options = CompileOptions() if options is None else options
+        key = program_key(graph, options)
+        found = None if key is None else find_programs(key)
+        if found is not None:
+            # A copy: the caller may go on changing the graph.
+            compiled = graph.copy()
+            return CpuExecutable(found, lambda: compile_with_options(compiled, "cpu", options), options.threads)
+        executable = CpuExecutable.of(compile_with_options(graph, "cpu", options), options.threads)
+        if key is not None:
+            keep_programs(key, executable.programs)
+        return executable

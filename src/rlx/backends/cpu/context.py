@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from rlx.backends.api import KernelTime
 from rlx.backends.cpu.params import CpuParams
-from rlx.backends.cpu.plan import HostCall, Plan, Table
-from rlx.backends.cpu.records import WORD, Command, Job
+from rlx.backends.cpu.plan import HostCall, Plan
+from rlx.backends.cpu.records import LINE, WORD, Command, Control, Job, Move, Segment
+from rlx.backends.cpu.tables import Segment as PlannedSegment
+from rlx.backends.cpu.tables import Table
+from rlx.backends.cpu.timing import TimedTable
 from rlx.backends.memory import aligned_words
 
 
@@ -16,62 +22,102 @@ class TableRun(NamedTuple):
 
     address: int  # of the job
     at: int  # the job's first word
-    width: int
+    table: Table
+
+    @property
+    def width(self) -> int:
+        return self.table.width
 
 
 class Context:
     """A plan made concrete: its tables with real addresses in them.
 
-    `values` are the addresses of the run, numbered by the program; who runs a table writes the ones it needs first.
+    `values` are the addresses of the run, numbered by the plan; who runs a table writes the ones it needs first.
     """
 
     def __init__(self, plan: Plan) -> None:
         program = plan.program
         tables = [p for p in plan.parts if isinstance(p, Table)]
-        sizes = [Job.WORDS + t.commands.size for t in tables]
+        sizes = [_words(t) for t in tables]
         # Jobs first: each is a whole number of lines, so that their counters are lines apart.
         slots_at = sum(sizes)
         values_at = slots_at + len(plan.slots)
-        self._memory, self._start = aligned_words(values_at + 1 + len(program.values))
+        self._memory, self._start = aligned_words(values_at + plan.values)
         self._memory[slots_at:values_at] = plan.slots
         self._words = self._memory.data
         self.values = self._words[values_at:]
-        for number, constant in program.constants:
+        for number, constant in plan.constants:
             self.values[number] = constant.ctypes.data
+        self._slots_at = slots_at
         self._params_at = values_at + program.first_param
         self._params_serial = -1
         runs: list[TableRun] = []
         at = 0
         for table, words in zip(tables, sizes):
             self._write_job(table, at, slots_at, values_at)
-            runs.append(TableRun(self._address(at), at, table.width))
+            runs.append(TableRun(self._address(at), at, table))
             at += words
         following = iter(runs)
         self.parts: list[TableRun | HostCall] = [p if isinstance(p, HostCall) else next(following) for p in plan.parts]
 
-    def _address(self, word: int) -> int:
+    def _address(self, word: Any) -> Any:
         return self._start + WORD * word
 
     def _write_job(self, table: Table, at: int, slots_at: int, values_at: int) -> None:
-        commands_at = at + Job.WORDS
-        commands = self._memory[commands_at : commands_at + table.commands.size].reshape(-1, Command.WORDS)
-        commands[...] = table.commands
-        commands[:, Command.ARGS] = self._address(slots_at) + WORD * table.commands[:, Command.ARGS]
-        job = self._memory[at:commands_at]
-        job[Job.COMMANDS], job[Job.TICKETS] = self._address(commands_at), table.tickets
-        job[Job.PATCHES], job[Job.PATCH_COUNT] = table.patches.ctypes.data, len(table.patches)
+        """The job, its segments, controls, counters, and the commands of all segments, one after the other."""
+        segments_at = at + Job.WORDS
+        controls_at = segments_at + len(table.segments) * Segment.WORDS
+        counters_at = controls_at + table.controls.size
+        commands_at = counters_at + table.counters
+        for number, segment in enumerate(table.segments):
+            self._write_segment(segment, segments_at + number * Segment.WORDS, commands_at, slots_at, controls_at)
+            commands_at += segment.commands.size
+        controls = self._memory[controls_at:counters_at].reshape(-1, Control.WORDS)
+        controls[...] = table.controls
+        controls[:, Control.COUNTER] = self._address(counters_at + table.controls[:, Control.COUNTER])
+        moves = table.moves.ctypes.data + WORD * Move.WORDS * table.controls[:, Control.MOVES]
+        controls[:, Control.MOVES] = moves
+        for field in (Control.THEN, Control.ELSE):
+            controls[:, field] = self._address(segments_at + Segment.WORDS * table.controls[:, field])
+        job = self._memory[at:segments_at]
+        job[Job.START] = self._address(segments_at)
         job[Job.SLOTS], job[Job.VALUES] = self._address(slots_at), self._address(values_at)
+
+    def _write_segment(
+        self, segment: PlannedSegment, at: int, commands_at: int, slots_at: int, controls_at: int
+    ) -> None:
+        commands = self._memory[commands_at : commands_at + segment.commands.size].reshape(-1, Command.WORDS)
+        commands[...] = segment.commands
+        arguments = segment.commands[:, Command.ARGS]
+        is_kernel = segment.commands[:, Command.ENTRY] != 0
+        at_slots, at_controls = slots_at + arguments, controls_at + Control.WORDS * arguments
+        commands[:, Command.ARGS] = self._address(np.where(is_kernel, at_slots, at_controls))
+        record = self._memory[at : at + Segment.WORDS]
+        record[Segment.COMMANDS], record[Segment.TICKETS] = self._address(commands_at), segment.tickets
+        record[Segment.PATCHES], record[Segment.PATCH_COUNT] = segment.patches.ctypes.data, len(segment.patches)
+        record[Segment.IS_LAST], record[Segment.IS_NARROW] = segment.is_last, segment.is_narrow
 
     def reset(self, table: TableRun) -> None:
         """Let the table begin with its first ticket."""
         self._words[table.at + Job.NEXT] = 0
         self._words[table.at + Job.COMPLETED] = 0
 
+    def timed(self, run: TableRun) -> list[KernelTime]:
+        """Run a table command by command; how long each kernel took."""
+        return TimedTable(run.table, self._words[self._slots_at :], self._address(self._slots_at), self.values).run()
+
     def set_params(self, params: CpuParams) -> None:
         """Write the addresses of the params, unless they are there already."""
         if self._params_serial != params.serial:
             self._memory[self._params_at : self._params_at + len(params.addresses)] = params.addresses
             self._params_serial = params.serial
+
+
+def _words(table: Table) -> int:
+    """Of a job with everything that belongs to it, a whole number of lines."""
+    records = len(table.segments) * Segment.WORDS + table.controls.size + table.counters
+    commands = sum(s.commands.size for s in table.segments)
+    return -(-(Job.WORDS + records + commands) // LINE) * LINE
 
 
 class Contexts:

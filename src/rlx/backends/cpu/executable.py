@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.backends.api import Array, Executable, Prepared
+from rlx.backends.api import Array, Executable, KernelTime, Prepared
 from rlx.backends.cpu.params import CpuParams
-from rlx.backends.cpu.program import build_program
+from rlx.backends.cpu.program import Programs, build_programs
 from rlx.backends.cpu.runner import Runner
 from rlx.backends.cpu.threads import checked
-from rlx.ir.lir import LirKernel
+from rlx.backends.cpu.timing import timed
+from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.shape import Size
 from rlx.kernels.targets import host
 
 if TYPE_CHECKING:
@@ -24,12 +28,33 @@ class CpuExecutable(Executable):
     """Two programs: one makes of the weights what can be made of them once, the other runs. Results do not depend on
     the number of threads."""
 
-    def __init__(self, compiled: CompileResult, threads: int | None = None) -> None:
-        self.compiled, self.lir = compiled, compiled.lir
+    def __init__(self, programs: Programs, compile: Callable[[], CompileResult], threads: int | None = None) -> None:
+        """`compile` gives what the programs were made of: programs from disk do without it until a report is wanted."""
+        self._compile, self.programs = compile, programs
         count = None if threads is None else checked(threads, "CompileOptions.threads")
-        self._main = Runner(build_program(compiled.lir), count)
-        self._preparation = None if compiled.prepare is None else Runner(build_program(compiled.prepare), count)
+        self._main = Runner(programs.main, count)
+        self._preparation = None if programs.prepare is None else Runner(programs.prepare, count)
         self._no_params = None if self._main.program.params else CpuParams(self._main.program, {})
+
+    @staticmethod
+    def of(compiled: CompileResult, threads: int | None = None) -> CpuExecutable:
+        """The executable of programs that have been compiled."""
+        return CpuExecutable(build_programs(compiled), lambda: compiled, threads)
+
+    @cached_property
+    def compiled(self) -> CompileResult:
+        return self._compile()
+
+    @property
+    def lir(self) -> LirModule:
+        return self.compiled.lir
+
+    @property
+    def arena_bytes(self) -> Size:
+        return self._main.program.arena_size
+
+    def timed(self) -> AbstractContextManager[list[KernelTime]]:
+        return timed()
 
     @property
     def report(self) -> CompileReport:
@@ -40,7 +65,7 @@ class CpuExecutable(Executable):
         if self._preparation is None:
             return CpuParams(self._main.program, given)
         results = self._preparation.run({}, CpuParams(self._preparation.program, given))
-        return CpuParams(self._main.program, given, dict(zip(self.compiled.prepared, results, strict=True)))
+        return CpuParams(self._main.program, given, dict(zip(self.programs.prepared, results, strict=True)))
 
     def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
         if isinstance(params, CpuParams):

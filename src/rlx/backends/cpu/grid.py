@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rlx.kernels.interpret import grid_size
 from rlx.kernels.loop_ir import INDEX, Const, Kernel, Let, Value
@@ -28,46 +29,49 @@ _OPS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-class Grid:
-    """`grid(extents)`: the iterations for the values of the kernel's index parameters, in order."""
+class Grid(NamedTuple):
+    """`grid(extents)`: the iterations for the values of the kernel's index parameters, in order.
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._names = [p.name for p in kernel.params if isinstance(p, Value)]
-        # One register per parameter, then one per literal or step.
-        self._registers = {p: i for i, p in enumerate(q for q in kernel.params if isinstance(q, Value))}
-        self._literals: list[int] = []
-        self._steps: list[tuple[Callable[[int, int], int], int, int]] = []
-        self._result: int | None = None
+    A straight program: registers hold the extents, then the literals, then the result of each step `(op, a, b)` on two
+    registers; the register `result` has the answer. Without a `result` there is one iteration. A `kernel` is there if
+    its bound is no such program, and is asked instead.
+    """
+
+    literals: tuple[int, ...] = ()
+    steps: tuple[tuple[str, int, int], ...] = ()
+    result: int | None = None
+    kernel: Kernel | None = None
+
+    @staticmethod
+    def of(kernel: Kernel) -> Grid:
         loop = kernel.parallel_loop
-        self._is_single = loop is None
-        if loop is not None:
-            lets = {s.result: s for s in kernel.body.statements if isinstance(s, Let)}
-            needed = _needed(loop.stop, lets)
-            if all(v in self._registers or isinstance(v, Const) or _is_plain(lets[v]) for v in needed):
-                self._compile(needed, lets)
-                self._result = self._registers[loop.stop]
-
-    def _compile(self, needed: Sequence[Value], lets: dict[Value, Let]) -> None:
+        if loop is None:
+            return Grid()
+        lets = {s.result: s for s in kernel.body.statements if isinstance(s, Let)}
+        needed = _needed(loop.stop, lets)
+        registers = {p: i for i, p in enumerate(q for q in kernel.params if isinstance(q, Value))}
+        if not all(v in registers or isinstance(v, Const) or _is_plain(lets[v]) for v in needed):
+            return Grid(kernel=kernel)
+        literals = [v for v in needed if isinstance(v, Const)]
+        registers.update({v: len(registers) + i for i, v in enumerate(literals)})
+        steps = []
         for value in needed:
-            if isinstance(value, Const):
-                self._registers[value] = len(self._registers)
-                self._literals.append(int(value.literal))
-        for value in needed:
-            if value not in self._registers:
-                a, b = (self._registers[v] for v in lets[value].args)
-                self._registers[value] = len(self._registers)
-                self._steps.append((_OPS[lets[value].op], a, b))
+            if value not in registers:
+                a, b = (registers[v] for v in lets[value].args)
+                registers[value] = len(registers)
+                steps.append((lets[value].op, a, b))
+        return Grid(tuple(int(v.literal) for v in literals), tuple(steps), registers[loop.stop])
 
     def __call__(self, extents: Sequence[int]) -> int:
-        if self._is_single:
+        if self.kernel is not None:
+            names = [p.name for p in self.kernel.params if isinstance(p, Value)]
+            return grid_size(self.kernel, dict(zip(names, extents, strict=True)))
+        if self.result is None:
             return 1
-        if self._result is None:
-            return grid_size(self._kernel, dict(zip(self._names, extents, strict=True)))
-        registers = [*extents, *self._literals]
-        for op, a, b in self._steps:
-            registers.append(op(registers[a], registers[b]))
-        return max(0, registers[self._result])
+        registers = [*extents, *self.literals]
+        for op, a, b in self.steps:
+            registers.append(_OPS[op](registers[a], registers[b]))
+        return max(0, registers[self.result])
 
 
 def _is_plain(let: Let) -> bool:

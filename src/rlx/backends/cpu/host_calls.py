@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.cpu.host_bodies import run_compiled
 from rlx.backends.cpu.plan import HostCall, Located, Plan
 from rlx.backends.cpu.program import ARENA
 from rlx.backends.memory import Array, fit
 from rlx.errors import InternalError
 from rlx.ir.graph import NodeId
+from rlx.ops.bodies import bodies_run_by
 
 
 class HostValues:
@@ -25,13 +28,15 @@ class HostValues:
         params: Sequence[Array],
         addresses: memoryview,
     ) -> None:
-        self._plan, self._arena, self._addresses = plan, arena, addresses
+        self._plan, self._addresses = plan, addresses
         # By the program's numbers.
-        waiting = [None] * len(plan.program.host_results)
+        waiting = [None] * plan.program.host_results
         constants = [array for _, array in plan.program.constants]
         self._memory: list[Array | None] = [arena, *inputs_and_stored, *waiting, *constants, *params]
         # Of ops with several results or none; the results are numbered when they have been taken apart.
         self._several: dict[NodeId, tuple[Array, ...]] = {}
+        # Results that no kernel writes over.
+        self._computed: set[NodeId] = set()
 
     def array(self, node: NodeId) -> Array:
         """A value with one result, where it lies."""
@@ -40,30 +45,41 @@ class HostValues:
         assert memory is not None, "read before it was computed"
         return _view(memory, located)
 
+    def output(self, node: NodeId) -> Array:
+        """A value for the caller to keep: what the host has computed as it is, anything else as a copy."""
+        array = self.array(node)
+        if node not in self._computed:
+            return array.copy()
+        # Once: an output that is named twice is two arrays.
+        self._computed.discard(node)
+        return array
+
     def _arrays(self, node: NodeId) -> tuple[Array, ...]:
         return self._several[node] if node in self._several else (self.array(node),)
 
     def call(self, call: HostCall) -> None:
         operands = [a for node in call.operands for a in self._arrays(node)]
-        result: Any = call.op.eval(*operands)
+        with bodies_run_by(run_compiled) if call.op.bodies else nullcontext():
+            result: Any = call.op.eval(*operands)
         if call.node not in self._plan.arrays:
-            self._several[call.node] = tuple(self._own(r) for r in result)
+            self._several[call.node] = tuple(self._own(r, operands) for r in result)
             return
         located = self._plan.arrays[call.node]
-        array = self._own(result[0] if isinstance(result, tuple) else result)
+        array = self._own(result[0] if isinstance(result, tuple) else result, operands)
         if array.shape != located.dims or array.dtype != located.dtype:
             wanted = f"{located.dtype}{list(located.dims)}"
             raise InternalError(f"{call.op.mnemonic} returned {array.dtype}{list(array.shape)} instead of {wanted}")
         if located.value == ARENA:
             self.array(call.node)[...] = array
             return
-        array, address = fit(array, self._plan.program.alignments.get(call.node, 1))
+        array, address = fit(array, call.align)
         self._memory[located.value], self._addresses[located.value] = array, address
+        self._computed.add(call.node)
 
-    def _own(self, result: Any) -> Array:
-        """A result that no kernel will write over: one that lies in the arena is copied."""
+    def _own(self, result: Any, operands: Sequence[Array]) -> Array:
+        """A result that no kernel will write over: one that lies in the memory of an operand is copied."""
         array = np.asarray(result)
-        return array.copy() if np.may_share_memory(array, self._arena) else array
+        return array.copy() if any(np.may_share_memory(array, x) for x in operands) else array
 
 
 def _view(memory: Array, located: Located) -> Array:

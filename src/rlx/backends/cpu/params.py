@@ -36,9 +36,9 @@ class CpuParams(Prepared):
 
 def _checked(program: Program, leaf: Leaf, values: Mapping[str, Array]) -> Array:
     if leaf.name not in values:
-        raise BindingError(f"@{program.lir.name}: param {leaf.name!r} ({leaf.shape}) has no value yet")
+        raise BindingError(f"@{program.name}: param {leaf.name!r} ({leaf.shape}) has no value yet")
     array = np.asarray(values[leaf.name])
     if array.dtype != leaf.dtype or (leaf.shape.is_static and array.shape != leaf.shape.dims):
         got = f"{array.dtype}{list(array.shape)}"
-        raise BindingError(f"@{program.lir.name}: param {leaf.name!r} is declared {leaf.shape}, got {got}")
+        raise BindingError(f"@{program.name}: param {leaf.name!r} is declared {leaf.shape}, got {got}")
     return array

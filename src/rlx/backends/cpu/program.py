@@ -5,24 +5,29 @@ What is here holds for every binding of the symbols; `plan` puts the numbers in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rlx.backends.cpu.code import loader
 from rlx.backends.cpu.grid import Grid
-from rlx.backends.cpu.spmd import Executor, executor
 from rlx.backends.memory import fit
+from rlx.ir.dims import DimConstraint
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ir.leaves import Constant, Input, Param
+from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
-from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.loop_ir import Buffer
-from rlx.kernels.native import NativeKernel
+from rlx.kernels.native import NativeCode, NativeKernel
 from rlx.kernels.targets import host
+
+if TYPE_CHECKING:
+    from rlx.compile.compiler import CompileResult
+    from rlx.kernels.kernel_maker import KernelMaker
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,18 +53,32 @@ class Operand(NamedTuple):
 class NativeStep(NamedTuple):
     """A kernel with one argument per parameter: an operand, or the value of a size."""
 
-    code: NativeKernel
+    code: NativeCode
     grid: Grid
     arguments: tuple[Operand | Size, ...]
+    label: tuple[str, str]  # its kind, and the ops in it
 
 
 class HostStep(NamedTuple):
-    """An op that runs by its definition, on the host."""
+    """An op that runs by its definition, on the host. Kernels need its result to begin at a multiple of `align`."""
 
-    node: Node
+    op: Op
+    node: NodeId
+    operands: tuple[NodeId, ...]
+    align: int
 
 
-Step = NativeStep | HostStep
+class LoopStep(NamedTuple):
+    """A loop or a branch whose bodies are programs like this one; see `rlx.compile.loops` for what they compute."""
+
+    op: Op
+    bodies: tuple[Program, ...]
+    operands: tuple[Place, ...]
+    results: tuple[Place, ...]
+    types: tuple[Shape, ...]  # of the results
+
+
+Step = NativeStep | HostStep | LoopStep
 
 
 class Leaf(NamedTuple):
@@ -71,44 +90,86 @@ class Leaf(NamedTuple):
     align: int
 
 
+class ConstantValue(NamedTuple):
+    """An array that never changes, and the number of its address."""
+
+    value: int
+    array: Array
+
+
+class Value(NamedTuple):
+    """A value that the host looks at: where it lies, and its type."""
+
+    place: Place
+    shape: Shape
+
+
 @dataclass(frozen=True)
 class Program:
-    """Steps, leaves, and the numbering of the addresses: the arena, inputs, stored outputs, host results, constants,
-    params.
+    """Steps, leaves, and the numbering of the addresses, of which there are `addresses`: the arena, inputs, stored
+    outputs, host results, constants, params.
 
-    `stored` are the outputs that kernels write to memory of their own. `returned` has for each output its number among
-    them, or -1 where it must be copied from where it lies: an input, a view, a host result, an output named twice.
+    `stored` are the types of the outputs that kernels write to memory of their own. `visible` are the outputs and what
+    host calls read and compute, where it is one array. `returned` has for each output its number among
+    the inputs and them, or -1 where it must be copied from where it lies: an input, a view, a host result, an output
+    named twice. An output that is returned in the memory of an input has been stored over it. `moved` has those that
+    were to be stored over an input but could not, with the number of the input: they are copied into it at the end.
+    `overwritten` are all inputs that a run writes into.
     """
 
-    lir: LirModule
-    graph: Graph
+    name: str
     steps: tuple[Step, ...]
     inputs: tuple[Leaf, ...]
     params: tuple[Leaf, ...]
-    stored: tuple[NodeId, ...]
+    outputs: tuple[NodeId, ...]
+    visible: Mapping[NodeId, Value]
+    stored: tuple[Shape, ...]
     returned: tuple[int, ...]
-    host_results: tuple[NodeId, ...]
-    constants: tuple[tuple[int, Array], ...]
-    first_param: int
-    values: dict[NodeId, int]
-    alignments: dict[NodeId, int]
-    native: Executor
-    # Whether a run needs nothing of the host but memory.
-    is_native: bool
+    moved: tuple[tuple[int, int], ...]
+    overwritten: tuple[int, ...]
+    host_results: int
+    constants: tuple[ConstantValue, ...]
+    addresses: int
+    arena_size: Size
+    constraints: tuple[DimConstraint, ...]
 
-    def place(self, node: NodeId) -> Place:
-        return _place(self.lir, self.values, node)
+    @property
+    def first_param(self) -> int:
+        return self.addresses - len(self.params)
+
+    @cached_property
+    def is_native(self) -> bool:
+        """Whether a run needs nothing of the host but memory."""
+        return -1 not in self.returned and not any(isinstance(s, HostStep) for s in self.steps)
+
+
+class Programs(NamedTuple):
+    """What is compiled of one graph: the program that runs, and the one that makes of the weights what can be made of
+    them once. Its outputs are the params of `main` called `prepared`."""
+
+    main: Program
+    prepare: Program | None = None
+    prepared: tuple[str, ...] = ()
+
+
+def build_programs(compiled: CompileResult) -> Programs:
+    """Compile or find the kernels of both programs."""
+    prepare = None if compiled.prepare is None else build_program(compiled.prepare)
+    return Programs(build_program(compiled.lir), prepare, compiled.prepared)
 
 
 def build_program(lir: LirModule) -> Program:
     """Compile or find the kernels of a LIR program."""
+    from rlx.kernels.kernel_maker import KernelMaker
+
     graph = lir.as_graph()
-    made = [_made(graph, k) for k in lir.kernels if k.kind != "view"]
+    maker = KernelMaker(graph, host())
+    made = [_made(graph, maker, k) for k in lir.kernels if k.kind != "view"]
     inputs = [n for n in graph.nodes if isinstance(n.op, Input)]
     params = [n for n in graph.nodes if isinstance(n.op, Param)]
     constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
-    stored = [n for m in made if m.code is not None for n in m.lir.outputs if _is_own(lir, n)]
-    hosted = [m.node.id for m in made if m.code is None and _is_own(lir, m.node.id)]
+    stored = [n for m in made if not m.is_hosted for n in m.lir.outputs if _is_own(lir, n)]
+    hosted = [m.node.id for m in made if m.is_hosted and _is_own(lir, m.node.id)]
     order = [*(n.id for n in inputs), *stored, *hosted, *(n.id for n in constants), *(n.id for n in params)]
     values = {node: ARENA + 1 + i for i, node in enumerate(order)}
     alignments = _alignments(lir, made)
@@ -118,56 +179,103 @@ def build_program(lir: LirModule) -> Program:
         return Leaf(node.op.key, node.shape, node.shape.dtype.numpy, alignments.get(node.id, 1))
 
     sizes: dict[Size, Size] = {}
-    steps = tuple(_step(lir, values, sizes, m) for m in made)
-    returned = tuple(_returned(graph.outputs, stored))
+    steps = tuple(_step(lir, graph, values, sizes, alignments, m) for m in made)
+    number_of = {n.id: number for number, n in enumerate(inputs)}
+    returned = tuple(_returned(lir, number_of, stored))
+    given = {output: number_of[graph.leaf(key).id] for output, key in graph.aliases.items()}
+    moved = tuple((output, number) for output, number in given.items() if returned[output] != number)
+    seen = {i for s in steps if isinstance(s, HostStep) for i in (*s.operands, s.node)} | set(graph.outputs)
+    visible = {
+        i: Value(_place(lir, values, i), graph.shape(i)) for i in sorted(seen) if len(graph.nodes[i].shapes) == 1
+    }
     return Program(
-        lir=lir,
-        graph=graph,
+        name=lir.name,
         steps=steps,
         inputs=tuple(map(leaf, inputs)),
         params=tuple(map(leaf, params)),
-        stored=tuple(stored),
+        outputs=tuple(graph.outputs),
+        visible=visible,
+        stored=tuple(graph.shape(n) for n in stored),
         returned=returned,
-        host_results=tuple(hosted),
-        constants=tuple((values[n.id], fit(n.op.eval(), alignments.get(n.id, 1))[0]) for n in constants),
-        first_param=1 + len(order) - len(params),
-        values=values,
-        alignments=alignments,
-        native=executor(),
-        is_native=-1 not in returned and all(isinstance(s, NativeStep) for s in steps),
+        moved=_once(moved, returned),
+        overwritten=tuple(sorted({*given.values()})),
+        host_results=len(hosted),
+        constants=tuple(ConstantValue(values[n.id], fit(n.op.eval(), alignments.get(n.id, 1))[0]) for n in constants),
+        addresses=1 + len(order),
+        arena_size=lir.arena_size,
+        constraints=tuple(graph.constraints),
     )
 
 
-def _returned(outputs: Sequence[NodeId], stored: Sequence[NodeId]) -> Iterator[int]:
-    left = {node: number for number, node in enumerate(stored)}
-    for node in outputs:
-        yield left.pop(node, -1)
+def _returned(lir: LirModule, inputs: Mapping[NodeId, int], stored: Sequence[NodeId]) -> Iterator[int]:
+    graph = lir.as_graph()
+    left = {node: len(inputs) + number for number, node in enumerate(stored)}
+    for number, node in enumerate(graph.outputs):
+        source = graph.leaf(graph.aliases[number]).id if number in graph.aliases else None
+        if source is not None and source == _root(lir, node) and source in inputs:
+            # Each input is returned once; another output that lies there is copied.
+            yield inputs[source] if graph.outputs.index(node) == number else -1
+        else:
+            yield left.pop(node, -1)
+
+
+def _once(moved: Sequence[tuple[int, int]], returned: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Outputs that are copied into inputs which hold no other output yet."""
+    taken = set(returned)
+    found = []
+    for output, number in moved:
+        if number not in taken:
+            taken.add(number)
+            found.append((output, number))
+    return tuple(found)
 
 
 class _Made(NamedTuple):
-    """A kernel, its code, and what it is called with."""
+    """A kernel, its code, and what it is called with; a loop has bodies instead of code, a host call has neither."""
 
     lir: LirKernel
     node: Node
     code: NativeKernel | None
-    buffers: tuple[NodeId, ...]
-    extents: tuple[Size, ...]
+    buffers: tuple[NodeId, ...] = ()
+    extents: tuple[Size, ...] = ()
+    bodies: tuple[Program, ...] = ()
+
+    @property
+    def is_hosted(self) -> bool:
+        return self.code is None and not self.bodies
 
 
-def _made(graph: Graph, kernel: LirKernel) -> _Made:
+def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel) -> _Made:
     node = graph.nodes[kernel.nodes[0]]
+    from rlx.compile.loops import LOOP, native_bodies
+    from rlx.kernels.from_lir import GENERATOR
+
     if kernel.kind == "call":
-        return _Made(kernel, node, None, (), ())
-    # Named by its kind alone: equal kernels of different layers and programs are one piece of code.
-    made = make_kernel(kernel.kind, graph, kernel, host())
+        return _Made(kernel, node, None)
+    if kernel.kind == LOOP:
+        bodies = tuple(build_program(body) for body in native_bodies(graph, node, GENERATOR))
+        return _Made(kernel, node, None, bodies=bodies)
+    made = maker.make(kernel)
     return _Made(kernel, node, loader().load(made.kernel), made.buffers, made.extents)
 
 
-def _step(lir: LirModule, values: dict[NodeId, int], sizes: dict[Size, Size], made: _Made) -> Step:
+def _step(
+    lir: LirModule,
+    graph: Graph,
+    values: dict[NodeId, int],
+    sizes: dict[Size, Size],
+    alignments: Mapping[NodeId, int],
+    made: _Made,
+) -> Step:
     """A kernel with its arguments. Equal sizes become one object, in `sizes`: a plan then finds their numbers by
     identity, several times as fast as by comparing."""
+    if made.bodies:
+        operands, results = made.node.inputs, sorted(made.lir.outputs, key=lambda n: _result_number(graph.nodes[n]))
+        read, written = (tuple(_place(lir, values, n) for n in nodes) for nodes in (operands, results))
+        return LoopStep(made.node.op, made.bodies, read, written, made.node.shapes)
     if made.code is None:
-        return HostStep(made.node)
+        called = made.node
+        return HostStep(called.op, called.id, tuple(called.inputs), alignments.get(called.id, 1))
 
     def same(size: Size) -> Size:
         return sizes.setdefault(size, size)
@@ -182,7 +290,12 @@ def _step(lir: LirModule, values: dict[NodeId, int], sizes: dict[Size, Size], ma
             arguments.append(Operand(Place(value, same(offset)), (same(slot[0]), same(slot[1])), param.writes))
         else:
             arguments.append(same(next(extents)))
-    return NativeStep(made.code, Grid(made.code.kernel), tuple(arguments))
+    ops = " + ".join(graph.nodes[n].op.mnemonic for n in made.lir.nodes)
+    return NativeStep(made.code.code, Grid.of(made.code.kernel), tuple(arguments), (made.lir.kind, ops))
+
+
+def _result_number(node: Node) -> int:
+    return node.op.index if isinstance(node.op, Project) else 0
 
 
 def _root(lir: LirModule, node: NodeId) -> NodeId:

@@ -6,23 +6,26 @@ between kernels, and a context, which is the command tables for the run's sizes 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
-from rlx.backends.api import Array
+from rlx.backends.api import Array, KernelTime
 from rlx.backends.cpu.arena import Arena, Arenas
 from rlx.backends.cpu.context import Context, Contexts, TableRun
 from rlx.backends.cpu.host_calls import HostValues
 from rlx.backends.cpu.params import CpuParams
-from rlx.backends.cpu.plan import Plan
+from rlx.backends.cpu.plan import HostCall, Plan
 from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.program import ARENA, Leaf, Program
+from rlx.backends.cpu.spmd import executor
 from rlx.backends.cpu.threads import thread_count
+from rlx.backends.cpu.timing import times
 from rlx.backends.memory import aligned_empty, fit
-from rlx.errors import BindingError
+from rlx.errors import BackendError, BindingError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import Dim, DimConstraint
 
@@ -49,8 +52,10 @@ class Runner:
             array, address = self._checked(leaf, inputs)
             arrays.append(array)
             addresses.append(address)
+        if self.program.overwritten:
+            self._make_exclusive(arrays, addresses)
         contexts = self._contexts(tuple([a.shape for a in arrays]), params.symbolic_shapes)
-        context, arena = contexts.take(), self._arenas.take(contexts.plan.arena_bytes)
+        context, arena = contexts.take(), self._arena(contexts.plan)
         try:
             return self._execute(contexts.plan, context, arena, arrays, addresses, params)
         finally:
@@ -58,14 +63,32 @@ class Runner:
             self._arenas.give(arena)
             contexts.give(context)
 
+    def _arena(self, plan: Plan) -> Arena:
+        try:
+            return self._arenas.take(plan.arena_bytes)
+        except MemoryError:
+            raise BackendError(
+                f"@{self.program.name}: there is no memory for values between kernels, {plan.arena_bytes} bytes "
+                "for these sizes; run it on smaller inputs, or on parts of them"
+            ) from None
+
     def _checked(self, leaf: Leaf, inputs: Mapping[str, Array]) -> tuple[Array, int]:
         array = inputs.get(leaf.name)
         if isinstance(array, np.ndarray) and array.dtype == leaf.dtype:
             return fit(array, leaf.align)
         if array is None:
-            raise BindingError(f"@{self.program.lir.name}: no value for input {leaf.name!r} ({leaf.shape})")
+            raise BindingError(f"@{self.program.name}: no value for input {leaf.name!r} ({leaf.shape})")
         got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise BindingError(f"@{self.program.lir.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
+        raise BindingError(f"@{self.program.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
+
+    def _make_exclusive(self, arrays: list[Array], addresses: list[int]) -> None:
+        """Copy inputs that the run writes into and must not: read-only arrays, and memory that two inputs share."""
+        shared = _sharing(arrays, addresses)
+        for number in self.program.overwritten:
+            if number in shared or not arrays[number].flags.writeable:
+                copy, address = aligned_empty(arrays[number].shape, arrays[number].dtype)
+                copy[...] = arrays[number]
+                arrays[number], addresses[number] = copy, address
 
     def _execute(
         self,
@@ -90,21 +113,54 @@ class Runner:
             for table in context.parts:
                 assert isinstance(table, TableRun)
                 self._run_table(context, table)
-            return [stored[i] for i in self.program.returned]
+            whole = (*inputs, *stored)
+            return self._returned(inputs, [whole[i] for i in self.program.returned])
         host = HostValues(plan, arena.memory, (*inputs, *stored), params.arrays, values)
         for part in context.parts:
             if isinstance(part, TableRun):
                 self._run_table(context, part)
             else:
-                host.call(part)
-        outputs = zip(self.program.returned, self.program.graph.outputs)
-        return [stored[i] if i >= 0 else host.array(o).copy() for i, o in outputs]
+                _call(host, part)
+        whole = (*inputs, *stored)
+        outputs = zip(self.program.returned, self.program.outputs)
+        return self._returned(inputs, [whole[i] if i >= 0 else host.output(o) for i, o in outputs])
+
+    def _returned(self, inputs: Sequence[Array], results: list[Array]) -> list[Array]:
+        """The results, those that belong into an input but were computed elsewhere copied into it."""
+        for output, number in self.program.moved:
+            inputs[number][...] = results[output]
+            results[output] = inputs[number]
+        return results
 
     def _run_table(self, context: Context, table: TableRun) -> None:
+        noted = times.get()
+        if noted is not None:
+            noted += context.timed(table)
+            return
         context.reset(table)
         threads = min(table.width, thread_count(self._threads)) if table.width > 1 else 1
         # Asked for each time: a host call may have forked, and a child has a pool of its own.
-        pool(self.program.native).run(table.address, threads)
+        pool(executor()).run(table.address, threads)
+
+
+def _sharing(arrays: Sequence[Array], addresses: Sequence[int]) -> set[int]:
+    """The arrays, by number, that have memory in common with another one."""
+    found: set[int] = set()
+    furthest, holder = 0, 0
+    for start, number in sorted(zip(addresses, range(len(arrays)))):
+        if start < furthest:
+            found.update((number, holder))
+        if start + arrays[number].nbytes > furthest:
+            furthest, holder = start + arrays[number].nbytes, number
+    return found
+
+
+def _call(host: HostValues, call: HostCall) -> None:
+    noted = times.get()
+    start = time.perf_counter()
+    host.call(call)
+    if noted is not None:
+        noted.append(KernelTime("call", call.op.mnemonic, time.perf_counter() - start))
 
 
 class _Binder:
@@ -117,7 +173,7 @@ class _Binder:
     def __call__(self, inputs: Shapes, params: Shapes) -> Contexts:
         leaves = zip(self._leaves, (*inputs, *params), strict=True)
         binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
-        for constraint in self._program.graph.constraints:
+        for constraint in self._program.constraints:
             if _symbols(constraint) <= binding.keys():
                 constraint.check(binding)
         return Contexts(Plan(self._program, binding))

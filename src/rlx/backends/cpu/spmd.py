@@ -6,6 +6,10 @@ A run is a table of commands and one counter of tickets. Every thread takes the 
 ticket depends on is completed, runs its iterations, and takes another. So a thread that comes late, or never, delays
 nobody: the caller alone finishes any job. What a ticket computes depends on the shapes, never on who computes it.
 
+Loops and branches cut a table into segments. The last ticket of a segment decides which one follows, and gives the
+addresses that change to its kernels; tickets of the next segment are dealt out meanwhile, and wait for it. Segments
+with too little work to share are run by the thread that comes to them, without tickets.
+
 A caller has the workers from the moment it becomes the pool's owner until the last of them has left its job; who finds
 the pool owned walks its table alone, which is the best use of the machine when there are several callers.
 `run` also comes back, with no thread inside the job, when a tenth of a second has passed, so that Python can handle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.compile.loops import LOOP
 from rlx.compile.pipeline import lower_to_lir
 from rlx.errors import BackendError
 from rlx.kernels.from_lir import GENERATOR, make_kernel
@@ -20,7 +21,7 @@ def compile_to_ptx(program: Any, arch: str = "sm_90a") -> str:
     for number, kernel in enumerate(lir.kernels):
         if kernel.kind == "view":
             continue
-        if kernel.kind == "call":
+        if kernel.kind in ("call", LOOP):
             missing = graph.nodes[kernel.nodes[0]].op.mnemonic
             raise BackendError(
                 f"compile_to_ptx: {missing} has no GPU kernel yet; the program uses it in {kernel.nodes[0]}"

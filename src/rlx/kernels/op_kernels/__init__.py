@@ -33,7 +33,24 @@ from rlx.kernels.loop_ir import INDEX, Buffer, Kernel, Value
 from rlx.kernels.targets import Target
 
 # Imported when the first kernel is looked for.
-FAMILIES: tuple[str, ...] = ()
+FAMILIES: tuple[str, ...] = (
+    "arg_reduce",
+    "attention",
+    "attention_backward",
+    "barrier",
+    "complex_parts",
+    "conv",
+    "cumulative",
+    "dense_solve",
+    "int8_blocks",
+    "ordering",
+    "pool",
+    "quant_gather",
+    "random",
+    "scatter",
+    "slices",
+    "ssm",
+)
 
 
 class OpKernel(NamedTuple):
@@ -91,7 +108,8 @@ def build_op_kernel(site: OpSite) -> Kernel:
 
 
 class Slab(NamedTuple):
-    """An operand or a result: `buffer[offset + sum(index*stride)]`. `shape` has the sizes as the graph knows them."""
+    """An operand or a result: `buffer[offset + sum(index*stride)]`. `shape` has the sizes as the graph knows them.
+    Complex numbers lie in their buffer part by part, so all places in it are twice as far."""
 
     buffer: Buffer
     shape: Shape
@@ -128,10 +146,10 @@ class OpSite:
         # Results may be stored over an operand that nobody reads any more: nothing is promised about aliasing.
         for number, (memory, _, _) in enumerate(layouts):
             if memory not in self._buffers:
-                dtype = graph.shape(memory).dtype
+                dtype = graph.shape(memory).dtype.real
                 self._buffers[memory] = self.k.pointer(f"x{number}", dtype, noalias=False)
         for number, result in enumerate(kernel.outputs):
-            dtype = graph.shape(result).dtype
+            dtype = graph.shape(result).dtype.real
             self._buffers[result] = self.k.pointer(f"y{number}", dtype, write=True, read=True, noalias=False)
         self.nodes: tuple[NodeId, ...] = tuple(self._buffers)
         self._extents = Extents(self.k)

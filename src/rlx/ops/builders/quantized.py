@@ -128,6 +128,10 @@ class QuantizedBuilders(Builder):
         """`grouped_matmul` with the experts stored in GGUF blocks; each has `n` columns."""
         return self._build(ops.dequant_grouped_matmul, x, packed_w, idx, scheme=scheme, n=n)
 
+    def dequant_gather(self, packed: TensorLike, idx: TensorLike, scheme: QuantScheme | str, k: int) -> Tensor:
+        """Rows of a table of GGUF blocks, each of `k` elements."""
+        return self._build(ops.dequant_gather, packed, idx, scheme=scheme, k=k)
+
     def dequant_moe_weights(
         self, packed_w: TensorLike, scheme: QuantScheme | str, experts: int, k: int, n: int
     ) -> Tensor:

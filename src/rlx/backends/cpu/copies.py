@@ -1,0 +1,32 @@
+"""The kernel that copies a value: for what a body of a loop returns without computing it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from rlx.backends.cpu.code import loader
+from rlx.ir.dtype import DType
+from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.loop_ir import Kernel
+from rlx.kernels.native import NativeKernel
+
+# Bytes of one iteration.
+CHUNK = 1 << 16
+_LANES = 64
+
+
+def copy_kernel() -> Kernel:
+    """y[i] = x[i] for i < n, byte by byte in vectors."""
+    k = KernelBuilder("copy")
+    x, y, n = k.pointer("x", DType.U8), k.pointer("y", DType.U8, write=True), k.index("n")
+    with k.parallel("chunk", k.ceildiv(n, CHUNK)) as chunk:
+        start = chunk * CHUNK
+        with k.loop("i", start, k.min(start + CHUNK, n), _LANES) as i:
+            mask = k.lane_mask(n - i, _LANES)
+            k.store(y, i, k.load(x, i, lanes=_LANES, mask=mask), mask=mask)
+    return k.build()
+
+
+@cache
+def native_copy() -> NativeKernel:
+    return loader().load(copy_kernel())

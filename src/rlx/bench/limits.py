@@ -1,0 +1,97 @@
+"""What this machine can do at most: multiply-adds and reads from memory per second, measured by our own kernels."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from rlx.ir.dtype import DType
+from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.loop_ir import Kernel, ValueType
+from rlx.kernels.native import load
+from rlx.kernels.targets import Target, host
+
+# More accumulators than a multiply-add takes cycles times how many start in one.
+CHAINS = 12
+FMA_STEPS = 200_000
+# Larger than any cache that a few cores share.
+READ_BYTES = 512 << 20
+ROUNDS = 5
+
+
+class Limits(NamedTuple):
+    """Floating-point operations and bytes read, per second, by all threads together."""
+
+    flops: float
+    bandwidth: float
+
+    def seconds(self, flops: float, nbytes: float) -> float:
+        """The least time for this much work."""
+        return max(flops / self.flops, nbytes / self.bandwidth)
+
+
+def measure_limits(threads: int) -> Limits:
+    """The best of some rounds: limits are what was reached, not what was usual."""
+    target = host()
+    lanes = target.lanes(DType.F32)
+    fma, read = load(_fma_kernel(target), target), load(_read_kernel(target), target)
+    results = [np.zeros(lanes, np.float32) for _ in range(threads)]
+    best = min(_together(threads, lambda i: fma(results[i], FMA_STEPS)) for _ in range(ROUNDS))
+    flops = threads * 2.0 * lanes * CHAINS * FMA_STEPS / best
+    count = READ_BYTES // 4 // threads // (lanes * CHAINS) * (lanes * CHAINS)
+    data = [np.ones(count, np.float32) for _ in range(threads)]
+    best = min(_together(threads, lambda i: read(data[i], results[i], count)) for _ in range(ROUNDS))
+    return Limits(flops, threads * 4.0 * count / best)
+
+
+def _together(threads: int, work: Callable[[int], None]) -> float:
+    """Seconds until every thread has done its part; kernels run without the interpreter's lock."""
+    ready = threading.Barrier(threads + 1)
+
+    def run(index: int) -> None:
+        ready.wait()
+        work(index)
+
+    workers = [threading.Thread(target=run, args=(i,)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    start = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - start
+
+
+def _fma_kernel(target: Target) -> Kernel:
+    k = KernelBuilder("fma_rate")
+    y, steps = k.pointer("y", DType.F32, write=True), k.index("steps")
+    kind = ValueType(DType.F32, target.lanes(DType.F32))
+    factor = k.const(0.999, kind)
+    init = [k.const(float(i), kind) for i in range(CHAINS)]
+    with k.fold("i", 0, steps, init=init) as fold:
+        fold.next(*(k.fma(value, factor, k.const(0.001, kind)) for value in fold.values))
+    total = fold.results[0]
+    for value in fold.results[1:]:
+        total = total + value
+    k.store(y, 0, total)
+    return k.build()
+
+
+def _read_kernel(target: Target) -> Kernel:
+    k = KernelBuilder("read_rate")
+    x, y = k.pointer("x", DType.F32), k.pointer("y", DType.F32, write=True)
+    count = k.index("count")
+    lanes = target.lanes(DType.F32)
+    kind = ValueType(DType.F32, lanes)
+    with k.fold("i", 0, count, CHAINS * lanes, [k.const(0.0, kind)] * CHAINS) as fold:
+        loaded = [k.load(x, fold.index + c * lanes, lanes=lanes) for c in range(CHAINS)]
+        fold.next(*(a + b for a, b in zip(fold.values, loaded)))
+    total = fold.results[0]
+    for value in fold.results[1:]:
+        total = total + value
+    k.store(y, 0, total)
+    return k.build()

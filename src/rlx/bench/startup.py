@@ -1,0 +1,109 @@
+"""The suite `startup`: what it costs to import an engine, to compile an encoder for the first time, and to call it.
+
+Every measurement is a process of its own. "again" is a second process that finds what the first left on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from rlx.bench.driver import (
+    BenchResult,
+    CaseResult,
+    EngineProblem,
+    Progress,
+    Timing,
+    Worker,
+    chosen_engines,
+    run_suite,
+    source_path,
+)
+from rlx.bench.engines import ENGINES, OURS
+from rlx.bench.suites import CALLS, Case
+
+ENCODER = {"batch": 1, "seq": 128}
+IMPORT = "import numpy, time; t = time.perf_counter(); import {0}; print(time.perf_counter() - t)"
+# Where engines keep compiled code; a fresh folder makes a compile cold.
+CACHES = ("RLX_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
+
+
+class _Measured(NamedTuple):
+    name: str
+    times: dict[str, list[float]]
+    problems: dict[str, str]
+
+    def result(self) -> CaseResult:
+        timings = {n: Timing(statistics.median(t), tuple(t)) for n, t in self.times.items() if t}
+        timings |= {n: Timing(None, problem=p) for n, p in self.problems.items()}
+        return CaseResult(Case(self.name, self.name, "", {}), timings, 0.0)
+
+
+def run_startup(
+    *,
+    peers: Iterable[str] | None = None,
+    peer_python: str | None = None,
+    rounds: int = 3,
+    threads: int = 2,
+    progress: Progress = lambda text: None,
+) -> BenchResult:
+    """Import, first compile, compile with a warm disk, and one small call, engine after engine in every round."""
+    calls = run_suite(
+        "startup",
+        CALLS,
+        peers=peers,
+        peer_python=peer_python,
+        rounds=max(rounds, 5),
+        threads=threads,
+        progress=progress,
+    )
+    names = [n for n in chosen_engines("programs", peers) if n in calls.versions]
+    pythons = {n: sys.executable if n == OURS else peer_python or sys.executable for n in names}
+    imports, cold, again = (
+        _Measured(name, {n: [] for n in names}, {})
+        for name in ("import, beside numpy", "encoder 1x128: compile and run", "encoder 1x128: again, from disk")
+    )
+    for number in range(rounds):
+        for name in names:
+            progress(f"round {number + 1}/{rounds}: {name}")
+            _note(imports, name, partial(_import_seconds, name, pythons[name]))
+            with tempfile.TemporaryDirectory() as folder:
+                first_call = partial(_first_call, name, pythons[name], threads, dict.fromkeys(CACHES, folder))
+                _note(cold, name, first_call)
+                _note(again, name, first_call)
+    results = (imports.result(), cold.result(), again.result(), *calls.cases)
+    return calls._replace(cases=results)
+
+
+def _note(measured: _Measured, name: str, measure: Callable[[], float]) -> None:
+    if name in measured.problems:
+        return
+    try:
+        measured.times[name].append(measure())
+    except (EngineProblem, OSError, subprocess.SubprocessError) as problem:
+        measured.problems[name] = str(problem).splitlines()[0]
+        del measured.times[name]
+
+
+def _import_seconds(name: str, python: str) -> float:
+    environment = {**os.environ, "PYTHONPATH": source_path()}
+    package = OURS if name == OURS else ENGINES[name].needs[-1]
+    code = [python, "-c", IMPORT.format(package)]
+    done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    return float(done.stdout.split()[-1])
+
+
+def _first_call(name: str, python: str, threads: int, environment: Mapping[str, str]) -> float:
+    worker = Worker("programs", name, python, threads, environment)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            request = {"do": "prepare", "program": "encoder", "sizes": ENCODER, "result": f"{folder}/result.npy"}
+            return float(worker.ask(request)["seconds"])
+    finally:
+        worker.close()

@@ -1,0 +1,78 @@
+"""Which programs at which sizes make up a suite."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlx.bench.programs import PROGRAMS, Expected, Sizes, exact
+
+# Work in f64 that a check is worth; larger cases are checked on some of their rows or examples.
+CHECKED_FLOPS = 3e9
+
+
+class Case(NamedTuple):
+    """One line of the table; cases of a group are averaged."""
+
+    name: str
+    group: str
+    program: str
+    sizes: Sizes
+
+    def exact(self) -> Expected | None:
+        """What is right, in f64; None for models from files, whose engines are compared with each other."""
+        return exact(self.program, self.sizes, CHECKED_FLOPS) if self.program in PROGRAMS else None
+
+    @property
+    def work(self) -> tuple[float, float]:
+        """Floating-point operations, and bytes that must be moved."""
+        return PROGRAMS[self.program].work(self.sizes) if self.program in PROGRAMS else (0.0, 0.0)
+
+
+def _product(m: int, n: int, k: int, program: str = "matmul", group: str = "matmul") -> Case:
+    return Case(f"{program} {m}x{n}x{k}", group, program, {"m": m, "n": n, "k": k})
+
+
+def _rows(program: str, rows: int, width: int) -> Case:
+    return Case(f"{program} {rows}x{width}", "fused", program, {"rows": rows, "width": width})
+
+
+def _attention(name: str, **sizes: int) -> Case:
+    program = "causal attention" if name.startswith("causal") else "attention"
+    return Case(f"attention {name}", "attention", program, sizes)
+
+
+OPS = (
+    *(_product(m, n, k) for m in (1, 16, 128, 1024) for n, k in ((384, 384), (1536, 384), (768, 3072), (4096, 4096))),
+    _product(128, 1536, 384, "matmul+bias+gelu", "fused"),
+    _product(1024, 3072, 768, "matmul+bias+gelu", "fused"),
+    _product(128, 1536, 576, "swiglu", "fused"),
+    _product(512, 2048, 768, "swiglu", "fused"),
+    _rows("residual+norm", 128, 384),
+    _rows("residual+norm", 4096, 768),
+    _rows("softmax", 1024, 1024),
+    _rows("softmax", 12288, 128),
+    _rows("layer_norm", 4096, 768),
+    _rows("rms_norm", 4096, 768),
+    _rows("cross_entropy", 512, 32000),
+    _attention("1x12x128x64", batch=1, heads=12, seq=128, depth=64),
+    _attention("8x12x128x64", batch=8, heads=12, seq=128, depth=64),
+    _attention("causal 1x12x1024x64", batch=1, heads=12, seq=1024, depth=64),
+    _attention("causal 1x8x1024x128", batch=1, heads=8, seq=1024, depth=128),
+    _attention("decode 32/8 heads, 1024 keys x128", batch=1, heads=32, kv_heads=8, seq=1, keys=1024, depth=128),
+)
+
+MINILM = tuple(
+    Case(f"encoder {batch}x{seq}", f"batch {batch}", "encoder", {"batch": batch, "seq": seq})
+    for batch, seq in ((1, 16), (1, 128), (8, 128), (32, 128))
+)
+
+CALLS = (Case("run() of 3 nodes", "calls", "three nodes", {"rows": 1, "width": 64}),)
+
+LANGUAGE_MODEL = (
+    Case("prefill 128 tokens", "prefill", "prefill", {"tokens": 128}),
+    Case("prefill 512 tokens", "prefill", "prefill", {"tokens": 512}),
+    Case("decode after 16 tokens", "decode", "decode", {"tokens": 16}),
+    Case("decode after 512 tokens", "decode", "decode", {"tokens": 512}),
+)
+
+SUITES: dict[str, tuple[Case, ...]] = {"ops": OPS, "minilm": MINILM, "calls": CALLS, "llm": LANGUAGE_MODEL}

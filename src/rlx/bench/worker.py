@@ -1,0 +1,106 @@
+"""The process of one engine: `python -m rlx.bench.worker FAMILY NAME THREADS` answers one JSON line for each it reads.
+
+    {"do": "prepare", "program": .., "sizes": .., "result": FILE}  -> {"seconds": first call, with compilation}
+    {"do": "round", "seconds": ..}                                  -> {"seconds": median of a call, "calls": ..}
+
+An answer with "error" says why something could not be done; the process goes on. Whatever an engine prints goes to
+stderr, so that answers stay readable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import numpy as np
+
+from rlx.bench.engines import Engine, create_engine
+from rlx.bench.programs import PROGRAMS, operands_of
+
+# A call may be so short that the clock matters: several are then measured as one.
+SHORTEST = 20e-6
+
+
+def main() -> int:
+    family, name, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    _keep_to(threads)
+    try:
+        engine = create_engine(family, name, threads)
+    except Exception as error:
+        _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+        return 1
+    _answer(answers, {"version": engine.version})
+    call: Callable[[], Any] | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["do"] == "prepare":
+                call = None
+                gc.collect()
+                call, seconds = _prepared(engine, request)
+                _answer(answers, {"seconds": seconds})
+            elif call is not None:
+                _answer(answers, _round(call, request["seconds"]))
+            else:
+                _answer(answers, {"error": "nothing is prepared"})
+        except Exception as error:
+            _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+    return 0
+
+
+def _answer(stream: TextIO, values: dict[str, Any]) -> None:
+    stream.write(json.dumps(values) + "\n")
+    stream.flush()
+
+
+def _keep_to(threads: int) -> None:
+    """Engines that take every processor they are allowed get as many as the others."""
+    if hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, allowed[:threads])
+
+
+def _prepared(engine: Engine, request: dict[str, Any]) -> tuple[Callable[[], Any], float]:
+    """A call that has run; its result is in the file that was asked for."""
+    if request["program"] in PROGRAMS:
+        # Made once and remembered: the clock is for the engine.
+        operands_of(request["program"], request["sizes"])
+    start = time.perf_counter()
+    call = engine.prepare(request["program"], request["sizes"])
+    result = call()
+    seconds = time.perf_counter() - start
+    np.save(request["result"], engine.as_numpy(result), allow_pickle=False)
+    # Some engines record the first calls and compile the second or third.
+    for _ in range(3):
+        call()
+    return call, seconds
+
+
+def _round(call: Callable[[], Any], seconds: float) -> dict[str, Any]:
+    """Calls for about so long, at least three."""
+    call()
+    start = time.perf_counter()
+    call()
+    batch = max(1, int(SHORTEST / max(time.perf_counter() - start, 1e-9)))
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(batch):
+            call()
+        times.append((time.perf_counter() - start) / batch)
+    return {"seconds": statistics.median(times), "calls": len(times) * batch}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

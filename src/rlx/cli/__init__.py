@@ -1,0 +1,89 @@
+"""The command `rlx`. Each subcommand is a module here with `add_parser(subparsers)` and `run(args) -> int`.
+
+A module is imported when its command is used. Exit codes: 0 done, 1 the command could not do it (a message on stderr),
+2 wrong usage, 130 stopped with Ctrl-C. `--json` prints one JSON document on stdout; progress goes to stderr, and only
+when that is a terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import rlx
+from rlx.errors import RlxError
+
+if TYPE_CHECKING:
+    Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+
+# Command -> what it does. The module has the same name.
+COMMANDS: dict[str, str] = {
+    "chat": "talk to a language model",
+    "generate": "continue a text",
+    "embed": "turn texts into vectors",
+    "perplexity": "how well a model predicts a text",
+    "bench": "measure models on this machine",
+    "explain": "what was fused into which kernel, and why",
+    "devices": "what can run programs here",
+    "pull": "get a model",
+    "inspect": "metadata and tensors of a model file, or the text of a graph",
+    "quantize": "write a GGUF file with smaller tensors",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(given)
+    args = parser.parse_args(given)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has gone, as in `rlx inspect ... | head`; a second error at exit would only confuse.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (RlxError, OSError) as error:
+        print(f"rlx {args.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command line; only the command that is used loads its module."""
+    parser = argparse.ArgumentParser(
+        prog="rlx",
+        description="ML models and programs, compiled and run.",
+        epilog="`rlx COMMAND --help` shows the arguments and examples of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"rlx {rlx.__version__}")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    wanted = next((word for word in given if not word.startswith("-")), None)
+    for name, line in COMMANDS.items():
+        if not importlib.util.find_spec(f"rlx.cli.{name}"):
+            continue
+        if name == wanted:
+            module = importlib.import_module(f"rlx.cli.{name}")
+            module.add_parser(commands).set_defaults(command=name, run=module.run)
+        else:
+            commands.add_parser(name, help=line)
+    return parser
+
+
+def add_command(subparsers: Subparsers, name: str, doc: str | None) -> argparse.ArgumentParser:
+    """The parser of one command; `doc`, the docstring of its module, is what `--help` shows."""
+    return subparsers.add_parser(
+        name, help=COMMANDS[name], description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )

@@ -1,0 +1,115 @@
+"""Measure rlx beside its peers on this machine, all in one run: a process for each engine, rounds in turn, results
+checked against f64 first. Peers are used where they are installed, in this Python or in another one.
+
+suites:
+  ops       matrix products, fused rows, attention
+  minilm    an encoder of 6 layers at several batch sizes
+  startup   import, first compile, compile from disk, one small call
+  llm       prefill and decode of a GGUF model (needs --model)
+
+examples:
+  rlx bench ops --peers torch jax --threads 2
+  rlx bench minilm --peer-python path/to/other/env/bin/python --json minilm.json --plot minilm.svg
+  rlx bench ops --only attention --rounds 15
+  rlx bench llm --model smollm2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlx.bench import BenchResult, run_suite
+from rlx.bench.report import plot, table, to_json
+from rlx.bench.startup import run_startup
+from rlx.bench.suites import SUITES
+from rlx.cli import add_command
+from rlx.errors import RlxError
+
+if TYPE_CHECKING:
+    from rlx.cli import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, "bench", __doc__)
+    parser.add_argument("suite", choices=["ops", "minilm", "startup", "llm"])
+    parser.add_argument("--peers", nargs="*", metavar="NAME", help="only these peers (default: all that are installed)")
+    parser.add_argument("--peer-python", metavar="PATH", help="the Python in which peers are installed")
+    parser.add_argument("--only", metavar="TEXT", help="only cases with this in their name")
+    parser.add_argument("--model", metavar="PATH", help="a GGUF file or the name of a pulled model, for llm")
+    parser.add_argument("--rounds", type=_positive, default=7, metavar="N", help="rounds of every engine (default 7)")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="threads of every engine (default: all)")
+    parser.add_argument("--json", metavar="FILE", help="write everything that was measured, - for standard output")
+    parser.add_argument("--plot", metavar="FILE", help="write a picture (SVG)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"at least 1 is needed, got {value}")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    result = _measured(args)
+    if args.plot:
+        Path(args.plot).write_text(plot(result), encoding="utf-8")
+    if args.json:
+        text = json.dumps(to_json(result), indent=2) + "\n"
+        if args.json == "-":
+            sys.stdout.write(text)
+            return 0
+        Path(args.json).write_text(text, encoding="utf-8")
+    print(table(result))
+    return 0
+
+
+def _measured(args: argparse.Namespace) -> BenchResult:
+    threads = args.threads or _processors()
+    if args.suite == "startup":
+        return run_startup(
+            peers=args.peers,
+            peer_python=args.peer_python,
+            rounds=min(args.rounds, 5),
+            threads=threads,
+            progress=_progress,
+        )
+    cases = [c for c in SUITES[args.suite] if args.only is None or args.only in c.name]
+    if not cases:
+        names = ", ".join(c.name for c in SUITES[args.suite])
+        raise RlxError(f"no case of {args.suite} has {args.only!r} in its name; there are: {names}")
+    return run_suite(
+        args.suite,
+        cases,
+        peers=args.peers,
+        peer_python=args.peer_python,
+        model=_model(args),
+        rounds=args.rounds,
+        threads=threads,
+        progress=_progress,
+    )
+
+
+def _model(args: argparse.Namespace) -> Path | None:
+    if args.suite != "llm":
+        return None
+    if args.model is None:
+        raise RlxError("llm needs a model: --model FILE.gguf, or the name of one that `rlx pull` has got")
+    from rlx.models.pull import locate
+
+    path = locate(args.model)
+    return next(iter(sorted(path.glob("*.gguf"))), path) if path.is_dir() else path
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

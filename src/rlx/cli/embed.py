@@ -1,0 +1,78 @@
+"""Turn texts into vectors: texts on the command line, or the lines of a file or of standard input.
+
+Vectors are written as a .npy array (--out), as JSON (--json), or as lines of numbers.
+
+examples:
+  rlx embed minilm "one text" "another text" --json
+  rlx embed minilm --file sentences.txt --out vectors.npy
+  rlx embed path/to/hf_dir --prompt-name query < questions.txt > vectors.txt
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx.cli import add_command
+from rlx.models.pull_progress import ProgressBar
+from rlx.models.text_encoder import load_encoder
+
+if TYPE_CHECKING:
+    from rlx.cli import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, "embed", __doc__)
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face directory or a name such as minilm")
+    parser.add_argument("texts", metavar="TEXT", nargs="*", help="what to embed")
+    parser.add_argument("--file", type=Path, metavar="PATH", help="embed each line of this file")
+    parser.add_argument("--prompt", metavar="TEXT", help="put this before each text")
+    parser.add_argument(
+        "--prompt-name", metavar="NAME", help="put the model's own prompt of this name before each text"
+    )
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="default: 32")
+    parser.add_argument("--weights", metavar="TYPE", help="quantise the matrices to this GGUF type, such as q8_0")
+    parser.add_argument(
+        "--activations", choices=("f32", "int8"), default="f32", help="int8 is faster, and not exact (default: f32)"
+    )
+    parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument(
+        "--out", type=Path, metavar="PATH", help="write a float32 array [texts, size] in NumPy's format"
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object with the vectors")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    texts = args.texts or _lines(args.file)
+    encoder = load_encoder(args.model, args.device, args.threads, args.weights, args.activations)
+    with ProgressBar(unit="texts", scale=1) as bar:
+        vectors = encoder.embed(
+            texts,
+            args.batch_size,
+            prompt=args.prompt,
+            prompt_name=args.prompt_name,
+            progress=lambda done, total: bar("embed", done, total),
+        )
+    if args.out is not None:
+        with args.out.open("wb") as file:
+            np.save(file, vectors)
+    elif args.json:
+        rounded = [[float(f"{x:.8g}") for x in row] for row in vectors]
+        print(json.dumps({"model": args.model, "dimension": encoder.dimension, "vectors": rounded}))
+    else:
+        for row in vectors:
+            print(" ".join(f"{x:.8g}" for x in row))
+    return 0
+
+
+def _lines(file: Path | None) -> list[str]:
+    text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+    return text.splitlines()

@@ -1,0 +1,73 @@
+"""What a model or a graph was compiled to: which ops became which kernel, where they run, and why edges were not fused.
+
+examples:
+  rlx explain smollm2
+  rlx explain minilm --html report.html
+  rlx explain graph.rlx --json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlx.cli import add_command
+from rlx.errors import FormatError
+from rlx.models.config_hf_encoders import is_encoder
+from rlx.models.model_files import find_model, read_json
+
+if TYPE_CHECKING:
+    from rlx.cli import Subparsers
+    from rlx.compile.report import CompileReport
+
+# A graph is text; what is larger than this is something else.
+_MAX_GRAPH_BYTES = 64 << 20
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, "explain", __doc__)
+    parser.add_argument(
+        "path", metavar="MODEL", help="a model (file, directory or name), or a file with a graph's text"
+    )
+    parser.add_argument("--device", default="cpu", help="for which device; see `rlx devices` (default: cpu)")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--html", type=Path, metavar="PATH", help="write a page with the graph drawn")
+    output.add_argument("--json", action="store_true", help="print the report as JSON")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    report = _report(find_model(args.path), args.device)
+    if args.html is not None:
+        report.html(args.html)
+        print(args.html)
+    else:
+        print(report.json() if args.json else report)
+    return 0
+
+
+def _report(path: Path, device: str) -> CompileReport:
+    from rlx.models.language_model import load
+    from rlx.models.text_encoder import load_encoder
+
+    config = path / "config.json"
+    if config.is_file() and is_encoder(read_json(config)):
+        return load_encoder(path, device).report
+    if path.is_dir() or path.suffix == ".gguf":
+        return load(path, device).report
+    return _graph_report(path, device)
+
+
+def _graph_report(path: Path, device: str) -> CompileReport:
+    """The report of a graph that was printed into a file."""
+    from rlx.ir.text import parse
+    from rlx.runtime.session import Session
+
+    if path.stat().st_size > _MAX_GRAPH_BYTES:
+        raise FormatError(f"{path}: too large for the text of a graph")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: neither a model (.gguf or a directory) nor the text of a graph") from None
+    return Session(device).compile(parse(text)).report

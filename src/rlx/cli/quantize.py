@@ -1,0 +1,52 @@
+"""Write a GGUF file with smaller tensors.
+
+Matrices get the new type; vectors, norms and routers keep theirs. Rows that are no whole number of blocks of the new
+type get one with smaller blocks, such as Q5_0 for Q4_K, or F16. Quantising a file that is quantised already loses more
+than quantising the original.
+
+examples:
+  rlx quantize model-f16.gguf model-q4.gguf --type Q4_K
+  rlx quantize "$(rlx pull smollm2)" small.gguf --type Q8_0 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlx.cli import add_command
+from rlx.errors import RlxError
+from rlx.formats.gguf import quantize_file
+from rlx.models.pull import locate
+from rlx.models.pull_progress import ProgressBar
+
+if TYPE_CHECKING:
+    from rlx.cli import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, "quantize", __doc__)
+    parser.add_argument("source", help="the GGUF file to read, or the name of a pulled model")
+    parser.add_argument("target", type=Path, help="the GGUF file to write")
+    parser.add_argument("--type", required=True, help="the new type, such as Q4_K, Q8_0 or F16")
+    parser.add_argument("--force", action="store_true", help="overwrite the target")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    source, target = locate(args.source), args.target
+    if target.exists() and (not args.force or target.samefile(source)):
+        raise RlxError(f"{target} exists already; choose another name, or --force if it is not the source")
+    with ProgressBar() as bar:
+        types = quantize_file(source, target, args.type, bar)
+    before, after = source.stat().st_size, target.stat().st_size
+    if args.json:
+        document = {"path": str(target), "bytes": after, "source_bytes": before, "tensors": types}
+        print(json.dumps(document, indent=2))
+        return 0
+    listed = ", ".join(f"{count} {name}" for name, count in types.items())
+    print(f"{target}: {after / 1e6:,.1f} MB ({after / before:.0%} of {before / 1e6:,.1f} MB); {listed}")
+    return 0

@@ -1,0 +1,141 @@
+"""Weights of products in panels: laid out once, when they are set, the way kernels read them.
+
+    x @ B    ->    P = transpose(reshape(pad(B), [K, panels, width]), (1, 0, 2))        in `prepare`
+                   x @ narrow(reshape(transpose(P, (1, 0, 2)), [K, panels*width]), N)   in `main`
+
+Both say the same: the second is the first written in panels and read back, so that every pass and interpreter knows
+what it means without knowing panels. A kernel of the product recognises the views and reads P as it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple
+
+from rlx.compile.prepare import fixed_sources
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Constant, Param
+from rlx.ir.rebuild import rebuild
+from rlx.ir.shape import normalize_axis
+from rlx.ir.tensor import Tensor
+from rlx.ops.contraction import MatMul
+from rlx.ops.movement import Narrow, Reshape, Transpose, narrow, pad, reshape
+from rlx.ops.quantized_panels import QuantPanels
+
+# The width of the panels in which a generator wants a weight with so many columns, for sums of a type.
+PanelWidth = Callable[[DType, int], int]
+
+_SWAP = (1, 0, 2)
+
+
+class Panels(NamedTuple):
+    """A matrix stored as [panels, K, width]."""
+
+    node: NodeId
+    width: int
+
+
+def pack_weights(graph: Graph, panel_width: PanelWidth) -> Graph:
+    """The graph with the weights of its products in panels, where padding adds little to them."""
+    fixed = fixed_sources(graph)
+    fixed.update({n.id: frozenset([n.id]) for n in graph.nodes if isinstance(n.op, Param | Constant)})
+    widths: dict[NodeId, int] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, MatMul) and node.inputs[1] in fixed:
+            width = _width(graph, node, panel_width)
+            if width is not None:
+                widths[node.inputs[1]] = width
+    if not widths:
+        return graph
+    packed: dict[NodeId, Tensor] = {}
+
+    def visit(node: Node, operands: list[Any]) -> Any:
+        if not isinstance(node.op, MatMul) or node.inputs[1] not in widths:
+            return None
+        a, b = operands
+        if node.inputs[1] not in packed:
+            packed[node.inputs[1]] = _in_panels(b, widths[node.inputs[1]])
+        return node.op(a, packed[node.inputs[1]])
+
+    return rebuild(graph, visit, "pack_weights").graph
+
+
+def sum_dtype(graph: Graph, node: Node) -> DType | None:
+    """The type in which kernels add up the products of a matmul; None if they cannot.
+
+    Whole numbers wrap, so that any type of at least 32 bits gives the same last bits.
+    """
+    a, b, result = (*(graph.shape(i).dtype for i in node.inputs), node.shape.dtype)
+    if a is not b or any(t.is_complex or t.is_storage or t is DType.BOOL for t in (a, result)):
+        return None
+    if a.is_float and result.is_float:
+        return DType.F64 if DType.F64 in (a, result) else DType.F32
+    if a.is_float or result.is_float:
+        return None
+    return result if result.size_bytes >= 4 else DType.I32
+
+
+def _width(graph: Graph, node: Node, panel_width: PanelWidth) -> int | None:
+    b, wide = graph.shape(node.inputs[1]), sum_dtype(graph, node)
+    if wide is None or b.rank != 2 or not b.is_static or 0 in b.static_dims:
+        return None
+    n = b.static_dims[1]
+    width = panel_width(wide, n)
+    # What fits into one panel is one as it is; a panel that is mostly padding costs more memory than it saves time.
+    return width if n > width and -n % width * 8 <= n else None
+
+
+def _in_panels(b: Any, width: int) -> Any:
+    """B stored in panels, and read back as it was."""
+    k, n = b.shape
+    count = -(-n // width)
+    padded = pad(b, 0, high=(0, count * width - n)) if n % width else b
+    # The op itself, as the function would see that the two transposes cancel.
+    swap = Transpose(_SWAP)
+    whole = reshape(swap(swap(reshape(padded, (k, count, width)))), (k, count * width))
+    return narrow(whole, 1, 0, n) if n % width else whole
+
+
+def stored_panels(graph: Graph) -> set[NodeId]:
+    """The panels of a packed graph: what `prepare` keeps, while the views that read them back belong to `main`."""
+    products = (n for n in graph.nodes if isinstance(n.op, MatMul))
+    found = (_read_back(graph, node.inputs[1]) for node in products)
+    quantised = {n.id for n in graph.nodes if isinstance(n.op, QuantPanels)}
+    return quantised | {views.panels.node for views in found if views is not None}
+
+
+def panels_below(graph: Graph, operand: NodeId, transparent: Container[NodeId]) -> Panels | None:
+    """The panels that a matrix is read back from, through views that are not stored; None if it is none such."""
+    found = _read_back(graph, operand)
+    if found is None or found.panels.node in transparent or not all(v in transparent for v in found.views):
+        return None
+    return found.panels
+
+
+class _ReadBack(NamedTuple):
+    panels: Panels
+    views: tuple[NodeId, ...]
+
+
+def _read_back(graph: Graph, operand: NodeId) -> _ReadBack | None:
+    """Panels and the views between them and a matrix; None if it is anything else."""
+    whole = graph.nodes[operand]
+    views = [operand]
+    if isinstance(whole.op, Narrow):
+        if normalize_axis(whole.op.axis, whole.shape.rank, "narrow") != 1 or whole.op.start != 0:
+            return None
+        whole = graph.nodes[whole.inputs[0]]
+        views.append(whole.id)
+    if not isinstance(whole.op, Reshape):
+        return None
+    swapped = graph.nodes[whole.inputs[0]]
+    if not isinstance(swapped.op, Transpose) or swapped.op.perm != _SWAP:
+        return None
+    panels = graph.nodes[swapped.inputs[0]]
+    if not panels.shape.is_static:
+        return None
+    count, k, width = panels.shape.static_dims
+    if whole.shape.dims != (k, count * width):
+        return None
+    return _ReadBack(Panels(panels.id, width), (*views, swapped.id))

@@ -1,0 +1,94 @@
+"""How a product is cut: blocks of the result, panels of B, steps of the depth K, and the scratch that they need.
+
+One parallel iteration computes a block of C. Step by step along K it copies its rows of A to scratch, where they lie a
+whole number of cache lines plus one apart (rows whose distance is a multiple of 4 KiB would meet in one set of the
+first-level cache), and adds register tiles of `tile_rows` by `vectors` to a block of sums. B is read as panels, `width`
+columns side by side: packed once for weights, copied to scratch for anything else.
+
+Measured on Zen 4 (AVX-512, one FMA a cycle) tiles of 6x4 vectors reach 93-96 % of the FMA peak for M >= 128, 12x2 and
+14x2 the same or less, and 8x3 2 % less.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.errors import ShapeError
+from rlx.ir.dtype import DType
+from rlx.kernels.extents import Extent
+from rlx.kernels.targets import Target
+
+MAX_TILE_ROWS = 6
+TILES_PER_BLOCK = 8
+# About this many columns share one copy of A.
+BLOCK_COLUMNS = 64
+# Bytes of a row of A, or of a column of B, in one step along K.
+STEP_BYTES = 1536
+# Keeps rows of scratch out of each other's cache sets.
+PAD_BYTES = 64
+
+
+class BlockShape(NamedTuple):
+    """Sizes of one parallel iteration, in elements; `depth` is the step along K."""
+
+    lanes: int
+    vectors: int
+    tile_rows: int
+    rows: int
+    panels: int
+    depth: int
+    pad: int
+
+    @property
+    def width(self) -> int:
+        """Columns of one panel."""
+        return self.lanes * self.vectors
+
+    @property
+    def columns(self) -> int:
+        return self.width * self.panels
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """The tiles that there is code for: 1 row, or an even number; what is over is computed and not used."""
+        return (1, *range(2, self.tile_rows + 1, 2))
+
+
+def block_shape(target: Target, accumulator: DType, n: Extent, products: int = 1, copies_b: bool = False) -> BlockShape:
+    """The block for a machine: what fits into its registers and scratch."""
+    lanes, size = target.lanes(accumulator), accumulator.size_bytes
+    vectors = panel_vectors(target, accumulator, n)
+    tile_rows = min(MAX_TILE_ROWS, max(2, (target.vector_registers - vectors - 1) // vectors // 2 * 2))
+    rows = TILES_PER_BLOCK * tile_rows
+    width = lanes * vectors
+    panels = max(1, BLOCK_COLUMNS // width)
+    pad = max(1, PAD_BYTES // size)
+    room = target.scratch_bytes // size - products * rows * panels * width - rows * pad
+    depth = min(STEP_BYTES // size, room // (rows + (width if copies_b else 0)))
+    return BlockShape(lanes, vectors, tile_rows, rows, panels, max(lanes, depth // lanes * lanes), pad)
+
+
+def panel_vectors(target: Target, accumulator: DType, n: Extent) -> int:
+    """Vectors side by side in a register tile; fewer for fewer columns."""
+    most = 4 if target.vector_registers >= 32 else 2
+    return min(most, max(1, -(-n // target.lanes(accumulator)))) if isinstance(n, int) else most
+
+
+def panel_width(target: Target, accumulator: DType, n: Extent = "n") -> int:
+    """Columns of one packed panel of B[k, n]."""
+    return panel_vectors(target, accumulator, n) * target.lanes(accumulator)
+
+
+def pack_panels(b: np.ndarray[Any, np.dtype[Any]], width: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """B[K, N] as panels [ceil(N / width), K, width], the last one filled up with zeros: the layout of a packed B."""
+    if b.ndim != 2:
+        raise ShapeError(f"pack_panels: a matrix is wanted, got shape {b.shape}")
+    k, n = b.shape
+    panels = -(-n // width)
+    packed = np.zeros((panels, k, width), b.dtype)
+    for panel in range(panels):
+        part = b[:, panel * width : (panel + 1) * width]
+        packed[panel, :, : part.shape[1]] = part
+    return packed

@@ -1,0 +1,61 @@
+"""Attention as one kernel: an online softmax over blocks of keys, so that scores never leave the cache.
+
+A parallel iteration is a block of query rows of one head of k and v; the heads of q that share it are rows of the same
+block. Two forms compute a block: `ForwardBlocks` has one query in each lane and reads k and v element by element, which
+suits any layout of them and many rows; `DepthLanes` has few rows and runs along the keys as fast as memory gives them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlx.ir.shape import Shape
+from rlx.kernels.loop_ir import Const, Value
+from rlx.kernels.op_kernels import OpSite, op_kernel
+from rlx.kernels.op_kernels.attention_blocks import ForwardBlocks
+from rlx.kernels.op_kernels.attention_case import AttentionCase, value_width
+from rlx.kernels.op_kernels.attention_decode import DepthLanes
+from rlx.ops.attend import Attention
+from rlx.ops.attend_operands import AttentionBase
+
+# Elements of a row of q and of v together: a vector of rows must fit onto the stack of a thread.
+WIDEST_HEADS = 1024
+
+
+def supports(op: AttentionBase, operands: Sequence[Shape]) -> bool:
+    """Heads of fixed width that fit into a block; masks of a type that kernels load."""
+    if any(t.dtype.is_storage or t.dtype.is_complex for t in operands) or not isinstance(operands[2].dims[-1], int):
+        return False
+    return (op.head_dim + value_width(op, operands[2])) <= WIDEST_HEADS
+
+
+@op_kernel(Attention, kind="attention", supports=supports, strided=range(6))
+def attention(site: OpSite) -> None:
+    case = AttentionCase(site, site.inputs[3:])
+    k, rows = case.k, case.rows
+    out = case.heads(site.outputs[0], case.width)
+    few = DepthLanes(case, out) if DepthLanes.fits(case) and may_be(rows, most=DepthLanes.most_rows) else None
+    many = ForwardBlocks(case, out) if few is None or may_be(rows, least=few.most_rows + 1) else None
+    block_rows = many.block_rows if many is not None else DepthLanes.most_rows
+    per_head = k.ceildiv(rows, block_rows)
+    heads = case.op.kv_heads
+    with k.parallel("block", case.batch * heads * per_head) as block:
+        # The last rows of a causal mask see most: they come first, so that no thread ends up with one alone.
+        number, rest = per_head - 1 - block % per_head, block // per_head
+        batch, head = rest // heads, rest % heads
+        if many is None:
+            assert few is not None
+            few.all_rows(batch, head)
+        elif few is None:
+            many.block(batch, head, number * block_rows)
+        else:
+            with k.when(rows <= few.most_rows):
+                few.all_rows(batch, head)
+            with k.otherwise():
+                many.block(batch, head, number * block_rows)
+
+
+def may_be(size: Value, least: int = 0, most: float = math.inf) -> bool:
+    """Whether a size can be in a range; one that is not fixed can."""
+    return not isinstance(size, Const) or least <= size.literal <= most

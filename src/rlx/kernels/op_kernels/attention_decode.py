@@ -1,0 +1,170 @@
+"""Attention of few rows, as when one token is decoded: lanes run along a key's elements, and keys are read once.
+
+The rows of one query, which are the heads that share k and v, go through the keys together: scores by register tiles of
+rows x keys, added up across lanes for several at once, then softmax with keys in the lanes, then sums with the elements
+of v in the lanes.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rlx.kernels.loop_ir import Value, ValueType
+from rlx.kernels.op_kernels.attention_case import AttentionCase, Heads, KeyRange
+from rlx.kernels.op_kernels.attention_lanes import lane_sums, larger
+
+KEY_BLOCK = 128
+MOST_ROWS = 8
+
+
+class DepthLanes:
+    """The form for at most `most_rows` rows."""
+
+    most_rows = MOST_ROWS
+
+    def __init__(self, case: AttentionCase, out: Heads) -> None:
+        self.case, self.out, self.k = case, out, case.k
+        self.lanes, self.acc = case.lanes, case.acc
+        k, rows = self.k, case.group
+        self.sums_in_flight = min(self.lanes, 16 if case.target.vector_registers >= 32 else 8)
+        self.query = k.local("query", self.acc, rows * case.depth)
+        self.result = k.local("result", self.acc, rows * case.width)
+        self.row_size = KEY_BLOCK + self.lanes
+        self.scores = k.local("row_scores", self.acc, rows * self.row_size)
+
+    @staticmethod
+    def fits(case: AttentionCase) -> bool:
+        """Whether rows are few at least when there is one query, and those of k and v are whole vectors in memory."""
+        if case.group > MOST_ROWS:
+            return False
+        is_whole = case.depth % case.lanes == 0 and case.width % case.lanes == 0
+        return case.lanes > 1 and is_whole and case.keys.is_dense and case.values.is_dense
+
+    def all_rows(self, batch: Value, head: Value) -> None:
+        """All queries of one head of k and v."""
+        k, case = self.k, self.case
+        with k.loop("query", 0, case.seq_q) as query:
+            self.one_query(batch, head, query)
+
+    def one_query(self, batch: Value, head: Value, query: Value) -> None:
+        k, case = self.k, self.case
+        rows, first_head = case.group, head * case.group
+        for r in range(rows):
+            self.stage(batch, first_head + r, query, r)
+        keys = self.key_range(batch, query)
+        zero, lowest = (k.const(x, self.acc) for x in (0.0, -math.inf))
+        with k.fold("block_start", keys.first, keys.end, KEY_BLOCK, [lowest] * rows + [zero] * rows) as fold:
+            peaks, totals = fold.values[:rows], fold.values[rows:]
+            count = k.min(keys.end - fold.index, KEY_BLOCK)
+            self.score_keys(batch, head, KeyRange(fold.index, keys.end), count, rows)
+            states = []
+            for r in range(rows):
+                mask_row = None if case.mask is None else case.mask.row(batch, first_head + r, query)
+                states.append(self.softmax(r, fold.index, count, peaks[r], totals[r], mask_row))
+            self.add_values(case.values.row(batch, head, fold.index), count, [s[2] for s in states])
+            fold.next(*(s[0] for s in states), *(s[1] for s in states))
+        for r, total in enumerate(fold.results[rows:]):
+            self.store(self.out.row(batch, first_head + r, query), r, total)
+
+    def key_range(self, batch: Value, query: Value) -> KeyRange:
+        k, case = self.k, self.case
+        count = case.key_count(batch)
+        if not case.is_positional:
+            return KeyRange(k.const(0, count.type), count)
+        seen = case.seen(case.position(batch, query))
+        return KeyRange(k.max(seen.first, 0), k.min(seen.end, count))
+
+    def stage(self, batch: Value, head: Value, query: Value, r: int) -> None:
+        """A row of q, multiplied by its factor, and a result of 0."""
+        k, lanes, q = self.k, self.lanes, self.case.q
+        place = q.row(batch, head, query)
+        with k.loop("d", 0, self.case.depth, lanes) as d:
+            loaded = k.load(q.buffer, place + d * q.step, lanes=lanes, stride=q.step)
+            k.store(self.query, d + r * self.case.depth, k.cast(loaded, self.acc) * self.case.query_factor)
+        with k.loop("d", 0, self.case.width, lanes) as d:
+            k.store(self.result, d + r * self.case.width, k.const(0.0, ValueType(self.acc, lanes)))
+
+    def score_keys(self, batch: Value, head: Value, keys: KeyRange, count: Value, rows: int) -> None:
+        """Products of rows and keys, stored as [row, key], up to a whole vector of keys: the last one is repeated."""
+        k, case = self.k, self.case
+        tile = 1
+        while 2 * tile * rows <= self.sums_in_flight:
+            tile *= 2
+        with k.loop("tile", 0, k.ceildiv(count, self.lanes) * self.lanes, tile) as start:
+            numbers = [k.min(keys.first + start + j, keys.end - 1) for j in range(tile)]
+            places = [case.keys.row(batch, head, number) for number in numbers]
+            sums = lane_sums(k, self.products(places, rows))
+            for r in range(rows):
+                part = sums if sums.lanes == tile else k.shuffle(sums, range(r * tile, (r + 1) * tile))
+                k.store(self.scores, start + r * self.row_size, part)
+
+    def products(self, places: list[Value], rows: int) -> tuple[Value, ...]:
+        """Lane by lane, for every row and in it for every key."""
+        k, lanes, keys = self.k, self.lanes, self.case.keys
+        zero = k.const(0.0, ValueType(self.acc, lanes))
+        with k.fold("d", 0, self.case.depth, lanes, [zero] * (rows * len(places))) as fold:
+            d = fold.index
+            loaded = [k.cast(k.load(keys.buffer, place + d, lanes=lanes), self.acc) for place in places]
+            sums: list[Value] = []
+            for r in range(rows):
+                query = k.load(self.query, d + r * self.case.depth, lanes=lanes)
+                sums += [k.fma(query, key, fold.values[len(sums) + j]) for j, key in enumerate(loaded)]
+            fold.next(*sums)
+        return fold.results
+
+    def softmax(
+        self, r: int, start: Value, count: Value, peak: Value, total: Value, mask_row: Value | None
+    ) -> tuple[Value, Value, Value]:
+        """Scores of a row to powers in place: the highest so far, the sum so far, the factor of earlier sums."""
+        k, case, lanes = self.k, self.case, self.lanes
+        row = r * self.row_size
+        lowest = k.const(-math.inf, ValueType(self.acc, lanes))
+        with k.fold("key", 0, count, lanes, [lowest]) as fold:
+            exists = k.lane_mask(count - fold.index, lanes)
+            score = k.load(self.scores, fold.index + row, lanes=lanes)
+            if case.mask is None or mask_row is None:
+                score = case.finished(score)
+            else:
+                step = case.mask.step
+                place = mask_row + (start + fold.index) * step
+                score = case.masked(score, k.load(case.mask.buffer, place, lanes=lanes, stride=step, mask=exists))
+            score = k.select(exists, score, -math.inf)
+            k.store(self.scores, fold.index + row, score)
+            fold.next(larger(k, score, fold.values[0]))
+        highest = larger(k, k.reduce("max", fold.results[0]), peak)
+        base = case.base(highest)
+        zero = k.const(0.0, lowest.type)
+        with k.fold("key", 0, count, lanes, [zero]) as sums:
+            power = case.power(k.load(self.scores, sums.index + row, lanes=lanes) - base)
+            k.store(self.scores, sums.index + row, power)
+            sums.next(sums.values[0] + power)
+        factor = case.power(peak - base)
+        return highest, k.fma(total, factor, k.reduce("add", sums.results[0])), factor
+
+    def add_values(self, place: Value, count: Value, factors: list[Value]) -> None:
+        """result = result * factor + powers times values, a few vectors of v at a time."""
+        k, case, lanes = self.k, self.case, self.lanes
+        rows = len(factors)
+        vectors = math.gcd(case.width // lanes, max(1, 16 // rows))
+        with k.loop("d", 0, case.width, vectors * lanes) as d:
+            slots = [d + (r * case.width + v * lanes) for r in range(rows) for v in range(vectors)]
+            kept = [k.load(self.result, slot, lanes=lanes) * factors[n // vectors] for n, slot in enumerate(slots)]
+            with k.fold("key", 0, count, init=kept) as fold:
+                line = place + fold.index * case.values.strides[2] + d
+                values = [
+                    k.cast(k.load(case.values.buffer, line + v * lanes, lanes=lanes), self.acc) for v in range(vectors)
+                ]
+                sums: list[Value] = []
+                for r in range(rows):
+                    power = k.splat(k.load(self.scores, fold.index + r * self.row_size), lanes)
+                    sums += [k.fma(power, value, fold.values[len(sums) + v]) for v, value in enumerate(values)]
+                fold.next(*sums)
+            for slot, total in zip(slots, fold.results):
+                k.store(self.result, slot, total)
+
+    def store(self, place: Value, r: int, total: Value) -> None:
+        k, lanes, out = self.k, self.lanes, self.out
+        share = 1.0 / k.select(k.eq(total, 0.0), 1.0, total)
+        with k.loop("d", 0, self.case.width, lanes) as d:
+            result = k.load(self.result, d + r * self.case.width, lanes=lanes) * share
+            k.store(out.buffer, place + d, k.cast(result, out.buffer.dtype))

@@ -1,0 +1,185 @@
+"""What a model is, in numbers: `DecoderConfig` for models that write text, `EncoderConfig` for models that embed it.
+
+One class covers all families: a family is a set of values, never a branch on its name. `rlx.models.config_gguf` and
+`rlx.models.config_hf` make them from what model files say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlx.errors import FormatError
+from rlx.ops.rotary import RopeStyle
+from rlx.ops.unary import ActivationKind
+
+NormKind = Literal["rms", "layer"]
+RopeScaling = Literal["default", "linear", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary positions: `dims` features of each head turn by position·base^(-2i/dims), as `scaling` changes it.
+
+    `factors` divide the frequencies (llama3 files give them ready; longrope has `long_factors` for caches that exceed
+    `original_context`). See `rlx.models.rope_tables`.
+    """
+
+    base: float
+    dims: int
+    style: RopeStyle = RopeStyle.NeoX
+    scaling: RopeScaling = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """A feed-forward layer of `experts`, of which each token meets the `top_k` that its router scores highest.
+
+    Weights are the softmax over all experts; with `renormalize` those of the chosen ones are made to add up to 1.
+    `shared_ffn` is the width of an expert that every token meets (0: none), weighted by a sigmoid gate.
+    """
+
+    experts: int
+    top_k: int
+    ffn: int
+    renormalize: bool
+    shared_ffn: int = 0
+    dense_layers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A causal language model.
+
+    `windows[i]` is how many keys, its own included, a query of layer i sees; None is all of them. Layers with a window
+    use `local_rope` where there is one.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context: int
+    norm: NormKind = "rms"
+    norm_eps: float = 1e-6
+    activation: ActivationKind = ActivationKind.Silu
+    gated: bool = True
+    rope: RopeConfig | None = None
+    local_rope: RopeConfig | None = None
+    learned_positions: bool = False
+    windows: tuple[int | None, ...] = ()
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    qk_norm: bool = False
+    post_norms: bool = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    tied: bool = False
+    embed_scale: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    moe: MoeConfig | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {n: getattr(self, n) for n in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "context")}
+        check_sizes(self.family, sizes)
+        if self.heads % self.kv_heads:
+            raise FormatError(f"{self.family}: {self.heads} heads are not a multiple of {self.kv_heads} key heads")
+        if self.windows and len(self.windows) != self.layers:
+            raise FormatError(f"{self.family}: {len(self.windows)} attention windows for {self.layers} layers")
+        if any(w is not None and w < 1 for w in self.windows):
+            raise FormatError(f"{self.family}: an attention window must be at least 1, got {list(self.windows)}")
+        if self.moe is not None and not 1 <= self.moe.top_k <= self.moe.experts:
+            raise FormatError(f"{self.family}: {self.moe.top_k} experts per token of {self.moe.experts}")
+        for rope in (self.rope, self.local_rope):
+            if rope is not None and (rope.dims % 2 or not 0 < rope.dims <= self.head_dim or rope.base <= 0):
+                raise FormatError(
+                    f"{self.family}: rotary positions of {rope.dims} features, base {rope.base}, "
+                    f"do not fit heads of {self.head_dim}"
+                )
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the feed-forward part of `layer` is made of experts."""
+        return self.moe is not None and layer not in self.moe.dense_layers
+
+
+PoolingMode = Literal["mean", "cls", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """A bidirectional encoder of the BERT family.
+
+    Learned positions are a table of `table_rows` rows, used from `position_offset` on (RoBERTa: padding id + 1). With
+    `relative_buckets` a bias per head and bucket of distances is added to the scores (MPNet). `rope` replaces learned
+    positions (NomicBERT). Norms stand after each residual.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    context: int
+    table_rows: int = 0
+    norm_eps: float = 1e-12
+    activation: ActivationKind = ActivationKind.Gelu
+    gated: bool = False
+    rope: RopeConfig | None = None
+    learned_positions: bool = True
+    position_offset: int = 0
+    token_types: int = 0
+    relative_buckets: int = 0
+    relative_max_distance: int = 128
+    fused_qkv: bool = False
+    pad_id: int = 0
+    pooling: tuple[PoolingMode, ...] = field(default=())
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        check_sizes(
+            self.family, {n: getattr(self, n) for n in ("layers", "hidden", "heads", "ffn", "vocab", "context")}
+        )
+        if self.hidden % self.heads:
+            raise FormatError(f"{self.family}: {self.heads} heads do not divide a width of {self.hidden}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+# More than any model has: a file that says more is damaged, and must not make anybody build lists of that length.
+MAX_LAYERS = 4096
+
+
+def checked_layers(count: int) -> int:
+    """A number of layers that a model can have."""
+    if not 1 <= count <= MAX_LAYERS:
+        raise FormatError(f"a model has from 1 to {MAX_LAYERS} layers, got {count}")
+    return count
+
+
+def check_sizes(family: str, sizes: dict[str, int]) -> None:
+    """Refuse sizes that no model can have, before anything is allocated for them."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < 2**31:
+            raise FormatError(f"{family}: {name} must be a whole number from 1 on, got {size!r}")

@@ -1,0 +1,200 @@
+"""`EncoderConfig` from a Hugging Face directory: the encoder from `config.json` (one table: `model_type` -> function),
+pooling and normalisation from the files of sentence-transformers beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import FormatError
+from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
+from rlx.models.config_hf import rope_from_hf
+from rlx.models.hf_fields import HfFields
+from rlx.models.model_files import read_json, read_json_list
+from rlx.ops.unary import ActivationKind
+
+# How older pooling configs name the modes, in the order in which their results are joined.
+_POOLING: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+def encoder_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
+    """The config of an encoder, without pooling."""
+    read = HfFields(fields, _family(fields))
+    if read.family not in ENCODERS:
+        raise FormatError(
+            f"config.json: model_type {fields.get('model_type')!r} is not a supported encoder; "
+            f"supported: {', '.join(sorted(ENCODERS))}"
+        )
+    read.refuse_quantized()
+    return ENCODERS[read.family](read)
+
+
+def is_encoder(fields: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of an encoder."""
+    return _family(fields) in ENCODERS
+
+
+def _family(fields: Mapping[str, Any]) -> str:
+    return str(fields.get("model_type")).replace("nomic-bert", "nomic_bert")
+
+
+def encoder_config_from_directory(path: Path) -> EncoderConfig:
+    """The config of an encoder with what `modules.json` puts behind it; mean pooling where there is no such file."""
+    config = encoder_config_from_hf(read_json(path / "config.json"))
+    if not (path / "modules.json").is_file():
+        return replace(config, pooling=("mean",))
+    pooling: tuple[PoolingMode, ...] = ()
+    normalize = False
+    for module in read_json_list(path / "modules.json"):
+        kind = str(module.get("type", "")).rsplit(".", 1)[-1]
+        if kind == "Pooling":
+            pooling = _pooling_modes(read_json(path / str(module.get("path", "")) / "config.json"))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise FormatError(
+                f"{path / 'modules.json'}: module {module.get('type')!r} is not supported; "
+                "supported: Transformer, Pooling, Normalize"
+            )
+    if not pooling:
+        raise FormatError(f"{path / 'modules.json'}: there is no Pooling module, so there is no one vector per text")
+    limit = _length_limit(path, config.context)
+    return replace(config, pooling=pooling, normalize=normalize, context=limit)
+
+
+def _pooling_modes(fields: Mapping[str, Any]) -> tuple[PoolingMode, ...]:
+    if fields.get("include_prompt") is False:
+        raise FormatError("Pooling config.json: include_prompt=false is not supported")
+    named = fields.get("pooling_mode")
+    if named is None:
+        return tuple(mode for name, mode in _POOLING.items() if fields.get(name))
+    known = {str(mode): mode for mode in _POOLING.values()}
+    listed = [named] if isinstance(named, str) else list(named)
+    unknown = [mode for mode in listed if mode not in known]
+    if unknown:
+        raise FormatError(f"Pooling config.json: pooling_mode {unknown[0]!r} is not one of {', '.join(known)}")
+    return tuple(known[mode] for mode in listed)
+
+
+def _length_limit(path: Path, context: int) -> int:
+    """How many tokens of a text are read."""
+    file = path / "sentence_bert_config.json"
+    limit = read_json(file).get("max_seq_length") if file.is_file() else None
+    return context if limit is None else min(int(limit), context)
+
+
+def _bert(f: HfFields, **more: Any) -> EncoderConfig:
+    f.refuse("position_embedding_type", "absolute")
+    f.refuse("is_decoder", False)
+    f.refuse("add_cross_attention", False)
+    common: dict[str, Any] = {
+        "family": f.family,
+        "layers": f.layers("num_hidden_layers"),
+        "hidden": f.size("hidden_size"),
+        "heads": f.size("num_attention_heads"),
+        "ffn": f.size("intermediate_size"),
+        "vocab": f.size("vocab_size"),
+        "context": f.size("max_position_embeddings"),
+        "table_rows": f.size("max_position_embeddings"),
+        "norm_eps": f.number("layer_norm_eps", 1e-12),
+        "activation": f.activation("hidden_act"),
+        "token_types": f.size("type_vocab_size", 0, least=0),
+        "pad_id": f.size("pad_token_id", 0, least=0),
+    }
+    return EncoderConfig(**common | more)
+
+
+def _roberta(f: HfFields) -> EncoderConfig:
+    """Positions begin behind that of the padding token."""
+    pad = f.size("pad_token_id", 1, least=0)
+    return _bert(f, position_offset=pad + 1, pad_id=pad, context=f.size("max_position_embeddings") - pad - 1)
+
+
+def _mpnet(f: HfFields) -> EncoderConfig:
+    # The position of padding is fixed in this family, whatever the id of its token.
+    context = f.size("max_position_embeddings") - 2
+    buckets = f.size("relative_attention_num_buckets", 32, least=4)
+    return _bert(f, position_offset=2, context=context, relative_buckets=buckets, token_types=0)
+
+
+def _distilbert(f: HfFields) -> EncoderConfig:
+    return EncoderConfig(
+        family="distilbert",
+        layers=f.layers("n_layers"),
+        hidden=f.size("dim"),
+        heads=f.size("n_heads"),
+        ffn=f.size("hidden_dim"),
+        vocab=f.size("vocab_size"),
+        context=f.size("max_position_embeddings"),
+        table_rows=f.size("max_position_embeddings"),
+        activation=f.activation("activation"),
+        pad_id=f.size("pad_token_id", 0, least=0),
+    )
+
+
+def _nomic(f: HfFields) -> EncoderConfig:
+    """Both spellings: the one of the model's own code (`n_embd`) and that of transformers (`hidden_size`)."""
+    shared: dict[str, Any] = {
+        "family": "nomic_bert",
+        "activation": ActivationKind.Silu,
+        "gated": True,
+        "fused_qkv": True,
+        "learned_positions": False,
+        "token_types": f.size("type_vocab_size", 0, least=0),
+        "vocab": f.size("vocab_size"),
+        "pad_id": f.size("pad_token_id", 0, least=0),
+    }
+    if not f.has("n_embd"):
+        hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
+        f.refuse("hidden_act", "silu")
+        return EncoderConfig(
+            **shared,
+            layers=f.layers("num_hidden_layers"),
+            hidden=hidden,
+            heads=heads,
+            ffn=f.size("intermediate_size"),
+            context=f.size("max_position_embeddings"),
+            norm_eps=f.number("layer_norm_eps", 1e-12),
+            rope=rope_from_hf(f, f.size("head_dim", max(hidden // heads, 1))),
+        )
+    for name, accepted in (
+        ("prenorm", False),
+        ("activation_function", "swiglu"),
+        ("rotary_emb_fraction", 1.0),
+        ("rotary_emb_interleaved", False),
+        ("use_rms_norm", False),
+        ("parallel_block", False),
+        ("causal", False),
+        ("scale_attn_by_inverse_layer_idx", False),
+    ):
+        f.refuse(name, accepted)
+    hidden, heads = f.size("n_embd"), f.size("n_head")
+    return EncoderConfig(
+        **shared,
+        layers=f.layers("n_layer"),
+        hidden=hidden,
+        heads=heads,
+        ffn=f.size("n_inner"),
+        context=f.size("n_positions"),
+        norm_eps=f.number("layer_norm_epsilon", 1e-12),
+        rope=RopeConfig(base=f.number("rotary_emb_base", 10000.0), dims=hidden // heads),
+    )
+
+
+ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
+    "bert": _bert,
+    "roberta": _roberta,
+    "xlm-roberta": _roberta,
+    "distilbert": _distilbert,
+    "mpnet": _mpnet,
+    "nomic_bert": _nomic,
+}

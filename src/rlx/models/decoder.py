@@ -1,0 +1,220 @@
+"""The program of a causal language model: one graph that serves prefill, decode, batches and every length.
+
+Inputs, with B sequences, S new tokens each, a cache of capacity C, and R rows of logits asked for:
+
+    tokens     i32[B,S]          positions  i32[B,S]   where each token stands
+    kv_len     i32[B]            keys that are valid after this step
+    rows       i32[B,R]          which of the S tokens logits are wanted of
+    rope.cos, rope.sin f32[C,D/2]   (and rope.local.cos, rope.local.sin)
+    k.0, v.0, k.1, ...           caches [B,Hkv,C,D], returned updated and aliased
+    k.0.scale, v.0.scale, ...    with q8 caches f32[B,Hkv,C]: what each row of codes is multiplied by
+
+Outputs: logits f32[B,R,V], then the caches in the order of the inputs. Sequences of different lengths are padded on
+the right: padding stands behind the real tokens, where `kv_len` hides it until real tokens overwrite it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlx import ops
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.models.config import DecoderConfig, RopeConfig
+from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
+from rlx.models.weights import Weight, WeightFile
+from rlx.ops.attend_operands import MaskKind
+from rlx.ops.operands import convert
+
+# Endings of tensors that hold tables or masks which the program makes itself.
+_NOT_WEIGHTS = (
+    ".rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
+
+
+class DecoderProgram(NamedTuple):
+    """A graph, the weights that its params need, and the inputs that hold its caches."""
+
+    graph: Graph
+    weights: dict[str, Weight]
+    caches: tuple[str, ...]
+
+
+# How caches are kept; i8 has a scale for each row.
+KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "q8": DType.I8}
+
+
+def build_decoder(config: DecoderConfig, file: WeightFile, kv_dtype: DType = DType.F32) -> DecoderProgram:
+    """The program of `config` on the weights of `file`, with caches of `kv_dtype`."""
+    return _Decoder(config, file, kv_dtype).build()
+
+
+class _Decoder:
+    def __init__(self, config: DecoderConfig, file: WeightFile, kv_dtype: DType) -> None:
+        self.config, self.kv_dtype = config, kv_dtype
+        self.graph = Graph(config.family)
+        self.layers = Layers(self.graph, file)
+        self.tokens = self.graph.input("tokens", ("B", "S"), DType.I32)
+        self.positions = self.graph.input("positions", ("B", "S"), DType.I32)
+        self.kv_len = self.graph.input("kv_len", ("B",), DType.I32)
+        self.places = ops.expand_dims(self.positions, -1)
+        self.rows = self.graph.input("rows", ("B", "R"), DType.I32)
+        self.rope = self._tables("rope", config.rope)
+        self.local_rope = self._tables("rope.local", config.local_rope) or self.rope
+        self.caches: dict[str, Any] = {}
+
+    def _tables(self, name: str, rope: RopeConfig | None) -> tuple[RopeConfig, Any, Any] | None:
+        if rope is None:
+            return None
+        cos, sin = (self.graph.input(f"{name}.{part}", ("C", rope.dims // 2), DType.F32) for part in ("cos", "sin"))
+        return rope, cos, sin
+
+    def build(self) -> DecoderProgram:
+        c = self.config
+        x = self.layers.embedding(self.tokens, "embed", c.vocab, c.hidden)
+        if c.embed_scale != 1.0:
+            x = ops.mul(x, c.embed_scale)
+        if c.learned_positions:
+            # Padding may stand behind the last position that there is.
+            places = ops.minimum(self.positions, c.context - 1)
+            x = ops.add(x, self.layers.embedding(places, "positions", c.context, c.hidden))
+        for layer in range(c.layers):
+            x = self._residual(x, self._attention(self._norm(x, "attn_norm", layer), layer), "post_attn_norm", layer)
+            x = self._residual(x, self._feed_forward(self._norm(x, "ffn_norm", layer), layer), "post_ffn_norm", layer)
+        wanted = ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
+        logits = self._logits(self._norm(wanted, "final_norm", None))
+        self.layers.file.refuse_unused(self._is_no_weight)
+        self.graph.set_outputs([logits, *self.caches.values()])
+        for name, updated in self.caches.items():
+            self.graph.alias(updated, name)
+        return DecoderProgram(self.graph, self.layers.weights, tuple(self.caches))
+
+    def _norm(self, x: Any, role: str, layer: int | None) -> Any:
+        return self.layers.norm(x, role, layer, self.config.norm, self.config.norm_eps)
+
+    def _residual(self, x: Any, y: Any, post_norm: str, layer: int) -> Any:
+        if self.config.post_norms:
+            y = self._norm(y, post_norm, layer)
+        if self.config.residual_multiplier != 1.0:
+            y = ops.mul(y, self.config.residual_multiplier)
+        return ops.add(x, y)
+
+    def _attention(self, x: Any, layer: int) -> Any:
+        c = self.config
+        q, k, v = self._qkv(x, layer)
+        if c.qk_norm:
+            q, k = self._norm(q, "q_norm", layer), self._norm(k, "k_norm", layer)
+        window = c.window(layer)
+        tables = self.rope if window is None else self.local_rope
+        if tables is not None:
+            rope, cos, sin = tables
+            q, k = (
+                ops.rope(h, cos, sin, c.head_dim, rope.dims, self.positions, style=rope.style, layout="bshd")
+                for h in (q, k)
+            )
+        keys, values = self._cached(f"k.{layer}", k), self._cached(f"v.{layer}", v)
+        attended = ops.attention(
+            ops.transpose(q, (0, 2, 1, 3)),
+            keys,
+            values,
+            layout="bhsd",
+            # The op counts the keys before the query, files count the query's own key too.
+            mask_kind=MaskKind.Causal if window is None else MaskKind.SlidingWindow(window - 1),
+            score_scale=c.attention_scale,
+            softcap=c.attention_softcap,
+            kv_len=self.kv_len,
+            positions=self.positions,
+        )
+        batch, seq = self.tokens.shape
+        joined = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (batch, seq, c.heads * c.head_dim))
+        return self.layers.linear(joined, "o", layer, c.hidden)
+
+    def _qkv(self, x: Any, layer: int) -> list[Any]:
+        """q [B,S,H,D], k and v [B,S,Hkv,D]."""
+        c = self.config
+        counts = (c.heads, c.kv_heads, c.kv_heads)
+        widths = tuple(n * c.head_dim for n in counts)
+        if c.fused_qkv:
+            parts = split_last(self.layers.linear(x, "qkv", layer, sum(widths)), widths)
+        else:
+            parts = [self.layers.linear(x, role, layer, width) for role, width in zip("qkv", widths)]
+        batch, seq = self.tokens.shape
+        return [ops.reshape(p, (batch, seq, n, c.head_dim)) for p, n in zip(parts, counts)]
+
+    def _cached(self, name: str, new: Any) -> Any:
+        """All keys or values, f32[B,Hkv,C,D], with the new ones [B,S,Hkv,D] appended."""
+        if self.kv_dtype is not DType.I8:
+            return convert(self._append(name, new, self.kv_dtype, (self.config.head_dim,)), DType.F32)
+        codes, scale = quantized_rows(new)
+        all_codes = self._append(name, codes, DType.I8, (self.config.head_dim,))
+        all_scales = self._append(f"{name}.scale", scale, DType.F32, ())
+        return ops.mul(ops.cast(all_codes, DType.F32), ops.expand_dims(all_scales, -1))
+
+    def _append(self, name: str, new: Any, dtype: DType, rest: tuple[int, ...]) -> Any:
+        cache = self.graph.input(name, ("B", self.config.kv_heads, "C", *rest), dtype)
+        self.caches[name] = append_to_cache(cache, new, self.places)
+        return self.caches[name]
+
+    def _feed_forward(self, x: Any, layer: int) -> Any:
+        c = self.config
+        if c.is_sparse(layer):
+            return self._experts(x, layer)
+        if c.fused_gate_up:
+            gate, up = split_last(self.layers.linear(x, "gate_up", layer, 2 * c.ffn), (c.ffn, c.ffn))
+            return self.layers.linear(ops.mul(ops.activation(c.activation, gate), up), "down", layer, c.hidden)
+        return self._dense(x, layer, "", c.ffn)
+
+    def _dense(self, x: Any, layer: int, prefix: str, width: int) -> Any:
+        c = self.config
+        up = self.layers.linear(x, f"{prefix}up", layer, width)
+        if c.gated:
+            gate = self.layers.linear(x, f"{prefix}gate", layer, width)
+            inner = ops.mul(ops.activation(c.activation, gate), up)
+        else:
+            inner = ops.activation(c.activation, up)
+        return self.layers.linear(inner, f"{prefix}down", layer, c.hidden)
+
+    def _experts(self, x: Any, layer: int) -> Any:
+        """Σ over the chosen experts of weight · down(act(gate(x)) · up(x)), plus that of the shared expert if any."""
+        moe = self.config.moe
+        assert moe is not None
+        batch, seq, hidden = x.shape
+        scores = ops.softmax(self.layers.linear(x, "router", layer, moe.experts), -1)
+        chances, chosen = ops.top_k(scores, moe.top_k)
+        if moe.renormalize:
+            chances = ops.div(chances, ops.reduce_sum(chances, (-1,), keepdims=True))
+        ids = ops.reshape(chosen, (batch * seq * moe.top_k,))
+        repeated = ops.broadcast_to(ops.expand_dims(x, 2), (batch, seq, moe.top_k, hidden))
+        flat = ops.reshape(repeated, (batch * seq * moe.top_k, hidden))
+        gate, up = (
+            self.layers.expert_product(flat, role, layer, moe.experts, moe.ffn, ids)
+            for role in ("experts_gate", "experts_up")
+        )
+        inner = ops.mul(ops.activation(self.config.activation, gate), up)
+        down = self.layers.expert_product(inner, "experts_down", layer, moe.experts, hidden, ids)
+        each = ops.reshape(down, (batch, seq, moe.top_k, hidden))
+        y = ops.reduce_sum(ops.mul(each, ops.expand_dims(chances, -1)), (2,))
+        if moe.shared_ffn:
+            opened = ops.sigmoid(self.layers.linear(x, "shared_router", layer, 1))
+            y = ops.add(y, ops.mul(opened, self._dense(x, layer, "shared_", moe.shared_ffn)))
+        return y
+
+    def _logits(self, x: Any) -> Any:
+        c = self.config
+        role = "embed" if c.tied else "head"
+        logits = self.layers.linear(x, role, None, c.vocab)
+        if c.logit_multiplier != 1.0:
+            logits = ops.mul(logits, c.logit_multiplier)
+        if c.final_softcap is not None:
+            logits = ops.mul(ops.tanh(ops.div(logits, c.final_softcap)), c.final_softcap)
+        return logits
+
+    def _is_no_weight(self, name: str) -> bool:
+        """Files of tied models may hold the head a second time."""
+        is_copy = self.config.tied and name == f"{self.layers.file.name('head')}.weight"
+        return is_copy or name.endswith(_NOT_WEIGHTS)

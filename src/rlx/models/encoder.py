@@ -1,0 +1,181 @@
+"""The program of a text encoder: one graph for every batch and length, pooling included.
+
+Inputs, with B texts padded on the right to S tokens:
+
+    ids      i32[B,S]       lengths  i32[B]     tokens of each text
+    rope.cos, rope.sin      f32[S,D/2]          with rotary positions
+    buckets  i32[S,S]                           with relative positions: the bucket of each distance
+
+Outputs: hidden states f32[B,S,D], then, with pooling, one vector per text f32[B,E]. Hidden states of padding mean
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx import ops
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.models.config import EncoderConfig, PoolingMode
+from rlx.models.layers import Layers, split_last
+from rlx.models.weights import Weight, WeightFile
+from rlx.ops.operands import same_graph
+
+_TINY = 1e-12
+
+
+class EncoderProgram(NamedTuple):
+    """A graph and the weights that its params need."""
+
+    graph: Graph
+    weights: dict[str, Weight]
+
+
+def build_encoder(config: EncoderConfig, file: WeightFile) -> EncoderProgram:
+    """The program of `config` on the weights of `file`."""
+    return _Encoder(config, file).build()
+
+
+class _Encoder:
+    def __init__(self, config: EncoderConfig, file: WeightFile) -> None:
+        self.config = config
+        self.graph = Graph(config.family)
+        self.layers = Layers(self.graph, file)
+        self.ids = self.graph.input("ids", ("B", "S"), DType.I32)
+        self.lengths = self.graph.input("lengths", ("B",), DType.I32)
+        self.tables: dict[str, Any] = {}
+        if config.rope is not None:
+            dims = ("S", config.rope.dims // 2)
+            self.tables = {part: self.graph.input(f"rope.{part}", dims, DType.F32) for part in ("cos", "sin")}
+        self.bias = self._relative_bias() if config.relative_buckets else None
+
+    def build(self) -> EncoderProgram:
+        c = self.config
+        x = self._norm(self._embedded(), "embed_norm", None)
+        for layer in range(c.layers):
+            x = self._norm(ops.add(x, self._attention(x, layer)), "attn_norm", layer)
+            x = self._norm(ops.add(x, self._feed_forward(x, layer)), "ffn_norm", layer)
+        outputs = [x]
+        if c.pooling:
+            pooled = [self._pooled(x, mode) for mode in c.pooling]
+            vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
+            outputs.append(_unit(vector) if c.normalize else vector)
+        self.layers.file.refuse_unused(self._is_head)
+        self.graph.set_outputs(outputs)
+        return EncoderProgram(self.graph, self.layers.weights)
+
+    def _embedded(self) -> Any:
+        c = self.config
+        x = self.layers.embedding(self.ids, "embed", c.vocab, c.hidden)
+        if c.learned_positions:
+            table = self.layers.table(f"{self.layers.file.name('positions')}.weight", (c.table_rows, c.hidden))
+            x = ops.add(x, ops.narrow(table, 0, c.position_offset, self.ids.shape[1]))
+        if c.token_types:
+            types = self.layers.table(f"{self.layers.file.name('token_types')}.weight", (c.token_types, c.hidden))
+            x = ops.add(x, ops.narrow(types, 0, 0, 1))
+        return x
+
+    def _norm(self, x: Any, role: str, layer: int | None) -> Any:
+        return self.layers.norm(x, role, layer, "layer", self.config.norm_eps)
+
+    def _relative_bias(self) -> Any:
+        """[B,H,S,S]: what distances add to the scores, -inf for padding."""
+        c = self.config
+        buckets = self.graph.input("buckets", ("S", "S"), DType.I32)
+        table = self.layers.table(f"{self.layers.file.name('relative_bias')}.weight", (c.relative_buckets, c.heads))
+        by_distance = ops.transpose(ops.gather(table, buckets), (2, 0, 1))
+        batch, seq = self.ids.shape
+        hidden = ops.where(self._is_token(), 0.0, -math.inf)
+        return ops.add(ops.expand_dims(by_distance, 0), ops.reshape(ops.cast(hidden, DType.F32), (batch, 1, 1, seq)))
+
+    def _is_token(self) -> Any:
+        """bool[B,S]: what is not padding."""
+        return ops.lt(self._places(), ops.expand_dims(self.lengths, -1))
+
+    def _places(self) -> Any:
+        """i32[1,S]: 0, 1, 2, ..."""
+        with same_graph(self.ids):
+            return ops.iota((1, self.ids.shape[1]), DType.I32, 1)
+
+    def _attention(self, x: Any, layer: int) -> Any:
+        c = self.config
+        if c.fused_qkv:
+            parts = split_last(self.layers.linear(x, "qkv", layer, 3 * c.hidden), (c.hidden,) * 3)
+        else:
+            parts = [self.layers.linear(x, role, layer, c.hidden) for role in "qkv"]
+        q, k, v = parts
+        if c.rope is not None:
+            cos, sin = self.tables["cos"], self.tables["sin"]
+            q, k = (ops.rope(h, cos, sin, c.head_dim, style=c.rope.style, layout="bsm") for h in (q, k))
+        attended = ops.attention(
+            q,
+            k,
+            v,
+            self.bias,
+            num_heads=c.heads,
+            layout="bsm",
+            mask_kind="none" if self.bias is None else "bias",
+            kv_len=self.lengths if self.bias is None else None,
+        )
+        return self.layers.linear(attended, "o", layer, c.hidden)
+
+    def _feed_forward(self, x: Any, layer: int) -> Any:
+        c = self.config
+        up = self.layers.linear(x, "up", layer, c.ffn)
+        if c.gated:
+            inner = ops.mul(up, ops.activation(c.activation, self.layers.linear(x, "gate", layer, c.ffn)))
+        else:
+            inner = ops.activation(c.activation, up)
+        return self.layers.linear(inner, "down", layer, c.hidden)
+
+    def _pooled(self, x: Any, mode: PoolingMode) -> Any:
+        """f32[B,D] from hidden states; padding does not count."""
+        batch, _, width = x.shape
+        if mode == "cls":
+            return ops.reshape(ops.narrow(x, 1, 0, 1), (batch, width))
+        if mode == "lasttoken":
+            last = ops.maximum(ops.sub(self.lengths, 1), 0)
+            return ops.gather_nd(x, ops.expand_dims(last, -1), axes=(1,), batch_dims=1)
+        present = ops.expand_dims(self._is_token(), -1)
+        if mode == "max":
+            return ops.reduce_max(ops.where(present, x, -math.inf), (1,))
+        if mode == "weightedmean":
+            # Token i counts i + 1 times.
+            places = ops.cast(ops.add(self._places(), 1), DType.F32)
+            weights = ops.where(present, ops.expand_dims(places, -1), 0.0)
+            return ops.div(ops.reduce_sum(ops.mul(x, weights), (1,)), ops.reduce_sum(weights, (1,)))
+        total = ops.reduce_sum(ops.where(present, x, 0.0), (1,))
+        count = ops.maximum(ops.cast(self.lengths, DType.F32), 1.0)
+        return ops.div(total, ops.expand_dims(ops.sqrt(count) if mode == "mean_sqrt_len_tokens" else count, -1))
+
+    def _is_head(self, name: str) -> bool:
+        """Tensors of what stands on the encoder (poolers, heads), and of what the program makes itself."""
+        base = self.layers.file.name("embed").split(".")[0] + "."
+        return not name.startswith(base) or name.startswith(f"{base}pooler.") or name.endswith(".position_ids")
+
+
+def _unit(x: Any) -> Any:
+    """Rows of length 1."""
+    norm = ops.sqrt(ops.reduce_sum(ops.mul(x, x), (-1,), keepdims=True))
+    return ops.div(x, ops.maximum(norm, _TINY))
+
+
+def relative_buckets(length: int, buckets: int, max_distance: int) -> npt.NDArray[np.int32]:
+    """i32[length, length]: the bucket of the distance from query i to key j.
+
+    Half of the buckets are for keys behind the query. In each half the first half holds one distance each, the rest
+    grow by a constant factor up to `max_distance`, beyond which all share the last.
+    """
+    distance = np.arange(length)[None] - np.arange(length)[:, None]
+    half = buckets // 2
+    exact = half // 2
+    size = np.abs(distance)
+    with np.errstate(divide="ignore"):
+        grown = np.log(size.astype(np.float32) / exact) / math.log(max_distance / exact) * (half - exact)
+    coarse = exact + np.minimum(np.where(size >= exact, grown, 0.0), half - exact - 1).astype(np.int32)
+    return (np.where(distance > 0, half, 0) + np.where(size < exact, size, coarse)).astype(np.int32)

@@ -1,0 +1,109 @@
+"""Writing text token by token: sequences that advance together, each with its own sampler, decoder and stop strings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.models.sampling import Sampler, SamplingOptions
+from rlx.models.stop_strings import StopScanner
+
+if TYPE_CHECKING:
+    from rlx.models.kv_cache import SequenceBatch
+    from rlx.models.tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length", "context"]
+
+
+class ContextLimitWarning(UserWarning):
+    """An answer ended because the context of the model was full."""
+
+
+@dataclass
+class Completion:
+    """What a model wrote. `finish_reason`: an end token or stop string, `max_tokens`, or a full context."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+
+
+class _Writer:
+    """One answer while it is written."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, options: SamplingOptions, stop: Sequence[str], row: int, prompt: int
+    ) -> None:
+        self.answer = Completion(prompt_tokens=prompt)
+        self._sampler = Sampler(options, row)
+        self._decoder = tokenizer.stream_decoder()
+        self._scanner = StopScanner(stop)
+        self._ends = frozenset(tokenizer.eos_ids)
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer.finish_reason is not None
+
+    def take(self, logits: npt.NDArray[np.float32], seen: Sequence[int], max_tokens: int) -> str:
+        """Choose a token; the text that may be shown now."""
+        token = self._sampler.choose(logits, seen)
+        if token in self._ends:
+            return self.finish("stop")
+        self.answer.token_ids.append(token)
+        shown = self._scanner.push(self._decoder.push(token))
+        self.answer.text += shown
+        if self._scanner.stopped:
+            self.answer.finish_reason = "stop"
+        elif len(self.answer.token_ids) >= max_tokens:
+            shown += self.finish("length")
+        return shown
+
+    def finish(self, reason: FinishReason) -> str:
+        """End the answer; the text that was held back."""
+        shown = self._scanner.push(self._decoder.flush()) + self._scanner.flush()
+        self.answer.text += shown
+        self.answer.finish_reason = reason
+        return shown
+
+
+def write(
+    batch: SequenceBatch,
+    tokenizer: Tokenizer,
+    logits: npt.NDArray[np.float32],
+    *,
+    options: SamplingOptions,
+    max_tokens: int,
+    stop: Sequence[str],
+    context: int,
+) -> Generator[list[str], None, list[Completion]]:
+    """Continue the sequences of `batch`, whose next tokens have `logits` [B, V].
+
+    Yields, for each step, the new text of every row; the generator's value is the list of completions.
+    """
+    prompts = [len(tokens) for tokens in batch.tokens]
+    writers = [_Writer(tokenizer, options, stop, row, prompts[row]) for row in range(len(prompts))]
+    while True:
+        shown = ["" if w.is_done else w.take(logits[i], batch.tokens[i], max_tokens) for i, w in enumerate(writers)]
+        for row, writer in enumerate(writers):
+            if not writer.is_done and len(batch.tokens[row]) >= context:
+                shown[row] += writer.finish("context")
+                warnings.warn(
+                    _context_message(context, len(writer.answer.token_ids)), ContextLimitWarning, stacklevel=3
+                )
+        yield shown
+        if all(w.is_done for w in writers):
+            return [w.answer for w in writers]
+        logits = batch.extend([[] if w.is_done else w.answer.token_ids[-1:] for w in writers])
+
+
+def _context_message(context: int, written: int) -> str:
+    return (
+        f"the context of {context} tokens is full: the answer ends after {written} tokens; "
+        "shorten the prompt or the conversation"
+    )

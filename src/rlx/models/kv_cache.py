@@ -1,0 +1,174 @@
+"""Running a decoder program step by step: `DecoderRunner` holds the compiled program, `SequenceBatch` the state of
+sequences that advance together, each at its own length.
+
+A cache has a capacity, of which the last place is spare: padding is written there, and no query ever sees it. When
+sequences outgrow the capacity the caches are copied into larger ones; the program stays the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.backends.memory import ALIGNMENT
+from rlx.errors import BindingError, RlxError
+from rlx.ir.dims import bind_dim
+from rlx.models.config import DecoderConfig, RopeConfig
+from rlx.models.rope_tables import changes_at, rope_tables
+from rlx.runtime.compiled_graph import CompiledGraph
+
+Array = np.ndarray[Any, np.dtype[Any]]
+F32 = npt.NDArray[np.float32]
+
+# Prompts are read in pieces of this many tokens, so that memory does not grow with their length.
+PREFILL_CHUNK = 512
+FIRST_CAPACITY = 256
+
+
+class ContextOverflow(RlxError):
+    """A sequence does not fit into the context of the model."""
+
+
+class DecoderRunner:
+    """A compiled decoder program with its rotary tables. Any number of threads may run it."""
+
+    def __init__(self, config: DecoderConfig, program: CompiledGraph, cache_names: Sequence[str]) -> None:
+        self.config, self.program, self.cache_names = config, program, tuple(cache_names)
+        types = program.input_types
+        self._cache_types = [types[name] for name in self.cache_names]
+        self._tables = lru_cache(4)(self._make_tables)
+
+    def _make_tables(self, capacity: int) -> dict[str, F32]:
+        tables: dict[str, F32] = {}
+        for name, rope in (("rope", self.config.rope), ("rope.local", self.config.local_rope)):
+            if rope is not None:
+                tables[f"{name}.cos"], tables[f"{name}.sin"] = _tables_of(rope, capacity)
+        return tables
+
+    def run(
+        self, tokens: Array, positions: Array, kv_len: Array, rows: Array, caches: list[Array]
+    ) -> tuple[F32, list[Array]]:
+        """Logits f32[B, R, V] of the `rows` asked for, and the caches with the new keys and values."""
+        inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
+        inputs.update(self._tables(caches[0].shape[2]))
+        inputs.update(zip(self.cache_names, caches))
+        # The caches are passed on as they come: a program may write into arrays that it returned itself.
+        logits, *updated = self.program.run(inputs)
+        return np.asarray(logits), list(updated)
+
+    def new_caches(self, batch: int, capacity: int) -> list[Array]:
+        """Empty caches for `batch` sequences, with `capacity` places each."""
+        sizes = {"B": batch, "C": capacity}
+        bound = (t.with_dims(tuple(bind_dim(d, sizes) for d in t.dims)) for t in self._cache_types)
+        return [_aligned_zeros(t.static_dims, t.dtype.numpy) for t in bound]
+
+
+def _aligned_zeros(dims: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros that a kernel can write into where they are; the system provides the pages when they are first used."""
+    raw = np.zeros(math.prod(dims) * dtype.itemsize + ALIGNMENT, np.uint8)
+    return np.ndarray(dims, dtype, raw, -raw.ctypes.data % ALIGNMENT)
+
+
+def _tables_of(rope: RopeConfig, capacity: int) -> tuple[F32, F32]:
+    # The spare place is no position, so it does not count towards the length that the factors depend on.
+    cos, sin = rope_tables(rope, capacity - 1)
+    return np.concatenate([cos, cos[:1]]), np.concatenate([sin, sin[:1]])
+
+
+class SequenceBatch:
+    """Sequences of tokens whose keys and values are cached."""
+
+    def __init__(self, runner: DecoderRunner, batch: int = 1) -> None:
+        self._runner = runner
+        self.tokens: list[list[int]] = [[] for _ in range(batch)]
+        self._caches: list[Array] = []
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens of a sequence the caches have room for."""
+        return self._caches[0].shape[2] - 1 if self._caches else 0
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget the tokens of a sequence from `length` on."""
+        del self.tokens[row][length:]
+
+    def extend(self, new: Sequence[Sequence[int]]) -> F32:
+        """Append tokens to each sequence (none is allowed for some): logits f32[B, V] after the last ones.
+
+        A row without new tokens has logits that mean nothing.
+        """
+        self._check(new)
+        self._reserve(max(len(old) + len(more) for old, more in zip(self.tokens, new)))
+        result = np.zeros((len(new), self._runner.config.vocab), np.float32)
+        for start in range(0, max(map(len, new)), PREFILL_CHUNK):
+            pieces = [ids[start : start + PREFILL_CHUNK] for ids in new]
+            ends = [max(len(p) - 1, 0) for p in pieces]
+            logits = self._advance(pieces, np.array(ends, np.int32)[:, None])
+            for row, piece in enumerate(pieces):
+                if piece:
+                    result[row] = logits[row, 0]
+        return result
+
+    def all_logits(self, new: Sequence[int]) -> F32:
+        """Append tokens to the only sequence: logits f32[len(new), V] after each of them; at most PREFILL_CHUNK."""
+        self._check([new])
+        self._reserve(len(self.tokens[0]) + len(new))
+        return self._advance([new], np.arange(len(new), dtype=np.int32)[None])[0]
+
+    def _check(self, new: Sequence[Sequence[int]]) -> None:
+        config = self._runner.config
+        if len(new) != len(self.tokens) or not any(map(len, new)):
+            raise BindingError(f"{len(self.tokens)} sequences need {len(self.tokens)} lists of tokens, not all empty")
+        for old, more in zip(self.tokens, new):
+            if len(old) + len(more) > config.context:
+                raise ContextOverflow(
+                    f"{len(old)} tokens and {len(more)} more do not fit into the context of {config.context} tokens "
+                    "of this model; shorten the prompt"
+                )
+            wrong = next((t for t in more if not 0 <= t < config.vocab), None)
+            if wrong is not None:
+                raise BindingError(f"token {wrong} is not one of the {config.vocab} tokens of this model")
+
+    def _advance(self, pieces: Sequence[Sequence[int]], rows: Array) -> F32:
+        """Run one step. Shorter pieces are padded; padding stands at the spare place."""
+        length, spare = max(map(len, pieces)), self._caches[0].shape[2] - 1
+        tokens = np.zeros((len(pieces), length), np.int32)
+        positions = np.full((len(pieces), length), spare, np.int32)
+        for row, (old, piece) in enumerate(zip(self.tokens, pieces)):
+            tokens[row, : len(piece)] = piece
+            positions[row, : len(piece)] = np.arange(len(old), len(old) + len(piece))
+        kv_len = np.array([len(old) + len(piece) for old, piece in zip(self.tokens, pieces)], np.int32)
+        logits, self._caches = self._runner.run(tokens, positions, kv_len, rows, self._caches)
+        for old, piece in zip(self.tokens, pieces):
+            old.extend(piece)
+        return logits
+
+    def _reserve(self, length: int) -> None:
+        """Make room for sequences of this length."""
+        if length <= self.capacity:
+            return
+        config, before = self._runner.config, self.capacity
+        capacity = FIRST_CAPACITY
+        while capacity - 1 < length:
+            capacity *= 2
+        limit = changes_at(config.rope)
+        # Positions of longer caches turn differently, so sequences stay in short ones while they can.
+        capacity = min(capacity, config.context + 1 if limit is None or length > limit else limit + 1)
+        grown = self._runner.new_caches(len(self.tokens), capacity)
+        old, self._caches = self._caches, grown
+        if limit is not None and before <= limit < length:
+            self._read_again()
+            return
+        for new_cache, old_cache in zip(grown, old):
+            new_cache[:, :, :before] = old_cache[:, :, :before]
+
+    def _read_again(self) -> None:
+        """Compute all keys and values anew."""
+        tokens, self.tokens = self.tokens, [[] for _ in self.tokens]
+        if any(tokens):
+            self.extend(tokens)

@@ -1,0 +1,303 @@
+"""`LanguageModel`: a causal language model that writes text; `load` makes one from a file, a directory or a name.
+
+lm = rlx.load("smollm2")
+print(lm.generate("The capital of France is", max_tokens=8))
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.backends.api import CompileOptions
+from rlx.errors import OpError
+from rlx.ir.dtype import DType
+from rlx.models.config import DecoderConfig
+from rlx.models.decoder import KV_DTYPES, build_decoder
+from rlx.models.generation import Completion, write
+from rlx.models.kv_cache import PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
+from rlx.models.model_files import DecoderFiles, find_model, open_decoder
+from rlx.models.sampling import SamplingOptions
+from rlx.runtime.session import Session
+
+if TYPE_CHECKING:
+    from rlx.compile.report import CompileReport
+    from rlx.models.tokenizer import Tokenizer
+
+F32 = npt.NDArray[np.float32]
+Message = Mapping[str, Any]
+# Text as it is written, of all sequences or of one; the values are the completions.
+Steps = Generator[list[str], None, list[Completion]]
+Pieces = Generator[str, None, Completion]
+
+# Positions whose logits, a whole vocabulary each, are held at the same time.
+_LOSS_CHUNK = 128
+# Conversations whose caches are kept for prompts that begin in the same way.
+_KEPT_SESSIONS = 4
+
+
+def load(
+    path_or_name: str | os.PathLike[str],
+    device: str = "cpu",
+    threads: int | None = None,
+    activations: str = "f32",
+    kv_dtype: str = "f32",
+    weights: str | None = None,
+) -> LanguageModel:
+    """A language model from a GGUF file, a Hugging Face directory or a name such as "smollm2".
+
+    `kv_dtype` is how keys and values are kept: f32, f16, bf16, or q8 (one byte per element and a scale per row).
+    `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
+    `activations="int8"` products multiply codes of 8 bits, faster and not exactly; `report` says which.
+    """
+    if activations not in ("f32", "int8"):
+        raise OpError(f"load: activations must be 'f32' or 'int8', got {activations!r}")
+    if kv_dtype not in KV_DTYPES:
+        raise OpError(f"load: kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
+    files = open_decoder(find_model(path_or_name))
+    if weights is not None:
+        files.weights.quantize(weights, files.config.layers)
+    return LanguageModel(files, device, threads, KV_DTYPES[kv_dtype], activations)
+
+
+class DecodeSession:
+    """One conversation with its own cache. `prefill` and `step` return the logits f32[V] after the last token."""
+
+    def __init__(self, runner: DecoderRunner) -> None:
+        self._batch = SequenceBatch(runner)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens so far."""
+        return list(self._batch.tokens[0])
+
+    def prefill(self, token_ids: Sequence[int]) -> F32:
+        """Append several tokens."""
+        return self._batch.extend([[int(t) for t in token_ids]])[0]
+
+    def step(self, token_id: int) -> F32:
+        """Append one token."""
+        return self._batch.extend([[int(token_id)]])[0]
+
+    def truncate(self, length: int) -> None:
+        """Go back to the first `length` tokens."""
+        self._batch.truncate(0, length)
+
+
+class LanguageModel:
+    """A compiled model with its weights and tokenizer. Threads may share one."""
+
+    def __init__(
+        self,
+        files: DecoderFiles,
+        device: str = "cpu",
+        threads: int | None = None,
+        kv_dtype: DType = DType.F32,
+        activations: str = "f32",
+    ) -> None:
+        self.config: DecoderConfig = files.config
+        self.path: Path = files.path
+        self._make_tokenizer = files.tokenizer
+        built = build_decoder(files.config, files.weights, kv_dtype)
+        self.graph = built.graph
+        self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
+        self._compiled.set_params({name: weight.read() for name, weight in built.weights.items()})
+        self._runner = DecoderRunner(files.config, self._compiled, built.caches)
+        self._idle: list[SequenceBatch] = []
+        self._lock = threading.Lock()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        made: Tokenizer = self._make_tokenizer()
+        return made
+
+    @property
+    def report(self) -> CompileReport:
+        """What runs where."""
+        return self._compiled.report
+
+    def session(self) -> DecodeSession:
+        """A new conversation."""
+        return DecodeSession(self._runner)
+
+    @overload
+    def generate(self, prompt: str, max_tokens: int = ..., **options: Any) -> str: ...
+    @overload
+    def generate(self, prompt: Sequence[str], max_tokens: int = ..., **options: Any) -> list[str]: ...
+    def generate(self, prompt: str | Sequence[str], max_tokens: int = 64, **options: Any) -> str | list[str]:
+        """The text that follows `prompt`; several prompts are continued together. Options are those of `complete`."""
+        answers = self.complete([prompt] if isinstance(prompt, str) else prompt, max_tokens, **options)
+        return answers[0].text if isinstance(prompt, str) else [a.text for a in answers]
+
+    def complete(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        max_tokens: int = 64,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> list[Completion]:
+        """Completions of prompts, given as text or token ids, with their tokens and why they ended.
+
+        Sampling is defined in `rlx.models.sampling`; `stop` strings end an answer and are not part of it.
+        """
+        if isinstance(prompts, str):
+            raise OpError("complete: prompts must be a list of prompts; for one text use generate or [text]")
+        options = SamplingOptions(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        if not prompts:
+            return []
+        return _drain(self._write([self._ids(p) for p in prompts], max_tokens, options, stop))
+
+    def stream(self, prompt: str | Sequence[int], max_tokens: int = 64, **options: Any) -> Pieces:
+        """The text that follows `prompt`, piece by piece; pieces are whole characters. Options as for `complete`.
+
+        The generator's value, for those who want it, is the `Completion`.
+        """
+        stop = options.pop("stop", ())
+        answers = self._write([self._ids(prompt)], max_tokens, SamplingOptions(**options), stop)
+        return _first_row(answers)
+
+    def chat(
+        self, messages: str | Sequence[Message], max_tokens: int = 256, stream: bool = False, **options: Any
+    ) -> Any:
+        """The answer to a conversation ([{"role": "user", "content": ..}, ..], or one message as text).
+
+        With `stream=True` an iterator over its pieces.
+        """
+        pieces = self.stream(self.chat_ids(messages), max_tokens, **options)
+        return pieces if stream else "".join(pieces)
+
+    def chat_ids(self, messages: str | Sequence[Message]) -> list[int]:
+        """The prompt of a conversation, by the model's own template."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        turns: list[dict[str, object]] = [dict(message) for message in messages]
+        return self.tokenizer.encode(self.tokenizer.render_chat(turns), add_special=False)
+
+    def logits(self, token_ids: Sequence[int]) -> F32:
+        """f32[len(token_ids), V]: the scores of the token after each position."""
+        ids = [int(t) for t in token_ids]
+        batch, pieces = SequenceBatch(self._runner), range(0, len(ids), PREFILL_CHUNK)
+        if not ids:
+            raise OpError("logits: needs at least one token")
+        return np.concatenate([batch.all_logits(ids[i : i + PREFILL_CHUNK]) for i in pieces])
+
+    def perplexity(self, text: str | Sequence[int], context: int | None = None) -> float:
+        """exp of the mean negative log probability of each token given those before it.
+
+        Longer texts are read in pieces of `context` tokens (the model's own by default), each from its beginning.
+        """
+        ids = self._ids(text)
+        window = min(context or self.config.context, self.config.context)
+        if len(ids) < 2 or window < 2:
+            raise OpError(f"perplexity: needs two tokens and a context of two, got {len(ids)} and {window}")
+        losses = [self._losses(ids[i : i + window]) for i in range(0, len(ids), window)]
+        return math.exp(float(np.concatenate(losses).mean()))
+
+    def _losses(self, ids: Sequence[int]) -> npt.NDArray[np.float64]:
+        """-log p of each token but the first."""
+        batch, found = SequenceBatch(self._runner), []
+        for start in range(0, len(ids), _LOSS_CHUNK):
+            scores = batch.all_logits(ids[start : start + _LOSS_CHUNK]).astype(np.float64)
+            following = np.array(ids[start + 1 : start + 1 + len(scores)], np.int64)
+            scores = scores[: len(following)]
+            top = scores.max(axis=1, keepdims=True)
+            logs = np.log(np.exp(scores - top).sum(axis=1)) + top[:, 0]
+            found.append(logs - scores[np.arange(len(following)), following])
+        return np.concatenate(found)
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        if not ids:
+            raise OpError("generate: the prompt has no tokens; this model needs at least one")
+        return ids
+
+    def _write(
+        self, prompts: list[list[int]], max_tokens: int, options: SamplingOptions, stop: str | Sequence[str]
+    ) -> Steps:
+        if max_tokens < 1:
+            raise OpError(f"generate: max_tokens must be at least 1, got {max_tokens}")
+        longest = max(map(len, prompts), default=0)
+        if longest >= self.config.context:
+            raise ContextOverflow(
+                f"a prompt of {longest} tokens leaves no room in the context of {self.config.context} tokens of this "
+                "model; shorten it"
+            )
+        batch, logits = self._begin(prompts)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        try:
+            return (
+                yield from write(
+                    batch,
+                    self.tokenizer,
+                    logits,
+                    options=options,
+                    max_tokens=max_tokens,
+                    stop=stops,
+                    context=self.config.context,
+                )
+            )
+        finally:
+            self._keep(batch)
+
+    def _begin(self, prompts: list[list[int]]) -> tuple[SequenceBatch, F32]:
+        """Sequences that hold the prompts, and the logits after them. One prompt reuses what a kept one shares."""
+        batch = self._take(prompts[0]) if len(prompts) == 1 else SequenceBatch(self._runner, len(prompts))
+        return batch, batch.extend([ids[len(known) :] for ids, known in zip(prompts, batch.tokens)])
+
+    def _take(self, ids: list[int]) -> SequenceBatch:
+        """The idle sequence that begins most like `ids`, cut to what they share; a new one where none does."""
+        with self._lock:
+            shared = [_shared_length(batch.tokens[0], ids) for batch in self._idle]
+            best = max(range(len(shared)), key=shared.__getitem__, default=None)
+            if best is None or not shared[best]:
+                return SequenceBatch(self._runner)
+            batch = self._idle.pop(best)
+        # The last token is always computed anew: its logits were not kept.
+        batch.truncate(0, min(shared[best], len(ids) - 1))
+        return batch
+
+    def _keep(self, batch: SequenceBatch) -> None:
+        if len(batch.tokens) > 1:
+            return
+        with self._lock:
+            self._idle = [*self._idle, batch][-_KEPT_SESSIONS:]
+
+
+def _shared_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def _first_row(steps: Steps) -> Pieces:
+    """The text of the only sequence."""
+    while True:
+        try:
+            pieces = next(steps)
+        except StopIteration as end:
+            completion: Completion = end.value[0]
+            return completion
+        if pieces[0]:
+            yield pieces[0]
+
+
+def _drain(steps: Steps) -> list[Completion]:
+    """The value of a generator, when its steps are of no interest."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value

@@ -1,0 +1,109 @@
+"""The layers that decoders and encoders are built of, on weights as their file stores them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.models.weights import Weight, WeightFile
+from rlx.ops.operands import convert
+
+if TYPE_CHECKING:
+    from rlx.ir.tensor import Tensor
+    from rlx.models.config import NormKind
+
+
+class Layers:
+    """Appends layers to a graph. Params are called as in the file; those that were used are in `weights`."""
+
+    def __init__(self, graph: Graph, file: WeightFile) -> None:
+        self.graph, self.file = graph, file
+        self.weights: dict[str, Weight] = {}
+        self._params: dict[str, Tensor] = {}
+        self._zero_vectors: dict[int, Tensor] = {}
+
+    def param(self, name: str, dims: tuple[int, ...]) -> tuple[Tensor, Weight]:
+        """The param called `name` and how it is stored."""
+        if name not in self._params:
+            weight = self.weights[name] = self.file.get(name, dims)
+            self._params[name] = self.graph.param(name, weight.packed_dims, weight.dtype)
+        return self._params[name], self.weights[name]
+
+    def vector(self, name: str, size: int) -> Any:
+        """A bias or a norm's factor, as f32."""
+        return convert(self.param(name, (size,))[0], DType.F32)
+
+    def table(self, name: str, dims: tuple[int, ...]) -> Any:
+        """A float tensor as f32."""
+        param, weight = self.param(name, dims)
+        if weight.scheme is not None:
+            return ops.dequant_gather(param, ops.iota((dims[0],), DType.I32, 0), scheme=weight.scheme, k=dims[1])
+        return convert(param, DType.F32)
+
+    def linear(self, x: Any, role: str, layer: int | None, outputs: int) -> Any:
+        """x·Wᵀ + b, the bias being added where the file has one."""
+        name = self.file.name(role, layer)
+        y = self._product(x, f"{name}.weight", outputs)
+        if self.file.has(role, layer, "bias"):
+            y = ops.add(y, self.vector(f"{name}.bias", outputs))
+        return y
+
+    def _product(self, x: Any, name: str, outputs: int) -> Any:
+        """x·Wᵀ for a weight [out, in]."""
+        param, weight = self.param(name, (outputs, x.shape[-1]))
+        if weight.scheme is not None:
+            return ops.dequant_matmul(x, param, scheme=weight.scheme, n=outputs)
+        return ops.matmul(x, ops.transpose(convert(param, DType.F32), (1, 0)))
+
+    def expert_product(self, x: Any, role: str, layer: int, experts: int, outputs: int, ids: Any) -> Any:
+        """Row i of x [M, K] times the matrix of expert ids[i]."""
+        name = f"{self.file.name(role, layer)}.weight"
+        param, weight = self.param(name, (experts, outputs, x.shape[-1]))
+        if weight.scheme is not None:
+            return ops.dequant_grouped_matmul(x, param, ids, scheme=weight.scheme, n=outputs)
+        return ops.grouped_matmul(x, ops.transpose(convert(param, DType.F32), (0, 2, 1)), ids)
+
+    def embedding(self, ids: Any, role: str, rows: int, width: int) -> Any:
+        """Row ids[i..] of a table, as f32."""
+        param, weight = self.param(f"{self.file.name(role)}.weight", (rows, width))
+        if weight.scheme is not None:
+            return ops.dequant_gather(param, ids, scheme=weight.scheme, k=width)
+        return convert(ops.gather(param, ids), DType.F32)
+
+    def norm(self, x: Any, role: str, layer: int | None, kind: NormKind, eps: float) -> Any:
+        """Normalisation over the last axis."""
+        name, size = self.file.name(role, layer), x.shape[-1]
+        gamma = self.vector(f"{name}.weight", size)
+        beta = self.vector(f"{name}.bias", size) if self.file.has(role, layer, "bias") else self._zeros(size)
+        return (ops.rms_norm if kind == "rms" else ops.layer_norm)(x, gamma, beta, eps=eps)
+
+    def _zeros(self, size: int) -> Any:
+        """The beta of norms that have none; one for all of them."""
+        if size not in self._zero_vectors:
+            self._zero_vectors[size] = self.graph.constant(np.zeros(size, np.float32))
+        return self._zero_vectors[size]
+
+
+def append_to_cache(cache: Any, new: Any, places: Any) -> Any:
+    """`cache` [B, H, C, ..] with `new` [B, S, H, ..] at places[b, s, 0] of its third axis.
+
+    Rows may stand at different places. Places beyond the capacity C are dropped: those of padding can be.
+    """
+    return ops.scatter_nd(cache, places, convert(new, cache.dtype), axes=(2,), batch_dims=1, mode="drop")
+
+
+def quantized_rows(x: Any) -> tuple[Any, Any]:
+    """x [.., D] as i8 codes and one f32 scale per row, so that x ≈ code·scale: scale = max|x|/127."""
+    scale = ops.div(ops.reduce_max(ops.abs_(x), (-1,)), 127.0)
+    divisor = ops.expand_dims(ops.where(ops.gt(scale, 0.0), scale, 1.0), -1)
+    return ops.cast(ops.round_(ops.div(x, divisor)), DType.I8), scale
+
+
+def split_last(x: Any, sizes: tuple[int, ...]) -> list[Any]:
+    """The parts of the last axis, one after the other."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [ops.narrow(x, -1, start, size) for start, size in zip(starts, sizes)]

@@ -1,0 +1,119 @@
+"""Finding a model: a GGUF file, a Hugging Face directory, or a name that `rlx pull` knows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.errors import FormatError
+from rlx.models import weight_names
+from rlx.models.config import DecoderConfig
+from rlx.models.weights import WeightFile, gguf_weights, hf_weights
+
+# A config of a model is small; a larger file is not what it claims to be.
+_MAX_CONFIG_BYTES = 16 << 20
+
+
+class DecoderFiles(NamedTuple):
+    """What is needed to build a language model; the tokenizer is only made when text is."""
+
+    path: Path
+    config: DecoderConfig
+    weights: WeightFile
+    tokenizer: Callable[[], Any]
+
+
+def find_model(path_or_name: str | os.PathLike[str]) -> Path:
+    """The file or directory of a model; names are pulled into the cache."""
+    path = Path(path_or_name).expanduser()
+    if path.exists():
+        return path
+    if path.is_absolute() or os.fspath(path_or_name).startswith("."):
+        raise FormatError(f"{path}: there is no such file or directory; give a path, or a name that `rlx pull` knows")
+    from rlx.models.pull import pull
+
+    return pull(os.fspath(path_or_name))
+
+
+def open_decoder(path: Path) -> DecoderFiles:
+    """The config and weights of a language model."""
+    if path.is_dir():
+        ggufs = sorted(path.glob("*.gguf"))
+        if (path / "config.json").is_file():
+            return _open_directory(path)
+        if len(ggufs) != 1:
+            raise FormatError(
+                f"{path}: a model directory has a config.json or exactly one .gguf file, this has {len(ggufs)}"
+            )
+        path = ggufs[0]
+    return _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> DecoderFiles:
+    from rlx.formats.gguf import open_gguf
+    from rlx.models.config_gguf import decoder_config_from_gguf
+    from rlx.models.tokenizer import Tokenizer
+
+    file = open_gguf(path)
+    tensors = file.tensors
+
+    def factors(name: str) -> tuple[float, ...]:
+        if name not in tensors:
+            raise FormatError(f"{path}: the tensor {name!r} is missing")
+        return tuple(np.asarray(tensors[name].array(), np.float64).reshape(-1).tolist())
+
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    config = decoder_config_from_gguf(file.metadata, shapes, factors)
+    return DecoderFiles(path, config, gguf_weights(tensors, path.name), lambda: Tokenizer.from_gguf(file))
+
+
+def _open_directory(path: Path) -> DecoderFiles:
+    from rlx.formats.safetensors import open_safetensors
+    from rlx.models.config_hf import decoder_config_from_hf
+    from rlx.models.tokenizer import Tokenizer
+
+    config = decoder_config_from_hf(read_json(path / "config.json"))
+    family = config.family
+    weights = hf_weights(
+        open_safetensors(path).tensors,
+        weight_names.HF_DECODERS[family],
+        path.name,
+        layers=config.layers,
+        prefix=weight_names.HF_PREFIX[family],
+        experts=config.moe.experts if config.moe is not None else 0,
+        in_out=family in weight_names.HF_IN_OUT,
+        norms_plus_one=family in weight_names.HF_NORM_PLUS_ONE,
+    )
+    return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON object."""
+    value = _parsed(path)
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: a JSON object is needed, got {type(value).__name__}")
+    return value
+
+
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """A small JSON list of objects."""
+    value = _parsed(path)
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise FormatError(f"{path}: a JSON list of objects is needed")
+    return value
+
+
+def _parsed(path: Path) -> Any:
+    if not path.is_file():
+        raise FormatError(f"{path}: there is no such file; a Hugging Face model directory has one")
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        raise FormatError(f"{path}: {path.stat().st_size} bytes are too many for a config")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON: {error}") from None

@@ -1,0 +1,202 @@
+"""`TextEncoder`: texts to vectors; `load_encoder` makes one from a Hugging Face directory or a name.
+
+encoder = rlx.load_encoder("minilm")
+vectors = encoder.embed(["one text", "another text"])      # f32[2, 384]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.backends.api import CompileOptions
+from rlx.errors import BindingError, FormatError, OpError
+from rlx.models import weight_names
+from rlx.models.config import EncoderConfig
+from rlx.models.config_hf_encoders import encoder_config_from_directory
+from rlx.models.encoder import build_encoder, relative_buckets
+from rlx.models.model_files import find_model, read_json
+from rlx.models.rope_tables import rope_tables
+from rlx.models.weights import WeightFile, hf_weights
+from rlx.runtime.session import Session
+
+if TYPE_CHECKING:
+    from rlx.compile.report import CompileReport
+    from rlx.models.tokenizer import Tokenizer
+
+F32 = npt.NDArray[np.float32]
+Progress = Callable[[int, int], None]
+
+
+def load_encoder(
+    path_or_name: str | os.PathLike[str],
+    device: str = "cpu",
+    threads: int | None = None,
+    weights: str | None = None,
+    activations: str = "f32",
+) -> TextEncoder:
+    """A text encoder from a Hugging Face directory or a name such as "minilm".
+
+    `weights` names a GGUF type such as "q8_0", to which the matrices are quantised while loading; "int8" is short for
+    eight bits. With `activations="int8"` products multiply codes of 8 bits, of weights and of activations: about twice
+    as fast, and vectors that differ a little.
+    """
+    from rlx.formats.safetensors import open_safetensors
+    from rlx.models.tokenizer import Tokenizer
+
+    if activations not in ("f32", "int8"):
+        raise OpError(f"load_encoder: activations must be 'f32' or 'int8', got {activations!r}")
+    path = find_model(path_or_name)
+    if not path.is_dir():
+        raise FormatError(f"{path}: an encoder is a Hugging Face directory with config.json and model.safetensors")
+    config = encoder_config_from_directory(path)
+    file = hf_weights(
+        open_safetensors(path).tensors,
+        weight_names.HF_ENCODERS[config.family],
+        path.name,
+        layers=config.layers,
+        prefix=weight_names.HF_ENCODER_PREFIX[config.family],
+    )
+    # Eight bits on both sides have a form of their own, with a scale for each column: floats are left for it.
+    if weights not in (None, "f32") and (weights, activations) != ("int8", "int8"):
+        file.quantize("q8_0" if weights == "int8" else weights, config.layers)
+    return TextEncoder(config, file, lambda: Tokenizer.from_directory(path), path, device, threads, activations)
+
+
+class TextEncoder:
+    """A compiled encoder with its weights and tokenizer. Threads may share one."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        weights: WeightFile,
+        tokenizer: Callable[[], Tokenizer],
+        path: Path,
+        device: str = "cpu",
+        threads: int | None = None,
+        activations: str = "f32",
+    ) -> None:
+        self.config, self.path = config, path
+        self._make_tokenizer = tokenizer
+        built = build_encoder(config, weights)
+        self.graph = built.graph
+        self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
+        self._compiled.set_params({name: weight.read() for name, weight in built.weights.items()})
+        self._position_inputs = lru_cache(64)(self._make_position_inputs)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return self._make_tokenizer()
+
+    @cached_property
+    def prompts(self) -> Mapping[str, str]:
+        """Texts that the model wants before its inputs, by name; from `config_sentence_transformers.json`."""
+        return {str(k): str(v) for k, v in self._settings.get("prompts", {}).items()}
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        file = self.path / "config_sentence_transformers.json"
+        return read_json(file) if file.is_file() else {}
+
+    @cached_property
+    def _lowers_case(self) -> bool:
+        file = self.path / "sentence_bert_config.json"
+        return bool(read_json(file).get("do_lower_case")) if file.is_file() else False
+
+    @property
+    def report(self) -> CompileReport:
+        """What runs where."""
+        return self._compiled.report
+
+    @property
+    def dimension(self) -> int:
+        """The length of a vector."""
+        return self.config.hidden * len(self.config.pooling)
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        batch_size: int = 32,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        progress: Progress | None = None,
+    ) -> F32:
+        """One vector per text, f32[n, dimension]; for a single string f32[dimension].
+
+        Texts longer than the model reads are cut. `prompt` (or the one that the model calls `prompt_name`) is put
+        before each text. `progress(done, all)` is called after each batch.
+        """
+        if batch_size < 1:
+            raise OpError(f"embed: batch_size must be at least 1, got {batch_size}")
+        many = [texts] if isinstance(texts, str) else list(texts)
+        before = self._prompt(prompt, prompt_name)
+        ids = self.token_ids([before + text for text in many]) if many else []
+        # Texts of similar length share a batch, so that little of it is padding.
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        vectors = np.empty((len(ids), self.dimension), np.float32)
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            vectors[chosen] = self._run([ids[i] for i in chosen])[1]
+            if progress is not None:
+                progress(min(start + batch_size, len(order)), len(order))
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text, cut to what the model reads."""
+        read = [text.lower() for text in texts] if self._lowers_case else texts
+        return self.tokenizer.encode_batch(read, max_length=self.config.context)
+
+    def forward(self, ids: npt.ArrayLike, mask: npt.ArrayLike | None = None) -> F32:
+        """Hidden states f32[n, s, d] of token ids [n, s]; mask is 1 for tokens and 0 for padding on the right.
+
+        Hidden states of padding mean nothing.
+        """
+        tokens = np.asarray(ids)
+        if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or 0 in tokens.shape:
+            raise BindingError(f"forward: ids must be whole numbers [n, s], got {tokens.dtype}{list(tokens.shape)}")
+        present = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask).astype(bool)
+        if present.shape != tokens.shape:
+            raise BindingError(f"forward: mask must have the shape of ids {tokens.shape}, got {present.shape}")
+        if (present[:, 1:] > present[:, :-1]).any() or not present[:, 0].all():
+            raise BindingError("forward: padding must stand on the right: each row of mask is ones, then zeros")
+        return self._run([row[:n].tolist() for row, n in zip(tokens, present.sum(1))], tokens.shape[1])[0]
+
+    def _prompt(self, prompt: str | None, name: str | None) -> str:
+        if prompt is not None and name is not None:
+            raise OpError("embed: give prompt or prompt_name, not both")
+        if prompt is not None:
+            return prompt
+        name = name if name is not None else self._settings.get("default_prompt_name")
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise OpError(f"embed: this model has no prompt {name!r}; it has: {known}")
+        return self.prompts[name]
+
+    def _run(self, ids: Sequence[Sequence[int]], length: int | None = None) -> list[F32]:
+        """Hidden states and vectors of one batch."""
+        lengths = np.array([len(row) for row in ids], np.int32)
+        seq = max(int(lengths.max()), 1) if length is None else length
+        if seq > self.config.context:
+            raise BindingError(f"{seq} tokens are more than the {self.config.context} that this model reads")
+        tokens = np.full((len(ids), seq), self.config.pad_id, np.int32)
+        for row, given in enumerate(ids):
+            tokens[row, : len(given)] = given
+        inputs = {"ids": tokens, "lengths": lengths, **self._position_inputs(seq)}
+        return [np.asarray(x) for x in self._compiled.run(inputs)]
+
+    def _make_position_inputs(self, seq: int) -> dict[str, npt.NDArray[Any]]:
+        c = self.config
+        if c.rope is not None:
+            cos, sin = rope_tables(c.rope, seq)
+            return {"rope.cos": cos, "rope.sin": sin}
+        if c.relative_buckets:
+            return {"buckets": relative_buckets(seq, c.relative_buckets, c.relative_max_distance)}
+        return {}

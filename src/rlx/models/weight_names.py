@@ -1,0 +1,176 @@
+"""Where model files keep each weight: role -> name, `{i}` being the layer.
+
+A name stands for `<name>.weight` and, where the file has one, `<name>.bias`. Hugging Face files may leave out a prefix
+that all names share (`model.`, `bert.`), depending on the class that saved them.
+"""
+
+from __future__ import annotations
+
+GGUF: dict[str, str] = {
+    "embed": "token_embd",
+    "positions": "position_embd",
+    "final_norm": "output_norm",
+    "head": "output",
+    "attn_norm": "blk.{i}.attn_norm",
+    "ffn_norm": "blk.{i}.ffn_norm",
+    "post_attn_norm": "blk.{i}.post_attention_norm",
+    "post_ffn_norm": "blk.{i}.post_ffw_norm",
+    "q": "blk.{i}.attn_q",
+    "k": "blk.{i}.attn_k",
+    "v": "blk.{i}.attn_v",
+    "qkv": "blk.{i}.attn_qkv",
+    "o": "blk.{i}.attn_output",
+    "q_norm": "blk.{i}.attn_q_norm",
+    "k_norm": "blk.{i}.attn_k_norm",
+    "gate": "blk.{i}.ffn_gate",
+    "up": "blk.{i}.ffn_up",
+    "gate_up": "blk.{i}.ffn_up",
+    "down": "blk.{i}.ffn_down",
+    "router": "blk.{i}.ffn_gate_inp",
+    "experts_gate": "blk.{i}.ffn_gate_exps",
+    "experts_up": "blk.{i}.ffn_up_exps",
+    "experts_down": "blk.{i}.ffn_down_exps",
+    "shared_router": "blk.{i}.ffn_gate_inp_shexp",
+    "shared_gate": "blk.{i}.ffn_gate_shexp",
+    "shared_up": "blk.{i}.ffn_up_shexp",
+    "shared_down": "blk.{i}.ffn_down_shexp",
+}
+
+_LLAMA: dict[str, str] = {
+    "embed": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "head": "lm_head",
+    "attn_norm": "model.layers.{i}.input_layernorm",
+    "ffn_norm": "model.layers.{i}.post_attention_layernorm",
+    "q": "model.layers.{i}.self_attn.q_proj",
+    "k": "model.layers.{i}.self_attn.k_proj",
+    "v": "model.layers.{i}.self_attn.v_proj",
+    "o": "model.layers.{i}.self_attn.o_proj",
+    "q_norm": "model.layers.{i}.self_attn.q_norm",
+    "k_norm": "model.layers.{i}.self_attn.k_norm",
+    "gate": "model.layers.{i}.mlp.gate_proj",
+    "up": "model.layers.{i}.mlp.up_proj",
+    "down": "model.layers.{i}.mlp.down_proj",
+}
+_GEMMA: dict[str, str] = _LLAMA | {
+    "post_attn_norm": "model.layers.{i}.post_attention_layernorm",
+    "ffn_norm": "model.layers.{i}.pre_feedforward_layernorm",
+    "post_ffn_norm": "model.layers.{i}.post_feedforward_layernorm",
+}
+_PHI3: dict[str, str] = _LLAMA | {
+    "qkv": "model.layers.{i}.self_attn.qkv_proj",
+    "gate_up": "model.layers.{i}.mlp.gate_up_proj",
+}
+_GPT2: dict[str, str] = {
+    "embed": "transformer.wte",
+    "positions": "transformer.wpe",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "attn_norm": "transformer.h.{i}.ln_1",
+    "ffn_norm": "transformer.h.{i}.ln_2",
+    "qkv": "transformer.h.{i}.attn.c_attn",
+    "o": "transformer.h.{i}.attn.c_proj",
+    "up": "transformer.h.{i}.mlp.c_fc",
+    "down": "transformer.h.{i}.mlp.c_proj",
+}
+_QWEN_MOE: dict[str, str] = _LLAMA | {
+    "router": "model.layers.{i}.mlp.gate",
+    "experts_gate": "model.layers.{i}.mlp.experts.{e}.gate_proj",
+    "experts_up": "model.layers.{i}.mlp.experts.{e}.up_proj",
+    "experts_down": "model.layers.{i}.mlp.experts.{e}.down_proj",
+    "shared_router": "model.layers.{i}.mlp.shared_expert_gate",
+    "shared_gate": "model.layers.{i}.mlp.shared_expert.gate_proj",
+    "shared_up": "model.layers.{i}.mlp.shared_expert.up_proj",
+    "shared_down": "model.layers.{i}.mlp.shared_expert.down_proj",
+}
+_MIXTRAL: dict[str, str] = _LLAMA | {
+    "router": "model.layers.{i}.block_sparse_moe.gate",
+    "experts_gate": "model.layers.{i}.block_sparse_moe.experts.{e}.w1",
+    "experts_up": "model.layers.{i}.block_sparse_moe.experts.{e}.w3",
+    "experts_down": "model.layers.{i}.block_sparse_moe.experts.{e}.w2",
+}
+
+HF_DECODERS: dict[str, dict[str, str]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _MIXTRAL,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "qwen2_moe": _QWEN_MOE,
+    "qwen3_moe": _QWEN_MOE,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "phi3": _PHI3,
+    "gpt2": _GPT2,
+}
+# Families whose files keep linear weights as [in, out], and those whose norms keep w for a factor of 1 + w.
+HF_IN_OUT = frozenset({"gpt2"})
+HF_NORM_PLUS_ONE = frozenset({"gemma2", "gemma3_text"})
+# The prefix that files saved from the bare model (without a head) leave out.
+HF_PREFIX = {family: "transformer." if family == "gpt2" else "model." for family in HF_DECODERS}
+
+_BERT: dict[str, str] = {
+    "embed": "bert.embeddings.word_embeddings",
+    "positions": "bert.embeddings.position_embeddings",
+    "token_types": "bert.embeddings.token_type_embeddings",
+    "embed_norm": "bert.embeddings.LayerNorm",
+    "q": "bert.encoder.layer.{i}.attention.self.query",
+    "k": "bert.encoder.layer.{i}.attention.self.key",
+    "v": "bert.encoder.layer.{i}.attention.self.value",
+    "o": "bert.encoder.layer.{i}.attention.output.dense",
+    "attn_norm": "bert.encoder.layer.{i}.attention.output.LayerNorm",
+    "up": "bert.encoder.layer.{i}.intermediate.dense",
+    "down": "bert.encoder.layer.{i}.output.dense",
+    "ffn_norm": "bert.encoder.layer.{i}.output.LayerNorm",
+}
+_ROBERTA: dict[str, str] = {role: name.replace("bert.", "roberta.", 1) for role, name in _BERT.items()}
+_DISTILBERT: dict[str, str] = {
+    "embed": "distilbert.embeddings.word_embeddings",
+    "positions": "distilbert.embeddings.position_embeddings",
+    "embed_norm": "distilbert.embeddings.LayerNorm",
+    "q": "distilbert.transformer.layer.{i}.attention.q_lin",
+    "k": "distilbert.transformer.layer.{i}.attention.k_lin",
+    "v": "distilbert.transformer.layer.{i}.attention.v_lin",
+    "o": "distilbert.transformer.layer.{i}.attention.out_lin",
+    "attn_norm": "distilbert.transformer.layer.{i}.sa_layer_norm",
+    "up": "distilbert.transformer.layer.{i}.ffn.lin1",
+    "down": "distilbert.transformer.layer.{i}.ffn.lin2",
+    "ffn_norm": "distilbert.transformer.layer.{i}.output_layer_norm",
+}
+_MPNET: dict[str, str] = {
+    "embed": "mpnet.embeddings.word_embeddings",
+    "positions": "mpnet.embeddings.position_embeddings",
+    "embed_norm": "mpnet.embeddings.LayerNorm",
+    "relative_bias": "mpnet.encoder.relative_attention_bias",
+    "q": "mpnet.encoder.layer.{i}.attention.attn.q",
+    "k": "mpnet.encoder.layer.{i}.attention.attn.k",
+    "v": "mpnet.encoder.layer.{i}.attention.attn.v",
+    "o": "mpnet.encoder.layer.{i}.attention.attn.o",
+    "attn_norm": "mpnet.encoder.layer.{i}.attention.LayerNorm",
+    "up": "mpnet.encoder.layer.{i}.intermediate.dense",
+    "down": "mpnet.encoder.layer.{i}.output.dense",
+    "ffn_norm": "mpnet.encoder.layer.{i}.output.LayerNorm",
+}
+_NOMIC: dict[str, str] = {
+    "embed": "bert.embeddings.word_embeddings",
+    "token_types": "bert.embeddings.token_type_embeddings",
+    "embed_norm": "bert.emb_ln",
+    "qkv": "bert.encoder.layers.{i}.attn.Wqkv",
+    "o": "bert.encoder.layers.{i}.attn.out_proj",
+    "attn_norm": "bert.encoder.layers.{i}.norm1",
+    "up": "bert.encoder.layers.{i}.mlp.fc11",
+    "gate": "bert.encoder.layers.{i}.mlp.fc12",
+    "down": "bert.encoder.layers.{i}.mlp.fc2",
+    "ffn_norm": "bert.encoder.layers.{i}.norm2",
+}
+
+HF_ENCODERS: dict[str, dict[str, str]] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "distilbert": _DISTILBERT,
+    "mpnet": _MPNET,
+    "nomic_bert": _NOMIC,
+}
+# The prefix of the encoder inside files that also hold a head; files of the encoder alone leave it out.
+HF_ENCODER_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_ENCODERS.items()}

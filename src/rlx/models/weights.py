@@ -1,0 +1,210 @@
+"""The weights of a model file as the graph builders see them: name -> `Weight`, read only when a program needs it.
+
+A `WeightFile` also remembers which tensors were asked for: what is left over at the end is a tensor that the program
+does not know, and refused, because a model without it would silently be another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rlx.errors import FormatError
+from rlx.ir.dtype import DType
+from rlx.ir.quant import QuantScheme
+from rlx.models import weight_names
+
+if TYPE_CHECKING:
+    from rlx.formats.gguf import GgufTensor
+    from rlx.formats.safetensors import SafetensorsTensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_HF_FLOATS = ("F32", "F16", "BF16", "F64")
+_LINEAR_ROLES = frozenset(
+    {"q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down"}
+    | {f"{kind}_{part}" for kind in ("experts", "shared") for part in ("gate", "up", "down")}
+)
+
+
+class Weight(NamedTuple):
+    """A stored tensor: its dims, how it is stored, and how to get it.
+
+    With a `scheme`, `read` gives the packed rows u8[.., bytes of a row]; otherwise the array in its own dtype.
+    """
+
+    dims: tuple[int, ...]
+    dtype: DType
+    scheme: QuantScheme | None
+    read: Callable[[], Array]
+
+    @property
+    def packed_dims(self) -> tuple[int, ...]:
+        """The dims of what `read` gives."""
+        if self.scheme is None:
+            return self.dims
+        return (*self.dims[:-1], self.scheme.packed_bytes(self.dims[-1], 1))
+
+
+def plain_weight(array: Array) -> Weight:
+    """A weight that is an array already."""
+    return Weight(array.shape, DType.of(array.dtype), None, lambda: array)
+
+
+class WeightFile:
+    """Weights by role. `names` maps roles to names with `{i}` for the layer; a name stands for .weight and .bias."""
+
+    def __init__(self, what: str, names: Mapping[str, str], weights: Mapping[str, Weight]) -> None:
+        self.what, self._names, self._weights = what, names, dict(weights)
+        self._used: set[str] = set()
+
+    def name(self, role: str, layer: int | None = None) -> str:
+        """The name of a role, without .weight."""
+        return self._names[role].replace("{i}", str(layer))
+
+    def has(self, role: str, layer: int | None = None, part: str = "weight") -> bool:
+        return role in self._names and f"{self.name(role, layer)}.{part}" in self._weights
+
+    def get(self, name: str, dims: tuple[int, ...]) -> Weight:
+        """The tensor called `name`, which must have these dims."""
+        found = self._weights.get(name)
+        if found is None:
+            raise FormatError(f"{self.what}: the tensor {name!r} {list(dims)} is missing")
+        if found.dims != dims:
+            raise FormatError(
+                f"{self.what}: the tensor {name!r} must have the shape {list(dims)}, got {list(found.dims)}"
+            )
+        self._used.add(name)
+        return found
+
+    def quantize(self, type: str, layers: int) -> None:
+        """Keep the matrices of linear layers as blocks of a GGUF type, where they are floats and their rows are whole
+        blocks; embeddings, norms and routers stay as they are."""
+        from rlx.formats.gguf import tensor_type
+
+        scheme = QuantScheme.of_ggml(tensor_type(type).name)
+        for name in _linear_names(self._names, layers):
+            weight = self._weights.get(name)
+            if weight is not None and weight.scheme is None and weight.dims[-1] % (scheme.gguf_block_size or 1) == 0:
+                self._weights[name] = _quantized(weight, scheme, type)
+
+    def refuse_unused(self, ignored: Callable[[str], bool]) -> None:
+        """Refuse a file with tensors that nobody asked for, except those whose names are `ignored`."""
+        unknown = [n for n in self._weights if n not in self._used and not ignored(n)]
+        if unknown:
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            raise FormatError(
+                f"{self.what}: this architecture has no use for the tensor {', '.join(map(repr, unknown[:3]))}{more}; "
+                "the file is of a variant that is not supported"
+            )
+
+
+def gguf_weights(tensors: Mapping[str, GgufTensor], what: str) -> WeightFile:
+    """The weights of an open GGUF file."""
+    found = {name: _gguf_weight(t) for name, t in tensors.items()}
+    for name, weight in found.items():
+        if name.endswith(".ffn_gate_inp_shexp.weight") and len(weight.dims) == 1:
+            # A router with one output, whose axis of size 1 the format drops.
+            found[name] = _as_matrix(weight)
+    return WeightFile(what, weight_names.GGUF, found)
+
+
+def _as_matrix(row: Weight) -> Weight:
+    return row._replace(dims=(1, *row.dims), read=lambda: row.read()[None])
+
+
+def _gguf_weight(tensor: GgufTensor) -> Weight:
+    kind = tensor.type
+    if kind.dtype is not None:
+        return Weight(tensor.shape, DType.of(kind.dtype), None, tensor.array)
+    scheme = QuantScheme.of_ggml(kind.name)
+    row = scheme.packed_bytes(tensor.shape[-1], 1)
+    return Weight(tensor.shape, DType.U8, scheme, lambda: tensor.data().reshape(*tensor.shape[:-1], row))
+
+
+def hf_weights(
+    tensors: Mapping[str, SafetensorsTensor],
+    names: Mapping[str, str],
+    what: str,
+    *,
+    layers: int,
+    prefix: str = "",
+    experts: int = 0,
+    in_out: bool = False,
+    norms_plus_one: bool = False,
+) -> WeightFile:
+    """The weights of open safetensors files; `prefix` is put back where the file left it out.
+
+    The matrices of `experts` become one stack each, called by their name without the expert's number. With
+    `norms_plus_one` norms are stored as w for a factor of 1 + w, and given as that factor; with `in_out` matrices are
+    stored as [in, out], and given as [out, in].
+    """
+    found = {name: _hf_weight(tensor) for name, tensor in tensors.items()}
+    if prefix and not any(name.startswith(prefix) for name in found):
+        head = names.get("head", "") + ".weight"
+        found = {name if name == head else prefix + name: w for name, w in found.items()}
+    renamed = dict(names)
+    for role, template in names.items():
+        if "{e}" in template and experts:
+            renamed[role] = template.replace(".{e}", "")
+            _stack_experts(found, template, renamed[role], layers, experts)
+    if norms_plus_one:
+        norms = {
+            template.format(i=i) for role, template in names.items() if role.endswith("norm") for i in range(layers)
+        }
+        found = {name: _plus_one(w) if name.removesuffix(".weight") in norms else w for name, w in found.items()}
+    if in_out:
+        linear = _linear_names(names, layers)
+        found = {name: _transposed(w) if name in linear else w for name, w in found.items()}
+    return WeightFile(what, renamed, found)
+
+
+def _linear_names(names: Mapping[str, str], layers: int) -> set[str]:
+    """The weights of linear layers."""
+    patterns = [name for role, name in names.items() if role in _LINEAR_ROLES]
+    return {f"{pattern.replace('{i}', str(i))}.weight" for pattern in patterns for i in range(layers)}
+
+
+def _hf_weight(tensor: SafetensorsTensor) -> Weight:
+    dtype = tensor.type.dtype
+    if dtype is not None and tensor.type.name in _HF_FLOATS:
+        return Weight(tensor.shape, DType.of(dtype), None, tensor.array)
+
+    def refuse() -> Array:
+        kinds = ", ".join(_HF_FLOATS)
+        raise FormatError(f"{tensor.path}: weights are {kinds}; the tensor {tensor.name!r} is {tensor.type}")
+
+    return Weight(tensor.shape, DType.U8, None, refuse)
+
+
+def _stack_experts(found: dict[str, Weight], template: str, stacked: str, layers: int, experts: int) -> None:
+    """Put one stack in the place of the matrices of each layer that has experts."""
+    for layer in range(layers):
+        members = [f"{template.format(i=layer, e=e)}.weight" for e in range(experts)]
+        present = [found.pop(m) for m in members if m in found]
+        if not present:
+            continue
+        if len(present) != experts or len({(w.dims, w.dtype) for w in present}) != 1:
+            raise FormatError(f"{members[0]!r} and its like must be {experts} matrices of one shape and type")
+        found[f"{stacked.format(i=layer)}.weight"] = _stack(present)
+
+
+def _stack(parts: list[Weight]) -> Weight:
+    return Weight((len(parts), *parts[0].dims), parts[0].dtype, None, lambda: np.stack([part.read() for part in parts]))
+
+
+def _transposed(weight: Weight) -> Weight:
+    return weight._replace(dims=weight.dims[::-1], read=lambda: weight.read().T)
+
+
+def _quantized(weight: Weight, scheme: QuantScheme, type: str) -> Weight:
+    from rlx.formats.gguf import quantize
+
+    packed = Weight(weight.dims, DType.U8, scheme, weight.read)
+    return packed._replace(read=lambda: quantize(weight.read(), type).reshape(packed.packed_dims))
+
+
+def _plus_one(weight: Weight) -> Weight:
+    return Weight(weight.dims, DType.F32, None, lambda: weight.read().astype(np.float32) + np.float32(1))

@@ -1,0 +1,191 @@
+"""Weights in panels: which are packed, that programs mean the same, and that kernels read the panels as they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import ops
+from rlx.compile.compiler import CompilePipeline
+from rlx.compile.join_quantized import join_quantized
+from rlx.compile.panels import pack_weights, panels_below
+from rlx.compile.quantized_panels import pack_quantized
+from rlx.ir.graph import Graph
+from rlx.ir.leaves import Param
+from rlx.ir.quant import QuantScheme
+from rlx.ops.quantized_panels import QuantPanels
+
+rng = np.random.default_rng(5)
+
+
+def linear(k: int, n: int, transposed: bool = False, dtype: str = "f32") -> Graph:
+    g = Graph("linear")
+    x, w = g.input("x", ("B", k), dtype), g.param("w", (n, k) if transposed else (k, n), dtype)
+    g.set_outputs([ops.relu(x @ (ops.transpose(w, (1, 0)) if transposed else w))])
+    return g
+
+
+def normal(*dims: int) -> np.ndarray:
+    return rng.normal(size=dims).astype(np.float32)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("n", [64, 96, 120, 128])
+def test_a_packed_program_means_the_same(n: int, transposed: bool):
+    g = linear(40, n, transposed)
+    packed = pack_weights(g, lambda dtype, columns: 32)
+    assert packed is not g
+    given = {"x": normal(3, 40), "w": normal(n, 40) if transposed else normal(40, n)}
+    compare = [rlx.Session("reference").compile(p) for p in (g, packed)]
+    for c in compare:
+        c.set_param("w", given["w"])
+    [wanted], [found] = (c.run({"x": given["x"]}) for c in compare)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_is_packed():
+    def width(dtype: object, n: int) -> int:
+        return 32
+
+    # One panel as it is; a panel that would be mostly zeros; both keep the weight as it is.
+    for n in (32, 20, 33, 40):
+        assert pack_weights(g := linear(16, n), width) is g
+    assert pack_weights(linear(16, 60), width) is not None
+    g = Graph("inputs")
+    g.set_outputs([g.input("x", (4, 16)) @ g.input("w", (16, 64))])
+    assert pack_weights(g, width) is g
+
+
+def test_equal_weights_are_packed_once():
+    g = Graph("shared")
+    w = g.param("w", (16, 64))
+    g.set_outputs([g.input("x", (4, 16)) @ w, g.input("y", (8, 16)) @ w])
+    packed = pack_weights(g, lambda dtype, n: 32)
+    products = [n for n in packed.nodes if n.op.mnemonic == "matmul"]
+    assert len({n.inputs[1] for n in products}) == 1
+
+
+def test_main_reads_panels_and_no_longer_the_weight():
+    result = CompilePipeline.new("cpu").compile(linear(48, 192, transposed=True))
+    assert [k.kind for k in result.lir.kernels if k.kind != "view"] == ["matmul"]
+    graph = result.lir.as_graph()
+    assert [n.op.key for n in graph.params if isinstance(n.op, Param)] == ["prepared.0"]
+    (product,) = (n for n in graph.nodes if n.op.mnemonic == "matmul")
+    covered = set(result.lir.kernels[-1].nodes)
+    panels = panels_below(graph, product.inputs[1], covered)
+    assert panels is not None and graph.shape(panels.node).dims == (192 // panels.width, 48, panels.width)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16", "i8", "i32"])
+def test_every_dtype_from_panels(dtype: str):
+    k, n = 30, 200
+    kind = rlx.DType.of(dtype).numpy
+    g = linear(k, n, dtype=dtype)
+    x, w = ((rng.normal(size=dims) * 3).astype(kind) for dims in ((7, k), (k, n)))
+    results = []
+    for device in ("cpu", "reference"):
+        c = rlx.Session(device).compile(g)
+        c.set_param("w", w)
+        results.append(np.asarray(c.run({"x": x})[0]).astype(np.float64))
+    unit = {"f64": 2.0**-50, "f32": 2.0**-20, "bf16": 2.0**-7, "f16": 2.0**-9}.get(dtype, 0.0)
+    np.testing.assert_allclose(*results, rtol=unit, atol=unit * np.abs(results[1]).max())
+
+
+def test_quantised_weights_have_one_layout_for_products_and_lookups():
+    scheme = QuantScheme.GgufQ4_1
+    k, n = 64, 96
+    count = scheme.packed_bytes(k, n)
+    g = Graph("tied")
+    x, ids, w = g.input("x", ("B", k)), g.input("ids", ("S",), "i32"), g.param("w", (count,), "u8")
+    y: Any = ops.dequant_matmul(x, w, scheme=scheme, n=n)
+    g.set_outputs([ops.silu(y) * 2.0, ops.dequant_gather(w, ids, scheme=scheme, k=k)])
+    packed = pack_quantized(g)
+    assert sum(isinstance(node.op, QuantPanels) for node in packed.nodes) == 1
+    result = CompilePipeline.new("cpu").compile(g)
+    assert sorted(kernel.kind for kernel in result.lir.kernels) == ["lookup", "matmul"]
+    assert [n.op.key for n in result.lir.as_graph().params if isinstance(n.op, Param)] == ["prepared.0"]
+    stored = (rng.integers(0, 256, count) & 0xBB).astype(np.uint8)
+    values = normal(5, k), np.array([3, -1, 95, 0], np.int32)
+    found = []
+    for device in ("cpu", "reference"):
+        c = rlx.Session(device).compile(g)
+        c.set_param("w", stored)
+        found.append([np.asarray(r) for r in c.run({"x": values[0], "ids": values[1]})])
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4, atol=1e-5 * np.abs(found[1][0]).max())
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_a_weight_that_changes_at_run_time_stays_as_it_is():
+    scheme = QuantScheme.GgufQ8_0
+    g = Graph("input")
+    w = g.input("w", (scheme.packed_bytes(32, 4),), "u8")
+    g.set_outputs([ops.dequant_matmul(g.input("x", (2, 32)), w, scheme=scheme, n=4)])
+    assert pack_quantized(g) is g
+
+
+def agree(g: Graph, params: dict[str, np.ndarray], *inputs: dict[str, np.ndarray], rtol: float = 1e-5) -> None:
+    """The CPU gives what the definitions give, within a part of the largest value."""
+    compiled = [rlx.Session(device).compile(g) for device in ("cpu", "reference")]
+    for c in compiled:
+        for name, value in params.items():
+            c.set_param(name, value)
+    for given in inputs:
+        for found, wanted in zip(*(c.run(given) for c in compiled)):
+            scale = float(np.abs(wanted).max())
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=rtol * scale)
+
+
+def kinds(g: Graph) -> list[str]:
+    return [k.kind for k in CompilePipeline.new("cpu").compile(g).lir.kernels if k.kind != "view"]
+
+
+@pytest.mark.parametrize(("k", "n"), [(128, 256), (40, 64), (33, 100), (33, 96)])
+def test_a_gate_and_what_it_gates_are_one_kernel(k: int, n: int):
+    g = Graph("swiglu")
+    x, gate, up = g.input("x", ("B", k)), g.param("gate", (k, n)), g.param("up", (k, n))
+    g.set_outputs([ops.silu(x @ gate) * (x @ up)])
+    # Columns 96.. of 192 do not begin with a panel; 200 columns are not packed.
+    assert len(kinds(g)) == (2 if n == 96 else 1)
+    params = {"gate": normal(k, n) * 0.1, "up": normal(k, n) * 0.1}
+    agree(g, params, *({"x": normal(m, k)} for m in (1, 5, 49)))
+
+
+def quantised(scheme: QuantScheme, k: int, n: int) -> np.ndarray:
+    return (rng.integers(0, 256, scheme.packed_bytes(k, n)) & 0xBB).astype(np.uint8)
+
+
+def test_quantised_products_of_one_value_are_joined():
+    """q, k and v of one type are one product; the gate's two parts meet in its epilogue; another type stays apart."""
+    four, eight, k, n = QuantScheme.GgufQ4_1, QuantScheme.GgufQ8_0, 64, 48
+    g = Graph("joined")
+    x = g.input("x", ("B", "S", k))
+    params = {}
+
+    def product(name: str, scheme: QuantScheme, columns: int) -> Any:
+        params[name] = quantised(scheme, k, columns)
+        return ops.dequant_matmul(x, g.param(name, params[name].shape, "u8"), scheme=scheme, n=columns)
+
+    q, key, value = product("q", four, n), product("k", four, 16), product("v", eight, 16)
+    g.set_outputs([ops.tanh(q), key, value])
+    joined = join_quantized(g)
+    assert sum(node.op.mnemonic == "dequant_matmul" for node in joined.nodes) == 2
+    agree(g, params, *({"x": normal(b, s, k) * 0.01} for b, s in ((1, 1), (2, 9))))
+
+    g, params = Graph("gated"), {}
+    x = g.input("x", ("B", k))
+    g.set_outputs([ops.silu(product("gate", four, n)) * product("up", four, n)])
+    assert kinds(g) == ["matmul"]
+    agree(g, params, *({"x": normal(m, k) * 0.01} for m in (1, 4, 30)))
+
+
+def test_a_weight_that_is_also_looked_up_is_not_joined():
+    scheme, k, n = QuantScheme.GgufQ8_0, 32, 16
+    g = Graph("tied")
+    x, ids = g.input("x", (2, k)), g.input("ids", (3,), "i32")
+    tied, other = (g.param(name, (scheme.packed_bytes(k, n),), "u8") for name in ("tied", "other"))
+    products = [ops.dequant_matmul(x, w, scheme=scheme, n=n) for w in (tied, other)]
+    g.set_outputs([*products, ops.dequant_gather(tied, ids, scheme=scheme, k=k)])
+    assert join_quantized(g) is g

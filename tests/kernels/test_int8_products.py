@@ -1,0 +1,173 @@
+"""Products of 8-bit codes against products of whole numbers in NumPy, and against f64 products of what codes mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_runs import check_everywhere, interpreted, ran_natively
+
+from rlx.ir.dtype import DType
+from rlx.ir.gguf_blocks import FORMATS
+from rlx.ir.quant_fields import PANEL_FORMATS
+from rlx.ir.quant_panels import pack_rows
+from rlx.kernels.elf import undefined_symbols
+from rlx.kernels.expr import apply, operand
+from rlx.kernels.interpret import grid_size
+from rlx.kernels.llvm_codegen import compile_assembly, compile_object
+from rlx.kernels.loop_ir import Kernel
+from rlx.kernels.matmul import Epilogue, Matrix, panel_width
+from rlx.kernels.matmul_int8 import int8_matmul_kernel
+from rlx.kernels.matmul_int8_blocks import int8_block_kernel
+from rlx.kernels.targets import AVX2, AVX512_VNNI, CORTEX_M4, NEON, NEON_I8MM, SSE2, Target, host, runs_here
+from rlx.ops.int8_products import BLOCK, Int8Blocks, Int8Panels, block_bytes, has_byte_codes
+
+F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
+MACHINES = [t for t in (host(), AVX2, SSE2) if runs_here(t)]
+BLOCK_TYPES = [name for name, layout in PANEL_FORMATS.items() if has_byte_codes(layout)]
+rng = np.random.default_rng(11)
+
+
+def product(target: Target, n: int, k: int, **options: object) -> Kernel:
+    a, b, c = Matrix("a", U8, k), Matrix("b", I8, 0), Matrix("c", I32, n)
+    return int8_matmul_kernel("product", target, m="m", n=n, k=k, **{"a": a, "b": b, "c": c, **options})
+
+
+def packed(target: Target, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Panels of a random weight, and its codes as a matrix, found again by dividing."""
+    w = rng.standard_normal((k, n)).astype(np.float32)
+    panels, scales = Int8Panels(panel_width(target, I32, n)).eval(w)
+    return panels, np.rint(w / scales).astype(np.int64)
+
+
+@pytest.mark.parametrize("target", MACHINES, ids=lambda t: t.name)
+@pytest.mark.parametrize(("n", "k"), [(1, 4), (17, 60), (64, 128), (130, 388), (83, 2052)])
+def test_sums_are_exact(target: Target, n: int, k: int):
+    """Longer than a step along K, and not a multiple of lanes, tiles or panels."""
+    panels, codes = packed(target, k, n)
+    kernel = product(target, n, k)
+    for m in (0, 1, 2, 5, 7, 49):
+        a = rng.integers(1, 256, (m, k)).astype(np.uint8)
+        args = {"a": a, "b": panels, "c": np.full((m, n), -1, np.int32), "m": m}
+        np.testing.assert_array_equal(ran_natively(kernel, args, target)["c"], (a.astype(np.int64) - 128) @ codes)
+
+
+def test_the_largest_codes_do_not_saturate():
+    target, n, k = MACHINES[0], 16, 256
+    panels, _ = Int8Panels(panel_width(target, I32, n)).eval(np.full((k, n), -1.0, np.float32))
+    for code in (1, 255):
+        args = {"a": np.full((1, k), code, np.uint8), "b": panels, "c": np.zeros((1, n), np.int32), "m": 1}
+        assert (ran_natively(product(target, n, k), args, target)["c"] == (code - 128) * -127 * k).all()
+
+
+@pytest.mark.parametrize("target", [NEON, CORTEX_M4, *MACHINES[:1]], ids=lambda t: t.name)
+def test_interpreter_and_native_code_agree(target: Target):
+    m, n, k = 3, 19, 20
+    panels, codes = packed(target, k, n)
+    a = rng.integers(1, 256, (m, k)).astype(np.uint8)
+    args = {"a": a, "b": panels, "c": np.zeros((m, n), np.int32), "m": m}
+    found = check_everywhere(product(target, n, k), args)["c"]
+    np.testing.assert_array_equal(found, (a.astype(np.int64) - 128) @ codes)
+
+
+def test_scales_bias_and_activation_in_the_epilogue():
+    """relu(sum·column·row + bias), the row's scale read with a stride of 0 along columns."""
+    target, m, n, k = MACHINES[0], 9, 40, 64
+    panels, codes = packed(target, k, n)
+    total = apply("mul", apply("mul", apply("cast", operand(0, I32), to=F32), operand(1, F32)), operand(2, F32))
+    expr = apply("max", apply("add", total, operand(3, F32)), apply("mul", operand(3, F32), operand(3, F32)))
+    operands = (Matrix("column", F32, 0), Matrix("row", F32, 1, 0), Matrix("bias", F32, 0))
+    kernel = product(target, n, k, c=Matrix("c", F32, n), epilogue=Epilogue((expr,), operands))
+    a = rng.integers(1, 256, (m, k)).astype(np.uint8)
+    column, row, bias = (rng.random(size).astype(np.float32) for size in (n, m, n))
+    args = {"a": a, "b": panels, "c": np.zeros((m, n), np.float32), "column": column, "row": row, "bias": bias, "m": m}
+    sums = ((a.astype(np.int64) - 128) @ codes).astype(np.float32)
+    wanted = np.maximum(sums * column * row[:, None] + bias, bias * bias)
+    np.testing.assert_array_equal(ran_natively(kernel, args, target)["c"], wanted)
+
+
+def test_parallel_iterations_depend_on_shapes_only():
+    kernel = product(host(), 1536, 384)
+    assert grid_size(kernel, {"m": 96}) == 48 and grid_size(kernel, {"m": 1}) == 24
+
+
+@pytest.mark.parametrize(
+    ("target", "word"), [(AVX512_VNNI, "vpdpbusd"), (NEON_I8MM, "usdot"), (AVX2, "pmaddwd"), (SSE2, "pmaddwd")]
+)
+def test_instructions_of_machines(target: Target, word: str):
+    kernels = [product(target, 16, 64), block_product("Q4_1", target, 16, 64), block_product("Q8_0", target, 16, 64)]
+    for kernel in kernels:
+        assert word in compile_assembly(kernel, target)
+        assert not undefined_symbols(compile_object(kernel, target))
+
+
+# Blocks of GGUF types.
+
+
+def block_product(name: str, target: Target, n: int, k: int) -> Kernel:
+    a, b, c = Matrix("a", U8, block_bytes(k)), Matrix("b", U8, 0), Matrix("c", F32, n)
+    return int8_block_kernel("blocks", target, PANEL_FORMATS[name], m="m", n=n, k=k, a=a, b=b, c=c)
+
+
+def blocks(name: str, rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random blocks as panels, and what they decode to; the mask keeps halves, wherever they lie, finite."""
+    stored = rng.integers(0, 256, (rows * k // FORMATS[name].elements, FORMATS[name].bytes)).astype(np.uint8) & 0xBB
+    return pack_rows(PANEL_FORMATS[name], stored, rows, k), FORMATS[name].decode(stored).reshape(rows, k)
+
+
+def activations(m: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of codes and scales, and the numbers that they stand for."""
+    rows = Int8Blocks().eval((rng.normal(size=(m, k)) * rng.lognormal(size=(m, 1))).astype(np.float32))
+    codes = np.ascontiguousarray(rows[:, :k]).view(np.int8).astype(np.float64)
+    scales = np.ascontiguousarray(rows[:, k:]).view("<f4").astype(np.float64)
+    return rows, codes * np.repeat(scales, BLOCK, axis=1)
+
+
+def close(found: np.ndarray, x: np.ndarray, weights: np.ndarray) -> None:
+    """Roundings of the sums of blocks add up like a random walk; minimums and offsets of codes, which are added apart,
+    are at most as large as 128 steps, so as the largest weights of a row."""
+    weights = weights.astype(np.float64)
+    unit = 2.0**-24 * (4 + np.sqrt(x.shape[1] / BLOCK))
+    reach = np.abs(x) @ (np.abs(weights) + 2 * np.abs(weights).max(axis=1, keepdims=True)).T
+    assert (np.abs(found - x @ weights.T) <= unit * reach).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [*((MACHINES[0], name) for name in BLOCK_TYPES), *((MACHINES[-1], name) for name in ("Q4_1", "Q8_0", "Q2_K"))],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_blocks_of_every_type(name: str, target: Target):
+    n, k = 83, 512
+    panels, weights = blocks(name, n, k)
+    kernel = block_product(name, target, n, k)
+    for m in (0, 1, 3, 6, 7, 50):
+        rows, x = activations(m, k)
+        args = {"a": rows, "b": panels, "c": np.full((m, n), np.nan, np.float32), "m": m}
+        close(ran_natively(kernel, args, target)["c"], x, weights)
+
+
+@pytest.mark.parametrize("n", [1, 16, 40, 64])
+def test_rows_longer_than_the_scratch(n: int):
+    k, target = 32 * 140, MACHINES[0]
+    panels, weights = blocks("Q4_1", n, k)
+    for m in (1, 5, 51):
+        rows, x = activations(m, k)
+        args = {"a": rows, "b": panels, "c": np.zeros((m, n), np.float32), "m": m}
+        close(ran_natively(block_product("Q4_1", target, n, k), args, target)["c"], x, weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "m"),
+    [("Q4_1", NEON, 7), ("Q8_0", CORTEX_M4, 1), ("Q2_K", MACHINES[0], 2), ("Q8_0", MACHINES[0], 3)],
+)
+def test_blocks_in_the_interpreter(name: str, target: Target, m: int):
+    n, k = 17, 256 if name == "Q2_K" else 64
+    panels, weights = blocks(name, n, k)
+    rows, x = activations(m, k)
+    args = {"a": rows, "b": panels, "c": np.zeros((m, n), np.float32), "m": m}
+    close(interpreted(block_product(name, target, n, k), args)["c"], x, weights)
+
+
+def test_types_whose_codes_are_bytes_or_parts_of_them():
+    assert {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q2_K"} <= set(BLOCK_TYPES)
+    assert not {"Q5_0", "Q6_K", "IQ4_NL", "MXFP4"} & set(BLOCK_TYPES)

@@ -1,0 +1,133 @@
+"""Every way in which `matmul_kernel` gets at its operands, for few rows and many, deep and shallow products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
+
+from rlx.ir.dtype import DType
+from rlx.kernels.expr import apply, operand
+from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel, pack_panels, panel_width
+from rlx.kernels.matmul_blocks import block_shape
+from rlx.kernels.targets import AVX512, CORTEX_M4, TARGETS, Target
+
+F32, F64, BF16 = DType.F32, DType.F64, DType.BF16
+rng = np.random.default_rng(47)
+SIZES = [(1, 5, 3), (2, 70, 40), (4, 64, 17), (7, 129, 33), (9, 20, 16), (60, 100, 50), (13, 65, 900)]
+
+
+def normal(*shape: int, dtype: DType = F32) -> np.ndarray:
+    return rng.normal(size=shape).astype(dtype.numpy)
+
+
+def close(found: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """Roundings of a sum in any order add up like a random walk, as parts of the sum of absolute values."""
+    wide = [x.astype(np.float64) for x in (a, b)]
+    unit = 2.0**-24 * (2 + np.sqrt(a.shape[1]))
+    assert (np.abs(found - wide[0] @ wide[1]) <= unit * (np.abs(wide[0]) @ np.abs(wide[1])) + 1e-30).all()
+
+
+LAYOUTS = {
+    "rows": (Matrix("b", F32, "n"), lambda b: b),
+    "columns": (Matrix("b", F32, 1, "k"), lambda b: b.T),
+    "apart": (Matrix("b", F32, "n3", 3), lambda b: np.repeat(b, 3, axis=1)),
+}
+
+
+@pytest.mark.parametrize("a_by_columns", [False, True], ids=["a", "a_turned"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
+def test_layouts(target: Target, layout: str, a_by_columns: bool):
+    matrix, stored = LAYOUTS[layout]
+    left = Matrix("a", F32, 1, "m") if a_by_columns else Matrix("a", F32, "k")
+    kernel = matmul_kernel("product", target, m="m", n="n", k="k", a=left, b=matrix, c=Matrix("c", F32, "n"))
+    for m, n, k in SIZES:
+        a, b = normal(m, k), normal(k, n)
+        args = {
+            "a": np.ascontiguousarray(a.T if a_by_columns else a),
+            "b": np.ascontiguousarray(stored(b)),
+            "c": np.full((m, n), np.nan, np.float32),
+        }
+        sizes = {"m": m, "n": n, "k": k, "n3": 3 * n}
+        close(ran_natively(kernel, args | sizes, target)["c"], a, b)
+
+
+def test_interpreter_and_native_code_agree():
+    """Also for a chip with so little memory that a block is a few rows and columns."""
+    for target, layout, (m, n, k) in ((AVX512, "columns", (9, 20, 18)), (CORTEX_M4, "rows", (5, 11, 70))):
+        matrix, stored = LAYOUTS[layout]
+        matrices = {"a": Matrix("a", F32, "k"), "b": matrix, "c": Matrix("c", F32, "n")}
+        kernel = matmul_kernel("product", target, m="m", n="n", k="k", **matrices)
+        b = normal(k, n)
+        args = {"a": normal(m, k), "b": np.ascontiguousarray(stored(b)), "c": np.zeros((m, n), np.float32)}
+        check_everywhere(kernel, args | {"m": m, "n": n, "k": k}, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 10, 17])
+def test_few_columns(n: int):
+    """One column is a matrix times a vector; a panel is no wider than it must be."""
+    m, k = 37, 70
+    for target in NATIVE_TARGETS:
+        for b_matrix, stored in ((Matrix("b", F32, n), lambda b: b), (Matrix("b", F32, 1, k), lambda b: b.T)):
+            matrices = {"a": Matrix("a", F32, k), "b": b_matrix, "c": Matrix("c", F32, n)}
+            kernel = matmul_kernel("product", target, m="m", n=n, k=k, **matrices)
+            a, b = normal(m, k), normal(k, n)
+            args = {"a": a, "b": np.ascontiguousarray(stored(b)), "c": np.zeros((m, n), np.float32), "m": m}
+            close(ran_natively(kernel, args, target)["c"], a, b)
+    assert panel_width(AVX512, F32, n) == 16 * -(-n // 16)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_several_products_meet_in_several_results(packed: bool):
+    """gate·silu(up) and up itself, from two Bs, beside a scale per row; C lies inside a wider array."""
+    n, k, wide = 80, 48, 100
+    gate, up, scale = operand(0, F32), operand(1, F32), operand(2, F32)
+    exprs = (apply("mul", apply("mul", gate, apply("silu", up)), scale), apply("cast", up, to=BF16))
+    for target in NATIVE_TARGETS:
+        bs = tuple(Matrix(f"b{i}", F32, n, offset=5 if not packed else 0) for i in range(2))
+        cs = (Matrix("c", F32, wide, offset=7), Matrix("d", BF16, n))
+        epilogue = Epilogue(exprs, (Matrix("scale", F32, 1, 0),))
+        options = {"epilogue": epilogue, "packed": packed}
+        kernel = matmul_kernel("gated", target, m="m", n=n, k=k, a=Matrix("a", F32, k), b=bs, c=cs, **options)
+        weights = [normal(k, n) * np.float32(0.2) for _ in bs]
+        for m in (1, 3, 20):
+            width = panel_width(target, F32, n)
+            stored = [
+                pack_panels(w, width) if packed else np.concatenate([np.zeros(5, "f4"), w.ravel()]) for w in weights
+            ]
+            args = {"a": normal(m, k), "b0": stored[0], "b1": stored[1], "scale": normal(m), "m": m}
+            args |= {"c": np.full(7 + m * wide, 9, np.float32), "d": np.zeros((m, n), BF16.numpy)}
+            after = ran_natively(kernel, args, target)
+            g, u = (args["a"].astype(np.float64) @ w.astype(np.float64) for w in weights)
+            rows = after["c"][7:].reshape(m, wide)
+            wanted = g * u / (1 + np.exp(-u)) * args["scale"][:, None]
+            np.testing.assert_allclose(rows[:, :n], wanted, rtol=1e-4, atol=1e-5)
+            assert (rows[:, n:] == 9).all() and (after["c"][:7] == 9).all()
+            np.testing.assert_allclose(after["d"].astype(float), u, rtol=2.0**-7, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8", "i16", "i64", "u32"])
+def test_whole_numbers_wrap(dtype: str):
+    kind = DType.of(dtype)
+    info = np.iinfo(kind.numpy)
+    acc = kind if kind.size_bytes >= 4 else DType.I32
+    for m, n, k in ((3, 40, 9), (20, 70, 300)):
+        a, b = (rng.integers(info.min, info.max, dims, dtype=kind.numpy) for dims in ((m, k), (k, n)))
+        matrices = {"a": Matrix("a", kind, k), "b": Matrix("b", kind, n), "c": Matrix("c", kind, n)}
+        kernel = matmul_kernel("product", AVX512, m=m, n=n, k=k, **matrices, accumulator=acc)
+        found = ran_natively(kernel, {"a": a, "b": b, "c": np.zeros((m, n), kind.numpy)}, NATIVE_TARGETS[0])["c"]
+        np.testing.assert_array_equal(found, a @ b)
+
+
+def test_scratch_fits_every_machine():
+    for target in TARGETS.values():
+        for acc in (F32, F64):
+            for products, copies in ((1, True), (1, False), (4, False)):
+                shape = block_shape(target, acc, "n", products, copies)
+                scratch = products * shape.rows * shape.columns + shape.rows * (shape.depth + shape.pad)
+                scratch += shape.depth * shape.width if copies else 0
+                assert scratch * acc.size_bytes <= max(
+                    target.scratch_bytes, 3 * products * shape.rows * shape.columns * 4
+                )
+                assert shape.depth % shape.lanes == 0 and shape.tile_rows % 2 == 0

@@ -1,0 +1,213 @@
+"""Writing text: greedy, sampled, in batches, streamed, stopped, and at the end of the context."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from models.tiny_models import LLAMA, byte_tokenizer, language_model
+from rlx.errors import OpError
+from rlx.models.generation import ContextLimitWarning, write
+from rlx.models.kv_cache import ContextOverflow, SequenceBatch
+from rlx.models.sampling import SamplingOptions
+
+PROMPTS = ["Hello", "a much longer prompt than the others", "?"]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return language_model()
+
+
+class ScriptedBatch:
+    """Stands for a model that writes given bytes."""
+
+    def __init__(self, *scripts: bytes) -> None:
+        self._scripts = [[*script, 257] for script in scripts]
+        self.tokens = [[65] for _ in scripts]
+
+    def extend(self, new):
+        for old, more in zip(self.tokens, new):
+            old.extend(more)
+        return self.logits()
+
+    def logits(self):
+        rows = np.zeros((len(self._scripts), 260), np.float32)
+        for row, (script, tokens) in enumerate(zip(self._scripts, self.tokens)):
+            rows[row, script[min(len(tokens) - 1, len(script) - 1)]] = 1
+        return rows
+
+
+def run_script(*scripts: bytes, max_tokens=100, stop=(), context=1000):
+    batch = ScriptedBatch(*scripts)
+    steps = write(
+        batch,
+        byte_tokenizer(),
+        batch.logits(),
+        options=SamplingOptions(),
+        max_tokens=max_tokens,
+        stop=stop,
+        context=context,
+    )
+    shown = []
+    while True:
+        try:
+            shown.append(next(steps))
+        except StopIteration as end:
+            return shown, end.value
+
+
+def greedy(lm, prompt, count):
+    session, ids = lm.session(), []
+    logits = session.prefill(lm.tokenizer.encode(prompt))
+    while len(ids) < count and int(logits.argmax()) != 257:
+        ids.append(int(logits.argmax()))
+        logits = session.step(ids[-1])
+    return ids
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_text_takes_the_largest_logit(lm, prompt):
+    expected = greedy(lm, prompt, 12)
+    assert lm.generate(prompt, max_tokens=12) == lm.tokenizer.decode(expected)
+
+
+def test_prompts_of_different_lengths_continue_as_they_do_alone(lm):
+    together = lm.complete(PROMPTS, max_tokens=10)
+    for prompt, answer in zip(PROMPTS, together):
+        (alone,) = lm.complete([prompt], max_tokens=10)
+        assert answer == alone
+        assert answer.prompt_tokens == len(prompt)
+    assert lm.generate(PROMPTS, max_tokens=10) == [a.text for a in together]
+
+
+def test_a_seed_repeats_itself(lm):
+    options = {"temperature": 1.5, "max_tokens": 16}
+    first = lm.complete(["Hi"], seed=1, **options)
+    assert first == lm.complete(["Hi"], seed=1, **options)
+    others = [lm.complete(["Hi"], seed=seed, **options) for seed in range(2, 6)]
+    assert any(first[0].token_ids != o[0].token_ids for o in others)
+    assert lm.complete(["Hi", "Hi"], seed=1, **options)[0] == first[0]
+
+
+def test_pieces_join_to_the_text(lm):
+    pieces = list(lm.stream("Hello", max_tokens=20))
+    assert "".join(pieces) == lm.generate("Hello", max_tokens=20)
+
+
+def test_a_prompt_that_begins_like_the_last_one_is_not_read_again(monkeypatch):
+    lm, read = language_model(), []
+    original = SequenceBatch._advance
+
+    def counting(self, pieces, rows):
+        read.append(sum(map(len, pieces)))
+        return original(self, pieces, rows)
+
+    monkeypatch.setattr(SequenceBatch, "_advance", counting)
+    first = lm.generate("a shared beginning", max_tokens=2)
+    read.clear()
+    assert lm.generate("a shared beginning", max_tokens=2) == first
+    assert read[0] == 1
+    read.clear()
+    extended = lm.generate("a shared beginning and more", max_tokens=2)
+    assert read[0] == len(" and more")
+    assert language_model().generate("a shared beginning and more", max_tokens=2) == extended
+
+
+def test_characters_of_several_bytes_come_whole():
+    text = "h\u00e9llo \u4e16\u754c \U0001f389!"
+    shown, (answer,) = run_script(text.encode())
+    assert [s[0] for s in shown if s[0]] == list(text)
+    assert answer.text == text and answer.finish_reason == "stop"
+    assert answer.token_ids == list(text.encode())
+
+
+def test_a_character_that_never_ends_becomes_a_replacement():
+    _, (answer,) = run_script(b"ok\xf0\x9f", max_tokens=4)
+    assert answer.text.startswith("ok") and set(answer.text[2:]) == {"\ufffd"}
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"), [("STOP", "one "), (["xx", "two"], "one STOP "), ("missing", "one STOP two"), (["", "e"], "on")]
+)
+def test_stop_strings_end_the_text_and_are_never_shown(stop, text):
+    shown, (answer,) = run_script(b"one STOP two", stop=[stop] if isinstance(stop, str) else stop)
+    assert answer.text == text == "".join(s[0] for s in shown)
+    assert answer.finish_reason == "stop"
+
+
+def test_rows_end_on_their_own():
+    shown, answers = run_script(b"a", b"abcdef", b"", max_tokens=4)
+    assert [a.text for a in answers] == ["a", "abcd", ""]
+    assert [a.finish_reason for a in answers] == ["stop", "length", "stop"]
+    assert ["".join(row) for row in zip(*shown)] == ["a", "abcd", ""]
+
+
+def test_a_full_context_ends_the_answer_and_says_so():
+    lm = language_model(eos=1000)
+    with pytest.warns(ContextLimitWarning, match="the context of 96 tokens is full: the answer ends after 5 tokens"):
+        (answer,) = lm.complete(["x" * (LLAMA.context - 4)], max_tokens=50)
+    assert answer.finish_reason == "context" and len(answer.token_ids) == 5
+    with pytest.warns(ContextLimitWarning, match="the answer ends after 4 tokens"):
+        _, (answer,) = run_script(b"abcdef", context=4)
+    assert answer.text == "abcd" and answer.finish_reason == "context"
+
+
+def test_a_prompt_that_is_too_long_is_refused(lm):
+    with pytest.raises(ContextOverflow, match="prompt of 96 tokens leaves no room in the context of 96"):
+        lm.generate("x" * LLAMA.context)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"temperature": -1.0}, "temperature must be 0 or more"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+    ],
+)
+def test_impossible_options_are_refused(lm, arguments, message):
+    with pytest.raises(OpError, match=message):
+        lm.generate("Hi", **arguments)
+
+
+def test_no_prompts_have_no_answers(lm):
+    assert lm.complete([]) == [] and lm.generate([]) == []
+    with pytest.raises(OpError, match="prompts must be a list"):
+        lm.complete("Hello")
+    with pytest.raises(OpError, match="at least one token"):
+        lm.logits([])
+
+
+def test_an_empty_prompt_is_refused(lm):
+    with pytest.raises(OpError, match="the prompt has no tokens"):
+        lm.generate("")
+
+
+def test_perplexity_is_the_mean_of_log_probabilities(lm, monkeypatch):
+    text = "the quick brown fox jumps over the lazy dog"
+    ids = lm.tokenizer.encode(text)
+    logits = lm.logits(ids).astype(np.float64)
+    chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    picked = chances[np.arange(len(ids) - 1), ids[1:]]
+    assert lm.perplexity(text) == pytest.approx(np.exp(-np.log(picked).mean()), rel=1e-5)
+    monkeypatch.setattr("rlx.models.language_model._LOSS_CHUNK", 7)
+    assert lm.perplexity(text) == pytest.approx(np.exp(-np.log(picked).mean()), rel=1e-5)
+    halves = np.concatenate([lm._losses(ids[i : i + 20]) for i in range(0, len(ids), 20)])
+    assert lm.perplexity(text, context=20) == pytest.approx(np.exp(halves.mean()), rel=1e-6)
+
+
+def test_threads_share_a_model(lm):
+    expected, got = {p: lm.generate(p, max_tokens=6) for p in PROMPTS}, {}
+
+    def work(prompt):
+        got[prompt] = [lm.generate(prompt, max_tokens=6) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(p,)) for p in PROMPTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {p: [expected[p]] * 3 for p in PROMPTS}

@@ -1,0 +1,103 @@
+"""Loading models: GGUF files, whole and in parts, directories, names, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rlx
+from models.numpy_forward import llama_logits
+from models.tiny_models import LLAMA, llama_arrays
+from rlx.errors import FormatError, OpError, RlxError
+from rlx.formats.gguf import write_gguf
+
+METADATA = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 96,
+    "llama.embedding_length": 32,
+    "llama.feed_forward_length": 48,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": np.float32(1e-5),
+}
+TOKENS = list(range(40, 57))
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    return llama_arrays(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def expected(arrays):
+    return llama_logits(arrays, TOKENS, layers=2, heads=4, kv_heads=2, base=10000.0, eps=1e-5, interleaved=True)
+
+
+def test_a_gguf_file(arrays, expected, tmp_path):
+    write_gguf(tmp_path / "model.gguf", METADATA, arrays)
+    np.testing.assert_allclose(rlx.load(tmp_path / "model.gguf").logits(TOKENS), expected, atol=3e-5)
+    np.testing.assert_allclose(rlx.load(tmp_path).logits(TOKENS), expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
+def test_weights_of_other_widths(arrays, dtype, tmp_path):
+    stored = {name: a.astype(dtype) if a.ndim > 1 else a for name, a in arrays.items()}
+    write_gguf(tmp_path / "model.gguf", METADATA, stored)
+    wanted = llama_logits(stored, TOKENS, layers=2, heads=4, kv_heads=2, base=10000.0, eps=1e-5, interleaved=True)
+    np.testing.assert_allclose(rlx.load(tmp_path / "model.gguf").logits(TOKENS), wanted, atol=3e-5)
+
+
+def write_parts(folder, arrays, count=3):
+    names = list(arrays)
+    for number in range(count):
+        part = {n: arrays[n] for n in names[number::count]}
+        metadata = (METADATA if number == 0 else {}) | {"split.no": np.uint16(number), "split.count": np.uint16(count)}
+        write_gguf(folder / f"m-{number + 1:05}-of-{count:05}.gguf", metadata, part)
+
+
+def test_a_model_in_parts(arrays, expected, tmp_path):
+    write_parts(tmp_path, arrays)
+    lm = rlx.load(tmp_path / "m-00001-of-00003.gguf")
+    np.testing.assert_allclose(lm.logits(TOKENS), expected, atol=3e-5)
+
+
+def test_another_part_than_the_first_is_refused(arrays, tmp_path):
+    write_parts(tmp_path, arrays)
+    with pytest.raises(FormatError, match=r"one of 3 files; open the first"):
+        rlx.load(tmp_path / "m-00002-of-00003.gguf")
+    (tmp_path / "m-00003-of-00003.gguf").unlink()
+    with pytest.raises((FormatError, OSError), match="m-00003-of-00003"):
+        rlx.load(tmp_path / "m-00001-of-00003.gguf")
+
+
+def test_the_reference_device_gives_the_same(arrays, expected, tmp_path):
+    write_gguf(tmp_path / "model.gguf", METADATA, arrays)
+    got = rlx.load(tmp_path / "model.gguf", device="reference").logits(TOKENS)
+    np.testing.assert_allclose(got, expected, atol=3e-5)
+
+
+def test_places_without_a_model_are_named(tmp_path):
+    with pytest.raises(FormatError, match="there is no such file or directory"):
+        rlx.load(tmp_path / "missing.gguf")
+    with pytest.raises(FormatError, match=r"a config\.json or exactly one \.gguf file, this has 0"):
+        rlx.load(tmp_path)
+    with pytest.raises(RlxError, match="no model is called 'smollm3'"):
+        rlx.load("smollm3")
+    with pytest.raises(FormatError, match="an encoder is a Hugging Face directory"):
+        (tmp_path / "file").write_bytes(b"x")
+        rlx.load_encoder(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [({"kv_dtype": "f8"}, "kv_dtype"), ({"activations": "i4"}, "activations")]
+)
+def test_impossible_options_are_named(option, message, tmp_path):
+    with pytest.raises(OpError, match=f"load: {message} must be"):
+        rlx.load(tmp_path, **option)
+
+
+def test_an_encoder_is_no_language_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(FormatError, match=r"'bert' is not a supported language model.*rlx\.load_encoder"):
+        rlx.load(tmp_path)

@@ -1,0 +1,111 @@
+"""Real models, as `rlx pull` gets them: SmolLM2 and MiniLM against plain f64 forwards of the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlx
+from models.numpy_forward import bert_hidden, llama_logits
+from rlx.errors import RlxError
+from rlx.formats.gguf import open_gguf
+from rlx.formats.safetensors import open_safetensors
+from rlx.models.pull import pull
+
+pytestmark = pytest.mark.real
+
+SENTENCES = [
+    "A cat sits on the mat.",
+    "The stock market fell sharply after the announcement, and analysts expect it to stay low for months.",
+    "¿Dónde está la biblioteca?",
+    "x",
+    "Compilers turn programs into other programs. " * 30,
+]
+
+
+def pulled(name):
+    try:
+        return pull(name)
+    except (RlxError, OSError) as error:
+        pytest.skip(f"{name} cannot be pulled here: {error}")
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    path = pulled("smollm2")
+    return rlx.load(path), path
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    path = pulled("minilm")
+    return rlx.load_encoder(path), path
+
+
+def reference_logits(path, tokens):
+    with open_gguf(path) as file:
+        weights = {name: np.asarray(tensor.array(), np.float32) for name, tensor in file.tensors.items()}
+        read = {key: file.metadata[f"llama.{key}"] for key in ("block_count", "rope.freq_base")}
+        read |= {key: file.metadata[f"llama.attention.{key}"] for key in ("head_count", "head_count_kv")}
+        eps = file.metadata["llama.attention.layer_norm_rms_epsilon"]
+    return llama_logits(
+        weights,
+        tokens,
+        layers=read["block_count"],
+        heads=read["head_count"],
+        kv_heads=read["head_count_kv"],
+        base=read["rope.freq_base"],
+        eps=eps,
+        interleaved=True,
+    )
+
+
+def test_greedy_text_is_that_of_f64(smollm2):
+    lm, path = smollm2
+    prompt = lm.chat_ids("What is the capital of France, and what is it known for?")
+    (answer,) = lm.complete([prompt], max_tokens=64)
+    expected = reference_logits(path, [*prompt, *answer.token_ids])
+    # Greedy text is equal if each token is the largest logit after those before it.
+    wanted = expected[len(prompt) - 1 :].argmax(-1)
+    assert answer.token_ids == wanted[: len(answer.token_ids)].tolist()
+    assert len(answer.token_ids) == 64 or wanted[len(answer.token_ids)] in lm.tokenizer.eos_ids
+    assert "Paris" in answer.text
+
+
+def log_softmax(x):
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def test_512_positions_agree_with_f64(smollm2):
+    lm, path = smollm2
+    text = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
+    tokens = lm.tokenizer.encode(text)[:512]
+    got, expected = lm.logits(tokens).astype(np.float64), reference_logits(path, tokens)
+    assert len(tokens) == 512
+    assert (got.argmax(-1) == expected.argmax(-1)).all()
+    p, q = log_softmax(expected), log_softmax(got)
+    divergence = (np.exp(p) * (p - q)).sum(-1)
+    assert divergence.mean() < 1e-9
+
+
+def test_vectors_of_minilm_are_those_of_f64(minilm):
+    encoder, path = minilm
+    weights = {name: tensor.array() for name, tensor in open_safetensors(path).tensors.items()}
+    got = encoder.embed(SENTENCES)
+    for vector, ids in zip(got, encoder.token_ids(SENTENCES)):
+        hidden = bert_hidden(weights, ids, layers=6, heads=12, eps=1e-12, prefix="")
+        expected = hidden.mean(0) / np.linalg.norm(hidden.mean(0))
+        assert vector @ expected >= 0.9999999
+        np.testing.assert_allclose(vector, expected, atol=1e-6)
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_vectors_of_minilm_are_those_of_sentence_transformers(minilm):
+    library = pytest.importorskip("sentence_transformers")
+    encoder, path = minilm
+    expected = library.SentenceTransformer(str(path), device="cpu").encode(SENTENCES)
+    assert ((encoder.embed(SENTENCES) * expected).sum(-1) >= 0.99999).all()
