@@ -17,7 +17,7 @@ from rlx.errors import RlxError
 from rlx.models.language_model import LanguageModel
 from rlx.models.pull import pull
 
-QUESTION = "What is the capital of France, and what is it known for?"
+QUESTION = "What does a compiler do? Answer in one sentence."
 SHIPPED = Path(rlx.models.__file__).parent / "data" / "tiny.gguf"
 REPORT = Path(__file__).resolve().parent.parent / "build" / "demo-report.html"
 

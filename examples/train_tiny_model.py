@@ -1,7 +1,7 @@
 """Train a small Llama-shaped language model from scratch and write it as a GGUF file.
 
     python examples/train_tiny_model.py path/to/text.txt --out tiny.gguf --steps 3000
-    rlx generate tiny.gguf "ROMEO:"
+    rlx generate tiny.gguf --prompt "ROMEO:"
 
 Everything is rlx: the tokenizer is learnt here (byte-level BPE), the model is a Python function, `rlx.value_and_grad`
 differentiates it, one `rlx.jit` program per step computes loss, gradients and the AdamW update. The model that the

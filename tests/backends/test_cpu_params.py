@@ -34,9 +34,9 @@ def counting(monkeypatch):
     calls = []
     prepare = CpuExecutable.prepare
 
-    def counted(self, changed, before=None):
+    def counted(self, changed, before=None, source=""):
         calls.append(sorted(changed))
-        return prepare(self, changed, before)
+        return prepare(self, changed, before, source)
 
     monkeypatch.setattr(CpuExecutable, "prepare", counted)
     return calls

@@ -52,5 +52,5 @@ def test_smollm2_answers():
     except (RlxError, OSError) as error:
         pytest.skip(f"smollm2 cannot be pulled here: {error}")
     shown = run("demo.py")
-    assert "Paris" in shown
+    assert "machine code" in shown
     assert_an_answer(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 
@@ -207,3 +208,17 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert default_directory() == tmp_path / "rlx"
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "mine"))
     assert default_directory() == tmp_path / "mine"
+
+
+def test_code_that_nobody_holds_is_unloaded():
+    """Every linked object takes memory maps of the process, of which there are only so many."""
+    loader = native.Loader()
+    kept, dropped = loader.load(scaled(2.0)), loader.load(scaled(3.0))
+    assert loader.load(scaled(3.0)) is dropped
+    assert len(loader._linked) == 2
+    del dropped
+    gc.collect()
+    assert len(loader._linked) == len(loader._kernels) == 1
+    x, y = np.ones(3, "f4"), np.zeros(3, "f4")
+    kept(x, y, 3)
+    assert y.tolist() == [2.0] * 3

@@ -94,6 +94,16 @@ def test_generate_reads_files_and_standard_input(model, capsys, tmp_path, monkey
     assert run(capsys, "generate", model, "--max-tokens", 4)[1] == expected
 
 
+def test_the_text_may_follow_the_model(model, capsys):
+    for command, option in (("generate", "--prompt"), ("chat", "--message")):
+        _, expected, _ = run(capsys, command, model, option, "Hello", "--max-tokens", 4)
+        assert run(capsys, command, model, "Hello", "--max-tokens", 4)[1] == expected
+        assert run(capsys, command, "--max-tokens", 4, model, "Hello")[1] == expected
+        with pytest.raises(SystemExit):
+            main([command, str(model), "Hello", option, "Hello"])
+        assert "not allowed with argument" in capsys.readouterr().err
+
+
 def test_chat_keeps_the_conversation(model, capsys, monkeypatch):
     _, one, _ = run(capsys, "chat", model, "--message", "Hi", "--max-tokens", 5)
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\nAgain\n"))

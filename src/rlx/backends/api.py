@@ -31,6 +31,15 @@ class Prepared:
     def __init__(self, values: Mapping[str, Array]) -> None:
         self.values = values
 
+    @property
+    def byte_size(self) -> int:
+        """The memory that runs read."""
+        return sum(a.nbytes for a in self.values.values())
+
+    def without_originals(self) -> Prepared:
+        """The same for runs; `values` are only those that runs read as they were given."""
+        return self
+
 
 class KernelTime(NamedTuple):
     """How long a kernel took: its kind, the ops in it, seconds."""
@@ -43,9 +52,10 @@ class KernelTime(NamedTuple):
 class Executable(ABC):
     """A compiled program."""
 
-    def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None) -> Prepared:
+    def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> Prepared:
         """What `run` takes as params: those of `before`, with the changed ones in their place. Work that depends on
-        params alone is done here, once for each change of weights."""
+        params alone is done here, once for each change of weights; where `source` says which weights these are, the
+        same text for the same values at any time, it may be kept for other processes."""
         return Prepared({**(before.values if before is not None else {}), **changed})
 
     @abstractmethod

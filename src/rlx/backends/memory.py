@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -53,11 +55,33 @@ def aligned_words(count: int) -> tuple[Array, int]:
     return np.ndarray((count,), np.int64, raw, offset), start + offset
 
 
-def aligned_copy(array: Array) -> Array:
-    """A contiguous, aligned copy."""
-    copy, _ = aligned_empty(array.shape, array.dtype)
+def aligned_copy(array: Array, dtype: np.dtype[Any] | None = None) -> Array:
+    """A contiguous, aligned copy, in another dtype if one is given."""
+    copy, _ = aligned_empty(array.shape, array.dtype if dtype is None else dtype)
     copy[...] = array
     return copy
+
+
+def is_fixed(array: Array) -> bool:
+    """Whether nobody in this process can change an array: it is a view of `bytes`, or of a file mapped for reading."""
+    holder = _holder(array)
+    return isinstance(holder, bytes) or (isinstance(holder, mmap.mmap) and memoryview(holder).readonly)
+
+
+def drop_pages(arrays: Iterable[Array]) -> None:
+    """Give back the memory of files that the arrays are mapped from; what is read again comes from the file again."""
+    mapped = {id(h): h for h in map(_holder, arrays) if isinstance(h, mmap.mmap) and memoryview(h).readonly}
+    for file in mapped.values():
+        if hasattr(mmap, "MADV_DONTNEED"):
+            file.madvise(mmap.MADV_DONTNEED)
+
+
+def _holder(array: Array) -> object:
+    """What an array is a view of, at the end of all views."""
+    holder: object = array
+    while isinstance(holder, np.ndarray | memoryview):
+        holder = holder.base if isinstance(holder, np.ndarray) else holder.obj
+    return holder
 
 
 def fit(array: Array, align: int) -> tuple[Array, int]:

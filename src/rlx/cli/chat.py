@@ -1,8 +1,8 @@
-"""Talk to a language model. Without --message this is a conversation; an empty line or Ctrl-D ends it.
+"""Talk to a language model. Without a message this is a conversation; an empty line or Ctrl-D ends it.
 
 examples:
   rlx chat
-  rlx chat smollm2 --message "What is the capital of France?"
+  rlx chat smollm2 "What is the capital of France?"
   rlx chat model.gguf --system "Answer in one sentence." --temperature 0.7
 """
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "chat", __doc__)
     add_model_arguments(parser, default="smollm2")
-    parser.add_argument("--message", metavar="TEXT", help="ask this and end")
+    question = parser.add_mutually_exclusive_group()
+    question.add_argument("text", metavar="TEXT", nargs="?", help="ask this and end")
+    question.add_argument("--message", metavar="TEXT", help="the same, for questions that begin with a dash")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
     add_sampling_arguments(parser, max_tokens=512)
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
@@ -40,8 +42,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     lm = load_model(args)
     messages = [{"role": "system", "content": args.system}] if args.system else []
-    if args.message is not None:
-        _answer(lm, messages, args.message, args)
+    message = args.text if args.message is None else args.message
+    if message is not None:
+        _answer(lm, messages, message, args)
         return 0
     while question := _ask():
         _answer(lm, messages, question, args)

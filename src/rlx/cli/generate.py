@@ -1,7 +1,7 @@
 """Continue a text. The text is the prompt, a file, or standard input; what follows is written as it comes.
 
 examples:
-  rlx generate smollm2 --prompt "The capital of France is" --max-tokens 16
+  rlx generate smollm2 "The capital of France is" --max-tokens 16
   rlx generate model.gguf --file story.txt --temperature 0.8 --top-p 0.95 --seed 1
   echo "1, 2, 3," | rlx generate smollm2 --json
 """
@@ -32,7 +32,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "generate", __doc__)
     add_model_arguments(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", metavar="TEXT", help="the text to continue")
+    source.add_argument("text", metavar="TEXT", nargs="?", help="the text to continue")
+    source.add_argument("--prompt", metavar="TEXT", help="the same, for texts that begin with a dash")
     source.add_argument("--file", type=Path, metavar="PATH", help="a file with the text to continue")
     add_sampling_arguments(parser, max_tokens=128)
     parser.add_argument("--json", action="store_true", help="print one JSON object with text, tokens and times")
@@ -40,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    prompt = read_text(args.prompt, args.file)
+    prompt = read_text(args.text if args.prompt is None else args.prompt, args.file)
     started = time.perf_counter()
     lm = load_model(args)
     loaded = time.perf_counter()

@@ -298,7 +298,7 @@ class LirModule:
         return self.mir == other.mir and self._canonical() == other._canonical()
 
     def _canonical(self) -> tuple[LirBufferPlan, list[LirKernel]]:
-        """Plan and kernels with nodes numbered as the text has them, leaves first; leaves are no steps of a schedule."""
+        """Plan and kernels with nodes numbered as the text has them, leaves first and not scheduled."""
         graph = self.as_graph()
         order = sorted(graph.nodes, key=lambda n: not n.is_leaf)
         number = {n.id: NodeId(i) for i, n in enumerate(order)}

@@ -1,4 +1,4 @@
-"""The symbols that an ELF object file needs from elsewhere.
+"""The symbols of object files: the one that kernels are called by, and those that an ELF file needs from elsewhere.
 
 LLVM may turn an innocent instruction into a library call. Linking such an object would fail late or, worse, call
 whatever the process happens to define under that name; so objects are looked at before they are linked.
@@ -9,6 +9,12 @@ from __future__ import annotations
 import struct
 
 from rlx.errors import InternalError
+
+
+def packed_symbol(kernel_name: str) -> str:
+    """The symbol of the entry that reads its parameters from slots."""
+    return f"{kernel_name}.packed"
+
 
 _SYMBOL_TABLE = 2  # sh_type of SHT_SYMTAB
 _NO_SECTION = 0  # st_shndx of an undefined symbol

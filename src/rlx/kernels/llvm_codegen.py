@@ -13,7 +13,7 @@ from rlx.errors import InternalError
 from rlx.kernels.legalize import legalize
 from rlx.kernels.llvm_emit import emit_llvm
 from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.targets import Target
+from rlx.kernels.targets import Target, host
 from rlx.kernels.verify import verify
 from rlx.knobs import knobs
 
@@ -61,7 +61,7 @@ def _module(text: str, target: Target, what: str) -> Any:
 def _machine(target: Target) -> Any:
     from llvmlite import binding
 
-    _initialize()
+    _initialize(is_native=target.triple == host().triple)
     # Position-independent and small: a kernel reaches its constants by relative addresses, wherever it is placed.
     options = {} if target.is_gpu else {"reloc": "pic", "codemodel": "small"}
     return binding.Target.from_triple(target.triple).create_target_machine(
@@ -73,7 +73,7 @@ def create_jit(target: Target) -> Any:
     """A linker for object code of this process."""
     from llvmlite import binding
 
-    _initialize()
+    _initialize(is_native=True)
     machine = binding.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=target.features, opt=3, jit=True
     )
@@ -81,8 +81,13 @@ def create_jit(target: Target) -> Any:
 
 
 @cache
-def _initialize() -> None:
+def _initialize(is_native: bool) -> None:
+    """Make LLVM ready for this machine, or for all: the tables of the others are a tenth of a small process."""
     from llvmlite import binding
 
+    if is_native:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        return
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()

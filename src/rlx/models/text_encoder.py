@@ -88,6 +88,7 @@ class TextEncoder:
         self.graph = built.graph
         self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
         self._compiled.set_params({name: weight.read() for name, weight in built.weights.items()})
+        self._compiled.freeze_params()
         self._position_inputs = lru_cache(64)(self._make_position_inputs)
 
     @cached_property

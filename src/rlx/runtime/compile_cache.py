@@ -167,7 +167,8 @@ def compiled_program(graph: Graph, device: str, options: CompileOptions) -> Exec
 
 
 def compile_count() -> int:
-    """How many programs this process has compiled; those found in the cache of the process do not count."""
+    """How many programs this process has compiled, or read from disk where an earlier one had compiled them; those
+    found in the cache of the process do not count."""
     return _cache.count
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlx.backends.api import Executable, Prepared
-from rlx.backends.memory import aligned_copy
+from rlx.backends.memory import aligned_copy, drop_pages, is_fixed
 from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import Dim, bind_dim
@@ -61,6 +61,7 @@ class CompiledGraph:
         # Replaced as wholes, so that a run sees one set of weights whatever other threads set meanwhile.
         self._values: Mapping[str, np.ndarray[Any, Any]] = {}
         self._ready: _Ready | None = None
+        self._is_frozen = False
         self._handles: Handles | None = None
         self._slots: list[Array] = []
         self._active_extent: tuple[int, int] | None = None
@@ -93,7 +94,9 @@ class CompiledGraph:
 
     def memory_info(self) -> MemoryInfo:
         """How much memory the program needs; see `MemoryInfo`."""
-        return memory_info(self._executable, self._values, self._outputs)
+        ready = self._ready
+        held = ready.prepared.byte_size if self._is_frozen and ready is not None else _bytes_of(self._values)
+        return memory_info(self._executable, held, self._outputs)
 
     def clone(self) -> CompiledGraph:
         """Another compiled graph with the same code and, for now, the same weights and handles. What is set on one
@@ -108,10 +111,34 @@ class CompiledGraph:
         self.set_params({name: value})
 
     def set_params(self, values: Mapping[str, Any]) -> None:
-        """Set several weights at once: if one is refused, none is set, and no run sees only some of them."""
+        """Set several weights at once: if one is refused, none is set, and no run sees only some of them.
+
+        Arrays that nobody can change (of `bytes`, or of a file mapped for reading) are used where they are; all others
+        are copied.
+        """
+        if self._is_frozen:
+            raise BindingError(f"@{self._name}: its weights are frozen; compile the program again to set others")
         accepted = {name: self._accepted(name, value) for name, value in values.items()}
         with self._setting:
             self._values = {**self._values, **accepted}
+
+    def freeze_params(self, source: str = "") -> None:
+        """Prepare the weights now and let go of what only the preparation reads: afterwards they cannot be changed.
+
+        Where `source` says which weights these are, the same text for the same values at any time, what was prepared
+        with much work is kept on disk, and other processes find it.
+        """
+        with self._setting:
+            values = self._values
+            prepared = self._prepare(values, source).prepared.without_originals()
+            # Sizes of the program may depend on the shapes of these.
+            symbolic = {name: values[name] for name, shape in self._params.items() if not shape.is_static}
+            kept = {**prepared.values, **symbolic}
+            # In this order: a run of another thread finds the weights of before or of after, and never too few.
+            self._ready = _Ready(kept, prepared, {})
+            self._is_frozen = True
+            self._values = kept
+        drop_pages(values.values())
 
     def set_param_typed(self, name: str, data: Buffer, dtype: DType | str) -> None:
         """Give a weight its value as bytes in row-major order."""
@@ -124,12 +151,12 @@ class CompiledGraph:
             raise BindingError(self._unknown("param", name, self._params))
         declared = self._params[name]
         array = np.asarray(value)
-        if array.dtype != declared.dtype.numpy:
-            if not (declared.dtype.is_float and array.dtype.kind == "f"):
-                raise BindingError(self._wrong_type("param", name, declared, array))
-            array = array.astype(declared.dtype.numpy)
+        if array.dtype != declared.dtype.numpy and not (declared.dtype.is_float and array.dtype.kind == "f"):
+            raise BindingError(self._wrong_type("param", name, declared, array))
         infer_binding([(f"param {name}", declared, array.shape)])
-        kept = aligned_copy(array)
+        if array.dtype == declared.dtype.numpy and array.flags.c_contiguous and is_fixed(array):
+            return array
+        kept = aligned_copy(array, declared.dtype.numpy)
         kept.flags.writeable = False
         return kept
 
@@ -275,7 +302,9 @@ class CompiledGraph:
             if self._handles is not None:
                 self._handles = self._handles.after(outputs)
 
-    def _prepare(self, values: Mapping[str, np.ndarray[Any, Any]]) -> _Ready:
+    def _prepare(self, values: Mapping[str, np.ndarray[Any, Any]], source: str = "") -> _Ready:
+        if self._is_frozen and self._ready is not None:
+            return self._ready
         unset = [name for name in self._params if name not in values]
         if unset:
             raise BindingError(
@@ -284,7 +313,7 @@ class CompiledGraph:
         before = self._ready.prepared if self._ready is not None else None
         known = before.values if before is not None else {}
         changed = {name: value for name, value in values.items() if known.get(name) is not value}
-        self._ready = ready = _Ready(values, self._executable.prepare(changed, before), {})
+        self._ready = ready = _Ready(values, self._executable.prepare(changed, before, source), {})
         return ready
 
     def _checked(self, name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -298,7 +327,9 @@ class CompiledGraph:
     def _bind(self, shapes: tuple[tuple[int, ...], ...], ready: _Ready) -> Mapping[str, int]:
         """The sizes of the symbols, with everything checked that the program says of them."""
         leaves = [(name, shape, actual) for (name, shape), actual in zip(self._inputs.items(), shapes)]
-        leaves += [(name, shape, ready.values[name].shape) for name, shape in self._params.items()]
+        # Fixed shapes have been checked when the weights were set.
+        symbolic = ((name, shape) for name, shape in self._params.items() if not shape.is_static)
+        leaves += [(name, shape, ready.values[name].shape) for name, shape in symbolic]
         binding = infer_binding(leaves)
         for constraint in self._constraints:
             symbols = [s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols]
@@ -325,3 +356,7 @@ class CompiledGraph:
             f"@{self._name}: {kind} {name!r} is declared {declared}, got {array.dtype}{list(array.shape)}; "
             f"convert it with .astype({declared.dtype.numpy.name!r})"
         )
+
+
+def _bytes_of(values: Mapping[str, np.ndarray[Any, Any]]) -> int:
+    return sum(array.nbytes for array in values.values())

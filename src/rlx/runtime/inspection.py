@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from rlx.backends.api import Executable, KernelTime
 from rlx.errors import BackendError
 from rlx.ir.shape import Shape, Size
@@ -18,7 +16,8 @@ if TYPE_CHECKING:
 
 class MemoryInfo(NamedTuple):
     """Bytes. `arena` (values between kernels, shared over time) and `outputs` may depend on symbolic sizes; each run
-    at the same time as others has an arena of its own. `weights` are those that have been set."""
+    at the same time as others has an arena of its own. `weights` are those that have been set, and once they are
+    frozen what is left of them."""
 
     weights: int
     arena: Size
@@ -28,13 +27,11 @@ class MemoryInfo(NamedTuple):
         return f"weights {self.weights}, arena {self.arena}, outputs {self.outputs} bytes"
 
 
-def memory_info(
-    executable: Executable, weights: Mapping[str, np.ndarray[Any, Any]], outputs: Sequence[Shape]
-) -> MemoryInfo:
+def memory_info(executable: Executable, weights: int, outputs: Sequence[Shape]) -> MemoryInfo:
     total: Size = 0
     for shape in outputs:
         total = total + shape.byte_size
-    return MemoryInfo(sum(w.nbytes for w in weights.values()), executable.arena_bytes, total)
+    return MemoryInfo(weights, executable.arena_bytes, total)
 
 
 class Profile(NamedTuple):

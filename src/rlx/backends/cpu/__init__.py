@@ -33,8 +33,10 @@ class CpuBackend(Backend):
         if found is not None:
             # A copy: the caller may go on changing the graph.
             compiled = graph.copy()
-            return CpuExecutable(found, lambda: compile_with_options(compiled, "cpu", options), options.threads)
-        executable = CpuExecutable.of(compile_with_options(graph, "cpu", options), options.threads)
+            return CpuExecutable(
+                found, lambda: compile_with_options(compiled, "cpu", options), options.threads, key or ""
+            )
+        executable = CpuExecutable.of(compile_with_options(graph, "cpu", options), options.threads, key or "")
         if key is not None:
             keep_programs(key, executable.programs)
         return executable

@@ -6,7 +6,6 @@ from functools import cache
 
 from rlx.backends.cpu.code import loader
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.loop_ir import Kernel
 from rlx.kernels.native import NativeKernel
 
@@ -17,6 +16,8 @@ _LANES = 64
 
 def copy_kernel() -> Kernel:
     """y[i] = x[i] for i < n, byte by byte in vectors."""
+    from rlx.kernels.builder import KernelBuilder
+
     k = KernelBuilder("copy")
     x, y, n = k.pointer("x", DType.U8), k.pointer("y", DType.U8, write=True), k.index("n")
     with k.parallel("chunk", k.ceildiv(n, CHUNK)) as chunk:

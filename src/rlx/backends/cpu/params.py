@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping
 
@@ -24,6 +25,7 @@ class CpuParams(Prepared):
 
     def __init__(self, program: Program, given: Mapping[str, Array], made: Mapping[str, Array] | None = None) -> None:
         super().__init__(given)
+        self._read = {leaf.name for leaf in program.params}
         self.serial = next(_serials)
         values = {**given, **(made or {})}
         fitted = [fit(_checked(program, leaf, values), leaf.align) for leaf in program.params]
@@ -32,6 +34,15 @@ class CpuParams(Prepared):
         # Sizes of the program may depend on them; fixed shapes have been checked.
         pairs = zip(program.params, self.arrays)
         self.symbolic_shapes = tuple(array.shape for leaf, array in pairs if not leaf.shape.is_static)
+
+    @property
+    def byte_size(self) -> int:
+        return sum(a.nbytes for a in self.arrays)
+
+    def without_originals(self) -> CpuParams:
+        twin = copy.copy(self)
+        twin.values = {name: value for name, value in self.values.items() if name in self._read}
+        return twin
 
 
 def _checked(program: Program, leaf: Leaf, values: Mapping[str, Array]) -> Array:

@@ -145,7 +145,8 @@ class DepthLanes:
         """result = result * factor + powers times values, a few vectors of v at a time."""
         k, case, lanes = self.k, self.case, self.lanes
         rows = len(factors)
-        vectors = math.gcd(case.width // lanes, max(1, 16 // rows))
+        # Whole lines of v at once if there are registers for their sums.
+        vectors = next(n for n in range(max(1, 16 // rows), 0, -1) if (case.width // lanes) % n == 0)
         with k.loop("d", 0, case.width, vectors * lanes) as d:
             slots = [d + (r * case.width + v * lanes) for r in range(rows) for v in range(vectors)]
             kept = [k.load(self.result, slot, lanes=lanes) * factors[n // vectors] for n, slot in enumerate(slots)]

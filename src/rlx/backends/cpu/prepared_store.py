@@ -1,0 +1,116 @@
+"""Prepared weights on disk, mapped by the next process instead of being made again.
+
+An entry holds the outputs of a `prepare` program for weights of a known source. It begins with `rlxprep` and a version,
+the length of the head and a checksum of it; the head is JSON, `[[type, offset, checksum]..]`; then come the arrays,
+each on a 64-byte boundary. Entries are checked as a whole before they are used, and can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.memory import ALIGNMENT, Array
+from rlx.errors import BackendError, RlxError
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Shape, parse_shape
+from rlx.kernels.object_cache import DiskCache
+
+_MAGIC = b"rlxprep\x01"  # the last byte is the format version
+_START = struct.Struct("<8sQI")
+# What all entries together may grow to; the ones that were used longest ago leave first.
+MAX_BYTES = 16 << 30
+
+
+class PreparedStore:
+    """Arrays by key, in a directory of this user."""
+
+    def __init__(self, directory: Path | str | None = None) -> None:
+        self._entries = DiskCache(directory, "prepared")
+
+    def path(self, key: str) -> Path:
+        return self._entries.directory / f"{key}.prepared"
+
+    def find(self, key: str) -> list[Array] | None:
+        """The arrays under a key, mapped and read-only; None if there is no whole entry."""
+        path = self.path(key)
+        try:
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            os.utime(path)
+            return _read(mapped)
+        except (OSError, ValueError, TypeError, struct.error, RlxError):
+            return None
+
+    def keep(self, key: str, arrays: Sequence[Array]) -> None:
+        """Write beside and rename, so that no reader ever sees half a file. Failure to write is not an error."""
+        path = self.path(key)
+        beside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        size = sum(a.nbytes for a in arrays)
+        try:
+            # A full disk is worse than a slow start.
+            if size > min(MAX_BYTES, shutil.disk_usage(path.parent).free // 4):
+                return
+            self._entries.trim(MAX_BYTES - size)
+            handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                _write(file, arrays)
+            os.replace(beside, path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+
+
+@cache
+def prepared_store() -> PreparedStore | None:
+    """Where prepared weights are kept; None where nothing can be written."""
+    try:
+        return PreparedStore()
+    except (OSError, BackendError):
+        return None
+
+
+def _write(file: Any, arrays: Sequence[Array]) -> None:
+    at, entries = 0, []
+    for array in arrays:
+        entries.append([str(Shape(array.shape, DType.of(array.dtype))), at, zlib.crc32(_bytes(array))])
+        at += _padded(array.nbytes)
+    head = json.dumps(entries, separators=(",", ":")).encode()
+    file.write(_START.pack(_MAGIC, len(head), zlib.crc32(head)) + head)
+    file.write(bytes(_padded(_START.size + len(head)) - _START.size - len(head)))
+    for array in arrays:
+        file.write(_bytes(array))
+        file.write(bytes(_padded(array.nbytes) - array.nbytes))
+
+
+def _read(mapped: mmap.mmap) -> list[Array]:
+    magic, length, checksum = _START.unpack_from(mapped)
+    head = mapped[_START.size : _START.size + length]
+    if magic != _MAGIC or len(head) != length or zlib.crc32(head) != checksum:
+        raise ValueError("not an entry of this version")
+    content = np.frombuffer(mapped, np.uint8)[_padded(_START.size + length) :]
+    arrays = []
+    for text, offset, wanted in json.loads(head):
+        shape = parse_shape(text)
+        part = content[offset : offset + shape.byte_size]
+        if part.nbytes != shape.byte_size or zlib.crc32(part.data) != wanted:
+            raise ValueError("an array is damaged")
+        arrays.append(part.view(shape.dtype.numpy).reshape(shape.static_dims))
+    return arrays
+
+
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
