@@ -42,9 +42,10 @@ def without_smollm2() -> None:
         print("This copy of rlx has no model of its own either, so here is a tour without one.")
         tour()
         return
-    print("Instead, the small model that comes with rlx. It is tiny and knows no facts.")
+    print("Instead, the small model that comes with rlx: trained on Shakespeare by examples/train_tiny_model.py, it")
+    print("knows no facts.")
     lm = loaded(SHIPPED)
-    show(lm, lm.tokenizer.encode("The "), max_tokens=80)
+    show(lm, lm.tokenizer.encode("ROMEO:"), max_tokens=80)
 
 
 def loaded(path: Path) -> LanguageModel:

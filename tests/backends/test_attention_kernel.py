@@ -134,6 +134,14 @@ def test_any_attributes(case):
     check(*case)
 
 
+@pytest.mark.parametrize(("depth", "width"), [(16, 80), (48, 16), (80, 112), (128, 64), (208, 144)])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_decode_with_heads_of_any_number_of_vectors(depth, width, group):
+    op = Attention(2 * group, depth, num_kv_heads=2, has_kv_len=True)
+    arrays = [normal(2, 2 * group, 1, depth), normal(2, 2, 150, depth), normal(2, 2, 150, width)]
+    check(op, [*arrays, np.array([131, 64], "i4")], "f32")
+
+
 @functools.cache
 def symbolic(**attributes):
     op = Attention(6, 64, num_kv_heads=2, mask_kind="causal", **attributes)

@@ -351,9 +351,12 @@ def test_random_graphs_at_random_sizes(graph, b, s):
     known = {name for n in graph.nodes if n.is_leaf for name in n.shape.dynamic_symbols()}
     program = graph if set(graph.dynamic_symbols()) <= known else graph.bind(sizes)
     found = run(graph, CpuBackend().compile(program.copy(), CompileOptions()), values)
+    # What goes through a coarse type is as coarse as that, whatever it becomes later.
+    inside = {n.shape.dtype.numpy.name for n in graph.nodes if len(n.shapes) == 1}
     for a, b_ in zip(interpret(graph.bind(sizes), values), found, strict=True):
         assert a.dtype == b_.dtype and a.shape == b_.shape
-        limit = {"float32": 2e-4, "float64": 1e-9, "float16": 3e-2, "bfloat16": 0.2}.get(a.dtype.name, 0.0)
+        limits = {"float32": 2e-4, "float64": 1e-9, "float16": 3e-2, "bfloat16": 0.2}
+        limit = max(limits.get(name, 0.0) for name in inside) if a.dtype.name in limits else 0.0
         wide = a.astype("f8")
         scale = max(1.0, float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0)))
         np.testing.assert_allclose(b_.astype("f8"), wide, rtol=limit, atol=limit * scale)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
 import rlx
 from models.numpy_forward import llama_logits
 from models.tiny_models import LLAMA, llama_arrays
+from rlx.backends.memory import is_fixed
 from rlx.errors import FormatError, OpError, RlxError
 from rlx.formats.gguf import write_gguf
+from rlx.models.model_files import open_decoder
 
 METADATA = {
     "general.architecture": "llama",
@@ -60,6 +64,30 @@ def test_a_model_in_parts(arrays, expected, tmp_path):
     write_parts(tmp_path, arrays)
     lm = rlx.load(tmp_path / "m-00001-of-00003.gguf")
     np.testing.assert_allclose(lm.logits(TOKENS), expected, atol=3e-5)
+
+
+def test_a_source_changes_with_every_file_of_a_model(arrays, tmp_path):
+    write_parts(tmp_path, arrays)
+    first, second = (tmp_path / f"m-0000{n}-of-00003.gguf" for n in (1, 2))
+    before = open_decoder(first).source
+    assert before == open_decoder(first).source and len(before.splitlines()) == 3
+    os.utime(second, ns=(0, 12345))
+    after = open_decoder(first).source
+    assert after != before
+    assert after == open_decoder(first).source
+    write_gguf(tmp_path / "one [x].gguf", METADATA, arrays)
+    assert str(tmp_path / "one [x].gguf") in open_decoder(tmp_path / "one [x].gguf").source
+
+
+def test_weights_stay_in_the_file(arrays, expected, tmp_path):
+    write_gguf(tmp_path / "model.gguf", METADATA, arrays)
+    lm = rlx.load(tmp_path / "model.gguf")
+    np.testing.assert_allclose(lm.logits(TOKENS), expected, atol=3e-5)
+    held = lm._compiled._values
+    # What products read has been packed; norms and embeddings are read where they are.
+    assert not any(name.endswith(("attn_q.weight", "ffn_up.weight")) for name in held)
+    assert {"token_embd.weight", "output_norm.weight"} <= held.keys()
+    assert all(is_fixed(array) for array in held.values())
 
 
 def test_another_part_than_the_first_is_refused(arrays, tmp_path):

@@ -7,6 +7,7 @@ sequences outgrow the capacity the caches are copied into larger ones; the progr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -62,16 +63,24 @@ class DecoderRunner:
         return np.asarray(logits), list(updated)
 
     def new_caches(self, batch: int, capacity: int) -> list[Array]:
-        """Empty caches for `batch` sequences, with `capacity` places each."""
+        """Empty caches for `batch` sequences, with `capacity` places each.
+
+        All lie in one piece of memory: the system has large pages for large pieces, from which kernels read faster.
+        """
         sizes = {"B": batch, "C": capacity}
-        bound = (t.with_dims(tuple(bind_dim(d, sizes) for d in t.dims)) for t in self._cache_types)
-        return [_aligned_zeros(t.static_dims, t.dtype.numpy) for t in bound]
+        bound = [t.with_dims(tuple(bind_dim(d, sizes) for d in t.dims)) for t in self._cache_types]
+        ends = list(itertools.accumulate(_whole_lines(math.prod(t.static_dims) * t.dtype.size_bytes) for t in bound))
+        # Zeros of the system: it provides the pages when they are first used.
+        raw = np.zeros(ends[-1] + ALIGNMENT, np.uint8)
+        first = -raw.ctypes.data % ALIGNMENT
+        return [
+            np.ndarray(t.static_dims, t.dtype.numpy, raw, first + start) for t, start in zip(bound, [0, *ends[:-1]])
+        ]
 
 
-def _aligned_zeros(dims: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros that a kernel can write into where they are; the system provides the pages when they are first used."""
-    raw = np.zeros(math.prod(dims) * dtype.itemsize + ALIGNMENT, np.uint8)
-    return np.ndarray(dims, dtype, raw, -raw.ctypes.data % ALIGNMENT)
+def _whole_lines(size: int) -> int:
+    """Bytes up to where the next cache may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _tables_of(rope: RopeConfig, capacity: int) -> tuple[F32, F32]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,10 +81,15 @@ def _open_gguf(path: Path) -> DecoderFiles:
 
 
 def _identity(path: Path) -> str:
-    """A text that changes when the file does."""
-    place = path.resolve()
-    info = place.stat()
-    return f"{place} {info.st_size} {info.st_mtime_ns} {info.st_ino}"
+    """A text that changes when the file does, or one of the parts that lie beside it."""
+    split = re.search(r"-00001(-of-\d{5}\.gguf)$", path.name)
+    pattern = path.name if split is None else path.name[: split.start()]
+    ending = "" if split is None else f"-?????{split[1]}"
+    described = []
+    for part in sorted(path.parent.glob(glob.escape(pattern) + ending)):
+        info = part.stat()
+        described.append(f"{part.resolve()} {info.st_size} {info.st_mtime_ns} {info.st_ino}")
+    return "\n".join(described)
 
 
 def _open_directory(path: Path) -> DecoderFiles:

@@ -15,6 +15,7 @@ import rlx
 from rlx.backends.compile_options import CompileOptions
 from rlx.backends.cpu.code import loader
 from rlx.backends.cpu.program import Programs
+from rlx.backends.cpu.program_json import MAX_CONSTANTS, programs_from_json, programs_to_json
 from rlx.errors import BackendError, FormatError
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant
@@ -24,10 +25,21 @@ from rlx.kernels.targets import host
 from rlx.knobs import knobs
 from rlx.ops.custom import Custom
 
-# Smaller programs are compiled in less time than it takes to read and write entries for all of them.
+# Smaller programs compile fast, and there are many of them: entries would fill the disk and save little.
 MIN_NODES = 100
 # The folders whose sources decide what is compiled.
-_COMPILER = ("ir", "ops", "hir", "autodiff", "fusion", "compile", "kernels", "kernels/op_kernels", "backends/cpu")
+_COMPILER = [
+    "ir",
+    "ops",
+    "hir",
+    "autodiff",
+    "fusion",
+    "compile",
+    "kernels",
+    "kernels/op_kernels",
+    "backends",
+    "backends/cpu",
+]
 # Knobs that do not change programs.
 _IRRELEVANT = ("threads", "cache_dir", "trace_perfetto")
 
@@ -43,8 +55,6 @@ def program_key(graph: Graph, options: CompileOptions) -> str | None:
 
 def find_programs(key: str) -> Programs | None:
     """The programs under a key, if they and all their code are there."""
-    from rlx.backends.cpu.program_json import programs_from_json
-
     entries = _entries()
     text = entries.get(key) if entries is not None else None
     if text is None:
@@ -58,8 +68,6 @@ def find_programs(key: str) -> Programs | None:
 
 def keep_programs(key: str, programs: Programs) -> None:
     """Write programs for the next process, if they can be written."""
-    from rlx.backends.cpu.program_json import programs_to_json
-
     entries = _entries()
     text = programs_to_json(programs) if entries is not None else None
     if entries is not None and text is not None:
@@ -96,4 +104,4 @@ def _is_known(graph: Graph) -> bool:
         op = node.op
         if op.effect or op.bodies or isinstance(op, Custom) or not type(op).__module__.startswith("rlx."):
             return False
-    return sum(n.op.value.array.nbytes for n in graph.nodes if isinstance(n.op, Constant)) <= 1 << 20
+    return sum(n.op.value.array.nbytes for n in graph.nodes if isinstance(n.op, Constant)) <= MAX_CONSTANTS

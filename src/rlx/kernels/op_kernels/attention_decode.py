@@ -13,7 +13,9 @@ from rlx.kernels.loop_ir import Value, ValueType
 from rlx.kernels.op_kernels.attention_case import AttentionCase, Heads, KeyRange
 from rlx.kernels.op_kernels.attention_lanes import lane_sums, larger
 
-KEY_BLOCK = 128
+KEY_BLOCK = 64
+# Vectors of a key that are multiplied before the next key's.
+SPAN = 8
 MOST_ROWS = 8
 
 
@@ -26,7 +28,9 @@ class DepthLanes:
         self.case, self.out, self.k = case, out, case.k
         self.lanes, self.acc = case.lanes, case.acc
         k, rows = self.k, case.group
-        self.sums_in_flight = min(self.lanes, 16 if case.target.vector_registers >= 32 else 8)
+        # Sums in registers at a time, beside what is added to them; products come out as lanes of one vector.
+        self.held_sums = 16 if case.target.vector_registers >= 32 else 8
+        self.sums_in_flight = min(self.lanes, self.held_sums)
         self.query = k.local("query", self.acc, rows * case.depth)
         self.result = k.local("result", self.acc, rows * case.width)
         self.row_size = KEY_BLOCK + self.lanes
@@ -90,25 +94,39 @@ class DepthLanes:
         tile = 1
         while 2 * tile * rows <= self.sums_in_flight:
             tile *= 2
+        held = self.query_vectors(rows)
         with k.loop("tile", 0, k.ceildiv(count, self.lanes) * self.lanes, tile) as start:
             numbers = [k.min(keys.first + start + j, keys.end - 1) for j in range(tile)]
             places = [case.keys.row(batch, head, number) for number in numbers]
-            sums = lane_sums(k, self.products(places, rows))
+            sums = lane_sums(k, self.products(places, rows, held))
             for r in range(rows):
                 part = sums if sums.lanes == tile else k.shuffle(sums, range(r * tile, (r + 1) * tile))
                 k.store(self.scores, start + r * self.row_size, part)
 
-    def products(self, places: list[Value], rows: int) -> tuple[Value, ...]:
-        """Lane by lane, for every row and in it for every key."""
-        k, lanes, keys = self.k, self.lanes, self.case.keys
+    def query_vectors(self, rows: int) -> list[list[Value]]:
+        """The vectors of each row, if there are registers for all of them beside the sums; else none."""
+        k, depth, lanes = self.k, self.case.depth, self.lanes
+        if depth // lanes > SPAN or rows * (depth // lanes) + self.sums_in_flight >= self.case.target.vector_registers:
+            return []
+        return [[k.load(self.query, d + r * depth, lanes=lanes) for d in range(0, depth, lanes)] for r in range(rows)]
+
+    def products(self, places: list[Value], rows: int, held: list[list[Value]]) -> tuple[Value, ...]:
+        """Lane by lane, for every row and in it for every key.
+
+        Key after key, not depth after depth: memory comes faster in the order in which it lies.
+        """
+        k, lanes, keys, depth = self.k, self.lanes, self.case.keys, self.case.depth
         zero = k.const(0.0, ValueType(self.acc, lanes))
-        with k.fold("d", 0, self.case.depth, lanes, [zero] * (rows * len(places))) as fold:
-            d = fold.index
-            loaded = [k.cast(k.load(keys.buffer, place + d, lanes=lanes), self.acc) for place in places]
-            sums: list[Value] = []
-            for r in range(rows):
-                query = k.load(self.query, d + r * self.case.depth, lanes=lanes)
-                sums += [k.fma(query, key, fold.values[len(sums) + j]) for j, key in enumerate(loaded)]
+        span = even_part(depth // lanes, SPAN) * lanes
+        with k.fold("d", 0, depth, span, [zero] * (rows * len(places))) as fold:
+            sums = list(fold.values)
+            for j, place in enumerate(places):
+                for n in range(span // lanes):
+                    d = fold.index + n * lanes
+                    key = k.cast(k.load(keys.buffer, place + d, lanes=lanes), self.acc)
+                    for r in range(rows):
+                        query = held[r][n] if held else k.load(self.query, d + r * depth, lanes=lanes)
+                        sums[r * len(places) + j] = k.fma(query, key, sums[r * len(places) + j])
             fold.next(*sums)
         return fold.results
 
@@ -142,26 +160,31 @@ class DepthLanes:
         return highest, k.fma(total, factor, k.reduce("add", sums.results[0])), factor
 
     def add_values(self, place: Value, count: Value, factors: list[Value]) -> None:
-        """result = result * factor + powers times values, a few vectors of v at a time."""
+        """result = result * factor + powers times values, for as many rows at a time as there are registers for.
+
+        Those read whole rows of v: a second look at a block finds it in the cache, parts of rows come slowly.
+        """
+        vectors = even_part(self.case.width // self.lanes, self.held_sums // 2)
+        most = self.held_sums // vectors
+        for first in range(0, len(factors), most):
+            rows = range(first, min(first + most, len(factors)))
+            with self.k.loop("d", 0, self.case.width, vectors * self.lanes) as d:
+                self.add_part(place, count, factors, rows, [d + v * self.lanes for v in range(vectors)])
+
+    def add_part(self, place: Value, count: Value, factors: list[Value], rows: range, depths: list[Value]) -> None:
         k, case, lanes = self.k, self.case, self.lanes
-        rows = len(factors)
-        # Whole lines of v at once if there are registers for their sums.
-        vectors = next(n for n in range(max(1, 16 // rows), 0, -1) if (case.width // lanes) % n == 0)
-        with k.loop("d", 0, case.width, vectors * lanes) as d:
-            slots = [d + (r * case.width + v * lanes) for r in range(rows) for v in range(vectors)]
-            kept = [k.load(self.result, slot, lanes=lanes) * factors[n // vectors] for n, slot in enumerate(slots)]
-            with k.fold("key", 0, count, init=kept) as fold:
-                line = place + fold.index * case.values.strides[2] + d
-                values = [
-                    k.cast(k.load(case.values.buffer, line + v * lanes, lanes=lanes), self.acc) for v in range(vectors)
-                ]
-                sums: list[Value] = []
-                for r in range(rows):
-                    power = k.splat(k.load(self.scores, fold.index + r * self.row_size), lanes)
-                    sums += [k.fma(power, value, fold.values[len(sums) + v]) for v, value in enumerate(values)]
-                fold.next(*sums)
-            for slot, total in zip(slots, fold.results):
-                k.store(self.result, slot, total)
+        slots = [(r, d + r * case.width) for r in rows for d in depths]
+        kept = [k.load(self.result, slot, lanes=lanes) * factors[r] for r, slot in slots]
+        with k.fold("key", 0, count, init=kept) as fold:
+            line = place + fold.index * case.values.strides[2]
+            values = [k.cast(k.load(case.values.buffer, line + d, lanes=lanes), self.acc) for d in depths]
+            sums: list[Value] = []
+            for r in rows:
+                power = k.splat(k.load(self.scores, fold.index + r * self.row_size), lanes)
+                sums += [k.fma(power, value, fold.values[len(sums) + v]) for v, value in enumerate(values)]
+            fold.next(*sums)
+        for (_, slot), total in zip(slots, fold.results):
+            k.store(self.result, slot, total)
 
     def store(self, place: Value, r: int, total: Value) -> None:
         k, lanes, out = self.k, self.lanes, self.out
@@ -169,3 +192,12 @@ class DepthLanes:
         with k.loop("d", 0, self.case.width, lanes) as d:
             result = k.load(self.result, d + r * self.case.width, lanes=lanes) * share
             k.store(out.buffer, place + d, k.cast(result, out.buffer.dtype))
+
+
+def even_part(count: int, most: int) -> int:
+    """The largest divisor of `count` that is at most `most`.
+
+    >>> even_part(4, 5), even_part(12, 5), even_part(5, 4)
+    (4, 4, 1)
+    """
+    return next(n for n in range(most, 0, -1) if count % n == 0)
