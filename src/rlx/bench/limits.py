@@ -17,7 +17,8 @@ from rlx.kernels.targets import Target, host
 
 # More accumulators than a multiply-add takes cycles times how many start in one.
 CHAINS = 12
-FMA_STEPS = 200_000
+# Tens of milliseconds: threads of the interpreter start one after the other.
+FMA_STEPS = 1_600_000
 # Larger than any cache that a few cores share.
 READ_BYTES = 512 << 20
 ROUNDS = 5

@@ -56,7 +56,7 @@ from rlx.ops.movement import (
 from rlx.ops.operands import same_graph
 from rlx.ops.quantized import QConv2d, QMatMul
 from rlx.ops.quantized_weights import DequantGroupedMatMul, DequantMatMul
-from rlx.ops.reductions import Reduce, ReduceOp, reduce_max, reduce_sum, softmax
+from rlx.ops.reductions import Reduce, ReduceOp, Softmax, reduce_max, reduce_sum, softmax
 from rlx.ops.unary import exp, log
 from rlx.ops.widening import accumulators, rounded_tensor
 
@@ -191,6 +191,18 @@ def _is_label(logits: Any, labels: Any) -> Any:
         ids = maximum(minimum(where(lt(ids, 0), ids + count, ids), count - 1), 0)
         positions = iota((logits.shape[-1],), DType.I32)
     return eq(positions, cast(expand_dims(ids, -1), DType.I32))
+
+
+def _softmax(op: Op, *operands: Any) -> Form:
+    """e^(x - max)·(1/Σ): one division for a row instead of one for each of its elements."""
+    assert isinstance(op, Softmax)
+
+    def build(x: Any) -> Any:
+        (wide,) = accumulators(x)
+        powers = exp(wide - reduce_max(wide, op.axis, keepdims=True))
+        return rounded_tensor(powers * (1.0 / reduce_sum(powers, op.axis, keepdims=True)), x.dtype)
+
+    return build
 
 
 def _cross_entropy(op: Op, *operands: Any) -> Form:
@@ -347,6 +359,7 @@ def _heads_last(x: Tensor) -> Any:
 
 
 _BETTER: dict[type[Op], Callable[..., Form | None]] = {
+    Softmax: _softmax,
     SoftmaxCrossEntropyWithLogits: _cross_entropy,
     SoftmaxCrossEntropyBackward: _cross_entropy_gradient,
     Pad: _padding,
