@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from tokenizer_cases import TEXTS, random_texts, sentencepiece_metadata, train_bytes, train_wordpiece
 from tokenizers import pre_tokenizers, processors
 
 from rlx.errors import FormatError, RlxError
 from rlx.formats.gguf import open_gguf, write_gguf
 from rlx.models.tokenizer import Tokenizer
+from tokenizer_cases import TEXTS, random_texts, sentencepiece_metadata, train_bytes, train_wordpiece
 
 ALL_TEXTS = TEXTS + random_texts(200, seed=1)
 
