@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -222,3 +223,16 @@ def test_code_that_nobody_holds_is_unloaded():
     x, y = np.ones(3, "f4"), np.zeros(3, "f4")
     kept(x, y, 3)
     assert y.tolist() == [2.0] * 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_does_not_inherit_a_held_lock():
+    loader = native.Loader()
+    loader.load(scaled())
+    with loader._lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads of the test run
+        child = os.fork()
+        if child == 0:
+            # Leaves without a word to the test runner, whatever happens.
+            os._exit(0 if loader._lock.acquire(timeout=5) else 1)
+    assert os.waitpid(child, 0)[1] == 0

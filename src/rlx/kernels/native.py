@@ -11,11 +11,12 @@ import ctypes
 import hashlib
 import importlib.util
 import itertools
+import os
 import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
@@ -140,6 +141,11 @@ class Loader:
         self._lock = threading.Lock()
         self._serial = itertools.count()
         self._jit: Any = None
+        _loaders.add(self)
+
+    def forget_lock(self) -> None:
+        """A fork copies the lock as it is, also when it is held by a thread that the child does not have."""
+        self._lock = threading.Lock()
 
     def load(self, kernel: Kernel) -> NativeKernel:
         """The kernel as native code: from memory, else from the object cache, else compiled."""
@@ -191,6 +197,18 @@ class Loader:
         for symbol in undefined_symbols(code):
             library.import_symbol(symbol, _process_address(symbol))
         return NativeCode(name, key, library.link(self._jit, f"{name}.{next(self._serial)}"))
+
+
+_loaders: WeakSet[Loader] = WeakSet()
+
+
+def _after_fork() -> None:
+    for loader in _loaders:
+        loader.forget_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _process_address(symbol: str) -> int:
