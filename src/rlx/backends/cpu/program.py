@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -137,7 +136,7 @@ class Program:
     def first_param(self) -> int:
         return self.addresses - len(self.params)
 
-    @cached_property
+    @property
     def is_native(self) -> bool:
         """Whether a run needs nothing of the host but memory."""
         return -1 not in self.returned and not any(isinstance(s, HostStep) for s in self.steps)

@@ -42,6 +42,8 @@ class Runner:
     def __init__(self, program: Program, threads: int | None = None) -> None:
         self.program = program
         self._threads = threads
+        # Known before the first run: whatever a run computes lazily under a lock, a fork can leave locked for ever.
+        self._is_native = program.is_native
         # The cache keeps the most recently used, needs no lock of its own, and is not disturbed by a fork.
         self._contexts = lru_cache(KEPT_PLANS)(_Binder(program))
         self._arenas = Arenas()
@@ -109,7 +111,7 @@ class Runner:
             stored.append(array)
             number += 1
         context.set_params(params)
-        if self.program.is_native:
+        if self._is_native:
             for table in context.parts:
                 assert isinstance(table, TableRun)
                 self._run_table(context, table)
