@@ -37,7 +37,13 @@ c = program(4)
 def run(script, **environment):
     """The output of a process that runs `script`; one that hangs fails the test."""
     process = start(script, **environment)
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        # With its children: they would take the processor from all other tests.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
     assert process.returncode == 0, err
     return out
 
@@ -48,6 +54,7 @@ def start(script, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         env={**os.environ, "RLX_THREADS": "3", **environment},
     )
 

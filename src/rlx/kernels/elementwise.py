@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rlx.errors import OpError
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.expr import Expr, topological
-from rlx.kernels.extents import Extent, Extents
+from rlx.kernels.extents import Extent, Extents, total, unflatten
 from rlx.kernels.loop_ir import Buffer, Kernel, Value
 from rlx.kernels.scopes import Access as Access
 from rlx.kernels.scopes import LoopNest, Scope
@@ -140,14 +140,14 @@ class _PartMaker:
         """Chunks of the part, by its shape alone; a row is the innermost axis."""
         k, sizes = self.k, self.nest.sizes
         if self.target.is_gpu:
-            self.total = product(k, [sizes[a] for a in (*self.dealt, self.inner)])
+            self.total = total(k, [sizes[a] for a in (*self.dealt, self.inner)])
             return k.ceildiv(self.total, GPU_THREADS * GPU_ELEMENTS_PER_THREAD)
         inner = sizes[-1]
         self.parts_of_row = k.ceildiv(inner, CHUNK)
         if len(sizes) == 1:
             return self.parts_of_row
-        self.rows = product(k, [sizes[a] for a in self.dealt])
-        elements = product(k, [sizes[a] for a in (*self.serial, self.inner)])
+        self.rows = total(k, [sizes[a] for a in self.dealt])
+        elements = total(k, [sizes[a] for a in (*self.serial, self.inner)])
         self.rows_per_chunk = k.max(1, k.as_index(CHUNK) // k.max(elements, 1))
         return (self.rows + (self.rows_per_chunk - 1)) // self.rows_per_chunk * self.parts_of_row
 
@@ -226,22 +226,6 @@ class _PartMaker:
                 with k.when(place < self.total):
                     starts = dict(zip(axes, unflatten(place, [self.nest.sizes[a] for a in axes])))
                     self.in_order(starts, self.serial, lambda at: self.finish(Scope(self.nest, at)))
-
-
-def product(k: KernelBuilder, sizes: Sequence[Value]) -> Value:
-    result: Value = k.as_index(1)
-    for size in sizes:
-        result = result * size
-    return result
-
-
-def unflatten(place: Value, sizes: Sequence[Value]) -> list[Value]:
-    """The index along each axis of a row-major position."""
-    indices: list[Value] = []
-    for size in reversed(sizes[1:]):
-        indices.append(place % size)
-        place = place // size
-    return [place, *reversed(indices)] if sizes else []
 
 
 def merged_part(part: MapPart) -> MapPart:

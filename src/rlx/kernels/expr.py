@@ -103,8 +103,8 @@ def compute_dtype(dtype: DType) -> DType:
     return DType.F32 if dtype in HALVES else dtype
 
 
-def topological(roots: Sequence[Expr]) -> list[Expr]:
-    """Every node once, operands first; without recursion, as chains can be long."""
+def topological(roots: Sequence[Expr], is_known: Callable[[Expr], bool] = lambda node: False) -> list[Expr]:
+    """Every node once, operands first, without those below known ones; without recursion, as chains can be long."""
     order: list[Expr] = []
     seen: set[Expr] = set()
     stack = [(root, False) for root in reversed(roots)]
@@ -115,7 +115,8 @@ def topological(roots: Sequence[Expr]) -> list[Expr]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((arg, False) for arg in reversed(node.args))
+            if not is_known(node):
+                stack.extend((arg, False) for arg in reversed(node.args))
     return order
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.loop_ir import INDEX, Value
 
@@ -21,3 +23,20 @@ class Extents:
         if extent not in self._named:
             self._named[extent] = self._builder.index(extent)
         return self._named[extent]
+
+
+def total(k: KernelBuilder, sizes: Sequence[Value]) -> Value:
+    """The number of elements of these sizes."""
+    count: Value = k.as_index(1)
+    for size in sizes:
+        count = count * size
+    return count
+
+
+def unflatten(place: Value, sizes: Sequence[Value]) -> list[Value]:
+    """The index along each axis of a row-major position."""
+    indices: list[Value] = []
+    for size in reversed(sizes[1:]):
+        indices.append(place % size)
+        place = place // size
+    return [place, *reversed(indices)] if sizes else []

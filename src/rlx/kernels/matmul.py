@@ -65,6 +65,11 @@ class Epilogue:
     operands: tuple[Matrix, ...] = ()
 
 
+def several(matrices: Matrix | Sequence[Matrix]) -> tuple[Matrix, ...]:
+    """One matrix or several, as several."""
+    return (matrices,) if isinstance(matrices, Matrix) else tuple(matrices)
+
+
 def matmul_kernel(
     name: str,
     target: Target,
@@ -88,8 +93,7 @@ def matmul_kernel(
     n, k, batch and (batch, row, column) strides and offset of A, the Bs, the Cs and the operands.
     """
     acc = accumulator or compute_dtype(a.dtype)
-    bs = (b,) if isinstance(b, Matrix) else tuple(b)
-    cs = (c,) if isinstance(c, Matrix) else tuple(c)
+    bs, cs = several(b), several(c)
     if epilogue is None and (len(bs) > 1 or acc.is_float != cs[0].dtype.is_float):
         raise OpError(
             f"matmul {name}: accumulates in {acc} and stores {cs[0].dtype}; say the conversion in an epilogue"

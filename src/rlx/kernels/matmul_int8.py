@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rlx.ir.dtype import DType
 from rlx.kernels.extents import Extent
 from rlx.kernels.loop_ir import Buffer, Kernel, Value, ValueType
-from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, MatrixOperand, ResultBlock
+from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, MatrixOperand, ResultBlock, several
 from rlx.kernels.matmul_tiles import MatrixView
 from rlx.kernels.targets import Target
 
@@ -39,8 +39,7 @@ def int8_matmul_kernel(
     Parameters and several Bs are as in `matmul_kernel`; the first operands of the epilogue are the sums, i32, which are
     what is stored without one. Panels are `panel_width(target, i32, n)` columns wide.
     """
-    bs = (b,) if isinstance(b, Matrix) else tuple(b)
-    cs = (c,) if isinstance(c, Matrix) else tuple(c)
+    bs, cs = several(b), several(c)
     return _Int8Maker(name, target, (m, n, k // WORD, 1), a, bs, cs, epilogue, True, I32).build()
 
 

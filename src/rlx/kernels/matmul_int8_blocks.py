@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.quant_panels import PANEL_ROWS, RECORD, PanelFormat
 from rlx.kernels.extents import Extent
 from rlx.kernels.loop_ir import Kernel, Value, ValueType
-from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, ResultBlock
+from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, ResultBlock, several
 from rlx.kernels.matmul_quant import TICKET_BYTES, Codes
 from rlx.kernels.targets import Target
 
@@ -40,8 +40,7 @@ def int8_block_kernel(
 ) -> Kernel:
     """C[m, n] = epilogue(A @ W) for rows A as `Int8Blocks` stores them and the panels B of W[k, n], both bytes.
     Parameters and several Bs are as in `matmul_kernel`."""
-    bs = (b,) if isinstance(b, Matrix) else tuple(b)
-    cs = (c,) if isinstance(c, Matrix) else tuple(c)
+    bs, cs = several(b), several(c)
     maker = _BlockMaker(name, target, (m, n, k, 1), a, bs, cs, epilogue, True, F32)
     maker.start(layout, n, k)
     return maker.build()

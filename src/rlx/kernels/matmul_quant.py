@@ -16,7 +16,7 @@ from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.expr import compute_dtype
 from rlx.kernels.extents import Extent
 from rlx.kernels.loop_ir import Buffer, Kernel, Value, ValueType
-from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, MatrixOperand, ResultBlock
+from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, MatrixOperand, ResultBlock, several
 from rlx.kernels.matmul_tiles import MatrixView
 from rlx.kernels.targets import Target
 
@@ -45,8 +45,7 @@ def quant_matmul_kernel(
 ) -> Kernel:
     """C[m, n] = epilogue(A[m, k] @ W), where B is u8 and holds the panels of W. Parameters and several Bs are
     as in `matmul_kernel`."""
-    bs = (b,) if isinstance(b, Matrix) else tuple(b)
-    cs = (c,) if isinstance(c, Matrix) else tuple(c)
+    bs, cs = several(b), several(c)
     maker = _QuantMaker(name, target, (m, n, k, 1), a, bs, cs, epilogue, False, compute_dtype(a.dtype))
     maker.start(layout, n, k)
     return maker.build()

@@ -51,19 +51,7 @@ def may_keep_in_outputs(exprs: Sequence[Expr], length: int | None) -> bool:
 
 def needed(roots: Sequence[Expr], known: Collection[Expr] = ()) -> list[Expr]:
     """Everything that must be computed for `roots`, operands first, given reductions and what is `known`."""
-    order: list[Expr] = []
-    seen: set[Expr] = set()
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        node, is_ready = stack.pop()
-        if is_ready:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            if node.op != "reduce" and node not in known:
-                stack.extend((arg, False) for arg in reversed(node.args))
-    return order
+    return topological(roots, lambda node: node.op == "reduce" or node in known)
 
 
 class _Planner:

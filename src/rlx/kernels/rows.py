@@ -16,9 +16,9 @@ from typing import NamedTuple
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.elementwise import CHUNK, GPU_THREADS, declare_buffers, product, unflatten
+from rlx.kernels.elementwise import CHUNK, GPU_THREADS, declare_buffers
 from rlx.kernels.expr import JOINS, Expr, compute_dtype, is_simple
-from rlx.kernels.extents import Extent, Extents
+from rlx.kernels.extents import Extent, Extents, total, unflatten
 from rlx.kernels.loop_ir import Buffer, Const, Kernel, Literal, Value
 from rlx.kernels.row_visits import Visit, may_keep_in_outputs, needed, plan_visits
 from rlx.kernels.scopes import Access, LoopNest, Scope
@@ -133,8 +133,8 @@ class _RowMaker:
     def cpu_along_rows(self) -> None:
         """A chunk is one long row or several short ones."""
         k, sizes = self.k, self.nest.sizes
-        rows = product(k, [sizes[a] for a in self.row_axes])
-        per_chunk = self.per_chunk(product(k, [sizes[a] for a in self.length_axes]))
+        rows = total(k, [sizes[a] for a in self.row_axes])
+        per_chunk = self.per_chunk(total(k, [sizes[a] for a in self.length_axes]))
         with self.chunks("row", rows, per_chunk) as row:
             self.row(Scope(self.nest, self.row_starts(self.row_axes, row)))
 
@@ -145,8 +145,8 @@ class _RowMaker:
         lanes = self.lanes_across()
         side = sizes[self.lane_axis]
         blocks = k.ceildiv(side, lanes)
-        units = product(k, [sizes[a] for a in outer]) * blocks
-        per_chunk = self.per_chunk(product(k, [sizes[a] for a in self.length_axes]) * lanes)
+        units = total(k, [sizes[a] for a in outer]) * blocks
+        per_chunk = self.per_chunk(total(k, [sizes[a] for a in self.length_axes]) * lanes)
         with self.chunks("unit", units, per_chunk) as unit:
             self.vector_of_rows(self.row_starts(outer, unit // blocks), unit % blocks * lanes, lanes)
 
@@ -166,7 +166,7 @@ class _RowMaker:
         """A block for each row whose elements lie side by side, else a thread for each row."""
         k, sizes = self.k, self.nest.sizes
         order = sorted(self.row_axes, key=lambda axis: axis == self.lane_axis)
-        rows = product(k, [sizes[a] for a in order])
+        rows = total(k, [sizes[a] for a in order])
         if self.lies_along_rows:
             with k.parallel("row", rows) as row, k.threads("thread", GPU_THREADS) as thread:
                 self.thread = thread

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rlx.kernels.extents import total
 from rlx.kernels.loop_ir import Value
 from rlx.kernels.op_kernels import OpSite, Slab, op_kernel
-from rlx.kernels.op_kernels.strips import STRIP, along, are_native, total
+from rlx.kernels.op_kernels.strips import STRIP, along, are_native
 from rlx.ops.recomputation import Barrier
 
 

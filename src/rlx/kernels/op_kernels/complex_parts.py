@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
+from rlx.kernels.extents import total
 from rlx.kernels.loop_ir import Value
 from rlx.kernels.op_kernels import OpSite, op_kernel
-from rlx.kernels.op_kernels.strips import Step, along, strips, total
+from rlx.kernels.op_kernels.strips import Step, along, strips
 from rlx.ops.complex_ops import Conjugate, Imag, MakeComplex, Real
 
 

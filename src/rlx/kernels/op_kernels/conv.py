@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.expr import compute_dtype
+from rlx.kernels.extents import total, unflatten
 from rlx.kernels.loop_ir import ALL, FLOATS, Value, ValueType
 from rlx.kernels.op_kernels import OpSite, op_kernel
-from rlx.kernels.op_kernels.strips import total, unflatten
 from rlx.kernels.op_kernels.windows import WindowAxis, fold_taps, inside_rows, lane_count
 from rlx.ops.convolution import Conv, ConvBase, ConvTranspose2d
 from rlx.ops.convolution_gradients import Conv2dBackwardInput

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
+from rlx.kernels.extents import total, unflatten
 from rlx.kernels.loop_ir import FLOATS, Value
 from rlx.kernels.op_kernels import OpSite, Slab, op_kernel
-from rlx.kernels.op_kernels.strips import total, unflatten
 from rlx.kernels.op_kernels.windows import lane_count
 from rlx.ops.linalg import TriangularSolve
 

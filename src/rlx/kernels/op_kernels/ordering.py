@@ -11,10 +11,11 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.extents import total, unflatten
 from rlx.kernels.loop_ir import Buffer, Value, ValueType
 from rlx.kernels.op_kernels import OpSite, Slab, op_kernel
 from rlx.kernels.op_kernels.order_keys import key_dtype, largest, sort_key
-from rlx.kernels.op_kernels.strips import along, are_native, strips, total, unflatten, whole_rows
+from rlx.kernels.op_kernels.strips import along, are_native, strips, whole_rows
 from rlx.ops.order import SearchSorted, TopK, TopKWithValues
 from rlx.ops.sort_order import SortOrder
 

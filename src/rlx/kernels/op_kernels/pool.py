@@ -9,9 +9,9 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.expr import compute_dtype
+from rlx.kernels.extents import total, unflatten
 from rlx.kernels.loop_ir import FLOATS, NUMBERS, Value, ValueType
 from rlx.kernels.op_kernels import OpSite, op_kernel
-from rlx.kernels.op_kernels.strips import total, unflatten
 from rlx.kernels.op_kernels.windows import WindowAxis, fold_taps, inside_rows, lane_count
 from rlx.ops.pooling import MaxPool2dBackward
 from rlx.ops.reductions import ReduceOp, identity_of

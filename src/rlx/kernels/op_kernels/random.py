@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.extents import total, unflatten
 from rlx.kernels.loop_ir import Value
 from rlx.kernels.op_kernels import OpSite, Slab, op_kernel
-from rlx.kernels.op_kernels.strips import strips, total, unflatten
+from rlx.kernels.op_kernels.strips import strips
 from rlx.ops.randomness import RandomBits
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -15,9 +15,10 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.expr import compute_dtype
+from rlx.kernels.extents import total, unflatten
 from rlx.kernels.loop_ir import HALVES, Const, Value
 from rlx.kernels.op_kernels import OpSite, op_kernel
-from rlx.kernels.op_kernels.strips import along, are_native, run_length, total, unflatten
+from rlx.kernels.op_kernels.strips import along, are_native, run_length
 from rlx.ops.indexing import IndexMode, ScatterKind, ScatterNd
 
 # Elements that one iteration moves, about; and the shortest part of a row, so that few ids are looked at twice.

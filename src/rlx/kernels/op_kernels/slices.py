@@ -8,9 +8,10 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.extents import total, unflatten
 from rlx.kernels.loop_ir import Value
 from rlx.kernels.op_kernels import OpSite, Slab, op_kernel
-from rlx.kernels.op_kernels.strips import along, are_native, run_length, strips, total, unflatten
+from rlx.kernels.op_kernels.strips import along, are_native, run_length, strips
 from rlx.ops.dynamic_slices import DynamicSlice, DynamicUpdateSlice
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape
 from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.extents import total
 from rlx.kernels.loop_ir import ALL, Const, Value
 from rlx.kernels.op_kernels import OpSite, Slab, contiguous
 from rlx.kernels.targets import Target
@@ -100,23 +101,6 @@ def around(k: KernelBuilder, slab: Slab, axis: int) -> tuple[Value, Value, Value
 
 def is_one(size: Value) -> bool:
     return isinstance(size, Const) and size.literal == 1
-
-
-def total(k: KernelBuilder, sizes: Sequence[Value]) -> Value:
-    """The number of elements of these sizes."""
-    count = k.as_index(1)
-    for size in sizes:
-        count = count * size
-    return count
-
-
-def unflatten(place: Value, sizes: Sequence[Value]) -> list[Value]:
-    """The index along each axis of a row-major position."""
-    indices: list[Value] = []
-    for size in reversed(sizes[1:]):
-        indices.append(place % size)
-        place = place // size
-    return [place, *reversed(indices)] if sizes else []
 
 
 def run_length(site: OpSite, slab: Slab) -> int:
