@@ -1,7 +1,7 @@
 """Writes docs/benchmarks.md from the JSON files of `rlx bench`, measured on one machine:
 
-rlx bench ops --json ops.json && rlx bench minilm --json minilm.json && rlx bench startup --json startup.json
-python tools/benchmark_page.py ops.json minilm.json startup.json
+for suite in ops minilm llm embed startup; do rlx bench $suite --json $suite.json; done
+python tools/benchmark_page.py ops.json minilm.json llm.json embed.json startup.json
 """
 
 from __future__ import annotations

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
+import time
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from rlx.bench import driver
-from rlx.bench.driver import BenchResult, CaseResult, EngineProblem, Timing, Worker, run_suite
+from rlx.bench import driver, startup, worker
+from rlx.bench.driver import BenchResult, CaseResult, Timing, run_suite
+from rlx.bench.engine_process import EngineProblem, Worker
 from rlx.bench.limits import Limits
 from rlx.bench.page import page
 from rlx.bench.programs import Expected
@@ -28,20 +33,42 @@ def quick_limits(monkeypatch):
 
 
 def test_a_worker_answers_and_survives_errors(tmp_path):
-    worker = Worker("programs", "rlx", sys.executable, 1)
+    process = Worker("programs", "rlx", sys.executable, 1)
     try:
         with pytest.raises(EngineProblem, match="nothing is prepared"):
-            worker.ask({"do": "round", "seconds": 0.0})
+            process.ask({"do": "round", "seconds": 0.0})
         with pytest.raises(EngineProblem, match="KeyError"):
-            worker.ask({"do": "prepare", "program": "nonsense", "sizes": {}, "result": str(tmp_path / "x.npy")})
+            process.ask({"do": "prepare", "program": "nonsense", "sizes": {}, "result": str(tmp_path / "x.npy")})
         request = {"do": "prepare", "program": "softmax", "sizes": dict(TINY.sizes), "result": str(tmp_path / "x.npy")}
-        assert worker.ask(request)["seconds"] > 0
-        answer = worker.ask({"do": "round", "seconds": 0.001})
+        assert process.ask(request)["seconds"] > 0
+        answer = process.ask({"do": "round", "seconds": 0.001})
         assert answer["calls"] >= 3 and answer["seconds"] > 0
     finally:
-        worker.close()
+        process.close()
     with pytest.raises(EngineProblem):
-        worker.ask({"do": "round", "seconds": 0.0})
+        process.ask({"do": "round", "seconds": 0.0})
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell and process groups")
+def test_a_worker_ends_although_a_child_of_its_process_lives_on(tmp_path):
+    """The child has the pipe open on which the parent listens."""
+    engine = tmp_path / "engine"
+    engine.write_text('#!/bin/sh\nsleep 300 &\necho $! > "$0.child"\necho \'{"version": "1"}\'\nread line\n')
+    engine.chmod(0o700)
+    process = Worker("programs", "rlx", str(engine), 1)
+    ended = threading.Thread(target=process.close, daemon=True)
+    ended.start()
+    ended.join(60)
+    assert not ended.is_alive()
+    with pytest.raises(ProcessLookupError):
+        wait_for_end(int((tmp_path / "engine.child").read_text()))
+
+
+def wait_for_end(number):
+    """Killed processes are gone as soon as somebody has collected them."""
+    for _ in range(200):
+        os.kill(number, 0)
+        time.sleep(0.05)
 
 
 def test_a_suite_measures_rlx_and_says_what_is_missing(quick_limits, monkeypatch):
@@ -68,13 +95,20 @@ def test_a_wrong_result_is_not_timed(quick_limits, monkeypatch):
 
 def measured():
     def case(name, group, ours, peer):
-        timings = {"rlx": Timing(ours, (ours, ours, ours), 0.1, 1e-7), "torch": Timing(peer, (peer, peer, peer))}
-        return CaseResult(Case(name, group, "softmax", {"rows": 1}), timings, ours / 2)
+        mine = Timing(ours, (ours, ours, ours), 0.1, 1e-7, limit=ours / 2)
+        timings = {"rlx": mine, "torch": Timing(peer, (peer, peer, peer))}
+        return CaseResult(Case(name, group, "softmax", {"rows": 1}), timings)
 
     cases = (case("a", "one", 1e-3, 2e-3), case("b", "one", 1e-3, 8e-3), case("c", "two", 1e-6, 1e-6))
     cases[2].timings["jax"] = Timing(None, problem="no luck")
     versions = {"rlx": "0.1", "torch": "2", "jax": "1"}
     return BenchResult("ops", 2, Limits(1e11, 1e10), versions, {"tinygrad": "gone"}, cases, 0.0)
+
+
+def test_a_long_call_is_made_once_and_a_short_one_often():
+    for pause, calls in ((0.02, [1]), (0.0, range(3, 10**9))):
+        answer = worker._round(lambda seconds=pause: time.sleep(seconds), 0.01)
+        assert answer["calls"] in calls and answer["seconds"] >= pause
 
 
 def test_the_table():
@@ -90,7 +124,19 @@ def test_the_table():
 def test_the_ratio_pairs_rounds():
     """A slow phase of the machine hits both engines of a round, and leaves the ratio alone."""
     timings = {"rlx": Timing(1.0, (1.0, 5.0, 1.0)), "torch": Timing(2.0, (2.0, 10.0, 2.0))}
-    assert CaseResult(TINY, timings, 0.0).ratio("torch") == 2.0
+    assert CaseResult(TINY, timings).ratio("torch") == 2.0
+
+
+def test_other_engines_of_ours_have_rows_and_are_no_peers():
+    case = measured().cases[0]
+    faster = {**case.timings, "rlx int8": Timing(5e-4, (5e-4, 5e-4, 5e-4), limit=4e-4)}
+    versions = {"rlx": "0.1", "rlx int8": "0.1", "torch": "2"}
+    result = measured()._replace(cases=(case._replace(timings=faster),), versions=versions)
+    assert result.cases[0].best_peer == "torch"
+    lines = table(result).splitlines()
+    assert lines[0].split()[-5:] == ["peer", "ratio", "torch", "of", "limit"]
+    assert lines[2].split() == ["a,", "rlx", "int8", "500.0", "us", "torch", "4.00x", "4.00x", "80%"]
+    assert "| a, rlx int8 | **4.00x** torch | 4.00x | 500.0 us | 80% |" in page([result], "a machine").splitlines()
 
 
 def test_json_holds_everything():
@@ -98,6 +144,8 @@ def test_json_holds_everything():
     again = from_json(json.loads(json.dumps(to_json(result))))
     assert table(again) == table(result)
     assert again.cases[0].timings["torch"].rounds == (2e-3, 2e-3, 2e-3)
+    with pytest.raises(RlxError, match="version 2 of the JSON is read, got 1; measure again"):
+        from_json({**to_json(result), "version": 1})
 
 
 def test_the_picture_is_an_image_of_its_own():
@@ -111,15 +159,16 @@ def test_the_picture_is_an_image_of_its_own():
 def test_the_command(quick_limits, monkeypatch, tmp_path, capsys):
     from rlx.cli import bench
 
-    monkeypatch.setitem(bench.SUITES, "ops", (TINY,))
+    monkeypatch.setitem(bench.SUITES, "ops", bench.SUITES["ops"]._replace(cases=(TINY,)))
     files = ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.svg")]
     assert main(["bench", "ops", "--peers", "--rounds", "1", "--threads", "1", *files]) == 0
     assert "softmax 3x17" in capsys.readouterr().out
     assert json.loads((tmp_path / "r.json").read_text())["cases"][0]["name"] == TINY.name
     assert main(["bench", "ops", "--only", "nothing"]) == 1
     assert "there are: softmax 3x17" in capsys.readouterr().err
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
     assert main(["bench", "llm"]) == 1
-    assert "--model" in capsys.readouterr().err
+    assert "get it with `rlx pull smollm2`" in capsys.readouterr().err
 
 
 def test_the_page_has_ratios_first():
@@ -129,3 +178,30 @@ def test_the_page_has_ratios_first():
     assert "| case | best peer | torch | rlx, time | of limit |" in lines
     assert "| a | **2.00x** torch | 2.00x | 1.00 ms | 50% |" in lines
     assert "| *one: geometric mean* | **4.00x** | 4.00x |  |  |" in lines
+
+
+def test_the_start_of_a_slow_engine_is_measured_once_and_problems_are_said(monkeypatch):
+    now = [0.0]
+
+    def first_call(name, python, threads, environment):
+        if name == "jax":
+            raise EngineProblem("no luck\nat all")
+        assert os.path.isdir(environment["RLX_CACHE_DIR"])
+        now[0] += startup.LONG_ROUND_S if name == "torch" else 1.0
+        return 2.0
+
+    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(startup, "run_suite", lambda *args, **options: measured())
+    monkeypatch.setattr(startup, "_import_seconds", lambda name, python, threads: 0.1)
+    monkeypatch.setattr(startup, "_first_call", first_call)
+    said = []
+    result = startup.run_startup(rounds=3, progress=said.append)
+    imports, cold, again, *calls = result.cases
+    assert [len(cold.timings[name].rounds) for name in ("rlx", "torch")] == [3, 1]
+    assert cold.timings["jax"].problem == "no luck" and imports.timings["jax"].seconds == 0.1
+    assert again.timings["rlx"].seconds == 2.0 and tuple(calls) == measured().cases
+    assert said[0] == "round 1/3, rlx: import, beside numpy" and len(said) == 9 + 3 + 5
+
+
+def test_an_engine_imports_in_a_process_of_its_own():
+    assert 0 < startup._import_seconds("rlx", sys.executable, 1) < 60

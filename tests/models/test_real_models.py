@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import rlx
-from models.numpy_forward import bert_hidden, llama_logits
+from models.exact_gguf import gguf_logits
+from models.numpy_forward import bert_hidden
+from rlx.bench.agreement import compare_logits
 from rlx.errors import RlxError
-from rlx.formats.gguf import open_gguf
 from rlx.formats.safetensors import open_safetensors
 from rlx.models.pull import pull
 
@@ -44,29 +45,11 @@ def minilm():
     return rlx.load_encoder(path), path
 
 
-def reference_logits(path, tokens):
-    with open_gguf(path) as file:
-        weights = {name: np.asarray(tensor.array(), np.float32) for name, tensor in file.tensors.items()}
-        read = {key: file.metadata[f"llama.{key}"] for key in ("block_count", "rope.freq_base")}
-        read |= {key: file.metadata[f"llama.attention.{key}"] for key in ("head_count", "head_count_kv")}
-        eps = file.metadata["llama.attention.layer_norm_rms_epsilon"]
-    return llama_logits(
-        weights,
-        tokens,
-        layers=read["block_count"],
-        heads=read["head_count"],
-        kv_heads=read["head_count_kv"],
-        base=read["rope.freq_base"],
-        eps=eps,
-        interleaved=True,
-    )
-
-
 def test_greedy_text_is_that_of_f64(smollm2):
     lm, path = smollm2
     prompt = lm.chat_ids("What is the capital of France, and what is it known for?")
     (answer,) = lm.complete([prompt], max_tokens=64)
-    expected = reference_logits(path, [*prompt, *answer.token_ids])
+    expected = gguf_logits(path, [*prompt, *answer.token_ids])
     # Greedy text is equal if each token is the largest logit after those before it.
     wanted = expected[len(prompt) - 1 :].argmax(-1)
     assert answer.token_ids == wanted[: len(answer.token_ids)].tolist()
@@ -74,21 +57,12 @@ def test_greedy_text_is_that_of_f64(smollm2):
     assert "Paris" in answer.text
 
 
-def log_softmax(x):
-    shifted = x - x.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
 def test_512_positions_agree_with_f64(smollm2):
     lm, path = smollm2
     text = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
     tokens = lm.tokenizer.encode(text)[:512]
-    got, expected = lm.logits(tokens).astype(np.float64), reference_logits(path, tokens)
-    assert len(tokens) == 512
-    assert (got.argmax(-1) == expected.argmax(-1)).all()
-    p, q = log_softmax(expected), log_softmax(got)
-    divergence = (np.exp(p) * (p - q)).sum(-1)
-    assert divergence.mean() < 1e-9
+    found = compare_logits(gguf_logits(path, tokens), lm.logits(tokens))
+    assert found.positions == 512 and found.top1 == 1.0 and found.mean_kl < 1e-9
 
 
 def test_vectors_of_minilm_are_those_of_f64(minilm):

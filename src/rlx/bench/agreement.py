@@ -1,4 +1,4 @@
-"""How far a faster way of running a model is from the exact one: KL divergence and how often both choose one token.
+"""How far one way of running a language model is from another: KL divergence, and how often both choose one token.
 
 exact, fast = rlx.load("smollm2"), rlx.load("smollm2", activations="int8")
 print(model_agreement(exact, fast, exact.tokenizer.encode(text)[:512]))
@@ -6,12 +6,17 @@ print(model_agreement(exact, fast, exact.tokenizer.encode(text)[:512]))
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx.bench.engine_process import Worker
+from rlx.bench.engines import MODEL_VARIABLE
 from rlx.errors import ShapeError
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -42,6 +47,21 @@ class Agreement(NamedTuple):
 def model_agreement(exact: HasLogits, other: HasLogits, token_ids: Sequence[int]) -> Agreement:
     """How two models that read the same tokens agree on what follows each of them."""
     return compare_logits(exact.logits(token_ids), other.logits(token_ids))
+
+
+def engine_logits(
+    engine: str, model: Path, token_ids: Sequence[int], *, python: str = sys.executable, threads: int = 2
+) -> npt.NDArray[np.float32]:
+    """f32[len(token_ids), V] by an engine of `language_models`, in a process of its own."""
+    worker = Worker("language_models", engine, python, threads, {MODEL_VARIABLE: str(model)})
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "logits.npy"
+            worker.ask({"do": "logits", "tokens": list(token_ids), "result": str(file)})
+            found: npt.NDArray[np.float32] = np.load(file, allow_pickle=False)
+            return found
+    finally:
+        worker.close()
 
 
 def compare_logits(exact: Floats, other: Floats) -> Agreement:

@@ -1,17 +1,13 @@
-"""Runs a suite: one process per engine, results checked against f64, then rounds of all engines in turn."""
+"""Runs a suite: one process per engine, results checked, then rounds of all engines in turn."""
 
 from __future__ import annotations
 
-import contextlib
-import json
+import functools
 import math
 import os
-import queue
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,18 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.bench.engines import FAMILIES, MODEL_VARIABLE, OURS
+from rlx.bench.engine_process import EngineProblem, Worker
+from rlx.bench.engines import FAMILIES, MODEL_VARIABLE, OURS, is_ours
 from rlx.bench.limits import Limits, measure_limits
+from rlx.bench.model_variants import converted
+from rlx.bench.model_work import work_of
 from rlx.bench.programs import Expected
 from rlx.bench.suites import Case
 from rlx.errors import RlxError
 
-# Error of a result relative to its largest element, above which an engine's time means nothing.
-LARGEST_ERROR = 1e-4
-# Engines that round activations to 8 bits differ from each other by this much at most.
-LARGEST_DIFFERENCE = 0.1
-# An engine that takes longer for one preparation or round is left out of the case.
-PATIENCE_S = 180.0
 # Threads of an engine may look for more work for a while after a round; the next engine waits for them to rest.
 PAUSE_S = 0.03
 
@@ -39,31 +32,34 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Timing(NamedTuple):
-    """One engine on one case: the median of its rounds, or why there is none."""
+    """One engine on one case: the median of its rounds, or why there is none.
+
+    `limit` is the least time for its work on this machine, 0 where that is not known.
+    """
 
     seconds: float | None
     rounds: tuple[float, ...] = ()
     first_call: float | None = None
     error: float | None = None
     problem: str = ""
+    limit: float = 0.0
 
 
 class CaseResult(NamedTuple):
     case: Case
     timings: Mapping[str, Timing]
-    limit: float
 
     @property
     def best_peer(self) -> str | None:
-        """The fastest engine besides ours."""
-        peers = {n: t.seconds for n, t in self.timings.items() if n != OURS and t.seconds is not None}
+        """The fastest engine that is not ours."""
+        peers = {n: t.seconds for n, t in self.timings.items() if not is_ours(n) and t.seconds is not None}
         return min(peers, key=lambda n: peers[n]) if peers else None
 
-    def ratio(self, peer: str | None) -> float | None:
+    def ratio(self, peer: str | None, engine: str = OURS) -> float | None:
         """How many times as long a peer takes; the median over rounds, in each of which both ran."""
-        if peer is None or peer not in self.timings or OURS not in self.timings:
+        if peer is None or peer not in self.timings or engine not in self.timings:
             return None
-        pairs = list(zip(self.timings[peer].rounds, self.timings[OURS].rounds))
+        pairs = list(zip(self.timings[peer].rounds, self.timings[engine].rounds))
         return statistics.median(a / b for a, b in pairs) if pairs else None
 
 
@@ -79,99 +75,26 @@ class BenchResult(NamedTuple):
 
 
 def chosen_engines(family: str, peers: Iterable[str] | None) -> list[str]:
-    """rlx and the peers that were named, or all there are."""
-    known = FAMILIES[family]
-    chosen = list(known) if peers is None else [OURS, *(p for p in peers if p != OURS)]
-    unknown = [p for p in chosen if p not in known]
+    """Ours, and the peers that were named, or all there are; a name stands for what is made of it too.
+
+    >>> chosen_engines("language_models", ["llama.cpp"])[-3:]
+    ['llama.cpp', 'llama.cpp Q4_0', 'llama.cpp Q8_0']
+    """
+    known = list(FAMILIES[family])
+    if peers is None:
+        return known
+    wanted = list(peers)
+    unknown = [p for p in wanted if p not in known]
     if unknown:
         raise RlxError(f"bench: no engine is called {', '.join(unknown)}; known: {', '.join(known)}")
-    return chosen
-
-
-class EngineProblem(RlxError):
-    """An engine could not do what it was asked, or took too long."""
-
-
-def source_path() -> str:
-    """PYTHONPATH with which another Python finds this very rlx."""
-    here = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH", "")) if p)
-
-
-class Worker:
-    """The process of one engine."""
-
-    def __init__(
-        self, family: str, name: str, python: str, threads: int, more_environment: Mapping[str, str] | None = None
-    ) -> None:
-        self.name = name
-        count = str(threads)
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RLX_THREADS", "CPU_COUNT")
-        environment = {
-            **os.environ,
-            **dict.fromkeys(names, count),
-            "PYTHONPATH": source_path(),
-            **(more_environment or {}),
-        }
-        self._process = subprocess.Popen(
-            [python, "-m", "rlx.bench.worker", family, name, count],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            text=True,
-        )
-        self._answers: queue.Queue[str | None] = queue.Queue()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        try:
-            self.version = str(self._next(PATIENCE_S)["version"])
-        except BaseException:
-            self.close()
-            raise
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
-        self._answers.put(None)
-
-    def _next(self, patience: float) -> dict[str, Any]:
-        try:
-            line = self._answers.get(timeout=patience)
-        except queue.Empty:
-            self.close()
-            raise EngineProblem(f"no answer within {patience:.0f} s") from None
-        if line is None:
-            raise EngineProblem(f"the process ended with code {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise EngineProblem(str(answer["error"]).splitlines()[0])
-        return answer
-
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):
-            raise EngineProblem("its process has ended") from None
-        return self._next(PATIENCE_S)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._listener.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                if stream is not None:
-                    stream.close()
+    return [n for n in known if is_ours(n) or any(n == p or n.startswith(f"{p} ") for p in wanted)]
 
 
 def run_suite(
     suite: str,
     cases: Sequence[Case],
     *,
+    family: str = "programs",
     peers: Iterable[str] | None = None,
     peer_python: str | None = None,
     model: str | Path | None = None,
@@ -180,20 +103,22 @@ def run_suite(
     threads: int = 2,
     progress: Progress = lambda text: None,
 ) -> BenchResult:
-    """Measure every case on rlx and on the peers that are installed; `model` is the file of a language model."""
-    family = "programs" if model is None else "language_models"
+    """Measure every case on rlx and on the peers that are installed; `model` is what engines of models run."""
     chosen = chosen_engines(family, peers)
-    environment = {} if model is None else {MODEL_VARIABLE: str(Path(model).resolve())}
+    source = None if model is None else Path(model).resolve()
     workers: dict[str, Worker] = {}
+    files: dict[str, Path | None] = {}
     missing: dict[str, str] = {}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     try:
         for name in chosen:
             progress(f"starting {name}")
-            python = sys.executable if name == OURS else peer_python or sys.executable
+            python = sys.executable if is_ours(name) else peer_python or sys.executable
             try:
-                workers[name] = Worker(family, name, python, threads, environment)
-            except (EngineProblem, OSError) as problem:
+                file = None if source is None else converted(source, FAMILIES[family][name].model_type, progress)
+                environment = {} if file is None else {MODEL_VARIABLE: str(file)}
+                workers[name], files[name] = Worker(family, name, python, threads, environment), file
+            except (RlxError, OSError) as problem:
                 missing[name] = str(problem)
         if OURS not in workers:
             raise RlxError(f"bench: rlx itself does not start: {missing[OURS]}")
@@ -201,9 +126,11 @@ def run_suite(
         limits = measure_limits(threads)
         results = []
         for number, case in enumerate(cases):
-            progress(f"{number + 1}/{len(cases)} {case.name}")
-            timings = _run_case(case, workers, rounds, round_seconds)
-            results.append(CaseResult(case, timings, limits.seconds(*case.work)))
+            tell = functools.partial(report_step, progress, f"{number + 1}/{len(cases)} {case.name}")
+            timings = _run_case(family, case, workers, rounds, round_seconds, tell)
+            least = {file: limits.seconds(*work_of(case, file)) for file in set(files.values())}
+            bounded = {n: t._replace(limit=least[files[n]]) for n, t in timings.items()}
+            results.append(CaseResult(case, bounded))
         versions = {name: worker.version for name, worker in workers.items()}
         return BenchResult(suite, threads, limits, versions, missing, tuple(results), load)
     finally:
@@ -211,24 +138,35 @@ def run_suite(
             worker.close()
 
 
-def _run_case(case: Case, workers: Mapping[str, Worker], rounds: int, seconds: float) -> dict[str, Timing]:
-    wanted, largest = case.exact(), LARGEST_ERROR
+def report_step(progress: Progress, work: str, step: str) -> None:
+    progress(f"{work}: {step}")
+
+
+def _run_case(
+    family: str, case: Case, workers: Mapping[str, Worker], rounds: int, seconds: float, tell: Progress
+) -> dict[str, Timing]:
     timings: dict[str, Timing] = {}
     times: dict[str, list[float]] = {}
+    wanted: dict[str, Expected] = {}
     for name, worker in workers.items():
+        entry = FAMILIES[family][name]
+        tell(f"{name}, first call")
         try:
             first_call, found = _prepare(case, worker)
         except EngineProblem as problem:
             timings[name] = Timing(None, problem=str(problem))
             continue
-        if wanted is None:
-            wanted, largest = Expected(np.arange(len(found)), found), LARGEST_DIFFERENCE
-        error = _error(found, wanted)
-        is_right = error <= largest
+        if entry.model_type not in wanted:
+            # Ours come first, and the exact one first of all.
+            wanted[entry.model_type] = case.exact() or Expected(np.arange(len(found)), found)
+        measure = mean_turn if family == "encoders" else largest_difference
+        error = measure(found, wanted[entry.model_type])
+        is_right = error <= entry.largest_error
         timings[name] = Timing(None, (), first_call, error, "" if is_right else f"wrong by {error:.1e}")
         if is_right:
             times[name] = []
     for number in range(rounds):
+        tell(f"round {number + 1}/{rounds}")
         # Every other round runs backwards: what an engine leaves behind in caches does not always hit the same one.
         for name in list(times) if number % 2 == 0 else list(reversed(times)):
             time.sleep(PAUSE_S)
@@ -251,10 +189,23 @@ def _prepare(case: Case, worker: Worker) -> tuple[float, Array]:
         return seconds, np.load(file, allow_pickle=False)
 
 
-def _error(found: Array, wanted: Expected) -> float:
+def largest_difference(found: Array, wanted: Expected) -> float:
     """The largest difference, relative to the largest element."""
     if len(found) <= wanted.examples[-1] or found[wanted.examples].shape != wanted.values.shape:
         return math.inf
     difference = np.abs(found[wanted.examples].astype(np.float64) - wanted.values).max(initial=0.0)
     size = np.abs(wanted.values).max(initial=1e-30)
     return float(difference / size) if math.isfinite(difference) else math.inf
+
+
+def mean_turn(found: Array, wanted: Expected) -> float:
+    """1 less the mean cosine between vectors.
+
+    >>> mean_turn(np.eye(2), Expected(np.arange(2), 3 * np.eye(2)))
+    0.0
+    """
+    if found.shape != wanted.values.shape:
+        return math.inf
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (found.astype(np.float64), wanted.values))
+    cosine = float((a * b).sum(axis=1).mean())
+    return max(1.0 - cosine, 0.0) if math.isfinite(cosine) else math.inf

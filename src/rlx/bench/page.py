@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlx.bench.driver import BenchResult
 from rlx.bench.engines import OURS
-from rlx.bench.report import duration, geometric_mean, notes, peers_of, times
+from rlx.bench.report import duration, geometric_mean, notes, own_rows, peers_of, share_of_limit, times
 
 HEAD = """<!-- Written by tools/benchmark_page.py from the JSON of `rlx bench`; do not edit. -->
 
@@ -14,8 +14,9 @@ HEAD = """<!-- Written by tools/benchmark_page.py from the JSON of `rlx bench`; 
 
 How many times as long others take as rlx: above 1 rlx is faster. All engines of a table ran in one session, each in
 a process of its own, their rounds in turn; a ratio is the median over rounds in which both ran. Every result was
-compared with f64 before it was timed. `rlx bench SUITE` repeats a table on your machine; two separate runs should not
-be compared, because the speed of a machine drifts by more than what is to be seen.
+checked before it was timed, against f64 unless a note says otherwise. `rlx bench SUITE` repeats a table on your
+machine; two separate runs should not be compared, because the speed of a machine drifts by more than what is to be
+seen.
 """
 
 
@@ -28,11 +29,11 @@ def _section(result: BenchResult) -> str:
     peers = peers_of(result)
     head = ["case", "best peer", *peers, f"{OURS}, time", "of limit"]
     rows = []
-    for case in result.cases:
-        ours, best = case.timings[OURS], case.best_peer
-        share = f"{case.limit / ours.seconds:.0%}" if ours.seconds and case.limit else ""
-        first = f"**{times(case.ratio(best))}** {best}" if best else "-"
-        rows.append([case.case.name, first, *(times(case.ratio(p)) for p in peers), duration(ours.seconds), share])
+    for case, engine, title in own_rows(result):
+        timing, best = case.timings[engine], case.best_peer
+        first = f"**{times(case.ratio(best, engine))}** {best}" if best else "-"
+        ratios = [times(case.ratio(p, engine)) for p in peers]
+        rows.append([title, first, *ratios, duration(timing.seconds), share_of_limit(timing)])
     for group in dict.fromkeys(c.case.group for c in result.cases):
         members = [c for c in result.cases if c.case.group == group]
         if len(members) > 1:

@@ -10,12 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rlx.bench.driver import BenchResult, CaseResult
-from rlx.bench.engines import OURS
+from rlx.bench.driver import BenchResult, CaseResult, Timing
+from rlx.bench.engines import OURS, is_ours
 from rlx.bench.limits import Limits
-from rlx.bench.suites import Case
+from rlx.bench.suites import SUITES, Case
+from rlx.errors import RlxError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
@@ -46,14 +47,29 @@ def times(ratio: float | None) -> str:
 
 def peers_of(result: BenchResult) -> list[str]:
     """Peers that were measured in at least one case."""
-    return [n for n in result.versions if n != OURS and any(c.ratio(n) is not None for c in result.cases)]
+    return [n for n in result.versions if not is_ours(n) and any(c.ratio(n) is not None for c in result.cases)]
+
+
+def own_rows(result: BenchResult) -> list[tuple[CaseResult, str, str]]:
+    """A case, an engine of ours and what to call them, for every row of a table."""
+    engines = [n for n in result.versions if is_ours(n)]
+    return [
+        (case, name, case.case.name if name == OURS else f"{case.case.name}, {name}")
+        for case in result.cases
+        for name in engines
+        if name in case.timings
+    ]
+
+
+def share_of_limit(timing: Timing) -> str:
+    return f"{timing.limit / timing.seconds:.0%}" if timing.seconds and timing.limit else "-"
 
 
 def table(result: BenchResult) -> str:
     """For every case: our time, the best peer, and how many times as long each peer takes."""
     peers = peers_of(result)
     head = ["case", OURS, "best peer", "ratio", *peers, "of limit"]
-    rows = [_row(case, peers) for case in result.cases]
+    rows = [_row(*row, peers) for row in own_rows(result)]
     for group in dict.fromkeys(c.case.group for c in result.cases):
         members = [c for c in result.cases if c.case.group == group]
         best = geometric_mean(c.ratio(c.best_peer) for c in members)
@@ -63,12 +79,11 @@ def table(result: BenchResult) -> str:
     return "\n".join([*_aligned([head, *rows]), "", *notes(result)])
 
 
-def _row(case: CaseResult, peers: Sequence[str]) -> list[str]:
-    ours = case.timings[OURS]
-    best = case.best_peer
-    share = f"{case.limit / ours.seconds:.0%}" if ours.seconds and case.limit else "-"
-    mine = duration(ours.seconds) if ours.seconds else ours.problem
-    return [case.case.name, mine, best or "-", times(case.ratio(best)), *(times(case.ratio(p)) for p in peers), share]
+def _row(case: CaseResult, engine: str, title: str, peers: Sequence[str]) -> list[str]:
+    timing, best = case.timings[engine], case.best_peer
+    time = duration(timing.seconds) if timing.seconds else timing.problem
+    ratios = [times(case.ratio(p, engine)) for p in (best, *peers)]
+    return [title, time, best or "-", *ratios, share_of_limit(timing)]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -85,7 +100,11 @@ def notes(result: BenchResult) -> list[str]:
         "measured by rlx's own kernels; more than 100 % of a limit means that data stayed in caches"
     )
     lines.append("ratios: median over rounds in which both ran; above 1 rlx is faster")
-    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in result.versions.items()))
+    lines += SUITES[result.suite].notes if result.suite in SUITES else ()
+    lines += _cosines(result)
+    # "llama.cpp Q8_0" is llama.cpp.
+    versions = {name.split(" ")[0]: version for name, version in result.versions.items()}
+    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in versions.items()))
     if result.load_before > 0.3:
         lines.append(f"others used the machine (load {result.load_before:.1f} at the start): the numbers are noisy")
     lines += [f"not measured: {name} ({reason})" for name, reason in result.missing.items()]
@@ -96,6 +115,15 @@ def notes(result: BenchResult) -> list[str]:
                 seen.add((name, timing.problem))
                 lines.append(f"not measured: {name} on {case.case.name} ({timing.problem})")
     return lines
+
+
+def _cosines(result: BenchResult) -> list[str]:
+    """How close vectors are to the exact ones, where a suite measures that, for its first case."""
+    if result.suite not in SUITES or SUITES[result.suite].family != "encoders" or not result.cases:
+        return []
+    errors = {n: t.error for n, t in result.cases[0].timings.items() if n != OURS}
+    found = [f"{n} {1 - error:.6f}" for n, error in errors.items() if error is not None]
+    return [f"mean cosine to rlx in f32: {', '.join(found)}"] if found else []
 
 
 def machine() -> str:
@@ -129,7 +157,6 @@ def to_json(result: BenchResult) -> dict[str, Any]:
                 "group": c.case.group,
                 "program": c.case.program,
                 "sizes": dict(c.case.sizes),
-                "limit_seconds": c.limit,
                 "best_peer": c.best_peer,
                 "ratio": c.ratio(c.best_peer),
                 "engines": {
@@ -143,15 +170,15 @@ def to_json(result: BenchResult) -> dict[str, Any]:
 
 def from_json(document: Mapping[str, Any]) -> BenchResult:
     """The result that `to_json` described."""
-    from rlx.bench.driver import Timing
-
+    if document["version"] != FORMAT_VERSION:
+        raise RlxError(f"bench: version {FORMAT_VERSION} of the JSON is read, got {document['version']}; measure again")
     cases = []
     for c in document["cases"]:
         timings = {
-            n: Timing(t["seconds"], tuple(t["rounds"]), t["first_call"], t["error"], t["problem"])
+            n: Timing(t["seconds"], tuple(t["rounds"]), t["first_call"], t["error"], t["problem"], t["limit"])
             for n, t in c["engines"].items()
         }
-        cases.append(CaseResult(Case(c["name"], c["group"], c["program"], c["sizes"]), timings, c["limit_seconds"]))
+        cases.append(CaseResult(Case(c["name"], c["group"], c["program"], c["sizes"]), timings))
     return BenchResult(
         document["suite"],
         document["threads"],
@@ -185,7 +212,7 @@ def plot(result: BenchResult) -> str:
 
     parts = [_words(16, 24, f"rlx bench {result.suite}: times as long as rlx, {result.threads} threads", "")]
     for number, peer in enumerate(peers):
-        at = 16 + number * 120
+        at = 16 + number * 140
         parts.append(_dot(at + 5, 40, _colour(number), peer) + _words(at + 14, 44, peer, "small"))
     bottom = 60 + line * len(result.cases)
     for tick in _ticks(low, high):

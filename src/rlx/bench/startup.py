@@ -5,31 +5,24 @@ Every measurement is a process of its own. "again" is a second process that find
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from rlx.bench.driver import (
-    BenchResult,
-    CaseResult,
-    EngineProblem,
-    Progress,
-    Timing,
-    Worker,
-    chosen_engines,
-    run_suite,
-    source_path,
-)
+from rlx.bench.driver import BenchResult, CaseResult, Progress, Timing, report_step, run_suite
+from rlx.bench.engine_process import EngineProblem, Worker, engine_environment
 from rlx.bench.engines import ENGINES, OURS
 from rlx.bench.suites import CALLS, Case
 
 ENCODER = {"batch": 1, "seq": 128}
 IMPORT = "import numpy, time; t = time.perf_counter(); import {0}; print(time.perf_counter() - t)"
+# An engine that needs longer for one round is not asked again: the whole suite should take about a minute.
+LONG_ROUND_S = 15.0
 # Where engines keep compiled code; a fresh folder makes a compile cold.
 CACHES = ("RLX_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
 
@@ -42,7 +35,7 @@ class _Measured(NamedTuple):
     def result(self) -> CaseResult:
         timings = {n: Timing(statistics.median(t), tuple(t)) for n, t in self.times.items() if t}
         timings |= {n: Timing(None, problem=p) for n, p in self.problems.items()}
-        return CaseResult(Case(self.name, self.name, "", {}), timings, 0.0)
+        return CaseResult(Case(self.name, self.name, "", {}), timings)
 
 
 def run_startup(
@@ -63,27 +56,32 @@ def run_startup(
         threads=threads,
         progress=progress,
     )
-    names = [n for n in chosen_engines("programs", peers) if n in calls.versions]
+    names = list(calls.versions)
     pythons = {n: sys.executable if n == OURS else peer_python or sys.executable for n in names}
     imports, cold, again = (
         _Measured(name, {n: [] for n in names}, {})
         for name in ("import, beside numpy", "encoder 1x128: compile and run", "encoder 1x128: again, from disk")
     )
+    slow: set[str] = set()
     for number in range(rounds):
-        for name in names:
-            progress(f"round {number + 1}/{rounds}: {name}")
-            _note(imports, name, partial(_import_seconds, name, pythons[name]))
+        for name in [n for n in names if n not in slow]:
+            start = time.perf_counter()
+            tell = partial(report_step, progress, f"round {number + 1}/{rounds}, {name}")
             with tempfile.TemporaryDirectory() as folder:
                 first_call = partial(_first_call, name, pythons[name], threads, dict.fromkeys(CACHES, folder))
-                _note(cold, name, first_call)
-                _note(again, name, first_call)
+                _note(imports, name, partial(_import_seconds, name, pythons[name], threads), tell)
+                _note(cold, name, first_call, tell)
+                _note(again, name, first_call, tell)
+            if time.perf_counter() - start > LONG_ROUND_S:
+                slow.add(name)
     results = (imports.result(), cold.result(), again.result(), *calls.cases)
     return calls._replace(cases=results)
 
 
-def _note(measured: _Measured, name: str, measure: Callable[[], float]) -> None:
+def _note(measured: _Measured, name: str, measure: Callable[[], float], tell: Progress) -> None:
     if name in measured.problems:
         return
+    tell(measured.name)
     try:
         measured.times[name].append(measure())
     except (EngineProblem, OSError, subprocess.SubprocessError) as problem:
@@ -91,11 +89,12 @@ def _note(measured: _Measured, name: str, measure: Callable[[], float]) -> None:
         del measured.times[name]
 
 
-def _import_seconds(name: str, python: str) -> float:
-    environment = {**os.environ, "PYTHONPATH": source_path()}
+def _import_seconds(name: str, python: str, threads: int) -> float:
     package = OURS if name == OURS else ENGINES[name].needs[-1]
     code = [python, "-c", IMPORT.format(package)]
-    done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        code, env=engine_environment(threads), capture_output=True, text=True, check=True, timeout=120
+    )
     return float(done.stdout.split()[-1])
 
 

@@ -75,4 +75,47 @@ LANGUAGE_MODEL = (
     Case("decode after 512 tokens", "decode", "decode", {"tokens": 512}),
 )
 
-SUITES: dict[str, tuple[Case, ...]] = {"ops": OPS, "minilm": MINILM, "calls": CALLS, "llm": LANGUAGE_MODEL}
+EMBED = tuple(
+    Case(f"{count} {what}", "embed", "embed", {"texts": count})
+    for count, what in ((256, "sentences of mixed length"), (1, "sentence"))
+)
+
+
+class Suite(NamedTuple):
+    """Cases for engines of one family; `model` is the one that is meant where no other is named, "" for none."""
+
+    family: str
+    cases: tuple[Case, ...]
+    model: str = ""
+    notes: tuple[str, ...] = ()
+
+
+SUITES: dict[str, Suite] = {
+    "ops": Suite("programs", OPS),
+    "minilm": Suite("programs", MINILM),
+    "calls": Suite("programs", CALLS),
+    "llm": Suite(
+        "language_models",
+        LANGUAGE_MODEL,
+        "smollm2",
+        (
+            "rlx is exact: weights are those of the file, activations and caches f32, so that the answers are those of "
+            "the model; llama.cpp and rlx int8 round activations to 8 bits, which benchmarks/parity.py measures",
+            "Q4_0, Q8_0: the same model with all matrices in that type, converted from the file's weights by "
+            "`rlx quantize`; every row shows how many times as long each peer takes",
+            "limit of prefill: f32 multiply-adds, which int8 may pass; of decode: all weights of the file and the "
+            "cache read once",
+            "results were compared with those of rlx on the same weights",
+        ),
+    ),
+    "embed": Suite(
+        "encoders",
+        EMBED,
+        "minilm",
+        (
+            "texts to vectors, with tokenisation: the same tokenizer for all, batches of 32 texts of similar length",
+            "rlx int8: 8 bits on both sides of products; rlx int8 weights: weights of 8 bits, activations f32",
+            "the vectors were compared with those of rlx in f32, which tests hold to f64",
+        ),
+    ),
+}

@@ -2,6 +2,7 @@
 
     {"do": "prepare", "program": .., "sizes": .., "result": FILE}  -> {"seconds": first call, with compilation}
     {"do": "round", "seconds": ..}                                  -> {"seconds": median of a call, "calls": ..}
+    {"do": "logits", "tokens": [..], "result": FILE}                -> {}: of every position, by a language model
 
 An answer with "error" says why something could not be done; the process goes on. Whatever an engine prints goes to
 stderr, so that answers stay readable.
@@ -34,7 +35,7 @@ def main() -> int:
     os.dup2(2, 1)
     _keep_to(threads)
     try:
-        engine = create_engine(family, name, threads)
+        engine: Any = create_engine(family, name, threads)
     except Exception as error:
         _answer(answers, {"error": f"{type(error).__name__}: {error}"})
         return 1
@@ -48,6 +49,9 @@ def main() -> int:
                 gc.collect()
                 call, seconds = _prepared(engine, request)
                 _answer(answers, {"seconds": seconds})
+            elif request["do"] == "logits":
+                np.save(request["result"], engine.logits(request["tokens"]), allow_pickle=False)
+                _answer(answers, {})
             elif call is not None:
                 _answer(answers, _round(call, request["seconds"]))
             else:
@@ -87,19 +91,25 @@ def _prepared(engine: Engine, request: dict[str, Any]) -> tuple[Callable[[], Any
 
 
 def _round(call: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    """Calls for about so long, at least three."""
-    call()
+    """Calls for about so long: at least three, or one that is longer. A first one warms the caches again."""
     start = time.perf_counter()
     call()
-    batch = max(1, int(SHORTEST / max(time.perf_counter() - start, 1e-9)))
+    is_long = time.perf_counter() - start > seconds
+    batch = 1 if is_long else _calls_in(SHORTEST, call)
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
+    while len(times) < (1 if is_long else 3) or time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(batch):
             call()
         times.append((time.perf_counter() - start) / batch)
     return {"seconds": statistics.median(times), "calls": len(times) * batch}
+
+
+def _calls_in(seconds: float, call: Callable[[], Any]) -> int:
+    start = time.perf_counter()
+    call()
+    return max(1, int(seconds / max(time.perf_counter() - start, 1e-9)))
 
 
 if __name__ == "__main__":

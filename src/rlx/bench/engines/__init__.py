@@ -1,9 +1,14 @@
-"""The engines that are compared, each in a file of its own, loaded only in its own process."""
+"""The engines that are compared, each loaded only in its own process.
+
+A family of engines runs the same kind of work: `programs` the ones of `rlx.bench.programs`, `language_models` a model
+file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`). Engines of ours are called "rlx", or "rlx" and
+what is special about them.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rlx.bench.programs import Array, Sizes
@@ -23,30 +28,75 @@ class Engine(Protocol):
 
 
 class EngineEntry(NamedTuple):
-    """`module` of this folder has the class `factory`; `needs` is what must be importable."""
+    """`module` of this folder has the class `factory`; `needs` is what must be importable.
+
+    An engine whose result is off by more than `largest_error`, as its family measures it, is not timed. A language
+    model is converted to the GGUF type `model_type` for it, "" for the file as it is.
+    """
 
     module: str
     factory: str
     needs: tuple[str, ...]
+    largest_error: float
+    model_type: str = ""
 
 
 OURS = "rlx"
+
+
+def is_ours(name: str) -> bool:
+    return name.split(" ")[0] == OURS
+
+
+# The largest difference from f64, relative to the largest element.
+_F32 = 1e-4
 ENGINES: dict[str, EngineEntry] = {
-    OURS: EngineEntry("rlx_engine", "RlxEngine", ("llvmlite",)),
-    "torch": EngineEntry("torch_engine", "TorchEngine", ("torch",)),
-    "torch.compile": EngineEntry("torch_engine", "CompiledTorchEngine", ("torch",)),
-    "jax": EngineEntry("jax_engine", "JaxEngine", ("jax",)),
-    "onnxruntime": EngineEntry("onnx_engine", "OnnxEngine", ("onnx", "onnxruntime")),
-    "openvino": EngineEntry("openvino_engine", "OpenVinoEngine", ("openvino",)),
-    "tinygrad": EngineEntry("tinygrad_engine", "TinygradEngine", ("tinygrad",)),
+    OURS: EngineEntry("rlx_engine", "RlxEngine", ("llvmlite",), _F32),
+    "torch": EngineEntry("torch_engine", "TorchEngine", ("torch",), _F32),
+    "torch.compile": EngineEntry("torch_engine", "CompiledTorchEngine", ("torch",), _F32),
+    "jax": EngineEntry("jax_engine", "JaxEngine", ("jax",), _F32),
+    "onnxruntime": EngineEntry("onnx_engine", "OnnxEngine", ("onnx", "onnxruntime"), _F32),
+    "openvino": EngineEntry("openvino_engine", "OpenVinoEngine", ("openvino",), _F32),
+    "tinygrad": EngineEntry("tinygrad_engine", "TinygradEngine", ("tinygrad",), _F32),
 }
-# Engines that run a model file; their programs are `prefill` and `decode`.
+
+# The largest difference from the exact logits of the same weights, relative to the largest: activations are rounded
+# to 8 bits.
+_ROUNDED = 0.1
+_OTHER_TYPES = ("Q4_0", "Q8_0")
 LANGUAGE_MODELS: dict[str, EngineEntry] = {
-    OURS: EngineEntry("language_models", "RlxModel", ("llvmlite",)),
-    "llama.cpp": EngineEntry("language_models", "LlamaCppModel", ("llama_cpp",)),
+    OURS: EngineEntry("language_models", "RlxModel", ("llvmlite",), _ROUNDED),
+    **{
+        f"{OURS} {kind}": EngineEntry("language_models", "RlxModel", ("llvmlite",), _ROUNDED, kind)
+        for kind in _OTHER_TYPES
+    },
+    f"{OURS} int8": EngineEntry("language_models", "Int8RlxModel", ("llvmlite",), _ROUNDED),
+    "llama.cpp": EngineEntry("language_models", "LlamaCppModel", ("llama_cpp",), _ROUNDED),
+    **{
+        f"llama.cpp {kind}": EngineEntry("language_models", "LlamaCppModel", ("llama_cpp",), _ROUNDED, kind)
+        for kind in _OTHER_TYPES
+    },
 }
-FAMILIES = {"programs": ENGINES, "language_models": LANGUAGE_MODELS}
-# Where engines of language models find the file.
+
+# 1 less the mean cosine between its vectors and the exact ones.
+_SAME, _CLOSE, _NEAR = 1e-5, 1e-3, 4e-3
+ENCODERS: dict[str, EngineEntry] = {
+    OURS: EngineEntry("sentence_encoders", "RlxEncoder", ("llvmlite", "tokenizers"), _SAME),
+    f"{OURS} int8": EngineEntry("sentence_encoders", "Int8RlxEncoder", ("llvmlite", "tokenizers"), _NEAR),
+    f"{OURS} int8 weights": EngineEntry("sentence_encoders", "Int8WeightsEncoder", ("llvmlite", "tokenizers"), _CLOSE),
+    "sentence-transformers": EngineEntry(
+        "sentence_encoders", "SentenceTransformersEncoder", ("sentence_transformers",), _SAME
+    ),
+    "onnxruntime": EngineEntry("onnx_encoders", "OnnxEncoder", ("onnx", "tokenizers", "onnxruntime"), _SAME),
+    "openvino": EngineEntry("onnx_encoders", "OpenVinoEncoder", ("onnx", "tokenizers", "openvino"), _SAME),
+}
+
+FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
+    "programs": ENGINES,
+    "language_models": LANGUAGE_MODELS,
+    "encoders": ENCODERS,
+}
+# Where engines that run a model find it.
 MODEL_VARIABLE = "RLX_BENCH_MODEL"
 
 

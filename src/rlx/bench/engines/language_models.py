@@ -1,7 +1,11 @@
-"""Language models from a file: rlx and llama.cpp read the same tokens and give the logits of the last one."""
+"""Language models from a file: rlx and llama.cpp read the same tokens and give the logits of the last one.
+
+For `rlx.bench.parity` they also give the logits of every position.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -14,23 +18,31 @@ from rlx.bench.programs import Array, Sizes
 
 # Room for the longest prompt and the tokens that are decoded behind it.
 CONTEXT = 1024
-FIRST_TOKEN = 1000
 
 
-def tokens_of(count: int) -> list[int]:
-    """The same ordinary tokens for every engine."""
-    return [FIRST_TOKEN + 37 * i % 5000 for i in range(count)]
+def tokens_of(count: int, vocabulary: int) -> list[int]:
+    """The same ordinary tokens for every engine: not those at the beginning, which are special ones and bytes.
+
+    >>> tokens_of(3, 50_000), tokens_of(3, 64)
+    ([1000, 1037, 1074], [32, 37, 42])
+    """
+    first = min(1000, vocabulary // 2)
+    return [first + 37 * i % min(5000, vocabulary - first) for i in range(count)]
 
 
 class RlxModel:
+    """Exact: activations in f32, weights as the file has them."""
+
+    activations = "f32"
+
     def __init__(self, threads: int) -> None:
         import rlx
 
         self.version = rlx.__version__
-        self._model: Any = rlx.load(os.environ[MODEL_VARIABLE], threads=threads)
+        self._model = rlx.load(os.environ[MODEL_VARIABLE], threads=threads, activations=self.activations)
 
     def prepare(self, program: str, sizes: Sizes) -> Callable[[], Any]:
-        tokens = tokens_of(sizes["tokens"])
+        tokens = tokens_of(sizes["tokens"], self._model.config.vocab)
         session = self._model.session()
         if program == "prefill":
 
@@ -43,25 +55,37 @@ class RlxModel:
 
         def step() -> Any:
             session.truncate(len(tokens))
-            return session.step(FIRST_TOKEN)
+            return session.step(tokens[0])
 
         return step
+
+    def logits(self, tokens: list[int]) -> Array:
+        return self._model.logits(tokens)
 
     def as_numpy(self, result: Any) -> Array:
         return np.asarray(result, np.float32).reshape(-1)
 
 
+class Int8RlxModel(RlxModel):
+    """Activations rounded to 8 bits, as llama.cpp does it."""
+
+    activations = "int8"
+
+
 class LlamaCppModel:
+    """llama.cpp as it comes: activations rounded to 8 bits, keys and values kept in f16."""
+
     def __init__(self, threads: int) -> None:
         llama: Any = importlib.import_module("llama_cpp")
         self.version = str(llama.__version__)
-        self._model = llama.Llama(
-            os.environ[MODEL_VARIABLE], n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, verbose=False
+        self._open = functools.partial(
+            llama.Llama, os.environ[MODEL_VARIABLE], n_threads=threads, n_threads_batch=threads, verbose=False
         )
+        self._model = self._open(n_ctx=CONTEXT)
 
     def prepare(self, program: str, sizes: Sizes) -> Callable[[], Any]:
-        tokens = tokens_of(sizes["tokens"])
         model = self._model
+        tokens = tokens_of(sizes["tokens"], model.n_vocab())
         if program == "prefill":
 
             def prefill() -> Any:
@@ -75,10 +99,16 @@ class LlamaCppModel:
 
         def step() -> Any:
             self._forget(len(tokens))
-            model.eval([FIRST_TOKEN])
+            model.eval(tokens[:1])
             return self._logits()
 
         return step
+
+    def logits(self, tokens: list[int]) -> Array:
+        """Of every position, which the model must be opened for."""
+        model = self._open(n_ctx=len(tokens), logits_all=True)
+        model.eval(tokens)
+        return np.array(model.scores[: len(tokens)], np.float32)
 
     def _forget(self, length: int) -> None:
         """What was read behind this length; `eval` removes it from the cache itself."""

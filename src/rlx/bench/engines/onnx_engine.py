@@ -137,12 +137,18 @@ def _described(name: str, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return onnx.helper.make_tensor_value_info(str(name), kind, list(dims))
 
 
+def session_options(threads: int) -> Any:
+    """All graph optimisations, which are on by default; errors only."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return options
+
+
 class OnnxEngine:
     def __init__(self, threads: int) -> None:
-        self._options = ort.SessionOptions()
-        self._options.intra_op_num_threads = threads
-        self._options.inter_op_num_threads = 1
-        self._options.log_severity_level = 3
+        self._options = session_options(threads)
 
     @property
     def version(self) -> str:

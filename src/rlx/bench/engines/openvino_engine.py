@@ -80,15 +80,19 @@ def _reshaped(x: Any, dims: tuple[int, ...]) -> Any:
     return opset.reshape(x, np.array(dims, np.int64), False)
 
 
+def compile_options(threads: int) -> dict[str, Any]:
+    return {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+
+
+def version() -> str:
+    return str(ov.__version__).split("-")[0]
+
+
 class OpenVinoEngine:
     def __init__(self, threads: int) -> None:
+        self.version = version()
         self._core = ov.Core()
-        self._options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        self._options["INFERENCE_PRECISION_HINT"] = "f32"
-
-    @property
-    def version(self) -> str:
-        return str(ov.__version__).split("-")[0]
+        self._options = compile_options(threads)
 
     def prepare(self, program: str, sizes: Sizes) -> Callable[[], Any]:
         inputs, weights = operands_of(program, sizes)
