@@ -89,7 +89,6 @@ def test_memset_may_be_called():
     code = llvm_codegen._machine(SSE2).emit_object(binding.parse_assembly(text))
     assert undefined_symbols(code) == {"memset"}
     native.check_symbols(code)
-    assert native._process_address("memset")
 
 
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)

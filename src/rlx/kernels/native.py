@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
-import itertools
 import os
 import threading
 from functools import cache
@@ -20,8 +19,9 @@ from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
-from rlx.errors import BackendError, BindingError, InternalError
-from rlx.kernels.elf import packed_symbol, undefined_symbols
+from rlx.errors import BackendError, BindingError
+from rlx.kernels.elf import ElfObject, packed_symbol
+from rlx.kernels.linker import Linked, link, require_symbols
 from rlx.kernels.loop_ir import Buffer, Kernel
 from rlx.kernels.object_cache import ObjectCache
 from rlx.kernels.targets import Target, host, runs_here
@@ -51,12 +51,7 @@ Argument = np.ndarray[Any, np.dtype[Any]] | int | float
 
 def check_symbols(code: bytes, name: str = "object") -> None:
     """Refuse object code that calls anything outside `ALLOWED_SYMBOLS`."""
-    strange = undefined_symbols(code) - ALLOWED_SYMBOLS
-    if strange:
-        raise InternalError(
-            f"kernel {name}: the compiled code calls {', '.join(sorted(strange))}, which rlx does not provide; "
-            "an operation was left to LLVM that the target has no instruction for: expand it in rlx.kernels.legalize"
-        )
+    require_symbols(ElfObject(code), f"kernel {name}", ALLOWED_SYMBOLS)
 
 
 def cache_key(kernel: Kernel, target: Target) -> str:
@@ -82,9 +77,9 @@ class NativeCode:
     """The code of a kernel, linked into this process. `address` is its packed entry: `void (args, first, last)`, where
     args are 8-byte slots in parameter order, holding addresses and numbers; `key` is what the object cache calls it."""
 
-    def __init__(self, name: str, key: str, linked: Any) -> None:
+    def __init__(self, name: str, key: str, linked: Linked) -> None:
         self.name, self.key = name, key
-        self.address: int = linked[packed_symbol(name)]
+        self.address = linked.addresses[packed_symbol(name)]
         self._linked = linked  # keeps the code in memory
 
 
@@ -139,8 +134,6 @@ class Loader:
         self._kernels: WeakValueDictionary[str, NativeKernel] = WeakValueDictionary()
         self._linked: WeakValueDictionary[str, NativeCode] = WeakValueDictionary()
         self._lock = threading.Lock()
-        self._serial = itertools.count()
-        self._jit: Any = None
         _loaders.add(self)
 
     def forget_lock(self) -> None:
@@ -169,14 +162,12 @@ class Loader:
                 code = self.objects.get(key) if self.objects is not None else None
                 if code is None:
                     return None
-                check_symbols(code, name)
                 found = self._linked[key] = self._link(name, key, code)
             return found
 
     def _object(self, kernel: Kernel, key: str) -> bytes:
         cached = self.objects.get(key) if self.objects is not None else None
         if cached is not None:
-            check_symbols(cached, kernel.name)
             return cached
         from rlx.kernels.llvm_codegen import compile_object
 
@@ -187,16 +178,8 @@ class Loader:
         return code
 
     def _link(self, name: str, key: str, code: bytes) -> NativeCode:
-        from llvmlite import binding
-
-        if self._jit is None:
-            from rlx.kernels.llvm_codegen import create_jit
-
-            self._jit = create_jit(self.target)
-        library = binding.JITLibraryBuilder().add_object_img(code).export_symbol(packed_symbol(name))
-        for symbol in undefined_symbols(code):
-            library.import_symbol(symbol, _process_address(symbol))
-        return NativeCode(name, key, library.link(self._jit, f"{name}.{next(self._serial)}"))
+        linked = link(code, f"kernel {name}", self.target, [packed_symbol(name)], ALLOWED_SYMBOLS)
+        return NativeCode(name, key, linked)
 
 
 _loaders: WeakSet[Loader] = WeakSet()
@@ -209,12 +192,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _process_address(symbol: str) -> int:
-    address = ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value
-    assert address is not None
-    return address
 
 
 @cache

@@ -9,14 +9,18 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from rlx.errors import BackendError
 from rlx.knobs import knobs
 
 _MAGIC = b"rlxobj\x00\x01"  # the last byte is the format version
 _DIGEST_BYTES = 32
+
+_HANDLES = "/proc/self/fd"
 
 # What a cache may grow to. It is looked at now and then: after entries whose key ends so, which is one of 256.
 MAX_BYTES = 1 << 30
@@ -36,6 +40,46 @@ def default_directory() -> Path:
     if knobs.cache_dir:
         return Path(knobs.cache_dir)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx"
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A private file to write into that appears as `path` when the block ends well, so that no reader ever sees half of
+    it. However else the block ends, by Ctrl-C or with the process, nothing is left."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    unnamed = _open_unnamed(path.parent)
+    is_named = unnamed is None
+    # Systems without files that have no name keep it if the process is killed; `DiskCache.trim` finds it.
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) if unnamed is None else unnamed
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            if not is_named:
+                _give_name(handle, beside)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _open_unnamed(directory: Path) -> int | None:
+    """A file in a directory that vanishes when it is closed, if the system has such files."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_HANDLES):
+        return None
+    try:
+        return os.open(directory, os.O_WRONLY | os.O_TMPFILE, 0o600)
+    except OSError:
+        return None
+
+
+def _give_name(handle: int, path: Path) -> None:
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        # With a directory given, the link is followed to the file that is open.
+        os.link(f"{_HANDLES}/{handle}", path.name, dst_dir_fd=directory, follow_symlinks=True)
+    finally:
+        os.close(directory)
 
 
 class DiskCache:
@@ -66,18 +110,14 @@ class DiskCache:
         return code
 
     def put(self, key: str, code: bytes) -> None:
-        """Write beside and rename, so that no reader ever sees half a file. Failure to write is not an error."""
-        path = self._path(key)
-        beside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        """Keep an entry. Failure to write is not an error."""
         try:
-            handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
+            with whole_file(self._path(key)) as file:
                 file.write(_MAGIC + _digest(key, code) + code)
-            os.replace(beside, path)
             if key.endswith(_TRIM_AFTER):
                 self.trim(MAX_BYTES)
         except OSError:
-            beside.unlink(missing_ok=True)
+            return
 
     def trim(self, max_bytes: int) -> None:
         """Delete the oldest entries, and what writers that were killed left, until the rest fits into `max_bytes`."""

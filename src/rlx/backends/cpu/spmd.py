@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlx.backends.cpu.code import object_cache
-from rlx.errors import InternalError
-from rlx.kernels.elf import undefined_symbols
+from rlx.kernels.linker import link
 from rlx.kernels.targets import Target, host
 
 # All that the executor needs from the system.
@@ -77,26 +76,14 @@ def compile_executor(target: Target, **options: int) -> bytes:
 
 def link_executor(code: bytes, target: Target) -> Executor:
     """The executor as functions of this process."""
-    from llvmlite import binding
-
     from rlx.backends.cpu.spmd_ir import EXPORTS
-    from rlx.kernels.llvm_codegen import create_jit
 
-    needed = undefined_symbols(code)
-    if not needed <= SYSTEM:
-        raise InternalError(f"the executor calls {', '.join(sorted(needed - SYSTEM))}, which it must not")
-    library = binding.JITLibraryBuilder().add_object_img(code)
-    for name in EXPORTS:
-        library.export_symbol(name)
-    process = ctypes.CDLL(None)
-    for name in needed:
-        library.import_symbol(name, ctypes.cast(getattr(process, name), ctypes.c_void_p).value)
-    linked = library.link(create_jit(target), "rlx.executor")
+    linked = link(code, "the executor", target, EXPORTS, SYSTEM)
     address, number = ctypes.c_void_p, ctypes.c_int64
     return Executor(
-        ctypes.CFUNCTYPE(number, address, address, number)(linked["rlx.run"]),
-        ctypes.CFUNCTYPE(None, address, address)(linked["rlx.serve"]),
-        ctypes.CFUNCTYPE(None, address, number)(linked["rlx.dismiss"]),
+        ctypes.CFUNCTYPE(number, address, address, number)(linked.addresses["rlx.run"]),
+        ctypes.CFUNCTYPE(None, address, address)(linked.addresses["rlx.serve"]),
+        ctypes.CFUNCTYPE(None, address, number)(linked.addresses["rlx.dismiss"]),
         linked,
     )
 
