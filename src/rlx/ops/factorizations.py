@@ -7,6 +7,7 @@ and eigh. Complex vectors are only determined up to a phase; their derivatives a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from rlx.ops.complex_ops import real
 from rlx.ops.contraction import adjoint, conjugated, matmul
 from rlx.ops.creation import dim_value, eye, iota, tril, triu
 from rlx.ops.indexing import GatherNd, IndexMode
-from rlx.ops.linalg import REAL, TriangularSolve, require_matrix, widened
+from rlx.ops.linalg import REAL, TriangularSolve, not_finite, not_positive_definite, require_matrix, widened
 from rlx.ops.movement import broadcast_to, concat, exceeds, expand_dims, narrow, pad_zeros, split, swapaxes
 from rlx.ops.operands import convert, promote_inexact, same_graph
 from rlx.ops.rearrange import diagonal
@@ -112,9 +113,7 @@ class Cholesky(Op):
         try:
             return np.linalg.cholesky(widened(a)).astype(a.dtype)
         except np.linalg.LinAlgError:
-            raise self.fail(
-                "a matrix is not positive definite; check that it is symmetric, or add a small multiple of the identity"
-            ) from None
+            raise not_positive_definite(self.mnemonic) from None
 
     def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], factor: Tensor) -> Any:
         """dL = L Φ(L⁻¹ dA L⁻ᴴ), where Φ takes the lower triangle and half of the diagonal."""
@@ -229,7 +228,8 @@ def _qr_cotangent(q: Tensor, r: Tensor, q_ct: Tensor, r_ct: Tensor) -> Any:
 class Svd(Op):
     """U, S, Vᴴ with A = U diag(S) Vᴴ, S descending; A [.., M, N], k = min(M, N). Without `compute_uv` only S [.., k].
 
-    U is [.., M, k] and Vᴴ [.., k, N], or [.., M, M] and [.., N, N] with `full_matrices`.
+    U is [.., M, k] and Vᴴ [.., k, N], or [.., M, M] and [.., N, N] with `full_matrices`. NaN and inf are an error. What
+    A leaves open is up to the engine: signs, vectors of equal values, those that `full_matrices` adds.
     """
 
     primitive = True
@@ -249,6 +249,9 @@ class Svd(Op):
 
     def eval(self, a: Array) -> Array | tuple[Array, ...]:
         real = DType.of(a.dtype).real.numpy
+        if not np.isfinite(a).all():
+            # LAPACK may look for them forever.
+            raise not_finite(self.mnemonic)
         if not self.compute_uv:
             return np.linalg.svd(widened(a), compute_uv=False).astype(real)
         u, s, vh = np.linalg.svd(widened(a), full_matrices=self.full_matrices)
@@ -364,7 +367,8 @@ def _svd_cotangent(u: Tensor, s: Tensor, vh: Tensor, u_ct: Tensor, s_ct: Tensor,
 class Eigh(Op):
     """W, V with A V = V diag(W) for Hermitian A [.., N, N]: W ascending and real, V unitary.
 
-    Only the lower triangle of A is read, or the upper one when `lower` is False.
+    Only the lower triangle of A is read, or the upper one when `lower` is False. What A leaves open is up to the
+    engine: signs, and vectors of equal values.
     """
 
     primitive = True
@@ -423,7 +427,7 @@ class Lu(Op):
 
     def eval(self, a: Array) -> tuple[Array, Array, Array]:
         *lead, rows, columns = a.shape
-        factors = [_lu_of_one(m) for m in widened(a).reshape((-1, rows, columns))]
+        factors = [_lu_of_one(m) for m in widened(a).reshape((math.prod(lead), rows, columns))]
         count = min(rows, columns)
         lu_, pivots, permutation = zip(*factors) if factors else ((), (), ())
         return (
@@ -435,7 +439,7 @@ class Lu(Op):
     def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], y: tuple[Tensor, ...]) -> Any:
         """With X = L⁻¹ dA[permutation] U⁻¹: dL = L tril(X, -1), dU = triu(X) U."""
         lower, upper = _square_factors(y[0])
-        rows = _row_gather(y[2])(tangents[0], expand_dims(y[2], -1))
+        rows = row_gather(y[2])(tangents[0], expand_dims(y[2], -1))
         left = TriangularSolve(unit_diagonal=True)(lower, rows)
         x = swapaxes(TriangularSolve(lower=False, transpose=True)(upper, swapaxes(left, -1, -2)), -1, -2)
         return matmul(lower, tril(x, -1)) + matmul(triu(x), upper), None, None
@@ -445,7 +449,7 @@ class Lu(Op):
         x_ct = tril(matmul(adjoint(lower), ct[0]), -1) + triu(matmul(ct[0], adjoint(upper)))
         left = TriangularSolve(transpose=True, unit_diagonal=True)(conjugated(lower), x_ct)
         rows_ct = swapaxes(TriangularSolve(lower=False)(conjugated(upper), swapaxes(left, -1, -2)), -1, -2)
-        a_ct, _ = _row_gather(y[2]).vjp(rows_ct, None, a, expand_dims(y[2], -1))
+        a_ct, _ = row_gather(y[2]).vjp(rows_ct, None, a, expand_dims(y[2], -1))
         return a_ct
 
     batch = batch_by_loop_over_leading
@@ -474,7 +478,7 @@ def _square_factors(packed: Tensor) -> tuple[Any, Any]:
     return lower, where(missing, 1, upper)
 
 
-def _row_gather(permutation: Tensor) -> GatherNd:
+def row_gather(permutation: Tensor) -> GatherNd:
     """Reads rows by number, of matrices whose leading axes are those of the numbers."""
     lead = permutation.ndim - 1
     return GatherNd((lead,), lead, IndexMode.Clip)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ShapeError
+from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import product, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
@@ -57,6 +57,26 @@ def widened(a: Array) -> Array:
     return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
 
 
+def singular(op: str, size: int) -> OpError:
+    """The error of a solver that meets a singular matrix."""
+    return OpError(
+        f"{op}: a matrix of A ({size}x{size}) is singular, so the system has no unique solution; "
+        "check A, or use pinv(A) @ b for a least-squares solution"
+    )
+
+
+def not_positive_definite(op: str) -> OpError:
+    """The error of a factorisation that only positive definite matrices have."""
+    return OpError(
+        f"{op}: a matrix is not positive definite; check that it is symmetric, or add a small multiple of the identity"
+    )
+
+
+def not_finite(op: str) -> OpError:
+    """The error of a factorisation that does not come to an end on numbers that are none."""
+    return OpError(f"{op}: a matrix has NaN or inf in it, so there is nothing to be found; check what it is made from")
+
+
 def _require_system(op: Op, a: Shape, b: Shape, columns: bool) -> None:
     """A [.., N, N] with b [.., N, K], or [.., N] unless `columns` are needed; leading axes agree."""
     require_same_dtype(op, a, b)
@@ -75,10 +95,7 @@ def _solved(op: Op, a: Array, b: Array) -> Array:
     try:
         x = np.linalg.solve(widened(a), widened(columns))
     except np.linalg.LinAlgError:
-        raise op.fail(
-            f"a matrix of A ({a.shape[-1]}x{a.shape[-1]}) is singular, so the system has no unique solution; "
-            "check A, or use pinv(A) @ b for a least-squares solution"
-        ) from None
+        raise singular(op.mnemonic, a.shape[-1]) from None
     return x.reshape(b.shape).astype(b.dtype)
 
 

@@ -17,7 +17,7 @@ from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import div, eq, gt, mul, ne, pow_, where
 from rlx.ops.contraction import adjoint, matmul
 from rlx.ops.creation import eye, iota
-from rlx.ops.factorizations import lu, svd
+from rlx.ops.factorizations import Svd, lu, svd
 from rlx.ops.linalg import REAL, BatchedDenseSolve, require_matrix, widened
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis
 from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, same_graph
@@ -114,14 +114,15 @@ class Pinv(Op):
         return a.with_dims((*lead, columns, rows))
 
     def eval(self, a: Array) -> Array:
-        relative = self._tolerance(a.shape, DType.of(a.dtype))
-        u, s, vh = np.linalg.svd(widened(a), full_matrices=False)
+        relative = self.tolerance(a.shape, DType.of(a.dtype))
+        u, s, vh = Svd().eval(widened(a))
         large = s > relative * s.max(axis=-1, keepdims=True, initial=0.0)
         inverse = np.where(large, 1.0 / np.where(large, s, 1.0), 0.0)
         left, right = np.swapaxes(vh, -1, -2).conj(), np.swapaxes(u, -1, -2).conj()
         return np.asarray(left @ (inverse[..., None] * right)).astype(a.dtype)
 
-    def _tolerance(self, dims: Dims, dtype: DType) -> float:
+    def tolerance(self, dims: Dims, dtype: DType) -> float:
+        """rtol, or what it is for matrices of these dims."""
         if self.rtol is not None:
             return self.rtol
         sizes = [d for d in dims[-2:] if not isinstance(d, Dim)]
@@ -130,7 +131,7 @@ class Pinv(Op):
         return max(sizes) * (2.0**-23 if dtype.real is DType.F32 else 2.0**-52)
 
     def decompose(self, a: Tensor) -> Any:
-        return _pinv_by_svd(a, self._tolerance(a.shape, a.dtype))
+        return pinv_by_svd(a, self.tolerance(a.shape, a.dtype))
 
     def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], p: Tensor) -> Any:
         """dP = -P dA P + P Pᴴ dAᴴ (1 - A P) + (1 - P A) dAᴴ Pᴴ P."""
@@ -160,7 +161,8 @@ class Pinv(Op):
         yield sample(cls(1e-6), spec("B", "M", 2), dtypes=REAL, B=2, M=3)
 
 
-def _pinv_by_svd(a: Any, relative: Any) -> Any:
+def pinv_by_svd(a: Any, relative: Any) -> Any:
+    """V S⁻¹ Uᴴ, without the singular values up to `relative` times the largest."""
     u, s, vh = svd(a)
     large = gt(s, mul(relative, reduce_max(s, -1, True)))
     inverse = where(large, div(1.0, where(large, s, 1.0)), 0.0)
@@ -172,7 +174,7 @@ def pinv(a: Any, rtol: Any = None) -> Any:
     (a,) = promote_inexact(a)
     if rtol is None or isinstance(rtol, int | float):
         return Pinv(rtol)(a)
-    return _pinv_by_svd(a, expand_dims(rtol, -1))
+    return pinv_by_svd(a, expand_dims(rtol, -1))
 
 
 def norm(

@@ -1,4 +1,4 @@
-"""Triangular systems by substitution. Factorisations, which can fail on what they are given, are done by the host."""
+"""Triangular systems by substitution; `factorize` has what makes other systems triangular."""
 
 from __future__ import annotations
 
