@@ -45,17 +45,25 @@ WHY_PRIMITIVE = {
     "An O(n log n) algorithm; from sums of products it would be O(n²).": "fft",
     "A factorisation or solve with its own pivoting and iteration; the rest of linear algebra follows from these.": """
         cholesky qr svd eigh lu triangular_solve batched_dense_solve""",
+    "A step of these as kernels do it, without an error to raise; compilers put it there.": """cholesky_factor
+        reflectors reflected_basis orthogonal_rows""",
     "Control flow: a body that runs as often as values say.": "if while scan",
     "A value that depends on other participants.": """psum pmean pmax pmin all_gather reduce_scatter all_to_all ppermute
         axis_index""",
-    "An effect outside of the program.": "debug_print runtime_assert host_callback",
+    "An effect outside of the program.": "debug_print runtime_assert require_factors host_callback",
     "Meaning that users register.": "custom",
     "Stored formats that are decoded bit by bit.": "dequant_moe_weights",
     "A weight as a kernel wants to find it in memory: laid out once, when weights are set.": "quant_panels int8_panels",
     "A product or lookup that decodes such a weight while it reads, and never holds it whole.": """panel_matmul
-        panel_gather""",
+        panel_gather expert_matmul""",
+    "Rows by the expert that each has chosen: an order that depends on values, found once for all products.": """
+        expert_route""",
+    "Products with matrices that rows choose; gathered, the matrices would be stored once for each row.": """
+        routed_matmul""",
     "Codes of 8 bits and their exact products in whole numbers, for which hardware has dot-product units.": """
         int8_blocks int8_block_matmul int8_matmul""",
+    "Attention in two steps, parts of its keys and their sum, so that threads share a long cache.": """attention_parts
+        attention_join""",
     "A promise to the compiler not to merge what is on its two sides.": "barrier",
 }
 

@@ -17,6 +17,8 @@ _FALSE = frozenset({"", "0", "false", "off", "no"})
 
 _lock = threading.Lock()
 _overrides: dict[str, str] = {}
+# Names as the mapping of the environment has them.
+_encoded: dict[str, object] = {}
 
 _T = TypeVar("_T", bool, int, float, str)
 Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -50,10 +52,27 @@ def clear_overrides() -> None:
 
 def var(key: str) -> str | None:
     """The override of `key`, else its value in the environment, else None."""
-    name = normalize(key)
+    return named(normalize(key))
+
+
+def named(name: str) -> str | None:
+    """`var` of a name in full.
+
+    Runs of programs ask each time, and `os.environ.get` raises and catches two exceptions for a name that is not set.
+    So the mapping behind it is asked first, where there is one.
+    """
     # One dict lookup is atomic; the lock is for writers that must not see each other half done.
     value = _overrides.get(name)
-    return value if value is not None else os.environ.get(name)
+    if value is not None:
+        return value
+    environment = os.environ
+    mapping = getattr(environment, "_data", None)
+    if mapping is None:
+        return environment.get(name)
+    encoded = _encoded.get(name)
+    if encoded is None:
+        encoded = _encoded[name] = environment.encodekey(name)
+    return environment.get(name) if encoded in mapping else None
 
 
 def var_os(key: str) -> bytes | None:

@@ -62,7 +62,7 @@ class Knob(Generic[_T]):
             if self.name in layer:
                 return layer[self.name]  # type: ignore[return-value]
         for variable in (self.variable, self.also):
-            text = env.var(variable) if variable else None
+            text = env.named(variable) if variable else None
             if text:
                 return self.parse(text, variable)
         return self.default

@@ -1,10 +1,25 @@
 """Memory for kernels."""
 
+import gc
+import mmap
+import os
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx.backends.memory import ALIGNMENT, address_of, aligned_copy, aligned_empty, aligned_words, fit
+from rlx.backends.memory import (
+    ALIGNMENT,
+    address_of,
+    aligned_block,
+    aligned_copy,
+    aligned_empty,
+    aligned_words,
+    drop_pages,
+    fit,
+    is_fixed,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +64,59 @@ def test_only_what_does_not_fit_is_copied():
         assert np.array_equal(fitted, other) and not np.shares_memory(fitted, other)
         assert address == fitted.ctypes.data and address % 64 == 0
     assert fit(array[1:], 4)[0].base is not None and np.shares_memory(fit(array[1:], 4)[0], array)
+
+
+TYPES = [((3, 5), np.dtype("f4")), ((), np.dtype("f8")), ((0, 4), np.dtype("i4")), ((7,), np.dtype("u1"))]
+LARGE = [((1 << 20,), np.dtype("f4")), ((33, 1001), np.dtype("u1")), ((3,), np.dtype("f8"))]
+
+
+@pytest.mark.parametrize("types", [TYPES, LARGE, []], ids=["small", "large", "none"])
+def test_arrays_of_a_block_are_aligned_and_apart(types):
+    placed = aligned_block(types)
+    assert [(array.shape, array.dtype) for array, _ in placed] == types
+    for number, (array, address) in enumerate(placed):
+        assert array.flags.writeable and not is_fixed(array)
+        assert address % ALIGNMENT == 0 and (array.size == 0 or array.ctypes.data == address)
+        array[...] = number + 1
+    for number, (array, _) in enumerate(placed):
+        np.testing.assert_array_equal(array, np.full(array.shape, number + 1, array.dtype))
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
+COUNT = 64 << 20
+
+
+@needs_proc
+def test_a_block_stays_for_as_long_as_one_of_its_arrays():
+    before = resident_bytes()
+    (first, _), (second, _) = aligned_block([((COUNT,), np.dtype("u1")), ((3,), np.dtype("f8"))])
+    first[...] = 1
+    second[...] = 2
+    assert resident_bytes() - before > COUNT // 2
+    del first
+    assert second.tolist() == [2, 2, 2]
+    del second
+    gc.collect()
+    assert resident_bytes() - before < COUNT // 2
+
+
+@needs_proc
+def test_dropped_pages_are_those_of_the_arrays(tmp_path):
+    """Half of a file leaves memory, the other half stays."""
+    content = np.arange(COUNT // 8)
+    (tmp_path / "file").write_bytes(content.tobytes())
+    with open(tmp_path / "file", "rb") as file:
+        whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), content.dtype)
+    before = resident_bytes()
+    wanted = int(content.sum())
+    assert int(whole.sum()) == wanted
+    read = resident_bytes()
+    assert read - before > COUNT * 3 // 4
+    drop_pages([whole[: len(whole) // 2], whole[::2], np.ones(3)])
+    left = resident_bytes() - before
+    assert COUNT // 4 < left < COUNT * 3 // 4
+    assert int(whole.sum()) == wanted

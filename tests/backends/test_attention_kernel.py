@@ -42,6 +42,11 @@ def kinds(executable):
     return [k.kind for k in executable.lir.kernels]
 
 
+def assert_native(executable):
+    """One kernel, and where keys may be cut into parts the one that joins them."""
+    assert kinds(executable) in (["attention"], ["attention", "view", "attention_join"])
+
+
 def run(executable, arrays):
     (result,) = executable.run({f"x{i}": a for i, a in enumerate(arrays)}, {})
     return np.asarray(result)
@@ -64,7 +69,7 @@ def assert_close(found, exact, dtype):
 
 def check(op, arrays, dtype):
     executable = compiled(op, shapes_of(arrays))
-    assert kinds(executable) == ["attention"]
+    assert_native(executable)
     assert_close(run(executable, arrays), op.eval(*arrays), dtype)
 
 
@@ -72,7 +77,7 @@ def check(op, arrays, dtype):
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_samples(sample, dtype):
     executable = compiled(sample.op, sample.shapes(dtype))
-    assert kinds(executable) == ["attention"]
+    assert_native(executable)
     arrays = sample.arrays(dtype)
     assert_close(run(executable, arrays), sample.op.eval(*arrays), dtype)
 

@@ -16,7 +16,7 @@ from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.elementwise import Access, map_kernel
 from rlx.kernels.expr import apply, operand
 from rlx.kernels.interpret import grid_size
-from rlx.kernels.matmul import Matrix, matmul_kernel
+from rlx.kernels.matmul import Matrix, Product, matmul_kernel
 from rlx.kernels.targets import host
 
 
@@ -88,10 +88,9 @@ sizes = st.integers(0, 20_000)
 def test_iterations_are_those_of_the_kernel(m, n, k):
     f32 = DType.F32
     rows = Access("x", f32, ("n", 1))
+    product = Product("m", "n", "k", Matrix("a", f32, "k"), Matrix("b", f32, "n"), Matrix("c", f32, "n"))
     made = [
-        matmul_kernel(
-            "p", host(), m="m", n="n", k="k", a=Matrix("a", f32, "k"), b=Matrix("b", f32, "n"), c=Matrix("c", f32, "n")
-        ),
+        matmul_kernel("p", host(), product),
         map_kernel("q", host(), ("m", "n"), [rows], [Access("y", f32, (1, "m"))], [apply("neg", operand(0, f32))]),
         map_kernel(
             "r", host(), ("m",), [Access("x", f32, (1,))], [Access("y", f32, (1,))], [apply("neg", operand(0, f32))]

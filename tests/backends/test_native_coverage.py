@@ -24,11 +24,9 @@ SWEPT = {"f32", "bf16", "i32", "u8", "bool", "c64"}
 EFFECT = "talks to Python, in the order of the program"
 CALLER = "is Python code of the caller"
 DEVICES = "exchanges with other devices; the CPU backend is one device"
-LAPACK = "NumPy's LAPACK is faster than anything generated here would be, and exact in the same way"
+FAILURE = "looks at what native factorisations have left, and raises the error of the op if that is not enough"
 BYTES = "the same bytes as a type of another width; kernels see one type per buffer"
 NO_AXES = "an operand without axes has no windows"
-QUANTIZED = "products of quantised operands whose layout has no kernel yet"
-LAID_OUT = "lays a weight out for its kernel, once, when weights are set"
 # Instead of a class: what is special about the types of a call.
 COMPLEX = "complex numbers where they do not come apart: factorisations, products along an axis, bodies, positions"
 STORAGE = "types that are for storage only, or smaller than a byte, have no kernel values"
@@ -37,12 +35,9 @@ ALLOWED = {
     **dict.fromkeys(("DebugPrint", "HostCallback", "RuntimeAssert"), EFFECT),
     "Custom": CALLER,
     **dict.fromkeys(("AllGather", "AllReduce", "AllToAll", "AxisIndex", "PPermute", "ReduceScatter"), DEVICES),
-    **dict.fromkeys(("BatchedDenseSolve", "Cholesky", "DenseSolve", "Eigh", "Lu", "Pinv", "Qr", "Svd"), LAPACK),
+    "RequireFactors": FAILURE,
     "Bitcast": BYTES,
     "ReduceWindow": NO_AXES,
-    **dict.fromkeys(("DequantGather", "DequantGroupedMatMul", "DequantMatMul", "DequantMoEWeights"), QUANTIZED),
-    **dict.fromkeys(("QConv2d", "QMatMul"), QUANTIZED),
-    **dict.fromkeys(("Int8Panels", "QuantPanels"), LAID_OUT),
     COMPLEX: COMPLEX,
     STORAGE: STORAGE,
 }

@@ -155,7 +155,7 @@ def without(name):
         rewritten(lambda d: json.dumps({**d, "sizes": []}).encode()),
         rewritten(lambda d: json.dumps({**d, "main": {**d["main"], "steps": [[0]]}}).encode()),
         without("main"),
-        without("prepared"),
+        without("prepare"),
     ],
     ids=[
         "empty",
@@ -168,7 +168,7 @@ def without(name):
         "no sizes",
         "half a step",
         "no program",
-        "no names",
+        "no preparation",
     ],
 )
 def test_damaged_entries_are_compiled_anew(damage, entries, compiles):

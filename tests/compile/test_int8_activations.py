@@ -136,6 +136,16 @@ def test_what_is_left_alone_and_why():
     assert np.asarray(results[0]).shape == (5, 32)
 
 
+def test_16_bits_are_for_blocks_of_files_only():
+    graph = rlx.Graph("floats")
+    x, w = graph.input("x", ("M", 64), "f32"), graph.param("w", (64, 32), "f32")
+    graph.set_outputs([x @ w])
+    weight, a = normal(64, 32), normal(3, 64)
+    program, exact = (compiled(graph, {"w": weight}, kind) for kind in ("int16", "f32"))
+    assert "left alone, its weight is floats; quantise it to a GGUF type" in program.report
+    np.testing.assert_array_equal(program.run({"x": a})[0], exact.run({"x": a})[0])
+
+
 def test_answers_do_not_change_unless_asked():
     graph, params = mlp()
     x = normal(1, 7, 64)
@@ -149,7 +159,7 @@ def test_answers_do_not_change_unless_asked():
     "make", [lambda: CompileOptions(activations="int4"), lambda: CompilePipeline(activations="u8")]
 )
 def test_other_kinds_are_refused(make):
-    with pytest.raises(RlxError, match="activations is 'f32' or 'int8'"):
+    with pytest.raises(RlxError, match="activations is one of f32, int8, int16"):
         make()
 
 

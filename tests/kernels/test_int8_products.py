@@ -15,7 +15,7 @@ from rlx.kernels.expr import apply, operand
 from rlx.kernels.interpret import grid_size
 from rlx.kernels.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.matmul import Epilogue, Matrix, panel_width
+from rlx.kernels.matmul import Epilogue, Matrix, Product, panel_width
 from rlx.kernels.matmul_int8 import int8_matmul_kernel
 from rlx.kernels.matmul_int8_blocks import int8_block_kernel
 from rlx.kernels.targets import AVX2, AVX512_VNNI, CORTEX_M4, NEON, NEON_I8MM, SSE2, Target, host, runs_here
@@ -27,9 +27,9 @@ BLOCK_TYPES = [name for name, layout in PANEL_FORMATS.items() if has_byte_codes(
 rng = np.random.default_rng(11)
 
 
-def product(target: Target, n: int, k: int, **options: object) -> Kernel:
-    a, b, c = Matrix("a", U8, k), Matrix("b", I8, 0), Matrix("c", I32, n)
-    return int8_matmul_kernel("product", target, m="m", n=n, k=k, **{"a": a, "b": b, "c": c, **options})
+def product(target: Target, n: int, k: int, out: DType = I32, epilogue: Epilogue | None = None) -> Kernel:
+    a, b, c = Matrix("a", U8, k), Matrix("b", I8, 0), Matrix("c", out, n)
+    return int8_matmul_kernel("product", target, Product("m", n, k, a, b, c, epilogue))
 
 
 def packed(target: Target, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +76,7 @@ def test_scales_bias_and_activation_in_the_epilogue():
     total = apply("mul", apply("mul", apply("cast", operand(0, I32), to=F32), operand(1, F32)), operand(2, F32))
     expr = apply("max", apply("add", total, operand(3, F32)), apply("mul", operand(3, F32), operand(3, F32)))
     operands = (Matrix("column", F32, 0), Matrix("row", F32, 1, 0), Matrix("bias", F32, 0))
-    kernel = product(target, n, k, c=Matrix("c", F32, n), epilogue=Epilogue((expr,), operands))
+    kernel = product(target, n, k, F32, Epilogue((expr,), operands))
     a = rng.integers(1, 256, (m, k)).astype(np.uint8)
     column, row, bias = (rng.random(size).astype(np.float32) for size in (n, m, n))
     args = {"a": a, "b": panels, "c": np.zeros((m, n), np.float32), "column": column, "row": row, "bias": bias, "m": m}
@@ -103,9 +103,9 @@ def test_instructions_of_machines(target: Target, word: str):
 # Blocks of GGUF types.
 
 
-def block_product(name: str, target: Target, n: int, k: int) -> Kernel:
-    a, b, c = Matrix("a", U8, block_bytes(k)), Matrix("b", U8, 0), Matrix("c", F32, n)
-    return int8_block_kernel("blocks", target, PANEL_FORMATS[name], m="m", n=n, k=k, a=a, b=b, c=c)
+def block_product(name: str, target: Target, n: int, k: int, digits: int = 1) -> Kernel:
+    a, b, c = Matrix("a", U8, block_bytes(k, digits)), Matrix("b", U8, 0), Matrix("c", F32, n)
+    return int8_block_kernel("blocks", target, PANEL_FORMATS[name], Product("m", n, k, a, b, c), digits=digits)
 
 
 def blocks(name: str, rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,12 +114,16 @@ def blocks(name: str, rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return pack_rows(PANEL_FORMATS[name], stored, rows, k), FORMATS[name].decode(stored).reshape(rows, k)
 
 
-def activations(m: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def activations(m: int, k: int, digits: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Rows of codes and scales, and the numbers that they stand for."""
-    rows = Int8Blocks().eval((rng.normal(size=(m, k)) * rng.lognormal(size=(m, 1))).astype(np.float32))
-    codes = np.ascontiguousarray(rows[:, :k]).view(np.int8).astype(np.float64)
-    scales = np.ascontiguousarray(rows[:, k:]).view("<f4").astype(np.float64)
-    return rows, codes * np.repeat(scales, BLOCK, axis=1)
+    given = (rng.normal(size=(m, k)) * rng.lognormal(size=(m, 1))).astype(np.float32)
+    rows = Int8Blocks(digits).eval(given)
+    planes = np.ascontiguousarray(rows[:, : digits * k]).view(np.int8).astype(np.float64)
+    codes = sum(planes[:, d * k : (d + 1) * k] * 256.0**d for d in range(digits))
+    scales = np.repeat(np.ascontiguousarray(rows[:, digits * k :]).view("<f4").astype(np.float64), BLOCK, axis=1)
+    # Half a step, and what f32 makes of the largest codes.
+    assert (np.abs(codes * scales - given) <= scales * (0.5 + 2.0 ** (8 * digits - 23))).all()
+    return rows, codes * scales
 
 
 def close(found: np.ndarray, x: np.ndarray, weights: np.ndarray) -> None:
@@ -131,17 +135,18 @@ def close(found: np.ndarray, x: np.ndarray, weights: np.ndarray) -> None:
     assert (np.abs(found - x @ weights.T) <= unit * reach).all()
 
 
+@pytest.mark.parametrize("digits", [1, 2])
 @pytest.mark.parametrize(
     ("target", "name"),
     [*((MACHINES[0], name) for name in BLOCK_TYPES), *((MACHINES[-1], name) for name in ("Q4_1", "Q8_0", "Q2_K"))],
     ids=lambda x: getattr(x, "name", x),
 )
-def test_blocks_of_every_type(name: str, target: Target):
+def test_blocks_of_every_type(name: str, target: Target, digits: int):
     n, k = 83, 512
     panels, weights = blocks(name, n, k)
-    kernel = block_product(name, target, n, k)
+    kernel = block_product(name, target, n, k, digits)
     for m in (0, 1, 3, 6, 7, 50):
-        rows, x = activations(m, k)
+        rows, x = activations(m, k, digits)
         args = {"a": rows, "b": panels, "c": np.full((m, n), np.nan, np.float32), "m": m}
         close(ran_natively(kernel, args, target)["c"], x, weights)
 

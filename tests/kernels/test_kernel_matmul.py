@@ -11,8 +11,9 @@ from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.kernels import native
 from rlx.kernels.expr import apply, index, literal, operand
+from rlx.kernels.extents import Extent
 from rlx.kernels.interpret import grid_size
-from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel, pack_panels, panel_width
+from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel, pack_panels, panel_width
 from rlx.kernels.matmul_blocks import block_shape
 from rlx.kernels.targets import AVX2, AVX512, CORTEX_M4, NEON, SSE2, Target
 
@@ -26,6 +27,11 @@ def normal(*shape: int, dtype: DType = F32) -> np.ndarray:
 
 def bias_gelu() -> Epilogue:
     return Epilogue((apply("gelu", apply("add", operand(0, F32), operand(1, F32))),), (Matrix("bias", F32, 0),))
+
+
+def matrices(n: Extent, k: Extent, dtype: DType = F32, out: DType = F32) -> tuple[Matrix, Matrix, Matrix]:
+    """A[m, k], B[k, n] and C[m, n], row by row."""
+    return Matrix("a", dtype, k), Matrix("b", dtype, n), Matrix("c", out, n)
 
 
 def close(found: np.ndarray, wanted: np.ndarray, depth: int, unit: float = 2.0**-24) -> None:
@@ -54,8 +60,8 @@ def test_packing():
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
 def test_gelu_linear_layer_for_every_batch_from_one_kernel(target: Target, packed: bool):
     n, k = 136, 40
-    matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", F32, n)}
-    kernel = matmul_kernel("layer", target, m="m", n=n, k=k, **matrices, epilogue=bias_gelu(), packed=packed)
+    product = Product("m", n, k, *matrices(n, k), bias_gelu())
+    kernel = matmul_kernel("layer", target, product, packed=packed)
     b, bias = normal(k, n), normal(n)
     stored = pack_panels(b, panel_width(target, F32)) if packed else b
     for m in (0, 1, 2, 5, 13, 14, 15, 31, 56, 61, 130):
@@ -69,8 +75,7 @@ def test_gelu_linear_layer_for_every_batch_from_one_kernel(target: Target, packe
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
 def test_all_sizes_at_run_time(target: Target, packed: bool):
-    matrices = {"a": Matrix("a", F32, "k"), "b": Matrix("b", F32, "n"), "c": Matrix("c", F32, "n")}
-    kernel = matmul_kernel("product", target, m="m", n="n", k="k", **matrices, packed=packed)
+    kernel = matmul_kernel("product", target, Product("m", "n", "k", *matrices("n", "k")), packed=packed)
     for m, n, k in (
         (3, 5, 7),
         (1, 1, 1),
@@ -90,8 +95,8 @@ def test_all_sizes_at_run_time(target: Target, packed: bool):
 
 def test_interpreter_and_native_code_agree():
     for target, packed in ((AVX512, True), (AVX2, False), (SSE2, False), (NEON, True)):
-        matrices = {"a": Matrix("a", F32, "k"), "b": Matrix("b", F32, "n"), "c": Matrix("c", F32, "n")}
-        kernel = matmul_kernel("product", target, m="m", n="n", k="k", **matrices, epilogue=bias_gelu(), packed=packed)
+        product = Product("m", "n", "k", *matrices("n", "k"), bias_gelu())
+        kernel = matmul_kernel("product", target, product, packed=packed)
         for m, n, k in ((15, 37, 3), (2, 0, 2), (7, 8, 0)):
             b = normal(k, n)
             stored = pack_panels(b, panel_width(target, F32)) if packed else b
@@ -104,17 +109,16 @@ def test_strided_batched_and_transposed_operands(target: Target):
     """C[h] = A[h] @ B[h]^T for heads that lie side by side, as in attention; A and B are views of one array each."""
     heads, m, n, k = 3, 9, 21, 8
     a, b = normal(m, heads, k), normal(n, heads, k)
-    kernel = matmul_kernel(
-        "heads",
-        target,
-        m="m",
-        n=n,
-        k=k,
-        batch=heads,
+    product = Product(
+        "m",
+        n,
+        k,
         a=Matrix("a", F32, heads * k, batch_stride=k),
         b=Matrix("b", F32, 1, heads * k, batch_stride=k),
         c=Matrix("c", F32, n, batch_stride="cb"),
+        batch=heads,
     )
+    kernel = matmul_kernel("heads", target, product)
     assert [p.name for p in kernel.params] == ["a", "b", "c", "m", "cb"]
     args = {"a": a, "b": b, "c": np.zeros((heads, m, n), np.float32), "m": m, "cb": m * n}
     wanted = np.einsum("mhk,nhk->hmn", a.astype(np.float64), b.astype(np.float64))
@@ -125,10 +129,10 @@ def test_strided_batched_and_transposed_operands(target: Target):
 def test_dtypes(target: Target):
     m, n, k = 11, 37, 24
 
-    def product(dtype: DType, out: DType, **options: object) -> tuple[np.ndarray, np.ndarray]:
+    def product(dtype: DType, out: DType, accumulator: DType | None = None) -> tuple[np.ndarray, np.ndarray]:
         a, b = normal(m, k, dtype=dtype) * dtype.numpy.type(2), normal(k, n, dtype=dtype) * dtype.numpy.type(2)
-        matrices = {"a": Matrix("a", dtype, k), "b": Matrix("b", dtype, n), "c": Matrix("c", out, n)}
-        kernel = matmul_kernel("product", target, m=m, n=n, k=k, **matrices, **options)
+        stored = matrices(n, k, dtype, out)
+        kernel = matmul_kernel("product", target, Product(m, n, k, *stored), accumulator=accumulator)
         found = ran_natively(kernel, {"a": a, "b": b, "c": np.zeros((m, n), out.numpy)}, target)["c"]
         return found, a.astype(np.float64) @ b.astype(np.float64)
 
@@ -151,8 +155,8 @@ def test_epilogue_operands_of_every_shape():
     )
     extra = (Matrix("scale", F32, 1, 0), Matrix("bias", F32, 0), Matrix("one", F32, 0, 0), Matrix("residual", F32, n))
     for target in NATIVE_TARGETS:
-        matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", BF16, n)}
-        kernel = matmul_kernel("mixed", target, m="m", n=n, k=k, **matrices, epilogue=Epilogue((expr,), extra))
+        product = Product("m", n, k, *matrices(n, k, out=BF16), Epilogue((expr,), extra))
+        kernel = matmul_kernel("mixed", target, product)
         args = {"a": normal(m, k), "b": normal(k, n), "c": np.zeros((m, n), BF16.numpy), "scale": normal(m)}
         args |= {"bias": normal(n), "one": normal(1), "residual": normal(m, n), "m": m}
         found = ran_natively(kernel, args, target)["c"]
@@ -165,9 +169,8 @@ def test_residual_in_place():
     m, n, k = 13, 70, 5
     expr = apply("add", apply("tanh", operand(0, F32)), operand(1, F32))
     for target in NATIVE_TARGETS:
-        matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", F32, n)}
         epilogue = Epilogue((expr,), (Matrix("residual", F32, n),))
-        kernel = matmul_kernel("residual", target, m="m", n=n, k=k, **matrices, epilogue=epilogue)
+        kernel = matmul_kernel("residual", target, Product("m", n, k, *matrices(n, k), epilogue))
         a, b, c = normal(m, k), normal(k, n), normal(m, n)
         wanted = np.tanh(a.astype(np.float64) @ b.astype(np.float64)) + c
         native.load(kernel, target)(a, b, c, c, m)
@@ -179,8 +182,8 @@ def test_epilogue_sees_its_place():
     m, k = 19, 4
     masked = apply("where", apply("le", index(2), index(1)), operand(0, F32), literal(-np.inf, F32))
     for target in NATIVE_TARGETS:
-        matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, 1, k), "c": Matrix("c", F32, m)}
-        kernel = matmul_kernel("scores", target, m=m, n=m, k=k, **matrices, epilogue=Epilogue((masked,)))
+        a, b, c = Matrix("a", F32, k), Matrix("b", F32, 1, k), Matrix("c", F32, m)
+        kernel = matmul_kernel("scores", target, Product(m, m, k, a, b, c, Epilogue((masked,))))
         args = {"a": normal(m, k), "b": normal(m, k), "c": np.zeros((m, m), np.float32)}
         wanted = args["a"].astype(np.float64) @ args["b"].astype(np.float64).T
         found = ran_natively(kernel, args, target)["c"]
@@ -190,8 +193,7 @@ def test_epilogue_sees_its_place():
 
 def test_any_division_of_the_blocks_gives_the_same_bits():
     m, n, k = 130, 200, 16
-    matrices = {"a": Matrix("a", F32, k), "b": Matrix("b", F32, n), "c": Matrix("c", F32, n)}
-    kernel = matmul_kernel("product", NATIVE_TARGETS[0], m="m", n=n, k=k, **matrices)
+    kernel = matmul_kernel("product", NATIVE_TARGETS[0], Product("m", n, k, *matrices(n, k)))
     a, b, whole, parts = normal(m, k), normal(k, n), np.zeros((m, n), np.float32), np.zeros((m, n), np.float32)
     f = native.load(kernel, NATIVE_TARGETS[0])
     f(a, b, whole, m)
@@ -203,6 +205,5 @@ def test_any_division_of_the_blocks_gives_the_same_bits():
 
 
 def test_a_hidden_conversion_is_refused():
-    matrices = {"a": Matrix("a", F32, 4), "b": Matrix("b", F32, 4), "c": Matrix("c", I32, 4)}
     with pytest.raises(OpError, match="accumulates in f32 and stores i32; say the conversion in an epilogue"):
-        matmul_kernel("product", AVX512, m=4, n=4, k=4, **matrices)
+        matmul_kernel("product", AVX512, Product(4, 4, 4, *matrices(4, 4, out=I32)))

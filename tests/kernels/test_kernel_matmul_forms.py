@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
 from rlx.ir.dtype import DType
 from rlx.kernels.expr import apply, operand
-from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel, pack_panels, panel_width
+from rlx.kernels.llvm_codegen import compile_object
+from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel, pack_panels, panel_width
 from rlx.kernels.matmul_blocks import block_shape
-from rlx.kernels.targets import AVX512, CORTEX_M4, TARGETS, Target
+from rlx.kernels.native import check_symbols
+from rlx.kernels.targets import AVX2, AVX512, CORTEX_M4, NEON, SSE2, TARGETS, Target
 
 F32, F64, BF16 = DType.F32, DType.F64, DType.BF16
 rng = np.random.default_rng(47)
@@ -41,7 +45,7 @@ LAYOUTS = {
 def test_layouts(target: Target, layout: str, a_by_columns: bool):
     matrix, stored = LAYOUTS[layout]
     left = Matrix("a", F32, 1, "m") if a_by_columns else Matrix("a", F32, "k")
-    kernel = matmul_kernel("product", target, m="m", n="n", k="k", a=left, b=matrix, c=Matrix("c", F32, "n"))
+    kernel = matmul_kernel("product", target, Product("m", "n", "k", left, matrix, Matrix("c", F32, "n")))
     for m, n, k in SIZES:
         a, b = normal(m, k), normal(k, n)
         args = {
@@ -57,8 +61,8 @@ def test_interpreter_and_native_code_agree():
     """Also for a chip with so little memory that a block is a few rows and columns."""
     for target, layout, (m, n, k) in ((AVX512, "columns", (9, 20, 18)), (CORTEX_M4, "rows", (5, 11, 70))):
         matrix, stored = LAYOUTS[layout]
-        matrices = {"a": Matrix("a", F32, "k"), "b": matrix, "c": Matrix("c", F32, "n")}
-        kernel = matmul_kernel("product", target, m="m", n="n", k="k", **matrices)
+        product = Product("m", "n", "k", Matrix("a", F32, "k"), matrix, Matrix("c", F32, "n"))
+        kernel = matmul_kernel("product", target, product)
         b = normal(k, n)
         args = {"a": normal(m, k), "b": np.ascontiguousarray(stored(b)), "c": np.zeros((m, n), np.float32)}
         check_everywhere(kernel, args | {"m": m, "n": n, "k": k}, rtol=1e-5)
@@ -70,8 +74,8 @@ def test_few_columns(n: int):
     m, k = 37, 70
     for target in NATIVE_TARGETS:
         for b_matrix, stored in ((Matrix("b", F32, n), lambda b: b), (Matrix("b", F32, 1, k), lambda b: b.T)):
-            matrices = {"a": Matrix("a", F32, k), "b": b_matrix, "c": Matrix("c", F32, n)}
-            kernel = matmul_kernel("product", target, m="m", n=n, k=k, **matrices)
+            product = Product("m", n, k, Matrix("a", F32, k), b_matrix, Matrix("c", F32, n))
+            kernel = matmul_kernel("product", target, product)
             a, b = normal(m, k), normal(k, n)
             args = {"a": a, "b": np.ascontiguousarray(stored(b)), "c": np.zeros((m, n), np.float32), "m": m}
             close(ran_natively(kernel, args, target)["c"], a, b)
@@ -88,8 +92,8 @@ def test_several_products_meet_in_several_results(packed: bool):
         bs = tuple(Matrix(f"b{i}", F32, n, offset=5 if not packed else 0) for i in range(2))
         cs = (Matrix("c", F32, wide, offset=7), Matrix("d", BF16, n))
         epilogue = Epilogue(exprs, (Matrix("scale", F32, 1, 0),))
-        options = {"epilogue": epilogue, "packed": packed}
-        kernel = matmul_kernel("gated", target, m="m", n=n, k=k, a=Matrix("a", F32, k), b=bs, c=cs, **options)
+        product = Product("m", n, k, Matrix("a", F32, k), bs, cs, epilogue)
+        kernel = matmul_kernel("gated", target, product, packed=packed)
         weights = [normal(k, n) * np.float32(0.2) for _ in bs]
         for m in (1, 3, 20):
             width = panel_width(target, F32, n)
@@ -114,8 +118,8 @@ def test_whole_numbers_wrap(dtype: str):
     acc = kind if kind.size_bytes >= 4 else DType.I32
     for m, n, k in ((3, 40, 9), (20, 70, 300)):
         a, b = (rng.integers(info.min, info.max, dims, dtype=kind.numpy) for dims in ((m, k), (k, n)))
-        matrices = {"a": Matrix("a", kind, k), "b": Matrix("b", kind, n), "c": Matrix("c", kind, n)}
-        kernel = matmul_kernel("product", AVX512, m=m, n=n, k=k, **matrices, accumulator=acc)
+        product = Product(m, n, k, Matrix("a", kind, k), Matrix("b", kind, n), Matrix("c", kind, n))
+        kernel = matmul_kernel("product", AVX512, product, accumulator=acc)
         found = ran_natively(kernel, {"a": a, "b": b, "c": np.zeros((m, n), kind.numpy)}, NATIVE_TARGETS[0])["c"]
         np.testing.assert_array_equal(found, a @ b)
 
@@ -123,11 +127,48 @@ def test_whole_numbers_wrap(dtype: str):
 def test_scratch_fits_every_machine():
     for target in TARGETS.values():
         for acc in (F32, F64):
-            for products, copies in ((1, True), (1, False), (4, False)):
-                shape = block_shape(target, acc, "n", products, copies)
-                scratch = products * shape.rows * shape.columns + shape.rows * (shape.depth + shape.pad)
-                scratch += shape.depth * shape.width if copies else 0
+            for case in itertools.product((1, 2, 4), (True, False), (True, False), (1, 2)):
+                products, copies_b, copies_a, _ = case
+                shape = block_shape(target, acc, "n", *case)
+                scratch = products * shape.rows * shape.columns
+                scratch += shape.rows * (shape.depth + shape.pad) if copies_a else 0
+                scratch += shape.depth * shape.width if copies_b else 0
                 assert scratch * acc.size_bytes <= max(
                     target.scratch_bytes, 3 * products * shape.rows * shape.columns * 4
                 )
                 assert shape.depth % shape.lanes == 0 and shape.tile_rows % 2 == 0
+
+
+@pytest.mark.parametrize("half", [DType.F16, BF16], ids=str)
+def test_panels_of_a_narrower_type(half: DType):
+    """Weights as they are stored: widened in registers, with the bits of the same weights in f32."""
+    n, k = 136, 70
+    for target in NATIVE_TARGETS:
+        b = normal(k, n, dtype=half)
+        width = panel_width(target, F32, n)
+        products = {
+            dtype: Product("m", n, k, Matrix("a", F32, k), Matrix("b", dtype, 0), Matrix("c", F32, n))
+            for dtype in (half, F32)
+        }
+        kernels = {dtype: matmul_kernel("product", target, x, packed=True) for dtype, x in products.items()}
+        for m in (1, 3, 6, 50):
+            a = normal(m, k)
+            found = []
+            for dtype, kernel in kernels.items():
+                stored = pack_panels(b, width).astype(dtype.numpy)
+                args = {"a": a, "b": stored, "c": np.zeros((m, n), np.float32), "m": m}
+                found.append(ran_natively(kernel, args, target)["c"])
+            np.testing.assert_array_equal(*found)
+            close(found[0], a, b)
+
+
+@pytest.mark.parametrize("half", [DType.F16, BF16], ids=str)
+def test_narrower_panels_compile_everywhere_and_mean_the_same(half: DType):
+    m, n, k = 5, 24, 9
+    for target in (AVX512, AVX2, SSE2, NEON):
+        product = Product(m, n, k, Matrix("a", F32, k), Matrix("b", half, 0), Matrix("c", F32, n))
+        kernel = matmul_kernel("product", target, product, packed=True)
+        check_symbols(compile_object(kernel, target))
+        stored = pack_panels(normal(k, n, dtype=half), panel_width(target, F32, n))
+        args = {"a": normal(m, k), "b": stored, "c": np.zeros((m, n), np.float32)}
+        check_everywhere(kernel, args, rtol=1e-5)

@@ -15,7 +15,7 @@ from rlx.kernels.expr import apply, operand
 from rlx.kernels.interpret import grid_size
 from rlx.kernels.llvm_codegen import compile_assembly
 from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.matmul import Epilogue, Matrix
+from rlx.kernels.matmul import Epilogue, Matrix, Product
 from rlx.kernels.matmul_quant import quant_matmul_kernel
 from rlx.kernels.targets import AVX512, CORTEX_M4, NEON, Target
 
@@ -34,9 +34,9 @@ def decoded(name: str, stored: np.ndarray, rows: int, k: int) -> np.ndarray:
         return FORMATS[name].decode(stored).reshape(rows, k)
 
 
-def product(name: str, target: Target, n: int, k: int, dtype: DType = F32, **options: object) -> Kernel:
-    matrices = {"a": Matrix("a", dtype, k), "b": Matrix("b", DType.U8, 0), "c": Matrix("c", dtype, n)}
-    return quant_matmul_kernel("product", target, PANEL_FORMATS[name], m="m", n=n, k=k, **matrices, **options)
+def product(name: str, target: Target, n: int, k: int, dtype: DType = F32, epilogue: Epilogue | None = None) -> Kernel:
+    a, b, c = Matrix("a", dtype, k), Matrix("b", DType.U8, 0), Matrix("c", dtype, n)
+    return quant_matmul_kernel("product", target, PANEL_FORMATS[name], Product("m", n, k, a, b, c, epilogue))
 
 
 def close(found: np.ndarray, a: np.ndarray, weights: np.ndarray) -> None:

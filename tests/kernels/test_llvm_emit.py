@@ -16,7 +16,7 @@ from rlx.kernels.legalize import legalize
 from rlx.kernels.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.llvm_emit import emit_llvm
 from rlx.kernels.loop_ir import FLOATS, HALVES, MATH, Kernel
-from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel
+from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel
 from rlx.kernels.targets import AVX512, CORTEX_M4, GFX942, NEON, RISCV, SM_90A, TARGETS, WASM, Target, target
 from rlx.kernels.verify import verify
 
@@ -33,8 +33,8 @@ def gelu_map(machine: Target) -> Kernel:
 def linear(machine: Target) -> Kernel:
     expr = apply("relu", apply("add", operand(0, F32), operand(1, F32)))
     bias = Matrix("bias", F32, 0)
-    matrices = {"a": Matrix("a", F32, 64), "b": Matrix("b", F32, 48), "c": Matrix("c", F32, 48)}
-    return matmul_kernel("linear", machine, m="m", n=48, k=64, **matrices, epilogue=Epilogue((expr,), (bias,)))
+    a, b, c = Matrix("a", F32, 64), Matrix("b", F32, 48), Matrix("c", F32, 48)
+    return matmul_kernel("linear", machine, Product("m", 48, 64, a, b, c, Epilogue((expr,), (bias,))))
 
 
 def block_sum() -> Kernel:

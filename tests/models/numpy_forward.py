@@ -33,8 +33,13 @@ def rotate(x, base, interleaved):
     return np.concatenate([z.real, z.imag], -1)
 
 
-def llama_logits(w, tokens, *, layers, heads, kv_heads, base, eps, interleaved, head="output.weight"):
-    """f64[S, V] from weights `w` by GGUF names; linear weights are [out, in]."""
+def llama_logits(
+    w, tokens, *, layers, heads, kv_heads, base, eps, interleaved, head="output.weight", stored=lambda rows: rows
+):
+    """f64[S, V] from weights `w` by GGUF names; linear weights are [out, in].
+
+    `stored` is what a cache makes of the keys or values [S, D] of one head.
+    """
     w = {name: np.asarray(value, np.float64) for name, value in w.items()}
     x = w["token_embd.weight"][np.asarray(tokens)]
     seq = len(tokens)
@@ -48,9 +53,9 @@ def llama_logits(w, tokens, *, layers, heads, kv_heads, base, eps, interleaved, 
         for head_no in range(heads):
             shared = head_no // (heads // kv_heads)
             qh = rotate(q[:, head_no * d : (head_no + 1) * d], base, interleaved)
-            kh = rotate(k[:, shared * d : (shared + 1) * d], base, interleaved)
+            kh = stored(rotate(k[:, shared * d : (shared + 1) * d], base, interleaved))
             scores = np.where(visible, qh @ kh.T / np.sqrt(d), -np.inf)
-            out.append(softmax(scores) @ v[:, shared * d : (shared + 1) * d])
+            out.append(softmax(scores) @ stored(v[:, shared * d : (shared + 1) * d]))
         x = x + np.concatenate(out, -1) @ w[b + "attn_output.weight"].T
         h = rms_norm(x, w[b + "ffn_norm.weight"], eps)
         gate = h @ w[b + "ffn_gate.weight"].T

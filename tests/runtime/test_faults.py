@@ -121,14 +121,39 @@ def test_two_processes_at_once(tmp_path, wanted):
     assert all(path.suffix == ".o" for path in entries(tmp_path))
 
 
-def test_a_process_that_is_killed_in_the_middle_of_a_write(tmp_path, wanted):
-    before = """
-    import os, signal
-    os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
-    """
-    process = start(tmp_path, before)
+KILL = "import os, signal\nstop = lambda *a, **b: os.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+def killed(cache, before):
+    process = start(cache, before)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_is_killed_in_the_middle_of_a_write(tmp_path, wanted):
+    """Before the file has a name: there is nothing to clean up."""
+    if not has_unnamed_files(tmp_path):
+        pytest.skip("this file system has no files without names")
+    killed(tmp_path, KILL + "os.link = stop")
+    assert entries(tmp_path) == []
+    assert run(tmp_path) == wanted
+
+
+def has_unnamed_files(directory):
+    try:
+        os.close(os.open(directory, os.O_WRONLY | os.O_TMPFILE))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def test_a_process_that_is_killed_where_every_file_has_a_name(tmp_path, wanted):
+    before = """
+    import rlx.kernels.object_cache
+    rlx.kernels.object_cache._open_unnamed = lambda directory: None
+    os.replace = stop
+    """
+    killed(tmp_path, KILL + textwrap.dedent(before))
     left = entries(tmp_path)
     assert left
     assert all(path.suffix != ".o" for path in left)

@@ -3,14 +3,21 @@
 import gc
 import mmap
 import os
+import signal
+import subprocess
+import sys
 import weakref
 
 import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.api import CompileOptions
+from rlx.backends.compiling import compile_with_options
 from rlx.backends.cpu import executable as cpu_executable
+from rlx.backends.cpu import prepared_store
 from rlx.backends.cpu.prepared_store import PreparedStore
+from rlx.backends.cpu.program import Preparation
 from rlx.backends.memory import drop_pages, is_fixed
 from rlx.errors import BindingError
 from rlx.ir.quant import QuantScheme
@@ -176,7 +183,7 @@ def test_a_disk_that_is_full_or_read_only_is_no_error(tmp_path, monkeypatch):
 
 
 def quantized(layers=40):
-    """A program whose weights the host packs, large enough to be kept."""
+    """A program whose weights are packed, large enough to be kept."""
     g = rlx.Graph("quantized")
     x = g.input("x", ("B", 32))
     row = QuantScheme.GgufQ4_1.packed_bytes(32, 32)
@@ -194,7 +201,15 @@ def store(tmp_path, monkeypatch):
     return kept
 
 
-def test_what_the_host_prepared_is_found_by_its_source(store, monkeypatch):
+@pytest.fixture
+def slow_store(store, monkeypatch):
+    """Preparing counts as slow, as it is where the host does it."""
+    monkeypatch.setattr(Preparation, "is_native", False)
+    return store
+
+
+def test_what_the_host_prepared_is_found_by_its_source(slow_store, monkeypatch):
+    store = slow_store
     graph, weights = quantized()
     x = rng.normal(size=(3, 32)).astype("f4")
 
@@ -230,3 +245,102 @@ def test_what_kernels_prepare_is_not_kept(store):
     c.set_params({"a": np.ones((8, 8)), "b": np.ones((8, 8)), "c": np.ones(16)})
     c.freeze_params("file")
     assert not list(store.path("k").parent.iterdir())
+
+
+def test_preparing_goes_piece_by_piece(slow_store, tmp_path, monkeypatch):
+    """Each piece lets go of its weights in their file, and of its results, before the next begins."""
+    monkeypatch.setattr("rlx.compile.prepare_pieces.prepare_pieces.__defaults__", (1,))
+    graph, weights = quantized()
+    program = cpu_executable.CpuExecutable.of(compile_with_options(graph, "cpu", CompileOptions()), key="some")
+    stored = {name: mapped(tmp_path / name, w) for name, w in weights.items()}
+    dropped = []
+    monkeypatch.setattr(cpu_executable, "drop_pages", lambda arrays: dropped.append(len(arrays)))
+    first = program.prepare(stored, source="file")
+    assert sum(dropped) == len(weights) and len(dropped) > 10
+    entries = list(slow_store.path("k").parent.iterdir())
+    assert len(entries) == len(dropped)
+    assert all(is_fixed(array) for array in first.arrays)
+    # One that is gone is made again, the others are found.
+    entries[0].unlink()
+    dropped.clear()
+    second = program.prepare(stored, source="file")
+    assert len(dropped) == 1
+    for a, b in zip(first.arrays, second.arrays, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_disk_that_cannot_be_written_costs_nothing_but_the_file(slow_store, monkeypatch):
+    monkeypatch.setattr(PreparedStore, "keep", lambda *args: False)
+    graph, weights = quantized()
+    runs = []
+    run = cpu_executable.Runner.run
+    monkeypatch.setattr(cpu_executable.Runner, "run", lambda self, *a: runs.append(self.program.name) or run(self, *a))
+    c = rlx.Session("cpu").compile(graph)
+    c.set_params(weights)
+    c.freeze_params("no disk")
+    assert runs == ["quantized_prepare"]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_ctrl_c_in_the_middle_of_a_write_leaves_nothing(is_named, tmp_path, monkeypatch):
+    if is_named:
+        monkeypatch.setattr("rlx.kernels.object_cache._open_unnamed", lambda directory: None)
+
+    def interrupted(file, arrays):
+        file.write(bytes(1000))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepared_store, "_write", interrupted)
+    store = PreparedStore(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        store.keep("k", arrays())
+    assert list(store.path("k").parent.iterdir()) == []
+
+
+LOAD = """
+import os, signal, sys
+import numpy as np, rlx
+from rlx.backends.cpu import prepared_store
+from rlx.backends.cpu.program import Preparation
+from rlx.ir.quant import QuantScheme
+
+Preparation.is_native = False
+write = prepared_store._write
+
+def half(file, arrays):
+    file.write(bytes(1000))
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+prepared_store._write = half if sys.argv[1] == "killed" else write
+g = rlx.Graph("loaded")
+x, weights = g.input("x", ("B", 32)), {}
+row = QuantScheme.GgufQ4_1.packed_bytes(32, 32)
+for i in range(40):
+    weights[f"w{i}"] = np.full(row, i % 5, np.uint8)
+    x = x + rlx.tanh(rlx.dequant_matmul(x, g.param(f"w{i}", (row,), "u8"), scheme=QuantScheme.GgufQ4_1))
+g.set_outputs([x])
+c = rlx.Session("cpu").compile(g)
+c.set_params(weights)
+c.freeze_params("a file")
+print(np.asarray(c.run(x=np.ones((1, 32), "f4"))[0]).tobytes().hex())
+"""
+
+
+def test_a_load_that_is_killed_leaves_nothing_that_is_half(tmp_path):
+    def load(how):
+        return subprocess.run(
+            [sys.executable, "-c", LOAD, how],
+            env={**os.environ, "RLX_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+
+    assert load("killed").returncode == -signal.SIGKILL
+    entries = list((tmp_path / "prepared").iterdir())
+    # Nothing at all where files can be without a name until they are whole.
+    assert not any(path.suffix == ".prepared" for path in entries)
+    first, second = load("whole"), load("whole")
+    assert first.returncode == second.returncode == 0, first.stderr
+    assert first.stdout == second.stdout != ""
+    assert [path.suffix for path in (tmp_path / "prepared").iterdir() if path not in entries] == [".prepared"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rlx.backends.compile_options import CompileOptions as CompileOptions
+from rlx.backends.held import Held
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Size
@@ -61,6 +62,18 @@ class Executable(ABC):
     @abstractmethod
     def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
         """The outputs for inputs and params. The arrays returned belong to the caller."""
+
+    def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:
+        """Look at the results of a run that lie where inputs were, so that `run_held` need not look again: `homes` has
+        their numbers by the names of the inputs. None if there is nothing to gain, or if they would be copied."""
+        return None
+
+    def run_held(
+        self, held: Held, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared
+    ) -> list[Array] | None:
+        """`run` on the arrays that were given to `hold`, which the caller knows to come back, and all other inputs: the
+        outputs that do not lie in them, in order. None, and nothing is done, if another input shares their memory."""
+        return None
 
     @property
     def arena_bytes(self) -> Size:

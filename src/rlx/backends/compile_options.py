@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import RlxError
+from rlx.ops.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
     from rlx.compile.precision import Precision, PrecisionPolicy
@@ -30,7 +31,8 @@ class CompileOptions:
     `param_bindings` fix sizes and weights at compile time; what is fixed is no longer asked for. With
     `cache_param_invariant`, what follows from weights alone is computed when they are set and not at every run: right
     unless weights change as often as inputs. With `activations="int8"` products with stored weights multiply codes of 8
-    bits by dot-product instructions: faster, and not the same answers; the report says which products.
+    bits by dot-product instructions: faster, and not the same answers; the report says which products. "int16" does so
+    where weights are GGUF blocks, slower than "int8" and hardly to be told from "f32".
     """
 
     verify: bool = True
@@ -55,8 +57,8 @@ class CompileOptions:
         alignment = self.arena_alignment
         if alignment is not None and (alignment < 1 or alignment & (alignment - 1)):
             raise RlxError(f"CompileOptions.arena_alignment is a power of two, got {alignment!r}")
-        if self.activations not in ("f32", "int8"):
-            raise RlxError(f"CompileOptions.activations is 'f32' or 'int8', got {self.activations!r}")
+        if self.activations not in ACTIVATIONS:
+            raise RlxError(f"CompileOptions.activations is one of {', '.join(ACTIVATIONS)}, got {self.activations!r}")
         for name, size in (self.dim_binding or {}).items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise RlxError(f"CompileOptions.dim_binding: {name} is a size, a whole number from 0 on, got {size!r}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT = 64
+
+_LARGE_PAGE = 2 << 20
 
 _BYTE = np.dtype(np.uint8)
 
@@ -46,6 +49,32 @@ def aligned_empty(dims: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, i
     return np.ndarray(dims, dtype, raw, offset), start + offset
 
 
+def aligned_block(types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[tuple[Array, int]]:
+    """Arrays with their addresses, in one block of memory that stays for as long as any of them. Where the system has
+    large pages the block is made of them: it is handed out several times as fast, and found faster when it is read."""
+    starts, end = [], 0
+    for dims, dtype in types:
+        starts.append(end)
+        end += -(-math.prod(dims) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    block, address = _large_empty(end)
+    placed = zip(types, starts)
+    return [(np.ndarray(dims, dtype, block, start), address + start) for (dims, dtype), start in placed]
+
+
+def _large_empty(size: int) -> tuple[Array, int]:
+    if size < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return aligned_empty((size,), _BYTE)
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"Unable to allocate {size} bytes: {error}") from None
+    with suppress(OSError):  # of a system without large pages
+        # Not the rest, of which a large page would waste a part.
+        memory.madvise(mmap.MADV_HUGEPAGE, 0, size - size % _LARGE_PAGE)
+    block = np.frombuffer(memory, _BYTE)
+    return block, address_of(block)
+
+
 def aligned_words(count: int) -> tuple[Array, int]:
     """64-bit zeros with their address; the system gives many of them page by page when they are first used."""
     raw = np.zeros(count * 8 + 2 * ALIGNMENT, _BYTE)
@@ -69,11 +98,15 @@ def is_fixed(array: Array) -> bool:
 
 
 def drop_pages(arrays: Iterable[Array]) -> None:
-    """Give back the memory of files that the arrays are mapped from; what is read again comes from the file again."""
-    mapped = {id(h): h for h in map(_holder, arrays) if isinstance(h, mmap.mmap) and memoryview(h).readonly}
-    for file in mapped.values():
-        if hasattr(mmap, "MADV_DONTNEED"):
-            file.madvise(mmap.MADV_DONTNEED)
+    """Give back the pages of mapped files that arrays lie in; what is read again comes from the file again."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    for array in arrays:
+        file = _holder(array)
+        if isinstance(file, mmap.mmap) and memoryview(file).readonly and array.flags.forc and array.nbytes:
+            start = address_of(array) - address_of(np.frombuffer(file, _BYTE))
+            before = start % mmap.PAGESIZE
+            file.madvise(mmap.MADV_DONTNEED, start - before, before + array.nbytes)
 
 
 def _holder(array: Array) -> object:

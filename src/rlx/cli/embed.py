@@ -21,6 +21,7 @@ import numpy as np
 from rlx.cli import add_command
 from rlx.models.pull_progress import ProgressBar
 from rlx.models.text_encoder import load_encoder
+from rlx.ops.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
@@ -38,7 +39,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="default: 32")
     parser.add_argument("--weights", metavar="TYPE", help="quantise the matrices to this GGUF type, such as q8_0")
     parser.add_argument(
-        "--activations", choices=("f32", "int8"), default="f32", help="int8 is faster, and not exact (default: f32)"
+        "--activations",
+        choices=tuple(ACTIVATIONS),
+        default="f32",
+        help="int8 is fastest, and not exact; int16 is between (default: f32)",
     )
     parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
+from rlx.ops.int8_products import ACTIVATIONS
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -23,7 +24,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
     parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
     parser.add_argument("--weights", metavar="TYPE", help="quantise float matrices to this GGUF type, such as q8_0")
     parser.add_argument(
-        "--activations", choices=("f32", "int8"), default="f32", help="int8 is faster, and not exact (default: f32)"
+        "--activations",
+        choices=tuple(ACTIVATIONS),
+        default="f32",
+        help="int8 is fastest, and not exact; int16 is between (default: f32)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")
 

@@ -34,6 +34,7 @@ from rlx.compile.prepare import Programs, split_prepare
 from rlx.compile.quantized_panels import pack_quantized
 from rlx.compile.report import CompileFindings, CompileReport, Where
 from rlx.compile.stages import StageRecord, Stages
+from rlx.compile.widen_late import widen_late
 from rlx.errors import LowerError, RlxError
 from rlx.fusion.fusion_limits import with_fusion_limits
 from rlx.fusion.fusion_pipeline import (
@@ -57,6 +58,7 @@ from rlx.ir.shape import Size
 from rlx.ir.tensor import node_index
 from rlx.ir.verify import debug_assert_valid
 from rlx.knobs import knobs
+from rlx.ops.int8_products import ACTIVATIONS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Program = HirModule | MirModule | LirModule | GraphModule | Graph
@@ -166,7 +168,7 @@ class CompilePipeline:
     precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32
     # Whether what follows from weights alone becomes a program of its own; training changes weights at every step.
     prepare_params: bool = True
-    # "int8": products with stored weights multiply codes of 8 bits, of activations too, which changes their answers.
+    # "int8", "int16": products with stored weights multiply codes of activations, which changes their answers.
     activations: str = "f32"
 
     def __post_init__(self) -> None:
@@ -174,8 +176,8 @@ class CompilePipeline:
         object.__setattr__(self, "target", FusionTarget(self.target))
         object.__setattr__(self, "precision", PrecisionPolicy.of(self.precision))
         object.__setattr__(self, "kernel_dispatch", KernelDispatchConfig.of(self.kernel_dispatch))
-        if self.activations not in ("f32", "int8"):
-            raise RlxError(f"CompilePipeline.activations is 'f32' or 'int8', got {self.activations!r}")
+        if self.activations not in ACTIVATIONS:
+            raise RlxError(f"CompilePipeline.activations is one of {', '.join(ACTIVATIONS)}, got {self.activations!r}")
         if self.supported_ops is not None:
             object.__setattr__(self, "supported_ops", frozenset(self.supported_ops))
 
@@ -347,10 +349,10 @@ class CompilePipeline:
         if generator is None or generator.panel_width is None:
             return split_prepare(graph)
         graph = pack_quantized(join_quantized(graph))
-        if self.activations == "int8":
-            graph, changes = int8_activations(graph, generator.panel_width)
+        if self.activations != "f32":
+            graph, changes = int8_activations(graph, generator.panel_width, self.activations)
             int8.extend(changes)
-        graph = pack_weights(graph, generator.panel_width)
+        graph = pack_weights(widen_late(graph), generator.panel_width, generator.has_pairs)
         return split_prepare(graph, stored_panels(graph))
 
     def _require_clean(self, report: FusionReport) -> None:

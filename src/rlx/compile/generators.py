@@ -1,10 +1,12 @@
 """Targets for which rlx writes the kernels itself, and what their generators have kernels for.
 
-Generators stand after this folder; they make themselves known here, and are loaded when a compile asks for them.
+Generators stand after this folder. They make themselves known here, which `rlx.backends` does when it is imported, and
+are loaded when a compile asks for them.
 """
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -29,12 +31,14 @@ class Generator(NamedTuple):
     """What a generator can do with a node: compute it inside a map, a row or an epilogue, or by a kernel of its own.
 
     `panel_width(dtype, n)` is how many columns of a weight with n of them its products read side by side, for sums of
-    a type; None if they have no use for panels.
+    a type; None if they have no use for panels. `has_pairs(dtype)` says that products of a type read them in panels of
+    pairs, as `rlx.compile.panels` has them.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
     own_kernel: Callable[[Graph, Node], OwnKernel | None]
     panel_width: Callable[[DType, int], int] | None = None
+    has_pairs: Callable[[DType], bool] = lambda dtype: False
 
 
 _lock = threading.Lock()
@@ -51,5 +55,8 @@ def register_generator(target: str, generator: Callable[[], Generator]) -> None:
 
 def generator_for(target: str) -> Generator | None:
     """The generator of a target; None for targets with kernels of their own."""
+    if not _generators:
+        # A program may be compiled by those who never run one, and have not imported what runs it.
+        importlib.import_module("rlx.backends")
     found = _generators.get(str(target))
     return None if found is None else found()

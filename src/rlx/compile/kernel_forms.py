@@ -11,15 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlx.compile.attention_parts import split_attention
 from rlx.compile.complex_forms import complex_form
 from rlx.compile.concat_forms import done_to_parts
 from rlx.compile.conv_form import conv_form
+from rlx.compile.expert_forms import routed_form
+from rlx.compile.factor_forms import FACTOR_FORMS
 from rlx.compile.fft_form import fft_form
 from rlx.compile.generators import Generator
 from rlx.compile.index_maps import without_ones
 from rlx.compile.kernel_fits import SMALL_ROW
 from rlx.compile.kernel_roles import kernel_kind
 from rlx.compile.order_forms import ORDER_FORMS
+from rlx.compile.quantized_panels import panel_form
+from rlx.compile.scan_checks import checked_behind
 from rlx.errors import InternalError
 from rlx.ir.dims import dim_max, product
 from rlx.ir.dtype import DType
@@ -33,7 +38,7 @@ from rlx.ir.tensor import Tensor, building
 from rlx.ops.arithmetic import eq, lt, maximum, minimum, where
 from rlx.ops.attend import Attention
 from rlx.ops.attend_operands import TO_BHSD, AttentionLayout
-from rlx.ops.contraction import MatMul
+from rlx.ops.contraction import GroupedMatMul, MatMul
 from rlx.ops.conversion import Cast, cast
 from rlx.ops.convolution import Conv
 from rlx.ops.creation import dim_value, iota
@@ -54,17 +59,17 @@ from rlx.ops.movement import (
     transpose,
 )
 from rlx.ops.operands import same_graph
-from rlx.ops.quantized import QConv2d, QMatMul
-from rlx.ops.quantized_weights import DequantGroupedMatMul, DequantMatMul
+from rlx.ops.quantized_lookup import DequantGather
+from rlx.ops.quantized_weights import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights
 from rlx.ops.reductions import Reduce, ReduceOp, Softmax, reduce_max, reduce_sum, softmax
+from rlx.ops.scans import Scan
 from rlx.ops.unary import exp, log
 from rlx.ops.widening import accumulators, rounded_tensor
 
 Form = Callable[..., Any]
 
-# Decomposed, these would store what they exist to avoid: all scores, all weights.
-WHOLE = (Attention, DequantMatMul, DequantGroupedMatMul, QMatMul, QConv2d)
-
+# Decomposed, it would store what it exists to avoid: all scores.
+WHOLE = (Attention,)
 
 # Rows into which one long axis is cut: so many at most and at least, and elements of a row at least.
 MAX_ROWS, MIN_ROWS, SHORT_ROW = 1024, 16, 1024
@@ -84,7 +89,7 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
             # Values that had several readers may have one now, and with it another form.
             graph, is_merged = merge_equal_nodes(graph).graph, True
         else:
-            return _with_all_results(graph, generator)
+            return _with_all_results(split_attention(graph, generator), generator)
     raise InternalError(f"@{graph.name}: after {MAX_ROUNDS} rounds some ops still have another form")
 
 
@@ -367,6 +372,10 @@ _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     MatMul: _joined_batches,
     Reduce: _two_steps,
     **ORDER_FORMS,
+    **FACTOR_FORMS,
     Conv: conv_form,
     Fft: fft_form,
+    Scan: checked_behind,
+    GroupedMatMul: routed_form,
+    **dict.fromkeys((DequantMatMul, DequantGather, DequantGroupedMatMul, DequantMoEWeights), panel_form),
 }

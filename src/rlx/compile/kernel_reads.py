@@ -17,6 +17,7 @@ from rlx.compile.kernel_roles import (
     kernel_kind,
     may_be_transparent,
 )
+from rlx.compile.panels import widens_panels
 from rlx.compile.products import is_product, operand_layout, product_form
 from rlx.ir.graph import Graph, Node, NodeId
 
@@ -85,7 +86,7 @@ class KernelReads:
         found: set[NodeId] = set()
         while node.id in self.transparent:
             found.add(node.id)
-            if not is_view(self.graph, node):
+            if not is_view(self.graph, node) and not widens_panels(self.graph, node):
                 break
             node = self.graph.nodes[node.inputs[0]]
         return found

@@ -7,6 +7,7 @@ from collections.abc import Container
 from rlx.compile.generators import Generator
 from rlx.compile.index_maps import is_view, keeps_order
 from rlx.compile.liveness import is_pure_view
+from rlx.compile.panels import widens_panels
 from rlx.compile.products import is_product, product_form
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
@@ -52,10 +53,11 @@ def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Con
 
 
 def may_be_transparent(graph: Graph, node: Node) -> bool:
-    """Whether kernels can read through a node: a view, or something made of positions and sizes alone."""
+    """Whether kernels can read through a node: a view, a weight as products widen it, or something made of positions
+    and sizes alone."""
     if is_memory(node) or not is_native(node):
         return False
-    return is_view(graph, node) or isinstance(node.op, Iota | DimValue)
+    return is_view(graph, node) or isinstance(node.op, Iota | DimValue) or widens_panels(graph, node)
 
 
 def is_memory(node: Node) -> bool:

@@ -4,15 +4,22 @@
                    x @ narrow(reshape(transpose(P, (1, 0, 2)), [K, panels*width]), N)   in `main`
 
 Both say the same: the second is the first written in panels and read back, so that every pass and interpreter knows
-what it means without knowing panels. A kernel of the product recognises the views and reads P as it lies.
+what it means without knowing panels. A kernel of the product recognises the views and reads P as it lies. Of a weight
+that is stored in a narrower float, `cast(B, f32)`, the panels are of B: the cast stays behind the views, and kernels
+widen what they have read.
+
+Where a machine adds two products of a type at a time, products of that type read their weights in panels of pairs, in
+which two neighbours along K lie side by side: [panels, K/2, width, 2].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 from rlx.compile.prepare import fixed_sources
+from rlx.compile.widen_late import widened_dtype
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Param
@@ -25,18 +32,26 @@ from rlx.ops.quantized_panels import QuantPanels
 
 # The width of the panels in which a generator wants a weight with so many columns, for sums of a type.
 PanelWidth = Callable[[DType, int], int]
+# Whether it wants weights of a type in pairs.
+HasPairs = Callable[[DType], bool]
 
+# The views that turn [K, panels, width] into panels and back.
 _SWAP = (1, 0, 2)
+# Those that turn [K/2, 2, panels, width] into panels of pairs, and back.
+_TO_PAIRS = (2, 0, 3, 1)
+_FROM_PAIRS = (1, 3, 0, 2)
+_PAIR = 2
 
 
 class Panels(NamedTuple):
-    """A matrix stored as [panels, K, width]."""
+    """A matrix stored as [panels, K, width], or with `has_pairs` as [panels, K/2, width, 2]."""
 
     node: NodeId
     width: int
+    has_pairs: bool = False
 
 
-def pack_weights(graph: Graph, panel_width: PanelWidth) -> Graph:
+def pack_weights(graph: Graph, panel_width: PanelWidth, has_pairs: HasPairs = lambda dtype: False) -> Graph:
     """The graph with the weights of its products in panels, where padding adds little to them."""
     fixed = fixed_sources(graph)
     fixed.update({n.id: frozenset([n.id]) for n in graph.nodes if isinstance(n.op, Param | Constant)})
@@ -55,7 +70,7 @@ def pack_weights(graph: Graph, panel_width: PanelWidth) -> Graph:
             return None
         a, b = operands
         if node.inputs[1] not in packed:
-            packed[node.inputs[1]] = _in_panels(b, widths[node.inputs[1]])
+            packed[node.inputs[1]] = _widened_panels(b, widths[node.inputs[1]], has_pairs)
         return node.op(a, packed[node.inputs[1]])
 
     return rebuild(graph, visit, "pack_weights").graph
@@ -86,14 +101,22 @@ def _width(graph: Graph, node: Node, panel_width: PanelWidth) -> int | None:
     return width if n > width and -n % width * 8 <= n else None
 
 
-def _in_panels(b: Any, width: int) -> Any:
+def _widened_panels(b: Any, width: int, has_pairs: HasPairs) -> Any:
+    """B read back from panels of its own type, or of the narrower one that it is widened from."""
+    if widened_dtype(b.graph, b.node) is not None:
+        return b.node.op(_in_panels(b.graph.tensor(b.node.inputs[0]), width))
+    return _in_panels(b, width, has_pairs(b.dtype) and b.shape[0] % _PAIR == 0)
+
+
+def _in_panels(b: Any, width: int, in_pairs: bool = False) -> Any:
     """B stored in panels, and read back as it was."""
     k, n = b.shape
     count = -(-n // width)
     padded = pad(b, 0, high=(0, count * width - n)) if n % width else b
-    # The op itself, as the function would see that the two transposes cancel.
-    swap = Transpose(_SWAP)
-    whole = reshape(swap(swap(reshape(padded, (k, count, width)))), (k, count * width))
+    dims = (k // _PAIR, _PAIR, count, width) if in_pairs else (k, count, width)
+    # The ops themselves, as the function would see that the two transposes cancel.
+    store, read = (Transpose(_TO_PAIRS), Transpose(_FROM_PAIRS)) if in_pairs else (Transpose(_SWAP), Transpose(_SWAP))
+    whole = reshape(read(store(reshape(padded, dims))), (k, count * width))
     return narrow(whole, 1, 0, n) if n % width else whole
 
 
@@ -113,15 +136,23 @@ def panels_below(graph: Graph, operand: NodeId, transparent: Container[NodeId]) 
     return found.panels
 
 
+def widens_panels(graph: Graph, node: Node) -> bool:
+    """Whether a node is a cast that products apply to the panels of a narrower type while they read them."""
+    return widened_dtype(graph, node) is not None and _read_back(graph, node.id) is not None
+
+
 class _ReadBack(NamedTuple):
     panels: Panels
     views: tuple[NodeId, ...]
 
 
 def _read_back(graph: Graph, operand: NodeId) -> _ReadBack | None:
-    """Panels and the views between them and a matrix; None if it is anything else."""
+    """Panels and the views, and a widening cast, between them and a matrix; None if it is anything else."""
     whole = graph.nodes[operand]
     views = [operand]
+    if widened_dtype(graph, whole) is not None:
+        whole = graph.nodes[whole.inputs[0]]
+        views.append(whole.id)
     if isinstance(whole.op, Narrow):
         if normalize_axis(whole.op.axis, whole.shape.rank, "narrow") != 1 or whole.op.start != 0:
             return None
@@ -129,13 +160,13 @@ def _read_back(graph: Graph, operand: NodeId) -> _ReadBack | None:
         views.append(whole.id)
     if not isinstance(whole.op, Reshape):
         return None
-    swapped = graph.nodes[whole.inputs[0]]
-    if not isinstance(swapped.op, Transpose) or swapped.op.perm != _SWAP:
+    turned = graph.nodes[whole.inputs[0]]
+    if not isinstance(turned.op, Transpose) or turned.op.perm not in (_SWAP, _FROM_PAIRS):
         return None
-    panels = graph.nodes[swapped.inputs[0]]
+    panels = graph.nodes[turned.inputs[0]]
     if not panels.shape.is_static:
         return None
-    count, k, width = panels.shape.static_dims
-    if whole.shape.dims != (k, count * width):
+    count, lines, width, *pair = panels.shape.static_dims
+    if pair not in ([], [_PAIR]) or whole.shape.dims != (lines * math.prod(pair), count * width):
         return None
-    return _ReadBack(Panels(panels.id, width), (*views, swapped.id))
+    return _ReadBack(Panels(panels.id, width, bool(pair)), (*views, turned.id))

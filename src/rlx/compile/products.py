@@ -20,6 +20,7 @@ from rlx.ir.quant_panels import PANEL_ROWS
 from rlx.ir.shape import Dims, Size
 from rlx.ops.contraction import MatMul
 from rlx.ops.int8_products import WORD, Int8BlockMatMul, Int8MatMul
+from rlx.ops.quantized_experts import ExpertMatMul, RoutedMatMul
 from rlx.ops.quantized_panels import PanelMatMul
 
 
@@ -35,8 +36,10 @@ class ProductForm(NamedTuple):
     """C[batch, m, n] = A[batch, m, k] @ B[batch, k, n]; C is contiguous.
 
     Sums are held in `accumulator`. With `packed` B lies in panels of so many columns, and its strides say nothing; with
-    a `scheme` it is stored in that scheme's panels. With `has_codes` the rows of A are codes of 8 bits, as
-    `rlx.ops.int8_products` says, and the panels of B too.
+    `has_pairs` these are panels of pairs; with a `scheme` it is stored in that scheme's panels. With `code_digits` the
+    rows of A are codes of so many times 8 bits, as `rlx.ops.int8_products` says, and the panels of B too. With a
+    `route` (`rlx.ops.quantized_experts`) each row of A has the matrix of its expert for B, and the first stride of B is
+    that from expert to expert.
     """
 
     batch: Size
@@ -48,13 +51,17 @@ class ProductForm(NamedTuple):
     accumulator: DType
     packed: int = 0
     scheme: QuantScheme | None = None
-    has_codes: bool = False
+    code_digits: int = 0
+    has_pairs: bool = False
+    route: NodeId | None = None
 
 
 def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:
     """A product in the form that kernels take, its operands read through `transparent` views, or None."""
-    if isinstance(node.op, PanelMatMul | Int8MatMul | Int8BlockMatMul):
+    if isinstance(node.op, PanelMatMul | ExpertMatMul | Int8MatMul | Int8BlockMatMul):
         return _quantized_form(graph, node, transparent)
+    if isinstance(node.op, RoutedMatMul):
+        return _routed_form(graph, node, transparent)
     if not isinstance(node.op, MatMul):
         return None
     accumulator = sum_dtype(graph, node)
@@ -68,20 +75,21 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
         right = (panels.node, 0, (0, 0)) if panels else operand_layout(graph, node.inputs[1], transparent)
     except Unmappable:
         return None
-    packed = panels.width if panels else 0
+    packed, has_pairs = (panels.width, panels.has_pairs) if panels else (0, False)
     a, b = (_padded(strides, len(lead) + 2) for _, _, strides in (left, right))
     if all(s == 0 for s in b[:-2]):
         row = joined_stride((*lead, m), a[:-1])
         if row is not None:
             rows = MatrixLayout(left[0], left[1], (0, row, a[-1]))
             weight = MatrixLayout(right[0], right[1], (0, b[-2], b[-1]))
-            return ProductForm(1, product((*lead, m)), n, k, rows, weight, accumulator, packed)
+            m = product((*lead, m))
+            return ProductForm(1, m, n, k, rows, weight, accumulator, packed, has_pairs=has_pairs)
     batches = [joined_stride(lead, s[:-2]) for s in (a, b)]
     if batches[0] is None or batches[1] is None:
         return None
     rows = MatrixLayout(left[0], left[1], (batches[0], a[-2], a[-1]))
     weight = MatrixLayout(right[0], right[1], (batches[1], b[-2], b[-1]))
-    return ProductForm(product(lead), m, n, k, rows, weight, accumulator, packed)
+    return ProductForm(product(lead), m, n, k, rows, weight, accumulator, packed, has_pairs=has_pairs)
 
 
 def _quantized_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:
@@ -99,17 +107,54 @@ def _quantized_form(graph: Graph, node: Node, transparent: Container[NodeId]) ->
     m, k = product(lead), x.dims[-1]
     if isinstance(node.op, PanelMatMul):
         return ProductForm(1, m, n, k, a, b, x.dtype.accumulator, scheme=node.op.scheme)
+    if isinstance(node.op, ExpertMatMul):
+        return _expert_form(graph, node, node.op, ProductForm(1, m, n, k, a, b, x.dtype.accumulator), transparent)
     if strides[-1] != 1:
         return None
     if isinstance(node.op, Int8BlockMatMul):
-        return ProductForm(1, m, n, node.op.depth(x), a, b, DType.F32, scheme=node.op.scheme, has_codes=True)
+        digits = node.op.digits
+        return ProductForm(1, m, n, node.op.depth(x), a, b, DType.F32, scheme=node.op.scheme, code_digits=digits)
     width = graph.shape(node.inputs[1]).static_dims[2]
-    return ProductForm(1, m, n, k, a, b, DType.I32, width, has_codes=True)
+    return ProductForm(1, m, n, k, a, b, DType.I32, width, code_digits=1)
+
+
+def _routed_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:
+    x, (m, n) = graph.shape(node.inputs[0]), node.shape.dims
+    try:
+        left, right = (operand_layout(graph, i, transparent) for i in node.inputs[:2])
+    except Unmappable:
+        return None
+    route = _route(graph, node, transparent)
+    if route is None or x.dtype.is_storage:
+        return None
+    a = MatrixLayout(left[0], left[1], (0, left[2][0], left[2][1]))
+    b = MatrixLayout(right[0], right[1], (right[2][0], right[2][1], right[2][2]))
+    return ProductForm(1, m, n, x.dims[1], a, b, x.dtype.accumulator, route=route)
+
+
+def _route(graph: Graph, node: Node, transparent: Container[NodeId]) -> NodeId | None:
+    """The third operand, if it lies in memory as it is."""
+    try:
+        route, start, strides = operand_layout(graph, node.inputs[2], transparent)
+    except Unmappable:
+        return None
+    return route if start == 0 and strides == (1,) else None
+
+
+def _expert_form(
+    graph: Graph, node: Node, op: ExpertMatMul, form: ProductForm, transparent: Container[NodeId]
+) -> ProductForm | None:
+    route = _route(graph, node, transparent)
+    if route is None:
+        return None
+    panels, size = graph.shape(node.inputs[1]).static_dims
+    b = form.b._replace(strides=(panels // op.experts * size, 0, 0))
+    return form._replace(b=b, scheme=op.scheme, route=route)
 
 
 def is_product(node: Node) -> bool:
     """Whether a node is a product of matrices, whether or not there is a kernel for it."""
-    return isinstance(node.op, MatMul | PanelMatMul | Int8MatMul | Int8BlockMatMul)
+    return isinstance(node.op, MatMul | PanelMatMul | ExpertMatMul | RoutedMatMul | Int8MatMul | Int8BlockMatMul)
 
 
 def _padded(strides: tuple[Size, ...], rank: int) -> tuple[Size, ...]:
@@ -202,7 +247,7 @@ def part_offset(form: ProductForm, start: int) -> Size:
     if layout is not None:
         assert isinstance(form.k, int)
         return start // PANEL_ROWS * layout.panel_bytes(form.k)
-    if form.has_codes:
+    if form.code_digits:
         # A panel has a line of words more than there are words of codes.
         return start * (form.k + WORD)
     return start * form.k if form.packed else start * form.b.strides[2]

@@ -28,7 +28,7 @@ from rlx.ir.passes import PassRecord
 from rlx.ir.provenance import SourceLocation, node_label
 from rlx.ir.shape import Size
 
-Where = Callable[[LirKernel], str]
+Where = Callable[[Graph, LirKernel], str]
 
 
 class KernelRow(NamedTuple):
@@ -79,8 +79,8 @@ class CompileReport(str):
         cls, lir: LirModule, device: str, where: Where | None = None, found: CompileFindings | None = None
     ) -> CompileReport:
         """`where` says where a kernel runs; `found` is what the compile has recorded, as far as it has."""
-        report = super().__new__(cls, _text(lir, device, where or _kind_only) + _int8_text(found))
-        report.lir, report.device, report.where = lir, device, where or _kind_only
+        report = super().__new__(cls, _text(lir, device, where or place_of) + _int8_text(found))
+        report.lir, report.device, report.where = lir, device, where or place_of
         report.found = found or CompileFindings()
         return report
 
@@ -132,8 +132,13 @@ class CompileReport(str):
         return drawn_binding(self.lir.dynamic_symbols(), None)
 
 
-def _kind_only(kernel: LirKernel) -> str:
-    return {"view": "no code", "call": "host (no native kernel)"}.get(kernel.kind, "native")
+def place_of(graph: Graph, kernel: LirKernel, native: str = "native") -> str:
+    """Where a kernel runs, if what has a kernel is `native`."""
+    if kernel.kind == "view":
+        return "no code"
+    if kernel.kind != "call":
+        return native
+    return "host (an effect)" if graph.nodes[kernel.nodes[0]].op.effect else "host (no native kernel)"
 
 
 def _text(lir: LirModule, device: str, where: Where) -> str:
@@ -141,16 +146,18 @@ def _text(lir: LirModule, device: str, where: Where) -> str:
     counts = Counter(k.kind for k in steps)
     summary = ", ".join(f"{n} {kind}" for kind, n in counts.items())
     lines = [f"{device}: @{lir.name}, {summary or 'no kernels'}; arena {lir.arena_size} bytes"]
-    lines += [f"  {k.kind:7} {where(k):24} {' + '.join(_ops(graph, k))}" for k in steps]
+    lines += [f"  {k.kind:7} {where(graph, k):24} {' + '.join(_ops(graph, k))}" for k in steps]
     return "\n".join(lines) + "\n"
 
 
 def _int8_text(found: CompileFindings | None) -> str:
-    """The products of activations of 8 bits, where they were asked for."""
+    """The products of activations of 8 or 16 bits, where they were asked for."""
     changes = found.int8 if found is not None else ()
+    if not changes:
+        return ""
     done = sum(not c.reason for c in changes)
-    head = [f"activations as int8 in {done} of {len(changes)} products with stored weights"] if changes else []
-    return "".join(f"{line}\n" for line in [*head, *(f"  {c}" for c in changes)])
+    head = f"activations as {changes[0].kind} in {done} of {len(changes)} products with stored weights"
+    return "".join(f"{line}\n" for line in [head, *(f"  {c}" for c in changes)])
 
 
 def _ops(graph: Graph, kernel: LirKernel) -> tuple[str, ...]:
@@ -174,7 +181,7 @@ def kernel_rows(lir: LirModule, where: Where) -> list[KernelRow]:
                 number,
                 kernel.kind,
                 _ops(graph, kernel),
-                where(kernel),
+                where(graph, kernel),
                 _total(graph, moved),
                 _total(graph, stored),
                 ", ".join(label for label in labels if label),

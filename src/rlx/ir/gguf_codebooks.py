@@ -32,11 +32,44 @@ _LEVELS: dict[str, tuple[int, ...]] = {
 _IQ1_SHIFT = np.float32(0.125)
 
 
+class Indices(NamedTuple):
+    """What blocks hold, as bytes: d as a half u8[blocks, 2]; numbers of scales u8[blocks, steps]; numbers of entries,
+    low and high byte, u8[blocks, entries]; and a bit for each element, lowest first, u8[blocks, elements/8]: its sign,
+    or (IQ1) whether it is moved down. Every bit of them is the exclusive or of some bits of the block."""
+
+    d: U8
+    scales: U8
+    low: U8
+    high: U8
+    signs: U8
+
+
 class Parts(NamedTuple):
     """Blocks as steps f32[blocks, groups] and values f32[blocks, groups, n]; an element is step·value."""
 
     steps: F32
     values: F32
+
+
+class CodebookType(NamedTuple):
+    """An element of a block is d·factors[scale]·value, the value being an element of an entry of `book` with its
+    sign."""
+
+    book: str
+    indices: Callable[[U8], Indices]
+    factors: tuple[float, ...]
+
+    def parts(self, blocks: U8) -> Parts:
+        found, table = self.indices(blocks), signed_entries(self.book)
+        steps = f16(found.d, 0) * np.array(self.factors, np.float32)[found.scales]
+        numbers = (found.low | found.high.astype(np.uint16) << 8)[:, :, None]
+        signs = bits(found.signs).reshape(*numbers.shape[:2], -1)
+        values = table[signs, numbers, np.arange(table.shape[2])]
+        return Parts(steps, values.reshape(*steps.shape, -1))
+
+    def decode(self, blocks: U8) -> F32:
+        steps, values = self.parts(blocks)
+        return (steps[:, :, None] * values).reshape(len(blocks), -1)
 
 
 @functools.cache
@@ -56,16 +89,20 @@ def codebook(name: str) -> F32:
 
 
 @functools.cache
+def signed_entries(name: str) -> F32:
+    """f32[2, entries, n]: the entries, and what they are where the bit of an element is set."""
+    entries = codebook(name)
+    if name == "IQ1_S":
+        return np.stack([entries + _IQ1_SHIFT, entries - _IQ1_SHIFT])
+    return np.stack([entries, -entries])
+
+
+@functools.cache
 def _sign_bytes() -> U8:
     """Seven sign bits, and an eighth that makes the number of minus signs even."""
     codes: U8 = np.arange(128, dtype=np.uint8)
     ones = np.unpackbits(codes[:, None], axis=1).sum(axis=1, dtype=np.uint8)
     return codes | (ones & 1) << 7
-
-
-def _signs(codes: U8) -> F32:
-    """-1 where a bit is set, else 1: u8[..., m] -> f32[..., 8m]."""
-    return 1 - 2 * np.unpackbits(codes, axis=-1, bitorder="little").astype(np.float32)
 
 
 def _u16(blocks: U8, start: int, stop: int) -> U16:
@@ -76,15 +113,16 @@ def _u32(blocks: U8, start: int, stop: int) -> U32:
     return np.ascontiguousarray(blocks[:, start:stop]).view("<u4").astype(np.uint32, copy=False)
 
 
-def _seven_bit_signs(words: U32) -> F32:
-    """Four sign fields of seven bits in the low 28 bits of each word: u32[blocks, m] -> f32[blocks, 32m]."""
+def _seven_bit_signs(words: U32) -> U8:
+    """Four sign fields of seven bits in the low 28 bits of each word: u32[blocks, m] -> u8[blocks, 4m]."""
     fields = words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32) & 127
-    return _signs(_sign_bytes()[fields].reshape(len(words), -1))
+    return _sign_bytes()[fields].reshape(len(words), -1)
 
 
-def _signed(steps: F32, magnitudes: F32, signs: F32) -> Parts:
-    """Runs of magnitudes with their signs, as many to a step as there are."""
-    return Parts(steps, magnitudes.reshape(*steps.shape, -1) * signs.reshape(*steps.shape, -1))
+def _three_bits(words: U16) -> U8:
+    """Four fields in the low 12 bits of each word: u16[blocks, m] -> u8[blocks, 4m]."""
+    fields = words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7
+    return fields.reshape(len(words), -1).astype(np.uint8)
 
 
 def _low_nibble_first(codes: U8) -> U8:
@@ -92,76 +130,66 @@ def _low_nibble_first(codes: U8) -> U8:
     return nibbles(codes[:, :, None]).reshape(len(codes), -1)
 
 
-def parts_iq2_xxs(blocks: U8) -> Parts:
-    """d:f16, (entries:u8[4], signs:u7[4] and s:u4 in a u32)[8] -> d·(s + 1/2)/4 · entry · sign."""
-    words = _u32(blocks, 2, 66).reshape(-1, 8, 2)
-    entries = blocks[:, 2:66].reshape(-1, 8, 8)[:, :, :4]
-    steps = f16(blocks, 0) * (np.float32(0.5) + (words[:, :, 1] >> 28).astype(np.float32)) * np.float32(0.25)
-    return _signed(steps, codebook("IQ2_XXS")[entries], _seven_bit_signs(words[:, :, 1]))
+def _iq2_xxs(blocks: U8) -> Indices:
+    """d:f16, (entries:u8[4], signs:u7[4] and s:u4 in a u32)[8]"""
+    words = _u32(blocks, 2, 66).reshape(-1, 8, 2)[:, :, 1]
+    low = blocks[:, 2:66].reshape(-1, 8, 8)[:, :, :4].reshape(-1, 32)
+    return Indices(blocks[:, 0:2], (words >> 28).astype(np.uint8), low, low * np.uint8(0), _seven_bit_signs(words))
 
 
-def parts_iq2_xs(blocks: U8) -> Parts:
-    """d:f16, (entry:u9, signs:u7)[32], s:u4[16] -> d·(s + 1/2)/4 · entry · sign."""
+def _iq2_xs(blocks: U8) -> Indices:
+    """d:f16, (entry:u9, signs:u7)[32], s:u4[16]"""
     words = _u16(blocks, 2, 66)
-    steps = f16(blocks, 0) * (np.float32(0.5) + _low_nibble_first(blocks[:, 66:74])) * np.float32(0.25)
-    return _signed(steps, codebook("IQ2_XS")[words & 511], _signs(_sign_bytes()[words >> 9]))
+    low, high = ((words >> start & limit).astype(np.uint8) for start, limit in ((0, 255), (8, 1)))
+    return Indices(blocks[:, 0:2], _low_nibble_first(blocks[:, 66:74]), low, high, _sign_bytes()[words >> 9])
 
 
-def parts_iq2_s(blocks: U8) -> Parts:
-    """d:f16, low:u8[32], signs:u8[32], high:u2[32], s:u4[16] -> d·(s + 1/2)/4 · entry(low + 256·high) · sign."""
-    high = bit_pairs(blocks[:, 66:74]).swapaxes(1, 2).reshape(-1, 32).astype(np.uint16)
-    steps = f16(blocks, 0) * (np.float32(0.5) + _low_nibble_first(blocks[:, 74:82])) * np.float32(0.25)
-    return _signed(steps, codebook("IQ2_S")[blocks[:, 2:34] | high << 8], _signs(blocks[:, 34:66]))
+def _iq2_s(blocks: U8) -> Indices:
+    """d:f16, low:u8[32], signs:u8[32], high:u2[32], s:u4[16]"""
+    high = bit_pairs(blocks[:, 66:74]).swapaxes(1, 2).reshape(-1, 32)
+    return Indices(blocks[:, 0:2], _low_nibble_first(blocks[:, 74:82]), blocks[:, 2:34], high, blocks[:, 34:66])
 
 
-def parts_iq3_xxs(blocks: U8) -> Parts:
-    """d:f16, entry:u8[64], (signs:u7[4], s:u4)[8] -> d·(s + 1/2)/2 · entry · sign."""
-    words = _u32(blocks, 66, 98)
-    steps = f16(blocks, 0) * (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.5)
-    return _signed(steps, codebook("IQ3_XXS")[blocks[:, 2:66]], _seven_bit_signs(words))
+def _iq3_xxs(blocks: U8) -> Indices:
+    """d:f16, entry:u8[64], (signs:u7[4], s:u4)[8]"""
+    words, low = _u32(blocks, 66, 98), blocks[:, 2:66]
+    return Indices(blocks[:, 0:2], (words >> 28).astype(np.uint8), low, low * np.uint8(0), _seven_bit_signs(words))
 
 
-def parts_iq3_s(blocks: U8) -> Parts:
-    """d:f16, low:u8[64], high:u1[64], signs:u8[32], s:u4[8] -> d·(2·s + 1) · entry(low + 256·high) · sign."""
-    high = bits(blocks[:, 66:74]).astype(np.uint16)
-    steps = f16(blocks, 0) * (1 + 2 * _low_nibble_first(blocks[:, 106:110])).astype(np.float32)
-    return _signed(steps, codebook("IQ3_S")[blocks[:, 2:66] | high << 8], _signs(blocks[:, 74:106]))
+def _iq3_s(blocks: U8) -> Indices:
+    """d:f16, low:u8[64], high:u1[64], signs:u8[32], s:u4[8]"""
+    scales = _low_nibble_first(blocks[:, 106:110])
+    return Indices(blocks[:, 0:2], scales, blocks[:, 2:66], bits(blocks[:, 66:74]), blocks[:, 74:106])
 
 
-def parts_iq1_s(blocks: U8) -> Parts:
-    """d:f16, low:u8[32], (high:u3[4], s:u3, minus:u1)[8] -> d·(2·s + 1) · (entry(low + 256·high) ± 1/8)."""
+def _iq1_s(blocks: U8) -> Indices:
+    """d:f16, low:u8[32], (high:u3[4], s:u3, minus:u1)[8]"""
     words = _u16(blocks, 34, 50)
-    high = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(-1, 32)
-    steps = f16(blocks, 0) * (2 * (words >> 12 & 7) + 1).astype(np.float32)
-    shift = np.where(words >> 15 == 1, -_IQ1_SHIFT, _IQ1_SHIFT)
-    entries = codebook("IQ1_S")[blocks[:, 2:34] | high << 8].reshape(-1, 8, 32)
-    return Parts(steps, entries + shift[:, :, None])
+    minus = np.repeat((words >> 15).astype(np.uint8) * np.uint8(255), 4, axis=1)
+    return Indices(blocks[:, 0:2], (words >> 12 & 7).astype(np.uint8), blocks[:, 2:34], _three_bits(words), minus)
 
 
-def parts_iq1_m(blocks: U8) -> Parts:
-    """low:u8[32], (high:u3, minus:u1)[32], (s:u3[4], part of d:u4)[4] -> d·(2·s + 1) · (entry(low + 256·high) ± 1/8).
-
-    The four parts are the nibbles of d:f16, lowest first.
-    """
-    words = _u16(blocks, 48, 56)
-    parts = (words >> 12) << np.array([0, 4, 8, 12], np.uint16)
-    d = np.bitwise_or.reduce(parts, axis=1).view(np.float16).astype(np.float32)[:, None]
-    scales = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(-1, 16)
-    steps = d * (2 * scales + 1).astype(np.float32)
-    fields = _low_nibble_first(blocks[:, 32:48])
-    shift = np.where(fields & 8, -_IQ1_SHIFT, _IQ1_SHIFT)[:, :, None]
-    entries = codebook("IQ1_S")[blocks[:, 0:32] | (fields & 7).astype(np.uint16) << 8]
-    return Parts(steps, (entries + shift).reshape(-1, 16, 16))
+def _iq1_m(blocks: U8) -> Indices:
+    """low:u8[32], (high:u3, minus:u1)[32], (s:u3[4], part of d:u4)[4]; the parts are the nibbles of d, lowest first."""
+    words, fields = _u16(blocks, 48, 56), _low_nibble_first(blocks[:, 32:48])
+    parts = (words >> 12).astype(np.uint8)
+    d = parts[:, 0::2] | parts[:, 1::2] << np.uint8(4)
+    minus = (fields >> np.uint8(3)) * np.uint8(255)
+    return Indices(d, _three_bits(words), blocks[:, 0:32], fields & np.uint8(7), minus)
 
 
-def decoder(parts: Callable[[U8], Parts]) -> Callable[[U8], F32]:
-    """The decoder of a type: every step times its run of values."""
+_ODD = tuple(2.0 * s + 1 for s in range(16))
+_QUARTERS = tuple((s + 0.5) * 0.25 for s in range(16))
 
-    def decode(blocks: U8) -> F32:
-        steps, values = parts(blocks)
-        return (steps[:, :, None] * values).reshape(len(blocks), -1)
-
-    return decode
+CODEBOOK_TYPES: dict[str, CodebookType] = {
+    "IQ2_XXS": CodebookType("IQ2_XXS", _iq2_xxs, _QUARTERS),
+    "IQ2_XS": CodebookType("IQ2_XS", _iq2_xs, _QUARTERS),
+    "IQ2_S": CodebookType("IQ2_S", _iq2_s, _QUARTERS),
+    "IQ3_XXS": CodebookType("IQ3_XXS", _iq3_xxs, tuple(2 * q for q in _QUARTERS)),
+    "IQ3_S": CodebookType("IQ3_S", _iq3_s, _ODD),
+    "IQ1_S": CodebookType("IQ1_S", _iq1_s, _ODD),
+    "IQ1_M": CodebookType("IQ1_S", _iq1_m, _ODD),
+}
 
 
 def possible_values(name: str) -> tuple[float, ...]:

@@ -8,8 +8,6 @@ TQ2_0 take 2.5 bits where the file has 1.7 and 2.1, Q1_0 2.5 for 1.1, NVFP4 5 fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from rlx.ir import gguf_codebooks
@@ -127,18 +125,18 @@ def _floats(steps: F32) -> U8:
     return np.ascontiguousarray(steps.astype("<f4")).view(np.uint8).reshape(*steps.shape, 4)
 
 
-def _codebook_type(name: str, parts: Callable[[U8], gguf_codebooks.Parts], group: int) -> PanelFormat:
+def _codebook_type(name: str, group: int) -> PanelFormat:
     """Codes are the numbers of the values that entries of the codebook can have; each step serves groups of `group`."""
-    values = gguf_codebooks.possible_values(name)
+    book, values = gguf_codebooks.CODEBOOK_TYPES[name], gguf_codebooks.possible_values(name)
     table: F32 = np.array(values, np.float32)
 
     def split(blocks: U8) -> Fields:
-        steps, found = parts(blocks)
+        steps, found = book.parts(blocks)
         codes = np.searchsorted(table, found.reshape(len(blocks), -1)).astype(np.uint8)
         repeats = found.shape[2] // group
         return Fields(codes, _floats(np.repeat(steps, repeats, axis=1)))
 
-    return PanelFormat((4,), group, split, table=(*values, *(0.0,) * (16 - len(values))), step_bytes=4)
+    return PanelFormat((4,), group, split, table=(*values, *(0.0,) * (16 - len(values))), step_bytes=4, book=book)
 
 
 _IQ4 = tuple(float(v) for v in IQ4_VALUES)
@@ -166,11 +164,11 @@ PANEL_FORMATS: dict[str, PanelFormat] = {
     "TQ2_0": PanelFormat((2,), 32, _split_tq2_0, bias=1),
     "Q1_0": PanelFormat((2,), 32, _split_q1_0, bias=1),
     "Q2_0": PanelFormat((2,), 32, _split_q2_0, bias=1),
-    "IQ1_S": _codebook_type("IQ1_S", gguf_codebooks.parts_iq1_s, 32),
-    "IQ1_M": _codebook_type("IQ1_M", gguf_codebooks.parts_iq1_m, 16),
-    "IQ2_XXS": _codebook_type("IQ2_XXS", gguf_codebooks.parts_iq2_xxs, 32),
-    "IQ2_XS": _codebook_type("IQ2_XS", gguf_codebooks.parts_iq2_xs, 16),
-    "IQ2_S": _codebook_type("IQ2_S", gguf_codebooks.parts_iq2_s, 16),
-    "IQ3_XXS": _codebook_type("IQ3_XXS", gguf_codebooks.parts_iq3_xxs, 32),
-    "IQ3_S": _codebook_type("IQ3_S", gguf_codebooks.parts_iq3_s, 32),
+    "IQ1_S": _codebook_type("IQ1_S", 32),
+    "IQ1_M": _codebook_type("IQ1_M", 16),
+    "IQ2_XXS": _codebook_type("IQ2_XXS", 32),
+    "IQ2_XS": _codebook_type("IQ2_XS", 16),
+    "IQ2_S": _codebook_type("IQ2_S", 16),
+    "IQ3_XXS": _codebook_type("IQ3_XXS", 32),
+    "IQ3_S": _codebook_type("IQ3_S", 32),
 }

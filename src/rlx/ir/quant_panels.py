@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlx.ir.block_fields import F32, U8
+from rlx.ir.gguf_codebooks import CodebookType
 
 PANEL_ROWS = 16
 RECORD = 32
@@ -40,7 +41,7 @@ class Fields(NamedTuple):
 class PanelFormat(NamedTuple):
     """What a type's panels hold. `planes` are the bits of a code, highest plane first in value order low to high;
     `group` elements share a step; `step_bytes` is 2 for f16, 4 for f32, 1 for a byte under a header (`signed_steps`).
-    A table has 16 entries."""
+    A table has 16 entries; what it says of `book`, if there is one, is in the order of `possible_values`."""
 
     planes: tuple[int, ...]
     group: int
@@ -50,6 +51,7 @@ class PanelFormat(NamedTuple):
     has_minimums: bool = False
     step_bytes: int = 2
     signed_steps: bool = False
+    book: CodebookType | None = None
 
     @property
     def groups(self) -> int:

@@ -10,7 +10,8 @@
 | `vector_math`, `vector_trig`, `vector_pow`, `legalize` | math ops -> polynomials; what a target lacks -> what it has |
 | `targets` | machine descriptions: vector width, features, triple |
 | `llvm_emit` (`llvm_ops`, `llvm_text`), `llvm_codegen` | kernel -> LLVM IR -> object code or assembly |
-| `object_cache`, `elf`, `native` | object code kept, checked, loaded and called |
+| `object_cache`, `elf`, `linker`, `native` | object code kept, checked, linked and called |
 
-llvmlite is loaded by the first compilation, not by importing this package.
+LLVM is loaded by the first compilation (`llvm_pages` gives most of it back), not by importing this package, nor by
+processes that find their code on disk.
 """

@@ -239,6 +239,10 @@ class KernelBuilder:
         self._known[-1][key] = result
         return result
 
+    def has_scale2(self, kind: ValueType) -> bool:
+        """Whether `scale2` is an instruction for values of a type; only who builds for a target knows."""
+        return False
+
     def fma(self, a: Operand, b: Operand, c: Operand) -> Value:
         return self.op("fma", a, b, c)
 
@@ -312,6 +316,10 @@ class KernelBuilder:
     def dot4(self, total: Value, a: Value, b: Value) -> Value:
         """`total` (i32) plus, in each lane, the sum of four products of neighbours of a (u8) and b (i8)."""
         return self.pure("dot4", (total, a, b), None)
+
+    def dot2(self, total: Value, a: Value, b: Value) -> Value:
+        """`total` (f32) plus, in each lane, the sum of two products of neighbours of a and b (bf16)."""
+        return self.pure("dot2", (total, a, b), None)
 
     def reduce(self, op: str, vector: Value) -> Value:
         """All lanes combined by add, mul, min, max, and, or: halves first, so that every target gets the same bits."""

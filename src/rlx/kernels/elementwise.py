@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlx.errors import OpError
 from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.expr import Expr, topological
+from rlx.kernels.expr import Expr, is_simple, topological
 from rlx.kernels.extents import Extent, Extents, total, unflatten
 from rlx.kernels.loop_ir import Buffer, Kernel, Value
 from rlx.kernels.scopes import Access as Access
@@ -22,6 +22,9 @@ from rlx.kernels.targets import Target
 
 # Elements per parallel iteration: some tens of microseconds of memory traffic, so that dealing them out costs nothing.
 CHUNK = 8192
+# Functions of which four fit side by side into this many registers, and gain by it.
+_CHAINS = frozenset({"exp", "expm1", "tanh", "sigmoid", "silu", "gelu", "gelu_approx", "erf", "log", "log1p"})
+MANY_REGISTERS = 32
 GPU_THREADS = 256
 GPU_ELEMENTS_PER_THREAD = 4
 
@@ -133,8 +136,20 @@ class _PartMaker:
         self.inner_size = part.shape[-1]
         nodes = self.nest.nodes
         self.uniform = [n for n in nodes if self.inner not in self.nest.depends(n)]
-        self.lanes = max(1, target.vector_bytes // self.nest.widest(self.inner, nodes))
+        self.register_lanes = max(1, target.vector_bytes // self.nest.widest(self.inner, nodes))
+        self.lanes = self.register_lanes * self.side_by_side()
         self.has_masks = self.nest.has_masks(target, self.inner)
+
+    def side_by_side(self) -> int:
+        """Registers of a vector. A math function is a long chain of instructions, each of which waits for the one
+        before: several chains keep the units busy, where there are registers for them."""
+        math = [n.op for n in self.nest.nodes if not is_simple(n)]
+        if self.register_lanes == 1 or self.target.vector_registers < MANY_REGISTERS or not math:
+            return 1
+        chains = 4 if len(math) == 1 and math[0] in _CHAINS else 1
+        while isinstance(self.inner_size, int) and chains > 1 and self.register_lanes * chains > self.inner_size:
+            chains //= 2
+        return chains
 
     def blocks(self) -> Value:
         """Chunks of the part, by its shape alone; a row is the innermost axis."""
@@ -186,16 +201,19 @@ class _PartMaker:
             with k.loop("i", start, stop) as i:
                 self.elements(row, i, 1)
             return
-        whole = start + (stop - start) // self.lanes * self.lanes
-        with k.loop("i", start, whole, self.lanes) as i:
-            self.elements(row, i, self.lanes)
-        if isinstance(self.inner_size, int) and self.inner_size % self.lanes == 0:
-            return
+        lanes = self.register_lanes
+        for width in (self.lanes,) if self.has_masks else dict.fromkeys((self.lanes, lanes)):
+            whole = start + (stop - start) // width * width
+            with k.loop("i", start, whole, width) as i:
+                self.elements(row, i, width)
+            if isinstance(self.inner_size, int) and self.inner_size % width == 0:
+                return
+            start = whole
         if self.has_masks:
-            with k.when(whole < stop):
-                self.elements(row, whole, self.lanes, k.lane_mask(stop - whole, self.lanes))
+            with k.loop("i", start, stop, lanes) as i:
+                self.elements(row, i, lanes, k.lane_mask(stop - i, lanes))
         else:
-            with k.loop("i", whole, stop) as i:
+            with k.loop("i", start, stop) as i:
                 self.elements(row, i, 1)
 
     def elements(self, row: Scope, i: Value, lanes: int, mask: Value | None = None) -> None:

@@ -161,7 +161,17 @@ def lower_node(k: KernelBuilder, node: Expr, args: Sequence[Value]) -> Value:
             return k.cast(k.bitcast(k.cast(args[0], node.args[0].dtype), node.dtype), kind)
         case "where":
             return k.select(*args)
+        case "exp" if _is_below_maximum(node.args[0]):
+            return k.op("exp_negative", args[0])
     return _LOWERINGS[node.op][2](k, *args)
+
+
+def _is_below_maximum(node: Expr) -> bool:
+    """Whether a value is x - max(x) along the row, as in softmax: never positive, for which exp is cheaper."""
+    if node.op != "sub" or node.args[1].op != "reduce":
+        return False
+    x, maximum = node.args
+    return maximum.value == "max" and maximum.args[0] is x and compute_dtype(x.dtype) in FLOATS
 
 
 def _plain(op: str) -> Callable[..., Value]:

@@ -19,7 +19,6 @@ from rlx.compile.stored_parts import has_parts, part_points, stored_parts
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.lir import LirKernel
-from rlx.ir.quant_panels import PanelFormat
 from rlx.ir.shape import Size
 from rlx.kernels.elementwise import MapPart, piecewise_kernel
 from rlx.kernels.expr import Expr, operand
@@ -27,13 +26,16 @@ from rlx.kernels.extents import Extent
 from rlx.kernels.from_points import Naming, literal_of, loops_of, part_of, pointwise_value, root_layouts
 from rlx.kernels.from_points import is_pointwise as is_pointwise
 from rlx.kernels.loop_ir import Buffer, Kernel
-from rlx.kernels.matmul import Epilogue, Matrix, matmul_kernel, panel_width
+from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel, panel_width
+from rlx.kernels.matmul_experts import expert_matmul_kernel, routed_matmul_kernel
 from rlx.kernels.matmul_int8 import int8_matmul_kernel
 from rlx.kernels.matmul_int8_blocks import int8_block_kernel
+from rlx.kernels.matmul_pairs import has_pairs, pair_matmul_kernel
 from rlx.kernels.matmul_quant import quant_matmul_kernel
 from rlx.kernels.op_kernels import OpSite, build_op_kernel, own_kernel
 from rlx.kernels.rows import row_kernel
 from rlx.kernels.targets import Target, host
+from rlx.ops.quantized_experts import ExpertMatMul
 
 
 def _whole_op(graph: Graph, node: Node) -> OwnKernel | None:
@@ -41,7 +43,9 @@ def _whole_op(graph: Graph, node: Node) -> OwnKernel | None:
     return own_kernel(graph, node) or loop_kernel(graph, node, GENERATOR)
 
 
-GENERATOR = Generator(is_pointwise, _whole_op, lambda dtype, n: panel_width(host(), dtype, n))
+GENERATOR = Generator(
+    is_pointwise, _whole_op, lambda dtype, n: panel_width(host(), dtype, n), lambda dtype: has_pairs(host(), dtype)
+)
 
 
 class MadeKernel(NamedTuple):
@@ -69,6 +73,7 @@ class _Maker:
         self.name, self.graph, self.lir, self.target = name, graph, kernel, target
         self.covered = frozenset(kernel.nodes)
         self.extent_names: dict[Size, str] = {}
+        self.arguments: list[int] = []
         self.buffer_names: dict[NodeId, str] = {}
         self.naming = Naming(self.buffer, self.extent)
 
@@ -76,6 +81,11 @@ class _Maker:
         if isinstance(size, int):
             return size
         return self.extent_names.setdefault(size, f"d{len(self.extent_names)}")
+
+    def argument(self, size: int) -> str:
+        """The name of a parameter of its own for a fixed size, also where another one is as large."""
+        self.arguments.append(size)
+        return f"n{len(self.arguments) - 1}"
 
     def buffer(self, node: NodeId) -> str:
         letter = "y" if node in self.lir.outputs else "x"
@@ -86,6 +96,7 @@ class _Maker:
             nodes = {name: node for node, name in self.buffer_names.items()}
             buffers = [nodes[p.name] for p in kernel.params if isinstance(p, Buffer)]
         by_name = {name: size for size, name in self.extent_names.items()}
+        by_name |= {f"n{number}": size for number, size in enumerate(self.arguments)}
         extents = tuple(by_name[p.name] for p in kernel.params if p.name in by_name)
         return MadeKernel(kernel, tuple(buffers), extents)
 
@@ -142,49 +153,36 @@ class _Maker:
         parts = [form.b._replace(offset=form.b.offset + part_offset(form, start)) for start in starts]
         stored = MatrixLayout(result, 0, (form.m * n if form.batch != 1 else 0, n, 1))
         a, b, c = self.matrix("a", form.a), self.matrices("b", parts), self.matrix("c", stored)
-        m, k = self.extent(form.m), self.extent(form.k)
+        sizes = self.extent(form.m), self.extent(n), self.extent(form.k)
+        product = Product(*sizes, a, b, c, epilogue, self.extent(form.batch))
+        if form.route is not None:
+            extra.append(form.route)
+        return self.finish(self.product(form, head, product), [form.a.node, *(p.node for p in parts), result, *extra])
+
+    def product(self, form: ProductForm, head: Node, product: Product) -> Kernel:
+        """The kernel of a product: by how B is stored, and whether rows have their own."""
+        name, target = self.name, self.target
         layout = form.scheme.panel_format if form.scheme is not None else None
-        if form.has_codes:
-            kernel = self.code_product(form, layout, int(n), a, b, c, epilogue)
-        elif layout is not None:
-            kernel = quant_matmul_kernel(
-                self.name, self.target, layout, m=m, n=int(n), k=int(form.k), a=a, b=b, c=c, epilogue=epilogue
-            )
-        else:
-            kernel = matmul_kernel(
-                self.name,
-                self.target,
-                m=m,
-                n=self.extent(n),
-                k=k,
-                batch=self.extent(form.batch),
-                a=a,
-                b=b,
-                c=c,
-                epilogue=epilogue,
-                packed=self.has_panels(form, n),
-                accumulator=form.accumulator,
-            )
-        return self.finish(kernel, [form.a.node, *(p.node for p in parts), result, *extra])
+        if form.code_digits and layout is not None:
+            return int8_block_kernel(name, target, layout, product, digits=form.code_digits)
+        if form.code_digits:
+            assert self.has_panels(form, product.n)
+            return int8_matmul_kernel(name, target, product)
+        if layout is not None and form.route is not None:
+            assert isinstance(head.op, ExpertMatMul)
+            return expert_matmul_kernel(name, target, layout, head.op.experts, product)
+        if form.route is not None:
+            experts = self.graph.shape(head.inputs[1]).static_dims[0]
+            return routed_matmul_kernel(name, target, experts, product)
+        if layout is not None:
+            return quant_matmul_kernel(name, target, layout, product)
+        if form.has_pairs:
+            assert self.has_panels(form, product.n)
+            return pair_matmul_kernel(name, target, product)
+        packed = self.has_panels(form, product.n)
+        return matmul_kernel(name, target, product, packed=packed, accumulator=form.accumulator)
 
-    def code_product(
-        self,
-        form: ProductForm,
-        layout: PanelFormat | None,
-        n: int,
-        a: Matrix,
-        b: tuple[Matrix, ...],
-        c: Matrix,
-        epilogue: Epilogue | None,
-    ) -> Kernel:
-        """A product of codes of 8 bits, with one scale for a row and a column or with scales for blocks."""
-        m, k = self.extent(form.m), int(form.k)
-        if layout is None:
-            assert self.has_panels(form, n)
-            return int8_matmul_kernel(self.name, self.target, m=m, n=n, k=k, a=a, b=b, c=c, epilogue=epilogue)
-        return int8_block_kernel(self.name, self.target, layout, m=m, n=n, k=k, a=a, b=b, c=c, epilogue=epilogue)
-
-    def has_panels(self, form: ProductForm, n: Size) -> bool:
+    def has_panels(self, form: ProductForm, n: Extent) -> bool:
         """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side."""
         if not isinstance(n, int):
             return False
@@ -194,7 +192,7 @@ class _Maker:
         return form.packed == width or (form.b.strides[1:] == (n, 1) and n == width)
 
     def op(self) -> MadeKernel:
-        site = OpSite(self.name, self.graph, self.lir, self.target, self.extent)
+        site = OpSite(self.name, self.graph, self.lir, self.target, self.extent, self.argument)
         return self.finish(build_op_kernel(site), site.nodes)
 
     def matrix(self, name: str, place: MatrixLayout) -> Matrix:

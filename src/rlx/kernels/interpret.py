@@ -334,7 +334,13 @@ def _normal_cdf(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2.0))
 
 
+def _dot2(total: Lanes, a: Lanes, b: Lanes) -> Lanes:
+    even, odd = (a.astype(np.float32) * b.astype(np.float32)).reshape(-1, 2).T
+    return total + even + odd
+
+
 _NUMPY: dict[str, Callable[..., Lanes]] = {
+    "scale2": lambda x, n: np.ldexp(x, np.where(np.isfinite(n), n, 0).astype(np.int32)),
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -371,6 +377,7 @@ _MATH: dict[str, Callable[..., Lanes]] = {
     "pow": np.power,
     "erf": _each(math.erf),
     "erfc": _each(math.erfc),
+    "exp_negative": np.exp,
     "normal_cdf": _each(_normal_cdf),
 }
 
@@ -383,6 +390,7 @@ _SPECIAL: dict[str, Callable[[list[Lanes], Any, ValueType], Lanes]] = {
     "dot4": lambda args, attr, kind: (
         args[0] + (args[1].astype(np.int32) * args[2]).reshape(-1, 4).sum(1, dtype=np.int32)
     ),
+    "dot2": lambda args, attr, kind: _dot2(*args),
     "shuffle": lambda args, attr, kind: np.concatenate(args)[list(attr)],
     "iota": lambda args, attr, kind: np.arange(kind.lanes),
     "lane_mask": lambda args, attr, kind: np.arange(kind.lanes) < args[0][0],

@@ -10,10 +10,23 @@ from collections.abc import Callable
 
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import MATH, REDUCTIONS, Attr, Kernel, Value
+from rlx.kernels.loop_ir import MATH, REDUCTIONS, Attr, Kernel, Value, ValueType
 from rlx.kernels.rewrite import copy_into
 from rlx.kernels.targets import Target
-from rlx.kernels.vector_math import copysign, erf, erfc, exp, expm1, log, log1p, normal_cdf, tanh
+from rlx.kernels.vector_math import (
+    copysign,
+    erf,
+    erfc,
+    exp,
+    exp_negative,
+    expm1,
+    float_format,
+    log,
+    log1p,
+    normal_cdf,
+    rounded,
+    tanh,
+)
 from rlx.kernels.vector_pow import pow
 from rlx.kernels.vector_trig import atan, cos, sin, tan
 
@@ -30,6 +43,10 @@ class _LegalBuilder(KernelBuilder):
         super().__init__(name)
         self.target = target
 
+    def has_scale2(self, kind: ValueType) -> bool:
+        size = kind.lanes * kind.dtype.size_bytes
+        return self.target.has_scale2 and (size in _VECTOR_SIZES or size % max(_VECTOR_SIZES) == 0)
+
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         expansion = self._expansion(op, args, attr)
         return super().pure(op, args, attr) if expansion is None else expansion(self, *args)
@@ -41,10 +58,16 @@ class _LegalBuilder(KernelBuilder):
             return lambda k, vector: reduce_lanes(k, REDUCTIONS[op], vector)
         if op in _ROUNDING and not self.target.has_rounding:
             return _ROUNDING[op]
+        if op == "scale2":
+            if not self.has_scale2(args[0].type):
+                return scale2_by_factors
+            return None if args[0].lanes * args[0].dtype.size_bytes in _VECTOR_SIZES else scale2_in_parts
         if op == "lookup":
             return None if args[0].lanes in self.target.lookup_lanes else lookup_by_comparing
         if op == "dot4":
             return None if args[0].lanes in self.target.dot4_lanes else dot4_by_pairs
+        if op == "dot2":
+            return None if args[0].lanes in self.target.dot2_lanes else dot2_by_halves
         if op != "cast":
             return None
         source = args[0].dtype
@@ -55,6 +78,29 @@ class _LegalBuilder(KernelBuilder):
         if source is DType.BF16:
             return bf16_to_f32
         return f32_to_bf16 if attr is DType.BF16 else None
+
+
+def scale2_by_factors(k: KernelBuilder, x: Value, n: Value) -> Value:
+    """Two factors, because 2**n itself may not be a number."""
+    f = float_format(x)
+    whole, _ = rounded(k, n)
+    half = whole >> 1
+    for part in (half, whole - half):
+        x = x * k.bitcast((part + f.bias) << f.mantissa, x.dtype)
+    return x
+
+
+def scale2_in_parts(k: KernelBuilder, x: Value, n: Value) -> Value:
+    """A vector of several registers, register by register."""
+    lanes = max(_VECTOR_SIZES) // x.dtype.size_bytes
+    starts = range(0, x.lanes, lanes)
+    parts = [k.op("scale2", *(k.shuffle(v, range(s, s + lanes)) for v in (x, n))) for s in starts]
+    whole = parts[0]
+    for part in parts[1:]:
+        # Lanes of a shuffle are those of two vectors of one type.
+        grown = k.shuffle(part, [i % lanes for i in range(whole.lanes)])
+        whole = k.shuffle(whole, [*range(whole.lanes), *range(whole.lanes, whole.lanes + lanes)], grown)
+    return whole
 
 
 def lookup_by_comparing(k: KernelBuilder, table: Value, index: Value) -> Value:
@@ -79,6 +125,14 @@ def dot4_by_pairs(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
     even, odd = (x * y for x, y in zip(*wide))
     first, second = pairs(even + odd)
     return total + (first + second)
+
+
+def dot2_by_halves(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
+    """Both halves of every word of 32 bits as f32, of which bf16 is the upper half."""
+    words = [k.bitcast(x, ValueType(DType.I32, total.lanes)) for x in (a, b)]
+    even = [k.bitcast(word << 16, DType.F32) for word in words]
+    odd = [k.bitcast(word & -(1 << 16), DType.F32) for word in words]
+    return k.fma(odd[0], odd[1], k.fma(even[0], even[1], total))
 
 
 def reduce_lanes(k: KernelBuilder, op: str, vector: Value) -> Value:
@@ -155,7 +209,10 @@ def trunc(k: KernelBuilder, x: Value) -> Value:
     return copysign(k, floor(k, k.abs(x)), x)
 
 
+# Bytes of the vectors of machines that have `scale2`.
+_VECTOR_SIZES = (16, 32, 64)
+
 MATH_EXPANSIONS: dict[str, Callable[..., Value]] = {
-    f.__name__: f for f in (exp, expm1, log, log1p, tanh, erf, erfc, normal_cdf, sin, cos, tan, atan, pow)
+    f.__name__: f for f in (exp, exp_negative, expm1, log, log1p, tanh, erf, erfc, normal_cdf, sin, cos, tan, atan, pow)
 }
 _ROUNDING: dict[str, Callable[..., Value]] = {"round": round_even, "floor": floor, "ceil": ceil, "trunc": trunc}

@@ -27,6 +27,8 @@ _DOTS = {
     ("x86_64", 4): "llvm.x86.avx512.vpdpbusd.128",
     ("aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
 }
+# Lanes -> the x86 instruction that adds two products of bf16.
+_DOTS_OF_TWO = {lanes: f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}" for lanes in (4, 8, 16)}
 # Integers all of which an i32 holds.
 _NARROW = frozenset({DType.I8, DType.U8, DType.I16, DType.U16, DType.I32})
 # Lanes -> the x86 instruction that permutes them by a vector.
@@ -59,6 +61,8 @@ class PureOps(FunctionText):
         match op:
             case "fma":
                 return self.intrinsic("fmuladd", kind, *refs)
+            case "scale2":
+                return self.scale2(let, refs)
             case "neg" if source in FLOATS:
                 return self.emit(f"fneg {kind} {refs[0]}")
             case "neg":
@@ -89,11 +93,25 @@ class PureOps(FunctionText):
             case "dot4":
                 instruction = _DOTS[self.architecture, let.result.lanes]
                 return self.call(instruction, kind, [(llvm_type(a.type), self.ref(a)) for a in args])
+            case "dot2":
+                pairs = vector_type("bfloat", 2 * let.result.lanes)
+                given = [self.emit(f"bitcast {self.typed(a)} to {pairs}") for a in args[1:]]
+                instruction = _DOTS_OF_TWO[let.result.lanes]
+                return self.call(instruction, kind, [(kind, refs[0]), *((pairs, x) for x in given)])
             case "iota":
                 return self.iota(let.result.type)
             case "lane_mask":
                 return self.lane_mask(refs[0], let.result.lanes)
         raise InternalError(f"{op} on {source} reached the LLVM emitter; legalize expands it first")
+
+    def scale2(self, let: Let, refs: list[str]) -> str:
+        """x86's vscalef: all lanes, rounded to nearest."""
+        lanes, kind = let.result.lanes, llvm_type(let.result.type)
+        bits = 8 * lanes * let.result.dtype.size_bytes
+        name = f"llvm.x86.avx512.mask.scalef.{'ps' if let.result.dtype is DType.F32 else 'pd'}.{bits}"
+        mask = ("i16" if lanes == 16 else "i8", "-1")
+        rounding = [("i32", "4")] if bits == 512 else []
+        return self.call(name, kind, [(kind, refs[0]), (kind, refs[1]), (kind, "zeroinitializer"), mask, *rounding])
 
     def compare(self, op: str, kind: ValueType, refs: list[str]) -> str:
         if kind.dtype in FLOATS:

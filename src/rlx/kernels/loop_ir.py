@@ -358,11 +358,14 @@ ARITHMETIC: dict[str, tuple[int, frozenset[DType]]] = {
     "not": (1, BITS),
     **dict.fromkeys(("sqrt", "floor", "ceil", "trunc", "round"), (1, FLOATS)),
     "fma": (3, FLOATS),
+    # x * 2**n, rounded once, for x between 2**-24 and 2**24 and whole n no larger than 1.5 times the exponent's bias.
+    "scale2": (2, FLOATS),
 }
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 REDUCTIONS: dict[str, str] = {f"reduce_{op}": op for op in ("add", "mul", "min", "max", "and", "or")}
 MATH: dict[str, int] = dict.fromkeys(
-    ("exp", "expm1", "log", "log1p", "tanh", "erf", "erfc", "normal_cdf", "sin", "cos", "tan", "atan"), 1
+    ("exp", "exp_negative", "expm1", "log", "log1p", "tanh", "erf", "erfc", "normal_cdf", "sin", "cos", "tan", "atan"),
+    1,
 ) | {"pow": 2}
 
 
@@ -480,11 +483,20 @@ def _infer_dot4(args: Sequence[ValueType], attr: Attr) -> ValueType:
     return args[0]
 
 
+def _infer_dot2(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    wanted = [DType.F32, DType.BF16, DType.BF16]
+    if [a.dtype for a in args] != wanted or any(a.lanes != 2 * args[0].lanes for a in args[1:]):
+        raise DTypeError(f"dot2 takes f32xN, bf16x2N and bf16x2N, got {_names(args)}")
+    return args[0]
+
+
 # select(c, a, b) | cast(x) {dtype} | bitcast(x) {type} | splat(x) {lanes} | extract(v) {lane} |
 # shuffle(a, b) {lanes of a then b} | iota {type}: 0 1 2 .. | lane_mask(n) {lanes}: lane < n |
 # lookup(table, i): lane i of the table for every lane, of i only the low bits that number the lanes |
 # dot4(sum, a, b): sum[i] + a[4i]*b[4i] + .. + a[4i+3]*b[4i+3] for i32 sums of u8 a and i8 b, as the instructions
-# of x86 (vpdpbusd) and Arm (usdot) have it: products and sums of four are exact, the whole wraps
+# of x86 (vpdpbusd) and Arm (usdot) have it: products and sums of four are exact, the whole wraps |
+# dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
+# additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps)
 _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
     "select": _infer_select,
     "cast": _infer_cast,
@@ -496,4 +508,5 @@ _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
     "lane_mask": _infer_lane_mask,
     "lookup": _infer_lookup,
     "dot4": _infer_dot4,
+    "dot2": _infer_dot2,
 }

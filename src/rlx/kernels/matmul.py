@@ -9,20 +9,23 @@ the same A meet in one epilogue.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
-from rlx.errors import OpError
+from rlx.errors import InternalError, OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.expr import Expr, compute_dtype, lower_expr
 from rlx.kernels.extents import Extent, Extents
-from rlx.kernels.loop_ir import Kernel, Value, ValueType
-from rlx.kernels.matmul_blocks import block_shape
+from rlx.kernels.loop_ir import Buffer, Kernel, Value, ValueType
+from rlx.kernels.matmul_blocks import BlockShape, block_shape
 from rlx.kernels.matmul_blocks import pack_panels as pack_panels
 from rlx.kernels.matmul_blocks import panel_width as panel_width
 from rlx.kernels.matmul_tiles import (
     DOT_COLUMNS,
     MatrixView,
+    TileStep,
     VectorLoop,
     add_rows,
     copy_elements,
@@ -65,40 +68,64 @@ class Epilogue:
     operands: tuple[Matrix, ...] = ()
 
 
-def several(matrices: Matrix | Sequence[Matrix]) -> tuple[Matrix, ...]:
-    """One matrix or several, as several."""
-    return (matrices,) if isinstance(matrices, Matrix) else tuple(matrices)
+@dataclass(frozen=True)
+class Product:
+    """What a product kernel computes: C[batch, m, n] = epilogue(A[batch, m, k] @ B[batch, k, n], ..).
+
+    Several Bs are several products of the same A, which the epilogue makes the Cs of; one of its operands may be the
+    same memory as a C. The kernel has these parameters: pointers of A, the Bs, the Cs and the epilogue's operands, then
+    every named extent once, in the order m, n, k, batch and (batch, row, column) strides and offset of A, the Bs, the
+    Cs and the operands.
+    """
+
+    m: Extent
+    n: Extent
+    k: Extent
+    a: Matrix
+    b: Matrix | tuple[Matrix, ...]
+    c: Matrix | tuple[Matrix, ...]
+    epilogue: Epilogue | None = None
+    batch: Extent = 1
+
+    @property
+    def bs(self) -> tuple[Matrix, ...]:
+        return _several(self.b)
+
+    @property
+    def cs(self) -> tuple[Matrix, ...]:
+        return _several(self.c)
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """k and n of a B whose layout in panels depends on them."""
+        if isinstance(self.k, int) and isinstance(self.n, int):
+            return self.k, self.n
+        raise InternalError(f"product: B[{self.k}, {self.n}] in panels needs sizes that are known at compile time")
+
+    def in_words(self, size: int) -> Product:
+        """The same product, counted along K in words of so many elements."""
+        return replace(self, k=self.weight_shape[0] // size)
+
+
+def _several(matrices: Matrix | tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+    return (matrices,) if isinstance(matrices, Matrix) else matrices
 
 
 def matmul_kernel(
-    name: str,
-    target: Target,
-    *,
-    m: Extent,
-    n: Extent,
-    k: Extent,
-    a: Matrix,
-    b: Matrix | Sequence[Matrix],
-    c: Matrix | Sequence[Matrix],
-    epilogue: Epilogue | None = None,
-    packed: bool = False,
-    batch: Extent = 1,
-    accumulator: DType | None = None,
+    name: str, target: Target, product: Product, *, packed: bool = False, accumulator: DType | None = None
 ) -> Kernel:
-    """C[batch, m, n] = epilogue(A[batch, m, k] @ B[batch, k, n], ..), accumulated in f32 for f16 and bf16.
+    """A product of numbers, accumulated in f32 for f16 and bf16.
 
-    A residual in the epilogue may be the same memory as C. With `packed`, each B is laid out by `pack_panels` with
-    `panel_width(target, accumulator, n)`, and of its strides only that of the batch is used.
-    Parameters: pointers of A, the Bs, the Cs and the epilogue's operands, then every named extent once, in the order m,
-    n, k, batch and (batch, row, column) strides and offset of A, the Bs, the Cs and the operands.
+    With `packed`, each B is laid out by `pack_panels` with `panel_width(target, accumulator, n)`, and of its strides
+    only that of the batch is used.
     """
+    a, stored = product.a, product.cs[0].dtype
     acc = accumulator or compute_dtype(a.dtype)
-    bs, cs = several(b), several(c)
-    if epilogue is None and (len(bs) > 1 or acc.is_float != cs[0].dtype.is_float):
-        raise OpError(
-            f"matmul {name}: accumulates in {acc} and stores {cs[0].dtype}; say the conversion in an epilogue"
-        )
-    return MatmulMaker(name, target, (m, n, k, batch), a, bs, cs, epilogue, packed, acc).build()
+    if product.epilogue is None and (len(product.bs) > 1 or acc.is_float != stored.is_float):
+        raise OpError(f"matmul {name}: accumulates in {acc} and stores {stored}; say the conversion in an epilogue")
+    copies_a = a.col_stride != 1 or a.dtype is not acc
+    shape = block_shape(target, acc, product.n, len(product.bs), copies_b=not packed, copies_a=copies_a, reuse=2)
+    return MatmulMaker(name, target, product, packed, acc, shape).build()
 
 
 class MatrixOperand:
@@ -130,41 +157,59 @@ class ResultBlock:
     columns: Value
 
 
+class PanelPart(NamedTuple):
+    """What is read of a panel in a step along K: `steps` lines of B from `start` on, columns from `inside` of a block
+    on."""
+
+    block: ResultBlock
+    b: MatrixOperand
+    start: Value
+    steps: Value
+    inside: Value
+
+    @property
+    def column(self) -> Value:
+        return self.block.column + self.inside
+
+
 class MatmulMaker:
     def __init__(
-        self,
-        name: str,
-        target: Target,
-        sizes: tuple[Extent, Extent, Extent, Extent],
-        a: Matrix,
-        bs: tuple[Matrix, ...],
-        cs: tuple[Matrix, ...],
-        epilogue: Epilogue | None,
-        packed: bool,
-        acc: DType,
+        self, name: str, target: Target, product: Product, packed: bool, acc: DType, shape: BlockShape | None = None
     ) -> None:
         k = self.k = KernelBuilder(name)
+        n, bs, epilogue = product.n, product.bs, product.epilogue
         self.target, self.epilogue, self.packed, self.acc = target, epilogue, packed, acc
-        self.a = MatrixOperand(k, a)
+        self.a = MatrixOperand(k, product.a)
         self.bs = [MatrixOperand(k, b) for b in bs]
         # An operand of the epilogue may be C itself: each element is read before it is written.
-        self.cs = [MatrixOperand(k, c, write=True, noalias=False) for c in cs]
+        self.cs = [MatrixOperand(k, c, write=True, noalias=False) for c in product.cs]
         self.extra = [MatrixOperand(k, operand, noalias=False) for operand in (epilogue.operands if epilogue else ())]
+        self.declare_pointers()
         extents = Extents(k)
-        self.m, self.n, self.depth, self.batches = (extents(s) for s in sizes)
+        self.m, self.n, self.depth, self.batches = (extents(s) for s in (product.m, n, product.k, product.batch))
         for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
-        self.has_dots = not packed and a.col_stride == 1 and all(b.row_stride == 1 != b.col_stride for b in bs)
+        self.has_dots = not packed and product.a.col_stride == 1 and all(b.row_stride == 1 != b.col_stride for b in bs)
         self.has_streams = not packed and all(b.col_stride == 1 for b in bs)
         # One panel of a few columns would be mostly empty.
-        self.has_panels = not (self.has_dots and isinstance(sizes[1], int) and sizes[1] <= DOT_COLUMNS)
-        self.shape = block_shape(target, acc, sizes[1], len(bs), copies_b=not packed)
+        self.has_panels = not (self.has_dots and isinstance(n, int) and n <= DOT_COLUMNS)
+        shape = self.shape = shape or block_shape(target, acc, n, len(bs), copies_b=not packed)
         self.zero = k.const(0, DType.I64)
-        shape = self.shape
         self.sums = k.local("sums", acc, len(bs) * shape.rows * shape.columns)
         if self.has_panels:
-            self.rows_of_a = k.local("rows", acc, shape.rows * (shape.depth + shape.pad))
             self.panel = None if packed else k.local("panel", acc, shape.depth * shape.width)
+
+    @cached_property
+    def rows_of_a(self) -> Buffer:
+        """Scratch for a step of the rows of A."""
+        return self.k.local("rows", self.acc, self.shape.rows * (self.shape.depth + self.shape.pad))
+
+    def declare_pointers(self) -> None:
+        """Pointers behind those of the matrices."""
+
+    def row_of(self, position: Value) -> Value:
+        """The row of A, C and the operands of the epilogue that a row of blocks stands for."""
+        return position
 
     def build(self) -> Kernel:
         k, shape = self.k, self.shape
@@ -249,20 +294,28 @@ class MatmulMaker:
     # Panels.
 
     def panels(self, block: ResultBlock) -> None:
-        """Step by step along K: rows of A to scratch, then every panel of every B."""
+        """Step by step along K: rows of A, where they are or in scratch, times every panel of every B."""
         k, shape = self.k, self.shape
         # One step even where there is none to make: it stores the sums of nothing.
         with k.loop("step", 0, k.max(self.depth, 1), shape.depth) as start:
             steps = k.min(self.depth - start, shape.depth)
-            a = self.copied_rows(block, start, steps)
+            a = self.rows_in_step(block, start, steps)
             with k.loop("panel", 0, block.columns, shape.width) as inside:
                 for number, b in enumerate(self.bs):
-                    self.panel_of(block, a, b, start, steps, inside, self.sums_of(number))
+                    panel = self.panel_of(PanelPart(block, b, start, steps, inside))
+                    sums = self.sums_of(number).moved(0, inside)
+                    self.tiles(block.rows, TileStep(a, panel, steps, sums, k.eq(start, 0)))
 
-    def copied_rows(self, block: ResultBlock, start: Value, steps: Value) -> MatrixView:
-        """A[rows, start : start+steps] in scratch; with an odd number of rows the last one twice."""
+    def rows_in_step(self, block: ResultBlock, start: Value, steps: Value) -> MatrixView:
+        """A[rows, start : start+steps]; with an odd number of rows the last one twice.
+
+        Rows whose elements lie side by side are read where they are, at the speed of multiplication, while a copy
+        would wait for memory; others are copied to scratch.
+        """
         k, shape = self.k, self.shape
         source = self.a.at(block.batch, block.row, start)
+        if self.a.matrix.col_stride == 1 and self.a.matrix.dtype is self.acc:
+            return source._replace(last_row=block.rows - 1)
         side_by_side = k.as_index(1)
         has_masks = self.has_masks([self.a])
         if self.a.matrix.row_stride == 1 != self.a.matrix.col_stride:
@@ -283,34 +336,23 @@ class MatmulMaker:
         with k.when(k.ne(block.rows % 2, 0) & (block.rows > 1)):
             copy_elements(k, rows.moved(block.rows - 1, 0), rows.moved(block.rows, 0), k.as_index(1), steps)
 
-    def panel_of(
-        self,
-        block: ResultBlock,
-        a: MatrixView,
-        b: MatrixOperand,
-        start: Value,
-        steps: Value,
-        inside: Value,
-        sums: MatrixView,
-    ) -> None:
-        k, shape = self.k, self.shape
-        is_new = k.eq(start, 0)
-        column = block.column + inside
-        sums = sums.moved(0, inside)
+    def panel_of(self, part: PanelPart) -> MatrixView:
+        """A part of a panel, where it lies in memory or copied to scratch."""
+        b, width = part.b, self.k.as_index(self.shape.width)
         if self.packed:
-            place = b.offset + block.batch * b.strides[0] + (column * self.depth + start * shape.width)
-            panel = MatrixView(b.buffer, place, k.as_index(shape.width), k.as_index(1))
-            self.tiles(block.rows, a, panel, steps, sums, is_new)
-            return
-        source = b.at(block.batch, start, column)
-        assert self.panel is not None
-        panel = MatrixView(self.panel, self.zero, k.as_index(shape.width), k.as_index(1))
+            place = b.offset + part.block.batch * b.strides[0] + (part.column * self.depth + part.start * width)
+            return MatrixView(b.buffer, place, width, self.k.as_index(1))
+        source = b.at(part.block.batch, part.start, part.column)
+        panel = self.panel_in_scratch()
         if b.matrix.col_stride != 1:
-            self.copy_columns(b, source, panel, steps, column)
-            self.tiles(block.rows, a, panel, steps, sums, is_new)
-            return
-        self.copy_panel(b, source, panel, steps, self.n - column)
-        self.tiles(block.rows, a, panel, steps, sums, is_new)
+            self.copy_columns(b, source, panel, part.steps, part.column)
+        else:
+            self.copy_panel(b, source, panel, part.steps, self.n - part.column)
+        return panel
+
+    def panel_in_scratch(self) -> MatrixView:
+        assert self.panel is not None
+        return MatrixView(self.panel, self.zero, self.k.as_index(self.shape.width), self.k.as_index(1))
 
     def copy_columns(self, b: MatrixOperand, source: MatrixView, to: MatrixView, steps: Value, column: Value) -> None:
         """A panel of a B whose neighbouring columns are not neighbours in memory."""
@@ -334,28 +376,25 @@ class MatmulMaker:
                 value = k.load(b.buffer, source.at(line, j), lanes=shape.lanes, mask=mask)
                 k.store(to.buffer, to.at(line, j), k.cast(value, self.acc))
 
-    def tiles(
-        self, rows: Value, a: MatrixView, panel: MatrixView, steps: Value, sums: MatrixView, is_new: Value
-    ) -> None:
+    def tiles(self, rows: Value, step: TileStep) -> None:
         """All rows of a block times one panel."""
         k, size = self.k, self.shape.tile_rows
         whole = rows // size * size
+        all_there = step._replace(a=step.a._replace(last_row=None))
         with k.loop("row", 0, whole, size) as row:
-            self.tile(size, a.moved(row, 0), panel, steps, sums.moved(row, 0), is_new)
-        self.last_tile(rows - whole, a.moved(whole, 0), panel, steps, sums.moved(whole, 0), is_new)
+            self.tile(size, all_there.from_row(row))
+        self.last_tile(rows - whole, step.from_row(whole))
 
-    def last_tile(
-        self, left: Value, a: MatrixView, panel: MatrixView, steps: Value, sums: MatrixView, is_new: Value
-    ) -> None:
+    def last_tile(self, left: Value, step: TileStep) -> None:
         """The smallest tile that holds the rows that are left, at most as many as a whole tile has."""
         k, below = self.k, 0
         for count in self.shape.row_counts:
             with k.when((left > below) & (left <= count)):
-                self.tile(count, a, panel, steps, sums, is_new)
+                self.tile(count, step)
             below = count
 
-    def tile(self, count: int, a: MatrixView, panel: MatrixView, steps: Value, sums: MatrixView, is_new: Value) -> None:
-        panel_tile(self.k, count, self.shape.vectors, self.shape.lanes, a, panel, steps, sums, is_new)
+    def tile(self, count: int, step: TileStep) -> None:
+        panel_tile(self.k, count, self.shape, step)
 
     # Dot products.
 
@@ -391,7 +430,7 @@ class MatmulMaker:
         k, shape = self.k, self.shape
         has_masks = self.has_masks([*self.cs, *self.extra])
         with k.loop("done", 0, block.rows) as r:
-            row = block.row + r
+            row = self.row_of(block.row + r)
             places = [o.at(block.batch, row, block.column) for o in (*self.cs, *self.extra)]
 
             def store(j: Value, lanes: int, mask: Value | None) -> None:

@@ -1,12 +1,15 @@
 """How a product is cut: blocks of the result, panels of B, steps of the depth K, and the scratch that they need.
 
-One parallel iteration computes a block of C. Step by step along K it copies its rows of A to scratch, where they lie a
-whole number of cache lines plus one apart (rows whose distance is a multiple of 4 KiB would meet in one set of the
-first-level cache), and adds register tiles of `tile_rows` by `vectors` to a block of sums. B is read as panels, `width`
-columns side by side: packed once for weights, copied to scratch for anything else.
+One parallel iteration computes a block of C. Step by step along K it adds register tiles of `tile_rows` by `vectors` to
+a block of sums. Rows of A are read where they are if their elements lie side by side and need no conversion; others are
+copied to scratch, where they lie a whole number of cache lines plus one apart (rows whose distance is a multiple of
+4 KiB would meet in one set of the first-level cache). B is read as panels, `width` columns side by side: packed once
+for weights, copied to scratch for anything else.
 
-Measured on Zen 4 (AVX-512, one FMA a cycle) tiles of 6x4 vectors reach 93-96 % of the FMA peak for M >= 128, 12x2 and
-14x2 the same or less, and 8x3 2 % less.
+Measured on Zen 4 (AVX-512, one FMA a cycle), M = 1024, one thread, in percent of the FMA peak: the tile of 6x4 vectors
+alone reaches 98-99, with rows of A where they are and packed panels 96-97, with copied rows of A 82-88. Larger blocks
+of packed products, or an epilogue for each tile in place of each block, change less than one. A copied panel of B is
+worth 96 rows (91, with 48 rows 87).
 """
 
 from __future__ import annotations
@@ -56,17 +59,36 @@ class BlockShape(NamedTuple):
         return (1, *range(2, self.tile_rows + 1, 2))
 
 
-def block_shape(target: Target, accumulator: DType, n: Extent, products: int = 1, copies_b: bool = False) -> BlockShape:
-    """The block for a machine: what fits into its registers and scratch."""
+def block_shape(
+    target: Target,
+    accumulator: DType,
+    n: Extent,
+    products: int = 1,
+    copies_b: bool = False,
+    copies_a: bool = True,
+    reuse: int = 1,
+) -> BlockShape:
+    """The block for a machine: what fits into its registers and scratch.
+
+    A copy serves `reuse` times as much work as it would by itself: a panel of B more rows, rows of A more columns, as
+    long as sums take no more than half of the scratch.
+    """
     lanes, size = target.lanes(accumulator), accumulator.size_bytes
     vectors = panel_vectors(target, accumulator, n)
     tile_rows = min(MAX_TILE_ROWS, max(2, (target.vector_registers - vectors - 1) // vectors // 2 * 2))
     rows = TILES_PER_BLOCK * tile_rows
     width = lanes * vectors
     panels = max(1, BLOCK_COLUMNS // width)
+    scratch = target.scratch_bytes // size
+    most = scratch // 2 // (products * width)
+    if copies_b and reuse * rows * panels <= most:
+        rows *= reuse
+    if copies_a and reuse * rows * panels <= most:
+        panels *= reuse
     pad = max(1, PAD_BYTES // size)
-    room = target.scratch_bytes // size - products * rows * panels * width - rows * pad
-    depth = min(STEP_BYTES // size, room // (rows + (width if copies_b else 0)))
+    room = scratch - products * rows * panels * width - (rows * pad if copies_a else 0)
+    lines = (rows if copies_a else 0) + (width if copies_b else 0)
+    depth = min(STEP_BYTES // size, room // max(1, lines))
     return BlockShape(lanes, vectors, tile_rows, rows, panels, max(lanes, depth // lanes * lanes), pad)
 
 

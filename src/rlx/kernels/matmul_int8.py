@@ -8,13 +8,10 @@ sums to start from, which take that back (`rlx.ops.int8_products`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rlx.ir.dtype import DType
-from rlx.kernels.extents import Extent
 from rlx.kernels.loop_ir import Buffer, Kernel, Value, ValueType
-from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, MatrixOperand, ResultBlock, several
-from rlx.kernels.matmul_tiles import MatrixView
+from rlx.kernels.matmul import MatmulMaker, PanelPart, Product, ResultBlock
+from rlx.kernels.matmul_tiles import MatrixView, TileStep
 from rlx.kernels.targets import Target
 
 I8, U8, I32 = DType.I8, DType.U8, DType.I32
@@ -22,29 +19,17 @@ I8, U8, I32 = DType.I8, DType.U8, DType.I32
 WORD = 4
 
 
-def int8_matmul_kernel(
-    name: str,
-    target: Target,
-    *,
-    m: Extent,
-    n: int,
-    k: int,
-    a: Matrix,
-    b: Matrix | Sequence[Matrix],
-    c: Matrix | Sequence[Matrix],
-    epilogue: Epilogue | None = None,
-) -> Kernel:
+def int8_matmul_kernel(name: str, target: Target, product: Product) -> Kernel:
     """C[m, n] = epilogue(Σ (A - 128)·B) for codes A[m, k] of u8, side by side along k, and the panels B of i8.
 
-    Parameters and several Bs are as in `matmul_kernel`; the first operands of the epilogue are the sums, i32, which are
-    what is stored without one. Panels are `panel_width(target, i32, n)` columns wide.
+    The first operands of the epilogue are the sums, i32, which are what is stored without one. Panels are
+    `panel_width(target, i32, n)` columns wide.
     """
-    bs, cs = several(b), several(c)
-    return _Int8Maker(name, target, (m, n, k // WORD, 1), a, bs, cs, epilogue, True, I32).build()
+    return _Int8Maker(name, target, product.in_words(WORD), True, I32).build()
 
 
 class _Int8Maker(MatmulMaker):
-    def copied_rows(self, block: ResultBlock, start: Value, steps: Value) -> MatrixView:
+    def rows_in_step(self, block: ResultBlock, start: Value, steps: Value) -> MatrixView:
         k, shape = self.k, self.shape
         source = self.a.at(block.batch, block.row, start * WORD)
         to = MatrixView(self.rows_of_a, self.zero, k.as_index(shape.depth + shape.pad), k.as_index(1))
@@ -61,33 +46,20 @@ class _Int8Maker(MatmulMaker):
         """Codes as words."""
         return self.k.bitcast(self.k.load(buffer, place, lanes=lanes * WORD), ValueType(I32, lanes))
 
-    def panel_of(
-        self,
-        block: ResultBlock,
-        a: MatrixView,
-        b: MatrixOperand,
-        start: Value,
-        steps: Value,
-        inside: Value,
-        sums: MatrixView,
-    ) -> None:
+    def panel_of(self, part: PanelPart) -> MatrixView:
         k, line = self.k, self.shape.width * WORD
         lines = self.depth + 1
-        place = b.offset + ((block.column + inside) * lines * WORD + start * line)
-        panel = MatrixView(b.buffer, place, k.as_index(line), k.as_index(WORD))
-        self.tiles(block.rows, a, panel, steps, sums.moved(0, inside), k.eq(start, 0))
+        place = part.b.offset + (part.column * lines * WORD + part.start * line)
+        return MatrixView(part.b.buffer, place, k.as_index(line), k.as_index(WORD))
 
-    def tile(self, count: int, a: MatrixView, panel: MatrixView, steps: Value, sums: MatrixView, is_new: Value) -> None:
+    def tile(self, count: int, step: TileStep) -> None:
         k, shape, lanes = self.k, self.shape, self.shape.lanes
-        places = [sums.at(r, v * lanes) for r in range(count) for v in range(shape.vectors)]
+        a, panel, sums = step.a, step.panel, step.sum_vectors(count, shape)
 
         def starts() -> list[Value]:
             return [self.words(panel.buffer, panel.at(0, v * lanes), lanes) for v in range(shape.vectors)] * count
 
-        def known() -> list[Value]:
-            return [k.load(sums.buffer, place, lanes=lanes) for place in places]
-
-        with k.fold("p", 0, steps, init=k.choose(is_new, starts, known)) as fold:
+        with k.fold("p", 0, step.steps, init=sums.known(k, step.is_new, starts)) as fold:
             line = panel.at(fold.index + 1, 0)
             codes = [k.load(panel.buffer, line + v * lanes * WORD, lanes=lanes * WORD) for v in range(shape.vectors)]
             totals: list[Value] = []
@@ -96,5 +68,4 @@ class _Int8Maker(MatmulMaker):
                 four = k.bitcast(word, ValueType(U8, lanes * WORD))
                 totals += [k.dot4(fold.values[r * shape.vectors + v], four, x) for v, x in enumerate(codes)]
             fold.next(*totals)
-        for place, total in zip(places, fold.results):
-            k.store(sums.buffer, place, total)
+        sums.store(k, fold.results)

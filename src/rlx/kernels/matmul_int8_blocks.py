@@ -1,49 +1,37 @@
-"""`int8_block_kernel`: products of 8-bit activations with GGUF weights, block by block in whole numbers.
+"""`int8_block_kernel`: products of 8- or 16-bit activations with GGUF weights, block by block in whole numbers.
 
 Both sides have a scale for every block of 32: y = Σ s·(t·Σ a·q + m·Σ a), where the inner sums are of whole numbers.
 Codes are taken out of the words of a panel four at a time, as the bytes of a dot product; words hold neighbours along K
 in another order than memory, so activations are copied to scratch in theirs. Codes with a sign are made unsigned, and
-the sums of activations take that back together with the minimums.
+the sums of activations take that back together with the minimums. Activations of 16 bits are two digits, each of which
+is multiplied like one of 8 bits.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.ir.quant_panels import PANEL_ROWS, RECORD, PanelFormat
-from rlx.kernels.extents import Extent
 from rlx.kernels.loop_ir import Kernel, Value, ValueType
-from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, ResultBlock, several
-from rlx.kernels.matmul_quant import TICKET_BYTES, Codes
+from rlx.kernels.matmul import MatmulMaker, Product, ResultBlock
+from rlx.kernels.matmul_quant import few_columns
+from rlx.kernels.matmul_tiles import SumVectors
+from rlx.kernels.quant_codes import WORD, Codes
 from rlx.kernels.targets import Target
 
 F32, I8, I32, U8, U32 = DType.F32, DType.I8, DType.I32, DType.U8, DType.U32
-# Bytes of a word, and words of the activations of a record.
-WORD = 4
+# Words of the activations of a record.
 WORDS = RECORD // WORD
 
 
-def int8_block_kernel(
-    name: str,
-    target: Target,
-    layout: PanelFormat,
-    *,
-    m: Extent,
-    n: int,
-    k: int,
-    a: Matrix,
-    b: Matrix | Sequence[Matrix],
-    c: Matrix | Sequence[Matrix],
-    epilogue: Epilogue | None = None,
-) -> Kernel:
-    """C[m, n] = epilogue(A @ W) for rows A as `Int8Blocks` stores them and the panels B of W[k, n], both bytes.
-    Parameters and several Bs are as in `matmul_kernel`."""
-    bs, cs = several(b), several(c)
-    maker = _BlockMaker(name, target, (m, n, k, 1), a, bs, cs, epilogue, True, F32)
-    maker.start(layout, n, k)
-    return maker.build()
+def int8_block_kernel(name: str, target: Target, layout: PanelFormat, product: Product, *, digits: int = 1) -> Kernel:
+    """C[m, n] = epilogue(A @ W) for rows A as `Int8Blocks` stores them, with codes of so many digits, and the panels B
+    of W[k, n], both bytes."""
+    return _BlockMaker(name, target, layout, product, digits).build()
 
 
 class _Strip(NamedTuple):
@@ -65,8 +53,10 @@ class _Columns(NamedTuple):
 
 
 class _BlockMaker(MatmulMaker):
-    def start(self, layout: PanelFormat, n: int, k: int) -> None:
-        self.layout, self.inner = layout, k
+    def __init__(self, name: str, target: Target, layout: PanelFormat, product: Product, digits: int) -> None:
+        super().__init__(name, target, product, True, F32)
+        k, n = product.weight_shape
+        self.layout, self.inner, self.digits = layout, k, digits
         self.last_panel = -(-n // PANEL_ROWS) - 1
         self.panel_bytes = layout.panel_bytes(k)
         self.lanes = min(self.shape.lanes, PANEL_ROWS)
@@ -77,13 +67,12 @@ class _BlockMaker(MatmulMaker):
         self.run, self.per_byte = 32 // self.width, 8 // self.width
         # A sign is turned into an offset.
         self.bias = layout.bias + (128 if self.width == 8 else 0)
-        wanted = -(-TICKET_BYTES // max(1, self.panel_bytes)) * PANEL_ROWS
-        self.few_columns = min(self.shape.columns, wanted)
+        self.few_columns = few_columns(self.shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
         # Rows of A are words here, in the scratch that products of floats have for floats.
         shape, groups = self.shape, layout.groups
         taken = shape.rows * (shape.depth + shape.pad + len(self.bs) * shape.columns) * F32.size_bytes
         room = (self.target.scratch_bytes - taken) // (shape.rows * F32.size_bytes * (1 + groups))
-        self.some = max(1, min(self.records, shape.depth // WORDS, room))
+        self.some = max(1, min(self.records, shape.depth // (WORDS * digits), room))
         self.scales = self.k.local("scales", F32, shape.rows * self.some)
         self.totals = self.k.local("totals", F32, shape.rows * self.some * groups)
 
@@ -139,15 +128,17 @@ class _BlockMaker(MatmulMaker):
         zeros = k.const(0, ValueType(I32, WORDS))
         with k.loop("line", 0, padded) as line, k.loop("record", start, stop) as record:
             row = self.a.at(block.batch, block.row + k.min(line, block.rows - 1), self.zero)
-            codes = k.bitcast(k.load(row.buffer, row.at(0, record * RECORD), lanes=RECORD), I8)
-            scale_bytes = k.load(row.buffer, row.at(0, record * WORD + self.inner), lanes=WORD)
+            scale_bytes = k.load(row.buffer, row.at(0, record * WORD + self.digits * self.inner), lanes=WORD)
             scale = k.bitcast(scale_bytes, ValueType(F32))
             place = line * self.some + (record - start)
-            words = k.bitcast(k.shuffle(codes, order), ValueType(F32, WORDS))
-            k.store(self.rows_of_a, place * WORDS, words)
             k.store(self.scales, place, scale)
             # Fours of neighbours, of which a group has a whole number.
-            fours = k.dot4(zeros, ones, codes)
+            fours: Value = zeros
+            for digit in reversed(range(self.digits)):
+                codes = k.bitcast(k.load(row.buffer, row.at(0, record * RECORD + digit * self.inner), lanes=RECORD), I8)
+                words = k.bitcast(k.shuffle(codes, order), ValueType(F32, WORDS))
+                k.store(self.rows_of_a, (place * self.digits + digit) * WORDS, words)
+                fours = k.dot4(fours << 8, ones, codes)
             per_group = WORDS // self.layout.groups
             for group in range(self.layout.groups):
                 part = k.shuffle(fours, range(group * per_group, (group + 1) * per_group))
@@ -161,16 +152,13 @@ class _BlockMaker(MatmulMaker):
         k, lanes, vectors, start = self.k, self.lanes, range(strip.vectors), strip.start
         grid = self.sums_of(strip.number)
         places = [grid.at(row + r, strip.inside + v * lanes) for r in range(count) for v in vectors]
-        zero = k.const(0, ValueType(F32, lanes))
-        known = k.choose(
-            k.eq(start, 0), lambda: [zero] * len(places), lambda: [k.load(self.sums, p, lanes=lanes) for p in places]
-        )
+        sums = SumVectors(self.sums, places, lanes)
+        known = sums.known(k, k.eq(start, 0))
         columns = [self.columns(strip.number, strip.block.column + strip.inside + v * lanes) for v in vectors]
         with k.fold("record", start, strip.stop, init=known) as fold:
             lines = [(row + r) * self.some + (fold.index - start) for r in range(count)]
             fold.next(*self.record_sums(self.codes[strip.number], columns, fold.index, lines, fold.values))
-        for place, total in zip(places, fold.results):
-            k.store(self.sums, place, total)
+        sums.store(k, fold.results)
 
     def columns(self, number: int, column: Value) -> _Columns:
         """The columns from `column` on; those after the last panel are its own."""
@@ -196,7 +184,7 @@ class _BlockMaker(MatmulMaker):
                     minimum = shift if minimum is None else minimum + shift
                 for r, line in enumerate(lines):
                     at = r * len(columns) + v
-                    product = k.cast(dots[at], F32)
+                    product = k.cast(functools.reduce(_lower_digit, reversed(dots[at])), F32)
                     sums[at] = k.fma(k.splat(scales[r], step.lanes) * step, product, sums[at])
                     if minimum is not None:
                         total = k.load(self.totals, line * groups + group)
@@ -205,39 +193,25 @@ class _BlockMaker(MatmulMaker):
 
     def record_dots(
         self, codes: Codes, columns: list[_Columns], places: list[Value], lines: list[Value], words: range
-    ) -> tuple[Value, ...]:
-        """Dot products of rows and columns over some words of a record; `places` are where it begins."""
-        k, lanes = self.k, self.lanes
+    ) -> list[tuple[Value, ...]]:
+        """Dot products of rows and columns over some words of a record, of each digit of the rows; `places` are where
+        the record begins."""
+        k, lanes, digits = self.k, self.lanes, self.digits
         zero = k.const(0, ValueType(I32, lanes))
-        with k.fold("word", words.start, words.stop, init=[zero] * (len(lines) * len(columns))) as fold:
+        with k.fold("word", words.start, words.stop, init=[zero] * (len(lines) * len(columns) * digits)) as fold:
             totals = list(fold.values)
-            fours = [self.fours(codes, place, c.first, fold.index) for place, c in zip(places, columns)]
+            fours = [codes.fours(place, c.first, fold.index) for place, c in zip(places, columns)]
             for r, line in enumerate(lines):
-                for j in range(self.per_byte):
-                    word = k.load(self.rows_of_a, line * WORDS + (fold.index * self.per_byte + j))
-                    splat = k.splat(k.bitcast(word, I32), lanes)
+                for digit, j in itertools.product(range(digits), range(self.per_byte)):
+                    at = (line * digits + digit) * WORDS + (fold.index * self.per_byte + j)
+                    splat = k.splat(k.bitcast(k.load(self.rows_of_a, at), I32), lanes)
                     activations = k.bitcast(splat, ValueType(I8, WORD * lanes))
                     for v, four in enumerate(fours):
-                        at = r * len(columns) + v
-                        totals[at] = k.dot4(totals[at], four[j], activations)
+                        number = (r * len(columns) + v) * digits + digit
+                        totals[number] = k.dot4(totals[number], four[j], activations)
             fold.next(*totals)
-        return fold.results
+        return [fold.results[i : i + digits] for i in range(0, len(fold.results), digits)]
 
-    def fours(self, codes: Codes, place: Value, first: Value, word: Value) -> list[Value]:
-        """The codes in a word of each column, four at a time: unsigned bytes."""
-        k, lanes = self.k, self.lanes
-        kind = ValueType(U8, WORD * lanes)
-        if self.width == 8:
-            begin = place + (first + word * (WORD * PANEL_ROWS))
-            turned = [j * lanes + column for column in range(lanes) for j in range(WORD)]
-            if lanes == 1:
-                return [k.load(codes.buffer, begin, lanes=WORD, stride=PANEL_ROWS) ^ 128]
-            if lanes == PANEL_ROWS:
-                return [k.shuffle(k.load(codes.buffer, begin, lanes=WORD * lanes), turned) ^ 128]
-            lines = [k.load(codes.buffer, begin + j * PANEL_ROWS, lanes=lanes) for j in range(WORD)]
-            halves = [k.shuffle(x, range(2 * lanes), y) for x, y in (lines[:2], lines[2:])]
-            return [k.shuffle(halves[0], turned, halves[1]) ^ 128]
-        words = codes.read(place + (first * WORD + word * (WORD * PANEL_ROWS)), U32)
-        mask = sum((2**self.width - 1) << (8 * b) for b in range(WORD))
-        fields = [words >> (self.width * j) if j else words for j in range(self.per_byte)]
-        return [k.bitcast(field & mask, kind) for field in fields]
+
+def _lower_digit(high: Value, low: Value) -> Value:
+    return (high << 8) + low

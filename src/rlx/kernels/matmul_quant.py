@@ -2,58 +2,53 @@
 
 Codes become floats in registers. For a few rows the weight is read once, as one stream: a record's codes are multiplied
 with A first and scaled afterwards, Σ a·(s·q + m) = s·Σ a·q + m·Σ a, so that a weight costs a shift, a lookup and an FMA
-for each row. More rows share an expanded panel in scratch, and the tiles of `matmul` do the rest.
+for each row; a single row is multiplied as whole numbers where the machine has dot products of bytes (`quant_digits`).
+More rows share an expanded panel in scratch, and the tiles of `matmul` do the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.ir.quant_panels import PANEL_ROWS, RECORD, PanelFormat
-from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.expr import compute_dtype
-from rlx.kernels.extents import Extent
-from rlx.kernels.loop_ir import Buffer, Kernel, Value, ValueType
-from rlx.kernels.matmul import Epilogue, MatmulMaker, Matrix, MatrixOperand, ResultBlock, several
-from rlx.kernels.matmul_tiles import MatrixView
+from rlx.kernels.loop_ir import Kernel, Value, ValueType
+from rlx.kernels.matmul import MatmulMaker, PanelPart, Product, ResultBlock
+from rlx.kernels.matmul_blocks import BlockShape
+from rlx.kernels.matmul_tiles import MatrixView, SumVectors
+from rlx.kernels.quant_codes import CHUNK, Codes, Panel
+from rlx.kernels.quant_digits import DigitRow, has_digits
 from rlx.kernels.targets import Target
 
 F32, I32 = DType.F32, DType.I32
-# Bytes of weights that one parallel iteration of a product with few rows should read at least: shorter runs cost the
-# memory's prefetchers more than they gain in balance (16 KiB: a fifth slower on two threads).
-TICKET_BYTES = 64 << 10
-# Elements of a record that code is written out for.
-CHUNK = 8
+# Bytes of weights that one parallel iteration of a product with few rows should read: shorter runs cost the memory's
+# prefetchers more than they gain in balance (16 KiB: a fifth slower on two threads), and each iteration prepares its
+# rows anew. But there are some, where there are columns enough.
+TICKET_BYTES = 80 << 10
+LEAST_TICKETS = 4
 # Entries of the table of powers of two, which repeats itself for vectors of up to so many lanes.
 POWERS = 16
 
 
-def quant_matmul_kernel(
-    name: str,
-    target: Target,
-    layout: PanelFormat,
-    *,
-    m: Extent,
-    n: int,
-    k: int,
-    a: Matrix,
-    b: Matrix | Sequence[Matrix],
-    c: Matrix | Sequence[Matrix],
-    epilogue: Epilogue | None = None,
-) -> Kernel:
-    """C[m, n] = epilogue(A[m, k] @ W), where B is u8 and holds the panels of W. Parameters and several Bs are
-    as in `matmul_kernel`."""
-    bs, cs = several(b), several(c)
-    maker = _QuantMaker(name, target, (m, n, k, 1), a, bs, cs, epilogue, False, compute_dtype(a.dtype))
-    maker.start(layout, n, k)
-    return maker.build()
+def few_columns(shape: BlockShape, panels: int, panel_bytes: int) -> int:
+    """Columns of one parallel iteration of a product with few rows, where a panel of every weight together has so many
+    bytes: an even number of equal parts, as far as that goes and the scratch for sums has room."""
+    parts = panels * panel_bytes // TICKET_BYTES // 2 * 2
+    wanted = -(-panels // max(parts, LEAST_TICKETS)) * PANEL_ROWS
+    return min(wanted, shape.rows // shape.tile_rows * shape.columns)
 
 
-class _QuantMaker(MatmulMaker):
-    def start(self, layout: PanelFormat, n: int, k: int) -> None:
+def quant_matmul_kernel(name: str, target: Target, layout: PanelFormat, product: Product) -> Kernel:
+    """C[m, n] = epilogue(A[m, k] @ W), where B is u8 and holds the panels of W[k, n]."""
+    return QuantMaker(name, target, layout, product).build()
+
+
+class QuantMaker(MatmulMaker):
+    def __init__(self, name: str, target: Target, layout: PanelFormat, product: Product) -> None:
+        super().__init__(name, target, product, False, compute_dtype(product.a.dtype))
         self.layout = layout
+        k, n = product.weight_shape
         self.last_panel = -(-n // PANEL_ROWS) - 1
         self.panel_bytes = layout.panel_bytes(k)
         self.has_panels, self.has_dots, self.has_streams = True, False, False
@@ -62,9 +57,8 @@ class _QuantMaker(MatmulMaker):
         self.codes = [Codes(self.k, self.target, layout, b.buffer, lanes) for b in self.bs]
         self.shifts = self.codes[0].shifts
         self.records = k // RECORD
-        wanted = -(-TICKET_BYTES // max(1, self.panel_bytes)) * PANEL_ROWS
         self.lanes = lanes
-        self.few_columns = max(lanes, min(self.shape.columns, wanted))
+        self.few_columns = few_columns(self.shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
         # The scratch of a block of rows, used for longer parts of few of them.
         room = self.shape.rows * (self.shape.depth + self.shape.pad) // (self.few_rows() * RECORD)
         self.few_records = min(self.records, max(1, room // layout.records * layout.records))
@@ -73,6 +67,9 @@ class _QuantMaker(MatmulMaker):
         if any(self.shifts):
             powers = [2.0**-shift for shift in self.shifts]
             self.powers = self.k.table("powers", F32, powers * (POWERS // CHUNK))
+        self.digits: DigitRow | None = None
+        if self.acc is F32 and self.a.matrix.col_stride == 1 and has_digits(self.target, layout, lanes):
+            self.digits = DigitRow(self.k, layout, self.rows_of_a, lanes, self.few_records)
 
     @property
     def needs_totals(self) -> bool:
@@ -86,10 +83,15 @@ class _QuantMaker(MatmulMaker):
         is_small = k.min(k.max(k.as_index(few + 1) - self.m, 0), 1)
         return is_small * self.few_columns + (1 - is_small) * self.shape.columns
 
-    def base_of(self, number: int, column: Value) -> Value:
+    def panel_at(self, number: int, block: ResultBlock, inside: Value) -> Panel:
+        """The panel of the columns from `inside` of a block on."""
+        column = block.column + inside
+        return Panel(self.codes[number], self.base_of(number, block.batch, column), column % PANEL_ROWS)
+
+    def base_of(self, number: int, batch: Value, column: Value) -> Value:
         """Where the panel with a column begins, moved to that column's word; columns after the last repeat it."""
-        panel = self.k.min(column // PANEL_ROWS, self.last_panel)
-        return self.bs[number].offset + panel * self.panel_bytes
+        b, panel = self.bs[number], self.k.min(column // PANEL_ROWS, self.last_panel)
+        return b.offset + batch * b.strides[0] + panel * self.panel_bytes
 
     def block(self, block: ResultBlock) -> None:
         for codes in self.codes:
@@ -102,8 +104,29 @@ class _QuantMaker(MatmulMaker):
         k, below = self.k, 0
         for count in self.shape.row_counts:
             with k.when((block.rows > below) & (block.rows <= count)):
-                self.stream(block, count)
+                if count == 1 and self.digits is not None:
+                    self.stream_digits(block, self.digits)
+                else:
+                    self.stream(block, count)
             below = count
+
+    def stream_digits(self, block: ResultBlock, digits: DigitRow) -> None:
+        """All columns of a block with one row."""
+        k, lanes = self.k, self.lanes
+        row = self.a.at(block.batch, self.zero, self.zero).moved(self.row_of(block.row), 0)
+        with k.loop("step", 0, self.records, self.few_records) as start:
+            stop = k.min(start + self.few_records, self.records)
+            scale = k.splat(digits.take(row, start, stop), lanes)
+            for number in range(len(self.bs)):
+                with k.loop("column", 0, block.columns, lanes) as inside:
+                    panel = self.panel_at(number, block, inside)
+                    self.add_to_sums(number, inside, k.eq(start, 0), digits.product(panel, start, stop) * scale)
+
+    def add_to_sums(self, number: int, inside: Value, is_new: Value, part: Value) -> None:
+        """Add a vector to the sums of the first row; there are none yet where `is_new`."""
+        sums = SumVectors(self.sums, [self.sums_of(number).at(0, inside)], part.lanes)
+        (known,) = sums.known(self.k, is_new)
+        sums.store(self.k, [known + part])
 
     def stream(self, block: ResultBlock, count: int) -> None:
         """All columns of a block with `count` rows; where there are fewer, the last one is repeated."""
@@ -119,22 +142,17 @@ class _QuantMaker(MatmulMaker):
         self, block: ResultBlock, count: int, number: int, inside: Value, records: tuple[Value, Value]
     ) -> None:
         """One vector of columns of one B, from the first of some records to the last."""
-        k, lanes = self.k, self.lanes
-        places = [self.sums_of(number).at(r, inside) for r in range(count)]
-        zero = k.const(0, ValueType(self.acc, lanes))
-        known = k.choose(
-            k.eq(records[0], 0), lambda: [zero] * count, lambda: [k.load(self.sums, p, lanes=lanes) for p in places]
-        )
-        column = block.column + inside
-        panel = _Panel(self.codes[number], self.base_of(number, column), column % PANEL_ROWS)
+        k = self.k
+        sums = SumVectors(self.sums, [self.sums_of(number).at(r, inside) for r in range(count)], self.lanes)
+        known = sums.known(k, k.eq(records[0], 0))
+        panel = self.panel_at(number, block, inside)
         length = self.layout.records
         with k.fold("run", *records, length, init=known) as runs:
             heads = panel.codes.heads(panel.base, panel.lane, runs.index)
             with k.fold("record", runs.index, runs.index + length, init=runs.values) as fold:
                 fold.next(*self.record_sums(panel, heads, fold.index, records[0], fold.values))
             runs.next(*fold.results)
-        for place, total in zip(places, runs.results):
-            k.store(self.sums, place, total)
+        sums.store(k, runs.results)
 
     def copy_scaled(self, block: ResultBlock, count: int, start: Value, stop: Value) -> None:
         """A[rows, start:stop] to scratch, each element divided by the power of two that its codes come with, and the
@@ -142,7 +160,7 @@ class _QuantMaker(MatmulMaker):
         k, layout = self.k, self.layout
         lanes = min(self.lanes, layout.group) if self.a.matrix.col_stride == 1 else 1
         origin = self.a.at(block.batch, self.zero, self.zero)
-        rows = [origin.moved(k.min(block.row + r, self.m - 1), 0) for r in range(count)]
+        rows = [origin.moved(self.row_of(k.min(block.row + r, self.m - 1)), 0) for r in range(count)]
         with k.loop("group", start // layout.group, stop // layout.group) as group:
             first = group * layout.group
             for r, row in enumerate(rows):
@@ -159,7 +177,7 @@ class _QuantMaker(MatmulMaker):
                     k.store(self.totals, place, k.reduce("add", total))
 
     def record_sums(
-        self, panel: _Panel, heads: list[Value], number: Value, start: Value, before: Sequence[Value]
+        self, panel: Panel, heads: list[Value], number: Value, start: Value, before: Sequence[Value]
     ) -> list[Value]:
         """The sums of all rows with the record of that number added."""
         k, layout, count = self.k, self.layout, len(before)
@@ -181,7 +199,7 @@ class _QuantMaker(MatmulMaker):
         return self.k.load(self.totals, (inside + row * self.few_records) * self.layout.groups + group)
 
     def group_sums(
-        self, panel: _Panel, place: Value, inside: Value, group: int, count: int, totals: list[Value]
+        self, panel: Panel, place: Value, inside: Value, group: int, count: int, totals: list[Value]
     ) -> list[Value]:
         """Σ a·value over a group, for each row; a bias is taken off before the first is added."""
         k, layout, lanes = self.k, self.layout, self.lanes
@@ -218,25 +236,15 @@ class _QuantMaker(MatmulMaker):
 
     # Many rows: a panel of floats in scratch.
 
-    def panel_of(
-        self,
-        block: ResultBlock,
-        a: MatrixView,
-        b: MatrixOperand,
-        start: Value,
-        steps: Value,
-        inside: Value,
-        sums: MatrixView,
-    ) -> None:
+    def panel_of(self, part: PanelPart) -> MatrixView:
         k, shape, lanes = self.k, self.shape, self.lanes
-        number = self.bs.index(b)
-        codes = self.codes[number]
-        assert self.panel is not None
+        number = self.bs.index(part.b)
+        codes, panel = self.codes[number], self.panel_in_scratch()
         with k.loop("vector", 0, shape.width, lanes) as first:
-            column = block.column + inside + first
-            base, lane = self.base_of(number, column), column % PANEL_ROWS
-            with k.loop("record", 0, steps // RECORD) as done:
-                record = start // RECORD + done
+            column = part.column + first
+            base, lane = self.base_of(number, part.block.batch, column), column % PANEL_ROWS
+            with k.loop("record", 0, part.steps // RECORD) as done:
+                record = part.start // RECORD + done
                 place = codes.place(base, record)
                 to = done * (RECORD * shape.width) + first
                 heads = codes.heads(base, lane, record)
@@ -249,137 +257,8 @@ class _QuantMaker(MatmulMaker):
                             shift = self.shifts[j]
                             value = k.cast(code * 2.0**-shift if shift else code, self.acc)
                             value = value * scale if minimum is None else k.fma(value, scale, minimum)
-                            k.store(self.panel, to + (chunk * CHUNK + j) * shape.width, value)
-        panel = MatrixView(self.panel, self.zero, k.as_index(shape.width), k.as_index(1))
-        self.tiles(block.rows, a, panel, steps, sums.moved(0, inside), k.eq(start, 0))
-
-
-class _Panel(NamedTuple):
-    """The panel of a vector of columns: where it begins, and which of its columns is the first."""
-
-    codes: Codes
-    base: Value
-    lane: Value
-
-
-class Codes:
-    """The fields of records as vectors of `lanes` columns of a panel, from column `lane` of it on."""
-
-    def __init__(self, k: KernelBuilder, target: Target, layout: PanelFormat, buffer: Buffer, lanes: int) -> None:
-        self.k, self.layout, self.buffer, self.lanes = k, layout, buffer, lanes
-        self.has_lookup = len(layout.table) == 16 and lanes in target.lookup_lanes and lanes in (8, 16)
-        self.tables: list[Value] = []
-        if layout.table:
-            self.table = k.table("values", F32, layout.table)
-
-    def load_tables(self) -> None:
-        """Once per block, before values are asked for."""
-        if self.has_lookup:
-            self.tables = [self.k.load(self.table, first, lanes=self.lanes) for first in range(0, 16, self.lanes)]
-
-    def place(self, base: Value, record: Value) -> Value:
-        """Where a record begins."""
-        layout = self.layout
-        if layout.records == 1:
-            return base + record * layout.record_bytes
-        run, inside = record // layout.records, record % layout.records
-        return base + run * layout.run_bytes + (inside * layout.record_bytes + layout.header_bytes)
-
-    def read(self, place: Value, dtype: DType) -> Value:
-        """A vector of some type from bytes."""
-        raw = self.k.load(self.buffer, place, lanes=self.lanes * dtype.size_bytes)
-        return self.k.bitcast(raw, ValueType(dtype, self.lanes))
-
-    @property
-    def shifts(self) -> tuple[int, ...]:
-        """For each element of a chunk the power of two with which `values` multiplies it: the fields of one plane are
-        masked and not moved, which saves an instruction."""
-        planes = self.layout.planes
-        if self.layout.table or len(planes) > 1 or planes == (8,):
-            return (0,) * CHUNK
-        # The highest field is moved: where it stands it would be a sign.
-        return tuple(planes[0] * j if planes[0] * (j + 1) < 32 else 0 for j in range(CHUNK))
-
-    def values(self, place: Value, lane: Value, chunk: Value) -> list[Value]:
-        """What the codes of the elements of a chunk stand for, without `bias` and times 2^`shifts`: f32."""
-        k, planes = self.k, self.layout.planes
-        if planes == (8,):
-            first = place + (lane + chunk * (CHUNK * PANEL_ROWS))
-            return [k.cast(self.read(first + j * PANEL_ROWS, DType.I8), F32) for j in range(CHUNK)]
-        words = []
-        start = 0
-        for width in planes:
-            words.append(self.word(place + (lane * 4 + start), width, chunk))
-            start += width * 4 * PANEL_ROWS
-        if self.has_lookup:
-            return [self.looked_up(k.bitcast(words[0] >> (planes[0] * j), I32)) for j in range(CHUNK)]
-        if any(self.shifts):
-            mask = 2 ** planes[0] - 1
-            fields = [
-                words[0] & (mask << s) if s or j == 0 else words[0] >> (planes[0] * j)
-                for j, s in enumerate(self.shifts)
-            ]
-            return [k.cast(k.bitcast(field, I32), F32) for field in fields]
-        return [self.number(words, j) for j in range(CHUNK)]
-
-    def word(self, place: Value, width: int, chunk: Value) -> Value:
-        """The words of a plane with the fields of a chunk, the first of them lowest."""
-        bit = chunk * (CHUNK * width)
-        words = self.read(place + bit // 32 * (4 * PANEL_ROWS), DType.U32)
-        return words if CHUNK * width % 32 == 0 else words >> self.k.splat(self.k.cast(bit % 32, DType.U32), self.lanes)
-
-    def number(self, words: list[Value], j: int) -> Value:
-        """The value of one code, from the planes of its bits."""
-        k, code, shift = self.k, None, 0  # type: KernelBuilder, Value | None, int
-        for width, word in zip(self.layout.planes, words):
-            down = width * j - shift
-            field = (word >> down if down >= 0 else word << -down) & ((2**width - 1) << shift)
-            code = field if code is None else code | field
-            shift += width
-        assert code is not None
-        if self.layout.table:
-            return k.load(self.table, k.cast(code, DType.I64), lanes=self.lanes)
-        return k.cast(k.bitcast(code, I32), F32)
-
-    def looked_up(self, index: Value) -> Value:
-        k = self.k
-        if len(self.tables) == 1:
-            return k.lookup(self.tables[0], index)
-        low, high = (k.lookup(table, index) for table in self.tables)
-        return k.select(k.ne(index & 8, 0), high, low)
-
-    def heads(self, base: Value, lane: Value, record: Value) -> list[Value]:
-        """What multiplies the steps, and the minimums, of the run that a record belongs to; nothing if nothing does."""
-        k, layout = self.k, self.layout
-        if not layout.has_header:
-            return []
-        run = base + record // layout.records * layout.run_bytes
-        places = [run + (lane * 2 + number * 2 * PANEL_ROWS) for number in range(1 + layout.has_minimums)]
-        step, *minimum = (k.cast(self.read(place, DType.F16), F32) for place in places)
-        # K-quants subtract their minimums.
-        return [step, *(-m for m in minimum)]
-
-    def scales(self, place: Value, lane: Value, group: int, heads: list[Value]) -> tuple[Value, Value | None]:
-        """Step and minimum of a group, as f32."""
-        step = self.scale(place, lane, group, heads, 0)
-        return step, self.scale(place, lane, group, heads, 1) if self.layout.has_minimums else None
-
-    def unbiased_scales(self, place: Value, lane: Value, group: int, heads: list[Value]) -> tuple[Value, Value | None]:
-        """Step and minimum of a group, as f32; a bias is part of the minimum."""
-        step, minimum = self.scales(place, lane, group, heads)
-        if self.layout.bias:
-            shift = step * float(-self.layout.bias)
-            minimum = shift if minimum is None else minimum + shift
-        return step, minimum
-
-    def scale(self, place: Value, lane: Value, group: int, heads: list[Value], number: int) -> Value:
-        k, layout = self.k, self.layout
-        at = layout.code_bytes + number * layout.scale_bytes + group * layout.step_bytes * PANEL_ROWS
-        if not heads:
-            kind = DType.F32 if layout.step_bytes == 4 else DType.F16
-            return k.cast(self.read(place + (lane * layout.step_bytes + at), kind), F32)
-        kind = DType.I8 if layout.signed_steps and number == 0 else DType.U8
-        return k.cast(self.read(place + (lane + at), kind), F32) * heads[number]
+                            k.store(panel.buffer, to + (chunk * CHUNK + j) * shape.width, value)
+        return panel
 
 
 def _in_pairs(parts: Sequence[Value], chains: int) -> list[Value]:

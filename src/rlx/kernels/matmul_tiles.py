@@ -6,60 +6,93 @@ a few rows of A and columns of B that each lie side by side along K.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.loop_ir import FLOATS, Buffer, Value, ValueType
+from rlx.kernels.matmul_blocks import BlockShape
 
 # Columns of a tile of dot products.
 DOT_COLUMNS = 4
 
 
 class MatrixView(NamedTuple):
-    """Elements at `buffer[start + row*row_stride + column*column_stride]`."""
+    """Elements at `buffer[start + row*row_stride + column*column_stride]`; rows after `last_row` are copies of it."""
 
     buffer: Buffer
     start: Value
     row_stride: Value
     column_stride: Value
+    last_row: Value | None = None
 
     def at(self, row: Value | int, column: Value | int) -> Value:
+        if self.last_row is not None:
+            row = self.last_row.builder.min(self.last_row, row)
         return self.start + self.row_stride * row + self.column_stride * column
 
     def moved(self, row: Value | int, column: Value | int) -> MatrixView:
-        return self._replace(start=self.at(row, column))
+        last_row = None if self.last_row is None else self.last_row - row
+        return self._replace(start=self.at(row, column), last_row=last_row)
 
 
-def panel_tile(
-    k: KernelBuilder,
-    count: int,
-    vectors: int,
-    lanes: int,
-    a: MatrixView,
-    b: MatrixView,
-    steps: Value,
-    sums: MatrixView,
-    is_new: Value,
-) -> None:
-    """sums[count, vectors*lanes] += a[count, steps] @ b[steps, vectors*lanes], from zero if `is_new`."""
-    acc = sums.buffer.dtype
-    places = [sums.at(r, v * lanes) for r in range(count) for v in range(vectors)]
-    zero = k.const(0, ValueType(acc, lanes))
-    started = k.choose(
-        is_new, lambda: [zero] * len(places), lambda: [k.load(sums.buffer, p, lanes=lanes) for p in places]
-    )
-    with k.fold("p", 0, steps, init=started) as fold:
+class SumVectors(NamedTuple):
+    """Vectors of sums in scratch, which a loop takes into registers and adds to."""
+
+    buffer: Buffer
+    places: list[Value]
+    lanes: int
+
+    def known(self, k: KernelBuilder, is_new: Value, first: Callable[[], list[Value]] | None = None) -> Sequence[Value]:
+        """The sums up to now; where `is_new`, zeros or what `first` gives."""
+
+        def zeros() -> list[Value]:
+            return [k.const(0, ValueType(self.buffer.dtype, self.lanes))] * len(self.places)
+
+        def stored() -> list[Value]:
+            return [k.load(self.buffer, place, lanes=self.lanes) for place in self.places]
+
+        return k.choose(is_new, first or zeros, stored)
+
+    def store(self, k: KernelBuilder, totals: Sequence[Value]) -> None:
+        for place, total in zip(self.places, totals):
+            k.store(self.buffer, place, total)
+
+
+class TileStep(NamedTuple):
+    """What tiles do in a step along K: sums += a[.., steps] @ panel[steps, ..], from nothing if `is_new`."""
+
+    a: MatrixView
+    panel: MatrixView
+    steps: Value
+    sums: MatrixView
+    is_new: Value
+
+    def from_row(self, row: Value) -> TileStep:
+        return self._replace(a=self.a.moved(row, 0), sums=self.sums.moved(row, 0))
+
+    def sum_vectors(self, count: int, shape: BlockShape) -> SumVectors:
+        """The sums of the first `count` rows, row by row."""
+        starts = range(0, shape.width, shape.lanes)
+        return SumVectors(self.sums.buffer, [self.sums.at(r, v) for r in range(count) for v in starts], shape.lanes)
+
+
+def panel_tile(k: KernelBuilder, count: int, shape: BlockShape, step: TileStep) -> None:
+    """The first `count` rows of a step, by multiplications and additions."""
+    a, b, sums = step.a, step.panel, step.sum_vectors(count, shape)
+    acc, lanes = sums.buffer.dtype, shape.lanes
+    known = sums.known(k, step.is_new)
+    rows = [a.at(r, 0) for r in range(count)]
+    with k.fold("p", 0, step.steps, init=known) as fold:
         b_row = b.at(fold.index, 0)
-        row_of_b = [k.cast(k.load(b.buffer, b_row + v * lanes, lanes=lanes), acc) for v in range(vectors)]
+        row_of_b = [k.cast(k.load(b.buffer, b_row + v * lanes, lanes=lanes), acc) for v in range(shape.vectors)]
         totals: list[Value] = []
-        for r in range(count):
-            one = k.splat(k.cast(k.load(a.buffer, a.at(r, fold.index)), acc), lanes)
-            totals += [multiply_add(k, one, x, fold.values[r * vectors + v]) for v, x in enumerate(row_of_b)]
+        for r, row in enumerate(rows):
+            one = k.splat(k.cast(k.load(a.buffer, row + a.column_stride * fold.index), acc), lanes)
+            totals += [multiply_add(k, one, x, fold.values[r * shape.vectors + v]) for v, x in enumerate(row_of_b)]
         fold.next(*totals)
-    for place, total in zip(places, fold.results):
-        k.store(sums.buffer, place, total)
+    sums.store(k, fold.results)
 
 
 def dot_tile(

@@ -27,10 +27,12 @@ class Target:
     vector_registers: int = 16
     masked_bytes: int = 0  # the smallest element that masked loads and stores handle natively; 0: none
     has_rounding: bool = True  # floor, ceil, trunc and round are instructions
+    has_scale2: bool = False  # x * 2**n is an instruction for whole vectors
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
     gpu: str = ""  # "nvptx" or "amdgcn": which built-ins give the block and thread numbers
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
+    dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
 
     @property
@@ -57,6 +59,7 @@ AVX512 = Target(
     vector_bytes=64,
     vector_registers=32,
     masked_bytes=1,
+    has_scale2=True,
     lookup_lanes=(8, 16),
 )
 AVX2 = Target(name="avx2", triple=_LINUX_X86, cpu="x86-64-v3", vector_bytes=32, masked_bytes=4, lookup_lanes=(8,))
@@ -103,13 +106,16 @@ GFX942 = Target(
     name="gfx942", triple="amdgcn-amd-amdhsa", cpu="gfx942", vector_registers=256, gpu="amdgcn", scratch_bytes=32 << 10
 )
 
-# The same machines with instructions for dot products of bytes.
+# The same machines with instructions for dot products of bytes, and of bf16.
 AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+avx512vnni", dot4_lanes=(4, 8, 16))
+AVX512_BF16 = replace(
+    AVX512_VNNI, name="avx512bf16", features=f"{AVX512_VNNI.features},+avx512bf16", dot2_lanes=(4, 8, 16)
+)
 AVX2_VNNI = replace(AVX2, name="avx2vnni", features="+avxvnni", dot4_lanes=(4, 8))
 NEON_I8MM = replace(NEON, name="neon-i8mm", features="+i8mm", dot4_lanes=(4,))
 
 TARGETS = {t.name: t for t in (AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A, GFX942)}
-DOT_TARGETS = {t.name: t for t in (AVX512_VNNI, AVX2_VNNI, NEON_I8MM)}
+DOT_TARGETS = {t.name: t for t in (AVX512_VNNI, AVX512_BF16, AVX2_VNNI, NEON_I8MM)}
 
 
 def target(name: str) -> Target:
@@ -135,7 +141,9 @@ def host() -> Target:
     if machine in ("x86_64", "amd64"):
         flags = _cpu_flags("flags")
         if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
-            return _on_this_system(AVX512_VNNI if flags & {"avx512_vnni", "avx512vnni"} else AVX512)
+            if not flags & {"avx512_vnni", "avx512vnni"}:
+                return _on_this_system(AVX512)
+            return _on_this_system(AVX512_BF16 if flags & {"avx512_bf16", "avx512bf16"} else AVX512_VNNI)
         if {"avx2", "fma", "f16c", "bmi2"} <= flags:
             return _on_this_system(AVX2_VNNI if flags & {"avx_vnni", "avxvnni"} else AVX2)
         return _on_this_system(SSE2)
@@ -153,8 +161,8 @@ def runs_here(description: Target) -> bool:
     here = host()
     order = [t.cpu for t in (SSE2, AVX2, AVX512)]
     # Instructions for dot products come in encodings of which a machine may have one and not the other.
-    has_other_dots = bool(description.dot4_lanes) and description.features != here.features
-    if description.triple != here.triple or has_other_dots:
+    wanted, present = ({f for f in t.features.split(",") if f.startswith("+")} for t in (description, here))
+    if description.triple != here.triple or not wanted <= present:
         return False
     return description.cpu == here.cpu or (
         description.cpu in order and here.cpu in order and order.index(description.cpu) < order.index(here.cpu)

@@ -33,6 +33,7 @@ class FloatFormat(NamedTuple):
     mantissa: int  # stored bits
     bias: int
     exp_range: tuple[float, float]  # beyond it exp is 0 or inf
+    exp_small: float  # below it exp may be denormal, and is normal times 2**64
     ln2: tuple[float, float]  # the first part times any exponent is exact
     half_pi: tuple[float, ...]  # each but the last times a quarter-turn count below the limit is exact
     quarter_turn_limit: float
@@ -40,8 +41,9 @@ class FloatFormat(NamedTuple):
     expm1: tuple[float, ...]  # (e**r - 1 - r) / r**2, |r| <= ln(2)/2
     log: tuple[float, ...]  # (2 atanh(s) - 2 s) / s**3 in s**2, s**2 <= 0.03
     erf: tuple[float, ...]  # erf(x) / x in x**2, |x| <= 1/2
+    erfc_from: float  # the least t of the next polynomial: 0 or 1/2
     erfc_centre: float
-    erfc: tuple[float, ...]  # exp(t**2) erfc(t) (t + c) in (t - c) / (t + c), t >= 1/2
+    erfc: tuple[float, ...]  # exp(t**2) erfc(t) (t + c) in (t - c) / (t + c)
     sin: tuple[float, ...]  # (sin(r) - r) / r**3 in r**2, |r| <= pi/4
     cos: tuple[float, ...]  # (cos(r) - 1 + r**2/2) / r**4 in r**2, |r| <= pi/4
     atan: tuple[float, ...]  # (atan(u) - u) / u**3 in u**2, |u| <= tan(pi/8)
@@ -69,6 +71,7 @@ F32_FORMAT = FloatFormat(
     mantissa=23,
     bias=127,
     exp_range=(-104.0, 89.0),
+    exp_small=-80.0,
     ln2=(0.693145751953125, 1.428606765330187e-06),
     half_pi=(1.5703125, 0.0004837512969970703, 7.549533620476723e-08, 2.5633440682570896e-12),
     quarter_turn_limit=2.0**13,
@@ -83,18 +86,20 @@ F32_FORMAT = FloatFormat(
     ),
     log=(0.6666677972369233, 0.3997708240572725, 0.29885139938302285),
     erf=(1.1283791655675424, -0.37612608574230283, 0.11282822824487847, -0.026757184654804325, 0.004717990067210741),
-    erfc_centre=3.0,
+    erfc_from=0.0,
+    erfc_centre=2.5,
     erfc=(
-        1.0740069081154384,
-        -0.8833944642109016,
-        0.5902282252694429,
-        -0.31046674271864544,
-        0.11953059391808626,
-        -0.026833239511429012,
-        -0.0012351015370154117,
-        0.003057315030559624,
-        -0.00046882049756588796,
-        -0.0002966551773226597,
+        1.0540318169729024,
+        -0.8046519148137038,
+        0.4539144103743812,
+        -0.17124968539856483,
+        0.02835760642823247,
+        0.008383879225906174,
+        -0.0047999568343574574,
+        -0.0004149625568234622,
+        0.0006622344199368414,
+        2.7484757473551093e-05,
+        -7.132559237967313e-05,
     ),
     sin=(-0.16666654239133466, 0.008332137015646071, -0.0001951201592753223),
     cos=(0.04166664503064836, -0.0013887284009445554, 2.442942000713973e-05),
@@ -112,6 +117,7 @@ F64_FORMAT = FloatFormat(
     mantissa=52,
     bias=1023,
     exp_range=(-746.0, 710.0),
+    exp_small=-700.0,
     ln2=(0.6931471805598903, 5.497923018708371e-14),
     half_pi=(1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21),
     quarter_turn_limit=2.0**20,
@@ -150,6 +156,7 @@ F64_FORMAT = FloatFormat(
         1.6370955957084287e-06,
         -1.4618441321282917e-07,
     ),
+    erfc_from=0.5,
     erfc_centre=4.0,
     erfc=(
         1.095995661000491,
@@ -227,14 +234,13 @@ def copysign(k: KernelBuilder, magnitude: Value, sign: Value) -> Value:
     return k.bitcast(bits, magnitude.dtype)
 
 
-def _clamp(k: KernelBuilder, x: Value, low: float, high: float) -> Value:
-    """x in [low, high]; NaN stays NaN, which is why it is not min(max(x, low), high)."""
-    return k.select(x < low, low, k.select(x > high, high, x))
+def _at_least(k: KernelBuilder, x: Value, low: float) -> Value:
+    """max(x, low), but NaN stays NaN in one instruction, where max needs three."""
+    return k.select(x < low, low, x)
 
 
-def _power_of_two(k: KernelBuilder, n: Value, dtype: DType) -> Value:
-    f = F32_FORMAT if dtype is DType.F32 else F64_FORMAT
-    return k.bitcast((n + f.bias) << f.mantissa, dtype)
+def at_most(k: KernelBuilder, x: Value, high: float) -> Value:
+    return k.select(x > high, high, x)
 
 
 def _to_float(k: KernelBuilder, n: Value, dtype: DType) -> Value:
@@ -250,34 +256,65 @@ def rounded(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
     return k.bitcast(shifted, f.signed) - f.magic_bits, shifted - f.magic
 
 
-def _exp_parts(k: KernelBuilder, x: Value, low: Value | None = None) -> tuple[Value, Value]:
-    """n and p with exp(x + low) = 2**n * (1 + p)."""
+def _power_of_two(k: KernelBuilder, field: Value, dtype: DType) -> Value:
+    """2**(e - bias) for an integer with e in its low bits; what is above them does not matter."""
+    f = F32_FORMAT if dtype is DType.F32 else F64_FORMAT
+    return k.bitcast(field << f.mantissa, dtype)
+
+
+class _ExpParts(NamedTuple):
+    """exp(x) = 2**n (1 + p): n as a float, the field of a power of two (see `_power_of_two`), and p."""
+
+    n: Value
+    field: Value
+    p: Value
+
+
+def _exp_parts(k: KernelBuilder, x: Value, low: Value | None = None, scale: int = 0) -> _ExpParts:
+    """The parts of exp(x + low); the field is that of 2**(n + scale)."""
     f = float_format(x)
-    n, n_float = rounded(k, x * (1.0 / math.log(2.0)))
-    r = k.fma(n_float, -f.ln2[1], k.fma(n_float, -f.ln2[0], x))
+    # The exponent's bias goes into the number that rounds, so that the sum has the field of 2**n in its low bits.
+    magic = f.magic + (f.bias + scale)
+    shifted = k.fma(x, 1.0 / math.log(2.0), magic)
+    n = shifted - magic
+    r = k.fma(n, -f.ln2[1], k.fma(n, -f.ln2[0], x))
     if low is not None:
         r = r + low
-    return n, k.fma(r * r, polynomial(k, r, f.expm1), r)
-
-
-def exp_sum(k: KernelBuilder, x: Value, low: Value | None = None) -> Value:
-    """exp(x + low) for a low part that is small beside 1."""
-    f = float_format(x)
-    n, p = _exp_parts(k, _clamp(k, x, *f.exp_range), low)
-    # In two factors: 2**n itself may be beyond the largest or below the smallest normal number.
-    half = n >> 1
-    return (p + 1.0) * _power_of_two(k, half, x.dtype) * _power_of_two(k, n - half, x.dtype)
+    return _ExpParts(n, k.bitcast(shifted, f.signed), k.fma(r * r, polynomial(k, r, f.expm1), r))
 
 
 def exp(k: KernelBuilder, x: Value) -> Value:
+    return exp_sum(k, at_most(k, x, float_format(x).exp_range[1]), lift=1)
+
+
+def exp_sum(k: KernelBuilder, x: Value, low: Value | None = None, times: float = 1.0, lift: int = 0) -> Value:
+    """exp(x + low) `times` a power of two near 1, for a low part that is small beside 1 and x <= 0; with a `lift` of 1,
+    x not above `exp_range`.
+
+    2**n may be beyond the largest or below the smallest normal number. Without an instruction for that it is
+    2**(n - lift) times 2**lift, or, where the result is small, 2**(n - lift + 64) times 2**(lift - 64).
+    """
+    f = float_format(x)
+    parts = _exp_parts(k, _at_least(k, x, f.exp_range[0]), low, scale=-lift)
+    if k.has_scale2(x.type):
+        return k.op("scale2", parts.p + 1.0 if times == 1.0 else k.fma(parts.p, times, times), parts.n)
+    is_small = x < f.exp_small
+    power = _power_of_two(k, k.select(is_small, parts.field + 64, parts.field), x.dtype)
+    rest = times * 2.0**lift
+    return k.fma(power, parts.p, power) * k.select(is_small, rest * 2.0**-64, k.const(rest, x.type))
+
+
+def exp_negative(k: KernelBuilder, x: Value) -> Value:
+    """exp(x) for x <= 0 or NaN; what it is for other x is not defined."""
     return exp_sum(k, x)
 
 
 def expm1(k: KernelBuilder, x: Value) -> Value:
     """2**n (1 + p) - 1, where n = 0 near 0, so that nothing cancels there."""
     f = float_format(x)
-    n, p = _exp_parts(k, _clamp(k, x, -f.saturation * 3.0, f.exp_range[1]))
-    half_scale = _power_of_two(k, n - 1, x.dtype)
+    inside = at_most(k, _at_least(k, x, -f.saturation * 3.0), f.exp_range[1])
+    _, field, p = _exp_parts(k, inside, scale=-1)
+    half_scale = _power_of_two(k, field, x.dtype)
     y = k.fma(half_scale, p, half_scale - 0.5) * 2.0
     return k.select(k.eq(x, 0.0), x, y)
 
@@ -285,15 +322,15 @@ def expm1(k: KernelBuilder, x: Value) -> Value:
 def tanh(k: KernelBuilder, x: Value) -> Value:
     """expm1(2|x|) / (expm1(2|x|) + 2), with the sign of x."""
     f = float_format(x)
-    n, p = _exp_parts(k, _clamp(k, k.abs(x), 0.0, f.saturation) * 2.0)
-    scale = _power_of_two(k, n, x.dtype)
+    _, field, p = _exp_parts(k, at_most(k, k.abs(x), f.saturation) * 2.0)
+    scale = _power_of_two(k, field, x.dtype)
     e = k.fma(scale, p, scale - 1.0)
     return copysign(k, e / (e + 2.0), x)
 
 
 def sigmoid(k: KernelBuilder, x: Value) -> Value:
     """1 / (1 + exp(-x)), from exp(-|x|), so that small results keep their precision."""
-    e = exp_sum(k, -k.abs(x))
+    e = k.op("exp_negative", -k.abs(x))
     return k.select(x < 0.0, e, 1.0) / (e + 1.0)
 
 
@@ -355,38 +392,44 @@ def _erf_near_zero(k: KernelBuilder, x: Value) -> Value:
     return x * polynomial(k, x * x, float_format(x).erf)
 
 
-def _negative_square(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
-    """-x*x as an exact leading part and a small rest: a rounding error in the square would grow with it in exp."""
+def _negative_square(k: KernelBuilder, x: Value, times: float = 1.0) -> tuple[Value, Value]:
+    """-x*x `times` a power of two as an exact leading part and a small rest: a rounding error in the square would grow
+    with it in exp. The rest of -(a - d)**2, with a of half the digits, is d (2a - d)."""
     f = float_format(x)
     kept = k.bitcast(k.bitcast(x, f.signed) & -(1 << (f.mantissa // 2 + 1)), x.dtype)
-    return -(kept * kept), (kept - x) * (kept + x)
+    d = kept - x
+    return kept * (kept * -times), d * k.fma(d, -times, kept * (2.0 * times))
 
 
-def _erfc_tail(k: KernelBuilder, t: Value, square: tuple[Value, Value]) -> Value:
-    """erfc(t) for 1/2 <= t, given -t**2 in two parts."""
+def _erfc_tail(k: KernelBuilder, t: Value, square: tuple[Value, Value], times: float = 1.0) -> Value:
+    """erfc(t) `times` a power of two for `erfc_from` <= t, given -t**2 in two parts."""
     f = float_format(t)
     inverse = 1.0 / (t + f.erfc_centre)
     u = (t - f.erfc_centre) * inverse
-    return exp_sum(k, *square) * (polynomial(k, u, f.erfc) * inverse)
+    return exp_sum(k, *square, times=times) * (polynomial(k, u, f.erfc) * inverse)
 
 
 def erf(k: KernelBuilder, x: Value) -> Value:
-    t = _clamp(k, k.abs(x), 0.0, float_format(x).saturation)
+    t = at_most(k, k.abs(x), float_format(x).saturation)
     far = 1.0 - _erfc_tail(k, t, _negative_square(k, t))
     return k.select(t < 0.5, _erf_near_zero(k, x), copysign(k, far, x))
 
 
 def erfc(k: KernelBuilder, x: Value) -> Value:
-    t = _clamp(k, k.abs(x), 0.0, float_format(x).saturation)
+    f = float_format(x)
+    t = at_most(k, k.abs(x), f.saturation)
     tail = _erfc_tail(k, t, _negative_square(k, t))
-    return k.select(t < 0.5, 1.0 - _erf_near_zero(k, x), k.select(x < 0.0, 2.0 - tail, tail))
+    far = k.select(x < 0.0, 2.0 - tail, tail)
+    return far if f.erfc_from == 0.0 else k.select(t < f.erfc_from, 1.0 - _erf_near_zero(k, x), far)
 
 
 def normal_cdf(k: KernelBuilder, x: Value) -> Value:
     """erfc(-x / sqrt(2)) / 2, with the square taken of x itself."""
-    magnitude = _clamp(k, k.abs(x), 0.0, float_format(x).saturation * math.sqrt(2.0))
-    t = magnitude * _SQRT_HALF
-    high, low = _negative_square(k, magnitude)
-    tail = _erfc_tail(k, t, (high * 0.5, low * 0.5)) * 0.5
+    f = float_format(x)
+    magnitude = at_most(k, k.abs(x), f.saturation * math.sqrt(2.0))
+    tail = _erfc_tail(k, magnitude * _SQRT_HALF, _negative_square(k, magnitude, 0.5), times=0.5)
+    far = k.select(x < 0.0, tail, 1.0 - tail)
+    if f.erfc_from == 0.0:
+        return far
     near = k.fma(_erf_near_zero(k, x * _SQRT_HALF), 0.5, 0.5)
-    return k.select(t < 0.5, near, k.select(x < 0.0, tail, 1.0 - tail))
+    return k.select(magnitude * _SQRT_HALF < f.erfc_from, near, far)

@@ -7,7 +7,17 @@ import math
 from rlx.ir.dtype import DType
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.loop_ir import Value
-from rlx.kernels.vector_math import F64_FORMAT, exp_sum, float_format, log, log_limits, polynomial, split_exponent
+from rlx.kernels.vector_math import (
+    F64_FORMAT,
+    at_most,
+    exp,
+    exp_sum,
+    float_format,
+    log,
+    log_limits,
+    polynomial,
+    split_exponent,
+)
 
 # 2/3 in two parts, and (2 atanh(s) - 2 s - 2/3 s**3) / s**5 in s**2, s**2 <= 0.03, to 2**-73 of the logarithm.
 _TWO_THIRDS = (2.0 / 3.0, 3.700743415417188e-17)
@@ -43,12 +53,13 @@ def _power(k: KernelBuilder, x: Value, y: Value) -> Value:
     """x**y for x >= 0."""
     if x.dtype is DType.F32:
         wide = k.cast(y, DType.F64) * log(k, k.cast(x, DType.F64))
-        return k.cast(exp_sum(k, wide), DType.F32)
+        return k.cast(exp(k, wide), DType.F32)
     high, low = _log_pair(k, x)
     product, error = _exact_product(k, y, high)
     low_product = k.fma(y, low, error)
     is_ordinary = k.abs(product) < 2.0 * -F64_FORMAT.exp_range[0]
-    return exp_sum(k, product, k.select(is_ordinary, low_product, 0.0))
+    inside = at_most(k, product, F64_FORMAT.exp_range[1])
+    return exp_sum(k, inside, k.select(is_ordinary, low_product, 0.0), lift=1)
 
 
 def _log_pair(k: KernelBuilder, x: Value) -> _Pair:

@@ -24,7 +24,6 @@ from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.attend_operands import MaskKind
-from rlx.ops.operands import convert
 
 # Endings of tensors that hold tables or masks which the program makes itself.
 _NOT_WEIGHTS = (
@@ -117,7 +116,8 @@ class _Decoder:
                 ops.rope(h, cos, sin, c.head_dim, rope.dims, self.positions, style=rope.style, layout="bshd")
                 for h in (q, k)
             )
-        keys, values = self._cached(f"k.{layer}", k), self._cached(f"v.{layer}", v)
+        keys, k_scale = self._cached(f"k.{layer}", k)
+        values, v_scale = self._cached(f"v.{layer}", v)
         attended = ops.attention(
             ops.transpose(q, (0, 2, 1, 3)),
             keys,
@@ -129,6 +129,8 @@ class _Decoder:
             softcap=c.attention_softcap,
             kv_len=self.kv_len,
             positions=self.positions,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
         batch, seq = self.tokens.shape
         joined = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (batch, seq, c.heads * c.head_dim))
@@ -146,14 +148,14 @@ class _Decoder:
         batch, seq = self.tokens.shape
         return [ops.reshape(p, (batch, seq, n, c.head_dim)) for p, n in zip(parts, counts)]
 
-    def _cached(self, name: str, new: Any) -> Any:
-        """All keys or values, f32[B,Hkv,C,D], with the new ones [B,S,Hkv,D] appended."""
+    def _cached(self, name: str, new: Any) -> tuple[Any, Any]:
+        """All keys or values [B,Hkv,C,D] as they are stored, with the new ones [B,S,Hkv,D] appended, and the scales
+        [B,Hkv,C] of their rows if they are codes; attention reads them so."""
         if self.kv_dtype is not DType.I8:
-            return convert(self._append(name, new, self.kv_dtype, (self.config.head_dim,)), DType.F32)
+            return self._append(name, new, self.kv_dtype, (self.config.head_dim,)), None
         codes, scale = quantized_rows(new)
         all_codes = self._append(name, codes, DType.I8, (self.config.head_dim,))
-        all_scales = self._append(f"{name}.scale", scale, DType.F32, ())
-        return ops.mul(ops.cast(all_codes, DType.F32), ops.expand_dims(all_scales, -1))
+        return all_codes, self._append(f"{name}.scale", scale, DType.F32, ())
 
     def _append(self, name: str, new: Any, dtype: DType, rest: tuple[int, ...]) -> Any:
         cache = self.graph.input(name, ("B", self.config.kv_heads, "C", *rest), dtype)

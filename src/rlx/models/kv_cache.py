@@ -21,6 +21,7 @@ from rlx.errors import BindingError, RlxError
 from rlx.ir.dims import bind_dim
 from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.rope_tables import changes_at, rope_tables
+from rlx.runtime.arrays import given_away
 from rlx.runtime.compiled_graph import CompiledGraph
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -60,7 +61,7 @@ class DecoderRunner:
         inputs.update(zip(self.cache_names, caches))
         # The caches are passed on as they come: a program may write into arrays that it returned itself.
         logits, *updated = self.program.run(inputs)
-        return np.asarray(logits), list(updated)
+        return given_away(logits), list(updated)
 
     def new_caches(self, batch: int, capacity: int) -> list[Array]:
         """Empty caches for `batch` sequences, with `capacity` places each.
@@ -113,15 +114,22 @@ class SequenceBatch:
         """
         self._check(new)
         self._reserve(max(len(old) + len(more) for old, more in zip(self.tokens, new)))
+        length = max(map(len, new))
+        if length <= PREFILL_CHUNK:
+            return self._logits_after(new)
         result = np.zeros((len(new), self._runner.config.vocab), np.float32)
-        for start in range(0, max(map(len, new)), PREFILL_CHUNK):
+        for start in range(0, length, PREFILL_CHUNK):
             pieces = [ids[start : start + PREFILL_CHUNK] for ids in new]
-            ends = [max(len(p) - 1, 0) for p in pieces]
-            logits = self._advance(pieces, np.array(ends, np.int32)[:, None])
+            logits = self._logits_after(pieces)
             for row, piece in enumerate(pieces):
                 if piece:
-                    result[row] = logits[row, 0]
+                    result[row] = logits[row]
         return result
+
+    def _logits_after(self, pieces: Sequence[Sequence[int]]) -> F32:
+        """Run one step: logits f32[B, V] after the last token of each piece."""
+        ends = [max(len(p) - 1, 0) for p in pieces]
+        return self._advance(pieces, np.array(ends, np.int32)[:, None])[:, 0]
 
     def all_logits(self, new: Sequence[int]) -> F32:
         """Append tokens to the only sequence: logits f32[len(new), V] after each of them; at most PREFILL_CHUNK."""

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ def _open_gguf(path: Path) -> DecoderFiles:
     from rlx.models.tokenizer import Tokenizer
 
     # Before the file is opened: if it is replaced in between, nothing is found under this name again.
-    source = _identity(path)
+    source = identity(_parts(path))
     file = open_gguf(path)
     tensors = file.tensors
 
@@ -80,16 +80,21 @@ def _open_gguf(path: Path) -> DecoderFiles:
     return DecoderFiles(path, config, weights, lambda: Tokenizer.from_gguf(file), source)
 
 
-def _identity(path: Path) -> str:
-    """A text that changes when the file does, or one of the parts that lie beside it."""
-    split = re.search(r"-00001(-of-\d{5}\.gguf)$", path.name)
-    pattern = path.name if split is None else path.name[: split.start()]
-    ending = "" if split is None else f"-?????{split[1]}"
+def identity(files: Iterable[Path]) -> str:
+    """A text that changes when one of the files does."""
     described = []
-    for part in sorted(path.parent.glob(glob.escape(pattern) + ending)):
-        info = part.stat()
-        described.append(f"{part.resolve()} {info.st_size} {info.st_mtime_ns} {info.st_ino}")
+    for file in sorted(files):
+        info = file.stat()
+        described.append(f"{file.resolve()} {info.st_size} {info.st_mtime_ns} {info.st_ino}")
     return "\n".join(described)
+
+
+def _parts(path: Path) -> Iterable[Path]:
+    """A file, and the parts that lie beside it if it is the first of several."""
+    split = re.search(r"-00001(-of-\d{5}\.gguf)$", path.name)
+    if split is None:
+        return [path]
+    return path.parent.glob(f"{glob.escape(path.name[: split.start()])}-?????{split[1]}")
 
 
 def _open_directory(path: Path) -> DecoderFiles:
@@ -99,6 +104,7 @@ def _open_directory(path: Path) -> DecoderFiles:
 
     config = decoder_config_from_hf(read_json(path / "config.json"))
     family = config.family
+    source = identity(path.glob("*.safetensors*"))
     weights = hf_weights(
         open_safetensors(path).tensors,
         weight_names.HF_DECODERS[family],
@@ -109,7 +115,7 @@ def _open_directory(path: Path) -> DecoderFiles:
         in_out=family in weight_names.HF_IN_OUT,
         norms_plus_one=family in weight_names.HF_NORM_PLUS_ONE,
     )
-    return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path))
+    return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from rlx.models import weight_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
 from rlx.models.encoder import build_encoder, relative_buckets
-from rlx.models.model_files import find_model, read_json
+from rlx.models.model_files import find_model, identity, read_json
 from rlx.models.rope_tables import rope_tables
-from rlx.models.weights import WeightFile, hf_weights
+from rlx.models.weights import WeightFile, hf_weights, read_weights
+from rlx.ops.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -50,12 +51,13 @@ def load_encoder(
     from rlx.formats.safetensors import open_safetensors
     from rlx.models.tokenizer import Tokenizer
 
-    if activations not in ("f32", "int8"):
-        raise OpError(f"load_encoder: activations must be 'f32' or 'int8', got {activations!r}")
+    if activations not in ACTIVATIONS:
+        raise OpError(f"load_encoder: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     path = find_model(path_or_name)
     if not path.is_dir():
         raise FormatError(f"{path}: an encoder is a Hugging Face directory with config.json and model.safetensors")
     config = encoder_config_from_directory(path)
+    source = identity(path.glob("*.safetensors*"))
     file = hf_weights(
         open_safetensors(path).tensors,
         weight_names.HF_ENCODERS[config.family],
@@ -66,7 +68,9 @@ def load_encoder(
     # Eight bits on both sides have a form of their own, with a scale for each column: floats are left for it.
     if weights not in (None, "f32") and (weights, activations) != ("int8", "int8"):
         file.quantize("q8_0" if weights == "int8" else weights, config.layers)
-    return TextEncoder(config, file, lambda: Tokenizer.from_directory(path), path, device, threads, activations)
+        # These are no longer the weights of the file.
+        source = ""
+    return TextEncoder(config, file, lambda: Tokenizer.from_directory(path), path, device, threads, activations, source)
 
 
 class TextEncoder:
@@ -81,14 +85,15 @@ class TextEncoder:
         device: str = "cpu",
         threads: int | None = None,
         activations: str = "f32",
+        source: str = "",
     ) -> None:
+        """`source` says which weights these are; see `CompiledGraph.freeze_params`."""
         self.config, self.path = config, path
         self._make_tokenizer = tokenizer
         built = build_encoder(config, weights)
         self.graph = built.graph
         self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
-        self._compiled.set_params({name: weight.read() for name, weight in built.weights.items()})
-        self._compiled.freeze_params()
+        read_weights(built.weights, self._compiled, source)
         self._position_inputs = lru_cache(64)(self._make_position_inputs)
 
     @cached_property

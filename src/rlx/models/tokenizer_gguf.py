@@ -93,7 +93,7 @@ class _Vocabulary:
 
     def ids(self) -> dict[str, int]:
         """The id of every token."""
-        found = {token: id for id, token in enumerate(self.tokens)}
+        found = dict(zip(self.tokens, range(len(self.tokens))))
         if len(found) != len(self.tokens):
             twice = next(token for id, token in enumerate(self.tokens) if found[token] != id)
             raise FormatError(f"{self.file.path}: token {twice!r} occurs twice in tokenizer.ggml.tokens")
@@ -141,14 +141,13 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
     file = vocabulary.file
     rule = word_rule(file.metadata.text("tokenizer.ggml.pre", "default"))
-    merges = [_merge(file, line) for line in file.metadata.texts("tokenizer.ggml.merges")]
+    merges = _merges(vocabulary)
     ids = vocabulary.ids()
-    for left, right in merges:
-        if left not in ids or right not in ids or left + right not in ids:
-            raise FormatError(
-                f"{file.path}: the merge {left!r} + {right!r} names a token that is not in the vocabulary"
-            )
-    backend = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=rule.whole_words))
+    try:
+        model = models.BPE(vocab=ids, merges=merges, ignore_merges=rule.whole_words)
+    except Exception as error:  # the package has no type for it
+        raise _wrong_merge(file, merges, ids) or error from None
+    backend = Tokenizer(model)
     backend.normalizer = normalizer(rule)
     backend.pre_tokenizer = pre_tokenizer(rule)
     backend.decoder = decoders.ByteLevel()
@@ -156,12 +155,25 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     return backend
 
 
-def _merge(file: GgufFile, line: str) -> tuple[str, str]:
+def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    file = vocabulary.file
+    lines = file.metadata.texts("tokenizer.ggml.merges")
     # Tokens may hold spaces in some vocabularies; the separator is the first space after the first character.
-    at = line.find(" ", 1)
-    if at < 0:
-        raise FormatError(f"{file.path}: {line!r} in tokenizer.ggml.merges is not two tokens with a space between")
-    return line[:at], line[at + 1 :]
+    merges = [(line[:at], line[at + 1 :]) for line in lines if (at := line.find(" ", 1)) > 0]
+    if len(merges) != len(lines):
+        wrong = next(line for line in lines if line.find(" ", 1) < 0)
+        raise FormatError(f"{file.path}: {wrong!r} in tokenizer.ggml.merges is not two tokens with a space between")
+    return merges
+
+
+def _wrong_merge(file: GgufFile, merges: list[tuple[str, str]], ids: dict[str, int]) -> FormatError | None:
+    """What is wrong with the merges, if one names an unknown token."""
+    for left, right in merges:
+        if left not in ids or right not in ids or left + right not in ids:
+            return FormatError(
+                f"{file.path}: the merge {left!r} + {right!r} names a token that is not in the vocabulary"
+            )
+    return None
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
@@ -266,9 +278,11 @@ def _add_marked_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -
     """Control tokens are found in text before anything else and left out of decoded text; user-defined ones stay."""
     from tokenizers import AddedToken
 
+    # Plain numbers: there are as many comparisons as tokens.
+    controls, defines = {int(TokenKind.CONTROL), int(TokenKind.UNKNOWN)}, int(TokenKind.USER_DEFINED)
     pairs = list(zip(vocabulary.tokens, vocabulary.kinds))
-    control = [token for token, kind in pairs if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN) and token]
-    defined = [token for token, kind in pairs if kind == TokenKind.USER_DEFINED and token]
+    control = [token for token, kind in pairs if kind in controls and token]
+    defined = [token for token, kind in pairs if kind == defines and token]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
 

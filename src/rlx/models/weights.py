@@ -19,6 +19,7 @@ from rlx.models import weight_names
 if TYPE_CHECKING:
     from rlx.formats.gguf import GgufTensor
     from rlx.formats.safetensors import SafetensorsTensor
+    from rlx.runtime.compiled_graph import CompiledGraph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,6 +52,14 @@ class Weight(NamedTuple):
 def plain_weight(array: Array) -> Weight:
     """A weight that is an array already."""
     return Weight(array.shape, DType.of(array.dtype), None, lambda: array)
+
+
+def read_weights(weights: Mapping[str, Weight], program: CompiledGraph, source: str = "") -> None:
+    """Give a program its weights, one after the other, so that none is in memory twice for long, and prepare them.
+    `source` says which weights these are; see `CompiledGraph.freeze_params`."""
+    for name, weight in weights.items():
+        program.set_param(name, weight.read())
+    program.freeze_params(source)
 
 
 class WeightFile:

@@ -13,6 +13,7 @@ from rlx.ops.arithmetic import *
 from rlx.ops.attend import *
 from rlx.ops.attend_gradients import *
 from rlx.ops.attend_operands import *
+from rlx.ops.attend_parts import *
 from rlx.ops.audio import *
 from rlx.ops.bits import *
 from rlx.ops.body_calls import *
@@ -31,6 +32,7 @@ from rlx.ops.custom_functions import *
 from rlx.ops.dynamic_slices import *
 from rlx.ops.effects import *
 from rlx.ops.einsum_notation import *
+from rlx.ops.factor_steps import *
 from rlx.ops.factorizations import *
 from rlx.ops.fake_quant import *
 from rlx.ops.fourier import *
@@ -47,6 +49,7 @@ from rlx.ops.norms import *
 from rlx.ops.order import *
 from rlx.ops.pooling import *
 from rlx.ops.quantized import *
+from rlx.ops.quantized_experts import *
 from rlx.ops.quantized_lookup import *
 from rlx.ops.quantized_panels import *
 from rlx.ops.quantized_weights import *

@@ -10,7 +10,7 @@ A row whose keys are all masked gives 0. The gradient is in `rlx.ops.attend_grad
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from rlx.ir.op import op
 from rlx.ir.shape import Shape, Size
 from rlx.ops.attend_operands import (
     AttentionBase,
+    AttentionForward,
     AttentionLayout,
     Extras,
     MaskKind,
@@ -30,7 +31,7 @@ from rlx.ops.attend_operands import (
     heads_back,
     heads_first,
 )
-from rlx.ops.operands import convert, dims_of, promote_inexact
+from rlx.ops.operands import common_dtype, convert, dims_of, dtype_of, promote_inexact, promote_operands
 from rlx.ops.samples import FLOATS, Sample, Spec, spec
 from rlx.ops.widening import as_f64, rounded, rounded_tensor
 
@@ -40,13 +41,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @op("attention")
-class Attention(AttentionBase):
+class Attention(AttentionForward):
     """out = softmax(s·q·kᵀ [softcapped] [+ bias, or masked])·v per head, with as many heads and rows as q.
 
     Operands: q, k, v; the mask or bias when `mask_kind` is custom or bias; `kv_len` i32[B] with `has_kv_len`: only the
-    first kv_len[b] keys exist, whatever k and v hold behind them; `positions` i32[B,Sq] or [Sq] with `has_positions`.
+    first kv_len[b] keys exist, whatever k and v hold behind them; `positions` i32[B,Sq] or [Sq] with `has_positions`;
+    `k_scale` and `v_scale` f32[B,Hkv,Sk] with `has_scales`: k and v are then i8 codes, and mean codes·scale row by row.
     Head h of q reads head h // (H/Hkv) of k and v. The order is scale, softcap, mask or bias, softmax. Heads of q and k
-    are `head_dim` wide; those of v may have another width, which is then that of the result.
+    are `head_dim` wide; those of v may have another width, which is then that of the result. k and v share a dtype,
+    which may differ from that of q; the result has that of q.
     """
 
     def infer(self, q: Shape, k: Shape, v: Shape, *extras: Shape) -> Shape:
@@ -65,6 +68,8 @@ class Attention(AttentionBase):
         from rlx.ops import movement
         from rlx.ops.contraction import matmul
 
+        if self.has_scales:
+            return self._without_scales(q, k, v, extras)
         named = self.extras(extras)
         qh, kh, vh = operand_tensors(self, q, k, v, named)
         weights, _ = attention_weight_tensors(self, qh, kh, named)
@@ -72,22 +77,56 @@ class Attention(AttentionBase):
         out = rounded_tensor(movement.reshape(out, (*qh.shape[:3], vh.shape[3])), q.dtype)
         return heads_back(movement, out, self.layout, self.result_dims(q.shape, v.shape))
 
+    def _without_scales(self, q: Any, codes_k: Any, codes_v: Any, extras: tuple[Any, ...]) -> Any:
+        """The same attention to keys and values that have been multiplied by their scales."""
+        from rlx.ops import movement
+
+        *others, k_scale, v_scale = extras
+        k, v = (
+            scaled_codes(movement, convert(codes, scale.dtype), scale, self)
+            for codes, scale in ((codes_k, k_scale), (codes_v, v_scale))
+        )
+        return self.replace(has_scales=False)(q, k, v, *others)
+
+    def form_for(self, rule: str, active: tuple[bool, ...]) -> Callable[..., Any] | None:
+        """Reverse mode has a rule; through scales, the derivative is that of the product that they are part of."""
+        return self.decompose if rule == "jvp" or (rule == "vjp" and self.has_scales) else None
+
     def vjp(self, ct: Any, y: Any, q: Any, k: Any, v: Any, *extras: Any) -> Any:
         """One op for all gradients; it computes the weights again, so that none of size Sq·Sk are kept for it."""
         from rlx.ops.attend_gradients import AttentionBackward, AttentionBwdWrt
 
-        gradients = AttentionBackward(**self.attributes, wrt=AttentionBwdWrt.All)(q, k, v, ct, *extras)
+        gradients = AttentionBackward(**self.shared_attributes, wrt=AttentionBwdWrt.All)(q, k, v, ct, *extras)
         return *gradients, *(None,) * (3 + len(extras) - len(gradients))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for attributes, operands, binding in attention_cases():
             yield Sample(cls(**attributes), operands, FLOATS, binding)
+        base: dict[str, Any] = {"num_heads": 4, "head_dim": 4, "num_kv_heads": 2}
+        lengths = spec("B", dtype="i32", low=1, high=5)
+        stored = (spec("B", 2, "T", 4), spec("B", 2, "T", 3))
+        narrow = cls(**base, mask_kind="causal", has_kv_len=True)
+        sizes = {"B": 2, "S": 3, "T": 5}
+        yield Sample(narrow, (spec("B", 4, "S", 4, dtype="f32"), *stored, lengths), ("bf16", "f16"), sizes)
+        codes = [spec(2, 5, 2, width, dtype="i8", low=-3, high=3) for width in (4, 3)]
+        scales = (spec(2, 2, 5, low=0.1, high=0.5),) * 2
+        scaled = cls(**base, layout="bshd", has_scales=True)
+        yield Sample(scaled, (spec(2, 3, 4, 4), *codes, *scales), ("f32", "f64"), {})
+
+
+def scaled_codes(m: Any, codes: Any, scale: Any, op: AttentionBase) -> Any:
+    """Codes as the keys or values that they stand for, in the layout of the op; `scale` is [B, Hkv, Sk]."""
+    heads = heads_first(m, codes, op.layout, op.kv_heads)
+    return heads_back(m, heads * m.expand_dims(scale, -1), op.layout, codes.shape)
 
 
 def operand_arrays(op: AttentionBase, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array, Array]:
     """q, k, v in f64 as [B, H, S, D]; what a cache holds beyond its fill level reads as 0."""
     q, k, v = as_f64(q, k, v)
+    if extras.k_scale is not None:
+        scales = as_f64(extras.k_scale, extras.v_scale)
+        k, v = (scaled_codes(np, x, scale, op) for x, scale in zip((k, v), scales))
     q = heads_first(np, q, op.layout, op.num_heads)
     k, v = (heads_first(np, x, op.layout, op.kv_heads) for x in (k, v))
     if extras.kv_len is not None:
@@ -98,6 +137,15 @@ def operand_arrays(op: AttentionBase, q: Array, k: Array, v: Array, extras: Extr
 
 def attention_weights(op: AttentionBase, q: Array, k: Array, extras: Extras) -> tuple[Array, Array | None]:
     """softmax(S) as [B, H, Sq, Sk], and with a softcap its slope 1 - tanh²(S/c), which the gradient needs."""
+    scores, slope = attention_scores(op, q, k, extras)
+    highest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    powers = np.exp(scores - np.where(highest == -np.inf, 0.0, highest))
+    total = powers.sum(axis=-1, keepdims=True)
+    return powers / np.where(total == 0.0, 1.0, total), slope
+
+
+def attention_scores(op: AttentionBase, q: Array, k: Array, extras: Extras) -> tuple[Array, Array | None]:
+    """S as [B, H, Sq, Sk], -inf where a key is not seen, and the slope of the softcap if there is one."""
     scores = np.matmul(op.fold_queries(np, q), k.swapaxes(-1, -2)) * op.scale
     scores = scores.reshape(*q.shape[:3], k.shape[2])
     slope = None
@@ -106,11 +154,7 @@ def attention_weights(op: AttentionBase, q: Array, k: Array, extras: Extras) -> 
         scores, slope = capped * op.softcap, 1.0 - capped**2
     if op.mask_kind is MaskKind.Bias:
         scores = scores + extras.mask.astype(np.float64)
-    scores = np.where(_visible(op, q.shape[2], k.shape[2], extras), scores, -np.inf)
-    highest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    powers = np.exp(scores - np.where(highest == -np.inf, 0.0, highest))
-    total = powers.sum(axis=-1, keepdims=True)
-    return powers / np.where(total == 0.0, 1.0, total), slope
+    return np.where(_visible(op, q.shape[2], k.shape[2], extras), scores, -np.inf), slope
 
 
 def _visible(op: AttentionBase, seq_q: int, seq_k: int, extras: Extras) -> Array:
@@ -133,10 +177,11 @@ def _visible(op: AttentionBase, seq_q: int, seq_k: int, extras: Extras) -> Array
 
 
 def operand_tensors(op: AttentionBase, q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, Any, Any]:
-    """`operand_arrays` for tensors, in their own dtype."""
+    """`operand_arrays` for tensors, in their common dtype."""
     from rlx.ops import movement
     from rlx.ops.arithmetic import where
 
+    q, k, v = promote_operands(q, k, v)
     q = heads_first(movement, q, op.layout, op.num_heads)
     k, v = (heads_first(movement, x, op.layout, op.kv_heads) for x in (k, v))
     if extras.kv_len is not None:
@@ -280,6 +325,7 @@ def build_attention(
     layout: AttentionLayout | str | None,
     kv_len: Any,
     positions: Any,
+    scales: tuple[Any, ...] = (),
     **attributes: Any,
 ) -> Any:
     """Apply `cls` (attention or its gradient) to q, k, v, ..; sizes that are not given are read off the shapes."""
@@ -304,7 +350,7 @@ def build_attention(
     kind = MaskKind(mask_kind)
     if kind is MaskKind.Bias and mask is not None:
         (mask,) = promote_inexact(mask)
-    extras = [x for x in (mask, kv_len, positions) if x is not None]
+    extras = [x for x in (mask, kv_len, positions, *scales) if x is not None]
     op = cls(
         num_heads,
         head_dim,
@@ -316,7 +362,17 @@ def build_attention(
         has_positions=positions is not None,
         **attributes,
     )
-    return op(*promote_inexact(*operands), *extras)
+    if scales:
+        return op(*promote_inexact(operands[0]), *operands[1:], *extras)
+    return op(*_typed(*operands), *extras)
+
+
+def _typed(q: Any, k: Any, v: Any, *dy: Any) -> tuple[Any, ...]:
+    """Operands in their common dtype; but k and v keep theirs if that is a float type, to be read as stored."""
+    if not all(d.is_float and not d.is_storage for d in map(dtype_of, (k, v))):
+        return promote_inexact(q, k, v, *dy)
+    wide, stored = common_dtype(q, k, v, *dy), common_dtype(k, v)
+    return convert(q, wide), convert(k, stored), convert(v, stored), *(convert(x, wide) for x in dy)
 
 
 def _fixed(cls: type[AttentionBase], what: str, size: Size) -> int:
@@ -341,15 +397,21 @@ def attention(
     softcap: float | None = None,
     kv_len: Any = None,
     positions: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> Any:
     """Scaled dot-product attention; see `Attention`.
 
     A mask means the kind custom unless `mask_kind` says bias. The layout is taken from the shapes where only one fits.
+    k and v of a narrower float type than q are read as they are; with scales [B, Hkv, Sk] they are i8 codes.
 
     >>> x = np.ones((1, 2, 3, 4), np.float32)
     >>> attention(x, x, x, layout="bhsd", mask_kind=MaskKind.SlidingWindow(1)).shape
     (1, 2, 3, 4)
     """
+    if (k_scale is None) != (v_scale is None):
+        raise OpError("attention: codes need both k_scale and v_scale, got one of them")
+    has_scales = k_scale is not None
     return build_attention(
         Attention,
         (q, k, v),
@@ -362,8 +424,10 @@ def attention(
         layout=layout,
         kv_len=kv_len,
         positions=positions,
+        scales=(k_scale, v_scale) if has_scales else (),
         score_scale=score_scale,
         softcap=softcap,
+        has_scales=has_scales,
     )
 
 

@@ -110,9 +110,9 @@ class AttentionBackward(AttentionBase):
                 return rounded(d_bias.sum(axis=_shared_axes(named.mask.shape), keepdims=True), named.mask.dtype)
             if wrt is AttentionBwdWrt.Key:
                 d_k = np.matmul(d_raw.swapaxes(-1, -2), self.fold_queries(np, qh)) * self.scale
-                return rounded(heads_back(np, d_k, self.layout, k.shape), q.dtype)
+                return rounded(heads_back(np, d_k, self.layout, k.shape), k.dtype)
             d_v = np.matmul(rows_p.swapaxes(-1, -2), rows_dy)
-            return rounded(heads_back(np, d_v, self.layout, v.shape), q.dtype)
+            return rounded(heads_back(np, d_v, self.layout, v.shape), v.dtype)
 
         return self._results(gradient)
 
@@ -122,9 +122,10 @@ class AttentionBackward(AttentionBase):
         from rlx.ops.reductions import reduce_sum
 
         named = self.extras(extras)
-        wide = q.dtype.accumulator
         qh, kh, vh = operand_tensors(self, q, k, v, named)
-        rows_dy = self.fold_queries(movement, heads_first(movement, dy, self.layout, self.num_heads))
+        wide = qh.dtype.accumulator
+        same_dy = convert(dy, qh.dtype)
+        rows_dy = self.fold_queries(movement, heads_first(movement, same_dy, self.layout, self.num_heads))
         weights, slope = attention_weight_tensors(self, qh, kh, named)
         rows_p = self.fold_queries(movement, weights)
         d_p = matmul(rows_dy, movement.swapaxes(vh, -1, -2), out_dtype=wide)
@@ -142,9 +143,9 @@ class AttentionBackward(AttentionBase):
             if wrt is AttentionBwdWrt.Key:
                 rows_q = convert(self.fold_queries(movement, qh), wide)
                 d_k = matmul(movement.swapaxes(d_raw, -1, -2), rows_q) * self.scale
-                return heads_back(movement, rounded_tensor(d_k, q.dtype), self.layout, k.shape)
+                return heads_back(movement, rounded_tensor(d_k, k.dtype), self.layout, k.shape)
             d_v = matmul(movement.swapaxes(rows_p, -1, -2), convert(rows_dy, wide))
-            return heads_back(movement, rounded_tensor(d_v, q.dtype), self.layout, v.shape)
+            return heads_back(movement, rounded_tensor(d_v, v.dtype), self.layout, v.shape)
 
         return self._results(gradient)
 

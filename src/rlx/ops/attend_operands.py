@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import require_equal
+from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type
 from rlx.ir.shape import Dims, Shape, Size
 from rlx.ops.operands import require_dtype, require_float, require_same_dtype
@@ -95,6 +96,8 @@ class Extras(NamedTuple):
     mask: Any = None
     kv_len: Any = None
     positions: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
 
 
 class AttentionBase(Op):
@@ -137,15 +140,16 @@ class AttentionBase(Op):
         return m.reshape(x, (batch, self.kv_heads, heads // self.kv_heads * seq, width))
 
     @property
-    def _present(self) -> tuple[bool, bool, bool]:
-        """Which of the optional operands there are: mask or bias, kv_len, positions."""
+    def _present(self) -> tuple[bool, ...]:
+        """Which of the optional operands there are, in the order of `Extras`; those behind the last are absent."""
         return self.mask_kind.is_operand, self.has_kv_len, self.has_positions
 
     def extras(self, operands: tuple[Any, ...]) -> Extras:
         """The optional operands by name, as the attributes say which are present."""
         present = self._present
         if len(operands) != sum(present):
-            names = ", ".join(n for n, p in zip(("mask or bias", "kv_len", "positions"), present) if p) or "none"
+            spoken = ("mask or bias", *Extras._fields[1:])
+            names = ", ".join(n for n, p in zip(spoken, present) if p) or "none"
             raise self.fail(f"with these attributes the optional operands are: {names}; got {len(operands)} of them")
         rest = iter(operands)
         return Extras(*(next(rest) if p else None for p in present))
@@ -157,8 +161,10 @@ class AttentionBase(Op):
 
     def check_operands(self, q: Shape, k: Shape, v: Shape, extras: Extras) -> None:
         """Refuse operands that do not fit each other or the attributes."""
-        require_float(self, q, k, v)
-        require_same_dtype(self, q, k, v)
+        has_codes = extras.k_scale is not None
+        require_float(self, q, *(() if has_codes else (k, v)))
+        require_dtype(self, not has_codes or k.dtype is v.dtype is DType.I8, "with scales i8 codes as", k, v)
+        require_same_dtype(self, k, v)
         batch, seq_q = self._batch_and_length("q", q, self.num_heads, self.head_dim)
         k_batch, seq_k = self._batch_and_length("k", k, self.kv_heads, self.head_dim)
         v_batch, v_seq = self._batch_and_length("v", v, self.kv_heads)
@@ -169,6 +175,10 @@ class AttentionBase(Op):
             self._check_integers("kv_len", extras.kv_len, {1: (batch,)})
         if extras.positions is not None:
             self._check_integers("positions", extras.positions, {1: (seq_q,), 2: (batch, seq_q)})
+        for name, scale in (("k_scale", extras.k_scale), ("v_scale", extras.v_scale)):
+            if scale is not None:
+                require_dtype(self, scale.dtype in (DType.F32, DType.F64), f"f32 or f64 {name}", scale)
+                self._check_form(name, scale, {3: (batch, self.kv_heads, seq_k)})
 
     def _agree(self, found: Dims, wanted: Dims) -> bool:
         return len(found) == len(wanted) and all(require_equal(a, b, self.mnemonic) for a, b in zip(found, wanted))
@@ -202,6 +212,9 @@ class AttentionBase(Op):
 
     def _check_integers(self, name: str, x: Shape, forms: dict[int, Dims]) -> None:
         require_dtype(self, x.dtype.is_int or x.dtype.is_float, f"integer {name}", x)
+        self._check_form(name, x, forms)
+
+    def _check_form(self, name: str, x: Shape, forms: dict[int, Dims]) -> None:
         if x.rank not in forms or not self._agree(x.dims, forms[x.rank]):
             shapes = " or ".join(str(list(f)) for f in forms.values())
             raise self.fail(f"{name} must be {shapes}, got {x}")
@@ -231,6 +244,21 @@ class AttentionBase(Op):
         if isinstance(inferred, tuple):
             return tuple(_part_batch(y, t, size, own) for y, t in zip(results, inferred, strict=True))
         return _part_batch(results, inferred, size, own)
+
+
+class AttentionForward(AttentionBase):
+    """Attention, whose k and v may be stored as codes with a scale for each row."""
+
+    has_scales: bool = False
+
+    @property
+    def _present(self) -> tuple[bool, ...]:
+        return *super()._present, self.has_scales, self.has_scales
+
+    @property
+    def shared_attributes(self) -> dict[str, Any]:
+        """The attributes that its gradient has, too."""
+        return {name: self.attributes[name] for name in AttentionBase._fields}
 
 
 def join_batch(x: Any, has_batch: bool, own: Size) -> Any:

@@ -1,8 +1,8 @@
 """Products of 8-bit codes, exact in whole numbers: what activations of 8 bits are multiplied with.
 
 The compiler writes products in this form when it is asked for activations of 8 bits. A weight becomes codes with one
-scale for each column, laid out in panels for dot-product instructions; blocks of GGUF files stay what they are. The
-scales of rows, columns and blocks are multiplied afterwards, in floats.
+scale for each column, laid out in panels for dot-product instructions; blocks of GGUF files stay what they are, and
+their activations may have 16 bits. The scales of rows, columns and blocks are multiplied afterwards, in floats.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ __all__ = ["Int8BlockMatMul", "Int8Blocks", "Int8MatMul", "Int8Panels"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# How activations may be multiplied with stored weights, and how many codes of 8 bits one then is.
+ACTIVATIONS = {"f32": 0, "int8": 1, "int16": 2}
 # Codes of activations are stored as code + ZERO, without a sign, and lie between -LEVELS and LEVELS.
 ZERO = 128
 LEVELS = 127
+# Codes of 16 bits are two digits in base 256, each between -128 and 127.
+MAX_DIGITS = max(ACTIVATIONS.values())
 # Neighbours along K that one lane of a dot-product instruction multiplies.
 WORD = 4
 # Activations that share a scale where weights come in blocks.
@@ -113,31 +117,43 @@ class Int8MatMul(_Int8Op):
 
 @op("int8_blocks")
 class Int8Blocks(_Int8Op):
-    """Rows of k floats in blocks of 32 as bytes u8[.., k + k/8]: k codes i8, then a scale f32 for each block.
+    """Rows of k floats in blocks of 32 as bytes u8[.., digits·k + k/8]: k i8 for each digit of the codes, the lowest
+    first, then a scale f32 for each block.
 
-    x ≈ code·scale with scale = max|x|/127 of its block, code = round(x/scale), half to even.
+    x ≈ code·scale with scale = max|x|/most of its block, code = round(x/scale), half to even; the most a code can be
+    is 127, and 127·257 where it has two digits, code = low + 256·high.
     """
+
+    digits: int = 1
 
     def infer(self, x: Shape) -> Shape:
         require_float(self, x)
+        if not 1 <= self.digits <= MAX_DIGITS:
+            raise self.fail(f"codes have 1 to {MAX_DIGITS} digits, got {self.digits}")
         if x.rank == 0 or not isinstance(x.dims[-1], int) or x.dims[-1] % BLOCK:
             raise self.fail(f"the last axis must be fixed and a multiple of {BLOCK}, got {x}")
-        return Shape((*x.dims[:-1], block_bytes(x.dims[-1])), DType.U8)
+        return Shape((*x.dims[:-1], block_bytes(x.dims[-1], self.digits)), DType.U8)
 
     def eval(self, x: Array) -> Array:
         blocks = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK).astype(np.float32)
+        most = highest_code(self.digits)
         with np.errstate(all="ignore"):
-            scale = np.abs(blocks).max(-1) * np.float32(1 / LEVELS)
+            scale = np.abs(blocks).max(-1) * np.float32(1 / most)
             inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
             # What is no number has no code; its scale makes the block one of which every product is none.
             found = np.nan_to_num(np.rint(blocks * inverse[..., None]), nan=0.0)
-        codes = np.clip(found, -LEVELS, LEVELS).astype(np.int8).reshape(x.shape)
-        return np.concatenate([codes.view(np.uint8), scale.astype("<f4").view(np.uint8)], axis=-1)
+        rest = np.clip(found, -most, most).astype(np.int32).reshape(x.shape)
+        planes = []
+        for _ in range(self.digits):
+            digit = ((rest + 128) & 255) - 128
+            planes.append(digit.astype(np.int8).view(np.uint8))
+            rest = (rest - digit) >> 8
+        return np.concatenate([*planes, scale.astype("<f4").view(np.uint8)], axis=-1)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for dims in ((3, 64), (1, 32), (5, 160)):
-            yield sample(cls(), spec(*dims), dtypes=("f32",))
+        for digits, dims in ((1, (3, 64)), (2, (1, 32)), (1, (5, 160)), (2, (5, 96))):
+            yield sample(cls(digits), spec(*dims), dtypes=("f32",))
         yield sample(cls(), spec("B", "S", 96), dtypes=("f32",), B=2, S=3)
 
 
@@ -148,14 +164,15 @@ class Int8BlockMatMul(_Int8Op):
 
     scheme: QuantScheme
     n: int
+    digits: int = 1
 
     def infer(self, rows: Shape, panels: Shape) -> Shape:
-        require_dtype(self, rows.dtype is DType.U8 and rows.rank > 0, "rows u8[.., k + k/8]", rows)
+        require_dtype(self, rows.dtype is DType.U8 and rows.rank > 0, "rows u8[.., digits·k + k/8]", rows)
         layout, size = self.scheme.panel_format, rows.dims[-1]
         if layout is None or not has_byte_codes(layout):
             raise self.fail(f"{self.scheme} has no panels whose codes are bytes or parts of them")
         k = self.depth(rows)
-        if block_bytes(k) != size or k % (self.scheme.gguf_block_size or 1):
+        if block_bytes(k, self.digits) != size or k % (self.scheme.gguf_block_size or 1):
             raise self.fail(f"{rows} is not made of blocks of {self.scheme}")
         wanted = Shape((-(-self.n // PANEL_ROWS), layout.panel_bytes(k)), DType.U8)
         if panels != wanted:
@@ -165,13 +182,14 @@ class Int8BlockMatMul(_Int8Op):
     def depth(self, rows: Shape) -> int:
         """k, the number of codes in a row."""
         size = rows.dims[-1]
-        return size * BLOCK // block_bytes(BLOCK) if isinstance(size, int) else 0
+        return size * BLOCK // block_bytes(BLOCK, self.digits) if isinstance(size, int) else 0
 
     def eval(self, rows: Array, panels: Array) -> Array:
-        layout, k = self.scheme.panel_format, rows.shape[-1] * BLOCK // block_bytes(BLOCK)
+        layout, k = self.scheme.panel_format, rows.shape[-1] * BLOCK // block_bytes(BLOCK, self.digits)
         assert layout is not None
-        codes = np.ascontiguousarray(rows[..., :k]).view(np.int8).astype(np.float64)
-        scales = np.ascontiguousarray(rows[..., k:]).view("<f4").astype(np.float64)
+        planes = np.ascontiguousarray(rows[..., : self.digits * k]).view(np.int8).astype(np.float64)
+        codes = sum(planes[..., d * k : (d + 1) * k] * 256.0**d for d in range(self.digits))
+        scales = np.ascontiguousarray(rows[..., self.digits * k :]).view("<f4").astype(np.float64)
         with np.errstate(all="ignore"):
             x = codes * np.repeat(scales, BLOCK, axis=-1)
             w = unpack_rows(layout, panels, self.n, k)
@@ -181,22 +199,28 @@ class Int8BlockMatMul(_Int8Op):
     def samples(cls) -> Iterator[Sample]:
         rng = np.random.default_rng(5)
         schemes = (QuantScheme.GgufQ4_1, QuantScheme.GgufQ8_0, QuantScheme.GgufQ4_0, QuantScheme.GgufQ2K)
-        for scheme, k, n in zip(schemes, (64, 96, 32, 256), (3, 17, 40, 5)):
+        for scheme, k, n, digits in zip(schemes, (64, 96, 32, 256), (3, 17, 40, 5), (1, 2, 2, 1)):
             layout = scheme.panel_format
             assert layout is not None
             size = (-(-n // PANEL_ROWS), layout.panel_bytes(k))
             # Bytes among which no half is huge or not a number, wherever one may lie.
             values = ((np.arange(size[0] * size[1]) * 37 + 11) % 256 & 0xBB).reshape(size)
             stored = spec(*size, dtype="u8", values=values)
-            row = Int8Blocks().eval(rng.standard_normal((1, k)).astype(np.float32))
-            yield sample(cls(scheme, n), spec(2, block_bytes(k), values=row), stored, dtypes=("u8",))
+            row = Int8Blocks(digits).eval(rng.standard_normal((1, k)).astype(np.float32))
+            rows = spec(2, block_bytes(k, digits), values=row)
+            yield sample(cls(scheme, n, digits), rows, stored, dtypes=("u8",))
         many = spec("B", "S", block_bytes(k), values=row)
         yield sample(cls(scheme, n), many, stored, dtypes=("u8",), B=2, S=9)
 
 
-def block_bytes(k: int) -> int:
+def block_bytes(k: int, digits: int = 1) -> int:
     """Bytes of a row of k activations."""
-    return k + k // BLOCK * 4
+    return digits * k + k // BLOCK * 4
+
+
+def highest_code(digits: int) -> int:
+    """The code of the largest activation of a block."""
+    return LEVELS if digits == 1 else LEVELS * 257
 
 
 def has_byte_codes(layout: PanelFormat) -> bool:

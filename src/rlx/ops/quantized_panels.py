@@ -25,17 +25,17 @@ __all__ = ["PanelGather", "PanelMatMul", "QuantPanels"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_INTERNAL = NoRule("the compiler makes this op, after derivatives and batches are taken; use dequant_matmul")
+INTERNAL = NoRule("the compiler makes this op, after derivatives and batches are taken; use dequant_matmul")
 # Panels are packed in pieces of this many elements, so that the intermediates stay small.
 _PIECE_ELEMENTS = 1 << 21
 
 
-class _PanelOp(Op):
+class PanelOp(Op):
     """What the ops on panels share: a scheme that has them, and its sizes."""
 
-    jvp = _INTERNAL
-    vjp = _INTERNAL
-    batch = _INTERNAL
+    jvp = INTERNAL
+    vjp = INTERNAL
+    batch = INTERNAL
 
     scheme: QuantScheme
 
@@ -48,53 +48,59 @@ class _PanelOp(Op):
             raise self.fail(f"{self.scheme} stores blocks of {elements} elements, which do not divide k={k}")
         return found
 
-    def panels(self, k: int, n: int) -> Shape:
-        """The type of the panels of n rows of k elements."""
-        return Shape((-(-n // PANEL_ROWS), self.layout(k).panel_bytes(k)), DType.U8)
+    def panels(self, k: int, n: int, count: int = 1) -> Shape:
+        """The type of the panels of `count` matrices of n rows of k elements; each begins with a panel of its own."""
+        return Shape((count * -(-n // PANEL_ROWS), self.layout(k).panel_bytes(k)), DType.U8)
 
-    def require_panels(self, panels: Shape, k: int, n: int) -> None:
-        wanted = self.panels(k, n)
+    def require_panels(self, panels: Shape, k: int, n: int, count: int = 1) -> None:
+        wanted = self.panels(k, n, count)
         if panels != wanted:
-            raise self.fail(f"{n} rows of {k} elements as {self.scheme} are panels {wanted}, got {panels}")
+            what = f"{n} rows" if count == 1 else f"{count} times {n} rows"
+            raise self.fail(f"{what} of {k} elements as {self.scheme} are panels {wanted}, got {panels}")
 
 
 @op("quant_panels")
-class QuantPanels(_PanelOp):
-    """The panels of a GGUF weight, given as n rows of k elements: u8[ceil(n/16), bytes]."""
+class QuantPanels(PanelOp):
+    """The panels of a GGUF weight, given as n rows of k elements: u8[ceil(n/16), bytes]; or of `count` such weights,
+    one after the other."""
 
     primitive = True
 
     k: int
     n: int
+    count: int = 1
 
     def infer(self, packed: Shape) -> Shape:
         require_dtype(
             self, packed.dtype.size_bytes == 1 and packed.is_static, "packed bytes (u8) of a fixed size", packed
         )
-        wanted = self.scheme.packed_bytes(self.k, self.n)
+        wanted = self.count * self.scheme.packed_bytes(self.k, self.n)
         if packed.element_count != wanted:
-            raise self.fail(f"a {self.scheme} weight of {self.n} rows of {self.k} has {wanted} bytes, got {packed}")
-        return self.panels(self.k, self.n)
+            times = f"{self.count} times " if self.count != 1 else ""
+            raise self.fail(f"{times}{self.n} rows of {self.k} as {self.scheme} have {wanted} bytes, got {packed}")
+        return self.panels(self.k, self.n, self.count)
 
     def eval(self, packed: Array) -> Array:
         layout = self.layout(self.k)
         block = self.scheme.gguf_block_bytes or 1
-        rows = np.ascontiguousarray(packed).view(np.uint8).reshape(self.n, -1)
-        result = np.empty(self.panels(self.k, self.n).static_dims, np.uint8)
+        matrices = np.ascontiguousarray(packed).view(np.uint8).reshape(self.count, self.n, -1)
+        result = np.empty(self.panels(self.k, self.n, self.count).static_dims, np.uint8)
         piece = max(1, _PIECE_ELEMENTS // (self.k * PANEL_ROWS))
-        for first in range(0, len(result), piece):
-            part = rows[first * PANEL_ROWS : (first + piece) * PANEL_ROWS]
-            result[first : first + piece] = pack_rows(layout, part.reshape(-1, block), len(part), self.k)
+        for rows, panels in zip(matrices, result.reshape(self.count, -1, result.shape[1])):
+            for first in range(0, len(panels), piece):
+                part = rows[first * PANEL_ROWS : (first + piece) * PANEL_ROWS]
+                panels[first : first + piece] = pack_rows(layout, part.reshape(-1, block), len(part), self.k)
         return result
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for scheme, k, n in _SAMPLES:
-            yield sample(cls(scheme, k, n), _bytes(scheme.packed_bytes(k, n)), dtypes=("u8",))
+            yield sample(cls(scheme, k, n), sample_bytes(scheme.packed_bytes(k, n)), dtypes=("u8",))
+        yield sample(cls(scheme, k, n, 2), sample_bytes(2 * scheme.packed_bytes(k, n)), dtypes=("u8",))
 
 
 @op("panel_matmul")
-class PanelMatMul(_PanelOp):
+class PanelMatMul(PanelOp):
     """y = x · W with the panels of W[k, n]; the sum is held in f32 (f64 for f64) and has x's dtype."""
 
     primitive = True
@@ -109,7 +115,7 @@ class PanelMatMul(_PanelOp):
         return x.with_dims((*x.dims[:-1], self.n))
 
     def eval(self, x: Array, panels: Array) -> Array:
-        weights = _decoded(self.layout(x.shape[-1]), panels, self.n, x.shape[-1])
+        weights = decoded(self.layout(x.shape[-1]), panels, self.n, x.shape[-1])
         with np.errstate(all="ignore"):
             return np.asarray(x.astype(np.float64) @ weights.T.astype(np.float64)).astype(x.dtype)
 
@@ -117,12 +123,12 @@ class PanelMatMul(_PanelOp):
     def samples(cls) -> Iterator[Sample]:
         for scheme, k, n in _SAMPLES:
             panels = cls(scheme, n).panels(k, n).static_dims
-            yield sample(cls(scheme, n), spec(2, k), _bytes(*panels), dtypes=("f32",))
-        yield sample(cls(scheme, n), spec("B", "S", k), _bytes(*panels), dtypes=("f32", "f64", "bf16"), B=2, S=9)
+            yield sample(cls(scheme, n), spec(2, k), sample_bytes(*panels), dtypes=("f32",))
+        yield sample(cls(scheme, n), spec("B", "S", k), sample_bytes(*panels), dtypes=("f32", "f64", "bf16"), B=2, S=9)
 
 
 @op("panel_gather")
-class PanelGather(_PanelOp):
+class PanelGather(PanelOp):
     """y[i.., :] = row idx[i..] of n rows of k elements in panels, as f32; ids are clipped, negative ones count from the
     end."""
 
@@ -140,7 +146,7 @@ class PanelGather(_PanelOp):
         return {1: (self.n,)}
 
     def eval(self, panels: Array, idx: Array) -> Array:
-        rows = _decoded(self.layout(self.k), panels, self.n, self.k)
+        rows = decoded(self.layout(self.k), panels, self.n, self.k)
         return np.asarray(rows[clipped_ids(idx, self.n)])
 
     @classmethod
@@ -148,17 +154,19 @@ class PanelGather(_PanelOp):
         for scheme, k, n in _SAMPLES:
             panels = cls(scheme, k, n).panels(k, n).static_dims
             ids = spec(2, 2, dtype="i32", values=[[0, n - 1], [1, 2]])
-            yield sample(cls(scheme, k, n), _bytes(*panels), ids, dtypes=("u8",))
-        yield sample(cls(scheme, k, n), _bytes(*panels), spec("B", dtype="i32", low=0, high=n - 1), dtypes=("u8",), B=3)
+            yield sample(cls(scheme, k, n), sample_bytes(*panels), ids, dtypes=("u8",))
+        yield sample(
+            cls(scheme, k, n), sample_bytes(*panels), spec("B", dtype="i32", low=0, high=n - 1), dtypes=("u8",), B=3
+        )
 
 
-def _decoded(layout: PanelFormat, panels: Array, n: int, k: int) -> Array:
+def decoded(layout: PanelFormat, panels: Array, n: int, k: int) -> Array:
     # A file may hold any bits: a scale of inf or NaN is data, not a reason to warn.
     with np.errstate(all="ignore"):
         return unpack_rows(layout, panels, n, k)
 
 
-def _bytes(*dims: int) -> Spec:
+def sample_bytes(*dims: int) -> Spec:
     """Bytes among which no half is huge or not a number, wherever one may lie."""
     count = int(np.prod(dims))
     return spec(*dims, dtype="u8", values=((np.arange(count) * 37 + 11) % 256 & 0xBB).reshape(dims))

@@ -21,11 +21,11 @@ import numpy as np
 
 from rlx.ir.dims import Dim, product, require_equal
 from rlx.ir.dtype import DType
-from rlx.ir.nvfp4 import FP4_E2M1_LUT
+from rlx.ir.nvfp4 import FP4_E2M1_LUT, fp8_e4m3_scale_to_f32
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.quant import QuantKind, QuantScheme, dequantize_matrix
 from rlx.ir.shape import Dims, Shape, Size
-from rlx.ops.arithmetic import and_, ne, shift_right_logical, where
+from rlx.ops.arithmetic import and_, shift_right_logical
 from rlx.ops.bits import bitcast
 from rlx.ops.contraction import GroupedMatMul, matmul
 from rlx.ops.conversion import cast
@@ -382,10 +382,9 @@ def _rows(x: Any, dtype: DType) -> Any:
 def _unscaled(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) -> Any:
     """f32[k, n]: W without its float factor, by elementwise ops; for the formats with scales beside the codes."""
     if scheme.kind in _FP8_DTYPES:
-        return cast(reshape(bitcast(w, _FP8_DTYPES[scheme.kind]), (k, n)), DType.F32)
+        return gather(_fp8_values(_FP8_DTYPES[scheme.kind]), reshape(bitcast(w, DType.U8), (k, n)))
     if scheme.kind is QuantKind.Nvfp4Block:
-        steps = cast(bitcast(scale, DType.F8E4M3), DType.F32)
-        steps = where(ne(steps, steps), 0.0, steps)
+        steps = gather(fp8_e4m3_scale_to_f32(np.arange(256)), bitcast(scale, DType.U8))
         return gather(FP4_E2M1_LUT, _nibbles(w, k, n)) * _per_row(steps, scheme, k, n)
     if scheme.kind is QuantKind.Int4Block:
         weights = cast(_nibbles(w, k, n), DType.F32)
@@ -394,6 +393,12 @@ def _unscaled(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) 
     if zp is not None and scheme.kind is not QuantKind.Int8Block:
         weights = weights - _per_row(cast(zp, DType.F32), scheme, k, n)
     return weights
+
+
+def _fp8_values(dtype: DType) -> Array:
+    """f32[256]: what each byte stands for."""
+    codes: Array = np.arange(256, dtype=np.uint8)
+    return codes.view(dtype.numpy).astype(np.float32)
 
 
 def _spread(factor: Any, scheme: QuantScheme, k: int, n: int) -> Any:

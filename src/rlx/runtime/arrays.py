@@ -21,13 +21,13 @@ from rlx.ops.tensor_methods import TensorMethods
 class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
     """An immutable array. Operators promote as rlx does: `i32 + f32` is f32, Python scalars are weak."""
 
-    __slots__ = ()
+    # Only of arrays that lie where a program stores over its inputs; see `rlx.runtime.loans`.
+    __slots__ = ("_loan", "_place")
+    _loan: Any
+    _place: object
 
     # Equality is elementwise, so arrays are not hashable, as in NumPy.
     __hash__ = None
-
-    # NumPy's, which takes classes of arrays too; a view of what cannot be changed cannot be changed.
-    view = np.ndarray.view  # type: ignore[assignment]
 
     def block_until_ready(self) -> Array:
         """The array itself: values on the CPU are always ready."""
@@ -39,6 +39,19 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise RlxError("rlx arrays cannot be changed in place; use x.at[i].set(v), or np.array(x) for a NumPy copy")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in Array.__slots__:
+            raise RlxError(
+                f"rlx arrays cannot be changed in place: .{name} is fixed; use x.reshape, x.astype or x.view"
+            )
+        super().__setattr__(name, value)
+
+    def view(self, *args: Any, **kwargs: Any) -> Any:
+        """NumPy's, which takes classes of arrays too; a view of what cannot be changed cannot be changed."""
+        found = np.asarray(self).view(*args, **kwargs)
+        is_class = any(isinstance(x, type) and issubclass(x, np.ndarray) for x in (*args, *kwargs.values()))
+        return found if is_class else as_array(found)
 
     def __getitem__(self, key: Any) -> Any:
         return as_array(np.asarray(self)[key])
@@ -52,9 +65,6 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
 
     def __format__(self, spec: str) -> str:
         return format(np.asarray(self).item() if self.ndim == 0 else np.asarray(self), spec)
-
-    def __array_finalize__(self, source: Any) -> None:
-        return None
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """NumPy functions see plain arrays and return what they always return."""
@@ -70,7 +80,8 @@ for _name in _IN_PLACE:
 def as_array(value: Any) -> Array:
     """`value` as an `rlx.Array` without a copy; the original must not be written to afterwards."""
     array = np.asarray(value).view(Array)
-    array.flags.writeable = False
+    # A quarter of the time that `array.flags.writeable = False` takes.
+    array.setflags(False)  # type: ignore[call-arg]
     return array
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,11 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Input, Param
 from rlx.ir.outside_ids import check_ids, id_checks
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Dims, Shape
 from rlx.runtime.arrays import Array, as_array, given_away
 from rlx.runtime.handles import Handles, output_number
 from rlx.runtime.inspection import MemoryInfo, Profile, memory_info, profile
+from rlx.runtime.loans import Back, Lending, Shapes
 from rlx.runtime.typed_io import Buffer, from_bytes, to_bytes
 
 if TYPE_CHECKING:
@@ -32,13 +33,19 @@ if TYPE_CHECKING:
 _REMEMBERED = 1024
 
 
+class _Sizes(NamedTuple):
+    """Input shapes that have been checked: the sizes of the axes that each kind of ids selects from."""
+
+    of_ids: list[Dims]
+
+
 class _Ready(NamedTuple):
-    """What follows from one set of weights: the form in which the program reads them, and the sizes of the symbols for
-    input shapes that have been checked against them."""
+    """What follows from one set of weights: the form in which the program reads them, and the input shapes that have
+    been checked against them. The shapes are their key, or what stands for those of arrays that came back."""
 
     values: Mapping[str, np.ndarray[Any, Any]]
     prepared: Prepared
-    bindings: dict[tuple[tuple[int, ...], ...], Mapping[str, int]]
+    sizes: dict[Hashable, _Sizes]
 
 
 class CompiledGraph:
@@ -58,6 +65,8 @@ class CompiledGraph:
         self._constraints = list(graph.constraints)
         self._id_checks = id_checks(graph)
         self._dtypes = {name: shape.dtype.numpy for name, shape in self._inputs.items()}
+        self._other_dtypes = {name: dtype for name, dtype in self._dtypes.items() if name not in self._overwritten}
+        self._lending = Lending(graph, executable, [check.key for check in self._id_checks])
         # Replaced as wholes, so that a run sees one set of weights whatever other threads set meanwhile.
         self._values: Mapping[str, np.ndarray[Any, Any]] = {}
         self._ready: _Ready | None = None
@@ -168,24 +177,49 @@ class CompiledGraph:
         aligned, read only, or shares memory with another input) is copied first and stays as it was.
         """
         handles = self._handles
-        given = {**(inputs or {}), **more} if handles is None else {**handles.inputs, **(inputs or {}), **more}
-        if given.keys() != self._inputs.keys():
-            raise BindingError(self._wrong_names(given))
-        arrays = {name: self._checked(name, given[name], dtype) for name, dtype in self._dtypes.items()}
+        given: Mapping[str, Any] = inputs or {}
+        if handles is not None:
+            given = {**handles.inputs, **given}
+        if more:
+            given = {**given, **more}
         values, ready = self._values, self._ready
         if ready is None or ready.values is not values:
             ready = self._prepare(values)
-        shapes = tuple([array.shape for array in arrays.values()])
-        binding = ready.bindings.get(shapes)
-        if binding is None:
-            binding = self._bind(shapes, ready)
-        for check in self._id_checks:
-            # Native code trusts ids, so those that come from outside are looked at here, whatever the backend.
-            check_ids(check.op, arrays[check.key], tuple(bind_dim(s, binding) for s in check.sizes), check.key)
-        outputs = [as_array(result) for result in self._executable.run(arrays, ready.prepared)]
+        back = self._lending.known(given) if self._overwritten and len(given) == len(self._inputs) else None
+        outputs = None if back is None else self._run_again(back, given, ready)
+        if outputs is None:
+            outputs = self._run_anew(given, ready)
         if handles is not None:
             self._keep(outputs)
         return outputs
+
+    def _run_anew(self, given: Mapping[str, Any], ready: _Ready) -> list[Array]:
+        if given.keys() != self._inputs.keys():
+            raise BindingError(self._wrong_names(given))
+        arrays = {name: self._checked(name, given[name], dtype) for name, dtype in self._dtypes.items()}
+        shapes = tuple([array.shape for array in arrays.values()])
+        sizes = ready.sizes.get(shapes) or self._sizes(shapes, shapes, ready)
+        if self._id_checks:
+            self._check_ids(arrays, sizes)
+        results = self._executable.run(arrays, ready.prepared)
+        return self._lending.outputs(results) if self._overwritten else [as_array(result) for result in results]
+
+    def _run_again(self, back: Back, given: Mapping[str, Any], ready: _Ready) -> list[Array] | None:
+        """Run on arrays that the last run returned, and others; None if it must not write into them."""
+        if any(name not in given for name in self._other_dtypes):
+            return None
+        others = {name: self._checked(name, given[name], dtype) for name, dtype in self._other_dtypes.items()}
+        key = (back.loan.held.serial, *[array.shape for array in others.values()])
+        sizes = ready.sizes.get(key) or self._sizes(self._lending.shapes(back, others), key, ready)
+        if self._id_checks:
+            self._check_ids(others, sizes)
+        elsewhere = self._executable.run_held(back.loan.held, others, ready.prepared)
+        return None if elsewhere is None else self._lending.outputs_again(back, elsewhere)
+
+    def _check_ids(self, arrays: Mapping[str, np.ndarray[Any, Any]], sizes: _Sizes) -> None:
+        """Native code trusts ids, so those that come from outside are looked at here, whatever the backend."""
+        for check, bound in zip(self._id_checks, sizes.of_ids):
+            check_ids(check.op, arrays[check.key], bound, check.key)
 
     # Other ways to run.
 
@@ -324,8 +358,8 @@ class CompiledGraph:
             return array.astype(dtype)
         raise BindingError(self._wrong_type("input", name, self._inputs[name], array))
 
-    def _bind(self, shapes: tuple[tuple[int, ...], ...], ready: _Ready) -> Mapping[str, int]:
-        """The sizes of the symbols, with everything checked that the program says of them."""
+    def _sizes(self, shapes: Shapes, key: Hashable, ready: _Ready) -> _Sizes:
+        """What the sizes of inputs say, with everything checked that the program says of them; remembered by `key`."""
         leaves = [(name, shape, actual) for (name, shape), actual in zip(self._inputs.items(), shapes)]
         # Fixed shapes have been checked when the weights were set.
         symbolic = ((name, shape) for name, shape in self._params.items() if not shape.is_static)
@@ -335,10 +369,11 @@ class CompiledGraph:
             symbols = [s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols]
             if all(s in binding for s in symbols):
                 constraint.check(binding)
-        if len(ready.bindings) >= _REMEMBERED:
-            ready.bindings.clear()
-        ready.bindings[shapes] = binding
-        return binding
+        if len(ready.sizes) >= _REMEMBERED:
+            ready.sizes.clear()
+        sizes = _Sizes([tuple(bind_dim(s, binding) for s in check.sizes) for check in self._id_checks])
+        ready.sizes[key] = sizes
+        return sizes
 
     def _wrong_names(self, given: Mapping[str, Any]) -> str:
         unknown = [name for name in given if name not in self._inputs]

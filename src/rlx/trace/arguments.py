@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rlx.errors import TraceError
-from rlx.trace.pytree import Path, TreeDef, path_text, tree_flatten
+from rlx.trace.pytree import Path, TreeDef, are_leaves, path_text, tree_flatten, tree_structure
 
 Function = Callable[..., Any]
 
@@ -27,6 +27,12 @@ class FlatCall(NamedTuple):
     def dynamic_positions(self) -> list[int]:
         """Where the arguments that are not static stood."""
         return [i for i in range(self.num_args) if i not in self.static_args]
+
+
+@functools.cache
+def _flat_structure(count: int) -> TreeDef:
+    """Of a call with so many leaves as arguments, which is most calls: one object, so that it is found by identity."""
+    return tree_structure(((0,) * count, {}))
 
 
 class Signature:
@@ -51,6 +57,8 @@ class Signature:
 
     def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> FlatCall:
         """Static arguments set aside, the others flattened."""
+        if not kwargs and not self.static_nums and are_leaves(args):
+            return FlatCall(list(args), _flat_structure(len(args)), len(args), {}, {}, ())
         static_args = {i: args[i] for i in self.static_nums if i < len(args)}
         static_kwargs = {k: kwargs[k] for k in sorted(kwargs.keys() & self.static_names)}
         dynamic_args = tuple(a for i, a in enumerate(args) if i not in static_args) if static_args else tuple(args)

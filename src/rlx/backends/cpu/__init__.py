@@ -14,8 +14,10 @@ from rlx.backends.api import Backend, CompileOptions, Executable
 from rlx.backends.compiling import compile_with_options
 from rlx.backends.cpu.executable import CpuExecutable as CpuExecutable
 from rlx.backends.cpu.program_cache import find_programs, keep_programs, program_key
+from rlx.backends.cpu.spmd import executor
 from rlx.ir.graph import Graph
 from rlx.ir.op import OP_CLASSES
+from rlx.kernels.llvm_pages import drop_llvm_pages
 
 
 class CpuBackend(Backend):
@@ -39,4 +41,7 @@ class CpuBackend(Backend):
         executable = CpuExecutable.of(compile_with_options(graph, "cpu", options), options.threads, key or "")
         if key is not None:
             keep_programs(key, executable.programs)
+            # The first run would load LLVM again for it.
+            executor()
+            drop_llvm_pages()
         return executable

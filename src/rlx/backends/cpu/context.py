@@ -10,10 +10,12 @@ import numpy as np
 from rlx.backends.api import KernelTime
 from rlx.backends.cpu.params import CpuParams
 from rlx.backends.cpu.plan import HostCall, Plan
+from rlx.backends.cpu.program import ARENA
 from rlx.backends.cpu.records import LINE, WORD, Command, Control, Job, Move, Segment
 from rlx.backends.cpu.tables import Segment as PlannedSegment
 from rlx.backends.cpu.tables import Table
 from rlx.backends.cpu.timing import TimedTable
+from rlx.backends.held import Held
 from rlx.backends.memory import aligned_words
 
 
@@ -21,12 +23,10 @@ class TableRun(NamedTuple):
     """A table in the memory of a context."""
 
     address: int  # of the job
-    at: int  # the job's first word
+    next_at: int  # the words that say how far it is
+    completed_at: int
     table: Table
-
-    @property
-    def width(self) -> int:
-        return self.table.width
+    width: int  # threads that can be busy at the same time
 
 
 class Context:
@@ -51,11 +51,12 @@ class Context:
         self._slots_at = slots_at
         self._params_at = values_at + program.first_param
         self._params_serial = -1
+        self.held_serial = -1  # of the held inputs whose addresses are in place
         runs: list[TableRun] = []
         at = 0
         for table, words in zip(tables, sizes):
             self._write_job(table, at, slots_at, values_at)
-            runs.append(TableRun(self._address(at), at, table))
+            runs.append(TableRun(self._address(at), at + Job.NEXT, at + Job.COMPLETED, table, table.width))
             at += words
         following = iter(runs)
         self.parts: list[TableRun | HostCall] = [p if isinstance(p, HostCall) else next(following) for p in plan.parts]
@@ -99,12 +100,21 @@ class Context:
 
     def reset(self, table: TableRun) -> None:
         """Let the table begin with its first ticket."""
-        self._words[table.at + Job.NEXT] = 0
-        self._words[table.at + Job.COMPLETED] = 0
+        words = self._words
+        words[table.next_at] = words[table.completed_at] = 0
 
     def timed(self, run: TableRun) -> list[KernelTime]:
         """Run a table command by command; how long each kernel took."""
         return TimedTable(run.table, self._words[self._slots_at :], self._address(self._slots_at), self.values).run()
+
+    def set_held(self, held: Held) -> None:
+        """Write the addresses of inputs that are held, unless they are there already."""
+        if self.held_serial != held.serial:
+            # First, so that a run that is interrupted here leaves no mixture.
+            self.held_serial = -1
+            for number, address, _ in held.inputs:
+                self.values[ARENA + 1 + number] = address
+            self.held_serial = held.serial
 
     def set_params(self, params: CpuParams) -> None:
         """Write the addresses of the params, unless they are there already."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 from rlx.backends.api import Array, Executable, KernelTime, Prepared
 from rlx.backends.cpu.params import CpuParams
 from rlx.backends.cpu.prepared_store import prepared_store
-from rlx.backends.cpu.program import HostStep, Programs, build_programs
+from rlx.backends.cpu.preparer import Preparer
+from rlx.backends.cpu.program import Preparation, Programs, build_programs
 from rlx.backends.cpu.runner import Runner
 from rlx.backends.cpu.threads import checked
 from rlx.backends.cpu.timing import timed
+from rlx.backends.held import Held
 from rlx.backends.memory import drop_pages
+from rlx.ir.graph import Graph
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.shape import Size
 from rlx.kernels.targets import host
@@ -24,11 +27,9 @@ if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
     from rlx.compile.report import CompileReport
 
-_ELSEWHERE = {"view": "no code", "call": "host (no native kernel)"}
-
 
 class CpuExecutable(Executable):
-    """Two programs: one makes of the weights what can be made of them once, the other runs. Results do not depend on
+    """A program that runs, and those that make of its weights what can be made of them once. Results do not depend on
     the number of threads."""
 
     def __init__(
@@ -37,9 +38,8 @@ class CpuExecutable(Executable):
         """`compile` gives what the programs were made of: programs from disk do without it until a report is wanted.
         `key` is what they are kept under, if they are."""
         self._compile, self.programs, self._key = compile, programs, key
-        count = None if threads is None else checked(threads, "CompileOptions.threads")
-        self._main = Runner(programs.main, count)
-        self._preparation = None if programs.prepare is None else Runner(programs.prepare, count)
+        self._threads = None if threads is None else checked(threads, "CompileOptions.threads")
+        self._main = Runner(programs.main, self._threads)
         self._no_params = None if self._main.program.params else CpuParams(self._main.program, {})
 
     @staticmethod
@@ -68,36 +68,52 @@ class CpuExecutable(Executable):
 
     def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> CpuParams:
         given = {**(before.values if before is not None else {}), **changed}
-        if self._preparation is None:
-            return CpuParams(self._main.program, given)
-        results = self._results(self._preparation, given, source)
-        return CpuParams(self._main.program, given, dict(zip(self.programs.prepared, results, strict=True)))
+        made: dict[str, Array] = {}
+        for preparation in self.programs.prepare:
+            made.update(zip(preparation.results, self._made(preparation, given, source), strict=True))
+        return CpuParams(self._main.program, given, made)
 
-    def _results(self, preparation: Runner, given: Mapping[str, Array], source: str) -> list[Array]:
-        """What is made of weights, from disk if it is there. Kernels make it faster than it can be read; host calls
-        take longer, and what they made for a known source is kept."""
-        is_slow = any(isinstance(step, HostStep) for step in preparation.program.steps)
-        store = prepared_store() if source and self._key and is_slow else None
-        key = hashlib.sha256(f"{self._key} {source}".encode()).hexdigest()
-        found = None if store is None else store.find(key)
-        if found is not None and len(found) == len(self.programs.prepared):
-            return found
-        made = preparation.run({}, CpuParams(preparation.program, given))
+    def _made(self, preparation: Preparation, given: Mapping[str, Array], source: str) -> Sequence[Array]:
+        """What a program makes of weights, from disk if it is there. Kernels make it faster than it can be read; host
+        calls take longer, and what they made for a known source is kept."""
+        store = prepared_store() if source and self._key and not preparation.is_native else None
         if store is None:
-            return made
-        # What was read is not needed again, and what comes now takes its place.
-        drop_pages(given.values())
-        store.keep(key, made)
-        # Mapped memory can be dropped and read again by the system, memory of our own cannot.
-        return store.find(key) or made
+            return self._run_once(preparation, given)
+        key = hashlib.sha256(" ".join([self._key, source, *preparation.results]).encode()).hexdigest()
+        found = store.find(key)
+        if found is None:
+            made = self._run_once(preparation, given)
+            if not store.keep(key, made):
+                return made
+            # Mapped memory can be dropped and read again by the system, memory of our own cannot.
+            del made
+            found = store.find(key)
+        return found if found is not None else self._run_once(preparation, given)
+
+    def _run_once(self, preparation: Preparation, given: Mapping[str, Array]) -> Sequence[Array]:
+        """The results of a preparation. Neither its arena stays in memory nor weights that lie in a mapped file."""
+        params = CpuParams(preparation.program, given)
+        results = Preparer(preparation.program, self._threads).run({}, params)
+        drop_pages(params.arrays)
+        return results
 
     def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
-        if isinstance(params, CpuParams):
-            return self._main.run(inputs, params)
-        values = params.values if isinstance(params, Prepared) else params
-        return self._main.run(inputs, self._no_params or self.prepare(values))
+        return self._main.run(inputs, params if isinstance(params, CpuParams) else self._params(params))
+
+    def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:
+        return self._main.hold(results, homes)
+
+    def run_held(
+        self, held: Held, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared
+    ) -> list[Array] | None:
+        return self._main.run_held(held, inputs, params if isinstance(params, CpuParams) else self._params(params))
+
+    def _params(self, params: Mapping[str, Array] | Prepared) -> CpuParams:
+        return self._no_params or self.prepare(params.values if isinstance(params, Prepared) else params)
 
 
-def where(kernel: LirKernel) -> str:
+def where(graph: Graph, kernel: LirKernel) -> str:
     """Where a kernel runs, for reports."""
-    return _ELSEWHERE.get(kernel.kind, f"native {host().name}")
+    from rlx.compile.report import place_of
+
+    return place_of(graph, kernel, f"native {host().name}")

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from rlx.backends.memory import ALIGNMENT, Array
 from rlx.errors import BackendError, RlxError
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, parse_shape
-from rlx.kernels.object_cache import DiskCache
+from rlx.kernels.object_cache import DiskCache, whole_file
 
 _MAGIC = b"rlxprep\x01"  # the last byte is the format version
 _START = struct.Struct("<8sQI")
@@ -52,22 +52,19 @@ class PreparedStore:
         except (OSError, ValueError, TypeError, struct.error, RlxError):
             return None
 
-    def keep(self, key: str, arrays: Sequence[Array]) -> None:
-        """Write beside and rename, so that no reader ever sees half a file. Failure to write is not an error."""
-        path = self.path(key)
-        beside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        size = sum(a.nbytes for a in arrays)
+    def keep(self, key: str, arrays: Sequence[Array]) -> bool:
+        """Keep arrays. False, and no error, if they cannot be written."""
+        path, size = self.path(key), sum(a.nbytes for a in arrays)
         try:
             # A full disk is worse than a slow start.
             if size > min(MAX_BYTES, shutil.disk_usage(path.parent).free // 4):
-                return
+                return False
             self._entries.trim(MAX_BYTES - size)
-            handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
+            with whole_file(path) as file:
                 _write(file, arrays)
-            os.replace(beside, path)
         except OSError:
-            beside.unlink(missing_ok=True)
+            return False
+        return True
 
 
 @cache
@@ -79,7 +76,7 @@ def prepared_store() -> PreparedStore | None:
         return None
 
 
-def _write(file: Any, arrays: Sequence[Array]) -> None:
+def _write(file: IO[bytes], arrays: Sequence[Array]) -> None:
     at, entries = 0, []
     for array in arrays:
         entries.append([str(Shape(array.shape, DType.of(array.dtype))), at, zlib.crc32(_bytes(array))])

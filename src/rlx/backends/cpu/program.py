@@ -5,7 +5,7 @@ What is here holds for every binding of the symbols; `plan` puts the numbers in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
-from rlx.kernels.loop_ir import Buffer
+from rlx.kernels.loop_ir import Buffer, Kernel
 from rlx.kernels.native import NativeCode, NativeKernel
 from rlx.kernels.targets import host
 
@@ -142,31 +142,60 @@ class Program:
         return -1 not in self.returned and not any(isinstance(s, HostStep) for s in self.steps)
 
 
+class Preparation(NamedTuple):
+    """A program that makes of some weights what can be made of them once: the params of `main` called `results`."""
+
+    program: Program
+    results: tuple[str, ...]
+
+    @property
+    def is_native(self) -> bool:
+        """Whether kernels do all the work."""
+        return not any(isinstance(step, HostStep) for step in self.program.steps)
+
+
 class Programs(NamedTuple):
-    """What is compiled of one graph: the program that runs, and the one that makes of the weights what can be made of
-    them once. Its outputs are the params of `main` called `prepared`."""
+    """What is compiled of one graph: the program that runs, and those that run once, when there are weights; none of
+    these needs another."""
 
     main: Program
-    prepare: Program | None = None
-    prepared: tuple[str, ...] = ()
+    prepare: tuple[Preparation, ...] = ()
 
 
 def build_programs(compiled: CompileResult) -> Programs:
-    """Compile or find the kernels of both programs."""
-    prepare = None if compiled.prepare is None else build_program(compiled.prepare)
-    return Programs(build_program(compiled.lir), prepare, compiled.prepared)
+    """Compile or find the kernels of all programs."""
+    return Programs(build_program(compiled.lir), tuple(_preparations(compiled)))
 
 
-def build_program(lir: LirModule) -> Program:
-    """Compile or find the kernels of a LIR program."""
+def _preparations(compiled: CompileResult) -> Iterator[Preparation]:
+    from rlx.compile.prepare_pieces import prepare_pieces
+    from rlx.kernels.kernel_maker import KernelMaker
+
+    if compiled.prepare is None:
+        return
+    # One for all pieces, whose nodes are the same: layers that lie in different pieces have the same kernels.
+    maker = KernelMaker(compiled.prepare.as_graph(), host())
+    for lir, outputs in prepare_pieces(compiled.prepare):
+        yield Preparation(build_program(lir, maker, _read(lir)), tuple(compiled.prepared[n] for n in outputs))
+
+
+def _read(lir: LirModule) -> frozenset[NodeId]:
+    """The values that kernels of a program read."""
+    return frozenset(i for k in lir.kernels for n in k.nodes for i in lir.as_graph().nodes[n].inputs)
+
+
+def build_program(lir: LirModule, maker: KernelMaker | None = None, leaves: Container[NodeId] | None = None) -> Program:
+    """Compile or find the kernels of a LIR program. It has those of its leaves that are in `leaves`, by default all."""
     from rlx.kernels.kernel_maker import KernelMaker
 
     graph = lir.as_graph()
-    maker = KernelMaker(graph, host())
-    made = [_made(graph, maker, k) for k in lir.kernels if k.kind != "view"]
-    inputs = [n for n in graph.nodes if isinstance(n.op, Input)]
-    params = [n for n in graph.nodes if isinstance(n.op, Param)]
-    constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
+    maker = maker or KernelMaker(graph, host())
+    loaded: _Loaded = {}
+    made = [_made(graph, maker, k, loaded) for k in lir.kernels if k.kind != "view"]
+    nodes = graph.nodes if leaves is None else [n for n in graph.nodes if n.id in leaves or n.id in graph.outputs]
+    inputs = [n for n in nodes if isinstance(n.op, Input)]
+    params = [n for n in nodes if isinstance(n.op, Param)]
+    constants = [n for n in nodes if isinstance(n.op, Constant)]
     stored = [n for m in made if not m.is_hosted for n in m.lir.outputs if _is_own(lir, n)]
     hosted = [m.node.id for m in made if m.is_hosted and _is_own(lir, m.node.id)]
     order = [*(n.id for n in inputs), *stored, *hosted, *(n.id for n in constants), *(n.id for n in params)]
@@ -244,7 +273,7 @@ class _Made(NamedTuple):
         return self.code is None and not self.bodies
 
 
-def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel) -> _Made:
+def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel, loaded: _Loaded) -> _Made:
     node = graph.nodes[kernel.nodes[0]]
     from rlx.compile.loops import LOOP, native_bodies
     from rlx.kernels.from_lir import GENERATOR
@@ -255,7 +284,18 @@ def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel) -> _Made:
         bodies = tuple(build_program(body) for body in native_bodies(graph, node, GENERATOR))
         return _Made(kernel, node, None, bodies=bodies)
     made = maker.make(kernel)
-    return _Made(kernel, node, loader().load(made.kernel), made.buffers, made.extents)
+    return _Made(kernel, node, _native(made.kernel, loaded), made.buffers, made.extents)
+
+
+# By identity, with the kernel itself, so that none other takes its identity.
+_Loaded = dict[int, tuple[Kernel, NativeKernel]]
+
+
+def _native(kernel: Kernel, loaded: _Loaded) -> NativeKernel:
+    """The code of a kernel; equal layers have one and the same, whose text need not be hashed for each of them."""
+    if id(kernel) not in loaded:
+        loaded[id(kernel)] = kernel, loader().load(kernel)
+    return loaded[id(kernel)][1]
 
 
 def _step(

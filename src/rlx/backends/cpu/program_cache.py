@@ -27,7 +27,7 @@ from rlx.ops.custom import Custom
 
 # Smaller programs compile fast, and there are many of them: entries would fill the disk and save little.
 MIN_NODES = 100
-# The folders whose sources decide what is compiled.
+# The folders whose sources decide what is compiled, and what weights are given to it.
 _COMPILER = [
     "ir",
     "ops",
@@ -39,6 +39,10 @@ _COMPILER = [
     "kernels/op_kernels",
     "backends",
     "backends/cpu",
+    "formats",
+    "formats/gguf",
+    "formats/safetensors",
+    "models",
 ]
 # Knobs that do not change programs.
 _IRRELEVANT = ("threads", "cache_dir", "trace_perfetto")

@@ -1,8 +1,8 @@
 """Programs as JSON: what `Programs` hold, with code by the names that the object cache has for it.
 
-A document is `{"format", "version", "sizes", "codes", "main", "prepare", "prepared"}`. Sizes are written once, as
-numbers or as the text of dims, and named by their number; so is code, as `[name, key, grid]`. Programs with loops, or
-with host calls whose ops are not plain data, are not written.
+A document is `{"format", "version", "sizes", "codes", "main", "prepare"}`; preparations are `[program, results]`. Sizes
+are written once, as numbers or as the text of dims, and named by their number; so is code, as `[name, key, grid]`.
+Programs with loops, or with host calls whose ops are not plain data, are not written.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rlx.backends.cpu.program import (
     NativeStep,
     Operand,
     Place,
+    Preparation,
     Program,
     Programs,
     Step,
@@ -37,7 +38,7 @@ from rlx.ir.tensor_data import TensorData
 from rlx.ir.text import parse_value, show_value
 from rlx.kernels.native import Loader, NativeCode
 
-FORMAT, VERSION = "rlx.cpu_programs", 1
+FORMAT, VERSION = "rlx.cpu_programs", 2
 # Bytes of constants beyond which a program is not worth writing: its constants are its weights.
 MAX_CONSTANTS = 1 << 20
 
@@ -50,7 +51,7 @@ def programs_to_json(programs: Programs) -> str | None:
     writer = _Writer()
     try:
         main = writer.program(programs.main)
-        prepare = None if programs.prepare is None else writer.program(programs.prepare)
+        prepare = [[writer.program(p.program), p.results] for p in programs.prepare]
     except _Unwritable:
         return None
     document = {
@@ -60,7 +61,6 @@ def programs_to_json(programs: Programs) -> str | None:
         "codes": [[code.name, code.key, grid] for (code, _), grid in zip(writer.codes, writer.grids)],
         "main": main,
         "prepare": prepare,
-        "prepared": programs.prepared,
     }
     return json.dumps(document, separators=(",", ":"))
 
@@ -78,12 +78,8 @@ def programs_from_json(text: str | bytes, loader: Loader) -> Programs | None:
                 return None
             codes.append((code, _read_grid(grid)))
         reader = _Reader([as_dim(s) for s in document["sizes"]], codes)
-        prepare = document["prepare"]
-        return Programs(
-            reader.program(document["main"]),
-            None if prepare is None else reader.program(prepare),
-            tuple(str(name) for name in document["prepared"]),
-        )
+        prepare = [Preparation(reader.program(p), tuple(map(str, results))) for p, results in document["prepare"]]
+        return Programs(reader.program(document["main"]), tuple(prepare))
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError, RlxError) as error:
         raise FormatError(f"these are no programs: {type(error).__name__}: {error}") from None
 

@@ -24,7 +24,8 @@ from rlx.backends.cpu.program import ARENA, Leaf, Program
 from rlx.backends.cpu.spmd import executor
 from rlx.backends.cpu.threads import thread_count
 from rlx.backends.cpu.timing import times
-from rlx.backends.memory import aligned_empty, fit
+from rlx.backends.held import Held, HeldInput
+from rlx.backends.memory import address_of, aligned_empty, fit
 from rlx.errors import BackendError, BindingError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import Dim, DimConstraint
@@ -44,6 +45,10 @@ class Runner:
         self._threads = threads
         # Known before the first run: whatever a run computes lazily under a lock, a fork can leave locked for ever.
         self._is_native = program.is_native
+        self._first_stored = ARENA + 1 + len(program.inputs)
+        self._last_held: tuple[tuple[int, Shapes, Shapes], Contexts] | None = None
+        self._fresh = [i - len(program.inputs) for i in program.returned if i >= len(program.inputs)]
+        self._kept_inputs = [(n, leaf) for n, leaf in enumerate(program.inputs) if n not in program.overwritten]
         # The cache keeps the most recently used, needs no lock of its own, and is not disturbed by a fork.
         self._contexts = lru_cache(KEPT_PLANS)(_Binder(program))
         self._arenas = Arenas()
@@ -51,12 +56,83 @@ class Runner:
     def run(self, inputs: Mapping[str, Array], params: CpuParams) -> list[Array]:
         arrays, addresses = [], []
         for leaf in self.program.inputs:
-            array, address = self._checked(leaf, inputs)
+            array = inputs.get(leaf.name)
+            # The usual case without a call: small programs take a few microseconds in all.
+            if type(array) is np.ndarray and array.dtype is leaf.dtype and array.flags.c_contiguous:
+                address = address_of(array)
+                if address % leaf.align:
+                    array, address = fit(array, leaf.align)
+            else:
+                array, address = self._checked(leaf, inputs)
             arrays.append(array)
             addresses.append(address)
         if self.program.overwritten:
             self._make_exclusive(arrays, addresses)
-        contexts = self._contexts(tuple([a.shape for a in arrays]), params.symbolic_shapes)
+        return self._run(arrays, addresses, tuple([a.shape for a in arrays]), params)
+
+    def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:
+        """Look at the results of a run that lie where inputs were, for `run_held`: `homes` has their numbers by the
+        names of the inputs. None if not all inputs that a run overwrites are among them, or if they cannot be written
+        where they are."""
+        program, inputs, arrays, addresses = self.program, [], [], []
+        if not self._is_native or len(homes) != len(program.overwritten):
+            return None
+        for number in program.overwritten:
+            leaf = program.inputs[number]
+            output = homes.get(leaf.name)
+            if output is None or program.returned[output] != number:
+                return None
+            array, address = fit(results[output], leaf.align)
+            if array is not results[output] or array.dtype != leaf.dtype or not array.flags.writeable:
+                return None
+            inputs.append(HeldInput(number, address, array.shape))
+            arrays.append(array)
+            addresses.append(address)
+        return Held(inputs, [a.nbytes for a in arrays]) if not _sharing(arrays, addresses) else None
+
+    def run_held(self, held: Held, inputs: Mapping[str, Array], params: CpuParams) -> list[Array] | None:
+        """`run` with the inputs that `hold` has looked at, and all others by name: the results that lie elsewhere, in
+        order. None, and nothing is done, if one of the others lies in memory that the run would write to."""
+        others, shapes = [], []
+        for number, leaf in self._kept_inputs:
+            array, address = self._checked(leaf, inputs)
+            if held.meets(address, array.nbytes):
+                return None
+            others.append((number, address, array))
+            shapes.append(array.shape)
+        contexts = self._contexts_held(held, tuple(shapes), params.symbolic_shapes)
+        context, arena = contexts.take(), self._arena(contexts.plan)
+        try:
+            values = context.values
+            values[ARENA] = arena.address
+            context.set_held(held)
+            for number, address, _ in others:
+                values[ARENA + 1 + number] = address
+            stored = self._store(contexts.plan, context)
+            context.set_params(params)
+            for table in context.parts:
+                assert isinstance(table, TableRun)
+                self._run_table(context, table)
+            return [stored[i] for i in self._fresh]
+        finally:
+            self._arenas.give(arena)
+            contexts.give(context)
+
+    def _contexts_held(self, held: Held, others: Shapes, params: Shapes) -> Contexts:
+        """The contexts for inputs that are held and others of these shapes. The last ones are remembered: finding them
+        by the shapes of a hundred inputs takes longer than all else."""
+        key = (held.serial, others, params)
+        known = self._last_held
+        if known is not None and known[0] == key:
+            return known[1]
+        shapes = dict(zip([number for number, _ in self._kept_inputs], others))
+        shapes.update((i.number, i.shape) for i in held.inputs)
+        contexts = self._contexts(tuple([shapes[number] for number in range(len(shapes))]), params)
+        self._last_held = (key, contexts)
+        return contexts
+
+    def _run(self, arrays: Sequence[Array], addresses: Sequence[int], shapes: Shapes, params: CpuParams) -> list[Array]:
+        contexts = self._contexts(shapes, params.symbolic_shapes)
         context, arena = contexts.take(), self._arena(contexts.plan)
         try:
             return self._execute(contexts.plan, context, arena, arrays, addresses, params)
@@ -102,14 +178,11 @@ class Runner:
         params: CpuParams,
     ) -> list[Array]:
         values, number = context.values, ARENA
+        context.held_serial = -1
         for address in (arena.address, *addresses):
             values[number] = address
             number += 1
-        stored = []
-        for dims, dtype in plan.stored:
-            array, values[number] = aligned_empty(dims, dtype)
-            stored.append(array)
-            number += 1
+        stored = self._store(plan, context)
         context.set_params(params)
         if self._is_native:
             for table in context.parts:
@@ -127,6 +200,15 @@ class Runner:
         outputs = zip(self.program.returned, self.program.outputs)
         return self._returned(inputs, [whole[i] if i >= 0 else host.output(o) for i, o in outputs])
 
+    def _store(self, plan: Plan, context: Context) -> list[Array]:
+        """Memory for the results that have some of their own."""
+        values, number, stored = context.values, self._first_stored, []
+        for dims, dtype in plan.stored:
+            array, values[number] = aligned_empty(dims, dtype)
+            stored.append(array)
+            number += 1
+        return stored
+
     def _returned(self, inputs: Sequence[Array], results: list[Array]) -> list[Array]:
         """The results, those that belong into an input but were computed elsewhere copied into it."""
         for output, number in self.program.moved:
@@ -140,7 +222,9 @@ class Runner:
             noted += context.timed(table)
             return
         context.reset(table)
-        threads = min(table.width, thread_count(self._threads)) if table.width > 1 else 1
+        threads = 1
+        if table.width > 1:
+            threads = min(table.width, thread_count(self._threads))
         # Asked for each time: a host call may have forked, and a child has a pool of its own.
         pool(executor()).run(table.address, threads)
 

@@ -30,7 +30,8 @@ class ReferenceExecutable(Executable):
         from rlx.compile.report import CompileReport
 
         unplanned = LirBufferPlan(schedule=[n.id for n in self._graph.nodes])
-        return CompileReport(LirModule(self._graph, unplanned), "reference", lambda kernel: "NumPy, by definition")
+        lir = LirModule(self._graph, unplanned)
+        return CompileReport(lir, "reference", lambda graph, kernel: "NumPy, by definition")
 
 
 class ReferenceBackend(Backend):

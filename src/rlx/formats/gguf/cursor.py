@@ -27,9 +27,12 @@ class Cursor:
         self._u64 = struct.Struct(f"{order}Q")
         self._length = self._u64 if length_bytes == 8 else self._u32
 
-    def moved(self, at: int) -> Cursor:
-        """A second cursor at `at`, so that readers in several threads do not disturb each other."""
-        return Cursor(self.path, self.content, self.order, at, self.length_bytes)
+    def moved(self, at: int, end: int | None = None) -> Cursor:
+        """A second cursor at `at`, so that readers in several threads do not disturb each other; for it the file ends
+        at `end`, if that is given."""
+        moved = Cursor(self.path, self.content, self.order, at, self.length_bytes)
+        moved.end = self.end if end is None else end
+        return moved
 
     def fail(self, what: str, at: int | None = None) -> NoReturn:
         raise FormatError(f"{self.path}: byte {self.at if at is None else at}: {what}")
@@ -87,19 +90,22 @@ class Cursor:
             at = following
         self.at = at
 
-    def texts(self, count: int, what: str) -> list[str]:
-        """`count` strings that `skip_texts` has stepped over before."""
-        at, view, width = self.at, self._view, self.length_bytes
+    def texts(self, count: int, what: str, is_rest: bool) -> list[str]:
+        """`count` strings that `skip_texts` has stepped over before; `is_rest` if nothing follows them."""
+        rest, at, width = self._view[self.at : self.end], 0, self.length_bytes
+        # Bytes are taken apart faster than a view of them.
+        raw = bytes(rest) if is_rest else rest
         unpack = self._length.unpack_from
         values = []
         for index in range(count):
             start = at + width
-            at = start + unpack(view, at)[0]
+            at = start + unpack(raw, at)[0]
             try:
-                values.append(str(view[start:at], "utf-8"))
+                values.append(str(raw[start:at], "utf-8"))
             except UnicodeDecodeError as error:
-                self.fail(f"string {index} of {what} is not UTF-8: {error.reason} in its byte {error.start}", start)
-        self.at = at
+                problem = f"string {index} of {what} is not UTF-8: {error.reason} in its byte {error.start}"
+                self.fail(problem, self.at + start)
+        self.at += at
         return values
 
     def numbers(self, dtype: np.dtype[np.generic], count: int, what: str) -> npt.NDArray[np.generic]:

@@ -74,6 +74,7 @@ class TypedValue(NamedTuple):
 class _Entry(NamedTuple):
     type: ValueType
     at: int
+    end: int
 
 
 class GgufMetadata(Mapping[str, MetadataValue]):
@@ -95,16 +96,18 @@ class GgufMetadata(Mapping[str, MetadataValue]):
         if key in self._entries:
             cursor.fail(f"metadata key {key!r} occurs twice", start)
         kind = _value_type(cursor, f"metadata {key!r}")
-        self._entries[key] = _Entry(kind, cursor.at)
+        at = cursor.at
         if kind is ValueType.ARRAY:
             _skip_array(cursor, f"metadata {key!r}", 1)
         else:
             # Single values are read at once: they are few and small, and so a bad one is met when the file is opened.
             self._values[key] = _scalar(cursor, kind, f"metadata {key!r}")
+        self._entries[key] = _Entry(kind, at, cursor.at)
 
     def __getitem__(self, key: str) -> MetadataValue:
         if key not in self._values:
-            self._values[key] = _array(self._cursor.moved(self._entries[key].at), f"metadata {key!r}")
+            _, at, end = self._entries[key]
+            self._values[key] = _array(self._cursor.moved(at, end), f"metadata {key!r}")
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -232,13 +235,14 @@ def _skip_array(cursor: Cursor, what: str, depth: int) -> None:
             _skip_array(cursor, what, depth + 1)
 
 
-def _array(cursor: Cursor, what: str) -> MetadataValue:
-    """The array at the cursor, which `_skip_array` has found sound but for the UTF-8 of its strings."""
+def _array(cursor: Cursor, what: str, is_rest: bool = True) -> MetadataValue:
+    """The array at the cursor, which `_skip_array` has found sound but for the UTF-8 of its strings; `is_rest` if it
+    goes on to where the cursor ends."""
     items, count = _array_head(cursor, what, 1)
     if items is ValueType.BOOL:
         return _truths(cursor, count, what)
     if items in NUMBERS:
         return cursor.numbers(NUMBERS[items], count, what)
     if items is ValueType.STRING:
-        return list(cursor.texts(count, what))
-    return [_array(cursor, what) for _ in range(count)]
+        return list(cursor.texts(count, what, is_rest))
+    return [_array(cursor, what, is_rest=False) for _ in range(count)]

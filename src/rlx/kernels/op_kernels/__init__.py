@@ -37,16 +37,23 @@ FAMILIES: tuple[str, ...] = (
     "arg_reduce",
     "attention",
     "attention_backward",
+    "attention_parts",
     "barrier",
     "complex_parts",
     "conv",
     "cumulative",
     "dense_solve",
+    "factorize",
+    "expert_route",
     "int8_blocks",
+    "jacobi",
+    "int8_panels",
     "ordering",
     "pool",
     "quant_gather",
+    "quant_layout",
     "random",
+    "reflectors",
     "scatter",
     "slices",
     "ssm",
@@ -133,11 +140,17 @@ class OpSite:
     """
 
     def __init__(
-        self, name: str, graph: Graph, kernel: LirKernel, target: Target, extent: Callable[[Size], Extent]
+        self,
+        name: str,
+        graph: Graph,
+        kernel: LirKernel,
+        target: Target,
+        extent: Callable[[Size], Extent],
+        argument: Callable[[int], str],
     ) -> None:
         self.k = KernelBuilder(name)
         self.target = target
-        self._graph, self._name_size = graph, extent
+        self._graph, self._name_size, self._name_argument = graph, extent, argument
         node = graph.nodes[kernel.nodes[0]]
         self.op = node.op
         covered = frozenset(kernel.nodes) - {node.id}
@@ -159,6 +172,10 @@ class OpSite:
     def size(self, size: Size) -> Value:
         """A size as a value of the kernel: a literal, or a parameter."""
         return self.k.const(size, INDEX) if isinstance(size, int) else self._extents(self._name_size(size))
+
+    def argument(self, size: int) -> Value:
+        """A fixed size as a parameter, so that one piece of code serves every size."""
+        return self._extents(self._name_argument(size))
 
     def _slab(self, memory: NodeId, shape: Shape, offset: Size, strides: Sequence[Size]) -> Slab:
         dims, steps = (tuple(self.size(s) for s in sizes) for sizes in (shape.dims, strides))

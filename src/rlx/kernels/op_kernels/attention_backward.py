@@ -30,6 +30,8 @@ def supports(op: AttentionBackward, operands: Sequence[Shape]) -> bool:
     """All three gradients in the type in which they are summed up; what else there is decomposes."""
     if op.wrt is not AttentionBwdWrt.All or op.mask_kind is MaskKind.Bias or operands[0].dtype not in FLOATS:
         return False
+    if operands[1].dtype is not operands[0].dtype:
+        return False
     if any(t.dtype.is_storage or t.dtype.is_complex for t in operands) or not isinstance(operands[2].dims[-1], int):
         return False
     return op.head_dim + value_width(op, operands[2]) <= WIDEST_HEADS

@@ -7,7 +7,7 @@ import math
 from rlx.kernels.loop_ir import Value
 from rlx.kernels.op_kernels.attention_case import AttentionCase, Heads, KeyRange
 from rlx.kernels.op_kernels.attention_lanes import larger
-from rlx.kernels.op_kernels.attention_rows import KEY_BLOCK, QueryLanes
+from rlx.kernels.op_kernels.attention_rows import QueryLanes
 
 # Queries and results of one block: with scores beside them they stay in the second-level cache.
 BLOCK_BYTES = 64 * 1024
@@ -41,16 +41,17 @@ class ForwardBlocks(QueryLanes):
         seen = self.seen_keys(batch, head, first, vectors)
         self.filled(self.sums, self.padded(case.width) * vectors)
         init = [self.vector(-math.inf)] * vectors + [self.vector(0.0)] * vectors
-        with k.fold("block_start", seen.first, seen.end, KEY_BLOCK, init) as fold:
+        with k.fold("block_start", seen.first, seen.end, self.key_block, init) as fold:
             peaks, totals = fold.values[:vectors], fold.values[vectors:]
-            keys = KeyRange(fold.index, seen.end)
-            count = k.min(keys.end - keys.first, KEY_BLOCK)
+            count = k.min(seen.end - fold.index, self.key_block)
+            keys = KeyRange(fold.index, fold.index + count)
             higher = self.score_keys(batch, head, keys, count, peaks)
             bases = [case.base(peak) for peak in higher]
             factors = [case.power(old - base) for old, base in zip(peaks, bases)]
             totals = self.raise_powers(count, bases, [t * f for t, f in zip(totals, factors)])
-            place = case.values.row(batch, head, keys.first)
-            self.add_products(self.sums, self.scores, case.values, case.width, place, count, factors)
+            values = self.as_numbers(case.values, case.width, case.value_scales, (batch, head), keys)
+            place = values.row(batch, head, keys.first)
+            self.add_products(self.sums, self.scores, values, case.width, place, count, factors)
             fold.next(*higher, *totals)
         for v, total in enumerate(fold.results[vectors:]):
             k.store(self.shares, v * self.lanes, 1.0 / k.select(k.eq(total, 0.0), 1.0, total))
@@ -67,10 +68,11 @@ class ForwardBlocks(QueryLanes):
         vectors = len(peaks)
         tile = self.tile(vectors)
         self.stage_mask(keys, count, vectors)
+        heads = self.as_numbers(case.keys, case.depth, case.key_scales, (batch, head), keys)
         with k.fold("tile", 0, count, tile, peaks) as fold:
             numbers = [k.min(keys.first + fold.index + j, keys.end - 1) for j in range(tile)]
-            places = [case.keys.row(batch, head, number) for number in numbers]
-            products = self.products(case.keys, places, self.queries, case.depth, vectors)
+            places = [heads.row(batch, head, number) for number in numbers]
+            products = self.products(heads, places, self.queries, case.depth, vectors)
             higher = list(fold.values)
             for j, number in enumerate(numbers):
                 for v in range(vectors):

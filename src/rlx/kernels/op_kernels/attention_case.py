@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, promote
 from rlx.ir.shape import Shape
 from rlx.kernels.expr import compute_dtype
 from rlx.kernels.loop_ir import HALVES, INDEX, Buffer, Const, Value
 from rlx.kernels.op_kernels import OpSite, Slab
-from rlx.kernels.op_kernels.attention_lanes import power_of_two
+from rlx.kernels.op_kernels.attention_lanes import base, power
 from rlx.ops.attend_operands import AttentionBase, AttentionLayout, MaskKind
+from rlx.ops.attend_parts import score_unit
 
 # Positions beyond the largest i32 see every key there can be.
 FAR = 2**31 - 1
@@ -49,6 +50,16 @@ class Heads(NamedTuple):
         return all(isinstance(s, Const) and s.literal == 0 for s in self.strides[1:3])
 
 
+def by_heads(slab: Slab, layout: AttentionLayout, width: int) -> Heads:
+    """A slab in a layout, by heads of this width."""
+    if layout is not AttentionLayout.Bsm:
+        b, x, y, d = slab.strides
+        return Heads(slab.buffer, slab.offset, (b, *((x, y) if layout is AttentionLayout.Bhsd else (y, x)), d))
+    zero = slab.offset.builder.const(0, INDEX)
+    b, s, d = slab.strides if len(slab.strides) == 3 else (zero, *slab.strides)
+    return Heads(slab.buffer, slab.offset, (b, d * width, s, d))
+
+
 class KeyRange(NamedTuple):
     """Keys first..end-1."""
 
@@ -68,9 +79,11 @@ class AttentionCase:
         assert isinstance(op, AttentionBase)
         self.k, self.op, self.target = site.k, op, site.target
         q, k, v = site.inputs[:3]
-        self.acc = compute_dtype(q.shape.dtype)
+        named = op.extras(tuple(extras))
+        stored = k if named.k_scale is None else named.k_scale
+        self.acc = promote(compute_dtype(q.shape.dtype), compute_dtype(stored.shape.dtype))
         self.lanes = site.target.lanes(self.acc)
-        self.unit = math.log2(math.e) if self.acc is DType.F32 else 1.0
+        self.unit = score_unit(self.acc)
         self.depth = op.head_dim
         self.width = value_width(op, v.shape)
         self.group = op.num_heads // op.kv_heads
@@ -80,20 +93,16 @@ class AttentionCase:
         self.batch, self.seq_q = self._sizes(q)
         self.seq_k = self._sizes(k)[1]
         self.rows = self.seq_q * self.group
-        named = op.extras(tuple(extras))
         self.mask = None if named.mask is None else self._mask(named.mask)
         self.kv_len: Slab | None = named.kv_len
         self.positions: Slab | None = named.positions
+        # What rows of k and v are multiplied by, [batch, head, key], if they are codes.
+        self.key_scales: Slab | None = named.k_scale
+        self.value_scales: Slab | None = named.v_scale
 
     def heads(self, slab: Slab, width: int) -> Heads:
         """An operand or result in the layout of the op, by heads of this width."""
-        if self.op.layout is not AttentionLayout.Bsm:
-            b, x, y, d = slab.strides
-            sides = (x, y) if self.op.layout is AttentionLayout.Bhsd else (y, x)
-            return Heads(slab.buffer, slab.offset, (b, *sides, d))
-        zero = self.k.const(0, INDEX)
-        b, s, d = slab.strides if len(slab.strides) == 3 else (zero, *slab.strides)
-        return Heads(slab.buffer, slab.offset, (b, d * width, s, d))
+        return by_heads(slab, self.op.layout, width)
 
     def _sizes(self, slab: Slab) -> tuple[Value, Value]:
         """Batch and sequence length."""
@@ -146,6 +155,13 @@ class AttentionCase:
 
     # Scores.
 
+    def times_scales(self, x: Value, scales: Slab | None, where: tuple[Value, Value, Value], exists: Value) -> Value:
+        """Lanes of x, one for each key from `where` (batch, head, key) on, times the scales of those that exist."""
+        if scales is None:
+            return x
+        loaded = self.k.load(scales.buffer, scales.at(*where), lanes=x.lanes, stride=scales.strides[2], mask=exists)
+        return x * self.k.cast(loaded, self.acc)
+
     @property
     def query_factor(self) -> float:
         """What queries are multiplied by before the products."""
@@ -161,7 +177,7 @@ class AttentionCase:
 
     def power(self, x: Value) -> Value:
         """The power of a score below or at the highest one."""
-        return power_of_two(self.k, x) if self.acc is DType.F32 else self.k.op("exp", x)
+        return power(self.k, x)
 
     def masked(self, score: Value, loaded: Value) -> Value:
         """A score with what was loaded from the mask or bias: added, or -inf where it hides the key."""
@@ -179,8 +195,7 @@ class AttentionCase:
         return (self.k.cast(loaded, DType.F32) if loaded.dtype in HALVES else loaded) >= 0.5
 
     def base(self, peak: Value) -> Value:
-        """What to subtract from scores: the highest one, or 0 where all are -inf."""
-        return self.k.select(self.k.eq(peak, -math.inf), 0.0, peak)
+        return base(self.k, peak)
 
 
 def value_width(op: AttentionBase, v: Shape) -> int:

@@ -11,7 +11,8 @@ import math
 
 from rlx.kernels.loop_ir import Value, ValueType
 from rlx.kernels.op_kernels.attention_case import AttentionCase, Heads, KeyRange
-from rlx.kernels.op_kernels.attention_lanes import lane_sums, larger
+from rlx.kernels.op_kernels.attention_lanes import even_part, lane_sums, larger
+from rlx.kernels.op_kernels.attention_parts import PartSums
 
 KEY_BLOCK = 64
 # Vectors of a key that are multiplied before the next key's.
@@ -19,13 +20,18 @@ SPAN = 8
 MOST_ROWS = 8
 
 
+# Batch, head of k and v, key.
+Place = tuple[Value, Value, Value]
+
+
 class DepthLanes:
     """The form for at most `most_rows` rows."""
 
     most_rows = MOST_ROWS
 
-    def __init__(self, case: AttentionCase, out: Heads) -> None:
-        self.case, self.out, self.k = case, out, case.k
+    def __init__(self, case: AttentionCase, out: Heads, parts: PartSums | None = None) -> None:
+        """With `parts`, each of them may be computed alone."""
+        self.case, self.out, self.parts, self.k = case, out, parts, case.k
         self.lanes, self.acc = case.lanes, case.acc
         k, rows = self.k, case.group
         # Sums in registers at a time, beside what is added to them; products come out as lanes of one vector.
@@ -44,31 +50,40 @@ class DepthLanes:
         is_whole = case.depth % case.lanes == 0 and case.width % case.lanes == 0
         return case.lanes > 1 and is_whole and case.keys.is_dense and case.values.is_dense
 
-    def all_rows(self, batch: Value, head: Value) -> None:
-        """All queries of one head of k and v."""
+    def all_rows(self, batch: Value, head: Value, part: Value) -> None:
+        """All queries of one head of k and v, with one part of the keys."""
         k, case = self.k, self.case
         with k.loop("query", 0, case.seq_q) as query:
-            self.one_query(batch, head, query)
+            self.one_query(batch, head, query, part)
 
-    def one_query(self, batch: Value, head: Value, query: Value) -> None:
+    def one_query(self, batch: Value, head: Value, query: Value, part: Value) -> None:
         k, case = self.k, self.case
         rows, first_head = case.group, head * case.group
         for r in range(rows):
             self.stage(batch, first_head + r, query, r)
         keys = self.key_range(batch, query)
+        if self.parts is not None:
+            keys = self.parts.own(batch, keys, part)
         zero, lowest = (k.const(x, self.acc) for x in (0.0, -math.inf))
         with k.fold("block_start", keys.first, keys.end, KEY_BLOCK, [lowest] * rows + [zero] * rows) as fold:
             peaks, totals = fold.values[:rows], fold.values[rows:]
             count = k.min(keys.end - fold.index, KEY_BLOCK)
-            self.score_keys(batch, head, KeyRange(fold.index, keys.end), count, rows)
+            self.score_keys(case.keys.row(batch, head, fold.index), count, rows)
             states = []
             for r in range(rows):
                 mask_row = None if case.mask is None else case.mask.row(batch, first_head + r, query)
-                states.append(self.softmax(r, fold.index, count, peaks[r], totals[r], mask_row))
+                where = (batch, head, fold.index)
+                states.append(self.softmax(r, where, count, peaks[r], totals[r], mask_row))
             self.add_values(case.values.row(batch, head, fold.index), count, [s[2] for s in states])
             fold.next(*(s[0] for s in states), *(s[1] for s in states))
-        for r, total in enumerate(fold.results[rows:]):
-            self.store(self.out.row(batch, first_head + r, query), r, total)
+        peaks, totals = fold.results[:rows], fold.results[rows:]
+        if self.parts is None:
+            self.store_rows(batch, first_head, query, totals)
+            return
+        with k.when(self.parts.is_cut):
+            self.store_part(self.parts, (batch, head, query, part), peaks, totals)
+        with k.otherwise():
+            self.store_rows(batch, first_head, query, totals)
 
     def key_range(self, batch: Value, query: Value) -> KeyRange:
         k, case = self.k, self.case
@@ -88,16 +103,16 @@ class DepthLanes:
         with k.loop("d", 0, self.case.width, lanes) as d:
             k.store(self.result, d + r * self.case.width, k.const(0.0, ValueType(self.acc, lanes)))
 
-    def score_keys(self, batch: Value, head: Value, keys: KeyRange, count: Value, rows: int) -> None:
-        """Products of rows and keys, stored as [row, key], up to a whole vector of keys: the last one is repeated."""
+    def score_keys(self, place: Value, count: Value, rows: int) -> None:
+        """Products of rows and the keys from a place on, as [row, key], up to a whole vector of keys: the last one is
+        repeated."""
         k, case = self.k, self.case
         tile = 1
         while 2 * tile * rows <= self.sums_in_flight:
             tile *= 2
         held = self.query_vectors(rows)
         with k.loop("tile", 0, k.ceildiv(count, self.lanes) * self.lanes, tile) as start:
-            numbers = [k.min(keys.first + start + j, keys.end - 1) for j in range(tile)]
-            places = [case.keys.row(batch, head, number) for number in numbers]
+            places = [place + k.min(start + j, count - 1) * case.keys.strides[2] for j in range(tile)]
             sums = lane_sums(k, self.products(places, rows, held))
             for r in range(rows):
                 part = sums if sums.lanes == tile else k.shuffle(sums, range(r * tile, (r + 1) * tile))
@@ -131,15 +146,20 @@ class DepthLanes:
         return fold.results
 
     def softmax(
-        self, r: int, start: Value, count: Value, peak: Value, total: Value, mask_row: Value | None
+        self, r: int, where: Place, count: Value, peak: Value, total: Value, mask_row: Value | None
     ) -> tuple[Value, Value, Value]:
-        """Scores of a row to powers in place: the highest so far, the sum so far, the factor of earlier sums."""
+        """Scores of a row to powers in place: the highest so far, the sum so far, the factor of earlier sums.
+
+        Scales of keys belong to their scores, those of values to their powers; the sum is that of the powers alone.
+        """
         k, case, lanes = self.k, self.case, self.lanes
+        batch, head, start = where
         row = r * self.row_size
         lowest = k.const(-math.inf, ValueType(self.acc, lanes))
         with k.fold("key", 0, count, lanes, [lowest]) as fold:
             exists = k.lane_mask(count - fold.index, lanes)
             score = k.load(self.scores, fold.index + row, lanes=lanes)
+            score = case.times_scales(score, case.key_scales, (batch, head, start + fold.index), exists)
             if case.mask is None or mask_row is None:
                 score = case.finished(score)
             else:
@@ -154,7 +174,9 @@ class DepthLanes:
         zero = k.const(0.0, lowest.type)
         with k.fold("key", 0, count, lanes, [zero]) as sums:
             power = case.power(k.load(self.scores, sums.index + row, lanes=lanes) - base)
-            k.store(self.scores, sums.index + row, power)
+            exists = k.lane_mask(count - sums.index, lanes)
+            weight = case.times_scales(power, case.value_scales, (batch, head, start + sums.index), exists)
+            k.store(self.scores, sums.index + row, weight)
             sums.next(sums.values[0] + power)
         factor = case.power(peak - base)
         return highest, k.fma(total, factor, k.reduce("add", sums.results[0])), factor
@@ -186,18 +208,35 @@ class DepthLanes:
         for (_, slot), total in zip(slots, fold.results):
             k.store(self.result, slot, total)
 
-    def store(self, place: Value, r: int, total: Value) -> None:
-        k, lanes, out = self.k, self.lanes, self.out
-        share = 1.0 / k.select(k.eq(total, 0.0), 1.0, total)
+    def store_rows(self, batch: Value, first_head: Value, query: Value, totals: tuple[Value, ...]) -> None:
+        """What was summed up, over the sums of powers."""
+        k = self.k
+        for r, total in enumerate(totals):
+            share = 1.0 / k.select(k.eq(total, 0.0), 1.0, total)
+            self.store(self.out, self.out.row(batch, first_head + r, query), r, share)
+
+    def store_part(
+        self, parts: PartSums, where: tuple[Value, ...], peaks: tuple[Value, ...], totals: tuple[Value, ...]
+    ) -> None:
+        """What was summed up as it is, and what it takes to join it; the result is 0 until then."""
+        k, rows = self.k, self.case.group
+        batch, head, query, part = where
+        item = parts.item(batch, head, part)
+        sums = parts.rows(item, head)
+        for r in range(rows):
+            self.store(sums, sums.row(batch, head * rows + r, query), r, k.const(1.0, self.acc))
+            parts.note(item, query * rows + r, peaks[r], totals[r])
+        with k.when(k.eq(part, 0)):
+            for r in range(rows):
+                self.clear(self.out, self.out.row(batch, head * rows + r, query))
+
+    def store(self, heads: Heads, place: Value, r: int, share: Value) -> None:
+        k, lanes = self.k, self.lanes
         with k.loop("d", 0, self.case.width, lanes) as d:
-            result = k.load(self.result, d + r * self.case.width, lanes=lanes) * share
-            k.store(out.buffer, place + d, k.cast(result, out.buffer.dtype))
+            result = k.load(self.result, d + r * self.case.width, lanes=lanes) * k.splat(share, lanes)
+            k.store(heads.buffer, place + d, k.cast(result, heads.buffer.dtype))
 
-
-def even_part(count: int, most: int) -> int:
-    """The largest divisor of `count` that is at most `most`.
-
-    >>> even_part(4, 5), even_part(12, 5), even_part(5, 4)
-    (4, 4, 1)
-    """
-    return next(n for n in range(most, 0, -1) if count % n == 0)
+    def clear(self, heads: Heads, place: Value) -> None:
+        k, zero = self.k, self.k.const(0.0, ValueType(self.acc, self.lanes))
+        with k.loop("d", 0, self.case.width, self.lanes) as d:
+            k.store(heads.buffer, place + d, k.cast(zero, heads.buffer.dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rlx.ir.dtype import DType
@@ -82,3 +83,22 @@ def power_of_two(k: KernelBuilder, x: Value) -> Value:
 def larger(k: KernelBuilder, a: Value, b: Value) -> Value:
     """The larger of two; `b` if `a` is NaN. One instruction, where `max` must also look for NaN."""
     return k.select(a > b, a, b)
+
+
+def power(k: KernelBuilder, x: Value) -> Value:
+    """The power of a score that is at most 0, in units of `score_unit`."""
+    return power_of_two(k, x) if x.dtype is DType.F32 else k.op("exp", x)
+
+
+def base(k: KernelBuilder, peak: Value) -> Value:
+    """What to subtract from scores: the highest one, or 0 where all are -inf."""
+    return k.select(k.eq(peak, -math.inf), 0.0, peak)
+
+
+def even_part(count: int, most: int) -> int:
+    """The largest divisor of `count` that is at most `most`.
+
+    >>> even_part(4, 5), even_part(12, 5), even_part(5, 4)
+    (4, 4, 1)
+    """
+    return next(n for n in range(most, 0, -1) if count % n == 0)

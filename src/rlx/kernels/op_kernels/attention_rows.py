@@ -11,13 +11,16 @@ import math
 from collections.abc import Sequence
 
 from rlx.ir.dtype import DType
-from rlx.kernels.loop_ir import Buffer, Value, ValueType
+from rlx.kernels.loop_ir import INDEX, Buffer, Value, ValueType
+from rlx.kernels.op_kernels import Slab
 from rlx.kernels.op_kernels.attention_case import FAR, AttentionCase, Heads, KeyRange
 from rlx.kernels.op_kernels.attention_lanes import transposed
 from rlx.ops.attend_operands import MaskKind
 
 # Keys whose scores are kept at a time.
 KEY_BLOCK = 48
+# Room for a block of k or v that is stored in another type than sums are held in.
+WIDENED_BYTES = 24 * 1024
 # Elements of k or v beside the vectors of rows in a register tile.
 MOST_TILE = 8
 
@@ -37,6 +40,11 @@ class QueryLanes:
         k, rows = self.k, self.block_rows
         self.queries = k.local("queries", self.acc, self.padded(case.depth) * rows)
         self.scores = k.local("scores", self.acc, (KEY_BLOCK + MOST_TILE) * rows)
+        self.key_block, self.widened = KEY_BLOCK, None
+        if case.keys.buffer.dtype is not self.acc:
+            widest = self.padded(max(case.depth, case.width))
+            self.key_block = max(4, min(KEY_BLOCK, WIDENED_BYTES // (widest * self.acc.size_bytes)))
+            self.widened = k.local("widened", self.acc, self.key_block * widest)
         self.staged = k.local("staged", self.acc, self.padded(max(case.depth, case.width)) * self.lanes)
         self.last_seen = k.local("last_seen", DType.I32, rows) if case.is_positional else None
         self.first_seen = k.local("first_seen", DType.I32, rows) if case.has_window else None
@@ -114,13 +122,35 @@ class QueryLanes:
                 for i, column in enumerate(transposed(k, loaded)):
                     k.store(into, (d + i) * (vectors * lanes) + v * lanes, column * factor)
 
-    def copy_row(self, heads: Heads, width: int, place: Value, into: Buffer, to: Value) -> None:
-        """One row, filled up with zeros."""
+    def copy_row(
+        self, heads: Heads, width: int, place: Value, into: Buffer, to: Value, factor: Value | None = None
+    ) -> None:
+        """One row, times a factor, filled up with zeros."""
         k, lanes = self.k, self.lanes
         step = heads.step
         with k.loop("d", 0, self.padded(width), lanes) as d:
             loaded = k.load(heads.buffer, place + d * step, lanes=lanes, stride=step, mask=self.inside(width, d))
-            k.store(into, to + d, k.cast(loaded, self.acc))
+            row = k.cast(loaded, self.acc)
+            k.store(into, to + d, row if factor is None else row * k.splat(factor, lanes))
+
+    def as_numbers(
+        self, heads: Heads, width: int, scales: Slab | None, where: tuple[Value, Value], keys: KeyRange
+    ) -> Heads:
+        """A block of keys or values in the type of sums: where they lie, or a copy; `where` is batch and head.
+
+        Elements are loaded once for every few rows: a copy converts each of them once.
+        """
+        if self.widened is None:
+            return heads
+        k, padded = self.k, self.padded(width)
+        with k.loop("key", 0, keys.end - keys.first) as key:
+            number = keys.first + key
+            factor = None
+            if scales is not None:
+                factor = k.cast(k.load(scales.buffer, scales.at(*where, number)), self.acc)
+            self.copy_row(heads, width, heads.row(*where, number), self.widened, key * padded, factor)
+        zero = k.const(0, INDEX)
+        return Heads(self.widened, keys.first * -padded, (zero, zero, k.const(padded, INDEX), k.const(1, INDEX)))
 
     def inside(self, width: int, d: Value) -> Value | None:
         """The lanes from d on that a row of this width has; None for all of them."""

@@ -7,8 +7,8 @@ from typing import Any
 from rlx.ir.dtype import DType
 from rlx.ir.quant_panels import PANEL_ROWS, RECORD
 from rlx.ir.shape import Shape
-from rlx.kernels.matmul_quant import CHUNK, Codes
 from rlx.kernels.op_kernels import OpSite, op_kernel
+from rlx.kernels.quant_codes import CHUNK, Codes
 from rlx.ops.quantized_panels import PanelGather
 
 
