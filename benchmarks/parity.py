@@ -1,4 +1,4 @@
-"""How far the answers of a language model are from those of its own weights in f64: rlx, rlx int8 and llama.cpp.
+"""How far the answers of a language model are from those of its weights in f64: rlx, rlx int16, rlx int8, llama.cpp.
 
     PYTHONPATH=tests python benchmarks/parity.py [PYTHON_WITH_LLAMA_CPP]
 
@@ -21,7 +21,7 @@ from rlx.models.tokenizer import Tokenizer
 TEXT = Path(__file__).parent.parent / "LICENSE"
 MODEL = "smollm2"
 POSITIONS = 512
-ENGINES = ("rlx", "rlx int8", "llama.cpp")
+ENGINES = ("rlx", "rlx int16", "rlx int8", "llama.cpp")
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from rlx.errors import RlxError
 from rlx.formats.gguf import open_gguf
 
 TINY = Path(rlx.models.__file__).parent / "data" / "tiny.gguf"
-OWN_MODELS = ["rlx", "rlx Q4_0", "rlx Q8_0", "rlx int8"]
+OWN_MODELS = ["rlx", "rlx Q4_0", "rlx Q8_0", "rlx int16", "rlx int8"]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def quick_limits(monkeypatch):
 
 def test_ours_always_run_and_a_peer_brings_its_other_types():
     assert chosen_engines("language_models", []) == OWN_MODELS
-    assert chosen_engines("language_models", ["llama.cpp"])[4:] == ["llama.cpp", "llama.cpp Q4_0", "llama.cpp Q8_0"]
+    assert chosen_engines("language_models", ["llama.cpp"])[5:] == ["llama.cpp", "llama.cpp Q4_0", "llama.cpp Q8_0"]
     assert chosen_engines("language_models", ["llama.cpp Q8_0"])[4:] == ["llama.cpp Q8_0"]
     assert chosen_engines("encoders", ["openvino"]) == ["rlx", "rlx int8", "rlx int8 weights", "openvino"]
     with pytest.raises(RlxError, match="no engine is called ollama"):

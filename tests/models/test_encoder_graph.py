@@ -12,7 +12,7 @@ from models.numpy_forward import bert_hidden
 from models.tiny_models import BERT, bert_arrays, byte_tokenizer, encoder, encoder_weights
 from rlx.errors import BindingError, FormatError, OpError
 from rlx.models.encoder import build_encoder, relative_buckets
-from rlx.models.text_encoder import TextEncoder
+from rlx.models.text_encoder import TextEncoder, batches
 
 TEXTS = ["Hello", "a much longer text than all of the others", "?", "four words stand here"]
 
@@ -83,7 +83,17 @@ def test_prompts_are_put_before_texts(tmp_path):
 def test_progress_counts_texts(enc):
     seen = []
     enc.embed(TEXTS, batch_size=3, progress=lambda done, all: seen.append((done, all)))
-    assert seen == [(3, 4), (4, 4)]
+    counts = [done for done, _ in seen]
+    assert counts == sorted(set(counts)) and counts[-1] == 4 and {all for _, all in seen} == {4}
+
+
+def test_batches_are_of_similar_lengths_and_hold_every_text_once():
+    lengths = [int(n) for n in np.random.default_rng(3).lognormal(3, 1, 300)]
+    for most in (1, 7, 32):
+        found = batches(lengths, most)
+        assert sorted(i for batch in found for i in batch) == list(range(300))
+        assert all(len(batch) <= most for batch in found)
+        assert all(2 * min(lengths[i] for i in batch) >= max(lengths[i] for i in batch) for batch in found)
 
 
 def test_padding_belongs_on_the_right(enc):

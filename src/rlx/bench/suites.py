@@ -100,11 +100,12 @@ SUITES: dict[str, Suite] = {
         "smollm2",
         (
             "rlx is exact: weights are those of the file, activations and caches f32, so that the answers are those of "
-            "the model; llama.cpp and rlx int8 round activations to 8 bits, which benchmarks/parity.py measures",
+            "the model; llama.cpp and rlx int8 round activations to 8 bits, rlx int16 to 16; benchmarks/parity.py "
+            "measures what that does to answers",
             "Q4_0, Q8_0: the same model with all matrices in that type, converted from the file's weights by "
             "`rlx quantize`; every row shows how many times as long each peer takes",
-            "limit of prefill: f32 multiply-adds, which int8 may pass; of decode: all weights of the file and the "
-            "cache read once",
+            "limit of prefill: f32 multiply-adds, which int8 and int16 may pass; of decode: all weights of the file "
+            "and the cache read once",
             "results were compared with those of rlx on the same weights",
         ),
     ),

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 Progress = Callable[[int, int], None]
 
+# Tokens of a batch that keep all threads busy; more of them gain nothing, and may be padding.
+ENOUGH_TOKENS = 512
+
 
 def load_encoder(
     path_or_name: str | os.PathLike[str],
@@ -71,6 +74,24 @@ def load_encoder(
         # These are no longer the weights of the file.
         source = ""
     return TextEncoder(config, file, lambda: Tokenizer.from_directory(path), path, device, threads, activations, source)
+
+
+def batches(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """The numbers of texts in batches of at most `most`, the longest first. Texts of similar length share a batch, and
+    one that is large enough ends where shorter ones begin, so that little is padding.
+
+    >>> batches([3, 300, 300, 4, 200], 8), batches([3, 300, 300, 4, 200], 1)
+    ([[1, 2], [4], [3, 0]], [[1], [2], [4], [3], [0]])
+    """
+    found: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if found and len(found[-1]) < most:
+            own, size = lengths[number], lengths[found[-1][0]]
+            if own == size or (2 * own > size and len(found[-1]) * size < ENOUGH_TOKENS):
+                found[-1].append(number)
+                continue
+        found.append([number])
+    return found
 
 
 class TextEncoder:
@@ -136,21 +157,19 @@ class TextEncoder:
         """One vector per text, f32[n, dimension]; for a single string f32[dimension].
 
         Texts longer than the model reads are cut. `prompt` (or the one that the model calls `prompt_name`) is put
-        before each text. `progress(done, all)` is called after each batch.
+        before each text. A batch has at most `batch_size` texts; `progress(done, all)` is called after each.
         """
         if batch_size < 1:
             raise OpError(f"embed: batch_size must be at least 1, got {batch_size}")
         many = [texts] if isinstance(texts, str) else list(texts)
         before = self._prompt(prompt, prompt_name)
         ids = self.token_ids([before + text for text in many]) if many else []
-        # Texts of similar length share a batch, so that little of it is padding.
-        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-        vectors = np.empty((len(ids), self.dimension), np.float32)
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
+        vectors, done = np.empty((len(ids), self.dimension), np.float32), 0
+        for chosen in batches([len(row) for row in ids], batch_size):
             vectors[chosen] = self._run([ids[i] for i in chosen])[1]
+            done += len(chosen)
             if progress is not None:
-                progress(min(start + batch_size, len(order)), len(order))
+                progress(done, len(ids))
         return vectors[0] if isinstance(texts, str) else vectors
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:

@@ -70,6 +70,7 @@ LANGUAGE_MODELS: dict[str, EngineEntry] = {
         f"{OURS} {kind}": EngineEntry("language_models", "RlxModel", ("llvmlite",), _ROUNDED, kind)
         for kind in _OTHER_TYPES
     },
+    f"{OURS} int16": EngineEntry("language_models", "Int16RlxModel", ("llvmlite",), _ROUNDED),
     f"{OURS} int8": EngineEntry("language_models", "Int8RlxModel", ("llvmlite",), _ROUNDED),
     "llama.cpp": EngineEntry("language_models", "LlamaCppModel", ("llama_cpp",), _ROUNDED),
     **{

@@ -66,6 +66,12 @@ class RlxModel:
         return np.asarray(result, np.float32).reshape(-1)
 
 
+class Int16RlxModel(RlxModel):
+    """Activations rounded to 16 bits."""
+
+    activations = "int16"
+
+
 class Int8RlxModel(RlxModel):
     """Activations rounded to 8 bits, as llama.cpp does it."""
 
