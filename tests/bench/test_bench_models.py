@@ -39,8 +39,12 @@ def quick_limits(monkeypatch):
 
 def test_ours_always_run_and_a_peer_brings_its_other_types():
     assert chosen_engines("language_models", []) == OWN_MODELS
-    assert chosen_engines("language_models", ["llama.cpp"])[5:] == ["llama.cpp", "llama.cpp Q4_0", "llama.cpp Q8_0"]
-    assert chosen_engines("language_models", ["llama.cpp Q8_0"])[4:] == ["llama.cpp Q8_0"]
+    assert chosen_engines("language_models", ["llama.cpp"])[len(OWN_MODELS) :] == [
+        "llama.cpp",
+        "llama.cpp Q4_0",
+        "llama.cpp Q8_0",
+    ]
+    assert chosen_engines("language_models", ["llama.cpp Q8_0"])[len(OWN_MODELS) :] == ["llama.cpp Q8_0"]
     assert chosen_engines("encoders", ["openvino"]) == ["rlx", "rlx int8", "rlx int8 weights", "openvino"]
     with pytest.raises(RlxError, match="no engine is called ollama"):
         chosen_engines("language_models", ["ollama"])
