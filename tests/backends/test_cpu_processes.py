@@ -134,6 +134,9 @@ def test_control_c_stops_a_long_run():
     """Minutes of work in one run, so that only a run that really stops is over in time."""
     process = start(
         """
+        import signal
+        # Who starts the tests in the background may have them ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         endless, rows = program(400, 2048), np.zeros((1 << 14, 2048), "f4")
         print("ready", flush=True)
         try:
