@@ -263,5 +263,6 @@ def test_experts_that_are_floats(dtype, turned):
             exact = w.astype(np.float64).swapaxes(1, 2) if turned else w.astype(np.float64)
             wanted = np.maximum(np.einsum("mk,mkn->mn", x.astype(np.float64), exact[ids]), 0)
             reach = np.einsum("mk,mkn->mn", np.abs(x.astype(np.float64)), np.abs(exact[ids]))
-            bound = {"f32": 2.0**-22, "f64": 2.0**-50, "bf16": 2.0**-8}[dtype]
+            # Roundings of a sum in any order add up like a random walk.
+            bound = {"f32": 2.0**-24 * (2 + k**0.5), "f64": 2.0**-53 * (2 + k**0.5), "bf16": 2.0**-8}[dtype]
             assert (np.abs(run(x, w, ids)[0].astype(np.float64) - wanted) <= bound * reach).all()

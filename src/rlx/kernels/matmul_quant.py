@@ -23,9 +23,10 @@ from rlx.kernels.targets import Target
 
 F32, I32 = DType.F32, DType.I32
 # Bytes of weights that one parallel iteration of a product with few rows should read: shorter runs cost the memory's
-# prefetchers more than they gain in balance (16 KiB: a fifth slower on two threads), and each iteration prepares its
-# rows anew. But there are some, where there are columns enough.
+# prefetchers more than they gain in balance (16 KiB: a fifth slower on two threads). Each iteration prepares its rows
+# anew, which costs about as much as a panel; but there are some iterations, where there are columns enough.
 TICKET_BYTES = 80 << 10
+LEAST_PANELS = 8
 LEAST_TICKETS = 4
 # Entries of the table of powers of two, which repeats itself for vectors of up to so many lanes.
 POWERS = 16
@@ -34,7 +35,7 @@ POWERS = 16
 def few_columns(shape: BlockShape, panels: int, panel_bytes: int) -> int:
     """Columns of one parallel iteration of a product with few rows, where a panel of every weight together has so many
     bytes: an even number of equal parts, as far as that goes and the scratch for sums has room."""
-    parts = panels * panel_bytes // TICKET_BYTES // 2 * 2
+    parts = min(panels * panel_bytes // TICKET_BYTES, panels // LEAST_PANELS) // 2 * 2
     wanted = -(-panels // max(parts, LEAST_TICKETS)) * PANEL_ROWS
     return min(wanted, shape.rows // shape.tile_rows * shape.columns)
 
@@ -59,9 +60,7 @@ class QuantMaker(MatmulMaker):
         self.records = k // RECORD
         self.lanes = lanes
         self.few_columns = few_columns(self.shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
-        # The scratch of a block of rows, used for longer parts of few of them.
-        room = self.shape.rows * (self.shape.depth + self.shape.pad) // (self.few_rows() * RECORD)
-        self.few_records = min(self.records, max(1, room // layout.records * layout.records))
+        self.few_records = self.room_of(self.few_rows())
         if self.needs_totals:
             self.totals = self.k.local("totals", self.acc, self.few_rows() * self.few_records * layout.groups)
         if any(self.shifts):
@@ -69,7 +68,12 @@ class QuantMaker(MatmulMaker):
             self.powers = self.k.table("powers", F32, powers * (POWERS // CHUNK))
         self.digits: DigitRow | None = None
         if self.acc is F32 and self.a.matrix.col_stride == 1 and has_digits(self.target, layout, lanes):
-            self.digits = DigitRow(self.k, layout, self.rows_of_a, lanes, self.few_records)
+            self.digits = DigitRow(self.k, layout, self.rows_of_a, lanes, self.room_of(1))
+
+    def room_of(self, rows: int) -> int:
+        """The records of so many rows that the scratch of a block of rows has room for."""
+        room = self.shape.rows * (self.shape.depth + self.shape.pad) // (rows * RECORD)
+        return min(self.records, max(1, room // self.layout.records * self.layout.records))
 
     @property
     def needs_totals(self) -> bool:
@@ -114,8 +118,8 @@ class QuantMaker(MatmulMaker):
         """All columns of a block with one row."""
         k, lanes = self.k, self.lanes
         row = self.a.at(block.batch, self.zero, self.zero).moved(self.row_of(block.row), 0)
-        with k.loop("step", 0, self.records, self.few_records) as start:
-            stop = k.min(start + self.few_records, self.records)
+        with k.loop("step", 0, self.records, digits.records) as start:
+            stop = k.min(start + digits.records, self.records)
             scale = k.splat(digits.take(row, start, stop), lanes)
             for number in range(len(self.bs)):
                 with k.loop("column", 0, block.columns, lanes) as inside:

@@ -50,7 +50,7 @@ class DigitRow:
     products of its groups begin with, and their sums. `words` has room for 32 words of each of `records` records."""
 
     def __init__(self, k: KernelBuilder, layout: PanelFormat, words: Buffer, lanes: int, records: int) -> None:
-        self.k, self.layout, self.words, self.lanes = k, layout, words, lanes
+        self.k, self.layout, self.words, self.lanes, self.records = k, layout, words, lanes, records
         # A code with a sign is read as a byte without one, which is 128 more.
         self.bias = layout.bias + (128 if layout.planes == (8,) else 0)
         self.run = _run(layout)
