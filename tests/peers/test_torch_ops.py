@@ -13,6 +13,13 @@ functional = torch.nn.functional
 rng = np.random.default_rng(20)
 
 
+@pytest.fixture(autouse=True)
+def gradients():
+    """The engines of benchmarks switch them off for the whole process."""
+    with torch.enable_grad():
+        yield
+
+
 def normal(*dims):
     return rng.standard_normal(dims)
 
