@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx.errors import OpError, ShapeError, TraceError
-from rlx.ir.dims import collect_constraints, require_equal
+from rlx.ir.dims import collect_constraints, require_again, require_equal
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ir.shape import Shape
@@ -45,8 +45,8 @@ def _copy(node: Node, ids: dict[NodeId, NodeId], graph: Graph) -> NodeId:
 def check_operands(body: Graph, operands: Sequence[Shape], what: str) -> None:
     """Refuse operand types that are not those of the Inputs of `body`; `what` names the use in the message.
 
-    Symbols mean the same inside and outside of a body. Equalities that only a binding can decide, here and inside
-    the body, become constraints of the program that uses it.
+    Symbols mean the same inside and outside of a body. Equalities and inequalities that only a binding can decide,
+    here and inside the body, become constraints of the program that uses it.
     """
     inputs = body.inputs
     if len(inputs) != len(operands):
@@ -56,7 +56,7 @@ def check_operands(body: Graph, operands: Sequence[Shape], what: str) -> None:
         if not same_type(node.shape, shape, what):
             raise ShapeError(f"{what}: the body takes {node.name!r} as {node.shape}, got {shape}")
     for constraint in body.constraints:
-        require_equal(constraint.left, constraint.right, constraint.reason)
+        require_again(constraint)
 
 
 def same_type(a: Shape, b: Shape, reason: str) -> bool:

@@ -172,6 +172,7 @@ class Op:
     _defaults: ClassVar[dict[str, Any]] = {}
     _convert: ClassVar[dict[str, _Converter]] = {}
     _bindable: ClassVar[tuple[str, ...]] = ()
+    _sizes: ClassVar[tuple[str, ...]] = ()
     _arity: ClassVar[tuple[int, int | None]]
     _family_field: ClassVar[str] = ""
     _prefix: ClassVar[str] = ""
@@ -185,6 +186,7 @@ class Op:
         cls._convert = cls._convert | {f: _converter_for(a) for f, a in own.items()}
         bindable = [f for f, a in own.items() if any(word in a for word in _BINDABLE)]
         cls._bindable = (*cls._bindable, *bindable)
+        cls._sizes = (*cls._sizes, *(f for f in bindable if "Size" in own[f] or "Dims" in own[f]))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         cls = type(self)
@@ -259,6 +261,16 @@ class Op:
             if new is not old:
                 changes[field] = new
         return self.replace(**changes) if changes else self
+
+    @property
+    def size_attributes(self) -> Iterator[int | Dim]:
+        """The sizes among the attributes, which are never negative."""
+        for field in self._sizes:
+            value = self.__dict__[field]
+            if isinstance(value, tuple):
+                yield from value
+            elif value is not None:
+                yield value
 
     def dynamic_symbols(self) -> set[str]:
         """The symbols in the attributes and bodies."""

@@ -224,7 +224,7 @@ class ConvTranspose2d(ConvBase):
         require_numeric(self, x, w)
         self.require_images("x", x)
         self.require_weight(w)
-        if isinstance(w.dims[0], int) and w.dims[0] % self.groups:
+        if not require_equal(w.dims[0] % self.groups, 0, self.name):
             raise self.fail(f"the {w.dims[0]} input channels of {w} are not a multiple of groups={self.groups}")
         attributes = (self.stride, self.padding, self.dilation, self.output_padding, self.groups, self.name)
         return conv_transpose2d_output_shape(x, w, *attributes)

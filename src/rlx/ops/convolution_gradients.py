@@ -94,7 +94,7 @@ class Conv2dBackwardWeight(ConvBase):
         self.require_images("x", x)
         self.require_images("dy", dy)
         for channels in (x.dims[1], dy.dims[1]):
-            if isinstance(channels, int) and channels % self.groups:
+            if not require_equal(channels % self.groups, 0, self.name):
                 raise self.fail(f"{channels} channels are not a multiple of groups={self.groups}, in {x} and {dy}")
         wanted = (x.dims[0], dy.dims[1], *self.output_sizes(x.dims[2:]))
         if not all(require_equal(a, b, self.name) for a, b in zip(dy.dims, wanted)):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.dims import require_at_most
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape, Size, normalize_axis
@@ -16,7 +17,7 @@ from rlx.ops.arithmetic import add, clamp, lt, where
 from rlx.ops.conversion import convert_array
 from rlx.ops.creation import dim_value, iota
 from rlx.ops.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, require_ids
-from rlx.ops.movement import broadcast_to, exceeds, expand_dims, moveaxis, narrow, reshape, squeeze, stack
+from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, narrow, reshape, squeeze, stack
 from rlx.ops.operands import convert, dims_of, dtype_of, require_same_dtype, same_graph
 from rlx.ops.rules import put_batch_first, zeros_like, zeros_of
 from rlx.ops.samples import FLOATS, INTS, Sample, sample, spec
@@ -38,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def _require_window(op: Op, x: Shape, sizes: Dims, starts: tuple[Shape, ...]) -> None:
     if not x.rank == len(sizes) == len(starts):
         raise op.fail(f"needs one size and one start per axis of {x}, got {len(sizes)} sizes and {len(starts)} starts")
-    if any(exceeds(window, size) for window, size in zip(sizes, x.dims)):
+    if not all(require_at_most(window, size, op.mnemonic) for window, size in zip(sizes, x.dims)):
         raise op.fail(f"a window of {list(sizes)} does not fit into {x}")
     for start in starts:
         require_ids(op, start)

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.dims import Dim, ceildiv, collect_constraints, dim_max, dim_min, dims_equal, product, require_equal
+from rlx.ir.dims import (
+    Dim,
+    ceildiv,
+    collect_constraints,
+    dim_max,
+    dim_min,
+    dims_equal,
+    product,
+    require_at_most,
+    require_equal,
+)
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import (
@@ -192,7 +202,7 @@ class Slice(Op):
         if x.rank != len(self.starts):
             raise self.fail(f"needs one start, limit and stride per axis, got {self._bounds_text()} for {x}")
         for start, limit, size in zip(self.starts, self.limits, x.dims):
-            if exceeds(start, limit) or exceeds(limit, size):
+            if not (require_at_most(start, limit, "slice") and require_at_most(limit, size, "slice")):
                 raise self.fail(f"{self._bounds_text()} leaves {x}; 0 <= start <= limit <= size is needed")
         return x.with_dims(ceildiv(b - a, step) for a, b, step in zip(self.starts, self.limits, self.strides))
 
@@ -233,7 +243,7 @@ class Narrow(Op):
 
     def infer(self, x: Shape) -> Shape:
         axis = normalize_axis(self.axis, x.rank, "narrow")
-        if exceeds(self.start + self.len, x.dims[axis]):
+        if not require_at_most(self.start + self.len, x.dims[axis], "narrow"):
             raise self.fail(f"{self.start}..{self.start + self.len} exceeds axis {self.axis} of {x}")
         return x.with_dim(axis, self.len)
 
@@ -329,7 +339,7 @@ class Pad(Op):
         dims = []
         for size, low, high, interior in zip(x.dims, self.low, self.high, self.interior):
             padded = low + _dilated(size, interior) + high
-            if exceeds(0, padded):
+            if not require_at_most(0, padded, "pad"):
                 raise self.fail(f"low={low}, high={high} remove more than there is of an axis of size {size} in {x}")
             dims.append(padded)
         return x.with_dims(dims)

@@ -50,7 +50,7 @@ def check_groups(op: Op, x: Shape, num_groups: int) -> None:
     """x is [N, C, spatial..] and its channels split evenly."""
     if x.rank < 2:
         raise op.fail(f"needs x [N, C, spatial..] of rank 2 or more, got {x}")
-    if isinstance(x.dims[1], int) and x.dims[1] % num_groups:
+    if not require_equal(x.dims[1] % num_groups, 0, op.mnemonic):
         raise op.fail(f"the {x.dims[1]} channels of {x} do not split into {num_groups} groups")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import product, require_equal
+from rlx.ir.dims import product, require_at_most, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, normalize_axis
@@ -203,7 +203,7 @@ def _top_shape(op: Op, x: Shape, k: int) -> Shape:
     if not x.dims:
         raise op.fail(f"needs an operand of rank 1 or more, got {x}")
     size = x.dims[-1]
-    if isinstance(size, int) and k > size:
+    if not require_at_most(k, size, op.mnemonic):
         raise op.fail(f"k={k} is more than the {size} elements along the last axis of {x}")
     return x.with_dim(-1, k)
 

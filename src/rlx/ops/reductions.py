@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import product
+from rlx.ir.dims import product, require_at_most
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, Size, normalize_axes, normalize_axis, reduce_shape
@@ -261,7 +261,7 @@ class ArgReduce(Op):
     def infer(self, x: Shape) -> Shape:
         require_dtype(self, not x.dtype.is_complex and not x.dtype.is_storage, "ordered", x)
         axis = normalize_axis(self.axis, x.rank, self.mnemonic)
-        if x.dims[axis] == 0:
+        if not require_at_most(1, x.dims[axis], self.mnemonic):
             raise self.fail(f"axis {axis} of {x} is empty, so there is no element to point at")
         return reduce_shape(x, (axis,), self.keep_dim, self.mnemonic).with_dtype(DType.I32)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import require_equal
+from rlx.ir.dims import require_at_most, require_equal
 from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Dims, Shape, Size
 from rlx.ops.attend_operands import AttentionLayout, guess_layout, join_batch
@@ -74,7 +74,7 @@ class _Rotation(Op):
         return x
 
     def _check_reach(self, rows: Size, seq: Size) -> None:
-        if isinstance(rows, int) and isinstance(seq, int) and rows < seq:
+        if not require_at_most(seq, rows, self.mnemonic):
             raise self.fail(f"the tables have rows for {rows} positions, the sequence has {seq}")
 
     def index_operands(self, x: Shape, cos: Shape, sin: Shape, *positions: Shape) -> dict[int, Dims]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import Dim, dim_max
+from rlx.ir.dims import Dim, dim_max, require_at_most
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.rng import bits_to_uniform
@@ -61,7 +61,7 @@ class Sample(Op):
 
     def infer(self, logits: Shape, key: Shape) -> Shape:
         require_float(self, logits)
-        if logits.rank < 1 or logits.dims[-1] == 0:
+        if logits.rank < 1 or not require_at_most(1, logits.dims[-1], self.mnemonic):
             raise self.fail(f"needs logits [.., V] with at least one entry, got {logits}")
         if key != Shape((2,), DType.U32):
             raise self.fail(f"needs one key u32[2], got {key}; make one with rlx.random.key(seed)")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import require_equal
+from rlx.ir.dims import require_at_most, require_equal
 from rlx.ir.graph import Graph
 from rlx.ir.inline import check_operands, inline_graph, same_type
 from rlx.ir.op import op
@@ -48,8 +48,8 @@ class _Sweep(BodyOp):
 
     def check(self) -> None:
         super().check()
-        if self.num_checkpoints < 0 or (isinstance(self.length, int) and self.num_checkpoints > self.length):
-            raise self.fail(f"num_checkpoints must be between 0 and length={self.length}, got {self.num_checkpoints}")
+        if self.num_checkpoints < 0:
+            raise self.fail(f"num_checkpoints cannot be negative, got {self.num_checkpoints}")
         if self._is_checkpointed and self.forward_body is None:
             raise self.fail(f"num_checkpoints={self.num_checkpoints} needs forward_body to recompute the carries")
 
@@ -63,6 +63,8 @@ class _Sweep(BodyOp):
         """The types of the gradients of the initial carry and of every xs."""
         if len(xs) != self.num_xs:
             raise self.fail(f"needs init, trajectory, upstream and {self.num_xs} xs, got {3 + len(xs)} operands")
+        if not require_at_most(self.num_checkpoints, self.length, self.name):
+            raise self.fail(f"num_checkpoints must be between 0 and length={self.length}, got {self.num_checkpoints}")
         rows = init.with_dims((saved_rows(self.length, self.num_checkpoints), *init.dims))
         for what, wanted, got in (
             ("trajectory", rows, trajectory),

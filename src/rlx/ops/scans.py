@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OpError
-from rlx.ir.dims import ceildiv, require_equal
+from rlx.ir.dims import ceildiv, require_at_most, require_equal
 from rlx.ir.graph import Graph
 from rlx.ir.inline import check_operands, same_type
 from rlx.ir.op import op
@@ -75,8 +75,8 @@ class Scan(TransformableBodyOp):
         super().check()
         if min(self.num_carry, self.num_bcast, self.num_xs) < 0 or self.unroll < 1:
             raise self.fail("num_carry, num_bcast and num_xs cannot be negative, and unroll is at least 1")
-        if self.num_checkpoints < 0 or (isinstance(self.length, int) and self.num_checkpoints > self.length):
-            raise self.fail(f"num_checkpoints must be between 0 and length={self.length}, got {self.num_checkpoints}")
+        if self.num_checkpoints < 0:
+            raise self.fail(f"num_checkpoints cannot be negative, got {self.num_checkpoints}")
         if len(self.body.outputs) < self.num_carry:
             raise self.fail(
                 f"the body @{self.body.name} returns {len(self.body.outputs)} values, fewer than the "
@@ -90,6 +90,8 @@ class Scan(TransformableBodyOp):
                 f"needs {self.num_carry} carries, {self.num_bcast} bcasts and {self.num_xs} xs, "
                 f"got {len(operands)} operands"
             )
+        if not require_at_most(self.num_checkpoints, self.length, "scan"):
+            raise self.fail(f"num_checkpoints must be between 0 and length={self.length}, got {self.num_checkpoints}")
         carries, bcasts, xs = self.split(operands)
         for i, x in enumerate(xs):
             if not x.rank or not require_equal(x.dims[0], self.length, "scan"):

@@ -58,7 +58,7 @@ class WindowOp(Op):
     def output_sizes(self, sizes: Sequence[Size]) -> Dims:
         """How often the window fits along each axis."""
         settings = zip(sizes, self.kernel_size, self.stride, self.padding, self.spread)
-        return tuple(conv_spatial_output(*one) for one in settings)
+        return tuple(conv_spatial_output(*one, self.mnemonic) for one in settings)
 
     def taps(self) -> Iterator[Ints]:
         """Positions of the taps relative to the start of the window, in row-major order."""

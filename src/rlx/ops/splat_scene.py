@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.dims import ceildiv, dim_max, require_equal
+from rlx.ir.dims import ceildiv, dim_max, require_at_most, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
@@ -269,6 +269,6 @@ def check_scene(op: Op, scene: Sequence[Shape]) -> tuple[Size, int]:
     for name, shape, length in zip(flat._fields, scene, lengths):
         if not require_equal(shape.dims[0], length, op.mnemonic):
             raise op.fail(f"{name} must hold {length} numbers for the {n} splats of opacities, got {shape}")
-    if isinstance(n, int) and n > _MOST_IDS and working_dtype(dtype) is DType.F32:
+    if working_dtype(dtype) is DType.F32 and not require_at_most(n, _MOST_IDS, op.mnemonic):
         raise op.fail(f"{n} splats are more than f32 ids can tell apart (2^24); cast the scene to f64")
     return n, k

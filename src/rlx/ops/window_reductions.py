@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import dim_max
+from rlx.ir.dims import dim_max, require_at_most
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op_family
 from rlx.ir.shape import Dims, Shape, Size
@@ -69,12 +69,13 @@ class ReduceWindow(Op):
 
     def _positions(self, x: Shape, axis: int) -> Size:
         span = (self.window[axis] - 1) * self.dilation[axis] + 1
-        room = x.dims[axis] + self.low[axis] + self.high[axis] - span
-        if isinstance(room, int) and room < 0:
-            if x.dims[axis] == 0:
-                return 0
+        around = self.low[axis] + self.high[axis]
+        if x.dims[axis] == 0:
+            return max(around - span, -1) // self.stride[axis] + 1
+        # Where one element and its padding are room enough, the formula below is right for an empty axis too.
+        if span > 1 + around and not require_at_most(span, x.dims[axis] + around, self.mnemonic):
             raise self.fail(f"a window that spans {span} does not fit into axis {axis} of {x} with its padding")
-        return room // self.stride[axis] + 1
+        return (x.dims[axis] + around - span) // self.stride[axis] + 1
 
     @np.errstate(all="ignore")
     def eval(self, x: Array) -> Array:

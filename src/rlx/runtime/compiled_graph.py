@@ -13,7 +13,7 @@ from rlx.backends.api import Executable, Prepared
 from rlx.backends.memory import aligned_copy, drop_pages, is_fixed
 from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
-from rlx.ir.dims import Dim, bind_dim
+from rlx.ir.dims import bind_dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Input, Param
@@ -366,8 +366,7 @@ class CompiledGraph:
         leaves += [(name, shape, ready.values[name].shape) for name, shape in symbolic]
         binding = infer_binding(leaves)
         for constraint in self._constraints:
-            symbols = [s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols]
-            if all(s in binding for s in symbols):
+            if constraint.symbols <= binding.keys():
                 constraint.check(binding)
         if len(ready.sizes) >= _REMEMBERED:
             ready.sizes.clear()

@@ -30,7 +30,7 @@ from rlx.backends.cpu.program import (
 )
 from rlx.backends.memory import Array, aligned_copy
 from rlx.errors import FormatError, RlxError
-from rlx.ir.dims import DimConstraint, as_dim
+from rlx.ir.dims import DimConstraint, as_dim, as_offset
 from rlx.ir.graph import NodeId
 from rlx.ir.op import REGISTRY, Op
 from rlx.ir.shape import Shape, Size, parse_shape
@@ -118,7 +118,7 @@ class _Writer:
             "constants": [_write_constant(c) for c in program.constants],
             "addresses": program.addresses,
             "arena_size": self.size(program.arena_size),
-            "constraints": [[str(c.left), str(c.right), c.reason] for c in program.constraints],
+            "constraints": [[str(c.left), str(c.right), c.reason, c.relation] for c in program.constraints],
         }
 
     def step(self, step: Step) -> _Json:
@@ -171,7 +171,10 @@ class _Reader:
             constants=tuple(_read_constant(*c) for c in document["constants"]),
             addresses=int(document["addresses"]),
             arena_size=self.sizes[document["arena_size"]],
-            constraints=tuple(DimConstraint(as_dim(a), as_dim(b), reason) for a, b, reason in document["constraints"]),
+            constraints=tuple(
+                DimConstraint(as_offset(a), as_offset(b), reason, relation)
+                for a, b, reason, relation in document["constraints"]
+            ),
         )
 
     def leaf(self, name: str, text: str, align: int) -> Leaf:

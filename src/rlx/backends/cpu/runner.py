@@ -28,7 +28,6 @@ from rlx.backends.held import Held, HeldInput
 from rlx.backends.memory import address_of, aligned_empty, fit
 from rlx.errors import BackendError, BindingError
 from rlx.ir.binding import infer_binding
-from rlx.ir.dims import Dim, DimConstraint
 
 # Bindings whose tables are kept; one costs a few hundred bytes for each kernel.
 KEPT_PLANS = 64
@@ -260,10 +259,6 @@ class _Binder:
         leaves = zip(self._leaves, (*inputs, *params), strict=True)
         binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
         for constraint in self._program.constraints:
-            if _symbols(constraint) <= binding.keys():
+            if constraint.symbols <= binding.keys():
                 constraint.check(binding)
         return Contexts(Plan(self._program, binding))
-
-
-def _symbols(constraint: DimConstraint) -> set[str]:
-    return {s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols}
