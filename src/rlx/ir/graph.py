@@ -469,7 +469,7 @@ def _require_sizes(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) 
     sizes = [d for shape in results for d in shape.dims if type(d) is not int]
     if op._sizes:
         sizes += [d for d in op.size_attributes if type(d) is not int]
-    for d in sizes:
+    for d in dict.fromkeys(sizes):
         if not any(d in x.dims for x in operands) and not require_at_most(0, d, op.mnemonic):
             raise ShapeError(f"{op.mnemonic}: the size {d} is negative, whatever its symbols are")
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlx.errors import InternalError
+from rlx.ir.dims import collect_constraints
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.inline import same_type
 from rlx.ir.leaves import Project
-from rlx.ir.op import Op, kind_of
+from rlx.ir.op import OP_CLASSES, Op, kind_of
 from rlx.ir.provenance import NodeOrigin
 from rlx.ir.tensor import Tensor, building
 
@@ -49,8 +51,9 @@ def rebuild(
     """Copy `graph`, asking `visit(node, operands)` for a replacement of every node.
 
     `operands` are the tensors of the new graph; ops called inside `visit` are added there and inherit the name and
-    origin of the old node, with `pass_name` recorded. A replacement must have the types of the old node. `ids`, if
-    given, is filled as the copy goes on, for visitors that look further back than their operands.
+    origin of the old node, with `pass_name` recorded. A replacement must have the types of the old node, up to how
+    sizes are written. `ids`, if given, is filled as the copy goes on, for visitors that look further back than their
+    operands.
     """
     new = graph.empty_like() if into is None else into
     ids = {} if ids is None else ids
@@ -86,11 +89,20 @@ def rebuild(
 
 
 def _checked(node: Node, replacement: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The replacement with the types of the node; sizes written differently (`S` where the node says 4, which is a
+    constraint already) are written as the node writes them."""
     results = (replacement,) if isinstance(replacement, Tensor) else tuple(replacement)
     types = tuple(t.type for t in results)
-    if types != node.shapes:
+    if types == node.shapes:
+        return results
+    with collect_constraints(results[0].graph.constraints if results else []):
+        fits = len(types) == len(node.shapes) and all(
+            same_type(a, b, node.op.mnemonic) for a, b in zip(types, node.shapes)
+        )
+    if not fits:
         raise InternalError(f"the rewrite of {node!r} gives {types}, not {node.shapes}")
-    return results
+    rewrite = OP_CLASSES["Reshape"]
+    return tuple(t if t.type == shape else rewrite(shape.dims)(t) for t, shape in zip(results, node.shapes))
 
 
 def replace_nodes(graph: Graph, form_of: FormOf, pass_name: str) -> Rebuilt:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import Dim, require_equal
+from rlx.ir.dims import Dim, require_at_most, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, Size, normalize_axis
@@ -78,6 +78,10 @@ class Collective(Op):
     def check(self) -> None:
         if isinstance(self.axis_size, int) and self.axis_size < 1:
             raise self.fail(f"axis {self.axis_name!r} must have at least one participant, got {self.axis_size}")
+
+    def require_participants(self) -> None:
+        """What `check` demands of a number of participants that is known now, for one that a binding gives."""
+        require_at_most(1, self.axis_size, self.mnemonic)
 
     @property
     def participants(self) -> int:
@@ -158,6 +162,7 @@ class AllReduce(Collective):
     kind: CollectiveKind
 
     def infer(self, x: Shape) -> Shape:
+        self.require_participants()
         if self.kind is CollectiveKind.Mean:
             require_inexact(self, x)
         elif self.kind is CollectiveKind.Sum:
@@ -220,6 +225,7 @@ class AllGather(Collective):
     tiled: bool = False
 
     def infer(self, x: Shape) -> Shape:
+        self.require_participants()
         if self.tiled:
             axis = normalize_axis(self.axis, x.rank, self.mnemonic)
             return x.with_dim(axis, x.dims[axis] * self.axis_size)
@@ -271,6 +277,7 @@ class ReduceScatter(Collective):
     tiled: bool = False
 
     def infer(self, x: Shape) -> Shape:
+        self.require_participants()
         require_numeric(self, x)
         return _scattered_shape(self, x, self.axis, self.tiled)
 
@@ -317,6 +324,7 @@ class AllToAll(Collective):
     tiled: bool = False
 
     def infer(self, x: Shape) -> Shape:
+        self.require_participants()
         scattered = _scattered_shape(self, x, self.split_axis, self.tiled)
         concat = normalize_axis(self.concat_axis, x.rank, self.mnemonic)
         if self.tiled:
@@ -378,6 +386,7 @@ class PPermute(Collective):
             raise self.fail(f"perm {self.perm} names participants outside of 0..{self.participants - 1}")
 
     def infer(self, x: Shape) -> Shape:
+        self.require_participants()
         return x
 
     def stacked(self, operands: Array) -> Array:
@@ -410,6 +419,7 @@ class AxisIndex(Collective):
     jvp = vjp = NoRule("integer result")
 
     def infer(self) -> Shape:
+        self.require_participants()
         return Shape((), DType.I32)
 
     def stacked(self, operands: Array | None = None) -> Array:

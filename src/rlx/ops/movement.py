@@ -15,7 +15,6 @@ from rlx.errors import ShapeError
 from rlx.ir.dims import (
     Dim,
     ceildiv,
-    collect_constraints,
     dim_max,
     dim_min,
     dims_equal,
@@ -36,9 +35,9 @@ from rlx.ir.shape import (
     reshape_shape,
     transpose_shape,
 )
-from rlx.ir.tensor import Tensor, target_graph
+from rlx.ir.tensor import Tensor
 from rlx.ops.arithmetic import where
-from rlx.ops.operands import convert, dims_of, dtype_of, promote_operands
+from rlx.ops.operands import convert, dims_of, dtype_of, promote_operands, recording
 from rlx.ops.rules import put_batch_first, unbroadcast, zeros_of
 from rlx.ops.samples import FLOATS, Sample, sample, spec
 
@@ -555,8 +554,7 @@ def split(x: Any, sections: int | Sequence[Size], axis: int = 0) -> list[Any]:
     axis = normalize_axis(axis, len(dims), "split")
     size = dims[axis]
     if isinstance(sections, int):
-        graph = target_graph((x,))
-        with collect_constraints([] if graph is None else graph.constraints):
+        with recording(x):
             step = size // sections if sections > 0 else 0
             if sections < 1 or not require_equal(step * sections, size, "split"):
                 raise ShapeError(f"split: axis {axis} of size {size} does not divide into {sections} equal pieces")

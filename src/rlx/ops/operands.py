@@ -7,11 +7,12 @@ Python scalars are weak: they take the dtype of what they meet (NEP 50), or f32 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
+from rlx.ir.dims import collect_constraints
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Op
 from rlx.ir.shape import Dims, Shape
@@ -112,6 +113,12 @@ def same_graph(*operands: Any) -> Iterator[None]:
         return
     with building(graph):
         yield
+
+
+def recording(*operands: Any) -> AbstractContextManager[None]:
+    """Inside, sizes that only a binding can compare become constraints of the program that `operands` belong to."""
+    graph = target_graph(operands)
+    return collect_constraints([] if graph is None else graph.constraints)
 
 
 def require_dtype(op: Op, ok: bool, wanted: str, *shapes: Shape) -> None:

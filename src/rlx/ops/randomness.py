@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OpError, ShapeError
-from rlx.ir.dims import Dim, ceildiv, dim_max, dims_equal, product
+from rlx.ir.dims import Dim, ceildiv, dim_min, product, require_at_most
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.rng import philox4x32
@@ -36,7 +36,7 @@ from rlx.ops.conversion import cast
 from rlx.ops.creation import dim_value, iota
 from rlx.ops.indexing import gather
 from rlx.ops.movement import expand_dims, narrow, reshape, reshaped, squeeze, stack
-from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, same_graph
+from rlx.ops.operands import convert, dims_of, dtype_of, promote_inexact, recording, same_graph
 from rlx.ops.order import argsort
 from rlx.ops.reductions import argmax
 from rlx.ops.samples import Sample, sample, spec
@@ -359,10 +359,11 @@ def choice(key: Any, a: Any, shape: Dimensions = (), replace: bool = True, p: An
     size = a if isinstance(a, int | Dim) else dims_of(a)[normalize_axis(axis, len(dims_of(a)), "choice")]
     dims = Shape(_dims(shape)).dims
     count = product(dims)
-    if size == 0 and count != 0:
-        raise ShapeError("choice: there is nothing to draw from; a has no entries")
-    if not replace and dims_equal(count, size) is False and dim_max(count, size) == count:
-        raise ShapeError(f"choice: cannot draw {count} different entries out of {size}; use replace=True")
+    with recording(a, key):
+        if not require_at_most(dim_min(count, 1), size, "choice"):
+            raise ShapeError("choice: there is nothing to draw from; a has no entries")
+        if not replace and not require_at_most(count, size, "choice"):
+            raise ShapeError(f"choice: cannot draw {count} different entries out of {size}; use replace=True")
     if p is not None and tuple(dims_of(p)) != (size,):
         raise ShapeError(f"choice: needs one probability per entry, shape ({size},), got {tuple(dims_of(p))}")
     with same_graph(a, p):

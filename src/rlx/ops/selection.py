@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OpError, ShapeError
-from rlx.ir.dims import Dim
+from rlx.ir.dims import Dim, require_at_most
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Dims, Size, broadcast_dims, normalize_axis
 from rlx.ir.tensor import Tensor
@@ -17,7 +17,7 @@ from rlx.ops.creation import full, iota, ones
 from rlx.ops.cumulative import cumsum
 from rlx.ops.indexing import Gather, GatherNd, IndexMode, ScatterKind, ScatterNd, resolve_ids
 from rlx.ops.movement import broadcast_to, expand_dims, flatten, moveaxis
-from rlx.ops.operands import convert, dims_of, dtype_of, same_graph
+from rlx.ops.operands import convert, dims_of, dtype_of, recording, same_graph
 
 __all__ = ["nonzero", "one_hot", "put_along_axis", "take", "take_along_axis"]
 
@@ -33,9 +33,13 @@ def as_ids(ids: Any) -> Any:
     return small if (small == numbers).all() else numbers
 
 
-def require_known_ids(ids: Any, size: Size, what: str) -> None:
-    """Refuse ids that are known already and lie outside of an axis of fixed size."""
-    if isinstance(ids, Tensor) or isinstance(size, Dim):
+def require_known_ids(x: Any, ids: Any, size: Size, what: str) -> None:
+    """Refuse ids that are known already and lie outside of an axis of x; one of symbolic size must be long enough."""
+    if isinstance(ids, Tensor) or 0 in dims_of(ids):
+        return
+    if isinstance(size, Dim):
+        with recording(x):
+            require_at_most(max(int(np.max(ids)) + 1, -int(np.min(ids))), size, what)
         return
     wrong = np.asarray(ids)[~resolve_ids(np.asarray(ids), size)[1]]
     if wrong.size:
@@ -62,7 +66,7 @@ def take(
     if fill_value is not None:
         mode = IndexMode.Fill
     if mode == IndexMode.Checked:
-        require_known_ids(ids, size, "take")
+        require_known_ids(x, ids, size, "take")
     taken = Gather(axis, IndexMode(mode))(x, ids)
     if fill_value is None:
         return taken
@@ -104,7 +108,7 @@ def take_along_axis(x: Any, ids: Any, axis: int | None = None, mode: IndexMode |
         x, ids, axis = flatten(x), flatten(ids), 0
     x, ids, axis = _rows(x, as_ids(ids), axis, "take_along_axis")
     if mode == IndexMode.Checked:
-        require_known_ids(ids, dims_of(x)[-1], "take_along_axis")
+        require_known_ids(x, ids, dims_of(x)[-1], "take_along_axis")
     last = len(dims_of(x)) - 1
     return moveaxis(GatherNd((last,), last, IndexMode(mode))(x, expand_dims(ids, -1)), -1, axis)
 
@@ -125,7 +129,7 @@ def put_along_axis(
     if dims_of(moveaxis(x, -1, axis)) != tuple(dims):
         raise ShapeError(f"put_along_axis: ids of dims {dims_of(ids)} do not broadcast to x of dims {dims}")
     if mode == IndexMode.Checked:
-        require_known_ids(ids, dims_of(x)[-1], "put_along_axis")
+        require_known_ids(x, ids, dims_of(x)[-1], "put_along_axis")
     last = len(dims_of(x)) - 1
     values = broadcast_to(values, dims_of(ids))
     scatter = ScatterNd(ScatterKind(kind), (last,), last, IndexMode(mode))

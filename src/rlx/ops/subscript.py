@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.errors import OpError
-from rlx.ir.dims import Dim, ceildiv, dim_max, dim_min
+from rlx.ir.dims import Dim, ceildiv, dim_max, dim_min, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Dims, Size, broadcast_dims
 from rlx.ir.tensor import Tensor
@@ -23,7 +23,7 @@ from rlx.ops.creation import ones
 from rlx.ops.dynamic_slices import dynamic_update_slice
 from rlx.ops.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, gather
 from rlx.ops.movement import broadcast_to, expand_dims, moveaxis, pad, reshaped, reverse, slice_, stack
-from rlx.ops.operands import convert, dims_of, dtype_of, same_graph
+from rlx.ops.operands import convert, dims_of, dtype_of, recording, same_graph
 from rlx.ops.selection import as_ids, nonzero, require_known_ids
 
 __all__ = ["AtIndexer", "index"]
@@ -152,7 +152,7 @@ def _numbered(number: Any, size: Size, axis: int) -> _AxisSlice:
 def _mask_ids(mask: Any, dims: Dims, size: int | None) -> list[Any]:
     """The ids of the true elements of a mask over axes of the given dims, one array per axis."""
     have = dims_of(mask)
-    if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(have, dims)):
+    if not all(require_equal(a, b, "index") for a, b in zip(have, dims)):
         raise OpError(f"a mask of dims {have} does not fit the indexed dims {dims}")
     if not isinstance(mask, Tensor):
         return list(nonzero(mask))
@@ -265,7 +265,8 @@ def index(
     [[2 0]
      [5 3]]
     """
-    plan = _planned(dims_of(x), key, size)
+    with recording(x):
+        plan = _planned(dims_of(x), key, size)
     mode = _MODE_NAMES.get(mode, mode)
     if fill_value is not None or plan.has_tensor_mask:
         mode = IndexMode.Fill
@@ -274,7 +275,7 @@ def index(
         return view
     if mode == IndexMode.Checked:
         for axis, ids in zip(plan.id_axes, plan.ids):
-            require_known_ids(ids, plan.view_dims[axis], "index")
+            require_known_ids(x, ids, plan.view_dims[axis], "index")
     if len(plan.ids) == 1 and fill_value is None:
         found, start = gather(view, plan.ids[0], plan.id_axes[0], mode), plan.id_axes[0]
     else:
@@ -359,7 +360,8 @@ class _Place:
             return self._scattered(kind, value, IndexMode(_WRITE_MODE_NAMES.get(mode, mode)))
 
     def _scattered(self, kind: ScatterKind, value: Any, mode: IndexMode) -> Any:
-        plan = _planned(dims_of(self.x), self.key, None)
+        with recording(self.x):
+            plan = _planned(dims_of(self.x), self.key, None)
         value = broadcast_to(value, plan.result_dims)
         if not plan.ids:
             new = value if kind is ScatterKind.Set else _COMBINE[kind](_view(self.x, plan), value)
