@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NoReturn
 
 from rlx.errors import BindingError, ParseError, ShapeError, TraceError
@@ -489,7 +489,7 @@ class DimConstraint:
         if self.relation not in _RELATIONS:
             raise ParseError(f"{self.relation!r} does not relate two sizes; use {' or '.join(_RELATIONS)}")
 
-    @property
+    @cached_property
     def symbols(self) -> frozenset[str]:
         """The names both sides depend on."""
         return frozenset(s for d in (self.left, self.right) if isinstance(d, Dim) for s in d.symbols)
@@ -506,6 +506,14 @@ class DimConstraint:
                 f"{self.reason} needs {self.left} {self.relation} {self.right}, but with {sizes} they are {left} and "
                 f"{right}; pass arrays of sizes for which it holds"
             )
+
+
+def distinct(constraints: Iterable[DimConstraint]) -> tuple[DimConstraint, ...]:
+    """The constraints without those that an earlier one says already, as every layer of a model does."""
+    found: dict[tuple[int | Dim, str, int | Dim], DimConstraint] = {}
+    for c in constraints:
+        found.setdefault((c.left, c.relation, c.right), c)
+    return tuple(found.values())
 
 
 # What a constraint demands of its two sides, both bound to ints.

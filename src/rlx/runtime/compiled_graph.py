@@ -13,7 +13,7 @@ from rlx.backends.api import Executable, Prepared
 from rlx.backends.memory import aligned_copy, drop_pages, is_fixed
 from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
-from rlx.ir.dims import bind_dim
+from rlx.ir.dims import bind_dim, distinct
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Input, Param
@@ -62,7 +62,7 @@ class CompiledGraph:
         self._params = {n.op.key: n.shape for n in graph.nodes if isinstance(n.op, Param)}
         self._outputs = [graph.shape(o) for o in graph.outputs]
         self._overwritten = frozenset(graph.aliases.values())
-        self._constraints = list(graph.constraints)
+        self._constraints = distinct(graph.constraints)
         self._id_checks = id_checks(graph)
         self._dtypes = {name: shape.dtype.numpy for name, shape in self._inputs.items()}
         self._other_dtypes = {name: dtype for name, dtype in self._dtypes.items() if name not in self._overwritten}

@@ -14,7 +14,7 @@ import numpy as np
 from rlx.backends.cpu.code import loader
 from rlx.backends.cpu.grid import Grid
 from rlx.backends.memory import fit
-from rlx.ir.dims import DimConstraint
+from rlx.ir.dims import DimConstraint, distinct
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.lir import LirKernel, LirModule
@@ -231,7 +231,7 @@ def build_program(lir: LirModule, maker: KernelMaker | None = None, leaves: Cont
         constants=tuple(ConstantValue(values[n.id], fit(n.op.eval(), alignments.get(n.id, 1))[0]) for n in constants),
         addresses=1 + len(order),
         arena_size=lir.arena_size,
-        constraints=tuple(graph.constraints),
+        constraints=distinct(graph.constraints),
     )
 
 
