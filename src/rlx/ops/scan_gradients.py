@@ -48,10 +48,14 @@ class _Sweep(BodyOp):
 
     def check(self) -> None:
         super().check()
-        if self.num_checkpoints < 0:
-            raise self.fail(f"num_checkpoints cannot be negative, got {self.num_checkpoints}")
+        self._require_enough_steps()
         if self._is_checkpointed and self.forward_body is None:
             raise self.fail(f"num_checkpoints={self.num_checkpoints} needs forward_body to recompute the carries")
+
+    def _require_enough_steps(self) -> None:
+        """Fixed lengths are refused with the attributes; a symbolic one becomes a constraint of the program."""
+        if self.num_checkpoints < 0 or not require_at_most(self.num_checkpoints, self.length, self.mnemonic):
+            raise self.fail(f"num_checkpoints must be between 0 and length={self.length}, got {self.num_checkpoints}")
 
     @property
     def _is_checkpointed(self) -> bool:
@@ -63,8 +67,7 @@ class _Sweep(BodyOp):
         """The types of the gradients of the initial carry and of every xs."""
         if len(xs) != self.num_xs:
             raise self.fail(f"needs init, trajectory, upstream and {self.num_xs} xs, got {3 + len(xs)} operands")
-        if not require_at_most(self.num_checkpoints, self.length, self.name):
-            raise self.fail(f"num_checkpoints must be between 0 and length={self.length}, got {self.num_checkpoints}")
+        self._require_enough_steps()
         rows = init.with_dims((saved_rows(self.length, self.num_checkpoints), *init.dims))
         for what, wanted, got in (
             ("trajectory", rows, trajectory),

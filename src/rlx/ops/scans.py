@@ -75,13 +75,17 @@ class Scan(TransformableBodyOp):
         super().check()
         if min(self.num_carry, self.num_bcast, self.num_xs) < 0 or self.unroll < 1:
             raise self.fail("num_carry, num_bcast and num_xs cannot be negative, and unroll is at least 1")
-        if self.num_checkpoints < 0:
-            raise self.fail(f"num_checkpoints cannot be negative, got {self.num_checkpoints}")
+        self._require_enough_steps()
         if len(self.body.outputs) < self.num_carry:
             raise self.fail(
                 f"the body @{self.body.name} returns {len(self.body.outputs)} values, fewer than the "
                 f"{self.num_carry} carries"
             )
+
+    def _require_enough_steps(self) -> None:
+        """Fixed lengths are refused with the attributes; a symbolic one becomes a constraint of the program."""
+        if self.num_checkpoints < 0 or not require_at_most(self.num_checkpoints, self.length, self.mnemonic):
+            raise self.fail(f"num_checkpoints must be between 0 and length={self.length}, got {self.num_checkpoints}")
 
     def infer(self, *operands: Shape) -> tuple[Shape, ...]:
         wanted = self.num_carry + self.num_bcast + self.num_xs
@@ -90,8 +94,7 @@ class Scan(TransformableBodyOp):
                 f"needs {self.num_carry} carries, {self.num_bcast} bcasts and {self.num_xs} xs, "
                 f"got {len(operands)} operands"
             )
-        if not require_at_most(self.num_checkpoints, self.length, "scan"):
-            raise self.fail(f"num_checkpoints must be between 0 and length={self.length}, got {self.num_checkpoints}")
+        self._require_enough_steps()
         carries, bcasts, xs = self.split(operands)
         for i, x in enumerate(xs):
             if not x.rank or not require_equal(x.dims[0], self.length, "scan"):
