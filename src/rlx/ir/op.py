@@ -146,6 +146,8 @@ class Op:
     is_block: ClassVar[bool] = False
     # Leaves and projections: transforms know what they are and need no rules for them.
     is_structural: ClassVar[bool] = False
+    # Only the compiler makes it. Its kernel trusts what types cannot say (a route, a layout), so no file may hold it.
+    lowered: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
     eval: ClassVar[Callable[..., Any]]
@@ -404,6 +406,15 @@ def op_family(kinds: type[enum.StrEnum], prefix: str = "", field: str = "kind") 
         return cls
 
     return register
+
+
+def refuse_lowered(op: Op) -> None:
+    """An error for an op that comes from outside though only the compiler makes it."""
+    if op.lowered:
+        raise op.fail(
+            "only the compiler makes this op, and its kernel trusts the compiler; programs from outside cannot hold "
+            "it. Write the op that it is made from, or read what this compiler wrote with allow_lowered=True"
+        )
 
 
 def kind_of(op: Op) -> str:
