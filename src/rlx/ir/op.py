@@ -201,7 +201,7 @@ class Op:
             if field in values:
                 try:
                     value = cls._convert[field](values[field])
-                except (TypeError, ValueError) as error:
+                except (TypeError, ValueError, OverflowError, AttributeError) as error:
                     raise OpError(f"{cls.__name__}: {field}={values[field]!r} is not valid: {error}") from None
             elif field in cls._defaults:
                 value = cls._defaults[field]
