@@ -1,4 +1,4 @@
-"""Programs from outside, mutated and run on guarded memory: see `graph_fuzz`. And that the guards see what they should."""
+"""Programs from outside, mutated and run on guarded memory (see `graph_fuzz`), and what the guards see."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ from graph_fuzz import Fuzzer, fuzz
 from guarded_memory import Guarded, guarded, on_guard_page
 
 # Published, so that a finding can be looked at again: `python tests/graph_fuzz.py SEED NUMBER`.
-SMOKE, LONG = 7, (101, 102, 103, 104)
+SMOKE, LONG = 1, (101, 102, 103, 104)
 
 
 def none_found(report):
@@ -73,8 +73,6 @@ def test_the_device_takes_guarded_memory():
     x = np.ones((4, 3), "f4")
     with guarded(0x3C) as memory:
         [y] = compiled.run(x=on_guard_page(x))
-        assert any(
-            room.ctypes.data <= np.asarray(y).ctypes.data < room.ctypes.data + room.size for room, _, _ in memory.blocks
-        )
+        assert any(np.shares_memory(room, y) for room, _, _ in memory.blocks)
         assert memory.broken_redzones() == 0
     np.testing.assert_allclose(y, np.exp(x) @ x.T, rtol=1e-6)

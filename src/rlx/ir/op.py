@@ -95,7 +95,13 @@ _T = TypeVar("_T", bound=type)
 def attribute_type(cls: _T) -> _T:
     """Allow `cls` as the type of op attributes. It is written as a string: `str(v)` out, `cls.of(s)` or `cls(s)` in."""
     read: _Converter = getattr(cls, "of", cls)
-    _CONVERTERS[cls.__name__] = read
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str | cls):
+            raise TypeError(f"a {cls.__name__} or its name is needed")
+        return read(value)
+
+    _CONVERTERS[cls.__name__] = convert
     return cls
 
 
@@ -201,7 +207,7 @@ class Op:
             if field in values:
                 try:
                     value = cls._convert[field](values[field])
-                except (TypeError, ValueError, OverflowError, AttributeError) as error:
+                except (TypeError, ValueError, OverflowError) as error:
                     raise OpError(f"{cls.__name__}: {field}={values[field]!r} is not valid: {error}") from None
             elif field in cls._defaults:
                 value = cls._defaults[field]
