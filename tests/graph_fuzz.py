@@ -42,6 +42,9 @@ from rlx.ir.text import large_constants, parse, show
 KNOWN = {
     r"^the rewrite of .* gives .*, not ": "a pass meets a symbol and a number that are equal only by a constraint",
 }
+WITHOUT_SAMPLES = ("Input", "Param", "Constant", "Project")
+# What these do is Python code of the user, and so are its errors.
+OF_USERS = ("Custom", "HostCallback")
 # Programs with larger values are compiled and not run: memory is not what is tested.
 MOST_ELEMENTS = 1 << 20
 # Seconds after which a program is slow (a loop may be told to go on for ever), and a process hangs.
@@ -58,7 +61,7 @@ def base_programs() -> list[tuple[str, dict]]:
     """(text, large constants) of all samples and of some random graphs, the same in every process."""
     found = []
     for name, cls in sorted(OP_CLASSES.items()):
-        if name in ("Input", "Param", "Constant", "Project"):
+        if name in WITHOUT_SAMPLES or name in OF_USERS:
             continue
         for sample in cls.samples():
             graph = rlx.Graph("sample")
