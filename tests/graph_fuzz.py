@@ -30,6 +30,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 
 import rlx
+import rlx.hir
 import rlx.ops
 from guarded_memory import guarded, on_guard_page
 from random_graphs import graphs
@@ -61,7 +62,8 @@ def base_programs() -> list[tuple[str, dict]]:
     """(text, large constants) of all samples and of some random graphs, the same in every process."""
     found = []
     for name, cls in sorted(OP_CLASSES.items()):
-        if name in WITHOUT_SAMPLES or name in OF_USERS:
+        # Not those that tests in this process have made.
+        if name in WITHOUT_SAMPLES or name in OF_USERS or not cls.__module__.startswith("rlx."):
             continue
         for sample in cls.samples():
             graph = rlx.Graph("sample")
