@@ -6,7 +6,6 @@ and no state of a run, so that any number of threads may run it at once.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from rlx.backends.held import Held
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Size
+from rlx.locks import fork_safe_lock
 
 if TYPE_CHECKING:
     from rlx.compile.report import CompileReport
@@ -109,7 +109,7 @@ class Backend(ABC):
 
 _factories: dict[str, Callable[[], Backend]] = {}
 _backends: dict[str, Backend] = {}
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:

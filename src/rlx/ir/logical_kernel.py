@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.knobs import knobs
+from rlx.locks import fork_safe_lock
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
@@ -58,7 +58,7 @@ class LogicalKernelEntry(NamedTuple):
     name: str
 
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 # Replaced as a whole when an entry is added: readers need no lock.
 _entries: dict[str, LogicalKernelEntry] = {
     kind: LogicalKernelEntry(kind, name)

@@ -95,7 +95,13 @@ _T = TypeVar("_T", bound=type)
 def attribute_type(cls: _T) -> _T:
     """Allow `cls` as the type of op attributes. It is written as a string: `str(v)` out, `cls.of(s)` or `cls(s)` in."""
     read: _Converter = getattr(cls, "of", cls)
-    _CONVERTERS[cls.__name__] = read
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str | cls):
+            raise TypeError(f"a {cls.__name__} or its name is needed")
+        return read(value)
+
+    _CONVERTERS[cls.__name__] = convert
     return cls
 
 
@@ -146,6 +152,8 @@ class Op:
     is_block: ClassVar[bool] = False
     # Leaves and projections: transforms know what they are and need no rules for them.
     is_structural: ClassVar[bool] = False
+    # Only the compiler makes it. Its kernel trusts what types cannot say (a route, a layout), so no file may hold it.
+    lowered: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
     eval: ClassVar[Callable[..., Any]]
@@ -201,7 +209,7 @@ class Op:
             if field in values:
                 try:
                     value = cls._convert[field](values[field])
-                except (TypeError, ValueError) as error:
+                except (TypeError, ValueError, OverflowError) as error:
                     raise OpError(f"{cls.__name__}: {field}={values[field]!r} is not valid: {error}") from None
             elif field in cls._defaults:
                 value = cls._defaults[field]
@@ -416,6 +424,15 @@ def op_family(kinds: type[enum.StrEnum], prefix: str = "", field: str = "kind") 
         return cls
 
     return register
+
+
+def refuse_lowered(op: Op) -> None:
+    """An error for an op that comes from outside though only the compiler makes it."""
+    if op.lowered:
+        raise op.fail(
+            "only the compiler makes this op, and its kernel trusts the compiler; programs from outside cannot hold "
+            "it. Write the op that it is made from, or read what this compiler wrote with allow_lowered=True"
+        )
 
 
 def kind_of(op: Op) -> str:

@@ -36,7 +36,7 @@ from rlx.ir.dims import Dim, parse_dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.leaves import Constant, Input, Param
-from rlx.ir.op import REGISTRY, Op
+from rlx.ir.op import REGISTRY, Op, refuse_lowered
 from rlx.ir.provenance import NodeOrigin
 from rlx.ir.shape import Shape, parse_shape
 from rlx.ir.tensor_data import TensorData
@@ -297,8 +297,11 @@ def _unquote(text: str, line: int) -> str:
     return str(value)
 
 
-def parse(text: str, constants: Mapping[str, TensorData] | None = None) -> Graph:
-    """The program written as `text`; `constants` holds the values of large constants by digest."""
+def parse(text: str, constants: Mapping[str, TensorData] | None = None, *, allow_lowered: bool = False) -> Graph:
+    """The program written as `text`; `constants` holds the values of large constants by digest.
+
+    Ops that only the compiler makes are refused unless `allow_lowered` says that the text is the compiler's own.
+    """
     reader = Reader(text)
     level = reader.take()
     make = _LEVELS.get(level)
@@ -311,7 +314,7 @@ def parse(text: str, constants: Mapping[str, TensorData] | None = None) -> Graph
             graph.fusion_policy = type(graph.fusion_policy)(word)
         except ValueError:
             raise ParseError(f"line 1: {word!r} is not a fusion policy; use direct or fusable") from None
-    Parser(reader, constants or {}).body(graph)
+    Parser(reader, constants or {}, allow_lowered).body(graph)
     if reader.kind() != "end":
         raise reader.fail(f"expected the end of the program, got {reader.peek()!r}")
     return graph
@@ -326,8 +329,8 @@ def register_level(graph_class: type[Graph]) -> None:
 
 
 class Parser:
-    def __init__(self, reader: Reader, constants: Mapping[str, TensorData]) -> None:
-        self.reader, self.constants = reader, constants
+    def __init__(self, reader: Reader, constants: Mapping[str, TensorData], allow_lowered: bool = False) -> None:
+        self.reader, self.constants, self.allow_lowered = reader, constants, allow_lowered
 
     def body(self, graph: Graph) -> Graph:
         reader = self.reader
@@ -385,6 +388,8 @@ class Parser:
             raise reader.fail(f"unknown op {mnemonic!r}", line)
         try:
             op = REGISTRY[mnemonic](**attributes)
+            if not self.allow_lowered:
+                refuse_lowered(op)
         except RlxError as error:
             raise reader.fail(str(error), line) from None
         names[f"#{number}"] = self.append(graph, op, inputs, line)

@@ -10,12 +10,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
-import os
-import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from rlx.kernels.linker import Linked, link, require_symbols
 from rlx.kernels.loop_ir import Buffer, Kernel
 from rlx.kernels.object_cache import ObjectCache
 from rlx.kernels.targets import Target, host, runs_here
+from rlx.locks import fork_safe_lock
 
 # What generated code may call. LLVM makes these of plain loads and stores, and every process has them.
 ALLOWED_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
@@ -133,12 +132,7 @@ class Loader:
         self.objects = objects
         self._kernels: WeakValueDictionary[str, NativeKernel] = WeakValueDictionary()
         self._linked: WeakValueDictionary[str, NativeCode] = WeakValueDictionary()
-        self._lock = threading.Lock()
-        _loaders.add(self)
-
-    def forget_lock(self) -> None:
-        """A fork copies the lock as it is, also when it is held by a thread that the child does not have."""
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def load(self, kernel: Kernel) -> NativeKernel:
         """The kernel as native code: from memory, else from the object cache, else compiled."""
@@ -180,18 +174,6 @@ class Loader:
     def _link(self, name: str, key: str, code: bytes) -> NativeCode:
         linked = link(code, f"kernel {name}", self.target, [packed_symbol(name)], ALLOWED_SYMBOLS)
         return NativeCode(name, key, linked)
-
-
-_loaders: WeakSet[Loader] = WeakSet()
-
-
-def _after_fork() -> None:
-    for loader in _loaders:
-        loader.forget_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 @cache

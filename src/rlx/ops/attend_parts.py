@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ops.attend import Attention, attention_scores, operand_arrays
-from rlx.ops.attend_operands import AttentionForward, AttentionLayout, heads_back, heads_first
-from rlx.ops.operands import require_float
+from rlx.ops.attend_operands import TO_BHSD, AttentionForward, AttentionLayout, heads_back, heads_first
+from rlx.ops.operands import require_dtype, require_float
 from rlx.ops.samples import Sample, sample, spec
 from rlx.ops.widening import as_f64, rounded
 
@@ -41,6 +42,11 @@ def part_length(keys: int, parts: int) -> int:
     return max(2, steps) * KEY_STEP
 
 
+def _require_parts(op: Op, parts: Size) -> None:
+    if isinstance(parts, int) and parts < 0:
+        raise op.fail(f"the number of parts cannot be negative, got {parts}")
+
+
 def score_unit(dtype: DType) -> float:
     """What scores are multiplied by where sums have this type: softmax is then a power of 2, or of e for f64."""
     return math.log2(math.e) if dtype is DType.F32 else 1.0
@@ -57,7 +63,12 @@ class AttentionParts(AttentionForward):
     """
 
     primitive = True
+    lowered = True
     parts: Size
+
+    def check(self) -> None:
+        super().check()
+        _require_parts(self, self.parts)
 
     def infer(self, q: Shape, k: Shape, v: Shape, *extras: Shape) -> tuple[Shape, Shape, Shape]:
         named = self.extras(extras)
@@ -115,18 +126,48 @@ class AttentionJoin(Op):
     """
 
     primitive = True
+    lowered = True
     num_heads: int
     num_kv_heads: int
     layout: AttentionLayout
     parts: Size
 
+    def check(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise self.fail(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads} >= 1")
+        _require_parts(self, self.parts)
+
     def infer(self, out: Shape, sums: Shape, statistics: Shape) -> Shape:
         require_float(self, out, sums, statistics)
-        if sums.rank != 3 or statistics.rank != 3 or sums.dtype is not statistics.dtype:
+        items, rows, width = self._sizes(out)
+        wanted = (items, rows, width, items, rows, 2)
+        found = (*sums.dims, *statistics.dims)
+        is_same = sums.rank == 3 == statistics.rank and isinstance(sums.dims[2], int)
+        if not is_same or not all(require_equal(a, b, self.mnemonic) for a, b in zip(found, wanted, strict=True)):
             raise self.fail(
-                f"needs sums [items, rows, width] and statistics [items, rows, 2], got {sums}, {statistics}"
+                f"{self.parts} parts of {out} have sums [{items},{rows},{width}] of a fixed width and statistics "
+                f"[{items},{rows},2], got {sums}, {statistics}"
             )
+        require_dtype(
+            self, sums.dtype is statistics.dtype and sums.dtype in (DType.F32, DType.F64), "one of f32, f64", sums
+        )
         return out
+
+    def _sizes(self, out: Shape) -> tuple[Size, Size, Size]:
+        """Items, rows of each and their width, as `AttentionParts` has them for such a result."""
+        if self.layout is AttentionLayout.Bsm:
+            if out.rank not in (2, 3):
+                raise self.fail(f"layout {self.layout} has rank 3, got {out}")
+            batch, seq, joined = (1, *out.dims) if out.rank == 2 else out.dims
+            width = joined // self.num_heads
+            heads: Size = self.num_heads if require_equal(joined, width * self.num_heads, self.mnemonic) else 0
+        else:
+            if out.rank != 4:
+                raise self.fail(f"layout {self.layout} has rank 4, got {out}")
+            batch, heads, seq, width = (out.dims[i] for i in TO_BHSD[self.layout])
+        if not require_equal(heads, self.num_heads, self.mnemonic):
+            raise self.fail(f"out must hold {self.num_heads} heads in layout {self.layout}, got {out}")
+        return batch * self.num_kv_heads * self.parts, seq * (self.num_heads // self.num_kv_heads), width
 
     @np.errstate(all="ignore")
     def eval(self, out: Array, sums: Array, statistics: Array) -> Array:

@@ -37,6 +37,7 @@ class CholeskyFactor(Op):
     relied on behind it."""
 
     primitive = True
+    lowered = True
 
     def infer(self, a: Shape) -> Shape:
         _require_doubles(self, a, square=True)
@@ -73,12 +74,15 @@ class RequireFactors(Op):
     """
 
     primitive = True
+    lowered = True
     effect = True
 
     of: str
 
     def infer(self, found: Shape) -> Shape:
         require_dtype(self, found.dtype is DType.BOOL, "bool", found)
+        if self.of not in ("cholesky", "svd") and found.rank == 0:
+            raise self.fail(f"{self.of} needs one element for each row of a matrix, got {found}")
         return found
 
     def eval(self, found: Array) -> Array:
@@ -109,6 +113,7 @@ class Reflectors(Op):
     """
 
     primitive = True
+    lowered = True
 
     def infer(self, a: Shape) -> tuple[Shape, Shape]:
         _require_doubles(self, a)
@@ -134,6 +139,7 @@ class ReflectedBasis(Op):
     """The first `columns` columns of Q [.., M, M], the product of the reflections in `Reflectors`, in their order."""
 
     primitive = True
+    lowered = True
 
     columns: Size
 
@@ -144,6 +150,8 @@ class ReflectedBasis(Op):
         is_same = scales.rank == len(wanted) and scales.dtype is DType.F64
         if not is_same or not all(require_equal(m, n, self.mnemonic) for m, n in zip(scales.dims, wanted)):
             raise self.fail(f"needs scales {Shape(wanted, DType.F64)} for {packed}, got {scales}")
+        if isinstance(rows, int) and isinstance(self.columns, int) and self.columns > rows:
+            raise self.fail(f"Q has {rows} columns, {self.columns} were asked for")
         return packed.with_dims((*lead, rows, self.columns))
 
     def eval(self, packed: Array, scales: Array) -> Array:
@@ -175,6 +183,7 @@ class OrthogonalRows(Op):
     """
 
     primitive = True
+    lowered = True
 
     def infer(self, a: Shape) -> tuple[Shape, Shape, Shape, Shape]:
         _require_doubles(self, a)

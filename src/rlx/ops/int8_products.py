@@ -41,6 +41,7 @@ _INTERNAL = NoRule("the compiler makes this op, after derivatives and batches ar
 
 class _Int8Op(Op):
     primitive = True
+    lowered = True
     jvp = _INTERNAL
     vjp = _INTERNAL
     batch = _INTERNAL
@@ -58,7 +59,9 @@ class Int8Panels(_Int8Op):
 
     def infer(self, w: Shape) -> tuple[Shape, Shape]:
         require_float(self, w)
-        if w.rank != 2 or not w.is_static or w.static_dims[0] % WORD or self.width < 1:
+        if self.width < 1:
+            raise self.fail(f"panels have at least one column, got width={self.width}")
+        if w.rank != 2 or not w.is_static or w.static_dims[0] % WORD:
             raise self.fail(f"needs a weight [k, n] of a fixed size with k a multiple of {WORD}, got {w}")
         k, n = w.static_dims
         panels = Shape((-(-n // self.width), 1 + k // WORD, self.width, WORD), DType.I8)
@@ -94,6 +97,8 @@ class Int8MatMul(_Int8Op):
         if panels.dtype is not DType.I8 or panels.rank != 4 or not panels.is_static:
             raise self.fail(f"needs panels i8[panels, 1 + k/{WORD}, width, {WORD}], got {panels}")
         count, lines, width, word = panels.static_dims
+        if width < 1 or self.n < 0:
+            raise self.fail(f"needs panels of at least one column and n >= 0, got {panels} and n={self.n}")
         if word != WORD or codes.dims[-1] != (lines - 1) * WORD or count != -(-self.n // width):
             raise self.fail(f"{codes} by n={self.n} columns do not fit the panels {panels}")
         return Shape((*codes.dims[:-1], self.n), DType.I32)
@@ -128,8 +133,7 @@ class Int8Blocks(_Int8Op):
 
     def infer(self, x: Shape) -> Shape:
         require_float(self, x)
-        if not 1 <= self.digits <= MAX_DIGITS:
-            raise self.fail(f"codes have 1 to {MAX_DIGITS} digits, got {self.digits}")
+        _require_digits(self, self.digits)
         if x.rank == 0 or not isinstance(x.dims[-1], int) or x.dims[-1] % BLOCK:
             raise self.fail(f"the last axis must be fixed and a multiple of {BLOCK}, got {x}")
         return Shape((*x.dims[:-1], block_bytes(x.dims[-1], self.digits)), DType.U8)
@@ -168,12 +172,13 @@ class Int8BlockMatMul(_Int8Op):
 
     def infer(self, rows: Shape, panels: Shape) -> Shape:
         require_dtype(self, rows.dtype is DType.U8 and rows.rank > 0, "rows u8[.., digits·k + k/8]", rows)
+        _require_digits(self, self.digits)
         layout, size = self.scheme.panel_format, rows.dims[-1]
         if layout is None or not has_byte_codes(layout):
             raise self.fail(f"{self.scheme} has no panels whose codes are bytes or parts of them")
         k = self.depth(rows)
-        if block_bytes(k, self.digits) != size or k % (self.scheme.gguf_block_size or 1):
-            raise self.fail(f"{rows} is not made of blocks of {self.scheme}")
+        if k < 1 or self.n < 0 or block_bytes(k, self.digits) != size or k % (self.scheme.gguf_block_size or 1):
+            raise self.fail(f"{rows} is not made of blocks of {self.scheme}, or n={self.n} is negative")
         wanted = Shape((-(-self.n // PANEL_ROWS), layout.panel_bytes(k)), DType.U8)
         if panels != wanted:
             raise self.fail(f"{self.n} rows of {k} elements as {self.scheme} are panels {wanted}, got {panels}")
@@ -211,6 +216,11 @@ class Int8BlockMatMul(_Int8Op):
             yield sample(cls(scheme, n, digits), rows, stored, dtypes=("u8",))
         many = spec("B", "S", block_bytes(k), values=row)
         yield sample(cls(scheme, n), many, stored, dtypes=("u8",), B=2, S=9)
+
+
+def _require_digits(op: Op, digits: int) -> None:
+    if not 1 <= digits <= MAX_DIGITS:
+        raise op.fail(f"codes have 1 to {MAX_DIGITS} digits, got {digits}")
 
 
 def block_bytes(k: int, digits: int = 1) -> int:

@@ -39,6 +39,7 @@ class ExpertRoute(Op):
     """
 
     primitive = True
+    lowered = True
     jvp = INTERNAL
     vjp = INTERNAL
     batch = INTERNAL
@@ -121,6 +122,7 @@ class RoutedMatMul(Op):
     rows; the sum is held in f32 (f64 for f64)."""
 
     primitive = True
+    lowered = True
     jvp = INTERNAL
     vjp = INTERNAL
     batch = INTERNAL
@@ -131,10 +133,11 @@ class RoutedMatMul(Op):
         require_rank(self, w, 3)
         if (
             not isinstance(w.dims[0], int)
+            or w.dims[0] < 1
             or w.dtype is not x.dtype
             or not require_equal(x.dims[1], w.dims[1], self.name)
         ):
-            raise self.fail(f"needs x [M,K] and w [E,K,N] of the same type with a fixed E, got {x} and {w}")
+            raise self.fail(f"needs x [M,K] and w [E,K,N] of the same type with a fixed E >= 1, got {x} and {w}")
         _require_route(self, x, route, w.dims[0])
         return x.with_dims((x.dims[0], w.dims[2]))
 

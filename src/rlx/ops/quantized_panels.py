@@ -33,6 +33,7 @@ _PIECE_ELEMENTS = 1 << 21
 class PanelOp(Op):
     """What the ops on panels share: a scheme that has them, and its sizes."""
 
+    lowered = True
     jvp = INTERNAL
     vjp = INTERNAL
     batch = INTERNAL
@@ -50,6 +51,8 @@ class PanelOp(Op):
 
     def panels(self, k: int, n: int, count: int = 1) -> Shape:
         """The type of the panels of `count` matrices of n rows of k elements; each begins with a panel of its own."""
+        if n < 0 or count < 1:
+            raise self.fail(f"panels hold at least one matrix of n >= 0 rows, got {count} of {n} rows")
         return Shape((count * -(-n // PANEL_ROWS), self.layout(k).panel_bytes(k)), DType.U8)
 
     def require_panels(self, panels: Shape, k: int, n: int, count: int = 1) -> None:
@@ -74,11 +77,12 @@ class QuantPanels(PanelOp):
         require_dtype(
             self, packed.dtype.size_bytes == 1 and packed.is_static, "packed bytes (u8) of a fixed size", packed
         )
+        result = self.panels(self.k, self.n, self.count)
         wanted = self.count * self.scheme.packed_bytes(self.k, self.n)
         if packed.element_count != wanted:
             times = f"{self.count} times " if self.count != 1 else ""
             raise self.fail(f"{times}{self.n} rows of {self.k} as {self.scheme} have {wanted} bytes, got {packed}")
-        return self.panels(self.k, self.n, self.count)
+        return result
 
     def eval(self, packed: Array) -> Array:
         layout = self.layout(self.k)
@@ -139,6 +143,8 @@ class PanelGather(PanelOp):
 
     def infer(self, panels: Shape, idx: Shape) -> Shape:
         require_ids(self, idx)
+        if self.n < 1:
+            raise self.fail(f"there is nothing to look up in n={self.n} rows")
         self.require_panels(panels, self.k, self.n)
         return Shape((*idx.dims, self.k), DType.F32)
 

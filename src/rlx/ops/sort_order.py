@@ -30,6 +30,7 @@ class SortOrder(Op):
     comes last either way.
     """
 
+    lowered = True
     descending: bool = False
 
     def infer(self, first: Shape, *others: Shape) -> tuple[Shape, Shape]:

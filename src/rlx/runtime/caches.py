@@ -7,7 +7,6 @@ built for one size: `CompileCache` keeps some of them, `BucketedCompileCache` ro
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 
 from rlx.backends.api import CompileOptions
 from rlx.errors import BindingError
+from rlx.locks import fork_safe_lock
 from rlx.runtime.arrays import Array, as_array
 from rlx.runtime.compiled_graph import CompiledGraph
 from rlx.runtime.device import Device
@@ -43,7 +43,7 @@ class CompileCache:
         self._session = Session(device, options)
         self._capacity = capacity
         self._kept: OrderedDict[Hashable, CompiledGraph] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def get_or_compile(self, key: Hashable, build: Build, options: CompileOptions | None = None) -> CompiledGraph:
         """What was compiled under `key`, else what `build()` gives, compiled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +18,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.leaves import Input, Param
 from rlx.ir.outside_ids import check_ids, id_checks
 from rlx.ir.shape import Dims, Shape
+from rlx.locks import fork_safe_lock
 from rlx.runtime.arrays import Array, as_array, given_away
 from rlx.runtime.handles import Handles, output_number
 from rlx.runtime.inspection import MemoryInfo, Profile, memory_info, profile
@@ -74,7 +74,7 @@ class CompiledGraph:
         self._handles: Handles | None = None
         self._slots: list[Array] = []
         self._active_extent: tuple[int, int] | None = None
-        self._setting = threading.Lock()
+        self._setting = fork_safe_lock()
 
     @property
     def device(self) -> str:
@@ -112,7 +112,7 @@ class CompiledGraph:
         is not seen by the other."""
         twin = copy.copy(self)
         twin._slots = []
-        twin._setting = threading.Lock()
+        twin._setting = fork_safe_lock()
         return twin
 
     def set_param(self, name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from rlx.kernels.interpret import grid_size
 from rlx.kernels.loop_ir import INDEX, Const, Kernel, Let, Value
 
 
@@ -63,8 +64,6 @@ class Grid(NamedTuple):
 
     def __call__(self, extents: Sequence[int]) -> int:
         if self.kernel is not None:
-            from rlx.kernels.interpret import grid_size
-
             names = [p.name for p in self.kernel.params if isinstance(p, Value)]
             return grid_size(self.kernel, dict(zip(names, extents, strict=True)))
         if self.result is None:

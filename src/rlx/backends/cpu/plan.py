@@ -99,7 +99,11 @@ class Plan:
         return known
 
     def _type(self, shape: Shape) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        return tuple(self.size(d) for d in shape.dims), shape.dtype.numpy
+        dims = tuple([self.size(d) for d in shape.dims])
+        if any(d < 0 for d in dims):
+            sizes = ", ".join(f"{name}={size}" for name, size in self._binding.items())
+            raise BindingError(f"@{self.program.name}: with {sizes} a value {shape} would have a negative size, {dims}")
+        return dims, shape.dtype.numpy
 
     def _located(self, value: Value) -> Located:
         return Located(value.place.value, self.size(value.place.offset), *self._type(value.shape))

@@ -25,7 +25,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import llvmlite  # its version only: LLVM itself is loaded by what compiles
+
 from rlx.backends.cpu.code import object_cache
+from rlx.backends.cpu.spmd_ir import EXPORTS, executor_text
 from rlx.kernels.linker import link
 from rlx.kernels.targets import Target, host
 
@@ -68,7 +71,6 @@ def executor() -> Executor:
 
 def compile_executor(target: Target, **options: int) -> bytes:
     """The object code of the executor; `options` are those of `executor_text`."""
-    from rlx.backends.cpu.spmd_ir import executor_text
     from rlx.kernels.llvm_codegen import compile_text
 
     return compile_text(executor_text(target, **options), target, "the executor")
@@ -76,8 +78,6 @@ def compile_executor(target: Target, **options: int) -> bytes:
 
 def link_executor(code: bytes, target: Target) -> Executor:
     """The executor as functions of this process."""
-    from rlx.backends.cpu.spmd_ir import EXPORTS
-
     linked = link(code, "the executor", target, EXPORTS, SYSTEM)
     address, number = ctypes.c_void_p, ctypes.c_int64
     return Executor(
@@ -89,8 +89,6 @@ def link_executor(code: bytes, target: Target) -> Executor:
 
 
 def _key(target: Target) -> str:
-    import llvmlite
-
     here = Path(__file__)
     parts = [here.with_name(name).read_bytes() for name in _SOURCES]
     return hashlib.sha256(b"\0".join([*parts, repr(target).encode(), llvmlite.__version__.encode()])).hexdigest()
