@@ -11,6 +11,7 @@ from rlx.backends.cuda import code
 from rlx.backends.cuda.device import open_gpu
 from rlx.backends.cuda.driver import using
 from rlx.kernels import llvm_codegen
+from rlx.runtime.compile_cache import clear_compile_cache
 
 
 @pytest.fixture
@@ -25,9 +26,12 @@ def fake(monkeypatch):
     monkeypatch.setattr(llvm_codegen, "compile_assembly", as_text)
     for cached in ("ptx_cache", "cubin_cache"):
         monkeypatch.setattr(code, cached, lambda: None)
+    # Programs of other tests belong to other devices.
+    clear_compile_cache()
     code.ptx_loader.cache_clear()
     with using(library):
         yield library
+        clear_compile_cache()
         gc.collect()
     code.ptx_loader.cache_clear()
 

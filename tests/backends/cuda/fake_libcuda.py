@@ -1,8 +1,8 @@
 """A libcuda without a GPU: the driver's functions as methods of a Python object, which keeps books.
 
-Memory is host memory, checked for every copy and launch. A launch runs its kernel in the interpreter of the loop IR, which
-checks every access; so whole programs run, every launch with the grid, the block and the arguments that a GPU would get.
-"PTX" is the text of the loop kernel: `kernels` has what each text stands for.
+Memory is host memory, checked for every copy and launch. A launch runs its kernel in the interpreter of the loop IR,
+which checks every access; so whole programs run, every launch with the grid, the block and the arguments that a GPU
+would get. "PTX" is the text of the loop kernel: `kernels` has what each text stands for.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FakeCuda:
 
     def __getattribute__(self, name):
         found = object.__getattribute__(self, name)
-        if not name.startswith("cu"):
+        if not name.startswith("cu") or found is None:
             return found
 
         def called(*arguments):
