@@ -21,6 +21,12 @@ def _cpu() -> Backend:
     return CpuBackend()
 
 
+def _cuda() -> Backend:
+    from rlx.backends.cuda.backend import CudaBackend
+
+    return CudaBackend()
+
+
 def _generator() -> Generator:
     from rlx.kernels.from_lir import GENERATOR
 
@@ -29,6 +35,7 @@ def _generator() -> Generator:
 
 register_backend("reference", _reference)
 register_backend("cpu", _cpu)
+register_backend("cuda", _cuda)
 # Both get their kernels from rlx.kernels.
 register_generator("cpu", _generator)
 # Panels are laid out for the lanes of this machine's CPU.

@@ -11,12 +11,14 @@ from rlx.kernels.loop_ir import Atomic, Barrier, Block, Const, For, If, Kernel, 
 
 def copy_into(kernel: Kernel, builder: KernelBuilder) -> Kernel:
     """Copy parameters and body into a fresh builder and build it."""
-    copier = _Copier(builder, builder.adopt(kernel))
+    copier = Copier(builder, builder.adopt(kernel))
     copier.block(kernel.body)
     return builder.build()
 
 
-class _Copier:
+class Copier:
+    """Appends statements to a builder; `values` has what each value of the old kernel is in the new one."""
+
     def __init__(self, builder: KernelBuilder, values: dict[Value, Value]) -> None:
         self.builder = builder
         self.values = values

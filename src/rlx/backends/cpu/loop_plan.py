@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlx.backends.cpu.copies import CHUNK, native_copy
+from rlx.backends.cpu.copies import CHUNK
 from rlx.backends.cpu.program import ARENA, LoopStep, NativeStep, Operand, Place, Program
 from rlx.backends.cpu.records import Move
 from rlx.backends.cpu.spmd_ir import ENDLESS
@@ -302,10 +302,10 @@ class _Loop:
         self.frame.extent = max(self.frame.extent, self.scratch_end + body.extent)
 
     def copy(self, copies: Iterable[_Copy]) -> None:
-        code = native_copy()
+        entry = self.plan.copy_entry()
         for source, to, size in copies:
             memory = _range(source, size, False), _range(to, size, True)
-            self.table.call(code.address, [*memory, size], -(-size // CHUNK), ("copy", "carried on unchanged"))
+            self.table.call(entry, [*memory, size], -(-size // CHUNK), ("copy", "carried on unchanged"))
 
 
 def _rows(op: Scan, start: Address, size: int, rounds: int) -> _Path:

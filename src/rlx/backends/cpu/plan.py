@@ -5,11 +5,12 @@ Host calls cut the program into tables; loops and branches cut tables into segme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx.backends.cpu.copies import native_copy
 from rlx.backends.cpu.loop_plan import Frame, plan_loop
 from rlx.backends.cpu.program import HostStep, LoopStep, NativeStep, Program, Value
 from rlx.backends.cpu.tables import Table, TableBuilder, Words
@@ -43,11 +44,16 @@ class Plan:
     """Everything that runs with the same sizes share; immutable.
 
     `values` is how many addresses a run has: those of the program, then those of the bodies of its loops. `constants`
-    are the ones among them that never change.
+    are the ones among them that never change. `copy_entry` gives the code that copies bytes.
     """
 
-    def __init__(self, program: Program, binding: Mapping[str, int]) -> None:
-        self.program = program
+    def __init__(
+        self,
+        program: Program,
+        binding: Mapping[str, int],
+        copy_entry: Callable[[], int] = lambda: native_copy().address,
+    ) -> None:
+        self.program, self.copy_entry = program, copy_entry
         self._binding = binding
         self._sizes: dict[Size, int] = {}
         self.stored = [self._type(shape) for shape in program.stored]

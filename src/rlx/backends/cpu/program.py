@@ -5,9 +5,9 @@ What is here holds for every binding of the symbols; `plan` puts the numbers in.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
 from rlx.kernels.loop_ir import Buffer, Kernel
-from rlx.kernels.native import NativeCode, NativeKernel
-from rlx.kernels.targets import host
+from rlx.kernels.targets import Target, host
 
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
@@ -49,10 +48,42 @@ class Operand(NamedTuple):
     writes: bool
 
 
+class Code(Protocol):
+    """The code of a kernel; `address` is the number by which what runs programs knows it, `key` what caches call it."""
+
+    name: str
+    key: str
+
+    @property
+    def address(self) -> int: ...
+
+
+class LoadedKernel(Protocol):
+    """A kernel in the form in which it runs, with its code."""
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def code(self) -> Code: ...
+
+
+class Loading(NamedTuple):
+    """For which machine kernels are made, and what makes code of them."""
+
+    target: Target
+    load: Callable[[Kernel], LoadedKernel]
+
+
+def host_loading() -> Loading:
+    """Kernels for this machine, as functions of this process."""
+    return Loading(host(), loader().load)
+
+
 class NativeStep(NamedTuple):
     """A kernel with one argument per parameter: an operand, or the value of a size."""
 
-    code: NativeCode
+    code: Code
     grid: Grid
     arguments: tuple[Operand | Size, ...]
     label: tuple[str, str]  # its kind, and the ops in it
@@ -162,21 +193,23 @@ class Programs(NamedTuple):
     prepare: tuple[Preparation, ...] = ()
 
 
-def build_programs(compiled: CompileResult) -> Programs:
-    """Compile or find the kernels of all programs."""
-    return Programs(build_program(compiled.lir), tuple(_preparations(compiled)))
+def build_programs(compiled: CompileResult, loading: Loading | None = None) -> Programs:
+    """Compile or find the kernels of all programs, by default for this machine."""
+    loading = loading or host_loading()
+    return Programs(build_program(compiled.lir, loading=loading), tuple(_preparations(compiled, loading)))
 
 
-def _preparations(compiled: CompileResult) -> Iterator[Preparation]:
+def _preparations(compiled: CompileResult, loading: Loading) -> Iterator[Preparation]:
     from rlx.compile.prepare_pieces import prepare_pieces
     from rlx.kernels.kernel_maker import KernelMaker
 
     if compiled.prepare is None:
         return
     # One for all pieces, whose nodes are the same: layers that lie in different pieces have the same kernels.
-    maker = KernelMaker(compiled.prepare.as_graph(), host())
+    maker = KernelMaker(compiled.prepare.as_graph(), loading.target)
     for lir, outputs in prepare_pieces(compiled.prepare):
-        yield Preparation(build_program(lir, maker, _read(lir)), tuple(compiled.prepared[n] for n in outputs))
+        program = build_program(lir, maker, _read(lir), loading)
+        yield Preparation(program, tuple(compiled.prepared[n] for n in outputs))
 
 
 def _read(lir: LirModule) -> frozenset[NodeId]:
@@ -184,14 +217,20 @@ def _read(lir: LirModule) -> frozenset[NodeId]:
     return frozenset(i for k in lir.kernels for n in k.nodes for i in lir.as_graph().nodes[n].inputs)
 
 
-def build_program(lir: LirModule, maker: KernelMaker | None = None, leaves: Container[NodeId] | None = None) -> Program:
+def build_program(
+    lir: LirModule,
+    maker: KernelMaker | None = None,
+    leaves: Container[NodeId] | None = None,
+    loading: Loading | None = None,
+) -> Program:
     """Compile or find the kernels of a LIR program. It has those of its leaves that are in `leaves`, by default all."""
     from rlx.kernels.kernel_maker import KernelMaker
 
     graph = lir.as_graph()
-    maker = maker or KernelMaker(graph, host())
+    loading = loading or host_loading()
+    maker = maker or KernelMaker(graph, loading.target)
     loaded: _Loaded = {}
-    made = [_made(graph, maker, k, loaded) for k in lir.kernels if k.kind != "view"]
+    made = [_made(graph, maker, k, loaded, loading) for k in lir.kernels if k.kind != "view"]
     nodes = graph.nodes if leaves is None else [n for n in graph.nodes if n.id in leaves or n.id in graph.outputs]
     inputs = [n for n in nodes if isinstance(n.op, Input)]
     params = [n for n in nodes if isinstance(n.op, Param)]
@@ -263,7 +302,7 @@ class _Made(NamedTuple):
 
     lir: LirKernel
     node: Node
-    code: NativeKernel | None
+    code: LoadedKernel | None
     buffers: tuple[NodeId, ...] = ()
     extents: tuple[Size, ...] = ()
     bodies: tuple[Program, ...] = ()
@@ -273,7 +312,7 @@ class _Made(NamedTuple):
         return self.code is None and not self.bodies
 
 
-def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel, loaded: _Loaded) -> _Made:
+def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel, loaded: _Loaded, loading: Loading) -> _Made:
     node = graph.nodes[kernel.nodes[0]]
     from rlx.compile.loops import LOOP, native_bodies
     from rlx.kernels.from_lir import GENERATOR
@@ -281,20 +320,20 @@ def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel, loaded: _Loaded) 
     if kernel.kind == "call":
         return _Made(kernel, node, None)
     if kernel.kind == LOOP:
-        bodies = tuple(build_program(body) for body in native_bodies(graph, node, GENERATOR))
+        bodies = tuple(build_program(body, loading=loading) for body in native_bodies(graph, node, GENERATOR))
         return _Made(kernel, node, None, bodies=bodies)
     made = maker.make(kernel)
-    return _Made(kernel, node, _native(made.kernel, loaded), made.buffers, made.extents)
+    return _Made(kernel, node, _native(made.kernel, loaded, loading), made.buffers, made.extents)
 
 
 # By identity, with the kernel itself, so that none other takes its identity.
-_Loaded = dict[int, tuple[Kernel, NativeKernel]]
+_Loaded = dict[int, tuple[Kernel, LoadedKernel]]
 
 
-def _native(kernel: Kernel, loaded: _Loaded) -> NativeKernel:
+def _native(kernel: Kernel, loaded: _Loaded, loading: Loading) -> LoadedKernel:
     """The code of a kernel; equal layers have one and the same, whose text need not be hashed for each of them."""
     if id(kernel) not in loaded:
-        loaded[id(kernel)] = kernel, loader().load(kernel)
+        loaded[id(kernel)] = kernel, loading.load(kernel)
     return loaded[id(kernel)][1]
 
 

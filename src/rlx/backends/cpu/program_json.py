@@ -16,6 +16,7 @@ import numpy as np
 
 from rlx.backends.cpu.grid import Grid
 from rlx.backends.cpu.program import (
+    Code,
     ConstantValue,
     HostStep,
     Leaf,
@@ -36,7 +37,7 @@ from rlx.ir.op import REGISTRY, Op
 from rlx.ir.shape import Shape, Size, parse_shape
 from rlx.ir.tensor_data import TensorData
 from rlx.ir.text import parse_value, show_value
-from rlx.kernels.native import Loader, NativeCode
+from rlx.kernels.native import Loader
 
 FORMAT, VERSION = "rlx.cpu_programs", 2
 # Bytes of constants beyond which a program is not worth writing: its constants are its weights.
@@ -91,7 +92,7 @@ class _Unwritable(Exception):
 class _Writer:
     def __init__(self) -> None:
         self.sizes: dict[Size, int] = {}
-        self.codes: dict[tuple[NativeCode, Grid], int] = {}
+        self.codes: dict[tuple[Code, Grid], int] = {}
         self.grids: list[_Json] = []
 
     def size(self, size: Size) -> int:
@@ -143,7 +144,7 @@ class _Writer:
 
 
 class _Reader:
-    def __init__(self, sizes: Sequence[Size], codes: Sequence[tuple[NativeCode, Grid]]) -> None:
+    def __init__(self, sizes: Sequence[Size], codes: Sequence[tuple[Code, Grid]]) -> None:
         self.sizes, self.codes = sizes, codes
         self.shapes: dict[str, Shape] = {}
 

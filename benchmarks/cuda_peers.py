@@ -1,0 +1,320 @@
+"""rlx on an NVIDIA GPU beside torch eager, torch.compile, cuBLAS and torch's attentions, in one run.
+
+    python3 benchmarks/cuda_peers.py --out results.json [--groups maps products] [--seconds 200] [--no-rlx]
+
+Every group measures all its columns in shuffled order with pauses, on one stream and with one pair of events, and the
+limits of the chip (a copy, a large product) in the same run. Needs torch with CUDA; results name device and versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import rlx
+from rlx.backends.cuda.arrays import DeviceArray
+from rlx.backends.cuda.device import open_gpu
+from rlx.backends.cuda.streams import Stream
+from rlx.backends.cuda.timing import Case, measure, measure_limits
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+class Work(NamedTuple):
+    """One row of the table: callables by column, and what they move and compute."""
+
+    name: str
+    bytes: float
+    flops: float
+    columns: dict[str, Callable[[int], Any]]
+    launches: int = 20
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
+
+
+def own(function: Callable[..., Any], *arrays: torch.Tensor) -> Callable[[int], Any] | None:
+    """The same function of rlx as a launch on arrays of the GPU; None, with a note, if it does not compile."""
+    if ARGS.no_rlx:
+        return None
+    from rlx.backends.compile_options import CompileOptions
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+
+    graph = Graph("bench")
+    names = [f"x{i}" for i in range(len(arrays))]
+    dtype = {BF16: "bf16", F32: "f32", torch.int64: "i64", torch.int32: "i32"}
+    leaves = [graph.input(n, tuple(a.shape), dtype[a.dtype]) for n, a in zip(names, arrays)]
+    try:
+        with building(graph):
+            result = function(*leaves)
+        graph.set_outputs(list(result) if isinstance(result, tuple) else [result])
+        executable = CudaBackend().compile(graph, CompileOptions())
+        given = {n: on_device(a) for n, a in zip(names, arrays)}
+        params = executable.prepare({})
+        executable.run_on_device(given, params)
+        STREAM.synchronize()
+    except Exception as error:  # a column that is missing must not take the others with it
+        print(f"  rlx: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        return None
+    return lambda i: executable.run_on_device(given, params)
+
+
+def on_device(tensor: torch.Tensor) -> DeviceArray:
+    import ml_dtypes
+
+    host = tensor.cpu()
+    array = host.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if host.dtype is BF16 else host.numpy()
+    return DeviceArray.of(array, STREAM)
+
+
+def maps() -> Iterator[Work]:
+    """What reads and writes large arrays once."""
+    import rlx.numpy as rnp
+    from rlx import nn
+
+    n, width = 16384, 8192
+    for dtype, label in ((BF16, "bf16"), (F32, "f32")):
+        size = 2 if dtype is BF16 else 4
+        x, y = randn(n, width, dtype=dtype), randn(n, width, dtype=dtype)
+        w, b = randn(width, dtype=dtype), randn(width, dtype=dtype)
+        one = n * width * size
+
+        def row(
+            name: str,
+            moved: float,
+            theirs: Callable[..., Any],
+            ours: Callable[..., Any],
+            *arrays: Any,
+            label: str = label,
+        ) -> Work:
+            fast = compiled(theirs)
+            columns: dict[str, Callable[[int], Any]] = {
+                "torch": lambda i: theirs(*arrays),
+                "compile": lambda i: fast(*arrays),
+            }
+            mine = own(ours, *arrays)
+            return Work(f"{name} {label}", moved, 0, columns | ({"rlx": mine} if mine else {}), 10)
+
+        yield row("silu*mul", 3 * one, lambda x, y: F.silu(x) * y, lambda x, y: nn.silu(x) * y, x, y)
+        yield row(
+            "gelu+bias",
+            2 * one,
+            lambda x, b: F.gelu(x + b, approximate="tanh"),
+            lambda x, b: nn.gelu(x + b, approximate=True),
+            x,
+            b,
+        )
+        yield row(
+            "rms_norm",
+            2 * one,
+            lambda x, w: F.rms_norm(x, (width,), w, 1e-6),
+            lambda x, w: nn.rms_norm(x, w),
+            x,
+            w,
+        )
+        yield row(
+            "layer_norm",
+            2 * one,
+            lambda x, w, b: F.layer_norm(x, (width,), w, b),
+            lambda x, w, b: nn.layer_norm(x, w, b),
+            x,
+            w,
+            b,
+        )
+        yield row("softmax", 2 * one, lambda x: F.softmax(x, -1), lambda x: nn.softmax(x, axis=-1), x)
+
+        def residual(x: Any, y: Any, w: Any) -> Any:
+            s = x + y
+            return s, F.rms_norm(s, (width,), w, 1e-6)
+
+        def own_residual(x: Any, y: Any, w: Any) -> Any:
+            s = x + y
+            return s, nn.rms_norm(s, w)
+
+        yield row("residual+rms_norm", 4 * one, residual, own_residual, x, y, w)
+        logits, labels = randn(4096, 32768, dtype=dtype), torch.randint(0, 32768, (4096,), device="cuda")
+        yield row(
+            "cross_entropy",
+            4096 * 32768 * size,
+            lambda x, t: F.cross_entropy(x.float(), t),
+            lambda x, t: rnp.mean(nn.softmax_cross_entropy_with_integer_labels(x.astype("f32"), t)),
+            logits,
+            labels,
+        )
+
+
+def products() -> Iterator[Work]:
+    shapes = [(n, n, n) for n in (1024, 2048, 4096, 8192)]
+    shapes += [(4096, 14336, 4096), (4096, 4096, 14336), (8192, 14336, 4096), (2048, 6144, 4096)]
+    shapes += [(m, 14336, 4096) for m in (16, 64, 128, 256, 512)]
+    for m, n, k in shapes:
+        copies = max(1, min(8, math.ceil(2e8 / (2 * n * k))))
+        a, bs = randn(m, k), [randn(n, k) for _ in range(copies)]
+        columns = {"cublas": lambda i, a=a, bs=bs: a @ bs[i % len(bs)].T}
+        yield Work(f"product {m}x{n}x{k} bf16", 2 * (m * k + n * k + m * n), 2 * m * n * k, columns)
+
+
+def epilogues() -> Iterator[Work]:
+    for m, n, k in ((4096, 4096, 4096), (8192, 14336, 4096), (512, 14336, 4096)):
+        a, w, b, r = randn(m, k), randn(n, k), randn(n), randn(m, n)
+
+        def gelu(a: Any, w: Any, b: Any) -> Any:
+            return F.gelu(F.linear(a, w, b), approximate="tanh")
+
+        def added(a: Any, w: Any, r: Any) -> Any:
+            return r + a @ w.T
+
+        for name, function, third in (("bias+gelu", gelu, b), ("residual", added, r)):
+            fast = compiled(function)
+            columns = {
+                "torch": lambda i, f=function, t=third, a=a, w=w: f(a, w, t),
+                "compile": lambda i, f=fast, t=third, a=a, w=w: f(a, w, t),
+            }
+            yield Work(f"product+{name} {m}x{n}x{k} bf16", 0, 2 * m * n * k, columns, 10)
+
+
+def attention() -> Iterator[Work]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    for d in (64, 128):
+        for seq, batch in ((2048, 8), (4096, 4), (8192, 2), (16384, 1)):
+            for causal in (False, True):
+                heads = 16
+                q, k, v = (randn(batch, heads, seq, d) for _ in range(3))
+
+                def run(backend: Any, q: Any = q, k: Any = k, v: Any = v, causal: bool = causal) -> Any:
+                    with sdpa_kernel(backend):
+                        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+                flops = 4 * batch * heads * seq * seq * d / (2 if causal else 1)
+                columns = {name: lambda i, b=b, run=run: run(b) for name, b in backends.items()}
+                name = f"attention {batch}x{heads}x{seq} d{d} {'causal' if causal else 'full'} bf16"
+                yield Work(name, 0, flops, columns, 10)
+
+
+def few_rows() -> Iterator[Work]:
+    """One-row and few-row products: bound by the weights, of which four copies take turns, in one graph."""
+    n, k = 14336, 4096
+    weights = [randn(n, k) for _ in range(4)]
+    for m in (1, 2, 4, 8):
+        a = randn(m, k)
+        graph = torch.cuda.CUDAGraph()
+        for w in weights:
+            a @ w.T
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for _ in range(4):
+                for w in weights:
+                    a @ w.T
+        columns = {"cublas": lambda i, graph=graph: graph.replay()}
+        yield Work(f"16 products {m}x{n}x{k} bf16", 16 * 2 * n * k, 16 * 2 * m * n * k, columns, 4)
+
+
+def small() -> Iterator[Work]:
+    """What a call costs: three ops on small arrays, from Python to done."""
+    x = randn(128, 128, dtype=F32)
+
+    def three(x: Any) -> Any:
+        return torch.tanh(x * 2.0 + 1.0)
+
+    import rlx.numpy as rnp
+
+    fast, mine = compiled(three), own(lambda x: rnp.tanh(x * 2.0 + 1.0), x)
+    columns = {"torch": lambda i: three(x), "compile": lambda i: fast(x)}
+    yield Work("3 nodes f32 128x128", 0, 0, columns | ({"rlx": mine} if mine else {}), 200)
+
+
+GROUPS = {
+    "maps": maps,
+    "products": products,
+    "few_rows": few_rows,
+    "epilogues": epilogues,
+    "attention": attention,
+    "small": small,
+}
+
+
+def peak() -> float:
+    """The rate of a large product, in this run."""
+    a, b = randn(8192, 8192), randn(8192, 8192)
+    found = measure(GPU, [Case("peak", lambda i: a @ b.T)], stream=STREAM, launches=10)["peak"]
+    return 2 * 8192**3 / found.median
+
+
+def versions() -> dict[str, str]:
+    return {
+        "device": str(GPU.info),
+        "driver": f"{GPU.info.driver_version}",
+        "torch": torch.__version__,
+        "cudnn": str(torch.backends.cudnn.version()),
+        "rlx": rlx.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def main() -> None:
+    started = time.time()
+    results: dict[str, Any] = {"versions": versions(), "rows": []}
+    with torch.cuda.stream(torch.cuda.ExternalStream(STREAM.handle.value or 0)):
+        results["limits"] = {"copy": measure_limits(GPU, STREAM).copy, "product": peak()}
+        print(json.dumps(results["versions"]), json.dumps(results["limits"]), flush=True)
+        for group in ARGS.groups:
+            for work in GROUPS[group]():
+                if time.time() - started > ARGS.seconds:
+                    print("out of time", flush=True)
+                    break
+                results["rows"].append(measured(work, results["limits"]))
+                torch.cuda.empty_cache()
+    Path(ARGS.out).write_text(json.dumps(results, indent=1))
+
+
+def measured(work: Work, limits: dict[str, float]) -> dict[str, Any]:
+    cases = [Case(name, run) for name, run in work.columns.items()]
+    row: dict[str, Any] = {"name": work.name}
+    text = []
+    for name, found in measure(GPU, cases, stream=STREAM, rounds=5, launches=work.launches, pause=0.02).items():
+        row[name] = {"us": found.median * 1e6, "spread": found.spread}
+        shown = f"{name} {found.median * 1e6:.1f} us"
+        if work.bytes:
+            row[name]["of_copy"] = work.bytes / found.median / limits["copy"]
+            shown += f" {row[name]['of_copy']:.1%}"
+        if work.flops:
+            row[name]["tflops"] = work.flops / found.median / 1e12
+            shown += f" {row[name]['tflops']:.0f} TF"
+        text.append(shown)
+    print(f"{work.name}: {'; '.join(text)}", flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="cuda_peers.json")
+    parser.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--no-rlx", action="store_true")
+    ARGS = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("cuda_peers: torch finds no GPU here")
+    GPU = open_gpu(0)
+    STREAM = Stream(GPU) if ARGS.no_rlx else GPU.stream
+    main()

@@ -1,0 +1,120 @@
+"""Kernels as code for GPUs: loop IR -> PTX here and now, -> machine code where a GPU of the kind is."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from functools import cache
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from rlx.backends.cpu.program import Loading
+from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.iteration_threads import iterations_as_threads
+from rlx.backends.cuda.modules import Function, Module, assemble
+from rlx.errors import BackendError
+from rlx.kernels.loop_ir import Kernel
+from rlx.kernels.native import cache_key
+from rlx.kernels.object_cache import DiskCache
+from rlx.kernels.targets import Target, target
+
+_numbers = itertools.count(1)
+
+
+class GpuCode:
+    """The PTX of a kernel. `address` is a number that no other code of this process has; `threads` is what a block of
+    its launches must have."""
+
+    def __init__(self, name: str, key: str, ptx: str, threads: int) -> None:
+        self.name, self.key, self.ptx, self.threads = name, key, ptx, threads
+        self.address = next(_numbers)
+        self._functions: WeakKeyDictionary[Gpu, Function] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def function(self, gpu: Gpu) -> Function:
+        """The code in the memory of a GPU, assembled or found on disk the first time."""
+        with self._lock:
+            found = self._functions.get(gpu)
+            if found is None:
+                module = Module(gpu, self._cubin(gpu), f"kernel {self.name}")
+                found = self._functions[gpu] = module.function(self.name)
+            return found
+
+    def _cubin(self, gpu: Gpu) -> bytes:
+        """Kept under what decides it: the text, and the version of the driver, which has the assembler in it."""
+        what = f"{self.ptx}\0{gpu.info.arch}\0{gpu.info.driver_version}"
+        key, cubins = hashlib.sha256(what.encode()).hexdigest(), cubin_cache()
+        found = cubins.get(key) if cubins is not None else None
+        if found is None:
+            found = assemble(gpu, self.ptx, f"kernel {self.name}").cubin
+            if cubins is not None:
+                cubins.put(key, found)
+        return found
+
+
+class GpuKernel:
+    """A kernel in the form that a GPU runs, with its code."""
+
+    def __init__(self, kernel: Kernel, code: GpuCode) -> None:
+        self.kernel, self.code = kernel, code
+
+
+class PtxLoader:
+    """Makes PTX of kernels for one kind of GPU, of each once; safe to use from several threads."""
+
+    def __init__(self, machine: Target) -> None:
+        self.machine = machine
+        self._kernels: WeakValueDictionary[str, GpuKernel] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def load(self, kernel: Kernel) -> GpuKernel:
+        form = iterations_as_threads(kernel)
+        key = cache_key(form, self.machine)
+        with self._lock:
+            found = self._kernels.get(key)
+            if found is None:
+                found = self._kernels[key] = GpuKernel(form, self._code(form, key))
+            return found
+
+    def _code(self, kernel: Kernel, key: str) -> GpuCode:
+        texts = ptx_cache()
+        kept = texts.get(key) if texts is not None else None
+        if kept is None:
+            from rlx.kernels.llvm_codegen import compile_assembly
+
+            kept = compile_assembly(kernel, self.machine).encode()
+            if texts is not None:
+                texts.put(key, kept)
+        return GpuCode(kernel.name, key, kept.decode(), kernel.thread_count)
+
+
+def gpu_loading(arch: str) -> Loading:
+    """How programs for a kind of GPU are made."""
+    loader = ptx_loader(arch)
+    return Loading(loader.machine, loader.load)
+
+
+@cache
+def ptx_loader(arch: str) -> PtxLoader:
+    machine = target(arch)
+    if machine.gpu != "nvptx":
+        raise BackendError(f"cuda: {arch!r} is no NVIDIA architecture; use sm_80, sm_90a, sm_100 and the like")
+    return PtxLoader(machine)
+
+
+@cache
+def ptx_cache() -> DiskCache | None:
+    return _disk_cache("ptx")
+
+
+@cache
+def cubin_cache() -> DiskCache | None:
+    return _disk_cache("cubins")
+
+
+def _disk_cache(folder: str) -> DiskCache | None:
+    """None where nothing can be written."""
+    try:
+        return DiskCache(folder=folder)
+    except (OSError, BackendError):
+        return None

@@ -1,0 +1,184 @@
+"""`Context`: what one run of a program at a time has: arguments of its launches, addresses, and memory between kernels.
+
+It walks the command tables of a plan, as the CPU's executor does, with launches for calls: a launch copies its
+arguments, so the next round of a loop may change them at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.backends.api import KernelTime
+from rlx.backends.cpu.plan import Plan
+from rlx.backends.cpu.program import ARENA, LoopStep, NativeStep, Program
+from rlx.backends.cpu.records import Command, Control, Move, Patch
+from rlx.backends.cpu.tables import Segment, Table
+from rlx.backends.cuda.code import GpuCode
+from rlx.backends.cuda.memory import DeviceBuffer
+from rlx.backends.cuda.modules import Function
+from rlx.backends.cuda.streams import Event, Stream
+from rlx.errors import InternalError
+
+# The entry that stands for a copy of bytes: the driver copies them itself.
+COPY = -1
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def codes_of(program: Program) -> dict[int, GpuCode]:
+    """All code of a program and of the bodies of its loops, by its number."""
+    found: dict[int, GpuCode] = {}
+    for step in program.steps:
+        if isinstance(step, NativeStep):
+            if not isinstance(step.code, GpuCode):
+                raise InternalError(f"@{program.name}: {step.label} was not compiled for a GPU")
+            found[step.code.address] = step.code
+        elif isinstance(step, LoopStep):
+            for body in step.bodies:
+                found |= codes_of(body)
+    return found
+
+
+class _Call(NamedTuple):
+    """A launch that is ready but for the values of its arguments."""
+
+    function: Function | None
+    blocks: int
+    threads: int
+    arguments: int  # the number of the first one
+    label: tuple[str, str]
+
+
+class _SegmentCalls(NamedTuple):
+    patches: Words
+    calls: tuple[_Call, ...]
+    control: int
+
+
+class Context:
+    """The launches of a plan on one stream. Only one run at a time may use it."""
+
+    def __init__(self, plan: Plan, codes: Mapping[int, GpuCode], constants: Mapping[int, int], stream: Stream) -> None:
+        """`constants` are the addresses of the values of the plan that never change."""
+        self.plan, self.stream, self._driver = plan, stream, stream.gpu.driver
+        self._codes = codes
+        self.values: Words = np.zeros(max(1, plan.values), np.int64)
+        for number, address in constants.items():
+            self.values[number] = address
+        self._slots: Words = np.concatenate([plan.slots, np.zeros(1, np.int64)])
+        self._slots_at = self._slots.ctypes.data
+        self._pointers: Words = self._slots_at + 8 * np.arange(len(self._slots), dtype=np.int64)
+        self._pointers_at = self._pointers.ctypes.data
+        self._tables = {id(p): self._prepared(p) for p in plan.parts if isinstance(p, Table)}
+        self._arena: DeviceBuffer | None = None
+
+    def take_arena(self) -> None:
+        """Memory for values between kernels; it stays with the context, so that its addresses do not change."""
+        if self._arena is None and self.plan.arena_bytes:
+            what = f"values between kernels of @{self.plan.program.name}"
+            self._arena = self.stream.gpu.pool.allocate(self.plan.arena_bytes, self.stream, what)
+        self.values[ARENA] = 0 if self._arena is None else self._arena.address
+
+    def _prepared(self, table: Table) -> list[_SegmentCalls]:
+        return [self._segment(s) for s in table.segments]
+
+    def _segment(self, segment: Segment) -> _SegmentCalls:
+        calls, control = [], -1
+        for command, label in zip(segment.commands.tolist(), segment.labels):
+            entry = command[Command.ENTRY]
+            if entry == 0:
+                control = command[Command.ARGS]
+                continue
+            code = None if entry == COPY else self._codes[entry]
+            function = None if code is None else code.function(self.stream.gpu)
+            threads = 1 if code is None else code.threads
+            calls.append(_Call(function, command[Command.ITERATIONS], threads, command[Command.ARGS], label))
+        return _SegmentCalls(segment.patches, tuple(calls), control)
+
+    def run(self, table: Table) -> None:
+        """Enqueue a table; where a branch depends on a value, wait for it."""
+        self._walk(table, self._launch)
+
+    def run_timed(self, table: Table) -> list[KernelTime]:
+        """The same kernel by kernel: how long each took, all rounds of a loop together."""
+        seconds: dict[int, float] = {}
+        start, stop = (Event(self.stream.gpu, timed=True) for _ in range(2))
+
+        def measured(call: _Call) -> None:
+            self.stream.record(start)
+            self._launch(call)
+            self.stream.record(stop)
+            stop.synchronize()
+            seconds[id(call)] = seconds.get(id(call), 0.0) + stop.seconds_since(start)
+
+        self._walk(table, measured)
+        calls = [call for segment in self._tables[id(table)] for call in segment.calls]
+        return [KernelTime(*call.label, seconds.get(id(call), 0.0)) for call in calls]
+
+    def _walk(self, table: Table, launch: Callable[[_Call], None]) -> None:
+        segments, counters = self._tables[id(table)], [0] * table.counters
+        number = 0
+        while True:
+            segment = segments[number]
+            self._relocate(segment.patches)
+            for call in segment.calls:
+                launch(call)
+            if segment.control < 0:
+                return
+            number = self._decide(table, table.controls[segment.control].tolist(), counters)
+
+    def _relocate(self, patches: Words) -> None:
+        if len(patches):
+            self._slots[patches[:, Patch.SLOT]] = self.values[patches[:, Patch.VALUE]] + patches[:, Patch.OFFSET]
+
+    def _launch(self, call: _Call) -> None:
+        stream = self.stream.handle
+        if call.function is None:
+            source, to, size = (int(x) for x in self._slots[call.arguments : call.arguments + 3])
+            self._driver.cuMemcpyDtoDAsync_v2(to, source, size, stream)
+            return
+        arguments = self._pointers_at + 8 * call.arguments
+        handle = call.function.handle
+        self._driver.cuLaunchKernel(handle, call.blocks, 1, 1, call.threads, 1, 1, 0, stream, arguments, None)
+
+    def _decide(self, table: Table, control: list[int], counters: list[int]) -> int:
+        counter = control[Control.COUNTER]
+        count = counters[counter] = counters[counter] + 1 if control[Control.STEP] else 0
+        holds = count < control[Control.LIMIT]
+        if holds and control[Control.PREDICATE] >= 0:
+            holds = self._byte_at(int(self.values[control[Control.PREDICATE]]) + control[Control.PREDICATE_OFFSET])
+        first = control[Control.MOVES]
+        for move in table.moves[first : first + control[Control.MOVE_COUNT]].tolist():
+            source = Move.FIRST if count == 0 else Move.ODD if count % 2 else Move.EVEN
+            row = count * move[Move.NUMERATOR] // move[Move.DENOMINATOR]
+            self.values[move[Move.TO]] = self.values[move[source]] + move[source + 1] + row * move[Move.STRIDE]
+        return int(control[Control.THEN if holds else Control.ELSE])
+
+    def _byte_at(self, address: int) -> bool:
+        byte = ctypes.c_uint8()
+        self._driver.cuMemcpyDtoHAsync_v2(ctypes.addressof(byte), address, 1, self.stream.handle)
+        self.stream.synchronize()
+        return byte.value != 0
+
+
+class Contexts:
+    """Contexts of one plan that nobody uses at the moment."""
+
+    def __init__(self, plan: Plan, make: Callable[[Plan], Context]) -> None:
+        self.plan, self._make = plan, make
+        # Atomic without a lock.
+        self._free: deque[Context] = deque()
+
+    def take(self) -> Context:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make(self.plan)
+
+    def give(self, context: Context) -> None:
+        self._free.append(context)

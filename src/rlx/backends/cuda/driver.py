@@ -1,0 +1,157 @@
+"""libcuda by ctypes: the driver's functions, each call checked. No toolkit, no runtime library, no compiler.
+
+`driver()` loads and starts it once, and raises `BackendError` with the reason and the way out where that fails;
+`probe()` answers the same question without an exception. Tests put their own library in its place by `using`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_int
+from typing import Any, NamedTuple
+
+from rlx.backends.cuda.driver_types import FUNCTIONS
+from rlx.backends.cuda.errors import SUCCESS, CudaError
+from rlx.errors import BackendError
+
+# The oldest driver whose assembler reads PTX 8.0, the first version that knows sm_90a.
+OLDEST = 12000
+
+_LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+
+
+class Driver:
+    """The functions of a library by their names: `driver.cuCtxSynchronize()` returns nothing or raises `CudaError`.
+
+    `library` is what ctypes loads, or an object that has the same functions.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._process = os.getpid()
+        self.cuInit(0)
+        version = c_int()
+        self.cuDriverGetVersion(ctypes.byref(version))
+        self.version = version.value
+        if self.version < OLDEST:
+            raise BackendError(
+                f"cuda: the NVIDIA driver supports CUDA {version_text(self.version)}, {version_text(OLDEST)} or later "
+                "is needed; install a newer driver"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        """A function of the driver, bound on its first use."""
+        if name not in FUNCTIONS:
+            raise AttributeError(f"the driver's function {name!r} is not declared in driver_types")
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise BackendError(
+                f"cuda: this driver (CUDA {version_text(self.version)}) lacks {name}; install a newer one"
+            )
+        if isinstance(self._library, ctypes.CDLL):
+            function.argtypes, function.restype = FUNCTIONS[name], c_int
+
+        def checked(*arguments: Any) -> None:
+            code = function(*arguments)
+            if code != SUCCESS:
+                raise CudaError(code, name)
+
+        self.__dict__[name] = checked
+        return checked
+
+    def raw(self, name: str) -> Any:
+        """A function that returns its code, for callers to whom some codes are answers."""
+        getattr(self, name)
+        return getattr(self._library, name)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether calls may be made: neither in a child of the process that started the driver, nor at its end."""
+        return os.getpid() == self._process and not sys.is_finalizing()
+
+    def check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise BackendError(
+                "cuda: this process was forked from one that uses the GPU, and the driver does not survive a fork; "
+                "start processes with multiprocessing's 'spawn' or 'forkserver', or fork before the first use"
+            )
+
+
+class Found(NamedTuple):
+    """A driver that works: its version and how many GPUs it has."""
+
+    version: int
+    devices: int
+
+
+class Absent(NamedTuple):
+    """Why there is no GPU to use, and what to do."""
+
+    reason: str
+
+
+_lock = threading.Lock()
+_driver: Driver | None = None
+
+
+def driver() -> Driver:
+    """The driver of this process, loaded and started on the first call."""
+    global _driver
+    known = _driver
+    if known is None:
+        with _lock:
+            if _driver is None:
+                _driver = Driver(_load())
+            known = _driver
+    known.check_process()
+    return known
+
+
+def probe() -> Found | Absent:
+    """Whether programs can run on a GPU here; costs some milliseconds once."""
+    try:
+        started = driver()
+        count = c_int()
+        started.cuDeviceGetCount(ctypes.byref(count))
+    except BackendError as error:
+        return Absent(str(error))
+    if count.value == 0:
+        return Absent("cuda: the driver finds no GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES")
+    return Found(started.version, count.value)
+
+
+@contextmanager
+def using(library: Any) -> Iterator[Driver]:
+    """Inside the block the driver is `library`: an object with the functions of libcuda."""
+    global _driver
+    before = _driver
+    _driver = Driver(library)
+    try:
+        yield _driver
+    finally:
+        _driver = before
+
+
+def version_text(version: int) -> str:
+    """
+    >>> version_text(12040)
+    '12.4'
+    """
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _load() -> Any:
+    for name in _LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise BackendError(
+        f"cuda: there is no NVIDIA driver on this machine ({_LIBRARIES[0]} is not found); install it, or use the "
+        "device 'cpu'. PTX can be made without: rlx.backends.cuda.compile_to_ptx"
+    )

@@ -1,0 +1,102 @@
+"""`CudaExecutable`: a compiled program for NVIDIA GPUs. Immutable, and safe to run from any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rlx.backends.api import Array, Executable, KernelTime, Prepared
+from rlx.backends.cpu.program import Preparation, Programs, build_programs
+from rlx.backends.cuda.arrays import DeviceArray
+from rlx.backends.cuda.code import gpu_loading
+from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.params import CudaParams
+from rlx.backends.cuda.runner import Runner, times
+from rlx.errors import BackendError
+from rlx.ir.graph import Graph
+from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.shape import Size
+
+if TYPE_CHECKING:
+    from rlx.compile.compiler import CompileResult
+    from rlx.compile.report import CompileReport
+
+
+class CudaExecutable(Executable):
+    """A program with its code, and those that make of its weights what can be made of them once."""
+
+    def __init__(self, compiled: CompileResult, programs: Programs, arch: str, gpu: Gpu | None) -> None:
+        """Without a `gpu` there is code to look at, and nothing runs."""
+        self.compiled, self.programs, self.arch, self._gpu = compiled, programs, arch, gpu
+
+    @staticmethod
+    def of(compiled: CompileResult, gpu: Gpu | None = None, arch: str | None = None) -> CudaExecutable:
+        """The executable of programs that have been compiled, for the chip that `gpu` is, or for `arch`."""
+        if arch is None:
+            if gpu is None:
+                raise BackendError("cuda: an architecture is needed where there is no GPU; pass arch='sm_90a'")
+            arch = gpu.info.arch
+        return CudaExecutable(compiled, build_programs(compiled, gpu_loading(arch)), arch, gpu)
+
+    @cached_property
+    def _main(self) -> Runner:
+        if self._gpu is None:
+            raise BackendError(f"cuda: this program was compiled for {self.arch} without a GPU, and cannot run here")
+        return Runner(self.programs.main, self._gpu)
+
+    @property
+    def lir(self) -> LirModule:
+        return self.compiled.lir
+
+    @property
+    def arena_bytes(self) -> Size:
+        return self.programs.main.arena_size
+
+    @property
+    def report(self) -> CompileReport:
+        return self.compiled.report("cuda", self._where)
+
+    def _where(self, graph: Graph, kernel: LirKernel) -> str:
+        from rlx.compile.report import place_of
+
+        return place_of(graph, kernel, f"native {self.arch}")
+
+    def timed(self) -> AbstractContextManager[list[KernelTime]]:
+        return _timed()
+
+    def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> CudaParams:
+        main = self._main
+        given = {**(before.values if before is not None else {}), **changed}
+        made: dict[str, DeviceArray] = {}
+        for preparation in self.programs.prepare:
+            made.update(zip(preparation.results, self._made(main.gpu, preparation, given), strict=True))
+        known = before if isinstance(before, CudaParams) else None
+        return CudaParams(main.program, main.stream, given, made, known)
+
+    def _made(self, gpu: Gpu, preparation: Preparation, given: Mapping[str, Array]) -> list[DeviceArray]:
+        params = CudaParams(preparation.program, gpu.stream, given)
+        return Runner(preparation.program, gpu).run({}, params)
+
+    def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
+        return [result.numpy() for result in self.run_on_device(inputs, params)]
+
+    def run_on_device(
+        self, inputs: Mapping[str, Array | DeviceArray], params: Mapping[str, Array] | Prepared
+    ) -> list[DeviceArray]:
+        """The outputs where they were computed. Nothing waits for them: reading one does."""
+        return self._main.run(inputs, params if isinstance(params, CudaParams) else self._params(params))
+
+    def _params(self, params: Mapping[str, Array] | Prepared) -> CudaParams:
+        return self.prepare(params.values if isinstance(params, Prepared) else params)
+
+
+@contextmanager
+def _timed() -> Iterator[list[KernelTime]]:
+    noted: list[KernelTime] = []
+    token = times.set(noted)
+    try:
+        yield noted
+    finally:
+        times.reset(token)

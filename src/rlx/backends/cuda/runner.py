@@ -1,0 +1,178 @@
+"""`Runner`: runs one program on a GPU, for any number of threads at once.
+
+The program never changes. What a run needs besides is a context, taken for its time from a free list: the launches for
+the run's sizes, and memory for values between kernels. Runs of one program on one GPU follow each other in a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rlx.backends.api import KernelTime
+from rlx.backends.cpu.plan import HostCall, Plan
+from rlx.backends.cpu.program import ARENA, Leaf, Program
+from rlx.backends.cuda.arrays import DeviceArray
+from rlx.backends.cuda.context import COPY, Context, Contexts, codes_of
+from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.memory import Array, DeviceBuffer
+from rlx.backends.cuda.params import CudaParams
+from rlx.errors import BindingError, InternalError
+from rlx.ir.binding import infer_binding
+from rlx.ir.dims import Dim, DimConstraint
+from rlx.ir.graph import NodeId
+from rlx.ops.bodies import bodies_run_by
+
+# Combinations of shapes whose launches are kept.
+KEPT_PLANS = 64
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+# Where the runs of this thread or task note the times of their kernels; None: they are not to be measured.
+times: ContextVar[list[KernelTime] | None] = ContextVar("rlx_cuda_kernel_times", default=None)
+
+
+class Runner:
+    """A program on a GPU with its plans."""
+
+    def __init__(self, program: Program, gpu: Gpu) -> None:
+        self.program, self.gpu, self.stream = program, gpu, gpu.stream
+        self._codes = codes_of(program)
+        self._constants: dict[int, DeviceArray] = {}
+        self._symbolic = [p for p in program.params if not p.shape.is_static]
+        self._contexts = lru_cache(KEPT_PLANS)(self._bound)
+
+    def run(self, inputs: Mapping[str, Array | DeviceArray], params: CudaParams) -> list[DeviceArray]:
+        """The outputs, in the memory of the GPU; they may still be being computed. An input that the program stores
+        over is stored over if it lies on the GPU."""
+        self.gpu.use()
+        program = self.program
+        arrays = [self._input(leaf, inputs) for leaf in program.inputs]
+        self._make_exclusive(arrays)
+        contexts = self._contexts(tuple([a.shape for a in arrays]), params.symbolic_shapes)
+        context = contexts.take()
+        try:
+            return self._execute(contexts.plan, context, arrays, params)
+        finally:
+            contexts.give(context)
+
+    def _input(self, leaf: Leaf, inputs: Mapping[str, Array | DeviceArray]) -> DeviceArray:
+        given = inputs.get(leaf.name)
+        if isinstance(given, DeviceArray) and given.dtype == leaf.dtype and given.stream is self.stream:
+            return given
+        if isinstance(given, np.ndarray) and given.dtype == leaf.dtype:
+            return DeviceArray.of(given, self.stream, f"the input {leaf.name!r}")
+        if given is None:
+            raise BindingError(f"@{self.program.name}: no value for input {leaf.name!r} ({leaf.shape})")
+        got = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray | DeviceArray) else type(given)
+        raise BindingError(f"@{self.program.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
+
+    def _make_exclusive(self, arrays: list[DeviceArray]) -> None:
+        """Copy inputs that the run writes into where another input lies in the same memory."""
+        for number in self.program.overwritten:
+            others = (a for i, a in enumerate(arrays) if i != number)
+            if any(a.buffer is arrays[number].buffer for a in others):
+                arrays[number] = arrays[number].copy()
+
+    def _bound(self, inputs: Shapes, params: Shapes) -> Contexts:
+        """The contexts for the shapes of inputs and of those params that have symbolic sizes."""
+        leaves = zip([*self.program.inputs, *self._symbolic], (*inputs, *params), strict=True)
+        binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
+        for constraint in self.program.constraints:
+            if _symbols(constraint) <= binding.keys():
+                constraint.check(binding)
+        return Contexts(Plan(self.program, binding, lambda: COPY), self._context)
+
+    def _context(self, plan: Plan) -> Context:
+        for _, array in plan.constants:
+            if id(array) not in self._constants:
+                self._constants[id(array)] = DeviceArray.of(array, self.stream, "a constant")
+        addresses = {number: self._constants[id(array)].address for number, array in plan.constants}
+        return Context(plan, self._codes, addresses, self.stream)
+
+    def _execute(
+        self, plan: Plan, context: Context, inputs: list[DeviceArray], params: CudaParams
+    ) -> list[DeviceArray]:
+        program, values = self.program, context.values
+        context.take_arena()
+        stored = [DeviceArray.empty(dims, dtype, self.stream, "an output") for dims, dtype in plan.stored]
+        whole = [*inputs, *stored]
+        values[ARENA + 1 : ARENA + 1 + len(whole)] = [a.address for a in whole]
+        values[program.first_param : program.addresses] = params.addresses
+        host = _HostCalls(self, plan, context)
+        noted = times.get()
+        for part in plan.parts:
+            if isinstance(part, HostCall):
+                host.call(part)
+            elif noted is None:
+                context.run(part)
+            else:
+                noted += context.run_timed(part)
+        outputs = zip(program.returned, program.outputs)
+        results = [whole[i] if i >= 0 else host.output(node) for i, node in outputs]
+        for output, number in program.moved:
+            self._copy_bytes(results[output].address, inputs[number].address, results[output].nbytes)
+            results[output] = inputs[number]
+        return results
+
+    def _copy_bytes(self, source: int, to: int, size: int) -> None:
+        if size and source != to:
+            self.gpu.driver.cuMemcpyDtoDAsync_v2(to, source, size, self.stream.handle)
+
+
+class _HostCalls:
+    """Ops that run on the host in the middle of a program, on copies of the values that they read."""
+
+    def __init__(self, runner: Runner, plan: Plan, context: Context) -> None:
+        self._runner, self._plan, self._context = runner, plan, context
+        # Of ops with several results or none, which are on the host until they have been taken apart.
+        self._several: dict[NodeId, tuple[Array, ...]] = {}
+        self._kept: list[DeviceBuffer] = []
+
+    def _address(self, node: NodeId) -> int:
+        located = self._plan.arrays[node]
+        return int(self._context.values[located.value]) + located.offset
+
+    def _arrays(self, node: NodeId) -> tuple[Array, ...]:
+        if node in self._several:
+            return self._several[node]
+        located = self._plan.arrays[node]
+        array = np.empty(located.dims, located.dtype)
+        self._runner.gpu.staging.download(self._address(node), array, self._runner.stream)
+        return (array,)
+
+    def call(self, call: HostCall) -> None:
+        from rlx.backends.cpu.host_bodies import run_compiled
+
+        operands = [a for node in call.operands for a in self._arrays(node)]
+        with bodies_run_by(run_compiled) if call.op.bodies else nullcontext():
+            result: Any = call.op.eval(*operands)
+        if call.node not in self._plan.arrays:
+            self._several[call.node] = tuple(np.asarray(r) for r in result)
+            return
+        located = self._plan.arrays[call.node]
+        array = np.ascontiguousarray(result[0] if isinstance(result, tuple) else result).reshape(located.dims)
+        if array.dtype != located.dtype:
+            raise InternalError(f"{call.op.mnemonic} returned {array.dtype} instead of {located.dtype}")
+        stream = self._runner.stream
+        if located.value != ARENA:
+            buffer = self._runner.gpu.pool.allocate(array.nbytes, stream, f"the result of {call.op.mnemonic}")
+            self._kept.append(buffer)
+            self._context.values[located.value] = buffer.address
+        self._runner.gpu.staging.upload(array, self._address(call.node), stream)
+
+    def output(self, node: NodeId) -> DeviceArray:
+        """A copy of a value, for the caller to keep."""
+        located = self._plan.arrays[node]
+        array = DeviceArray.empty(located.dims, located.dtype, self._runner.stream, "an output")
+        self._runner._copy_bytes(self._address(node), array.address, array.nbytes)
+        return array
+
+
+def _symbols(constraint: DimConstraint) -> set[str]:
+    return {s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols}

@@ -1,0 +1,227 @@
+"""Whole programs on a GPU that is none: every launch runs in the interpreter, which checks every access."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from fake_libcuda import FakeCuda
+
+import rlx
+import rlx.numpy as rnp
+from rlx import nn, ops
+from rlx.backends.cuda.arrays import DeviceArray
+from rlx.backends.cuda.backend import CudaBackend
+from rlx.backends.cuda.errors import CudaError
+from rlx.backends.cuda.executable import CudaExecutable
+from rlx.backends.cuda.iteration_threads import iterations_as_threads
+from rlx.backends.cuda.params import CudaParams
+from rlx.compile.compiler import CompilePipeline
+from rlx.errors import BackendError, BindingError
+from rlx.ir.dtype import DType
+from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.interpret import interpret
+from rlx.kernels.verify import verify
+
+rng = np.random.default_rng(0)
+
+
+def normal(*dims):
+    return rng.standard_normal(dims).astype("f4")
+
+
+def test_jit_runs_on_the_device(fake):
+    f = rlx.jit(lambda x, w: nn.softmax(rnp.tanh(x @ w + 1.0)), device="cuda")
+    x, w = normal(3, 5), normal(5, 4)
+    y = np.tanh(x @ w + 1)
+    np.testing.assert_allclose(f(x, w), np.exp(y) / np.exp(y).sum(-1, keepdims=True), rtol=1e-5)
+    assert len(fake.launches) == 2
+
+
+def test_one_compile_serves_every_size(fake):
+    graph = rlx.Graph("layer")
+    x, w = graph.input("x", ("B", 6), "f32"), graph.param("w", (6, 3), "f32")
+    graph.set_outputs([rlx.relu(x @ w), ops.reduce_sum(x, (0,))])
+    c = rlx.Session("cuda").compile(graph)
+    assert "native sm_90a" in str(c.report)
+    weights = normal(6, 3)
+    c.set_param("w", weights)
+    for batch in (1, 5, 0, 33, 5):
+        x = normal(batch, 6)
+        y, s = c.run(x=x)
+        np.testing.assert_allclose(y, np.maximum(x @ weights, 0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(s, x.sum(0), rtol=1e-5, atol=1e-6)
+    c.set_param("w", 2 * weights)
+    x = normal(2, 6)
+    np.testing.assert_allclose(c.run(x=x)[0], np.maximum(x @ weights * 2, 0), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_are_copied_once(fake):
+    graph = rlx.Graph("layer")
+    x, w = graph.input("x", (2, 6), "f32"), graph.param("w", (6, 3), "f32")
+    graph.set_outputs([x @ w])
+    executable = CudaBackend().compile(graph)
+    params = executable.prepare({"w": normal(6, 3)})
+    assert isinstance(params, CudaParams) and params.byte_size == 6 * 3 * 4
+    executable.run({"x": normal(2, 6)}, params)
+    fake.log.clear()
+    executable.run({"x": normal(2, 6)}, params)
+    assert fake.log.count("cuMemcpyHtoDAsync_v2") == 1
+    assert executable.prepare({}, params).arrays["w"] is params.arrays["w"]
+
+
+def test_a_loop_runs_its_rounds_with_moving_addresses(fake):
+    def f(xs):
+        return rlx.scan(lambda c, x: (c * 0.5 + x, c + x), rnp.zeros(3, dtype="f4"), xs)
+
+    xs = normal(7, 3)
+    last, all_sums = rlx.jit(f, device="cuda")(xs)
+    wanted_last, wanted_all = rlx.jit(f, device="cpu")(xs)
+    np.testing.assert_allclose(last, wanted_last, rtol=1e-6)
+    np.testing.assert_allclose(all_sums, wanted_all, rtol=1e-6)
+
+
+def test_branches_and_while_loops_look_at_values(fake):
+    def f(x):
+        grown = rlx.while_loop(lambda v: rnp.sum(v) < 100.0, lambda v: v * 2.0, x)
+        return rlx.cond(rnp.sum(x) > 0.0, lambda v: v + 1.0, lambda v: v - 1.0, grown)
+
+    for x in (np.ones(3, "f4"), np.full(3, 50, "f4"), np.full(3, 0.25, "f4")):
+        np.testing.assert_allclose(rlx.jit(f, device="cuda")(x), rlx.jit(f, device="cpu")(x), rtol=1e-6)
+
+
+def test_what_has_no_kernel_runs_on_the_host_and_the_report_says_so(fake):
+    graph = rlx.Graph("mixed")
+    x = graph.input("x", (4, 4), "c64")
+    graph.set_outputs([ops.cholesky(x * 2.0) + 1.0])
+    c = rlx.Session("cuda").compile(graph)
+    assert "host (no native kernel)  cholesky" in str(c.report)
+    x = np.diag([1.0, 4.0, 9.0, 16.0]).astype("c8")
+    np.testing.assert_allclose(c.run(x=x)[0], np.sqrt(x * 2) + 1, rtol=1e-6)
+
+
+def appending():
+    """A cache that a step writes a row of, in place."""
+    graph = rlx.Graph("append")
+    cache, row, at = (
+        graph.input("cache", (8, 4), "f32"),
+        graph.input("row", (1, 4), "f32"),
+        graph.input("at", (), "i32"),
+    )
+    changed = ops.dynamic_update_slice(cache, row, (at, 0))
+    graph.set_outputs([changed, ops.reduce_sum(changed, (0,))])
+    graph.aliases[0] = "cache"
+    return graph
+
+
+def test_a_cache_stays_on_the_device_and_where_it_is(fake, gpu):
+    executable = CudaBackend().compile(appending())
+    cache = DeviceArray.of(np.zeros((8, 4), "f4"), gpu.stream)
+    params, wanted = executable.prepare({}), np.zeros((8, 4), "f4")
+    for at in range(3):
+        row = normal(1, 4)
+        changed, sums = executable.run_on_device({"cache": cache, "row": row, "at": np.array(at, "i4")}, params)
+        wanted[at] = row
+        assert changed.address == cache.address
+        np.testing.assert_allclose(sums.numpy(), wanted.sum(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(changed.numpy(), wanted)
+
+
+def test_an_array_of_the_host_stays_as_it_is(fake):
+    c = rlx.Session("cuda").compile(appending())
+    cache = np.zeros((8, 4), "f4")
+    changed, _ = c.run(cache=cache, row=np.ones((1, 4), "f4"), at=np.array(2, "i4"))
+    assert not cache.any() and np.asarray(changed)[2].all()
+
+
+def test_memory_between_runs_does_not_grow(fake):
+    c = rlx.Session("cuda").compile(appending())
+    used = []
+    for at in range(4):
+        c.run(cache=np.zeros((8, 4), "f4"), row=np.ones((1, 4), "f4"), at=np.array(at, "i4"))
+        gc.collect()
+        used.append(fake.used)
+    assert len(set(used)) == 1
+
+
+def test_a_run_without_memory_fails_cleanly_and_the_next_works(fake):
+    f = rlx.jit(lambda x: rnp.cumsum(rnp.exp(x)) + rnp.sum(x), device="cuda")
+    small = normal(16)
+    f(small)
+    limit, fake.memory = fake.memory, fake.used
+    with pytest.raises(CudaError, match=r"OUT_OF_MEMORY: the GPU has no memory left .*wanted for the input"):
+        f(normal(4096))
+    fake.memory = limit
+    np.testing.assert_allclose(f(small), np.cumsum(np.exp(small)) + small.sum(), rtol=1e-5)
+
+
+def test_times_of_kernels(fake):
+    c = rlx.Session("cuda").compile(appending())
+    given = {"cache": np.zeros((8, 4), "f4"), "row": np.ones((1, 4), "f4"), "at": np.array(1, "i4")}
+    profile = c.profile(given, runs=2)
+    assert [k.kind for k in profile.kernels] == ["update", "reduce"] and profile.seconds > 0
+
+
+def test_threads_share_an_executable(fake):
+    f = rlx.jit(lambda x: rnp.exp(x) * 2.0, device="cuda")
+    xs, results = [normal(i + 1) for i in range(4)], [None] * 4
+
+    def work(i):
+        results[i] = f(xs[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for x, y in zip(xs, results, strict=True):
+        np.testing.assert_allclose(y, np.exp(x) * 2, rtol=1e-6)
+
+
+def test_wrong_inputs_are_refused(fake, gpu):
+    executable = CudaBackend().compile(appending())
+    with pytest.raises(BindingError, match="no value for input 'cache'"):
+        executable.run({}, {})
+    with pytest.raises(BindingError, match=r"input 'cache' is declared .* got float64"):
+        executable.run({"cache": np.zeros((8, 4)), "row": np.ones((1, 4), "f4"), "at": np.array(1, "i4")}, {})
+
+
+def test_code_can_be_made_without_a_gpu():
+    executable = CudaExecutable.of(CompilePipeline.new("cuda").compile(appending()), arch="sm_80")
+    assert executable.arch == "sm_80" and ".target sm_80" in executable.programs.main.steps[0].code.ptx
+    with pytest.raises(BackendError, match="compiled for sm_80 without a GPU"):
+        executable.run({}, {})
+    with pytest.raises(BackendError, match="'gfx942' is no NVIDIA architecture"):
+        CudaExecutable.of(CompilePipeline.new("cuda").compile(appending()), arch="gfx942")
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 100])
+def test_a_thread_for_each_iteration(n):
+    k = KernelBuilder("rows")
+    x, y, count = k.pointer("x", DType.F32), k.pointer("y", DType.F32, write=True), k.index("n")
+    local = k.local("row", DType.F32, 3)
+    with k.parallel("row", count) as row:
+        with k.loop("i", 0, 3) as i:
+            k.store(local, i, k.load(x, row * 3 + i))
+        with k.fold("i", 0, 3, init=[k.const(0.0, DType.F32)]) as f:
+            f.next(f.values[0] + k.load(local, f.index))
+        k.store(y, row, f.results[0])
+    before = k.build()
+    after = iterations_as_threads(before)
+    verify(after)
+    assert after.thread_count == 32 and iterations_as_threads(after) is after
+    values = np.arange(3 * n, dtype="f4")
+    results = [np.full(n, np.nan, "f4") for _ in range(2)]
+    for kernel, result in zip((before, after), results):
+        interpret(kernel, {"x": values, "y": result, "n": n})
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], values.reshape(-1, 3).sum(1))
+
+
+def test_a_fake_without_the_code_would_fail():
+    """The tests above run code that a driver was given, and nothing else."""
+    from rlx.backends.cuda.driver import using
+
+    given = {"cache": np.zeros((8, 4), "f4"), "row": np.ones((1, 4), "f4"), "at": np.array(1, "i4")}
+    with using(FakeCuda()), pytest.raises(CudaError, match="INVALID_PTX"):
+        CudaBackend().compile(appending()).run(given, {})
