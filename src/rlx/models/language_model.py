@@ -53,6 +53,7 @@ def load(
     activations: str = "f32",
     kv_dtype: str = "f32",
     weights: str | None = None,
+    mmap: bool = True,
 ) -> LanguageModel:
     """A language model from a GGUF file, a Hugging Face directory or a name such as "smollm2".
 
@@ -60,12 +61,15 @@ def load(
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
     `activations="int8"` products multiply codes of 8 bits, faster and not exactly; with "int16" prompts are read faster
     than with floats, and answers are the same but for the last digits. `report` says which products.
+
+    The file is mapped, which is fast and takes no memory of its own; if another process cuts it while the model is in
+    use, the system ends this one. With `mmap=False` it is read, and may become of it what will.
     """
     if activations not in ACTIVATIONS:
         raise OpError(f"load: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     if kv_dtype not in KV_DTYPES:
         raise OpError(f"load: kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
-    files = open_decoder(find_model(path_or_name))
+    files = open_decoder(find_model(path_or_name), mmap)
     if weights is not None:
         files.weights.quantize(weights, files.config.layers)
         # These are no longer the weights of the file.
