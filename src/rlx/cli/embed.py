@@ -57,9 +57,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     texts = args.texts or _lines(args.file)
-    encoder = load_encoder(
-        args.model, args.device, args.threads, args.weights, args.activations, mmap=not args.no_mmap
-    )
+    encoder = load_encoder(args.model, args.device, args.threads, args.weights, args.activations, mmap=not args.no_mmap)
     with ProgressBar(unit="texts", scale=1) as bar:
         vectors = encoder.embed(
             texts,

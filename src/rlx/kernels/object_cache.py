@@ -1,8 +1,8 @@
 """Object code kept on disk, one file per kernel, so that the next process need not compile; programs likewise.
 
-Entries are checked on every read: a damaged, truncated or foreign file counts as absent and is compiled anew, and so does
-anything but a regular file that this user alone can write. Files can be deleted at any time. What is promised of the
-format: nothing but that an unknown version is ignored.
+Entries are checked on every read: a damaged, truncated or foreign file counts as absent and is compiled anew, and so
+does anything but a regular file that this user alone can write. Files can be deleted at any time. What is promised of
+the format: nothing but that an unknown version is ignored.
 """
 
 from __future__ import annotations
