@@ -25,7 +25,8 @@ from rlx.models.config import DecoderConfig
 from rlx.models.decoder import KV_DTYPES, build_decoder
 from rlx.models.generation import Completion, write
 from rlx.models.kv_cache import PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
-from rlx.models.model_files import DecoderFiles, find_model, open_decoder
+from rlx.models.model_files import DecoderFiles, open_decoder
+from rlx.models.pull import find_model
 from rlx.models.sampling import SamplingOptions
 from rlx.models.weights import read_weights
 from rlx.ops.int8_products import ACTIVATIONS

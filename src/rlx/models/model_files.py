@@ -1,10 +1,9 @@
-"""Finding a model: a GGUF file, a Hugging Face directory, or a name that `rlx pull` knows."""
+"""Opening a model: a GGUF file, or a Hugging Face directory."""
 
 from __future__ import annotations
 
 import glob
 import json
-import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,18 +31,6 @@ class DecoderFiles(NamedTuple):
     weights: WeightFile
     tokenizer: Callable[[], Any]
     source: str = ""
-
-
-def find_model(path_or_name: str | os.PathLike[str]) -> Path:
-    """The file or directory of a model; names are pulled into the cache."""
-    path = Path(path_or_name).expanduser()
-    if path.exists():
-        return path
-    if path.is_absolute() or os.fspath(path_or_name).startswith("."):
-        raise FormatError(f"{path}: there is no such file or directory; give a path, or a name that `rlx pull` knows")
-    from rlx.models.pull import pull
-
-    return pull(os.fspath(path_or_name))
 
 
 def open_decoder(path: Path, mmap: bool = True) -> DecoderFiles:

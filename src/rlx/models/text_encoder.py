@@ -21,7 +21,8 @@ from rlx.models import weight_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
 from rlx.models.encoder import build_encoder, relative_buckets
-from rlx.models.model_files import find_model, identity, read_json
+from rlx.models.model_files import identity, read_json
+from rlx.models.pull import find_model
 from rlx.models.rope_tables import rope_tables
 from rlx.models.weights import WeightFile, hf_weights, read_weights
 from rlx.ops.int8_products import ACTIVATIONS
