@@ -286,7 +286,7 @@ def test_ctrl_c_in_the_middle_of_a_write_leaves_nothing(is_named, tmp_path, monk
     if is_named:
         monkeypatch.setattr("rlx.kernels.object_cache._open_unnamed", lambda directory: None)
 
-    def interrupted(file, arrays):
+    def interrupted(file, key, arrays):
         file.write(bytes(1000))
         raise KeyboardInterrupt
 
@@ -307,7 +307,7 @@ from rlx.ir.quant import QuantScheme
 Preparation.is_native = False
 write = prepared_store._write
 
-def half(file, arrays):
+def half(file, key, arrays):
     file.write(bytes(1000))
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)

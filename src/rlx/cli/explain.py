@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from rlx.cli import add_command
 from rlx.errors import FormatError
 from rlx.models.config_hf_encoders import is_encoder
-from rlx.models.model_files import find_model, read_json
+from rlx.models.model_files import read_json
+from rlx.models.pull import find_model
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers

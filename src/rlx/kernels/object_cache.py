@@ -1,7 +1,8 @@
 """Object code kept on disk, one file per kernel, so that the next process need not compile; programs likewise.
 
-Entries are checked on every read: a damaged, truncated or foreign file counts as absent and is compiled anew. Files can
-be deleted at any time. What is promised of the format: nothing but that an unknown version is ignored.
+Entries are checked on every read: a damaged, truncated or foreign file counts as absent and is compiled anew, and so
+does anything but a regular file that this user alone can write. Files can be deleted at any time. What is promised of
+the format: nothing but that an unknown version is ignored.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -40,6 +41,21 @@ def default_directory() -> Path:
     if knobs.cache_dir:
         return Path(knobs.cache_dir)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx"
+
+
+def open_private(path: Path) -> IO[bytes]:
+    """An entry to read, if it is a regular file of this user that nobody else can write; otherwise an `OSError`.
+
+    The file that was opened is looked at, not the name, which may mean another file by then. Links are not followed,
+    and opening waits for nobody, so that a pipe in the place of an entry does not block."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    file = os.fdopen(os.open(path, flags), "rb")
+    info = os.fstat(file.fileno())
+    is_ours = not hasattr(os, "getuid") or (info.st_uid == os.getuid() and not info.st_mode & 0o022)
+    if not (stat.S_ISREG(info.st_mode) and is_ours):
+        file.close()
+        raise PermissionError(f"{path} is not a regular file that this user alone can write")
+    return file
 
 
 @contextmanager
@@ -100,7 +116,8 @@ class DiskCache:
 
     def get(self, key: str) -> bytes | None:
         try:
-            content = self._path(key).read_bytes()
+            with open_private(self._path(key)) as file:
+                content = file.read()
         except OSError:
             return None
         head = len(_MAGIC) + _DIGEST_BYTES
@@ -126,13 +143,15 @@ class DiskCache:
         for _, size, path in entries:
             total += size
             if total > max_bytes:
-                path.unlink(missing_ok=True)
+                # A directory that somebody has put there stays; it must not keep the others.
+                with suppress(OSError):
+                    path.unlink()
 
     def _entries(self) -> list[tuple[float, int, Path]]:
         entries = []
         for path in self.directory.iterdir():
             try:
-                info = path.stat()
+                info = path.lstat()
             except OSError:
                 continue
             entries.append((info.st_mtime, info.st_size, path))
