@@ -115,5 +115,9 @@ class BackendError(RlxError):
     """A device or backend is unknown, absent, or cannot run an op."""
 
 
+class TrainingError(RlxError):
+    """A training run cannot go on, or cannot save what it has; the last checkpoint stays as it was."""
+
+
 class InternalError(Exception):
     """A fault of rlx itself. Please report it with the program text it carries."""
