@@ -29,7 +29,7 @@ ColumnStep = Callable[[Value, int, int, Value | None], None]
 
 
 @contextmanager
-def _balanced_rows(k: KernelBuilder, pattern: Pattern, columns: Value) -> Iterator[Value]:
+def balanced_rows(k: KernelBuilder, pattern: Pattern, columns: Value) -> Iterator[Value]:
     """Deal out all rows in chunks of equal work; one entry costs as many columns as there are."""
     chunk = k.max(64, k.as_index(8 * CHUNK) // k.max(columns, 8))
     with k.parallel("chunk", (pattern.rows + pattern.count + (chunk - 1)) // chunk) as number:
@@ -43,10 +43,10 @@ def csr_matmul(site: OpSite) -> None:
     k, (values, indices, indptr, x), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, indices, indptr)
     if len(x.dims) == 1:
-        with _balanced_rows(k, pattern, k.as_index(1)) as row:
+        with balanced_rows(k, pattern, k.as_index(1)) as row:
             numbers.store(k, y, y.at(row), _row_sum(k, pattern, values, x, row))
         return
-    with _balanced_rows(k, pattern, x.dims[1]) as row:
+    with balanced_rows(k, pattern, x.dims[1]) as row:
         for_columns(site, x, lambda first, lanes, count, mask: _row_sums(site, pattern, row, first, lanes, count, mask))
 
 
@@ -55,9 +55,9 @@ def _row_sum(k: KernelBuilder, pattern: Pattern, values: Slab, x: Slab, row: Val
     start, stop = _readable(k, pattern, x, row)
 
     def step(entry: Value, total: Number) -> Number:
-        place, is_inside = _inside(k, pattern.column(entry), x.dims[0])
-        term = numbers.multiply_add(k, numbers.load(k, values, values.at(entry)), numbers.load(k, x, x.at(place)), total)
-        return numbers.choose(k, is_inside, term, total)
+        place, is_inside = inside(k, pattern.column(entry), x.dims[0])
+        pair = numbers.load(k, values, values.at(entry)), numbers.load(k, x, x.at(place))
+        return numbers.multiply_add(k, *(numbers.choose(k, is_inside, a, zero) for a in pair), total)
 
     zero = numbers.zero(k, x)
     parts = len(zero)
@@ -81,7 +81,7 @@ def _readable(k: KernelBuilder, pattern: Pattern, x: Slab, row: Value) -> tuple[
     return start, k.select(size > 0, stop, start)
 
 
-def _inside(k: KernelBuilder, column: Value, size: Value) -> tuple[Value, Value]:
+def inside(k: KernelBuilder, column: Value, size: Value) -> tuple[Value, Value]:
     """A place that can be read, and whether it is the one that is meant."""
     is_inside = (column >= 0) & (column < size)
     return k.select(is_inside, column, 0), is_inside
@@ -117,7 +117,7 @@ def _row_sums(
     zero = numbers.zero(k, x, lanes)
     parts = len(zero)
     with k.fold("entry", start, stop, init=list(zero) * count) as fold:
-        place, is_inside = _inside(k, pattern.column(fold.index), x.dims[0])
+        place, is_inside = inside(k, pattern.column(fold.index), x.dims[0])
         nothing = numbers.zero(k, values)
         value = numbers.choose(k, is_inside, numbers.load(k, values, values.at(fold.index)), nothing)
         factor = numbers.splat(k, value, lanes)
@@ -145,7 +145,7 @@ def csr_transposed_matmul(site: OpSite) -> None:
             start, stop = _readable(k, pattern, y, row)
             known = numbers.load(k, x, x.at(row, *tail), lanes, mask)
             with k.loop("entry", start, stop) as entry:
-                place, is_inside = _inside(k, pattern.column(entry), y.dims[0])
+                place, is_inside = inside(k, pattern.column(entry), y.dims[0])
                 with k.when(is_inside):
                     factor = numbers.splat(k, numbers.load(k, values, values.at(entry)), lanes)
                     goal = y.at(place, *tail)
@@ -170,7 +170,7 @@ def csr_sampled_product(site: OpSite) -> None:
     k, (indices, indptr, u, v), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, indices, indptr)
     width = u.dims[1] if len(u.dims) == 2 else k.as_index(1)
-    with _balanced_rows(k, pattern, width) as row:
+    with balanced_rows(k, pattern, width) as row:
         start, stop = pattern.span(row)
         size = v.dims[0]
         with k.loop("entry", start, stop) as entry:
@@ -205,7 +205,7 @@ def csr_row_ids(site: OpSite) -> None:
     """Rows write their number to all their entries."""
     k, (indptr,), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, y, indptr)
-    with _balanced_rows(k, pattern, k.as_index(1)) as row:
+    with balanced_rows(k, pattern, k.as_index(1)) as row:
         start, stop = pattern.span(row)
         with k.loop("entry", start, stop) as entry:
             k.store(y.buffer, y.at(entry), k.cast(row, y.shape.dtype))

@@ -96,31 +96,31 @@ def block_diagonal(
     """The pattern of a matrix with `size` blocks on its diagonal, one for each example of a batch."""
     nnz, rows = indices.type.dims[-1], indptr.type.dims[-1] - 1
     with same_graph(indices):
-        every = put_batch_first(indices, batched[0], size) + _offsets(size, columns, nnz, indices)
-    return reshaped(every, (size * nnz,)), _joined_bounds(put_batch_first(indptr, batched[1], size), size, nnz)
+        every = put_batch_first(indices, batched[0], size) + batch_offsets(size, columns, nnz, indices)
+    return reshaped(every, (size * nnz,)), joined_bounds(put_batch_first(indptr, batched[1], size), size, nnz)
 
 
-def _offsets(size: Size, step: Size, length: Size, like: Tensor) -> Any:
+def batch_offsets(size: Size, step: Size, length: Size, like: Tensor) -> Any:
     """0, step, 2·step, .. for the examples of a batch, each `length` times."""
     return expand(iota((size, 1), like.dtype) * dim_value(step, like.dtype), (size, length))
 
 
-def _joined_bounds(indptr: Tensor, size: Size, nnz: Size) -> Any:
+def joined_bounds(indptr: Tensor, size: Size, nnz: Size) -> Any:
     """The row bounds [size, rows + 1] of a batch of matrices as those of their blocks in one matrix."""
     rows = indptr.type.dims[1] - 1
     with same_graph(indptr):
-        bounds = narrow(indptr + _offsets(size, nnz, rows + 1, indptr), 1, 0, rows)
+        bounds = narrow(indptr + batch_offsets(size, nnz, rows + 1, indptr), 1, 0, rows)
         last = reshaped(dim_value(size * nnz, indptr.dtype), (1,))
         return concat([reshaped(bounds, (size * rows,)), last])
 
 
-def _join(x: Tensor, batched: bool, size: Size) -> Any:
+def joined(x: Tensor, batched: bool, size: Size) -> Any:
     """[size, n, ..] as [size * n, ..], repeated first where there is no batch axis."""
     whole = put_batch_first(x, batched, size)
     return reshaped(whole, (size * whole.type.dims[1], *whole.type.dims[2:]))
 
 
-def _split(y: Any, size: Size, length: Size) -> Any:
+def split(y: Any, size: Size, length: Size) -> Any:
     return reshaped(y, (size, length, *y.type.dims[1:]))
 
 
@@ -170,8 +170,8 @@ class CsrMatMul(_MatrixProduct):
         values, indices, indptr, x = operands
         columns = x.type.dims[1] if batched[3] else x.type.dims[0]
         pattern = block_diagonal(size, indices, indptr, batched[1:3], columns)
-        y = self(_join(values, batched[0], size), *pattern, _join(x, batched[3], size))
-        return _split(y, size, indptr.type.dims[-1] - 1)
+        y = self(joined(values, batched[0], size), *pattern, joined(x, batched[3], size))
+        return split(y, size, indptr.type.dims[-1] - 1)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -215,8 +215,8 @@ class CsrTransposedMatMul(_MatrixProduct):
         values, indices, indptr, x = operands
         pattern = block_diagonal(size, indices, indptr, batched[1:3], self.columns)
         whole = CsrTransposedMatMul(self.columns * size)
-        y = whole(_join(values, batched[0], size), *pattern, _join(x, batched[3], size))
-        return _split(y, size, self.columns)
+        y = whole(joined(values, batched[0], size), *pattern, joined(x, batched[3], size))
+        return split(y, size, self.columns)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -267,8 +267,8 @@ class CsrSampledProduct(Op):
         indices, indptr, u, v = operands
         columns = v.type.dims[1] if batched[3] else v.type.dims[0]
         pattern = block_diagonal(size, indices, indptr, batched[:2], columns)
-        y = self(*pattern, _join(u, batched[2], size), _join(v, batched[3], size))
-        return _split(y, size, indices.type.dims[-1])
+        y = self(*pattern, joined(u, batched[2], size), joined(v, batched[3], size))
+        return split(y, size, indices.type.dims[-1])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -298,9 +298,9 @@ class CsrRowIds(Op):
 
     def batch(self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
         (indptr,) = operands
-        ids = CsrRowIds(size * self.count)(_joined_bounds(indptr, size, self.count))
+        ids = CsrRowIds(size * self.count)(joined_bounds(indptr, size, self.count))
         with same_graph(indptr):
-            return _split(ids, size, self.count) - _offsets(size, indptr.type.dims[1] - 1, self.count, indptr)
+            return split(ids, size, self.count) - batch_offsets(size, indptr.type.dims[1] - 1, self.count, indptr)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
