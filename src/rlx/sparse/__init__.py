@@ -1,3 +1,4 @@
+from rlx.sparse import ops_solvers as ops_solvers
 from rlx.sparse import kernels_triangular as kernels_triangular
 from rlx.sparse import kernels_masked as kernels_masked
 from rlx.sparse import kernels_products as kernels_products
