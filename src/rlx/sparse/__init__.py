@@ -1,3 +1,4 @@
+from rlx.sparse import ops_direct as ops_direct
 from rlx.sparse import ops_solvers as ops_solvers
 from rlx.sparse import kernels_triangular as kernels_triangular
 from rlx.sparse import kernels_masked as kernels_masked

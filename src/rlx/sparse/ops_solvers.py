@@ -48,6 +48,7 @@ _INDPTR = spec(4, dtype="i32", values=(0, 2, 5, 7))
 _VALUES = (4.0, -1.0, -1.0, 5.0, 2.0, 2.0, 6.0)
 _COMPLEX_VALUES = (4.0, -1.0j, 1.0j, 5.0, 2.0 + 1.0j, 2.0 - 1.0j, 6.0)
 _GENERAL = (4.0, -1.0, 2.0, 5.0, 0.5, -1.0, 6.0)
+_SAMPLED = {"cg": ("none", "jacobi", "ic0"), "minres": ("ic0",), "bicgstab": ("none", "ilu0"), "gmres": ("jacobi",)}
 
 
 def preconditioner(kind: str, a: Matrix) -> Callable[[Any], Any]:
@@ -174,8 +175,7 @@ class CsrIterativeSolve(Op):
         pattern = _INDICES, _INDPTR
         for method in METHODS:
             values = _VALUES if method in HERMITIAN else _GENERAL
-            kinds = ("none", "jacobi", "ic0" if method in HERMITIAN else "ilu0")
-            for kind in kinds:
+            for kind in _SAMPLED[method]:
                 op_ = cls(method, 1e-12, 50, kind, restart=4)
                 yield sample(op_, spec(7, values=values), *pattern, spec(3), spec(3), dtypes=("f64",))
             op_ = cls(method, 1e-12, 50, restart=4)
