@@ -11,7 +11,8 @@ import functools
 import numpy as np
 import pytest
 
-import rlx.ops  # noqa: F401  (fills the registry)
+import rlx.ops
+import rlx.sparse  # noqa: F401  (both fill the registry)
 from rlx.ir.binding import bind_graph, infer_binding
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph

@@ -34,25 +34,30 @@ if TYPE_CHECKING:
 Axes = int | Sequence[int] | None
 
 
+def _answers_itself(other: Any) -> bool:
+    """Whether an operand has operators of its own for tensors, as sparse matrices do; NumPy's way of saying so."""
+    return getattr(type(other), "__array_ufunc__", True) is None and not isinstance(other, tensor_module.Tensor)
+
+
 class TensorMethods:
     """What a tensor can do by itself; each method is the function of the same meaning."""
 
     __slots__ = ()
 
     def __add__(self, other: Any) -> Tensor:
-        return arithmetic.add(self, other)
+        return NotImplemented if _answers_itself(other) else arithmetic.add(self, other)
 
     def __radd__(self, other: Any) -> Tensor:
         return arithmetic.add(other, self)
 
     def __sub__(self, other: Any) -> Tensor:
-        return arithmetic.sub(self, other)
+        return NotImplemented if _answers_itself(other) else arithmetic.sub(self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
         return arithmetic.sub(other, self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return arithmetic.mul(self, other)
+        return NotImplemented if _answers_itself(other) else arithmetic.mul(self, other)
 
     def __rmul__(self, other: Any) -> Tensor:
         return arithmetic.mul(other, self)
@@ -88,7 +93,7 @@ class TensorMethods:
         return power(other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return contraction.matmul(self, other)
+        return NotImplemented if _answers_itself(other) else contraction.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Tensor:
         return contraction.matmul(other, self)
