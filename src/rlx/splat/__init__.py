@@ -20,3 +20,5 @@ from rlx.splat.rendering import RenderSettings, orbit, render, splat_image, to_b
 from rlx.splat.scene import GaussianScene
 from rlx.splat.scene_files import read_scene, write_scene
 from rlx.splat.synthetic import synthetic_cameras, synthetic_scene, write_synthetic
+from rlx.splat.density import DensitySettings
+from rlx.splat.training import Progress, TrainResult, TrainSettings, train
