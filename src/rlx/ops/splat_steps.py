@@ -19,8 +19,8 @@ from rlx.ir.op import NoRule, op
 from rlx.ir.shape import Shape, Size
 from rlx.ops.operands import require_dtype
 from rlx.ops.samples import Sample, sample, spec
-from rlx.ops.splat_projection import Outlines, tiles_touched
 from rlx.ops.splat_gradients import SUM_WIDTH, pulls_of_tile
+from rlx.ops.splat_projection import Outlines, tiles_touched
 from rlx.ops.splat_raster import GaussianSplatRasterize, PreparedSceneOp, tile_pixels, trace_tile
 from rlx.ops.splat_scene import (
     DEFAULTS,
@@ -87,8 +87,11 @@ class SplatBoxes(_TileOp):
         touched = self.touched(outlines)
         grid = touched.reshape(-1, self.rows, self.columns)
         result = np.zeros((BOX_ROWS, len(outlines)), np.int32)
-        for axis, size, first, last in ((2, self.rows, FIRST_ROW, LAST_ROW), (1, self.columns, FIRST_COLUMN, LAST_COLUMN)):
-            has = grid.any(axis=axis)
+        for axis, size, first, last in (
+            (2, self.rows, FIRST_ROW, LAST_ROW),
+            (1, self.columns, FIRST_COLUMN, LAST_COLUMN),
+        ):
+            has: Array = np.any(grid, axis=axis)
             result[first] = np.where(has.any(axis=1), has.argmax(axis=1), 0)
             result[last] = np.where(has.any(axis=1), size - 1 - has[:, ::-1].argmax(axis=1), -1)
         result[TILES] = touched.sum(axis=1)
@@ -164,8 +167,8 @@ class SplatTileLists(_ListOp):
         for settings in _SIZES:
             for limit in (6, 100):
                 outlines, boxes, before = _list_specs(settings)
-                arrays = (np.asarray(_OUTLINES, np.float32), None, _before(settings))
-                counts = SplatTileCounts(*settings, limit).eval(*arrays)
+                counting = SplatTileCounts(*settings, limit)
+                counts = counting.listed(np.asarray(_OUTLINES, np.float32), _before(settings)).sum(axis=0)
                 starts = spec(len(counts), values=np.cumsum(counts) - counts, dtype="i32")
                 order = spec(len(_OUTLINES), values=[2, 0, 4, 1, 3], dtype="i32")
                 operands = (outlines, boxes, before, order, starts)
@@ -303,4 +306,3 @@ def _list_specs(settings: tuple[int, int, int]) -> tuple[Any, Any, Any]:
         spec(BOX_ROWS, n, values=boxes, dtype="i32"),
         spec(n, values=_before(settings), dtype="i32"),
     )
-

@@ -94,8 +94,13 @@ class Camera(NamedTuple):
         width, height = self.width // factor, self.height // factor
         if factor < 1 or width < 1 or height < 1:
             raise ShapeError(f"downscaled: {self.width}x{self.height} pixels cannot be made smaller by {factor}")
-        scaled = (v / factor for v in (self.fx, self.fy, self.cx, self.cy))
-        return Camera(width, height, *scaled, *self[6:])
+        return self.resized(width, height, 1.0 / factor, 1.0 / factor)
+
+    def resized(self, width: int, height: int, across: float, down: float) -> Camera:
+        """The camera of a picture with so many pixels, whose places are scaled so much in x and y."""
+        return self._replace(
+            width=width, height=height, fx=self.fx * across, fy=self.fy * down, cx=self.cx * across, cy=self.cy * down
+        )
 
     def project(self, points: Any) -> tuple[F64, F64]:
         """Pixels [N, 2] and depths [N] of points [N, 3]; only those with a positive depth are in front."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,11 @@ class Checkpoint(NamedTuple):
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """The file appears whole or not at all."""
-    arrays = {"version": np.int64(_VERSION), "step": np.int64(checkpoint.step), "seed": np.int64(checkpoint.seed)}
+    arrays: dict[str, Any] = {"version": _VERSION, "step": checkpoint.step, "seed": checkpoint.seed}
     parts = {"scene": checkpoint.scene, "mean": checkpoint.state.mean, "square": checkpoint.state.square}
-    named = {f"{part}.{name}": np.asarray(x) for part, s in parts.items() for name, x in zip(s._fields, s)}
+    arrays |= {f"{part}.{name}": np.asarray(x) for part, s in parts.items() for name, x in zip(s._fields, s)}
     with replace_file(path) as file:
-        np.savez(file, **arrays, **named)
+        np.savez(file, **arrays)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -46,6 +46,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if isinstance(error, FormatError | FileNotFoundError):
             raise
         raise FormatError(f"{path}: not a checkpoint of splat training: {error}") from None
-    if any(part.count != scene.count for part in (mean, square)):
-        raise FormatError(f"{path}: the optimiser's memory does not fit the {scene.count} splats of the scene")
+    if any(part.splats != scene.splats for part in (mean, square)):
+        raise FormatError(f"{path}: the optimiser's memory does not fit the {scene.splats} splats of the scene")
     return Checkpoint(step, scene, AdamState(mean, square), seed)

@@ -102,7 +102,9 @@ def _model_folder(folder: Path) -> Path:
     for place in tried:
         if any((place / f"cameras.{kind}").is_file() for kind in ("bin", "txt")):
             return place
-    raise FormatError(f"{folder}: no COLMAP model: looked for cameras.bin and cameras.txt in {', '.join(map(str, tried))}")
+    raise FormatError(
+        f"{folder}: no COLMAP model: looked for cameras.bin and cameras.txt in {', '.join(map(str, tried))}"
+    )
 
 
 def _fail(path: Path, what: str) -> NoReturn:
@@ -158,7 +160,11 @@ def _lens(path: Path, what: str, model: _Model, width: int, height: int, numbers
 
 
 def _unknown(path: Path, what: str, model: object) -> NoReturn:
-    _fail(path, f"{what}: the camera model {model} is not read; known: {' '.join(_BY_NAME)}. COLMAP's image_undistorter converts it")
+    known = " ".join(_BY_NAME)
+    _fail(
+        path,
+        f"{what}: the camera model {model} is not read, only {known}; COLMAP's image_undistorter converts it",
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -253,7 +259,10 @@ class _Bytes:
     def require(self, count: int, least: int) -> None:
         left = len(self.content) - self.at
         if count > left // least:
-            _fail(self.path, f"byte {self.at}: {count} items are said to follow, {left} bytes hold at most {left // least}")
+            _fail(
+                self.path,
+                f"byte {self.at}: {count} items are said to follow, {left} bytes hold at most {left // least}",
+            )
 
     def name(self) -> str:
         end = self.content.find(b"\0", self.at, self.at + _LONGEST_NAME)

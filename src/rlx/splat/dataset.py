@@ -1,6 +1,6 @@
 """Pictures with their cameras, as trainers want them: ideal cameras, straightened pictures, some of them held out.
 
-    data = load_dataset("garden", downscale=4)      # images/*.png and a COLMAP model in sparse/0
+data = load_dataset("garden", downscale=4)      # images/*.png and a COLMAP model in sparse/0
 """
 
 from __future__ import annotations
@@ -124,10 +124,9 @@ def _fitted(path: Path, camera: Camera, picture: F32) -> Camera:
     across, down = width / camera.width, height / camera.height
     if abs(across / down - 1.0) > 0.02:
         raise FormatError(
-            f"{path}: the picture has {width}x{height} pixels, its camera {camera.width}x{camera.height}, of another shape"
+            f"{path}: the picture has {width}x{height} pixels, its camera {camera.width}x{camera.height}, other shapes"
         )
-    scaled = (camera.fx * across, camera.fy * down, camera.cx * across, camera.cy * down)
-    return Camera(width, height, *scaled, *camera[6:])
+    return camera.resized(width, height, across, down)
 
 
 def downscaled(picture: F32, factor: int) -> F32:

@@ -75,7 +75,7 @@ def densify(
 ) -> Changed:
     """One round of cloning, splitting and pruning."""
     widest = np.exp(np.asarray(scene.scales, np.float64)).max(axis=1)
-    room = max(0, settings.max_splats - scene.count)
+    room = max(0, settings.max_splats - scene.splats)
     mean = pulls.mean
     chosen = np.flatnonzero(mean > settings.pull_threshold)
     # Where there is not room for all, those that are pulled most.
@@ -83,29 +83,25 @@ def densify(
     is_small = widest[chosen] <= settings.small_share * extent
     clones, splits = chosen[is_small], chosen[~is_small]
     halves = [_half(scene.taken(splits), rng) for _ in range(2)]
-    kept = np.ones(scene.count, np.bool_)
+    kept = np.ones(scene.splats, np.bool_)
     kept[splits] = False
     parts = [scene.taken(kept), scene.taken(clones), *halves]
     grown = GaussianScene(*(np.concatenate(columns) for columns in zip(*parts)))
     old = state.taken(kept)
     fresh = AdamState.zeros(grown.taken(slice(int(kept.sum()), None)))
-    grown_state = AdamState(
-        *(GaussianScene(*(np.concatenate(c) for c in zip(a, b))) for a, b in zip(old, fresh))
-    )
+    grown_state = AdamState(*(GaussianScene(*(np.concatenate(c) for c in zip(a, b))) for a, b in zip(old, fresh)))
     stays = sigmoid(grown.opacities) >= settings.least_opacity
     if prune_large:
         stays &= np.exp(np.asarray(grown.scales, np.float64)).max(axis=1) <= settings.largest_share * extent
     stays &= np.isfinite(grown.positions).all(axis=1) & np.isfinite(grown.scales).all(axis=1)
     if not stays.any():
         stays[np.argmax(grown.opacities)] = True
-    return Changed(
-        grown.taken(stays), grown_state.taken(stays), len(clones), len(splits), int((~stays).sum())
-    )
+    return Changed(grown.taken(stays), grown_state.taken(stays), len(clones), len(splits), int((~stays).sum()))
 
 
 def _half(scene: GaussianScene, rng: np.random.Generator) -> GaussianScene:
     """Splats drawn from the ones given, smaller, at places that follow their shape."""
-    offsets = rng.normal(size=(scene.count, 3)) * np.exp(np.asarray(scene.scales, np.float64))
+    offsets = rng.normal(size=(scene.splats, 3)) * np.exp(np.asarray(scene.scales, np.float64))
     turned = np.empty_like(offsets)
     for i, q in enumerate(np.asarray(scene.rotations, np.float64)):
         turned[i] = rotation_of(q / max(float(np.linalg.norm(q)), 1e-12)) @ offsets[i]

@@ -38,7 +38,7 @@ _ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
 
 class _Element(NamedTuple):
     name: str
-    count: int
+    rows: int
     # Name and type code, in the order of the file.
     properties: list[tuple[str, str]]
     has_lists: bool
@@ -58,14 +58,14 @@ def read_ply(path: Path) -> Elements:
             found[element.name] = {}
             continue
         row = np.dtype([(name, f"{order}{code}") for name, code in element.properties])
-        if element.count > (content.size - at) // row.itemsize:
+        if element.rows > (content.size - at) // row.itemsize:
             _fail(
                 path,
-                f"element {element.name} says {element.count} rows of {row.itemsize} bytes, but {content.size - at} "
+                f"element {element.name} says {element.rows} rows of {row.itemsize} bytes, but {content.size - at} "
                 "bytes are left; the file is cut off or damaged",
             )
-        rows = content[at : at + element.count * row.itemsize].view(row)
-        at += element.count * row.itemsize
+        rows = content[at : at + element.rows * row.itemsize].view(row)
+        at += element.rows * row.itemsize
         found[element.name] = {n: rows[n].astype(rows[n].dtype.newbyteorder("=")) for n, _ in element.properties}
     return found
 
@@ -116,17 +116,17 @@ def _rows_of_text(path: Path, elements: list[_Element], text: bytes) -> Elements
     for element in elements:
         if element.has_lists:
             break
-        if element.count > len(lines) - at:
-            _fail(path, f"element {element.name} says {element.count} rows, but {len(lines) - at} lines are left")
+        if element.rows > len(lines) - at:
+            _fail(path, f"element {element.name} says {element.rows} rows, but {len(lines) - at} lines are left")
         try:
-            rows = [[float(word) for word in line.split()] for line in lines[at : at + element.count]]
+            rows = [[float(word) for word in line.split()] for line in lines[at : at + element.rows]]
         except ValueError as error:
             _fail(path, f"element {element.name} has a row that is not made of numbers: {error}")
         width = len(element.properties)
         if any(len(row) != width for row in rows):
             _fail(path, f"element {element.name} needs {width} numbers in every row")
-        table = np.asarray(rows, np.float64).reshape(element.count, width)
-        at += element.count
+        table = np.asarray(rows, np.float64).reshape(element.rows, width)
+        at += element.rows
         with np.errstate(all="ignore"):
             found[element.name] = {
                 name: table[:, i].astype(np.dtype(code)) for i, (name, code) in enumerate(element.properties)

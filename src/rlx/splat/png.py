@@ -1,8 +1,8 @@
 """PNG pictures, read and written with zlib alone, and animated ones (APNG), which browsers show like GIFs.
 
-    pixels = read_png("view.png")                   # uint8 [height, width, 1..4]
-    write_png("view.png", pixels)
-    write_apng("orbit.png", frames, frames_per_second=20)
+pixels = read_png("view.png")                   # uint8 [height, width, 1..4]
+write_png("view.png", pixels)
+write_apng("orbit.png", frames, frames_per_second=20)
 """
 
 from __future__ import annotations
@@ -138,8 +138,12 @@ def _along_diagonals(cells: U8, kinds: U8, done: npt.NDArray[np.int16]) -> None:
         kind = kinds[rows][:, None]
         estimate = left + above - corner
         apart = np.abs(estimate - left), np.abs(estimate - above), np.abs(estimate - corner)
-        paeth = np.where((apart[0] <= apart[1]) & (apart[0] <= apart[2]), left, np.where(apart[1] <= apart[2], above, corner))
-        predicted = np.select([kind == 1, kind == 2, kind == 3, kind == 4], [left, above, (left + above) >> 1, paeth], 0)
+        paeth = np.where(
+            (apart[0] <= apart[1]) & (apart[0] <= apart[2]), left, np.where(apart[1] <= apart[2], above, corner)
+        )
+        predicted = np.select(
+            [kind == 1, kind == 2, kind == 3, kind == 4], [left, above, (left + above) >> 1, paeth], 0
+        )
         done[rows + 1, columns + 1] = (cells[rows, columns] + predicted) & 255
 
 

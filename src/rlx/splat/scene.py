@@ -40,7 +40,7 @@ class GaussianScene(NamedTuple):
     sh: Any
 
     @property
-    def count(self) -> int:
+    def splats(self) -> int:
         return int(self.opacities.shape[0])
 
     @property
@@ -80,7 +80,7 @@ class GaussianScene(NamedTuple):
         """The scene with exactly the bands 0..degree: more are dropped, missing ones are 0."""
         if not 0 <= degree <= 3:
             raise ShapeError(f"GaussianScene: the degree of spherical harmonics is 0 to 3, got {degree}")
-        sh = np.zeros((self.count, COEFFICIENTS[degree], 3), np.float32)
+        sh = np.zeros((self.splats, COEFFICIENTS[degree], 3), np.float32)
         kept = min(sh.shape[1], self.sh.shape[1])
         sh[:, :kept] = np.asarray(self.sh)[:, :kept]
         return self._replace(sh=sh)
@@ -91,7 +91,7 @@ class GaussianScene(NamedTuple):
 
     @classmethod
     def from_points(cls, points: Any, colors: Any, degree: int = 0, opacity: float = 0.1) -> GaussianScene:
-        """One round splat per point [N, 3], as wide as the distance to its nearest neighbours; colors [N, 3] in 0..1."""
+        """One round splat per point [N, 3], as wide as its nearest neighbours are far; colors [N, 3] in 0..1."""
         positions = np.ascontiguousarray(points, np.float32).reshape(-1, 3)
         rgb = np.ascontiguousarray(colors, np.float32).reshape(-1, 3)
         if len(rgb) != len(positions):

@@ -98,10 +98,10 @@ def write_scene(path: str | os.PathLike[str], scene: GaussianScene, compressed: 
     if compressed:
         write_ply(Path(path), _packed(whole))
         return
-    rest = whole.sh[:, 1:].transpose(0, 2, 1).reshape(whole.count, -1)
+    rest = whole.sh[:, 1:].transpose(0, 2, 1).reshape(whole.splats, -1)
     columns: dict[str, Column] = dict(zip(_PLACES, whole.positions.T))
     # Readers expect the normals that the field's first program wrote, and ignore them.
-    columns |= {name: np.zeros(whole.count, np.float32) for name in ("nx", "ny", "nz")}
+    columns |= {name: np.zeros(whole.splats, np.float32) for name in ("nx", "ny", "nz")}
     columns |= {f"f_dc_{i}": whole.sh[:, 0, i] for i in range(3)}
     columns |= {f"f_rest_{i}": rest[:, i] for i in range(rest.shape[1])}
     columns["opacity"] = whole.opacities
@@ -198,7 +198,7 @@ def _packed_rotations(rotations: F32) -> U32:
 
 
 def _packed(scene: GaussianScene) -> dict[str, dict[str, Column]]:
-    n = scene.count
+    n = scene.splats
     rgb = (scene.sh[:, 0] * SH_C0 + 0.5).astype(np.float32)
     chunk: dict[str, Column] = {}
     shares = []

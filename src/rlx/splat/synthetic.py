@@ -1,7 +1,7 @@
 """A scene that is known exactly: a ring, a ball and a floor of splats, and a folder of pictures of it.
 
-    truth = synthetic_scene()
-    write_synthetic("toy", views=24)            # images/*.png and sparse/0/*.txt, as COLMAP leaves them
+truth = synthetic_scene()
+write_synthetic("toy", views=24)            # images/*.png and sparse/0/*.txt, as COLMAP leaves them
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def synthetic_scene(splats: int = 2000, seed: int = 0, degree: int = 1) -> Gauss
     ).checked()
 
 
-def _ring(count: int, rng: np.random.Generator) -> tuple[F32, F32, F32]:
+def _ring(count: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
     around, tube = rng.uniform(0, 2 * math.pi, (2, count))
     out = np.stack([np.cos(around), np.zeros(count), np.sin(around)], axis=-1)
     normal = out * np.cos(tube)[:, None] + np.array([0.0, 1.0, 0.0]) * np.sin(tube)[:, None]
@@ -53,7 +54,7 @@ def _ring(count: int, rng: np.random.Generator) -> tuple[F32, F32, F32]:
     return out + 0.32 * normal, normal, (0.5 + 0.45 * np.cos(hue)) * stripes
 
 
-def _ball(count: int, rng: np.random.Generator) -> tuple[F32, F32, F32]:
+def _ball(count: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
     normal = rng.normal(size=(count, 3))
     normal /= np.linalg.norm(normal, axis=1, keepdims=True)
     bands = 0.5 + 0.5 * np.sign(np.sin(9 * normal[:, :1]) * np.sin(9 * normal[:, 1:2]))
@@ -61,7 +62,7 @@ def _ball(count: int, rng: np.random.Generator) -> tuple[F32, F32, F32]:
     return np.array([0.0, 0.15, 0.0]) + 0.45 * normal, normal, color
 
 
-def _floor(count: int, rng: np.random.Generator) -> tuple[F32, F32, F32]:
+def _floor(count: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
     place = rng.uniform(-1.6, 1.6, (count, 2))
     squares = (np.floor(place[:, :1] / 0.5) + np.floor(place[:, 1:] / 0.5)) % 2
     color = 0.25 + 0.45 * squares * np.array([1.0, 0.95, 0.9])
@@ -69,7 +70,7 @@ def _floor(count: int, rng: np.random.Generator) -> tuple[F32, F32, F32]:
     return positions, np.tile([0.0, 1.0, 0.0], (count, 1)), color
 
 
-def _turned_to(normals: F32) -> F32:
+def _turned_to(normals: Any) -> F32:
     """Quaternions that turn z onto the normals."""
     n = np.asarray(normals, np.float64)
     q = np.stack([1.0 + n[:, 2], -n[:, 1], n[:, 0], np.zeros(len(n))], axis=-1)
@@ -107,7 +108,7 @@ def write_synthetic(
     for name, camera in cameras.items():
         write_png(place / "images" / name, to_bytes(render(truth, camera)))
     rng = np.random.default_rng(seed + 1)
-    chosen = rng.choice(truth.count, min(points, truth.count), replace=False)
+    chosen = rng.choice(truth.splats, min(points, truth.splats), replace=False)
     places = truth.positions[chosen] + rng.normal(0.0, POINT_NOISE, (len(chosen), 3)).astype(np.float32)
     colors = np.clip(truth.sh[chosen, 0] * SH_C0 + 0.5, 0.0, 1.0)
     write_colmap_text(place / "sparse" / "0", ColmapModel(cameras, places, colors))

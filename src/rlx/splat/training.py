@@ -22,13 +22,12 @@ import rlx
 from rlx import numpy as rnp
 from rlx.errors import ShapeError
 from rlx.splat.adam import AdamState, adam_step
-from rlx.splat.camera import Camera
 from rlx.splat.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from rlx.splat.dataset import Dataset, View
 from rlx.splat.density import DensitySettings, Pulls, densify, reset_opacities
 from rlx.splat.losses import photo_loss, psnr
 from rlx.splat.rendering import RenderSettings, next_entries, render, scene_specs, splat_image
-from rlx.splat.scene import COEFFICIENTS, F32, GaussianScene
+from rlx.splat.scene import COEFFICIENTS, GaussianScene
 
 
 class TrainSettings(NamedTuple):
@@ -134,7 +133,7 @@ class Trainer:
                 f"an sh_degree of {self.settings.sh_degree} needs {wanted}"
             )
         self.step, self.scene, self.state = checkpoint.step, checkpoint.scene, checkpoint.state
-        self.pulls = Pulls(self.scene.count)
+        self.pulls = Pulls(self.scene.splats)
         self.order: list[int] = []
 
     def scene_now(self) -> GaussianScene:
@@ -151,14 +150,14 @@ class Trainer:
             is_last = self.step == self.settings.steps
             if is_last or self.step % self.settings.report_every == 0:
                 elapsed = time.perf_counter() - start
-                self.history.append(Progress(self.step, total / count, self.evaluate(), self.scene.count, elapsed))
+                self.history.append(Progress(self.step, total / count, self.evaluate(), self.scene.splats, elapsed))
                 total, count = 0.0, 0
                 yield self.history[-1]
             if self.path is not None and (is_last or self.step % self.settings.checkpoint_every == 0):
                 state = AdamState(*(GaussianScene(*(np.asarray(x) for x in part)) for part in self.state))
                 write_checkpoint(self.path, Checkpoint(self.step, self.scene_now(), state, self.settings.seed))
         if not self.history:
-            self.history.append(Progress(self.step, math.nan, self.evaluate(), self.scene.count, 0.0))
+            self.history.append(Progress(self.step, math.nan, self.evaluate(), self.scene.splats, 0.0))
 
     def one_step(self) -> float:
         """One view, one move of all parameters; the loss before it."""
@@ -202,8 +201,13 @@ class Trainer:
         bands = np.full((COEFFICIENTS[s.sh_degree], 1), s.color_rate / 20.0, np.float32)
         bands[0] = s.color_rate
         bands[active:] = 0.0
-        single = (np.float32(r) for r in (position, s.scale_rate, s.rotation_rate, s.opacity_rate))
-        return GaussianScene(*single, bands)
+        return GaussianScene(
+            positions=np.float32(position),
+            scales=np.float32(s.scale_rate),
+            rotations=np.float32(s.rotation_rate),
+            opacities=np.float32(s.opacity_rate),
+            sh=bands,
+        )
 
     def program(self, width: int, height: int, entries: int) -> Callable[..., Any]:
         key = (width, height, entries)
@@ -219,7 +223,7 @@ class Trainer:
             rng = np.random.default_rng((self.settings.seed, self.step))
             changed = densify(scene, state, self.pulls, self.extent, density, rng, self.step > density.reset_every)
             self.scene, self.state = changed.scene, changed.state
-            self.pulls = Pulls(changed.scene.count)
+            self.pulls = Pulls(changed.scene.splats)
         if self.step % density.reset_every == 0 and self.step < density.last_step:
             state = AdamState(*(GaussianScene(*(np.asarray(x) for x in part)) for part in self.state))
             self.scene, self.state = reset_opacities(self.scene_now(), state)
@@ -259,8 +263,3 @@ def _compiled_step(settings: TrainSettings, width: int, height: int, entries: in
     picture, known = rlx.Spec((height, width, 3)), rlx.Spec((height, width, 1))
     state = AdamState(scene, scene)
     return rlx.jit(step).lower(scene, state, rlx.Spec((23,)), picture, known, rates, number).compile()
-
-
-def default_orbit(data: Dataset) -> tuple[Camera, tuple[float, ...]]:
-    """A camera to start an orbit from, and the point to turn around."""
-    return data.training[0].camera, tuple(float(v) for v in data.center)

@@ -1,8 +1,8 @@
 """The image of a prepared scene, tile by tile, and the sums of its gradient.
 
 A tile's pixels lie in vectors. Entries of its list are taken in chunks: what a ray needs of a splat is worked out once
-per tile, then every vector of pixels goes through the chunk. |miss|² = |o × r|²/|r|² for the ray from o along r, so that
-splats which a whole vector misses cost no division and no exponential.
+per tile, then every vector of pixels goes through the chunk. |miss|² = |o × r|²/|r|² for the ray from o along r, so
+that splats which a whole vector misses cost no division and no exponential.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tile:
         self.columns = -(-params.width // params.tile_size)
         self.tiles = gaussian_splat_tile_count(params)
         self.cells = -(-self.size * self.size // self.lanes) * self.lanes
-        shortest = gaussian_splat_prep_packed_len(1, params)
+        shortest = int(gaussian_splat_prep_packed_len(1, params))
         self.splats = (self.prep.dims[0] - shortest) // 15 + 1
         # Where the parts of the prepared scene begin.
         n = self.splats
@@ -283,8 +283,8 @@ def splat_pulls(site: OpSite) -> None:
 
 
 class _Pulls(Tile):
-    """With S_i what the gradient g sees of all that comes after entry i, dα_i = T_i·(g·c_i) - S_i/(1 - α_i), and S falls
-    from g·(image) to what is left by T_i·α_i·(g·c_i) at each entry: so entries are visited from near to far again."""
+    """With S_i what the gradient g sees of all that comes after entry i, dα_i = T_i·(g·c_i) - S_i/(1 - α_i), and S
+    falls from g·(image) by T_i·α_i·(g·c_i) at each entry: so entries are visited from near to far again."""
 
     def __init__(self, site: OpSite) -> None:
         super().__init__(site)

@@ -37,7 +37,9 @@ class _Outline:
     def __init__(self, k: KernelBuilder, outlines: Slab, rank: Value, size: int) -> None:
         self.k, self.size = k, float(size)
         first = rank * OUTLINE_WIDTH
-        self.x, self.y, self.a, self.b, self.c, seen = (k.load(outlines.buffer, first + i) for i in range(OUTLINE_WIDTH))
+        self.x, self.y, self.a, self.b, self.c, seen = (
+            k.load(outlines.buffer, first + i) for i in range(OUTLINE_WIDTH)
+        )
         self.is_seen = seen > 0.0
         one = k.const(1.0, DType.F32)
         self.down = -self.b / k.select(self.c > 0.0, self.c, one)
