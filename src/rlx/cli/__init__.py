@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "pull": "get a model",
     "inspect": "metadata and tensors of a model file, or the text of a graph",
     "quantize": "write a GGUF file with smaller tensors",
+    "splat": "train, render and show scenes of Gaussian splats",
 }
 
 

@@ -25,6 +25,7 @@ from rlx.compile.kernel_roles import kernel_kind
 from rlx.compile.order_forms import ORDER_FORMS
 from rlx.compile.quantized_panels import panel_form
 from rlx.compile.scan_checks import checked_behind
+from rlx.compile.splat_forms import SPLAT_FORMS
 from rlx.errors import InternalError
 from rlx.ir.dims import dim_max, product
 from rlx.ir.dtype import DType
@@ -373,6 +374,7 @@ _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     Reduce: _two_steps,
     **ORDER_FORMS,
     **FACTOR_FORMS,
+    **SPLAT_FORMS,
     Conv: conv_form,
     Fft: fft_form,
     Scan: checked_behind,

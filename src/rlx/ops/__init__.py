@@ -65,6 +65,7 @@ from rlx.ops.scans import *
 from rlx.ops.selection import *
 from rlx.ops.sort_order import *
 from rlx.ops.splat import *
+from rlx.ops.splat_steps import *
 from rlx.ops.ssm import *
 from rlx.ops.subscript import *
 from rlx.ops.unary import *

@@ -22,7 +22,7 @@ SUPPORT = 3.0
 SMALLEST_SCALE = 1e-6
 _SMALLEST_LENGTH = 1e-12
 # |direction|² in splat coordinates below which a Gaussian is too wide for a ray to have a nearest point.
-_FLAT = 1e-10
+FLAT = 1e-10
 GAMMA = 2.2
 
 
@@ -123,7 +123,7 @@ def cross_splat(xp: ModuleType, origin: Any, direction: Any, opacity: Any, cutof
     Gaussians behind the camera and alphas below the cut-off do not count.
     """
     squared = dot(direction, direction)
-    wide = squared <= _FLAT
+    wide = squared <= FLAT
     t = -dot(origin, direction) / xp.where(wide, 1.0, squared)
     miss = origin + t[..., None] * direction
     alpha = opacity * xp.exp((-0.5 * SUPPORT * SUPPORT) * dot(miss, miss))

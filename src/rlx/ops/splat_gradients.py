@@ -44,6 +44,8 @@ from rlx.ops.splat_samples import scene_samples, scene_specs
 from rlx.ops.splat_scene import (
     GaussianSplatBackwardParams,
     GaussianSplatInputs,
+    GaussianSplatRenderParams,
+    PreparedScene,
     SceneOp,
     check_scene,
     gaussian_splat_packed_grad_len,
@@ -109,9 +111,9 @@ class GaussianSplatRenderBackward(SceneOp):
         *flat, d_rgba = working_arrays(*operands)
         scene = scene_rows(GaussianSplatInputs(*flat))
         packed = GaussianSplatPrepare(*self.params).eval(*flat)
-        padded = self._summed_by_loops(packed, scene.meta, self._clipped(np, d_rgba).reshape(-1, 4))
-        sums = _Sums(*(x[: len(scene.opacities)] for x in padded))
-        parts = self._chained(np, scene, sums)
+        padded = self._summed_by_loops(packed, scene.meta, self.clipped(np, d_rgba).reshape(-1, 4))
+        sums = SplatSums(*(x[: len(scene.opacities)] for x in padded))
+        parts = self.chained(np, scene, sums)
         return np.concatenate([p.reshape(-1) for p in parts]).astype(operands[0].dtype)
 
     def decompose(self, *operands: Any) -> Any:
@@ -123,36 +125,27 @@ class GaussianSplatRenderBackward(SceneOp):
         scene = scene_rows(GaussianSplatInputs(*flat))
         packed = GaussianSplatPrepare(*self.params)(*flat)
         image_dims = self.height, self.width, 4
-        padded = self._summed_by_tiles(packed, scene.meta, self._clipped(ops, d_rgba).reshape(image_dims))
-        sums = _Sums(*(ops.narrow(x, 0, 0, dims_of(scene.opacities)[0]) for x in padded))
-        parts = self._chained(ops, scene, sums)
+        padded = self._summed_by_tiles(packed, scene.meta, self.clipped(ops, d_rgba).reshape(image_dims))
+        sums = SplatSums(*(ops.narrow(x, 0, 0, dims_of(scene.opacities)[0]) for x in padded))
+        parts = self.chained(ops, scene, sums)
         return convert(ops.concat([p.reshape(-1) for p in parts]), dtype)
 
-    def _clipped(self, xp: ModuleType, d_rgba: Any) -> Any:
+    def clipped(self, xp: ModuleType, d_rgba: Any) -> Any:
         clip = self.loss_grad_clip
         return xp.minimum(xp.maximum(d_rgba, -clip), clip) if clip else d_rgba
 
-    def _summed_by_loops(self, packed: Array, meta: Array, d_image: Array) -> _Sums:
+    def _summed_by_loops(self, packed: Array, meta: Array, d_image: Array) -> SplatSums:
         params = self.params
         prepared = unpack_prepared(packed, params)
-        sums = _Sums.zeros(len(prepared.valid), packed.dtype)
+        rows = np.zeros((len(prepared.valid), SUM_WIDTH), packed.dtype)
         background = to_linear(np, background_of(meta))
         for tile, pixels in enumerate(tile_pixels(params)):
-            rays, g, g_a = prepared.rays[pixels], d_image[pixels, :3], d_image[pixels, 3]
-            behind = g @ background - g_a
-            trace = trace_tile(prepared, tile, rays, params, params.max_splat_steps)
-            for splat, (alpha, t, miss), transmittance in reversed(trace.hits):
-                seen = g @ prepared.color_alpha[splat, :3]
-                d_alpha = np.where(alpha > 0, transmittance * (seen - behind), 0.0)
-                behind = behind * (1.0 - alpha) + alpha * seen
-                pull = _PULL * alpha * d_alpha
-                sums.color[splat] += (transmittance * alpha) @ g
-                sums.opacity[splat] += (d_alpha @ alpha) / prepared.color_alpha[splat, 3]
-                sums.origin[splat] += pull @ miss
-                sums.matrix[splat] += np.einsum("p,pi,pj->ij", pull * t, miss, rays)
-        return sums
+            start, end = np.rint(prepared.ranges[tile]).astype(int)
+            pulls = pulls_of_tile(prepared, tile, pixels, background, d_image[pixels], params)
+            np.add.at(rows, np.rint(prepared.entries[start:end]).astype(int), pulls)
+        return SplatSums.of(rows)
 
-    def _summed_by_tiles(self, packed: Any, meta: Any, d_image: Any) -> _Sums:
+    def _summed_by_tiles(self, packed: Any, meta: Any, d_image: Any) -> SplatSums:
         from rlx import ops
 
         params = self.params
@@ -182,9 +175,9 @@ class GaussianSplatRenderBackward(SceneOp):
             ops.einsum("tpmi,tpj->tmij", (pull * t)[..., None] * miss, traced.rays).reshape(*dims_of(traced.ids), 9),
         ]
         summed = ops.scatter_add(ops.concat(columns, axis=-1), traced.ids, dims_of(prepared.valid)[0], mode="clip")
-        return _Sums(summed[:, :3], summed[:, 3], summed[:, 4:7], summed[:, 7:].reshape(-1, 3, 3))
+        return SplatSums.of(summed)
 
-    def _chained(self, xp: ModuleType, scene: GaussianSplatInputs, sums: _Sums) -> list[Any]:
+    def chained(self, xp: ModuleType, scene: GaussianSplatInputs, sums: SplatSums) -> list[Any]:
         """The gradients of the scene's six tensors, from the sums of each splat."""
         camera = camera_of(xp, scene.meta, self.params)
         to_camera = camera.position - scene.positions
@@ -236,7 +229,7 @@ class GaussianSplatRenderBackward(SceneOp):
         yield sample(limited, *scene_specs(3, 9), upstream(8, 8), dtypes=("f32", "f64"), smooth=False)
 
 
-class _Sums(NamedTuple):
+class SplatSums(NamedTuple):
     """Per splat, summed over all pixels: the gradients of its colour [n, 3] and opacity [n], of the camera in its
     coordinates [n, 3], and of the matrix that takes rays there [n, 3, 3]."""
 
@@ -246,8 +239,38 @@ class _Sums(NamedTuple):
     matrix: Any
 
     @classmethod
-    def zeros(cls, splats: int, dtype: np.dtype[Any]) -> _Sums:
-        return cls(*(np.zeros((splats, *dims), dtype) for dims in ((3,), (), (3,), (3, 3))))
+    def of(cls, rows: Any) -> SplatSums:
+        """The sums of rows [n, 16], array or tensor."""
+        return cls(rows[:, :3], rows[:, 3], rows[:, 4:7], rows[:, 7:].reshape(-1, 3, 3))
+
+
+# Numbers of a splat's sums.
+SUM_WIDTH = 16
+
+
+def pulls_of_tile(
+    prepared: PreparedScene,
+    tile: int,
+    pixels: Array,
+    background: Array,
+    d_image: Array,
+    params: GaussianSplatRenderParams,
+) -> Array:
+    """The sums over the pixels of one tile, one row [16] for each entry of its list; d_image [pixels, 4]."""
+    rays, g, g_a = prepared.rays[pixels], d_image[:, :3], d_image[:, 3]
+    behind = g @ background - g_a
+    trace = trace_tile(prepared, tile, rays, params, params.max_splat_steps)
+    rows = np.zeros((len(trace.hits), SUM_WIDTH), rays.dtype)
+    for row, (splat, (alpha, t, miss), transmittance) in reversed([*zip(rows, trace.hits)]):
+        seen = g @ prepared.color_alpha[splat, :3]
+        d_alpha = np.where(alpha > 0, transmittance * (seen - behind), 0.0)
+        behind = behind * (1.0 - alpha) + alpha * seen
+        pull = _PULL * alpha * d_alpha
+        row[:3] = (transmittance * alpha) @ g
+        row[3] = (d_alpha @ alpha) / prepared.color_alpha[splat, 3]
+        row[4:7] = pull @ miss
+        row[7:] = np.einsum("p,pi,pj->ij", pull * t, miss, rays).reshape(-1)
+    return rows
 
 
 def _quaternion_gradient(xp: ModuleType, quaternions: Any, d_rotation: Any) -> Any:

@@ -23,7 +23,7 @@ from rlx.ops.splat_geometry import (
     rotations_of,
     to_linear,
 )
-from rlx.ops.splat_projection import outlines, tiles_touched
+from rlx.ops.splat_projection import Outlines, outlines, tiles_touched
 from rlx.ops.splat_samples import scene_samples
 from rlx.ops.splat_scene import (
     DEFAULTS,
@@ -66,10 +66,11 @@ class GaussianSplatPrepare(SceneOp):
 
     @np.errstate(all="ignore")
     def eval(self, *operands: Array) -> Array:
-        scene = _with_a_splat(GaussianSplatInputs(*working_arrays(*operands)))
-        projected = _project(np, scene, self.params)
-        entries, ranges = _list_by_tile(projected.touched, projected.order_key, self.params)
-        parts = _packed_parts(np, projected, entries, ranges, scene.meta, self.params)
+        scene = with_a_splat(GaussianSplatInputs(*working_arrays(*operands)))
+        projected = project(np, scene, self.params)
+        touched = tiles_touched(np, projected.outlines, self.params)
+        entries, ranges = _list_by_tile(touched, projected.order_key, self.params)
+        parts = packed_parts(np, projected, entries, ranges, scene.meta, self.params)
         return np.concatenate([p.reshape(-1) for p in parts]).astype(scene.meta.dtype)
 
     def decompose(self, *operands: Any) -> Any:
@@ -78,10 +79,11 @@ class GaussianSplatPrepare(SceneOp):
         from rlx import ops
 
         dtype = working_dtype(operands[0].dtype)
-        scene = _with_a_splat(GaussianSplatInputs(*(convert(x, dtype) for x in operands)))
-        projected = _project(ops, scene, self.params)
-        entries, ranges = _list_by_count(projected.touched, projected.order_key, self.params)
-        parts = _packed_parts(ops, projected, convert(entries, dtype), ranges, scene.meta, self.params)
+        scene = with_a_splat(GaussianSplatInputs(*(convert(x, dtype) for x in operands)))
+        projected = project(ops, scene, self.params)
+        touched = tiles_touched(ops, projected.outlines, self.params)
+        entries, ranges = _list_by_count(touched, projected.order_key, self.params)
+        parts = packed_parts(ops, projected, convert(entries, dtype), ranges, scene.meta, self.params)
         return ops.concat([p.reshape(-1) for p in parts])
 
     @classmethod
@@ -89,7 +91,7 @@ class GaussianSplatPrepare(SceneOp):
         return scene_samples(cls)
 
 
-def _with_a_splat(inputs: GaussianSplatInputs) -> GaussianSplatInputs:
+def with_a_splat(inputs: GaussianSplatInputs) -> GaussianSplatInputs:
     """The scene with an axis for splats; an empty one gets a transparent splat, so that there is something to index."""
     scene = scene_rows(inputs)
     n = dims_of(scene.opacities)[0]
@@ -105,18 +107,18 @@ def _with_a_splat(inputs: GaussianSplatInputs) -> GaussianSplatInputs:
     return GaussianSplatInputs(*(*rows, scene.meta))
 
 
-class _Projected(NamedTuple):
+class Projected(NamedTuple):
     color_alpha: Any
     valid: Any
     pos_local: Any
     inv_scale: Any
     quat: Any
     rays: Any
-    touched: Any
+    outlines: Outlines
     order_key: Any
 
 
-def _project(xp: ModuleType, scene: GaussianSplatInputs, params: GaussianSplatRenderParams) -> _Projected:
+def project(xp: ModuleType, scene: GaussianSplatInputs, params: GaussianSplatRenderParams) -> Projected:
     camera = camera_of(xp, scene.meta, params)
     rotations = rotations_of(xp, scene.rotations)
     opacity = xp.minimum(xp.maximum(scene.opacities, 0.0), 1.0)
@@ -125,22 +127,22 @@ def _project(xp: ModuleType, scene: GaussianSplatInputs, params: GaussianSplatRe
     turned = xp.einsum("nij,nj->ni", rotations, camera.position - scene.positions)
     color = colors_towards(xp, scene, camera)
     color_alpha = xp.stack([color[:, 0], color[:, 1], color[:, 2], opacity], axis=-1)
-    return _Projected(
+    return Projected(
         color_alpha=xp.where(found.visible[:, None], color_alpha, 0.0),
         valid=found.visible.astype(scene.meta.dtype),
         pos_local=inv_scale * turned,
         inv_scale=inv_scale,
         quat=scene.rotations,
         rays=pixel_rays(xp, camera, params),
-        touched=tiles_touched(xp, found, params),
+        outlines=found,
         # Splats that are not seen come last; sorting is stable.
         order_key=xp.where(found.visible, found.distance, np.inf),
     )
 
 
-def _packed_parts(
+def packed_parts(
     xp: ModuleType,
-    projected: _Projected,
+    projected: Projected,
     entries: Any,
     ranges: Any,
     meta: Any,
@@ -178,12 +180,17 @@ def _list_by_count(touched: Any, order_key: Any, params: GaussianSplatRenderPara
     places = ops.where(kept.reshape(-1), places, limit)
     ids = ops.broadcast_to(nearest_first, kept.shape).reshape(-1)
     entries = ops.zeros(limit, "i32").at[places].set(ids, mode="drop")
-    counts = kept.astype("i32").sum(axis=1)
+    return entries, ranges_of(kept.astype("i32").sum(axis=1), order_key.dtype)
+
+
+def ranges_of(counts: Any, dtype: DType) -> Any:
+    """Where the list of each tile starts and ends, from how many entries each has; tensors."""
+    from rlx import ops
+
     ends = ops.cumsum(counts)
     empty = counts == 0
-    dtype = order_key.dtype
     starts = ops.where(empty, NO_ENTRIES, (ends - counts).astype(dtype))
-    return entries, ops.stack([starts, ops.where(empty, 0.0, ends.astype(dtype))], axis=-1)
+    return ops.stack([starts, ops.where(empty, 0.0, ends.astype(dtype))], axis=-1)
 
 
 def gaussian_splat_prepare(inputs: GaussianSplatInputs, params: GaussianSplatRenderParams = DEFAULTS) -> Any:

@@ -22,7 +22,7 @@ from rlx.ops.splat_geometry import SMALLEST_SCALE, Camera, cross, dot, length_of
 from rlx.ops.splat_scene import GaussianSplatInputs, GaussianSplatRenderParams
 
 _NEAREST_DEPTH = 1e-4
-_TOLERANCE = 1e-6
+TOLERANCE = 1e-6
 # Outlines are widened to at least an eighth of a pixel, and those that are longer than their width by a factor of more
 # than some two hundred give way to their disc: f32 could not tell such an ellipse from a line.
 _THINNEST = 0.125**2
@@ -57,7 +57,7 @@ def outlines(
     shape = _squared_shape(xp, scene.scales, camera, rotations, opacity, params)
     xx, xy, xz, yy, yz, zz = (shape[:, i, j] for i in range(3) for j in range(i, 3))
 
-    in_front = z * z > zz * (1.0 + _TOLERANCE)
+    in_front = z * z > zz * (1.0 + TOLERANCE)
     room = xp.where(in_front, z * z - zz, 1.0)
     scale = camera.focal / room
 
@@ -130,4 +130,4 @@ def tiles_touched(xp: ModuleType, found: Outlines, params: GaussianSplatRenderPa
     on_edges += [value(clamped(along * y, left), y) for y in (top, top + size)]
     least = xp.minimum(xp.minimum(on_edges[0], on_edges[1]), xp.minimum(on_edges[2], on_edges[3]))
     around = (left <= 0.0) & (left + size >= 0.0) & (top <= 0.0) & (top + size >= 0.0)
-    return found.visible[:, None] & (around | (least <= 1.0 + _TOLERANCE))
+    return found.visible[:, None] & (around | (least <= 1.0 + TOLERANCE))

@@ -40,13 +40,8 @@ from rlx.ops.splat_scene import (
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@op("gaussian_splat_rasterize")
-class GaussianSplatRasterize(SplatOp):
-    """The image [height·width·4] of a scene from `GaussianSplatPrepare`, row by row, as r, g, b, a.
-
-    With C and T as above, rgb = max(C + T·background, 0)^2.2 and a = 1 - T; but a = 1 where a tile lists no splat at
-    all. The background is read from meta. `max_splat_steps` limits gradients, not the image. operands prep, meta.
-    """
+class PreparedSceneOp(SplatOp):
+    """An op on a prepared scene; attributes are `GaussianSplatRenderParams`, but for the radius_scale."""
 
     width: int = DEFAULTS.width
     height: int = DEFAULTS.height
@@ -63,18 +58,33 @@ class GaussianSplatRasterize(SplatOp):
     def check(self) -> None:
         check_params(self, self.params)
 
+    def require_prepared(self, prep: Shape) -> Size:
+        """Refuse what is no prepared scene of these settings; the number of its splats."""
+        require_rank(self, prep, 1)
+        splats = prepared_splats(prep.dims[0], self.params)
+        if not require_equal(prep.dims[0], gaussian_splat_prep_packed_len(splats, self.params), self.mnemonic):
+            shortest = gaussian_splat_prep_packed_len(1, self.params)
+            raise self.fail(
+                f"prep must hold {shortest} + 15·i numbers, got {prep}; prepare the scene with the same settings"
+            )
+        return splats
+
+
+@op("gaussian_splat_rasterize")
+class GaussianSplatRasterize(PreparedSceneOp):
+    """The image [height·width·4] of a scene from `GaussianSplatPrepare`, row by row, as r, g, b, a.
+
+    With C and T as above, rgb = max(C + T·background, 0)^2.2 and a = 1 - T; but a = 1 where a tile lists no splat at
+    all. The background is read from meta. `max_splat_steps` limits gradients, not the image. operands prep, meta.
+    """
+
     def infer(self, prep: Shape, meta: Shape) -> Shape:
         require_rank(self, prep, 1)
         require_dtype(self, prep.dtype in (DType.F32, DType.F64), "f32 or f64", prep, meta)
         require_same_dtype(self, prep, meta)
         if meta.rank != 1 or not require_equal(meta.dims[0], META_LENGTH, self.mnemonic):
             raise self.fail(f"meta must be [{META_LENGTH}], got {meta}")
-        length = gaussian_splat_prep_packed_len(prepared_splats(prep.dims[0], self.params), self.params)
-        if not require_equal(prep.dims[0], length, self.mnemonic):
-            shortest = gaussian_splat_prep_packed_len(1, self.params)
-            raise self.fail(
-                f"prep must hold {shortest} + 15·i numbers, got {prep}; prepare the scene with the same settings"
-            )
+        self.require_prepared(prep)
         return prep.with_dims((self.width * self.height * 4,))
 
     @np.errstate(all="ignore")

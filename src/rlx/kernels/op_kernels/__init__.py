@@ -56,6 +56,8 @@ FAMILIES: tuple[str, ...] = (
     "reflectors",
     "scatter",
     "slices",
+    "splat_blend",
+    "splat_lists",
     "ssm",
 )
 
