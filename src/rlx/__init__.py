@@ -101,6 +101,7 @@ _HOME: dict[str, str] = {
     ),
     "load": "rlx.models.language_model",
     "load_encoder": "rlx.models.text_encoder",
+    "load_speech": "rlx.models.speech_model",
 }
 # Attributes that are modules.
 _MODULES = frozenset(
