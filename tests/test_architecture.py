@@ -12,7 +12,7 @@ ORDER += ["models", "splat", "bench", "cli"]
 BASE = {"errors", "env", "knobs", "locks", "perfetto"}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}
-SURFACE |= {"optim": "runtime", "train": "formats"}
+SURFACE |= {"optim": "runtime", "train": "formats", "audio": "runtime", "rf": "runtime"}
 # `ir` reads nothing of later folders; these are the only places where a function reaches forward, each with its reason.
 FORWARD = {
     ("ir/graph.py", "ops"): "type checkers see the builders that rlx.ops installs",

@@ -101,11 +101,12 @@ _HOME: dict[str, str] = {
     ),
     "load": "rlx.models.language_model",
     "load_encoder": "rlx.models.text_encoder",
+    "load_speech": "rlx.models.speech_model",
 }
 # Attributes that are modules.
 _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
-    | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "splat"}
+    | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "splat", "audio", "rf"}
 )
 
 if TYPE_CHECKING:

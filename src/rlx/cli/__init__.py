@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "chat": "talk to a language model",
     "generate": "continue a text",
     "embed": "turn texts into vectors",
+    "transcribe": "write what is said in a recording",
     "perplexity": "how well a model predicts a text",
     "bench": "measure models on this machine",
     "explain": "what was fused into which kernel, and why",
