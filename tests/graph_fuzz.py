@@ -37,7 +37,7 @@ from random_graphs import graphs
 from rlx.errors import RlxError
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.serialize import from_bytes, from_json, to_bytes, to_json
-from rlx.ir.text import large_constants, parse, show
+from rlx.ir.text.graph_text import large_constants, parse, show
 
 # Errors of rlx that are no findings, each with its reason.
 KNOWN = {

@@ -15,7 +15,8 @@ import mmap
 import numpy as np
 
 from rlx.backends import memory
-from rlx.backends.cpu import arena, runner
+from rlx.backends.cpu import runner
+from rlx.backends.program import arena
 
 PAGE = mmap.PAGESIZE
 REDZONE = 0xC7

@@ -23,7 +23,7 @@ from rlx.ir.op import OP_CLASSES
 from rlx.ir.serialize import from_bytes, to_bytes
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
-from rlx.ir.text import parse, show
+from rlx.ir.text.graph_text import parse, show
 
 LEAVES = {"Input", "Param", "Constant", "Project"}
 DEVICES = ("reference", "cpu")

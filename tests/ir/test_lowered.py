@@ -10,7 +10,7 @@ import rlx.ops
 from rlx.errors import FormatError, ParseError, RlxError
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.serialize import from_bytes, from_json, load_graph, save_graph, to_bytes, to_json
-from rlx.ir.text import large_constants, parse, show
+from rlx.ir.text.graph_text import large_constants, parse, show
 
 LOWERED = {
     "AttentionJoin",

@@ -18,9 +18,9 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.op import OP_CLASSES
-from rlx.ir.rebuild import rebuild
+from rlx.ir.rewrite.rebuild import rebuild
 from rlx.ir.serialize import from_bytes, from_json, to_bytes, to_json
-from rlx.ir.text import large_constants, parse, show
+from rlx.ir.text.graph_text import large_constants, parse, show
 from rlx.ir.verify import verify_all
 
 # Ops without samples of their own: leaves, and the projection that every op with several results uses.

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from rlx.backends.cpu.prepared_store import PreparedStore
-from rlx.kernels.object_cache import DiskCache, open_private
+from rlx.backends.native.object_cache import DiskCache, open_private
+from rlx.backends.program.prepared_store import PreparedStore
 
 ARRAYS = [np.arange(12, dtype="f4").reshape(3, 4)]
 
@@ -75,8 +75,8 @@ def test_a_pipe_does_not_block(kind, tmp_path):
     (tmp_path / folder).mkdir(mode=0o700)
     os.mkfifo(tmp_path / folder / name, 0o600)
     code = (
-        "import sys; from rlx.kernels.object_cache import DiskCache;"
-        f"from rlx.backends.cpu.prepared_store import PreparedStore; folder = sys.argv[1]; assert {kind} is None"
+        "import sys; from rlx.backends.native.object_cache import DiskCache;"
+        f"from rlx.backends.program.prepared_store import PreparedStore; folder = sys.argv[1]; assert {kind} is None"
     )
     # A reader that waits for a writer would wait for ever.
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)

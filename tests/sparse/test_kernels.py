@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from backends.op_kernel_checks import Program
 
 import rlx.sparse  # noqa: F401  (registers ops and kernels)
+from backends.op_kernel_checks import Program
 from rlx.ir.op import OP_CLASSES
 
 # Ops that run on the host, by their definition.

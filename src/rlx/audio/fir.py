@@ -16,7 +16,7 @@ from rlx import ops
 from rlx.audio.windows import checked_sizes, samples_of
 from rlx.errors import ShapeError
 from rlx.numpy.arguments import array_function, convert, inexact, known_values, rank_of
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = ["fir_filter", "upfirdn"]
 

@@ -18,7 +18,7 @@ import rlx.numpy as rnp
 from rlx.audio.windows import real_dtype, samples_of
 from rlx.errors import OpError, ShapeError
 from rlx.numpy.arguments import array_function, convert, inexact, known_values, rank_of, static_size
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 from rlx.trace.control import scan
 
 __all__ = ["lfilter", "sosfilt"]

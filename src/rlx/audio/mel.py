@@ -13,7 +13,7 @@ from rlx.audio.spectra import power_frames
 from rlx.audio.windows import Window, checked_sizes, samples_of
 from rlx.errors import OpError
 from rlx.numpy.arguments import array_function, inexact
-from rlx.ops.operands import dtype_of
+from rlx.ops.define.operands import dtype_of
 
 __all__ = [
     "dct",

@@ -14,7 +14,7 @@ from rlx import ops
 from rlx.audio.windows import Window, checked_sizes, fitted_window, real_dtype, samples_of
 from rlx.errors import DTypeError, OpError, ShapeError
 from rlx.numpy.arguments import array_function, convert, inexact, rank_of, static_size
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = ["frame", "istft", "overlap_add", "spectrogram", "stft"]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rlx.errors import OpError, ShapeError
 from rlx.numpy.arguments import concrete, static_size
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = ["Window", "window"]
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "bench": "measure models on this machine",
     "explain": "what was fused into which kernel, and why",
     "devices": "what can run programs here",
+    "doctor": "what a device needs, and whether it is there",
     "pull": "get a model",
     "inspect": "metadata and tensors of a model file, or the text of a graph",
     "quantize": "write a GGUF file with smaller tensors",

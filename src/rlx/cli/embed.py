@@ -21,7 +21,7 @@ import numpy as np
 from rlx.cli import add_command
 from rlx.models.pull_progress import ProgressBar
 from rlx.models.text_encoder import load_encoder
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers

@@ -20,7 +20,7 @@ from rlx.models.pull import find_model
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 # A graph is text; what is larger than this is something else.
 _MAX_GRAPH_BYTES = 64 << 20
@@ -62,7 +62,7 @@ def _report(path: Path, device: str) -> CompileReport:
 
 def _graph_report(path: Path, device: str) -> CompileReport:
     """The report of a graph that was printed into a file."""
-    from rlx.ir.text import parse
+    from rlx.ir.text.graph_text import parse
     from rlx.runtime.session import Session
 
     if path.stat().st_size > _MAX_GRAPH_BYTES:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
-from rlx.ir.lir_text import parse_lir
-from rlx.ir.text import large_constants, parse
+from rlx.ir.text.graph_text import large_constants, parse
+from rlx.ir.text.lir_text import parse_lir
 from rlx.ir.verify import check
 from rlx.knobs import knobs
 

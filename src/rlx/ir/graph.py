@@ -396,7 +396,7 @@ class Graph(GraphBuilders):
         return hashlib.blake2b(str(self).encode(), digest_size=8).hexdigest()
 
     def __str__(self) -> str:
-        from rlx.ir.text import show
+        from rlx.ir.text.graph_text import show
 
         return show(self)
 
@@ -405,7 +405,7 @@ class Graph(GraphBuilders):
 
     def inspect(self) -> str:
         """The annotated dump of `inspect_graph`."""
-        from rlx.ir.inspect import inspect_graph
+        from rlx.ir.text.inspect import inspect_graph
 
         return inspect_graph(self)
 

@@ -288,7 +288,7 @@ class LirModule:
         return LirModule(self.as_graph().bind(binding), self.buffers.bind(binding), self.kernels)
 
     def inspect(self) -> str:
-        from rlx.ir.inspect import inspect_lir
+        from rlx.ir.text.inspect import inspect_lir
 
         return inspect_lir(self)
 
@@ -311,7 +311,7 @@ class LirModule:
         return hash(self.mir)
 
     def __str__(self) -> str:
-        from rlx.ir.lir_text import show_lir
+        from rlx.ir.text.lir_text import show_lir
 
         return show_lir(self)
 

@@ -26,7 +26,7 @@ from rlx.ir.op import REGISTRY, Op, refuse_lowered
 from rlx.ir.provenance import NodeOrigin, SourceLocation
 from rlx.ir.shape import Shape, parse_shape
 from rlx.ir.tensor_data import TensorData
-from rlx.ir.text import level_class, parse_value, show_value
+from rlx.ir.text.graph_text import level_class, parse_value, show_value
 
 FORMAT, VERSION = "rlx.graph", 1
 _MAGIC = b"RLXG"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlx.errors import FormatError
-from rlx.ops.rotary import RopeStyle
-from rlx.ops.unary import ActivationKind
+from rlx.ops.nn.rotary import RopeStyle
+from rlx.ops.pointwise.unary import ActivationKind
 
 NormKind = Literal["rms", "layer"]
 RopeScaling = Literal["default", "linear", "llama3", "yarn", "longrope"]

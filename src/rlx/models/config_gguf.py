@@ -14,8 +14,8 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig, check_sizes, checked_layers
-from rlx.ops.rotary import RopeStyle
-from rlx.ops.unary import ActivationKind
+from rlx.ops.nn.rotary import RopeStyle
+from rlx.ops.pointwise.unary import ActivationKind
 
 T = TypeVar("T")
 Factors = Callable[[str], tuple[float, ...]]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rlx.errors import FormatError
 from rlx.models.hf_fields import HfFields
 from rlx.models.model_files import read_json
-from rlx.ops.unary import ActivationKind
+from rlx.ops.pointwise.unary import ActivationKind
 
 # The recipe of the features that all published models read.
 SAMPLE_RATE, HOP = 16000, 160

@@ -29,11 +29,11 @@ from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.pull import find_model
 from rlx.models.weights import read_weights
 from rlx.models.writing_options import ReadOptions, WritingOptions, read_options, require_count, shows_options
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
     from rlx.models.tokenizer import Tokenizer
 
 F32 = npt.NDArray[np.float32]

@@ -21,7 +21,8 @@ from rlx.audio.wav import read_wav
 from rlx.backends.api import CompileOptions
 from rlx.errors import FormatError, OpError, ShapeError
 from rlx.models.config_whisper import SAMPLE_RATE, WhisperConfig, WhisperTokens, whisper_config, whisper_tokens
-from rlx.models.model_files import find_model, identity
+from rlx.models.model_files import identity
+from rlx.models.pull import find_model
 from rlx.models.weights import WeightFile, hf_weights, read_weights
 from rlx.models.whisper import WHISPER_NAMES, build_whisper
 from rlx.runtime.session import Session

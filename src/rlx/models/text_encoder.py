@@ -25,11 +25,11 @@ from rlx.models.model_files import identity, read_json
 from rlx.models.pull import find_model
 from rlx.models.rope_tables import rope_tables
 from rlx.models.weights import WeightFile, hf_weights, read_weights
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
     from rlx.models.tokenizer import Tokenizer
 
 F32 = npt.NDArray[np.float32]

@@ -17,8 +17,8 @@ from rlx.ir.graph import Graph
 from rlx.models.config_whisper import WhisperConfig
 from rlx.models.layers import Layers, append_to_cache
 from rlx.models.weights import Weight, WeightFile
-from rlx.ops.attend_operands import MaskKind
-from rlx.ops.unary import ActivationKind
+from rlx.ops.attn.operands import MaskKind
+from rlx.ops.pointwise.unary import ActivationKind
 
 _NORM_EPS = 1e-5
 

@@ -10,22 +10,13 @@ from rlx.errors import TraceError
 from rlx.ir import tensor as tensor_module
 from rlx.ir.array_functions import array_functions
 from rlx.ir.dims import Dim
-from rlx.ops import (
-    arithmetic,
-    bits,
-    complex_ops,
-    contraction,
-    cumulative,
-    movement,
-    order,
-    rearrange,
-    reductions,
-    selection,
-    unary,
-)
-from rlx.ops.conversion import cast
-from rlx.ops.operands import common_dtype, promote_inexact
-from rlx.ops.subscript import AtIndexer, index
+from rlx.ops.define.operands import common_dtype, promote_inexact
+from rlx.ops.linalg import contraction
+from rlx.ops.pointwise import arithmetic, bits, complex_numbers, unary
+from rlx.ops.pointwise.conversion import cast
+from rlx.ops.reduction import cumulative, reductions, sort
+from rlx.ops.shape import movement, rearrange, selection
+from rlx.ops.shape.subscript import AtIndexer, index
 
 if TYPE_CHECKING:
     from rlx.ir.dtype import DTypeLike
@@ -193,7 +184,7 @@ class TensorMethods:
 
     @property
     def T(self) -> Tensor:
-        """All axes in reverse order."""
+        """All axes in reverse sort."""
         return movement.transpose(self)
 
     @property
@@ -237,14 +228,14 @@ class TensorMethods:
 
     @property
     def real(self) -> Tensor:
-        return complex_ops.real(self)
+        return complex_numbers.real(self)
 
     @property
     def imag(self) -> Tensor:
-        return complex_ops.imag(self)
+        return complex_numbers.imag(self)
 
     def conj(self) -> Tensor:
-        return complex_ops.conjugate(self)
+        return complex_numbers.conjugate(self)
 
     conjugate = conj
 
@@ -314,10 +305,10 @@ class TensorMethods:
         return contraction.dot(self, other)
 
     def sort(self, axis: int = -1) -> Tensor:
-        return order.sort(self, axis=axis)
+        return sort.sort(self, axis=axis)
 
     def argsort(self, axis: int = -1) -> Tensor:
-        return order.argsort(self, axis)
+        return sort.argsort(self, axis)
 
     def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         return reductions.reduce_sum(rearrange.diagonal(self, offset, axis1, axis2), -1)
@@ -331,7 +322,7 @@ def _unpacked(values: tuple[Any, ...]) -> tuple[Any, ...]:
 def power(a: Any, b: Any) -> Any:
     """a ** b, of real or complex numbers."""
     is_complex = common_dtype(a, b).is_complex
-    return complex_ops.complex_pow(a, b) if is_complex else arithmetic.pow_(a, b)
+    return complex_numbers.complex_pow(a, b) if is_complex else arithmetic.pow_(a, b)
 
 
 def true_divide(a: Any, b: Any) -> Any:

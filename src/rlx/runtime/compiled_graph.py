@@ -15,18 +15,18 @@ from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim, distinct
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.index_checks import check_ids, id_checks
 from rlx.ir.leaves import Input, Param
-from rlx.ir.outside_ids import check_ids, id_checks
 from rlx.ir.shape import Dims, Shape
 from rlx.locks import fork_safe_lock
 from rlx.runtime.arrays import Array, as_array, given_away
+from rlx.runtime.donation import Back, Lending, Shapes
 from rlx.runtime.handles import Handles, output_number
 from rlx.runtime.inspection import MemoryInfo, Profile, memory_info, profile
-from rlx.runtime.loans import Back, Lending, Shapes
 from rlx.runtime.typed_io import Buffer, from_bytes, to_bytes
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 
 # Combinations of input shapes whose sizes are remembered as checked.

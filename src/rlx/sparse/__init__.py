@@ -1,8 +1,8 @@
-from rlx.sparse import ops_direct as ops_direct
-from rlx.sparse import ops_solvers as ops_solvers
-from rlx.sparse import kernels_triangular as kernels_triangular
 from rlx.sparse import kernels_masked as kernels_masked
 from rlx.sparse import kernels_products as kernels_products
+from rlx.sparse import kernels_triangular as kernels_triangular
+from rlx.sparse import ops_direct as ops_direct
+from rlx.sparse import ops_solvers as ops_solvers
 from rlx.sparse.arrays import BSR as BSR
 from rlx.sparse.arrays import COO as COO
 from rlx.sparse.arrays import CSC as CSC

@@ -12,7 +12,7 @@ import numpy as np
 import rlx.numpy as rnp
 from rlx.errors import OpError, ShapeError, TraceError
 from rlx.ir.tensor import Tensor
-from rlx.ops.operands import dims_of
+from rlx.ops.define.operands import dims_of
 from rlx.sparse.arrays import BSR, COO, CSC, CSR, SparseArray, checked_values
 from rlx.sparse.patterns import Coordinates, Pattern, as_shape
 

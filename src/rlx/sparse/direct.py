@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlx.errors import OpError
-from rlx.ops.linalg import not_finite, singular
+from rlx.ops.linalg.solve import not_finite, singular
 from rlx.sparse.ordering import order_of
 from rlx.sparse.patterns import Pattern
 

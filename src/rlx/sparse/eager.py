@@ -16,7 +16,7 @@ import numpy as np
 import rlx
 from rlx.ir.op import Op
 from rlx.ir.tensor import target_graph
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 
 def apply(op: Op, *operands: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import rlx.numpy as rnp
 from rlx.errors import OpError, ShapeError
 from rlx.ops import scatter_add
-from rlx.ops.operands import dims_of, promote_operands
+from rlx.ops.define.operands import dims_of, promote_operands
 from rlx.sparse.patterns import Pattern
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ In memory a complex number is its real part, then its imaginary part; kernels se
 from __future__ import annotations
 
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import Const, Value
-from rlx.kernels.op_kernels import Slab
+from rlx.kernels.cpu.ops import Slab
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Const, Value
 
 # (re,) or (re, im).
 Number = tuple[Value, ...]
@@ -118,8 +118,5 @@ class Pattern:
             half = length // 2
             middle = low + half
             is_before = (length > 0) & (position(k, self.indptr, middle) + middle < work)
-            fold.next(
-                k.select(is_before, middle + 1, low), k.select(is_before, length - half - 1, k.min(half, length))
-            )
+            fold.next(k.select(is_before, middle + 1, low), k.select(is_before, length - half - 1, k.min(half, length)))
         return fold.results[0]
-

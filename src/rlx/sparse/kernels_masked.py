@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlx.kernels.loop_ir import Value
-from rlx.kernels.op_kernels import OpSite, op_kernel
+from rlx.kernels.cpu.ops import OpSite, op_kernel
+from rlx.kernels.ir.loop_ir import Value
 from rlx.sparse import kernel_numbers as numbers
 from rlx.sparse.kernel_numbers import Pattern
 from rlx.sparse.kernels_products import balanced_rows, inside

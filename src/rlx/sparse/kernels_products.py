@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import Const, Value
-from rlx.kernels.op_kernels import OpSite, Slab, op_kernel
+from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Const, Value
 from rlx.sparse import kernel_numbers as numbers
 from rlx.sparse.kernel_numbers import Number, Pattern
 from rlx.sparse.ops_products import CsrMatMul, CsrRowIds, CsrSampledProduct, CsrTransposedMatMul
@@ -91,7 +91,7 @@ def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
     """Visit the columns of a matrix: several vectors at once, then one vector at a time, then what is left, masked."""
     k, columns = site.k, x.dims[1]
     dtype = x.buffer.dtype
-    lanes = site.target.lanes(dtype)
+    lanes = site.machine.lanes(dtype)
     wide = lanes * VECTORS
     whole, single = columns // wide * wide, columns // lanes * lanes
     with k.loop("columns", 0, whole, wide) as first:
@@ -100,7 +100,7 @@ def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
         step(first, lanes, 1, None)
     if isinstance(columns, Const) and int(columns.literal) % lanes == 0:
         return
-    if lanes > 1 and site.target.has_masked_access(dtype):
+    if lanes > 1 and site.machine.has_masked_access(dtype):
         with k.when(single < columns):
             step(single, lanes, 1, k.lane_mask(columns - single, lanes))
     else:
@@ -156,8 +156,8 @@ def csr_transposed_matmul(site: OpSite) -> None:
         with k.parallel("all", 1):
             scatter(k.as_index(0), 1, None)
         return
-    lanes = site.target.lanes(x.buffer.dtype)
-    if not site.target.has_masked_access(x.buffer.dtype):
+    lanes = site.machine.lanes(x.buffer.dtype)
+    if not site.machine.has_masked_access(x.buffer.dtype):
         lanes = 1
     with k.parallel("columns", k.ceildiv(x.dims[1], lanes)) as block:
         first = block * lanes
@@ -188,7 +188,7 @@ def _dot(site: OpSite, row: Value, column: Value) -> Number:
             k, numbers.load(k, u, u.at(row)), numbers.load(k, v, v.at(column)), numbers.zero(k, u)
         )
     width = u.dims[1]
-    lanes = site.target.lanes(u.buffer.dtype)
+    lanes = site.machine.lanes(u.buffer.dtype)
     whole = width // lanes * lanes
     with k.fold("c", 0, whole, lanes, init=list(numbers.zero(k, u, lanes))) as fold:
         pair = (numbers.load(k, s, s.at(i, fold.index), lanes) for s, i in ((u, row), (v, column)))

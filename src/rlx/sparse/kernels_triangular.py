@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import Value
-from rlx.kernels.op_kernels import OpSite, Slab, op_kernel
+from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Value
 from rlx.sparse import kernel_numbers as numbers
 from rlx.sparse.kernel_numbers import Number, Pattern
 from rlx.sparse.ops_triangular import CsrIncompleteCholesky, CsrIncompleteLu, CsrTriangularSolve
@@ -35,7 +35,7 @@ class _Substitution:
                 self.solve(k.as_index(0), 1, None)
             return
         dtype = b.buffer.dtype
-        lanes = self.site.target.lanes(dtype) if self.site.target.has_masked_access(dtype) else 1
+        lanes = self.site.machine.lanes(dtype) if self.site.machine.has_masked_access(dtype) else 1
         with k.parallel("columns", k.ceildiv(b.dims[1], lanes)) as block:
             first = block * lanes
             self.solve(first, lanes, k.lane_mask(b.dims[1] - first, lanes) if lanes > 1 else None)
@@ -66,9 +66,7 @@ class _Substitution:
             solved = numbers.load(k, self.x, place, lanes, mask)
             rest = numbers.multiply_subtract(k, numbers.splat(k, value, lanes), solved, total)
             here = k.splat(known, lanes)
-            fold.next(
-                *numbers.choose(k, here, rest, total), *numbers.choose(k, k.eq(column, row), value, pivot)
-            )
+            fold.next(*numbers.choose(k, here, rest, total), *numbers.choose(k, k.eq(column, row), value, pivot))
         total, pivot = fold.results[: len(begin)], fold.results[len(begin) :]
         if not self.op.unit_diagonal:
             total = numbers.divide(k, total, numbers.splat(k, pivot, lanes))
@@ -128,9 +126,7 @@ def merged(
         )
         here, there = with_entries
         moved = meet(i_safe, j_safe, both & k.eq(here, there), carried)
-        fold.next(
-            k.select(both & (here <= there), i + 1, i), k.select(both & (there <= here), j + 1, j), *moved
-        )
+        fold.next(k.select(both & (here <= there), i + 1, i), k.select(both & (there <= here), j + 1, j), *moved)
     return fold.results[2:]
 
 

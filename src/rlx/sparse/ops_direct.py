@@ -12,13 +12,13 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
-from rlx.ops.bodies import build_body, run_body
-from rlx.ops.contraction import conjugated
-from rlx.ops.indexing import gather
-from rlx.ops.movement import moveaxis, reshaped
-from rlx.ops.operands import require_rank
-from rlx.ops.rules import zeros_like
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.control.bodies import build_body, run_body
+from rlx.ops.define.operands import require_rank
+from rlx.ops.define.rules import zeros_like
+from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.linalg.contraction import conjugated
+from rlx.ops.shape.indexing import gather
+from rlx.ops.shape.movement import moveaxis, reshaped
 from rlx.sparse.direct import solved
 from rlx.sparse.ops_products import (
     COMPLEX,
@@ -131,7 +131,7 @@ class CsrFactoredSolve(Op):
         return run_body(build_body(self.mnemonic, self.decompose, **types), arrays)[0]
 
     def decompose(self, *operands: Any) -> Any:
-        from rlx.ops.order import argsort
+        from rlx.ops.reduction.sort import argsort
 
         _, _, _, b, factor, indices, indptr, order = operands
         y = CsrTriangularSolve()(factor, indices, indptr, gather(b, order, 0, "clip"))

@@ -18,12 +18,12 @@ from rlx.ir.dims import require_equal
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
-from rlx.ops.contraction import conjugated
-from rlx.ops.creation import dim_value, iota
-from rlx.ops.movement import concat, expand, moveaxis, narrow, reshaped
-from rlx.ops.operands import require_dtype, require_rank, require_same_dtype, same_graph
-from rlx.ops.rules import put_batch_first
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.define.operands import require_dtype, require_rank, require_same_dtype, same_graph
+from rlx.ops.define.rules import put_batch_first
+from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.linalg.contraction import conjugated
+from rlx.ops.shape.creation import dim_value, iota
+from rlx.ops.shape.movement import concat, expand, moveaxis, narrow, reshaped
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

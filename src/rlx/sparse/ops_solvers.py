@@ -16,11 +16,11 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor
-from rlx.ops.bodies import build_body, run_body
-from rlx.ops.contraction import conjugated
-from rlx.ops.operands import require_rank
-from rlx.ops.rules import zeros_like
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.control.bodies import build_body, run_body
+from rlx.ops.define.operands import require_rank
+from rlx.ops.define.rules import zeros_like
+from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.linalg.contraction import conjugated
 from rlx.sparse import iterations
 from rlx.sparse.ops_masked import CsrTranspose
 from rlx.sparse.ops_products import (
@@ -157,9 +157,7 @@ class CsrIterativeSolve(Op):
         dx, _, converged = self(values, indices, indptr, right, zeros_like(x0))
         return _or_nan(converged, dx), None, None
 
-    def vjp(
-        self, ct: Any, y: Any, values: Tensor, indices: Tensor, indptr: Tensor, b: Tensor, x0: Tensor
-    ) -> Any:
+    def vjp(self, ct: Any, y: Any, values: Tensor, indices: Tensor, indptr: Tensor, b: Tensor, x0: Tensor) -> Any:
         if ct[0] is None:
             return None, None, None, None, None
         hermitian = self.method in HERMITIAN
@@ -308,5 +306,3 @@ class CsrLeastSquares(Op):
         mixed = (3.0, 1.0j, 2.0, -4.0j, 0.5, 1.0 + 1.0j)
         yield sample(cls(1e-12, 60, 2), spec(6, values=mixed), *pattern, spec(4), dtypes=("c128",))
         yield sample(cls(1e-12, 60, 2, True), spec(6, values=values), *pattern, spec(2), dtypes=("f64",))
-
-

@@ -14,11 +14,11 @@ from rlx.ir.dims import require_equal
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
-from rlx.ops.arithmetic import where
-from rlx.ops.contraction import conjugated
-from rlx.ops.operands import require_rank
-from rlx.ops.rules import zeros_like
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.define.operands import require_rank
+from rlx.ops.define.rules import zeros_like
+from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.linalg.contraction import conjugated
+from rlx.ops.pointwise.arithmetic import where
 from rlx.sparse.ops_products import (
     COMPLEX,
     REAL,

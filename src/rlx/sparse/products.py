@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ops.operands import dims_of, promote_inexact
+from rlx.ops.define.operands import dims_of, promote_inexact
 from rlx.sparse.eager import apply
 from rlx.sparse.ops_masked import CsrMaskedProduct
 from rlx.sparse.ops_products import CsrMatMul, CsrSampledProduct, CsrTransposedMatMul

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ShapeError
-from rlx.ops.splat import gaussian_splat_render_meta
-from rlx.ops.splat_scene import GaussianSplatRenderParams
+from rlx.ops.splat.render import gaussian_splat_render_meta
+from rlx.ops.splat.scene import GaussianSplatRenderParams
 
 F64 = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import FormatError
-from rlx.formats.mapped_file import map_file, replace_file
+from rlx.formats.mapped_file import file_bytes, replace_file
 from rlx.splat.camera import Camera
 
 
@@ -240,7 +240,7 @@ class _Bytes:
     """A binary file read front to back, checked against its end before every step."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.content, self.at = path, bytes(map_file(path)), 0
+        self.path, self.content, self.at = path, bytes(file_bytes(path)), 0
 
     def take(self, layout: str) -> tuple[float, ...]:
         size = struct.calcsize(layout)

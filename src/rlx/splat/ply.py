@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import FormatError
-from rlx.formats.mapped_file import map_file, replace_file
+from rlx.formats.mapped_file import file_bytes, replace_file
 
 Column = npt.NDArray[np.generic]
 # Property name -> column, for each element.
@@ -46,7 +46,7 @@ class _Element(NamedTuple):
 
 def read_ply(path: Path) -> Elements:
     """The columns of every element up to the first that has lists."""
-    content = map_file(path)
+    content = file_bytes(path)
     order, elements, at = _header(path, bytes(content[:_MOST_HEADER]))
     found: Elements = {}
     if not order:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import FormatError, ShapeError
-from rlx.formats.mapped_file import map_file, replace_file
+from rlx.formats.mapped_file import file_bytes, replace_file
 
 U8 = npt.NDArray[np.uint8]
 
@@ -49,7 +49,7 @@ class _Header(NamedTuple):
 def read_png(path: str | os.PathLike[str]) -> U8:
     """The pixels [height, width, channels] of a PNG file: gray, gray and alpha, RGB or RGBA. 16 bits become 8."""
     place = Path(path)
-    content = bytes(map_file(place))
+    content = bytes(file_bytes(place))
     if not content.startswith(_SIGNATURE):
         _fail(place, "not a PNG file; convert other pictures to PNG first, for example with `magick in.jpg out.png`")
     header: _Header | None = None

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 import rlx
 from rlx.errors import ShapeError
-from rlx.ops.splat_geometry import background_of
-from rlx.ops.splat_gradients import GaussianSplatRenderBackward, SplatSums
-from rlx.ops.splat_prepare import GaussianSplatPrepare
-from rlx.ops.splat_scene import GaussianSplatInputs, GaussianSplatRenderParams, scene_rows, unpack_prepared
-from rlx.ops.splat_steps import SplatBlend, SplatGather, SplatPulls
+from rlx.ops.splat.geometry import background_of
+from rlx.ops.splat.gradients import GaussianSplatRenderBackward, SplatSums
+from rlx.ops.splat.prepare import GaussianSplatPrepare
+from rlx.ops.splat.scene import GaussianSplatInputs, GaussianSplatRenderParams, scene_rows, unpack_prepared
+from rlx.ops.splat.steps import SplatBlend, SplatGather, SplatPulls
 from rlx.splat.camera import Camera
 from rlx.splat.scene import GaussianScene
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ShapeError
-from rlx.ops.splat import GaussianSplatInputs
+from rlx.ops.splat.render import GaussianSplatInputs
 
 F32 = npt.NDArray[np.float32]
 

@@ -16,10 +16,10 @@ from rlx.errors import BindingError, DTypeError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.inline import inline_graph
+from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
 from rlx.locks import fork_safe_lock
-from rlx.ops.named_axes import bound_axes
+from rlx.ops.parallel.named_axes import bound_axes
 from rlx.trace.arguments import FlatCall, Signature
 from rlx.trace.pytree import tree_difference
 from rlx.trace.tracing import Spec, Traced, TracedFunction, category, entered, spec_of, trace_flat

@@ -26,7 +26,7 @@ def prepare_for_bodies() -> None:
     import_module("rlx.backends.cpu.executable")
     import_module("rlx.compile.compiler")
     import_module("rlx.kernels.from_lir")
-    import_module("rlx.kernels.llvm_codegen")
+    import_module("rlx.kernels.emit.llvm_codegen")
     import_module("llvmlite.binding")
 
 

@@ -13,8 +13,8 @@ import ctypes
 import os
 import threading
 
-from rlx.backends.cpu.records import WORD, Mailbox, PoolState, Spot, pool_words
-from rlx.backends.cpu.spmd import Executor
+from rlx.backends.cpu.executor import Executor
+from rlx.backends.cpu.table_layout import WORD, Mailbox, PoolState, Spot, pool_words
 from rlx.backends.cpu.threads import MAX_THREADS
 from rlx.backends.memory import aligned_words
 from rlx.locks import fork_safe_lock

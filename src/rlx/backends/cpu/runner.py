@@ -14,20 +14,20 @@ from typing import TypeAlias
 import numpy as np
 
 from rlx.backends.api import Array, KernelTime
-from rlx.backends.cpu.arena import Arena, Arenas
 from rlx.backends.cpu.context import Context, Contexts, TableRun
 from rlx.backends.cpu.copies import native_copy
+from rlx.backends.cpu.executor import executor
 from rlx.backends.cpu.host_bodies import prepare_for_bodies
 from rlx.backends.cpu.host_calls import HostValues
-from rlx.backends.cpu.params import CpuParams
 from rlx.backends.cpu.plan import HostCall, Plan
 from rlx.backends.cpu.pool import pool
-from rlx.backends.cpu.program import ARENA, HostStep, Leaf, LoopStep, Program
-from rlx.backends.cpu.spmd import executor
 from rlx.backends.cpu.threads import thread_count
 from rlx.backends.cpu.timing import times
-from rlx.backends.held import Held, HeldInput
+from rlx.backends.donation import Held, HeldInput
 from rlx.backends.memory import address_of, aligned_empty, fit
+from rlx.backends.program.arena import Arena, Arenas
+from rlx.backends.program.params import CpuParams
+from rlx.backends.program.program import ARENA, HostStep, Leaf, LoopStep, Program
 from rlx.errors import BackendError, BindingError
 from rlx.ir.binding import infer_binding
 
