@@ -14,11 +14,11 @@ from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.executable import CudaExecutable
-from rlx.backends.cuda.iteration_threads import iterations_as_threads
 from rlx.backends.cuda.params import CudaParams
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import BackendError, BindingError
 from rlx.ir.dtype import DType
+from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.interpret import interpret
 from rlx.kernels.ir.verify import verify

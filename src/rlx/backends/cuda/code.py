@@ -9,12 +9,12 @@ from functools import cache
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.iteration_threads import iterations_as_threads
 from rlx.backends.cuda.modules import Function, Module, assemble
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
 from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
+from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine, machine_named
 
