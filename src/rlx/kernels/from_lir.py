@@ -25,6 +25,7 @@ from rlx.kernels.expr import Expr, operand
 from rlx.kernels.extents import Extent
 from rlx.kernels.from_points import Naming, literal_of, loops_of, part_of, pointwise_value, root_layouts
 from rlx.kernels.from_points import is_pointwise as is_pointwise
+from rlx.kernels.gpu.matmul import gpu_matmul_kernel
 from rlx.kernels.loop_ir import Buffer, Kernel
 from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel, panel_width
 from rlx.kernels.matmul_experts import expert_matmul_kernel, routed_matmul_kernel
@@ -179,6 +180,8 @@ class _Maker:
         if form.has_pairs:
             assert self.has_panels(form, product.n)
             return pair_matmul_kernel(name, target, product)
+        if target.is_gpu:
+            return gpu_matmul_kernel(name, product, form.accumulator)
         packed = self.has_panels(form, product.n)
         return matmul_kernel(name, target, product, packed=packed, accumulator=form.accumulator)
 

@@ -1,0 +1,7 @@
+"""Schedules for GPUs: what has none here runs one parallel iteration of its CPU schedule per thread.
+
+| file | what |
+|---|---|
+| `matmul` | products of many rows: tiles of C in registers, of A and B in shared memory |
+| `matmul_few` | products of few rows, bound by the memory that B lies in |
+"""
