@@ -17,12 +17,12 @@ from typing import Any
 
 import rlx
 from rlx.autodiff.graphs import grad_with_loss, jvp, vmap
-from rlx.backends.cpu.program import build_program
+from rlx.backends.program.program import build_program
 from rlx.compile.compiler import CompilePipeline, CompileResult
 from rlx.compile.stages import StageRecord
 from rlx.ir.graph import Graph
 from rlx.ir.module import GraphModule, HirModule
-from rlx.ir.passes import PassRecord
+from rlx.ir.rewrite.passes import PassRecord
 from rlx.ir.serialize import from_bytes, to_bytes
 from rlx.ir.tensor import Tensor
 from rlx.ir.verify import verify_all

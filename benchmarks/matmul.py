@@ -21,10 +21,10 @@ import numpy as np
 
 import rlx
 from rlx.backends.api import CompileOptions
+from rlx.backends.native import kernels as native
 from rlx.ir.dtype import DType
-from rlx.kernels import native
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.targets import host
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.machines import host
 
 try:
     import torch

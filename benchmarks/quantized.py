@@ -20,13 +20,13 @@ import numpy as np
 import rlx
 from rlx import ops
 from rlx.backends.api import CompileOptions
+from rlx.backends.native import kernels as native
 from rlx.ir.dtype import DType
-from rlx.ir.quant import QuantScheme
 from rlx.ir.shape import Shape
-from rlx.kernels import native
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import ValueType
-from rlx.kernels.targets import host
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import ValueType
+from rlx.kernels.machines import host
+from rlx.quant.schemes import QuantScheme
 
 COLUMNS, DEPTH = 16384, 8192
 CHAINS = 8

@@ -1,22 +1,32 @@
 """Imports point one way. What would point back goes through a registry that the later folder fills."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "rlx"
-# Each folder may import itself and those before it; env, knobs, errors and perfetto stand below all.
-ORDER = ["ir", "ops", "hir", "trace", "autodiff", "fusion", "compile", "kernels", "backends", "runtime", "formats"]
-ORDER += ["models", "bench", "cli"]
-BASE = {"errors", "env", "knobs", "perfetto"}
+# Each folder may import itself and those before it; errors, env, knobs, locks, perfetto and stamps stand below all.
+ORDER = ["ir", "quant", "ops", "hir", "trace", "autodiff", "compile", "kernels", "backends", "runtime", "compat"]
+ORDER += ["formats", "models", "splat", "bench", "cli"]
+BASE = {"errors", "env", "knobs", "locks", "perfetto", "stamps"}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}
+SURFACE |= {"optim": "runtime", "train": "formats", "audio": "runtime", "rf": "runtime", "sparse": "runtime"}
+SURFACE |= {"fusion": "compile", "opt": "compile"}
+# The same inside folders: what stands in a folder itself comes after all its subfolders.
+INSIDE = {
+    "kernels": ["machines", "ir", "math", "specs", "cpu", "legalize", "emit"],
+    "backends": ["compile_options", "donation", "memory", "api", "native", "options_to_pipeline", "program", "cpu"],
+}
 # `ir` reads nothing of later folders; these are the only places where a function reaches forward, each with its reason.
 FORWARD = {
     ("ir/graph.py", "ops"): "type checkers see the builders that rlx.ops installs",
     ("ir/tensor.py", "ops"): "type checkers see the methods that rlx.ops installs",
     ("ir/module.py", "hir"): "type checkers see the builders that rlx.hir installs",
+    ("compile/target.py", "kernels"): "type checkers see what a target's functions give",
+    ("compile/target.py", "backends"): "type checkers see what a target's functions give",
 }
 
 
@@ -24,8 +34,18 @@ def layer_of(folder):
     return ORDER.index(SURFACE.get(folder, folder))
 
 
+def module_name(path):
+    parts = ("rlx", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+MODULES = {module_name(p): p for p in FILES}
+
+
+@cache
 def imports(path):
-    """(folder, line, only for type checking) of every rlx import in a file."""
+    """(module, line, only for type checking, at the top level) of every rlx import in a file."""
     tree = ast.parse(path.read_text())
     checking = {
         id(inner)
@@ -33,25 +53,30 @@ def imports(path):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
+    top = {id(node) for node in tree.body}
+    found = []
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "rlx":
-            parts = node.module.split(".")
-            names = [parts[1]] if len(parts) > 1 else [a.name for a in node.names]
+            inside = [f"{node.module}.{a.name}" for a in node.names]
+            names = [name if name in MODULES else node.module for name in inside]
         elif isinstance(node, ast.Import):
-            names = [a.name.split(".")[1] for a in node.names if a.name.startswith("rlx.")]
-        for name in names:
-            yield name, node.lineno, id(node) in checking
+            names = [a.name for a in node.names if a.name.startswith("rlx.")]
+        found += [(name, node.lineno, id(node) in checking, id(node) in top) for name in names]
+    return found
 
 
-FILES = sorted(p for p in ROOT.rglob("*.py") if p.parent != ROOT or p.stem in SURFACE)
+ordered = pytest.mark.parametrize(
+    "path", [p for p in FILES if p.parent != ROOT or p.stem in SURFACE], ids=lambda p: str(p.relative_to(ROOT))
+)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@ordered
 def test_imports_point_one_way(path):
     relative = path.relative_to(ROOT)
     own = relative.parts[0].removesuffix(".py")
-    for folder, line, only_types in imports(path):
+    for module, line, only_types, _ in imports(path):
+        folder = module.split(".")[1] if "." in module else own
         if folder in BASE or folder == own:
             continue
         assert folder in ORDER or folder in SURFACE, (
@@ -62,6 +87,41 @@ def test_imports_point_one_way(path):
         assert only_types and (relative.as_posix(), folder) in FORWARD, (
             f"{relative}:{line} imports forward into rlx.{folder}"
         )
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_imports_point_one_way_inside_a_folder(folder):
+    order = INSIDE[folder]
+    for path in (ROOT / folder).rglob("*.py"):
+        own = path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
+        for module, line, only_types, _ in imports(path):
+            parts = module.split(".")
+            if len(parts) < 3 or parts[1] != folder or parts[2] == own or own not in order or only_types:
+                continue
+            place = order.index(parts[2]) if parts[2] in order else len(order)
+            assert place < order.index(own), f"{path.relative_to(ROOT)}:{line} imports forward into {module}"
+
+
+def test_no_module_needs_itself():
+    """No cycle of imports at the top level: any module can be the first to be imported."""
+    needs = {m: {n for n, _, checking, top in imports(p) if top and not checking} for m, p in MODULES.items()}
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            pytest.fail(" -> ".join([*path[path.index(module) :], module]))
+        if module in done or module not in needs:
+            return
+        path.append(module)
+        for other in sorted(needs[module]):
+            # A package that imports its own modules, and they names of its, is one unit; Python resolves that.
+            if not (module + ".").startswith(other + ".") and not (other + ".").startswith(module + "."):
+                visit(other)
+        path.pop()
+        done.add(module)
+
+    for module in sorted(needs):
+        visit(module)
 
 
 def test_nothing_is_unpickled_or_evaluated():

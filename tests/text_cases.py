@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import rlx.compile
 import rlx.fusion
-from rlx.fusion.rule_pass import FusionPass
+from rlx.compile.claims.fusion.rule_pass import FusionPass
 from rlx.ir.graph import Graph
-from rlx.ir.passes import Pass, run_passes
-from rlx.ir.text import parse, show, value_names
+from rlx.ir.rewrite.passes import Pass, run_passes
+from rlx.ir.text.graph_text import parse, show, value_names
 
 FOLDER = Path(__file__).parent / "text"
 

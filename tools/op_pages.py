@@ -14,8 +14,8 @@ import rlx.ops  # noqa: F401  (registers the ops)
 from rlx.ir.dims import collect_constraints
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import OP_CLASSES, REGISTRY, NoRule, Op
-from rlx.ir.text import show_value
-from rlx.ops.rules import SharedInBatch
+from rlx.ir.text.graph_text import show_value
+from rlx.ops.define.rules import SharedInBatch
 
 LEAVES = (Input, Param, Constant, Project)
 RULES = ("jvp", "vjp", "batch")

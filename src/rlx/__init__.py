@@ -34,7 +34,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("Graph", "Node", "NodeId"), "rlx.ir.graph"),
     "Tensor": "rlx.ir.tensor",
     **dict.fromkeys(("Op", "OpKind", "NoRule", "kind_of"), "rlx.ir.op"),
-    **dict.fromkeys(("parse", "show"), "rlx.ir.text"),
+    **dict.fromkeys(("parse", "show"), "rlx.ir.text.graph_text"),
     **dict.fromkeys(("verify", "verify_all", "verify_shapes", "VerifyError"), "rlx.ir.verify"),
     **dict.fromkeys(("save_graph", "load_graph"), "rlx.ir.serialize"),
     **dict.fromkeys(("NodeOrigin", "node_label", "stamp_pass_origins"), "rlx.ir.provenance"),
@@ -55,7 +55,7 @@ _HOME: dict[str, str] = {
             "inspect_lir",
             "inspect_buffer_plan",
         ),
-        "rlx.ir.inspect",
+        "rlx.ir.text.inspect",
     ),
     **dict.fromkeys(
         ("CompilePipeline", "CompileResult", "TrainingCompileError", "TrainingCompileResult"), "rlx.compile.compiler"
@@ -63,9 +63,9 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(
         ("PipelineInspect", "inspect_compiled", "inspect_pipeline", "maybe_dump_pipeline"), "rlx.compile.inspect"
     ),
-    "CompileReport": "rlx.compile.report",
-    **dict.fromkeys(("QuantScheme", "QuantMap"), "rlx.ir.quant"),
-    **dict.fromkeys(("Tick", "CacheBuster", "time_ns"), "rlx.ir.measure"),
+    "CompileReport": "rlx.compile.report.report",
+    **dict.fromkeys(("QuantScheme", "QuantMap"), "rlx.quant.schemes"),
+    **dict.fromkeys(("Tick", "CacheBuster", "time_ns"), "rlx.compat.measure"),
     "Philox4x32": "rlx.ir.rng",
     **dict.fromkeys(("Session",), "rlx.runtime.session"),
     "threads": "rlx.backends.cpu.threads",
@@ -101,11 +101,12 @@ _HOME: dict[str, str] = {
     ),
     "load": "rlx.models.language_model",
     "load_encoder": "rlx.models.text_encoder",
+    "load_speech": "rlx.models.speech_model",
 }
 # Attributes that are modules.
 _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
-    | {"backends", "runtime", "opt", "env", "formats", "models"}
+    | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "splat", "audio", "rf"}
 )
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ if TYPE_CHECKING:
     from rlx.ir.op import Op as Op
     from rlx.ir.shape import Shape as Shape
     from rlx.ir.tensor import Tensor as Tensor
-    from rlx.ir.text import parse as parse
-    from rlx.ir.text import show as show
+    from rlx.ir.text.graph_text import parse as parse
+    from rlx.ir.text.graph_text import show as show
     from rlx.runtime.arrays import Array as Array
     from rlx.runtime.compiled_graph import CompiledGraph as CompiledGraph
     from rlx.runtime.session import Session as Session

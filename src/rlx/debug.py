@@ -25,7 +25,7 @@ def print(fmt: str, *args: Any, **kwargs: Any) -> None:
     Fields are those of `str.format`: `{}`, `{0}`, `{name}`, with a format after a colon for scalars. Values that are
     not arrays are filled in at once. Outside of a program it prints immediately.
     """
-    from rlx.ops.effects import DebugPrint
+    from rlx.ops.control.effects import DebugPrint
 
     text, operands = _numbered_away(fmt, args, kwargs)
     # The op passes its first operand on; without one, a constant stands in.

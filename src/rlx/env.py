@@ -7,15 +7,16 @@ whole process; `RuntimeOverrides.install` scopes them. Typed settings are in `rl
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
+from rlx.locks import fork_safe_lock
+
 PREFIX = "RLX_"
 _FALSE = frozenset({"", "0", "false", "off", "no"})
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _overrides: dict[str, str] = {}
 # Names as the mapping of the environment has them.
 _encoded: dict[str, object] = {}

@@ -115,5 +115,25 @@ class BackendError(RlxError):
     """A device or backend is unknown, absent, or cannot run an op."""
 
 
+class TrainingError(RlxError):
+    """A training run cannot go on, or cannot save what it has; the last checkpoint stays as it was."""
+
+
+class UnknownDevice(BackendError, ValueError):
+    """No target has this name."""
+
+
+class NotInstalled(BackendError):
+    """A target whose packages or drivers are missing; the message says what to install."""
+
+
+class NoDevice(BackendError):
+    """A target that is installed, on a machine that has no such device."""
+
+
+class ExportOnly(BackendError):
+    """A target that programs are written for but cannot run on from here."""
+
+
 class InternalError(Exception):
     """A fault of rlx itself. Please report it with the program text it carries."""

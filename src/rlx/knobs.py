@@ -14,7 +14,6 @@ the values of a surrounding `with`; hand them on with `with knobs(**values):` an
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -22,6 +21,7 @@ from typing import Generic, TypeVar, overload
 
 from rlx import env
 from rlx.errors import RlxError
+from rlx.locks import fork_safe_lock
 
 _T = TypeVar("_T")
 _Values = Mapping[str, object]
@@ -30,7 +30,7 @@ _Values = Mapping[str, object]
 _NO_VALUES: _Values = {}
 _scoped: ContextVar[_Values] = ContextVar("rlx_knobs", default=_NO_VALUES)
 _process: _Values = _NO_VALUES
-_process_lock = threading.Lock()
+_process_lock = fork_safe_lock()
 
 
 class Knob(Generic[_T]):

@@ -15,8 +15,8 @@ from typing import Any
 
 # Public name -> module that defines it.
 _HOME: dict[str, str] = {
-    **dict.fromkeys(("Pass", "PassRecord", "run_passes"), "rlx.ir.passes"),
-    "DeadCodeElimination": "rlx.ir.dead_code",
+    **dict.fromkeys(("Pass", "PassRecord", "run_passes"), "rlx.ir.rewrite.passes"),
+    "DeadCodeElimination": "rlx.ir.rewrite.dead_code",
     **dict.fromkeys(
         (
             "MemoryPlan",
@@ -29,9 +29,9 @@ _HOME: dict[str, str] = {
             "plan_memory_f32_uniform",
             "plan_memory_with_options",
         ),
-        "rlx.compile.memory",
+        "rlx.compile.memory.node_plan",
     ),
-    "is_pure_view": "rlx.compile.liveness",
+    "is_pure_view": "rlx.compile.memory.liveness",
     **dict.fromkeys(
         (
             "DecomposeFusionRegions",
@@ -119,25 +119,25 @@ _HOME: dict[str, str] = {
         ),
         "rlx.autodiff",
     ),
-    "AlgebraicSimplify": "rlx.compile.simplify",
-    "ConstantFolding": "rlx.compile.fold_constants",
-    **dict.fromkeys(("CommonSubexpressionElimination", "cse"), "rlx.compile.eliminate"),
-    "LegalizeBroadcast": "rlx.compile.legalize_broadcast",
+    "AlgebraicSimplify": "rlx.compile.simplify.algebra",
+    "ConstantFolding": "rlx.compile.simplify.constants",
+    **dict.fromkeys(("CommonSubexpressionElimination", "cse"), "rlx.compile.simplify.common_values"),
+    "LegalizeBroadcast": "rlx.compile.claims.legalize_broadcast",
     **dict.fromkeys(
         ("inline_into", "inline_subgraph_into", "inline_subgraph_into_outputs"),
-        "rlx.compile.inline",
+        "rlx.compile.simplify.inline",
     ),
-    "promote_params_to_inputs": "rlx.compile.promote_params",
-    **dict.fromkeys(("SpecializeParams", "specialize_params"), "rlx.compile.specialize_params"),
+    "promote_params_to_inputs": "rlx.compile.simplify.promote_params",
+    **dict.fromkeys(("SpecializeParams", "specialize_params"), "rlx.compile.simplify.specialize_params"),
     **dict.fromkeys(
         ("CastConfig", "OpKind", "Precision", "PrecisionClass", "PrecisionPolicy", "op_kind"),
-        "rlx.compile.precision",
+        "rlx.compile.precision.policy",
     ),
-    "AutoMixedPrecision": "rlx.compile.auto_mixed_precision",
-    **dict.fromkeys(("CalibrationEntry", "CalibrationRecord", "insert_q_dq"), "rlx.compile.quant_insert"),
-    **dict.fromkeys(("Calibrator", "calibrate", "product_taps"), "rlx.compile.calibrate"),
-    "QuantPropagate": "rlx.compile.quant_propagate",
-    "CollapseQuantizedProducts": "rlx.compile.quant_collapse",
+    "AutoMixedPrecision": "rlx.compile.precision.apply",
+    **dict.fromkeys(("CalibrationEntry", "CalibrationRecord", "insert_q_dq"), "rlx.compile.ptq.insert"),
+    **dict.fromkeys(("Calibrator", "calibrate", "product_taps"), "rlx.compile.ptq.calibrate"),
+    "QuantPropagate": "rlx.compile.ptq.propagate",
+    "CollapseQuantizedProducts": "rlx.compile.ptq.collapse",
     **dict.fromkeys(
         (
             "LegalizeError",
@@ -152,7 +152,7 @@ _HOME: dict[str, str] = {
             "rewrite_for_backend_with_config",
             "rewrite_for_backend_with_dispatch",
         ),
-        "rlx.compile.legalize",
+        "rlx.compile.claims.legalize",
     ),
     **dict.fromkeys(
         (
@@ -164,9 +164,9 @@ _HOME: dict[str, str] = {
             "maybe_log_dispatch_report",
             "prepare_graph_for_backend_with_report",
         ),
-        "rlx.compile.dispatch",
+        "rlx.compile.claims.dispatch",
     ),
-    **dict.fromkeys(("KernelDispatchConfig", "KernelDispatchPolicy"), "rlx.ir.logical_kernel"),
+    **dict.fromkeys(("KernelDispatchConfig", "KernelDispatchPolicy"), "rlx.compile.claims.logical_kernel"),
     **dict.fromkeys(
         ("CompilePipeline", "CompileResult", "TrainingCompileError", "TrainingCompileResult"),
         "rlx.compile.compiler",
@@ -174,32 +174,32 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(
         ("PipelineInspect", "inspect_compiled", "inspect_pipeline", "maybe_dump_pipeline"), "rlx.compile.inspect"
     ),
-    "CompileReport": "rlx.compile.report",
-    "interpret_lir": "rlx.compile.lir_interpreter",
+    "CompileReport": "rlx.compile.report.report",
+    "interpret_lir": "rlx.compile.memory.interpret",
 }
 # Module of the seed documents -> module that holds its contents.
 _MODULES: dict[str, str] = {
     "autodiff": "rlx.autodiff",
     "autodiff_fwd": "rlx.autodiff.forward",
     "compiler": "rlx.compile.compiler",
-    "const_fold": "rlx.compile.fold_constants",
-    "control_flow": "rlx.fusion.control_flow",
-    "dce": "rlx.ir.dead_code",
+    "const_fold": "rlx.compile.simplify.constants",
+    "control_flow": "rlx.compile.claims.fusion.control_flow",
+    "dce": "rlx.ir.rewrite.dead_code",
     "fusion": "rlx.fusion",
-    "fusion_pipeline": "rlx.fusion.fusion_pipeline",
-    "fusion_report": "rlx.fusion.fusion_report",
-    "inline": "rlx.compile.inline",
+    "fusion_pipeline": "rlx.compile.claims.fusion.fusion_pipeline",
+    "fusion_report": "rlx.compile.claims.fusion.fusion_report",
+    "inline": "rlx.compile.simplify.inline",
     "inspect": "rlx.compile.inspect",
-    "legalize": "rlx.compile.legalize",
-    "legalize_broadcast": "rlx.compile.legalize_broadcast",
-    "lower_dot_general": "rlx.fusion.lower_dot_general",
-    "precision": "rlx.compile.precision",
+    "legalize": "rlx.compile.claims.legalize",
+    "legalize_broadcast": "rlx.compile.claims.legalize_broadcast",
+    "lower_dot_general": "rlx.compile.claims.fusion.lower_dot_general",
+    "precision": "rlx.compile.precision.policy",
     "prepare_ad": "rlx.autodiff.prepare",
-    "promote_params": "rlx.compile.promote_params",
-    "quant_insert": "rlx.compile.quant_insert",
-    "quant_propagate": "rlx.compile.quant_propagate",
-    "svg": "rlx.compile.svg",
-    "unfuse": "rlx.fusion.unfuse",
+    "promote_params": "rlx.compile.simplify.promote_params",
+    "quant_insert": "rlx.compile.ptq.insert",
+    "quant_propagate": "rlx.compile.ptq.propagate",
+    "svg": "rlx.compile.report.drawing",
+    "unfuse": "rlx.compile.claims.fusion.unfuse",
 }
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from rlx.knobs import knobs
+from rlx.locks import fork_safe_lock
 
 # Events are kept in memory until there are this many.
 _EVENTS_PER_WRITE = 1024
@@ -96,7 +97,7 @@ class _Trace:
     """The events of the process on their way to a file. When the path changes, a new file begins."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._path = ""
         self._pending: list[str] = []
         # Where the next event goes: over the bracket that closes the array. 0 before the first write.

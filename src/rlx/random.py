@@ -4,16 +4,16 @@
     key, sub = rlx.random.split(key)
     x = rlx.random.normal(sub, (3, 4))
 
-A key gives the same numbers every time and everywhere; `rlx.ops.randomness` defines them bit by bit. Use every key
-once.
+A key gives the same numbers every time and everywhere; `rlx.ops.random.randomness` defines them bit by bit. Use every
+key once.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlx.ops import randomness
-from rlx.ops.randomness import (
+from rlx.ops.random import randomness
+from rlx.ops.random.randomness import (
     bernoulli,
     bits,
     categorical,

@@ -7,7 +7,7 @@ from rlx.autodiff.graphs import GradWithLossOptions, copy_leaves, grad_with_loss
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.tensor import building
-from rlx.ops.rules import mapped_axis, put_batch_first
+from rlx.ops.define.rules import mapped_axis, put_batch_first
 
 
 def graph_of(function, *arrays):

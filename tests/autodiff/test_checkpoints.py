@@ -8,8 +8,8 @@ import rlx.numpy as rnp
 from rlx import ops
 from rlx.autodiff import grad_with_loss
 from rlx.ir.interpret import interpret
-from rlx.ops.bodies import build_body
-from rlx.ops.scan_rules import saved_carries
+from rlx.ops.control.bodies import build_body
+from rlx.ops.control.scan_rules import saved_carries
 
 rng = np.random.default_rng(3)
 
@@ -205,7 +205,7 @@ def test_checkpoint_recomputes_behind_a_barrier():
 
 def ops_only(graph):
     """With the checkpointed programs taken apart, as a compiler does it."""
-    from rlx.ir.rebuild import decompose_all
+    from rlx.ir.rewrite.rebuild import decompose_all
 
     return decompose_all(graph, keep=lambda node: not isinstance(node.op, ops.Checkpoint))
 

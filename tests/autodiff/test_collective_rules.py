@@ -8,7 +8,7 @@ from rlx import ops
 from rlx.autodiff.functions import grad
 from rlx.autodiff.vectorize import vmap
 from rlx.errors import OpError
-from rlx.ops.named_axes import named_axis
+from rlx.ops.parallel.named_axes import named_axis
 
 rng = np.random.default_rng(5)
 N = 4

@@ -11,7 +11,7 @@ from rlx import ops
 from rlx.autodiff import grad_with_loss, jvp, vmap
 from rlx.errors import AutodiffError, NoJvpRule, NoVjpRule, NoVmapRule, UnregisteredOp
 from rlx.ir.interpret import interpret
-from rlx.ops.bodies import build_body
+from rlx.ops.control.bodies import build_body
 
 rng = np.random.default_rng(4)
 X = rng.normal(size=3)
@@ -156,7 +156,7 @@ def test_residuals_are_computed_once():
 
     f.defvjp(lambda x: (rnp.sin(x), rnp.cosh(x)), lambda c, ct: (ct * c,))
     graph = rlx.trace(rlx.grad(lambda x: rnp.sum(f(x))), X).graph
-    from rlx.ir.rebuild import decompose_all
+    from rlx.ir.rewrite.rebuild import decompose_all
 
     text = str(decompose_all(graph, keep=lambda node: not node.op.bodies))
     assert text.count("cosh") == 1
@@ -237,7 +237,7 @@ def test_rules_are_forgotten_with_their_programs():
         local.defjvp(lambda p, t: (p[0] * 2, t[0]))
         return local(x)
 
-    from rlx.ops import custom_derivatives
+    from rlx.ops.control import custom_derivatives
 
     rlx.trace(f, rlx.Spec((), "f64"))
     gc.collect()

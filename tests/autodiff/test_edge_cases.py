@@ -11,10 +11,11 @@ from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
-from rlx.ops import arithmetic, bits, complex_ops, cumulative, order, reductions, unary, window_reductions
-from rlx.ops.conversion import cast
-from rlx.ops.cumulative import cumprod, logcumsumexp
-from rlx.ops.reductions import reduce_max, reduce_prod, reduce_sum
+from rlx.ops.pointwise import arithmetic, bits, complex_numbers, unary
+from rlx.ops.pointwise.conversion import cast
+from rlx.ops.reduction import cumulative, reductions, sort, window_reductions
+from rlx.ops.reduction.cumulative import cumprod, logcumsumexp
+from rlx.ops.reduction.reductions import reduce_max, reduce_prod, reduce_sum
 
 
 def graph_of(fn, *arrays):
@@ -182,8 +183,8 @@ def test_softmax_of_masked_scores():
 
 def test_sorting_moves_gradients_back():
     x, weights = np.array([3.0, 1.0, 2.0]), np.array([10.0, 20.0, 30.0])
-    np.testing.assert_array_equal(gradients(lambda v: order.sort(v) * weights, x)[0], [30.0, 10.0, 20.0])
-    np.testing.assert_array_equal(gradients(lambda v: order.top_k(v, 2)[0] * weights[:2], x)[0], [10.0, 0.0, 20.0])
+    np.testing.assert_array_equal(gradients(lambda v: sort.sort(v) * weights, x)[0], [30.0, 10.0, 20.0])
+    np.testing.assert_array_equal(gradients(lambda v: sort.top_k(v, 2)[0] * weights[:2], x)[0], [10.0, 0.0, 20.0])
 
 
 def test_conversion_passes_derivatives_through_floats_only():
@@ -207,17 +208,17 @@ def test_narrow_cotangents_add_up():
 
 def test_the_gradient_of_the_squared_modulus_is_z():
     z = np.array([1.0 + 2.0j, -3.0j])
-    np.testing.assert_array_equal(gradients(complex_ops.complex_norm_sq, z)[0], z)
+    np.testing.assert_array_equal(gradients(complex_numbers.complex_norm_sq, z)[0], z)
 
 
 def test_real_functions_through_complex_numbers_have_their_real_gradient():
     x, y = np.array([3.0, -1.0]), np.array([4.0, 0.5])
-    squared = gradients(lambda a, b: complex_ops.complex_norm_sq(complex_ops.complex_(a, b)), x, y)
+    squared = gradients(lambda a, b: complex_numbers.complex_norm_sq(complex_numbers.complex_(a, b)), x, y)
     np.testing.assert_array_equal(squared, [2 * x, 2 * y])
-    parts = gradients(lambda a: complex_ops.real(unary.exp(cast(a, "c128"))), x)[0]
+    parts = gradients(lambda a: complex_numbers.real(unary.exp(cast(a, "c128"))), x)[0]
     np.testing.assert_allclose(parts, np.exp(x))
     # Im(e^{ix}) = sin x.
-    turned = gradients(lambda a: complex_ops.imag(unary.exp(complex_ops.complex_(a * 0.0, a))), x)[0]
+    turned = gradients(lambda a: complex_numbers.imag(unary.exp(complex_numbers.complex_(a * 0.0, a))), x)[0]
     np.testing.assert_allclose(turned, np.cos(x))
 
 
@@ -227,7 +228,7 @@ def test_real_functions_through_complex_numbers_have_their_real_gradient():
         (unary.gelu, "activation_backward"),
         (unary.relu, "relu_backward"),
         (lambda x: cumulative.cumsum(x, 0), "cumsum_backward"),
-        (lambda x: complex_ops.complex_norm_sq(cast(x, "c128")), "complex_norm_sq_backward"),
+        (lambda x: complex_numbers.complex_norm_sq(cast(x, "c128")), "complex_norm_sq_backward"),
     ],
 )
 def test_first_class_backward_ops(fn, mnemonic):

@@ -11,7 +11,7 @@ from rlx.ir.interpret import interpret
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.module import GraphModule, HirModule
 from rlx.ir.verify import verify_all
-from rlx.ops.bodies import build_body
+from rlx.ops.control.bodies import build_body
 
 rng = np.random.default_rng(6)
 X, W = rng.normal(size=(2, 3)), rng.normal(size=(3, 2))

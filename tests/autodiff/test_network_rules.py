@@ -10,7 +10,7 @@ from rlx import ops
 from rlx.autodiff.graphs import grad_with_loss, jvp, vmap
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.rebuild import decompose_all
+from rlx.ir.rewrite.rebuild import decompose_all
 
 rng = np.random.default_rng(11)
 

@@ -8,7 +8,7 @@ from derivatives import difference, gradients, graph_of, mapped_graph, tangent
 from rlx import ops
 from rlx.autodiff.graphs import grad_with_loss
 from rlx.errors import AutodiffError
-from rlx.ir.quant import QuantScheme, dequantize_matrix
+from rlx.quant.schemes import QuantScheme, dequantize_matrix
 
 rng = np.random.default_rng(17)
 X = rng.uniform(-2, 2, (3, 4))

@@ -5,7 +5,7 @@ import pytest
 from derivatives import gradients, mapped
 
 from rlx import ops
-from rlx.ops import randomness as random
+from rlx.ops.random import randomness as random
 
 KEY = random.key(7)
 KEYS = np.asarray(random.split(KEY, 4))

@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
+import rlx.sparse  # noqa: F401  (its ops are tested, too)
 from rlx.autodiff.derive import no_rule
 from rlx.autodiff.graphs import GradWithLossOptions, grad_with_loss_opts, jvp, vmap
 from rlx.errors import NoJvpRule

@@ -7,17 +7,17 @@ import numpy as np
 
 import rlx
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, tables
+from rlx.backends.cpu import CpuBackend, command_table
+from rlx.backends.native import kernels as native
+from rlx.backends.native.elf import undefined_symbols
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.tensor import building
-from rlx.kernels import native
-from rlx.kernels.elf import undefined_symbols
+from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.interpret import interpret
-from rlx.kernels.llvm_codegen import compile_object
-from rlx.kernels.loop_ir import Buffer
-from rlx.kernels.targets import NEON, RISCV, TARGETS, host, runs_here
+from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.ir.loop_ir import Buffer
+from rlx.kernels.machines import MACHINES, NEON, RISCV, host, runs_here
 
 
 class Program:
@@ -36,7 +36,7 @@ class Program:
     def __call__(self, *arrays):
         """The results; every number of threads must give the same bits."""
         given = {f"x{i}": np.asarray(a) for i, a in enumerate(arrays)}
-        shared, tables.WORTH_SHARING = tables.WORTH_SHARING, 0
+        shared, command_table.WORTH_SHARING = command_table.WORTH_SHARING, 0
         try:
             with rlx.threads(1):
                 alone = [np.asarray(r) for r in self.executable.run(given, {})]
@@ -45,7 +45,7 @@ class Program:
                     for a, b in zip(alone, self.executable.run(given, {}), strict=True):
                         assert a.tobytes() == np.asarray(b).tobytes()
         finally:
-            tables.WORTH_SHARING = shared
+            command_table.WORTH_SHARING = shared
         return alone
 
     def kernels(self, target):
@@ -97,7 +97,7 @@ class Program:
         """The interpreter and every target that runs here give the same bits; others give code without calls."""
         wanted = [r.tobytes() for r in self(*arrays)]
         assert [r.tobytes() for r in self.interpreted(*arrays)] == wanted
-        for target in TARGETS.values():
+        for target in MACHINES.values():
             if runs_here(target):
                 assert [r.tobytes() for r in self.ran_on(target, *arrays)] == wanted, target.name
             elif target in (NEON, RISCV):

@@ -7,13 +7,13 @@ import pytest
 
 import rlx
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, tables
+from rlx.backends.cpu import CpuBackend, command_table
 from rlx.ir.shape import Shape
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.interpret import interpret as run_in_interpreter
-from rlx.kernels.loop_ir import Buffer
-from rlx.kernels.targets import AVX2, AVX512, SSE2
-from rlx.ops.attend_gradients import AttentionBackward
+from rlx.kernels.ir.interpret import interpret as run_in_interpreter
+from rlx.kernels.ir.loop_ir import Buffer
+from rlx.kernels.machines import AVX2, AVX512, SSE2
+from rlx.ops.attn.gradients import AttentionBackward
 
 rng = np.random.default_rng(23)
 LIMIT = {"f32": 1e-5, "f64": 1e-13, "bf16": 2e-2, "f16": 3e-3}
@@ -95,7 +95,7 @@ def test_what_lies_behind_a_cache_has_no_gradient():
 
 
 def test_one_compile_and_the_same_bits_for_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(tables, "WORTH_SHARING", 0)
+    monkeypatch.setattr(command_table, "WORTH_SHARING", 0)
     op = AttentionBackward(4, 16, num_kv_heads=2, mask_kind="causal", wrt="all")
     executable = compiled(op, [Shape(("B", h, s, 16), "f32") for h, s in ((4, "S"), (2, "T"), (2, "T"), (4, "S"))])
     for batch, seq_q, seq_k in ((2, 70, 100), (1, 1, 1), (3, 5, 60), (0, 3, 3), (1, 0, 4)):

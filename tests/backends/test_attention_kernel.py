@@ -13,14 +13,14 @@ from scipy.special import softmax
 import rlx
 from rlx import ops
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, tables
+from rlx.backends.cpu import CpuBackend, command_table
+from rlx.backends.native.kernels import load
 from rlx.ir.shape import Shape
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.interpret import interpret as run_in_interpreter
-from rlx.kernels.loop_ir import Buffer
-from rlx.kernels.native import load
-from rlx.kernels.targets import AVX2, AVX512, SSE2, runs_here
-from rlx.ops.attend import Attention
+from rlx.kernels.ir.interpret import interpret as run_in_interpreter
+from rlx.kernels.ir.loop_ir import Buffer
+from rlx.kernels.machines import AVX2, AVX512, SSE2, runs_here
+from rlx.ops.attn.attention import Attention
 
 rng = np.random.default_rng(17)
 # Error of a result relative to its largest element: some roundings of the type.
@@ -209,7 +209,7 @@ def test_nan_and_infinite_scores(seq_q):
 
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 700), (70, 300), (130, 130)])
 def test_the_same_bits_for_any_number_of_threads(monkeypatch, seq_q, seq_k):
-    monkeypatch.setattr(tables, "WORTH_SHARING", 0)
+    monkeypatch.setattr(command_table, "WORTH_SHARING", 0)
     _, executable = symbolic()
     arrays = [normal(2, 6, seq_q, 64), normal(2, 2, seq_k, 64), normal(2, 2, seq_k, 64)]
     with rlx.threads(1):

@@ -16,15 +16,15 @@ from scipy.special import softmax
 import rlx
 from rlx.backends.api import CompileOptions
 from rlx.backends.cpu import CpuBackend
+from rlx.backends.native.kernels import check_symbols
 from rlx.ir.dims import bind_dim
 from rlx.ir.shape import Shape
+from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.interpret import interpret as run_in_interpreter
-from rlx.kernels.llvm_codegen import compile_object
-from rlx.kernels.loop_ir import Buffer
-from rlx.kernels.native import check_symbols
-from rlx.kernels.targets import AVX2, AVX512, NEON, RISCV, SSE2
-from rlx.ops.attend import Attention
+from rlx.kernels.ir.interpret import interpret as run_in_interpreter
+from rlx.kernels.ir.loop_ir import Buffer
+from rlx.kernels.machines import AVX2, AVX512, NEON, RISCV, SSE2
+from rlx.ops.attn.attention import Attention
 
 # The type of q, and that of k and v: those of caches, and others that the op allows.
 TYPES = [("f32", "f16"), ("f32", "bf16"), ("f32", "i8")]
@@ -202,7 +202,7 @@ DECODE = {"num_heads": 9, "head_dim": 64, "num_kv_heads": 3, "mask_kind": "causa
 def test_parts_of_the_keys_give_what_all_of_them_give(monkeypatch, of_kv, batch, seq_q, seq_k):
     given = operands(("f32", of_kv), DECODE, (batch, seq_q, seq_k), 9, 64, np.random.default_rng(6))
     cut = compiled(DECODE, given)
-    monkeypatch.setattr("rlx.compile.attention_parts.MOST_PAIRS", 0)
+    monkeypatch.setattr("rlx.compile.lower.attention.MOST_PAIRS", 0)
     whole = compiled(DECODE, given, "whole")
     assert [k.kind for k in whole.lir.kernels] == ["attention"]
     assert [k.kind for k in cut.lir.kernels] == ["attention", "view", "attention_join"]
@@ -212,7 +212,7 @@ def test_parts_of_the_keys_give_what_all_of_them_give(monkeypatch, of_kv, batch,
 
 @pytest.mark.parametrize("of_kv", ["f32", "bf16", "i8"])
 def test_the_same_bits_for_any_number_of_threads(monkeypatch, of_kv):
-    monkeypatch.setattr("rlx.backends.cpu.tables.WORTH_SHARING", 0)
+    monkeypatch.setattr("rlx.backends.cpu.command_table.WORTH_SHARING", 0)
     for seq_q, seq_k in ((1, 2300), (2, 900), (40, 600)):
         given = operands(("f32", of_kv), DECODE, (1, seq_q, seq_k), 9, 64, np.random.default_rng(7))
         executable = compiled(DECODE, given, "threads")

@@ -8,7 +8,7 @@ from op_kernel_checks import Program
 
 import rlx
 from rlx import ops
-from rlx.ops.complex_ops import MakeComplex, conjugate, imag, real
+from rlx.ops.pointwise.complex_numbers import MakeComplex, conjugate, imag, real
 
 rng = np.random.default_rng(3)
 LIMIT = {"c64": 3e-6, "c128": 1e-14}

@@ -8,12 +8,12 @@ import rlx
 import rlx.numpy as rnp
 from rlx.ir.graph import Graph
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.interpret import interpret
-from rlx.kernels.targets import TARGETS
-from rlx.ops.convolution import Conv, ConvTranspose2d
-from rlx.ops.convolution_gradients import Conv2dBackwardInput, Conv2dBackwardWeight
-from rlx.ops.pooling import MaxPool2dBackward, Pool
-from rlx.ops.window_reductions import ReduceWindow
+from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.machines import MACHINES
+from rlx.ops.nn.convolution import Conv, ConvTranspose2d
+from rlx.ops.nn.convolution_gradients import Conv2dBackwardInput, Conv2dBackwardWeight
+from rlx.ops.nn.pooling import MaxPool2dBackward, Pool
+from rlx.ops.reduction.window_reductions import ReduceWindow
 
 
 def normal(*dims, seed=0, dtype="f4"):
@@ -152,7 +152,7 @@ def test_kernels_for_any_vector_width_compute_the_same(target):
     program = compiled(op, x.shape, w.shape)
     lir = program._executable.lir
     [kernel] = lir.kernels
-    made = make_kernel("conv", lir.as_graph(), kernel, TARGETS[target])
+    made = make_kernel("conv", lir.as_graph(), kernel, MACHINES[target])
     y = np.zeros(lir.as_graph().shape(kernel.outputs[0]).static_dims, "f4")
     interpret(made.kernel, {"x0": x.reshape(-1), "x1": w.reshape(-1), "y0": y.reshape(-1)})
     np.testing.assert_allclose(y, run(program, x, w), rtol=1e-5, atol=1e-6)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.native.kernels import Loader
 from rlx.ir.graph import Graph
+from rlx.kernels.emit.llvm_codegen import compile_assembly
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.llvm_codegen import compile_assembly
-from rlx.kernels.native import Loader
-from rlx.kernels.targets import TARGETS, runs_here
-from rlx.ops.convolution import Conv
-from rlx.ops.pooling import MaxPool2dBackward
-from rlx.ops.ssm import SelectiveScan
-from rlx.ops.window_reductions import ReduceWindow
+from rlx.kernels.machines import MACHINES, runs_here
+from rlx.ops.nn.convolution import Conv
+from rlx.ops.nn.pooling import MaxPool2dBackward
+from rlx.ops.nn.ssm import SelectiveScan
+from rlx.ops.reduction.window_reductions import ReduceWindow
 
 OPS = {
     "conv": (Conv((3, 3), (1, 1), (1, 1), (1, 1)), ((1, 4, 6, 19), (6, 4, 3, 3))),
@@ -39,25 +39,25 @@ def compiled(name):
 
 def made_for(program, target):
     [kernel] = program._executable.lir.kernels
-    return make_kernel(kernel.kind, program._executable.lir.as_graph(), kernel, TARGETS[target]).kernel
+    return make_kernel(kernel.kind, program._executable.lir.as_graph(), kernel, MACHINES[target]).kernel
 
 
 @pytest.mark.parametrize("target", VECTOR_CODE)
 @pytest.mark.parametrize("name", [n for n in OPS if n != "pool_gradient"])
 def test_other_machines_get_vector_code(name, target):
     program, _ = compiled(name)
-    assert re.search(VECTOR_CODE[target], compile_assembly(made_for(program, target), TARGETS[target]))
+    assert re.search(VECTOR_CODE[target], compile_assembly(made_for(program, target), MACHINES[target]))
 
 
 @pytest.mark.parametrize("target", ["avx512", "avx2", "generic"])
 @pytest.mark.parametrize("name", OPS)
 def test_every_vector_width_gives_the_same(name, target):
-    if not runs_here(TARGETS[target]):
+    if not runs_here(MACHINES[target]):
         pytest.skip(f"this machine does not run {target}")
     program, shapes = compiled(name)
     rng = np.random.default_rng(0)
     arrays = [abs(rng.normal(size=dims)).astype("f4") for dims in shapes]
     wanted = np.asarray(program.run({f"x{i}": a for i, a in enumerate(arrays)})[0])
     result = np.full(wanted.shape, np.nan, "f4")
-    Loader(TARGETS[target]).load(made_for(program, target))(*arrays, result)
+    Loader(MACHINES[target]).load(made_for(program, target))(*arrays, result)
     np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)

@@ -7,8 +7,8 @@ import pytest
 
 import rlx
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, plan, pool, runner, tables
-from rlx.backends.cpu.records import Command
+from rlx.backends.cpu import CpuBackend, command_table, plan, pool, runner
+from rlx.backends.cpu.table_layout import Command
 from rlx.errors import AssertionFailed, BindingError, RlxError
 
 rng = np.random.default_rng(1)
@@ -53,7 +53,7 @@ def check(results, x):
 @pytest.fixture
 def shared_by_all(monkeypatch):
     """Every table is worth sharing, however small."""
-    monkeypatch.setattr(tables, "WORTH_SHARING", 0)
+    monkeypatch.setattr(command_table, "WORTH_SHARING", 0)
 
 
 @pytest.mark.parametrize("batch", [1, 47, 500])

@@ -78,30 +78,43 @@ def test_a_forked_child_has_threads_of_its_own():
     assert sorted(out.split("\n")) == ["", "child 2 2", "parent 2 0"]
 
 
+FORK_IN_THE_MIDDLE = """
+stop = False
+def work():
+    while not stop:
+        check(c)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for t in threads:
+    t.start()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        for _ in range(3):
+            check(c)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+stop = True
+for t in threads:
+    t.join()
+print("done")
+"""
+
+
 def test_a_fork_in_the_middle_of_other_runs():
-    out = run(
-        """
-        stop = False
-        def work():
-            while not stop:
-                check(c)
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for t in threads:
-            t.start()
-        for _ in range(10):
-            child = os.fork()
-            if child == 0:
-                for _ in range(3):
-                    check(c)
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
-        stop = True
-        for t in threads:
-            t.join()
-        print("done")
-        """
-    )
-    assert out == "done\n"
+    assert run(FORK_IN_THE_MIDDLE) == "done\n"
+
+
+@pytest.mark.long
+def test_many_forks_on_a_busy_machine():
+    """Threads are interrupted at any place where there are more of them than processors."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for _ in range(200):
+            assert run(FORK_IN_THE_MIDDLE) == "done\n"
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from rlx.backends.cpu import CpuBackend
 from rlx.backends.cuda import compile_to_ptx
 from rlx.errors import BackendError
 from rlx.ir.interpret import interpret
-from rlx.ir.lir_text import parse_lir
+from rlx.ir.text.lir_text import parse_lir
 from rlx.kernels.from_lir import is_pointwise, make_kernel
-from rlx.kernels.interpret import interpret as run_in_interpreter
-from rlx.kernels.targets import host
+from rlx.kernels.ir.interpret import interpret as run_in_interpreter
+from rlx.kernels.machines import host
 
 rng = np.random.default_rng(0)
 W = rng.normal(size=(64, 48)).astype("f4")

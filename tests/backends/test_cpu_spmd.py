@@ -5,15 +5,15 @@ import threading
 import numpy as np
 import pytest
 
+from rlx.backends.cpu.executor import SYSTEM, compile_executor, executor, link_executor
 from rlx.backends.cpu.pool import Pool
-from rlx.backends.cpu.records import WORD, Command, Job, Patch, Segment
-from rlx.backends.cpu.spmd import SYSTEM, compile_executor, executor, link_executor
+from rlx.backends.cpu.table_layout import WORD, Command, Job, Patch, Segment
 from rlx.backends.memory import aligned_words
+from rlx.backends.native import kernels as native
+from rlx.backends.native.elf import undefined_symbols
 from rlx.ir.dtype import DType
-from rlx.kernels import native
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.elf import undefined_symbols
-from rlx.kernels.targets import AVX2, NEON, RISCV, SSE2, host
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.machines import AVX2, NEON, RISCV, SSE2, host
 
 I64 = DType.I64
 SIZE = 96

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlx
-from rlx.backends.cpu.grid import Grid
 from rlx.backends.cpu.threads import cgroup_quota, thread_count, usable_cpus
+from rlx.backends.program.grid import Grid
 from rlx.errors import RlxError
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.elementwise import Access, map_kernel
-from rlx.kernels.expr import apply, operand
-from rlx.kernels.interpret import grid_size
-from rlx.kernels.matmul import Matrix, Product, matmul_kernel
-from rlx.kernels.targets import host
+from rlx.kernels.cpu.maps import Access, map_kernel
+from rlx.kernels.cpu.matmul.matmul import Matrix, Product, matmul_kernel
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.interpret import grid_size
+from rlx.kernels.machines import host
+from rlx.kernels.specs.expr import apply, operand
 
 
 def test_the_innermost_block_counts():

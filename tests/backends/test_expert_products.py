@@ -8,16 +8,16 @@ from op_kernel_checks import Program
 
 import rlx
 from rlx import ops
+from rlx.backends.native.elf import undefined_symbols
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import OpError
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant import QuantScheme
-from rlx.ir.quant_fields import PANEL_FORMATS
-from rlx.kernels.elf import undefined_symbols
-from rlx.kernels.llvm_codegen import compile_object
-from rlx.kernels.targets import NEON, RISCV, TARGETS, runs_here
-from rlx.ops.quantized_experts import ExpertMatMul, ExpertRoute
-from rlx.ops.quantized_panels import QuantPanels
+from rlx.kernels.emit.llvm_codegen import compile_object
+from rlx.kernels.machines import MACHINES, NEON, RISCV, runs_here
+from rlx.ops.lowered.expert_products import ExpertMatMul, ExpertRoute
+from rlx.ops.lowered.quantized_panels import QuantPanels
+from rlx.quant.decode import FORMATS
+from rlx.quant.fields import PANEL_FORMATS
+from rlx.quant.schemes import QuantScheme
 
 rng = np.random.default_rng(11)
 
@@ -117,7 +117,7 @@ def test_the_interpreter_and_other_targets_agree(name):
         x, ids = rng.normal(size=(m, k)).astype(np.float32), np.array([2, 0, 2, 2, 2, 2, 2, 2, 2, 1][:m], np.int32)
         wanted = decoded(name, weights, k)
         close(run.interpreted(x, panels, ids)[0], x, wanted, ids)
-        for target in filter(runs_here, TARGETS.values()):
+        for target in filter(runs_here, MACHINES.values()):
             close(run.ran_on(target, x, panels, ids)[0], x, wanted, ids)
     for target in (NEON, RISCV):
         for made in run.kernels(target):

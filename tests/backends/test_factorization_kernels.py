@@ -8,11 +8,11 @@ from scipy.linalg import hilbert, lu_factor
 
 import rlx
 from rlx import ops
-from rlx.backends.cpu import tables
+from rlx.backends.cpu import command_table
 from rlx.errors import OpError
 from rlx.ir.tensor import building
-from rlx.ops.factor_steps import CholeskyFactor, OrthogonalRows, ReflectedBasis, Reflectors
-from rlx.ops.factorizations import Lu, Qr, Svd
+from rlx.ops.linalg.factorizations import Lu, Qr, Svd
+from rlx.ops.lowered.factor_steps import CholeskyFactor, OrthogonalRows, ReflectedBasis, Reflectors
 
 EPS = {"f8": 2.0**-52, "f4": 2.0**-23}
 SIZES = (0, 1, 2, 7, 33, 100)
@@ -43,14 +43,14 @@ def native(function, *arrays, checks=0, dims=None):
     types = [(d, names[a.dtype.str[1:]]) for a, d in zip(arrays, dims or [a.shape for a in arrays], strict=True)]
     program = compiled(function, *types)
     assert calls(program) == ["require_factors"] * checks
-    shared, tables.WORTH_SHARING = tables.WORTH_SHARING, 0
+    shared, command_table.WORTH_SHARING = command_table.WORTH_SHARING, 0
     try:
         found = []
         for count in (1, 2, 3):
             with rlx.threads(count):
                 found.append(run(program, *arrays))
     finally:
-        tables.WORTH_SHARING = shared
+        command_table.WORTH_SHARING = shared
     for others in found[1:]:
         assert [a.tobytes() for a in others] == [a.tobytes() for a in found[0]]
     return found[0]

@@ -5,10 +5,10 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
-from rlx.compile.fft_form import LONGEST, SHORT
+from rlx.compile.lower.fft import LONGEST, SHORT
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ops.fourier import Fft
+from rlx.ops.signal.fourier import Fft
 
 # One, powers of two, composites, primes on both sides of the bound for products, one with two large factors.
 LENGTHS = (1, 2, 3, 31, SHORT, 97, 100, 128, 251, 263, 2 * 263, 500, 1024, 67 * 71)

@@ -21,9 +21,9 @@ from rlx.ir.interpret import interpret
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.tensor import building
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.interpret import interpret as run_in_interpreter
-from rlx.kernels.loop_ir import Buffer
-from rlx.kernels.targets import host
+from rlx.kernels.ir.interpret import interpret as run_in_interpreter
+from rlx.kernels.ir.loop_ir import Buffer
+from rlx.kernels.machines import host
 
 rng = np.random.default_rng(41)
 # Error of a result relative to its largest element: some roundings of the type.

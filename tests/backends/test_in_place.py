@@ -11,13 +11,16 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, tables
-from rlx.compile.lir_interpreter import interpret_lir
+from rlx.backends.cpu import CpuBackend, command_table
+from rlx.compile.memory.interpret import interpret_lir
 from rlx.errors import InternalError
 from rlx.ir.interpret import interpret
 from rlx.ir.lir import LirModule, LirViewAlias
-from rlx.kernels.from_lir import GENERATOR
-from rlx.ops.indexing import ScatterKind, scatter_nd
+from rlx.kernels.from_lir import generator
+from rlx.kernels.machines import host
+from rlx.ops.shape.indexing import ScatterKind, scatter_nd
+
+GENERATOR = generator(host())
 
 rng = np.random.default_rng(5)
 
@@ -326,7 +329,7 @@ def test_one_array_passed_twice():
 
 
 def test_threads_with_caches_of_their_own(monkeypatch):
-    monkeypatch.setattr(tables, "WORTH_SHARING", 0)
+    monkeypatch.setattr(command_table, "WORTH_SHARING", 0)
     run = compiled(append_graph(), threads=2)
     given = [append_arguments(2, 50, 9) for _ in range(4)]
     wanted = [append(**g) for g in given]
@@ -442,7 +445,7 @@ def test_specialising_keeps_results_in_place():
 
 @pytest.mark.parametrize("kind", ScatterKind)
 def test_every_kind_of_scatter_for_any_number_of_threads(monkeypatch, kind):
-    monkeypatch.setattr(tables, "WORTH_SHARING", 0)
+    monkeypatch.setattr(command_table, "WORTH_SHARING", 0)
     g = rlx.Graph("scatter")
     x, ids, rows = g.input("x", ("V", "D")), g.input("ids", ("N", 1), "i64"), g.input("rows", ("N", "D"))
     g.set_outputs([scatter_nd(x, ids, rows, kind, mode="drop")])

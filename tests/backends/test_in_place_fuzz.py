@@ -14,9 +14,9 @@ import rlx
 from rlx import ops
 from rlx.backends.api import CompileOptions
 from rlx.backends.cpu import CpuBackend
-from rlx.compile.lir_interpreter import interpret_lir
+from rlx.compile.memory.interpret import interpret_lir
 from rlx.ir.interpret import interpret
-from rlx.ops.indexing import scatter_nd
+from rlx.ops.shape.indexing import scatter_nd
 
 DIMS = (4, 6)
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

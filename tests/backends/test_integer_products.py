@@ -8,10 +8,10 @@ import pytest
 from op_kernel_checks import Program
 
 from rlx import ops
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant import QuantScheme
-from rlx.ir.quant_fields import PANEL_FORMATS
-from rlx.ops.quantized import QConv2d, QMatMul
+from rlx.ops.quant.quantized import QConv2d, QMatMul
+from rlx.quant.decode import FORMATS
+from rlx.quant.fields import PANEL_FORMATS
+from rlx.quant.schemes import QuantScheme
 
 rng = np.random.default_rng(41)
 

@@ -8,17 +8,17 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
-from rlx.backends.cpu import pool, tables
+from rlx.backends.cpu import command_table, pool
+from rlx.backends.cpu.executor import compile_executor, link_executor
 from rlx.backends.cpu.plan import Plan
 from rlx.backends.cpu.pool import Pool
-from rlx.backends.cpu.spmd import compile_executor, link_executor
 from rlx.ir.graph import Graph
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.shape import Shape
-from rlx.kernels.targets import host
-from rlx.ops.bodies import build_body
-from rlx.ops.control import If, While
-from rlx.ops.scans import Scan
+from rlx.kernels.machines import host
+from rlx.ops.control.bodies import build_body
+from rlx.ops.control.branches import If, While
+from rlx.ops.control.scans import Scan
 
 BODY_OPS = ("Scan", "While", "If", "Switch", "ScanBackward", "ScanBackwardXs", "CustomFn", "CustomDerivative")
 
@@ -65,7 +65,7 @@ def check(graph, *arrays, rtol=1e-5):
 @pytest.fixture
 def shared_by_all(monkeypatch):
     """Every segment is dealt out to all threads, however small."""
-    monkeypatch.setattr(tables, "WORTH_SHARING", 0)
+    monkeypatch.setattr(command_table, "WORTH_SHARING", 0)
 
 
 @pytest.mark.parametrize("sample, dtype", list(all_samples()))

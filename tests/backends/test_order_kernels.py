@@ -13,12 +13,12 @@ from op_kernel_checks import Program
 import rlx
 from rlx import ops
 from rlx.ir.rng import philox4x32
-from rlx.ops.cumulative import Cumulative
-from rlx.ops.order import SearchSorted, Sort, TopK, TopKWithValues
-from rlx.ops.randomness import RandomBits
-from rlx.ops.reductions import ArgReduce
-from rlx.ops.sampling import Sample
-from rlx.ops.sort_order import SortOrder
+from rlx.ops.lowered.sort_order import SortOrder
+from rlx.ops.random.randomness import RandomBits
+from rlx.ops.random.sampling import Sample
+from rlx.ops.reduction.cumulative import Cumulative
+from rlx.ops.reduction.reductions import ArgReduce
+from rlx.ops.reduction.sort import SearchSorted, Sort, TopK, TopKWithValues
 
 rng = np.random.default_rng(11)
 DTYPES = ["f32", "f64", "bf16", "f16", "i8", "u8", "i16", "i32", "u32", "i64", "u64", "bool"]

@@ -11,10 +11,11 @@ import pytest
 import rlx
 from rlx.backends import cpu
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, program_cache, program_json
-from rlx.backends.cpu.code import loader
+from rlx.backends.cpu import CpuBackend
+from rlx.backends.native.code_cache import loader
+from rlx.backends.native.object_cache import DiskCache
+from rlx.backends.program import program_cache, program_json
 from rlx.errors import FormatError
-from rlx.kernels.object_cache import DiskCache
 from rlx.knobs import knobs
 
 rng = np.random.default_rng(5)
@@ -203,7 +204,7 @@ g.set_outputs([x])
 c = rlx.Session("cpu").compile(g)
 c.set_params(params)
 x = np.linspace(-1, 1, 40, dtype="f4").reshape(5, 8)
-print(np.asarray(c.run(x=x)[0]).tobytes().hex(), "rlx.compile.grouping" in sys.modules)
+print(np.asarray(c.run(x=x)[0]).tobytes().hex(), "rlx.compile.fuse.group" in sys.modules)
 """
 
 

@@ -6,8 +6,8 @@ import pytest
 import rlx
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.kernels.op_kernels import ssm
-from rlx.ops.ssm import GatedDeltaNet, SelectiveScan
+from rlx.kernels.cpu.ops import ssm
+from rlx.ops.nn.ssm import GatedDeltaNet, SelectiveScan
 
 
 def normal(*dims, seed=0):

@@ -6,7 +6,7 @@ from scipy.linalg import solve_triangular
 
 import rlx
 from rlx.ir.graph import Graph
-from rlx.ops.linalg import TriangularSolve
+from rlx.ops.linalg.solve import TriangularSolve
 
 
 def solved(op, a, b, dtype):

@@ -8,13 +8,13 @@ from op_kernel_checks import Program
 
 from rlx import ops
 from rlx.errors import InternalError
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant import QuantScheme
-from rlx.ir.quant_fields import PANEL_FORMATS
-from rlx.kernels.block_bits import NOWHERE, block_bits
-from rlx.kernels.targets import host
-from rlx.ops.int8_products import Int8Panels
-from rlx.ops.quantized_panels import QuantPanels
+from rlx.kernels.cpu.block_bits import NOWHERE, block_bits
+from rlx.kernels.machines import host
+from rlx.ops.lowered.int8_products import Int8Panels
+from rlx.ops.lowered.quantized_panels import QuantPanels
+from rlx.quant.decode import FORMATS
+from rlx.quant.fields import PANEL_FORMATS
+from rlx.quant.schemes import QuantScheme
 
 rng = np.random.default_rng(23)
 CODEBOOKS = [name for name in PANEL_FORMATS if name.startswith(("IQ1", "IQ2", "IQ3"))]

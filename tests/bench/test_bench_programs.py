@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy.special import erf, log_softmax, softmax
 
+from rlx.backends.native.kernels import load
 from rlx.bench.engines.rlx_engine import RlxEngine, program_graph
 from rlx.bench.limits import _fma_kernel, _read_kernel, measure_limits
 from rlx.bench.programs import PROGRAMS, exact, operands_of
 from rlx.bench.suites import SUITES
-from rlx.kernels.interpret import interpret
-from rlx.kernels.native import load
-from rlx.kernels.targets import SSE2, host
+from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.machines import SSE2, host
 
 PRODUCT = {"m": 5, "n": 7, "k": 11}
 ROWS = {"rows": 3, "width": 17}

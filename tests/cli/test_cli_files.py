@@ -115,7 +115,7 @@ def test_what_is_no_model(tmp_path, capsys):
     for path, message in [
         (tmp_path / "x", "not GGUF, safetensors or the text of a graph"),
         (tmp_path / "y.gguf", "version needs 4 bytes"),
-        (tmp_path / "z", "neither a file or folder"),
+        (tmp_path / "z", "there is no such file or directory"),
     ]:
         code, out, err = run(capsys, "inspect", path)
         assert (code, out) == (1, "") and err.startswith("rlx inspect: ") and message in err

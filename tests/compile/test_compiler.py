@@ -10,17 +10,17 @@ from programs import gpt_loss, llama, mlp_loss, random_values, two_layers
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
 from rlx.autodiff.graphs import GradWithLossOptions, grad_with_loss
+from rlx.compile.claims.legalize import LegalizeError
+from rlx.compile.claims.logical_kernel import KernelDispatchPolicy
 from rlx.compile.compiler import CompilePipeline, CompileResult, TrainingCompileError
-from rlx.compile.legalize import LegalizeError
-from rlx.compile.memory import MemoryPlanOptions
-from rlx.errors import AutodiffError, LowerError, RlxError
+from rlx.compile.memory.node_plan import MemoryPlanOptions
+from rlx.errors import AutodiffError, BackendError, LowerError, RlxError
 from rlx.fusion import FusionTarget
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.lir_text import parse_lir
-from rlx.ir.logical_kernel import KernelDispatchPolicy
 from rlx.ir.module import GraphModule
-from rlx.ir.text import large_constants
+from rlx.ir.text.graph_text import large_constants
+from rlx.ir.text.lir_text import parse_lir
 from rlx.ir.verify import verify_all
 
 TARGETS = list(FusionTarget)
@@ -194,7 +194,7 @@ def test_options_and_builders():
     assert pipeline.compile(gpt_loss()).lir.buffers.alignment == 256
     with rlx.knobs(arena_align=128):
         assert CompilePipeline.new().arena_alignment == 128
-    with pytest.raises(ValueError, match="'abacus' is not a valid FusionTarget"):
+    with pytest.raises(BackendError, match="there is no device 'abacus'"):
         CompilePipeline.new("abacus")
     node_by_node = pipeline.plan_lir_with_options(gpt_loss().to_mir(), MemoryPlanOptions(allocate_params=False))
     values = random_values(gpt_loss(), {"B": 2})

@@ -10,13 +10,13 @@ from pass_checks import effects, mnemonics, run_and_check
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
-from rlx.compile.eliminate import CommonSubexpressionElimination, DeadCodeElimination, cse
-from rlx.ir.equal_nodes import merge_equal_nodes
+from rlx.compile.simplify.common_values import CommonSubexpressionElimination, DeadCodeElimination, cse
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
+from rlx.ir.rewrite.equal_nodes import merge_equal_nodes
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
-from rlx.ops.bodies import build_body
+from rlx.ops.control.bodies import build_body
 
 CSE = CommonSubexpressionElimination()
 DCE = DeadCodeElimination()

@@ -10,8 +10,8 @@ from programs import llama
 from rlx.autodiff.graphs import grad_with_loss
 from rlx.backends.cpu import CpuExecutable
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.lir_lives import lives_of
-from rlx.compile.packing import Packed, Tenant, overlaps, peak
+from rlx.compile.memory.lir_liveness import lives_of
+from rlx.compile.memory.packing import Packed, Tenant, overlaps, peak
 from rlx.ir.interpret import interpret
 from rlx.ops import reduce_sum
 

@@ -10,16 +10,16 @@ from pass_checks import mnemonics, run_and_check, same_bits
 import rlx.ops
 from random_graphs import BINDING, STEPS, graphs, inputs_for
 from rlx import ops
-from rlx.compile import fold_constants
-from rlx.compile.fold_constants import ConstantFolding
+from rlx.compile.simplify import constants as fold_constants
+from rlx.compile.simplify.constants import ConstantFolding
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
 from rlx.ir.tensor_data import TensorData
-from rlx.ops.bodies import build_body
-from rlx.ops.collectives import Collective
+from rlx.ops.control.bodies import build_body
+from rlx.ops.parallel.collectives import Collective
 
 FOLD = ConstantFolding()
 

@@ -9,18 +9,18 @@ from pass_checks import mnemonics, run_and_check, same_bits
 
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
-from rlx.compile import legalize_broadcast
-from rlx.compile.inline import inline_into, inline_subgraph_into, inline_subgraph_into_outputs
-from rlx.compile.legalize_broadcast import LegalizeBroadcast
-from rlx.compile.promote_params import promote_params_to_inputs
-from rlx.compile.specialize_params import SpecializeParams, specialize_params
+from rlx.compile.claims import legalize_broadcast
+from rlx.compile.claims.legalize_broadcast import LegalizeBroadcast
+from rlx.compile.simplify.inline import inline_into, inline_subgraph_into, inline_subgraph_into_outputs
+from rlx.compile.simplify.promote_params import promote_params_to_inputs
+from rlx.compile.simplify.specialize_params import SpecializeParams, specialize_params
 from rlx.errors import BindingError, OpError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
 from rlx.ir.verify import verify_all
-from rlx.ops.bodies import build_body
+from rlx.ops.control.bodies import build_body
 
 BROADCAST = LegalizeBroadcast()
 RNG = np.random.default_rng(3)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
-from rlx.compile.group_order import Group, GroupOrder
+from rlx.compile.fuse.group_graph import Group, GroupOrder
 from rlx.errors import InternalError
 
 

@@ -12,20 +12,23 @@ from programs import bert_block, cached_llama_block, gpt_loss, llama
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
-from rlx.compile.buffers import plan_buffers
-from rlx.compile.fusion_barriers import FusionBarrier
-from rlx.compile.grouping import group, group_kernels
-from rlx.compile.kernel_fits import MAX_NODES
-from rlx.compile.kernel_forms import kernel_forms
-from rlx.compile.lir_interpreter import interpret_lir
+from rlx.compile.fuse.barriers import FusionBarrier
+from rlx.compile.fuse.can_join import MAX_NODES
+from rlx.compile.fuse.group import group, group_kernels
+from rlx.compile.lower.lower import kernel_forms
+from rlx.compile.memory.interpret import interpret_lir
+from rlx.compile.memory.plan import plan_buffers
 from rlx.compile.pipeline import lower_to_lir
 from rlx.errors import InternalError
 from rlx.ir.interpret import interpret
 from rlx.ir.lir import LirModule, lir_from_json, lir_to_json
-from rlx.ir.lir_text import parse_lir
 from rlx.ir.tensor import building
-from rlx.ir.text import large_constants
-from rlx.kernels.from_lir import GENERATOR
+from rlx.ir.text.graph_text import large_constants
+from rlx.ir.text.lir_text import parse_lir
+from rlx.kernels.from_lir import generator
+from rlx.kernels.machines import host
+
+GENERATOR = generator(host())
 
 
 def lowered(graph):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx import ops
-from rlx.compile.index_maps import Unmappable, exact_quotient, layout, reshape_map, spread, through, without_ones
-from rlx.compile.kernel_points import Nest, points_of
+from rlx.compile.fuse.index_maps import Unmappable, exact_quotient, layout, reshape_map, spread, through, without_ones
+from rlx.compile.fuse.loop_nest import Nest, points_of
 from rlx.ir.dims import as_dim
 from rlx.ir.interpret import interpret
 

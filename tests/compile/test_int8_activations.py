@@ -14,9 +14,9 @@ from rlx.backends.api import CompileOptions
 from rlx.bench.agreement import compare_logits
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import RlxError, ShapeError
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant import QuantScheme
-from rlx.ops.int8_products import Int8BlockMatMul, Int8Blocks, Int8MatMul, Int8Panels
+from rlx.ops.lowered.int8_products import Int8BlockMatMul, Int8Blocks, Int8MatMul, Int8Panels
+from rlx.quant.decode import FORMATS
+from rlx.quant.schemes import QuantScheme
 
 rng = np.random.default_rng(23)
 

@@ -7,11 +7,11 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.compile.join_products import join_products
+from rlx.compile.weights.join_products import join_products
 from rlx.ir.interpret import interpret
-from rlx.ir.quant import quantize_blocks
 from rlx.ir.tensor import building
 from rlx.ir.verify import verify_all
+from rlx.quant.schemes import quantize_blocks
 
 rng = np.random.default_rng(11)
 HIDDEN = 64

@@ -9,11 +9,14 @@ from hypothesis import HealthCheck, given, settings
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
-from rlx.compile.grouping import group_kernels
-from rlx.compile.kernel_forms import kernel_forms
+from rlx.compile.fuse.group import group_kernels
+from rlx.compile.lower.lower import kernel_forms
 from rlx.ir.interpret import interpret
 from rlx.ir.verify import verify_all
-from rlx.kernels.from_lir import GENERATOR
+from rlx.kernels.from_lir import generator
+from rlx.kernels.machines import host
+
+GENERATOR = generator(host())
 
 rng = np.random.default_rng(3)
 

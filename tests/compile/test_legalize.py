@@ -9,7 +9,7 @@ from pass_checks import mnemonics, same_bits
 
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
-from rlx.compile.dispatch import (
+from rlx.compile.claims.dispatch import (
     DispatchPath,
     KindDispatchSummary,
     analyze_dispatch,
@@ -17,7 +17,7 @@ from rlx.compile.dispatch import (
     maybe_log_dispatch_report,
     prepare_graph_for_backend_with_report,
 )
-from rlx.compile.legalize import (
+from rlx.compile.claims.legalize import (
     LegalizeError,
     LegalizeResult,
     Offender,
@@ -31,16 +31,16 @@ from rlx.compile.legalize import (
     rewrite_for_backend_with_config,
     rewrite_for_backend_with_dispatch,
 )
+from rlx.compile.claims.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
 from rlx.ir.op import OP_CLASSES, kind_of
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
 from rlx.ir.verify import verify_all
 from rlx.knobs import knobs
-from rlx.ops.bodies import build_body
+from rlx.ops.control.bodies import build_body
 
 PRIMITIVES = frozenset(kind for kind, cls in OP_CLASSES.items() if cls.primitive)
 # Families decide by kind what is primitive, so they are claimed as a whole.

@@ -8,14 +8,17 @@ from programs import gpt_loss, llama, mlp_loss, random_values
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
 from rlx.autodiff.graphs import grad_with_loss
-from rlx.compile.lir_interpreter import interpret_lir, may_overwrite
-from rlx.compile.memory import MemoryPlanOptions, plan_memory_with_options
+from rlx.compile.memory.interpret import interpret_lir, may_overwrite
+from rlx.compile.memory.node_plan import MemoryPlanOptions, plan_memory_with_options
 from rlx.compile.pipeline import lower_to_lir
 from rlx.errors import BindingError, InternalError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirKernel, LirModule, LirViewAlias
-from rlx.kernels.from_lir import GENERATOR
+from rlx.kernels.from_lir import generator
+from rlx.kernels.machines import host
+
+GENERATOR = generator(host())
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 import rlx
 from random_graphs import BINDING, graphs
-from rlx.compile.liveness import collect_view_aliases, is_pure_view
-from rlx.compile.memory import (
+from rlx.compile.memory.liveness import collect_view_aliases, is_pure_view
+from rlx.compile.memory.node_plan import (
     MemoryPlanOptions,
     SharedWeightLayout,
     check_plan,
@@ -18,7 +18,7 @@ from rlx.compile.memory import (
     plan_memory_with_options,
     plan_report,
 )
-from rlx.compile.packing import Tenant, overlaps, pack, peak, scale_of
+from rlx.compile.memory.packing import Tenant, overlaps, pack, peak, scale_of
 from rlx.errors import BackendError
 from rlx.ir.dims import as_dim
 from rlx.ir.graph import Graph

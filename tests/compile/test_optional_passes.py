@@ -12,15 +12,15 @@ import random_graphs
 import rlx
 from random_graphs import STEPS, graphs, inputs_for
 from rlx import ops
-from rlx.backends.cpu import CpuExecutable, tables
+from rlx.backends.cpu import CpuExecutable, command_table
 from rlx.compile import pipeline
+from rlx.compile.claims.fusion.fusion_pipeline import FusionOptions, fusion_passes_for_supported
+from rlx.compile.claims.legalize_broadcast import LegalizeBroadcast
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.legalize_broadcast import LegalizeBroadcast
 from rlx.fusion import FusionTarget
-from rlx.fusion.fusion_pipeline import FusionOptions, fusion_passes_for_supported
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.passes import run_passes
+from rlx.ir.rewrite.passes import run_passes
 from rlx.ir.tensor import building
 from rlx.ir.verify import verify_all
 
@@ -182,7 +182,7 @@ def test_native_code_without_passes_and_on_any_number_of_threads(graph, data, b,
     inputs, params = ({n.op.key: values[n.op.key] for n in kind} for kind in (graph.inputs, graph.params))
     skipped = [p.name for p in pipeline.SIMPLIFY if data.draw(st.booleans(), p.name)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "WORTH_SHARING", 0)
+        patch.setattr(command_table, "WORTH_SHARING", 0)
         with pipeline.without_passes(skipped):
             executable = CpuExecutable.of(CompilePipeline.new("cpu").compile(program))
         runs = []

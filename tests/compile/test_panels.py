@@ -10,13 +10,13 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.join_quantized import join_quantized
-from rlx.compile.panels import pack_weights, panels_below
-from rlx.compile.quantized_panels import pack_quantized
+from rlx.compile.weights.join_quantized import join_quantized
+from rlx.compile.weights.pack_blocks import pack_quantized
+from rlx.compile.weights.pack_floats import pack_weights, panels_below
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Param
-from rlx.ir.quant import QuantScheme
-from rlx.ops.quantized_panels import QuantPanels
+from rlx.ops.lowered.quantized_panels import QuantPanels
+from rlx.quant.schemes import QuantScheme
 
 rng = np.random.default_rng(5)
 

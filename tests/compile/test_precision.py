@@ -13,9 +13,17 @@ import rlx.ops  # fills the registry
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
 from rlx.autodiff import grad_with_loss
-from rlx.compile.auto_mixed_precision import STAY_F32, WIDE_OPERANDS, AutoMixedPrecision, round_constant
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.precision import CLASS_OF, CastConfig, OpKind, Precision, PrecisionClass, PrecisionPolicy, op_kind
+from rlx.compile.precision.apply import STAY_F32, WIDE_OPERANDS, AutoMixedPrecision, round_constant
+from rlx.compile.precision.policy import (
+    CLASS_OF,
+    CastConfig,
+    OpKind,
+    Precision,
+    PrecisionClass,
+    PrecisionPolicy,
+    op_kind,
+)
 from rlx.errors import RlxError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -25,7 +33,7 @@ from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
 from rlx.ir.tensor_data import TensorData
 from rlx.ir.verify import verify_all
-from rlx.ops.bodies import build_body
+from rlx.ops.control.bodies import build_body
 
 F32, F16, BF16 = Precision.F32, Precision.F16, Precision.BF16
 POLICIES = [PrecisionPolicy.AlwaysF16, PrecisionPolicy.AutoMixedConservative, PrecisionPolicy.AutoMixed]

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
-from rlx.compile.prepare import split_prepare
+from rlx.compile.weights.split import split_prepare
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.verify import verify_all

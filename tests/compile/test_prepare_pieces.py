@@ -5,10 +5,10 @@ from hypothesis import HealthCheck, given, settings
 
 import rlx
 from random_graphs import graphs, inputs_for
-from rlx.backends.cpu.program import build_programs
+from rlx.backends.program.program import build_programs
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.lir_interpreter import interpret_lir
-from rlx.compile.prepare_pieces import MAX_PIECES, prepare_pieces
+from rlx.compile.memory.interpret import interpret_lir
+from rlx.compile.weights.pieces import MAX_PIECES, prepare_pieces
 from rlx.ir.graph import Graph
 
 rng = np.random.default_rng(3)
@@ -74,7 +74,7 @@ def test_a_weight_may_be_read_in_several_pieces():
 
 
 def test_programs_ask_for_their_own_weights_only(monkeypatch):
-    monkeypatch.setattr("rlx.compile.prepare_pieces.prepare_pieces.__defaults__", (1,))
+    monkeypatch.setattr("rlx.compile.weights.pieces.prepare_pieces.__defaults__", (1,))
     result = compiled(layers(3))
     programs = build_programs(result)
     asked = [{leaf.name for leaf in p.program.params} for p in programs.prepare]

@@ -10,16 +10,16 @@ from pass_checks import mnemonics, run_and_check
 
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
-from rlx.compile import quant_propagate
-from rlx.compile.calibrate import Calibrator, calibrate, product_taps
-from rlx.compile.quant_collapse import RULES, CollapseQuantizedProducts
-from rlx.compile.quant_insert import CalibrationEntry, CalibrationRecord, insert_q_dq
-from rlx.compile.quant_observers import METHODS, Entropy, MaxAbs, MeanSquareError, Percentile
-from rlx.compile.quant_propagate import QuantPropagate
+from rlx.compile.ptq import propagate as quant_propagate
+from rlx.compile.ptq.calibrate import Calibrator, calibrate, product_taps
+from rlx.compile.ptq.collapse import RULES, CollapseQuantizedProducts
+from rlx.compile.ptq.insert import CalibrationEntry, CalibrationRecord, insert_q_dq
+from rlx.compile.ptq.observers import METHODS, Entropy, MaxAbs, MeanSquareError, Percentile
+from rlx.compile.ptq.propagate import QuantPropagate
 from rlx.errors import OpError, RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.rewrite import apply_rules
+from rlx.ir.rewrite.rules import apply_rules
 from rlx.ir.tensor import building
 from rlx.ir.verify import verify_all
 

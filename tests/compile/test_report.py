@@ -14,12 +14,12 @@ from programs import gpt_loss, llama, two_layers
 import rlx
 from random_graphs import graphs
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.fusion_barriers import FusionBarrier
-from rlx.compile.layered_layout import GAP_X, Size, lay_out
-from rlx.compile.lir_lives import lives_of, steps_of, viewed_values
-from rlx.compile.memory import plan_memory
-from rlx.compile.report import CompileReport
-from rlx.compile.svg import render, render_graph, render_timeline
+from rlx.compile.fuse.barriers import FusionBarrier
+from rlx.compile.memory.lir_liveness import lives_of, steps_of, viewed_values
+from rlx.compile.memory.node_plan import plan_memory
+from rlx.compile.report.drawing import render, render_graph, render_timeline
+from rlx.compile.report.graph_layout import GAP_X, Size, lay_out
+from rlx.compile.report.report import CompileReport
 from rlx.errors import BindingError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot

@@ -10,14 +10,14 @@ from pass_checks import mnemonics, run_and_check, same_bits
 
 from random_graphs import BINDING, STEPS, floats, graphs, inputs_for
 from rlx import ops
-from rlx.compile.simplify import CANONICAL, AlgebraicSimplify, holds_every
+from rlx.compile.simplify.algebra import CANONICAL, AlgebraicSimplify, holds_every
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.rewrite import apply_rules
+from rlx.ir.rewrite.rules import apply_rules
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
-from rlx.ops.bodies import build_body
+from rlx.ops.control.bodies import build_body
 
 INEXACT = AlgebraicSimplify(exact=False)
 EXACT = AlgebraicSimplify()

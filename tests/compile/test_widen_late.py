@@ -11,11 +11,11 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.compile.compiler import CompilePipeline, CompileResult
-from rlx.compile.widen_late import widen_late
+from rlx.compile.weights.sink_casts import widen_late
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Param
-from rlx.ops.operands import convert
+from rlx.ops.define.operands import convert
 
 rng = np.random.default_rng(83)
 Arrays = dict[str, np.ndarray]

@@ -22,7 +22,7 @@ from rlx.formats.gguf import (
     tensor_type,
     write_gguf,
 )
-from rlx.ir.gguf_blocks import FORMATS
+from rlx.quant.decode import FORMATS
 
 rng = np.random.default_rng(6)
 METADATA = {

@@ -10,12 +10,12 @@ from rlx.errors import OpError
 from rlx.fusion import LowerControlFlow, inline_if, unroll_while
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.pretty import kind_counts
-from rlx.ir.rebuild import all_bodies
+from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
-from rlx.ops.bodies import build_body
-from rlx.ops.control import If, While
+from rlx.ir.text.pretty import kind_counts
+from rlx.ops.control.bodies import build_body
+from rlx.ops.control.branches import If, While
 
 
 def body(build, **inputs):

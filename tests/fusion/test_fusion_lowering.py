@@ -15,7 +15,7 @@ from rlx.fusion import (
     unfuse_fused_for_autodiff,
 )
 from rlx.ir.interpret import interpret
-from rlx.ir.pretty import kind_counts
+from rlx.ir.text.pretty import kind_counts
 
 
 @pytest.mark.parametrize(

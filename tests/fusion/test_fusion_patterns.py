@@ -23,10 +23,10 @@ from rlx.fusion import (
     fusion_passes,
 )
 from rlx.ir.graph import Graph
-from rlx.ir.passes import run_passes
-from rlx.ir.pretty import kind_counts
+from rlx.ir.rewrite.passes import run_passes
 from rlx.ir.tensor import building
-from rlx.ops.unary import ActivationKind
+from rlx.ir.text.pretty import kind_counts
+from rlx.ops.pointwise.unary import ActivationKind
 
 
 def leaves(g, *dims, dtype="f32"):

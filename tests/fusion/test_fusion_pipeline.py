@@ -18,8 +18,8 @@ from rlx.fusion import (
     supports_op,
 )
 from rlx.ir.op import OP_CLASSES
-from rlx.ir.passes import run_passes
-from rlx.ir.pretty import kind_counts
+from rlx.ir.rewrite.passes import run_passes
+from rlx.ir.text.pretty import kind_counts
 
 
 def names(passes):

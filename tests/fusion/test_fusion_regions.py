@@ -7,6 +7,8 @@ from hypothesis import given, settings
 
 from random_graphs import BINDING, STEPS, graphs
 from rlx import ops
+from rlx.compile.claims.fusion.fragments import has_role, step_of
+from rlx.compile.claims.fusion.mark_elementwise_regions import broadcast_metadata
 from rlx.fusion import (
     DecomposeFusionRegions,
     FuseBatchPreprocess,
@@ -24,12 +26,10 @@ from rlx.fusion import (
     register_fusion_fragment,
     with_fusion_limits,
 )
-from rlx.fusion.fragments import has_role, step_of
-from rlx.fusion.mark_elementwise_regions import broadcast_metadata
 from rlx.ir.interpret import interpret
-from rlx.ir.passes import run_passes
-from rlx.ir.pretty import kind_counts
-from rlx.ops.regions import ChainOperand, ChainStep, ElementwiseRegion
+from rlx.ir.rewrite.passes import run_passes
+from rlx.ir.text.pretty import kind_counts
+from rlx.ops.fused.regions import ChainOperand, ChainStep, ElementwiseRegion
 
 I, S = ChainOperand.Input, ChainOperand.Step
 
@@ -330,7 +330,7 @@ def test_slices_that_stay_apart():
 
 
 def test_fragments_are_open(monkeypatch):
-    from rlx.fusion import fragments
+    from rlx.compile.claims.fusion import fragments
 
     monkeypatch.setattr(fragments, "_FRAGMENTS", {role: dict(v) for role, v in fragments._FRAGMENTS.items()})
     assert has_role(ops.Binary("add"), FusionRole.RegionCompute)

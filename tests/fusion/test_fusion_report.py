@@ -18,7 +18,7 @@ from rlx.fusion import (
     run_fusion_passes,
 )
 from rlx.ir.dims import Dim
-from rlx.ir.passes import run_passes
+from rlx.ir.rewrite.passes import run_passes
 
 
 def product_read_twice():

@@ -35,10 +35,10 @@ from rlx.fusion import (
     UnfuseFusedOps,
     fusion_passes,
 )
-from rlx.ir.dead_code import DeadCodeElimination
 from rlx.ir.module import FusionPolicy
-from rlx.ir.passes import run_passes
-from rlx.ir.pretty import kind_counts
+from rlx.ir.rewrite.dead_code import DeadCodeElimination
+from rlx.ir.rewrite.passes import run_passes
+from rlx.ir.text.pretty import kind_counts
 
 # In an order in which each finds what those before it have made.
 ALL_PASSES = [

@@ -25,7 +25,7 @@ from rlx.hir import (
 from rlx.ir.interpret import interpret
 from rlx.ir.module import FusionPolicy, HirModule
 from rlx.ir.op import OP_CLASSES
-from rlx.ir.text import parse
+from rlx.ir.text.graph_text import parse
 from rlx.ir.verify import verify_all
 
 BLOCKS = [c for c in OP_CLASSES.values() if issubclass(c, Block)]

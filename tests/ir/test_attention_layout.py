@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from rlx.errors import OpError, ShapeError
-from rlx.ir.attention_layout import (
+from rlx.compat.attention_layout import (
     ATTENTION_FLASH_MAX_HEAD_DIM,
     attention_dispatch_use_row,
     attention_geom,
@@ -22,11 +21,12 @@ from rlx.ir.attention_layout import (
     strides_bhsd,
     strides_bshd,
 )
+from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
-from rlx.ops.conversion import Cast
-from rlx.ops.movement import Narrow, Reshape
+from rlx.ops.pointwise.conversion import Cast
+from rlx.ops.shape.movement import Narrow, Reshape
 
 B, S, H, D, SK = 2, 5, 3, 4, 7
 

@@ -6,10 +6,11 @@ import sys
 import numpy as np
 import pytest
 
+from rlx.compat import const_check
+from rlx.compat import host_facts as target
+from rlx.compat.async_copy import BarrierToken, DoubleBuffer, SyncCopy
+from rlx.compat.measure import CacheBuster, Tick, time_ns
 from rlx.errors import OpError, VerificationError
-from rlx.ir import const_check, target
-from rlx.ir.async_copy import BarrierToken, DoubleBuffer, SyncCopy
-from rlx.ir.measure import CacheBuster, Tick, time_ns
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 from rlx import ops
 from rlx.errors import OpError, ShapeError, TraceError
 from rlx.ir.graph import Graph
-from rlx.ir.inline import inline_graph
 from rlx.ir.interpret import interpret
+from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
-from rlx.ops.bodies import build_body
-from rlx.ops.scans import Scan
+from rlx.ops.control.bodies import build_body
+from rlx.ops.control.scans import Scan
 
 
 def square_plus_one():

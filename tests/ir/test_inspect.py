@@ -2,9 +2,14 @@
 
 import pytest
 
+from rlx.compat.reflect import BlockSpecialization, HirReflection, probe_block_specialization
 from rlx.ir.dims import Dim
 from rlx.ir.graph import Graph
-from rlx.ir.inspect import (
+from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirModule, LirViewAlias
+from rlx.ir.module import HirModule, hir_to_graph
+from rlx.ir.phase import derive_phases
+from rlx.ir.provenance import NodeOrigin
+from rlx.ir.text.inspect import (
     inspect_buffer_plan,
     inspect_graph,
     inspect_graph_diff,
@@ -16,12 +21,7 @@ from rlx.ir.inspect import (
     inspect_mir_stats,
     inspect_mir_with_diff,
 )
-from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirModule, LirViewAlias
-from rlx.ir.module import HirModule, hir_to_graph
-from rlx.ir.phase import derive_phases
-from rlx.ir.pretty import human_bytes, pretty_print, pretty_stats
-from rlx.ir.provenance import NodeOrigin
-from rlx.ir.reflect import BlockSpecialization, HirReflection, probe_block_specialization
+from rlx.ir.text.pretty import human_bytes, pretty_print, pretty_stats
 
 
 def graph() -> Graph:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from rlx.compat.layout import Coord2, Ragged, ShapeTuple, Strides2, Strides3, Tile2, Tile3
 from rlx.errors import ShapeError
-from rlx.ir.layout import Coord2, Ragged, ShapeTuple, Strides2, Strides3, Tile2, Tile3
 
 
 def test_tiles():

@@ -5,9 +5,17 @@ import json
 import pytest
 
 import rlx.ops  # noqa: F401  (installs the builders)
+from rlx.compat.binding_manifest import BindingManifest
+from rlx.compat.component import ModelComponent
+from rlx.compat.reflect import (
+    ManifestDiff,
+    MirReflection,
+    layout_for_binding,
+    layout_from_lir,
+    symbolic_layout_hint,
+)
+from rlx.compat.variant import ModelVariant
 from rlx.errors import BindingError, FormatError, InternalError
-from rlx.ir.binding_manifest import BindingManifest
-from rlx.ir.component import ModelComponent
 from rlx.ir.dims import Dim
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.lir import (
@@ -22,15 +30,7 @@ from rlx.ir.lir import (
 )
 from rlx.ir.module import GraphModule, MirModule
 from rlx.ir.phase import Phase, derive_phases
-from rlx.ir.reflect import (
-    ManifestDiff,
-    MirReflection,
-    layout_for_binding,
-    layout_from_lir,
-    symbolic_layout_hint,
-)
 from rlx.ir.shape import Shape
-from rlx.ir.variant import ModelVariant
 
 
 def planned(rows: int | str = 4) -> LirModule:

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlx.errors import RlxError
-from rlx.ir import logical_kernel
-from rlx.ir.graph import Graph
-from rlx.ir.logical_kernel import (
+from rlx.compile.claims import logical_kernel
+from rlx.compile.claims.logical_kernel import (
     KernelDispatchConfig,
     KernelDispatchPolicy,
     logical_kinds_in_graph,
@@ -13,6 +11,8 @@ from rlx.ir.logical_kernel import (
     registered_logical_kernels,
     should_lower_to_common,
 )
+from rlx.errors import RlxError
+from rlx.ir.graph import Graph
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.knobs import knobs

@@ -27,7 +27,7 @@ from rlx.ir.module import (
 from rlx.ir.provenance import node_label
 from rlx.ir.serialize import to_json
 from rlx.ir.shape import Shape
-from rlx.ir.text import parse
+from rlx.ir.text.graph_text import parse
 
 
 def small(policy: FusionPolicy = FusionPolicy.Fusable) -> HirModule:

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlx.ir.nvfp4 import (
+from rlx.quant.nvfp4 import (
     FP4_E2M1_LUT,
     NVFP4_GROUP_SIZE,
     fp4_e2m1_to_f32,

@@ -6,8 +6,8 @@ import pytest
 from rlx import ops
 from rlx.errors import OpError
 from rlx.ir.graph import Graph
+from rlx.ir.index_checks import check_ids
 from rlx.ir.interpret import interpret
-from rlx.ir.outside_ids import check_ids
 
 TABLE = np.arange(14.0).reshape(7, 2)
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rlx.errors import OpError, ShapeError
-from rlx.ir.gguf_blocks import FORMATS
 from rlx.ir.op import Op
-from rlx.ir.quant import QuantKind, QuantMap, QuantScheme, dequantize_blocks, dequantize_matrix, quantize_blocks
+from rlx.quant.decode import FORMATS
+from rlx.quant.schemes import QuantKind, QuantMap, QuantScheme, dequantize_blocks, dequantize_matrix, quantize_blocks
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "gguf_golden.json").read_text())
 ALL = [QuantScheme.int8_block(32), QuantScheme.int8_block_asym(64), QuantScheme.int4_block(128)] + [

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from random_graphs import BINDING, STEPS, graphs, inputs_for
 from rlx.ir.binding import bind_graph
 from rlx.ir.interpret import interpret
-from rlx.ir.rebuild import decompose_all, rebuild
+from rlx.ir.rewrite.rebuild import decompose_all, rebuild
 from rlx.ir.serialize import from_bytes, from_json, to_bytes, to_json
-from rlx.ir.text import large_constants, parse, show
+from rlx.ir.text.graph_text import large_constants, parse, show
 from rlx.ir.verify import verify_all
 
 relaxed = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from rlx.errors import OpError, ShapeError
-from rlx.ir.region_encode import (
+from rlx.compile.claims.region_encode import (
     FK_BATCH_SINGLE_KERNEL_MAX,
     REGION_META_WORDS,
     REGION_PROLOGUE_NONE,
@@ -19,6 +18,7 @@ from rlx.ir.region_encode import (
     fk_batch_single_kernel_enabled,
     fk_batch_use_single_launch,
 )
+from rlx.errors import OpError, ShapeError
 from rlx.ir.shape import Shape
 from rlx.knobs import knobs
 

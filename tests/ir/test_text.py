@@ -6,7 +6,7 @@ import pytest
 import rlx
 from rlx.errors import ParseError
 from rlx.ir.graph import Graph
-from rlx.ir.text import large_constants, parse, parse_value, show, show_value
+from rlx.ir.text.graph_text import large_constants, parse, parse_value, show, show_value
 
 PROGRAM = """mir @layer(%x: f32[B,4], %"blk.0/w": f32[4] {param}) {
   %0: f32[] = constant() {value=2.0}

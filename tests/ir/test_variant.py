@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from rlx.ir.ad import AdPipelineStage
-from rlx.ir.component import CompilationMode, ModelComponent
+from rlx.compat.ad import AdPipelineStage
+from rlx.compat.component import CompilationMode, ModelComponent
+from rlx.compat.variant import ModelPhase, ModelVariant
+from rlx.compile.claims.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
 from rlx.ir.dims import sym
-from rlx.ir.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
-from rlx.ir.quant import QuantScheme
-from rlx.ir.variant import ModelPhase, ModelVariant
+from rlx.quant.schemes import QuantScheme
 
 
 def test_variants_bind_their_symbols():
@@ -86,7 +86,8 @@ def test_disk_name():
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_keys_are_the_same_in_every_process(hash_seed):
     code = (
-        "from rlx.ir.component import *; from rlx.ir.logical_kernel import *; from rlx.ir.variant import *;"
+        "from rlx.compat.component import *; from rlx.compile.claims.logical_kernel import *;"
+        "from rlx.compat.variant import *;"
         "c = KernelDispatchConfig().with_common(['GroupNorm', 'Softmax', 'Conv']);"
         "print(ModelComponent(ModelVariant.prefill(1, 8)).with_kernel_dispatch(c).aot_disk_base())"
     )

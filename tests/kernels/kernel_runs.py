@@ -6,14 +6,14 @@ import copy
 
 import numpy as np
 
-from rlx.kernels import native
-from rlx.kernels.interpret import interpret
+from rlx.backends.native import kernels as native
+from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.ir.verify import verify
 from rlx.kernels.legalize import legalize
-from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.targets import TARGETS, Target, runs_here
-from rlx.kernels.verify import verify
+from rlx.kernels.machines import MACHINES, Machine, runs_here
 
-NATIVE_TARGETS = [t for t in TARGETS.values() if runs_here(t)]
+NATIVE_TARGETS = [t for t in MACHINES.values() if runs_here(t)]
 
 Arguments = dict[str, "np.ndarray | int | float"]
 
@@ -26,7 +26,7 @@ def interpreted(kernel: Kernel, args: Arguments) -> Arguments:
     return after
 
 
-def ran_natively(kernel: Kernel, args: Arguments, target: Target) -> Arguments:
+def ran_natively(kernel: Kernel, args: Arguments, target: Machine) -> Arguments:
     after = copy.deepcopy(args)
     native.load(kernel, target)(*(after[p.name] for p in kernel.params))
     return after

@@ -7,8 +7,8 @@ import pytest
 from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.op_kernels.attention_lanes import lane_sums, larger, power_of_two, transposed
+from rlx.kernels.cpu.ops.attention_lanes import lane_sums, larger, power_of_two, transposed
+from rlx.kernels.ir.builder import KernelBuilder
 
 rng = np.random.default_rng(3)
 

@@ -9,12 +9,12 @@ import pytest
 import rlx
 from rlx.backends.api import CompileOptions
 from rlx.backends.cpu import CpuBackend
+from rlx.backends.native.kernels import check_symbols
 from rlx.ir.shape import Shape
+from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.llvm_codegen import compile_assembly, compile_object
-from rlx.kernels.native import check_symbols
-from rlx.kernels.targets import AVX2, AVX512, NEON, RISCV
-from rlx.ops.attend import Attention
+from rlx.kernels.machines import AVX2, AVX512, NEON, RISCV
+from rlx.ops.attn.attention import Attention
 
 VECTOR_MULTIPLY_ADD = {AVX512: "vfmadd231ps\t", AVX2: "vfmadd231ps\t", NEON: "fmla\tv", RISCV: "vfmacc.v"}
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from kernel_runs import NATIVE_TARGETS, interpreted, ran_natively
 
+from rlx.backends.native.elf import undefined_symbols
 from rlx.ir.dtype import DType
-from rlx.kernels.elementwise import map_kernel
-from rlx.kernels.elf import undefined_symbols
-from rlx.kernels.expr import apply, operand
-from rlx.kernels.llvm_codegen import compile_object
-from rlx.kernels.scopes import Access
-from rlx.kernels.targets import AVX512, TARGETS
+from rlx.kernels.cpu.maps import map_kernel
+from rlx.kernels.emit.llvm_codegen import compile_object
+from rlx.kernels.machines import AVX512, MACHINES
+from rlx.kernels.specs.expr import apply, operand
+from rlx.kernels.specs.scopes import Access
 
 rng = np.random.default_rng(23)
 
@@ -83,5 +83,5 @@ def test_the_interpreter_agrees():
 @pytest.mark.parametrize("name", ["generic", "avx2", "neon", "riscv64"])
 def test_nothing_becomes_a_library_call(name):
     for op, dtype in (("rem", DType.F32), ("rem", DType.F64), ("pow", DType.I8), ("pow", DType.I64)):
-        made = kernel(op, dtype, TARGETS[name])
-        assert undefined_symbols(compile_object(made, TARGETS[name])) == set()
+        made = kernel(op, dtype, MACHINES[name])
+        assert undefined_symbols(compile_object(made, MACHINES[name])) == set()

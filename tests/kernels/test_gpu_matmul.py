@@ -3,15 +3,15 @@ access, against NumPy."""
 
 import numpy as np
 import pytest
+from rlx.kernels.targets import target
 
 from rlx.ir.dtype import DType
-from rlx.kernels.expr import apply, operand
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product
+from rlx.kernels.emit.llvm_codegen import compile_assembly
 from rlx.kernels.gpu.matmul import gpu_matmul_kernel
-from rlx.kernels.interpret import interpret
-from rlx.kernels.llvm_codegen import compile_assembly
-from rlx.kernels.matmul import Epilogue, Matrix, Product
-from rlx.kernels.targets import target
-from rlx.kernels.verify import verify
+from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.ir.verify import verify
+from rlx.kernels.specs.expr import apply, operand
 
 rng = np.random.default_rng(0)
 

@@ -7,10 +7,10 @@ import pytest
 from kernel_runs import check_everywhere
 
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.llvm_codegen import compile_assembly
-from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.targets import AVX2, AVX512
+from rlx.kernels.emit.llvm_codegen import compile_assembly
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.machines import AVX2, AVX512
 
 NARROW = [DType.I8, DType.U8, DType.I16, DType.U16, DType.I32]
 

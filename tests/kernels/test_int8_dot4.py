@@ -4,29 +4,29 @@ import numpy as np
 import pytest
 from kernel_runs import check_everywhere, interpreted, ran_natively
 
+from rlx.backends.native.elf import undefined_symbols
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.elf import undefined_symbols
+from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, infer, walk
 from rlx.kernels.legalize import legalize
-from rlx.kernels.llvm_codegen import compile_assembly, compile_object
-from rlx.kernels.loop_ir import Kernel, Let, ValueType, infer, walk
-from rlx.kernels.targets import (
+from rlx.kernels.machines import (
     AVX2,
     AVX2_VNNI,
     AVX512,
     AVX512_VNNI,
     CORTEX_M4,
-    DOT_TARGETS,
+    DOT_MACHINES,
     NEON,
     NEON_I8MM,
     RISCV,
     SM_90A,
     SSE2,
     WASM,
-    Target,
+    Machine,
+    machine_named,
     runs_here,
-    target,
 )
 
 LANES = (1, 2, 4, 8, 16)
@@ -65,7 +65,7 @@ def test_sums_of_four_products(lanes):
 @pytest.mark.parametrize("lanes", LANES)
 def test_the_machine_with_dot_instructions(lanes):
     kernel, args = dot_kernel(lanes), operands(lanes)
-    for machine in DOT_TARGETS.values():
+    for machine in DOT_MACHINES.values():
         np.testing.assert_array_equal(interpreted(legalize(kernel, machine), args)["y"], expected(args))
         if runs_here(machine):
             np.testing.assert_array_equal(ran_natively(kernel, args, machine)["y"], expected(args))
@@ -93,13 +93,13 @@ def test_sums_wrap_as_integers_do():
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_instructions(machine: Target, lanes: int, word: str):
+def test_instructions(machine: Machine, lanes: int, word: str):
     assert word in compile_assembly(dot_kernel(lanes), machine)
 
 
-@pytest.mark.parametrize("machine", [*DOT_TARGETS.values(), AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A])
+@pytest.mark.parametrize("machine", [*DOT_MACHINES.values(), AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A])
 @pytest.mark.parametrize("lanes", [1, 4, 16])
-def test_every_target_has_it(machine: Target, lanes: int):
+def test_every_target_has_it(machine: Machine, lanes: int):
     legal = legalize(dot_kernel(lanes), machine)
     left = [s for s in walk(legal.body) if isinstance(s, Let) and s.op == "dot4"]
     assert len(left) == (lanes in machine.dot4_lanes)
@@ -117,6 +117,6 @@ def test_what_it_takes():
 
 
 def test_names_of_machines():
-    assert target("avx512vnni") is AVX512_VNNI
+    assert machine_named("avx512vnni") is AVX512_VNNI
     # An encoding of its own: a machine may have one without the other.
     assert not (runs_here(AVX2_VNNI) and runs_here(AVX512_VNNI))

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from kernel_runs import check_everywhere, interpreted, ran_natively
 
+from rlx.backends.native.elf import undefined_symbols
 from rlx.ir.dtype import DType
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant_fields import PANEL_FORMATS
-from rlx.ir.quant_panels import pack_rows
-from rlx.kernels.elf import undefined_symbols
-from rlx.kernels.expr import apply, operand
-from rlx.kernels.interpret import grid_size
-from rlx.kernels.llvm_codegen import compile_assembly, compile_object
-from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.matmul import Epilogue, Matrix, Product, panel_width
-from rlx.kernels.matmul_int8 import int8_matmul_kernel
-from rlx.kernels.matmul_int8_blocks import int8_block_kernel
-from rlx.kernels.targets import AVX2, AVX512_VNNI, CORTEX_M4, NEON, NEON_I8MM, SSE2, Target, host, runs_here
-from rlx.ops.int8_products import BLOCK, Int8Blocks, Int8Panels, block_bytes, has_byte_codes
+from rlx.kernels.cpu.matmul.int8 import int8_matmul_kernel
+from rlx.kernels.cpu.matmul.int8_blocks import int8_block_kernel
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, panel_width
+from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
+from rlx.kernels.ir.interpret import grid_size
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.machines import AVX2, AVX512_VNNI, CORTEX_M4, NEON, NEON_I8MM, SSE2, Machine, host, runs_here
+from rlx.kernels.specs.expr import apply, operand
+from rlx.ops.lowered.int8_products import BLOCK, Int8Blocks, Int8Panels, block_bytes, has_byte_codes
+from rlx.quant.decode import FORMATS
+from rlx.quant.fields import PANEL_FORMATS
+from rlx.quant.panels import pack_rows
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 MACHINES = [t for t in (host(), AVX2, SSE2) if runs_here(t)]
@@ -27,12 +27,12 @@ BLOCK_TYPES = [name for name, layout in PANEL_FORMATS.items() if has_byte_codes(
 rng = np.random.default_rng(11)
 
 
-def product(target: Target, n: int, k: int, out: DType = I32, epilogue: Epilogue | None = None) -> Kernel:
+def product(target: Machine, n: int, k: int, out: DType = I32, epilogue: Epilogue | None = None) -> Kernel:
     a, b, c = Matrix("a", U8, k), Matrix("b", I8, 0), Matrix("c", out, n)
     return int8_matmul_kernel("product", target, Product("m", n, k, a, b, c, epilogue))
 
 
-def packed(target: Target, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+def packed(target: Machine, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Panels of a random weight, and its codes as a matrix, found again by dividing."""
     w = rng.standard_normal((k, n)).astype(np.float32)
     panels, scales = Int8Panels(panel_width(target, I32, n)).eval(w)
@@ -41,7 +41,7 @@ def packed(target: Target, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("target", MACHINES, ids=lambda t: t.name)
 @pytest.mark.parametrize(("n", "k"), [(1, 4), (17, 60), (64, 128), (130, 388), (83, 2052)])
-def test_sums_are_exact(target: Target, n: int, k: int):
+def test_sums_are_exact(target: Machine, n: int, k: int):
     """Longer than a step along K, and not a multiple of lanes, tiles or panels."""
     panels, codes = packed(target, k, n)
     kernel = product(target, n, k)
@@ -60,7 +60,7 @@ def test_the_largest_codes_do_not_saturate():
 
 
 @pytest.mark.parametrize("target", [NEON, CORTEX_M4, *MACHINES[:1]], ids=lambda t: t.name)
-def test_interpreter_and_native_code_agree(target: Target):
+def test_interpreter_and_native_code_agree(target: Machine):
     m, n, k = 3, 19, 20
     panels, codes = packed(target, k, n)
     a = rng.integers(1, 256, (m, k)).astype(np.uint8)
@@ -93,7 +93,7 @@ def test_parallel_iterations_depend_on_shapes_only():
 @pytest.mark.parametrize(
     ("target", "word"), [(AVX512_VNNI, "vpdpbusd"), (NEON_I8MM, "usdot"), (AVX2, "pmaddwd"), (SSE2, "pmaddwd")]
 )
-def test_instructions_of_machines(target: Target, word: str):
+def test_instructions_of_machines(target: Machine, word: str):
     kernels = [product(target, 16, 64), block_product("Q4_1", target, 16, 64), block_product("Q8_0", target, 16, 64)]
     for kernel in kernels:
         assert word in compile_assembly(kernel, target)
@@ -103,7 +103,7 @@ def test_instructions_of_machines(target: Target, word: str):
 # Blocks of GGUF types.
 
 
-def block_product(name: str, target: Target, n: int, k: int, digits: int = 1) -> Kernel:
+def block_product(name: str, target: Machine, n: int, k: int, digits: int = 1) -> Kernel:
     a, b, c = Matrix("a", U8, block_bytes(k, digits)), Matrix("b", U8, 0), Matrix("c", F32, n)
     return int8_block_kernel("blocks", target, PANEL_FORMATS[name], Product("m", n, k, a, b, c), digits=digits)
 
@@ -141,7 +141,7 @@ def close(found: np.ndarray, x: np.ndarray, weights: np.ndarray) -> None:
     [*((MACHINES[0], name) for name in BLOCK_TYPES), *((MACHINES[-1], name) for name in ("Q4_1", "Q8_0", "Q2_K"))],
     ids=lambda x: getattr(x, "name", x),
 )
-def test_blocks_of_every_type(name: str, target: Target, digits: int):
+def test_blocks_of_every_type(name: str, target: Machine, digits: int):
     n, k = 83, 512
     panels, weights = blocks(name, n, k)
     kernel = block_product(name, target, n, k, digits)
@@ -165,7 +165,7 @@ def test_rows_longer_than_the_scratch(n: int):
     ("name", "target", "m"),
     [("Q4_1", NEON, 7), ("Q8_0", CORTEX_M4, 1), ("Q2_K", MACHINES[0], 2), ("Q8_0", MACHINES[0], 3)],
 )
-def test_blocks_in_the_interpreter(name: str, target: Target, m: int):
+def test_blocks_in_the_interpreter(name: str, target: Machine, m: int):
     n, k = 17, 256 if name == "Q2_K" else 64
     panels, weights = blocks(name, n, k)
     rows, x = activations(m, k)

@@ -9,10 +9,10 @@ from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
 from rlx.errors import BackendError, DTypeError
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.llvm_codegen import compile_object
-from rlx.kernels.loop_ir import ARITHMETIC, COMPARISONS, FLOATS, HALVES, INTS, Kernel, ValueType
-from rlx.kernels.targets import AVX512
+from rlx.kernels.emit.llvm_codegen import compile_object
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import ARITHMETIC, COMPARISONS, FLOATS, HALVES, INTS, Kernel, ValueType
+from rlx.kernels.machines import AVX512
 
 F32, F64, I64 = DType.F32, DType.F64, DType.I64
 rng = np.random.default_rng(7)

@@ -10,10 +10,10 @@ from kernel_runs import NATIVE_TARGETS, check_everywhere, interpreted, ran_nativ
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.elementwise import CHUNK, Access, MapPart, Move, map_kernel, merge_axes, piecewise_kernel
-from rlx.kernels.expr import apply, gather, index, literal, operand
-from rlx.kernels.interpret import grid_size
-from rlx.kernels.targets import AVX512, SM_90A
+from rlx.kernels.cpu.maps import CHUNK, Access, MapPart, Move, map_kernel, merge_axes, piecewise_kernel
+from rlx.kernels.ir.interpret import grid_size
+from rlx.kernels.machines import AVX512, SM_90A
+from rlx.kernels.specs.expr import apply, gather, index, literal, operand
 
 F32 = DType.F32
 rng = np.random.default_rng(23)
@@ -116,7 +116,7 @@ def test_in_place():
     )
     x = rng.normal(size=1000).astype(np.float32)
     wanted = x * x
-    from rlx.kernels import native
+    from rlx.backends.native import kernels as native
 
     native.load(kernel, NATIVE_TARGETS[0])(x, x, 1000)
     np.testing.assert_array_equal(x, wanted)
@@ -124,7 +124,7 @@ def test_in_place():
 
 def test_chunks_do_not_change_the_answer():
     """Any division of the parallel iterations over workers gives the same bits."""
-    from rlx.kernels import native
+    from rlx.backends.native import kernels as native
 
     kernel = map_kernel(
         "rows",

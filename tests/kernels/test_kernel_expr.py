@@ -11,11 +11,11 @@ from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.elementwise import Access, map_kernel
-from rlx.kernels.expr import Expr, apply, can_lower, expr_ops, literal, operand
-from rlx.kernels.loop_ir import FLOATS, HALVES, INTS
-from rlx.kernels.targets import AVX512
-from rlx.ops.arithmetic import Binary, BinaryOp
+from rlx.kernels.cpu.maps import Access, map_kernel
+from rlx.kernels.ir.loop_ir import FLOATS, HALVES, INTS
+from rlx.kernels.machines import AVX512
+from rlx.kernels.specs.expr import Expr, apply, can_lower, expr_ops, literal, operand
+from rlx.ops.pointwise.arithmetic import Binary, BinaryOp
 
 F32, F64, BF16, BOOL = DType.F32, DType.F64, DType.BF16, DType.BOOL
 rng = np.random.default_rng(17)

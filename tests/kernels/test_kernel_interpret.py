@@ -7,8 +7,8 @@ import pytest
 
 from rlx.errors import BindingError
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.interpret import KernelFault, grid_size, interpret
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.interpret import KernelFault, grid_size, interpret
 
 F32, I32 = DType.F32, DType.I32
 

@@ -8,12 +8,12 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.kernel_fits import KernelFits
+from rlx.compile.fuse.can_join import KernelFits
 from rlx.ir.tensor import building
-from rlx.kernels import kernel_maker
+from rlx.kernels import reuse as kernel_maker
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.kernel_maker import KernelMaker
-from rlx.kernels.targets import host
+from rlx.kernels.machines import host
+from rlx.kernels.reuse import KernelMaker
 
 
 def blocks(layers, width=32):

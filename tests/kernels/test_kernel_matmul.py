@@ -7,15 +7,15 @@ import pytest
 from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 from scipy.special import ndtr
 
+from rlx.backends.native import kernels as native
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType
-from rlx.kernels import native
-from rlx.kernels.expr import apply, index, literal, operand
-from rlx.kernels.extents import Extent
-from rlx.kernels.interpret import grid_size
-from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel, pack_panels, panel_width
-from rlx.kernels.matmul_blocks import block_shape
-from rlx.kernels.targets import AVX2, AVX512, CORTEX_M4, NEON, SSE2, Target
+from rlx.kernels.cpu.matmul.blocks import block_shape
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, matmul_kernel, pack_panels, panel_width
+from rlx.kernels.ir.extents import Extent
+from rlx.kernels.ir.interpret import grid_size
+from rlx.kernels.machines import AVX2, AVX512, CORTEX_M4, NEON, SSE2, Machine
+from rlx.kernels.specs.expr import apply, index, literal, operand
 
 F32, F64, BF16, I32 = DType.F32, DType.F64, DType.BF16, DType.I32
 rng = np.random.default_rng(29)
@@ -58,7 +58,7 @@ def test_packing():
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
-def test_gelu_linear_layer_for_every_batch_from_one_kernel(target: Target, packed: bool):
+def test_gelu_linear_layer_for_every_batch_from_one_kernel(target: Machine, packed: bool):
     n, k = 136, 40
     product = Product("m", n, k, *matrices(n, k), bias_gelu())
     kernel = matmul_kernel("layer", target, product, packed=packed)
@@ -74,7 +74,7 @@ def test_gelu_linear_layer_for_every_batch_from_one_kernel(target: Target, packe
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
-def test_all_sizes_at_run_time(target: Target, packed: bool):
+def test_all_sizes_at_run_time(target: Machine, packed: bool):
     kernel = matmul_kernel("product", target, Product("m", "n", "k", *matrices("n", "k")), packed=packed)
     for m, n, k in (
         (3, 5, 7),
@@ -105,7 +105,7 @@ def test_interpreter_and_native_code_agree():
 
 
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
-def test_strided_batched_and_transposed_operands(target: Target):
+def test_strided_batched_and_transposed_operands(target: Machine):
     """C[h] = A[h] @ B[h]^T for heads that lie side by side, as in attention; A and B are views of one array each."""
     heads, m, n, k = 3, 9, 21, 8
     a, b = normal(m, heads, k), normal(n, heads, k)
@@ -126,7 +126,7 @@ def test_strided_batched_and_transposed_operands(target: Target):
 
 
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
-def test_dtypes(target: Target):
+def test_dtypes(target: Machine):
     m, n, k = 11, 37, 24
 
     def product(dtype: DType, out: DType, accumulator: DType | None = None) -> tuple[np.ndarray, np.ndarray]:

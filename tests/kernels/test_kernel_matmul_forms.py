@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
+from rlx.backends.native.kernels import check_symbols
 from rlx.ir.dtype import DType
-from rlx.kernels.expr import apply, operand
-from rlx.kernels.llvm_codegen import compile_object
-from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel, pack_panels, panel_width
-from rlx.kernels.matmul_blocks import block_shape
-from rlx.kernels.native import check_symbols
-from rlx.kernels.targets import AVX2, AVX512, CORTEX_M4, NEON, SSE2, TARGETS, Target
+from rlx.kernels.cpu.matmul.blocks import block_shape
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, matmul_kernel, pack_panels, panel_width
+from rlx.kernels.emit.llvm_codegen import compile_object
+from rlx.kernels.machines import AVX2, AVX512, CORTEX_M4, MACHINES, NEON, SSE2, Machine
+from rlx.kernels.specs.expr import apply, operand
 
 F32, F64, BF16 = DType.F32, DType.F64, DType.BF16
 rng = np.random.default_rng(47)
@@ -42,7 +42,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("a_by_columns", [False, True], ids=["a", "a_turned"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
-def test_layouts(target: Target, layout: str, a_by_columns: bool):
+def test_layouts(target: Machine, layout: str, a_by_columns: bool):
     matrix, stored = LAYOUTS[layout]
     left = Matrix("a", F32, 1, "m") if a_by_columns else Matrix("a", F32, "k")
     kernel = matmul_kernel("product", target, Product("m", "n", "k", left, matrix, Matrix("c", F32, "n")))
@@ -125,7 +125,7 @@ def test_whole_numbers_wrap(dtype: str):
 
 
 def test_scratch_fits_every_machine():
-    for target in TARGETS.values():
+    for target in MACHINES.values():
         for acc in (F32, F64):
             for case in itertools.product((1, 2, 4), (True, False), (True, False), (1, 2)):
                 products, copies_b, copies_a, _ = case

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
+from rlx.backends.native import kernels as native
 from rlx.ir.dtype import DType
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant_fields import PANEL_FORMATS
-from rlx.ir.quant_panels import PANEL_ROWS, pack_rows, unpack_rows
-from rlx.kernels import native
-from rlx.kernels.expr import apply, operand
-from rlx.kernels.interpret import grid_size
-from rlx.kernels.llvm_codegen import compile_assembly
-from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.matmul import Epilogue, Matrix, Product
-from rlx.kernels.matmul_quant import quant_matmul_kernel
-from rlx.kernels.targets import AVX512, CORTEX_M4, NEON, Target
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product
+from rlx.kernels.cpu.matmul.quant import quant_matmul_kernel
+from rlx.kernels.emit.llvm_codegen import compile_assembly
+from rlx.kernels.ir.interpret import grid_size
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.machines import AVX512, CORTEX_M4, NEON, Machine
+from rlx.kernels.specs.expr import apply, operand
+from rlx.quant.decode import FORMATS
+from rlx.quant.fields import PANEL_FORMATS
+from rlx.quant.panels import PANEL_ROWS, pack_rows, unpack_rows
 
 F32, BF16 = DType.F32, DType.BF16
 rng = np.random.default_rng(31)
@@ -34,7 +34,7 @@ def decoded(name: str, stored: np.ndarray, rows: int, k: int) -> np.ndarray:
         return FORMATS[name].decode(stored).reshape(rows, k)
 
 
-def product(name: str, target: Target, n: int, k: int, dtype: DType = F32, epilogue: Epilogue | None = None) -> Kernel:
+def product(name: str, target: Machine, n: int, k: int, dtype: DType = F32, epilogue: Epilogue | None = None) -> Kernel:
     a, b, c = Matrix("a", dtype, k), Matrix("b", DType.U8, 0), Matrix("c", dtype, n)
     return quant_matmul_kernel("product", target, PANEL_FORMATS[name], Product("m", n, k, a, b, c, epilogue))
 
@@ -68,7 +68,7 @@ CASES += [(target, name) for target in NATIVE_TARGETS[1:] for name in ("Q4_1", "
 
 
 @pytest.mark.parametrize(("target", "name"), CASES, ids=lambda x: getattr(x, "name", x))
-def test_few_rows_and_many(name: str, target: Target):
+def test_few_rows_and_many(name: str, target: Machine):
     n, k = 83, 512
     stored = blocks(name, n, k)
     kernel = product(name, target, n, k)
@@ -83,7 +83,7 @@ def test_few_rows_and_many(name: str, target: Target):
     ("name", "target", "m"),
     [("Q4_1", NEON, 7), ("Q8_0", CORTEX_M4, 1), ("Q6_K", NATIVE_TARGETS[0], 1), ("IQ4_NL", NATIVE_TARGETS[-1], 2)],
 )
-def test_interpreter_and_native_code_agree(name: str, target: Target, m: int):
+def test_interpreter_and_native_code_agree(name: str, target: Machine, m: int):
     n, k = 17, 256 if name == "Q6_K" else 64
     panels = pack_rows(PANEL_FORMATS[name], blocks(name, n, k), n, k)
     args = {"a": rng.normal(size=(m, k)).astype(np.float32), "b": panels, "c": np.zeros((m, n), np.float32), "m": m}

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_runs import NATIVE_TARGETS, check_everywhere, interpreted, ran_natively
 
+from rlx.backends.native import kernels as native
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
-from rlx.kernels import native
-from rlx.kernels.expr import apply, compute_dtype, gather, index, literal, operand, reduce, size
-from rlx.kernels.interpret import grid_size
-from rlx.kernels.llvm_codegen import compile_assembly
-from rlx.kernels.rows import row_kernel
-from rlx.kernels.scopes import Access
-from rlx.kernels.targets import AVX512, GFX942, NEON, RISCV, SM_90A, SSE2, WASM
+from rlx.kernels.cpu.rows import row_kernel
+from rlx.kernels.emit.llvm_codegen import compile_assembly
+from rlx.kernels.ir.interpret import grid_size
+from rlx.kernels.machines import AVX512, GFX942, NEON, RISCV, SM_90A, SSE2, WASM
+from rlx.kernels.specs.expr import apply, compute_dtype, gather, index, literal, operand, reduce, size
+from rlx.kernels.specs.scopes import Access
 
 F32, F64, BF16, F16, I32, BOOL = DType.F32, DType.F64, DType.BF16, DType.F16, DType.I32, DType.BOOL
 rng = np.random.default_rng(29)

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.backends.native import kernels as native
+from rlx.backends.native import linker
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
-from rlx.kernels import linker, llvm_codegen, native
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.elf import packed_symbol
-from rlx.kernels.targets import host
+from rlx.kernels.emit import llvm_codegen
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import packed_symbol
+from rlx.kernels.machines import host
 
 is_ours = sys.platform == "linux" and host().triple.startswith("x86_64")
 needs_ours = pytest.mark.skipif(not is_ours, reason="LLVM links for this machine")

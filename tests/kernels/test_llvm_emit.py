@@ -9,28 +9,28 @@ import pytest
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.elementwise import Access, map_kernel
-from rlx.kernels.expr import apply, operand
+from rlx.kernels.cpu.maps import Access, map_kernel
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, matmul_kernel
+from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
+from rlx.kernels.emit.llvm_emit import emit_llvm
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import FLOATS, HALVES, MATH, Kernel
+from rlx.kernels.ir.verify import verify
 from rlx.kernels.legalize import legalize
-from rlx.kernels.llvm_codegen import compile_assembly, compile_object
-from rlx.kernels.llvm_emit import emit_llvm
-from rlx.kernels.loop_ir import FLOATS, HALVES, MATH, Kernel
-from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel
-from rlx.kernels.targets import AVX512, CORTEX_M4, GFX942, NEON, RISCV, SM_90A, TARGETS, WASM, Target, target
-from rlx.kernels.verify import verify
+from rlx.kernels.machines import AVX512, CORTEX_M4, GFX942, MACHINES, NEON, RISCV, SM_90A, WASM, Machine, machine_named
+from rlx.kernels.specs.expr import apply, operand
 
 F32 = DType.F32
 
 
-def gelu_map(machine: Target) -> Kernel:
+def gelu_map(machine: Machine) -> Kernel:
     x = operand(0, F32)
     return map_kernel(
         "gelu_map", machine, ("n",), [Access("x", F32, (1,))], [Access("y", F32, (1,))], [apply("gelu", x)]
     )
 
 
-def linear(machine: Target) -> Kernel:
+def linear(machine: Machine) -> Kernel:
     expr = apply("relu", apply("add", operand(0, F32), operand(1, F32)))
     bias = Matrix("bias", F32, 0)
     a, b, c = Matrix("a", F32, 64), Matrix("b", F32, 48), Matrix("c", F32, 48)
@@ -57,7 +57,7 @@ def block_sum() -> Kernel:
     return k.build()
 
 
-@pytest.mark.parametrize("machine", TARGETS.values(), ids=list(TARGETS))
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 @pytest.mark.parametrize("make", [gelu_map, linear], ids=["map", "matmul"])
 def test_every_target_gives_assembly_and_an_object(machine, make):
     kernel = make(machine)
@@ -80,7 +80,7 @@ def test_every_target_gives_assembly_and_an_object(machine, make):
         (SM_90A, [".visible .entry linear", "fma.rn.f32", "ld.global", "%ctaid.x"]),
         (GFX942, ["v_pk_fma_f32", "global_store_dwordx4", ".amdhsa_kernel linear"]),
     ],
-    ids=lambda value: value.name if isinstance(value, Target) else "",
+    ids=lambda value: value.name if isinstance(value, Machine) else "",
 )
 def test_matmul_uses_the_instructions_of_the_machine(machine, words):
     text = compile_assembly(linear(machine), machine)
@@ -91,7 +91,7 @@ def test_matmul_uses_the_instructions_of_the_machine(machine, words):
 def test_one_kernel_object_serves_several_targets():
     kernel = gelu_map(AVX512)
     before = kernel.text
-    texts = {machine.name: compile_assembly(kernel, machine) for machine in TARGETS.values()}
+    texts = {machine.name: compile_assembly(kernel, machine) for machine in MACHINES.values()}
     assert len(set(texts.values())) == len(texts) and kernel.text == before
 
 
@@ -109,7 +109,7 @@ def test_gpu_map_is_coalesced_threads():
     assert ".maxntid 256" in ptx and "%tid.x" in ptx and "fma.rn.f32" in ptx and "call" not in ptx
 
 
-@pytest.mark.parametrize("machine", TARGETS.values(), ids=list(TARGETS))
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 def test_legal_kernels_emit_the_same_text_twice(machine):
     first, second = (emit_llvm(legalize(gelu_map(machine), machine), machine) for _ in range(2))
     assert first == second
@@ -118,9 +118,9 @@ def test_legal_kernels_emit_the_same_text_twice(machine):
 @pytest.mark.parametrize("name", ["generic", "avx2", "avx512", "neon", "riscv64"])
 def test_no_operation_becomes_a_library_call(name):
     """Every op on every dtype, on 64-bit CPUs down to the plainest: nothing undefined in the object."""
-    from rlx.kernels.elf import undefined_symbols
+    from rlx.backends.native.elf import undefined_symbols
 
-    machine = TARGETS[name]
+    machine = MACHINES[name]
     k = KernelBuilder("everything")
     halves = {d: k.pointer(f"h{i}", d, write=True, read=True) for i, d in enumerate(sorted(HALVES, key=str))}
     for lanes in (1, 4):
@@ -143,13 +143,18 @@ def test_no_operation_becomes_a_library_call(name):
 
 
 def test_targets_are_found_by_name():
-    assert target("sm_80").cpu == "sm_80" and target("gfx90a").cpu == "gfx90a" and target("neon") is NEON
-    with pytest.raises(BackendError, match="unknown target 'z80'"):
-        target("z80")
+    assert (
+        machine_named("sm_80").cpu == "sm_80"
+        and machine_named("gfx90a").cpu == "gfx90a"
+        and machine_named("neon") is NEON
+    )
+    with pytest.raises(BackendError, match="unknown machine 'z80'"):
+        machine_named("z80")
 
 
 def test_importing_kernels_does_not_load_llvm():
-    modules = ["", ".matmul", ".elementwise", ".native", ".llvm_emit", ".llvm_codegen"]
-    imports = "; ".join(f"import rlx.kernels{module}" for module in modules)
+    modules = ["kernels.cpu.matmul.matmul", "kernels.cpu.maps", "kernels.emit.llvm_emit", "kernels.emit.llvm_codegen"]
+    modules += ["backends.native.kernels"]
+    imports = "; ".join(f"import rlx.{module}" for module in modules)
     code = f"import sys; {imports}; sys.exit('llvmlite' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

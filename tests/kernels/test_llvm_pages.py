@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.backends.native import kernels as native
 from rlx.ir.dtype import DType
-from rlx.kernels import llvm_pages, native
-from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.emit import llvm_pages
+from rlx.kernels.ir.builder import KernelBuilder
 
 SMAPS = """\
 7f0000000000-7f0000100000 r--p 00000000 fe:00 11                         /site/llvmlite/binding/libllvmlite.so

@@ -8,10 +8,12 @@ import pytest
 
 from rlx.errors import DTypeError, OpError, VerificationError
 from rlx.ir.dtype import DType
-from rlx.kernels import builder, elementwise, expr, loop_ir
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import INDEX, Block, For, Kernel, Let, LoopKind, Store, Value, ValueType, infer, op_names
-from rlx.kernels.verify import verify
+from rlx.kernels.cpu import maps as elementwise
+from rlx.kernels.ir import builder, loop_ir
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import INDEX, Block, For, Kernel, Let, LoopKind, Store, Value, ValueType, infer, op_names
+from rlx.kernels.ir.verify import verify
+from rlx.kernels.specs import expr
 
 F32, I64 = DType.F32, DType.I64
 

@@ -11,20 +11,20 @@ from kernel_runs import NATIVE_TARGETS, interpreted, ran_natively
 
 import rlx
 from rlx import ops
+from rlx.backends.native.elf import undefined_symbols
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.panels import pack_weights, panels_below
+from rlx.compile.weights.pack_floats import pack_weights, panels_below
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.elf import undefined_symbols
-from rlx.kernels.expr import apply, operand
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, panel_width
+from rlx.kernels.cpu.matmul.pairs import has_pairs, pack_pairs, pair_matmul_kernel
+from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, infer, walk
 from rlx.kernels.legalize import legalize
-from rlx.kernels.llvm_codegen import compile_assembly, compile_object
-from rlx.kernels.loop_ir import Kernel, Let, ValueType, infer, walk
-from rlx.kernels.matmul import Epilogue, Matrix, Product, panel_width
-from rlx.kernels.matmul_pairs import has_pairs, pack_pairs, pair_matmul_kernel
-from rlx.kernels.targets import AVX2, AVX512, AVX512_BF16, CORTEX_M4, NEON, RISCV, SSE2, WASM, Target, host, runs_here
+from rlx.kernels.machines import AVX2, AVX512, AVX512_BF16, CORTEX_M4, NEON, RISCV, SSE2, WASM, Machine, host, runs_here
+from rlx.kernels.specs.expr import apply, operand
 
 F32, BF16 = DType.F32, DType.BF16
 LANES = (1, 2, 4, 8, 16)
@@ -104,7 +104,7 @@ def test_what_is_too_small_is_lost_at_most():
     "machine", [AVX512_BF16, AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4], ids=lambda t: t.name
 )
 @pytest.mark.parametrize("lanes", [1, 4, 16])
-def test_every_target_has_it(machine: Target, lanes: int):
+def test_every_target_has_it(machine: Machine, lanes: int):
     legal = legalize(dot_kernel(lanes), machine)
     left = [s for s in walk(legal.body) if isinstance(s, Let) and s.op == "dot2"]
     assert len(left) == (lanes in machine.dot2_lanes)
@@ -130,7 +130,7 @@ def test_packing():
 
 @pytest.mark.parametrize("by_columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda t: t.name)
-def test_products(machine: Target, by_columns: bool):
+def test_products(machine: Machine, by_columns: bool):
     """Deep and shallow, few rows and many, with a bias; A beside other columns, or turned."""
     expr = apply("add", operand(0, F32), operand(1, F32))
     for n, k in ((136, 40), (64, 1900), (20, 2), (33, 0)):

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from kernel_runs import NATIVE_TARGETS
 
+from rlx.backends.native import kernels as native
+from rlx.backends.native.elf import undefined_symbols
+from rlx.backends.native.object_cache import DiskCache, default_directory
 from rlx.errors import BackendError, BindingError, InternalError
 from rlx.ir.dtype import DType
-from rlx.kernels import llvm_codegen, native
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.elf import undefined_symbols
-from rlx.kernels.llvm_codegen import compile_object
-from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.object_cache import DiskCache, default_directory
-from rlx.kernels.targets import AVX512, CORTEX_M4, NEON, SSE2, host
+from rlx.kernels.emit import llvm_codegen
+from rlx.kernels.emit.llvm_codegen import compile_object
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.machines import AVX512, CORTEX_M4, NEON, SSE2, host
 
 F32 = DType.F32
 

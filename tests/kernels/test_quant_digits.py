@@ -7,15 +7,15 @@ import pytest
 from kernel_runs import check_everywhere, ran_natively
 
 from rlx.ir.dtype import DType
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant_fields import PANEL_FORMATS
-from rlx.ir.quant_panels import pack_rows
-from rlx.kernels.llvm_codegen import compile_assembly
-from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.matmul import Matrix, Product
-from rlx.kernels.matmul_quant import quant_matmul_kernel
-from rlx.kernels.quant_digits import has_digits
-from rlx.kernels.targets import AVX2_VNNI, AVX512, AVX512_VNNI, NEON_I8MM, Target, runs_here
+from rlx.kernels.cpu.matmul.matmul import Matrix, Product
+from rlx.kernels.cpu.matmul.quant import quant_matmul_kernel
+from rlx.kernels.cpu.quant_digits import has_digits
+from rlx.kernels.emit.llvm_codegen import compile_assembly
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.machines import AVX2_VNNI, AVX512, AVX512_VNNI, NEON_I8MM, Machine, runs_here
+from rlx.quant.decode import FORMATS
+from rlx.quant.fields import PANEL_FORMATS
+from rlx.quant.panels import pack_rows
 
 F32 = DType.F32
 rng = np.random.default_rng(7)
@@ -25,7 +25,7 @@ WITH_DIGITS = [name for name, layout in PANEL_FORMATS.items() if has_digits(AVX5
 needs_dots = pytest.mark.skipif(not HERE, reason="this machine has no dot products of bytes")
 
 
-def product(name: str, target: Target, n: int, k: int) -> Kernel:
+def product(name: str, target: Machine, n: int, k: int) -> Kernel:
     a, b, c = Matrix("a", F32, k), Matrix("b", DType.U8, 0), Matrix("c", F32, n)
     return quant_matmul_kernel("product", target, PANEL_FORMATS[name], Product("m", n, k, a, b, c))
 
@@ -37,7 +37,7 @@ def weights_of(name: str, n: int, k: int, mask: int = 0xBB) -> tuple[np.ndarray,
     return pack_rows(PANEL_FORMATS[name], stored, n, k), block.decode(stored).reshape(n, k).astype(np.float64)
 
 
-def multiplied(name: str, row: np.ndarray, panels: np.ndarray, n: int, target: Target) -> np.ndarray:
+def multiplied(name: str, row: np.ndarray, panels: np.ndarray, n: int, target: Machine) -> np.ndarray:
     args = {"a": row[None].astype(np.float32), "b": panels, "c": np.zeros((1, n), np.float32), "m": 1}
     return ran_natively(product(name, target, n, row.size), args, target)["c"][0]
 
@@ -51,7 +51,7 @@ def test_the_common_types_have_digits():
 @pytest.mark.parametrize("target", HERE, ids=lambda t: t.name)
 @pytest.mark.parametrize("name", WITH_DIGITS)
 @pytest.mark.parametrize("spread", [0, 20])
-def test_a_row_is_multiplied_to_the_last_bits(name: str, target: Target, spread: int):
+def test_a_row_is_multiplied_to_the_last_bits(name: str, target: Machine, spread: int):
     """Floats only add up groups, so the bound has the number of groups in it, not that of elements; numbers that are
     2^-20 of the largest count as well."""
     n, k = 83, 1024
@@ -109,7 +109,7 @@ def test_what_is_no_number_makes_none(value: float):
 
 @pytest.mark.parametrize("target", [AVX512_VNNI, AVX2_VNNI, NEON_I8MM], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", ["Q4_1", "Q4_0", "Q8_0", "Q4_K", "Q2_K"])
-def test_the_interpreter_and_other_vectors_agree(name: str, target: Target):
+def test_the_interpreter_and_other_vectors_agree(name: str, target: Machine):
     """Kernels written for vectors of 16, 8 and 4 lanes, run by the interpreter and as code for this machine."""
     n, k = 17, 256
     panels, weights = weights_of(name, n, k)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from kernel_runs import NATIVE_TARGETS, check_everywhere
 
+from rlx.backends.native import kernels as native
 from rlx.ir.dtype import DType
-from rlx.kernels import native
-from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import MATH, Kernel
 from rlx.kernels.legalize import MATH_EXPANSIONS
-from rlx.kernels.loop_ir import MATH, Kernel
-from rlx.kernels.vector_math import gelu, gelu_approx, sigmoid, silu
+from rlx.kernels.math.vector_math import gelu, gelu_approx, sigmoid, silu
 
 F32, F64 = DType.F32, DType.F64
 LANES = 16

@@ -11,10 +11,10 @@ from models.numpy_forward import llama_logits
 from models.tiny_models import LLAMA, gguf_file, language_model, llama_arrays
 from rlx.errors import FormatError
 from rlx.ir.dtype import DType
-from rlx.ir.quant import QuantScheme, dequantize_blocks, quantize_blocks
 from rlx.models.decoder import build_decoder
 from rlx.models.kv_cache import ContextOverflow, SequenceBatch
 from rlx.models.weights import Weight
+from rlx.quant.schemes import QuantScheme, dequantize_blocks, quantize_blocks
 
 TOKENS = np.random.default_rng(3).integers(0, LLAMA.vocab, 23).tolist()
 

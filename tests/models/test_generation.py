@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pydoc
+import re
 import threading
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 from models.tiny_models import LLAMA, byte_tokenizer, language_model
-from rlx.errors import OpError
+from rlx.errors import OpError, RlxError
 from rlx.models.generation import ContextLimitWarning, write
-from rlx.models.kv_cache import ContextOverflow, SequenceBatch
+from rlx.models.kv_cache import ContextOverflow, DecoderRunner, SequenceBatch
+from rlx.models.language_model import LanguageModel
 from rlx.models.sampling import SamplingOptions
+from rlx.models.writing_options import OPTIONS
 
 PROMPTS = ["Hello", "a much longer prompt than the others", "?"]
 
@@ -163,7 +168,7 @@ def test_a_prompt_that_is_too_long_is_refused(lm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number from 1 on, got 0"),
         ({"temperature": -1.0}, "temperature must be 0 or more"),
         ({"top_p": 0.0}, "top_p must be above 0"),
     ],
@@ -177,7 +182,7 @@ def test_no_prompts_have_no_answers(lm):
     assert lm.complete([]) == [] and lm.generate([]) == []
     with pytest.raises(OpError, match="prompts must be a list"):
         lm.complete("Hello")
-    with pytest.raises(OpError, match="at least one token"):
+    with pytest.raises(OpError, match="logits: the prompt has no tokens"):
         lm.logits([])
 
 
@@ -211,3 +216,105 @@ def test_threads_share_a_model(lm):
     for thread in threads:
         thread.join()
     assert got == {p: [expected[p]] * 3 for p in PROMPTS}
+
+
+def test_generate_streams_when_asked(lm):
+    pieces = lm.generate("Hello", max_tokens=8, stream=True)
+    assert not isinstance(pieces, str)
+    assert "".join(pieces) == lm.generate("Hello", max_tokens=8)
+    with pytest.raises(OpError, match="generate: stream=True is for one prompt"):
+        lm.generate(["a", "b"], stream=True)
+    with pytest.raises(OpError, match="generate: stream=True is for one prompt"):
+        lm.generate("a", n=2, stream=True)
+
+
+def test_n_continuations_are_those_of_n_equal_prompts(lm):
+    settings = {"max_tokens": 10, "temperature": 1.5, "seed": 3}
+    alone = lm.generate(["Hello", "Hello", "Hello"], **settings)
+    assert lm.generate("Hello", n=3, **settings) == alone and len(set(alone)) == 3
+    mixed = lm.generate(["Hello", "Other prompt"], n=2, **settings)
+    assert [len(row) for row in mixed] == [2, 2]
+    answers = lm.complete(["Hello", "Other prompt"], n=2, **settings)
+    assert [a.text for a in answers] == [text for row in mixed for text in row]
+    assert lm.generate("Hello", n=2, max_tokens=5) == [lm.generate("Hello", max_tokens=5)] * 2
+
+
+def test_a_prompt_is_read_once_for_n_continuations(lm, monkeypatch):
+    widths = []
+    run = DecoderRunner.run
+    monkeypatch.setattr(
+        DecoderRunner, "run", lambda self, tokens, *rest: widths.append(tokens.shape) or run(self, tokens, *rest)
+    )
+    lm.generate("A prompt that nobody has read before", n=3, max_tokens=2, temperature=1.0, seed=0)
+    assert widths[0][0] == 1 and widths[1] == (3, 1)
+
+
+def test_log_probabilities_are_those_of_the_model(lm):
+    (answer,) = lm.complete(["Hello"], max_tokens=6, logprobs=4, temperature=2.0, seed=1, repetition_penalty=1.3)
+    ids = lm.tokenizer.encode("Hello")
+    logits = lm.logits(ids + answer.token_ids).astype(np.float64)[len(ids) - 1 : -1]
+    logs = logits - logsumexp(logits, axis=1, keepdims=True)
+    assert len(answer.logprobs) == len(answer.token_ids)
+    for row, (token, entry) in enumerate(zip(answer.token_ids, answer.logprobs)):
+        assert entry.token_id == token and entry.logprob == pytest.approx(logs[row, token], abs=1e-4)
+        assert [i for i, _ in entry.top] == np.argsort(-logs[row])[:4].tolist()
+        np.testing.assert_allclose([p for _, p in entry.top], np.sort(logs[row])[::-1][:4], atol=1e-4)
+    (plain,) = lm.complete(["Hello"], max_tokens=2, logprobs=0)
+    assert [entry.top for entry in plain.logprobs] == [[], []]
+    (every,) = lm.complete(["Hello"], max_tokens=1, logprobs=10**6)
+    assert len(every.logprobs[0].top) == 260
+    assert lm.complete(["Hello"], max_tokens=1)[0].logprobs is None
+
+
+def test_penalties_count_the_tokens_of_the_answer(lm):
+    """A script that wants one token for ever is talked out of it."""
+    free = lm.complete(["Hello"], max_tokens=12)[0].token_ids
+    for penalty in ({"presence_penalty": 1e6}, {"frequency_penalty": 1e6}):
+        assert len(set(lm.complete(["Hello"], max_tokens=12, **penalty)[0].token_ids)) == 12
+    assert lm.complete(["Hello"], max_tokens=12, presence_penalty=0.0)[0].token_ids == free
+
+
+@pytest.mark.parametrize("method", ["generate", "complete", "stream", "chat"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
+        ({"temperature": "hot"}, "temperature must be 0 or more, got 'hot'"),
+        ({"temprature": 1.0}, "there is no option 'temprature'; did you mean temperature"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number from 1 on, got 0"),
+        ({"max_tokens": 2.5}, "max_tokens must be a whole number from 1 on, got 2.5"),
+        ({"logprobs": -1}, "logprobs must be a whole number from 0 on, got -1"),
+        ({"stop": 3}, "stop must be a text or a list of texts, got 3"),
+        ({"presence_penalty": float("nan")}, "presence_penalty must be a finite number, got nan"),
+        ({"top_k": 2.0}, "top_k must be a whole number from 1 on, got 2.0"),
+    ],
+)
+def test_errors_name_the_method_that_was_called(lm, method, arguments, message, monkeypatch):
+    monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ messages[0].content }}")
+    prompt = ["Hi"] if method == "complete" else "Hi"
+    with pytest.raises(OpError, match=f"^{method}: {re.escape(message)}"):
+        getattr(lm, method)(prompt, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda lm: lm.perplexity(""), "perplexity: the prompt has no tokens"),
+        (lambda lm: lm.logits([10**9]), "logits: token 1000000000 is not one of the 260 tokens"),
+        (lambda lm: lm.generate(3), "generate: a prompt is a text"),
+        (lambda lm: lm.complete([[1.5]]), "complete: a prompt is a text or a list of token ids"),
+        (lambda lm: lm.complete("x"), "complete: prompts must be a list"),
+        (lambda lm: lm.complete(["x"], n=0), "complete: n must be a whole number from 1 on, got 0"),
+        (lambda lm: lm.stream("x" * 99), "stream: a prompt of 99 tokens leaves no room"),
+    ],
+)
+def test_wrong_prompts_are_named(lm, call, message):
+    with pytest.raises(RlxError, match=message):
+        call(lm)
+
+
+@pytest.mark.parametrize("method", ["generate", "complete", "stream", "chat"])
+def test_options_appear_in_help(method):
+    shown = pydoc.render_doc(getattr(LanguageModel, method), renderer=pydoc.plaintext)
+    for name, option in OPTIONS.items():
+        assert re.search(rf"\b{name}\b.* = ", shown) and f"{name}: {option.doc}" in shown

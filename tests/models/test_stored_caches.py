@@ -12,10 +12,10 @@ from models.numpy_forward import llama_logits
 from models.tiny_models import LLAMA, language_model, llama_arrays
 from rlx.ir.dtype import DType
 from rlx.ir.leaves import Project
-from rlx.ops.attend import Attention
-from rlx.ops.attend_parts import AttentionParts
-from rlx.ops.indexing import ScatterNd
-from rlx.ops.movement import Reshape, Transpose
+from rlx.ops.attn.attention import Attention
+from rlx.ops.lowered.attention_parts import AttentionParts
+from rlx.ops.shape.indexing import ScatterNd
+from rlx.ops.shape.movement import Reshape, Transpose
 
 TOKENS = np.random.default_rng(3).integers(0, LLAMA.vocab, 60).tolist()
 # What one key or value becomes in a cache; q8 rows are codes with the scale max|x|/127.

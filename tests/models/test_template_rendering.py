@@ -1,12 +1,18 @@
 """Chat templates: what they render, and what a hostile one cannot do."""
 
 import datetime
+import os
+import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 
 pytest.importorskip("jinja2")
 
 from rlx.errors import FormatError, RlxError
+from rlx.models import chat_template_process
 from rlx.models.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 
 USER = [{"role": "user", "content": "hi"}]
@@ -143,14 +149,129 @@ HOSTILE = {
 }
 
 
+# What C code does with small arguments: shared structures that are exponentially large when they are looked at.
+SHARED = growing("[1]", "[n.x, n.x]")
+HOSTILE_FOR_C = {
+    "printing": "{{ n.x }}",
+    "json": "{{ n.x | tojson }}",
+    "text": "{{ n.x | string | length }}",
+    "in": "{{ 1 in [n.x == N.x] }}",
+    "sort": "{{ [n.x, N.x] | sort }}",
+    "unique": "{{ [T.x, U.x] | unique | list }}",
+    "hash": "{{ {T.x: 1} }}",
+    "join": "{{ (n.x | join(',')) | length }}",
+}
+OTHERS_FOR_C = {
+    "join with a large separator": "{% set s = 'a' * 16000000 %}{{ (range(1000) | list) | join(s) }}",
+    "digits": "{{ ('f' * 4000000) | int(0, 16) }}",
+    "many lists": growing("[]", "[n.x, 'a' * 9999999]"),
+    "slices": "{% set s = 'a' * 9999999 %}{{ ([s[1:], s[2:], s[3:]] * 300) | string }}",
+}
+
+
+def for_c(name):
+    """Two lists and two tuples of the same content, none of which is another."""
+    both = SHARED + SHARED.replace("n = ", "N = ").replace("n.x", "N.x")
+    tuples = growing("(1,)", "(n.x, n.x)")
+    both += tuples.replace("n = ", "T = ").replace("n.x", "T.x") + tuples.replace("n = ", "U = ").replace("n.x", "U.x")
+    return both + HOSTILE_FOR_C[name]
+
+
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_templates(source):
+def test_hostile_templates(source, monkeypatch):
+    monkeypatch.setattr("rlx.models.chat_template.MAX_SECONDS", 0.5)
     with pytest.raises(RlxError):
         render(source)
 
 
-def test_threads_have_budgets_of_their_own():
-    """Two renderings at once, in one thread: the inner one must not use up the outer one's steps."""
-    template = ChatTemplate("{% for i in range(9) %}{{ i }}{% endfor %}{{ inner() }}")
-    got = template.render(USER, inner=lambda: template.render(USER, inner=lambda: "x"))
-    assert got == "012345678012345678x"
+FOR_C = {name: for_c(name) for name in HOSTILE_FOR_C} | OTHERS_FOR_C
+
+
+@pytest.mark.parametrize("source", FOR_C.values(), ids=FOR_C)
+def test_hostile_templates_that_only_the_system_can_bound(source, monkeypatch):
+    """These run for minutes or ask for gigabytes; whether the bound is 2 s or less makes no difference."""
+    monkeypatch.setattr("rlx.models.chat_template.MAX_SECONDS", 0.3)
+    with pytest.raises(RlxError, match=r"it runs longer than|it (needs|makes) more than|RecursionError|Exceeds"):
+        render(source)
+
+
+def test_a_literal_of_5000_digits_is_an_error_of_the_file():
+    with pytest.raises(FormatError, match="chat template: "):
+        ChatTemplate("{{ " + "9" * 5000 + " }}")
+
+
+def test_a_good_template_renders_after_hostile_ones():
+    """Also one that came before, and while its process holds the memory of others."""
+    good = ChatTemplate(CHATML)
+    wanted = good.render(USER)
+    for source in (for_c("printing"), OTHERS_FOR_C["many lists"]):
+        with pytest.raises(RlxError):
+            render(source)
+        assert good.render(USER) == wanted
+
+
+MEASURED = """
+import resource, sys
+from rlx.errors import RlxError
+from rlx.models import chat_template_process
+from rlx.models.chat_template import ChatTemplate
+for source in sys.argv[1:]:
+    try:
+        ChatTemplate(source).render([{"role": "user", "content": "hi"}])
+    except RlxError as error:
+        print(error)
+chat_template_process._stop()
+for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+    print(resource.getrusage(who).ru_maxrss)
+"""
+
+
+def test_memory_is_bounded_in_both_processes():
+    sources = [*OTHERS_FOR_C.values(), HOSTILE["doubling lists"]]
+    done = subprocess.run([sys.executable, "-c", MEASURED, *sources], check=True, capture_output=True, text=True)
+    *_, own, other = map(int, done.stdout.splitlines()[-2:])
+    assert own < 256 << 10 and other < 256 << 10, done.stdout
+
+
+def test_threads_share_the_process():
+    template = ChatTemplate("{% for i in range(999) %}{{ messages[0].content }}{% endfor %}")
+    found = {}
+
+    def one(word):
+        found[word] = [template.render([{"role": "user", "content": word}]) for _ in range(5)]
+
+    threads = [threading.Thread(target=one, args=(word,)) for word in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {word: [word * 999] * 5 for word in "abcd"}
+
+
+def test_a_forked_child_has_a_process_of_its_own():
+    template = ChatTemplate("{{ messages[0].content }}")
+    child = os.fork()
+    if not child:
+        os._exit(template.render([{"role": "user", "content": "child"}]) != "child")
+    assert template.render(USER) == "hi"
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_process_that_was_killed_is_started_again():
+    template = ChatTemplate("{{ messages[0].content }}")
+    template.render(USER)
+    os.kill(chat_template_process._worker._process.pid, signal.SIGKILL)
+    assert template.render(USER) == "hi"
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"x", [lambda: 1]], ids=["object", "set", "bytes", "function"])
+def test_arguments_are_plain_data(value):
+    with pytest.raises(RlxError, match="chat: tools must be text, numbers, lists and mappings, got"):
+        render("x", tools=value)
+
+
+def test_arguments_that_contain_themselves():
+    value = []
+    value.append(value)
+    with pytest.raises(RlxError, match="nests deeper"):
+        render("x", tools=value)

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 from scipy.special import sph_harm_y
 
-from rlx.ops.splat import GaussianSplatInputs
+from rlx.ops.splat.render import GaussianSplatInputs
 
 
 def make_scene(count, coefficients, seed=0, **changes):

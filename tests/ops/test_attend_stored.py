@@ -11,7 +11,7 @@ from rlx import ops
 from rlx.autodiff.derive import no_rule
 from rlx.errors import OpError
 from rlx.ir.graph import Graph
-from rlx.ops.attend_parts import AttentionJoin, AttentionParts, part_length
+from rlx.ops.lowered.attention_parts import AttentionJoin, AttentionParts, part_length
 
 rng = np.random.default_rng(23)
 B, H, HKV, S, T, D = 2, 4, 2, 3, 7, 8

@@ -6,7 +6,7 @@ import pytest
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.op import OP_CLASSES
-from rlx.ops.collectives import Collective
+from rlx.ops.parallel.collectives import Collective
 
 rng = np.random.default_rng(41)
 N = 4

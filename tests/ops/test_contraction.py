@@ -7,7 +7,7 @@ import pytest
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
-from rlx.ir.rebuild import rebuild
+from rlx.ir.rewrite.rebuild import rebuild
 
 rng = np.random.default_rng(11)
 

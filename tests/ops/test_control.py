@@ -9,10 +9,10 @@ from rlx import ops
 from rlx.errors import AssertionFailed, OpError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.rebuild import rebuild
+from rlx.ir.rewrite.rebuild import rebuild
 from rlx.ir.shape import Shape
-from rlx.ops.bodies import build_body
-from rlx.ops.control import If, Switch, While
+from rlx.ops.control.bodies import build_body
+from rlx.ops.control.branches import If, Switch, While
 
 F2 = Shape((2,), "f32")
 SCALAR = Shape((), "f32")

@@ -9,12 +9,12 @@ from rlx import ops
 from rlx.errors import BackendError, OpError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.rebuild import decompose_all
+from rlx.ir.rewrite.rebuild import decompose_all
 from rlx.ir.shape import Shape
-from rlx.ir.text import parse, show
-from rlx.ops.bodies import build_body
-from rlx.ops.custom import Custom, OpExtension, OpRegistry, global_registry, lookup_op, register_op
-from rlx.ops.custom_functions import CustomFn, custom_fn, custom_fn_multi
+from rlx.ir.text.graph_text import parse, show
+from rlx.ops.control.bodies import build_body
+from rlx.ops.control.custom import Custom, OpExtension, OpRegistry, global_registry, lookup_op, register_op
+from rlx.ops.control.custom_functions import CustomFn, custom_fn, custom_fn_multi
 
 X = Shape((3,), "f32")
 I = Shape((), "i32")

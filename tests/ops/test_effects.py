@@ -7,7 +7,7 @@ from rlx import ops
 from rlx.errors import AssertionFailed, OpError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.text import parse, show
+from rlx.ir.text.graph_text import parse, show
 
 X = np.arange(3.0)
 

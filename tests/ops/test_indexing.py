@@ -7,7 +7,7 @@ from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
-from rlx.ops.indexing import resolve_ids
+from rlx.ops.shape.indexing import resolve_ids
 
 rng = np.random.default_rng(9)
 X = rng.standard_normal((4, 5, 3))

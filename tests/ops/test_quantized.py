@@ -11,7 +11,7 @@ from scipy import signal
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
-from rlx.ops.rounding import half_away_array, round_half_away
+from rlx.ops.define.rounding import half_away_array, round_half_away
 
 rng = np.random.default_rng(3)
 

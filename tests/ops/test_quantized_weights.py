@@ -6,7 +6,7 @@ import pytest
 
 from rlx import ops
 from rlx.errors import OpError, ShapeError
-from rlx.ir.quant import QuantScheme, quantize_blocks
+from rlx.quant.schemes import QuantScheme, quantize_blocks
 
 rng = np.random.default_rng(5)
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx import ops
+from rlx.compile.claims.region_encode import encode_chain_steps
 from rlx.errors import OpError
 from rlx.ir.graph import Graph
-from rlx.ir.region_encode import encode_chain_steps
-from rlx.ir.text import parse, show
+from rlx.ir.text.graph_text import parse, show
 from rlx.ops import Chain, ChainOperand, ChainStep, TransformStep
 
 rng = np.random.default_rng(15)

@@ -10,7 +10,7 @@ from rlx.errors import BindingError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.shape import Shape
-from rlx.ops import rf
+from rlx.ops.signal import rf
 
 
 def scalar(value):

@@ -11,11 +11,11 @@ from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.rebuild import rebuild
+from rlx.ir.rewrite.rebuild import rebuild
 from rlx.ir.shape import Shape
-from rlx.ops.bodies import build_body
-from rlx.ops.scan_gradients import ScanBackward, ScanBackwardXs
-from rlx.ops.scans import Scan, checkpoint_steps
+from rlx.ops.control.bodies import build_body
+from rlx.ops.control.scan_gradients import ScanBackward, ScanBackwardXs
+from rlx.ops.control.scans import Scan, checkpoint_steps
 
 ROW = Shape((2,), "f64")
 # c' = tanh(c * x + c): a recurrence in which every carry matters for the gradient.

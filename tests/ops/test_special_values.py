@@ -6,10 +6,10 @@ import pytest
 from rlx import ops
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.rebuild import decompose_all
-from rlx.ops.arithmetic import BinaryOp
-from rlx.ops.bits import BitUnaryOp, PredicateKind
-from rlx.ops.unary import ActivationKind
+from rlx.ir.rewrite.rebuild import decompose_all
+from rlx.ops.pointwise.arithmetic import BinaryOp
+from rlx.ops.pointwise.bits import BitUnaryOp, PredicateKind
+from rlx.ops.pointwise.unary import ActivationKind
 
 EDGES = [0.0, -0.0, 0.3, -0.3, 1.0, -1.0, 1.7, -5.5, 42.0, -42.0, np.inf, -np.inf, np.nan]
 

@@ -16,7 +16,8 @@ import rlx
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ops.splat import (
+from rlx.ops.splat.geometry import sh_basis, sh_basis_slopes
+from rlx.ops.splat.render import (
     GaussianSplatBackwardParams,
     GaussianSplatInputs,
     GaussianSplatPrepare,
@@ -33,8 +34,7 @@ from rlx.ops.splat import (
     gaussian_splat_tile_count,
     unpack_gaussian_splat_packed_grads,
 )
-from rlx.ops.splat_geometry import sh_basis, sh_basis_slopes
-from rlx.ops.splat_scene import PreparedScene, unpack_prepared
+from rlx.ops.splat.scene import PreparedScene, unpack_prepared
 
 SMALL = GaussianSplatRenderParams(width=12, height=10, tile_size=4, max_list_entries=400)
 

@@ -6,7 +6,7 @@ from splat_oracle import alphas, camera_meta, counted_hits, linear_image, make_s
 
 import rlx
 from rlx.errors import OpError
-from rlx.ops.splat import (
+from rlx.ops.splat.render import (
     GaussianSplatBackwardParams,
     GaussianSplatInputs,
     GaussianSplatRenderBackward,

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as arrays_of
 from rlx import ops
 from rlx.errors import OpError
 from rlx.ir.graph import Graph
-from rlx.ops.subscript import AtIndexer
+from rlx.ops.shape.subscript import AtIndexer
 
 rng = np.random.default_rng(10)
 X = rng.standard_normal((3, 4, 5))

@@ -9,7 +9,7 @@ from scipy import special
 
 from rlx import ops
 from rlx.errors import OpError
-from rlx.ops.unary import ActivationKind
+from rlx.ops.pointwise.unary import ActivationKind
 
 TINY, SMALL, LARGE = 5e-324, 3e-310, 1e300
 SPECIAL = np.array([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5, 30.0, -30.0, TINY, -TINY, SMALL, LARGE, -LARGE])

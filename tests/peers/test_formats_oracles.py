@@ -9,8 +9,8 @@ import pytest
 
 from rlx.formats.gguf import TYPES, can_write, open_gguf, quantize, write_gguf
 from rlx.formats.safetensors import open_safetensors, write_safetensors
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant import QuantScheme, dequantize_blocks
+from rlx.quant.decode import FORMATS
+from rlx.quant.schemes import QuantScheme, dequantize_blocks
 
 pytestmark = pytest.mark.peers
 rng = np.random.default_rng(8)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.compat.engine_caches import BucketedCompileCache, CompileCache, pad_rows, slice_rows
 from rlx.errors import BindingError
-from rlx.runtime.caches import BucketedCompileCache, CompileCache, pad_rows, slice_rows
 from rlx.runtime.device import dispatch_report_for_device, first_unsupported_op, full_name, supports, supports_graph
 
 

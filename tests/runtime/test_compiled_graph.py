@@ -202,8 +202,8 @@ def test_a_profile_names_every_kernel():
 
 def test_a_profile_of_a_loop_computes_the_loop():
     from rlx.ir.shape import Shape
-    from rlx.ops.bodies import build_body
-    from rlx.ops.scans import Scan
+    from rlx.ops.control.bodies import build_body
+    from rlx.ops.control.scans import Scan
 
     x = Shape((3,), "f32")
     body = build_body("body", lambda c, x: (c * 0.5 + x, c), carry=x, x=x)

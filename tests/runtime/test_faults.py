@@ -74,7 +74,7 @@ def test_damaged_entries(damage, tmp_path, wanted):
 
 def test_entries_that_vanish_while_a_process_runs(tmp_path, wanted):
     before = """
-    import shutil, rlx.kernels.native as native
+    import shutil, rlx.backends.native.kernels as native
     found = native.Loader._object
     def vanish(self, kernel, key):
         shutil.rmtree(self.objects.directory, ignore_errors=True)
@@ -149,8 +149,8 @@ def has_unnamed_files(directory):
 
 def test_a_process_that_is_killed_where_every_file_has_a_name(tmp_path, wanted):
     before = """
-    import rlx.kernels.object_cache
-    rlx.kernels.object_cache._open_unnamed = lambda directory: None
+    import rlx.backends.native.object_cache
+    rlx.backends.native.object_cache._open_unnamed = lambda directory: None
     os.replace = stop
     """
     killed(tmp_path, KILL + textwrap.dedent(before))
@@ -158,7 +158,7 @@ def test_a_process_that_is_killed_where_every_file_has_a_name(tmp_path, wanted):
     assert left
     assert all(path.suffix != ".o" for path in left)
     assert run(tmp_path) == wanted
-    from rlx.kernels.object_cache import DiskCache
+    from rlx.backends.native.object_cache import DiskCache
 
     DiskCache(tmp_path).trim(0)
     assert entries(tmp_path) == []

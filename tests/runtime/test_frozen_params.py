@@ -13,14 +13,14 @@ import pytest
 
 import rlx
 from rlx.backends.api import CompileOptions
-from rlx.backends.compiling import compile_with_options
 from rlx.backends.cpu import executable as cpu_executable
-from rlx.backends.cpu import prepared_store
-from rlx.backends.cpu.prepared_store import PreparedStore
-from rlx.backends.cpu.program import Preparation
 from rlx.backends.memory import drop_pages, is_fixed
+from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.backends.program import prepared_store
+from rlx.backends.program.prepared_store import PreparedStore
+from rlx.backends.program.program import Preparation
 from rlx.errors import BindingError
-from rlx.ir.quant import QuantScheme
+from rlx.quant.schemes import QuantScheme
 
 rng = np.random.default_rng(9)
 
@@ -249,7 +249,7 @@ def test_what_kernels_prepare_is_not_kept(store):
 
 def test_preparing_goes_piece_by_piece(slow_store, tmp_path, monkeypatch):
     """Each piece lets go of its weights in their file, and of its results, before the next begins."""
-    monkeypatch.setattr("rlx.compile.prepare_pieces.prepare_pieces.__defaults__", (1,))
+    monkeypatch.setattr("rlx.compile.weights.pieces.prepare_pieces.__defaults__", (1,))
     graph, weights = quantized()
     program = cpu_executable.CpuExecutable.of(compile_with_options(graph, "cpu", CompileOptions()), key="some")
     stored = {name: mapped(tmp_path / name, w) for name, w in weights.items()}
@@ -284,9 +284,9 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_the_file(slow_store, mo
 @pytest.mark.parametrize("is_named", [False, True])
 def test_ctrl_c_in_the_middle_of_a_write_leaves_nothing(is_named, tmp_path, monkeypatch):
     if is_named:
-        monkeypatch.setattr("rlx.kernels.object_cache._open_unnamed", lambda directory: None)
+        monkeypatch.setattr("rlx.backends.native.object_cache._open_unnamed", lambda directory: None)
 
-    def interrupted(file, arrays):
+    def interrupted(file, key, arrays):
         file.write(bytes(1000))
         raise KeyboardInterrupt
 
@@ -301,13 +301,13 @@ LOAD = """
 import os, signal, sys
 import numpy as np, rlx
 from rlx.backends.cpu import prepared_store
-from rlx.backends.cpu.program import Preparation
-from rlx.ir.quant import QuantScheme
+from rlx.backends.program.program import Preparation
+from rlx.quant.schemes import QuantScheme
 
 Preparation.is_native = False
 write = prepared_store._write
 
-def half(file, arrays):
+def half(file, key, arrays):
     file.write(bytes(1000))
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backends.held import Held, HeldInput
+from rlx.backends.donation import Held, HeldInput
 from rlx.errors import BindingError, RlxError
 
 rng = np.random.default_rng(7)

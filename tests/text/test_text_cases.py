@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from random_graphs import inputs_for
-from rlx.fusion.miss_reasons import MissReason
+from rlx.compile.claims.fusion.miss_reasons import MissReason
 from rlx.ir.interpret import interpret
-from rlx.ir.passes import run_passes
-from rlx.ir.rewrite import RuleSet, apply_rules
-from rlx.ir.text import parse, show
+from rlx.ir.rewrite.passes import run_passes
+from rlx.ir.rewrite.rules import RuleSet, apply_rules
+from rlx.ir.text.graph_text import parse, show
 from rlx.ir.verify import verify_all
 from text_cases import FOLDER, all_passes, parse_passes, read_cases, refreshed, run_case
 

@@ -8,7 +8,7 @@ import pytest
 from rlx import debug
 from rlx.errors import OpError
 from rlx.ir.serialize import from_json, to_json
-from rlx.ir.text import parse, show
+from rlx.ir.text.graph_text import parse, show
 from rlx.trace.control import cond, map, scan
 from rlx.trace.jit import jit
 

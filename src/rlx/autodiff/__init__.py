@@ -13,7 +13,7 @@ from rlx.autodiff.batching import batch_graph
 from rlx.autodiff.forward import push_forward
 from rlx.autodiff.reverse import pull_back
 from rlx.ir.graph import Graph
-from rlx.ops.body_transforms import Engines, set_engines
+from rlx.ops.control.body_transforms import Engines, set_engines
 
 # The rules of control-flow ops transform the programs inside them.
 set_engines(Engines(push_forward, pull_back, batch_graph))

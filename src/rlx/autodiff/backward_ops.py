@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rlx.errors import AutodiffError
-from rlx.ir.dead_code import remove_dead_nodes
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Input
 from rlx.ir.op import OP_CLASSES
-from rlx.ir.rebuild import Rebuilt, Replacement, decompose_kinds, rebuild
-from rlx.ops.creation import ones
+from rlx.ir.rewrite.dead_code import remove_dead_nodes
+from rlx.ir.rewrite.rebuild import Rebuilt, Replacement, decompose_kinds, rebuild
+from rlx.ops.shape.creation import ones
 
 SEED = "d_output"
 

@@ -13,8 +13,8 @@ from rlx.ir.leaves import Project
 from rlx.ir.op import Op
 from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor
-from rlx.ops.body_transforms import varies_over
-from rlx.ops.rules import as_type
+from rlx.ops.control.body_transforms import varies_over
+from rlx.ops.define.rules import as_type
 
 
 def batch_graph(

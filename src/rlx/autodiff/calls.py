@@ -15,12 +15,12 @@ from typing import Any
 
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph, NodeId
-from rlx.ir.inline import inline_graph
+from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, lift, target_graph
-from rlx.ir.text import large_constants
+from rlx.ir.text.graph_text import large_constants
 from rlx.knobs import knobs
-from rlx.ops.body_transforms import chosen
+from rlx.ops.control.body_transforms import chosen
 from rlx.trace.arguments import Signature
 from rlx.trace.jit import Run, compile_graph, concrete
 from rlx.trace.pytree import TreeDef, tree_flatten

@@ -14,13 +14,13 @@ from rlx.errors import AutodiffError, TreeError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, lift, target_graph
-from rlx.ops.bodies import build_body, input_types, output_types
-from rlx.ops.body_calls import BodyCall, KeepPrecision
-from rlx.ops.body_transforms import as_tuple, build_step, filled
-from rlx.ops.custom_derivatives import CustomDerivative, DerivativeRule
-from rlx.ops.custom_functions import CustomFn, cotangent_names, primal_output_names
-from rlx.ops.operands import convert
-from rlx.ops.recomputation import Checkpoint
+from rlx.ops.control.bodies import build_body, input_types, output_types
+from rlx.ops.control.body_calls import BodyCall, KeepPrecision
+from rlx.ops.control.body_transforms import as_tuple, build_step, filled
+from rlx.ops.control.custom_derivatives import CustomDerivative, DerivativeRule
+from rlx.ops.control.custom_functions import CustomFn, cotangent_names, primal_output_names
+from rlx.ops.control.recomputation import Checkpoint
+from rlx.ops.define.operands import convert
 from rlx.trace.arguments import function_name
 from rlx.trace.pytree import TreeDef, tree_difference, tree_flatten, tree_leaves, tree_structure
 from rlx.trace.tracing import entered
@@ -321,7 +321,7 @@ def _called_through(kind: type[BodyCall], fun: Function | None, static_argnums: 
 
 def stop_gradient(x: Any) -> Any:
     """The same tree, as a constant in the eyes of differentiation."""
-    from rlx.ops.unary import StopGradient
+    from rlx.ops.pointwise.unary import StopGradient
     from rlx.trace.pytree import tree_map
 
     return tree_map(lambda leaf: StopGradient()(leaf), x)

@@ -9,7 +9,7 @@ from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import NoRule, Op
-from rlx.ir.rebuild import Rebuilt, Replacement, rebuild, unchanged
+from rlx.ir.rewrite.rebuild import Rebuilt, Replacement, rebuild, unchanged
 
 Rule = Literal["jvp", "vjp", "batch"]
 # An equivalent of an op: a function of its operands.

@@ -12,8 +12,8 @@ from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
-from rlx.ops.movement import reshape
-from rlx.ops.reductions import reduce_mean
+from rlx.ops.reduction.reductions import reduce_mean
+from rlx.ops.shape.movement import reshape
 
 
 def grad_subgraph(graph: Graph, wrt: Iterable[LeafRef]) -> Graph:

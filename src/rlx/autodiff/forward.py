@@ -12,8 +12,8 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
 from rlx.ir.op import Op
 from rlx.ir.tensor import Tensor
-from rlx.ops.body_transforms import depends_on
-from rlx.ops.rules import add_tangents, zeros_like
+from rlx.ops.control.body_transforms import depends_on
+from rlx.ops.define.rules import add_tangents, zeros_like
 
 # The tangent of a node: None is zero; a tuple for several results.
 Tangent = Any

@@ -14,8 +14,8 @@ from rlx.autodiff.reverse import Pullback
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
 from rlx.ir.tensor import lift
-from rlx.ops.body_transforms import filled, types
-from rlx.ops.creation import ones
+from rlx.ops.control.body_transforms import filled, types
+from rlx.ops.shape.creation import ones
 from rlx.trace.pytree import TreeDef, tree_leaves, tree_structure
 
 Argnums = int | Sequence[int]

@@ -20,7 +20,7 @@ from rlx.ir.leaves import Input, Param
 from rlx.ir.module import HirModule
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor, building, node_index
-from rlx.ops.rules import put_batch_first, zeros_of
+from rlx.ops.define.rules import put_batch_first, zeros_of
 
 LeafRef = str | int | Tensor
 
@@ -105,7 +105,7 @@ def grad_with_loss_opts(
 
 
 def _seed(graph: Graph, loss: Shape, name: str | None) -> Tensor:
-    from rlx.ops.creation import full
+    from rlx.ops.shape.creation import full
 
     if name is not None:
         return fresh_input(graph, name, loss)
@@ -190,7 +190,7 @@ def _with_axis(shape: Shape, axis: int, size: Size) -> Shape:
 
 def move_axis(x: Tensor, source: int, destination: int) -> Tensor:
     """`x` with one axis moved; unchanged when it is there already."""
-    from rlx.ops.movement import transpose
+    from rlx.ops.shape.movement import transpose
 
     rank = x.type.rank
     source, destination = source % rank, destination % rank
@@ -204,7 +204,7 @@ def move_axis(x: Tensor, source: int, destination: int) -> Tensor:
 
 def quantized_weight_bits(graph: Graph, node: int | Tensor) -> int | None:
     """The bits of a weight that is trained as if quantised: of a node that is a `FakeQuantize` or `FakeQuantizeLSQ`."""
-    from rlx.ops.fake_quant import FakeQuantize, FakeQuantizeLSQ
+    from rlx.ops.quant.fake_quant import FakeQuantize, FakeQuantizeLSQ
 
     op = graph.node(node).op
     return op.bits if isinstance(op, FakeQuantize | FakeQuantizeLSQ) else None

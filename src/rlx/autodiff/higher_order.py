@@ -9,16 +9,16 @@ from rlx.autodiff.backward_ops import decompose_backward_for_ad
 from rlx.autodiff.graphs import GradWithLossOptions, copy_leaves, fresh_input, grad_with_loss_opts
 from rlx.autodiff.replay import Replay
 from rlx.errors import AutodiffError
-from rlx.ir.dead_code import remove_dead_nodes
-from rlx.ir.equal_nodes import merge_equal_nodes
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
-from rlx.ir.rebuild import Rebuilt, Replacement, rebuild
+from rlx.ir.rewrite.dead_code import remove_dead_nodes
+from rlx.ir.rewrite.equal_nodes import merge_equal_nodes
+from rlx.ir.rewrite.rebuild import Rebuilt, Replacement, rebuild
 from rlx.ir.tensor import Tensor, building
 from rlx.knobs import knobs
-from rlx.ops.arithmetic import Binary, Compare, Where
-from rlx.ops.movement import Expand
-from rlx.ops.reductions import reduce_sum
+from rlx.ops.pointwise.arithmetic import Binary, Compare, Where
+from rlx.ops.reduction.reductions import reduce_sum
+from rlx.ops.shape.movement import Expand
 
 _fuser: list[Callable[[Graph], Graph]] = []
 

@@ -13,7 +13,7 @@ from rlx.autodiff.vectorize import vmap
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
 from rlx.ir.tensor import Tensor, lift
-from rlx.ops.movement import narrow, reshape
+from rlx.ops.shape.movement import narrow, reshape
 from rlx.trace.arguments import function_name
 from rlx.trace.pytree import tree_flatten, tree_leaves, tree_map, tree_structure
 

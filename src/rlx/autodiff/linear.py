@@ -18,8 +18,8 @@ from rlx.ir.graph import Graph, NodeId
 from rlx.ir.leaves import Constant, Input
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, building, target_graph
-from rlx.ops.body_transforms import filled, types
-from rlx.ops.operands import convert, dims_of
+from rlx.ops.control.body_transforms import filled, types
+from rlx.ops.define.operands import convert, dims_of
 from rlx.trace.pytree import TreeDef, tree_difference, tree_flatten
 from rlx.trace.tracing import entered
 

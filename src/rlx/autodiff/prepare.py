@@ -12,11 +12,11 @@ from typing import Any
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.module import MirModule
 from rlx.ir.op import Op
-from rlx.ir.passes import Pass
-from rlx.ir.rebuild import Rebuilt, Replacement, decompose_kinds, rebuild, replace_nodes, unchanged
-from rlx.ops.custom_functions import CustomFn
-from rlx.ops.reductions import Reduce
-from rlx.ops.scans import Scan
+from rlx.ir.rewrite.passes import Pass
+from rlx.ir.rewrite.rebuild import Rebuilt, Replacement, decompose_kinds, rebuild, replace_nodes, unchanged
+from rlx.ops.control.custom_functions import CustomFn
+from rlx.ops.control.scans import Scan
+from rlx.ops.reduction.reductions import Reduce
 
 FUSED = frozenset(
     {
@@ -92,9 +92,9 @@ def convert_scans_for_ad(graph: Graph) -> Rebuilt:
 
 def fuse_decomposed_gaussian_splat(graph: Graph) -> Rebuilt:
     """Prepare and rasterize of a scene, when nothing else reads what was prepared, as one render."""
-    from rlx.ops.splat import GaussianSplatRender
-    from rlx.ops.splat_prepare import GaussianSplatPrepare
-    from rlx.ops.splat_raster import GaussianSplatRasterize
+    from rlx.ops.splat.prepare import GaussianSplatPrepare
+    from rlx.ops.splat.raster import GaussianSplatRasterize
+    from rlx.ops.splat.render import GaussianSplatRender
 
     uses = graph.use_map()
     fused: dict[NodeId, Node] = {}

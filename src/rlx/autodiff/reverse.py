@@ -12,8 +12,8 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
 from rlx.ir.op import Op
 from rlx.ir.tensor import Tensor
-from rlx.ops.body_transforms import depends_on, tangent_type
-from rlx.ops.rules import add_tangents, as_type
+from rlx.ops.control.body_transforms import depends_on, tangent_type
+from rlx.ops.define.rules import add_tangents, as_type
 
 
 class Pullback:

@@ -14,8 +14,8 @@ from rlx.ir.dims import as_dim, require_equal
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape, Size, normalize_axis
 from rlx.ir.tensor import Tensor, lift
-from rlx.ops.named_axes import named_axis
-from rlx.ops.rules import mapped_axis, put_batch_first
+from rlx.ops.define.rules import mapped_axis, put_batch_first
+from rlx.ops.parallel.named_axes import named_axis
 from rlx.trace.arguments import function_name
 from rlx.trace.pytree import tree_flatten, tree_leaves
 from rlx.trace.tracing import Spec

@@ -6,7 +6,6 @@ and no state of a run, so that any number of threads may run it at once.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,13 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlx.backends.compile_options import CompileOptions as CompileOptions
-from rlx.backends.held import Held
+from rlx.backends.donation import Held
+from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Target, register_target, require, select
+from rlx.compile.target import targets as targets
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Size
+from rlx.locks import fork_safe_lock
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -107,27 +109,37 @@ class Backend(ABC):
     def compile(self, graph: Graph, options: CompileOptions) -> Executable: ...
 
 
-_factories: dict[str, Callable[[], Backend]] = {}
-_backends: dict[str, Backend] = {}
-_lock = threading.Lock()
+_backends: dict[tuple[str, str], Backend] = {}
+_lock = fork_safe_lock()
 
 
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:
-    """Make a backend known; a second registration under the same name replaces the first."""
+    """Make a backend known under a new name in this process. Packages declare a `Target` as an entry point instead."""
+    about = "registered by this process"
+    register_target(Target(name=name, about=about, probe=lambda: _present(name), backend=lambda chosen: factory()))
     with _lock:
-        _factories[name] = factory
-        _backends.pop(name, None)
+        _backends.clear()
+
+
+def _present(name: str) -> Found | Absent:
+    if backend_for(name).is_available():
+        return Found((DeviceInfo(0, name),))
+    return Absent(Absence.NoDevice, "its backend finds no device", "see what the backend needs")
 
 
 def registered_devices() -> list[str]:
-    return sorted(_factories)
+    """The names of all targets that can run programs, here or elsewhere."""
+    return sorted(target.name for target in targets() if target.backend is not None)
 
 
 def backend_for(name: str) -> Backend:
-    """The backend called `name`, created on first use."""
+    """The backend of a device, created on first use."""
+    chosen = select(name)
+    key = (chosen.name, chosen.variant)
     with _lock:
-        if name not in _factories:
-            raise BackendError(f"there is no device {name!r}; known devices: {', '.join(sorted(_factories))}")
-        if name not in _backends:
-            _backends[name] = _factories[name]()
-        return _backends[name]
+        if key not in _backends:
+            if chosen.target.backend is None:
+                require(chosen)
+                raise BackendError(f"{chosen.name} compiles programs but does not run them")
+            _backends[key] = chosen.target.backend(chosen)
+        return _backends[key]

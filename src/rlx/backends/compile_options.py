@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import RlxError
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from rlx.compile.precision import Precision, PrecisionPolicy
-    from rlx.fusion.fusion_pipeline import FusionOptions, FusionTarget
-    from rlx.ir.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
+    from rlx.compile.claims.fusion.fusion_pipeline import FusionOptions, FusionTarget
+    from rlx.compile.claims.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
+    from rlx.compile.precision.policy import Precision, PrecisionPolicy
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class CompileOptions:
     @property
     def precision_policy(self) -> PrecisionPolicy:
         """The policy that holds: `policy`, else the one that goes with `precision`."""
-        from rlx.compile.precision import PrecisionPolicy
+        from rlx.compile.precision.policy import PrecisionPolicy
 
         return PrecisionPolicy.of(self.precision if self.policy is None else self.policy)
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlx.backends.native.kernels import load
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import Kernel, ValueType
-from rlx.kernels.native import load
-from rlx.kernels.targets import Target, host
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Kernel, ValueType
+from rlx.kernels.machines import Machine, host
 
 # More accumulators than a multiply-add takes cycles times how many start in one.
 CHAINS = 12
@@ -67,7 +67,7 @@ def _together(threads: int, work: Callable[[int], None]) -> float:
     return time.perf_counter() - start
 
 
-def _fma_kernel(target: Target) -> Kernel:
+def _fma_kernel(target: Machine) -> Kernel:
     k = KernelBuilder("fma_rate")
     y, steps = k.pointer("y", DType.F32, write=True), k.index("steps")
     kind = ValueType(DType.F32, target.lanes(DType.F32))
@@ -82,7 +82,7 @@ def _fma_kernel(target: Target) -> Kernel:
     return k.build()
 
 
-def _read_kernel(target: Target) -> Kernel:
+def _read_kernel(target: Machine) -> Kernel:
     k = KernelBuilder("read_rate")
     x, y = k.pointer("x", DType.F32), k.pointer("y", DType.F32, write=True)
     count = k.index("count")

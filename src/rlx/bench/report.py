@@ -134,7 +134,7 @@ def machine() -> str:
             model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     except OSError:
         pass
-    from rlx.kernels.targets import host
+    from rlx.kernels.machines import host
 
     return (
         f"{model}, {os.cpu_count()} processors, {host().name}, {platform.system()}, Python {platform.python_version()}"

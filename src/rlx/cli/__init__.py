@@ -26,13 +26,16 @@ COMMANDS: dict[str, str] = {
     "chat": "talk to a language model",
     "generate": "continue a text",
     "embed": "turn texts into vectors",
+    "transcribe": "write what is said in a recording",
     "perplexity": "how well a model predicts a text",
     "bench": "measure models on this machine",
     "explain": "what was fused into which kernel, and why",
     "devices": "what can run programs here",
+    "doctor": "what a device needs, and whether it is there",
     "pull": "get a model",
     "inspect": "metadata and tensors of a model file, or the text of a graph",
     "quantize": "write a GGUF file with smaller tensors",
+    "splat": "train, render and show scenes of Gaussian splats",
 }
 
 

@@ -24,23 +24,27 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    import rlx.runtime  # noqa: F401 - registers the backends
-    from rlx.backends.api import registered_devices
-    from rlx.runtime.device import is_available
+    from rlx.compile.target import Absent, targets
 
-    found = [{"device": d, "available": is_available(d), "detail": _detail(d)} for d in registered_devices()]
+    rows: list[dict[str, object]] = []
+    for target in targets():
+        found = target.probe()
+        if isinstance(found, Absent):
+            rows.append(_row(target.name, found.why.value, found.reason, found.remedy))
+            continue
+        for info in found.devices:
+            name = target.name if info.index == 0 else f"{target.name}:{info.index}"
+            detail = ", ".join(part for part in (info.name, info.detail) if part)
+            rows.append(_row(name, "ready", detail))
+    rows.sort(key=lambda row: not row["available"])
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(rows, indent=2))
         return 0
-    for row in found:
-        print(f"{row['device']:<10} {'yes' if row['available'] else 'no':<4} {row['detail']}".rstrip())
+    for row in rows:
+        print(f"{row['device']:<10} {row['state']:<15} {row['detail']}".rstrip())
+    print("`rlx doctor DEVICE` says what one of them needs.")
     return 0
 
 
-def _detail(device: str) -> str:
-    if device == "cpu":
-        from rlx.backends.cpu.threads import thread_count
-        from rlx.kernels.targets import host
-
-        return f"{host().name}, {thread_count(None)} threads"
-    return "plain NumPy, for checking" if device == "reference" else ""
+def _row(device: str, state: str, detail: str, remedy: str = "") -> dict[str, object]:
+    return {"device": device, "available": state == "ready", "state": state, "detail": detail, "remedy": remedy}

@@ -21,7 +21,7 @@ import numpy as np
 from rlx.cli import add_command
 from rlx.models.pull_progress import ProgressBar
 from rlx.models.text_encoder import load_encoder
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
@@ -46,6 +46,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")
+    parser.add_argument("--no-mmap", action="store_true", help="read the weights into memory, so that they may change")
     output = parser.add_mutually_exclusive_group()
     output.add_argument(
         "--out", type=Path, metavar="PATH", help="write a float32 array [texts, size] in NumPy's format"
@@ -56,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     texts = args.texts or _lines(args.file)
-    encoder = load_encoder(args.model, args.device, args.threads, args.weights, args.activations)
+    encoder = load_encoder(args.model, args.device, args.threads, args.weights, args.activations, mmap=not args.no_mmap)
     with ProgressBar(unit="texts", scale=1) as bar:
         vectors = encoder.embed(
             texts,

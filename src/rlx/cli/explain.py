@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from rlx.cli import add_command
 from rlx.errors import FormatError
 from rlx.models.config_hf_encoders import is_encoder
-from rlx.models.model_files import find_model, read_json
+from rlx.models.model_files import read_json
+from rlx.models.pull import find_model
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 # A graph is text; what is larger than this is something else.
 _MAX_GRAPH_BYTES = 64 << 20
@@ -61,7 +62,7 @@ def _report(path: Path, device: str) -> CompileReport:
 
 def _graph_report(path: Path, device: str) -> CompileReport:
     """The report of a graph that was printed into a file."""
-    from rlx.ir.text import parse
+    from rlx.ir.text.graph_text import parse
     from rlx.runtime.session import Session
 
     if path.stat().st_size > _MAX_GRAPH_BYTES:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -30,6 +30,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
         help="int8 is fastest, and not exact; int16 is between (default: f32)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")
+    parser.add_argument("--no-mmap", action="store_true", help="read the file into memory, so that it may change")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -62,6 +63,7 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
         activations=args.activations,
         kv_dtype=kv_dtype,
         weights=args.weights,
+        mmap=not args.no_mmap,
     )
 
 

@@ -18,26 +18,9 @@ import numpy as np
 
 from rlx.autodiff.graphs import GradWithLossOptions, LeafRef, grad_with_loss_opts, leaf_ids
 from rlx.compile import pipeline
-from rlx.compile.buffers import plan_buffers
-from rlx.compile.dispatch import KernelDispatchReport
-from rlx.compile.fusion_barriers import UnfusedEdge
-from rlx.compile.generators import Generator, generator_for
-from rlx.compile.int8_activations import Int8Change, int8_activations
-from rlx.compile.join_quantized import join_quantized
-from rlx.compile.lir_interpreter import interpret_lir
-from rlx.compile.lir_lives import stored_over
-from rlx.compile.memory import MemoryPlanOptions, SharedWeightLayout, WeightSlot, plan_memory_with_options
-from rlx.compile.packing import aligned
-from rlx.compile.panels import pack_weights, stored_panels
-from rlx.compile.precision import PrecisionPolicy
-from rlx.compile.prepare import Programs, split_prepare
-from rlx.compile.quantized_panels import pack_quantized
-from rlx.compile.report import CompileFindings, CompileReport, Where
-from rlx.compile.stages import StageRecord, Stages
-from rlx.compile.widen_late import widen_late
-from rlx.errors import LowerError, RlxError
-from rlx.fusion.fusion_limits import with_fusion_limits
-from rlx.fusion.fusion_pipeline import (
+from rlx.compile.claims.dispatch import KernelDispatchReport
+from rlx.compile.claims.fusion.fusion_limits import with_fusion_limits
+from rlx.compile.claims.fusion.fusion_pipeline import (
     FusionOptions,
     FusionTarget,
     backward_cleanup_passes,
@@ -46,19 +29,37 @@ from rlx.fusion.fusion_pipeline import (
     fusion_passes_for_supported,
     supported_for_target,
 )
-from rlx.fusion.fusion_report import FusionReport
+from rlx.compile.claims.fusion.fusion_report import FusionReport
+from rlx.compile.claims.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
+from rlx.compile.fuse.barriers import UnfusedEdge
+from rlx.compile.generators import Generator, generator_for
+from rlx.compile.memory.interpret import interpret_lir
+from rlx.compile.memory.lir_liveness import stored_over
+from rlx.compile.memory.node_plan import MemoryPlanOptions, SharedWeightLayout, WeightSlot, plan_memory_with_options
+from rlx.compile.memory.packing import aligned
+from rlx.compile.memory.plan import plan_buffers
+from rlx.compile.precision.policy import PrecisionPolicy
+from rlx.compile.report.report import CompileFindings, CompileReport, Where
+from rlx.compile.stages import StageRecord, Stages
+from rlx.compile.target import select
+from rlx.compile.weights.integer_activations import Int8Change, int8_activations
+from rlx.compile.weights.join_quantized import join_quantized
+from rlx.compile.weights.pack_blocks import pack_quantized
+from rlx.compile.weights.pack_floats import pack_weights, stored_panels
+from rlx.compile.weights.sink_casts import widen_late
+from rlx.compile.weights.split import Programs, split_prepare
+from rlx.errors import LowerError, RlxError
 from rlx.ir.dims import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ir.lir import LirModule
-from rlx.ir.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
 from rlx.ir.module import GraphModule, GraphStage, HirModule, MirModule
-from rlx.ir.passes import PassRecord, run_passes
+from rlx.ir.rewrite.passes import PassRecord, run_passes
 from rlx.ir.shape import Size
 from rlx.ir.tensor import node_index
 from rlx.ir.verify import debug_assert_valid
 from rlx.knobs import knobs
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Program = HirModule | MirModule | LirModule | GraphModule | Graph
@@ -159,7 +160,7 @@ class CompilePipeline:
     Given, they overrule the generator: the program is fused for, and legalised to, exactly these kinds.
     """
 
-    target: FusionTarget = FusionTarget.Cpu
+    target: str = FusionTarget.Cpu
     opts: FusionOptions | None = None
     arena_alignment: int = field(default_factory=lambda: knobs.arena_align)
     assert_fusion_clean: bool = False
@@ -173,7 +174,7 @@ class CompilePipeline:
 
     def __post_init__(self) -> None:
         # Names are accepted where there is one.
-        object.__setattr__(self, "target", FusionTarget(self.target))
+        object.__setattr__(self, "target", _target_name(self.target))
         object.__setattr__(self, "precision", PrecisionPolicy.of(self.precision))
         object.__setattr__(self, "kernel_dispatch", KernelDispatchConfig.of(self.kernel_dispatch))
         if self.activations not in ACTIVATIONS:
@@ -184,7 +185,8 @@ class CompilePipeline:
     @staticmethod
     def new(target: FusionTarget | str = FusionTarget.Cpu) -> CompilePipeline:
         """The pipeline of a target, with the options that its knobs ask for."""
-        return CompilePipeline(FusionTarget(target), FusionOptions.for_target(FusionTarget(target)))
+        name = _target_name(target)
+        return CompilePipeline(name, FusionOptions.for_target(name))
 
     def with_assert_fusion_clean(self, on: bool = True) -> CompilePipeline:
         return replace(self, assert_fusion_clean=on)
@@ -397,6 +399,12 @@ class CompilePipeline:
         self, mir: MirModule, wrt: Iterable[LeafRef], options: GradWithLossOptions = GradWithLossOptions.STRICT
     ) -> TrainingCompileResult:
         return self.compile_training(mir, wrt, options)
+
+
+def _target_name(target: FusionTarget | str) -> str:
+    """The name of a target, as a member of the enum where it is one."""
+    name = str(target).lower()
+    return FusionTarget(name) if name in list(FusionTarget) else select(name).target.name
 
 
 def _reference(ref: LeafRef) -> str | int:

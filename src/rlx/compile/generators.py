@@ -1,13 +1,7 @@
-"""Targets for which rlx writes the kernels itself, and what their generators have kernels for.
-
-Generators stand after this folder. They make themselves known here, which `rlx.backends` does when it is imported, and
-are loaded when a compile asks for them.
-"""
+"""Targets for which rlx writes the kernels itself, and what their generators have kernels for."""
 
 from __future__ import annotations
 
-import importlib
-import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,7 +26,7 @@ class Generator(NamedTuple):
 
     `panel_width(dtype, n)` is how many columns of a weight with n of them its products read side by side, for sums of
     a type; None if they have no use for panels. `has_pairs(dtype)` says that products of a type read them in panels of
-    pairs, as `rlx.compile.panels` has them.
+    pairs, as `rlx.compile.weights.pack_floats` has them.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -41,22 +35,12 @@ class Generator(NamedTuple):
     has_pairs: Callable[[DType], bool] = lambda dtype: False
 
 
-_lock = threading.Lock()
-# Replaced as a whole when one is added: readers need no lock.
-_generators: dict[str, Callable[[], Generator]] = {}
-
-
-def register_generator(target: str, generator: Callable[[], Generator]) -> None:
-    """Compile programs for `target` by grouping ops into generated kernels."""
-    global _generators
-    with _lock:
-        _generators = {**_generators, target: generator}
-
-
 def generator_for(target: str) -> Generator | None:
-    """The generator of a target; None for targets with kernels of their own."""
-    if not _generators:
-        # A program may be compiled by those who never run one, and have not imported what runs it.
-        importlib.import_module("rlx.backends")
-    found = _generators.get(str(target))
-    return None if found is None else found()
+    """The generator of a target, for the machine that it takes by default; None if it has kernels for whole ops."""
+    # Targets say what they claim in the words of `claims`, which stands on this.
+    from rlx.compile.target import select
+
+    found = select(str(target)).target
+    if found.generator is None or found.machine is None:
+        return None
+    return found.generator(found.machine(None))

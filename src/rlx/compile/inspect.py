@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from rlx.compile.claims.fusion.fusion_report import inspect_fusion
 from rlx.compile.compiler import CompilePipeline, CompileResult, Program
-from rlx.fusion.fusion_report import inspect_fusion
-from rlx.ir.inspect import inspect_graph, inspect_hir, inspect_lir, inspect_mir, inspect_mir_diff
 from rlx.ir.lir import LirModule
 from rlx.ir.module import GraphModule, HirModule, MirModule
+from rlx.ir.text.inspect import inspect_graph, inspect_hir, inspect_lir, inspect_mir, inspect_mir_diff
 from rlx.knobs import knobs
 
 

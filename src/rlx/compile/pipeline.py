@@ -12,42 +12,42 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from rlx.compile.auto_mixed_precision import AutoMixedPrecision
-from rlx.compile.buffers import ALIGNMENT, plan_buffers
-from rlx.compile.dispatch import (
+from rlx.compile.claims.dispatch import (
     KernelDispatchReport,
     maybe_log_dispatch_report,
     prepare_graph_for_backend_with_report,
 )
-from rlx.compile.eliminate import CommonSubexpressionElimination
-from rlx.compile.fold_constants import ConstantFolding
-from rlx.compile.fusion_barriers import UnfusedEdge
+from rlx.compile.claims.fusion.control_flow import LowerControlFlow
+from rlx.compile.claims.fusion.fusion_limits import FusionLimits
+from rlx.compile.claims.fusion.fusion_pipeline import supports_op
+from rlx.compile.claims.fusion.fusion_report import FusionReport
+from rlx.compile.claims.fusion.unfuse_elementwise_regions import clip_elementwise_regions
+from rlx.compile.claims.legalize import LegalizeError
+from rlx.compile.claims.logical_kernel import KernelDispatchConfig
+from rlx.compile.fuse.barriers import UnfusedEdge
+from rlx.compile.fuse.group import group
 from rlx.compile.generators import Generator
-from rlx.compile.grouping import group
-from rlx.compile.in_place import store_in_place, with_copies
-from rlx.compile.join_products import join_products
-from rlx.compile.kernel_forms import kernel_forms
-from rlx.compile.legalize import LegalizeError
-from rlx.compile.liveness import is_pure_view
-from rlx.compile.precision import PrecisionPolicy
-from rlx.compile.simplify import AlgebraicSimplify
+from rlx.compile.lower.lower import kernel_forms
+from rlx.compile.memory.in_place import store_in_place, with_copies
+from rlx.compile.memory.liveness import is_pure_view
+from rlx.compile.memory.plan import ALIGNMENT, plan_buffers
+from rlx.compile.precision.apply import AutoMixedPrecision
+from rlx.compile.precision.policy import PrecisionPolicy
+from rlx.compile.simplify.algebra import AlgebraicSimplify
+from rlx.compile.simplify.common_values import CommonSubexpressionElimination
+from rlx.compile.simplify.constants import ConstantFolding
 from rlx.compile.stages import Stages
-from rlx.fusion.control_flow import LowerControlFlow
-from rlx.fusion.fusion_limits import FusionLimits
-from rlx.fusion.fusion_pipeline import supports_op
-from rlx.fusion.fusion_report import FusionReport
-from rlx.fusion.unfuse_elementwise_regions import clip_elementwise_regions
-from rlx.ir.dead_code import DeadCodeElimination
+from rlx.compile.weights.join_products import join_products
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel, LirModule
-from rlx.ir.logical_kernel import KernelDispatchConfig
-from rlx.ir.passes import Pass, PassRecord, run_passes
-from rlx.ir.rebuild import decompose_all
+from rlx.ir.rewrite.dead_code import DeadCodeElimination
+from rlx.ir.rewrite.passes import Pass, PassRecord, run_passes
+from rlx.ir.rewrite.rebuild import decompose_all
 from rlx.ir.verify import debug_assert_valid
-from rlx.ops.body_calls import KeepPrecision
-from rlx.ops.fused import FusedMatMulBiasAct, FusedResidualLN, FusedResidualRmsNorm, FusedSwiGLU
-from rlx.ops.fused_blocks import FusedAttentionBlock, FusedTransformerLayer
+from rlx.ops.control.body_calls import KeepPrecision
+from rlx.ops.fused.blocks import FusedAttentionBlock, FusedTransformerLayer
+from rlx.ops.fused.layers import FusedMatMulBiasAct, FusedResidualLN, FusedResidualRmsNorm, FusedSwiGLU
 
 FUSED_OPS = (
     FusedMatMulBiasAct,

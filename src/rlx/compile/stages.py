@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
-from rlx.ir.lir_text import parse_lir
-from rlx.ir.text import large_constants, parse
+from rlx.ir.text.graph_text import large_constants, parse
+from rlx.ir.text.lir_text import parse_lir
 from rlx.ir.verify import check
 from rlx.knobs import knobs
 
@@ -85,7 +85,7 @@ def _replaced(program: P, file: Path) -> P:
     is_lir = isinstance(program, LirModule)
     constants = large_constants(_graph(program))
     try:
-        edited: Any = parse_lir(text, constants) if is_lir else parse(text, constants)
+        edited: Any = parse_lir(text, constants) if is_lir else parse(text, constants, allow_lowered=True)
         if type(edited) is not type(program):
             raise RlxError(f"it holds a {type(edited).__name__}, a {type(program).__name__} is needed")
         check(_graph(edited), file.name)

@@ -1,12 +1,19 @@
-"""A file mapped into memory, read only, and files that appear whole or not at all."""
+"""A file in memory, mapped or read, and files that appear whole or not at all.
+
+A mapped file costs no memory of its own, and it must stay as it is: if another process cuts it, whoever looks at what
+was cut is ended by the system (SIGBUS), in any program. Replacing a file by another one of its name is harmless. Where
+files may be cut, read them instead: `mmap=False`.
+"""
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from mmap import ACCESS_READ
+from mmap import mmap as Mapping
 from pathlib import Path
 from typing import IO
 
@@ -18,16 +25,28 @@ from rlx.errors import FormatError
 U8 = npt.NDArray[np.uint8]
 
 
-def map_file(path: Path) -> U8:
-    """The bytes of `path` as a read-only array; nothing is read until it is looked at.
+def file_bytes(path: Path, mmap: bool = True) -> U8:
+    """The bytes of `path` as a read-only array. Mapped, nothing is read until it is looked at; otherwise all is, now.
 
-    The mapping ends when the last view of the array is gone.
+    A mapping ends when the last view of the array is gone.
     """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size == 0:
+    if path.is_dir():
+        raise FormatError(f"{path}: a regular file is needed; this is a directory")
+    with open(path, "rb", opener=_open_at_once) as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            kind = "a pipe" if stat.S_ISFIFO(info.st_mode) else "a device or a socket"
+            raise FormatError(f"{path}: a regular file is needed; this is {kind}")
+        if info.st_size == 0:
             raise FormatError(f"{path}: the file is empty")
-        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+        if not mmap:
+            return np.frombuffer(file.read(), np.uint8)
+        return np.frombuffer(Mapping(file.fileno(), info.st_size, access=ACCESS_READ), np.uint8)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opening a pipe waits for a writer otherwise, and there may be none."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import RlxError
-from rlx.ir.dims import require_equal
+from rlx.ir.dims import require_again
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
@@ -50,7 +50,7 @@ class Block(Op):
         except RlxError as error:
             raise self.fail(str(error).split("\n")[0]) from None
         for constraint in program.constraints:
-            require_equal(constraint.left, constraint.right, constraint.reason)
+            require_again(constraint)
         types = tuple(program.shape(o) for o in program.outputs)
         return types if len(types) > 1 else types[0]
 

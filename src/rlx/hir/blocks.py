@@ -12,11 +12,11 @@ from rlx import ops
 from rlx.hir.block import Block
 from rlx.ir.module import FusionPolicy, MissingBias
 from rlx.ir.op import Op, op
-from rlx.ir.quant import QuantScheme
 from rlx.ir.shape import Shape
-from rlx.ops.attend_operands import AttentionLayout, MaskKind
-from rlx.ops.samples import Sample, sample, spec
-from rlx.ops.unary import ActivationKind
+from rlx.ops.attn.operands import AttentionLayout, MaskKind
+from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.pointwise.unary import ActivationKind
+from rlx.quant.schemes import QuantScheme
 
 __all__ = [
     "DepthwiseConv1dCausal",

@@ -23,10 +23,10 @@ from rlx.hir.blocks import (
     SwiGLU,
 )
 from rlx.hir.composite import LlamaDecoderBlock, Qwen35MtpHead
-from rlx.ir.quant import QuantScheme
 from rlx.ir.shape import Shape
-from rlx.ops.attend_operands import MaskKind
-from rlx.ops.unary import ActivationKind
+from rlx.ops.attn.operands import MaskKind
+from rlx.ops.pointwise.unary import ActivationKind
+from rlx.quant.schemes import QuantScheme
 
 if TYPE_CHECKING:
     from rlx.hir.block import Block

@@ -11,8 +11,8 @@ from rlx.hir.blocks import ResidualRmsNorm, SwiGLU
 from rlx.ir.module import FusionPolicy
 from rlx.ir.op import op
 from rlx.ir.shape import Shape
-from rlx.ops.attend_operands import MaskKind
-from rlx.ops.samples import Sample, sample, spec
+from rlx.ops.attn.operands import MaskKind
+from rlx.ops.define.samples import Sample, sample, spec
 
 __all__ = ["LlamaDecoderBlock", "Qwen35MtpHead", "Qwen35MtpInputs"]
 

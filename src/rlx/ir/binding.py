@@ -23,17 +23,20 @@ def bind_graph(graph: Graph, binding: Mapping[str, int | Dim]) -> Graph:
     """The graph with symbols replaced in every type, attribute and body. Node ids, names and origins stay.
 
     Types are inferred again from the bound leaves, so they always agree with the attributes; constraints that the
-    binding decides are checked here.
+    binding decides are checked here, all others stay.
     """
     bound = graph.empty_like()
     for node in graph.nodes:
         bound.append(node.op.bind(binding), node.inputs, name=node.name, origin=node.origin)
     bound.outputs = list(graph.outputs)
     sizes = {k: v for k, v in binding.items() if isinstance(v, int)}
+    known = set(bound.constraints)
     for constraint in graph.constraints:
-        left, right = bind_dim(constraint.left, binding), bind_dim(constraint.right, binding)
-        if isinstance(left, int) and isinstance(right, int):
+        still = constraint.bind(binding)
+        if not still.symbols:
             constraint.check(sizes)
+        elif still not in known:
+            bound.constraints.append(still)
     return bound
 
 

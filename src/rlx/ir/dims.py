@@ -8,8 +8,9 @@ for sizes, so they are never negative; nothing else is assumed about them.
     >>> (s + 1) * 2 - 2 * s, (s * 4) // 4, as_dim("B*S + 1")
     (2, S, B*S + 1)
 
-Two dims are `==` when they are equal for every binding. Whether `B` and `S` agree is only known at run time:
-`require_equal` then records a constraint that the runtime checks (see `collect_constraints`).
+Two dims are `==` when they are equal for every binding. Whether `B` and `S` agree, or whether `S` is at least 6, is
+only known at run time: `require_equal` and `require_at_most` then record a constraint that the runtime checks (see
+`collect_constraints`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NoReturn
 
 from rlx.errors import BindingError, ParseError, ShapeError, TraceError
@@ -329,11 +330,18 @@ def dim_min(a: int | Dim, b: int | Dim) -> int | Dim:
 def _absorbed(kind: str, a: int | Dim, b: int | Dim) -> Dim | None:
     """max(x, max(x, y)) is max(x, y), and so for min."""
     for outer, inner in ((a, b), (b, a)):
-        if isinstance(inner, Dim) and inner.terms[0][1] == 1 and len(inner.terms) == 1 and len(inner.terms[0][0]) == 1:
-            (atom,) = inner.terms[0][0]
-            if isinstance(atom, DimAtom) and atom.kind == kind and outer in atom.args:
-                return inner
+        atom = _single_atom(inner)
+        if atom is not None and atom.kind == kind and outer in atom.args and isinstance(inner, Dim):
+            return inner
     return None
+
+
+def _single_atom(d: int | Dim) -> DimAtom | None:
+    """The atom that `d` consists of, when it is nothing else."""
+    if isinstance(d, int) or len(d.terms) != 1 or d.terms[0][1] != 1 or len(d.terms[0][0]) != 1:
+        return None
+    (factor,) = d.terms[0][0]
+    return factor if isinstance(factor, DimAtom) else None
 
 
 _FUNCTIONS: dict[str, Callable[[int | Dim, int | Dim], int | Dim]] = {
@@ -470,32 +478,67 @@ def dims_equal(a: int | Dim, b: int | Dim) -> bool | None:
 
 @dataclass(frozen=True)
 class DimConstraint:
-    """`left == right` must hold at run time; `reason` says which op needs it."""
+    """`left == right` or `left <= right` must hold at run time; `reason` says which op needs it."""
 
     left: int | Dim
     right: int | Dim
     reason: str
+    relation: str = "=="
+
+    def __post_init__(self) -> None:
+        if self.relation not in _RELATIONS:
+            raise ParseError(f"{self.relation!r} does not relate two sizes; use {' or '.join(_RELATIONS)}")
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The names both sides depend on."""
+        return frozenset(s for d in (self.left, self.right) if isinstance(d, Dim) for s in d.symbols)
+
+    def bind(self, binding: Mapping[str, int | Dim]) -> DimConstraint:
+        left, right = bind_dim(self.left, binding), bind_dim(self.right, binding)
+        return DimConstraint(left, right, self.reason, self.relation)
 
     def check(self, binding: Mapping[str, int]) -> None:
         left, right = bind_dim(self.left, binding), bind_dim(self.right, binding)
-        if left != right:
+        if not _RELATIONS[self.relation](left, right):
             sizes = ", ".join(f"{k}={v}" for k, v in sorted(binding.items()))
             raise BindingError(
-                f"{self.reason} needs {self.left} == {self.right}, but with {sizes} they are {left} and {right}"
+                f"{self.reason} needs {self.left} {self.relation} {self.right}, but with {sizes} they are {left} and "
+                f"{right}; pass arrays of sizes for which it holds"
             )
 
+
+def distinct(constraints: Iterable[DimConstraint]) -> tuple[DimConstraint, ...]:
+    """The constraints without those that an earlier one says already, as every layer of a model does."""
+    found: dict[tuple[int | Dim, str, int | Dim], DimConstraint] = {}
+    for c in constraints:
+        found.setdefault((c.left, c.relation, c.right), c)
+    return tuple(found.values())
+
+
+# What a constraint demands of its two sides, both bound to ints.
+_RELATIONS: dict[str, Callable[[int | Dim, int | Dim], bool]] = {
+    "==": lambda left, right: left == right,
+    "<=": lambda left, right: left <= right,
+}
 
 _collected: ContextVar[list[DimConstraint] | None] = ContextVar("collected", default=None)
 
 
 @contextmanager
 def collect_constraints(into: list[DimConstraint]) -> Iterator[None]:
-    """While active, `require_equal` records undecided equalities in `into` instead of refusing them."""
+    """While active, undecided equalities and inequalities are recorded in `into`; otherwise they are let pass."""
     token = _collected.set(into)
     try:
         yield
     finally:
         _collected.reset(token)
+
+
+def _record(left: int | Dim, right: int | Dim, reason: str, relation: str) -> None:
+    collector = _collected.get()
+    if collector is not None:
+        collector.append(DimConstraint(left, right, reason, relation))
 
 
 def require_equal(a: int | Dim, b: int | Dim, reason: str) -> bool:
@@ -504,11 +547,50 @@ def require_equal(a: int | Dim, b: int | Dim, reason: str) -> bool:
         return True
     answer = dims_equal(a, b)
     if answer is None:
-        collector = _collected.get()
-        if collector is not None:
-            collector.append(DimConstraint(a, b, reason))
+        _record(a, b, reason, "==")
         return True
     return answer
+
+
+def require_at_most(left: int | Dim, right: int | Dim, reason: str) -> bool:
+    """False when left > right for certain; otherwise True, with a run-time constraint when it is not certain.
+
+    >>> require_at_most(as_dim("S"), as_dim("S+1"), "narrow"), require_at_most(as_dim("S+1"), as_dim("S"), "narrow")
+    (True, False)
+    """
+    answer = _at_most(left, right)
+    if answer is None:
+        _record(left, right, reason, "<=")
+        return True
+    return answer
+
+
+def _at_most(left: int | Dim, right: int | Dim) -> bool | None:
+    """Whether left <= right holds for every binding or for none; None when only a binding can tell."""
+    if isinstance(left, int):
+        if isinstance(right, int):
+            return left <= right
+        lowest, highest = _bounds(right)
+        low, high = left - highest, left - lowest
+    else:
+        low, high = _bounds(left - right)
+    if high <= 0:
+        return True
+    if low > 0:
+        return False
+    atom = _single_atom(left)
+    if atom is not None and atom.kind in ("max", "min"):
+        # The larger one of two is at most `right` when both are, the smaller one when either is.
+        sides = [_at_most(a, right) is True for a in atom.args]
+        if all(sides) or (atom.kind == "min" and any(sides)):
+            return True
+    return None
+
+
+def require_again(constraint: DimConstraint) -> None:
+    """A constraint of a body, demanded of the program that uses the body."""
+    if isinstance(constraint.left, Dim) or isinstance(constraint.right, Dim):
+        _record(constraint.left, constraint.right, constraint.reason, constraint.relation)
 
 
 class DimBinding(dict[str, int]):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlx.errors import OpError, RlxError, ShapeError, VerificationError
-from rlx.ir.dims import Dim, DimConstraint, collect_constraints, require_equal
+from rlx.ir.dims import Dim, DimConstraint, collect_constraints, require_at_most, require_equal
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import Op
@@ -242,7 +242,9 @@ class Graph(GraphBuilders):
             raise OpError(f"{op.mnemonic}: needs {wanted} operands, got {len(ids)}")
         with collect_constraints(self.constraints):
             result = op.infer(*operand_shapes)
-        return result if isinstance(result, tuple) else (result,)
+            results = result if isinstance(result, tuple) else (result,)
+            _require_sizes(op, operand_shapes, results)
+        return results
 
     def _check_declared(self, op: Op, shapes: tuple[Shape, ...], declared: Shape) -> None:
         if len(shapes) != 1:
@@ -394,7 +396,7 @@ class Graph(GraphBuilders):
         return hashlib.blake2b(str(self).encode(), digest_size=8).hexdigest()
 
     def __str__(self) -> str:
-        from rlx.ir.text import show
+        from rlx.ir.text.graph_text import show
 
         return show(self)
 
@@ -403,7 +405,7 @@ class Graph(GraphBuilders):
 
     def inspect(self) -> str:
         """The annotated dump of `inspect_graph`."""
-        from rlx.ir.inspect import inspect_graph
+        from rlx.ir.text.inspect import inspect_graph
 
         return inspect_graph(self)
 
@@ -460,6 +462,16 @@ def _leaf_shape(name: str, dims: Shape | Iterable[int | str | Dim], dtype: DType
             raise ShapeError(f"{name!r}: the dtype {dtype} contradicts the shape {dims}")
         return dims
     return Shape(dims, "f32" if dtype is None else dtype)
+
+
+def _require_sizes(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> None:
+    """Refuse negative sizes; those such as `S - 3` become constraints where they first appear."""
+    sizes = [d for shape in results for d in shape.dims if type(d) is not int]
+    if op._sizes:
+        sizes += [d for d in op.size_attributes if type(d) is not int]
+    for d in dict.fromkeys(sizes):
+        if not any(d in x.dims for x in operands) and not require_at_most(0, d, op.mnemonic):
+            raise ShapeError(f"{op.mnemonic}: the size {d} is negative, whatever its symbols are")
 
 
 def compatible(inferred: Shape, declared: Shape, reason: str) -> bool:

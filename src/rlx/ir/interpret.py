@@ -10,8 +10,8 @@ import numpy as np
 from rlx.errors import BindingError, InternalError, RlxError
 from rlx.ir.binding import bind_graph, infer_binding
 from rlx.ir.graph import Graph, Node
+from rlx.ir.index_checks import check_ids, id_checks
 from rlx.ir.leaves import Input, Param
-from rlx.ir.outside_ids import check_ids, id_checks
 from rlx.ir.shape import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]

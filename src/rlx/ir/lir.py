@@ -288,7 +288,7 @@ class LirModule:
         return LirModule(self.as_graph().bind(binding), self.buffers.bind(binding), self.kernels)
 
     def inspect(self) -> str:
-        from rlx.ir.inspect import inspect_lir
+        from rlx.ir.text.inspect import inspect_lir
 
         return inspect_lir(self)
 
@@ -311,7 +311,7 @@ class LirModule:
         return hash(self.mir)
 
     def __str__(self) -> str:
-        from rlx.ir.lir_text import show_lir
+        from rlx.ir.text.lir_text import show_lir
 
         return show_lir(self)
 
@@ -347,7 +347,8 @@ def lir_from_json(text: str | bytes) -> LirModule:
     graph, plan = document.get("graph"), document.get("plan")
     if not isinstance(plan, dict):
         raise FormatError("the LIR document has no plan")
-    loaded, buffers = from_json(json.dumps(graph)), LirBufferPlan.from_json(plan)
+    # LIR is what the compiler makes, and reading it runs nothing.
+    loaded, buffers = from_json(json.dumps(graph), allow_lowered=True), LirBufferPlan.from_json(plan)
     if buffers.largest_id() >= len(loaded):
         raise FormatError(f"the plan names node {buffers.largest_id()}, the graph has {len(loaded)} nodes")
     return LirModule(loaded, buffers, _read_kernels(document.get("kernels", []), len(loaded)))

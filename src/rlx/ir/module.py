@@ -19,10 +19,10 @@ from rlx.ir.dtype import DTypeLike
 from rlx.ir.graph import Graph, Node, NodeId, TensorLike
 from rlx.ir.op import Op
 from rlx.ir.provenance import NodeOrigin
-from rlx.ir.rebuild import Replacement, rebuild
+from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor
-from rlx.ir.text import register_level
+from rlx.ir.text.graph_text import register_level
 
 if TYPE_CHECKING:
     from rlx.hir.builders import HirBuilders
@@ -154,7 +154,7 @@ class HirModule(HirBuilders, Graph):  # type: ignore[misc]
         return MirModule.from_graph(_lower(self, FusionPolicy.for_autodiff()))
 
     def inspect(self) -> str:
-        from rlx.ir.inspect import inspect_hir
+        from rlx.ir.text.inspect import inspect_hir
 
         return inspect_hir(self)
 
@@ -275,7 +275,7 @@ class MirModule:
         return hash(self.graph)
 
     def inspect(self) -> str:
-        from rlx.ir.inspect import inspect_mir
+        from rlx.ir.text.inspect import inspect_mir
 
         return inspect_mir(self)
 

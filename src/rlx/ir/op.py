@@ -95,7 +95,13 @@ _T = TypeVar("_T", bound=type)
 def attribute_type(cls: _T) -> _T:
     """Allow `cls` as the type of op attributes. It is written as a string: `str(v)` out, `cls.of(s)` or `cls(s)` in."""
     read: _Converter = getattr(cls, "of", cls)
-    _CONVERTERS[cls.__name__] = read
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str | cls):
+            raise TypeError(f"a {cls.__name__} or its name is needed")
+        return read(value)
+
+    _CONVERTERS[cls.__name__] = convert
     return cls
 
 
@@ -146,6 +152,8 @@ class Op:
     is_block: ClassVar[bool] = False
     # Leaves and projections: transforms know what they are and need no rules for them.
     is_structural: ClassVar[bool] = False
+    # Only the compiler makes it. Its kernel trusts what types cannot say (a route, a layout), so no file may hold it.
+    lowered: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
     eval: ClassVar[Callable[..., Any]]
@@ -172,6 +180,7 @@ class Op:
     _defaults: ClassVar[dict[str, Any]] = {}
     _convert: ClassVar[dict[str, _Converter]] = {}
     _bindable: ClassVar[tuple[str, ...]] = ()
+    _sizes: ClassVar[tuple[str, ...]] = ()
     _arity: ClassVar[tuple[int, int | None]]
     _family_field: ClassVar[str] = ""
     _prefix: ClassVar[str] = ""
@@ -185,6 +194,7 @@ class Op:
         cls._convert = cls._convert | {f: _converter_for(a) for f, a in own.items()}
         bindable = [f for f, a in own.items() if any(word in a for word in _BINDABLE)]
         cls._bindable = (*cls._bindable, *bindable)
+        cls._sizes = (*cls._sizes, *(f for f in bindable if "Size" in own[f] or "Dims" in own[f]))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         cls = type(self)
@@ -199,7 +209,7 @@ class Op:
             if field in values:
                 try:
                     value = cls._convert[field](values[field])
-                except (TypeError, ValueError) as error:
+                except (TypeError, ValueError, OverflowError) as error:
                     raise OpError(f"{cls.__name__}: {field}={values[field]!r} is not valid: {error}") from None
             elif field in cls._defaults:
                 value = cls._defaults[field]
@@ -259,6 +269,16 @@ class Op:
             if new is not old:
                 changes[field] = new
         return self.replace(**changes) if changes else self
+
+    @property
+    def size_attributes(self) -> Iterator[int | Dim]:
+        """The sizes among the attributes, which are never negative."""
+        for field in self._sizes:
+            value = self.__dict__[field]
+            if isinstance(value, tuple):
+                yield from value
+            elif value is not None:
+                yield value
 
     def dynamic_symbols(self) -> set[str]:
         """The symbols in the attributes and bodies."""
@@ -404,6 +424,15 @@ def op_family(kinds: type[enum.StrEnum], prefix: str = "", field: str = "kind") 
         return cls
 
     return register
+
+
+def refuse_lowered(op: Op) -> None:
+    """An error for an op that comes from outside though only the compiler makes it."""
+    if op.lowered:
+        raise op.fail(
+            "only the compiler makes this op, and its kernel trusts the compiler; programs from outside cannot hold "
+            "it. Write the op that it is made from, or read what this compiler wrote with allow_lowered=True"
+        )
 
 
 def kind_of(op: Op) -> str:

@@ -17,16 +17,16 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlx.errors import FormatError, RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant
-from rlx.ir.op import REGISTRY, Op
+from rlx.ir.op import REGISTRY, Op, refuse_lowered
 from rlx.ir.provenance import NodeOrigin, SourceLocation
 from rlx.ir.shape import Shape, parse_shape
 from rlx.ir.tensor_data import TensorData
-from rlx.ir.text import level_class, parse_value, show_value
+from rlx.ir.text.graph_text import level_class, parse_value, show_value
 
 FORMAT, VERSION = "rlx.graph", 1
 _MAGIC = b"RLXG"
@@ -45,8 +45,11 @@ def to_json(graph: Graph, indent: int | None = None) -> str:
     return json.dumps(document, indent=indent, ensure_ascii=False)
 
 
-def from_json(text: str | bytes) -> Graph:
-    """The program in a JSON document; every type is inferred again and compared with what the file says."""
+def from_json(text: str | bytes, *, allow_lowered: bool = False) -> Graph:
+    """The program in a JSON document; every type is inferred again and compared with what the file says.
+
+    As for `parse`, `allow_lowered` is for documents that are the compiler's own.
+    """
     document = _load(text)
     constants: dict[str, TensorData] = {}
     for digest, entry in _field(document, "constants", dict).items():
@@ -55,7 +58,7 @@ def from_json(text: str | bytes) -> Graph:
         except binascii.Error as error:
             raise FormatError(f"constant {digest} is not valid base64: {error}") from None
         constants[digest] = _constant(digest, _field(entry, "type", str), data)
-    return _guarded(lambda: _graph(document, constants))
+    return _guarded(lambda: _graph(document, _Source(constants, allow_lowered)))
 
 
 def to_bytes(graph: Graph) -> bytes:
@@ -76,7 +79,7 @@ def to_bytes(graph: Graph) -> bytes:
     return body + hashlib.blake2b(body, digest_size=16).digest()
 
 
-def from_bytes(data: bytes) -> Graph:
+def from_bytes(data: bytes, *, allow_lowered: bool = False) -> Graph:
     """The program in binary form; a damaged file is refused as a whole."""
     if len(data) < _HEADER.size + 16 or data[:4] != _MAGIC:
         raise FormatError("this is not an rlx graph file (it does not start with RLXG)")
@@ -96,7 +99,7 @@ def from_bytes(data: bytes) -> Graph:
         if offset < start or size < 0 or offset + size > len(body):
             raise FormatError(f"constant {name} lies outside the graph file")
         constants[name] = _constant(name, _field(entry, "type", str), body[offset : offset + size])
-    return _guarded(lambda: _graph(document, constants))
+    return _guarded(lambda: _graph(document, _Source(constants, allow_lowered)))
 
 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
@@ -113,10 +116,11 @@ def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
         raise
 
 
-def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """Read a program written by `save_graph`."""
+def load_graph(path: str | os.PathLike[str], *, allow_lowered: bool = False) -> Graph:
+    """Read a program written by `save_graph`; `allow_lowered` as for `parse`."""
     data = Path(path).read_bytes()
-    return from_bytes(data) if data[:4] == _MAGIC else from_json(data)
+    read = from_bytes if data[:4] == _MAGIC else from_json
+    return read(data, allow_lowered=allow_lowered)
 
 
 def _padded(size: int) -> int:
@@ -192,6 +196,13 @@ def _constant(digest: str, type_text: str, data: bytes) -> TensorData:
     return value
 
 
+class _Source(NamedTuple):
+    """What a document is read with: its constants by digest, and whether it may hold what only the compiler makes."""
+
+    constants: Mapping[str, TensorData]
+    allow_lowered: bool
+
+
 def _guarded(build: Callable[[], Graph]) -> Graph:
     """Turn whatever a hostile document provokes into one FormatError."""
     try:
@@ -204,7 +215,7 @@ def _guarded(build: Callable[[], Graph]) -> Graph:
         raise FormatError(f"the graph file is malformed: {type(error).__name__}: {error}") from error
 
 
-def _graph(document: dict[str, Any], constants: Mapping[str, TensorData]) -> Graph:
+def _graph(document: dict[str, Any], source: _Source) -> Graph:
     graph = level_class(_field(document, "level", str))(_field(document, "name", str))
     if "fusion_policy" in document:
         policy = getattr(graph, "fusion_policy", None)
@@ -213,7 +224,7 @@ def _graph(document: dict[str, Any], constants: Mapping[str, TensorData]) -> Gra
         setattr(graph, "fusion_policy", type(policy)(document["fusion_policy"]))  # noqa: B010
     for number, entry in enumerate(_field(document, "nodes", list)):
         node = graph.append(
-            _op(entry, constants),
+            _op(entry, source),
             [_index(i) for i in entry.get("inputs", [])],
             name=entry.get("name"),
             origin=_origin(entry),
@@ -237,24 +248,27 @@ def _shape(text: Any) -> Shape:
     return parse_shape(text if isinstance(text, str) else repr(text))
 
 
-def _op(entry: Any, constants: Mapping[str, TensorData]) -> Op:
+def _op(entry: Any, source: _Source) -> Op:
     mnemonic = _field(entry, "op", str)
     if mnemonic not in REGISTRY:
         raise FormatError(f"unknown op {mnemonic!r}; it may come from a newer rlx or from an op package not imported")
     if mnemonic == Constant.name:
         digest = str(_field(entry.get("attrs"), "value", str))
-        if digest not in constants:
+        if digest not in source.constants:
             raise FormatError(f"the graph file lacks the data of constant {digest}")
-        return Constant(constants[digest])
-    attributes = {k: _read_attribute(v, constants) for k, v in entry.get("attrs", {}).items()}
-    return REGISTRY[mnemonic](**attributes)
+        return Constant(source.constants[digest])
+    attributes = {k: _read_attribute(v, source) for k, v in entry.get("attrs", {}).items()}
+    op = REGISTRY[mnemonic](**attributes)
+    if not source.allow_lowered:
+        refuse_lowered(op)
+    return op
 
 
-def _read_attribute(value: Any, constants: Mapping[str, TensorData]) -> Any:
+def _read_attribute(value: Any, source: _Source) -> Any:
     if isinstance(value, dict):
-        return _graph(value, constants)
+        return _graph(value, source)
     if isinstance(value, list):
-        return tuple(_read_attribute(v, constants) for v in value)
+        return tuple(_read_attribute(v, source) for v in value)
     if not isinstance(value, str):
         raise FormatError(f"an attribute must be text or a graph, got {value!r}")
     return parse_value(value)

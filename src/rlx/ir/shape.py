@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlx.errors import ParseError, ShapeError
-from rlx.ir.dims import Dim, as_dim, bind_dim, product, require_equal
+from rlx.ir.dims import Dim, as_dim, bind_dim, product, require_at_most, require_equal
 from rlx.ir.dtype import DType, DTypeLike
 
 Size = int | Dim
@@ -270,7 +270,7 @@ def transpose_shape(x: Shape, perm: Sequence[int]) -> Shape:
 def narrow_shape(x: Shape, axis: int, length: int | Dim, start: int | Dim = 0) -> Shape:
     axis = normalize_axis(axis, x.rank, "narrow")
     end, size = start + length, x.dims[axis]
-    if isinstance(end, int) and isinstance(size, int) and end > size:
+    if not (require_at_most(0, start, "narrow") and require_at_most(end, size, "narrow")):
         raise ShapeError(f"narrow: {start}..{end} exceeds axis {axis} of {x}")
     return x.with_dim(axis, length)
 
@@ -333,12 +333,14 @@ def leading_flatten_shape(x: Shape, new_dims: Sequence[int | str | Dim]) -> Shap
     return flat if reshape_shape(x, new_dims) == flat else None
 
 
-def conv_spatial_output(size: int | Dim, kernel: int, stride: int, padding: int, dilation: int) -> int | Dim:
+def conv_spatial_output(
+    size: int | Dim, kernel: int, stride: int, padding: int, dilation: int, op: str = "conv"
+) -> int | Dim:
     """`(in + 2p - d(k-1) - 1) // s + 1`."""
-    reach = size + 2 * padding - dilation * (kernel - 1) - 1
-    if isinstance(reach, int) and reach < 0:
-        raise ShapeError(f"conv: a window of {dilation * (kernel - 1) + 1} does not fit into {size} + 2*{padding}")
-    return reach // stride + 1
+    span = dilation * (kernel - 1) + 1
+    if not require_at_most(span, size + 2 * padding, op):
+        raise ShapeError(f"{op}: a window of {span} does not fit into {size} + 2*{padding}")
+    return (size + 2 * padding - span) // stride + 1
 
 
 conv2d_spatial_output = conv_spatial_output
@@ -371,10 +373,11 @@ def conv2d_output_shape(
         )
     if not require_equal(x.dims[1], w.dims[1] * groups, op):
         raise ShapeError(f"{op}: x has {x.dims[1]} channels, w expects {w.dims[1]}*{groups}, in {x} and {w}")
-    if isinstance(w.dims[0], int) and w.dims[0] % groups:
+    if not require_equal(w.dims[0] % groups, 0, op):
         raise ShapeError(f"{op}: {w.dims[0]} output channels are not a multiple of groups={groups}")
     kernel = w.with_dims(w.dims[2:]).static_dims
-    sizes = [conv_spatial_output(x.dims[2 + i], kernel[i], stride[i], padding[i], dilation[i]) for i in range(spatial)]
+    settings = zip(x.dims[2:], kernel, stride, padding, dilation)
+    sizes = [conv_spatial_output(*one, op) for one in settings]
     return x.with_dims((x.dims[0], w.dims[0], *sizes))
 
 

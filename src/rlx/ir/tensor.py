@@ -18,9 +18,9 @@ from rlx.errors import TraceError
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.index_checks import check_ids
 from rlx.ir.leaves import Input, Project
 from rlx.ir.op import Op
-from rlx.ir.outside_ids import check_ids
 from rlx.ir.shape import Dims, Shape
 from rlx.ir.tensor_data import TensorData
 

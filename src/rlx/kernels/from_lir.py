@@ -7,46 +7,58 @@ serves every binding. `MadeKernel` says what to pass for each parameter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
+from rlx.compile.fuse.index_maps import Unmappable
+from rlx.compile.fuse.loop_nest import KernelPoints, is_reduction, points_of
+from rlx.compile.fuse.matmul_nest import (
+    EpilogueForm,
+    MatrixLayout,
+    ProductForm,
+    epilogue_form,
+    part_offset,
+    product_form,
+)
+from rlx.compile.fuse.node_roles import is_literal
+from rlx.compile.fuse.piecewise import has_parts, part_points, stored_parts
 from rlx.compile.generators import Generator, OwnKernel
-from rlx.compile.index_maps import Unmappable
-from rlx.compile.kernel_points import KernelPoints, is_reduction, points_of
-from rlx.compile.kernel_roles import is_literal
-from rlx.compile.loops import loop_kernel
-from rlx.compile.products import EpilogueForm, MatrixLayout, ProductForm, epilogue_form, part_offset, product_form
-from rlx.compile.stored_parts import has_parts, part_points, stored_parts
+from rlx.compile.lower.bodies import loop_kernel
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.lir import LirKernel
 from rlx.ir.shape import Size
-from rlx.kernels.elementwise import MapPart, piecewise_kernel
-from rlx.kernels.expr import Expr, operand
-from rlx.kernels.extents import Extent
-from rlx.kernels.from_points import Naming, literal_of, loops_of, part_of, pointwise_value, root_layouts
-from rlx.kernels.from_points import is_pointwise as is_pointwise
+from rlx.kernels.cpu.maps import MapPart, piecewise_kernel
+from rlx.kernels.cpu.matmul.experts import expert_matmul_kernel, routed_matmul_kernel
+from rlx.kernels.cpu.matmul.int8 import int8_matmul_kernel
+from rlx.kernels.cpu.matmul.int8_blocks import int8_block_kernel
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, matmul_kernel, panel_width
+from rlx.kernels.cpu.matmul.pairs import has_pairs, pair_matmul_kernel
+from rlx.kernels.cpu.matmul.quant import quant_matmul_kernel
+from rlx.kernels.cpu.ops import OpSite, build_op_kernel, own_kernel
+from rlx.kernels.cpu.rows import row_kernel
 from rlx.kernels.gpu.matmul import gpu_matmul_kernel
-from rlx.kernels.loop_ir import Buffer, Kernel
-from rlx.kernels.matmul import Epilogue, Matrix, Product, matmul_kernel, panel_width
-from rlx.kernels.matmul_experts import expert_matmul_kernel, routed_matmul_kernel
-from rlx.kernels.matmul_int8 import int8_matmul_kernel
-from rlx.kernels.matmul_int8_blocks import int8_block_kernel
-from rlx.kernels.matmul_pairs import has_pairs, pair_matmul_kernel
-from rlx.kernels.matmul_quant import quant_matmul_kernel
-from rlx.kernels.op_kernels import OpSite, build_op_kernel, own_kernel
-from rlx.kernels.rows import row_kernel
-from rlx.kernels.targets import Target, host
-from rlx.ops.quantized_experts import ExpertMatMul
+from rlx.kernels.ir.extents import Extent
+from rlx.kernels.ir.loop_ir import Buffer, Kernel
+from rlx.kernels.machines import Machine
+from rlx.kernels.specs.expr import Expr, operand
+from rlx.kernels.specs.from_nest import Naming, literal_of, loops_of, part_of, pointwise_value, root_layouts
+from rlx.kernels.specs.from_nest import is_pointwise as is_pointwise
+from rlx.ops.lowered.expert_products import ExpertMatMul
 
 
-def _whole_op(graph: Graph, node: Node) -> OwnKernel | None:
-    """The kernel of an op as a whole, or the loop around the kernels of its bodies."""
-    return own_kernel(graph, node) or loop_kernel(graph, node, GENERATOR)
+@cache
+def generator(machine: Machine) -> Generator:
+    """What there are kernels for on a machine."""
 
+    def whole_op(graph: Graph, node: Node) -> OwnKernel | None:
+        """The kernel of an op as a whole, or the loop around the kernels of its bodies."""
+        return own_kernel(graph, node) or loop_kernel(graph, node, made)
 
-GENERATOR = Generator(
-    is_pointwise, _whole_op, lambda dtype, n: panel_width(host(), dtype, n), lambda dtype: has_pairs(host(), dtype)
-)
+    # Weights are laid out for the lanes of CPUs.
+    width = None if machine.is_gpu else lambda dtype, n: panel_width(machine, dtype, n)
+    made = Generator(is_pointwise, whole_op, width, lambda dtype: has_pairs(machine, dtype))
+    return made
 
 
 class MadeKernel(NamedTuple):
@@ -57,9 +69,9 @@ class MadeKernel(NamedTuple):
     extents: tuple[Size, ...]
 
 
-def make_kernel(name: str, graph: Graph, kernel: LirKernel, target: Target) -> MadeKernel:
+def make_kernel(name: str, graph: Graph, kernel: LirKernel, machine: Machine) -> MadeKernel:
     """The loop kernel of a `map`, `row`, `reduce` or `matmul` group, or that of one op."""
-    maker = _Maker(name, graph, kernel, target)
+    maker = _Maker(name, graph, kernel, machine)
     if kernel.kind == "matmul":
         return maker.matmul()
     if kernel.kind in ("row", "reduce"):
@@ -70,8 +82,8 @@ def make_kernel(name: str, graph: Graph, kernel: LirKernel, target: Target) -> M
 
 
 class _Maker:
-    def __init__(self, name: str, graph: Graph, kernel: LirKernel, target: Target) -> None:
-        self.name, self.graph, self.lir, self.target = name, graph, kernel, target
+    def __init__(self, name: str, graph: Graph, kernel: LirKernel, machine: Machine) -> None:
+        self.name, self.graph, self.lir, self.machine = name, graph, kernel, machine
         self.covered = frozenset(kernel.nodes)
         self.extent_names: dict[Size, str] = {}
         self.arguments: list[int] = []
@@ -116,7 +128,7 @@ class _Maker:
                 parts += [part_of(self.graph, part_points(self.graph, self.covered, p), self.naming) for p in found]
             else:
                 self.add_to_first(whole, root.id)
-        return self.finish(piecewise_kernel(self.name, self.target, [*map(self.whole_map, whole), *parts]))
+        return self.finish(piecewise_kernel(self.name, self.machine, [*map(self.whole_map, whole), *parts]))
 
     def add_to_first(self, groups: list[list[NodeId]], root: NodeId) -> None:
         """Add a root to the first group in whose loops it can be computed."""
@@ -138,7 +150,7 @@ class _Maker:
         roots = self.lir.outputs
         points = self.points(roots)
         loops = loops_of(self.graph, points, root_layouts(self.graph, points, roots), self.naming)
-        return self.finish(row_kernel(self.name, self.target, *loops))
+        return self.finish(row_kernel(self.name, self.machine, *loops))
 
     def matmul(self) -> MadeKernel:
         head = self.graph.nodes[self.lir.nodes[0]]
@@ -162,40 +174,40 @@ class _Maker:
 
     def product(self, form: ProductForm, head: Node, product: Product) -> Kernel:
         """The kernel of a product: by how B is stored, and whether rows have their own."""
-        name, target = self.name, self.target
+        name, machine = self.name, self.machine
         layout = form.scheme.panel_format if form.scheme is not None else None
         if form.code_digits and layout is not None:
-            return int8_block_kernel(name, target, layout, product, digits=form.code_digits)
+            return int8_block_kernel(name, machine, layout, product, digits=form.code_digits)
         if form.code_digits:
             assert self.has_panels(form, product.n)
-            return int8_matmul_kernel(name, target, product)
+            return int8_matmul_kernel(name, machine, product)
         if layout is not None and form.route is not None:
             assert isinstance(head.op, ExpertMatMul)
-            return expert_matmul_kernel(name, target, layout, head.op.experts, product)
+            return expert_matmul_kernel(name, machine, layout, head.op.experts, product)
         if form.route is not None:
             experts = self.graph.shape(head.inputs[1]).static_dims[0]
-            return routed_matmul_kernel(name, target, experts, product)
+            return routed_matmul_kernel(name, machine, experts, product)
         if layout is not None:
-            return quant_matmul_kernel(name, target, layout, product)
+            return quant_matmul_kernel(name, machine, layout, product)
         if form.has_pairs:
             assert self.has_panels(form, product.n)
-            return pair_matmul_kernel(name, target, product)
-        if target.is_gpu:
+            return pair_matmul_kernel(name, machine, product)
+        if machine.is_gpu:
             return gpu_matmul_kernel(name, product, form.accumulator)
         packed = self.has_panels(form, product.n)
-        return matmul_kernel(name, target, product, packed=packed, accumulator=form.accumulator)
+        return matmul_kernel(name, machine, product, packed=packed, accumulator=form.accumulator)
 
     def has_panels(self, form: ProductForm, n: Extent) -> bool:
         """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side."""
         if not isinstance(n, int):
             return False
-        width = panel_width(self.target, form.accumulator, n)
+        width = panel_width(self.machine, form.accumulator, n)
         if form.packed not in (0, width):
-            raise InternalError(f"make_kernel: panels of {form.packed} columns, {self.target.name} reads {width}")
+            raise InternalError(f"make_kernel: panels of {form.packed} columns, {self.machine.name} reads {width}")
         return form.packed == width or (form.b.strides[1:] == (n, 1) and n == width)
 
     def op(self) -> MadeKernel:
-        site = OpSite(self.name, self.graph, self.lir, self.target, self.extent, self.argument)
+        site = OpSite(self.name, self.graph, self.lir, self.machine, self.extent, self.argument)
         return self.finish(build_op_kernel(site), site.nodes)
 
     def matrix(self, name: str, place: MatrixLayout) -> Matrix:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import MATH, REDUCTIONS, Attr, Kernel, Value, ValueType
-from rlx.kernels.rewrite import copy_into
-from rlx.kernels.targets import Target
-from rlx.kernels.vector_math import (
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import MATH, REDUCTIONS, Attr, Kernel, Value, ValueType
+from rlx.kernels.ir.rewrite import copy_into
+from rlx.kernels.machines import Machine
+from rlx.kernels.math.vector_math import (
     copysign,
     erf,
     erfc,
@@ -27,25 +27,25 @@ from rlx.kernels.vector_math import (
     rounded,
     tanh,
 )
-from rlx.kernels.vector_pow import pow
-from rlx.kernels.vector_trig import atan, cos, sin, tan
+from rlx.kernels.math.vector_pow import pow
+from rlx.kernels.math.vector_trig import atan, cos, sin, tan
 
 
-def legalize(kernel: Kernel, target: Target) -> Kernel:
+def legalize(kernel: Kernel, machine: Machine) -> Kernel:
     """The same kernel in operations that an emitter for the target takes."""
-    return copy_into(kernel, _LegalBuilder(kernel.name, target))
+    return copy_into(kernel, _LegalBuilder(kernel.name, machine))
 
 
 class _LegalBuilder(KernelBuilder):
     """A builder that never appends an illegal operation; expansions pass through it too, so they may nest."""
 
-    def __init__(self, name: str, target: Target) -> None:
+    def __init__(self, name: str, machine: Machine) -> None:
         super().__init__(name)
-        self.target = target
+        self.machine = machine
 
     def has_scale2(self, kind: ValueType) -> bool:
         size = kind.lanes * kind.dtype.size_bytes
-        return self.target.has_scale2 and (size in _VECTOR_SIZES or size % max(_VECTOR_SIZES) == 0)
+        return self.machine.has_scale2 and (size in _VECTOR_SIZES or size % max(_VECTOR_SIZES) == 0)
 
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         expansion = self._expansion(op, args, attr)
@@ -56,23 +56,23 @@ class _LegalBuilder(KernelBuilder):
             return MATH_EXPANSIONS[op]
         if op in REDUCTIONS:
             return lambda k, vector: reduce_lanes(k, REDUCTIONS[op], vector)
-        if op in _ROUNDING and not self.target.has_rounding:
+        if op in _ROUNDING and not self.machine.has_rounding:
             return _ROUNDING[op]
         if op == "scale2":
             if not self.has_scale2(args[0].type):
                 return scale2_by_factors
             return None if args[0].lanes * args[0].dtype.size_bytes in _VECTOR_SIZES else scale2_in_parts
         if op == "lookup":
-            return None if args[0].lanes in self.target.lookup_lanes else lookup_by_comparing
+            return None if args[0].lanes in self.machine.lookup_lanes else lookup_by_comparing
         if op == "dot4":
-            return None if args[0].lanes in self.target.dot4_lanes else dot4_by_pairs
+            return None if args[0].lanes in self.machine.dot4_lanes else dot4_by_pairs
         if op == "dot2":
-            return None if args[0].lanes in self.target.dot2_lanes else dot2_by_halves
+            return None if args[0].lanes in self.machine.dot2_lanes else dot2_by_halves
         if op != "cast":
             return None
         source = args[0].dtype
         if source is DType.F16 or attr is DType.F16:
-            if self.target.has_f16_conversion:
+            if self.machine.has_f16_conversion:
                 return None
             return f16_to_f32 if source is DType.F16 else f32_to_f16
         if source is DType.BF16:

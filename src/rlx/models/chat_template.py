@@ -1,30 +1,24 @@
 """Chat templates: the jinja2 programs that turn a conversation into a prompt.
 
-A template comes with the model, from outside: it runs in a sandbox, sees nothing but its arguments, and has bounds on
-its size, its output, its steps and its time (see `rlx.models.chat_template_sandbox`).
+A template comes with the model, from outside: it runs in a sandbox (`rlx.models.chat_template_sandbox`) in a process of
+its own (`rlx.models.chat_template_worker`), sees nothing but its arguments, and has bounds on its size, its output, its
+steps, its time and its memory.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping, Sequence
 
 from rlx.errors import FormatError, RlxError
-
-if TYPE_CHECKING:
-    from rlx.models.chat_template_sandbox import Sandbox
+from rlx.models import chat_template_process
 
 MAX_TEMPLATE_CHARS = 1 << 20
-
-
-@functools.cache
-def _sandbox() -> Sandbox:
-    try:
-        from rlx.models.chat_template_sandbox import Sandbox
-    except ImportError:
-        raise RlxError("jinja2 is needed for chat templates; pip install 'rlx[llm]'") from None
-    return Sandbox()
+# What reading a template and rendering it may take together.
+MAX_SECONDS = 2.0
+_MAX_READING_SECONDS = 1.0
+# Conversations are flat; what nests deeper than this is not one.
+_MAX_DEPTH = 200
 
 
 class ChatTemplate:
@@ -38,54 +32,41 @@ class ChatTemplate:
     def __init__(self, source: str, **names: object) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise FormatError(f"chat template: at most {MAX_TEMPLATE_CHARS} characters, got {len(source)}")
-        sandbox = _sandbox()
-        import jinja2
-
         self.source, self._names = source, names
-        try:
-            self._template = sandbox.from_string(source)
-        except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:
-            raise FormatError(f"chat template: {error}{_line(error)}") from None
+        chat_template_process.start()
+        started = time.monotonic()
+        chat_template_process.ask(source, None, _MAX_READING_SECONDS)
+        self._seconds = max(MAX_SECONDS - (time.monotonic() - started), MAX_SECONDS - _MAX_READING_SECONDS)
 
     def render(
         self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool = True, **extra: object
     ) -> str:
-        """The prompt of `messages`, each with at least `role` and `content`; `extra` are further template arguments."""
-        import jinja2
+        """The prompt of `messages`, each with at least `role` and `content`; `extra` are further template arguments.
 
-        from rlx.models.chat_template_sandbox import fresh_budget
-
+        Arguments are text, numbers, None, lists and mappings of such."""
         for index, message in enumerate(messages):
             if not isinstance(message, Mapping) or "role" not in message:
                 raise RlxError(f"chat: message {index} must be a mapping with a role and content, got {message!r:.80}")
         arguments = {
-            "messages": [dict(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
-            **self._names,
-            **extra,
+            "messages": [_plain(message, f"message {i}") for i, message in enumerate(messages)],
+            "add_generation_prompt": bool(add_generation_prompt),
+            **{name: _plain(value, name) for name, value in {**self._names, **extra}.items()},
         }
-        try:
-            with fresh_budget():
-                return "".join(_bounded(self._template.generate(arguments)))
-        except jinja2.TemplateError as error:
-            raise RlxError(f"chat template: {error}{_line(error)}") from None
-        except RlxError:
-            raise
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise RlxError(f"chat template: {type(error).__name__}: {error}; check the messages it was given") from None
+        return chat_template_process.ask(self.source, arguments, self._seconds)
 
 
-def _line(error: BaseException) -> str:
-    line = getattr(error, "lineno", None)
-    return f" (line {line} of the template)" if line else ""
-
-
-def _bounded(pieces: Iterator[str]) -> Iterator[str]:
-    """The pieces of output, as long as they fit."""
-    from rlx.models.chat_template_sandbox import require_size
-
-    size = 0
-    for piece in pieces:
-        size += len(piece)
-        require_size(size)
-        yield piece
+def _plain(value: object, what: str, depth: int = 0) -> object:
+    """The same of Python's own types, which is what another process can be given."""
+    if depth > _MAX_DEPTH:
+        raise RlxError(f"chat: {what} nests deeper than {_MAX_DEPTH}")
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {_plain(k, what, depth + 1): _plain(v, what, depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, what, depth + 1) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    raise RlxError(f"chat: {what} must be text, numbers, lists and mappings, got {type(value).__name__}")

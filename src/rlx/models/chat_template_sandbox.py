@@ -2,7 +2,8 @@
 
 jinja2's immutable sandbox keeps a template from reaching Python's internals and from changing its arguments. It does
 not keep it from running for ever or from making a terabyte of text. Here every loop turn and every call takes a step
-from a budget, and every operation that can make something large is measured before it is done.
+from a budget, and what commonly makes something large is measured before it is done, so that it ends in an error that
+says which. What gets past that is ended with its process; see `rlx.models.chat_template_worker`.
 """
 
 from __future__ import annotations

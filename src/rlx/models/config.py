@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlx.errors import FormatError
-from rlx.ops.rotary import RopeStyle
-from rlx.ops.unary import ActivationKind
+from rlx.ops.nn.rotary import RopeStyle
+from rlx.ops.pointwise.unary import ActivationKind
 
 NormKind = Literal["rms", "layer"]
 RopeScaling = Literal["default", "linear", "llama3", "yarn", "longrope"]
@@ -39,6 +39,34 @@ class RopeConfig:
     attention_factor: float | None = None
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse numbers for which the tables of `rlx.models.rope_tables` have no value."""
+        given = {name: getattr(self, name) for name in ("base", "factor", "low_freq_factor", "high_freq_factor")}
+        given |= {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
+        if self.attention_factor is not None:
+            given["attention_factor"] = self.attention_factor
+        for name, value in given.items():
+            if not 0 < value < 1e30:
+                raise FormatError(f"rotary positions: {name} must be a positive number, got {value}")
+        if not all(0 < value < 1e30 for value in (*self.factors, *self.long_factors)):
+            raise FormatError("rotary positions: the factors of frequencies must be positive numbers")
+        least = 0 if self.scaling == "llama3" and self.factors else _LEAST_CONTEXT.get(self.scaling, 0)
+        if self.original_context < least:
+            raise FormatError(
+                f"rotary positions: {self.scaling} needs an original context of at least {least}, "
+                f"got {self.original_context}"
+            )
+        if self.scaling == "yarn" and self.base == 1:
+            raise FormatError("rotary positions: yarn needs a base other than 1")
+        if self.scaling == "llama3" and self.low_freq_factor == self.high_freq_factor:
+            raise FormatError(
+                f"rotary positions: llama3 needs two factors that differ, got {self.low_freq_factor} twice"
+            )
+
+
+# Logarithms of the original context are divided by (longrope), or taken (yarn).
+_LEAST_CONTEXT: dict[str, int] = {"llama3": 1, "yarn": 1, "longrope": 2}
 
 
 @dataclass(frozen=True)

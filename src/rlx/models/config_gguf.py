@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlx.errors import FormatError
-from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig, checked_layers
-from rlx.ops.rotary import RopeStyle
-from rlx.ops.unary import ActivationKind
+from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig, check_sizes, checked_layers
+from rlx.ops.nn.rotary import RopeStyle
+from rlx.ops.pointwise.unary import ActivationKind
 
 T = TypeVar("T")
 Factors = Callable[[str], tuple[float, ...]]
@@ -33,12 +33,16 @@ class GgufKeys:
         return self._number(key, default, (int, np.integer), int)
 
     def number(self, key: str, default: float | None = None) -> float:
-        return self._number(key, default, (int, float, np.integer, np.floating), float)
+        """A positive number."""
+        value = self._number(key, default, (int, float, np.integer, np.floating), float)
+        if not 0 < value < 1e30:
+            raise FormatError(f"GGUF key {self._full(key)!r} must be a positive number, got {value!r}")
+        return value
 
     def text(self, key: str, default: str) -> str:
         value = self._metadata.get(self._full(key), default)
         if not isinstance(value, str):
-            raise FormatError(f"GGUF key {self._full(key)!r} must be a string, got {value!r}")
+            raise FormatError(f"GGUF key {self._full(key)!r} must be a string, got {value!r:.80}")
         return value
 
     def has(self, key: str) -> bool:
@@ -47,8 +51,12 @@ class GgufKeys:
     def one_for_all_layers(self, key: str, default: int | None = None) -> int:
         """A size that the format allows to be given per layer; layers that differ are refused."""
         value = self._metadata.get(self._full(key))
-        if value is None or isinstance(value, (int, np.integer)):
+        if not isinstance(value, list | np.ndarray):
             return self.integer(key, default)
+        if not len(value) or not all(isinstance(v, int | np.integer) and not isinstance(v, bool) for v in value):
+            raise FormatError(
+                f"GGUF key {self._full(key)!r} must be a whole number, or one for each layer, got {value!r:.80}"
+            )
         sizes = {int(v) for v in value}
         if len(sizes) != 1:
             raise FormatError(
@@ -64,7 +72,7 @@ class GgufKeys:
         if value is None:
             raise FormatError(f"GGUF key {self._full(key)!r} is missing; a {self.architecture} model needs it")
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, accepted):
-            raise FormatError(f"GGUF key {self._full(key)!r} must be a number, got {value!r}")
+            raise FormatError(f"GGUF key {self._full(key)!r} must be a number, got {value!r:.80}")
         return kind(value)
 
 
@@ -88,9 +96,9 @@ def decoder_config_from_gguf(
 def _common(keys: GgufKeys, tensors: Mapping[str, tuple[int, ...]], factors: Factors) -> dict[str, Any]:
     """What all architectures write in the same way, as arguments of `DecoderConfig`."""
     hidden, heads = keys.integer("embedding_length"), keys.one_for_all_layers("attention.head_count")
-    if heads < 1:
-        raise FormatError(f"GGUF key '{keys.architecture}.attention.head_count' must be positive, got {heads}")
+    check_sizes(keys.architecture, {"embedding_length": hidden, "attention.head_count": heads})
     head_dim = keys.integer("attention.key_length", hidden // heads)
+    check_sizes(keys.architecture, {"the width of a head": head_dim})
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise FormatError(f"{keys.architecture}: keys and values of different width are not supported")
     if "token_embd.weight" not in tensors:
@@ -202,6 +210,8 @@ def _gemma2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
 
 def _gemma3(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     window, every = keys.integer("attention.sliding_window"), keys.integer("attention.sliding_window_pattern", 6)
+    if every < 1:
+        raise FormatError(f"GGUF key 'gemma3.attention.sliding_window_pattern' must be positive, got {every}")
     return DecoderConfig(
         **common,
         activation=_GELU_TANH,
@@ -218,7 +228,7 @@ def _gemma3(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
 def _gemma_scale(common: dict[str, Any], large: int) -> float:
     """The files do not say it: the largest model of each generation, known by its depth, scales by hidden/heads."""
     width = common["hidden"] // common["heads"] if common["layers"] == large else common["head_dim"]
-    return float(width**-0.5)
+    return float(max(width, 1) ** -0.5)
 
 
 def _phi3(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:

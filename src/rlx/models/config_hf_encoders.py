@@ -13,7 +13,7 @@ from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
 from rlx.models.config_hf import rope_from_hf
 from rlx.models.hf_fields import HfFields
 from rlx.models.model_files import read_json, read_json_list
-from rlx.ops.unary import ActivationKind
+from rlx.ops.pointwise.unary import ActivationKind
 
 # How older pooling configs name the modes, in the order in which their results are joined.
 _POOLING: dict[str, PoolingMode] = {

@@ -23,7 +23,7 @@ from rlx.ir.graph import Graph
 from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
 from rlx.models.weights import Weight, WeightFile
-from rlx.ops.attend_operands import MaskKind
+from rlx.ops.attn.operands import MaskKind
 
 # Endings of tensors that hold tables or masks which the program makes itself.
 _NOT_WEIGHTS = (

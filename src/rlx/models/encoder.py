@@ -24,7 +24,7 @@ from rlx.ir.graph import Graph
 from rlx.models.config import EncoderConfig, PoolingMode
 from rlx.models.layers import Layers, split_last
 from rlx.models.weights import Weight, WeightFile
-from rlx.ops.operands import same_graph
+from rlx.ops.define.operands import same_graph
 
 _TINY = 1e-12
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx.models.sampling import Sampler, SamplingOptions
+from rlx.models.sampling import Sampler, SamplingOptions, log_probabilities
 from rlx.models.stop_strings import StopScanner
 
 if TYPE_CHECKING:
@@ -24,23 +24,42 @@ class ContextLimitWarning(UserWarning):
     """An answer ended because the context of the model was full."""
 
 
+class TokenLogprob(NamedTuple):
+    """A token that was chosen, the log probability that the model gave it, and the most probable tokens at its place,
+    most probable first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 @dataclass
 class Completion:
-    """What a model wrote. `finish_reason`: an end token or stop string, `max_tokens`, or a full context."""
+    """What a model wrote. `finish_reason`: an end token or stop string, `max_tokens`, or a full context.
+
+    `logprobs`, where asked for, has an entry for each of `token_ids`."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
+    logprobs: list[TokenLogprob] | None = None
 
 
 class _Writer:
     """One answer while it is written."""
 
     def __init__(
-        self, tokenizer: Tokenizer, options: SamplingOptions, stop: Sequence[str], row: int, prompt: int
+        self,
+        tokenizer: Tokenizer,
+        options: SamplingOptions,
+        stop: Sequence[str],
+        row: int,
+        prompt: int,
+        logprobs: int | None = None,
     ) -> None:
-        self.answer = Completion(prompt_tokens=prompt)
+        self.answer = Completion(prompt_tokens=prompt, logprobs=None if logprobs is None else [])
+        self._alternatives = logprobs or 0
         self._sampler = Sampler(options, row)
         self._decoder = tokenizer.stream_decoder()
         self._scanner = StopScanner(stop)
@@ -52,10 +71,12 @@ class _Writer:
 
     def take(self, logits: npt.NDArray[np.float32], seen: Sequence[int], max_tokens: int) -> str:
         """Choose a token; the text that may be shown now."""
-        token = self._sampler.choose(logits, seen)
+        token = self._sampler.choose(logits, seen, self.answer.token_ids)
         if token in self._ends:
             return self.finish("stop")
         self.answer.token_ids.append(token)
+        if self.answer.logprobs is not None:
+            self.answer.logprobs.append(token_logprob(logits, token, self._alternatives))
         shown = self._scanner.push(self._decoder.push(token))
         self.answer.text += shown
         if self._scanner.stopped:
@@ -72,6 +93,15 @@ class _Writer:
         return shown
 
 
+def token_logprob(logits: npt.NDArray[np.float32], token: int, alternatives: int) -> TokenLogprob:
+    """What the model thinks of a token, and which ones it likes best."""
+    logs = log_probabilities(logits)
+    count = min(alternatives, len(logs))
+    order = np.argpartition(-logs, count - 1)[:count] if count else np.zeros(0, np.int64)
+    best = sorted(((int(i), float(logs[i])) for i in order), key=lambda pair: (-pair[1], pair[0]))
+    return TokenLogprob(token, float(logs[token]), best)
+
+
 def write(
     batch: SequenceBatch,
     tokenizer: Tokenizer,
@@ -81,13 +111,14 @@ def write(
     max_tokens: int,
     stop: Sequence[str],
     context: int,
+    logprobs: int | None = None,
 ) -> Generator[list[str], None, list[Completion]]:
     """Continue the sequences of `batch`, whose next tokens have `logits` [B, V].
 
     Yields, for each step, the new text of every row; the generator's value is the list of completions.
     """
     prompts = [len(tokens) for tokens in batch.tokens]
-    writers = [_Writer(tokenizer, options, stop, row, prompts[row]) for row in range(len(prompts))]
+    writers = [_Writer(tokenizer, options, stop, row, prompts[row], logprobs) for row in range(len(prompts))]
     while True:
         shown = ["" if w.is_done else w.take(logits[i], batch.tokens[i], max_tokens) for i, w in enumerate(writers)]
         for row, writer in enumerate(writers):

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlx.errors import FormatError
 from rlx.models.config import checked_layers
-from rlx.ops.unary import ActivationKind
+from rlx.ops.pointwise.unary import ActivationKind
 
 # How Hugging Face spells activations.
 ACTIVATIONS: dict[str, ActivationKind] = {

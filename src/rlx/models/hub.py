@@ -20,16 +20,17 @@ from collections.abc import Iterator, Sequence
 from email.message import Message
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rlx.env import is_true
 from rlx.errors import FormatError, RlxError
-from rlx.models.pull_cache import lock, models_directory, safe_path
+from rlx.models.pull_cache import lock, models_directory, safe_path, shortened
 from rlx.models.pull_progress import Progress
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _WANTED = ("*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja")
+_MAX_NAME = 96  # of an organisation or a repository, as the hub has it
 _TIMEOUT_S = 30
 _MAX_LISTING_BYTES = 32 << 20
 _MAX_REDIRECTS = 5
@@ -45,9 +46,14 @@ class _RemoteFile(NamedTuple):
 def pull_from_hub(name: str, progress: Progress, revision: str = "main") -> Path:
     """The folder of the repository `org/name`, or the file of `org/name/path/to/file`."""
     parts = name.split("/")
-    if len(parts) < 2 or not all(_NAME.match(part) for part in parts[:2]):
-        raise RlxError(f"pull: a Hugging Face id is org/name, with letters, digits, '.', '_' and '-', got {name!r}")
+    if len(parts) < 2 or not all(_NAME.match(part) and len(part) <= _MAX_NAME for part in parts[:2]):
+        raise RlxError(
+            f"pull: a Hugging Face id is org/name, with letters, digits, '.', '_' and '-', at most {_MAX_NAME} of them "
+            f"each, got {shortened(name)!r}"
+        )
     repository, file = "/".join(parts[:2]), "/".join(parts[2:])
+    if file:
+        safe_path(Path(), file)
     found = _in_hub_cache(repository, file, revision) or _in_own_cache(repository, file, revision)
     if found is not None:
         return found
@@ -134,6 +140,8 @@ def _listing(endpoint: str, repository: str, revision: str) -> tuple[str, list[s
         raise FormatError(f"pull: {url} did not answer with a list of files: {error!r}") from None
     if not isinstance(commit, str) or not _COMMIT.match(commit) or not all(isinstance(n, str) for n in names):
         raise FormatError(f"pull: {url} did not answer with a commit and file names")
+    for name in names:
+        safe_path(Path(), name)
     return commit, names
 
 
@@ -186,7 +194,7 @@ def _remote(url: str) -> _RemoteFile:
         headers = response.headers
     etag = (headers.get("X-Linked-Etag") or headers.get("ETag") or "").strip('W/"')
     size = headers.get("X-Linked-Size") or headers.get("Content-Length") or ""
-    if not size.isdecimal() or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", etag):
+    if not re.fullmatch(r"[0-9]{1,18}", size) or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", etag):
         raise FormatError(f"pull: {url} came without a size and digest that could be checked")
     return _RemoteFile(url, int(size), etag)
 
@@ -241,22 +249,20 @@ class _Response:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Redirects are followed by hand: urllib would send the token along to any host."""
 
-    def redirect_request(self, *_: object) -> None:
+    def http_error_302(self, *_: Any, **__: Any) -> None:
         return None
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _open(url: str, *, method: str = "GET", headers: dict[str, str] | None = None, follow: bool = True) -> _Response:
     """A request to the hub; the token goes to the hub's own host only."""
     opener = urllib.request.build_opener(_NoRedirect)
-    host = urllib.parse.urlsplit(url).netloc
-    token = os.environ.get("HF_TOKEN")
-    place = url
+    host, token, place = _host(url), os.environ.get("HF_TOKEN"), url
     for _ in range(_MAX_REDIRECTS + 1):
-        parts = urllib.parse.urlsplit(place)
-        if parts.scheme not in ("http", "https"):
-            raise RlxError(f"pull: {place} is not an http address; check HF_ENDPOINT")
+        is_home = _host(place) == host
         request = urllib.request.Request(place, method=method, headers={"User-Agent": "rlx", **(headers or {})})
-        if token and parts.netloc == host:
+        if token and is_home:
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
             response = opener.open(request, timeout=_TIMEOUT_S)
@@ -264,19 +270,41 @@ def _open(url: str, *, method: str = "GET", headers: dict[str, str] | None = Non
         except urllib.error.HTTPError as error:
             if error.code not in (301, 302, 303, 307, 308):
                 raise RlxError(_refusal(url, error)) from None
-            following = urllib.parse.urljoin(place, error.headers.get("Location") or "")
+            following = _target(place, error.headers.get("Location") or "")
             # The answer about a large file is the redirect itself; a moved repository is a redirect on the same host.
-            if not follow and (error.headers.get("X-Linked-Etag") or urllib.parse.urlsplit(following).netloc != host):
+            if not follow and (error.headers.get("X-Linked-Etag") or _host(following) != host):
                 return _Response(error.code, error.headers, error)
             error.close()
             place = following
-        except (urllib.error.URLError, OSError, HTTPException) as error:
+        except (urllib.error.URLError, OSError, HTTPException, UnicodeError) as error:
             reason = getattr(error, "reason", error)
             raise RlxError(
                 f"pull: {host} cannot be reached ({reason}); check the network, set HF_ENDPOINT to a mirror, "
                 "or give the path of a model that is on this machine"
             ) from None
     raise RlxError(f"pull: {url} redirects more than {_MAX_REDIRECTS} times")
+
+
+def _host(url: str) -> str:
+    """Host and port of an address, which must be one of http."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_sound = False
+    if not is_sound or not url.isprintable() or not url.isascii() or " " in url:
+        raise RlxError(f"pull: {shortened(url)!r} is not an http address; check HF_ENDPOINT")
+    return parts.netloc
+
+
+def _target(place: str, location: str) -> str:
+    """Where a redirect leads."""
+    try:
+        following = urllib.parse.urljoin(place, location)
+        _host(following)
+    except (ValueError, RlxError):
+        raise RlxError(f"pull: {place} redirects to {shortened(location)!r}, which is not an http address") from None
+    return following
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:

@@ -107,6 +107,15 @@ class SequenceBatch:
         """Forget the tokens of a sequence from `length` on."""
         del self.tokens[row][length:]
 
+    def repeated(self, count: int) -> SequenceBatch:
+        """A batch that has each of these sequences `count` times, with caches of their own."""
+        copy = SequenceBatch(self._runner)
+        copy.tokens = [list(tokens) for tokens in self.tokens for _ in range(count)]
+        copy._caches = self._runner.new_caches(len(copy.tokens), self.capacity + 1) if self._caches else []
+        for new, old in zip(copy._caches, self._caches):
+            new[...] = np.repeat(old, count, axis=0)
+        return copy
+
     def extend(self, new: Sequence[Sequence[int]]) -> F32:
         """Append tokens to each sequence (none is allowed for some): logits f32[B, V] after the last ones.
 

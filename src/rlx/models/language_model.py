@@ -12,7 +12,7 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +20,25 @@ import numpy.typing as npt
 from rlx.backends.api import CompileOptions
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
+from rlx.models import chat_template_process
 from rlx.models.config import DecoderConfig
 from rlx.models.decoder import KV_DTYPES, build_decoder
 from rlx.models.generation import Completion, write
 from rlx.models.kv_cache import PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
-from rlx.models.model_files import DecoderFiles, find_model, open_decoder
-from rlx.models.sampling import SamplingOptions
+from rlx.models.model_files import DecoderFiles, open_decoder
+from rlx.models.pull import find_model
 from rlx.models.weights import read_weights
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.models.writing_options import ReadOptions, WritingOptions, read_options, require_count, shows_options
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
     from rlx.models.tokenizer import Tokenizer
 
 F32 = npt.NDArray[np.float32]
 Message = Mapping[str, Any]
+Texts = list[str] | tuple[str, ...]
 # Text as it is written, of all sequences or of one; the values are the completions.
 Steps = Generator[list[str], None, list[Completion]]
 Pieces = Generator[str, None, Completion]
@@ -53,6 +56,7 @@ def load(
     activations: str = "f32",
     kv_dtype: str = "f32",
     weights: str | None = None,
+    mmap: bool = True,
 ) -> LanguageModel:
     """A language model from a GGUF file, a Hugging Face directory or a name such as "smollm2".
 
@@ -60,12 +64,15 @@ def load(
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
     `activations="int8"` products multiply codes of 8 bits, faster and not exactly; with "int16" prompts are read faster
     than with floats, and answers are the same but for the last digits. `report` says which products.
+
+    The file is mapped, which is fast and takes no memory of its own; if another process cuts it while the model is in
+    use, the system ends this one. With `mmap=False` it is read, and may become of it what will.
     """
     if activations not in ACTIVATIONS:
         raise OpError(f"load: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     if kv_dtype not in KV_DTYPES:
         raise OpError(f"load: kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
-    files = open_decoder(find_model(path_or_name))
+    files = open_decoder(find_model(path_or_name), mmap)
     if weights is not None:
         files.weights.quantize(weights, files.config.layers)
         # These are no longer the weights of the file.
@@ -134,70 +141,118 @@ class LanguageModel:
         return DecodeSession(self._runner)
 
     @overload
-    def generate(self, prompt: str, max_tokens: int = ..., **options: Any) -> str: ...
+    def generate(
+        self, prompt: str, max_tokens: int = ..., *, stream: Literal[False] = ..., **options: Unpack[WritingOptions]
+    ) -> str: ...
     @overload
-    def generate(self, prompt: Sequence[str], max_tokens: int = ..., **options: Any) -> list[str]: ...
-    def generate(self, prompt: str | Sequence[str], max_tokens: int = 64, **options: Any) -> str | list[str]:
-        """The text that follows `prompt`; several prompts are continued together. Options are those of `complete`."""
-        answers = self.complete([prompt] if isinstance(prompt, str) else prompt, max_tokens, **options)
-        return answers[0].text if isinstance(prompt, str) else [a.text for a in answers]
+    def generate(
+        self, prompt: str, max_tokens: int = ..., *, stream: Literal[True], **options: Unpack[WritingOptions]
+    ) -> Pieces: ...
+    @overload
+    def generate(
+        self, prompt: Texts, max_tokens: int = ..., *, n: None = ..., **options: Unpack[WritingOptions]
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self, prompt: str, max_tokens: int = ..., *, n: int, **options: Unpack[WritingOptions]
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self, prompt: Texts, max_tokens: int = ..., *, n: int, **options: Unpack[WritingOptions]
+    ) -> list[list[str]]: ...
+    @shows_options
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_tokens: int = 64,
+        *,
+        stream: bool = False,
+        n: int | None = None,
+        **options: Unpack[WritingOptions],
+    ) -> str | list[str] | list[list[str]] | Pieces:
+        """The text that follows `prompt`; several prompts are continued together.
 
+        With `stream=True` an iterator over the pieces of the text as they come, for one prompt. With `n` a list of so
+        many continuations of each prompt; they differ when a temperature is given.
+        """
+        if stream:
+            if n is not None or not isinstance(prompt, str):
+                raise OpError("generate: stream=True is for one prompt and one continuation")
+            return self._stream("generate", prompt, max_tokens, options)
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        texts = [a.text for a in self._complete("generate", prompts, max_tokens, n, options)]
+        if n is None:
+            return texts[0] if isinstance(prompt, str) else texts
+        return texts if isinstance(prompt, str) else [texts[i : i + n] for i in range(0, len(texts), n)]
+
+    @shows_options
     def complete(
         self,
         prompts: Sequence[str | Sequence[int]],
         max_tokens: int = 64,
         *,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        n: int | None = None,
+        **options: Unpack[WritingOptions],
     ) -> list[Completion]:
         """Completions of prompts, given as text or token ids, with their tokens and why they ended.
 
-        Sampling is defined in `rlx.models.sampling`; `stop` strings end an answer and are not part of it.
+        With `n` there are so many of each prompt, one after the other. Sampling is defined in `rlx.models.sampling`.
         """
-        if isinstance(prompts, str):
-            raise OpError("complete: prompts must be a list of prompts; for one text use generate or [text]")
-        options = SamplingOptions(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        if not prompts:
-            return []
-        return _drain(self._write([self._ids(p) for p in prompts], max_tokens, options, stop))
+        return self._complete("complete", prompts, max_tokens, n, options)
 
-    def stream(self, prompt: str | Sequence[int], max_tokens: int = 64, **options: Any) -> Pieces:
-        """The text that follows `prompt`, piece by piece; pieces are whole characters. Options as for `complete`.
+    @shows_options
+    def stream(self, prompt: str | Sequence[int], max_tokens: int = 64, **options: Unpack[WritingOptions]) -> Pieces:
+        """The text that follows `prompt`, piece by piece; pieces are whole characters.
 
         The generator's value, for those who want it, is the `Completion`.
         """
-        stop = options.pop("stop", ())
-        answers = self._write([self._ids(prompt)], max_tokens, SamplingOptions(**options), stop)
-        return _first_row(answers)
+        return self._stream("stream", prompt, max_tokens, options)
 
+    @overload
     def chat(
-        self, messages: str | Sequence[Message], max_tokens: int = 256, stream: bool = False, **options: Any
-    ) -> Any:
+        self,
+        messages: str | Sequence[Message],
+        max_tokens: int = ...,
+        stream: Literal[False] = ...,
+        **options: Unpack[WritingOptions],
+    ) -> str: ...
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        max_tokens: int = ...,
+        *,
+        stream: Literal[True],
+        **options: Unpack[WritingOptions],
+    ) -> Pieces: ...
+    @shows_options
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        max_tokens: int = 256,
+        stream: bool = False,
+        **options: Unpack[WritingOptions],
+    ) -> str | Pieces:
         """The answer to a conversation ([{"role": "user", "content": ..}, ..], or one message as text).
 
         With `stream=True` an iterator over its pieces.
         """
-        pieces = self.stream(self.chat_ids(messages), max_tokens, **options)
+        pieces = self._stream("chat", self.chat_ids(messages), max_tokens, options)
         return pieces if stream else "".join(pieces)
 
     def chat_ids(self, messages: str | Sequence[Message]) -> list[int]:
         """The prompt of a conversation, by the model's own template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        # What renders it starts while the tokenizer is made.
+        chat_template_process.start()
         turns: list[dict[str, object]] = [dict(message) for message in messages]
         return self.tokenizer.encode(self.tokenizer.render_chat(turns), add_special=False)
 
     def logits(self, token_ids: Sequence[int]) -> F32:
         """f32[len(token_ids), V]: the scores of the token after each position."""
-        ids = [int(t) for t in token_ids]
+        ids = self._ids("logits", token_ids)
         batch, pieces = SequenceBatch(self._runner), range(0, len(ids), PREFILL_CHUNK)
-        if not ids:
-            raise OpError("logits: needs at least one token")
         return np.concatenate([batch.all_logits(ids[i : i + PREFILL_CHUNK]) for i in pieces])
 
     def perplexity(self, text: str | Sequence[int], context: int | None = None) -> float:
@@ -205,7 +260,7 @@ class LanguageModel:
 
         Longer texts are read in pieces of `context` tokens (the model's own by default), each from its beginning.
         """
-        ids = self._ids(text)
+        ids = self._ids("perplexity", text)
         window = min(context or self.config.context, self.config.context)
         if len(ids) < 2 or window < 2:
             raise OpError(f"perplexity: needs two tokens and a context of two, got {len(ids)} and {window}")
@@ -224,35 +279,75 @@ class LanguageModel:
             found.append(logs - scores[np.arange(len(following)), following])
         return np.concatenate(found)
 
-    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+    def _ids(self, caller: str, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, Sequence | np.ndarray) and all(isinstance(t, int | np.integer) for t in prompt):
+            ids = [int(t) for t in prompt]
+        else:
+            raise OpError(f"{caller}: a prompt is a text or a list of token ids, got {prompt!r:.80}")
         if not ids:
-            raise OpError("generate: the prompt has no tokens; this model needs at least one")
+            raise OpError(f"{caller}: the prompt has no tokens; this model needs at least one")
+        wrong = next((t for t in ids if not 0 <= t < self.config.vocab), None)
+        if wrong is not None:
+            raise OpError(f"{caller}: token {wrong} is not one of the {self.config.vocab} tokens of this model")
         return ids
 
+    def _complete(
+        self,
+        caller: str,
+        prompts: Sequence[str | Sequence[int]],
+        max_tokens: int,
+        n: int | None,
+        options: Mapping[str, Any],
+    ) -> list[Completion]:
+        if isinstance(prompts, str):
+            raise OpError(f"{caller}: prompts must be a list of prompts; for one text use generate or [text]")
+        if not isinstance(prompts, Sequence):
+            raise OpError(f"{caller}: a prompt is a text, and prompts are a list of them, got {prompts!r:.80}")
+        return _drain(self._write(caller, prompts, max_tokens, options, n))
+
+    def _stream(self, caller: str, prompt: str | Sequence[int], max_tokens: int, options: Mapping[str, Any]) -> Pieces:
+        return _first_row(self._write(caller, [prompt], max_tokens, options))
+
     def _write(
-        self, prompts: list[list[int]], max_tokens: int, options: SamplingOptions, stop: str | Sequence[str]
+        self,
+        caller: str,
+        prompts: Sequence[str | Sequence[int]],
+        max_tokens: int,
+        options: Mapping[str, Any],
+        n: int | None = None,
     ) -> Steps:
-        if max_tokens < 1:
-            raise OpError(f"generate: max_tokens must be at least 1, got {max_tokens}")
-        longest = max(map(len, prompts), default=0)
+        """Check what a method was given, at once; the answers come as the generator is run."""
+        read = read_options(caller, options)
+        require_count(caller, "max_tokens", max_tokens)
+        if n is not None:
+            require_count(caller, "n", n)
+        ids = [self._ids(caller, p) for p in prompts]
+        longest = max(map(len, ids), default=0)
         if longest >= self.config.context:
             raise ContextOverflow(
-                f"a prompt of {longest} tokens leaves no room in the context of {self.config.context} tokens of this "
-                "model; shorten it"
+                f"{caller}: a prompt of {longest} tokens leaves no room in the context of {self.config.context} tokens "
+                "of this model; shorten it"
             )
+        return self._steps(ids, max_tokens, read, n or 1) if ids else _nothing()
+
+    def _steps(self, prompts: list[list[int]], max_tokens: int, read: ReadOptions, n: int) -> Steps:
         batch, logits = self._begin(prompts)
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        if n > 1:
+            self._keep(batch)
+            batch, logits = batch.repeated(n), np.repeat(logits, n, axis=0)
         try:
             return (
                 yield from write(
                     batch,
                     self.tokenizer,
                     logits,
-                    options=options,
+                    options=read.sampling,
                     max_tokens=max_tokens,
-                    stop=stops,
+                    stop=read.stop,
                     context=self.config.context,
+                    logprobs=read.logprobs,
                 )
             )
         finally:
@@ -297,6 +392,12 @@ def _first_row(steps: Steps) -> Pieces:
             return completion
         if pieces[0]:
             yield pieces[0]
+
+
+def _nothing() -> Steps:
+    """No prompts have no answers."""
+    yield from ()
+    return []
 
 
 def _drain(steps: Steps) -> list[Completion]:

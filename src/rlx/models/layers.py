@@ -10,7 +10,7 @@ from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.models.weights import Weight, WeightFile
-from rlx.ops.operands import convert
+from rlx.ops.define.operands import convert
 
 if TYPE_CHECKING:
     from rlx.ir.tensor import Tensor

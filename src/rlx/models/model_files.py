@@ -1,10 +1,9 @@
-"""Finding a model: a GGUF file, a Hugging Face directory, or a name that `rlx pull` knows."""
+"""Opening a model: a GGUF file, or a Hugging Face directory."""
 
 from __future__ import annotations
 
 import glob
 import json
-import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,7 +23,8 @@ _MAX_CONFIG_BYTES = 16 << 20
 class DecoderFiles(NamedTuple):
     """What is needed to build a language model; the tokenizer is only made when text is.
 
-    `source` says which weights these are, the same text for the same weights; empty where nothing does."""
+    `source` says which weights these are, the same text for the same weights; empty where nothing does, and
+    where prepared weights are not to be mapped from the cache either."""
 
     path: Path
     config: DecoderConfig
@@ -33,40 +33,28 @@ class DecoderFiles(NamedTuple):
     source: str = ""
 
 
-def find_model(path_or_name: str | os.PathLike[str]) -> Path:
-    """The file or directory of a model; names are pulled into the cache."""
-    path = Path(path_or_name).expanduser()
-    if path.exists():
-        return path
-    if path.is_absolute() or os.fspath(path_or_name).startswith("."):
-        raise FormatError(f"{path}: there is no such file or directory; give a path, or a name that `rlx pull` knows")
-    from rlx.models.pull import pull
-
-    return pull(os.fspath(path_or_name))
-
-
-def open_decoder(path: Path) -> DecoderFiles:
-    """The config and weights of a language model."""
+def open_decoder(path: Path, mmap: bool = True) -> DecoderFiles:
+    """The config and weights of a language model. With `mmap=False` nothing of it depends on files from then on."""
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if (path / "config.json").is_file():
-            return _open_directory(path)
+            return _open_directory(path, mmap)
         if len(ggufs) != 1:
             raise FormatError(
                 f"{path}: a model directory has a config.json or exactly one .gguf file, this has {len(ggufs)}"
             )
         path = ggufs[0]
-    return _open_gguf(path)
+    return _open_gguf(path, mmap)
 
 
-def _open_gguf(path: Path) -> DecoderFiles:
+def _open_gguf(path: Path, mmap: bool) -> DecoderFiles:
     from rlx.formats.gguf import open_gguf
     from rlx.models.config_gguf import decoder_config_from_gguf
     from rlx.models.tokenizer import Tokenizer
 
     # Before the file is opened: if it is replaced in between, nothing is found under this name again.
-    source = identity(_parts(path))
-    file = open_gguf(path)
+    source = identity(_parts(path)) if mmap else ""
+    file = open_gguf(path, mmap)
     tensors = file.tensors
 
     def factors(name: str) -> tuple[float, ...]:
@@ -97,16 +85,16 @@ def _parts(path: Path) -> Iterable[Path]:
     return path.parent.glob(f"{glob.escape(path.name[: split.start()])}-?????{split[1]}")
 
 
-def _open_directory(path: Path) -> DecoderFiles:
+def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
     from rlx.formats.safetensors import open_safetensors
     from rlx.models.config_hf import decoder_config_from_hf
     from rlx.models.tokenizer import Tokenizer
 
     config = decoder_config_from_hf(read_json(path / "config.json"))
     family = config.family
-    source = identity(path.glob("*.safetensors*"))
+    source = identity(path.glob("*.safetensors*")) if mmap else ""
     weights = hf_weights(
-        open_safetensors(path).tensors,
+        open_safetensors(path, mmap).tensors,
         weight_names.HF_DECODERS[family],
         path.name,
         layers=config.layers,

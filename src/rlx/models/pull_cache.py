@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from rlx.backends.native.object_cache import default_directory
 from rlx.errors import FormatError, RlxError
-from rlx.kernels.object_cache import default_directory
 from rlx.models.pull_progress import Progress
 
+# Of one part of a path; file systems allow 255, and names of parts that are still being fetched are longer.
+MAX_NAME_BYTES = 200
 _CHUNK = 1 << 20
 
 
@@ -74,8 +76,16 @@ def safe_path(folder: Path, name: str) -> Path:
     parts = PurePosixPath(name).parts
     odd = {"", ".", ".."}
     if not parts or name.startswith("/") or "\\" in name or ":" in name or any(p in odd for p in parts):
-        raise FormatError(f"{name!r} is not a file name inside a model")
+        raise FormatError(f"{shortened(name)!r} is not a file name inside a model")
+    # Characters that are none, or that file systems refuse, and names that are too long for them.
+    if not name.isprintable() or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts):
+        raise FormatError(f"{shortened(name)!r} is not a file name that a model can have")
     return folder.joinpath(*parts)
+
+
+def shortened(name: str) -> str:
+    """A name as errors show it."""
+    return name if len(name) <= 100 else f"{name[:90]}... ({len(name)} characters)"
 
 
 def copy_checked(source: IO[bytes], target: Path, size: int, sha256: str, label: str, progress: Progress) -> None:

@@ -2,19 +2,23 @@
 
 The steps, in this order, each optional:
 
-1. repetition penalty r: logits of tokens that occurred are divided by r if positive, multiplied by r if negative
-2. temperature t: logits / t (0 takes the largest logit and skips the rest)
-3. top_k: only the k largest logits stay (and those equal to the k-th)
-4. top_p: the smallest set of most probable tokens whose probabilities reach p
-5. min_p: tokens at least min_p times as probable as the most probable one
+1. repetition penalty r: logits of tokens of prompt or answer are divided by r if positive, multiplied by r if negative
+2. presence penalty a and frequency penalty b: a + b·count less for tokens that the answer has `count` times
+3. temperature t: logits / t (0 takes the largest logit and skips the rest)
+4. top_k: only the k largest logits stay (and those equal to the k-th)
+5. top_p: the smallest set of most probable tokens whose probabilities reach p
+6. min_p: tokens at least min_p times as probable as the most probable one
 
-Then a token is drawn from the softmax of what is left.
+Then a token is drawn from the softmax of what is left. Log probabilities that are reported are those of the model,
+before any of these steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,20 +37,41 @@ class SamplingOptions:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        self._require("temperature", self.temperature >= 0, "0 or more", self.temperature)
-        self._require("top_k", self.top_k is None or self.top_k >= 1, "1 or more", self.top_k)
-        self._require("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1", self.top_p)
-        self._require("min_p", self.min_p is None or 0 <= self.min_p <= 1, "from 0 to 1", self.min_p)
-        self._require("repetition_penalty", self.repetition_penalty > 0, "positive", self.repetition_penalty)
-        self._require("seed", self.seed is None or self.seed >= 0, "0 or more", self.seed)
+        _check("sampling", vars(self))
 
-    @staticmethod
-    def _require(name: str, holds: bool, wanted: str, got: object) -> None:
-        if not holds:
-            raise OpError(f"sampling: {name} must be {wanted}, got {got}")
+    @classmethod
+    def of(cls, caller: str, options: Mapping[str, Any]) -> SamplingOptions:
+        """The options that a method was given; errors begin with its name."""
+        _check(caller, options)
+        return cls(**options)
+
+
+# What each option must be: in words, and as a test of a number.
+_ACCEPTED: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": ("0 or more", lambda x: 0 <= x < math.inf),
+    "top_k": ("a whole number from 1 on", lambda x: isinstance(x, int) and x >= 1),
+    "top_p": ("above 0 and at most 1", lambda x: 0 < x <= 1),
+    "min_p": ("from 0 to 1", lambda x: 0 <= x <= 1),
+    "repetition_penalty": ("positive", lambda x: 0 < x < math.inf),
+    "presence_penalty": ("a finite number", math.isfinite),
+    "frequency_penalty": ("a finite number", math.isfinite),
+    "seed": ("a whole number from 0 on", lambda x: isinstance(x, int) and x >= 0),
+}
+_OPTIONAL = ("top_k", "top_p", "min_p", "seed")
+
+
+def _check(caller: str, options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        wanted, holds = _ACCEPTED[name]
+        if value is None and name in _OPTIONAL:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+            raise OpError(f"{caller}: {name} must be {wanted}, got {value!r:.80}")
 
 
 class Sampler:
@@ -57,9 +82,13 @@ class Sampler:
         seed = np.random.SeedSequence(options.seed, spawn_key=(row,))
         self._random = np.random.Generator(np.random.Philox(seed))
 
-    def choose(self, logits: npt.NDArray[np.floating], seen: Collection[int] = ()) -> int:
-        """The next token after the tokens `seen`."""
-        scores = penalized(logits.astype(np.float64), seen, self.options.repetition_penalty)
+    def choose(
+        self, logits: npt.NDArray[np.floating], seen: Collection[int] = (), written: Collection[int] = ()
+    ) -> int:
+        """The next token after the tokens `seen`, of which `written` are the answer's own."""
+        options = self.options
+        scores = penalized(logits.astype(np.float64), seen, options.repetition_penalty)
+        scores = without_repeats(scores, written, options.presence_penalty, options.frequency_penalty)
         if self.options.temperature == 0:
             return int(scores.argmax())
         return int(self._random.choice(len(scores), p=probabilities(scores, self.options)))
@@ -77,6 +106,30 @@ def penalized(scores: F64, seen: Collection[int], penalty: float) -> F64:
     changed = scores.copy()
     changed[ids] = np.where(scores[ids] > 0, scores[ids] / penalty, scores[ids] * penalty)
     return changed
+
+
+def without_repeats(scores: F64, written: Collection[int], presence: float, frequency: float) -> F64:
+    """Scores with the presence and frequency penalties of the tokens `written`.
+
+    >>> without_repeats(np.array([2.0, 2.0, 2.0]), [0, 1, 1], presence=0.5, frequency=0.25).tolist()
+    [1.25, 1.0, 2.0]
+    """
+    if not written or (presence == 0 and frequency == 0):
+        return scores
+    ids, counts = np.unique(np.fromiter(written, np.int64, len(written)), return_counts=True)
+    changed = scores.copy()
+    changed[ids] -= presence + frequency * counts
+    return changed
+
+
+def log_probabilities(logits: npt.NDArray[np.floating]) -> F64:
+    """The logarithm of the softmax of logits.
+
+    >>> np.exp(log_probabilities(np.array([1.0, 1.0]))).tolist()
+    [0.5, 0.5]
+    """
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
 def probabilities(scores: F64, options: SamplingOptions) -> F64:

@@ -21,14 +21,15 @@ from rlx.models import weight_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
 from rlx.models.encoder import build_encoder, relative_buckets
-from rlx.models.model_files import find_model, identity, read_json
+from rlx.models.model_files import identity, read_json
+from rlx.models.pull import find_model
 from rlx.models.rope_tables import rope_tables
 from rlx.models.weights import WeightFile, hf_weights, read_weights
-from rlx.ops.int8_products import ACTIVATIONS
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
     from rlx.models.tokenizer import Tokenizer
 
 F32 = npt.NDArray[np.float32]
@@ -44,12 +45,14 @@ def load_encoder(
     threads: int | None = None,
     weights: str | None = None,
     activations: str = "f32",
+    mmap: bool = True,
 ) -> TextEncoder:
     """A text encoder from a Hugging Face directory or a name such as "minilm".
 
     `weights` names a GGUF type such as "q8_0", to which the matrices are quantised while loading; "int8" is short for
     eight bits. With `activations="int8"` products multiply codes of 8 bits, of weights and of activations: about twice
     as fast, and vectors that differ a little.
+    With `mmap=False` the weights are read into memory instead of being mapped; see `rlx.load`.
     """
     from rlx.formats.safetensors import open_safetensors
     from rlx.models.tokenizer import Tokenizer
@@ -60,9 +63,9 @@ def load_encoder(
     if not path.is_dir():
         raise FormatError(f"{path}: an encoder is a Hugging Face directory with config.json and model.safetensors")
     config = encoder_config_from_directory(path)
-    source = identity(path.glob("*.safetensors*"))
+    source = identity(path.glob("*.safetensors*")) if mmap else ""
     file = hf_weights(
-        open_safetensors(path).tensors,
+        open_safetensors(path, mmap).tensors,
         weight_names.HF_ENCODERS[config.family],
         path.name,
         layers=config.layers,

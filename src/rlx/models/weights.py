@@ -13,8 +13,8 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.ir.dtype import DType
-from rlx.ir.quant import QuantScheme
 from rlx.models import weight_names
+from rlx.quant.schemes import QuantScheme
 
 if TYPE_CHECKING:
     from rlx.formats.gguf import GgufTensor

@@ -11,7 +11,7 @@ from rlx.ir.dtype import DTypeLike
 from rlx.ir.shape import Size
 from rlx.numpy import reductions
 from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, convert, inexact, operand, rank_of, value
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "celu",

@@ -12,8 +12,8 @@ from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Size
 from rlx.numpy.arguments import array_function, convert, inexact, operand, rank_of, value
-from rlx.ops.attend_operands import AttentionLayout, MaskKind
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.attn.operands import AttentionLayout, MaskKind
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = ["dot_product_attention", "rope", "rope_tables", "scaled_dot_product_attention"]
 

@@ -16,7 +16,7 @@ from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import normalize_axis
-from rlx.ops import randomness
+from rlx.ops.random import randomness
 
 __all__ = [
     "constant",

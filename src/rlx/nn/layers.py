@@ -24,9 +24,9 @@ from rlx.numpy.arguments import (
     rank_of,
     value,
 )
-from rlx.ops.operands import dims_of, dtype_of
-from rlx.ops.reductions import ReduceOp
-from rlx.ops.sliding_windows import per_axis
+from rlx.ops.define.operands import dims_of, dtype_of
+from rlx.ops.nn.sliding_windows import per_axis
+from rlx.ops.reduction.reductions import ReduceOp
 
 __all__ = [
     "avg_pool",

@@ -8,7 +8,7 @@ from rlx import ops
 from rlx.errors import OpError
 from rlx.nn.activations import log_sigmoid, softplus
 from rlx.numpy.arguments import array_function, axis_of, convert, inexact, operand, rank_of, value
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "binary_cross_entropy",

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlx import ops
 from rlx.numpy.arguments import Axis, array_function, axis_of, dims_from, rank_of, value
-from rlx.ops.operands import dims_of
+from rlx.ops.define.operands import dims_of
 
 __all__ = ["apply_along_axis", "apply_over_axes"]
 

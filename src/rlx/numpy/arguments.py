@@ -14,8 +14,8 @@ from rlx.ir.dtype import DType
 from rlx.ir.leaves import Constant
 from rlx.ir.shape import normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, lift
-from rlx.ops.operands import convert as to_dtype
-from rlx.ops.operands import dims_of, dtype_of, promote_inexact, promote_operands
+from rlx.ops.define.operands import convert as to_dtype
+from rlx.ops.define.operands import dims_of, dtype_of, promote_inexact, promote_operands
 from rlx.runtime.arrays import as_array
 
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from rlx.ir.dtype import DType, DTypeLike, promote
 from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor, constant_data, current_scope, is_python_scalar, lift
 from rlx.numpy.arguments import array_function, axis_of, convert, dims_from, inexact, operand, rank_of
-from rlx.ops.operands import common_dtype, dims_of, dtype_of
+from rlx.ops.define.operands import common_dtype, dims_of, dtype_of
 from rlx.runtime.arrays import as_array
 
 __all__ = [

@@ -11,7 +11,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
 from rlx.numpy.arguments import Axis, array_function, axis_of, convert, dims_from, inexact, operand, rank_of, value
 from rlx.numpy.elementwise import remainder
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = ["diff", "ediff1d", "gradient", "trapezoid", "unwrap"]
 

@@ -17,7 +17,7 @@ from rlx.errors import DTypeError
 from rlx.ir.dtype import DType, DTypeLike, promote
 from rlx.ir.tensor import Tensor, is_python_scalar
 from rlx.numpy.arguments import convert, operand
-from rlx.ops.operands import common_dtype, dtype_of
+from rlx.ops.define.operands import common_dtype, dtype_of
 
 __all__ = [
     "astype",
@@ -156,7 +156,7 @@ def astype(x: Any, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None
     wanted = DType.of(dtype)
     if is_python_scalar(x) or isinstance(x, Tensor):
         return convert(x, wanted)
-    from rlx.ops.conversion import cast
+    from rlx.ops.pointwise.conversion import cast
 
     return cast(x, wanted)
 

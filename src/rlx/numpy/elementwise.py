@@ -22,7 +22,7 @@ from rlx.numpy.arguments import (
     unary_function,
     value,
 )
-from rlx.ops.operands import common_dtype, dtype_of
+from rlx.ops.define.operands import common_dtype, dtype_of
 
 __all__ = [
     "abs",

@@ -12,7 +12,7 @@ from rlx import ops
 from rlx.errors import DTypeError, OpError, ShapeError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, convert, inexact, rank_of, static_size, value
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "fft",

@@ -9,7 +9,7 @@ from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.numpy.arguments import array_function, convert, inexact, operand, value
 from rlx.numpy.dtypes import finfo
-from rlx.ops.operands import dtype_of
+from rlx.ops.define.operands import dtype_of
 
 __all__ = [
     "frexp",

@@ -10,7 +10,7 @@ from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Size
 from rlx.numpy.arguments import array_function, convert, dims_from, inexact, promoted, rank_of, value
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "bartlett",

@@ -28,7 +28,7 @@ from rlx.numpy.elementwise import remainder
 from rlx.numpy.joining import unstack
 from rlx.numpy.reductions import max, min
 from rlx.numpy.sorting_searching import searchsorted
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "bincount",

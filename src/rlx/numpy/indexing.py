@@ -26,7 +26,7 @@ from rlx.numpy.arguments import (
 )
 from rlx.numpy.creation import asarray
 from rlx.numpy.sorting_searching import nonzero
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "choose",

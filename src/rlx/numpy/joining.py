@@ -20,7 +20,7 @@ from rlx.numpy.arguments import (
     value,
 )
 from rlx.numpy.manipulation import atleast_1d, atleast_2d, atleast_3d
-from rlx.ops.operands import dims_of
+from rlx.ops.define.operands import dims_of
 
 __all__ = [
     "append",

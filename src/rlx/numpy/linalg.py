@@ -16,7 +16,7 @@ from rlx.numpy import linear_algebra
 from rlx.numpy.arguments import Axis, array_function, axes_of, convert, inexact, promoted, rank_of, static_size, value
 from rlx.numpy.dtypes import finfo
 from rlx.numpy.linear_algebra import matmul, matrix_transpose, outer, tensordot, vecdot
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "cholesky",

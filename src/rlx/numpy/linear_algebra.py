@@ -9,7 +9,7 @@ from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DTypeLike
 from rlx.numpy.arguments import array_function, promoted, rank_of, static_size, value
 from rlx.numpy.reductions import sum
-from rlx.ops.operands import dims_of
+from rlx.ops.define.operands import dims_of
 
 __all__ = [
     "convolve",

@@ -20,8 +20,8 @@ from rlx.numpy.arguments import (
     unary_function,
     value,
 )
-from rlx.ops.bodies import build_body
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.control.bodies import build_body
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "allclose",

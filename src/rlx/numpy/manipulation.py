@@ -24,7 +24,7 @@ from rlx.numpy.arguments import (
     static_size,
     value,
 )
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "atleast_1d",

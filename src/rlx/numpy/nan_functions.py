@@ -9,7 +9,7 @@ from rlx import ops
 from rlx.ir.dtype import DTypeLike
 from rlx.numpy.arguments import Axis, array_function, convert, value
 from rlx.numpy.reductions import argmax, argmin, cumprod, cumsum, max, mean, min, prod, sum, var
-from rlx.ops.operands import dtype_of
+from rlx.ops.define.operands import dtype_of
 
 __all__ = [
     "nanargmax",

@@ -18,7 +18,7 @@ from rlx.numpy.arguments import (
     value,
 )
 from rlx.numpy.linear_algebra import convolve
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "poly",

@@ -12,8 +12,8 @@ from rlx.errors import ShapeError
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, convert, inexact, operand, rank_of, value
-from rlx.ops.operands import dims_of, dtype_of
-from rlx.ops.reductions import ReduceOp, identity_of
+from rlx.ops.define.operands import dims_of, dtype_of
+from rlx.ops.reduction.reductions import ReduceOp, identity_of
 
 __all__ = [
     "all",

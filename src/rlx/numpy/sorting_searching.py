@@ -17,7 +17,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.tensor import Tensor
 from rlx.numpy.arguments import array_function, axis_of, convert, known_values, operand, promoted, rank_of, value
 from rlx.numpy.creation import asarray
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "argpartition",

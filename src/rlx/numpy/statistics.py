@@ -20,7 +20,7 @@ from rlx.numpy.arguments import (
     value,
 )
 from rlx.numpy.reductions import mean, sum
-from rlx.ops.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dims_of, dtype_of
 
 __all__ = [
     "average",

@@ -1,4 +1,7 @@
-"""What each op means. One class per op; `rlx.ir.op` says what a class gives, `rlx.ops.unary` is an example."""
+"""What each op means, one class per op, in folders by subject.
+
+`rlx.ir.op` says what a class gives; `rlx.ops.pointwise.unary` is an example.
+"""
 
 from rlx.ir.leaves import Constant as Constant
 from rlx.ir.leaves import Input as Input
@@ -8,67 +11,63 @@ from rlx.ir.op import NoRule as NoRule
 from rlx.ir.op import Op as Op
 from rlx.ir.op import kind_of as kind_of
 from rlx.ops import builders, tensor_methods
-from rlx.ops.activation_gradients import *
-from rlx.ops.arithmetic import *
-from rlx.ops.attend import *
-from rlx.ops.attend_gradients import *
-from rlx.ops.attend_operands import *
-from rlx.ops.attend_parts import *
-from rlx.ops.audio import *
-from rlx.ops.bits import *
-from rlx.ops.body_calls import *
-from rlx.ops.collectives import *
-from rlx.ops.complex_ops import *
-from rlx.ops.contraction import *
-from rlx.ops.control import *
-from rlx.ops.conversion import *
-from rlx.ops.convolution import *
-from rlx.ops.convolution_gradients import *
-from rlx.ops.creation import *
-from rlx.ops.cumulative import *
-from rlx.ops.custom import *
-from rlx.ops.custom_derivatives import *
-from rlx.ops.custom_functions import *
-from rlx.ops.dynamic_slices import *
-from rlx.ops.effects import *
-from rlx.ops.einsum_notation import *
-from rlx.ops.factor_steps import *
-from rlx.ops.factorizations import *
-from rlx.ops.fake_quant import *
-from rlx.ops.fourier import *
-from rlx.ops.fused import *
-from rlx.ops.fused_blocks import *
-from rlx.ops.indexing import *
-from rlx.ops.int8_products import *
-from rlx.ops.linalg import *
-from rlx.ops.losses import *
-from rlx.ops.matrix_functions import *
-from rlx.ops.movement import *
-from rlx.ops.norm_gradients import *
-from rlx.ops.norms import *
-from rlx.ops.order import *
-from rlx.ops.pooling import *
-from rlx.ops.quantized import *
-from rlx.ops.quantized_experts import *
-from rlx.ops.quantized_lookup import *
-from rlx.ops.quantized_panels import *
-from rlx.ops.quantized_weights import *
-from rlx.ops.randomness import *
-from rlx.ops.rearrange import *
-from rlx.ops.recomputation import *
-from rlx.ops.reductions import *
-from rlx.ops.regions import *
-from rlx.ops.rotary import *
-from rlx.ops.sampling import *
-from rlx.ops.scan_gradients import *
-from rlx.ops.scans import *
-from rlx.ops.selection import *
-from rlx.ops.sort_order import *
-from rlx.ops.splat import *
-from rlx.ops.ssm import *
-from rlx.ops.subscript import *
-from rlx.ops.unary import *
-from rlx.ops.window_reductions import *
+from rlx.ops import lowered as lowered
+from rlx.ops.attn.attention import *
+from rlx.ops.attn.gradients import *
+from rlx.ops.attn.operands import *
+from rlx.ops.control.body_calls import *
+from rlx.ops.control.branches import *
+from rlx.ops.control.custom import *
+from rlx.ops.control.custom_derivatives import *
+from rlx.ops.control.custom_functions import *
+from rlx.ops.control.effects import *
+from rlx.ops.control.recomputation import *
+from rlx.ops.control.scan_gradients import *
+from rlx.ops.control.scans import *
+from rlx.ops.fused.blocks import *
+from rlx.ops.fused.layers import *
+from rlx.ops.fused.regions import *
+from rlx.ops.linalg.contraction import *
+from rlx.ops.linalg.einsum_notation import *
+from rlx.ops.linalg.factorizations import *
+from rlx.ops.linalg.matrix_functions import *
+from rlx.ops.linalg.solve import *
+from rlx.ops.nn.convolution import *
+from rlx.ops.nn.convolution_gradients import *
+from rlx.ops.nn.losses import *
+from rlx.ops.nn.norm_gradients import *
+from rlx.ops.nn.norms import *
+from rlx.ops.nn.pooling import *
+from rlx.ops.nn.rotary import *
+from rlx.ops.nn.ssm import *
+from rlx.ops.parallel.collectives import *
+from rlx.ops.pointwise.activation_gradients import *
+from rlx.ops.pointwise.arithmetic import *
+from rlx.ops.pointwise.bits import *
+from rlx.ops.pointwise.complex_numbers import *
+from rlx.ops.pointwise.conversion import *
+from rlx.ops.pointwise.unary import *
+from rlx.ops.quant.fake_quant import *
+from rlx.ops.quant.quantized import *
+from rlx.ops.quant.quantized_lookup import *
+from rlx.ops.quant.quantized_weights import *
+from rlx.ops.random.randomness import *
+from rlx.ops.random.sampling import *
+from rlx.ops.reduction.cumulative import *
+from rlx.ops.reduction.reductions import *
+from rlx.ops.reduction.sort import *
+from rlx.ops.reduction.window_reductions import *
+from rlx.ops.shape.creation import *
+from rlx.ops.shape.dynamic_slices import *
+from rlx.ops.shape.indexing import *
+from rlx.ops.shape.movement import *
+from rlx.ops.shape.rearrange import *
+from rlx.ops.shape.selection import *
+from rlx.ops.shape.subscript import *
+from rlx.ops.signal.audio import *
+from rlx.ops.signal.fourier import *
+from rlx.ops.splat.render import *
+from rlx.ops.splat.steps import *
 
 builders.install()
 tensor_methods.install()

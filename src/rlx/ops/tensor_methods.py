@@ -10,22 +10,13 @@ from rlx.errors import TraceError
 from rlx.ir import tensor as tensor_module
 from rlx.ir.array_functions import array_functions
 from rlx.ir.dims import Dim
-from rlx.ops import (
-    arithmetic,
-    bits,
-    complex_ops,
-    contraction,
-    cumulative,
-    movement,
-    order,
-    rearrange,
-    reductions,
-    selection,
-    unary,
-)
-from rlx.ops.conversion import cast
-from rlx.ops.operands import common_dtype, promote_inexact
-from rlx.ops.subscript import AtIndexer, index
+from rlx.ops.define.operands import common_dtype, promote_inexact
+from rlx.ops.linalg import contraction
+from rlx.ops.pointwise import arithmetic, bits, complex_numbers, unary
+from rlx.ops.pointwise.conversion import cast
+from rlx.ops.reduction import cumulative, reductions, sort
+from rlx.ops.shape import movement, rearrange, selection
+from rlx.ops.shape.subscript import AtIndexer, index
 
 if TYPE_CHECKING:
     from rlx.ir.dtype import DTypeLike
@@ -34,25 +25,30 @@ if TYPE_CHECKING:
 Axes = int | Sequence[int] | None
 
 
+def _answers_itself(other: Any) -> bool:
+    """Whether an operand has operators of its own for tensors, as sparse matrices do; NumPy's way of saying so."""
+    return getattr(type(other), "__array_ufunc__", True) is None and not isinstance(other, tensor_module.Tensor)
+
+
 class TensorMethods:
     """What a tensor can do by itself; each method is the function of the same meaning."""
 
     __slots__ = ()
 
     def __add__(self, other: Any) -> Tensor:
-        return arithmetic.add(self, other)
+        return NotImplemented if _answers_itself(other) else arithmetic.add(self, other)
 
     def __radd__(self, other: Any) -> Tensor:
         return arithmetic.add(other, self)
 
     def __sub__(self, other: Any) -> Tensor:
-        return arithmetic.sub(self, other)
+        return NotImplemented if _answers_itself(other) else arithmetic.sub(self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
         return arithmetic.sub(other, self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return arithmetic.mul(self, other)
+        return NotImplemented if _answers_itself(other) else arithmetic.mul(self, other)
 
     def __rmul__(self, other: Any) -> Tensor:
         return arithmetic.mul(other, self)
@@ -88,7 +84,7 @@ class TensorMethods:
         return power(other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return contraction.matmul(self, other)
+        return NotImplemented if _answers_itself(other) else contraction.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Tensor:
         return contraction.matmul(other, self)
@@ -188,7 +184,7 @@ class TensorMethods:
 
     @property
     def T(self) -> Tensor:
-        """All axes in reverse order."""
+        """All axes in reverse sort."""
         return movement.transpose(self)
 
     @property
@@ -232,14 +228,14 @@ class TensorMethods:
 
     @property
     def real(self) -> Tensor:
-        return complex_ops.real(self)
+        return complex_numbers.real(self)
 
     @property
     def imag(self) -> Tensor:
-        return complex_ops.imag(self)
+        return complex_numbers.imag(self)
 
     def conj(self) -> Tensor:
-        return complex_ops.conjugate(self)
+        return complex_numbers.conjugate(self)
 
     conjugate = conj
 
@@ -309,10 +305,10 @@ class TensorMethods:
         return contraction.dot(self, other)
 
     def sort(self, axis: int = -1) -> Tensor:
-        return order.sort(self, axis=axis)
+        return sort.sort(self, axis=axis)
 
     def argsort(self, axis: int = -1) -> Tensor:
-        return order.argsort(self, axis)
+        return sort.argsort(self, axis)
 
     def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         return reductions.reduce_sum(rearrange.diagonal(self, offset, axis1, axis2), -1)
@@ -326,7 +322,7 @@ def _unpacked(values: tuple[Any, ...]) -> tuple[Any, ...]:
 def power(a: Any, b: Any) -> Any:
     """a ** b, of real or complex numbers."""
     is_complex = common_dtype(a, b).is_complex
-    return complex_ops.complex_pow(a, b) if is_complex else arithmetic.pow_(a, b)
+    return complex_numbers.complex_pow(a, b) if is_complex else arithmetic.pow_(a, b)
 
 
 def true_divide(a: Any, b: Any) -> Any:

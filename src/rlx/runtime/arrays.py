@@ -21,7 +21,7 @@ from rlx.ops.tensor_methods import TensorMethods
 class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
     """An immutable array. Operators promote as rlx does: `i32 + f32` is f32, Python scalars are weak."""
 
-    # Only of arrays that lie where a program stores over its inputs; see `rlx.runtime.loans`.
+    # Only of arrays that lie where a program stores over its inputs; see `rlx.runtime.donation`.
     __slots__ = ("_loan", "_place")
     _loan: Any
     _place: object

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import sys
-import threading
 import time
 from collections import OrderedDict, deque
 from typing import NamedTuple
@@ -23,6 +21,7 @@ from rlx.backends.api import CompileOptions, Executable, backend_for
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.knobs import knobs
+from rlx.locks import fork_safe_lock
 
 # Programs that are kept when nobody uses them, least recently used ones leave first.
 KEPT = 64
@@ -61,7 +60,7 @@ class ProgramCache:
 
     def __init__(self, capacity: int = KEPT) -> None:
         self._capacity = capacity
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._kept: OrderedDict[str, Executable] = OrderedDict()
         self._seen: set[str] = set()
         self._last: dict[tuple[str, str], _Known] = {}
@@ -180,12 +179,3 @@ def compile_log() -> list[CompileEvent]:
 def clear_compile_cache() -> None:
     """Forget the compiled programs of this process. Code on disk stays."""
     _cache.clear()
-
-
-def _renew_lock() -> None:
-    """In a forked child: nobody is left who could release the lock."""
-    _cache._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)

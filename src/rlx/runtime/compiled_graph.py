@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,20 +12,21 @@ from rlx.backends.api import Executable, Prepared
 from rlx.backends.memory import aligned_copy, drop_pages, is_fixed
 from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
-from rlx.ir.dims import Dim, bind_dim
+from rlx.ir.dims import bind_dim, distinct
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.index_checks import check_ids, id_checks
 from rlx.ir.leaves import Input, Param
-from rlx.ir.outside_ids import check_ids, id_checks
 from rlx.ir.shape import Dims, Shape
+from rlx.locks import fork_safe_lock
 from rlx.runtime.arrays import Array, as_array, given_away
+from rlx.runtime.donation import Back, Lending, Shapes
 from rlx.runtime.handles import Handles, output_number
 from rlx.runtime.inspection import MemoryInfo, Profile, memory_info, profile
-from rlx.runtime.loans import Back, Lending, Shapes
 from rlx.runtime.typed_io import Buffer, from_bytes, to_bytes
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 
 # Combinations of input shapes whose sizes are remembered as checked.
@@ -62,7 +62,7 @@ class CompiledGraph:
         self._params = {n.op.key: n.shape for n in graph.nodes if isinstance(n.op, Param)}
         self._outputs = [graph.shape(o) for o in graph.outputs]
         self._overwritten = frozenset(graph.aliases.values())
-        self._constraints = list(graph.constraints)
+        self._constraints = distinct(graph.constraints)
         self._id_checks = id_checks(graph)
         self._dtypes = {name: shape.dtype.numpy for name, shape in self._inputs.items()}
         self._other_dtypes = {name: dtype for name, dtype in self._dtypes.items() if name not in self._overwritten}
@@ -74,7 +74,7 @@ class CompiledGraph:
         self._handles: Handles | None = None
         self._slots: list[Array] = []
         self._active_extent: tuple[int, int] | None = None
-        self._setting = threading.Lock()
+        self._setting = fork_safe_lock()
 
     @property
     def device(self) -> str:
@@ -112,7 +112,7 @@ class CompiledGraph:
         is not seen by the other."""
         twin = copy.copy(self)
         twin._slots = []
-        twin._setting = threading.Lock()
+        twin._setting = fork_safe_lock()
         return twin
 
     def set_param(self, name: str, value: Any) -> None:
@@ -366,8 +366,7 @@ class CompiledGraph:
         leaves += [(name, shape, ready.values[name].shape) for name, shape in symbolic]
         binding = infer_binding(leaves)
         for constraint in self._constraints:
-            symbols = [s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols]
-            if all(s in binding for s in symbols):
+            if constraint.symbols <= binding.keys():
                 constraint.check(binding)
         if len(ready.sizes) >= _REMEMBERED:
             ready.sizes.clear()

@@ -1,17 +1,18 @@
-"""Devices by name, and what is available on this machine."""
+"""Devices by name, and what is available on this machine. What there is to know of a device its `Target` says."""
 
 from __future__ import annotations
 
 import enum
 from typing import TYPE_CHECKING
 
-from rlx.backends.api import backend_for, registered_devices
-from rlx.errors import BackendError
+from rlx.backends.api import backend_for
+from rlx.compile.target import Absent, require, select
+from rlx.errors import BackendError, UnknownDevice
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 
 class Device(enum.StrEnum):
@@ -39,35 +40,26 @@ class Device(enum.StrEnum):
     def parse(name: str | Device) -> Device:
         """A device from its name or an alias: `nvidia`, `hip`, `wgpu`, ..."""
         text = str(name).lower()
-        try:
-            return Device(_ALIASES.get(text, text))
-        except ValueError:
-            known = ", ".join(d.value for d in Device)
-            raise BackendError(f"{name!r} is not a device; known names: {known}") from None
+        if text in list(Device):
+            return Device(text)
+        target = select(text).target
+        for word in (target.variants.get(text, ""), target.name, *target.aliases):
+            if word in list(Device):
+                return Device(word)
+        raise UnknownDevice(f"{name!r} is a target that the enum Device has no name for; pass its name as text")
 
     def as_arg(self) -> str:
         return self.value
 
 
-_ALIASES = {
-    "mtl": "metal",
-    "neural-engine": "ane",
-    "nvidia": "cuda",
-    "hip": "rocm",
-    "amd": "rocm",
-    "wgpu": "gpu",
-    "vk": "vulkan",
-    "gl": "opengl",
-    "dx12": "directx",
-    "d3d12": "directx",
-    "ref": "reference",
-}
-
-
 def is_available(device: str | Device) -> bool:
-    """Whether a backend for the device is registered and finds its hardware."""
-    name = Device.parse(device).value
-    return name in registered_devices() and backend_for(name).is_available()
+    """Whether programs can run on a device here and now."""
+    chosen = select(str(device))
+    try:
+        require(chosen)
+    except BackendError:
+        return False
+    return chosen.target.backend is not None and backend_for(chosen.name).is_available()
 
 
 def default_device() -> str:
@@ -75,7 +67,7 @@ def default_device() -> str:
     from rlx.knobs import knobs
 
     if knobs.backend:
-        return Device.parse(knobs.backend).value
+        return select(knobs.backend).name
     return Device.Cpu.value if is_available(Device.Cpu) else Device.Reference.value
 
 
@@ -85,13 +77,12 @@ def available_devices() -> list[Device]:
 
 def full_name(device: str | Device) -> str:
     """What a device is on this machine: for a CPU its vector instructions and the threads that programs use."""
-    parsed = Device.parse(device)
-    if parsed is not Device.Cpu:
-        return parsed.value
-    from rlx.backends.cpu.threads import thread_count
-    from rlx.kernels.targets import host
-
-    return f"cpu ({host().name}, {thread_count(None)} threads)"
+    chosen = select(str(device))
+    found = chosen.target.probe()
+    if isinstance(found, Absent):
+        return chosen.name
+    here = next((d for d in found.devices if d.index == chosen.index), found.devices[0])
+    return f"{chosen.name} ({', '.join(part for part in (here.name, here.detail) if part)})"
 
 
 def supports(device: str | Device, op: Op | type[Op]) -> bool:
@@ -99,7 +90,7 @@ def supports(device: str | Device, op: Op | type[Op]) -> bool:
     kind = op if isinstance(op, type) else type(op)
     if not is_available(device):
         return False
-    return kind.__name__ in backend_for(Device.parse(device).value).supported_ops() or not kind.primitive
+    return kind.__name__ in backend_for(str(device)).supported_ops() or not kind.primitive
 
 
 def first_unsupported_op(device: str | Device, graph: Graph) -> tuple[int, Op] | None:
@@ -118,5 +109,5 @@ def dispatch_report_for_device(device: str | Device, graph: Graph) -> CompileRep
     """Which kernels a graph becomes on a device and which of its ops are called on the host; no code is made."""
     from rlx.compile.compiler import CompilePipeline
 
-    name = Device.parse(device).value
+    name = select(str(device)).target.name
     return CompilePipeline.new(name).compile(graph).report(name)

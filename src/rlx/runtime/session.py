@@ -6,15 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.api import CompileOptions
-from rlx.backends.compiling import specialized
+from rlx.backends.options_to_pipeline import specialized
+from rlx.compile.target import require, select
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
 from rlx.runtime.compile_cache import compiled_program
 from rlx.runtime.compiled_graph import CompiledGraph
-from rlx.runtime.device import Device, available_devices, is_available
+from rlx.runtime.device import Device
 
 if TYPE_CHECKING:
-    from rlx.compile.precision import Precision, PrecisionPolicy
+    from rlx.compile.precision.policy import Precision, PrecisionPolicy
 
 _PLAIN = CompileOptions()
 
@@ -31,10 +32,8 @@ class Session:
         precision: Precision | str | None = None,
         policy: PrecisionPolicy | str | None = None,
     ) -> None:
-        self._device = Device.parse(device)
-        if not is_available(self._device):
-            usable = ", ".join(d.value for d in available_devices())
-            raise BackendError(f"device {self._device.value!r} is not available here; usable: {usable}")
+        self._chosen = select(str(device))
+        require(self._chosen)
         options = options or _PLAIN
         if precision is not None:
             options = options.with_precision(precision)
@@ -43,8 +42,10 @@ class Session:
         _ = self.policy
 
     @property
-    def device(self) -> Device:
-        return self._device
+    def device(self) -> Device | str:
+        """The device by its name in the enum, or as text where the enum has none for it."""
+        name = self._chosen.variant or self._chosen.name
+        return Device(name) if name in list(Device) else name
 
     @property
     def options(self) -> CompileOptions:
@@ -61,7 +62,7 @@ class Session:
 
     def with_policy(self, policy: PrecisionPolicy | str) -> Session:
         """A session like this one with another policy."""
-        return Session(self._device, self._options.with_policy(policy))
+        return Session(self._chosen.name, self._options.with_policy(policy))
 
     def compile(self, program: Any) -> CompiledGraph:
         """Compile a graph, an HIR module or a GraphModule."""
@@ -75,7 +76,8 @@ class Session:
         if chosen.threads is None:
             chosen = replace(chosen, threads=own.threads)
         graph = specialized(as_graph(program), chosen)
-        return CompiledGraph(graph, compiled_program(graph, self._device.value, chosen), self._device.value)
+        device = self._chosen.variant or self._chosen.name
+        return CompiledGraph(graph, compiled_program(graph, device, chosen), device)
 
     compile_graph = compile_hir = compile_module = compile
     compile_hir_with = compile_module_with = compile_with

@@ -8,10 +8,10 @@ from typing import Any
 from rlx.errors import TraceError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.inline import inline_graph
+from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, building
-from rlx.ops.operands import convert
+from rlx.ops.define.operands import convert
 from rlx.trace.arguments import Signature
 from rlx.trace.pytree import Path, TreeDef, path_text, tree_difference
 from rlx.trace.tracing import Spec, Traced, trace_flat

@@ -16,9 +16,9 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import is_python_scalar, target_graph
-from rlx.ops.control import If, Switch, While
-from rlx.ops.operands import convert
-from rlx.ops.scans import Scan
+from rlx.ops.control.branches import If, Switch, While
+from rlx.ops.control.scans import Scan
+from rlx.ops.define.operands import convert
 from rlx.trace.arguments import function_name
 from rlx.trace.bodies import all_captures, assemble, named_path, require_structure, trace_body
 from rlx.trace.pytree import TreeDef, path_text, tree_flatten, tree_structure

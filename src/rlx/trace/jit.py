@@ -7,7 +7,6 @@ one, programs run in the reference interpreter.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,9 +16,10 @@ from rlx.errors import BindingError, DTypeError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.inline import inline_graph
+from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
-from rlx.ops.named_axes import bound_axes
+from rlx.locks import fork_safe_lock
+from rlx.ops.parallel.named_axes import bound_axes
 from rlx.trace.arguments import FlatCall, Signature
 from rlx.trace.pytree import tree_difference
 from rlx.trace.tracing import Spec, Traced, TracedFunction, category, entered, spec_of, trace_flat
@@ -58,8 +58,8 @@ def compile_graph(graph: Graph, device: str | None = None, donated: Sequence[str
 
 
 # Tracing a function may trace others that it calls, in any order: one lock for all of them cannot deadlock.
-_TRACING = threading.RLock()
-_COUNTING = threading.Lock()
+_TRACING = fork_safe_lock()
+_COUNTING = fork_safe_lock()
 
 
 class CacheInfo(NamedTuple):
@@ -145,7 +145,7 @@ class JitFunction:
         self._signature = Signature(fn, static_argnums, static_argnames)
         self._donated_positions = {donate_argnums} if isinstance(donate_argnums, int) else set(donate_argnums)
         self._device = device
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._traces: dict[Hashable, Traced] = {}
         self._compiled: dict[Hashable, Compiled] = {}
         self._hits = self._misses = 0

@@ -10,7 +10,7 @@ from fake_libcuda import FakeCuda
 from rlx.backends.cuda import code
 from rlx.backends.cuda.device import open_gpu
 from rlx.backends.cuda.driver import using
-from rlx.kernels import llvm_codegen
+from rlx.kernels.emit import llvm_codegen
 from rlx.runtime.compile_cache import clear_compile_cache
 
 

@@ -13,8 +13,8 @@ import itertools
 import numpy as np
 
 from rlx.backends.cuda.driver_types import DeviceAttribute, FunctionAttribute, LaunchConfig, PoolAttribute
-from rlx.kernels.interpret import grid_size, interpret
-from rlx.kernels.loop_ir import Buffer
+from rlx.kernels.ir.interpret import grid_size, interpret
+from rlx.kernels.ir.loop_ir import Buffer
 
 POISON = 0xA5
 

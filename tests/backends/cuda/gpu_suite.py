@@ -191,10 +191,10 @@ def main() -> int:
     if args.worker:
         work()
         return 0
-    from rlx.backends.cuda.driver import Absent, probe
+    from rlx.backends.cuda.driver import Missing, probe
 
     found = probe()
-    if isinstance(found, Absent):
+    if isinstance(found, Missing):
         print(found.reason)
         return 2
     import queue

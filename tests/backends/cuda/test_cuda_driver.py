@@ -12,7 +12,7 @@ import rlx
 from rlx.backends.cuda import driver as driver_module
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.device import gpu_infos, open_gpu
-from rlx.backends.cuda.driver import Absent, Driver, Found, probe, using
+from rlx.backends.cuda.driver import Driver, Missing, Present, probe, using
 from rlx.backends.cuda.driver_types import LaunchAttributeId
 from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.memory import STAGE_BYTES
@@ -21,18 +21,18 @@ from rlx.backends.cuda.streams import Event, Stream
 from rlx.backends.cuda.timing import Case, measure, measure_limits
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
+from rlx.kernels.ir.builder import KernelBuilder
 
 
 def test_without_a_library_there_is_a_reason(monkeypatch):
     monkeypatch.setattr(driver_module, "_driver", None)
     monkeypatch.setattr(driver_module, "_LIBRARIES", ("libcuda_that_is_not_there.so",))
     found = probe()
-    assert isinstance(found, Absent)
+    assert isinstance(found, Missing)
     assert "there is no NVIDIA driver" in found.reason and "install it" in found.reason
     assert gpu_infos() == []
     assert not rlx.is_available("cuda")
-    with pytest.raises(BackendError, match="'cuda' is not available here"):
+    with pytest.raises(BackendError, match="there is no NVIDIA driver"):
         rlx.Session("cuda")
     with pytest.raises(BackendError, match="there is no NVIDIA driver"):
         open_gpu(0)
@@ -45,9 +45,9 @@ def test_an_old_driver_is_refused_with_both_versions():
 
 def test_no_gpu_is_an_answer():
     with using(FakeCuda(devices=0)):
-        assert isinstance(probe(), Absent) and "finds no GPU" in probe().reason
+        assert isinstance(probe(), Missing) and "finds no GPU" in probe().reason
     with using(FakeCuda(devices=2)):
-        assert probe() == Found(13000, 2)
+        assert probe() == Present(13000, 2)
         assert [i.index for i in gpu_infos()] == [0, 1]
         with pytest.raises(BackendError, match="no GPU number 2; this machine has cuda:0, cuda:1"):
             open_gpu(2)

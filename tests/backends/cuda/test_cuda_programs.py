@@ -19,9 +19,9 @@ from rlx.backends.cuda.params import CudaParams
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import BackendError, BindingError
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.interpret import interpret
-from rlx.kernels.verify import verify
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.ir.verify import verify
 
 rng = np.random.default_rng(0)
 

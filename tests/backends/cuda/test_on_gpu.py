@@ -5,10 +5,10 @@ import sys
 import gpu_suite
 import pytest
 
-from rlx.backends.cuda.driver import Absent, probe
+from rlx.backends.cuda.driver import Missing, probe
 
 found = probe()
-pytestmark = pytest.mark.skipif(isinstance(found, Absent), reason=getattr(found, "reason", ""))
+pytestmark = pytest.mark.skipif(isinstance(found, Missing), reason=getattr(found, "reason", ""))
 
 
 @pytest.mark.long

@@ -1,9 +1,10 @@
 """The CPU backend: kernels from our own generator, walked as command tables by a pool of threads.
 
-    program   LIR as code: kernels and host calls      plan      the same with sizes: command tables
-    context   the memory of one run                    runner    a run, from checked inputs to outputs
-    spmd      the native executor                      pool      its threads
-    program_cache    programs of earlier processes
+    plan      a program with sizes: command tables     context   the memory of one run
+    runner    a run, from checked inputs to outputs    executor  the native code that walks the tables
+    pool      its threads
+
+`rlx.backends.program` has what a program is before it has sizes, and how it is kept on disk.
 
 What has no kernel yet is a `call`: the op's definition runs on the host, and the report says so.
 """
@@ -11,13 +12,13 @@ What has no kernel yet is a `call`: the op's definition runs on the host, and th
 from __future__ import annotations
 
 from rlx.backends.api import Backend, CompileOptions, Executable
-from rlx.backends.compiling import compile_with_options
 from rlx.backends.cpu.executable import CpuExecutable as CpuExecutable
-from rlx.backends.cpu.program_cache import find_programs, keep_programs, program_key
-from rlx.backends.cpu.spmd import executor
+from rlx.backends.cpu.executor import executor as native_executor
+from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.backends.program.program_cache import find_programs, keep_programs, program_key
 from rlx.ir.graph import Graph
 from rlx.ir.op import OP_CLASSES
-from rlx.kernels.llvm_pages import drop_llvm_pages
+from rlx.kernels.emit.llvm_pages import drop_llvm_pages
 
 
 class CpuBackend(Backend):
@@ -42,6 +43,6 @@ class CpuBackend(Backend):
         if key is not None:
             keep_programs(key, executable.programs)
             # The first run would load LLVM again for it.
-            executor()
+            native_executor()
             drop_llvm_pages()
         return executable

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.backends.api import KernelTime
-from rlx.backends.cpu.params import CpuParams
+from rlx.backends.cpu.command_table import Segment as PlannedSegment
+from rlx.backends.cpu.command_table import Table
 from rlx.backends.cpu.plan import HostCall, Plan
-from rlx.backends.cpu.program import ARENA
-from rlx.backends.cpu.records import LINE, WORD, Command, Control, Job, Move, Segment
-from rlx.backends.cpu.tables import Segment as PlannedSegment
-from rlx.backends.cpu.tables import Table
+from rlx.backends.cpu.table_layout import LINE, WORD, Command, Control, Job, Move, Segment
 from rlx.backends.cpu.timing import TimedTable
-from rlx.backends.held import Held
+from rlx.backends.donation import Held
 from rlx.backends.memory import aligned_words
+from rlx.backends.program.params import CpuParams
+from rlx.backends.program.program import ARENA
 
 
 class TableRun(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from rlx.backends.cpu.code import loader
+from rlx.backends.native.code_cache import loader
+from rlx.backends.native.kernels import NativeKernel
 from rlx.ir.dtype import DType
-from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.native import NativeKernel
+from rlx.kernels.ir.loop_ir import Kernel
 
 # Bytes of one iteration.
 CHUNK = 1 << 16
@@ -16,7 +16,7 @@ _LANES = 64
 
 def copy_kernel() -> Kernel:
     """y[i] = x[i] for i < n, byte by byte in vectors."""
-    from rlx.kernels.builder import KernelBuilder
+    from rlx.kernels.ir.builder import KernelBuilder
 
     k = KernelBuilder("copy")
     x, y, n = k.pointer("x", DType.U8), k.pointer("y", DType.U8, write=True), k.index("n")

@@ -9,23 +9,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.backends.api import Array, Executable, KernelTime, Prepared
-from rlx.backends.cpu.params import CpuParams
-from rlx.backends.cpu.prepared_store import prepared_store
 from rlx.backends.cpu.preparer import Preparer
-from rlx.backends.cpu.program import Preparation, Programs, build_programs
 from rlx.backends.cpu.runner import Runner
 from rlx.backends.cpu.threads import checked
 from rlx.backends.cpu.timing import timed
-from rlx.backends.held import Held
+from rlx.backends.donation import Held
 from rlx.backends.memory import drop_pages
+from rlx.backends.program.params import CpuParams
+from rlx.backends.program.prepared_store import prepared_store
+from rlx.backends.program.program import Preparation, Programs, build_programs
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.shape import Size
-from rlx.kernels.targets import host
+from rlx.kernels.machines import host
 
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 
 class CpuExecutable(Executable):
@@ -114,6 +114,6 @@ class CpuExecutable(Executable):
 
 def where(graph: Graph, kernel: LirKernel) -> str:
     """Where a kernel runs, for reports."""
-    from rlx.compile.report import place_of
+    from rlx.compile.report.report import place_of
 
     return place_of(graph, kernel, f"native {host().name}")

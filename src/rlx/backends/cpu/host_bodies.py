@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 
 import numpy as np
 
@@ -18,6 +19,15 @@ def run_compiled(body: Graph, operands: Sequence[Array]) -> list[Array]:
     # A row of a vector is a number to NumPy.
     inputs = {str(node.name): np.asarray(x) for node, x in zip(body.inputs, operands, strict=True)}
     return _program(body).run(inputs, {})
+
+
+def prepare_for_bodies() -> None:
+    """Import, before the first run, all that compiles a body when a run first comes to it."""
+    import_module("rlx.backends.cpu.executable")
+    import_module("rlx.compile.compiler")
+    import_module("rlx.kernels.from_lir")
+    import_module("rlx.kernels.emit.llvm_codegen")
+    import_module("llvmlite.binding")
 
 
 @lru_cache(64)

@@ -10,11 +10,11 @@ import numpy as np
 
 from rlx.backends.cpu.host_bodies import run_compiled
 from rlx.backends.cpu.plan import HostCall, Located, Plan
-from rlx.backends.cpu.program import ARENA
 from rlx.backends.memory import Array, fit
+from rlx.backends.program.program import ARENA
 from rlx.errors import InternalError
 from rlx.ir.graph import NodeId
-from rlx.ops.bodies import bodies_run_by
+from rlx.ops.control.bodies import bodies_run_by
 
 
 class HostValues:

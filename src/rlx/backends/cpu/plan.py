@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx.backends.cpu.command_table import Table, TableBuilder, Words
 from rlx.backends.cpu.copies import native_copy
 from rlx.backends.cpu.loop_plan import Frame, plan_loop
-from rlx.backends.cpu.program import HostStep, LoopStep, NativeStep, Program, Value
-from rlx.backends.cpu.tables import Table, TableBuilder, Words
 from rlx.backends.memory import Array
+from rlx.backends.program.program import HostStep, LoopStep, NativeStep, Program, Value
 from rlx.errors import BindingError
 from rlx.ir.dims import Dim
 from rlx.ir.graph import NodeId
@@ -105,7 +105,11 @@ class Plan:
         return known
 
     def _type(self, shape: Shape) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        return tuple(self.size(d) for d in shape.dims), shape.dtype.numpy
+        dims = tuple([self.size(d) for d in shape.dims])
+        if any(d < 0 for d in dims):
+            sizes = ", ".join(f"{name}={size}" for name, size in self._binding.items())
+            raise BindingError(f"@{self.program.name}: with {sizes} a value {shape} would have a negative size, {dims}")
+        return dims, shape.dtype.numpy
 
     def _located(self, value: Value) -> Located:
         return Located(value.place.value, self.size(value.place.offset), *self._type(value.shape))

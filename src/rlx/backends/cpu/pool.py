@@ -13,13 +13,16 @@ import ctypes
 import os
 import threading
 
-from rlx.backends.cpu.records import WORD, Mailbox, PoolState, Spot, pool_words
-from rlx.backends.cpu.spmd import Executor
+from rlx.backends.cpu.executor import Executor
+from rlx.backends.cpu.table_layout import WORD, Mailbox, PoolState, Spot, pool_words
 from rlx.backends.cpu.threads import MAX_THREADS
 from rlx.backends.memory import aligned_words
+from rlx.locks import fork_safe_lock
 
 # A worker leaves within one ticket; a process that ends waits no longer than this for one that does not.
 _EXIT_SECONDS = 2.0
+# Looked up once: the system's own lock of its libraries may be held by a thread that a forked child does not have.
+_mutex_init, _cond_init = ctypes.CDLL(None).pthread_mutex_init, ctypes.CDLL(None).pthread_cond_init
 
 
 class Pool:
@@ -29,7 +32,7 @@ class Pool:
         self._native = native
         self._state, self._address = aligned_words(pool_words(MAX_THREADS - 1))
         self._workers: list[threading.Thread] = []
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._is_closed = False
         self._make_spot(self._address + WORD * PoolState.PROGRESS)
 
@@ -77,15 +80,14 @@ class Pool:
                 self._workers.append(worker)
 
     def _make_spot(self, spot: int) -> None:
-        process = ctypes.CDLL(None)
-        failed = process.pthread_mutex_init(ctypes.c_void_p(spot + WORD * Spot.MUTEX), None)
-        failed |= process.pthread_cond_init(ctypes.c_void_p(spot + WORD * Spot.CONDITION), None)
+        failed = _mutex_init(ctypes.c_void_p(spot + WORD * Spot.MUTEX), None)
+        failed |= _cond_init(ctypes.c_void_p(spot + WORD * Spot.CONDITION), None)
         if failed:
             raise OSError(failed, "the system has no mutex or condition variable left")
 
 
 _pool: Pool | None = None
-_making = threading.Lock()
+_making = fork_safe_lock()
 
 
 def pool(native: Executor) -> Pool:
@@ -103,8 +105,8 @@ def _make_pool(native: Executor) -> Pool:
 
 def _forget_pool() -> None:
     """In a forked child: the memory stays as it was at the fork, and nobody is there to use it."""
-    global _pool, _making
-    _pool, _making = None, threading.Lock()
+    global _pool
+    _pool = None
 
 
 def _close_pool() -> None:

@@ -14,21 +14,22 @@ from typing import TypeAlias
 import numpy as np
 
 from rlx.backends.api import Array, KernelTime
-from rlx.backends.cpu.arena import Arena, Arenas
 from rlx.backends.cpu.context import Context, Contexts, TableRun
+from rlx.backends.cpu.copies import native_copy
+from rlx.backends.cpu.executor import executor
+from rlx.backends.cpu.host_bodies import prepare_for_bodies
 from rlx.backends.cpu.host_calls import HostValues
-from rlx.backends.cpu.params import CpuParams
 from rlx.backends.cpu.plan import HostCall, Plan
 from rlx.backends.cpu.pool import pool
-from rlx.backends.cpu.program import ARENA, Leaf, Program
-from rlx.backends.cpu.spmd import executor
 from rlx.backends.cpu.threads import thread_count
 from rlx.backends.cpu.timing import times
-from rlx.backends.held import Held, HeldInput
+from rlx.backends.donation import Held, HeldInput
 from rlx.backends.memory import address_of, aligned_empty, fit
+from rlx.backends.program.arena import Arena, Arenas
+from rlx.backends.program.params import CpuParams
+from rlx.backends.program.program import ARENA, HostStep, Leaf, LoopStep, Program
 from rlx.errors import BackendError, BindingError
 from rlx.ir.binding import infer_binding
-from rlx.ir.dims import Dim, DimConstraint
 
 # Bindings whose tables are kept; one costs a few hundred bytes for each kernel.
 KEPT_PLANS = 64
@@ -43,7 +44,7 @@ class Runner:
     def __init__(self, program: Program, threads: int | None = None) -> None:
         self.program = program
         self._threads = threads
-        # Known before the first run: whatever a run computes lazily under a lock, a fork can leave locked for ever.
+        _make_ready(program)
         self._is_native = program.is_native
         self._first_stored = ARENA + 1 + len(program.inputs)
         self._last_held: tuple[tuple[int, Shapes, Shapes], Contexts] | None = None
@@ -229,6 +230,16 @@ class Runner:
         pool(executor()).run(table.address, threads)
 
 
+def _make_ready(program: Program) -> None:
+    """Load and import before the first run what runs need: whatever a run does lazily under a lock, also that of a
+    module being imported, a fork in another thread can leave locked for ever in the child."""
+    executor()
+    if any(isinstance(step, LoopStep) for step in program.steps):
+        native_copy()
+    if any(isinstance(step, HostStep) and step.op.bodies for step in program.steps):
+        prepare_for_bodies()
+
+
 def _sharing(arrays: Sequence[Array], addresses: Sequence[int]) -> set[int]:
     """The arrays, by number, that have memory in common with another one."""
     found: set[int] = set()
@@ -260,10 +271,6 @@ class _Binder:
         leaves = zip(self._leaves, (*inputs, *params), strict=True)
         binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
         for constraint in self._program.constraints:
-            if _symbols(constraint) <= binding.keys():
+            if constraint.symbols <= binding.keys():
                 constraint.check(binding)
         return Contexts(Plan(self._program, binding))
-
-
-def _symbols(constraint: DimConstraint) -> set[str]:
-    return {s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols}

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from rlx.backends.api import KernelTime
-from rlx.backends.cpu.records import Command, Control, Move, Patch
-from rlx.backends.cpu.tables import Segment, Table
+from rlx.backends.cpu.command_table import Segment, Table
+from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
 
 _PACKED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 

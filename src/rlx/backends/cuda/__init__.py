@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.compile.loops import LOOP
+from rlx.compile.lower.bodies import LOOP
 from rlx.compile.pipeline import lower_to_lir
 from rlx.errors import BackendError
-from rlx.kernels.from_lir import GENERATOR, make_kernel
+from rlx.kernels.from_lir import generator, make_kernel
 
 
 def compile_to_ptx(program: Any, arch: str = "sm_90a") -> str:
     """The PTX of every kernel of a program, one after the other; an op without a kernel is an error that names it."""
-    from rlx.kernels.llvm_codegen import compile_assembly
-    from rlx.kernels.targets import target
+    from rlx.kernels.emit.llvm_codegen import compile_assembly
+    from rlx.kernels.machines import machine_named
 
-    lir = lower_to_lir(program, GENERATOR)
+    lir = lower_to_lir(program, generator(machine_named(arch)))
     graph = lir.as_graph()
     texts = []
     for number, kernel in enumerate(lir.kernels):
@@ -26,6 +26,6 @@ def compile_to_ptx(program: Any, arch: str = "sm_90a") -> str:
             raise BackendError(
                 f"compile_to_ptx: {missing} has no GPU kernel yet; the program uses it in {kernel.nodes[0]}"
             )
-        made = make_kernel(f"{kernel.kind}{number}", graph, kernel, target(arch))
-        texts.append(compile_assembly(made.kernel, target(arch)))
+        made = make_kernel(f"{kernel.kind}{number}", graph, kernel, machine_named(arch))
+        texts.append(compile_assembly(made.kernel, machine_named(arch)))
     return "\n".join(texts)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import Buffer, Kernel, Load, Space, Statement, Store
-from rlx.kernels.rewrite import Copier
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Buffer, Kernel, Load, Space, Statement, Store
+from rlx.kernels.ir.rewrite import Copier
 
 
 def needed_alignments(kernel: Kernel) -> tuple[tuple[int, int], ...]:

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from functools import cache
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from rlx.backends.cpu.program import Loading
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.iteration_threads import iterations_as_threads
 from rlx.backends.cuda.modules import Function, Module, assemble
+from rlx.backends.native.kernels import cache_key
+from rlx.backends.native.object_cache import DiskCache
+from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
-from rlx.kernels.loop_ir import Kernel
-from rlx.kernels.native import cache_key
-from rlx.kernels.object_cache import DiskCache
-from rlx.kernels.targets import Target, target
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.machines import Machine, machine_named
 
 _numbers = itertools.count(1)
 
@@ -78,7 +78,7 @@ class GpuKernel:
 class PtxLoader:
     """Makes PTX of kernels for one kind of GPU, of each once; safe to use from several threads."""
 
-    def __init__(self, machine: Target) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._kernels: WeakValueDictionary[str, GpuKernel] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class PtxLoader:
         texts = ptx_cache()
         kept = texts.get(key) if texts is not None else None
         if kept is None:
-            from rlx.kernels.llvm_codegen import compile_assembly
+            from rlx.kernels.emit.llvm_codegen import compile_assembly
 
             kept = compile_assembly(kernel, self.machine).encode()
             if texts is not None:
@@ -114,7 +114,7 @@ def gpu_loading(arch: str) -> Loading:
 
 @cache
 def ptx_loader(arch: str) -> PtxLoader:
-    machine = target(arch)
+    machine = machine_named(arch)
     if machine.gpu != "nvptx":
         raise BackendError(f"cuda: {arch!r} is no NVIDIA architecture; use sm_80, sm_90a, sm_100 and the like")
     return PtxLoader(machine)

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.backends.api import KernelTime
+from rlx.backends.cpu.command_table import Segment, Table
 from rlx.backends.cpu.plan import Plan
-from rlx.backends.cpu.program import ARENA, LoopStep, NativeStep, Program
-from rlx.backends.cpu.records import Command, Control, Move, Patch
-from rlx.backends.cpu.tables import Segment, Table
+from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function
 from rlx.backends.cuda.streams import Event, Stream
+from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
 from rlx.errors import InternalError
 
 # The entry that stands for a copy of bytes: the driver copies them itself.

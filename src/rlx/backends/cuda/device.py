@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.backends.cuda.driver import Absent, Driver, driver, probe, version_text
+from rlx.backends.cuda.driver import Driver, Missing, driver, probe, version_text
 from rlx.backends.cuda.driver_types import DeviceAttribute
 from rlx.errors import BackendError
 
@@ -126,7 +126,7 @@ _gpus: dict[tuple[int, int], Gpu] = {}
 def open_gpu(index: int = 0) -> Gpu:
     """The GPU of that number; `BackendError` where it does not exist, with the reason."""
     found = probe()
-    if isinstance(found, Absent):
+    if isinstance(found, Missing):
         raise BackendError(found.reason)
     if not 0 <= index < found.devices:
         known = ", ".join(f"cuda:{i}" for i in range(found.devices))
@@ -143,7 +143,7 @@ def open_gpu(index: int = 0) -> Gpu:
 def gpu_infos() -> list[GpuInfo]:
     """All GPUs of this machine; none where there is no driver."""
     found = probe()
-    if isinstance(found, Absent):
+    if isinstance(found, Missing):
         return []
     started, infos = driver(), []
     for index in range(found.devices):

@@ -82,14 +82,14 @@ class Driver:
             )
 
 
-class Found(NamedTuple):
+class Present(NamedTuple):
     """A driver that works: its version and how many GPUs it has."""
 
     version: int
     devices: int
 
 
-class Absent(NamedTuple):
+class Missing(NamedTuple):
     """Why there is no GPU to use, and what to do."""
 
     reason: str
@@ -112,17 +112,17 @@ def driver() -> Driver:
     return known
 
 
-def probe() -> Found | Absent:
+def probe() -> Present | Missing:
     """Whether programs can run on a GPU here; costs some milliseconds once."""
     try:
         started = driver()
         count = c_int()
         started.cuDeviceGetCount(ctypes.byref(count))
     except BackendError as error:
-        return Absent(str(error))
+        return Missing(str(error))
     if count.value == 0:
-        return Absent("cuda: the driver finds no GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES")
-    return Found(started.version, count.value)
+        return Missing("cuda: the driver finds no GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES")
+    return Present(started.version, count.value)
 
 
 @contextmanager

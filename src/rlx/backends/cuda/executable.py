@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.backends.api import Array, Executable, KernelTime, Prepared
-from rlx.backends.cpu.program import Preparation, Programs, build_programs
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.code import gpu_loading
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.params import CudaParams
 from rlx.backends.cuda.runner import Runner, times
+from rlx.backends.program.program import Preparation, Programs, build_programs
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirKernel, LirModule
@@ -21,7 +21,7 @@ from rlx.ir.shape import Size
 
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 
 class CudaExecutable(Executable):
@@ -59,7 +59,7 @@ class CudaExecutable(Executable):
         return self.compiled.report("cuda", self._where)
 
     def _where(self, graph: Graph, kernel: LirKernel) -> str:
-        from rlx.compile.report import place_of
+        from rlx.compile.report.report import place_of
 
         return place_of(graph, kernel, f"native {self.arch}")
 

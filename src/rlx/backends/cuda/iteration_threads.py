@@ -11,9 +11,9 @@ form for what has no schedule of its own: threads walk their own rows, so access
 
 from __future__ import annotations
 
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import For, Kernel, LoopKind, walk
-from rlx.kernels.rewrite import Copier
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import For, Kernel, LoopKind, walk
+from rlx.kernels.ir.rewrite import Copier
 
 # One warp: few iterations spread over as many multiprocessors as there are, and no warp has idle lanes.
 THREADS = 32

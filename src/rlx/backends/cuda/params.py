@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from rlx.backends.api import Array, Prepared
-from rlx.backends.cpu.program import Leaf, Program
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.streams import Stream
+from rlx.backends.program.program import Leaf, Program
 from rlx.errors import BindingError
 
 

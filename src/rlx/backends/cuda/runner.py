@@ -16,17 +16,17 @@ import numpy as np
 
 from rlx.backends.api import KernelTime
 from rlx.backends.cpu.plan import HostCall, Plan
-from rlx.backends.cpu.program import ARENA, Leaf, Program
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.context import COPY, Context, Contexts, codes_of
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.memory import Array, DeviceBuffer
 from rlx.backends.cuda.params import CudaParams
+from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.errors import BindingError, InternalError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import Dim, DimConstraint
 from rlx.ir.graph import NodeId
-from rlx.ops.bodies import bodies_run_by
+from rlx.ops.control.bodies import bodies_run_by
 
 # Combinations of shapes whose launches are kept.
 KEPT_PLANS = 64

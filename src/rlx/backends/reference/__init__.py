@@ -13,7 +13,7 @@ from rlx.ir.op import OP_CLASSES
 from rlx.ir.verify import check
 
 if TYPE_CHECKING:
-    from rlx.compile.report import CompileReport
+    from rlx.compile.report.report import CompileReport
 
 
 class ReferenceExecutable(Executable):
@@ -27,7 +27,7 @@ class ReferenceExecutable(Executable):
 
     @property
     def report(self) -> CompileReport:
-        from rlx.compile.report import CompileReport
+        from rlx.compile.report.report import CompileReport
 
         unplanned = LirBufferPlan(schedule=[n.id for n in self._graph.nodes])
         lir = LirModule(self._graph, unplanned)

@@ -13,7 +13,7 @@ import numpy as np
 from rlx.bench.programs import Array
 from rlx.errors import RlxError
 from rlx.models.config import EncoderConfig
-from rlx.ops.unary import ActivationKind
+from rlx.ops.pointwise.unary import ActivationKind
 
 onnx: Any = importlib.import_module("onnx")
 

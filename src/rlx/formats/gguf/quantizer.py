@@ -15,8 +15,8 @@ from rlx.formats.gguf.reader import GgufTensor, open_gguf, packed_bytes
 from rlx.formats.gguf.tensor_types import TYPES, TensorType, decode, tensor_type
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.mapped_file import U8
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant import QuantScheme, quantize_blocks
+from rlx.quant.decode import FORMATS
+from rlx.quant.schemes import QuantScheme, quantize_blocks
 
 _PLAIN_TARGETS = ("F32", "F16", "BF16")
 # `general.file_type` of files whose weights have mostly one type.

@@ -24,7 +24,7 @@ from rlx.errors import FormatError
 from rlx.formats.gguf.cursor import ByteOrder, Cursor
 from rlx.formats.gguf.metadata import GgufMetadata, ValueType
 from rlx.formats.gguf.tensor_types import TYPES_BY_CODE, TensorType, decode, swap_words, tensor_type
-from rlx.formats.mapped_file import U8, map_file
+from rlx.formats.mapped_file import U8, file_bytes
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
@@ -117,19 +117,20 @@ class GgufFile:
         return f"GgufFile({str(self.path)!r}, {len(self.metadata)} metadata pairs, {len(self._tensors)} tensors)"
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
+def open_gguf(path: str | os.PathLike[str], mmap: bool = True) -> GgufFile:
     """Open and check a GGUF file; `FormatError` names the byte, key or tensor that is wrong.
 
-    The first file of a model in several (`name-00001-of-00003.gguf`) opens all of them.
+    The first file of a model in several (`name-00001-of-00003.gguf`) opens all of them. With `mmap=False` the file is
+    read into memory, and may then be cut or changed by others; see `rlx.formats.mapped_file`.
     """
-    file = _open_one(Path(path))
+    file = _open_one(Path(path), mmap)
     count = file.metadata.integer("split.count", 1)
     if count > 1:
-        _add_parts(file, count)
+        _add_parts(file, count, mmap)
     return file
 
 
-def _add_parts(file: GgufFile, count: int) -> None:
+def _add_parts(file: GgufFile, count: int, mmap: bool) -> None:
     """Add the tensors of the other parts, which lie beside the first one."""
     ending = f"-00001-of-{count:05d}.gguf"
     if file.metadata.integer("split.no") != 0 or not file.path.name.endswith(ending):
@@ -139,7 +140,7 @@ def _add_parts(file: GgufFile, count: int) -> None:
         path = file.path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf")
         if not path.is_file():
             raise FormatError(f"{file.path}: part {path.name} is missing")
-        part = _open_one(path)
+        part = _open_one(path, mmap)
         if part.metadata.integer("split.no") != number - 1 or part.metadata.integer("split.count") != count:
             raise FormatError(f"{path}: its metadata says it is another part, or of another model")
         for name, tensor in part.tensors.items():
@@ -153,8 +154,8 @@ def _add_parts(file: GgufFile, count: int) -> None:
         )
 
 
-def _open_one(place: Path) -> GgufFile:
-    content = map_file(place)
+def _open_one(place: Path, mmap: bool) -> GgufFile:
+    content = file_bytes(place, mmap)
     if content[:4].tobytes() != MAGIC:
         raise FormatError(f"{place}: byte 0: a GGUF file starts with {MAGIC!r}, got {content[:4].tobytes()!r}")
     order = _byte_order(place, content)

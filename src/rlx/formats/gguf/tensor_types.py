@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from rlx.errors import FormatError
 from rlx.formats.mapped_file import U8
-from rlx.ir.gguf_blocks import FORMATS
-from rlx.ir.quant import QuantScheme, dequantize_blocks
+from rlx.quant.decode import FORMATS
+from rlx.quant.schemes import QuantScheme, dequantize_blocks
 
 
 class TensorType(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import FormatError
-from rlx.formats.mapped_file import U8, map_file
+from rlx.formats.mapped_file import U8, file_bytes
 from rlx.formats.safetensors.element_types import TYPES, ElementType, decode
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -81,14 +81,17 @@ class Safetensors:
         return f"Safetensors({str(self.path)!r}, {len(self._tensors)} tensors)"
 
 
-def open_safetensors(path: str | os.PathLike[str]) -> Safetensors:
-    """Open and check a file, an index (`*.index.json`) with its shards, or a folder that has one of them."""
+def open_safetensors(path: str | os.PathLike[str], mmap: bool = True) -> Safetensors:
+    """Open and check a file, an index (`*.index.json`) with its shards, or a folder that has one of them.
+
+    With `mmap=False` files are read into memory, and may then be cut or changed; see `rlx.formats.mapped_file`.
+    """
     place = Path(path)
     if place.is_dir():
-        return open_safetensors(_weights_in(place))
+        return open_safetensors(_weights_in(place), mmap)
     if place.name.endswith(".json"):
-        return _open_shards(place)
-    return _open_file(place)
+        return _open_shards(place, mmap)
+    return _open_file(place, mmap)
 
 
 def _weights_in(folder: Path) -> Path:
@@ -102,7 +105,7 @@ def _weights_in(folder: Path) -> Path:
     raise FormatError(f"{folder}: {INDEX_NAME} or {SINGLE_NAME} is needed, or one .safetensors file; found {found}")
 
 
-def _open_shards(index: Path) -> Safetensors:
+def _open_shards(index: Path, mmap: bool) -> Safetensors:
     document = _parse_json(f"{index}", index.read_bytes())
     places = document.get("weight_map")
     if not isinstance(places, dict) or not places:
@@ -115,7 +118,7 @@ def _open_shards(index: Path) -> Safetensors:
         if shard not in shards:
             if not (index.parent / shard).is_file():
                 raise FormatError(f"{index}: the shard {shard} is missing; it holds {name!r}")
-            shards[shard] = _open_file(index.parent / shard)
+            shards[shard] = _open_file(index.parent / shard, mmap)
         if name not in shards[shard].tensors:
             raise FormatError(f"{index}: tensor {name!r} is not in {shard}, where the index says it is")
         tensors[name] = shards[shard].tensors[name]
@@ -123,8 +126,8 @@ def _open_shards(index: Path) -> Safetensors:
     return Safetensors(index, metadata, tensors)
 
 
-def _open_file(path: Path) -> Safetensors:
-    content = map_file(path)
+def _open_file(path: Path, mmap: bool) -> Safetensors:
+    content = file_bytes(path, mmap)
     if content.size < 8:
         raise FormatError(f"{path}: byte 0: the header length needs 8 bytes, the file has {content.size}")
     length = int.from_bytes(content[:8].tobytes(), "little")

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.expr import compute_dtype, lower_expr
-from rlx.kernels.extents import Extents
+from rlx.kernels.cpu.matmul.matmul import MatrixOperand, Product
 from rlx.kernels.gpu.matmul_few import FEW_ROWS, FewRows, few_form
-from rlx.kernels.loop_ir import Buffer, Const, Kernel, Value, ValueType
-from rlx.kernels.matmul import MatrixOperand, Product
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.extents import Extents
+from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Value, ValueType
+from rlx.kernels.specs.expr import compute_dtype, lower_expr
 
 THREADS = 256
 # Threads along the rows and along the columns of a tile.

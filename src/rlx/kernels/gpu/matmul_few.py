@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
-from rlx.kernels.builder import KernelBuilder
-from rlx.kernels.loop_ir import Buffer, Const, Value, ValueType
-from rlx.kernels.matmul import Matrix, MatrixOperand, Product
-from rlx.kernels.matmul_tiles import MatrixView
+from rlx.kernels.cpu.matmul.matmul import Matrix, MatrixOperand, Product
+from rlx.kernels.cpu.matmul.tiles import MatrixView
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Buffer, Const, Value, ValueType
 
 VECTOR_BYTES = 16
 # Rows up to which a product is one of few rows.

@@ -10,7 +10,7 @@ from rlx.ops.builders.base import Builder, DeclaredShape
 if TYPE_CHECKING:
     from rlx.ir.graph import TensorLike
     from rlx.ir.tensor import Tensor
-    from rlx.ops.attend_operands import MaskKind
+    from rlx.ops.attn.operands import MaskKind
 
 
 class AttentionBuilders(Builder):

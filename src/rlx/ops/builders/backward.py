@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from rlx.ir.graph import TensorLike
     from rlx.ir.tensor import Tensor
-    from rlx.ops.attend_gradients import AttentionBwdWrt
-    from rlx.ops.attend_operands import MaskKind
-    from rlx.ops.unary import ActivationKind
+    from rlx.ops.attn.gradients import AttentionBwdWrt
+    from rlx.ops.attn.operands import MaskKind
+    from rlx.ops.pointwise.unary import ActivationKind
 
 
 class BackwardBuilders(Builder):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph, TensorLike
     from rlx.ir.shape import Shape, Size
     from rlx.ir.tensor import Tensor
-    from rlx.ops.custom_functions import MultiOutputHandle
+    from rlx.ops.control.custom_functions import MultiOutputHandle
 
 
 class ControlBuilders(Builder):

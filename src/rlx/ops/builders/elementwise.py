@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rlx.ir.dtype import DTypeLike
     from rlx.ir.graph import TensorLike
     from rlx.ir.tensor import Tensor
-    from rlx.ops.arithmetic import BinaryOp, CmpOp
-    from rlx.ops.unary import ActivationKind
+    from rlx.ops.pointwise.arithmetic import BinaryOp, CmpOp
+    from rlx.ops.pointwise.unary import ActivationKind
 
 
 class ElementwiseBuilders(Builder):

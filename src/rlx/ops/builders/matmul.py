@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rlx.ir.graph import TensorLike
     from rlx.ir.tensor import Tensor
-    from rlx.ops.unary import ActivationKind
+    from rlx.ops.pointwise.unary import ActivationKind
 
 
 class MatmulBuilders(Builder):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import TensorLike
     from rlx.ir.shape import Size
     from rlx.ir.tensor import Tensor
-    from rlx.ops.reductions import ReduceOp
+    from rlx.ops.reduction.reductions import ReduceOp
 
 
 class MovementBuilders(Builder):

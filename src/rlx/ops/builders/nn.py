@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rlx.ir.graph import TensorLike
     from rlx.ir.tensor import Tensor
-    from rlx.ops.reductions import ReduceOp
+    from rlx.ops.reduction.reductions import ReduceOp
 
 
 class NeuralBuilders(Builder):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlx import ops
-from rlx.ir.quant import QuantScheme
 from rlx.ops.builders.base import Builder, DeclaredShape
+from rlx.quant.schemes import QuantScheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlx.ir.graph import TensorLike
     from rlx.ir.tensor import Tensor
-    from rlx.ops.fake_quant import ScaleMode, SteKind
+    from rlx.ops.quant.fake_quant import ScaleMode, SteKind
 
 
 class QuantizedBuilders(Builder):

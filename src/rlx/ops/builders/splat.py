@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rlx.ir.graph import TensorLike
     from rlx.ir.tensor import Tensor
-    from rlx.ops.splat import GaussianSplatBackwardParams, GaussianSplatInputs, GaussianSplatRenderParams
+    from rlx.ops.splat.render import GaussianSplatBackwardParams, GaussianSplatInputs, GaussianSplatRenderParams
 
 
 class SplatBuilders(Builder):

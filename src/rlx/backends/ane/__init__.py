@@ -1,0 +1,1 @@
+"""Apple's Neural Engine, which runs what Core ML gives it and nothing else."""

@@ -1,0 +1,1 @@
+"""Arm Cortex-M microcontrollers: programs as C or as Thumb code."""

@@ -1,0 +1,34 @@
+"""Arm Cortex-M microcontrollers: programs as C or as Thumb code."""
+
+from __future__ import annotations
+
+from rlx.compile.generators import Generator
+from rlx.compile.target import Absence, Absent, Target
+from rlx.kernels.machines import Machine
+
+
+def _machine(name: str | None) -> Machine:
+    from rlx.kernels.machines import machine_named
+
+    return machine_named("cortex-m4" if name is None else name)
+
+
+def _generator(machine: Machine) -> Generator:
+    from rlx.kernels.from_lir import generator
+
+    return generator(machine)
+
+
+TARGET = Target(
+    name="cortex-m",
+    about="Arm Cortex-M microcontrollers",
+    aliases=("cortexm",),
+    probe=lambda: Absent(
+        Absence.ExportOnly,
+        "programs are written for it as files and do not run from here",
+        "the export itself does not exist yet",
+    ),
+    machine=_machine,
+    generator=_generator,
+    extra="cortexm",
+)

@@ -1,0 +1,91 @@
+"""The native executor: threads that walk a command table together.
+
+    run(pool, job, threads) -> 1 if the job is not finished     serve(pool, mailbox)     dismiss(pool, workers)
+
+A run is a table of commands and one counter of tickets. Every thread takes the next ticket, waits until all that the
+ticket depends on is completed, runs its iterations, and takes another. So a thread that comes late, or never, delays
+nobody: the caller alone finishes any job. What a ticket computes depends on the shapes, never on who computes it.
+
+Loops and branches cut a table into segments. The last ticket of a segment decides which one follows, and gives the
+addresses that change to its kernels; tickets of the next segment are dealt out meanwhile, and wait for it. Segments
+with too little work to share are run by the thread that comes to them, without tickets.
+
+A caller has the workers from the moment it becomes the pool's owner until the last of them has left its job; who finds
+the pool owned walks its table alone, which is the best use of the machine when there are several callers.
+`run` also comes back, with no thread inside the job, when a tenth of a second has passed, so that Python can handle
+signals; calling it again goes on. Who waits spins for 50 us, then yields, and sleeps after a millisecond until it is
+woken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from functools import cache
+from typing import Any, NamedTuple
+
+from rlx.backends.cpu.executor_ir import EXPORTS, executor_text
+from rlx.backends.native.code_cache import object_cache
+from rlx.backends.native.kernels import codegen_stamp
+from rlx.backends.native.linker import link
+from rlx.kernels.machines import Machine, host
+from rlx.stamps import source_stamp
+
+# All that the executor needs from the system.
+SYSTEM = frozenset(
+    {
+        "clock_gettime",
+        "pthread_cond_broadcast",
+        "pthread_cond_wait",
+        "pthread_mutex_lock",
+        "pthread_mutex_unlock",
+        "sched_yield",
+    }
+)
+# What decides the code besides the target, the code generator and LLVM's version.
+SOURCES = ("backends/cpu/table_layout.py", "backends/cpu/executor_ir.py")
+
+
+class Executor(NamedTuple):
+    """The functions above; ctypes releases the GIL while they run."""
+
+    run: Any
+    serve: Any
+    dismiss: Any
+    code: Any  # keeps the code in memory
+
+
+@cache
+def executor() -> Executor:
+    """The executor for this machine: from disk, else compiled."""
+    machine, objects = host(), object_cache()
+    key = _key(machine)
+    code = objects.get(key) if objects is not None else None
+    if code is None:
+        code = compile_executor(machine)
+        if objects is not None:
+            objects.put(key, code)
+    return link_executor(code, machine)
+
+
+def compile_executor(machine: Machine, **options: int) -> bytes:
+    """The object code of the executor; `options` are those of `executor_text`."""
+    from rlx.kernels.emit.llvm_codegen import compile_text
+
+    return compile_text(executor_text(machine, **options), machine, "the executor")
+
+
+def link_executor(code: bytes, machine: Machine) -> Executor:
+    """The executor as functions of this process."""
+    linked = link(code, "the executor", machine, EXPORTS, SYSTEM)
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    return Executor(
+        ctypes.CFUNCTYPE(number, address, address, number)(linked.addresses["rlx.run"]),
+        ctypes.CFUNCTYPE(None, address, address)(linked.addresses["rlx.serve"]),
+        ctypes.CFUNCTYPE(None, address, number)(linked.addresses["rlx.dismiss"]),
+        linked,
+    )
+
+
+def _key(machine: Machine) -> str:
+    return hashlib.sha256(f"{source_stamp(*SOURCES)} {codegen_stamp()} {machine!r}".encode()).hexdigest()

@@ -1,0 +1,473 @@
+"""The native executor as LLVM IR: what `spmd` compiles and explains.
+
+Written here because kernels have no atomics of this kind and no user has a C compiler. `_Function` gives the few words
+that it is written in; each `build_` method of `_Module` is one function, with its contract.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlx.backends.cpu.table_layout import WORD, Command, Control, Job, Mailbox, Move, Patch, PoolState, Segment, Spot
+from rlx.kernels.machines import Machine
+
+SPIN_NS = 50_000
+PARK_NS = 1_000_000  # from the start of the wait
+PAUSE_NS = 100_000_000
+LEAVE = (1 << 63) - 1  # the mail that ends a worker
+ENDLESS = (1 << 63) - 1  # a number of tickets that is never reached
+EXPORTS = ("rlx.run", "rlx.serve", "rlx.dismiss")
+
+_LOOKS_PER_TIME = 32  # looks at a word between two looks at the clock
+_SEGMENTS_PER_TIME = 16  # narrow segments between two of them
+_PAUSES = {"x86_64": "llvm.x86.sse2.pause"}
+
+
+def executor_text(machine: Machine, pause_ns: int = PAUSE_NS) -> str:
+    """The LLVM module of the executor; `run` comes back to its caller after `pause_ns`."""
+    return str(_Module(machine, pause_ns).module)
+
+
+class _Function:
+    """One function under construction, in the few words that the executor is written in. Variables are words on the
+    stack; `word(p, i)` is the address of the i-th word of a record."""
+
+    def __init__(self, module: _Module, name: str, result: Any, *parameters: Any) -> None:
+        ir = module.ir
+        self.ir, self.i64 = ir, module.i64
+        self.function = ir.Function(module.module, ir.FunctionType(result, parameters), name)
+        self.b = ir.IRBuilder(self.function.append_basic_block("entry"))
+
+    def word(self, record: Any, index: Any) -> Any:
+        position = index if isinstance(index, self.ir.Value) else self.i64(index)
+        return self.b.gep(record, [position], inbounds=True, source_etype=self.i64)
+
+    def variable(self, value: Any) -> Any:
+        with self.b.goto_entry_block():
+            place = self.b.alloca(self.i64)
+        self.b.store(value, place)
+        return place
+
+    def load(self, place: Any) -> Any:
+        return self.b.load(place, typ=self.i64)
+
+    def field(self, record: Any, index: int) -> Any:
+        return self.load(self.word(record, index))
+
+    def pointer(self, record: Any, index: int) -> Any:
+        return self.b.inttoptr(self.field(record, index), self.ir.PointerType())
+
+    def atomic_load(self, place: Any, ordering: str) -> Any:
+        return self.b.load_atomic(place, ordering, WORD, typ=self.i64)
+
+    def atomic_store(self, value: Any, place: Any, ordering: str) -> None:
+        # llvmlite's own atomic store does not know untyped pointers yet.
+        self.b.atomic_rmw("xchg", place, value, ordering)
+
+    def atomic_add(self, place: Any, amount: Any, ordering: str) -> Any:
+        """The value before."""
+        return self.b.atomic_rmw("add", place, amount, ordering)
+
+    @contextmanager
+    def when(self, condition: Any) -> Iterator[None]:
+        with self.b.if_then(condition):
+            yield
+
+    @contextmanager
+    def forever(self) -> Iterator[_Loop]:
+        """A loop that only `leave_if`, `next_if` and a return get out of or back to its start."""
+        loop = _Loop(self)
+        yield loop
+        self.b.branch(loop.start)
+        self.b.position_at_end(loop.end)
+
+    @contextmanager
+    def each(self, count: Any) -> Iterator[Any]:
+        """The numbers below `count`."""
+        position = self.variable(self.i64(0))
+        with self.forever() as loop:
+            i = self.load(position)
+            loop.leave_if(self.b.icmp_signed(">=", i, count))
+            yield i
+            self.b.store(self.b.add(i, self.i64(1)), position)
+
+    def returns_if(self, condition: Any) -> None:
+        with self.b.if_then(condition):
+            self.b.ret_void()
+
+
+class _Loop:
+    def __init__(self, f: _Function) -> None:
+        self.f = f
+        self.start, self.end = f.function.append_basic_block("loop"), f.function.append_basic_block("end")
+        f.b.branch(self.start)
+        f.b.position_at_end(self.start)
+
+    def leave_if(self, condition: Any) -> None:
+        self._branch(condition, self.end)
+
+    def next_if(self, condition: Any) -> None:
+        self._branch(condition, self.start)
+
+    def _branch(self, condition: Any, machine: Any) -> None:
+        after = self.f.function.append_basic_block("go")
+        self.f.b.cbranch(condition, machine, after)
+        self.f.b.position_at_end(after)
+
+
+class _Module:
+    def __init__(self, machine: Machine, pause_ns: int) -> None:
+        from llvmlite import ir
+
+        self.ir, self.machine, self.pause_ns = ir, machine, pause_ns
+        self.module = ir.Module("rlx.executor")
+        self.module.triple = machine.triple
+        self.i64, self.i32, self.void, self.address = ir.IntType(64), ir.IntType(32), ir.VoidType(), ir.PointerType()
+        address = self.address
+        self.mutex_lock = self.declare("pthread_mutex_lock", self.i32, address)
+        self.mutex_unlock = self.declare("pthread_mutex_unlock", self.i32, address)
+        self.condition_wait = self.declare("pthread_cond_wait", self.i32, address, address)
+        self.condition_broadcast = self.declare("pthread_cond_broadcast", self.i32, address)
+        self.sched_yield = self.declare("sched_yield", self.i32)
+        self.clock_gettime = self.declare("clock_gettime", self.i32, self.i32, address)
+        self.now = self.build_now()
+        self.wake = self.build_wake()
+        self.wait_until = self.build_wait_until()
+        self.packed = ir.FunctionType(self.void, [self.address, self.i64, self.i64])
+        self.relocate = self.build_relocate()
+        self.move = self.build_move()
+        self.decide = self.build_decide()
+        self.perform = self.build_perform()
+        self.enter = self.build_enter()
+        self.walk = self.build_walk()
+        self.build_run()
+        self.build_serve()
+        self.build_dismiss()
+
+    def declare(self, name: str, result: Any, *parameters: Any) -> Any:
+        return self.ir.Function(self.module, self.ir.FunctionType(result, parameters), name)
+
+    def pause(self, f: _Function) -> None:
+        """Tell the processor that this thread only waits."""
+        architecture = self.machine.triple.split("-")[0]
+        if architecture == "aarch64":
+            f.b.call(self.intrinsic("llvm.aarch64.hint", self.i32), [self.i32(1)])
+        elif architecture in _PAUSES:
+            f.b.call(self.intrinsic(_PAUSES[architecture]), [])
+
+    def intrinsic(self, name: str, *parameters: Any) -> Any:
+        return self.module.globals.get(name) or self.declare(name, self.void, *parameters)
+
+    def build_now(self) -> Any:
+        """Nanoseconds of a clock that never goes back."""
+        f = _Function(self, "now", self.i64)
+        moment = f.b.alloca(self.ir.ArrayType(self.i64, 2))
+        f.b.call(self.clock_gettime, [self.i32(time.CLOCK_MONOTONIC), moment])
+        seconds, rest = f.field(moment, 0), f.field(moment, 1)
+        f.b.ret(f.b.add(f.b.mul(seconds, self.i64(1_000_000_000)), rest))
+        return f.function
+
+    def build_wake(self) -> Any:
+        """wake(spot): called after a word has changed. Those who sleep counted themselves before they looked at the
+        word for the last time, and hold the mutex until they sleep: nobody is missed."""
+        f = _Function(self, "wake", self.void, self.address)
+        (spot,) = f.function.args
+        sleepers = f.atomic_load(f.word(spot, Spot.SLEEPERS), "seq_cst")
+        f.returns_if(f.b.icmp_signed("==", sleepers, self.i64(0)))
+        mutex = f.word(spot, Spot.MUTEX)
+        f.b.call(self.mutex_lock, [mutex])
+        f.b.call(self.mutex_unlock, [mutex])
+        f.b.call(self.condition_broadcast, [f.word(spot, Spot.CONDITION)])
+        f.b.ret_void()
+        return f.function
+
+    def build_wait_until(self) -> Any:
+        """wait_until(word, least, spot): until `*word >= least`, where who changes the word calls wake(spot)."""
+        f = _Function(self, "wait_until", self.void, self.address, self.i64, self.address)
+        word, least, spot = f.function.args
+
+        def reached(ordering: str) -> Any:
+            return f.b.icmp_signed(">=", f.atomic_load(word, ordering), least)
+
+        f.returns_if(reached("acquire"))
+        start = f.b.call(self.now, [])
+        looks = f.variable(self.i64(0))
+        with f.forever() as waiting:
+            self.pause(f)
+            f.returns_if(reached("acquire"))
+            count = f.b.add(f.load(looks), self.i64(1))
+            f.b.store(count, looks)
+            waiting.next_if(f.b.icmp_signed("!=", f.b.urem(count, self.i64(_LOOKS_PER_TIME)), self.i64(0)))
+            waited = f.b.sub(f.b.call(self.now, []), start)
+            waiting.leave_if(f.b.icmp_signed(">=", waited, self.i64(PARK_NS)))
+            with f.when(f.b.icmp_signed(">=", waited, self.i64(SPIN_NS))):
+                f.b.call(self.sched_yield, [])
+        mutex, sleepers = f.word(spot, Spot.MUTEX), f.word(spot, Spot.SLEEPERS)
+        f.b.call(self.mutex_lock, [mutex])
+        f.atomic_add(sleepers, self.i64(1), "seq_cst")
+        with f.forever() as sleeping:
+            sleeping.leave_if(reached("seq_cst"))
+            f.b.call(self.condition_wait, [f.word(spot, Spot.CONDITION), mutex])
+        f.atomic_add(sleepers, self.i64(-1), "seq_cst")
+        f.b.call(self.mutex_unlock, [mutex])
+        f.b.ret_void()
+        return f.function
+
+    def build_relocate(self) -> Any:
+        """relocate(job, segment): write every address into the slots where the kernels of a segment read it."""
+        f = _Function(self, "relocate", self.void, self.address, self.address)
+        job, segment = f.function.args
+        slots, values = f.pointer(job, Job.SLOTS), f.pointer(job, Job.VALUES)
+        patches, count = f.pointer(segment, Segment.PATCHES), f.field(segment, Segment.PATCH_COUNT)
+        with f.each(count) as i:
+            patch = f.word(patches, f.b.mul(i, self.i64(Patch.WORDS)))
+            base = f.load(f.word(values, f.field(patch, Patch.VALUE)))
+            f.b.store(f.b.add(base, f.field(patch, Patch.OFFSET)), f.word(slots, f.field(patch, Patch.SLOT)))
+        f.b.ret_void()
+        return f.function
+
+    def build_move(self) -> Any:
+        """move(job, control, counter): set the addresses that change with the counter."""
+        f = _Function(self, "move", self.void, self.address, self.address, self.i64)
+        job, control, counter = f.function.args
+        values, moves = f.pointer(job, Job.VALUES), f.pointer(control, Control.MOVES)
+        is_first = f.b.icmp_signed("==", counter, self.i64(0))
+        is_odd = f.b.trunc(counter, self.ir.IntType(1))
+        with f.each(f.field(control, Control.MOVE_COUNT)) as i:
+            move = f.word(moves, f.b.mul(i, self.i64(Move.WORDS)))
+
+            def chosen(offset: int, move: Any = move) -> Any:
+                later = f.b.select(is_odd, f.field(move, Move.ODD + offset), f.field(move, Move.EVEN + offset))
+                return f.b.select(is_first, f.field(move, Move.FIRST + offset), later)
+
+            start = f.b.add(f.load(f.word(values, chosen(0))), chosen(1))
+            row = f.b.sdiv(f.b.mul(counter, f.field(move, Move.NUMERATOR)), f.field(move, Move.DENOMINATOR))
+            place = f.b.add(start, f.b.mul(row, f.field(move, Move.STRIDE)))
+            f.b.store(place, f.word(values, f.field(move, Move.TO)))
+        f.b.ret_void()
+        return f.function
+
+    def build_decide(self) -> Any:
+        """decide(job, control) -> the segment that follows; its addresses are in their places."""
+        f = _Function(self, "decide", self.address, self.address, self.address)
+        job, control = f.function.args
+        counter = f.pointer(control, Control.COUNTER)
+        stepped = f.b.add(f.load(counter), self.i64(1))
+        steps = f.b.icmp_signed("!=", f.field(control, Control.STEP), self.i64(0))
+        count = f.b.select(steps, stepped, self.i64(0))
+        f.b.store(count, counter)
+        predicate = f.field(control, Control.PREDICATE)
+        is_true = f.variable(self.i64(1))
+        with f.when(f.b.icmp_signed(">=", predicate, self.i64(0))):
+            base = f.load(f.word(f.pointer(job, Job.VALUES), predicate))
+            place = f.b.add(base, f.field(control, Control.PREDICATE_OFFSET))
+            byte = f.b.load(f.b.inttoptr(place, self.address), typ=self.ir.IntType(8))
+            f.b.store(f.b.zext(byte, self.i64), is_true)
+        goes_on = f.b.icmp_signed("<", count, f.field(control, Control.LIMIT))
+        holds = f.b.and_(goes_on, f.b.icmp_signed("!=", f.load(is_true), self.i64(0)))
+        f.b.call(self.move, [job, control, count])
+        following = f.b.select(holds, f.field(control, Control.THEN), f.field(control, Control.ELSE))
+        segment = f.b.inttoptr(following, self.address)
+        f.b.call(self.relocate, [job, segment])
+        f.b.ret(segment)
+        return f.function
+
+    def build_perform(self) -> Any:
+        """perform(segment) -> its control, or null: run all of a segment in this thread."""
+        f = _Function(self, "perform", self.address, self.address)
+        (segment,) = f.function.args
+        command = f.variable(f.field(segment, Segment.COMMANDS))
+        left = f.variable(f.field(segment, Segment.TICKETS))
+        is_last = f.b.icmp_signed("!=", f.field(segment, Segment.IS_LAST), self.i64(0))
+        with f.forever() as loop:
+            loop.leave_if(f.b.icmp_signed("==", f.load(left), self.i64(0)))
+            here = f.b.inttoptr(f.load(command), self.address)
+            entry = f.field(here, Command.ENTRY)
+            loop.leave_if(f.b.icmp_signed("==", entry, self.i64(0)))
+            run = f.b.inttoptr(entry, self.packed.as_pointer())
+            f.b.call(run, [f.pointer(here, Command.ARGS), self.i64(0), f.field(here, Command.ITERATIONS)])
+            done = f.b.sub(f.field(here, Command.END), f.field(here, Command.FIRST))
+            f.b.store(f.b.sub(f.load(left), done), left)
+            f.b.store(f.b.add(f.load(command), self.i64(Command.WORDS * WORD)), command)
+        here = f.b.inttoptr(f.load(command), self.address)
+        with f.when(is_last):
+            f.b.ret(self.ir.Constant(self.address, None))
+        f.b.ret(f.pointer(here, Command.ARGS))
+        return f.function
+
+    def build_enter(self) -> Any:
+        """enter(job, segment, base): let a segment be at work, its tickets beginning at `base`, all below being
+        completed. Narrow segments are run at once, until the time for a look at the outside has come."""
+        f = _Function(self, "enter", self.void, self.address, self.address, self.i64)
+        job, start, base = f.function.args
+        current = f.variable(f.b.ptrtoint(start, self.i64))
+        segments = f.variable(self.i64(0))  # how many were run
+        seen = f.variable(self.i64(0))  # the time at the last look
+        tickets, limit = f.word(job, Job.TICKETS), f.word(job, Job.LIMIT)
+        with f.forever() as loop:
+            segment = f.b.inttoptr(f.load(current), self.address)
+            loop.leave_if(f.b.icmp_signed("==", f.field(segment, Segment.IS_NARROW), self.i64(0)))
+            count = f.b.add(f.load(segments), self.i64(1))
+            f.b.store(count, segments)
+            with f.when(f.b.icmp_signed("==", f.b.urem(count, self.i64(_SEGMENTS_PER_TIME)), self.i64(0))):
+                f.b.store(f.b.call(self.now, []), seen)
+            loop.leave_if(f.b.icmp_signed(">=", f.load(seen), f.field(job, Job.DEADLINE)))
+            control = f.b.call(self.perform, [segment])
+            with f.when(f.b.icmp_unsigned("==", f.b.ptrtoint(control, self.i64), self.i64(0))):
+                f.b.store(base, tickets)
+                f.atomic_store(self.i64(ENDLESS), limit, "seq_cst")
+                f.b.ret_void()
+            f.b.store(f.b.ptrtoint(f.b.call(self.decide, [job, control]), self.i64), current)
+        segment = f.b.inttoptr(f.load(current), self.address)
+        end = f.b.add(base, f.field(segment, Segment.TICKETS))
+        is_last = f.b.icmp_signed("!=", f.field(segment, Segment.IS_LAST), self.i64(0))
+        endless = self.i64(ENDLESS)
+        f.b.store(f.field(segment, Segment.COMMANDS), f.word(job, Job.COMMANDS))
+        f.b.store(base, f.word(job, Job.BASE))
+        f.b.store(f.b.select(is_last, end, endless), tickets)
+        # Last: who sees it sees the rest.
+        f.atomic_store(f.b.select(is_last, endless, end), limit, "seq_cst")
+        f.b.ret_void()
+        return f.function
+
+    def build_walk(self) -> Any:
+        """walk(pool, job, deadline): take tickets and run them until none is left or no more are to be taken. Who
+        has a deadline (0: none) tells all others to stop when it has passed. A ticket that was taken is always run:
+        everything below it was taken before, by threads that are at it, so nobody waits in vain. A segment stays at
+        work until its last ticket has been run, so whoever holds one of its tickets sees it unchanged."""
+        f = _Function(self, "walk", self.void, self.address, self.address, self.i64)
+        pool, job, deadline = f.function.args
+        progress = f.word(pool, PoolState.PROGRESS)
+        limit = f.variable(self.i64(0))  # of the segment that this thread knows
+        base = f.variable(self.i64(0))
+        command = f.variable(self.i64(0))  # its address
+        unsaid = f.variable(self.i64(0))  # tickets run by this thread that the others do not know of
+        settled = f.variable(self.i64(0))  # all tickets below are known to be completed
+
+        def say() -> None:
+            with f.when(f.b.icmp_signed("!=", f.load(unsaid), self.i64(0))):
+                f.atomic_add(f.word(job, Job.COMPLETED), f.load(unsaid), "seq_cst")
+                f.b.call(self.wake, [progress])
+                f.b.store(self.i64(0), unsaid)
+
+        stop = f.word(job, Job.STOP)
+        with f.forever() as dealing:
+            dealing.leave_if(f.b.icmp_signed("!=", f.atomic_load(stop, "monotonic"), self.i64(0)))
+            ticket = f.atomic_add(f.word(job, Job.NEXT), self.i64(1), "monotonic")
+            with f.when(f.b.icmp_signed(">=", ticket, f.load(limit))):
+                say()
+                following = f.b.add(ticket, self.i64(1))
+                f.b.call(self.wait_until, [f.word(job, Job.LIMIT), following, progress])
+                f.b.store(f.atomic_load(f.word(job, Job.LIMIT), "acquire"), limit)
+                f.b.store(f.field(job, Job.BASE), base)
+                f.b.store(f.field(job, Job.COMMANDS), command)
+                f.b.store(f.load(base), settled)
+            dealing.leave_if(f.b.icmp_signed(">=", ticket, f.atomic_load(f.word(job, Job.TICKETS), "monotonic")))
+            position = f.b.sub(ticket, f.load(base))
+            with f.forever() as searching:
+                here = f.b.inttoptr(f.load(command), self.address)
+                searching.leave_if(f.b.icmp_signed("<", position, f.field(here, Command.END)))
+                f.b.store(f.b.add(f.load(command), self.i64(Command.WORDS * WORD)), command)
+            here = f.b.inttoptr(f.load(command), self.address)
+            after = f.b.add(f.load(base), f.field(here, Command.AFTER))
+            with f.when(f.b.icmp_signed(">", after, f.load(settled))):
+                say()
+                f.b.call(self.wait_until, [f.word(job, Job.COMPLETED), after, progress])
+                f.b.store(after, settled)
+            entry = f.field(here, Command.ENTRY)
+            with f.b.if_else(f.b.icmp_signed("!=", entry, self.i64(0))) as (is_kernel, is_control):
+                with is_kernel:
+                    grain = f.field(here, Command.GRAIN)
+                    first = f.b.mul(f.b.sub(position, f.field(here, Command.FIRST)), grain)
+                    end, iterations = f.b.add(first, grain), f.field(here, Command.ITERATIONS)
+                    last = f.b.select(f.b.icmp_signed("<", end, iterations), end, iterations)
+                    run = f.b.inttoptr(entry, self.packed.as_pointer())
+                    f.b.call(run, [f.pointer(here, Command.ARGS), first, last])
+                    f.b.store(f.b.add(f.load(unsaid), self.i64(1)), unsaid)
+                with is_control:
+                    f.b.store(f.b.add(f.load(unsaid), self.i64(1)), unsaid)
+                    # Everything that was taken has been run: what follows begins with a clean count.
+                    say()
+                    segment = f.b.call(self.decide, [job, f.pointer(here, Command.ARGS)])
+                    f.b.call(self.enter, [job, segment, f.b.add(ticket, self.i64(1))])
+                    f.b.call(self.wake, [progress])
+            # After a ticket, not before: every call gets something done.
+            dealing.next_if(f.b.icmp_signed("==", deadline, self.i64(0)))
+            dealing.next_if(f.b.icmp_signed("<", f.b.call(self.now, []), deadline))
+            f.atomic_store(self.i64(1), stop, "monotonic")
+        say()
+        f.b.ret_void()
+        return f.function
+
+    def build_run(self) -> None:
+        """run(pool, job, threads): goes on from the ticket where the job stands."""
+        f = _Function(self, "rlx.run", self.i64, self.address, self.address, self.i64)
+        pool, job, threads = f.function.args
+        f.atomic_store(self.i64(0), f.word(job, Job.STOP), "monotonic")
+        deadline = f.b.add(f.b.call(self.now, []), self.i64(self.pause_ns))
+        f.b.store(deadline, f.word(job, Job.DEADLINE))
+        with f.when(f.b.icmp_signed("==", f.field(job, Job.NEXT), self.i64(0))):
+            start = f.pointer(job, Job.START)
+            f.b.call(self.relocate, [job, start])
+            f.b.call(self.enter, [job, start, self.i64(0)])
+        is_owner = f.variable(self.i64(0))
+        with f.when(f.b.icmp_signed(">", threads, self.i64(1))):
+            swapped = f.b.cmpxchg(f.word(pool, PoolState.OWNER), self.i64(0), self.i64(1), "acquire", "monotonic")
+            f.b.store(f.b.zext(f.b.extract_value(swapped, 1), self.i64), is_owner)
+        owns = f.b.icmp_signed("!=", f.load(is_owner), self.i64(0))
+        with f.when(owns):
+            self.invite(f, pool, job, threads)
+        f.b.call(self.walk, [pool, job, deadline])
+        with f.when(owns):
+            # A worker counts itself in before it looks whether the job is open: it sees that it is not, or is seen.
+            f.atomic_store(self.i64(0), f.word(pool, PoolState.OPEN), "seq_cst")
+            absent, progress = f.word(pool, PoolState.ABSENT), f.word(pool, PoolState.PROGRESS)
+            f.b.call(self.wait_until, [absent, self.i64(0), progress])
+            f.atomic_store(self.i64(0), f.word(pool, PoolState.OWNER), "release")
+        completed = f.atomic_load(f.word(job, Job.COMPLETED), "acquire")
+        f.b.ret(f.b.zext(f.b.icmp_signed("<", completed, f.field(job, Job.TICKETS)), self.i64))
+
+    def invite(self, f: _Function, pool: Any, job: Any, threads: Any) -> None:
+        """Open the job and write to the mailboxes of as many workers as are wanted beside the caller."""
+        number = f.b.add(f.field(pool, PoolState.GENERATION), self.i64(1))
+        f.b.store(number, f.word(pool, PoolState.GENERATION))
+        f.b.store(f.b.ptrtoint(job, self.i64), f.word(pool, PoolState.JOB))
+        f.atomic_store(number, f.word(pool, PoolState.OPEN), "seq_cst")
+        self.write_to_workers(f, pool, f.b.sub(threads, self.i64(1)), number)
+
+    def write_to_workers(self, f: _Function, pool: Any, count: Any, mail: Any) -> None:
+        with f.each(count) as i:
+            boxes = f.word(pool, PoolState.MAILBOXES)
+            box = f.word(boxes, f.b.mul(i, self.i64(Mailbox.WORDS)))
+            # Never back to a smaller number: who was told to leave stays told.
+            f.b.atomic_rmw("max", f.word(box, Mailbox.MAIL), mail, "seq_cst")
+            f.b.call(self.wake, [f.word(box, Mailbox.SPOT)])
+
+    def build_serve(self) -> None:
+        """serve(pool, mailbox): the life of a worker."""
+        f = _Function(self, "rlx.serve", self.void, self.address, self.address)
+        pool, box = f.function.args
+        mail = f.variable(self.i64(0))
+        absent, progress = f.word(pool, PoolState.ABSENT), f.word(pool, PoolState.PROGRESS)
+        with f.forever():
+            following = f.b.add(f.load(mail), self.i64(1))
+            f.b.call(self.wait_until, [f.word(box, Mailbox.MAIL), following, f.word(box, Mailbox.SPOT)])
+            f.b.store(f.atomic_load(f.word(box, Mailbox.MAIL), "acquire"), mail)
+            f.returns_if(f.b.icmp_signed("==", f.load(mail), self.i64(LEAVE)))
+            f.atomic_add(absent, self.i64(-1), "seq_cst")
+            is_open = f.atomic_load(f.word(pool, PoolState.OPEN), "seq_cst")
+            with f.when(f.b.icmp_signed("==", is_open, f.load(mail))):
+                f.b.call(self.walk, [pool, f.pointer(pool, PoolState.JOB), self.i64(0)])
+            f.atomic_add(absent, self.i64(1), "seq_cst")
+            f.b.call(self.wake, [progress])
+        f.b.unreachable()
+
+    def build_dismiss(self) -> None:
+        """dismiss(pool, workers): end the workers; one that is inside a job ends after it."""
+        f = _Function(self, "rlx.dismiss", self.void, self.address, self.i64)
+        pool, workers = f.function.args
+        self.write_to_workers(f, pool, workers, self.i64(LEAVE))
+        f.b.ret_void()

@@ -1,0 +1,58 @@
+"""This machine's CPU: kernels from our own generator."""
+
+from __future__ import annotations
+
+from rlx.backends.api import Backend
+from rlx.compile.generators import Generator
+from rlx.compile.target import DeviceInfo, Found, Selection, Target
+from rlx.kernels.machines import Machine
+
+
+def _backend(chosen: Selection) -> Backend:
+    from rlx.backends.cpu import CpuBackend
+
+    return CpuBackend()
+
+
+def _machine(name: str | None) -> Machine:
+    from rlx.kernels.machines import host, machine_named
+
+    return host() if name is None else machine_named(name)
+
+
+def _generator(machine: Machine) -> Generator:
+    from rlx.kernels.from_lir import generator
+
+    return generator(machine)
+
+
+def _probe() -> Found:
+    from rlx.backends.cpu.threads import thread_count
+
+    return Found((DeviceInfo(0, _machine(None).name, f"{thread_count(None)} threads"),))
+
+
+TARGET = Target(
+    name="cpu",
+    about="this machine's CPU, by generated kernels on all cores",
+    aliases=("host",),
+    probe=_probe,
+    machine=_machine,
+    generator=_generator,
+    backend=_backend,
+    claims=frozenset(
+        {
+            "MatMul",
+            "DotGeneral",
+            "ElementwiseRegion",
+            "FusedMatMulBiasAct",
+            "FusedResidualLN",
+            "FusedResidualRmsNorm",
+            "FusedSwiGLU",
+            "FusedAttentionBlock",
+            "If",
+            "While",
+        }
+    ),
+    region_limits=None,
+)

@@ -1,0 +1,64 @@
+"""NVIDIA GPUs: the kernels of the generator through PTX and the driver. No toolkit is needed, neither to compile nor to
+run."""
+
+from __future__ import annotations
+
+from rlx.backends.api import Backend
+from rlx.compile.generators import Generator
+from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target
+from rlx.kernels.machines import Machine
+
+
+def _machine(name: str | None) -> Machine:
+    from rlx.kernels.machines import machine_named
+
+    return machine_named("sm_90a" if name is None else name)
+
+
+def _generator(machine: Machine) -> Generator:
+    from rlx.kernels.from_lir import generator
+
+    return generator(machine)
+
+
+def _backend(chosen: Selection) -> Backend:
+    from rlx.backends.cuda.backend import CudaBackend
+
+    return CudaBackend(chosen.index)
+
+
+def _probe() -> Found | Absent:
+    from rlx.backends.cuda.device import gpu_infos
+    from rlx.backends.cuda.driver import Missing, probe
+
+    found = probe()
+    if isinstance(found, Missing):
+        remedy = "look at nvidia-smi; a container needs its GPUs passed in"
+        return Absent(Absence.NoDevice, found.reason.removeprefix("cuda: "), remedy)
+    return Found(tuple(DeviceInfo(i.index, i.name, i.arch, i.memory_bytes) for i in gpu_infos()))
+
+
+TARGET = Target(
+    name="cuda",
+    about="NVIDIA GPUs",
+    aliases=("nvidia",),
+    probe=_probe,
+    machine=_machine,
+    generator=_generator,
+    backend=_backend,
+    claims=frozenset(
+        {
+            "MatMul",
+            "DotGeneral",
+            "ElementwiseRegion",
+            "FusedMatMulBiasAct",
+            "FusedResidualLN",
+            "FusedResidualRmsNorm",
+            "FusedSwiGLU",
+            "FusedAttentionBlock",
+            "If",
+            "While",
+        }
+    ),
+    extra="cuda",
+)

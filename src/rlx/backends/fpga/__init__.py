@@ -1,0 +1,1 @@
+"""Circuits: integer programs as Verilog."""

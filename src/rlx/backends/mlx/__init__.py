@@ -1,0 +1,1 @@
+"""Apple silicon and others, through MLX."""

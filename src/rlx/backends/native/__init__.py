@@ -1,0 +1,1 @@
+"""Native code in this process: object files kept, checked, linked and called."""

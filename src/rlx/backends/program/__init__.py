@@ -1,0 +1,1 @@
+"""A compiled program as data that does not depend on the device: steps, sizes, params, and its form on disk."""

@@ -1,0 +1,1 @@
+"""AMD GPUs: the kernels of the GPU makers through AMDGPU code."""

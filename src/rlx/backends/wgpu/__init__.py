@@ -1,0 +1,1 @@
+"""Any GPU through WebGPU: WGSL shaders."""

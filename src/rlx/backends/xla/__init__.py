@@ -1,0 +1,1 @@
+"""Programs handed to XLA: TPUs, and many devices at once."""

@@ -1,0 +1,1 @@
+"""Targets that claim ops: what is legal for them, fused ops, dispatch."""

@@ -1,0 +1,85 @@
+"""What a node is to the grouping: memory, a view, something that a kind of kernel computes, or a call."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from rlx.compile.fuse.index_maps import is_view, keeps_order
+from rlx.compile.fuse.matmul_nest import is_product, product_form
+from rlx.compile.generators import Generator
+from rlx.compile.memory.liveness import is_pure_view
+from rlx.compile.weights.pack_floats import widens_panels
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Constant
+from rlx.ops.reduction.reductions import Reduce, ReduceOp
+from rlx.ops.shape.creation import DimValue, Iota
+from rlx.ops.shape.indexing import Gather, GatherNd
+from rlx.ops.shape.movement import Concat
+
+# Ops that cost about as much as the load that they replace.
+CHEAP = frozenset(
+    {"cast", "neg", "abs", "not", "add", "sub", "mul", "max", "min", "and", "or", "xor", "where"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "relu", "square"}
+)
+
+
+def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Container[NodeId] = frozenset()) -> str:
+    """The kind of kernel that a node would be alone, reading through `transparent` views.
+
+    Rows are maps here, until it is known what belongs to them; a joined value is `parts`, a map over several spaces.
+    """
+    if node.op.effect:
+        return "call"
+    own = generator.own_kernel(graph, node)
+    if own is not None:
+        return own.kind
+    if len(node.shapes) != 1:
+        return "call"
+    if is_view(graph, node) and is_alias(graph, node):
+        return "view"
+    if not is_native(node) or not all(is_native(graph.nodes[i]) for i in node.inputs):
+        return "call"
+    if is_product(node):
+        return "call" if product_form(graph, node, transparent) is None else "matmul"
+    if isinstance(node.op, Concat):
+        return "parts"
+    is_map = (
+        is_view(graph, node)
+        or isinstance(node.op, Gather | GatherNd | Iota | DimValue)
+        or (isinstance(node.op, Reduce) and node.op.kind is not ReduceOp.Mean)
+        or generator.is_pointwise(graph, node)
+    )
+    return "map" if is_map else "call"
+
+
+def may_be_transparent(graph: Graph, node: Node) -> bool:
+    """Whether kernels can read through a node: a view, a weight as products widen it, or something made of positions
+    and sizes alone."""
+    if is_memory(node) or not is_native(node):
+        return False
+    return is_view(graph, node) or isinstance(node.op, Iota | DimValue) or widens_panels(graph, node)
+
+
+def is_memory(node: Node) -> bool:
+    """A value that is in memory before anything runs."""
+    return node.is_leaf or isinstance(node.op, Constant)
+
+
+def is_literal(node: Node) -> bool:
+    """A constant of one element, which kernels hold in their code."""
+    return isinstance(node.op, Constant) and node.op.value.array.size == 1 and is_native(node)
+
+
+def is_native(node: Node) -> bool:
+    """Whether kernels can load and store values of this type."""
+    return len(node.shapes) == 1 and not node.shape.dtype.is_complex and not node.shape.dtype.is_storage
+
+
+def is_alias(graph: Graph, view: Node) -> bool:
+    """Whether the elements of a stored view lie side by side in its operand, so that it needs no memory of its own."""
+    return keeps_order(view) or is_pure_view(graph, view)
+
+
+def is_table(reader: Node, node: NodeId) -> bool:
+    """Whether a node is what a gather looks positions up in: it must be in memory."""
+    return isinstance(reader.op, Gather | GatherNd) and reader.inputs[0] == node

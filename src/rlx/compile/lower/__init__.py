@@ -1,0 +1,1 @@
+"""Ops in the forms that kernels have: attention, loops, convolution, factorisations, sorting."""

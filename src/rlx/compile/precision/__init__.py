@@ -1,0 +1,1 @@
+"""Which types values are computed and kept in."""

@@ -1,0 +1,1 @@
+"""Quantisation after training: observe, insert, propagate, collapse."""

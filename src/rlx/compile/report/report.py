@@ -1,0 +1,240 @@
+"""`CompileReport`: what became of a program, as text, as JSON and as a page.
+
+print(compiled.report)                       # which ops run together, and where
+compiled.report.html("report.html")          # kernels, missed fusions, the graph, memory over time
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlx.compile.claims.dispatch import KernelDispatchReport
+from rlx.compile.claims.fusion.fusion_report import FusionReport
+from rlx.compile.fuse.barriers import FusionBarrier, UnfusedEdge
+from rlx.compile.memory.lir_liveness import lives_of, steps_of
+from rlx.compile.memory.packing import Tenant, peak
+from rlx.compile.report.drawing import drawn_binding
+from rlx.compile.stages import StageRecord
+from rlx.compile.weights.integer_activations import Int8Change
+from rlx.ir.graph import Graph, NodeId
+from rlx.ir.leaves import Constant
+from rlx.ir.lir import LirKernel, LirModule
+from rlx.ir.provenance import SourceLocation, node_label
+from rlx.ir.rewrite.passes import PassRecord
+from rlx.ir.shape import Size
+
+Where = Callable[[Graph, LirKernel], str]
+
+
+class KernelRow(NamedTuple):
+    """One kernel: what it computes, where it runs, what it moves, and which lines of the user's program it is for."""
+
+    number: int
+    kind: str
+    ops: tuple[str, ...]
+    where: str
+    bytes_read: Size
+    bytes_written: Size
+    label: str
+    sources: tuple[SourceLocation, ...]
+
+
+class Crossing(NamedTuple):
+    """A value on its way from kernel `producer` to kernel `reader`, and why it does not stay inside of one."""
+
+    value: NodeId
+    producer: int
+    reader: int
+    reason: FusionBarrier
+    byte_size: Size
+    source: SourceLocation | None
+
+
+class CompileFindings(NamedTuple):
+    """What a compile has recorded besides its result."""
+
+    fusion: FusionReport = FusionReport()
+    barriers: tuple[UnfusedEdge, ...] = ()
+    prepare: LirModule | None = None
+    dispatch: KernelDispatchReport | None = None
+    stages: tuple[StageRecord, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
+    int8: tuple[Int8Change, ...] = ()
+
+
+class CompileReport(str):
+    """The text of a report, which also knows the program: `json()` and `html(path)` show the same in other forms."""
+
+    lir: LirModule
+    device: str
+    where: Where
+    found: CompileFindings
+
+    def __new__(
+        cls, lir: LirModule, device: str, where: Where | None = None, found: CompileFindings | None = None
+    ) -> CompileReport:
+        """`where` says where a kernel runs; `found` is what the compile has recorded, as far as it has."""
+        report = super().__new__(cls, _text(lir, device, where or place_of) + _int8_text(found))
+        report.lir, report.device, report.where = lir, device, where or place_of
+        report.found = found or CompileFindings()
+        return report
+
+    @cached_property
+    def kernels(self) -> list[KernelRow]:
+        return kernel_rows(self.lir, self.where)
+
+    @cached_property
+    def crossings(self) -> list[Crossing]:
+        """Every value that goes through memory between kernels, and why."""
+        return list(_crossings(self.lir, self.found.barriers))
+
+    def lower_bound(self, binding: dict[str, int]) -> int:
+        """The most bytes of the arena's values that are alive at once, for one set of sizes."""
+        bound = self.lir.bind(binding)
+        slots = bound.buffers.assignments
+        return peak([Tenant(slots[n].size, *life) for n, life in lives_of(bound).items() if n in slots])
+
+    def json(self) -> str:
+        """Everything in the report, for tools."""
+        found = self.found
+        document = {
+            "program": self.lir.name,
+            "device": self.device,
+            "fingerprint": str(self.lir.fingerprint()),
+            "kernels": [_kernel_json(row) for row in self.kernels],
+            "barriers": [_crossing_json(c) for c in self.crossings],
+            "fusion": json.loads(found.fusion.json()),
+            "memory": self.lir.buffers.to_json(),
+            "prepare": None if found.prepare is None else [k.kind for k in found.prepare.kernels],
+            "dispatch": None if found.dispatch is None else [s._asdict() for s in found.dispatch.summaries],
+            "stages": [s._asdict() for s in found.stages],
+            "passes": [p._asdict() for p in found.passes],
+            "int8": [{"product": c.product, "reason": c.reason} for c in found.int8],
+        }
+        return json.dumps(document, indent=1)
+
+    def html(self, path: str | Path | None = None) -> str:
+        """The report as one page that needs nothing else; written to `path` when one is given."""
+        from rlx.compile.report.page import page
+
+        text = page(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def drawn_sizes(self) -> dict[str, int]:
+        """Sizes for the symbols of the program, where the report needs numbers."""
+        return drawn_binding(self.lir.dynamic_symbols(), None)
+
+
+def place_of(graph: Graph, kernel: LirKernel, native: str = "native") -> str:
+    """Where a kernel runs, if what has a kernel is `native`."""
+    if kernel.kind == "view":
+        return "no code"
+    if kernel.kind != "call":
+        return native
+    return "host (an effect)" if graph.nodes[kernel.nodes[0]].op.effect else "host (no native kernel)"
+
+
+def _text(lir: LirModule, device: str, where: Where) -> str:
+    graph, steps = lir.as_graph(), steps_of(lir)
+    counts = Counter(k.kind for k in steps)
+    summary = ", ".join(f"{n} {kind}" for kind, n in counts.items())
+    lines = [f"{device}: @{lir.name}, {summary or 'no kernels'}; arena {lir.arena_size} bytes"]
+    lines += [f"  {k.kind:7} {where(graph, k):24} {' + '.join(_ops(graph, k))}" for k in steps]
+    return "\n".join(lines) + "\n"
+
+
+def _int8_text(found: CompileFindings | None) -> str:
+    """The products of activations of 8 or 16 bits, where they were asked for."""
+    changes = found.int8 if found is not None else ()
+    if not changes:
+        return ""
+    done = sum(not c.reason for c in changes)
+    head = f"activations as {changes[0].kind} in {done} of {len(changes)} products with stored weights"
+    return "".join(f"{line}\n" for line in [head, *(f"  {c}" for c in changes)])
+
+
+def _ops(graph: Graph, kernel: LirKernel) -> tuple[str, ...]:
+    return tuple(graph.nodes[i].op.mnemonic for i in kernel.nodes)
+
+
+def kernel_rows(lir: LirModule, where: Where) -> list[KernelRow]:
+    """One row per kernel, in the order in which they run."""
+    graph = lir.as_graph()
+    rows = []
+    for number, kernel in enumerate(steps_of(lir)):
+        labels = dict.fromkeys(_label(graph, i) for i in kernel.nodes)
+        origins = [graph.nodes[i].origin for i in kernel.nodes]
+        sources = tuple(dict.fromkeys(o.source for o in origins if o is not None and o.source is not None))
+        moved = (
+            [] if kernel.kind == "view" else [i for i in kernel.inputs if not isinstance(graph.nodes[i].op, Constant)]
+        )
+        stored = [] if kernel.kind == "view" else kernel.outputs
+        rows.append(
+            KernelRow(
+                number,
+                kernel.kind,
+                _ops(graph, kernel),
+                where(graph, kernel),
+                _total(graph, moved),
+                _total(graph, stored),
+                ", ".join(label for label in labels if label),
+                sources,
+            )
+        )
+    return rows
+
+
+def _crossings(lir: LirModule, barriers: Sequence[UnfusedEdge]) -> Iterator[Crossing]:
+    """The edges between ops as edges between kernels, each once."""
+    graph = lir.as_graph()
+    stored_by = {n: i for i, k in enumerate(lir.kernels) for n in k.outputs}
+    read_by: dict[NodeId, list[int]] = {}
+    for number, kernel in enumerate(lir.kernels):
+        for node in kernel.nodes:
+            read_by.setdefault(node, []).append(number)
+    seen = set[tuple[NodeId, int]]()
+    for edge in barriers:
+        for reader in read_by.get(edge.reader, ()):
+            if edge.producer in stored_by and (edge.producer, reader) not in seen:
+                seen.add((edge.producer, reader))
+                size = _total(graph, [edge.producer])
+                yield Crossing(edge.producer, stored_by[edge.producer], reader, edge.reason, size, edge.source)
+
+
+def _label(graph: Graph, node: NodeId) -> str:
+    label = node_label(graph, node)
+    return "" if label == str(node) else label
+
+
+def _total(graph: Graph, nodes: Sequence[NodeId]) -> Size:
+    total: Size = 0
+    for node in nodes:
+        for shape in graph.nodes[node].shapes:
+            total = total + shape.byte_size
+    return total
+
+
+def _plain(size: Size) -> int | str:
+    return size if isinstance(size, int) else str(size)
+
+
+def _source_json(source: SourceLocation) -> dict[str, Any]:
+    return {"file": source.file, "line": source.line}
+
+
+def _kernel_json(row: KernelRow) -> dict[str, Any]:
+    plain = {"bytes_read": _plain(row.bytes_read), "bytes_written": _plain(row.bytes_written)}
+    return {**row._asdict(), **plain, "sources": [_source_json(s) for s in row.sources]}
+
+
+def _crossing_json(c: Crossing) -> dict[str, Any]:
+    source = None if c.source is None else _source_json(c.source)
+    plain = {"value": int(c.value), "reason": str(c.reason), "source": source, "byte_size": _plain(c.byte_size)}
+    return {**c._asdict(), **plain}

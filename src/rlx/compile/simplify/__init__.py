@@ -1,0 +1,1 @@
+"""MIR to simpler MIR: algebra, constants, equal values, inlining, params."""

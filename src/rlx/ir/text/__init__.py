@@ -1,0 +1,1 @@
+"""Programs as text: the grammar of graphs, LIR, and the forms for reading."""

@@ -1,0 +1,1 @@
+"""Products for CPUs: blocks, register tiles, and a maker for each kind of weights."""

@@ -1,0 +1,194 @@
+"""Kernels that compute one op as a whole, one file per family, and the table in which they are found.
+
+A family registers what it has:
+
+    @op_kernel(Cumulative, kind="scan", supports=lambda op, operands: operands[0].dtype in FLOATS)
+    def cumulative(site: OpSite) -> None:
+        k, (x,), (y,) = site.k, site.inputs, site.outputs
+        with k.parallel("row", x.dims[0]) as row:
+            ...
+
+`supports` sees the op and the types of its operands; sizes may be symbolic. What it turns down is decomposed, or called
+on the host if there is nothing to decompose. Native code trusts what it is given: ids that may be out of range are
+clamped or skipped as the op says, never trusted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from rlx.compile.fuse.matmul_nest import operand_layout
+from rlx.compile.generators import OwnKernel
+from rlx.errors import InternalError
+from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.lir import LirKernel
+from rlx.ir.op import Op
+from rlx.ir.shape import Dims, Shape, Size
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.extents import Extent, Extents
+from rlx.kernels.ir.loop_ir import INDEX, Buffer, Kernel, Value
+from rlx.kernels.machines import Machine
+
+# Imported when the first kernel is looked for.
+FAMILIES: tuple[str, ...] = (
+    "arg_reduce",
+    "attention",
+    "attention_backward",
+    "attention_parts",
+    "barrier",
+    "complex_parts",
+    "conv",
+    "cumulative",
+    "dense_solve",
+    "factorize",
+    "expert_route",
+    "int8_blocks",
+    "jacobi",
+    "int8_panels",
+    "pool",
+    "quant_gather",
+    "quant_layout",
+    "random",
+    "reflectors",
+    "scatter",
+    "slices",
+    "sort",
+    "splat_blend",
+    "splat_lists",
+    "ssm",
+)
+
+
+class OpKernel(NamedTuple):
+    """How one kind of op is computed as a whole; `own` is what grouping has to know of it."""
+
+    own: OwnKernel
+    supports: Callable[..., bool]
+    build: Callable[[OpSite], None]
+
+
+_kernels: dict[type[Op], OpKernel] = {}
+
+
+def op_kernel(
+    *ops: type[Op],
+    kind: str,
+    supports: Callable[..., bool] = lambda op, operands: True,
+    strided: Iterable[int] = (),
+    updates: int | None = None,
+) -> Callable[[Callable[[OpSite], None]], Callable[[OpSite], None]]:
+    """Register a function as the kernel of these ops; see `OwnKernel` for `strided` and `updates`."""
+
+    def register(build: Callable[[OpSite], None]) -> Callable[[OpSite], None]:
+        for op in ops:
+            _kernels[op] = OpKernel(OwnKernel(kind, frozenset(strided), updates), supports, build)
+        return build
+
+    return register
+
+
+@cache
+def _table() -> dict[type[Op], OpKernel]:
+    for family in FAMILIES:
+        importlib.import_module(f"rlx.kernels.cpu.ops.{family}")
+    return _kernels
+
+
+def own_kernel(graph: Graph, node: Node) -> OwnKernel | None:
+    """The kernel that a node has as a whole, or None."""
+    found = _table().get(type(node.op))
+    if found is None:
+        return None
+    operands = [graph.nodes[i].shapes for i in node.inputs]
+    if any(len(types) != 1 for types in operands):
+        return None
+    return found.own if found.supports(node.op, [types[0] for types in operands]) else None
+
+
+def build_op_kernel(site: OpSite) -> Kernel:
+    found = _table().get(type(site.op))
+    if found is None:
+        raise InternalError(f"{site.op.mnemonic} has no kernel of its own")
+    found.build(site)
+    return site.k.build()
+
+
+class Slab(NamedTuple):
+    """An operand or a result: `buffer[offset + sum(index*stride)]`. `shape` has the sizes as the graph knows them.
+    Complex numbers lie in their buffer part by part, so all places in it are twice as far."""
+
+    buffer: Buffer
+    shape: Shape
+    dims: tuple[Value, ...]
+    strides: tuple[Value, ...]
+    offset: Value
+
+    def at(self, *index: Value | int) -> Value:
+        """The element offset of a position; axes that are left away are at 0."""
+        place = self.offset
+        for i, stride in zip(index, self.strides):
+            place = place + stride * i
+        return place
+
+
+class OpSite:
+    """What a kernel of one op is made from: a builder, the op, and its operands and results in memory.
+
+    Parameters are the pointers of operands (each buffer once) and results, then the sizes. `nodes` are the values that
+    belong to the pointers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        kernel: LirKernel,
+        machine: Machine,
+        extent: Callable[[Size], Extent],
+        argument: Callable[[int], str],
+    ) -> None:
+        self.k = KernelBuilder(name)
+        self.machine = machine
+        self._graph, self._name_size, self._name_argument = graph, extent, argument
+        node = graph.nodes[kernel.nodes[0]]
+        self.op = node.op
+        covered = frozenset(kernel.nodes) - {node.id}
+        layouts = [operand_layout(graph, i, covered) for i in node.inputs]
+        self._buffers: dict[NodeId, Buffer] = {}
+        # Results may be stored over an operand that nobody reads any more: nothing is promised about aliasing.
+        for number, (memory, _, _) in enumerate(layouts):
+            if memory not in self._buffers:
+                dtype = graph.shape(memory).dtype.real
+                self._buffers[memory] = self.k.pointer(f"x{number}", dtype, noalias=False)
+        for number, result in enumerate(kernel.outputs):
+            dtype = graph.shape(result).dtype.real
+            self._buffers[result] = self.k.pointer(f"y{number}", dtype, write=True, read=True, noalias=False)
+        self.nodes: tuple[NodeId, ...] = tuple(self._buffers)
+        self._extents = Extents(self.k)
+        self.inputs = tuple(self._slab(m, graph.shape(i), o, s) for i, (m, o, s) in zip(node.inputs, layouts))
+        self.outputs = tuple(self._slab(r, graph.shape(r), 0, contiguous(graph.shape(r).dims)) for r in kernel.outputs)
+
+    def size(self, size: Size) -> Value:
+        """A size as a value of the kernel: a literal, or a parameter."""
+        return self.k.const(size, INDEX) if isinstance(size, int) else self._extents(self._name_size(size))
+
+    def argument(self, size: int) -> Value:
+        """A fixed size as a parameter, so that one piece of code serves every size."""
+        return self._extents(self._name_argument(size))
+
+    def _slab(self, memory: NodeId, shape: Shape, offset: Size, strides: Sequence[Size]) -> Slab:
+        dims, steps = (tuple(self.size(s) for s in sizes) for sizes in (shape.dims, strides))
+        return Slab(self._buffers[memory], shape, dims, steps, self.size(offset))
+
+
+def contiguous(dims: Dims) -> tuple[Size, ...]:
+    """The strides of a value whose elements lie side by side, the last axis fastest."""
+    strides: list[Size] = []
+    step: Size = 1
+    for d in reversed(dims):
+        strides.append(step)
+        step = step * d
+    return tuple(reversed(strides))

@@ -1,0 +1,167 @@
+"""`Codes`: the fields of GGUF weights in panels (`rlx.quant.panels`) as vectors, for kernels that multiply them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlx.ir.dtype import DType
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
+from rlx.kernels.machines import Machine
+from rlx.quant.panels import PANEL_ROWS, PanelFormat
+
+F32, I32 = DType.F32, DType.I32
+# Elements of a record that code is written out for.
+CHUNK = 8
+# Bytes of a word.
+WORD = 4
+
+
+class Codes:
+    """The fields of records as vectors of `lanes` columns of a panel, from column `lane` of it on."""
+
+    def __init__(self, k: KernelBuilder, machine: Machine, layout: PanelFormat, buffer: Buffer, lanes: int) -> None:
+        self.k, self.layout, self.buffer, self.lanes = k, layout, buffer, lanes
+        self.has_lookup = len(layout.table) == 16 and lanes in machine.lookup_lanes and lanes in (8, 16)
+        self.tables: list[Value] = []
+        if layout.table:
+            self.table = k.table("values", F32, layout.table)
+
+    def load_tables(self) -> None:
+        """Once per block, before values are asked for."""
+        if self.has_lookup:
+            self.tables = [self.k.load(self.table, first, lanes=self.lanes) for first in range(0, 16, self.lanes)]
+
+    def place(self, base: Value, record: Value) -> Value:
+        """Where a record begins."""
+        layout = self.layout
+        if layout.records == 1:
+            return base + record * layout.record_bytes
+        run, inside = record // layout.records, record % layout.records
+        return base + run * layout.run_bytes + (inside * layout.record_bytes + layout.header_bytes)
+
+    def read(self, place: Value, dtype: DType) -> Value:
+        """A vector of some type from bytes."""
+        raw = self.k.load(self.buffer, place, lanes=self.lanes * dtype.size_bytes)
+        return self.k.bitcast(raw, ValueType(dtype, self.lanes))
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        """For each element of a chunk the power of two with which `values` multiplies it: the fields of one plane are
+        masked and not moved, which saves an instruction."""
+        planes = self.layout.planes
+        if self.layout.table or len(planes) > 1 or planes == (8,):
+            return (0,) * CHUNK
+        # The highest field is moved: where it stands it would be a sign.
+        return tuple(planes[0] * j if planes[0] * (j + 1) < 32 else 0 for j in range(CHUNK))
+
+    def values(self, place: Value, lane: Value, chunk: Value) -> list[Value]:
+        """What the codes of the elements of a chunk stand for, without `bias` and times 2^`shifts`: f32."""
+        k, planes = self.k, self.layout.planes
+        if planes == (8,):
+            first = place + (lane + chunk * (CHUNK * PANEL_ROWS))
+            return [k.cast(self.read(first + j * PANEL_ROWS, DType.I8), F32) for j in range(CHUNK)]
+        words = []
+        start = 0
+        for width in planes:
+            words.append(self.word(place + (lane * 4 + start), width, chunk))
+            start += width * 4 * PANEL_ROWS
+        if self.has_lookup:
+            return [self.looked_up(k.bitcast(words[0] >> (planes[0] * j), I32)) for j in range(CHUNK)]
+        if any(self.shifts):
+            mask = 2 ** planes[0] - 1
+            fields = [
+                words[0] & (mask << s) if s or j == 0 else words[0] >> (planes[0] * j)
+                for j, s in enumerate(self.shifts)
+            ]
+            return [k.cast(k.bitcast(field, I32), F32) for field in fields]
+        return [self.number(words, j) for j in range(CHUNK)]
+
+    def word(self, place: Value, width: int, chunk: Value) -> Value:
+        """The words of a plane with the fields of a chunk, the first of them lowest."""
+        bit = chunk * (CHUNK * width)
+        words = self.read(place + bit // 32 * (4 * PANEL_ROWS), DType.U32)
+        return words if CHUNK * width % 32 == 0 else words >> self.k.splat(self.k.cast(bit % 32, DType.U32), self.lanes)
+
+    def fours(self, place: Value, lane: Value, word: Value) -> list[Value]:
+        """The codes in a word of each column, four at a time: bytes without a sign, as dot products want them.
+
+        Of the 32/bits neighbours along k in a word, byte b of item j holds number j + 8/bits·b; where codes have a
+        sign, 128 is added to them."""
+        k, lanes, (width,) = self.k, self.lanes, self.layout.planes
+        kind = ValueType(DType.U8, WORD * lanes)
+        if width == 8:
+            begin = place + (lane + word * (WORD * PANEL_ROWS))
+            turned = [j * lanes + column for column in range(lanes) for j in range(WORD)]
+            if lanes == 1:
+                return [k.load(self.buffer, begin, lanes=WORD, stride=PANEL_ROWS) ^ 128]
+            if lanes == PANEL_ROWS:
+                return [k.shuffle(k.load(self.buffer, begin, lanes=WORD * lanes), turned) ^ 128]
+            lines = [k.load(self.buffer, begin + j * PANEL_ROWS, lanes=lanes) for j in range(WORD)]
+            halves = [k.shuffle(x, range(2 * lanes), y) for x, y in (lines[:2], lines[2:])]
+            return [k.shuffle(halves[0], turned, halves[1]) ^ 128]
+        words = self.read(place + (lane * WORD + word * (WORD * PANEL_ROWS)), DType.U32)
+        mask = sum((2**width - 1) << (8 * b) for b in range(WORD))
+        fields = [words >> (width * j) if j else words for j in range(8 // width)]
+        return [k.bitcast(field & mask, kind) for field in fields]
+
+    def number(self, words: list[Value], j: int) -> Value:
+        """The value of one code, from the planes of its bits."""
+        k, code, shift = self.k, None, 0  # type: KernelBuilder, Value | None, int
+        for width, word in zip(self.layout.planes, words):
+            down = width * j - shift
+            field = (word >> down if down >= 0 else word << -down) & ((2**width - 1) << shift)
+            code = field if code is None else code | field
+            shift += width
+        assert code is not None
+        if self.layout.table:
+            return k.load(self.table, k.cast(code, DType.I64), lanes=self.lanes)
+        return k.cast(k.bitcast(code, I32), F32)
+
+    def looked_up(self, index: Value) -> Value:
+        k = self.k
+        if len(self.tables) == 1:
+            return k.lookup(self.tables[0], index)
+        low, high = (k.lookup(table, index) for table in self.tables)
+        return k.select(k.ne(index & 8, 0), high, low)
+
+    def heads(self, base: Value, lane: Value, record: Value) -> list[Value]:
+        """What multiplies the steps, and the minimums, of the run that a record belongs to; nothing if nothing does."""
+        k, layout = self.k, self.layout
+        if not layout.has_header:
+            return []
+        run = base + record // layout.records * layout.run_bytes
+        places = [run + (lane * 2 + number * 2 * PANEL_ROWS) for number in range(1 + layout.has_minimums)]
+        step, *minimum = (k.cast(self.read(place, DType.F16), F32) for place in places)
+        # K-quants subtract their minimums.
+        return [step, *(-m for m in minimum)]
+
+    def scales(self, place: Value, lane: Value, group: int, heads: list[Value]) -> tuple[Value, Value | None]:
+        """Step and minimum of a group, as f32."""
+        step = self.scale(place, lane, group, heads, 0)
+        return step, self.scale(place, lane, group, heads, 1) if self.layout.has_minimums else None
+
+    def unbiased_scales(self, place: Value, lane: Value, group: int, heads: list[Value]) -> tuple[Value, Value | None]:
+        """Step and minimum of a group, as f32; a bias is part of the minimum."""
+        step, minimum = self.scales(place, lane, group, heads)
+        if self.layout.bias:
+            shift = step * float(-self.layout.bias)
+            minimum = shift if minimum is None else minimum + shift
+        return step, minimum
+
+    def scale(self, place: Value, lane: Value, group: int, heads: list[Value], number: int) -> Value:
+        k, layout = self.k, self.layout
+        at = layout.code_bytes + number * layout.scale_bytes + group * layout.step_bytes * PANEL_ROWS
+        if not heads:
+            kind = DType.F32 if layout.step_bytes == 4 else DType.F16
+            return k.cast(self.read(place + (lane * layout.step_bytes + at), kind), F32)
+        kind = DType.I8 if layout.signed_steps and number == 0 else DType.U8
+        return k.cast(self.read(place + (lane + at), kind), F32) * heads[number]
+
+
+class Panel(NamedTuple):
+    """The panel of a vector of columns: where it begins, and which of its columns is the first."""
+
+    codes: Codes
+    base: Value
+    lane: Value

@@ -1,0 +1,1 @@
+"""The loop-level IR: its parts, builder, text, verifier, interpreter, rewriting and legalisation."""

@@ -1,0 +1,42 @@
+"""Sizes and strides of a kernel: numbers known now, or names of index parameters that the caller passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import INDEX, Value
+
+Extent = int | str
+
+
+class Extents:
+    """Declares each named extent as a parameter when it is first asked for."""
+
+    def __init__(self, builder: KernelBuilder) -> None:
+        self._builder = builder
+        self._named: dict[str, Value] = {}
+
+    def __call__(self, extent: Extent) -> Value:
+        if isinstance(extent, int):
+            return self._builder.const(extent, INDEX)
+        if extent not in self._named:
+            self._named[extent] = self._builder.index(extent)
+        return self._named[extent]
+
+
+def total(k: KernelBuilder, sizes: Sequence[Value]) -> Value:
+    """The number of elements of these sizes."""
+    count: Value = k.as_index(1)
+    for size in sizes:
+        count = count * size
+    return count
+
+
+def unflatten(place: Value, sizes: Sequence[Value]) -> list[Value]:
+    """The index along each axis of a row-major position."""
+    indices: list[Value] = []
+    for size in reversed(sizes[1:]):
+        indices.append(place % size)
+        place = place // size
+    return [place, *reversed(indices)] if sizes else []

@@ -1,0 +1,157 @@
+"""`verify(kernel)`: the rules of the loop IR, checked from scratch; what a pass hands on must satisfy them."""
+
+from __future__ import annotations
+
+from rlx.errors import RlxError, VerificationError
+from rlx.ir.dtype import DType
+from rlx.kernels.ir.loop_ir import (
+    ALL,
+    INDEX,
+    Atomic,
+    Barrier,
+    Block,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Let,
+    Load,
+    LoopKind,
+    Statement,
+    Store,
+    Value,
+    ValueType,
+    infer,
+    walk,
+)
+from rlx.kernels.ir.text import statement_text
+
+
+def verify(kernel: Kernel) -> None:
+    """Raise `VerificationError`, with the statement shown, if the kernel breaks a rule of the IR."""
+    _Verifier(kernel).run()
+
+
+class _Verifier:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.buffers = {b for b in (*kernel.params, *kernel.arrays) if isinstance(b, Buffer)}
+        self.defined = {p for p in kernel.params if isinstance(p, Value)}
+        self.at: Statement | None = None
+
+    def run(self) -> None:
+        names = [p.name for p in (*self.kernel.params, *self.kernel.arrays)]
+        self.require(len(set(names)) == len(names), f"parameter names repeat: {names}")
+        self.check_parallel_structure()
+        self.block(self.kernel.body, inside_threads=False)
+        self.require(not self.kernel.body.yields, "the body of a kernel yields nothing")
+
+    def require(self, holds: bool, why: str) -> None:
+        if holds:
+            return
+        line = f"\n  at: {statement_text(self.kernel, self.at)}" if self.at is not None else ""
+        raise VerificationError(f"kernel {self.kernel.name}: {why}{line}")
+
+    def check_parallel_structure(self) -> None:
+        loops = [s for s in walk(self.kernel.body) if isinstance(s, For)]
+        parallel = [s for s in loops if s.kind is LoopKind.PARALLEL]
+        if parallel:
+            # Every worker runs what is beside the parallel loop, so that must be pure.
+            rest = [s for s in self.kernel.body.statements if s is not parallel[0]]
+            self.require(
+                len(parallel) == 1
+                and len(rest) < len(self.kernel.body.statements)
+                and all(isinstance(s, Let) for s in rest),
+                "a parallel loop must be the only one, at the top level, beside pure operations",
+            )
+        threads = [s for s in loops if s.kind is LoopKind.THREADS]
+        counts = {s.stop.literal if isinstance(s.stop, Const) else None for s in threads}
+        self.require(len(counts) <= 1 and None not in counts, "all thread loops need one and the same literal count")
+        for loop in (*parallel, *threads):
+            simple = [isinstance(b, Const) and b.literal == v for b, v in ((loop.start, 0), (loop.step, 1))]
+            self.require(all(simple) and not loop.inits, f"a {loop.kind} loop starts at 0, steps by 1, carries nothing")
+        self.has_threads = bool(threads)
+
+    def block(self, block: Block, inside_threads: bool, arguments: tuple[Value, ...] = ()) -> None:
+        """Check a block; what it defines, `arguments` included, is not defined after it."""
+        outer = set(self.defined)
+        self.define(*arguments)
+        for statement in block.statements:
+            self.at = statement
+            self.statement(statement, inside_threads)
+        self.at = None
+        for value in block.yields:
+            self.use(value)
+        self.defined = outer
+
+    def use(self, value: Value, wanted: ValueType | None = None) -> None:
+        self.require(isinstance(value, Const) or value in self.defined, f"{value!r} is used where it is not defined")
+        self.require(wanted is None or value.type == wanted, f"{wanted} is wanted, got {value.type}")
+
+    def define(self, *values: Value) -> None:
+        for value in values:
+            self.require(value not in self.defined, f"{value!r} is defined twice")
+            self.require(value.dtype in ALL and value.lanes >= 1, f"{value.type} is no kernel type")
+            self.defined.add(value)
+
+    def statement(self, statement: Statement, inside_threads: bool) -> None:
+        effect = isinstance(statement, Store | Atomic)
+        self.require(not effect or inside_threads or not self.has_threads, "memory is written inside the thread loops")
+        match statement:
+            case Let(result, op, args, attr):
+                for arg in args:
+                    self.use(arg)
+                try:
+                    inferred = infer(op, [a.type for a in args], attr)
+                except RlxError as error:
+                    self.require(False, str(error))
+                self.require(inferred == result.type, f"{op} gives {inferred}, not {result.type}")
+                self.define(result)
+            case Load(result, buffer, offset, mask, other, _):
+                self.access(buffer, offset, result.type, mask)
+                self.require(buffer.reads, f"{buffer.name} is write only")
+                self.require((mask is None) == (other is None), "a mask and a value for masked-off lanes go together")
+                if other is not None:
+                    self.use(other, result.type)
+                self.define(result)
+            case Store(buffer, offset, value, mask, _):
+                self.use(value)
+                self.access(buffer, offset, value.type, mask)
+                self.require(buffer.writes, f"{buffer.name} is read only")
+            case Atomic(_, buffer, offset, value):
+                self.use(value)
+                self.use(offset, INDEX)
+                self.access(buffer, offset, value.type, None)
+            case Barrier():
+                self.require(inside_threads, "a barrier stands inside a thread loop")
+            case For():
+                self.loop(statement, inside_threads)
+            case If(condition, then, otherwise, results):
+                self.use(condition, ValueType(DType.BOOL))
+                for side in (then, otherwise):
+                    types = [v.type for v in side.yields]
+                    self.require(types == [r.type for r in results], f"a branch yields {types}")
+                    self.block(side, inside_threads)
+                self.define(*results)
+
+    def access(self, buffer: Buffer, offset: Value, kind: ValueType, mask: Value | None) -> None:
+        self.require(buffer in self.buffers, f"{buffer.name} is not declared")
+        self.require(kind.dtype is buffer.dtype, f"{buffer.name} holds {buffer.dtype}, not {kind.dtype}")
+        self.use(offset)
+        self.require(offset.dtype is DType.I64 and offset.lanes in (1, kind.lanes), f"offset {offset.type} for {kind}")
+        if mask is not None:
+            self.use(mask, kind.with_dtype(DType.BOOL))
+
+    def loop(self, loop: For, inside_threads: bool) -> None:
+        for bound in (loop.start, loop.stop, loop.step):
+            self.use(bound, INDEX)
+        for init in loop.inits:
+            self.use(init)
+        types = [v.type for v in loop.inits]
+        for group in (loop.carried, loop.body.yields, loop.results):
+            self.require([v.type for v in group] == types, f"loop %{loop.index.name} carries {types}")
+        is_threads = loop.kind is LoopKind.THREADS
+        self.require(not (is_threads and inside_threads), "thread loops do not nest")
+        self.block(loop.body, inside_threads or is_threads, (loop.index, *loop.carried))
+        self.define(*loop.results)

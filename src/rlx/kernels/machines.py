@@ -1,0 +1,192 @@
+"""Machine descriptions: what an emitter and a kernel maker must know of a chip, and nothing else.
+
+`host()` describes this machine; `MACHINES` names the ones that can be emitted for from anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from rlx.errors import BackendError
+from rlx.ir.dtype import DType
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One chip family. Machines with equal fields get equal code, so a machine's repr is part of every cache key."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: str = ""
+    vector_bytes: int = 16
+    vector_registers: int = 16
+    masked_bytes: int = 0  # the smallest element that masked loads and stores handle natively; 0: none
+    has_rounding: bool = True  # floor, ceil, trunc and round are instructions
+    has_scale2: bool = False  # x * 2**n is an instruction for whole vectors
+    has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
+    gpu: str = ""  # "nvptx" or "amdgcn": which built-ins give the block and thread numbers
+    lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
+    dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
+    dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
+    scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
+
+    @property
+    def is_gpu(self) -> bool:
+        return bool(self.gpu)
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of `dtype` in one vector register."""
+        return max(1, self.vector_bytes // dtype.size_bytes)
+
+    def has_masked_access(self, dtype: DType) -> bool:
+        return 0 < self.masked_bytes <= dtype.size_bytes
+
+
+_LINUX_X86 = "x86_64-unknown-linux-gnu"
+
+# The x86-64 feature levels and not a CPU's own name: one object file then serves every machine of a level.
+AVX512 = Machine(
+    name="avx512",
+    triple=_LINUX_X86,
+    cpu="x86-64-v4",
+    # By default LLVM halves 512-bit vectors on some CPUs; kernels here choose their own width.
+    features="-prefer-256-bit",
+    vector_bytes=64,
+    vector_registers=32,
+    masked_bytes=1,
+    has_scale2=True,
+    lookup_lanes=(8, 16),
+)
+AVX2 = Machine(name="avx2", triple=_LINUX_X86, cpu="x86-64-v3", vector_bytes=32, masked_bytes=4, lookup_lanes=(8,))
+SSE2 = Machine(
+    name="generic",
+    triple=_LINUX_X86,
+    cpu="x86-64",
+    has_rounding=False,
+    has_f16_conversion=False,
+)
+NEON = Machine(name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32)
+RISCV = Machine(
+    name="riscv64",
+    triple="riscv64-unknown-linux-gnu",
+    cpu="generic-rv64",
+    features="+m,+a,+f,+d,+c,+v",
+    vector_registers=32,
+    masked_bytes=1,
+    has_rounding=False,
+    has_f16_conversion=False,
+)
+WASM = Machine(
+    name="wasm32",
+    triple="wasm32-unknown-unknown",
+    cpu="generic",
+    features="+simd128",
+    has_f16_conversion=False,
+)
+CORTEX_M4 = Machine(
+    name="cortex-m4",
+    triple="thumbv7em-none-eabihf",
+    cpu="cortex-m4",
+    vector_bytes=4,
+    vector_registers=8,
+    has_rounding=False,
+    has_f16_conversion=False,
+    scratch_bytes=8 << 10,
+)
+# No PTX version is asked for: LLVM takes the oldest that knows the chip, which every driver for the chip accepts.
+SM_90A = Machine(
+    name="sm_90a", triple="nvptx64-nvidia-cuda", cpu="sm_90a", vector_registers=255, gpu="nvptx", scratch_bytes=32 << 10
+)
+GFX942 = Machine(
+    name="gfx942", triple="amdgcn-amd-amdhsa", cpu="gfx942", vector_registers=256, gpu="amdgcn", scratch_bytes=32 << 10
+)
+
+# The same machines with instructions for dot products of bytes, and of bf16.
+AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+avx512vnni", dot4_lanes=(4, 8, 16))
+AVX512_BF16 = replace(
+    AVX512_VNNI, name="avx512bf16", features=f"{AVX512_VNNI.features},+avx512bf16", dot2_lanes=(4, 8, 16)
+)
+AVX2_VNNI = replace(AVX2, name="avx2vnni", features="+avxvnni", dot4_lanes=(4, 8))
+NEON_I8MM = replace(NEON, name="neon-i8mm", features="+i8mm", dot4_lanes=(4,))
+
+MACHINES = {t.name: t for t in (AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A, GFX942)}
+DOT_MACHINES = {t.name: t for t in (AVX512_VNNI, AVX512_BF16, AVX2_VNNI, NEON_I8MM)}
+
+
+def machine_named(name: str) -> Machine:
+    """A machine by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
+    if name in MACHINES or name in DOT_MACHINES:
+        return {**MACHINES, **DOT_MACHINES}[name]
+    # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
+    if re.fullmatch(r"sm_\d+[af]?", name):
+        return replace(SM_90A, name=name, cpu=name)
+    if re.fullmatch(r"gfx[0-9a-f]+", name):
+        return replace(GFX942, name=name, cpu=name)
+    raise BackendError(
+        f"unknown machine {name!r}; use one of: {' '.join([*MACHINES, *DOT_MACHINES])}, or sm_NN, or gfxNNN"
+    )
+
+
+@cache
+def host() -> Machine:
+    """The description of this machine."""
+    import platform
+
+    family = platform.machine().lower()
+    if family in ("x86_64", "amd64"):
+        flags = _cpu_flags("flags")
+        if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
+            if not flags & {"avx512_vnni", "avx512vnni"}:
+                return _on_this_system(AVX512)
+            return _on_this_system(AVX512_BF16 if flags & {"avx512_bf16", "avx512bf16"} else AVX512_VNNI)
+        if {"avx2", "fma", "f16c", "bmi2"} <= flags:
+            return _on_this_system(AVX2_VNNI if flags & {"avx_vnni", "avxvnni"} else AVX2)
+        return _on_this_system(SSE2)
+    if family in ("aarch64", "arm64"):
+        return _on_this_system(NEON_I8MM if "i8mm" in _cpu_flags("Features") else NEON)
+    if family == "riscv64":
+        return _on_this_system(RISCV)
+    raise BackendError(f"no machine description for {family!r}; add one to rlx.kernels.machines")
+
+
+def runs_here(description: Machine) -> bool:
+    """Whether code for this target can be called in this process."""
+    if description.is_gpu:
+        return False
+    here = host()
+    order = [t.cpu for t in (SSE2, AVX2, AVX512)]
+    # Instructions for dot products come in encodings of which a machine may have one and not the other.
+    wanted, present = ({f for f in t.features.split(",") if f.startswith("+")} for t in (description, here))
+    if description.triple != here.triple or not wanted <= present:
+        return False
+    return description.cpu == here.cpu or (
+        description.cpu in order and here.cpu in order and order.index(description.cpu) < order.index(here.cpu)
+    )
+
+
+def _on_this_system(description: Machine) -> Machine:
+    if sys.platform.startswith("linux"):
+        return description
+    from llvmlite import binding
+
+    # ELF objects everywhere: one format to check and load, whatever the system's own is.
+    return replace(description, triple=f"{binding.get_process_triple()}-elf")
+
+
+def _cpu_flags(label: str) -> set[str]:
+    """The CPU's feature flags by Linux's names, from the line with that label, or by LLVM's."""
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            for line in lines:
+                if line.startswith(label):
+                    return set(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    from llvmlite import binding
+
+    return {name.replace("-", "_") for name, present in binding.get_host_cpu_features().items() if present}

@@ -1,0 +1,1 @@
+"""Functions as polynomials with stated error bounds, written in the loop IR."""

@@ -1,0 +1,126 @@
+"""pow on the loop IR: exp(y log x) with a logarithm of more digits than the result has; bounds as in `vector_math`."""
+
+from __future__ import annotations
+
+import math
+
+from rlx.ir.dtype import DType
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Value
+from rlx.kernels.math.vector_math import (
+    F64_FORMAT,
+    at_most,
+    exp,
+    exp_sum,
+    float_format,
+    log,
+    log_limits,
+    polynomial,
+    split_exponent,
+)
+
+# 2/3 in two parts, and (2 atanh(s) - 2 s - 2/3 s**3) / s**5 in s**2, s**2 <= 0.03, to 2**-73 of the logarithm.
+_TWO_THIRDS = (2.0 / 3.0, 3.700743415417188e-17)
+_LOG_TAIL = (
+    0.39999999999999974,
+    0.28571428571446317,
+    0.22222222217244975,
+    0.1818181890596878,
+    0.15384554446148763,
+    0.1333641042125894,
+    0.11672936414987235,
+    0.12004639957376727,
+)
+
+_Pair = tuple[Value, Value]  # an unevaluated sum, the second part small beside the first
+
+
+def pow(k: KernelBuilder, x: Value, y: Value) -> Value:
+    """x**y with C's special cases: 1 for y = 0 and for x = 1; NaN for a negative x and a y that is no integer."""
+    magnitude = k.abs(x)
+    power = _power(k, magnitude, y)
+    f = float_format(x)
+    is_integer = k.eq(y, k.op("floor", y))
+    half = y * 0.5
+    is_odd = is_integer & k.ne(half, k.op("floor", half))
+    power = k.select(is_odd & (k.bitcast(x, f.signed) < 0), -power, power)
+    power = k.select((x < 0.0) & (magnitude < math.inf) & (k.abs(y) < math.inf) & ~is_integer, math.nan, power)
+    is_one = k.eq(y, 0.0) | k.eq(x, 1.0) | (k.eq(x, -1.0) & k.eq(k.abs(y), math.inf))
+    return k.select(is_one, 1.0, power)
+
+
+def _power(k: KernelBuilder, x: Value, y: Value) -> Value:
+    """x**y for x >= 0."""
+    if x.dtype is DType.F32:
+        wide = k.cast(y, DType.F64) * log(k, k.cast(x, DType.F64))
+        return k.cast(exp(k, wide), DType.F32)
+    high, low = _log_pair(k, x)
+    product, error = _exact_product(k, y, high)
+    low_product = k.fma(y, low, error)
+    is_ordinary = k.abs(product) < 2.0 * -F64_FORMAT.exp_range[0]
+    inside = at_most(k, product, F64_FORMAT.exp_range[1])
+    return exp_sum(k, inside, k.select(is_ordinary, low_product, 0.0), lift=1)
+
+
+def _log_pair(k: KernelBuilder, x: Value) -> _Pair:
+    """log(x) in two parts, good to about 2**-65 of it.
+
+    log(x) = e ln2 + 2s + s z (2/3 + z q(z)) with s = (m-1)/(m+1), z = s*s; all but z q(z) is carried in pairs.
+    """
+    f = F64_FORMAT
+    e, m = split_exponent(k, x)
+    r = m - 1.0
+    s = _quotient(k, r, m)
+    z = _product(k, s, s)
+    tail = z[0] * polynomial(k, z[0], _LOG_TAIL)
+    leading, lost = _quick_sum(k, k.const(_TWO_THIRDS[0], x.type), tail)
+    factor = (leading, lost + _TWO_THIRDS[1])
+    cubic = _product(k, s, _product(k, z, factor))
+    doubled = _quick_sum(k, s[0] * 2.0, cubic[0])
+    mantissa_part = (doubled[0], doubled[1] + (k.fma(s[1], 2.0, cubic[1])))
+    total = _sum(k, e * f.ln2[0], mantissa_part[0])
+    high, low = _quick_sum(k, total[0], total[1] + k.fma(e, f.ln2[1], mantissa_part[1]))
+    limited = log_limits(k, x, high)
+    return limited, k.select(k.abs(limited) < math.inf, low, 0.0)
+
+
+def _quotient(k: KernelBuilder, r: Value, m: Value) -> _Pair:
+    """r / (m + 1) as a pair, where r = m - 1 is exact."""
+    divisor = m + 1.0
+    lost = m - (divisor - 1.0)
+    high = r / divisor
+    product, error = _exact_product(k, high, divisor)
+    return high, (((r - product) - error) - high * lost) / divisor
+
+
+def _halves(k: KernelBuilder, a: Value) -> _Pair:
+    """a in two parts of at most 26 bits each, whose products are exact."""
+    f = F64_FORMAT
+    high = k.bitcast(k.bitcast(a, f.signed) & -(1 << 27), a.dtype)
+    return high, a - high
+
+
+def _exact_product(k: KernelBuilder, a: Value, b: Value) -> _Pair:
+    """a*b and its rounding error (Dekker); no fma, so that targets without one agree."""
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = _halves(k, a), _halves(k, b)
+    error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, error
+
+
+def _product(k: KernelBuilder, a: _Pair, b: _Pair) -> _Pair:
+    high, error = _exact_product(k, a[0], b[0])
+    return _quick_sum(k, high, error + (a[0] * b[1] + a[1] * b[0]))
+
+
+def _quick_sum(k: KernelBuilder, a: Value, b: Value) -> _Pair:
+    """a + b and its rounding error, for |a| >= |b|."""
+    total = a + b
+    return total, b - (total - a)
+
+
+def _sum(k: KernelBuilder, a: Value, b: Value) -> _Pair:
+    """a + b and its rounding error, for any two."""
+    total = a + b
+    b_part = total - a
+    return total, (a - (total - b_part)) + (b - b_part)

@@ -1,0 +1,35 @@
+"""The loop kernels of one graph, made once for every form: 24 equal layers are one layer with other buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.compile.fuse.signature import FormKeys
+from rlx.ir.graph import Graph
+from rlx.ir.lir import LirKernel
+from rlx.kernels.from_lir import MadeKernel, make_kernel
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.machines import Machine
+
+
+class KernelMaker:
+    """`make_kernel` for the kernels of a graph. Kernels are named by their kind alone, so that equal ones of different
+    layers and programs are one piece of code."""
+
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self._graph, self.machine = graph, machine
+        self._keys = FormKeys(graph)
+        # A kernel, which of the values of its form are its buffers, and its sizes.
+        self._made: dict[Any, tuple[Kernel, tuple[int, ...], Any]] = {}
+
+    def make(self, kernel: LirKernel) -> MadeKernel:
+        covered = sorted(kernel.nodes)
+        form = self._keys.form(covered, (kernel.nodes[0], *kernel.outputs))
+        values = (*covered, *form.operands)
+        key = (kernel.kind, form.key)
+        if key not in self._made:
+            made = make_kernel(kernel.kind, self._graph, kernel, self.machine)
+            number = {node: i for i, node in enumerate(values)}
+            self._made[key] = (made.kernel, tuple(number[b] for b in made.buffers), made.extents)
+        code, buffers, extents = self._made[key]
+        return MadeKernel(code, tuple(values[i] for i in buffers), extents)

@@ -1,0 +1,1 @@
+"""LIR kernels as expressions and accesses, from which makers write loops."""

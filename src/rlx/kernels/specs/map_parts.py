@@ -1,0 +1,37 @@
+"""What a map computes: an index space, what is read and written in it, and the expressions between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rlx.kernels.ir.extents import Extent
+from rlx.kernels.specs.expr import Expr
+from rlx.kernels.specs.scopes import Access
+
+
+class Move(NamedTuple):
+    """How far from where its access says an element is stored, in elements; it is not stored unless `exists`."""
+
+    by: Expr
+    exists: Expr | None = None
+
+
+@dataclass(frozen=True)
+class MapPart:
+    """`outputs[j][i] = exprs[j](inputs[0][i], inputs[1][i], ..)` for every index `i` of `shape`.
+
+    Accesses with one name are one buffer, in all parts of a kernel. With a `move` each element of the only output is
+    stored at a place that is computed, which must not change along the last axis. Where the access of the output stands
+    still, the same place may be written again: such axes are visited in their order, by one worker.
+    """
+
+    shape: tuple[Extent, ...]
+    inputs: tuple[Access, ...]
+    outputs: tuple[Access, ...]
+    exprs: tuple[Expr, ...]
+    move: Move | None = None
+
+    @property
+    def all_exprs(self) -> tuple[Expr, ...]:
+        return (*self.exprs, *(e for e in self.move or () if e is not None))

@@ -1,0 +1,250 @@
+"""Expressions inside loops: each is computed once, in the outermost loop that knows everything it depends on.
+
+A `LoopNest` is an index space with what is read and written in it. A `Scope` is a place in its loops: some axes have
+an index there, and one axis may be covered by the lanes of vectors, from its index on. What does not depend on that
+axis stays a scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlx.ir.dtype import DType
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.extents import Extent, Extents
+from rlx.kernels.ir.loop_ir import Buffer, Value
+from rlx.kernels.machines import Machine
+from rlx.kernels.specs.expr import Expr, compute_dtype, lower_node, topological
+
+
+@dataclass(frozen=True)
+class Access:
+    """How one operand or output is laid out over the index space: `offset + sum(index[d] * strides[d])`, in elements.
+
+    A stride of 0 reads one element for a whole axis.
+    """
+
+    name: str
+    dtype: DType
+    strides: tuple[Extent, ...]
+    offset: Extent = 0
+
+    def moves_along(self, axis: int) -> bool:
+        return self.strides[axis] != 0
+
+
+# What one access of a GPU's thread moves at most, and the most lanes that are worth their registers.
+VECTOR_BYTES = 16
+MOST_LANES = 8
+
+
+def aligned_lanes(shape: Sequence[Extent], accesses: Sequence[Access], exprs: Sequence[Expr], axis: int) -> int:
+    """Elements along an axis that threads can access as one vector of up to `VECTOR_BYTES`, whatever the sizes of other
+    axes: each access that moves along the axis moves by single elements, and begins at a whole vector everywhere.
+    Operands are the first of the accesses. 1 where that is not so."""
+    moving = [a for a in accesses if a.moves_along(axis)]
+    size = shape[axis]
+    gathered = {accesses[int(n.value)] for n in topological(exprs) if n.op == "gather"}
+    if not moving or not isinstance(size, int) or not gathered.isdisjoint(moving):
+        return 1
+
+    def begins_whole(access: Access, lanes: int) -> bool:
+        others = [access.offset, *(s for d, s in enumerate(access.strides) if d != axis)]
+        return access.strides[axis] == 1 and all(isinstance(s, int) and s % lanes == 0 for s in others)
+
+    lanes = min(MOST_LANES, VECTOR_BYTES // min(a.dtype.size_bytes for a in moving))
+    while lanes > 1 and not (size % lanes == 0 and all(begins_whole(a, lanes) for a in moving)):
+        lanes //= 2
+    return lanes
+
+
+class LoopNest:
+    """The index space of one kernel: sizes, operands, outputs, and the expressions of the outputs.
+
+    Buffers are declared first and then every named extent once, in the order of the shape and of each access's strides
+    and offset.
+    """
+
+    def __init__(
+        self,
+        k: KernelBuilder,
+        extents: Extents,
+        shape: Sequence[Extent],
+        buffers: Mapping[str, Buffer],
+        inputs: Sequence[Access],
+        outputs: Sequence[Access],
+        exprs: Sequence[Expr],
+        joined: Collection[int] = (),
+    ) -> None:
+        """`joined` are the axes that a `reduce` joins; pointwise expressions have none."""
+        self.k, self.extents = k, extents
+        # Lanes of vectors that begin at whole vectors in memory; see `aligned_lanes`.
+        self.aligned_lanes = 1
+        self.shape, self.joined = tuple(shape), frozenset(joined)
+        self.accesses = [*inputs, *outputs]
+        self.inputs, self.outputs, self.exprs = tuple(inputs), tuple(outputs), tuple(exprs)
+        self.buffers = [buffers[a.name] for a in self.accesses]
+        self.sizes = [extents(size) for size in shape]
+        self.strides: list[list[Value]] = []
+        self.offsets: list[Value] = []
+        for access in self.accesses:
+            self.strides.append([extents(s) for s in access.strides])
+            self.offsets.append(extents(access.offset))
+        self.nodes = topological(exprs)
+        for node in self.nodes:
+            if node.op == "size" and isinstance(node.value, str):
+                extents(node.value)
+        self._depends: dict[Expr, frozenset[int]] = {}
+        for node in self.nodes:
+            self._depends[node] = self._axes_of(node)
+
+    def _axes_of(self, node: Expr) -> frozenset[int]:
+        axes = frozenset[int]().union(*(self._depends[a] for a in node.args))
+        if node.op == "index":
+            return frozenset({int(node.value)})
+        if node.op in ("operand", "gather"):
+            access = self.inputs[int(node.value)]
+            return axes.union(d for d in range(len(self.shape)) if access.moves_along(d))
+        return axes - self.joined if node.op == "reduce" else axes
+
+    def add(self, access: Access, buffer: Buffer) -> int:
+        """One more access, of memory that is not a parameter; its number."""
+        self.accesses.append(access)
+        self.buffers.append(buffer)
+        self.strides.append([self.extents(s) for s in access.strides])
+        self.offsets.append(self.extents(access.offset))
+        return len(self.accesses) - 1
+
+    def depends(self, node: Expr) -> frozenset[int]:
+        """The axes along which a value changes."""
+        return self._depends[node]
+
+    def widest(self, axis: int, nodes: Iterable[Expr]) -> int:
+        """Bytes of the largest type in which something changes along an axis."""
+        sizes = [compute_dtype(n.dtype).size_bytes for n in nodes if axis in self._depends[n]]
+        return max(sizes, default=1)
+
+    def has_masks(self, machine: Machine, axis: int) -> bool:
+        """Whether everything that lanes along an axis touch can be accessed under a mask."""
+        touched = [a for a in self.accesses if a.moves_along(axis)]
+        return all(machine.has_masked_access(a.dtype) for a in touched)
+
+
+class Scope:
+    """Values known at one place in the loops of a nest: those computed here, and those of the scopes around."""
+
+    def __init__(
+        self,
+        nest: LoopNest,
+        starts: Mapping[int, Value],
+        around: Scope | None = None,
+        lane_axis: int | None = None,
+        lanes: int = 1,
+        mask: Value | None = None,
+        touched: Collection[int] | None = None,
+    ) -> None:
+        """`starts` are the indices that this scope adds. `lanes` cover `lane_axis` from its start on, if it has one
+        yet; `touched` are the numbers of the accesses that are used from here on, by default all."""
+        self.nest, self.around = nest, around
+        self.starts: dict[int, Value] = {**(around.starts if around else {}), **starts}
+        self.lane_axis, self.lanes, self.mask = lane_axis, lanes, mask
+        self.values: dict[Expr, Value] = {}
+        self.places: dict[int, Value] = {}
+        for number in range(len(nest.accesses)) if touched is None else touched:
+            place = around.places[number] if around else nest.offsets[number]
+            for axis, start in starts.items():
+                place = place + start * nest.strides[number][axis]
+            self.places[number] = place
+
+    def inside(self, starts: Mapping[int, Value], touched: Collection[int]) -> Scope:
+        """A scope in a loop around which this one is, with the same lanes."""
+        return Scope(self.nest, starts, self, self.lane_axis, self.lanes, self.mask, touched)
+
+    def known(self, node: Expr) -> Value | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if node in scope.values:
+                return scope.values[node]
+            scope = scope.around
+        return None
+
+    def value(self, node: Expr) -> Value:
+        found = self.known(node)
+        assert found is not None, f"{node.op} is used before it is computed"
+        return found
+
+    def compute(self, nodes: Iterable[Expr]) -> None:
+        """Append the computation of nodes, operands first, that are not known yet."""
+        for node in nodes:
+            if self.known(node) is None:
+                self.values[node] = self._lowered(node)
+
+    def _lowered(self, node: Expr) -> Value:
+        k = self.nest.k
+        match node.op:
+            case "operand":
+                return k.cast(self.load(int(node.value)), compute_dtype(node.dtype))
+            case "gather":
+                return k.cast(self._gathered(node), compute_dtype(node.dtype))
+            case "index":
+                axis = int(node.value)
+                start = k.cast(self.starts[axis], node.dtype)
+                return k.iota(node.dtype, self.lanes) + start if axis == self.lane_axis else start
+            case "size":
+                assert not isinstance(node.value, float)
+                return self.nest.extents(node.value)
+        return lower_node(k, node, [self.value(a) for a in node.args])
+
+    def has_lanes(self, number: int) -> bool:
+        """Whether an access changes along the axis that lanes cover."""
+        return self.lane_axis is not None and self.nest.accesses[number].moves_along(self.lane_axis)
+
+    def load(self, number: int) -> Value:
+        k, nest = self.nest.k, self.nest
+        if self.lane_axis is None or not self.has_lanes(number):
+            return k.load(nest.buffers[number], self.places[number])
+        stride = nest.strides[number][self.lane_axis]
+        mask = self.mask if self.lanes > 1 else None
+        align = self._align(number)
+        return k.load(
+            nest.buffers[number], self.places[number], lanes=self.lanes, stride=stride, mask=mask, align=align
+        )
+
+    def _align(self, number: int) -> int:
+        """What the addresses of vectors are multiples of, where that is known."""
+        if self.lanes == 1 or self.lanes != self.nest.aligned_lanes:
+            return 0
+        return min(VECTOR_BYTES, self.lanes * self.nest.buffers[number].dtype.size_bytes)
+
+    def _gathered(self, node: Expr) -> Value:
+        k, number = self.nest.k, int(node.value)
+        place = self.places[number] + self.value(node.args[0])
+        if self.lane_axis is not None and self.has_lanes(number) and self.lanes > 1:
+            stride = self.nest.strides[number][self.lane_axis]
+            if place.lanes == 1 and self.nest.accesses[number].strides[self.lane_axis] == 1:
+                mask = self._both(self.mask, node, self.lanes)
+                return k.load(self.nest.buffers[number], place, lanes=self.lanes, mask=mask)
+            place = place + k.iota(DType.I64, self.lanes) * stride
+        mask = self._both(self.mask if place.lanes > 1 else None, node, place.lanes)
+        return k.load(self.nest.buffers[number], place, lanes=place.lanes, mask=mask)
+
+    def _both(self, mask: Value | None, node: Expr, lanes: int) -> Value | None:
+        """The lanes that exist and whose position does."""
+        if len(node.args) == 1:
+            return mask
+        exists = self.nest.k.splat(self.value(node.args[1]), lanes)
+        return exists if mask is None else exists & mask
+
+    def store(self, number: int, value: Value, by: Value | None = None) -> None:
+        """Store a value by an access, `by` so many elements from there: all lanes if it has one for each."""
+        k = self.nest.k
+        buffer = self.nest.buffers[number]
+        data = k.cast(value, buffer.dtype)
+        place = self.places[number] if by is None else self.places[number] + by
+        if self.lane_axis is None or not self.has_lanes(number) or self.lanes == 1:
+            k.store(buffer, place, data)
+            return
+        stride = self.nest.strides[number][self.lane_axis]
+        align = 0 if by is not None else self._align(number)
+        k.store(buffer, place, k.splat(data, self.lanes), stride=stride, mask=self.mask, align=align)

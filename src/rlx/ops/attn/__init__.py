@@ -1,0 +1,1 @@
+"""Scaled dot-product attention: its vocabulary, the op, and its gradients."""

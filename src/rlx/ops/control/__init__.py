@@ -1,0 +1,1 @@
+"""Ops with programs inside: branches, loops, checkpoints, functions with rules of their own, effects."""

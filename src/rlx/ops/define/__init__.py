@@ -1,0 +1,1 @@
+"""What op classes are written with: operands and their promotion, derivative rules, samples, accumulation types."""

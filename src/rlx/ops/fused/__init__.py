@@ -1,0 +1,1 @@
+"""Several ops as one, for targets that claim them."""

@@ -1,0 +1,212 @@
+"""Steps of factorisations as compilers make kernels of them: none of them fails, and one of them only checks.
+
+`rlx.compile.lower.factorizations` writes dense solves and factorisations with these. They are in double precision and
+real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.dims import dim_min, require_equal
+from rlx.ir.dtype import DType
+from rlx.ir.op import NoRule, Op, op
+from rlx.ir.shape import Shape, Size
+from rlx.ops.define.operands import require_dtype
+from rlx.ops.define.rules import batch_by_loop_over_leading
+from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.linalg.solve import not_finite, not_positive_definite, require_matrix, singular
+
+__all__ = ["CholeskyFactor", "OrthogonalRows", "ReflectedBasis", "Reflectors", "RequireFactors"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_INTERNAL = NoRule("it is made by compilers, from ops that have been differentiated before")
+
+
+def _require_doubles(op: Op, a: Shape, square: bool = False) -> None:
+    require_dtype(op, a.dtype is DType.F64, "f64", a)
+    require_matrix(op, a, square)
+
+
+@op("cholesky_factor")
+class CholeskyFactor(Op):
+    """L as in `Cholesky`; where a matrix is not positive definite there is a 0 on the diagonal, and nothing to be
+    relied on behind it."""
+
+    primitive = True
+    lowered = True
+
+    def infer(self, a: Shape) -> Shape:
+        _require_doubles(self, a, square=True)
+        return a
+
+    def eval(self, a: Array) -> Array:
+        factor = np.zeros_like(a)
+        size = a.shape[-1]
+        with np.errstate(all="ignore"):
+            for j in range(size):
+                known = np.einsum("...ip,...p->...i", factor[..., j:, :j], factor[..., j, :j])
+                column = a[..., j:, j] - known
+                root = np.sqrt(np.where(column[..., 0] <= 0, 0.0, column[..., 0]))
+                factor[..., j:, j] = column / root[..., None]
+                factor[..., j, j] = root
+        return factor
+
+    jvp = vjp = _INTERNAL
+    batch = batch_by_loop_over_leading
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        positive = ((4.0, 1.0, 0.5), (1.0, 3.0, -1.0), (0.5, -1.0, 5.0))
+        yield sample(cls(), spec(3, 3, values=positive), dtypes=("f64",))
+        yield sample(cls(), spec(2, 2, values=((1.0, 2.0), (2.0, 3.0))), dtypes=("f64",))
+        yield sample(cls(), spec("B", "N", "N", values=positive), dtypes=("f64",), B=2, N=3)
+
+
+@op("require_factors")
+class RequireFactors(Op):
+    """Stops the program with the error of the op called `of` unless all of `found` holds; returns it.
+
+    That is one element per matrix: whether it has factors. For solves it is one per row of each matrix, [.., N].
+    """
+
+    primitive = True
+    lowered = True
+    effect = True
+
+    of: str
+
+    def infer(self, found: Shape) -> Shape:
+        require_dtype(self, found.dtype is DType.BOOL, "bool", found)
+        if self.of not in ("cholesky", "svd") and found.rank == 0:
+            raise self.fail(f"{self.of} needs one element for each row of a matrix, got {found}")
+        return found
+
+    def eval(self, found: Array) -> Array:
+        if found.all():
+            return found
+        if self.of == "cholesky":
+            raise not_positive_definite(self.of)
+        raise not_finite(self.of) if self.of == "svd" else singular(self.of, found.shape[-1])
+
+    jvp = vjp = _INTERNAL
+    batch = batch_by_loop_over_leading
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for name in ("cholesky", "dense_solve", "svd"):
+            yield sample(cls(name), spec(2, 3, dtype="bool", values=True), dtypes=("bool",))
+        yield sample(cls("dense_solve"), spec("B", 0, dtype="bool"), dtypes=("bool",), B=2)
+
+
+@op("reflectors")
+class Reflectors(Op):
+    """The Householder reflections that make A [.., M, N] upper triangular: packed [.., M, N] and scales [.., k], with
+    k = min(M, N).
+
+    R is the upper triangle of `packed`. Reflection j is 1 - scales[j]·v·vᵀ, where v is 0 above row j, 1 in it, and has
+    its other elements in column j of `packed`, below the diagonal. Signs are those of LAPACK's geqrf: the diagonal of R
+    has the opposite of what stood there, and a column that is 0 below the diagonal is left alone.
+    """
+
+    primitive = True
+    lowered = True
+
+    def infer(self, a: Shape) -> tuple[Shape, Shape]:
+        _require_doubles(self, a)
+        *lead, rows, columns = a.dims
+        return a, a.with_dims((*lead, dim_min(rows, columns)))
+
+    def eval(self, a: Array) -> tuple[Array, Array]:
+        turned, scales = np.linalg.qr(a, "raw")
+        return np.swapaxes(turned, -1, -2), scales
+
+    jvp = vjp = _INTERNAL
+    batch = batch_by_loop_over_leading
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for dims in ((4, 3), (2, 2, 3), (3, 3), (2, 1, 1)):
+            yield sample(cls(), spec(*dims), dtypes=("f64",))
+        yield sample(cls(), spec("B", 3, 2), dtypes=("f64",), B=2)
+
+
+@op("reflected_basis")
+class ReflectedBasis(Op):
+    """The first `columns` columns of Q [.., M, M], the product of the reflections in `Reflectors`, in their order."""
+
+    primitive = True
+    lowered = True
+
+    columns: Size
+
+    def infer(self, packed: Shape, scales: Shape) -> Shape:
+        _require_doubles(self, packed)
+        *lead, rows, columns = packed.dims
+        wanted = (*lead, dim_min(rows, columns))
+        is_same = scales.rank == len(wanted) and scales.dtype is DType.F64
+        if not is_same or not all(require_equal(m, n, self.mnemonic) for m, n in zip(scales.dims, wanted)):
+            raise self.fail(f"needs scales {Shape(wanted, DType.F64)} for {packed}, got {scales}")
+        if isinstance(rows, int) and isinstance(self.columns, int) and self.columns > rows:
+            raise self.fail(f"Q has {rows} columns, {self.columns} were asked for")
+        return packed.with_dims((*lead, rows, self.columns))
+
+    def eval(self, packed: Array, scales: Array) -> Array:
+        basis = np.zeros((*packed.shape[:-1], self.columns))
+        basis[...] = np.eye(*basis.shape[-2:])
+        for j in reversed(range(scales.shape[-1])):
+            v = np.concatenate([np.ones((*packed.shape[:-2], 1)), packed[..., j + 1 :, j]], -1)
+            along = np.einsum("...i,...ic->...c", v, basis[..., j:, :]) * scales[..., j, None]
+            basis[..., j:, :] -= v[..., :, None] * along[..., None, :]
+        return basis
+
+    jvp = vjp = _INTERNAL
+    batch = batch_by_loop_over_leading
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for columns in (3, 4):
+            yield sample(cls(columns), spec(4, 3), spec(3, low=0.0), dtypes=("f64",))
+        yield sample(cls(2), spec(2, 2, 3), spec(2, 2, low=0.0), dtypes=("f64",))
+        yield sample(cls("N"), spec("B", 3, "N"), spec("B", 2, low=0.0), dtypes=("f64",), B=2, N=2)
+
+
+@op("orthogonal_rows")
+class OrthogonalRows(Op):
+    """Rotates the rows of A [.., M, N] until they are orthogonal to each other. Four results: the rotated rows W = V A,
+    V [.., M, M], the lengths of the rows of W [.., M], and whether that went well [..]; NaN and inf do not.
+
+    The lengths are the singular values of A (and zeros, if N < M), in no order.
+    """
+
+    primitive = True
+    lowered = True
+
+    def infer(self, a: Shape) -> tuple[Shape, Shape, Shape, Shape]:
+        _require_doubles(self, a)
+        *lead, rows, _ = a.dims
+        square, lengths = a.with_dims((*lead, rows, rows)), a.with_dims((*lead, rows))
+        return a, square, lengths, Shape(tuple(lead), DType.BOOL)
+
+    def eval(self, a: Array) -> tuple[Array, Array, Array, Array]:
+        is_finite = np.asarray(np.isfinite(a).all((-2, -1)))
+        u, s, vh = np.linalg.svd(np.where(is_finite[..., None, None], a, 0.0))
+        count = s.shape[-1]
+        lengths = np.zeros(a.shape[:-1])
+        lengths[..., :count] = s
+        rotated = np.zeros_like(a)
+        rotated[..., :count, :] = s[..., None] * vh[..., :count, :]
+        return rotated, np.swapaxes(u, -1, -2).copy(), lengths, is_finite
+
+    jvp = vjp = _INTERNAL
+    batch = batch_by_loop_over_leading
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for dims in ((4, 3), (2, 2, 3), (3, 3), (2, 1, 1)):
+            yield sample(cls(), spec(*dims), dtypes=("f64",))
+        yield sample(cls(), spec("B", 2, "N"), dtypes=("f64",), B=2, N=3)

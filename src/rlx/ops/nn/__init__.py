@@ -1,0 +1,1 @@
+"""Layers of networks as ops: norms, convolution, pooling, losses, rotary embedding, recurrences."""

@@ -1,0 +1,1 @@
+"""Ops whose value depends on the other participants along a named axis."""

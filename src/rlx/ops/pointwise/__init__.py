@@ -1,0 +1,1 @@
+"""Ops that compute every element on its own, with their derivatives."""

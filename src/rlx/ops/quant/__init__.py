@@ -1,0 +1,1 @@
+"""Ops on quantised values: codes, packed weights, and training that knows of them."""

@@ -1,0 +1,1 @@
+"""Random bits, distributions, and the choice of a token."""

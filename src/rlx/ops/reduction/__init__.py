@@ -1,0 +1,1 @@
+"""Ops that join elements along axes: sums, running sums, windows, sorting."""

@@ -1,0 +1,1 @@
+"""Ops that make, move, pick and place elements without computing on them."""

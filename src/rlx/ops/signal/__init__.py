@@ -1,0 +1,1 @@
+"""Fourier transforms, audio features, radio-frequency formulas."""

@@ -1,0 +1,1 @@
+"""Gaussian splatting: geometry, projection, raster, gradients."""

@@ -1,0 +1,59 @@
+"""How traced functions are compiled: through a session, with plain arrays in and `rlx.Array` values out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.api import CompileOptions
+from rlx.ir.binding import infer_binding
+from rlx.ir.dims import bind_dim
+from rlx.ir.graph import Graph
+from rlx.ir.index_checks import check_ids, id_checks
+from rlx.runtime.arrays import Array, given_away
+from rlx.runtime.compile_cache import compiled_program
+from rlx.runtime.device import default_device
+from rlx.runtime.donation import Back, Lending, Shapes
+from rlx.trace.jit import Run, set_compiler
+
+
+def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -> Run:
+    """The compiler behind `rlx.jit` and the transforms; arguments are checked by the caller."""
+    executable = compiled_program(graph, default_device() if device is None else device, CompileOptions(verify=False))
+    checks = id_checks(graph)
+    lending = Lending(graph, executable, [check.key for check in checks])
+    overwritten = frozenset(graph.aliases.values())
+    leaves = graph.inputs
+    keys = [str(node.name) for node in leaves]
+    converters = {key: given_away if key in overwritten else np.asarray for key in keys}
+    others = [key for key in keys if key not in overwritten]
+
+    def check_all(inputs: Mapping[str, np.ndarray[Any, Any]], shapes: Shapes) -> None:
+        binding = infer_binding((key, node.shape, dims) for key, node, dims in zip(keys, leaves, shapes))
+        for check in checks:
+            check_ids(check.op, inputs[check.key], tuple(bind_dim(s, binding) for s in check.sizes), check.key)
+
+    def run_again(back: Back, given: Mapping[str, Any]) -> list[Array] | None:
+        inputs = {key: np.asarray(given[key]) for key in others}
+        if checks:
+            check_all(inputs, lending.shapes(back, inputs))
+        elsewhere = executable.run_held(back.loan.held, inputs, {})
+        return None if elsewhere is None else lending.outputs_again(back, elsewhere)
+
+    def run(arrays: Sequence[Any]) -> list[Array]:
+        given = dict(zip(keys, arrays, strict=True))
+        back = lending.known(given)
+        outputs = None if back is None else run_again(back, given)
+        if outputs is not None:
+            return outputs
+        inputs = {key: converters[key](given[key]) for key in keys}
+        if checks:
+            check_all(inputs, tuple([array.shape for array in inputs.values()]))
+        return lending.outputs(executable.run(inputs, {}))
+
+    return run
+
+
+set_compiler(compile_function)

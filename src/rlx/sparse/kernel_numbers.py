@@ -1,0 +1,122 @@
+"""Numbers in the kernels of rlx.sparse: one value, or the two parts of a complex one, with the arithmetic they need.
+
+In memory a complex number is its real part, then its imaginary part; kernels see a buffer of these parts.
+"""
+
+from __future__ import annotations
+
+from rlx.ir.dtype import DType
+from rlx.kernels.cpu.ops import Slab
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.loop_ir import Const, Value
+
+# (re,) or (re, im).
+Number = tuple[Value, ...]
+
+
+def zero(k: KernelBuilder, slab: Slab, lanes: int = 1) -> Number:
+    """A zero of the type of what lies in a slab."""
+    parts = 2 if slab.shape.dtype.is_complex else 1
+    return (k.splat(k.const(0.0, slab.buffer.dtype), lanes),) * parts
+
+
+def load(k: KernelBuilder, slab: Slab, place: Value, lanes: int = 1, mask: Value | None = None) -> Number:
+    """The number at an element offset, or `lanes` neighbours from there on."""
+    if not slab.shape.dtype.is_complex:
+        return (k.load(slab.buffer, place, lanes=lanes, mask=mask),)
+    first = place * 2
+    return tuple(k.load(slab.buffer, first + part, lanes=lanes, stride=2, mask=mask) for part in (0, 1))
+
+
+def store(k: KernelBuilder, slab: Slab, place: Value, number: Number, mask: Value | None = None) -> None:
+    if len(number) == 1:
+        k.store(slab.buffer, place, number[0], mask=mask)
+        return
+    for part, value in enumerate(number):
+        k.store(slab.buffer, place * 2 + part, value, stride=2, mask=mask)
+
+
+def splat(k: KernelBuilder, number: Number, lanes: int) -> Number:
+    return tuple(k.splat(x, lanes) for x in number)
+
+
+def add(a: Number, b: Number) -> Number:
+    return tuple(x + y for x, y in zip(a, b))
+
+
+def multiply_add(k: KernelBuilder, a: Number, b: Number, total: Number) -> Number:
+    """total + a·b."""
+    if len(a) == 1:
+        return (k.fma(a[0], b[0], total[0]),)
+    (re, im), (x, y) = a, b
+    return k.fma(-im, y, k.fma(re, x, total[0])), k.fma(im, x, k.fma(re, y, total[1]))
+
+
+def multiply_subtract(k: KernelBuilder, a: Number, b: Number, total: Number) -> Number:
+    """total - a·b."""
+    return multiply_add(k, tuple(-x for x in a), b, total)
+
+
+def conjugate(a: Number) -> Number:
+    return a if len(a) == 1 else (a[0], -a[1])
+
+
+def divide(k: KernelBuilder, a: Number, b: Number) -> Number:
+    """a / b; of complex numbers scaled by the larger part of b, so that squares do not overflow."""
+    if len(a) == 1:
+        return (a[0] / b[0],)
+    (re, im), (x, y) = a, b
+    size = k.max(k.abs(x), k.abs(y))
+    u, v = x / size, y / size
+    norm = x * u + y * v
+    return (re * u + im * v) / norm, (im * u - re * v) / norm
+
+
+def square(a: Number) -> Value:
+    """|a|²."""
+    return a[0] * a[0] if len(a) == 1 else a[0] * a[0] + a[1] * a[1]
+
+
+def choose(k: KernelBuilder, condition: Value, a: Number, b: Number) -> Number:
+    return tuple(k.select(condition, x, y) for x, y in zip(a, b))
+
+
+def position(k: KernelBuilder, slab: Slab, place: Value) -> Value:
+    """An index that lies in memory, as an i64."""
+    return k.cast(k.load(slab.buffer, slab.offset + place), DType.I64)
+
+
+class Pattern:
+    """The rows of a matrix in compressed rows, as a kernel reads them: bounds are cut to the entries there are."""
+
+    def __init__(self, k: KernelBuilder, indices: Slab, indptr: Slab) -> None:
+        self.k, self.indices, self.indptr = k, indices, indptr
+        self.count = indices.dims[0]
+        self.rows = indptr.dims[0] - 1
+
+    def span(self, row: Value) -> tuple[Value, Value]:
+        """Where the entries of a row begin and end."""
+        return self._bound(row), self._bound(row + 1)
+
+    def _bound(self, row: Value) -> Value:
+        k = self.k
+        return k.max(0, k.min(position(k, self.indptr, row), self.count))
+
+    def column(self, entry: Value) -> Value:
+        return position(self.k, self.indices, entry)
+
+    def first_row(self, work: Value) -> Value:
+        """The first row before which there is that much work, a row being one more than its entries.
+
+        So a chunk of work is a run of whole rows: its place depends on the matrix alone, and a row with many entries
+        is not followed by others.
+        """
+        k = self.k
+        steps = int(self.rows.literal).bit_length() + 1 if isinstance(self.rows, Const) else 40
+        with k.fold("probe", 0, steps, init=[k.as_index(0), self.rows]) as fold:
+            low, length = fold.values
+            half = length // 2
+            middle = low + half
+            is_before = (length > 0) & (position(k, self.indptr, middle) + middle < work)
+            fold.next(k.select(is_before, middle + 1, low), k.select(is_before, length - half - 1, k.min(half, length)))
+        return fold.results[0]

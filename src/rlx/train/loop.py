@@ -1,0 +1,188 @@
+"""`fit`: the loop around a training step, with evaluation, early stop, callbacks, metrics, checkpoints and resuming.
+
+    result = rlx.train.fit(step, state, batches, steps=1000, out="run", save_every=100)
+
+A run that was killed continues when it is called again with the same arguments: bit by bit as if nothing had happened,
+because a step depends on its state and its number only.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.errors import TrainingError
+from rlx.train.checkpoints import checkpoint_files, load_checkpoint, remove_unfinished, save_checkpoint
+from rlx.train.curves import curve_text, write_curve
+from rlx.train.data import BatchOf, Prefetch
+from rlx.train.journal import Journal, Row
+from rlx.train.progress import ProgressLine
+from rlx.train.steps import Step, TrainState
+
+__all__ = ["FitResult", "StepReport", "fit"]
+
+
+class StepReport(NamedTuple):
+    """What callbacks get after every step. The state is overwritten by the next one."""
+
+    step: int
+    state: TrainState
+    metrics: Row
+
+
+class FitResult(NamedTuple):
+    """The state after the last step, all rows of metrics, the best evaluation, and why it ended."""
+
+    state: TrainState
+    history: list[Row]
+    best: Row | None
+    reason: str
+
+
+Callback = Callable[[StepReport], object]
+Evaluate = Callable[[Any], Any]
+
+
+class _Best:
+    """The best evaluation so far, and how many there were since."""
+
+    def __init__(self, saved: dict[str, Any]) -> None:
+        self.row: Row | None = saved.get("best")
+        self.since: int = saved.get("since", 0)
+
+    def saved(self) -> dict[str, Any]:
+        return {"best": self.row, "since": self.since}
+
+    def add(self, row: Row) -> bool:
+        """Whether this evaluation is the best."""
+        is_best = self.row is None or row["loss"] < self.row["loss"]
+        self.row, self.since = (row, 0) if is_best else (self.row, self.since + 1)
+        return is_best
+
+
+def fit(
+    step: Step,
+    state: TrainState,
+    batches: BatchOf,
+    steps: int,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    save_every: int | None = None,
+    keep: int = 3,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int = 100,
+    patience: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    prefetch: int = 2,
+) -> FitResult:
+    """Train until `steps` steps are made in all, those before a resume included.
+
+    `batches(n)` gives the batch of step n; see `token_batches` and `array_batches`. `evaluate(params)` gives a loss, or
+    a dict with one, after every `evaluate_every` steps and at the end; training stops when `patience` evaluations in a
+    row brought nothing better, or when a callback returns True.
+
+    With `out`, a folder: metrics.jsonl, loss.png, a checkpoint after every `save_every` steps and at the end (the last
+    `keep` stay), and best/ with the parameters of the best evaluation.
+    """
+    if not callable(batches):
+        raise TrainingError(
+            "fit: batches must be a function of the step, so that a run can be resumed anywhere; "
+            "see rlx.train.array_batches and rlx.train.token_batches"
+        )
+    folder = None if out is None else Path(out)
+    saved: dict[str, Any] = {}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
+        if checkpoint_files(folder):
+            if not resume:
+                raise TrainingError(
+                    f"{folder}: there are checkpoints of an earlier run; resume, or choose another folder"
+                )
+            state, info = load_checkpoint(folder, state)
+            saved = info.extra
+    first = int(state.step)
+    run = _Run(step, folder, keep, Journal(folder and folder / "metrics.jsonl", first), _Best(saved))
+    line = ProgressLine(first, steps, getattr(batches, "tokens_per_batch", None))
+    reason = "finished"
+    try:
+        with Prefetch(batches, first, steps, prefetch) as made:
+            for number, batch in made:
+                state, metrics = run.step(state, batch, number + 1)
+                done = number + 1
+                line.show(done, metrics["loss"])
+                is_last = done == steps
+                if evaluate is not None and (done % evaluate_every == 0 or is_last):
+                    metrics = run.evaluated(evaluate, state, metrics)
+                run.journal.add(metrics)
+                stops = [callback(StepReport(done, state, metrics)) is True for callback in callbacks]
+                if any(stops):
+                    reason = "stopped by a callback"
+                elif patience is not None and run.best.since >= patience:
+                    reason = f"no better evaluation in {patience}"
+                if is_last or reason != "finished" or (save_every and done % save_every == 0):
+                    run.save(state)
+                if reason != "finished":
+                    break
+    except KeyboardInterrupt:
+        run.save(state)
+        raise
+    finally:
+        line.end()
+        run.journal.close()
+    points = [(row["step"], math.nan if row["loss"] is None else row["loss"]) for row in run.journal.rows]
+    has_curve = any(math.isfinite(loss) for _, loss in points)
+    if has_curve and folder is not None:
+        write_curve(folder / "loss.png", points)
+    if has_curve and line.on:
+        print(curve_text(points))
+    return FitResult(state, run.journal.rows, run.best.row, reason)
+
+
+class _Run:
+    """What one call of `fit` carries through its steps."""
+
+    def __init__(self, step: Step, folder: Path | None, keep: int, journal: Journal, best: _Best) -> None:
+        self._step, self._folder, self._keep = step, folder, keep
+        self.journal, self.best = journal, best
+
+    def step(self, state: TrainState, batch: Any, number: int) -> tuple[TrainState, Row]:
+        """The next state and its metrics as Python numbers; a loss that is no number ends the run."""
+        started = time.perf_counter()
+        state, found = self._step(state, batch)
+        row: Row = {"step": number, **{name: np.asarray(value).item() for name, value in found.items()}}
+        row["seconds"] = round(time.perf_counter() - started, 6)
+        # A step that was skipped because of an overflow is no failure until the scale cannot fall any further.
+        is_skipped = row.get("skipped", False) and row["loss_scale"] > 1
+        if not math.isfinite(row["loss"]) and not is_skipped:
+            raise TrainingError(
+                f"the loss is {row['loss']} at step {number}; {self._last()}. Use a smaller learning rate, "
+                "optim.clip_by_global_norm, or look for a division by 0 or a log of 0 in the loss"
+            )
+        return state, row
+
+    def evaluated(self, evaluate: Evaluate, state: TrainState, row: Row) -> Row:
+        result = evaluate(state.params)
+        found = result if isinstance(result, dict) else {"loss": result}
+        if "loss" not in found:
+            raise TrainingError(f"fit: evaluate must return a loss or a dict with 'loss', got the keys {sorted(found)}")
+        values = {name: np.asarray(value).item() for name, value in found.items()}
+        is_best = self.best.add({"step": row["step"], **values})
+        if is_best and self._folder is not None:
+            save_checkpoint(self._folder / "best", state.params, row["step"], keep=1)
+        return row | {f"eval_{name}": value for name, value in values.items()}
+
+    def save(self, state: TrainState) -> None:
+        if self._folder is not None:
+            save_checkpoint(self._folder, state, int(state.step), keep=self._keep, extra=self.best.saved())
+
+    def _last(self) -> str:
+        found = [] if self._folder is None else checkpoint_files(self._folder)
+        return f"the last checkpoint is {found[-1][1]}" if found else "there is no checkpoint"

@@ -1,0 +1,135 @@
+"""One training step as one compiled program: loss, gradients, loss scaling, optimiser.
+
+    optimizer = rlx.optim.adamw(1e-3)
+    step = rlx.train.make_step(loss, optimizer)
+    state = rlx.train.init_state(params, optimizer, seed=0)
+    state, metrics = step(state, batch)
+
+The state is donated: its memory holds the next one, so a state must not be used after it was given to `step`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import rlx
+import rlx.numpy as rnp
+from rlx import random, tree
+from rlx.errors import DTypeError, OpError
+from rlx.optim import GradientTransformation, apply_updates
+from rlx.train.loss_scale import DynamicScale, LossScale, all_finite, next_scale, scale_of, start_scale
+
+__all__ = ["TrainState", "init_state", "make_step"]
+
+Loss = Callable[..., Any]
+Step = Callable[[Any, Any], tuple[Any, dict[str, Any]]]
+
+
+class TrainState(NamedTuple):
+    """Everything that a run needs to go on: a tree of arrays."""
+
+    params: Any
+    opt_state: Any
+    # Updates made so far, those that were skipped because of an overflow included.
+    step: Any
+    # Never changes; the key of a step is made from it and the number of the step.
+    key: Any
+    # With loss scaling, the scale and the number of good steps in a row.
+    loss_scale: Any
+
+
+def init_state(
+    params: Any, optimizer: GradientTransformation, seed: int = 0, loss_scale: DynamicScale | float | None = None
+) -> TrainState:
+    """The state before the first step. The parameters are copied, because the state will be donated."""
+    copied = tree.map(lambda p: np.array(p), params)
+    if not tree.leaves(copied):
+        raise OpError("init_state: there are no parameters to train")
+    return TrainState(
+        copied, optimizer.init(copied), np.zeros((), np.int32), np.array(random.key(seed)), start_scale(loss_scale)
+    )
+
+
+def make_step(
+    loss_fn: Loss,
+    optimizer: GradientTransformation,
+    *,
+    donate: bool = True,
+    precision: str | None = None,
+    loss_scale: DynamicScale | float | None = None,
+) -> Step:
+    """`step(state, batch) -> (state, metrics)`, compiled once for each kind of batch.
+
+    `loss_fn(params, batch)`, or `loss_fn(params, batch, key)` if it needs random numbers, returns the loss, or the loss
+    and a dict of other scalars for the metrics. With `precision` "bf16" or "f16" the loss is computed in that dtype
+    from f32 parameters, and the update in f32. f16 gradients of small losses vanish, so give
+    `loss_scale=DynamicScale()` (to `init_state` too): steps whose gradients overflow change nothing but the scale.
+    """
+    narrow = _narrow_dtype(precision)
+    takes_key = _takes_key(loss_fn)
+
+    def narrowed(values: Any) -> Any:
+        if narrow is None:
+            return values
+        return tree.map(lambda x: rnp.astype(x, narrow) if _is_wide(x) else x, values)
+
+    def scaled_loss(params: Any, batch: Any, key: Any, scale: Any) -> Any:
+        arguments = (narrowed(params), narrowed(batch), *((key,) if takes_key else ()))
+        result = loss_fn(*arguments)
+        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        if narrow is not None:
+            loss = rnp.astype(loss, "f32")
+        return (loss if scale is None else loss * rnp.astype(scale, loss.dtype)), (loss, metrics)
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        key = random.fold_in(state.key, state.step)
+        scale = scale_of(state.loss_scale, loss_scale)
+        gradient = rlx.value_and_grad(scaled_loss, has_aux=True)
+        (_, (loss, extra)), gradients = gradient(state.params, batch, key, scale)
+        if scale is not None:
+            gradients = tree.map(lambda g: g / rnp.astype(scale, g.dtype), gradients)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = apply_updates(state.params, updates)
+        metrics = {"loss": loss, **extra}
+        held: LossScale | None = None
+        if isinstance(loss_scale, DynamicScale):
+            good = all_finite(gradients)
+            params, opt_state = tree.map(
+                lambda new, old: rnp.where(good, new, old), (params, opt_state), (state.params, state.opt_state)
+            )
+            held = next_scale(loss_scale, state.loss_scale, good)
+            metrics |= {"loss_scale": state.loss_scale.scale, "skipped": rnp.logical_not(good)}
+        return TrainState(params, opt_state, state.step + 1, state.key, held), metrics
+
+    step.__name__ = f"train_{getattr(loss_fn, '__name__', 'step')}".replace("<lambda>", "step")
+    compiled: Step = rlx.jit(step, donate_argnums=(0,) if donate else ())
+    return compiled
+
+
+def _narrow_dtype(precision: str | None) -> str | None:
+    if precision not in (None, "f32", "f16", "bf16"):
+        raise DTypeError(f"make_step: precision must be 'f32', 'bf16' or 'f16', got {precision!r}")
+    return None if precision == "f32" else precision
+
+
+def _is_wide(x: Any) -> bool:
+    return rlx.DType.of(rnp.asarray(x).dtype) is rlx.DType.F32
+
+
+def _takes_key(loss_fn: Loss) -> bool:
+    """Whether a loss has a third place for an argument."""
+    try:
+        parameters = inspect.signature(loss_fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [p for p in parameters if p.kind in kinds and p.default is p.empty]
+    if len(places) not in (2, 3):
+        raise OpError(
+            f"make_step: the loss must take (params, batch) or (params, batch, key), it takes {len(places)} arguments"
+        )
+    return len(places) == 3

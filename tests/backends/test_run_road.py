@@ -1,0 +1,186 @@
+"""Nothing on the road of a run imports or waits for a lock that a fork in another thread may have left held."""
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import rlx
+
+ROOT = Path(rlx.__file__).parent
+# Where a run passes through, with the functions there that import something and no run reaches, each with its reason.
+ROAD = {
+    "locks.py": {},
+    "backends/held.py": {},
+    "backends/memory.py": {},
+    "backends/cpu/arena.py": {},
+    "backends/cpu/context.py": {},
+    "backends/cpu/copies.py": {"copy_kernel": "made before the first run, for programs with loops"},
+    "backends/cpu/executable.py": {"where": "only reports ask"},
+    "backends/cpu/grid.py": {},
+    "backends/cpu/host_bodies.py": {"_program": "`prepare_for_bodies` has imported them"},
+    "backends/cpu/host_calls.py": {},
+    "backends/cpu/loop_plan.py": {},
+    "backends/cpu/params.py": {},
+    "backends/cpu/plan.py": {},
+    "backends/cpu/pool.py": {},
+    "backends/cpu/prepared_store.py": {},
+    "backends/cpu/preparer.py": {},
+    "backends/cpu/records.py": {},
+    "backends/cpu/runner.py": {},
+    "backends/cpu/spmd.py": {"compile_executor": "before the first run"},
+    "backends/cpu/tables.py": {},
+    "backends/cpu/threads.py": {},
+    "backends/cpu/timing.py": {},
+    "ir/binding.py": {},
+    "ir/outside_ids.py": {},
+    "runtime/arrays.py": {},
+    "runtime/compiled_graph.py": {},
+    "runtime/functions.py": {},
+    "runtime/handles.py": {},
+    "runtime/loans.py": {},
+    "runtime/typed_io.py": {},
+    "trace/arguments.py": {"_parameters": "when a function is given to jit"},
+    "trace/jit.py": {"_interpreted": "while compiling"},
+}
+
+# Programs of all kinds, compiled and not yet run.
+PROGRAMS = """
+import builtins, os, sys, threading, time
+import numpy as np
+import rlx
+
+def compiled():
+    g = rlx.Graph("weights")
+    x, w = g.input("x", ("B", 64)), g.param("w", (64, 64))
+    g.set_outputs([rlx.relu(x @ w)])
+    weights = rlx.Session("cpu").compile(g)
+    weights.set_param("w", np.eye(64, dtype="f4"))
+    yield "weights", lambda: weights.run(x=np.ones((96, 64), "f4"))
+
+    g = rlx.Graph("handles")
+    s = g.input("s", (8,))
+    g.set_outputs([s + 1.0])
+    handles = rlx.Session("cpu").compile(g)
+    handles.bind_handle("s", np.zeros(8, "f4"))
+    handles.set_handle_feed("s", 0)
+    yield "handles", lambda: handles.run()
+
+    x = np.arange(12, dtype="f4").reshape(4, 3)
+    square = np.eye(3) + 0.1
+    functions = {
+        "loop": (lambda a: rlx.scan(lambda c, b: (c + b, c), a[0], a)[1], x),
+        "host": (lambda a: rlx.eigh(a)[0], square),
+        "body on the host": (lambda a: rlx.cond(a[0, 0] > 0, lambda v: rlx.eigh(v)[0], lambda v: v[0], a), square),
+        "factors": (lambda a: rlx.numpy.linalg.svd(a)[1], square),
+        "order": (lambda a: rlx.numpy.sort(a, axis=-1), x),
+    }
+    for name, (fn, argument) in functions.items():
+        made = rlx.jit(fn).lower(argument).compile()
+        yield name, lambda made=made, argument=argument: made(argument)
+    warm = rlx.jit(lambda a: a * 2.0)
+    warm(x)
+    yield "jit", lambda: warm(x)
+
+programs = dict(compiled())
+"""
+
+
+def in_process(script, timeout=120):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS + textwrap.dedent(script)], capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def imports_in_functions(path):
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    yield function.name, node.lineno
+
+
+@pytest.mark.parametrize("file", ROAD)
+def test_functions_on_the_road_import_nothing(file):
+    found = list(imports_in_functions(ROOT / file))
+    surprising = [f"{file}:{line} in {name}" for name, line in found if name not in ROAD[file]]
+    assert not surprising, f"import at the top, or before the first run: {surprising}"
+    assert set(ROAD[file]) <= {name for name, _ in found}, "an exception that is no longer needed"
+
+
+def test_first_runs_import_nothing():
+    """NumPy's C code asks for modules of its own that were loaded with it; that takes no lock."""
+    out = in_process(
+        """
+        real, seen = builtins.__import__, []
+        def watched(name, globals=None, locals=None, fromlist=(), level=0):
+            caller = sys._getframe(1).f_code
+            if not (name.startswith("numpy.") and name in sys.modules):
+                seen.append(f"{name} for {caller.co_filename}:{caller.co_name}")
+            return real(name, globals, locals, fromlist, level)
+        for name, run in programs.items():
+            seen.clear()
+            before = set(sys.modules)
+            builtins.__import__ = watched
+            run()
+            run()
+            builtins.__import__ = real
+            if seen or set(sys.modules) != before:
+                print(name, seen, set(sys.modules) - before)
+        """
+    )
+    assert out == ""
+
+
+def test_a_child_runs_whatever_locks_others_hold():
+    """All locks that modules and objects of rlx have are held by another thread when the process forks."""
+    out = in_process(
+        """
+        import gc
+        kinds = (type(threading.Lock()), type(threading.RLock()))
+        for run in programs.values():
+            run()
+        owners = [vars(m) for n, m in sys.modules.items() if n.split(".")[0] == "rlx"]
+        for thing in gc.get_objects():
+            if type(thing).__module__.split(".")[0] == "rlx":
+                owners.append(getattr(thing, "__dict__", {}))
+        locks = {id(v): v for o in owners for v in list(o.values()) if isinstance(v, kinds)}
+        taken, done = threading.Event(), threading.Event()
+        def hold():
+            for lock in locks.values():
+                lock.acquire()
+            taken.set()
+            done.wait()
+            for lock in locks.values():
+                lock.release()
+        holder = threading.Thread(target=hold)
+        holder.start()
+        taken.wait()
+        child = os.fork()
+        if child == 0:
+            for run in programs.values():
+                run()
+            rlx.jit(lambda a: a - 3.0)(np.ones(5, "f4"))
+            with rlx.knobs(debug=0):
+                pass
+            os._exit(0)
+        for _ in range(600):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            status = "the child hangs"
+        done.set()
+        holder.join()
+        print(status, len(locks) > 8)
+        """
+    )
+    assert out == "0 True\n"

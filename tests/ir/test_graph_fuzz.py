@@ -1,0 +1,82 @@
+"""Programs from outside, mutated and run on guarded memory (see `graph_fuzz`), and what the guards see."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlx
+from graph_fuzz import Fuzzer, fuzz
+from guarded_memory import Guarded, guarded, on_guard_page
+
+TESTS = Path(__file__).parent.parent
+# Published, so that a finding can be looked at again: `python tests/graph_fuzz.py SEED NUMBER`.
+SMOKE, LONG = 1, (101, 102, 103, 104)
+
+
+def none_found(report):
+    assert not report.findings, "\n\n".join(map(str, report.findings[:20]))
+
+
+def test_some_mutants_do_no_harm():
+    report = fuzz(SMOKE, 200)
+    none_found(report)
+    assert report.counts.total() == 200
+    # Mutants that are all refused would test the readers alone.
+    assert report.counts["ran"] > 20 and report.counts["refused: read"] > 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", LONG)
+def test_mutants_do_no_harm(seed):
+    """100,000 programs in all; RLX_FUZZ_PROGRAMS says another number for each seed."""
+    count = int(os.environ.get("RLX_FUZZ_PROGRAMS", "25000"))
+    report = fuzz(seed, count)
+    print(seed, dict(report.counts))
+    none_found(report)
+
+
+def test_programs_are_the_same_in_every_process():
+    script = "from graph_fuzz import Fuzzer; f = Fuzzer(3); print([str(f.program(i)[0]) for i in range(20)])"
+    out = subprocess.run([sys.executable, "-c", script], cwd=TESTS, capture_output=True, text=True, check=True).stdout
+    here = Fuzzer(3)
+    assert out == f"{[str(here.program(i)[0]) for i in range(20)]}\n"
+
+
+@pytest.mark.parametrize("offset", [-1, 0])
+def test_an_operand_ends_at_a_page_that_ends_the_process(offset):
+    script = f"""
+import ctypes, numpy as np
+from guarded_memory import on_guard_page
+x = on_guard_page(np.arange(5, dtype="f4"))
+ctypes.c_byte.from_address(x.ctypes.data + x.nbytes + {offset}).value
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=TESTS)
+    assert done.returncode == (0 if offset < 0 else -11)
+
+
+def test_redzones_see_a_write():
+    memory = Guarded(0xFF)
+    array, address = memory.empty((3,), np.dtype("f4"))
+    assert address % 64 == 0 and np.isnan(array).all()
+    array[...] = 1.0
+    assert memory.broken_redzones() == 0
+    ctypes.c_byte.from_address(address + array.nbytes).value = 1
+    assert memory.broken_redzones() == 1
+
+
+def test_the_device_takes_guarded_memory():
+    g = rlx.Graph("f")
+    x = g.input("x", ("S", 3))
+    g.set_outputs([rlx.exp(x) @ rlx.transpose(x)])
+    compiled = rlx.Session("cpu").compile(g)
+    x = np.ones((4, 3), "f4")
+    with guarded(0x3C) as memory:
+        [y] = compiled.run(x=on_guard_page(x))
+        assert any(np.shares_memory(room, y) for room, _, _ in memory.blocks)
+        assert memory.broken_redzones() == 0
+    np.testing.assert_allclose(y, np.exp(x) @ x.T, rtol=1e-6)

@@ -1,0 +1,94 @@
+"""The kernels of sparse ops: native on every sample, equal to the definition, the same for any number of threads, and
+safe whatever the indices are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import rlx.sparse  # noqa: F401  (registers ops and kernels)
+from backends.op_kernel_checks import Program
+from rlx.ir.op import OP_CLASSES
+
+# Ops that run on the host, by their definition.
+HOST: dict[str, str] = {}
+OPS = [n for n, c in OP_CLASSES.items() if c.__module__.startswith("rlx.sparse") and n not in HOST]
+SAMPLES = [
+    pytest.param(sample, dtype, id=f"{name}-{index}-{dtype}")
+    for name in OPS
+    if OP_CLASSES[name].primitive
+    for index, sample in enumerate(OP_CLASSES[name].samples())
+    for dtype in sample.dtypes
+]
+
+
+def as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+def assert_near(got, wanted):
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype
+    if wanted.dtype.kind in "fc":
+        tolerance = 256 * np.finfo(wanted.dtype).eps
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+    else:
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("sample, dtype", SAMPLES)
+def test_kernels_compute_the_definition(sample, dtype):
+    program = Program(lambda *xs: sample.op(*xs), *((s.dims, str(s.dtype)) for s in sample.shapes(dtype)))
+    arrays = sample.arrays(dtype)
+    bound = sample.op.bind(sample.binding)
+    wanted = as_tuple(bound.eval(*arrays))
+    # The interpreter sees complex buffers as their parts, which the helper does not take apart.
+    interpreted = [program.interpreted(*arrays)] if dtype in ("f32", "f64") else []
+    for got in (program(*arrays), *interpreted):
+        for a, b in zip(got, wanted, strict=True):
+            assert_near(np.asarray(a), b)
+
+
+def matmul_program(dims, dtype="f64", index="i32"):
+    from rlx.sparse.ops_products import CsrMatMul
+
+    types = (("Z",), dtype), (("Z",), index), (("M",), index), (dims, dtype)
+    return Program(lambda *xs: CsrMatMul()(*xs), *types, kinds=["sparse"])
+
+
+@pytest.mark.parametrize("dims", [("N",), ("N", "K")])
+def test_rows_of_very_different_lengths(dims):
+    rng = np.random.default_rng(0)
+    lengths = np.minimum((rng.pareto(0.6, 700) * 3).astype(int), 900)
+    lengths[:50] = 0
+    rows = np.repeat(np.arange(700), lengths)
+    a = sp.csr_matrix((rng.normal(size=len(rows)), (rows, rng.integers(0, 1000, len(rows)))), (700, 1000))
+    a.sum_duplicates()
+    x = rng.normal(size=(1000, 21)[: len(dims)])
+    [y] = matmul_program(dims)(a.data, a.indices, a.indptr, x)
+    np.testing.assert_allclose(y, a @ x, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("dims", [("N",), ("N", "K")])
+def test_columns_out_of_range_are_skipped(bad, dims):
+    values, indices = np.array([1.0, 2.0, 3.0]), np.array([0, bad, 3], np.int32)
+    indptr = np.array([0, 2, 3], np.int32)
+    x = np.arange(1.0, 5.0) if len(dims) == 1 else np.arange(1.0, 5.0)[:, None] * np.ones(3)
+    program = matmul_program(dims)
+    for got in (program(values, indices, indptr, x), program.interpreted(values, indices, indptr, x)):
+        np.testing.assert_array_equal(got[0], [1.0, 12.0] if len(dims) == 1 else [[1.0] * 3, [12.0] * 3])
+
+
+@pytest.mark.parametrize("indptr", [[0, 100, 3], [-7, 2, 3], [3, 0, 3], [2**31 - 1] * 3])
+def test_wrong_bounds_read_nothing_that_is_not_there(indptr):
+    values, indices, x = np.ones(3), np.array([0, 1, 3], np.int32), np.ones(4)
+    # The interpreter checks every access.
+    matmul_program(("N",)).interpreted(values, indices, np.array(indptr, np.int32), x)
+
+
+def test_nan_and_inf_stay_in_their_rows():
+    a = sp.csr_matrix(np.array([[1.0, np.nan, 0], [0, 0, np.inf], [0, 0, 0], [2.0, 0, 3.0]]))
+    x = np.array([1.0, 2.0, 0.0])
+    [y] = matmul_program(("N",))(a.data, a.indices, a.indptr, x)
+    np.testing.assert_array_equal(y, [np.nan, np.nan, 0.0, 2.0])
