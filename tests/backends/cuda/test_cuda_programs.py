@@ -250,3 +250,32 @@ def test_rows_of_a_loop_that_begin_anywhere(fake):
     xs = normal(3, 5)
     for a, b in zip(rlx.jit(f, device="cuda")(xs), rlx.jit(f, device="cpu")(xs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_runs_with_the_same_addresses_become_one_graph(fake):
+    def f(x, w):
+        for _ in range(3):
+            x = nn.softmax(x @ w, axis=-1)
+        return x
+
+    run, w = rlx.jit(f, device="cuda"), normal(4, 4)
+    for number in range(6):
+        x = normal(3, 4)
+        fake.log.clear()
+        got = np.asarray(run(x, w))
+        wanted = np.asarray(rlx.jit(f, device="cpu")(x, w))
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        assert number or "cuGraphLaunch" not in fake.log
+        del got
+    assert "cuGraphLaunch" in fake.log and "cuLaunchKernel" not in fake.log
+
+
+def test_a_loop_is_recorded_with_its_moving_addresses(fake):
+    def f(xs):
+        return rlx.scan(lambda c, x: (c * 0.5 + x, c + x), rnp.zeros(3, dtype="f4"), xs)
+
+    run, wanted = rlx.jit(f, device="cuda"), rlx.jit(f, device="cpu")
+    for _ in range(4):
+        xs = normal(5, 3)
+        for a, b in zip(run(xs), wanted(xs), strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)

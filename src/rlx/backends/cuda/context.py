@@ -20,9 +20,13 @@ from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function
-from rlx.backends.cuda.streams import Event, Stream
+from rlx.backends.cuda.streams import Event, GraphExec, Stream
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
 from rlx.errors import InternalError
+
+# Launches from which on one graph costs less than each by itself, and graphs that a context keeps.
+GRAPH_FROM = 3
+KEPT_GRAPHS = 4
 
 # The entry that stands for a copy of bytes: the driver copies them itself.
 COPY = -1
@@ -79,6 +83,9 @@ class Context:
         self._pointers_at = self._pointers.ctypes.data
         self._tables = {id(p): self._prepared(p) for p in plan.parts if isinstance(p, Table)}
         self._arena: DeviceBuffer | None = None
+        # By table and addresses; and those of the last runs, which are recorded when they come again.
+        self._graphs: dict[tuple[int, bytes], GraphExec] = {}
+        self._seen: deque[tuple[int, bytes]] = deque(maxlen=2 * KEPT_GRAPHS)
 
     def take_arena(self) -> None:
         """Memory for values between kernels; it stays with the context, so that its addresses do not change."""
@@ -105,8 +112,40 @@ class Context:
         return _SegmentCalls(segment.patches, tuple(calls), (slots, masks), control)
 
     def run(self, table: Table) -> None:
-        """Enqueue a table; where a branch depends on a value, wait for it."""
-        self._walk(table, self._launch)
+        """Enqueue a table; where a branch depends on a value, wait for it. A table that is run again with the same
+        addresses becomes a graph, which is one call for all its launches."""
+        if not self._is_replayable(table):
+            self._walk(table, self._launch)
+            return
+        key = (id(table), self.values.tobytes())
+        graph = self._graphs.get(key)
+        if graph is not None:
+            graph.launch(self.stream)
+        elif key in self._seen:
+            self._record(table, key)
+        else:
+            # Memory comes back in turns: the same addresses may come again after others.
+            self._seen.append(key)
+            self._walk(table, self._launch)
+
+    def _is_replayable(self, table: Table) -> bool:
+        """Whether the host is not needed in between, and launches are so many that a graph pays."""
+        calls = sum(len(segment.calls) for segment in self._tables[id(table)])
+        return calls >= GRAPH_FROM and not (table.controls[:, Control.PREDICATE] >= 0).any()
+
+    def _record(self, table: Table, key: tuple[int, bytes]) -> None:
+        """Record a table on a stream of its own: others may be putting work on that of the device."""
+        stream = self.stream
+        self.stream = Stream(stream.gpu)
+        try:
+            with self.stream.capture() as graph:
+                self._walk(table, self._launch)
+        finally:
+            self.stream = stream
+        while len(self._graphs) >= KEPT_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        ready = self._graphs[key] = graph.instantiate()
+        ready.launch(stream)
 
     def run_timed(self, table: Table) -> list[KernelTime]:
         """The same kernel by kernel: how long each took, all rounds of a loop together."""
