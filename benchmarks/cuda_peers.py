@@ -49,8 +49,11 @@ def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
 
 
-def own(function: Callable[..., Any], *arrays: torch.Tensor) -> Callable[[int], Any] | None:
-    """The same function of rlx as a launch on arrays of the GPU; None, with a note, if it does not compile."""
+def own(
+    function: Callable[..., Any], *arrays: torch.Tensor, turns: dict[int, list[torch.Tensor]] | None = None
+) -> Callable[[int], Any] | None:
+    """The same function of rlx as a launch on arrays of the GPU; None, with a note, if it does not compile. In `turns`
+    are other arrays for an argument, which take turns with it."""
     if ARGS.no_rlx:
         return None
     from rlx.backends.compile_options import CompileOptions
@@ -67,14 +70,18 @@ def own(function: Callable[..., Any], *arrays: torch.Tensor) -> Callable[[int], 
             result = function(*leaves)
         graph.set_outputs(list(result) if isinstance(result, tuple) else [result])
         executable = CudaBackend().compile(graph, CompileOptions())
-        given = {n: on_device(a) for n, a in zip(names, arrays)}
+        given = [{n: on_device(a) for n, a in zip(names, arrays)}]
+        for number, others in (turns or {}).items():
+            given += [{**given[0], names[number]: on_device(a)} for a in others]
         params = executable.prepare({})
-        executable.run_on_device(given, params)
+        for _ in range(3):
+            for each in given:
+                executable.run_on_device(each, params)
         STREAM.synchronize()
     except Exception as error:  # a column that is missing must not take the others with it
         print(f"  rlx: {type(error).__name__}: {str(error)[:300]}", flush=True)
         return None
-    return lambda i: executable.run_on_device(given, params)
+    return lambda i: executable.run_on_device(given[i % len(given)], params)
 
 
 def on_device(tensor: torch.Tensor) -> DeviceArray:
@@ -169,7 +176,9 @@ def products() -> Iterator[Work]:
         copies = max(1, min(8, math.ceil(2e8 / (2 * n * k))))
         a, bs = randn(m, k), [randn(n, k) for _ in range(copies)]
         columns = {"cublas": lambda i, a=a, bs=bs: a @ bs[i % len(bs)].T}
-        yield Work(f"product {m}x{n}x{k} bf16", 2 * (m * k + n * k + m * n), 2 * m * n * k, columns)
+        mine = own(lambda a, w: a @ w.T, a, bs[0], turns={1: bs[1:]})
+        columns |= {"rlx": mine} if mine else {}
+        yield Work(f"product {m}x{n}x{k} bf16", 2 * (m * k + n * k + m * n), 2 * m * n * k, columns, 5)
 
 
 def epilogues() -> Iterator[Work]:
@@ -207,8 +216,18 @@ def attention() -> Iterator[Work]:
 
                 flops = 4 * batch * heads * seq * seq * d / (2 if causal else 1)
                 columns = {name: lambda i, b=b, run=run: run(b) for name, b in backends.items()}
+                mine = own(lambda q, k, v, c=causal: own_attention(q, k, v, c), q, k, v) if seq <= 4096 else None
+                columns |= {"rlx": mine} if mine else {}
                 name = f"attention {batch}x{heads}x{seq} d{d} {'causal' if causal else 'full'} bf16"
                 yield Work(name, 0, flops, columns, 10)
+
+
+def own_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    import rlx.numpy as rnp
+    from rlx import nn
+
+    turned = (rnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    return rnp.swapaxes(nn.dot_product_attention(*turned, is_causal=causal), 1, 2)
 
 
 def few_rows() -> Iterator[Work]:
@@ -226,6 +245,13 @@ def few_rows() -> Iterator[Work]:
                 for w in weights:
                     a @ w.T
         columns = {"cublas": lambda i, graph=graph: graph.replay()}
+        mine = own(lambda a, w: a @ w.T, a, weights[0], turns={1: weights[1:]})
+        if mine is not None:
+            with STREAM.capture() as recorded:
+                for i in range(16):
+                    mine(i)
+            ready = recorded.instantiate()
+            columns["rlx"] = lambda i, ready=ready: ready.launch(STREAM)
         yield Work(f"16 products {m}x{n}x{k} bf16", 16 * 2 * n * k, 16 * 2 * m * n * k, columns, 4)
 
 

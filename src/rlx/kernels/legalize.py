@@ -6,7 +6,10 @@ target's description says so: f16 conversions, rounding to integers. The result 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import numpy as np
 
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
@@ -52,6 +55,10 @@ class _LegalBuilder(KernelBuilder):
         return super().pure(op, args, attr) if expansion is None else expansion(self, *args)
 
     def _expansion(self, op: str, args: tuple[Value, ...], attr: Attr) -> Callable[..., Value] | None:
+        if op in _BY_EXP2 and self.machine.has_exp2 and args[0].dtype is DType.F32:
+            return exp_by_exp2
+        if op == "exp2" and not self.machine.has_exp2:
+            return lambda k, x: k.op("exp", x * math.log(2.0))
         if op in MATH:
             return MATH_EXPANSIONS[op]
         if op in REDUCTIONS:
@@ -77,7 +84,7 @@ class _LegalBuilder(KernelBuilder):
             return f16_to_f32 if source is DType.F16 else f32_to_f16
         if source is DType.BF16:
             return bf16_to_f32
-        return f32_to_bf16 if attr is DType.BF16 else None
+        return f32_to_bf16 if attr is DType.BF16 and not self.machine.has_bf16_conversion else None
 
 
 def scale2_by_factors(k: KernelBuilder, x: Value, n: Value) -> Value:
@@ -88,6 +95,14 @@ def scale2_by_factors(k: KernelBuilder, x: Value, n: Value) -> Value:
     for part in (half, whole - half):
         x = x * k.bitcast((part + f.bias) << f.mantissa, x.dtype)
     return x
+
+
+def exp_by_exp2(k: KernelBuilder, x: Value) -> Value:
+    """2**(x log2 e) from the rounded product, times what its rounding lost."""
+    x = k.max(k.min(x, 89.0), -104.0)
+    power = x * _LOG2_E
+    lost = k.fma(x, _LOG2_E_REST, k.fma(x, _LOG2_E, -power))
+    return k.op("exp2", power) * k.fma(lost, math.log(2.0), 1.0)
 
 
 def scale2_in_parts(k: KernelBuilder, x: Value, n: Value) -> Value:
@@ -208,6 +223,11 @@ def ceil(k: KernelBuilder, x: Value) -> Value:
 def trunc(k: KernelBuilder, x: Value) -> Value:
     return copysign(k, floor(k, k.abs(x)), x)
 
+
+# log2 e as an f32, and what is left of it.
+_LOG2_E = float(np.float32(math.log2(math.e)))
+_LOG2_E_REST = math.log2(math.e) - _LOG2_E
+_BY_EXP2 = ("exp", "exp_negative")
 
 # Bytes of the vectors of machines that have `scale2`.
 _VECTOR_SIZES = (16, 32, 64)

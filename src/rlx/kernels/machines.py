@@ -29,6 +29,8 @@ class Machine:
     has_rounding: bool = True  # floor, ceil, trunc and round are instructions
     has_scale2: bool = False  # x * 2**n is an instruction for whole vectors
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
+    has_bf16_conversion: bool = False  # f32 -> bf16 is an instruction that rounds to nearest even
+    has_exp2: bool = False  # 2**x is an instruction, right to the last bits but one
     gpu: str = ""  # "nvptx" or "amdgcn": which built-ins give the block and thread numbers
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
@@ -100,7 +102,14 @@ CORTEX_M4 = Machine(
 )
 # No PTX version is asked for: LLVM takes the oldest that knows the chip, which every driver for the chip accepts.
 SM_90A = Machine(
-    name="sm_90a", triple="nvptx64-nvidia-cuda", cpu="sm_90a", vector_registers=255, gpu="nvptx", scratch_bytes=32 << 10
+    name="sm_90a",
+    triple="nvptx64-nvidia-cuda",
+    cpu="sm_90a",
+    vector_registers=255,
+    has_bf16_conversion=True,
+    has_exp2=True,
+    gpu="nvptx",
+    scratch_bytes=32 << 10,
 )
 GFX942 = Machine(
     name="gfx942", triple="amdgcn-amd-amdhsa", cpu="gfx942", vector_registers=256, gpu="amdgcn", scratch_bytes=32 << 10
@@ -124,7 +133,8 @@ def machine_named(name: str) -> Machine:
         return {**MACHINES, **DOT_MACHINES}[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
     if re.fullmatch(r"sm_\d+[af]?", name):
-        return replace(SM_90A, name=name, cpu=name)
+        is_ampere = int(re.sub(r"\D", "", name)) >= 80
+        return replace(SM_90A, name=name, cpu=name, has_bf16_conversion=is_ampere)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         return replace(GFX942, name=name, cpu=name)
     raise BackendError(

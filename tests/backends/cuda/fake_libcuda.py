@@ -47,6 +47,7 @@ class FakeCuda:
         self.live = {kind: set() for kind in ("stream", "event", "module", "graph", "graph_exec", "pool", "link")}
         self.allocations = {}  # address -> the bytes there
         self.pinned = {}
+        self.freed = {}  # size -> blocks
         self.used = 0
         self.recording = {}  # stream -> the work recorded so far
         self._graphs, self._modules, self._functions, self._links = {}, {}, {}, {}
@@ -295,9 +296,11 @@ class FakeCuda:
     def cuMemAllocFromPoolAsync(self, out, size, pool, stream):
         if self.used + size > self.memory:
             return 2
+        # A pool gives what was freed last, so that programs that do the same get the same addresses.
+        freed = self.freed.get(size)
         raw = np.full(size + 256, POISON, np.uint8)
         start = -raw.ctypes.data % 256
-        block = raw[start : start + size]
+        block = freed.pop() if freed else raw[start : start + size]
         self.allocations[block.ctypes.data] = block
         self.used += size
         _set(out, block.ctypes.data)
@@ -306,6 +309,7 @@ class FakeCuda:
         block = self.allocations.pop(address)
         self.used -= len(block)
         block[:] = POISON
+        self.freed.setdefault(len(block), []).append(block)
 
     def cuMemHostAlloc(self, out, size, flags):
         block = np.full(size, POISON, np.uint8)

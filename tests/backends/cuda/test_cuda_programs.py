@@ -225,3 +225,57 @@ def test_a_fake_without_the_code_would_fail():
     given = {"cache": np.zeros((8, 4), "f4"), "row": np.ones((1, 4), "f4"), "at": np.array(1, "i4")}
     with using(FakeCuda()), pytest.raises(CudaError, match="INVALID_PTX"):
         CudaBackend().compile(appending()).run(given, {})
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_threads_access_whole_vectors_where_memory_begins_at_one(fake, dtype):
+    """The same kernel with rows of a matrix that begin anywhere: a slice of a value, and rows of a scan."""
+
+    def f(x):
+        shifted = x.reshape(-1)[3:35].reshape(2, 16)
+        return rnp.exp(x) * 2.0, rnp.exp(shifted) * 2.0, nn.softmax(x, axis=-1)
+
+    x = normal(4, 16).astype(DType.of(dtype).numpy)
+    got, wanted = rlx.jit(f, device="cuda")(x), rlx.jit(f, device="cpu")(x)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(a, "f4"), np.asarray(b, "f4"), rtol=1e-2 if dtype == "bf16" else 1e-6)
+    texts = "\n".join(fake.kernels)
+    assert f"{dtype}x{8 if dtype == 'bf16' else 4}" in texts
+
+
+def test_rows_of_a_loop_that_begin_anywhere(fake):
+    def f(xs):
+        return rlx.scan(lambda c, x: (c + rnp.sum(rnp.exp(x[:4])), rnp.exp(x[:4])), np.float32(0), xs)
+
+    xs = normal(3, 5)
+    for a, b in zip(rlx.jit(f, device="cuda")(xs), rlx.jit(f, device="cpu")(xs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_runs_with_the_same_addresses_become_one_graph(fake):
+    def f(x, w):
+        for _ in range(3):
+            x = nn.softmax(x @ w, axis=-1)
+        return x
+
+    run, w = rlx.jit(f, device="cuda"), normal(4, 4)
+    for number in range(6):
+        x = normal(3, 4)
+        fake.log.clear()
+        got = np.asarray(run(x, w))
+        wanted = np.asarray(rlx.jit(f, device="cpu")(x, w))
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        assert number or "cuGraphLaunch" not in fake.log
+        del got
+    assert "cuGraphLaunch" in fake.log and "cuLaunchKernel" not in fake.log
+
+
+def test_a_loop_is_recorded_with_its_moving_addresses(fake):
+    def f(xs):
+        return rlx.scan(lambda c, x: (c * 0.5 + x, c + x), rnp.zeros(3, dtype="f4"), xs)
+
+    run, wanted = rlx.jit(f, device="cuda"), rlx.jit(f, device="cpu")
+    for _ in range(4):
+        xs = normal(5, 3)
+        for a, b in zip(run(xs), wanted(xs), strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)

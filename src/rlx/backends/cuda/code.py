@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+from collections.abc import Callable
 from functools import cache
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.modules import Function, Module, assemble
 from rlx.backends.native.kernels import cache_key
@@ -23,10 +25,20 @@ _numbers = itertools.count(1)
 
 class GpuCode:
     """The PTX of a kernel. `address` is a number that no other code of this process has; `threads` is what a block of
-    its launches must have."""
+    its launches must have; `aligned` are arguments, by number, that must be multiples of a number of bytes. Where they
+    are not, `anywhere` gives the code to launch."""
 
-    def __init__(self, name: str, key: str, ptx: str, threads: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        key: str,
+        ptx: str,
+        threads: int,
+        aligned: tuple[tuple[int, int], ...] = (),
+        anywhere: Callable[[], GpuCode] | None = None,
+    ) -> None:
         self.name, self.key, self.ptx, self.threads = name, key, ptx, threads
+        self.aligned, self._make_anywhere = aligned, anywhere
         self.address = next(_numbers)
         self._functions: WeakKeyDictionary[Gpu, Function] = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -39,6 +51,10 @@ class GpuCode:
                 module = Module(gpu, self._cubin(gpu), f"kernel {self.name}")
                 found = self._functions[gpu] = module.function(self.name)
             return found
+
+    def anywhere(self) -> GpuCode:
+        assert self._make_anywhere is not None
+        return self._make_anywhere()
 
     def _cubin(self, gpu: Gpu) -> bytes:
         """Kept under what decides it: the text, and the version of the driver, which has the assembler in it."""
@@ -85,7 +101,9 @@ class PtxLoader:
             kept = compile_assembly(kernel, self.machine).encode()
             if texts is not None:
                 texts.put(key, kept)
-        return GpuCode(kernel.name, key, kept.decode(), kernel.thread_count)
+        aligned, made = needed_alignments(kernel), cache(lambda: self.load(without_alignment(kernel)))
+        anywhere = (lambda: made().code) if aligned else None
+        return GpuCode(kernel.name, key, kept.decode(), kernel.thread_count, aligned, anywhere)
 
 
 def gpu_loading(arch: str) -> Loading:

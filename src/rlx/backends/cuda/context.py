@@ -20,9 +20,13 @@ from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function
-from rlx.backends.cuda.streams import Event, Stream
+from rlx.backends.cuda.streams import Event, GraphExec, Stream
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
 from rlx.errors import InternalError
+
+# Launches from which on one graph costs less than each by itself, and graphs that a context keeps.
+GRAPH_FROM = 3
+KEPT_GRAPHS = 4
 
 # The entry that stands for a copy of bytes: the driver copies them itself.
 COPY = -1
@@ -47,16 +51,19 @@ def codes_of(program: Program) -> dict[int, GpuCode]:
 class _Call(NamedTuple):
     """A launch that is ready but for the values of its arguments."""
 
+    code: GpuCode | None  # None: a copy
     function: Function | None
     blocks: int
-    threads: int
     arguments: int  # the number of the first one
     label: tuple[str, str]
 
 
 class _SegmentCalls(NamedTuple):
+    """`aligned` are the slots whose addresses must be multiples of numbers of bytes, and of which."""
+
     patches: Words
     calls: tuple[_Call, ...]
+    aligned: tuple[Words, Words]
     control: int
 
 
@@ -76,6 +83,9 @@ class Context:
         self._pointers_at = self._pointers.ctypes.data
         self._tables = {id(p): self._prepared(p) for p in plan.parts if isinstance(p, Table)}
         self._arena: DeviceBuffer | None = None
+        # By table and addresses; and those of the last runs, which are recorded when they come again.
+        self._graphs: dict[tuple[int, bytes], GraphExec] = {}
+        self._seen: deque[tuple[int, bytes]] = deque(maxlen=2 * KEPT_GRAPHS)
 
     def take_arena(self) -> None:
         """Memory for values between kernels; it stays with the context, so that its addresses do not change."""
@@ -96,13 +106,46 @@ class Context:
                 continue
             code = None if entry == COPY else self._codes[entry]
             function = None if code is None else code.function(self.stream.gpu)
-            threads = 1 if code is None else code.threads
-            calls.append(_Call(function, command[Command.ITERATIONS], threads, command[Command.ARGS], label))
-        return _SegmentCalls(segment.patches, tuple(calls), control)
+            calls.append(_Call(code, function, command[Command.ITERATIONS], command[Command.ARGS], label))
+        aligned = [(c.arguments + n, size - 1) for c in calls if c.code is not None for n, size in c.code.aligned]
+        slots, masks = np.array(aligned, np.int64).reshape(-1, 2).T
+        return _SegmentCalls(segment.patches, tuple(calls), (slots, masks), control)
 
     def run(self, table: Table) -> None:
-        """Enqueue a table; where a branch depends on a value, wait for it."""
-        self._walk(table, self._launch)
+        """Enqueue a table; where a branch depends on a value, wait for it. A table that is run again with the same
+        addresses becomes a graph, which is one call for all its launches."""
+        if not self._is_replayable(table):
+            self._walk(table, self._launch)
+            return
+        key = (id(table), self.values.tobytes())
+        graph = self._graphs.get(key)
+        if graph is not None:
+            graph.launch(self.stream)
+        elif key in self._seen:
+            self._record(table, key)
+        else:
+            # Memory comes back in turns: the same addresses may come again after others.
+            self._seen.append(key)
+            self._walk(table, self._launch)
+
+    def _is_replayable(self, table: Table) -> bool:
+        """Whether the host is not needed in between, and launches are so many that a graph pays."""
+        calls = sum(len(segment.calls) for segment in self._tables[id(table)])
+        return calls >= GRAPH_FROM and not (table.controls[:, Control.PREDICATE] >= 0).any()
+
+    def _record(self, table: Table, key: tuple[int, bytes]) -> None:
+        """Record a table on a stream of its own: others may be putting work on that of the device."""
+        stream = self.stream
+        self.stream = Stream(stream.gpu)
+        try:
+            with self.stream.capture() as graph:
+                self._walk(table, self._launch)
+        finally:
+            self.stream = stream
+        while len(self._graphs) >= KEPT_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        ready = self._graphs[key] = graph.instantiate()
+        ready.launch(stream)
 
     def run_timed(self, table: Table) -> list[KernelTime]:
         """The same kernel by kernel: how long each took, all rounds of a loop together."""
@@ -114,11 +157,12 @@ class Context:
             self._launch(call)
             self.stream.record(stop)
             stop.synchronize()
-            seconds[id(call)] = seconds.get(id(call), 0.0) + stop.seconds_since(start)
+            # Calls of one table differ by their arguments.
+            seconds[call.arguments] = seconds.get(call.arguments, 0.0) + stop.seconds_since(start)
 
         self._walk(table, measured)
         calls = [call for segment in self._tables[id(table)] for call in segment.calls]
-        return [KernelTime(*call.label, seconds.get(id(call), 0.0)) for call in calls]
+        return [KernelTime(*call.label, seconds.get(call.arguments, 0.0)) for call in calls]
 
     def _walk(self, table: Table, launch: Callable[[_Call], None]) -> None:
         segments, counters = self._tables[id(table)], [0] * table.counters
@@ -126,8 +170,10 @@ class Context:
         while True:
             segment = segments[number]
             self._relocate(segment.patches)
+            slots, masks = segment.aligned
+            everywhere = bool((self._slots[slots] & masks).any())
             for call in segment.calls:
-                launch(call)
+                launch(self._anywhere(call) if everywhere else call)
             if segment.control < 0:
                 return
             number = self._decide(table, table.controls[segment.control].tolist(), counters)
@@ -136,15 +182,22 @@ class Context:
         if len(patches):
             self._slots[patches[:, Patch.SLOT]] = self.values[patches[:, Patch.VALUE]] + patches[:, Patch.OFFSET]
 
+    def _anywhere(self, call: _Call) -> _Call:
+        """The call with code for the addresses that its arguments have now."""
+        code = call.code
+        if code is None or not any(int(self._slots[call.arguments + n]) % size for n, size in code.aligned):
+            return call
+        return call._replace(function=code.anywhere().function(self.stream.gpu))
+
     def _launch(self, call: _Call) -> None:
         stream = self.stream.handle
-        if call.function is None:
+        if call.code is None or call.function is None:
             source, to, size = (int(x) for x in self._slots[call.arguments : call.arguments + 3])
             self._driver.cuMemcpyDtoDAsync_v2(to, source, size, stream)
             return
         arguments = self._pointers_at + 8 * call.arguments
-        handle = call.function.handle
-        self._driver.cuLaunchKernel(handle, call.blocks, 1, 1, call.threads, 1, 1, 0, stream, arguments, None)
+        handle, threads = call.function.handle, call.code.threads
+        self._driver.cuLaunchKernel(handle, call.blocks, 1, 1, threads, 1, 1, 0, stream, arguments, None)
 
     def _decide(self, table: Table, control: list[int], counters: list[int]) -> int:
         counter = control[Control.COUNTER]

@@ -18,8 +18,8 @@ from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import Expr, is_simple, topological
 from rlx.kernels.specs.map_parts import MapPart as MapPart
 from rlx.kernels.specs.map_parts import Move as Move
+from rlx.kernels.specs.scopes import VECTOR_BYTES, LoopNest, Scope, aligned_lanes
 from rlx.kernels.specs.scopes import Access as Access
-from rlx.kernels.specs.scopes import LoopNest, Scope
 
 # Elements per parallel iteration: some tens of microseconds of memory traffic, so that dealing them out costs nothing.
 CHUNK = 8192
@@ -58,7 +58,9 @@ def piecewise_kernel(name: str, machine: Machine, parts: Sequence[MapPart]) -> K
             if len(access.strides) != len(part.shape):
                 raise OpError(f"map {name}: {access.name} has {len(access.strides)} strides for {len(part.shape)} axes")
     k = KernelBuilder(name)
-    buffers = declare_buffers(k, [a for p in parts for a in p.inputs], [a for p in parts for a in p.outputs])
+    align = VECTOR_BYTES if machine.is_gpu and any(_thread_lanes(merged_part(p)) > 1 for p in parts) else 0
+    inputs, outputs = [a for p in parts for a in p.inputs], [a for p in parts for a in p.outputs]
+    buffers = declare_buffers(k, inputs, outputs, align=align)
     extents = Extents(k)
     makers = [_PartMaker(k, machine, extents, buffers, part) for part in parts]
     counts = [maker.blocks() for maker in makers]
@@ -71,15 +73,26 @@ def piecewise_kernel(name: str, machine: Machine, parts: Sequence[MapPart]) -> K
 
 
 def declare_buffers(
-    k: KernelBuilder, inputs: Sequence[Access], outputs: Sequence[Access], reads_outputs: bool = False
+    k: KernelBuilder,
+    inputs: Sequence[Access],
+    outputs: Sequence[Access],
+    reads_outputs: bool = False,
+    align: int = 0,
 ) -> dict[str, Buffer]:
     """A pointer for every name; in place is allowed, so nothing is promised about aliasing."""
     read = {a.name: a.dtype for a in inputs}
     written = {a.name: a.dtype for a in outputs}
-    buffers = {name: k.pointer(name, dtype, noalias=False) for name, dtype in read.items()}
+    buffers = {name: k.pointer(name, dtype, noalias=False, align=align) for name, dtype in read.items()}
     for name, dtype in written.items():
-        buffers[name] = k.pointer(name, dtype, write=True, read=reads_outputs, noalias=False)
+        buffers[name] = k.pointer(name, dtype, write=True, read=reads_outputs, noalias=False, align=align)
     return buffers
+
+
+def _thread_lanes(part: MapPart) -> int:
+    """Neighbouring elements that one thread of a GPU takes: those of a vector in memory."""
+    if part.move is not None:
+        return 1
+    return aligned_lanes(part.shape, (*part.inputs, *part.outputs), part.exprs, len(part.shape) - 1)
 
 
 def _choose_part(k: KernelBuilder, makers: Sequence[_PartMaker], counts: Sequence[Value], block: Value) -> None:
@@ -129,8 +142,11 @@ class _PartMaker:
         """Chunks of the part, by its shape alone; a row is the innermost axis."""
         k, sizes = self.k, self.nest.sizes
         if self.machine.is_gpu:
+            lanes = self.nest.aligned_lanes = _thread_lanes(self.part)
+            # Vectors keep enough bytes in flight by themselves.
+            self.steps = 1 if lanes > 1 else GPU_ELEMENTS_PER_THREAD
             self.total = total(k, [sizes[a] for a in (*self.dealt, self.inner)])
-            return k.ceildiv(self.total, GPU_THREADS * GPU_ELEMENTS_PER_THREAD)
+            return k.ceildiv(self.total, GPU_THREADS * self.steps * lanes)
         inner = sizes[-1]
         self.parts_of_row = k.ceildiv(inner, CHUNK)
         if len(sizes) == 1:
@@ -210,14 +226,19 @@ class _PartMaker:
 
     def gpu_block(self, block: Value) -> None:
         """A block covers consecutive elements, neighbouring threads neighbouring ones, so that accesses coalesce."""
-        k = self.k
+        k, lanes = self.k, self.nest.aligned_lanes
         axes = (*self.dealt, self.inner)
+        lane_axis = self.inner if lanes > 1 else None
+
+        def finish(at: Mapping[int, Value]) -> None:
+            self.finish(Scope(self.nest, at, None, lane_axis, lanes))
+
         with k.threads("thread", GPU_THREADS) as thread:
-            for step in range(GPU_ELEMENTS_PER_THREAD):
-                place = block * (GPU_THREADS * GPU_ELEMENTS_PER_THREAD) + (thread + step * GPU_THREADS)
+            for step in range(self.steps):
+                place = block * (GPU_THREADS * self.steps * lanes) + (thread + step * GPU_THREADS) * lanes
                 with k.when(place < self.total):
                     starts = dict(zip(axes, unflatten(place, [self.nest.sizes[a] for a in axes])))
-                    self.in_order(starts, self.serial, lambda at: self.finish(Scope(self.nest, at)))
+                    self.in_order(starts, self.serial, finish)
 
 
 def merged_part(part: MapPart) -> MapPart:

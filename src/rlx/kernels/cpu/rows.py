@@ -22,7 +22,7 @@ from rlx.kernels.ir.extents import Extent, Extents, total, unflatten
 from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Literal, Value
 from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import JOINS, Expr, compute_dtype, is_simple
-from rlx.kernels.specs.scopes import Access, LoopNest, Scope
+from rlx.kernels.specs.scopes import VECTOR_BYTES, Access, LoopNest, Scope, aligned_lanes
 from rlx.ops.reduction.reductions import ReduceOp, identity_of
 
 # Vectors of this many registers keep enough additions in flight; code with math functions needs the registers itself.
@@ -31,6 +31,8 @@ WIDE = 4
 WIDEST = 8
 # There should be some vectors of rows for each worker.
 UNITS = 8
+# Threads of a GPU that run in step.
+WARP = 32
 
 # What is done at each place of a row: carried values in, carried values out.
 Body = Callable[[Scope, Sequence[Value]], Sequence[Value]]
@@ -78,11 +80,16 @@ class _RowMaker:
         self.machine, self.shape = machine, shape
         is_fixed = all(isinstance(size, int) for size in shape[row_count:])
         fixed = math.prod(int(size) for size in shape[row_count:]) if is_fixed else None
-        buffers = declare_buffers(k, inputs, outputs, may_keep_in_outputs(exprs, fixed))
         self.row_axes = list(range(row_count))
         length = range(row_count, len(shape))
+        accesses = (*inputs, *outputs)
+        self.lane_axis = self.best_lane_axis(length, accesses)
+        in_vectors = machine.is_gpu and self.lane_axis in length
+        lanes = aligned_lanes(shape, accesses, exprs, self.lane_axis) if in_vectors else 1
+        align = VECTOR_BYTES if lanes > 1 else 0
+        buffers = declare_buffers(k, inputs, outputs, may_keep_in_outputs(exprs, fixed), align)
         nest = self.nest = LoopNest(k, Extents(k), shape, buffers, inputs, outputs, exprs, length)
-        self.lane_axis = self.best_lane_axis(length)
+        nest.aligned_lanes = lanes
         # The axis that lanes cover is the innermost one.
         self.length_axes = sorted(length, key=lambda axis: axis == self.lane_axis)
         self.lies_along_rows = self.lane_axis in length
@@ -93,12 +100,13 @@ class _RowMaker:
         self.plan = plan_visits(nest, self.stored_per_element, fixed, self.lies_along_rows and not machine.is_gpu)
         self.kept = self.place_kept()
         self.has_masks = nest.has_masks(machine, self.lane_axis)
-        self.shared: dict[DType, Buffer] = {}
+        self.shared: dict[str, Buffer] = {}
+        self.exchanges = 0
 
-    def best_lane_axis(self, length: range) -> int:
+    def best_lane_axis(self, length: range, accesses: Sequence[Access]) -> int:
         """The axis along which most of what is accessed lies side by side in memory; in doubt, along the row."""
         weights = dict.fromkeys(range(len(self.shape)), 0)
-        for access in self.nest.accesses:
+        for access in accesses:
             moved = [axis for axis in weights if access.moves_along(axis)]
             for axis in moved:
                 weights[axis] += len(moved) * (access.strides[axis] == 1)
@@ -195,7 +203,7 @@ class _RowMaker:
     def lanes(self, visit: Visit) -> int:
         """Elements of a vector along the row: as many as fit into one register, into several for short code."""
         if self.machine.is_gpu:
-            return 1
+            return self.nest.aligned_lanes
         lanes = max(1, self.machine.vector_bytes // self.nest.widest(self.lane_axis, visit.nodes))
         if lanes > 1 and all(is_simple(n) for n in visit.nodes if n not in visit.loads):
             lanes *= WIDE
@@ -263,7 +271,7 @@ class _RowMaker:
         totals = [k.reduce(JOINS[str(r.value)][0], v) for r, v in zip(reductions, vectors)]
         if singles is not starts:
             totals = [k.op(JOINS[str(r.value)][0], a, b) for r, a, b in zip(reductions, totals, singles)]
-        return [self.over_threads(r, total) for r, total in zip(reductions, totals)]
+        return self.over_threads(reductions, totals) if self.machine.is_gpu else totals
 
     def has_lanes(self, reduction: Expr) -> bool:
         """Whether partial results have lanes: always along the row, across rows if the rows differ."""
@@ -330,7 +338,8 @@ class _RowMaker:
         if not self.lies_along_rows:
             return self.loop(sweep, scope, axis, (0, size, 1), vectors), singles
         if self.machine.is_gpu:
-            return self.loop(sweep, scope, axis, (self.thread, size, GPU_THREADS), vectors), singles
+            bounds = (self.thread * lanes, size, GPU_THREADS * lanes)
+            return self.loop(sweep, scope, axis, bounds, vectors, lanes), singles
         whole = size // lanes * lanes
         if not (isinstance(whole, Const) and whole.literal == 0):
             vectors = self.loop(sweep, scope, axis, (0, whole, lanes), vectors, lanes)
@@ -362,27 +371,35 @@ class _RowMaker:
             fold.next(*sweep.body(place, fold.values))
         return fold.results
 
-    def over_threads(self, reduction: Expr, value: Value) -> Value:
-        """The values of all threads of a block joined, and known to all of them."""
-        if not self.machine.is_gpu:
-            return value
-        k = self.k
-        if value.dtype not in self.shared:
-            self.shared[value.dtype] = k.shared(f"partial_{value.dtype}", value.dtype, GPU_THREADS)
-        partial = self.shared[value.dtype]
-        k.store(partial, self.thread, value)
+    def over_threads(self, reductions: Sequence[Expr], values: Sequence[Value]) -> list[Value]:
+        """The values of all threads of a block joined, and known to all of them: first by one warp, each thread of it
+        those of its own number, then by everybody."""
+        k, thread = self.k, self.thread
+        partial = [self.exchange(number, value.dtype) for number, value in enumerate(values)]
+        # The next exchange has memory of its own: nobody stores to this one before everybody has read it.
+        self.exchanges += 1
+        joins = [JOINS[str(r.value)][0] for r in reductions]
+        for buffer, value in zip(partial, values):
+            k.store(buffer, thread, value)
         k.barrier()
-        half = GPU_THREADS // 2
-        while half:
-            with k.when(self.thread < half):
-                pair = [k.load(partial, place) for place in (self.thread, self.thread + half)]
-                k.store(partial, self.thread, k.op(JOINS[str(reduction.value)][0], *pair))
-            k.barrier()
-            half //= 2
-        total = k.load(partial, 0)
-        # Nobody may store the next partial result before everybody has read this one.
+        with k.when(thread < WARP):
+            for buffer, join in zip(partial, joins):
+                parts = [k.load(buffer, thread + start) for start in range(0, GPU_THREADS, WARP)]
+                k.store(buffer, thread, self.in_pairs(join, parts))
         k.barrier()
-        return total
+        return [self.in_pairs(j, [k.load(b, i) for i in range(WARP)]) for b, j in zip(partial, joins)]
+
+    def exchange(self, number: int, dtype: DType) -> Buffer:
+        name = f"partial{self.exchanges % 2}_{number}_{dtype}"
+        if name not in self.shared:
+            self.shared[name] = self.k.shared(name, dtype, GPU_THREADS)
+        return self.shared[name]
+
+    def in_pairs(self, join: str, values: list[Value]) -> Value:
+        while len(values) > 1:
+            half = len(values) // 2
+            values = [self.k.op(join, a, b) for a, b in zip(values[:half], values[half:])]
+        return values[0]
 
 
 class _Sweep(NamedTuple):

@@ -63,6 +63,8 @@ class PureOps(FunctionText):
                 return self.intrinsic("fmuladd", kind, *refs)
             case "scale2":
                 return self.scale2(let, refs)
+            case "exp2":
+                return self.by_lanes("llvm.nvvm.ex2.approx.f", "float", refs[0], let.result.lanes)
             case "neg" if source in FLOATS:
                 return self.emit(f"fneg {kind} {refs[0]}")
             case "neg":
@@ -113,6 +115,17 @@ class PureOps(FunctionText):
         rounding = [("i32", "4")] if bits == 512 else []
         return self.call(name, kind, [(kind, refs[0]), (kind, refs[1]), (kind, "zeroinitializer"), mask, *rounding])
 
+    def by_lanes(self, name: str, element: str, vector: str, lanes: int) -> str:
+        """An instruction that only single numbers have, for each lane of a vector."""
+        if lanes == 1:
+            return self.call(name, element, [(element, vector)])
+        kind, result = f"<{lanes} x {element}>", "poison"
+        for lane in range(lanes):
+            one = self.emit(f"extractelement {kind} {vector}, i32 {lane}")
+            found = self.call(name, element, [(element, one)])
+            result = self.emit(f"insertelement {kind} {result}, {element} {found}, i32 {lane}")
+        return result
+
     def compare(self, op: str, kind: ValueType, refs: list[str]) -> str:
         if kind.dtype in FLOATS:
             return self.emit(f"fcmp {_FLOAT_COMPARE[op]} {llvm_type(kind)} {refs[0]}, {refs[1]}")
@@ -127,7 +140,7 @@ class PureOps(FunctionText):
         if new is DType.BOOL:
             word = "fcmp une" if old in FLOATS else "icmp ne"
             return self.emit(f"{word} {text}, {zero_text(x.type)}")
-        if DType.F16 in (old, new):
+        if DType.F16 in (old, new) or new is DType.BF16:
             return self.half_cast(x, to)
         if old in FLOATS and new in FLOATS:
             return self.emit(f"{'fpext' if new is DType.F64 else 'fptrunc'} {text} to {target}")
@@ -168,8 +181,9 @@ class PureOps(FunctionText):
         return result if bits == 32 else self.emit(f"trunc {wide} {result} to {llvm_type(to)}")
 
     def half_cast(self, x: Value, to: ValueType) -> str:
-        half, bits = vector_type("half", to.lanes), vector_type("i16", to.lanes)
-        if to.dtype is DType.F16:
+        half = vector_type("bfloat" if to.dtype is DType.BF16 else "half", to.lanes)
+        bits = vector_type("i16", to.lanes)
+        if to.dtype in (DType.F16, DType.BF16):
             rounded = self.emit(f"fptrunc {self.typed(x)} to {half}")
             return self.emit(f"bitcast {half} {rounded} to {bits}")
         read = self.emit(f"bitcast {self.typed(x)} to {half}")

@@ -357,6 +357,7 @@ _NUMPY: dict[str, Callable[..., Lanes]] = {
     "abs": np.abs,
     "not": np.invert,
     "sqrt": np.sqrt,
+    "exp2": lambda x: np.exp2(x.astype(np.float64)).astype(x.dtype),
     "floor": np.floor,
     "ceil": np.ceil,
     "trunc": np.trunc,

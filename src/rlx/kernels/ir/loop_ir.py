@@ -495,6 +495,10 @@ def _infer_dot2(args: Sequence[ValueType], attr: Attr) -> ValueType:
     return args[0]
 
 
+def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    return _same_type("exp2", args, 1, frozenset({DType.F32}))
+
+
 # select(c, a, b) | cast(x) {dtype} | bitcast(x) {type} | splat(x) {lanes} | extract(v) {lane} |
 # shuffle(a, b) {lanes of a then b} | iota {type}: 0 1 2 .. | lane_mask(n) {lanes}: lane < n |
 # lookup(table, i): lane i of the table for every lane, of i only the low bits that number the lanes |
@@ -502,7 +506,9 @@ def _infer_dot2(args: Sequence[ValueType], attr: Attr) -> ValueType:
 # of x86 (vpdpbusd) and Arm (usdot) have it: products and sums of four are exact, the whole wraps |
 # dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
 # additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps)
+# exp2(x): 2**x to the last bits but one, as machines have an instruction for it
 _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
+    "exp2": _infer_exp2,
     "select": _infer_select,
     "cast": _infer_cast,
     "bitcast": _infer_bitcast,

@@ -34,6 +34,31 @@ class Access:
         return self.strides[axis] != 0
 
 
+# What one access of a GPU's thread moves at most, and the most lanes that are worth their registers.
+VECTOR_BYTES = 16
+MOST_LANES = 8
+
+
+def aligned_lanes(shape: Sequence[Extent], accesses: Sequence[Access], exprs: Sequence[Expr], axis: int) -> int:
+    """Elements along an axis that threads can access as one vector of up to `VECTOR_BYTES`, whatever the sizes of other
+    axes: each access that moves along the axis moves by single elements, and begins at a whole vector everywhere.
+    Operands are the first of the accesses. 1 where that is not so."""
+    moving = [a for a in accesses if a.moves_along(axis)]
+    size = shape[axis]
+    gathered = {accesses[int(n.value)] for n in topological(exprs) if n.op == "gather"}
+    if not moving or not isinstance(size, int) or not gathered.isdisjoint(moving):
+        return 1
+
+    def begins_whole(access: Access, lanes: int) -> bool:
+        others = [access.offset, *(s for d, s in enumerate(access.strides) if d != axis)]
+        return access.strides[axis] == 1 and all(isinstance(s, int) and s % lanes == 0 for s in others)
+
+    lanes = min(MOST_LANES, VECTOR_BYTES // min(a.dtype.size_bytes for a in moving))
+    while lanes > 1 and not (size % lanes == 0 and all(begins_whole(a, lanes) for a in moving)):
+        lanes //= 2
+    return lanes
+
+
 class LoopNest:
     """The index space of one kernel: sizes, operands, outputs, and the expressions of the outputs.
 
@@ -54,6 +79,8 @@ class LoopNest:
     ) -> None:
         """`joined` are the axes that a `reduce` joins; pointwise expressions have none."""
         self.k, self.extents = k, extents
+        # Lanes of vectors that begin at whole vectors in memory; see `aligned_lanes`.
+        self.aligned_lanes = 1
         self.shape, self.joined = tuple(shape), frozenset(joined)
         self.accesses = [*inputs, *outputs]
         self.inputs, self.outputs, self.exprs = tuple(inputs), tuple(outputs), tuple(exprs)
@@ -179,7 +206,16 @@ class Scope:
             return k.load(nest.buffers[number], self.places[number])
         stride = nest.strides[number][self.lane_axis]
         mask = self.mask if self.lanes > 1 else None
-        return k.load(nest.buffers[number], self.places[number], lanes=self.lanes, stride=stride, mask=mask)
+        align = self._align(number)
+        return k.load(
+            nest.buffers[number], self.places[number], lanes=self.lanes, stride=stride, mask=mask, align=align
+        )
+
+    def _align(self, number: int) -> int:
+        """What the addresses of vectors are multiples of, where that is known."""
+        if self.lanes == 1 or self.lanes != self.nest.aligned_lanes:
+            return 0
+        return min(VECTOR_BYTES, self.lanes * self.nest.buffers[number].dtype.size_bytes)
 
     def _gathered(self, node: Expr) -> Value:
         k, number = self.nest.k, int(node.value)
@@ -210,4 +246,5 @@ class Scope:
             k.store(buffer, place, data)
             return
         stride = self.nest.strides[number][self.lane_axis]
-        k.store(buffer, place, k.splat(data, self.lanes), stride=stride, mask=self.mask)
+        align = 0 if by is not None else self._align(number)
+        k.store(buffer, place, k.splat(data, self.lanes), stride=stride, mask=self.mask, align=align)

@@ -68,8 +68,10 @@ def matmul_kernel(
 class MatrixOperand:
     """A matrix as the kernel sees it: its buffer, and its strides once they are declared."""
 
-    def __init__(self, k: KernelBuilder, matrix: Matrix, write: bool = False, noalias: bool = True) -> None:
-        self.buffer = k.pointer(matrix.name, matrix.dtype, write=write, noalias=noalias)
+    def __init__(
+        self, k: KernelBuilder, matrix: Matrix, write: bool = False, noalias: bool = True, align: int = 0
+    ) -> None:
+        self.buffer = k.pointer(matrix.name, matrix.dtype, write=write, noalias=noalias, align=align)
         self.matrix = matrix
 
     def declare_strides(self, extents: Extents) -> None:
