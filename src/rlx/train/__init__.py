@@ -18,4 +18,5 @@ from rlx.train.journal import *
 from rlx.train.loop import *
 from rlx.train.loss_scale import *
 from rlx.train.progress import *
+from rlx.train.recompute import *
 from rlx.train.steps import *
