@@ -7,8 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "rlx"
 # Each folder may import itself and those before it; env, knobs, errors and perfetto stand below all.
-ORDER = ["ir", "ops", "hir", "trace", "autodiff", "fusion", "compile", "kernels", "backends", "runtime", "formats"]
-ORDER += ["models", "bench", "cli"]
+ORDER = ["ir", "ops", "hir", "trace", "autodiff", "fusion", "compile", "kernels", "backends", "runtime", "sparse"]
+ORDER += ["formats", "models", "bench", "cli"]
 BASE = {"errors", "env", "knobs", "perfetto"}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}

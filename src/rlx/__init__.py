@@ -105,7 +105,7 @@ _HOME: dict[str, str] = {
 # Attributes that are modules.
 _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
-    | {"backends", "runtime", "opt", "env", "formats", "models"}
+    | {"backends", "runtime", "opt", "env", "formats", "models", "sparse"}
 )
 
 if TYPE_CHECKING:

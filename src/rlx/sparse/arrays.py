@@ -259,7 +259,9 @@ def checked_values(values: Any, dims: Sequence[int], what: str) -> Any:
     """Values of one of the dtypes that sparse matrices have, one for each entry; integers become floats."""
     (values,) = promote_inexact(values)
     if tuple(dims_of(values)) != tuple(dims):
-        raise ShapeError(f"{what}: needs values of shape {tuple(dims)}, one for each entry, got {tuple(dims_of(values))}")
+        raise ShapeError(
+            f"{what}: needs values of shape {tuple(dims)}, one for each entry, got {tuple(dims_of(values))}"
+        )
     if dtype_of(values) not in DTYPES:
         raise DTypeError(f"{what}: values must be f32, f64, c64 or c128, got {dtype_of(values)}; convert them first")
     return values

@@ -141,9 +141,7 @@ def minres(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter:
     return done[0], done[-1]
 
 
-def gmres(
-    matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: int, restart: int
-) -> tuple[Any, Any]:
+def gmres(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: int, restart: int) -> tuple[Any, Any]:
     """Generalised minimal residuals, started again after `restart` products; the preconditioner is on the right."""
     from rlx.ops import triangular_solve
 
@@ -215,9 +213,7 @@ def gmres(
     return done[0], done[-1]
 
 
-def lsqr(
-    matvec: Map, adjoint: Map, b: Any, x0: Any, scale: Any, tol: float, maxiter: int
-) -> tuple[Any, Any]:
+def lsqr(matvec: Map, adjoint: Map, b: Any, x0: Any, scale: Any, tol: float, maxiter: int) -> tuple[Any, Any]:
     """Least squares by Golub-Kahan bidiagonalisation; stops when |Aᴴ r| has become `MARGIN · tol · scale · |r|`, where
     `scale` is a norm of A, or |r| small beside |b|. From x0 = 0 the solution of least norm."""
     goal = goal_of(b, tol)

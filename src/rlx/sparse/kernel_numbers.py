@@ -118,8 +118,5 @@ class Pattern:
             half = length // 2
             middle = low + half
             is_before = (length > 0) & (position(k, self.indptr, middle) + middle < work)
-            fold.next(
-                k.select(is_before, middle + 1, low), k.select(is_before, length - half - 1, k.min(half, length))
-            )
+            fold.next(k.select(is_before, middle + 1, low), k.select(is_before, length - half - 1, k.min(half, length)))
         return fold.results[0]
-

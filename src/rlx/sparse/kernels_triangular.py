@@ -66,9 +66,7 @@ class _Substitution:
             solved = numbers.load(k, self.x, place, lanes, mask)
             rest = numbers.multiply_subtract(k, numbers.splat(k, value, lanes), solved, total)
             here = k.splat(known, lanes)
-            fold.next(
-                *numbers.choose(k, here, rest, total), *numbers.choose(k, k.eq(column, row), value, pivot)
-            )
+            fold.next(*numbers.choose(k, here, rest, total), *numbers.choose(k, k.eq(column, row), value, pivot))
         total, pivot = fold.results[: len(begin)], fold.results[len(begin) :]
         if not self.op.unit_diagonal:
             total = numbers.divide(k, total, numbers.splat(k, pivot, lanes))
@@ -128,9 +126,7 @@ def merged(
         )
         here, there = with_entries
         moved = meet(i_safe, j_safe, both & k.eq(here, there), carried)
-        fold.next(
-            k.select(both & (here <= there), i + 1, i), k.select(both & (there <= here), j + 1, j), *moved
-        )
+        fold.next(k.select(both & (here <= there), i + 1, i), k.select(both & (there <= here), j + 1, j), *moved)
     return fold.results[2:]
 
 

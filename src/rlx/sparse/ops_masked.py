@@ -94,9 +94,7 @@ class CsrMaskedProduct(Op):
 
     columns: Size
 
-    def infer(
-        self, a: Shape, ai: Shape, ap: Shape, b: Shape, bi: Shape, bp: Shape, ci: Shape, cp: Shape
-    ) -> Shape:
+    def infer(self, a: Shape, ai: Shape, ap: Shape, b: Shape, bi: Shape, bp: Shape, ci: Shape, cp: Shape) -> Shape:
         require_values(self, a, b)
         require_pattern(self, ai, ap, a)
         require_pattern(self, bi, bp, b)
@@ -105,9 +103,7 @@ class CsrMaskedProduct(Op):
             raise self.fail(f"the pattern needs the {rows_of(ap)} rows of A, got {rows_of(cp)}")
         return a.with_dims(ci.dims)
 
-    def eval(
-        self, a: Array, ai: Array, ap: Array, b: Array, bi: Array, bp: Array, ci: Array, cp: Array
-    ) -> Array:
+    def eval(self, a: Array, ai: Array, ap: Array, b: Array, bi: Array, bp: Array, ci: Array, cp: Array) -> Array:
         out = np.zeros(len(ci), np.complex128 if a.dtype.kind == "c" else np.float64)
         with np.errstate(all="ignore"):
             for i in range(len(ap) - 1):
@@ -144,4 +140,3 @@ class CsrMaskedProduct(Op):
         mask = spec(4, dtype="i32", values=(1, 2, 1, 2)), spec(4, dtype="i32", values=(0, 2, 2, 4))
         for dtypes in (REAL, COMPLEX):
             yield sample(cls(3), spec(5), SAMPLE_INDICES, SAMPLE_INDPTR, *right, *mask, dtypes=dtypes)
-

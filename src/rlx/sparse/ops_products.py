@@ -94,7 +94,7 @@ def block_diagonal(
     size: Size, indices: Tensor, indptr: Tensor, batched: Sequence[bool], columns: Size
 ) -> tuple[Any, Any]:
     """The pattern of a matrix with `size` blocks on its diagonal, one for each example of a batch."""
-    nnz, rows = indices.type.dims[-1], indptr.type.dims[-1] - 1
+    nnz = indices.type.dims[-1]
     with same_graph(indices):
         every = put_batch_first(indices, batched[0], size) + batch_offsets(size, columns, nnz, indices)
     return reshaped(every, (size * nnz,)), joined_bounds(put_batch_first(indptr, batched[1], size), size, nnz)

@@ -157,9 +157,7 @@ class CsrIterativeSolve(Op):
         dx, _, converged = self(values, indices, indptr, right, zeros_like(x0))
         return _or_nan(converged, dx), None, None
 
-    def vjp(
-        self, ct: Any, y: Any, values: Tensor, indices: Tensor, indptr: Tensor, b: Tensor, x0: Tensor
-    ) -> Any:
+    def vjp(self, ct: Any, y: Any, values: Tensor, indices: Tensor, indptr: Tensor, b: Tensor, x0: Tensor) -> Any:
         if ct[0] is None:
             return None, None, None, None, None
         hermitian = self.method in HERMITIAN
@@ -308,5 +306,3 @@ class CsrLeastSquares(Op):
         mixed = (3.0, 1.0j, 2.0, -4.0j, 0.5, 1.0 + 1.0j)
         yield sample(cls(1e-12, 60, 2), spec(6, values=mixed), *pattern, spec(4), dtypes=("c128",))
         yield sample(cls(1e-12, 60, 2, True), spec(6, values=values), *pattern, spec(2), dtypes=("f64",))
-
-
