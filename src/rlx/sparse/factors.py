@@ -23,7 +23,7 @@ from rlx.ops.linalg import not_positive_definite
 from rlx.ops.operands import dims_of, promote_inexact
 from rlx.sparse.arrays import CSR, SparseArray
 from rlx.sparse.eager import apply
-from rlx.sparse.ops_direct import CsrDirectSolve, CsrFactoredSolve
+from rlx.sparse.ops_direct import CsrDirectSolve, CsrFactoredLogdet, CsrFactoredSolve
 from rlx.sparse.ops_triangular import CsrIncompleteCholesky, CsrIncompleteLu, CsrTriangularSolve
 from rlx.sparse.ordering import filled_lower, order_of
 from rlx.sparse.patterns import Pattern
@@ -146,8 +146,7 @@ class Cholesky:
         m, values, b = _system(self.matrix, b, "cholesky.solve")
         factor, b = promote_inexact(self.factor, b)
         p = self.plan.pattern
-        # The solution depends on A; that it is found by way of L does not matter to derivatives.
-        lower = (stop_gradient(factor), p.indices, p.indptr, self.plan.order)
+        lower = (factor, p.indices, p.indptr, self.plan.order)
         pattern, vector = (("Z",), ("Z",), ("N + 1",)), ("N", "K")[: len(dims_of(b))]
         sizes = (*pattern, vector, ("F",), ("F",), ("N + 1",), ("N",))
         return apply(CsrFactoredSolve(), values, m.indices, m.indptr, b, *lower, sizes=sizes)
@@ -155,7 +154,7 @@ class Cholesky:
     def logdet(self) -> Any:
         """log det A; it has no derivative."""
         entries, _ = self.plan.pattern.diagonal
-        return 2.0 * rnp.sum(rnp.log(rnp.real(rnp.take(self.factor, entries))))
+        return apply(CsrFactoredLogdet(), self.matrix.values, rnp.take(self.factor, entries))
 
 
 def cholesky(A: SparseArray, order: str = "amd") -> Cholesky:
@@ -169,14 +168,17 @@ def cholesky(A: SparseArray, order: str = "amd") -> Cholesky:
         raise ShapeError(f"sparse.cholesky: needs a square matrix, got {m.shape[0]}x{m.shape[1]}")
     (values,) = promote_inexact(m.values)
     plan = symbolic(m.pattern, order)
+    # A solution depends on A; that it is found by way of L does not matter to derivatives.
+    known = stop_gradient(values)
     kept, turned = (
         scatter_add(rnp.take(v, entries), goals, plan.pattern.nnz)
-        for v, (entries, goals) in ((values, plan.kept), (rnp.conj(values), plan.turned))
+        for v, (entries, goals) in ((known, plan.kept), (rnp.conj(known), plan.turned))
     )
-    lower = kept + turned
-    factor = apply(CsrIncompleteCholesky(), lower, plan.pattern.indices, plan.pattern.indptr)
-    if not isinstance(factor, Tensor) and not np.isfinite(np.asarray(factor)).all():
-        raise not_positive_definite("sparse.cholesky")
+    factor = apply(CsrIncompleteCholesky(), kept + turned, plan.pattern.indices, plan.pattern.indptr)
+    if not isinstance(factor, Tensor):
+        entries, _ = plan.pattern.diagonal
+        if not np.isfinite(np.asarray(factor)).all() or not (np.asarray(factor)[entries].real > 0).all():
+            raise not_positive_definite("sparse.cholesky")
     return Cholesky(m.with_values(values), factor, plan)
 
 
@@ -224,5 +226,5 @@ def ic0(A: SparseArray) -> Incomplete:
 
 
 register_pytree_node(LU, lambda f: ((f.matrix,), None), lambda _, xs: LU(xs[0]))
-register_pytree_node(Cholesky, lambda f: ((f.matrix, f.factor), f.plan), lambda plan, xs: Cholesky(*xs, plan))
+register_pytree_node(Cholesky, lambda f: ((f.matrix, f.factor), f.plan), lambda plan, xs: Cholesky(xs[0], xs[1], plan))
 register_pytree_node(Incomplete, lambda m: ((m.factor,), m.kind), lambda kind, xs: Incomplete(xs[0], kind))

@@ -56,8 +56,9 @@ def _row_sum(k: KernelBuilder, pattern: Pattern, values: Slab, x: Slab, row: Val
 
     def step(entry: Value, total: Number) -> Number:
         place, is_inside = inside(k, pattern.column(entry), x.dims[0])
-        pair = numbers.load(k, values, values.at(entry)), numbers.load(k, x, x.at(place))
-        return numbers.multiply_add(k, *(numbers.choose(k, is_inside, a, zero) for a in pair), total)
+        value, known = numbers.load(k, values, values.at(entry)), numbers.load(k, x, x.at(place))
+        value, known = (numbers.choose(k, is_inside, a, zero) for a in (value, known))
+        return numbers.multiply_add(k, value, known, total)
 
     zero = numbers.zero(k, x)
     parts = len(zero)
@@ -191,12 +192,12 @@ def _dot(site: OpSite, row: Value, column: Value) -> Number:
     lanes = site.target.lanes(u.buffer.dtype)
     whole = width // lanes * lanes
     with k.fold("c", 0, whole, lanes, init=list(numbers.zero(k, u, lanes))) as fold:
-        pair = (numbers.load(k, s, s.at(i, fold.index), lanes) for s, i in ((u, row), (v, column)))
-        fold.next(*numbers.multiply_add(k, *pair, fold.values))
+        left, right = (numbers.load(k, s, s.at(i, fold.index), lanes) for s, i in ((u, row), (v, column)))
+        fold.next(*numbers.multiply_add(k, left, right, fold.values))
     total = [k.reduce("add", part) for part in fold.results]
     with k.fold("c", whole, width, init=total) as rest:
-        pair = (numbers.load(k, s, s.at(i, rest.index)) for s, i in ((u, row), (v, column)))
-        rest.next(*numbers.multiply_add(k, *pair, rest.values))
+        left, right = (numbers.load(k, s, s.at(i, rest.index)) for s, i in ((u, row), (v, column)))
+        rest.next(*numbers.multiply_add(k, left, right, rest.values))
     return rest.results
 
 

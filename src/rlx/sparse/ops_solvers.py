@@ -18,6 +18,7 @@ from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor
 from rlx.ops.bodies import build_body, run_body
 from rlx.ops.contraction import conjugated
+from rlx.ops.creation import dim_value
 from rlx.ops.operands import require_rank
 from rlx.ops.rules import zeros_like
 from rlx.ops.samples import Sample, sample, spec
@@ -97,12 +98,13 @@ class CsrIterativeSolve(Op):
     """(x, iterations, converged): x with A x ≈ b (Aᵀ x ≈ b with `transpose`), by a Krylov method that starts at x0.
 
     `converged` says that |b - A x| <= tol·|b|, for the x that is returned. `method` is cg, bicgstab, gmres or minres,
-    `preconditioner` none, jacobi, ilu0 or ic0; `restart` is the number of products between two starts of gmres.
+    `preconditioner` none, jacobi, ilu0 or ic0; `restart` is the number of products between two starts of gmres. Without
+    `maxiter` there are at most ten iterations per row.
     """
 
     method: str
     tol: float
-    maxiter: int
+    maxiter: int | None = None
     preconditioner: str = "none"
     restart: int = 30
     transpose: bool = False
@@ -113,7 +115,7 @@ class CsrIterativeSolve(Op):
                 f"needs a method of {METHODS} and a preconditioner of {PRECONDITIONERS}, "
                 f"got {self.method!r} and {self.preconditioner!r}"
             )
-        if not self.tol > 0 or self.maxiter < 0 or self.restart < 1:
+        if not self.tol > 0 or (self.maxiter is not None and self.maxiter < 0) or self.restart < 1:
             raise self.fail("needs tol > 0, maxiter >= 0 and restart >= 1")
 
     def infer(self, values: Shape, indices: Shape, indptr: Shape, b: Shape, x0: Shape) -> tuple[Shape, ...]:
@@ -141,7 +143,8 @@ class CsrIterativeSolve(Op):
 
         length = iterations.norm(b)
         start = rnp.where(length == 0, rnp.zeros_like(x0), x0)
-        options = (matvec, b, start, preconditioner(self.preconditioner, a), self.tol, self.maxiter)
+        limit = dim_value(b.shape[0] * 10) if self.maxiter is None else self.maxiter
+        options = (matvec, b, start, preconditioner(self.preconditioner, a), self.tol, limit)
         extra = (self.restart,) if self.method == "gmres" else ()
         x, count = getattr(iterations, self.method)(*options, *extra)
         return x, count, iterations.norm(b - matvec(x)) <= self.tol * length

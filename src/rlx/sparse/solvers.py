@@ -87,7 +87,6 @@ def _solved(
     dims = dims_of(b)
     if len(dims) not in (1, 2):
         raise ShapeError(f"sparse.{method}: b must be a vector, or a matrix of right sides, got shape {tuple(dims)}")
-    limit = 10 * int(dims[0]) if maxiter is None else int(maxiter)
     if isinstance(a, SparseArray) and not callable(preconditioner):
         m = _square(a, b, method)
         values, b, x0 = promote_inexact(m.values, b, rnp.zeros_like(b) if x0 is None else x0)
@@ -96,7 +95,7 @@ def _solved(
             raise OpError(
                 f"sparse.{method}: preconditioner must be None, 'jacobi', 'ilu0', 'ic0' or a function, got {kind!r}"
             )
-        op = CsrIterativeSolve(method, tol, limit, kind, restart)
+        op = CsrIterativeSolve(method, tol, maxiter, kind, restart)
         vector = ("N", "K")[: len(dims)]
         sizes = (("Z",), ("Z",), ("N + 1",), vector, vector)
         x, count, converged, residual = apply(
@@ -107,6 +106,7 @@ def _solved(
         return rlx.vmap(
             lambda c, s: _solved(method, a, c, s, tol, maxiter, preconditioner, restart), in_axes=1, out_axes=(1, 0)
         )(b, rnp.zeros_like(b) if x0 is None else x0)
+    limit = 10 * int(dims[0]) if maxiter is None else int(maxiter)
     return _by_functions(method, a, b, x0, tol, limit, preconditioner, restart)
 
 
