@@ -2,7 +2,7 @@
 
 Rows are dealt out in chunks of equal work, where a row costs one more than its entries, so that neither long rows nor
 many empty ones make a chunk heavy. Every row belongs to one chunk and every sum to one row: the result is the same for
-any number of threads. Columns from outside are compared with the operand that they select from before it is read.
+any number of threads. Columns from outside are cut to the operand that they select from before it is read.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ SIDE_BY_SIDE = 4
 VECTORS = 4
 
 # What is done with some columns: the first, the lanes of a vector, the number of vectors, and which exist (None: all).
+# Where an entry reads; see `Pattern.selects_from`.
+Place = Callable[[Value], Value]
 ColumnStep = Callable[[Value, int, int, Value | None], None]
 
 
@@ -42,27 +44,27 @@ def balanced_rows(k: KernelBuilder, pattern: Pattern, columns: Value) -> Iterato
 def csr_matmul(site: OpSite) -> None:
     k, (values, indices, indptr, x), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, indices, indptr)
+    place = pattern.selects_from(x.dims[0])
     if len(x.dims) == 1:
         with balanced_rows(k, pattern, k.as_index(1)) as row:
-            numbers.store(k, y, y.at(row), _row_sum(k, pattern, values, x, row))
+            numbers.store(k, y, y.at(row), _row_sum(k, pattern, values, x, row, place))
         return
+
     with balanced_rows(k, pattern, x.dims[1]) as row:
-        for_columns(site, x, lambda first, lanes, count, mask: _row_sums(site, pattern, row, first, lanes, count, mask))
+        for_columns(site, x, lambda *columns: _row_sums(site, pattern, row, place, *columns))
 
 
-def _row_sum(k: KernelBuilder, pattern: Pattern, values: Slab, x: Slab, row: Value) -> Number:
+def _row_sum(k: KernelBuilder, pattern: Pattern, values: Slab, x: Slab, row: Value, place: Place) -> Number:
     """Σ value · x[column] over the entries of a row."""
-    start, stop = _readable(k, pattern, x, row)
+    start, stop = pattern.readable(row, x.dims[0])
 
     def step(entry: Value, total: Number) -> Number:
-        place, is_inside = inside(k, pattern.column(entry), x.dims[0])
-        value, known = numbers.load(k, values, values.at(entry)), numbers.load(k, x, x.at(place))
-        value, known = (numbers.choose(k, is_inside, a, zero) for a in (value, known))
-        return numbers.multiply_add(k, value, known, total)
+        known = numbers.load(k, x, x.at(place(entry)))
+        return numbers.multiply_add(k, numbers.load(k, values, values.at(entry)), known, total)
 
     zero = numbers.zero(k, x)
     parts = len(zero)
-    whole = start + (stop - start) // SIDE_BY_SIDE * SIDE_BY_SIDE
+    whole = start + ((stop - start) & -SIDE_BY_SIDE)
     with k.fold("entry", start, whole, SIDE_BY_SIDE, init=list(zero) * SIDE_BY_SIDE) as fold:
         sums = [fold.values[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
         fold.next(*(v for i, total in enumerate(sums) for v in step(fold.index + i, total)))
@@ -71,21 +73,6 @@ def _row_sum(k: KernelBuilder, pattern: Pattern, values: Slab, x: Slab, row: Val
     with k.fold("rest", whole, stop, init=list(total)) as rest:
         rest.next(*step(rest.index, rest.values))
     return rest.results
-
-
-def _readable(k: KernelBuilder, pattern: Pattern, x: Slab, row: Value) -> tuple[Value, Value]:
-    """The entries of a row; none, where there is nothing that a column could select."""
-    start, stop = pattern.span(row)
-    size = x.dims[0]
-    if isinstance(size, Const) and size.literal > 0:
-        return start, stop
-    return start, k.select(size > 0, stop, start)
-
-
-def inside(k: KernelBuilder, column: Value, size: Value) -> tuple[Value, Value]:
-    """A place that can be read, and whether it is the one that is meant."""
-    is_inside = (column >= 0) & (column < size)
-    return k.select(is_inside, column, 0), is_inside
 
 
 def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
@@ -110,24 +97,21 @@ def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
 
 
 def _row_sums(
-    site: OpSite, pattern: Pattern, row: Value, first: Value, lanes: int, count: int, mask: Value | None
+    site: OpSite, pattern: Pattern, row: Value, place: Place, first: Value, lanes: int, count: int, mask: Value | None
 ) -> None:
     """Some columns of one row of A X: for each entry, its value times a row of X."""
     k, (values, _, _, x), (y,) = site.k, site.inputs, site.outputs
-    start, stop = _readable(k, pattern, x, row)
+    start, stop = pattern.readable(row, x.dims[0])
     zero = numbers.zero(k, x, lanes)
     parts = len(zero)
     with k.fold("entry", start, stop, init=list(zero) * count) as fold:
-        place, is_inside = inside(k, pattern.column(fold.index), x.dims[0])
-        nothing = numbers.zero(k, values)
-        value = numbers.choose(k, is_inside, numbers.load(k, values, values.at(fold.index)), nothing)
-        factor = numbers.splat(k, value, lanes)
+        source = x.at(place(fold.index), first)
+        factor = numbers.splat(k, numbers.load(k, values, values.at(fold.index)), lanes)
         sums: list[Value] = []
         for i in range(count):
-            known = numbers.load(k, x, x.at(place, first + i * lanes), lanes, mask)
+            known = numbers.load(k, x, source + i * lanes, lanes, mask)
             sums += numbers.multiply_add(k, factor, known, fold.values[i * parts : (i + 1) * parts])
-        # A row of X that is not meant may hold NaN.
-        fold.next(*(k.select(k.splat(is_inside, lanes), new, old) for new, old in zip(sums, fold.values)))
+        fold.next(*sums)
     for i in range(count):
         numbers.store(k, y, y.at(row, first + i * lanes), fold.results[i * parts : (i + 1) * parts], mask)
 
@@ -137,21 +121,20 @@ def csr_transposed_matmul(site: OpSite) -> None:
     """y[column] += value · x[row], entry by entry; threads share the columns of x."""
     k, (values, indices, indptr, x), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, indices, indptr)
+    place = pattern.selects_from(y.dims[0])
 
     def scatter(first: Value, lanes: int, mask: Value | None) -> None:
         tail = [first] * (len(x.dims) - 1)
         with k.loop("column", 0, y.dims[0]) as column:
             numbers.store(k, y, y.at(column, *tail), numbers.zero(k, y, lanes), mask)
         with k.loop("row", 0, pattern.rows) as row:
-            start, stop = _readable(k, pattern, y, row)
+            start, stop = pattern.readable(row, y.dims[0])
             known = numbers.load(k, x, x.at(row, *tail), lanes, mask)
             with k.loop("entry", start, stop) as entry:
-                place, is_inside = inside(k, pattern.column(entry), y.dims[0])
-                with k.when(is_inside):
-                    factor = numbers.splat(k, numbers.load(k, values, values.at(entry)), lanes)
-                    goal = y.at(place, *tail)
-                    there = numbers.load(k, y, goal, lanes, mask)
-                    numbers.store(k, y, goal, numbers.multiply_add(k, factor, known, there), mask)
+                factor = numbers.splat(k, numbers.load(k, values, values.at(entry)), lanes)
+                goal = y.at(place(entry), *tail)
+                there = numbers.load(k, y, goal, lanes, mask)
+                numbers.store(k, y, goal, numbers.multiply_add(k, factor, known, there), mask)
 
     if len(x.dims) == 1:
         with k.parallel("all", 1):
@@ -171,15 +154,11 @@ def csr_sampled_product(site: OpSite) -> None:
     k, (indices, indptr, u, v), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, indices, indptr)
     width = u.dims[1] if len(u.dims) == 2 else k.as_index(1)
+    place = pattern.selects_from(v.dims[0])
     with balanced_rows(k, pattern, width) as row:
-        start, stop = pattern.span(row)
-        size = v.dims[0]
+        start, stop = pattern.readable(row, v.dims[0])
         with k.loop("entry", start, stop) as entry:
-            column = pattern.column(entry)
-            with k.when((column >= 0) & (column < size)):
-                numbers.store(k, y, y.at(entry), _dot(site, row, column))
-            with k.otherwise():
-                numbers.store(k, y, y.at(entry), numbers.zero(k, y))
+            numbers.store(k, y, y.at(entry), _dot(site, row, place(entry)))
 
 
 def _dot(site: OpSite, row: Value, column: Value) -> Number:
