@@ -98,10 +98,10 @@ class Pattern:
 
     def span(self, row: Value) -> tuple[Value, Value]:
         """Where the entries of a row begin and end, which is not before they begin."""
-        start = self._bound(row)
-        return start, self.k.max(start, self._bound(row + 1))
+        start = self.bound(row)
+        return start, self.k.max(start, self.bound(row + 1))
 
-    def _bound(self, row: Value) -> Value:
+    def bound(self, row: Value) -> Value:
         k = self.k
         return k.max(0, k.min(position(k, self.indptr, row), self.count))
 
@@ -125,9 +125,11 @@ class Pattern:
     def readable(self, row: Value, size: Value) -> tuple[Value, Value]:
         """The entries of a row; none, where there is nothing that a column could select."""
         start, stop = self.span(row)
-        if isinstance(size, Const) and size.literal > 0:
-            return start, stop
-        return start, self.k.select(size > 0, stop, start)
+        return start, self.up_to(start, stop, size)
+
+    def up_to(self, start: Value, stop: Value, size: Value) -> Value:
+        """The end of a row, which is its start where there is nothing that a column could select."""
+        return stop if isinstance(size, Const) and size.literal > 0 else self.k.select(size > 0, stop, start)
 
     def first_row(self, work: Value) -> Value:
         """The first row before which there is that much work, a row being one more than its entries.

@@ -56,12 +56,11 @@ def csr_masked_product(site: OpSite) -> None:
     k, (a, ai, ap, b, bi, bp, ci, cp), (y,) = site.k, site.inputs, site.outputs
     left, right, mask = Pattern(k, ai, ap), Pattern(k, bi, bp), Pattern(k, ci, cp)
     place = left.selects_from(right.rows)
-    with balanced_rows(k, left, k.as_index(64)) as row:
-        first, last = mask.span(row)
+    with balanced_rows(k, left, k.as_index(64), right.rows) as row:
+        first, last = mask.span(row.number)
         with k.loop("goal", first, last) as goal:
             numbers.store(k, y, y.at(goal), numbers.zero(k, y))
-        start, stop = left.readable(row, right.rows)
-        with k.loop("entry", start, stop) as entry:
+        with k.loop("entry", row.start, row.stop) as entry:
             factor = numbers.load(k, a, a.at(entry))
 
             def meet(source: Value, goal: Value, carried: Number) -> Number:

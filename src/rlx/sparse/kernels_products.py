@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from rlx.kernels.builder import KernelBuilder
 from rlx.kernels.loop_ir import Const, Value
@@ -18,9 +19,11 @@ from rlx.sparse.kernel_numbers import Number, Pattern
 from rlx.sparse.ops_products import CsrMatMul, CsrRowIds, CsrSampledProduct, CsrTransposedMatMul
 
 # Rows and entries of one parallel iteration, some tens of microseconds of memory traffic.
-CHUNK = 8192
-# Products of one row that are summed side by side, so that one addition need not wait for the last.
+CHUNK = 32768
+# Products of a long row that are summed side by side, so that one addition need not wait for the last. Short rows have
+# one loop: where it ends is hard to predict, and a second one would be another guess.
 SIDE_BY_SIDE = 4
+LONG = 32
 # Vectors of columns that are summed at once.
 VECTORS = 4
 
@@ -30,14 +33,28 @@ Place = Callable[[Value], Value]
 ColumnStep = Callable[[Value, int, int, Value | None], None]
 
 
+class Row(NamedTuple):
+    """A row that an iteration works on, and where its entries begin and end."""
+
+    number: Value
+    start: Value
+    stop: Value
+
+
 @contextmanager
-def balanced_rows(k: KernelBuilder, pattern: Pattern, columns: Value) -> Iterator[Value]:
-    """Deal out all rows in chunks of equal work; one entry costs as many columns as there are."""
-    chunk = k.max(64, k.as_index(8 * CHUNK) // k.max(columns, 8))
+def balanced_rows(k: KernelBuilder, pattern: Pattern, columns: Value, size: Value | None = None) -> Iterator[Row]:
+    """Deal out all rows in chunks of equal work; one entry costs as many columns as there are.
+
+    Rows have no entries where their columns select from an axis of `size` 0.
+    """
+    chunk = k.max(256, k.as_index(8 * CHUNK) // k.max(columns, 8))
     with k.parallel("chunk", (pattern.rows + pattern.count + (chunk - 1)) // chunk) as number:
         first, last = pattern.first_row(number * chunk), pattern.first_row((number + 1) * chunk)
-        with k.loop("row", first, last) as row:
-            yield row
+        with k.fold("row", first, last, init=[pattern.bound(first)]) as fold:
+            row, start = fold.index, fold.values[0]
+            stop = k.max(start, pattern.bound(row + 1))
+            yield Row(row, start, stop if size is None else pattern.up_to(start, stop, size))
+            fold.next(stop)
 
 
 @op_kernel(CsrMatMul, kind="sparse")
@@ -46,17 +63,17 @@ def csr_matmul(site: OpSite) -> None:
     pattern = Pattern(k, indices, indptr)
     place = pattern.selects_from(x.dims[0])
     if len(x.dims) == 1:
-        with balanced_rows(k, pattern, k.as_index(1)) as row:
-            numbers.store(k, y, y.at(row), _row_sum(k, pattern, values, x, row, place))
+        with balanced_rows(k, pattern, k.as_index(1), x.dims[0]) as row:
+            numbers.store(k, y, y.at(row.number), _row_sum(k, values, x, row, place))
         return
 
-    with balanced_rows(k, pattern, x.dims[1]) as row:
-        for_columns(site, x, lambda *columns: _row_sums(site, pattern, row, place, *columns))
+    with balanced_rows(k, pattern, x.dims[1], x.dims[0]) as row:
+        for_columns(site, x, lambda *columns: _row_sums(site, row, place, *columns))
 
 
-def _row_sum(k: KernelBuilder, pattern: Pattern, values: Slab, x: Slab, row: Value, place: Place) -> Number:
+def _row_sum(k: KernelBuilder, values: Slab, x: Slab, row: Row, place: Place) -> Number:
     """Σ value · x[column] over the entries of a row."""
-    start, stop = pattern.readable(row, x.dims[0])
+    start, stop = row.start, row.stop
 
     def step(entry: Value, total: Number) -> Number:
         known = numbers.load(k, x, x.at(place(entry)))
@@ -64,15 +81,16 @@ def _row_sum(k: KernelBuilder, pattern: Pattern, values: Slab, x: Slab, row: Val
 
     zero = numbers.zero(k, x)
     parts = len(zero)
-    whole = start + ((stop - start) & -SIDE_BY_SIDE)
+    length = stop - start
+    whole = k.select(length < LONG, start, start + (length & -SIDE_BY_SIDE))
     with k.fold("entry", start, whole, SIDE_BY_SIDE, init=list(zero) * SIDE_BY_SIDE) as fold:
         sums = [fold.values[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
         fold.next(*(v for i, total in enumerate(sums) for v in step(fold.index + i, total)))
     sums = [fold.results[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
     total = numbers.add(numbers.add(sums[0], sums[1]), numbers.add(sums[2], sums[3]))
-    with k.fold("rest", whole, stop, init=list(total)) as rest:
+    with k.fold("rest", whole, stop, init=list(zero)) as rest:
         rest.next(*step(rest.index, rest.values))
-    return rest.results
+    return numbers.add(total, rest.results)
 
 
 def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
@@ -96,15 +114,12 @@ def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
             step(first, 1, 1, None)
 
 
-def _row_sums(
-    site: OpSite, pattern: Pattern, row: Value, place: Place, first: Value, lanes: int, count: int, mask: Value | None
-) -> None:
+def _row_sums(site: OpSite, row: Row, place: Place, first: Value, lanes: int, count: int, mask: Value | None) -> None:
     """Some columns of one row of A X: for each entry, its value times a row of X."""
     k, (values, _, _, x), (y,) = site.k, site.inputs, site.outputs
-    start, stop = pattern.readable(row, x.dims[0])
     zero = numbers.zero(k, x, lanes)
     parts = len(zero)
-    with k.fold("entry", start, stop, init=list(zero) * count) as fold:
+    with k.fold("entry", row.start, row.stop, init=list(zero) * count) as fold:
         source = x.at(place(fold.index), first)
         factor = numbers.splat(k, numbers.load(k, values, values.at(fold.index)), lanes)
         sums: list[Value] = []
@@ -113,7 +128,7 @@ def _row_sums(
             sums += numbers.multiply_add(k, factor, known, fold.values[i * parts : (i + 1) * parts])
         fold.next(*sums)
     for i in range(count):
-        numbers.store(k, y, y.at(row, first + i * lanes), fold.results[i * parts : (i + 1) * parts], mask)
+        numbers.store(k, y, y.at(row.number, first + i * lanes), fold.results[i * parts : (i + 1) * parts], mask)
 
 
 @op_kernel(CsrTransposedMatMul, kind="sparse")
@@ -155,10 +170,11 @@ def csr_sampled_product(site: OpSite) -> None:
     pattern = Pattern(k, indices, indptr)
     width = u.dims[1] if len(u.dims) == 2 else k.as_index(1)
     place = pattern.selects_from(v.dims[0])
-    with balanced_rows(k, pattern, width) as row:
-        start, stop = pattern.readable(row, v.dims[0])
-        with k.loop("entry", start, stop) as entry:
-            numbers.store(k, y, y.at(entry), _dot(site, row, place(entry)))
+    with (
+        balanced_rows(k, pattern, width, v.dims[0]) as row,
+        k.loop("entry", row.start, row.stop) as entry,
+    ):
+        numbers.store(k, y, y.at(entry), _dot(site, row.number, place(entry)))
 
 
 def _dot(site: OpSite, row: Value, column: Value) -> Number:
@@ -185,7 +201,5 @@ def csr_row_ids(site: OpSite) -> None:
     """Rows write their number to all their entries."""
     k, (indptr,), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, y, indptr)
-    with balanced_rows(k, pattern, k.as_index(1)) as row:
-        start, stop = pattern.span(row)
-        with k.loop("entry", start, stop) as entry:
-            k.store(y.buffer, y.at(entry), k.cast(row, y.shape.dtype))
+    with balanced_rows(k, pattern, k.as_index(1)) as row, k.loop("entry", row.start, row.stop) as entry:
+        k.store(y.buffer, y.at(entry), k.cast(row.number, y.shape.dtype))
