@@ -65,7 +65,7 @@ WHY_PRIMITIVE = {
         int8_blocks int8_block_matmul int8_matmul""",
     "Attention in two steps, parts of its keys and their sum, so that threads share a long cache.": """attention_parts
         attention_join""",
-    "A product with a sparse matrix, and what its derivatives need: rows of entries whose places only the run knows.": """
+    "Products with a sparse matrix and their derivatives: rows of entries at places that only the run knows.": """
         csr_matmul csr_transposed_matmul csr_sampled_product csr_masked_product csr_transpose csr_row_ids""",
     "A sparse factorisation or substitution, row after row; sparse solvers are made of these.": """csr_triangular_solve
         csr_incomplete_lu csr_incomplete_cholesky csr_direct_solve""",
