@@ -107,7 +107,7 @@ _HOME: dict[str, str] = {
 # Attributes that are modules.
 _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
-    | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "splat", "audio", "rf"}
+    | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
 )
 
 if TYPE_CHECKING:
