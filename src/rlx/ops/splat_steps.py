@@ -258,7 +258,10 @@ class SplatPulls(_BlendOp):
 
 @op("splat_gather")
 class SplatGather(_BlendOp):
-    """The rows of `SplatPulls` added up by splat, f32 [n, 16] with n >= 1. operands prep, pulls."""
+    """The rows of `SplatPulls` added up by splat, those of entries that a tile has; f32 [n, 16] with n >= 1.
+
+    operands prep, pulls.
+    """
 
     def infer(self, prep: Shape, pulls: Shape) -> Shape:
         require_dtype(self, prep.dtype is DType.F32, "f32", prep)
@@ -270,7 +273,8 @@ class SplatGather(_BlendOp):
     def eval(self, prep: Array, pulls: Array) -> Array:
         scene = unpack_prepared(prep, self.params)
         result = np.zeros((len(scene.valid), SUM_WIDTH), prep.dtype)
-        np.add.at(result, np.rint(scene.entries).astype(int), pulls)
+        for start, end in scene.ranges[scene.ranges[:, 0] < scene.ranges[:, 1]].astype(int):
+            np.add.at(result, np.rint(scene.entries[start:end]).astype(int), pulls[start:end])
         return result
 
     @classmethod
