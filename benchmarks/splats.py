@@ -3,7 +3,7 @@
     python benchmarks/splats.py [--splats 100000] [--size 640x480] [--threads 2] [--rounds 5]
 
 Torch sorts splats by distance, bins them into tiles by the boxes of their outlines, and blends tile after tile with
-whole matrices of pixels and splats; its gradient is autograd's. Both pictures and gradients are compared first, and at a
+whole matrices of pixels and splats; its gradient is autograd's. Pictures and gradients are compared first, and at a
 small size with a per-pixel renderer in f64 (tests/ops/splat_oracle.py). Engines take turns; `wall` is the shortest
 round, `cpu` the least processor time of one, which others on the machine disturb less.
 """
@@ -90,8 +90,7 @@ class TorchRenderer:
     def lists(self) -> list[torch.Tensor]:
         """The splats of each tile, nearest first."""
         params = self.params
-        positions, scales, turns, opacities, _ = (x.detach() for x in self.leaves)
-        view = positions.view(-1, 3) - self.eye
+        view = self.leaves[0].detach().view(-1, 3) - self.eye
         x, y, z = (view @ self.axes.T).unbind(-1)
         matrix, _, opacity = self.maps()
         reach = torch.sqrt(2 * torch.log((opacity / params.alpha_cutoff).clamp(min=1.0)))
@@ -121,25 +120,37 @@ class TorchRenderer:
         by_tile = torch.argsort(tile, stable=True)
         return list(torch.split(order[rank[by_tile]], torch.bincount(tile, minlength=rows * columns).tolist()))
 
-    def picture(self) -> torch.Tensor:
+    def picture(self, upstream: torch.Tensor | None = None) -> torch.Tensor:
+        """The picture; with `upstream`, its gradient goes to the leaves, tile by tile, so that little is kept."""
         params, size = self.params, self.params.tile_size
         matrix, origin, opacity = self.maps()
         colors = self.leaves[4].view(-1, 3).clamp(0, 1)
-        lists = iter(self.lists())
-        bands = []
+        lists = self.lists()
+        splats = torch.cat([matrix.flatten(1), origin, opacity[:, None], colors], dim=1)[torch.cat(lists)]
+        parts = iter(torch.split(splats.detach(), [len(ids) for ids in lists]))
+        gradients, bands = [], []
         for top in range(0, params.height, size):
             band = []
             for left in range(0, params.width, size):
-                rays = self.rays[top : top + size, left : left + size]
-                ids = next(lists)
-                band.append(self.tile(rays.reshape(-1, 3), matrix[ids], origin[ids], opacity[ids], colors[ids])
-                            .view(*rays.shape[:2], 4))  # fmt: skip
+                block = slice(top, top + size), slice(left, left + size)
+                part = next(parts).requires_grad_(upstream is not None)
+                pixels = self.tile(self.rays[block].reshape(-1, 3), part)
+                if upstream is not None:
+                    gradients += torch.autograd.grad(pixels, part, upstream[block].reshape(-1, 4))
+                band.append(pixels.detach().view(*self.rays[block].shape[:2], 4))
             bands.append(torch.cat(band, dim=1))
+        if upstream is not None:
+            splats.backward(torch.cat(gradients))
         return torch.cat(bands, dim=0)
 
-    def tile(
-        self, rays: torch.Tensor, matrix: torch.Tensor, origin: torch.Tensor, opacity: torch.Tensor, color: torch.Tensor
-    ) -> torch.Tensor:
+    def gradients(self, upstream: torch.Tensor) -> list[torch.Tensor]:
+        for leaf in self.leaves:
+            leaf.grad = None
+        self.picture(upstream)
+        return [leaf.grad for leaf in self.leaves if leaf.grad is not None]
+
+    def tile(self, rays: torch.Tensor, splats: torch.Tensor) -> torch.Tensor:
+        matrix, origin, opacity, color = splats[:, :9].view(-1, 3, 3), splats[:, 9:12], splats[:, 12], splats[:, 13:]
         direction = torch.einsum("mij,pj->pmi", matrix, rays)
         t = -(direction * origin).sum(-1) / (direction * direction).sum(-1)
         miss = origin + t[..., None] * direction
@@ -162,7 +173,7 @@ def compiled(op: rlx.Op, *extra: int) -> Callable[..., np.ndarray]:
 
 def measure(rounds: int, **work: Callable[[], object]) -> dict[str, tuple[float, float]]:
     """The least wall and processor time of each, in turns."""
-    best = {name: (math.inf, math.inf) for name in work}
+    best = dict.fromkeys(work, (math.inf, math.inf))
     for _ in range(rounds):
         for name, run in work.items():
             wall, cpu = time.perf_counter(), time.process_time()
@@ -209,14 +220,15 @@ def main() -> None:
             return peer.picture()
 
     def torch_both() -> list[torch.Tensor]:
-        return list(torch.autograd.grad(peer.picture().view(-1), peer.leaves, torch.tensor(upstream)))
+        return peer.gradients(torch.tensor(upstream).view(height, width, 4))
 
     with rlx.threads(args.threads):
         mine = backward(*scene, upstream)
         parts = unpack_gaussian_splat_packed_grads(mine, args.splats, 0)
         for name, got, wanted in zip(NAMES, parts, torch_both()):
             far = wanted.numpy()
-            print(f"gradient of {name}: cosine distance {1 - got @ far / np.linalg.norm(got) / np.linalg.norm(far):.1e}")
+            apart = 1 - got @ far / np.linalg.norm(got) / np.linalg.norm(far)
+            print(f"gradient of {name}: cosine distance {apart:.1e}")
         found = measure(
             args.rounds,
             rlx_forward=lambda: forward(*scene),
