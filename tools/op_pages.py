@@ -64,6 +64,8 @@ WHY_PRIMITIVE = {
         int8_blocks int8_block_matmul int8_matmul""",
     "Attention in two steps, parts of its keys and their sum, so that threads share a long cache.": """attention_parts
         attention_join""",
+    "A step of splatting as kernels do it: loops over tiles whose lists depend on values; compilers put it there.": """
+        splat_boxes splat_tile_counts splat_tile_lists splat_blend splat_pulls splat_gather""",
     "A promise to the compiler not to merge what is on its two sides.": "barrier",
 }
 

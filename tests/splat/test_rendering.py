@@ -85,7 +85,6 @@ def test_the_strict_gate():
     """The 18-splat scene of the specification: at most 2e-6 from the reference, cosine distance at most 1e-12."""
     i = np.arange(18)
     t = i / 17
-    background = (0.1, 0.15, 0.2)
     params = GaussianSplatRenderParams(64, 64, 8, 1.6, 1 / 255, 32768, 1e-4, 131072)
     scene = GaussianSplatInputs(
         np.stack([-1 + 2 * t, 0.8 * np.sin(0.17 * i), -1 + 2 * t], axis=-1).reshape(-1),
