@@ -97,7 +97,7 @@ def welch_peaks(
     """The `count` strongest peaks of `welch`.
 
     A peak is a bin that no bin within `width` Hz exceeds; densities are averaged over that width first, so that a
-    station that fills a band is found in its middle, once.
+    station that fills a band is found once. Its frequency is the centre of gravity of the band.
     """
     checked_sizes("welch_peaks", count=count)
     if not 0 <= width < rate / 2:
@@ -108,7 +108,11 @@ def welch_peaks(
     if count > bins:
         raise OpError(f"welch_peaks: there are {bins} bins, got count={count}")
     side = round(width / 2 * n_fft / rate)
-    smooth = _means(density, side)
+    places = frequencies(n_fft, rate, is_complex).astype(dtype_of(density).numpy)
+    around = _windows(density, side, 0.0)
+    total = rnp.sum(around, -1)
+    smooth = total * (1.0 / (2 * side + 1))
+    centre = rnp.sum(_windows(density * places, side, 0.0), -1) / rnp.where(total > 0, total, 1.0)
     reach = max(2 * side, 1)
     neighbours = _windows(smooth, reach, -np.inf)
     before, after = neighbours[..., :reach], neighbours[..., reach + 1 :]
@@ -117,8 +121,7 @@ def welch_peaks(
     is_peak = rnp.logical_and(smooth > lowest, smooth >= rnp.max(after, -1))
     power, ids = ops.top_k(rnp.where(is_peak, smooth, -np.inf), count)
     found = power > -np.inf
-    places = frequencies(n_fft, rate, is_complex).astype(dtype_of(smooth).numpy)
-    return Peaks(rnp.where(found, ops.gather(places, ids), np.nan), rnp.where(found, power, np.nan))
+    return Peaks(rnp.where(found, rnp.take_along_axis(centre, ids, -1), np.nan), rnp.where(found, power, np.nan))
 
 
 def _windows(x: Any, side: int, fill: float) -> Any:
@@ -127,8 +130,3 @@ def _windows(x: Any, side: int, fill: float) -> Any:
     bins = int(dims_of(x)[-1])
     places = ops.iota((bins, 1), "i32", 0) + ops.iota((1, 2 * side + 1), "i32", 1)
     return ops.gather(padded, places, axis=-1)
-
-
-def _means(x: Any, side: int) -> Any:
-    """Moving means over 2·side + 1 bins; nothing lies beyond the ends."""
-    return x if side == 0 else rnp.sum(_windows(x, side, 0.0), -1) * (1.0 / (2 * side + 1))
