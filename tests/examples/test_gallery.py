@@ -159,7 +159,8 @@ def test_normals_stand_on_surfaces(example):
 
 def run(script, folder, *options):
     command = [sys.executable, "-W", "error", str(EXAMPLES / script), *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=dict(os.environ), timeout=600)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -233,3 +234,12 @@ def test_digits_find_their_like(tmp_path):
     _, trust, alike = numbers(said)
     assert trust > 0.95 and alike > 95
     assert decoded(tmp_path / "digits.png").min() < 100
+
+
+@pytest.mark.long
+def test_the_policy_is_steered(tmp_path):
+    learnt, steered = (numbers(line) for line in run("flow_policy.py", tmp_path).splitlines())
+    # Both habits are learnt, one is kept: numbers are left, right, gain, steps, arrived.
+    assert min(learnt[0], learnt[1]) > 25 and steered[1] < 5
+    assert steered[2] > 1.5 * learnt[2] and steered[4] > 90
+    assert decoded(tmp_path / "flow_policy.png").min() < 100
