@@ -139,7 +139,6 @@ def place(tmp_path_factory):
     (folder / "g.rlx").write_text("mir @g(%x: f32[2,3]) {\n  %0: f32[2,3] = relu(%x)\n  return %0\n}\n")
     (folder / "bad.rlx").write_text("mir @g(%x: f32[2,3]) {\n  %0 = nonsense(%x)\n")
     (folder / os.fsdecode(b"name\xff.gguf")).write_bytes(MODEL.read_bytes()[:100])
-    os.mkfifo(folder / "pipe")
     (folder / "dir").mkdir()
     (folder / "hf").mkdir()
     (folder / "hf" / "config.json").write_text('{"model_type": "llama"}')

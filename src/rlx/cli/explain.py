@@ -69,6 +69,8 @@ def _graph_report(path: Path, device: str) -> CompileReport:
     from rlx.ir.text import parse
     from rlx.runtime.session import Session
 
+    if not path.is_file():
+        raise FormatError(f"{path}: a regular file is needed")
     if path.stat().st_size > _MAX_GRAPH_BYTES:
         raise FormatError(f"{path}: too large for the text of a graph")
     try:
