@@ -182,12 +182,38 @@ def line(rng, place):
     words = [word() for _ in range(rng.randrange(0, 7))]
     if rng.random() < 0.9:
         words.insert(0, rng.choice(list(COMMANDS)))
-    if rng.random() < 0.3:
-        # One that runs: most random lines end in a usage message.
-        command = rng.choice(["generate", "chat", "perplexity", "inspect", "explain", "quantize", "embed"])
-        words = [command, rng.choice([*files, *["model.gguf"] * 5]), *words[1:3], "--max-tokens", "2"][
-            : rng.randrange(2, 7)
-        ]
+    return _one_that_runs(rng, files) if rng.random() < 0.5 else words
+
+
+# Options of their own that commands have, each with a value that is one; most random lines end in a usage message.
+OWN = {
+    "generate": {"--prompt": "a b", "--file": "text.txt", "--n": "2", "--logprobs": "1", "--top-k": "3", "--stop": "a"},
+    "chat": {"--system": "s", "--message": "m", "--temperature": "0.5", "--seed": "1", "--kv-dtype": "f16"},
+    "perplexity": {"--text": "a b c d", "--file": "text.txt", "--context": "8", "--threads": "1"},
+    "inspect": {"--tensors": "*", "--full": None, "--no-tensors": None},
+    "explain": {"--device": "cpu", "--html": "page.html"},
+    "quantize": {"--type": "Q8_0", "--force": None},
+    "embed": {"--file": "text.txt", "--batch-size": "2", "--out": "v.npy", "--prompt": "p", "--prompt-name": "q"},
+    "convert": {"--type": "Q8_0", "--force": None},
+    "cache": {},
+    "pull": {},
+}
+
+
+def _one_that_runs(rng, files):
+    command = rng.choice(list(OWN))
+    words = [command, rng.choice([*files, *["model.gguf"] * 8])]
+    if command in ("quantize", "convert"):
+        words.append(rng.choice(["new.gguf", *files]))
+    if command in ("generate", "chat"):
+        words += ["--max-tokens", "2"]
+    own = {**OWN[command], "--json": None}
+    if command == "quantize" and rng.random() < 0.8:
+        words += ["--type", "Q8_0"]
+    for option in rng.sample(list(own), rng.randrange(0, min(3, len(own)) + 1)):
+        words.append(option)
+        if own[option] is not None:
+            words.append(own[option] if rng.random() < 0.6 else rng.choice([*ODD, *files]))
     return words
 
 

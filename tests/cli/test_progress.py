@@ -80,22 +80,8 @@ def test_logprobs_and_samples_as_json(capsys):
     first = answer["logprobs"][0]
     assert first["token_id"] == answer["token_ids"][0] and len(first["top"]) == 2
     assert np.isclose(first["logprob"], first["top"][0]["logprob"]) and isinstance(first["token"], str)
-    main(
-        [
-            "generate",
-            str(MODEL),
-            "one two",
-            "--max-tokens",
-            "3",
-            "--json",
-            "--n",
-            "2",
-            "--temperature",
-            "1",
-            "--seed",
-            "1",
-        ]
-    )
+    words = ["generate", str(MODEL), "one two", "--max-tokens", "3", "--n", "2", "--temperature", "1", "--seed", "1"]
+    main([*words, "--json"])
     answers = json.loads(capsys.readouterr().out)["answers"]
     assert len(answers) == 2 and answers[0]["token_ids"] != answers[1]["token_ids"]
     main(words)
