@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "metadata and tensors of a model file, or the text of a graph",
     "cache": "what is kept on disk, and how to delete it",
     "quantize": "write a GGUF file with smaller tensors",
+    "convert": "write a Hugging Face model as a GGUF file",
 }
 
 
@@ -73,12 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 # What the message about a fault of rlx begins with.
 UNEXPECTED = "an unexpected"
+_LONGEST_LINE = 1500
 
 
 def _failed(command: str, message: str) -> int:
     """Say in one line what was wrong; methods put their own name first, which may be that of the command."""
     line = " ".join(part.strip() for part in message.removeprefix(f"{command}: ").splitlines())
-    print(f"rlx {command}: {line}", file=sys.stderr)
+    # Long enough for any message; an argument of a megabyte is not repeated as a whole.
+    shown = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
+    print(f"rlx {command}: {shown}", file=sys.stderr)
     return 1
 
 

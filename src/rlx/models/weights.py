@@ -6,7 +6,7 @@ does not know, and refused, because a model without it would silently be another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -98,6 +98,14 @@ class WeightFile:
             weight = self._weights.get(name)
             if weight is not None and weight.scheme is None and weight.dims[-1] % (scheme.gguf_block_size or 1) == 0:
                 self._weights[name] = _quantized(weight, scheme, type)
+
+    def by_role(self, layers: int) -> Iterator[tuple[str, int | None, str, Weight]]:
+        """All weights that have a role: role, layer (None where there is one for all), `weight` or `bias`, weight."""
+        for role, name in self._names.items():
+            for layer in range(layers) if "{i}" in name else (None,):
+                for part in ("weight", "bias"):
+                    if self.has(role, layer, part):
+                        yield role, layer, part, self._weights[f"{self.name(role, layer)}.{part}"]
 
     def refuse_unused(self, ignored: Callable[[str], bool]) -> None:
         """Refuse a file with tensors that nobody asked for, except those whose names are `ignored`."""
