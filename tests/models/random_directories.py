@@ -54,6 +54,14 @@ FAMILIES = {
     "gemma3": COMMON | GEMMA | {"model_type": "gemma3_text", "num_hidden_layers": 7},
     "phi3": COMMON | {"model_type": "phi3", "sliding_window": 20},
     "phi3_long": COMMON | {"model_type": "phi3", "original_max_position_embeddings": 24, "rope_scaling": LONGROPE},
+    "olmo2": COMMON | {"model_type": "olmo2"},
+    "gpt_neox": {
+        **{k: v for k, v in COMMON.items() if k not in ("num_key_value_heads", "rms_norm_eps")},
+        "model_type": "gpt_neox",
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "rotary_pct": 0.5,
+    },
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": 32,
@@ -90,7 +98,7 @@ class _Recorder(WeightFile):
 
 
 def _has_bias(family: str, role: str) -> bool:
-    if family == "gpt2":
+    if family in ("gpt2", "gpt_neox", "opt"):
         return role not in ("embed", "positions", "head")
     return family.startswith("qwen2") and role in ("q", "k", "v")
 

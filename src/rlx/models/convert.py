@@ -44,6 +44,8 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "phi3": "phi3",
     "gpt2": "gpt2",
+    "olmo2": "olmo2",
+    "gpt_neox": "gptneox",
 }
 # Architectures whose files say which layers see a window.
 _WITH_WINDOWS = ("gemma2", "gemma3", "phi3")
@@ -171,6 +173,8 @@ def _metadata(folder: Path, config: DecoderConfig, mix: TypeMix) -> dict[str, An
         "vocab_size": np.uint32(c.vocab),
         **_rope_keys(c.rope),
     }
+    if a == "gptneox":
+        keys["use_parallel_residual"] = c.parallel_residual
     window = next((w for w in c.windows if w is not None), None)
     if window is not None:
         keys["attention.sliding_window"] = np.uint32(window)

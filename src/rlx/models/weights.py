@@ -151,12 +151,14 @@ def hf_weights(
     experts: int = 0,
     in_out: bool = False,
     norms_plus_one: bool = False,
+    qkv_heads: int = 0,
 ) -> WeightFile:
     """The weights of open safetensors files; `prefix` is put back where the file left it out.
 
     The matrices of `experts` become one stack each, called by their name without the expert's number. With
     `norms_plus_one` norms are stored as w for a factor of 1 + w, and given as that factor; with `in_out` matrices are
-    stored as [in, out], and given as [out, in].
+    stored as [in, out], and given as [out, in]. With `qkv_heads` the rows of fused q, k and v are stored head by head,
+    and given as all of q, then k, then v.
     """
     found = {name: _hf_weight(tensor) for name, tensor in tensors.items()}
     if prefix and not any(name.startswith(prefix) for name in found):
@@ -175,7 +177,21 @@ def hf_weights(
     if in_out:
         linear = _linear_names(names, layers)
         found = {name: _transposed(w) if name in linear else w for name, w in found.items()}
+    if qkv_heads:
+        fused = {f"{names['qkv'].format(i=i)}.{part}" for i in range(layers) for part in ("weight", "bias")}
+        found = {name: _q_then_k_then_v(w, qkv_heads) if name in fused else w for name, w in found.items()}
     return WeightFile(what, renamed, found)
+
+
+def _q_then_k_then_v(weight: Weight, heads: int) -> Weight:
+    def read() -> Array:
+        rows = weight.read()
+        by_head = rows.reshape(heads, 3, -1, *rows.shape[1:])
+        return np.ascontiguousarray(by_head.swapaxes(0, 1)).reshape(rows.shape)
+
+    if weight.dims[0] % (3 * heads):
+        raise FormatError(f"q, k and v of {heads} heads cannot have {weight.dims[0]} rows")
+    return weight._replace(read=read)
 
 
 def _linear_names(names: Mapping[str, str], layers: int) -> set[str]:
