@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -86,6 +87,9 @@ class Conversation:
             try:
                 question = _typed()
             except (EOFError, KeyboardInterrupt):
+                # An impatient second Ctrl-C must not interrupt the way out.
+                with suppress(ValueError):  # of a thread that may not set it
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
                 print(file=sys.stderr)
                 return
             if not question or question in ("/exit", "/quit", "/bye"):
