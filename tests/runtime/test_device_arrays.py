@@ -132,6 +132,16 @@ def test_errors_of_a_run_come_with_the_first_wait(space):
             look()
 
 
+def test_donated_arrays_are_gone(space):
+    step = rlx.jit(lambda state, x: state + x, donate_argnums=0)
+    state = rlx.device_put(np.ones(3, "f4"), "fake")
+    after = step(state, np.ones(3, "f4"))
+    assert after.tolist() == [2, 2, 2] and state.shape == (3,)
+    for use in (lambda: np.asarray(state), lambda: step(state, after), lambda: state + 1):
+        with pytest.raises(BindingError, match=r"was donated to a program, .* use the result"):
+            use()
+
+
 def test_memory_is_given_back(space):
     x = rlx.device_put(np.ones(1000), "fake")
     for _ in range(5):

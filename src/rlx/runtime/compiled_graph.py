@@ -204,6 +204,9 @@ class CompiledGraph:
             self._check_ids(arrays, sizes)
         results = self._executable.run(arrays, ready.prepared)
         if self._executable.space is not None:
+            for name in self._overwritten:
+                if isinstance(given[name], DeviceArray):
+                    given[name].given_away()
             return results_of(self._executable, results)
         return self._lending.outputs(results) if self._overwritten else [as_array(result) for result in results]
 

@@ -69,6 +69,10 @@ class DeviceArray(TensorMethods):
         """What the device has of it."""
         return self._value
 
+    def given_away(self) -> None:
+        """The memory belongs to a program now, which stores over it."""
+        self._value = _Donated(self._value)
+
     def block_until_ready(self) -> DeviceArray:
         """The array itself, once its content is there."""
         self._value.wait()
@@ -111,6 +115,23 @@ class DeviceArray(TensorMethods):
     def __repr__(self) -> str:
         values = np.array2string(np.asarray(self), separator=", ", prefix="Array(")
         return f"Array({values}, dtype={self.dtype.name}, device={self.device})"
+
+
+class _Donated(DeviceValue):
+    """What is left of a value whose memory was given to a program."""
+
+    def __init__(self, value: DeviceValue) -> None:
+        self.shape, self.dtype, self._space = value.shape, value.dtype, value.space
+
+    @property
+    def space(self) -> MemorySpace:
+        return self._space
+
+    def wait(self) -> NoReturn:
+        raise BindingError("this array was donated to a program, which has stored its result over it; use the result")
+
+    def numpy(self) -> NoReturn:
+        self.wait()
 
 
 def device_of(value: Any) -> str | None:
@@ -170,6 +191,8 @@ def values_for(executable: Executable, given: Mapping[str, Any], what: str) -> d
                     f"{what}: {name!r} lives on {value.device}, the program runs on {where}; "
                     f"use rlx.device_put(x{'' if space is None else f', {space.device!r}'})"
                 )
+            if isinstance(value.value, _Donated):
+                value.value.wait()
             placed[name] = value.value
         else:
             placed[name] = value

@@ -76,7 +76,11 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
                 if isinstance(given[check.key], np.ndarray):
                     sizes = tuple(bind_dim(s, binding) for s in check.sizes)
                     check_ids(check.op, given[check.key], sizes, check.key)
-        return results_of(executable, executable.run(values_for(executable, given, what), {}))
+        results = executable.run(values_for(executable, given, what), {})
+        for key in graph.aliases.values():
+            if isinstance(given[key], DeviceArray):
+                given[key].given_away()
+        return results_of(executable, results)
 
     return run
 

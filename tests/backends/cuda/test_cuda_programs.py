@@ -120,7 +120,7 @@ def test_a_cache_stays_on_the_device_and_where_it_is(fake, gpu):
     params, wanted = executable.prepare({}), np.zeros((8, 4), "f4")
     for at in range(3):
         row = normal(1, 4)
-        changed, sums = executable.run_on_device({"cache": cache, "row": row, "at": np.array(at, "i4")}, params)
+        changed, sums = executable.run({"cache": cache, "row": row, "at": np.array(at, "i4")}, params)
         wanted[at] = row
         assert changed.address == cache.address
         np.testing.assert_allclose(sums.numpy(), wanted.sum(0), rtol=1e-5, atol=1e-6)
