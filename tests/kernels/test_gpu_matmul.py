@@ -3,7 +3,6 @@ access, against NumPy."""
 
 import numpy as np
 import pytest
-from rlx.kernels.targets import target
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product
@@ -11,6 +10,7 @@ from rlx.kernels.emit.llvm_codegen import compile_assembly
 from rlx.kernels.gpu.matmul import gpu_matmul_kernel
 from rlx.kernels.ir.interpret import interpret
 from rlx.kernels.ir.verify import verify
+from rlx.kernels.machines import machine_named
 from rlx.kernels.specs.expr import apply, operand
 
 rng = np.random.default_rng(0)
@@ -97,5 +97,5 @@ def test_two_products_meet_in_an_epilogue(m):
 def test_code_reads_whole_vectors():
     a, b, c = Matrix("a", DType.BF16, 4096), Matrix("b", DType.BF16, 1, 4096), Matrix("c", DType.F32, 1024)
     kernel = gpu_matmul_kernel("one_row", Product(1, 1024, 4096, a, b, c))
-    ptx = compile_assembly(kernel, target("sm_90a"))
+    ptx = compile_assembly(kernel, machine_named("sm_90a"))
     assert "ld.global.nc.v4" in ptx and "fma.rn.f32" in ptx

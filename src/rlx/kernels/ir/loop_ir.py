@@ -291,7 +291,7 @@ def packed_symbol(kernel_name: str) -> str:
 class Kernel:
     """A finished kernel. `text` is its stable printed form: golden file, bug report and cache key."""
 
-    __slots__ = ("_text", "arrays", "body", "name", "params")
+    __slots__ = ("_text", "arrays", "body", "name", "origin", "params")
 
     def __init__(self, name: str, params: Sequence[Buffer | Value], arrays: Sequence[Buffer], body: Block) -> None:
         self.name = name
@@ -299,6 +299,8 @@ class Kernel:
         self.arrays = tuple(arrays)
         self.body = body
         self._text: str | None = None
+        # What the kernel was made from, for machines that have another way to do the same; never part of its text.
+        self.origin: object = None
 
     @property
     def text(self) -> str:
