@@ -7,14 +7,13 @@ are too few rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.product import ROWS, THREADS, FinishCall, ProductShape, product_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
-from rlx.backends.cuda.modules import Function, Launch, Module, assemble, launch
+from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Stream
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, MatrixOperand, Product
@@ -27,17 +26,31 @@ from rlx.kernels.ir.extents import Extent, Extents
 from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import Machine
+from rlx.stamps import source_stamp
 
-# Rows from which on tensor cores win over reading B at the memory's speed.
-FEWEST_ROWS = 9
+# One row is a matter of the memory's speed alone.
+FEWEST_ROWS = 2
 
 # Launches whose arguments are kept.
 KEPT = 64
 
+# What decides the code besides the text of its epilogue.
+_SOURCES = ("backends/cuda/hopper", "kernels/ir", "kernels/math", "kernels/emit", "kernels/legalize.py")
+
 _ELEMENTS = {DType.BF16: "bf16", DType.F16: "f16"}
 
 
-def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Machine) -> HopperForm | None:
+class Loadable(Protocol):
+    """Code that can be brought to a GPU."""
+
+    def function(self, gpu: Gpu) -> Function: ...
+
+
+# What finds or makes code: the text of all that decides it, and what makes the PTX.
+Load = Callable[[str, Callable[[], str]], Loadable]
+
+
+def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Machine, load: Load) -> HopperForm | None:
     """The form of a product of f16 or bf16 with sums in f32, of which A lies side by side along K; `params` are the
     names of the parameters of its loop kernel."""
     a, bs = product.a, product.bs
@@ -50,7 +63,8 @@ def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Ma
         return None
     if isinstance(product.m, int) and product.m < FEWEST_ROWS:
         return None
-    return HopperForm(product, _ELEMENTS[a.dtype], along_k, {name: i for i, name in enumerate(params)}, machine)
+    numbers = {name: i for i, name in enumerate(params)}
+    return HopperForm(product, _ELEMENTS[a.dtype], along_k, numbers, machine, load)
 
 
 class _Ready(NamedTuple):
@@ -66,10 +80,10 @@ class HopperForm:
     GPU, for narrow ones."""
 
     def __init__(
-        self, product: Product, element: str, along_k: bool, params: Mapping[str, int], machine: Machine
+        self, product: Product, element: str, along_k: bool, params: Mapping[str, int], machine: Machine, load: Load
     ) -> None:
         self.product, self._element, self._along_k, self._machine = product, element, along_k, machine
-        self._params = params
+        self._params, self._load = params, load
         self._finish = _finish_kernel(product)
         self._passed = [params[p.name] for p in self._finish.params if p.name in params]
         buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
@@ -85,8 +99,10 @@ class HopperForm:
 
     def ptx(self, columns: int) -> str:
         """The code for tiles of so many columns of each product."""
-        shape = ProductShape(columns, len(self.product.bs), self._along_k, self._element)
-        return _ptx(shape, self._finish.text, self._machine, self._finish)
+        return _ptx(self._shape(columns), self._machine, self._finish)
+
+    def _shape(self, columns: int) -> ProductShape:
+        return ProductShape(columns, len(self.product.bs), self._along_k, self._element)
 
     def launch(self, words: Sequence[int], stream: Stream) -> bool:
         """Launch with the arguments of the loop kernel; False, and nothing is done, where it must run instead."""
@@ -116,7 +132,7 @@ class HopperForm:
         if not all(spec.is_possible for spec in specs) or not all(aligned):
             return nothing
         function = self._function(columns, gpu)
-        shape = ProductShape(columns, len(product.bs), self._along_k, self._element)
+        shape = self._shape(columns)
         block = ArgumentBlock(len(specs), 3 + len(self._passed))
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))
@@ -126,10 +142,14 @@ class HopperForm:
         return _Ready(function, Launch(blocks, THREADS, shape.shared_bytes), block)
 
     def _columns(self, m: int, n: int, gpu: Gpu) -> int:
-        """Of a tile: narrow ones where wide ones leave multiprocessors without work."""
+        """Of a tile: those with which the multiprocessor that has most to do has least, wide ones in doubt."""
         wide = 256 // len(self.product.bs)
-        tiles = -(-m // ROWS) * -(-n // wide)
-        return wide if tiles >= gpu.info.multiprocessors else wide // 2
+
+        def most(columns: int) -> int:
+            tiles = -(-m // ROWS) * -(-n // columns)
+            return -(-tiles // gpu.info.multiprocessors) * columns
+
+        return min((wide, wide // 2, wide // 4), key=most)
 
     def _number(self, extent: Extent, words: Sequence[int]) -> int:
         return extent if isinstance(extent, int) else words[self._params[extent]]
@@ -145,9 +165,9 @@ class HopperForm:
         key = (columns, id(gpu))
         with self._lock:
             if key not in self._functions:
-                shape = ProductShape(columns, len(self.product.bs), self._along_k, self._element)
-                cubin = assemble(gpu, self.ptx(columns), "a product on tensor cores").cubin
-                function = Module(gpu, cubin).function("product")
+                shape = self._shape(columns)
+                what = f"{shape}\0{self._finish.text}\0{self._machine!r}\0{source_stamp(*_SOURCES)}"
+                function = self._load(what, lambda: self.ptx(columns)).function(gpu)
                 function.allow_shared(shape.shared_bytes)
                 self._functions[key] = function
             return self._functions[key]
@@ -186,8 +206,7 @@ def _pair_bytes(matrix: Matrix) -> int:
     return 2 * matrix.dtype.size_bytes if is_even and matrix.col_stride == 1 else 0
 
 
-@cache
-def _ptx(shape: ProductShape, key: str, machine: Machine, finish: Kernel) -> str:
+def _ptx(shape: ProductShape, machine: Machine, finish: Kernel) -> str:
     text = emit_llvm(legalize(finish, machine), machine)
     head, body = text.split("define ptx_kernel void @finish(", 1)
     signature, rest = body.split("{\n", 1)
