@@ -57,6 +57,8 @@ class _LegalBuilder(KernelBuilder):
     def _expansion(self, op: str, args: tuple[Value, ...], attr: Attr) -> Callable[..., Value] | None:
         if op in _BY_EXP2 and self.machine.has_exp2 and args[0].dtype is DType.F32:
             return exp_by_exp2
+        if op == "quotient" and not (self.machine.has_quick_division and args[0].dtype is DType.F32):
+            return lambda k, a, b: a / b
         if op == "exp2" and not self.machine.has_exp2:
             return lambda k, x: k.op("exp", x * math.log(2.0))
         if op in MATH:

@@ -31,6 +31,7 @@ class Machine:
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
     has_bf16_conversion: bool = False  # f32 -> bf16 is an instruction that rounds to nearest even
     has_exp2: bool = False  # 2**x is an instruction, right to the last bits but one
+    has_quick_division: bool = False  # f32 division right to the last bits but one is several times as fast
     gpu: str = ""  # "nvptx" or "amdgcn": which built-ins give the block and thread numbers
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
@@ -108,6 +109,7 @@ SM_90A = Machine(
     vector_registers=255,
     has_bf16_conversion=True,
     has_exp2=True,
+    has_quick_division=True,
     gpu="nvptx",
     scratch_bytes=32 << 10,
 )

@@ -110,6 +110,61 @@ def run_op(name: str) -> float:
     return worst
 
 
+def _gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str) -> float:
+    """A product against f64, with what is done to it: every element of C is looked at."""
+    import rlx.numpy as rnp  # noqa: F401
+    from rlx import nn
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.dtype import DType
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+
+    rows, columns, depth = int(m), int(n), int(k)
+    turned = b_turned == "turned"
+    rng = np.random.default_rng(rows * columns + depth)
+    numpy = DType.of(dtype).numpy
+    draw = lambda *s: rng.standard_normal(s).astype("f4").astype(numpy)  # noqa: E731
+    a, b = draw(rows, depth), draw(columns, depth) if turned else draw(depth, columns)
+    bias, residual = draw(columns), draw(rows, columns)
+    graph = Graph("product")
+    given = {"a": a, "b": b}
+    x, w = graph.input("a", ("M", depth), dtype), graph.input("b", b.shape, dtype)
+    wide = [v.astype("f8") for v in (a, b.T if turned else b, bias, residual)]
+    want = wide[0] @ wide[1]
+    with building(graph):
+        y = x @ (w.T if turned else w)
+        if epilogue == "gelu":
+            y = nn.gelu(y + graph.input("bias", bias.shape, dtype), approximate=True)
+            given["bias"], want = bias, _gelu(want + wide[2])
+        if epilogue == "residual":
+            y = y + graph.input("residual", ("M", columns), dtype)
+            given["residual"], want = residual, want + wide[3]
+    graph.set_outputs([y])
+    executable = CudaBackend().compile(graph, None)
+    [got] = executable.run(given, {})
+    assert all(executable.run(given, {})[0].tobytes() == got.tobytes() for _ in range(5)), "runs differ"
+    error = distance(got, want)
+    # Each element, too: a wrong tile must not hide behind a large matrix.
+    scale = np.abs(want).max()
+    assert float(np.abs(got.astype("f8") - want).max()) <= 0.02 * scale, "an element is wrong"
+    bound = {"f32": 1e-5, "f16": 1.5e-3, "bf16": 8e-3}[dtype]
+    assert error <= bound, f"off by {error:.2g}"
+    return error
+
+
+PRODUCTS = [
+    (dtype, turned, epilogue, *size)
+    for dtype in ("bf16", "f16", "f32")
+    for turned in ("plain", "turned")
+    for epilogue in ("none", "gelu", "residual")
+    for size in ((1, 264, 136), (5, 264, 136), (9, 264, 136), (130, 264, 72), (300, 257, 200), (1000, 776, 328))
+] + [("bf16", "turned", "none", 2048, 2048, 1024), ("bf16", "plain", "gelu", 2048, 2048, 1024)]
+
+
 def run_driver(name: str) -> float:
     import gpu_driver_checks
 
@@ -123,6 +178,9 @@ def items(only: list[str]) -> Iterator[list[str]]:
 
         for name in gpu_driver_checks.CHECKS:
             yield ["driver", name]
+    if "products" in only:
+        for product in PRODUCTS:
+            yield ["product", *map(str, product)]
     if "families" in only:
         from family_programs import FAMILIES
 
@@ -141,7 +199,7 @@ def items(only: list[str]) -> Iterator[list[str]]:
 
 def work() -> None:
     """A worker: items as lines of JSON in, results out. It ends after a fatal error of the GPU."""
-    runs = {"family": run_family, "op": run_op, "driver": run_driver}
+    runs = {"family": run_family, "op": run_op, "driver": run_driver, "product": run_product}
     sys.stdout = sys.stderr
     for line in sys.stdin:
         kind, *arguments = json.loads(line)
@@ -182,7 +240,7 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--only", nargs="+", default=["driver", "families", "ops"])
+    parser.add_argument("--only", nargs="+", default=["driver", "products", "families", "ops"])
     parser.add_argument("--match", default="")
     parser.add_argument("--out")
     parser.add_argument("--seconds", type=float, default=1e9)

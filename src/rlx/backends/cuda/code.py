@@ -11,12 +11,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.hopper.form import HopperForm, hopper_form
+from rlx.backends.cuda.hopper.product import THREADS
 from rlx.backends.cuda.modules import Function, Module, assemble
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
 from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
+from rlx.kernels.gpu.matmul import ProductOrigin
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine, machine_named
 
@@ -38,6 +41,8 @@ class GpuCode:
         anywhere: Callable[[], GpuCode] | None = None,
     ) -> None:
         self.name, self.key, self.ptx, self.threads = name, key, ptx, threads
+        # Another way to do the same on the tensor cores, where its arguments allow it.
+        self.tensor: HopperForm | None = None
         self.aligned, self._make_anywhere = aligned, anywhere
         self.address = next(_numbers)
         self._functions: WeakKeyDictionary[Gpu, Function] = WeakKeyDictionary()
@@ -93,17 +98,40 @@ class PtxLoader:
             return found
 
     def _code(self, kernel: Kernel, key: str) -> GpuCode:
-        texts = ptx_cache()
-        kept = texts.get(key) if texts is not None else None
-        if kept is None:
+        def compiled() -> str:
             from rlx.kernels.emit.llvm_codegen import compile_assembly
 
-            kept = compile_assembly(kernel, self.machine).encode()
-            if texts is not None:
-                texts.put(key, kept)
+            return compile_assembly(kernel, self.machine)
+
         aligned, made = needed_alignments(kernel), cache(lambda: self.load(without_alignment(kernel)))
         anywhere = (lambda: made().code) if aligned else None
-        return GpuCode(kernel.name, key, kept.decode(), kernel.thread_count, aligned, anywhere)
+        code = GpuCode(kernel.name, key, kept_ptx(key, compiled), kernel.thread_count, aligned, anywhere)
+        code.tensor = tensor_form(kernel, self.machine)
+        return code
+
+
+def kept_ptx(key: str, make: Callable[[], str]) -> str:
+    """PTX under a key: from disk, else made and kept there."""
+    texts = ptx_cache()
+    kept = texts.get(key) if texts is not None else None
+    if kept is None:
+        kept = make().encode()
+        if texts is not None:
+            texts.put(key, kept)
+    return kept.decode()
+
+
+def tensor_code(what: str, make: Callable[[], str]) -> GpuCode:
+    """Code for tensor cores, by all that decides it."""
+    key = hashlib.sha256(what.encode()).hexdigest()
+    return GpuCode("product", key, kept_ptx(key, make), THREADS)
+
+
+def tensor_form(kernel: Kernel, machine: Machine) -> HopperForm | None:
+    """The tensor-core form of a kernel that was made of a product."""
+    if not isinstance(kernel.origin, ProductOrigin):
+        return None
+    return hopper_form(*kernel.origin, [p.name for p in kernel.params], machine, tensor_code)
 
 
 def gpu_loading(arch: str) -> Loading:

@@ -162,6 +162,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuLinkComplete": (c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
     "cuLinkDestroy": (c_void_p,),
     "cuModuleGetFunction": (POINTER(_out), c_void_p, c_char_p),
+    "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, _address, *[c_void_p] * 4, *[c_int] * 4),
     "cuFuncGetAttribute": (POINTER(c_int), c_int, c_void_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": (POINTER(c_int), c_void_p, c_int, c_size_t),

@@ -30,6 +30,19 @@ def compile_assembly(kernel: Kernel, machine: Machine) -> str:
     return text
 
 
+def compile_optimized_assembly(text: str, machine: Machine, what: str) -> str:
+    """Assembly of LLVM IR that was written with variables on the stack and functions to be inlined: LLVM's own passes
+    come first. `what` names it in errors."""
+    from llvmlite import binding
+
+    llvm_machine = _llvm_machine(machine)
+    module = _module(text, machine, what)
+    passes = binding.create_pass_builder(llvm_machine, binding.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(module, passes)
+    assembly: str = llvm_machine.emit_assembly(module)
+    return assembly
+
+
 def compile_text(text: str, machine: Machine, what: str) -> bytes:
     """Relocatable object code of LLVM IR that is no kernel; `what` names it in errors."""
     code: bytes = _llvm_machine(machine).emit_object(_module(text, machine, what))

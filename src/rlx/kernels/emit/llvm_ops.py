@@ -63,8 +63,10 @@ class PureOps(FunctionText):
                 return self.intrinsic("fmuladd", kind, *refs)
             case "scale2":
                 return self.scale2(let, refs)
+            case "quotient":
+                return self.by_lanes("llvm.nvvm.div.full", "float", refs, let.result.lanes)
             case "exp2":
-                return self.by_lanes("llvm.nvvm.ex2.approx.f", "float", refs[0], let.result.lanes)
+                return self.by_lanes("llvm.nvvm.ex2.approx.f", "float", refs, let.result.lanes)
             case "neg" if source in FLOATS:
                 return self.emit(f"fneg {kind} {refs[0]}")
             case "neg":
@@ -115,14 +117,14 @@ class PureOps(FunctionText):
         rounding = [("i32", "4")] if bits == 512 else []
         return self.call(name, kind, [(kind, refs[0]), (kind, refs[1]), (kind, "zeroinitializer"), mask, *rounding])
 
-    def by_lanes(self, name: str, element: str, vector: str, lanes: int) -> str:
-        """An instruction that only single numbers have, for each lane of a vector."""
+    def by_lanes(self, name: str, element: str, vectors: list[str], lanes: int) -> str:
+        """An instruction that only single numbers have, for each lane of vectors."""
         if lanes == 1:
-            return self.call(name, element, [(element, vector)])
+            return self.call(name, element, [(element, v) for v in vectors])
         kind, result = f"<{lanes} x {element}>", "poison"
         for lane in range(lanes):
-            one = self.emit(f"extractelement {kind} {vector}, i32 {lane}")
-            found = self.call(name, element, [(element, one)])
+            ones = [self.emit(f"extractelement {kind} {v}, i32 {lane}") for v in vectors]
+            found = self.call(name, element, [(element, one) for one in ones])
             result = self.emit(f"insertelement {kind} {result}, {element} {found}, i32 {lane}")
         return result
 

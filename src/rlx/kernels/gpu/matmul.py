@@ -8,12 +8,12 @@ way of their own (`matmul_few`), chosen when the kernel runs where the number of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.matmul import MatrixOperand, Product
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, MatrixOperand, Product
 from rlx.kernels.gpu.matmul_few import FEW_ROWS, FewRows, few_form
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extents
@@ -45,6 +45,13 @@ class TileShape(NamedTuple):
         return self.columns // SIDE
 
 
+class ProductOrigin(NamedTuple):
+    """What a product kernel was made of: the product, and the type of its sums."""
+
+    product: Product
+    acc: DType
+
+
 def tile_shape(acc: DType, product: Product) -> TileShape:
     """Large tiles where there are rows and columns for them, and registers for the sums."""
     lanes = VECTOR_BYTES // acc.size_bytes
@@ -61,7 +68,9 @@ def gpu_matmul_kernel(name: str, product: Product, accumulator: DType | None = N
     stored = product.cs[0].dtype
     if product.epilogue is None and (len(product.bs) > 1 or acc.is_float != stored.is_float):
         raise OpError(f"matmul {name}: accumulates in {acc} and stores {stored}; say the conversion in an epilogue")
-    return _Maker(name, product, acc).build()
+    kernel = _Maker(name, product, acc).build()
+    kernel.origin = ProductOrigin(product, acc)
+    return kernel
 
 
 class _Maker:
@@ -187,18 +196,33 @@ class _Maker:
             self.store(batch, row, column + lane, 1, [k.load(b, place + lane) for b, place in kept])
 
     def store(self, batch: Value, row: Value, column: Value, lanes: int, sums: Sequence[Value]) -> None:
-        """The epilogue of neighbouring elements of a row, and their store."""
-        k, values = self.k, list(sums)
-        places = [o.at(batch, row, column) for o in (*self.cs, *self.extra)]
-        zero = k.as_index(0)
-        if self.epilogue is not None:
-            for place in places[len(self.cs) :]:
-                values.append(k.load(place.buffer, place.at(zero, zero), lanes=lanes, stride=place.column_stride))
-            indices = (batch, row, k.iota(DType.I64, lanes) + column)
-            values = lower_expr(k, self.epilogue.exprs, values, lanes, indices)
-        for place, value in zip(places, values):
-            data = k.cast(value, place.buffer.dtype)
-            k.store(place.buffer, place.at(zero, zero), data, stride=place.column_stride)
+        store_elements(self.k, self.epilogue, self.cs, self.extra, (batch, row, column), lanes, sums)
+
+
+def store_elements(
+    k: KernelBuilder,
+    epilogue: Epilogue | None,
+    cs: Sequence[MatrixOperand],
+    extra: Sequence[MatrixOperand],
+    place: tuple[Value, Value, Value],
+    lanes: int,
+    sums: Sequence[Value],
+    align: Callable[[Matrix], int] = lambda matrix: 0,
+) -> None:
+    """The epilogue of neighbouring elements of a row, from (batch, row, column) on, and their store. `align` says what
+    their places in a matrix are multiples of, in bytes."""
+    batch, row, column = place
+    values, zero = list(sums), k.as_index(0)
+    views = [o.at(batch, row, column) for o in (*cs, *extra)]
+    if epilogue is not None:
+        for view, operand in zip(views[len(cs) :], extra):
+            at, stride = view.at(zero, zero), view.column_stride
+            values.append(k.load(view.buffer, at, lanes=lanes, stride=stride, align=align(operand.matrix)))
+        indices = (batch, row, k.iota(DType.I64, lanes) + column)
+        values = lower_expr(k, epilogue.exprs, values, lanes, indices)
+    for view, value, operand in zip(views, values, cs):
+        data = k.cast(value, view.buffer.dtype)
+        k.store(view.buffer, view.at(zero, zero), data, stride=view.column_stride, align=align(operand.matrix))
 
 
 class _Blocks:

@@ -8,6 +8,7 @@ vector of columns and every so many-th row. The parts meet in shared memory, in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
@@ -24,6 +25,8 @@ COLUMNS = 4
 # Threads side by side along a row of B, and rows of it that a thread has on their way at the same time.
 ROW_THREADS = 8
 UNROLLED = 4
+# Rows whose parts meet at the same time.
+ROWS_AT_ONCE = 2
 
 Store = Callable[[Value, Value, int, Sequence[Value]], None]
 
@@ -118,7 +121,9 @@ class FewRows:
         """One number for each row and each column of the block, [row][b * COLUMNS + column]."""
         k, lanes = self.k, self.lanes
         first = block * COLUMNS
-        zero = k.const(0, ValueType(self.acc, lanes))
+        # Few sums stay vectors, each lane by itself; many would not fit into the registers.
+        width = lanes if len(a) == 1 else 1
+        zero = k.const(0, ValueType(self.acc, width))
         columns = [k.min(first + c, self.n - 1) for c in range(COLUMNS)]
         lines = [(b.matrix, b.at(batch, k.as_index(0), column)) for b in self.bs for column in columns]
         sums: list[Value] = [zero] * (len(a) * len(lines))
@@ -126,7 +131,7 @@ class FewRows:
             x = [k.cast(self.read(r, r.at(0, fold.index), self.a.matrix), self.acc) for r in a]
             w = [k.cast(self.read(c, c.at(fold.index, 0), matrix), self.acc) for matrix, c in lines]
             pairs = [(row, column) for row in x for column in w]
-            fold.next(*(self.multiply_add(row, column, s) for (row, column), s in zip(pairs, fold.values)))
+            fold.next(*(self.added(row, column, s) for (row, column), s in zip(pairs, fold.values)))
         joined = [k.reduce("add", value) for value in fold.results]
         return [joined[r * len(lines) : (r + 1) * len(lines)] for r in range(len(a))]
 
@@ -160,48 +165,79 @@ class FewRows:
             rest.next(*added(rest.index, 1, rest.values))
         return [list(rest.results[r * len(lines) : (r + 1) * len(lines)]) for r in range(len(a))]
 
+    def added(self, a: Value, b: Value, total: Value) -> Value:
+        """The products of two vectors added to a vector, or one by one to a number."""
+        if total.lanes == a.lanes:
+            return self.multiply_add(a, b, total)
+        for lane in range(a.lanes):
+            total = self.multiply_add(self.k.extract(a, lane), self.k.extract(b, lane), total)
+        return total
+
     def multiply_add(self, a: Value, b: Value, total: Value) -> Value:
         return self.k.fma(a, b, total) if self.acc.is_float else total + a * b
 
     def meet(self, count: int, parts: Sequence[Sequence[Value]], block: Value, thread: Value, store: Store) -> None:
-        """Add up the parts of all threads, row by row, and store them: a thread for each column."""
-        k, columns = self.k, self.columns
-        lanes = 1 if self.along_k else self.lanes
-        # The parts of one column lie `columns` apart, one for each thread that has a part of it.
-        shares = self.threads if self.along_k else self.threads // ROW_THREADS
-        buffers = [k.shared(f"parts{count}_{b}", self.acc, shares * columns) for b in range(len(self.bs))]
-        for r in range(count):
-            for number, buffer in enumerate(buffers):
-                if self.along_k:
-                    for c in range(COLUMNS):
-                        k.store(buffer, thread * COLUMNS + c, parts[r][number * COLUMNS + c])
-                else:
-                    place = thread // ROW_THREADS * columns + thread % ROW_THREADS * lanes
-                    k.store(buffer, place, parts[r][number])
+        """Add up the parts of all threads, some rows at a time, and store them: a thread for each element."""
+        k = self.k
+        if self.along_k:
+            at_once = min(count, ROWS_AT_ONCE)
+            exchange = _Exchange(self.threads, at_once * COLUMNS, 1, self.threads)
+        else:
+            at_once = 1
+            exchange = _Exchange(self.threads // ROW_THREADS, self.columns, self.columns, 1)
+        for first in range(0, count, at_once):
+            for number, buffer in enumerate(self.buffers):
+                self.put(buffer, parts[first : first + at_once], number, thread)
             k.barrier()
-            self.halve(buffers, shares, columns, thread)
-            with k.when((thread < columns) & (block * columns + thread < self.n) & (self.m > r)):
-                sums = [k.load(buffer, thread) for buffer in buffers]
-                store(k.as_index(r), block * columns + thread, 1, sums)
-            # The next row begins when this one has been read.
+            self.join(exchange, thread)
+            row, column = (thread // self.columns, thread % self.columns) if at_once > 1 else (k.as_index(0), thread)
+            row, column = row + first, block * self.columns + column
+            with k.when((thread < exchange.columns) & (column < self.n) & (row < self.m)):
+                store(row, column, 1, [k.load(b, thread * exchange.column_step) for b in self.buffers])
+            # The next rows begin when these have been read.
             k.barrier()
 
-    def halve(self, buffers: Sequence[Buffer], shares: int, columns: int, thread: Value) -> None:
-        """Fold shares until one is left: as many at a time as there are threads for."""
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        """Memory for the parts of each B, the same for every number of rows."""
+        per_thread = ROWS_AT_ONCE * COLUMNS if self.along_k else self.lanes
+        return [self.k.shared(f"parts{b}", self.acc, self.threads * per_thread) for b in range(len(self.bs))]
+
+    def put(self, buffer: Buffer, rows: Sequence[Sequence[Value]], number: int, thread: Value) -> None:
+        """What this thread has for some rows, of the B of that number."""
         k = self.k
+        if not self.along_k:
+            place = thread // ROW_THREADS * self.columns + thread % ROW_THREADS * self.lanes
+            k.store(buffer, place, rows[0][number])
+            return
+        values = [row[number * COLUMNS + c] for row in rows for c in range(COLUMNS)]
+        for column, value in enumerate(values):
+            k.store(buffer, thread + column * self.threads, value)
+
+    def join(self, exchange: _Exchange, thread: Value) -> None:
+        """Fold shares until one is left, up to 16 of a column by one thread."""
+        k, (shares, columns, share_step, column_step) = self.k, exchange
         while shares > 1:
-            # Each thread adds up to eight shares of one column.
-            factor = min(8, shares)
-            left = shares // factor
-            work = left * columns
+            factor = min(16, shares)
+            shares //= factor
+            work = shares * columns
             for start in range(0, work, self.threads):
                 item = thread + start
                 with k.when(item < work):
-                    for buffer in buffers:
-                        values = [k.load(buffer, item + i * work) for i in range(factor)]
+                    place = item % columns * column_step + item // columns * share_step
+                    for buffer in self.buffers:
+                        values = [k.load(buffer, place + i * shares * share_step) for i in range(factor)]
                         while len(values) > 1:
                             half = len(values) // 2
                             values = [a + b for a, b in zip(values[:half], values[half:])]
-                        k.store(buffer, item, values[0])
+                        k.store(buffer, place, values[0])
             k.barrier()
-            shares = left
+
+
+class _Exchange(NamedTuple):
+    """Parts in shared memory: `shares` of each of so many columns, and how far from each other they lie."""
+
+    shares: int
+    columns: int
+    share_step: int
+    column_step: int

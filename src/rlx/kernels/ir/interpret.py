@@ -345,6 +345,7 @@ _NUMPY: dict[str, Callable[..., Lanes]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": _divide,
+    "quotient": _divide,
     "rem": lambda a, b: a - b * _divide(a, b),
     "min": np.minimum,
     "max": np.maximum,

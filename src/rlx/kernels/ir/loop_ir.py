@@ -291,7 +291,7 @@ def packed_symbol(kernel_name: str) -> str:
 class Kernel:
     """A finished kernel. `text` is its stable printed form: golden file, bug report and cache key."""
 
-    __slots__ = ("_text", "arrays", "body", "name", "params")
+    __slots__ = ("_text", "arrays", "body", "name", "origin", "params")
 
     def __init__(self, name: str, params: Sequence[Buffer | Value], arrays: Sequence[Buffer], body: Block) -> None:
         self.name = name
@@ -299,6 +299,8 @@ class Kernel:
         self.arrays = tuple(arrays)
         self.body = body
         self._text: str | None = None
+        # What the kernel was made from, for machines that have another way to do the same; never part of its text.
+        self.origin: object = None
 
     @property
     def text(self) -> str:
@@ -495,6 +497,10 @@ def _infer_dot2(args: Sequence[ValueType], attr: Attr) -> ValueType:
     return args[0]
 
 
+def _infer_quotient(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    return _same_type("quotient", args, 2, FLOATS)
+
+
 def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
     return _same_type("exp2", args, 1, frozenset({DType.F32}))
 
@@ -506,9 +512,11 @@ def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
 # of x86 (vpdpbusd) and Arm (usdot) have it: products and sums of four are exact, the whole wraps |
 # dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
 # additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps)
-# exp2(x): 2**x to the last bits but one, as machines have an instruction for it
+# exp2(x): 2**x to the last bits but one, as machines have an instruction for it |
+# quotient(a, b): a / b to the last bits but one where that is faster, for functions that are no better themselves
 _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
     "exp2": _infer_exp2,
+    "quotient": _infer_quotient,
     "select": _infer_select,
     "cast": _infer_cast,
     "bitcast": _infer_bitcast,

@@ -325,13 +325,13 @@ def tanh(k: KernelBuilder, x: Value) -> Value:
     _, field, p = _exp_parts(k, at_most(k, k.abs(x), f.saturation) * 2.0)
     scale = _power_of_two(k, field, x.dtype)
     e = k.fma(scale, p, scale - 1.0)
-    return copysign(k, e / (e + 2.0), x)
+    return copysign(k, k.op("quotient", e, e + 2.0), x)
 
 
 def sigmoid(k: KernelBuilder, x: Value) -> Value:
     """1 / (1 + exp(-x)), from exp(-|x|), so that small results keep their precision."""
     e = k.op("exp_negative", -k.abs(x))
-    return k.select(x < 0.0, e, 1.0) / (e + 1.0)
+    return k.op("quotient", k.select(x < 0.0, e, 1.0), e + 1.0)
 
 
 def silu(k: KernelBuilder, x: Value) -> Value:

@@ -1,0 +1,70 @@
+"""Hopper's own instructions as inline PTX: barriers in shared memory, the copy engine, views for the tensor cores."""
+
+from __future__ import annotations
+
+from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+
+# A wait that takes so many nanoseconds is a fault: the kernel stops instead of hanging the GPU.
+PATIENCE = 2_000_000_000
+
+
+def barrier_init(w: Writer, barrier: Val, arrivals: int) -> None:
+    w.asm("mbarrier.init.shared::cta.b64 [<b>], <n>;", b=barrier, n=arrivals)
+
+
+def barrier_arrive(w: Writer, barrier: Val) -> None:
+    w.asm("mbarrier.arrive.shared::cta.b64 _, [<b>];", b=barrier)
+
+
+def barrier_expect(w: Writer, barrier: Val, size: int) -> None:
+    """Arrive, and let the phase wait for so many bytes besides."""
+    w.asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [<b>], <n>;", b=barrier, n=size)
+
+
+def barrier_wait(w: Writer, barrier: Val, parity: Val) -> None:
+    """Wait for the end of the phase with that parity."""
+    w.asm(
+        f"""{{ .reg .pred p; .reg .b64 t0, t1;
+        mbarrier.try_wait.parity.shared::cta.b64 p, [<b>], <p>; @p bra DONE;
+        mov.u64 t0, %globaltimer;
+        SPIN: mbarrier.try_wait.parity.shared::cta.b64 p, [<b>], <p>; @p bra DONE;
+        mov.u64 t1, %globaltimer; sub.u64 t1, t1, t0; setp.lt.u64 p, t1, {PATIENCE}; @p bra SPIN; trap;
+        DONE: }}""",
+        b=barrier,
+        p=parity,
+    )
+
+
+def copy_box(w: Writer, to: Val, tensor_map: Val, x: Val, y: Val, barrier: Val) -> None:
+    """Let the copy engine bring the box that begins at column x, row y of a matrix; its bytes count at the barrier."""
+    w.asm(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [<to>], [<map>, {<x>, <y>}], [<b>];",
+        to=to,
+        map=tensor_map,
+        x=x,
+        y=y,
+        b=barrier,
+    )
+
+
+def descriptor(w: Writer, address: Val, leading: int, stride: int) -> Val:
+    """How wgmma sees a tile in shared memory with 128-byte swizzle. Where K lies side by side, `stride` is the bytes
+    between groups of 8 rows; else it is the bytes between groups of 8 along K, and `leading` those between slabs of 64
+    columns."""
+    low = w.wide((address & 0x3FFFF) >> 4)
+    return low | (leading >> 4 << 16 | stride >> 4 << 32 | 1 << 62)
+
+
+class Ring:
+    """A position in a ring of stages: the number of the stage, and the parity of the current turn."""
+
+    def __init__(self, w: Writer, stages: int) -> None:
+        self._w, self._stages = w, stages
+        self.stage, self.parity = Var(w, 0), Var(w, 0)
+
+    def advance(self) -> None:
+        following = self.stage.get() + 1
+        wraps = following.equals(self._stages)
+        self.stage.set(self._w.select(wraps, 0, following))
+        self.parity.set(self.parity.get() ^ self._w.select(wraps, 1, 0))

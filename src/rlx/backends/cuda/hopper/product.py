@@ -1,0 +1,209 @@
+"""The kernel of a product on Hopper's tensor cores: C = epilogue(A @ B, ..), f16 or bf16 in, sums in f32.
+
+One block for each multiprocessor walks the tiles of C. One thread lets the copy engine bring tiles of A and B into a
+ring of stages; two groups of four warps multiply them, 64 rows each, and finish what they have summed up themselves:
+each thread gives two neighbouring elements at a time to the epilogue, which is a function made from loop IR.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlx.backends.cuda.hopper.instructions import (
+    Ring,
+    barrier_arrive,
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    copy_box,
+    descriptor,
+)
+from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+
+# A tile of C, and the depth of a stage: 64 elements of two bytes are the widest swizzled row.
+ROWS = 128
+DEPTH = 64
+SLAB_BYTES = 64 * DEPTH * 2
+THREADS = 384
+# Rows of tiles that are walked before the next column of them, so that the L2 cache keeps both operands.
+BAND = 8
+
+
+class ProductShape(NamedTuple):
+    """`columns` of C in a tile, for each of `parts` products of the same A; whether B lies side by side along K."""
+
+    columns: int
+    parts: int
+    along_k: bool
+    element: str  # "bf16" or "f16"
+
+    @property
+    def stage_bytes(self) -> int:
+        return (ROWS + self.columns * self.parts) * DEPTH * 2
+
+    @property
+    def stages(self) -> int:
+        return min(6, (220 << 10) // self.stage_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Stages begin at multiples of 1 KiB; two barriers for each."""
+        return 1024 + self.stages * (self.stage_bytes + 16)
+
+    @property
+    def part_bytes(self) -> int:
+        return self.columns * DEPTH * 2
+
+
+class FinishCall(NamedTuple):
+    """The epilogue as LLVM text, the names and types of its first parameters, which are those of the kernel, too; then
+    come row and column (i64) and two sums of each product."""
+
+    text: str
+    params: tuple[tuple[str, str], ...]
+
+
+def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str) -> str:
+    """The LLVM module. Parameters: tensor maps of A and of every B, tiles of rows, of columns and of depth (i32), then
+    those of the epilogue."""
+    return _Product(name, shape, finish).text(triple)
+
+
+class _Product:
+    def __init__(self, name: str, shape: ProductShape, finish: FinishCall) -> None:
+        w = self.w = Writer(name, THREADS)
+        self.shape, self.finish = shape, finish
+        self.map_a = w.tensor_map("map_a")
+        self.maps_b = [w.tensor_map(f"map_b{i}") for i in range(shape.parts)]
+        self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
+        self.passed = [w.param(n, t) for n, t in finish.params]
+        # Swizzled rows begin at multiples of 1 KiB.
+        base = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
+        self.memory = (base + 1023) & -1024
+        self.barriers = self.memory + shape.stages * shape.stage_bytes
+        self.thread = w.register("tid.x")
+        self.first, self.stride = w.register("ctaid.x"), w.register("nctaid.x")
+        self.tiles = self.row_tiles * self.column_tiles
+
+    def full(self, stage: Val) -> Val:
+        return self.barriers + stage * 8
+
+    def empty(self, stage: Val) -> Val:
+        return self.barriers + (stage + self.shape.stages) * 8
+
+    def text(self, triple: str) -> str:
+        w = self.w
+        # Without it a way around all wgmma would join those that run, and the assembler would serialize them.
+        w.assume(self.steps > 0)
+        with w.when(self.thread.equals(0)):
+            for stage in range(self.shape.stages):
+                barrier_init(w, self.full(w.value(stage)), 1)
+                barrier_init(w, self.empty(w.value(stage)), 2)
+            w.asm("fence.mbarrier_init.release.cluster;")
+        w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+        w.either(self.thread < 128, self.produce, self.consume)
+        return w.module(triple, self.finish.text)
+
+    def origin(self, tile: Val) -> tuple[Val, Val]:
+        """The first row and column of a tile."""
+        w = self.w
+        band = self.column_tiles * BAND
+        top = tile // band * BAND
+        left = self.row_tiles - top
+        rows = w.select(left < BAND, left, BAND)
+        inside = tile % band
+        return (top + inside % rows) * ROWS, inside // rows * self.shape.columns
+
+    def produce(self) -> None:
+        """One thread keeps the ring full."""
+        w, shape = self.w, self.shape
+        w.asm("setmaxnreg.dec.sync.aligned.u32 40;")
+        with w.when(self.thread.equals(0)):
+            ring = Ring(w, shape.stages)
+            with w.loop(self.first, self.tiles, self.stride) as tile:
+                row, column = self.origin(tile)
+                with w.loop(0, self.steps) as step:
+                    stage = ring.stage.get()
+                    barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
+                    barrier_expect(w, self.full(stage), shape.stage_bytes)
+                    a = self.memory + stage * shape.stage_bytes
+                    copy_box(w, a, self.map_a, step * DEPTH, row, self.full(stage))
+                    for number, map_b in enumerate(self.maps_b):
+                        b = a + (ROWS * DEPTH * 2 + number * shape.part_bytes)
+                        self.copy_b(b, map_b, column, step * DEPTH, self.full(stage))
+                    ring.advance()
+
+    def copy_b(self, to: Val, map_b: Val, column: Val, depth: Val, barrier: Val) -> None:
+        if self.shape.along_k:
+            copy_box(self.w, to, map_b, depth, column, barrier)
+            return
+        # A swizzled row is 128 bytes: slabs of 64 columns.
+        for slab in range(self.shape.columns // 64):
+            copy_box(self.w, to + slab * SLAB_BYTES, map_b, column + slab * 64, depth, barrier)
+
+    def consume(self) -> None:
+        w, shape = self.w, self.shape
+        w.asm("setmaxnreg.inc.sync.aligned.u32 232;")
+        group, inside = (self.thread >> 7) - 1, self.thread & 127
+        ring, before = Ring(w, shape.stages), Var(w, 0)
+
+        def release(stage: Val) -> None:
+            with w.when(inside.equals(0)):
+                barrier_arrive(w, self.empty(stage))
+
+        with w.loop(self.first, self.tiles, self.stride) as tile:
+            row, column = self.origin(tile)
+            sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.columns // 2)]
+            with w.loop(0, self.steps) as step:
+                stage = ring.stage.get()
+                barrier_wait(w, self.full(stage), ring.parity.get())
+                a = self.memory + stage * shape.stage_bytes
+                self.multiply(sums, a, group)
+                with w.when(step > 0):
+                    release(before.get())
+                before.set(stage)
+                ring.advance()
+            # Sums must pass through the wait: before it they are not there yet.
+            done = w.asm("wgmma.wait_group.sync.aligned 0;", tied=[s.get() for s in sums])
+            release(before.get())
+            self.store(done, row + group * 64, column, inside)
+
+    def multiply(self, sums: list[Var], a: Val, group: Val) -> None:
+        """One stage of a warp group. One piece of PTX, so that nothing comes between its instructions; waiting for all
+        but the newest says that the stage before has been read."""
+        w, shape = self.w, self.shape
+        count = shape.columns // 2
+        text = "{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; wgmma.fence.sync.aligned;"
+        # 16 further along K: 32 bytes inside a swizzled row where K lies side by side, else 16 rows of 128 bytes.
+        ahead = 32 if shape.along_k else 2048
+        for s in range(DEPTH // 16):
+            for part in range(shape.parts):
+                registers = ", ".join(f"${part * count + i}" for i in range(count))
+                text += f"""add.s64 a, <a>, {s * 32 >> 4}; add.s64 b, <b{part}>, {s * ahead >> 4};
+                    wgmma.mma_async.sync.aligned.m64n{shape.columns}k16.f32.{shape.element}.{shape.element}
+                    {{{registers}}}, a, b, p, 1, 1, 0, {0 if shape.along_k else 1};"""
+        text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }"
+        first = a + ROWS * DEPTH * 2
+        views = {
+            f"b{part}": descriptor(w, first + part * shape.part_bytes, 16 if shape.along_k else SLAB_BYTES, 1024)
+            for part in range(shape.parts)
+        }
+        new = w.asm(text, [s.get() for s in sums], a=descriptor(w, a + group * SLAB_BYTES, 16, 1024), **views)
+        for variable, value in zip(sums, new):
+            variable.set(value)
+
+    def store(self, sums: list[Val], row: Val, column: Val, inside: Val) -> None:
+        """Each thread has two neighbouring columns of every eight, in two rows that are eight apart."""
+        w, shape = self.w, self.shape
+        lane = inside & 31
+        row = row + ((inside >> 5) * 16 + (lane >> 2))
+        column = column + (lane & 3) * 2
+        count = shape.columns // 2
+        passed = [f"{v.type} {v.name}" for v in self.passed]
+        for j in range(shape.columns // 8):
+            for half in range(2):
+                at = 4 * j + 2 * half
+                pairs = [sums[part * count + at + i] for part in range(shape.parts) for i in range(2)]
+                place = [w.wide(row + 8 * half), w.wide(column + 8 * j)]
+                arguments = [*passed, *(f"{v.type} {v.name}" for v in (*place, *pairs))]
+                w.line(f"call void @finish({', '.join(arguments)})")
