@@ -16,6 +16,7 @@ Names are loaded on first use. What is not listed in `_HOME` is looked up among 
 from __future__ import annotations
 
 import importlib
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlx import errors as errors
@@ -108,7 +109,10 @@ _HOME: dict[str, str] = {
 _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
     | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
+    | {"quant", "gguf", "linalg", "bench", "prelude", "driver", "macros", "cortexm", "fpga", "compat", "errors"}
 )
+# Folders of ops whose functions `dir` shows; gradients, quantised and fused ops are found in `rlx.ops`.
+_SHOWN_OPS = ("pointwise", "shape", "reduction", "linalg", "nn", "attn", "control", "parallel")
 
 if TYPE_CHECKING:
     from rlx.ir.dims import Dim as Dim
@@ -135,8 +139,10 @@ def __getattr__(name: str) -> Any:
     importlib.import_module("rlx.runtime")
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in vars(ops):
+    elif name in vars(ops) and not isinstance(vars(ops)[name], ModuleType):
         value = getattr(ops, name)
+    elif name in (known := importlib.import_module("rlx.ir.op").OP_CLASSES):
+        value = known[name]
     else:
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
     globals()[name] = value
@@ -144,5 +150,14 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    """What users type. Op functions that `rlx.numpy` has under the same name are shown there."""
     ops = importlib.import_module("rlx.ops")
-    return sorted({*globals(), *_HOME, *_MODULES, *(n for n in vars(ops) if not n.startswith("_"))})
+    arrays = importlib.import_module("rlx.numpy")
+    elsewhere = {*dir(arrays), *dir(arrays.linalg), *(f"{name}_" for name in dir(arrays))}
+    functions = {
+        name
+        for name, value in vars(ops).items()
+        if isinstance(value, FunctionType) and value.__module__.split(".")[2] in _SHOWN_OPS
+    }
+    shown = {n for n in functions - elsewhere if "backward" not in n and not n.startswith("scan_")}
+    return sorted({"__version__", "RlxError", "knobs", *_HOME, *_MODULES, *shown})

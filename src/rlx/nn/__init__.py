@@ -9,9 +9,10 @@ also make their weights are pairs of functions; see `rlx.nn.layer_pairs`.
 
 from rlx.nn import initializers as initializers
 from rlx.nn.activations import *
-from rlx.nn.attention import *
+from rlx.nn.attention_functions import *
 from rlx.nn.layer_pairs import *
 from rlx.nn.layers import *
 from rlx.nn.losses import *
 from rlx.nn.sequence_layers import *
+from rlx.nn.sequence_layers import self_attention as attention
 from rlx.nn.sequence_losses import *

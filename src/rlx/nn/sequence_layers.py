@@ -17,7 +17,7 @@ from rlx import random
 from rlx.errors import OpError, ShapeError
 from rlx.nn import initializers
 from rlx.nn.activations import gelu, sigmoid, silu, softmax, tanh
-from rlx.nn.attention import dot_product_attention, rope
+from rlx.nn.attention_functions import dot_product_attention, rope
 from rlx.nn.layer_pairs import Dims, Layer, chain, dense, dropout_layer, norm_layer, residual
 
 __all__ = ["feed_forward", "gru", "load_balance_loss", "lstm", "moe", "self_attention", "transformer_block"]

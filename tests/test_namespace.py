@@ -1,0 +1,62 @@
+"""The public namespace: what `dir(rlx)` shows, and the module map of the Rust RLX."""
+
+import importlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+import rlx
+from rlx.errors import RlxError
+
+MODULE_MAP = [
+    *("ir", "opt", "driver", "runtime", "macros", "gguf", "bench", "sparse"),
+    *("splat", "linalg", "cortexm", "fpga", "quant", "ops", "autodiff", "prelude"),
+]
+NOT_YET = ["driver", "macros", "cortexm", "fpga"]
+
+
+def test_what_is_shown():
+    shown = dir(rlx)
+    assert len(shown) < 300
+    for name in shown:
+        value = getattr(rlx, name)
+        if isinstance(value, types.ModuleType):
+            assert value.__name__.startswith("rlx."), name
+    for name in ("jit", "grad", "Graph", "Session", "load", "relu", "softmax", "numpy", "nn", "device_put"):
+        assert name in shown
+    assert not {"Any", "importlib", "annotations", "TYPE_CHECKING", "operands", "arithmetic"} & {*shown}
+
+
+@pytest.mark.parametrize("name", MODULE_MAP)
+def test_the_module_map_holds_by_import_and_by_attribute(name):
+    code = f"import rlx; a = rlx.{name}; import rlx.{name} as b; assert a is b, (a, b)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert getattr(rlx, name) is importlib.import_module(f"rlx.{name}")
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_what_is_not_there_yet_says_so_on_first_use(name):
+    with pytest.raises(RlxError, match=rf"rlx\.{name}\.anything: .* yet"):
+        getattr(rlx, name).anything  # noqa: B018
+
+
+def test_names_that_are_not_shown_still_work():
+    for name in ("PanelMatMul", "AttentionJoin", "MatMul", "add", "softmax_cross_entropy_backward", "q_matmul"):
+        assert name not in dir(rlx) and getattr(rlx, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        rlx.no_such_name  # noqa: B018
+
+
+def test_functions_are_not_shadowed_by_modules():
+    assert callable(rlx.nn.attention) and callable(rlx.attention) and callable(rlx.fft)
+
+
+def test_thin_modules_have_what_they_stand_for():
+    from rlx.prelude import Graph, Session
+
+    assert Graph is rlx.Graph and Session is rlx.Session
+    assert rlx.gguf.open_gguf is rlx.formats.gguf.open_gguf
+    assert rlx.linalg.solve is rlx.numpy.linalg.solve
+    assert rlx.quant.QuantScheme is rlx.QuantScheme
