@@ -5,7 +5,7 @@ also make their weights are pairs of functions; see `rlx.nn.layer_pairs`.
 """
 
 # Each module lists its public names in __all__.
-# ruff: noqa: F403
+# ruff: noqa: F401, F403
 
 from rlx.nn import initializers as initializers
 from rlx.nn.activations import *
