@@ -72,6 +72,7 @@ _HOME: dict[str, str] = {
     "threads": "rlx.backends.cpu.threads",
     **dict.fromkeys(("Device", "is_available", "available_devices"), "rlx.runtime.device"),
     "CompiledGraph": "rlx.runtime.compiled_graph",
+    "load_compiled": "rlx.runtime.compiled_graph",
     "CompileOptions": "rlx.backends.compile_options",
     **dict.fromkeys(("compile_count", "compile_log", "clear_compile_cache"), "rlx.runtime.compile_cache"),
     "Array": "rlx.runtime.arrays",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from rlx.errors import RlxError
 from rlx.ir.graph import Graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -25,7 +26,15 @@ class Exporter(ABC):
     """Writes a program with its weights. Nothing is left behind when it fails: files appear whole or not at all."""
 
     # Option -> what it is for; `rlx export TARGET --help` shows them.
-    options: Mapping[str, str] = {}
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def checked(self, options: Mapping[str, str] | None) -> Mapping[str, str]:
+        """The options, all of which are known."""
+        for name in options or {}:
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise RlxError(f"export: there is no option {name!r}; known: {known}")
+        return options or {}
 
     @abstractmethod
     def export(

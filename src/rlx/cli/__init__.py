@@ -36,6 +36,8 @@ COMMANDS: dict[str, str] = {
     "doctor": "what a device needs, and whether it is there",
     "pull": "get a model",
     "inspect": "metadata and tensors of a model file, or the text of a graph",
+    "export": "write a model or a program as files for a target",
+    "compile": "compile a model into one file that starts at once",
     "cache": "what is kept on disk, and how to delete it",
     "quantize": "write a GGUF file with smaller tensors",
     "convert": "write a Hugging Face model as a GGUF file",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,13 +11,13 @@ import numpy as np
 
 from rlx.backends.api import Executable, Prepared
 from rlx.backends.memory import aligned_copy, drop_pages, is_fixed
+from rlx.backends.program.signature import Signature
 from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
-from rlx.ir.dims import bind_dim, distinct
+from rlx.ir.dims import bind_dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.index_checks import check_ids, id_checks
-from rlx.ir.leaves import Input, Param
+from rlx.ir.index_checks import check_ids
 from rlx.ir.shape import Dims, Shape
 from rlx.locks import fork_safe_lock
 from rlx.runtime.arrays import Array, as_array, given_away
@@ -49,25 +50,39 @@ class _Ready(NamedTuple):
     sizes: dict[Hashable, _Sizes]
 
 
+def load_compiled(path: str | os.PathLike[str], threads: int | None = None) -> CompiledGraph:
+    """The program of a file that `CompiledGraph.save` has written, ready to run. Nothing is compiled.
+
+    A file for another kind of CPU or another version of rlx, and a damaged one, are refused. Load files from whom you
+    trust: they are native code.
+    """
+    from rlx.backends.cpu.saved_programs import load_program
+
+    found = load_program(os.fspath(path), threads)
+    compiled = CompiledGraph(found.signature, found.executable, "cpu")
+    if found.prepared is not None:
+        compiled.use_prepared(found.prepared)
+    return compiled
+
+
 class CompiledGraph:
     """Set the params once, run as often as you like.
 
     Everything that comes from outside is checked first: a wrong name, shape or dtype raises and changes nothing.
     """
 
-    def __init__(self, graph: Graph, executable: Executable, device: str) -> None:
+    def __init__(self, program: Graph | Signature, executable: Executable, device: str) -> None:
+        self._signature = signature = program if isinstance(program, Signature) else Signature.of(program)
         self._executable = executable
         self._device = device
-        self._name = graph.name
-        self._inputs = {n.op.key: n.shape for n in graph.nodes if isinstance(n.op, Input)}
-        self._params = {n.op.key: n.shape for n in graph.nodes if isinstance(n.op, Param)}
-        self._outputs = [graph.shape(o) for o in graph.outputs]
-        self._overwritten = frozenset(graph.aliases.values())
-        self._constraints = distinct(graph.constraints)
-        self._id_checks = id_checks(graph)
+        self._name = signature.name
+        self._inputs, self._params = signature.inputs, signature.params
+        self._outputs = list(signature.outputs)
+        self._overwritten = frozenset(signature.aliases.values())
+        self._constraints, self._id_checks = signature.constraints, signature.id_checks
         self._dtypes = {name: shape.dtype.numpy for name, shape in self._inputs.items()}
         self._other_dtypes = {name: dtype for name, dtype in self._dtypes.items() if name not in self._overwritten}
-        self._lending = Lending(graph, executable, [check.key for check in self._id_checks])
+        self._lending = Lending(signature, executable, [check.key for check in self._id_checks])
         # Replaced as wholes, so that a run sees one set of weights whatever other threads set meanwhile.
         self._values: Mapping[str, np.ndarray[Any, Any]] = {}
         self._ready: _Ready | None = None
@@ -101,6 +116,24 @@ class CompiledGraph:
     @property
     def output_types(self) -> list[Shape]:
         return list(self._outputs)
+
+    def save(self, path: str | os.PathLike[str], weights: str = "inside") -> None:
+        """Write the program as a file that `rlx.load_compiled` reads, with its weights `inside`, in a file `beside` it,
+        or with `none`. It runs on the same kind of CPU with the same version of rlx, and needs nothing else."""
+        from rlx.backends.cpu.saved_programs import save_program
+
+        ready = None
+        if weights != "none":
+            ready = self._ready if self._ready is not None and self._ready.values is self._values else None
+            ready = ready or self._prepare(self._values)
+        save_program(os.fspath(path), self._signature, self._executable, ready and ready.prepared, weights)  # type: ignore[arg-type]
+
+    def use_prepared(self, prepared: Prepared) -> None:
+        """Run on weights that are in the program's own form already; no others can be set."""
+        with self._setting:
+            self._values = prepared.values
+            self._ready = _Ready(prepared.values, prepared, {})
+            self._is_frozen = True
 
     def memory_info(self) -> MemoryInfo:
         """How much memory the program needs; see `MemoryInfo`."""

@@ -14,8 +14,7 @@ import numpy as np
 
 from rlx.backends.api import Executable
 from rlx.backends.donation import Held
-from rlx.ir.graph import Graph
-from rlx.ir.leaves import Input
+from rlx.backends.program.signature import Signature
 from rlx.runtime.arrays import Array, as_array
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -42,18 +41,18 @@ class Lending:
     """Gives loans for the arrays that an executable returns in the memory of inputs, and knows them when they come
     back."""
 
-    def __init__(self, graph: Graph, executable: Executable, looked_at: Sequence[str] = ()) -> None:
+    def __init__(self, program: Signature, executable: Executable, looked_at: Sequence[str] = ()) -> None:
         """There are no loans if an input that is overwritten is one of those whose values are `looked_at`."""
         self._executable = executable
-        self.names = [node.op.key for node in graph.nodes if isinstance(node.op, Input)]
-        homes = {key: output for output, key in graph.aliases.items()}
-        is_possible = len(homes) == len(graph.aliases) and not homes.keys() & {*looked_at}
+        self.names = list(program.inputs)
+        homes = {key: output for output, key in program.aliases.items()}
+        is_possible = len(homes) == len(program.aliases) and not homes.keys() & {*looked_at}
         self._homes = homes if is_possible else {}
         self._keys = list(self._homes)
         # Outputs that lie elsewhere come first, then the arrays that came back: the place of each output among them.
-        elsewhere = [o for o in range(len(graph.outputs)) if o not in self._homes.values()]
+        elsewhere = [o for o in range(len(program.outputs)) if o not in self._homes.values()]
         places = {output: number for number, output in enumerate([*elsewhere, *self._homes.values()])}
-        self._order = [places[output] for output in range(len(graph.outputs))]
+        self._order = [places[output] for output in range(len(program.outputs))]
 
     def known(self, given: Mapping[str, Any]) -> Back | None:
         """The arrays for overwritten inputs, if all are of one loan of this executable, each in its own place."""

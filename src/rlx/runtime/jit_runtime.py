@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.api import CompileOptions, Executable
+from rlx.backends.program.signature import Signature
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.graph import Graph
 from rlx.ir.index_checks import check_ids, id_checks
 from rlx.runtime.arrays import Array, given_away
 from rlx.runtime.compile_cache import compiled_program
+from rlx.runtime.compiled_graph import CompiledGraph
 from rlx.runtime.device import default_device
 from rlx.runtime.device_arrays import DeviceArray, common_device, results_of, values_for
 from rlx.runtime.donation import Back, Lending, Shapes
-from rlx.trace.jit import Run, set_compiler, set_device_finder
+from rlx.trace.jit import Run, set_compiler, set_device_finder, set_saver
 
 
 def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -> Run:
@@ -25,8 +27,9 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
     executable = compiled_program(graph, default_device() if device is None else device, CompileOptions(verify=False))
     if executable.space is not None:
         return _device_runner(graph, executable)
-    checks = id_checks(graph)
-    lending = Lending(graph, executable, [check.key for check in checks])
+    signature = Signature.of(graph)
+    checks = signature.id_checks
+    lending = Lending(signature, executable, [check.key for check in checks])
     overwritten = frozenset(graph.aliases.values())
     leaves = graph.inputs
     keys = [str(node.name) for node in leaves]
@@ -85,5 +88,12 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
     return run
 
 
+def save_function(graph: Graph, device: str | None, path: Any) -> None:
+    """Write a traced function as a file; see `CompiledGraph.save`."""
+    where = default_device() if device is None else device
+    CompiledGraph(graph, compiled_program(graph, where, CompileOptions(verify=False)), where).save(path)
+
+
 set_compiler(compile_function)
+set_saver(save_function)
 set_device_finder(common_device)

@@ -64,6 +64,19 @@ def device_of_arguments(leaves: Sequence[Any], what: str, wanted: str | None = N
     return wanted if wanted is not None else _device_of_arguments(leaves, what)
 
 
+def _no_saver(graph: Graph, device: str | None, path: Any) -> None:
+    raise BindingError("save: programs are saved by a runtime, and none is loaded; import rlx.runtime")
+
+
+_saver: Callable[[Graph, str | None, Any], None] = _no_saver
+
+
+def set_saver(save: Callable[[Graph, str | None, Any], None]) -> None:
+    """Let `save` write compiled functions to files; called by the runtime when it is imported."""
+    global _saver
+    _saver = save
+
+
 def set_device_finder(find: Callable[[Sequence[Any], str], str | None]) -> None:
     """Let `find` say on which device the arguments of a call live; called by the runtime when it is imported."""
     global _device_of_arguments
@@ -95,6 +108,7 @@ class Compiled:
         traced = lowered.traced
         self._signature, self._in_tree, self.out_tree = lowered.signature, traced.in_tree, traced.out_tree
         self._inputs = traced.graph.inputs
+        self._graph, self._device = traced.graph, lowered.device
         self._run = compile_graph(traced.graph, lowered.device, lowered.donated)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,6 +118,10 @@ class Compiled:
             raise BindingError(f"{self._signature.name}: it was compiled for other arguments; {difference}")
         self._check(call)
         return self.run(call.leaves)
+
+    def save(self, path: Any) -> None:
+        """Write the program as a file that `rlx.load_compiled` reads; its inputs are named as the arguments are."""
+        _saver(self._graph, self._device, path)
 
     def _check(self, call: FlatCall) -> None:
         specs = _specs(self._signature, call)

@@ -57,7 +57,22 @@ class Executor(NamedTuple):
 
 @cache
 def executor() -> Executor:
-    """The executor for this machine: from disk, else compiled."""
+    """The executor for this machine: the one that came with a program, else from disk, else compiled."""
+    return link_executor(_given or executor_code(), host())
+
+
+# Code that came with a program before the executor was first needed.
+_given: bytes | None = None
+
+
+def use_executor(code: bytes) -> None:
+    """Take the executor from a saved program, so that nothing has to be compiled; too late is no harm."""
+    global _given
+    _given = code
+
+
+def executor_code() -> bytes:
+    """The object code of the executor: from disk, else compiled."""
     machine, objects = host(), object_cache()
     key = _key(machine)
     code = objects.get(key) if objects is not None else None
@@ -65,7 +80,7 @@ def executor() -> Executor:
         code = compile_executor(machine)
         if objects is not None:
             objects.put(key, code)
-    return link_executor(code, machine)
+    return code
 
 
 def compile_executor(machine: Machine, **options: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.api import Backend
+from rlx.backends.export import Exporter
 from rlx.compile.generators import Generator
 from rlx.compile.target import DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
@@ -12,6 +13,12 @@ def _backend(chosen: Selection) -> Backend:
     from rlx.backends.cpu import CpuBackend
 
     return CpuBackend()
+
+
+def _exporter() -> Exporter:
+    from rlx.backends.cpu.exporter import CpuExporter
+
+    return CpuExporter()
 
 
 def _machine(name: str | None) -> Machine:
@@ -40,6 +47,7 @@ TARGET = Target(
     machine=_machine,
     generator=_generator,
     backend=_backend,
+    exporter=_exporter,
     claims=frozenset(
         {
             "MatMul",

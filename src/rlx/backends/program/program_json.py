@@ -47,9 +47,9 @@ MAX_CONSTANTS = 1 << 20
 _Json = Any
 
 
-def programs_to_json(programs: Programs) -> str | None:
-    """The document of programs; None for those that cannot be written."""
-    writer = _Writer()
+def programs_to_json(programs: Programs, any_constants: bool = False) -> str | None:
+    """The document of programs; None for those that cannot be written, or are not worth it unless `any_constants`."""
+    writer = _Writer(None if any_constants else MAX_CONSTANTS)
     try:
         main = writer.program(programs.main)
         prepare = [[writer.program(p.program), p.results] for p in programs.prepare]
@@ -90,7 +90,8 @@ class _Unwritable(Exception):
 
 
 class _Writer:
-    def __init__(self) -> None:
+    def __init__(self, max_constants: int | None) -> None:
+        self.max_constants = max_constants
         self.sizes: dict[Size, int] = {}
         self.codes: dict[tuple[Code, Grid], int] = {}
         self.grids: list[_Json] = []
@@ -102,7 +103,8 @@ class _Writer:
         return [place.value, self.size(place.offset)]
 
     def program(self, program: Program) -> _Json:
-        if sum(c.array.nbytes for c in program.constants) > MAX_CONSTANTS:
+        size = sum(c.array.nbytes for c in program.constants)
+        if self.max_constants is not None and size > self.max_constants:
             raise _Unwritable
         return {
             "name": program.name,

@@ -1,0 +1,74 @@
+"""Files of named parts that are read whole or not at all: what saved programs are kept in.
+
+    rlxc 1 | length and sha256 of the head | head, JSON | parts, each on a 64-byte boundary
+
+The head has the place and the sha256 of every part. All of it is checked before anything is used, so a flipped bit
+anywhere is an error when the file is opened. This tells damage, not malice: a saved program is native code, to be
+loaded from whom one trusts, as any program is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import FormatError
+from rlx.formats.mapped_file import file_bytes, replace_file
+
+_MAGIC = b"rlxc\x01\r\n\x1a"
+_START = struct.Struct("<8sQ32s")
+_ALIGN = 64
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def write_parts(path: Path, head: Mapping[str, Any], parts: Mapping[str, bytes | memoryview]) -> None:
+    """Write a file; it appears whole or not at all."""
+    table, at = {}, 0
+    for name, part in parts.items():
+        view = memoryview(part)
+        table[name] = [at, view.nbytes, hashlib.sha256(view).hexdigest()]
+        at += _padded(view.nbytes)
+    text = json.dumps({**head, "parts": table}, separators=(",", ":")).encode()
+    start = _START.pack(_MAGIC, len(text), hashlib.sha256(text).digest())
+    with replace_file(path) as file:
+        file.write(start + text)
+        file.write(bytes(_padded(len(start) + len(text)) - len(start) - len(text)))
+        for part in parts.values():
+            view = memoryview(part)
+            file.write(view)
+            file.write(bytes(_padded(view.nbytes) - view.nbytes))
+
+
+def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Bytes]]:
+    """The head and the parts of a file, mapped; a FormatError for what is no whole file of this kind."""
+    content = file_bytes(path)
+    if content.nbytes < _START.size or bytes(content[:8]) != _MAGIC:
+        raise FormatError(f"{path}: this is no saved program of rlx (.rlxc), or one of another version of the format")
+    _, length, wanted = _START.unpack(content[: _START.size].tobytes())
+    text = content[_START.size : _START.size + length].tobytes() if length <= content.nbytes else b""
+    if hashlib.sha256(text).digest() != wanted:
+        raise FormatError(f"{path}: the file is damaged; save the program again")
+    head = json.loads(text)
+    base = end = _padded(_START.size + length)
+    # Between parts there is nothing, and nothing is zeros.
+    gaps, parts = [content[_START.size + length : base]], {}
+    for name, (at, size, digest) in head.pop("parts").items():
+        part = content[base + at : base + at + size]
+        if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
+            raise FormatError(f"{path}: the file is damaged in {name!r}; save the program again")
+        end = max(end, base + at + _padded(size))
+        gaps.append(content[base + at + size : base + at + _padded(size)])
+        parts[name] = part
+    if content.nbytes != end or any(gap.any() for gap in gaps):
+        raise FormatError(f"{path}: the file is damaged: there is something between its parts")
+    return head, parts
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

@@ -1,0 +1,85 @@
+"""Write a model or a program as files for a target.
+
+MODEL is a GGUF file, a Hugging Face directory, the name of a pulled model, or the text of a graph (.rlx). For the
+target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` runs without compiling anything.
+
+examples:
+  rlx export cpu smollm2 smollm2.rlxc
+  rlx export cpu graph.rlx graph.rlxc --option weights=none
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx.cli import add_command
+from rlx.errors import ExportOnly, RlxError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlx.cli import Subparsers
+    from rlx.ir.graph import Graph
+
+    Weights = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, "export", __doc__)
+    parser.add_argument("target", help="what the files are for: a device as `rlx devices` lists it")
+    add_arguments(parser)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model file, directory or name, or the text of a graph")
+    parser.add_argument("out", type=Path, help="the file or folder to write")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the target")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    return export(args.target, args)
+
+
+def export(target: str, args: argparse.Namespace) -> int:
+    from rlx.cli.waiting import Waiting
+    from rlx.compile.target import select
+
+    chosen = select(target).target
+    if chosen.exporter is None:
+        raise ExportOnly(f"{chosen.name}: programs cannot be exported for it; see rlx doctor {chosen.name}")
+    exporter, options = chosen.exporter(), {}
+    for given in args.option:
+        name, separator, value = given.partition("=")
+        if not separator:
+            raise RlxError(f"an option is NAME=VALUE, got {given!r}; known: {', '.join(exporter.options) or 'none'}")
+        options[name] = value
+    exporter.checked(options)
+    with Waiting(f"exporting {args.model}"):
+        graph, weights = _program(args.model)
+        done = exporter.export(graph, weights, args.out, options)
+    if args.json:
+        print(json.dumps({"files": [str(f) for f in done.files], **done.figures}))
+        return 0
+    figures = ", ".join(f"{name} {value}" for name, value in done.figures.items())
+    print(f"{', '.join(str(f) for f in done.files)}: {figures}")
+    return 0
+
+
+def _program(model: str) -> tuple[Graph, Weights]:
+    import rlx
+
+    if model.endswith((".rlx", ".txt")):
+        graph = rlx.parse(Path(model).read_text(encoding="utf-8"))
+        if graph.params:
+            names = ", ".join(str(n.name) for n in graph.params[:3])
+            raise RlxError(f"{model}: a text has no values for its params ({names}); make them constants or inputs")
+        return graph, {}
+    from rlx.models.exporting import model_program
+
+    return model_program(model)
