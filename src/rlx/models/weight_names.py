@@ -73,7 +73,7 @@ _GPT2: dict[str, str] = {
     "up": "transformer.h.{i}.mlp.c_fc",
     "down": "transformer.h.{i}.mlp.c_proj",
 }
-_OLMO2: dict[str, str] = _LLAMA | {
+_OLMO2: dict[str, str] = {role: name for role, name in _LLAMA.items() if role not in ("attn_norm", "ffn_norm")} | {
     "post_attn_norm": "model.layers.{i}.post_attention_layernorm",
     "post_ffn_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
