@@ -120,9 +120,11 @@ class LanguageModel:
         self._make_tokenizer = files.tokenizer
         built = build_decoder(files.config, files.weights, kv_dtype)
         self.graph = built.graph
-        self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
+        self._session = Session(device, CompileOptions(threads=threads, activations=activations))
+        self._compiled = self._session.compile(built.graph)
         read_weights(built.weights, self._compiled, files.source)
         self._runner = DecoderRunner(files.config, self._compiled, built.caches)
+        self._files = files
         self._idle: list[SequenceBatch] = []
         self._lock = threading.Lock()
 
@@ -254,6 +256,43 @@ class LanguageModel:
         ids = self._ids("logits", token_ids)
         batch, pieces = SequenceBatch(self._runner), range(0, len(ids), PREFILL_CHUNK)
         return np.concatenate([batch.all_logits(ids[i : i + PREFILL_CHUNK]) for i in pieces])
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        pooling: str = "mean",
+        normalize: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> F32:
+        """One vector per text, f32[n, hidden]; for a single string f32[hidden]: the mean of the model's last hidden
+        states, or with `pooling="last"` that of the last token, of length 1 unless `normalize=False`.
+
+        Texts longer than the context are cut. `progress(done, all)` is called after each text. The first call compiles
+        a program of its own, which holds the weights a second time.
+        """
+        if pooling not in ("mean", "last"):
+            raise OpError(f"embed: pooling must be mean or last, got {pooling!r:.80}")
+        many = [texts] if isinstance(texts, str) else list(texts)
+        vectors = np.empty((len(many), self.config.hidden), np.float32)
+        for row, text in enumerate(many):
+            states = self._states(self._ids("embed", text)[: self.config.context])
+            vector = states[-1] if pooling == "last" else states.mean(axis=0, dtype=np.float64)
+            vectors[row] = vector / max(float(np.linalg.norm(vector)), 1e-12) if normalize else vector
+            if progress is not None:
+                progress(row + 1, len(many))
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def _states(self, ids: list[int]) -> F32:
+        """f32[len(ids), hidden]: what logits are made of, after each token."""
+        batch, pieces = SequenceBatch(self._state_runner), range(0, len(ids), PREFILL_CHUNK)
+        return np.concatenate([batch.all_logits(ids[i : i + PREFILL_CHUNK]) for i in pieces])
+
+    @cached_property
+    def _state_runner(self) -> DecoderRunner:
+        built = build_decoder(self.config, self._files.weights, gives_states=True)
+        program = self._session.compile(built.graph)
+        read_weights(built.weights, program, self._files.source)
+        return DecoderRunner(self.config, program, built.caches)
 
     def perplexity(
         self,
