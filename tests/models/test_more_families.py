@@ -131,7 +131,7 @@ def test_vectors_from_a_model_that_writes_text():
     """Hidden states are what logits are made of: times the head they are the logits."""
     lm = language_model()
     ids = lm.tokenizer.encode("some text")
-    states, head = lm._states(ids), lm._files.weights.get("output.weight", (260, 32)).read()
+    states, head = lm._states(ids), lm._open_again().weights.get("output.weight", (260, 32)).read()
     np.testing.assert_allclose(states @ head.T, lm.logits(ids), atol=1e-4)
     vectors = lm.embed(["some text", "another"])
     mean = states.mean(0)

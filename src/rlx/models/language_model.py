@@ -72,12 +72,17 @@ def load(
         raise OpError(f"load: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     if kv_dtype not in KV_DTYPES:
         raise OpError(f"load: kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
-    files = open_decoder(find_model(path_or_name), mmap)
-    if weights is not None:
+    path = find_model(path_or_name)
+
+    def opened() -> DecoderFiles:
+        files = open_decoder(path, mmap)
+        if weights is None:
+            return files
         files.weights.quantize(weights, files.config.layers)
         # These are no longer the weights of the file.
-        files = files._replace(source="")
-    return LanguageModel(files, device, threads, KV_DTYPES[kv_dtype], activations)
+        return files._replace(source="")
+
+    return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened)
 
 
 class DecodeSession:
@@ -114,7 +119,10 @@ class LanguageModel:
         threads: int | None = None,
         kv_dtype: DType = DType.F32,
         activations: str = "f32",
+        open_again: Callable[[], DecoderFiles] | None = None,
     ) -> None:
+        """`open_again` gives the files once more, for a second program of the same weights; without it they are kept,
+        and what they hold of the weights with them."""
         self.config: DecoderConfig = files.config
         self.path: Path = files.path
         self._make_tokenizer = files.tokenizer
@@ -124,7 +132,7 @@ class LanguageModel:
         self._compiled = self._session.compile(built.graph)
         read_weights(built.weights, self._compiled, files.source)
         self._runner = DecoderRunner(files.config, self._compiled, built.caches)
-        self._files = files
+        self._open_again = open_again if open_again is not None else lambda: files
         self._idle: list[SequenceBatch] = []
         self._lock = threading.Lock()
 
@@ -267,8 +275,8 @@ class LanguageModel:
         """One vector per text, f32[n, hidden]; for a single string f32[hidden]: the mean of the model's last hidden
         states, or with `pooling="last"` that of the last token, of length 1 unless `normalize=False`.
 
-        Texts longer than the context are cut. `progress(done, all)` is called after each text. The first call compiles
-        a program of its own, which holds the weights a second time.
+        Texts longer than the context are cut. `progress(done, all)` is called after each text. The first call reads
+        the model's file again, for a program of its own.
         """
         if pooling not in ("mean", "last"):
             raise OpError(f"embed: pooling must be mean or last, got {pooling!r:.80}")
@@ -289,9 +297,10 @@ class LanguageModel:
 
     @cached_property
     def _state_runner(self) -> DecoderRunner:
-        built = build_decoder(self.config, self._files.weights, gives_states=True)
+        files = self._open_again()
+        built = build_decoder(self.config, files.weights, gives_states=True)
         program = self._session.compile(built.graph)
-        read_weights(built.weights, program, self._files.source)
+        read_weights(built.weights, program, files.source)
         return DecoderRunner(self.config, program, built.caches)
 
     def perplexity(
