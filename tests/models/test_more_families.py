@@ -1,4 +1,6 @@
-"""olmo2, gpt_neox and opt against a forward pass in f64 NumPy, and vectors from models that write text."""
+"""olmo2, gpt_neox, opt and modernbert against a forward pass in f64 NumPy, and vectors from models that write text."""
+
+import json
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from models.numpy_forward import layer_norm, rms_norm, rotate, softmax
 from models.random_directories import FAMILIES, random_directory
 from models.tiny_models import language_model
 from rlx.errors import FormatError, OpError
-from rlx.formats.safetensors import open_safetensors
+from rlx.formats.safetensors import open_safetensors, write_safetensors
 from rlx.models.config_hf import decoder_config_from_hf
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 17)
@@ -125,6 +127,67 @@ def test_logits_are_those_of_the_formulas(fields, forward, tmp_path):
 def test_variants_of_opt_that_are_refused(change, message):
     with pytest.raises(FormatError, match=message):
         decoder_config_from_hf(OPT | change)
+
+
+MODERNBERT = {
+    "model_type": "modernbert",
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "vocab_size": 260,
+    "max_position_embeddings": 64,
+    "hidden_activation": "gelu",
+    "local_attention": 6,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "local_rope_theta": 10000.0,
+    "pad_token_id": 0,
+}
+
+
+def modernbert(w, ids):
+    """f64[S, D] of one text."""
+
+    def norm(x, name):
+        return layer_norm(x, w[name + ".weight"], 0.0, 1e-5)
+
+    x = norm(w["model.embeddings.tok_embeddings.weight"][ids], "model.embeddings.norm")
+    distance = np.abs(np.arange(len(ids))[:, None] - np.arange(len(ids)))
+    for i in range(4):
+        b, is_local = f"model.layers.{i}.", i % 3 > 0
+        h = norm(x, b + "attn_norm") if i else x
+        q, k, v = np.split(h @ w[b + "attn.Wqkv.weight"].T, 3, -1)
+        out = []
+        for head in range(4):
+            part = slice(head * 8, head * 8 + 8)
+            qh, kh = (rotate(z[:, part], 10000.0 if is_local else 160000.0, False) for z in (q, k))
+            scores = np.where((distance <= 3) | (not is_local), qh @ kh.T / np.sqrt(8), -np.inf)
+            out.append(softmax(scores) @ v[:, part])
+        x = x + np.concatenate(out, -1) @ w[b + "attn.Wo.weight"].T
+        gate, up = np.split(norm(x, b + "mlp_norm") @ w[b + "mlp.Wi.weight"].T, 2, -1)
+        x = x + (gelu(gate) * up) @ w[b + "mlp.Wo.weight"].T
+    return norm(x, "model.final_norm")
+
+
+def test_modernbert_is_its_formula(tmp_path):
+    rng = np.random.default_rng(4)
+    dims = {"model.embeddings.tok_embeddings": (260, 32), "model.embeddings.norm": (32,), "model.final_norm": (32,)}
+    for i in range(4):
+        b = f"model.layers.{i}."
+        dims |= {b + "attn.Wqkv": (96, 32), b + "attn.Wo": (32, 32), b + "mlp.Wi": (80, 32), b + "mlp.Wo": (32, 40)}
+        dims |= {b + "mlp_norm": (32,)} | ({b + "attn_norm": (32,)} if i else {})
+    w = {
+        f"{n}.weight": (rng.normal(size=d) * (d[-1] ** -0.5 if len(d) > 1 else 0.3) + (len(d) == 1)).astype("f4")
+        for n, d in dims.items()
+    }
+    write_safetensors(tmp_path / "model.safetensors", w)
+    (tmp_path / "config.json").write_text(json.dumps(MODERNBERT))
+    encoder, exact = rlx.load_encoder(tmp_path), {name: a.astype(np.float64) for name, a in w.items()}
+    ids, lengths = rng.integers(0, 260, (3, 40)), [40, 1, 13]
+    found = encoder.forward(ids, np.arange(40) < np.array(lengths)[:, None])
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(found[row, :length], modernbert(exact, ids[row, :length]), atol=1e-4)
 
 
 def test_vectors_from_a_model_that_writes_text():
