@@ -20,7 +20,6 @@ import numpy.typing as npt
 from rlx.backends.api import CompileOptions
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.models import chat_template_process
 from rlx.models.config import DecoderConfig
 from rlx.models.decoder import KV_DTYPES, build_decoder
 from rlx.models.generation import Completion, write
@@ -254,7 +253,9 @@ class LanguageModel:
         """The prompt of a conversation, by the model's own template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        # What renders it starts while the tokenizer is made.
+        from rlx.models import chat_template_process  # most models are never talked to
+
+        # What renders the template starts while the tokenizer is made.
         chat_template_process.start()
         turns: list[dict[str, object]] = [dict(message) for message in messages]
         return self.tokenizer.encode(self.tokenizer.render_chat(turns), add_special=False)
