@@ -63,10 +63,11 @@ class Terminal:
 
     def leave_with(self, key):
         """Press a key; again if it came between the prompt and the moment when keys are listened to."""
-        for _ in range(100):
+        for _ in range(10):
             self.type(key)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=0.5)
+                # Long enough to leave in: a second Ctrl-C on the way out would be one in the middle of something.
+                self.process.wait(timeout=10)
                 break
         return self.end()
 

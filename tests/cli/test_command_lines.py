@@ -308,7 +308,7 @@ def test_errors_say_it_once_and_in_one_line(place, capsys, monkeypatch):
         (["quantize", MODEL, "dir", "--type", "Q8_0"], "rlx quantize: dir is a directory; give the name of a file"),
         (
             ["generate", MODEL, "x", "--temperature", "-1"],
-            "rlx generate: stream: temperature must be 0 or more, got -1.0",
+            "rlx generate: temperature must be 0 or more, got -1.0",
         ),
     ]:
         code, out, err = run(capsys, *words)

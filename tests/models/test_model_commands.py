@@ -135,6 +135,15 @@ def test_embed_in_all_forms(encoder, capsys, tmp_path):
     np.testing.assert_allclose(np.loadtxt(io.StringIO(lines)), vectors, rtol=1e-6)
 
 
+def test_embed_with_a_model_that_writes_text(model, capsys):
+    code, out, _ = run(capsys, "embed", model, "one", "two texts", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["dimension"] == 32
+    np.testing.assert_allclose(np.linalg.norm(found["vectors"], axis=1), 1, rtol=1e-5)
+    code, _, err = run(capsys, "embed", model, "one", "--prompt-name", "query")
+    assert code == 1 and "--prompt-name is for encoders" in err
+
+
 def test_explain_models_and_graphs(model, encoder, capsys, tmp_path):
     assert "@llama" in run(capsys, "explain", model)[1]
     assert "@bert" in run(capsys, "explain", encoder)[1]

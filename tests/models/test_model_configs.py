@@ -280,10 +280,12 @@ JSON = st.recursive(
 GEMMA3 = {**HF, "model_type": "gemma3_text", "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4}
 MOE = {**HF, "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 MOE |= {"shared_expert_intermediate_size": 8, "norm_topk_prob": True}
+MODERNBERT = {**BERT, "model_type": "modernbert", "local_attention": 8, "global_attn_every_n_layers": 2}
+NEOX = {**BERT, "model_type": "gpt_neox", "use_parallel_residual": True, "rotary_pct": 0.5}
 EXTRAS = ("rope_scaling", "rope_parameters", "layer_types", "quantization_config", "mlp_only_layers", "head_dim")
 
 
-@given(st.sampled_from([HF, GEMMA3, MOE, BERT, {**BERT, "model_type": "mpnet"}]), st.data())
+@given(st.sampled_from([HF, GEMMA3, MOE, BERT, {**BERT, "model_type": "mpnet"}, MODERNBERT, NEOX]), st.data())
 def test_any_field_may_hold_anything(fields, data):
     read = encoder_config_from_hf if "bert" in fields["model_type"] or "mpnet" in fields["model_type"] else None
     names = data.draw(st.lists(st.sampled_from([*fields, *EXTRAS]), min_size=1, max_size=3))

@@ -221,11 +221,13 @@ for source in sys.argv[1:]:
     except RlxError as error:
         print(error)
 chat_template_process._stop()
-for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-    print(resource.getrusage(who).ru_maxrss)
+# Of this process by its own count: what getrusage says of it may be that of the one which started it.
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux bounds memory, and counts it there")
 def test_memory_is_bounded_in_both_processes():
     sources = [*OTHERS_FOR_C.values(), HOSTILE["doubling lists"]]
     done = subprocess.run([sys.executable, "-c", MEASURED, *sources], check=True, capture_output=True, text=True)

@@ -37,6 +37,9 @@ FAMILIES = {
     },
     "mpnet": BASE | {"layer_norm_eps": 1e-5},
     "nomic_bert": BASE,
+    "modernbert": BASE
+    | {"num_hidden_layers": 5, "local_attention": 10, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    | {"cls_token_id": 1, "sep_token_id": 2},
 }
 
 

@@ -80,11 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 # What the message about a fault of rlx begins with.
 UNEXPECTED = "an unexpected"
 _LONGEST_LINE = 1500
+# What commands call, and what the errors of those begin with.
+_METHODS = ("complete", "stream", "generate", "chat", "embed", "load", "load_encoder", "pull", "convert", "quantize")
 
 
 def _failed(command: str, message: str) -> int:
-    """Say in one line what was wrong; methods put their own name first, which may be that of the command."""
-    line = " ".join(part.strip() for part in message.removeprefix(f"{command}: ").splitlines())
+    """Say in one line what was wrong. Methods put their own name first; here the name of the command says it."""
+    name, _, rest = message.partition(": ")
+    said = rest if name in (command, *_METHODS) else message
+    line = " ".join(part.strip() for part in said.splitlines())
     # Long enough for any message; an argument of a megabyte is not repeated as a whole.
     shown = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
     print(f"rlx {command}: {shown}", file=sys.stderr)

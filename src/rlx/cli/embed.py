@@ -1,6 +1,7 @@
 """Turn texts into vectors: texts on the command line, or the lines of a file or of standard input.
 
-Vectors are written as a .npy array (--out), as JSON (--json), or as lines of numbers.
+A language model gives vectors, too: the mean of its last hidden states. Vectors are written as a .npy array (--out), as
+JSON (--json), or as lines of numbers.
 
 examples:
   rlx embed minilm "one text" "another text" --json
@@ -12,23 +13,35 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from rlx.cli import add_command
 from rlx.cli.arguments import path, positive, read_text, threads
+from rlx.cli.waiting import Waiting
+from rlx.errors import RlxError
+from rlx.models.config_hf_encoders import is_encoder
+from rlx.models.language_model import load
+from rlx.models.model_files import read_json
+from rlx.models.pull import find_model
 from rlx.models.pull_progress import ProgressBar
-from rlx.models.text_encoder import load_encoder
+from rlx.models.text_encoder import F32, load_encoder
 from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
 
+Embed: TypeAlias = Callable[[Sequence[str], Callable[[int, int], None]], F32]
+
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "embed", __doc__)
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face directory or a name such as minilm")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a Hugging Face directory, a GGUF file, or a name such as minilm"
+    )
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="what to embed")
     parser.add_argument("--file", type=path, metavar="PATH", help="embed each line of this file")
     parser.add_argument("--prompt", metavar="TEXT", help="put this before each text")
@@ -58,22 +71,43 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     texts = args.texts or read_text(None, args.file).splitlines()
-    encoder = load_encoder(args.model, args.device, args.threads, args.weights, args.activations, mmap=not args.no_mmap)
+    model = find_model(args.model)
+    with Waiting(f"loading {args.model}"):
+        embed = _from_encoder(model, args) if _is_encoder(model) else _from_decoder(model, args)
     with ProgressBar(unit="texts", scale=1) as bar:
-        vectors = encoder.embed(
-            texts,
-            args.batch_size,
-            prompt=args.prompt,
-            prompt_name=args.prompt_name,
-            progress=lambda done, total: bar("embed", done, total),
-        )
+        vectors = embed(texts, lambda done, total: bar("embed", done, total))
     if args.out is not None:
         with args.out.open("wb") as file:
             np.save(file, vectors)
     elif args.json:
         rounded = [[float(f"{x:.8g}") for x in row] for row in vectors]
-        print(json.dumps({"model": args.model, "dimension": encoder.dimension, "vectors": rounded}))
+        print(json.dumps({"model": args.model, "dimension": vectors.shape[1], "vectors": rounded}))
     else:
         for row in vectors:
             print(" ".join(f"{x:.8g}" for x in row))
     return 0
+
+
+def _is_encoder(model: Path) -> bool:
+    """Whether a model is made for vectors; one that writes text gives some, too."""
+    config = model / "config.json"
+    return config.is_file() and is_encoder(read_json(config))
+
+
+def _from_encoder(model: Path, args: argparse.Namespace) -> Embed:
+    encoder = load_encoder(model, args.device, args.threads, args.weights, args.activations, mmap=not args.no_mmap)
+
+    def embed(texts: Sequence[str], progress: Callable[[int, int], None]) -> F32:
+        return encoder.embed(
+            texts, args.batch_size, prompt=args.prompt, prompt_name=args.prompt_name, progress=progress
+        )
+
+    return embed
+
+
+def _from_decoder(model: Path, args: argparse.Namespace) -> Embed:
+    if args.prompt_name is not None:
+        raise RlxError("--prompt-name is for encoders, which have prompts; use --prompt")
+    lm = load(model, args.device, args.threads, args.activations, weights=args.weights, mmap=not args.no_mmap)
+    before = args.prompt or ""
+    return lambda texts, progress: lm.embed([before + text for text in texts], progress=progress)

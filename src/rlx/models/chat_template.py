@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from rlx.errors import FormatError, RlxError
 from rlx.models import chat_template_process
+from rlx.models.chat_template_protocol import MAX_SECONDS
 
 MAX_TEMPLATE_CHARS = 1 << 20
-# What reading a template and rendering it may take together.
-MAX_SECONDS = 2.0
 _MAX_READING_SECONDS = 1.0
 # Conversations are flat; what nests deeper than this is not one.
 _MAX_DEPTH = 200

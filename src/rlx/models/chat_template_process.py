@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 
 import rlx
 from rlx.errors import FormatError, RlxError
-from rlx.models.chat_template_protocol import ANSWER, BAD_SOURCE, MAX_BYTES, NO_MEMORY, REQUEST, TEXT
+from rlx.models.chat_template_protocol import ANSWER, BAD_SOURCE, MAX_BYTES, MAX_SECONDS, NO_MEMORY, REQUEST, TEXT
 
 # A start takes some 0.1 s; on a machine that is busy with other things, longer.
 _START_SECONDS = 60.0
@@ -162,7 +162,7 @@ def ask(source: str, arguments: Mapping[str, object] | None, seconds: float) -> 
             except TimeoutError:
                 worker.close()
                 _worker = None
-                raise RlxError(f"chat template: it runs longer than {seconds:g} seconds") from None
+                raise RlxError(f"chat template: it runs longer than {MAX_SECONDS:g} seconds") from None
             except _Ended:
                 kind, text = NO_MEMORY, ""
             except BaseException:

@@ -15,3 +15,5 @@ ANSWER = struct.Struct("<cI")
 TEXT, BAD_SOURCE, FAILED, NO_MEMORY = b"=", b"s", b"f", b"m"
 # All memory of the process in which templates run.
 MAX_BYTES = 256 << 20
+# What reading a template and rendering it may take together.
+MAX_SECONDS = 2.0

@@ -23,11 +23,11 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlx.errors import RlxError
+from rlx.models.chat_template_protocol import MAX_SECONDS
 
 MAX_TEXT = 1 << 24
 MAX_RANGE = 100_000
 MAX_STEPS = 2_000_000
-MAX_SECONDS = 2.0
 _MAX_WIDTH = 1000
 _MAX_INT_BITS = 4096
 

@@ -164,7 +164,9 @@ class EncoderConfig:
 
     Learned positions are a table of `table_rows` rows, used from `position_offset` on (RoBERTa: padding id + 1). With
     `relative_buckets` a bias per head and bucket of distances is added to the scores (MPNet). `rope` replaces learned
-    positions (NomicBERT). Norms stand after each residual.
+    positions (NomicBERT). Norms stand after each residual, or with `pre_norms` before each half of a layer and once at
+    the end (ModernBERT). In layers for which `is_local` holds, tokens see those up to `local_reach` away, and turn by
+    `local_rope`.
     """
 
     family: str
@@ -185,6 +187,11 @@ class EncoderConfig:
     relative_buckets: int = 0
     relative_max_distance: int = 128
     fused_qkv: bool = False
+    fused_gate_up: bool = False
+    pre_norms: bool = False
+    local_reach: int = 0
+    local_rope: RopeConfig | None = None
+    local_layers: frozenset[int] = frozenset()
     pad_id: int = 0
     pooling: tuple[PoolingMode, ...] = field(default=())
     normalize: bool = False
@@ -195,10 +202,16 @@ class EncoderConfig:
         )
         if self.hidden % self.heads:
             raise FormatError(f"{self.family}: {self.heads} heads do not divide a width of {self.hidden}")
+        for rope in (self.rope, self.local_rope):
+            if rope is not None and (rope.dims % 2 or not 0 < rope.dims <= self.head_dim):
+                raise FormatError(f"{self.family}: rotary positions of {rope.dims} features do not fit its heads")
 
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+    def is_local(self, layer: int) -> bool:
+        return layer in self.local_layers
 
 
 # More than any model has: a file that says more is damaged, and must not make anybody build lists of that length.

@@ -190,6 +190,45 @@ def _nomic(f: HfFields) -> EncoderConfig:
     )
 
 
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def _modernbert(f: HfFields) -> EncoderConfig:
+    f.refuse("position_embedding_type", "absolute", "sans_pos")
+    hidden, heads, layers = f.size("hidden_size"), f.size("num_attention_heads"), f.layers("num_hidden_layers")
+    head_dim = max(hidden // heads, 1)
+    every, types = f.size("global_attn_every_n_layers", 3), f.listed("layer_types")
+    if types is not None and (len(types) != layers or any(t not in _LAYER_TYPES for t in types)):
+        raise FormatError(f"config.json: layer_types must name {layers} full or sliding layers, got {types!r:.100}")
+    slides = [i % every > 0 for i in range(layers)] if types is None else [t == _LAYER_TYPES[1] for t in types]
+    if f.table("rope_parameters"):
+        rope, local = (rope_from_hf(f, head_dim, kind) for kind in _LAYER_TYPES)
+    else:
+        bases = f.number("global_rope_theta", 160000.0), f.optional_number("local_rope_theta")
+        rope, local = (RopeConfig(base=base or bases[0], dims=head_dim) for base in bases)
+    return EncoderConfig(
+        family="modernbert",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        ffn=f.size("intermediate_size"),
+        vocab=f.size("vocab_size"),
+        context=f.size("max_position_embeddings"),
+        norm_eps=f.number("norm_eps", 1e-5),
+        activation=f.activation("hidden_activation", "hidden_act"),
+        rope=rope,
+        local_rope=local,
+        # Half of the window on either side.
+        local_reach=f.size("local_attention", 128) // 2,
+        local_layers=frozenset(i for i, slides_here in enumerate(slides) if slides_here),
+        learned_positions=False,
+        fused_qkv=True,
+        fused_gate_up=True,
+        pre_norms=True,
+        pad_id=f.size("pad_token_id", 0, least=0),
+    )
+
+
 ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "bert": _bert,
     "roberta": _roberta,
@@ -197,4 +236,5 @@ ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "distilbert": _distilbert,
     "mpnet": _mpnet,
     "nomic_bert": _nomic,
+    "modernbert": _modernbert,
 }

@@ -50,9 +50,12 @@ class DecoderProgram(NamedTuple):
 KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "q8": DType.I8}
 
 
-def build_decoder(config: DecoderConfig, file: WeightFile, kv_dtype: DType = DType.F32) -> DecoderProgram:
-    """The program of `config` on the weights of `file`, with caches of `kv_dtype`."""
-    return _Decoder(config, file, kv_dtype).build()
+def build_decoder(
+    config: DecoderConfig, file: WeightFile, kv_dtype: DType = DType.F32, gives_states: bool = False
+) -> DecoderProgram:
+    """The program of `config` on the weights of `file`, with caches of `kv_dtype`. With `gives_states` its first output
+    is not the logits, but the hidden states f32[B,R,D] that logits are made of."""
+    return _Decoder(config, file, kv_dtype).build(gives_states)
 
 
 class _Decoder:
@@ -75,7 +78,7 @@ class _Decoder:
         cos, sin = (self.graph.input(f"{name}.{part}", ("C", rope.dims // 2), DType.F32) for part in ("cos", "sin"))
         return rope, cos, sin
 
-    def build(self) -> DecoderProgram:
+    def build(self, gives_states: bool = False) -> DecoderProgram:
         c = self.config
         x = self.layers.embedding(self.tokens, "embed", c.vocab, c.hidden)
         if c.embed_scale != 1.0:
@@ -94,9 +97,11 @@ class _Decoder:
             read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
             x = self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)
         wanted = ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
-        logits = self._logits(self._norm(wanted, "final_norm", None))
-        self.layers.file.refuse_unused(self._is_no_weight)
-        self.graph.set_outputs([logits, *self.caches.values()])
+        states = self._norm(wanted, "final_norm", None)
+        result = states if gives_states else self._logits(states)
+        head = f"{self.layers.file.name('head')}."
+        self.layers.file.refuse_unused(lambda n: self._is_no_weight(n) or (gives_states and n.startswith(head)))
+        self.graph.set_outputs([result, *self.caches.values()])
         for name, updated in self.caches.items():
             self.graph.alias(updated, name)
         return DecoderProgram(self.graph, self.layers.weights, tuple(self.caches))

@@ -3,7 +3,7 @@
 Inputs, with B texts padded on the right to S tokens:
 
     ids      i32[B,S]       lengths  i32[B]     tokens of each text
-    rope.cos, rope.sin      f32[S,D/2]          with rotary positions
+    rope.cos, rope.sin      f32[S,D/2]          with rotary positions (and rope.local.cos, rope.local.sin)
     buckets  i32[S,S]                           with relative positions: the bucket of each distance
 
 Outputs: hidden states f32[B,S,D], then, with pooling, one vector per text f32[B,E]. Hidden states of padding mean
@@ -21,12 +21,14 @@ import numpy.typing as npt
 from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.models.config import EncoderConfig, PoolingMode
+from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
 from rlx.models.layers import Layers, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.define.operands import same_graph
 
 _TINY = 1e-12
+# What is added to the score of a token that is too far away: nothing is left of it, and sums stay finite.
+_FAR = -1e9
 
 
 class EncoderProgram(NamedTuple):
@@ -48,18 +50,24 @@ class _Encoder:
         self.layers = Layers(self.graph, file)
         self.ids = self.graph.input("ids", ("B", "S"), DType.I32)
         self.lengths = self.graph.input("lengths", ("B",), DType.I32)
-        self.tables: dict[str, Any] = {}
-        if config.rope is not None:
-            dims = ("S", config.rope.dims // 2)
-            self.tables = {part: self.graph.input(f"rope.{part}", dims, DType.F32) for part in ("cos", "sin")}
+        self.tables = self._rope_inputs("rope", config.rope)
+        self.local_tables = self._rope_inputs("rope.local", config.local_rope) or self.tables
+        self.near = self._near_bias() if config.local_layers else None
         self.bias = self._relative_bias() if config.relative_buckets else None
+
+    def _rope_inputs(self, name: str, rope: RopeConfig | None) -> tuple[RopeConfig, Any, Any] | None:
+        if rope is None:
+            return None
+        cos, sin = (self.graph.input(f"{name}.{part}", ("S", rope.dims // 2), DType.F32) for part in ("cos", "sin"))
+        return rope, cos, sin
 
     def build(self) -> EncoderProgram:
         c = self.config
         x = self._norm(self._embedded(), "embed_norm", None)
         for layer in range(c.layers):
-            x = self._norm(ops.add(x, self._attention(x, layer)), "attn_norm", layer)
-            x = self._norm(ops.add(x, self._feed_forward(x, layer)), "ffn_norm", layer)
+            x = self._pre_normed(x, layer) if c.pre_norms else self._post_normed(x, layer)
+        if c.pre_norms:
+            x = self._norm(x, "final_norm", None)
         outputs = [x]
         if c.pooling:
             pooled = [self._pooled(x, mode) for mode in c.pooling]
@@ -68,6 +76,16 @@ class _Encoder:
         self.layers.file.refuse_unused(self._is_head)
         self.graph.set_outputs(outputs)
         return EncoderProgram(self.graph, self.layers.weights)
+
+    def _post_normed(self, x: Any, layer: int) -> Any:
+        x = self._norm(ops.add(x, self._attention(x, layer)), "attn_norm", layer)
+        return self._norm(ops.add(x, self._feed_forward(x, layer)), "ffn_norm", layer)
+
+    def _pre_normed(self, x: Any, layer: int) -> Any:
+        # The embeddings are normalised already, so that the first layer may leave its norm out.
+        read = self._norm(x, "attn_norm", layer) if self.layers.file.has("attn_norm", layer) else x
+        x = ops.add(x, self._attention(read, layer))
+        return ops.add(x, self._feed_forward(self._norm(x, "ffn_norm", layer), layer))
 
     def _embedded(self) -> Any:
         c = self.config
@@ -93,6 +111,16 @@ class _Encoder:
         hidden = ops.where(self._is_token(), 0.0, -math.inf)
         return ops.add(ops.expand_dims(by_distance, 0), ops.reshape(ops.cast(hidden, DType.F32), (batch, 1, 1, seq)))
 
+    def _near_bias(self) -> Any:
+        """[B,1,S,S]: very negative for tokens that are far away, -inf for padding. Not -inf for both: then padding that
+        is far from all tokens would see nothing, and become NaN."""
+        batch, seq = self.ids.shape
+        places = self._places()
+        distance = ops.sub(ops.reshape(places, (seq, 1)), ops.reshape(places, (1, seq)))
+        far = ops.cast(ops.where(ops.le(ops.abs_(distance), self.config.local_reach), 0.0, _FAR), DType.F32)
+        hidden = ops.cast(ops.where(self._is_token(), 0.0, -math.inf), DType.F32)
+        return ops.add(ops.reshape(far, (1, 1, seq, seq)), ops.reshape(hidden, (batch, 1, 1, seq)))
+
     def _is_token(self) -> Any:
         """bool[B,S]: what is not padding."""
         return ops.lt(self._places(), ops.expand_dims(self.lengths, -1))
@@ -109,23 +137,29 @@ class _Encoder:
         else:
             parts = [self.layers.linear(x, role, layer, c.hidden) for role in "qkv"]
         q, k, v = parts
-        if c.rope is not None:
-            cos, sin = self.tables["cos"], self.tables["sin"]
-            q, k = (ops.rope(h, cos, sin, c.head_dim, style=c.rope.style, layout="bsm") for h in (q, k))
+        is_local = c.is_local(layer)
+        tables = self.local_tables if is_local else self.tables
+        if tables is not None:
+            rope, cos, sin = tables
+            q, k = (ops.rope(h, cos, sin, c.head_dim, style=rope.style, layout="bsm") for h in (q, k))
+        bias = self.near if is_local else self.bias
         attended = ops.attention(
             q,
             k,
             v,
-            self.bias,
+            bias,
             num_heads=c.heads,
             layout="bsm",
-            mask_kind="none" if self.bias is None else "bias",
-            kv_len=self.lengths if self.bias is None else None,
+            mask_kind="none" if bias is None else "bias",
+            kv_len=self.lengths if bias is None else None,
         )
         return self.layers.linear(attended, "o", layer, c.hidden)
 
     def _feed_forward(self, x: Any, layer: int) -> Any:
         c = self.config
+        if c.fused_gate_up:
+            gate, up = split_last(self.layers.linear(x, "gate_up", layer, 2 * c.ffn), (c.ffn, c.ffn))
+            return self.layers.linear(ops.mul(ops.activation(c.activation, gate), up), "down", layer, c.hidden)
         up = self.layers.linear(x, "up", layer, c.ffn)
         if c.gated:
             inner = ops.mul(up, ops.activation(c.activation, self.layers.linear(x, "gate", layer, c.ffn)))

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from rlx.backends.api import CompileOptions
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.models import chat_template_process
 from rlx.models.config import DecoderConfig
 from rlx.models.decoder import KV_DTYPES, build_decoder
 from rlx.models.generation import Completion, write
@@ -72,12 +71,17 @@ def load(
         raise OpError(f"load: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     if kv_dtype not in KV_DTYPES:
         raise OpError(f"load: kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
-    files = open_decoder(find_model(path_or_name), mmap)
-    if weights is not None:
+    path = find_model(path_or_name)
+
+    def opened() -> DecoderFiles:
+        files = open_decoder(path, mmap)
+        if weights is None:
+            return files
         files.weights.quantize(weights, files.config.layers)
         # These are no longer the weights of the file.
-        files = files._replace(source="")
-    return LanguageModel(files, device, threads, KV_DTYPES[kv_dtype], activations)
+        return files._replace(source="")
+
+    return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened)
 
 
 class DecodeSession:
@@ -114,15 +118,20 @@ class LanguageModel:
         threads: int | None = None,
         kv_dtype: DType = DType.F32,
         activations: str = "f32",
+        open_again: Callable[[], DecoderFiles] | None = None,
     ) -> None:
+        """`open_again` gives the files once more, for a second program of the same weights; without it they are kept,
+        and what they hold of the weights with them."""
         self.config: DecoderConfig = files.config
         self.path: Path = files.path
         self._make_tokenizer = files.tokenizer
         built = build_decoder(files.config, files.weights, kv_dtype)
         self.graph = built.graph
-        self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
+        self._session = Session(device, CompileOptions(threads=threads, activations=activations))
+        self._compiled = self._session.compile(built.graph)
         read_weights(built.weights, self._compiled, files.source)
         self._runner = DecoderRunner(files.config, self._compiled, built.caches)
+        self._open_again = open_again if open_again is not None else lambda: files
         self._idle: list[SequenceBatch] = []
         self._lock = threading.Lock()
 
@@ -244,7 +253,9 @@ class LanguageModel:
         """The prompt of a conversation, by the model's own template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        # What renders it starts while the tokenizer is made.
+        from rlx.models import chat_template_process  # most models are never talked to
+
+        # What renders the template starts while the tokenizer is made.
         chat_template_process.start()
         turns: list[dict[str, object]] = [dict(message) for message in messages]
         return self.tokenizer.encode(self.tokenizer.render_chat(turns), add_special=False)
@@ -254,6 +265,44 @@ class LanguageModel:
         ids = self._ids("logits", token_ids)
         batch, pieces = SequenceBatch(self._runner), range(0, len(ids), PREFILL_CHUNK)
         return np.concatenate([batch.all_logits(ids[i : i + PREFILL_CHUNK]) for i in pieces])
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        pooling: str = "mean",
+        normalize: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> F32:
+        """One vector per text, f32[n, hidden]; for a single string f32[hidden]: the mean of the model's last hidden
+        states, or with `pooling="last"` that of the last token, of length 1 unless `normalize=False`.
+
+        Texts longer than the context are cut. `progress(done, all)` is called after each text. The first call reads
+        the model's file again, for a program of its own.
+        """
+        if pooling not in ("mean", "last"):
+            raise OpError(f"embed: pooling must be mean or last, got {pooling!r:.80}")
+        many = [texts] if isinstance(texts, str) else list(texts)
+        vectors = np.empty((len(many), self.config.hidden), np.float32)
+        for row, text in enumerate(many):
+            states = self._states(self._ids("embed", text)[: self.config.context])
+            vector = states[-1] if pooling == "last" else states.mean(axis=0, dtype=np.float64)
+            vectors[row] = vector / max(float(np.linalg.norm(vector)), 1e-12) if normalize else vector
+            if progress is not None:
+                progress(row + 1, len(many))
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def _states(self, ids: list[int]) -> F32:
+        """f32[len(ids), hidden]: what logits are made of, after each token."""
+        batch, pieces = SequenceBatch(self._state_runner), range(0, len(ids), PREFILL_CHUNK)
+        return np.concatenate([batch.all_logits(ids[i : i + PREFILL_CHUNK]) for i in pieces])
+
+    @cached_property
+    def _state_runner(self) -> DecoderRunner:
+        files = self._open_again()
+        built = build_decoder(self.config, files.weights, gives_states=True)
+        program = self._session.compile(built.graph)
+        read_weights(built.weights, program, files.source)
+        return DecoderRunner(self.config, program, built.caches)
 
     def perplexity(
         self,

@@ -65,7 +65,11 @@ def _open_gguf(path: Path, mmap: bool) -> DecoderFiles:
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     config = decoder_config_from_gguf(file.metadata, shapes, factors)
     weights = gguf_weights(tensors, path.name)
-    return DecoderFiles(path, config, weights, lambda: Tokenizer.from_gguf(file), source)
+    if mmap:
+        return DecoderFiles(path, config, weights, lambda: Tokenizer.from_gguf(file), source)
+    # Made now: later it would keep all of the file in memory until then.
+    tokenizer = Tokenizer.from_gguf(file)
+    return DecoderFiles(path, config, weights, lambda: tokenizer, source)
 
 
 def identity(files: Iterable[Path]) -> str:

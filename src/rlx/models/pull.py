@@ -7,7 +7,6 @@ against a digest written here. Names with a slash are Hugging Face ids (`rlx.mod
 
 from __future__ import annotations
 
-import difflib
 import os
 import subprocess
 import sys
@@ -166,6 +165,8 @@ def _is_like_a_file(text: str) -> bool:
 
 def missing_file(text: str) -> FormatError:
     """The error about a path that is none, with what is there under a similar name."""
+    import difflib  # only where something is wrong
+
     folder, name = os.path.split(text)
     try:
         near = difflib.get_close_matches(name, os.listdir(folder or "."), 1)
@@ -176,6 +177,8 @@ def missing_file(text: str) -> FormatError:
 
 
 def _unknown(name: str) -> RlxError:
+    import difflib
+
     near = difflib.get_close_matches(name, WHEEL_MODELS, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     known = ", ".join(WHEEL_MODELS)

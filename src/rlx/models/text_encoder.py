@@ -223,8 +223,11 @@ class TextEncoder:
     def _make_position_inputs(self, seq: int) -> dict[str, npt.NDArray[Any]]:
         c = self.config
         if c.rope is not None:
-            cos, sin = rope_tables(c.rope, seq)
-            return {"rope.cos": cos, "rope.sin": sin}
+            found: dict[str, npt.NDArray[Any]] = {}
+            for name, rope in (("rope", c.rope), ("rope.local", c.local_rope)):
+                if rope is not None:
+                    found[f"{name}.cos"], found[f"{name}.sin"] = rope_tables(rope, seq)
+            return found
         if c.relative_buckets:
             return {"buckets": relative_buckets(seq, c.relative_buckets, c.relative_max_distance)}
         return {}

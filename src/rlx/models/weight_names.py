@@ -73,7 +73,7 @@ _GPT2: dict[str, str] = {
     "up": "transformer.h.{i}.mlp.c_fc",
     "down": "transformer.h.{i}.mlp.c_proj",
 }
-_OLMO2: dict[str, str] = _LLAMA | {
+_OLMO2: dict[str, str] = {role: name for role, name in _LLAMA.items() if role not in ("attn_norm", "ffn_norm")} | {
     "post_attn_norm": "model.layers.{i}.post_attention_layernorm",
     "post_ffn_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
@@ -198,6 +198,18 @@ _NOMIC: dict[str, str] = {
     "ffn_norm": "bert.encoder.layers.{i}.norm2",
 }
 
+_MODERNBERT: dict[str, str] = {
+    "embed": "model.embeddings.tok_embeddings",
+    "embed_norm": "model.embeddings.norm",
+    "final_norm": "model.final_norm",
+    "attn_norm": "model.layers.{i}.attn_norm",
+    "qkv": "model.layers.{i}.attn.Wqkv",
+    "o": "model.layers.{i}.attn.Wo",
+    "ffn_norm": "model.layers.{i}.mlp_norm",
+    "gate_up": "model.layers.{i}.mlp.Wi",
+    "down": "model.layers.{i}.mlp.Wo",
+}
+
 HF_ENCODERS: dict[str, dict[str, str]] = {
     "bert": _BERT,
     "roberta": _ROBERTA,
@@ -205,6 +217,7 @@ HF_ENCODERS: dict[str, dict[str, str]] = {
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
     "nomic_bert": _NOMIC,
+    "modernbert": _MODERNBERT,
 }
 # The prefix of the encoder inside files that also hold a head; files of the encoder alone leave it out.
 HF_ENCODER_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_ENCODERS.items()}

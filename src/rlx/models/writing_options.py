@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar
@@ -64,6 +63,8 @@ def read_options(caller: str, given: Mapping[str, Any]) -> ReadOptions:
     """Check what a method was given; errors begin with its name."""
     for name in given:
         if name not in OPTIONS:
+            import difflib  # only where something is wrong
+
             near = difflib.get_close_matches(name, OPTIONS, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise OpError(f"{caller}: there is no option {name!r}; {hint}options are {', '.join(OPTIONS)}")
