@@ -109,11 +109,6 @@ def mel_spectrogram(
     """Energies of mel bands: x[.., T] -> [.., n_mels, frames]; see `stft` and `mel_filters`."""
     power = power_frames(x, n_fft, hop or max(n_fft // 4, 1), window, center, pad_mode, "mel_spectrogram")
     filters = mel_filters(rate, n_fft, n_mels, low, high, scale, norm)
-    return _banded(power, filters)
-
-
-def _banded(power: Any, filters: F32) -> Any:
-    """Power [.., frames, bins] summed to bands [.., n_mels, frames]."""
     return rnp.swapaxes(power @ filters.T.astype(dtype_of(power).numpy), -1, -2)
 
 

@@ -107,6 +107,14 @@ def _real(x: Any, function: str) -> Any:
     return x
 
 
+def frames_last(*rows: Any) -> list[Any]:
+    """Rows [.., frames, bins] as [.., bins, frames].
+
+    They are finished first, behind a barrier: computed while they are turned, they would read across rows.
+    """
+    return [rnp.swapaxes(r, -1, -2) for r in ops.barrier(*rows)]
+
+
 def power_frames(x: Any, n_fft: int, hop: int, window: Window, center: bool, pad_mode: str, function: str) -> Any:
     """|spectrum|² of real frames, [.., frames, bins]."""
     re, im = real_spectrum(framed(_real(x, function), n_fft, hop, window, center, pad_mode, function))
@@ -129,7 +137,7 @@ def stft(
     it begins there.
     """
     re, im = real_spectrum(framed(_real(x, "stft"), n_fft, hop or max(n_fft // 4, 1), window, center, pad_mode, "stft"))
-    return rnp.swapaxes(ops.complex_(re, im), -1, -2)
+    return ops.complex_(*frames_last(re, im))
 
 
 @array_function
@@ -144,7 +152,8 @@ def spectrogram(
 ) -> Any:
     """|stft|^power, real [.., bins, frames]."""
     squared = power_frames(x, n_fft, hop or max(n_fft // 4, 1), window, center, pad_mode, "spectrogram")
-    return rnp.swapaxes(squared if power == 2.0 else squared ** (power / 2.0), -1, -2)
+    (turned,) = frames_last(squared if power == 2.0 else squared ** (power / 2.0))
+    return turned
 
 
 @array_function
