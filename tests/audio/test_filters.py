@@ -104,6 +104,12 @@ def test_lfilter_with_traced_coefficients():
     np.testing.assert_allclose(after, wanted_state, atol=1e-5)
 
 
+def test_nothing_filtered_is_nothing():
+    assert audio.lfilter([1.0], [1.0, 0.5], np.zeros(0, "f4")).shape == (0,)
+    y, state = audio.lfilter([1.0], [1.0, 0.5], np.zeros(0, "f4"), np.ones(1, "f4"))
+    assert y.shape == (0,) and float(state[0]) == 1.0
+
+
 def test_two_pieces_are_one_signal():
     b, a = scipy.signal.butter(3, 0.2)
     whole = np.asarray(audio.lfilter(b, a, NOISE))

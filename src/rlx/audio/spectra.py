@@ -11,7 +11,7 @@ import numpy as np
 
 import rlx.numpy as rnp
 from rlx import ops
-from rlx.audio.windows import Window, checked_sizes, fitted_window, real_dtype, samples_of
+from rlx.audio.windows import Window, checked_sizes, fitted_window, hop_of, real_dtype, samples_of
 from rlx.errors import DTypeError, OpError, ShapeError
 from rlx.numpy.arguments import array_function, convert, inexact, rank_of, static_size
 from rlx.ops.operands import dims_of, dtype_of
@@ -136,7 +136,7 @@ def stft(
     `center`, frame i is centred at sample i·hop of the signal, which is padded by n_fft // 2 on both sides; without,
     it begins there.
     """
-    re, im = real_spectrum(framed(_real(x, "stft"), n_fft, hop or max(n_fft // 4, 1), window, center, pad_mode, "stft"))
+    re, im = real_spectrum(framed(_real(x, "stft"), n_fft, hop_of(hop, n_fft), window, center, pad_mode, "stft"))
     return ops.complex_(*frames_last(re, im))
 
 
@@ -151,7 +151,7 @@ def spectrogram(
     pad_mode: str = "reflect",
 ) -> Any:
     """|stft|^power, real [.., bins, frames]."""
-    squared = power_frames(x, n_fft, hop or max(n_fft // 4, 1), window, center, pad_mode, "spectrogram")
+    squared = power_frames(x, n_fft, hop_of(hop, n_fft), window, center, pad_mode, "spectrogram")
     (turned,) = frames_last(squared if power == 2.0 else squared ** (power / 2.0))
     return turned
 
@@ -175,10 +175,12 @@ def istft(
         raise OpError(f"istft: needs a complex spectrum [.., bins, frames], got {dtype_of(spectrum)}")
     bins, count = (static_size(size, "istft") for size in dims_of(spectrum)[-2:])
     n_fft = 2 * (bins - 1) if n_fft is None else n_fft
-    hop = max(n_fft // 4, 1) if hop is None else hop
+    hop = hop_of(hop, n_fft)
     checked_sizes("istft", n_fft=n_fft, hop=hop)
-    if bins != n_fft // 2 + 1:
-        raise ShapeError(f"istft: n_fft={n_fft} has {n_fft // 2 + 1} bins, got {bins}")
+    if bins != n_fft // 2 + 1 or count == 0:
+        raise ShapeError(f"istft: n_fft={n_fft} has {n_fft // 2 + 1} bins, got {bins} in {count} frames")
+    if length is not None and length < 0:
+        raise ShapeError(f"istft: length must not be negative, got {length}")
     values = fitted_window(window, n_fft)
     if hop > n_fft or min(float(np.sum(values[start::hop] ** 2)) for start in range(hop)) < _SILENT:
         raise OpError(f"istft: a window of {n_fft} samples every {hop} leaves samples uncovered; use a smaller hop")
