@@ -40,6 +40,10 @@ CONFIG = {
     "max_source_positions": int(SECONDS * 50),
     "max_target_positions": MOST + 4,
     "activation_function": "gelu",
+    "decoder_start_token_id": START,
+    "eos_token_id": END,
+    "bos_token_id": END,
+    "pad_token_id": END,
 }
 GENERATION = {"decoder_start_token_id": START, "eos_token_id": END, "no_timestamps_token_id": NO_TIMES}
 
