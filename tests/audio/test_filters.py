@@ -64,7 +64,7 @@ def test_firwin(kind, cutoff):
     name = {"low": "lowpass", "high": "highpass"}.get(kind, kind)
     for window in ("hamming", ("kaiser", 5.0)):
         wanted = scipy.signal.firwin(51, cutoff, pass_zero=name, window=window)
-        np.testing.assert_allclose(audio.firwin(51, cutoff, kind=kind, window_kind=window), wanted, atol=1e-14)
+        np.testing.assert_allclose(audio.firwin(51, cutoff, kind=kind, window=window), wanted, atol=1e-14)
     scaled = tuple(100 * c for c in cutoff) if isinstance(cutoff, tuple) else 100 * cutoff
     np.testing.assert_allclose(audio.firwin(51, scaled, 200, kind), audio.firwin(51, cutoff, kind=kind), atol=1e-14)
 
