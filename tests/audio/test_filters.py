@@ -64,7 +64,7 @@ def test_firwin(kind, cutoff):
     name = {"low": "lowpass", "high": "highpass"}.get(kind, kind)
     for window in ("hamming", ("kaiser", 5.0)):
         wanted = scipy.signal.firwin(51, cutoff, pass_zero=name, window=window)
-        np.testing.assert_allclose(audio.firwin(51, cutoff, kind=kind, window_kind=window), wanted, atol=1e-14)
+        np.testing.assert_allclose(audio.firwin(51, cutoff, kind=kind, window=window), wanted, atol=1e-14)
     scaled = tuple(100 * c for c in cutoff) if isinstance(cutoff, tuple) else 100 * cutoff
     np.testing.assert_allclose(audio.firwin(51, scaled, 200, kind), audio.firwin(51, cutoff, kind=kind), atol=1e-14)
 
@@ -102,6 +102,12 @@ def test_lfilter_with_traced_coefficients():
     y, after = rlx.jit(audio.lfilter)(b, a, NOISE[:, :200], state)
     np.testing.assert_allclose(y, wanted, atol=1e-5)
     np.testing.assert_allclose(after, wanted_state, atol=1e-5)
+
+
+def test_nothing_filtered_is_nothing():
+    assert audio.lfilter([1.0], [1.0, 0.5], np.zeros(0, "f4")).shape == (0,)
+    y, state = audio.lfilter([1.0], [1.0, 0.5], np.zeros(0, "f4"), np.ones(1, "f4"))
+    assert y.shape == (0,) and float(state[0]) == 1.0
 
 
 def test_two_pieces_are_one_signal():

@@ -104,13 +104,17 @@ def test_what_spectra_refuse():
         audio.stft(NOISE[:, :20], 64, center=False)
     with pytest.raises(ShapeError, match="hop must be a whole number of at least 1, got -1"):
         audio.stft(NOISE, 64, -1)
+    with pytest.raises(ShapeError, match="hop must be a whole number of at least 1, got 0"):
+        audio.spectrogram(NOISE, 64, 0)
+    with pytest.raises(ShapeError, match="length must not be negative, got -1"):
+        audio.istft(audio.stft(NOISE, 64), length=-1)
     with pytest.raises(DTypeError, match="needs real samples, got c64"):
         audio.stft(NOISE.astype("c8"), 64)
     with pytest.raises(ShapeError, match="time on its last axis, got a scalar"):
         audio.stft(np.float32(1), 64)
     with pytest.raises(OpError, match="leaves samples uncovered"):
         audio.istft(audio.stft(NOISE, 64, 65), 65)
-    with pytest.raises(ShapeError, match="n_fft=100 has 51 bins, got 33"):
+    with pytest.raises(ShapeError, match="n_fft=100 has 51 bins, got 33 in 188 frames"):
         audio.istft(audio.stft(NOISE, 64), n_fft=100)
     with pytest.raises(OpError, match="needs a complex spectrum"):
         audio.istft(np.ones((3, 4), "f4"))

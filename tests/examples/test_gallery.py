@@ -243,3 +243,15 @@ def test_the_policy_is_steered(tmp_path):
     assert min(learnt[0], learnt[1]) > 25 and steered[1] < 5
     assert steered[2] > 1.5 * learnt[2] and steered[4] > 90
     assert decoded(tmp_path / "flow_policy.png").min() < 100
+
+
+@pytest.mark.long
+def test_a_melody_is_read(tmp_path):
+    """A model that is trained here, written as a directory, and read by the command."""
+    said = run("train_tone_reader.py", tmp_path, "--out", "reader").splitlines()
+    played, read = (line.split(":")[1].split() for line in said[-2:])
+    assert len(played) > 5 and sum(a == b for a, b in zip(played, read)) >= 0.8 * len(played)
+    command = [sys.executable, "-m", "rlx", "transcribe", "reader/melody.wav", "--model", "reader"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
+    assert done.stdout.split() == read

@@ -1,6 +1,8 @@
 """rlx.audio against librosa and the feature extractor of transformers, Whisper models against transformers."""
 
+import importlib
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,3 +128,13 @@ def test_greedy_texts_are_those_of_transformers(tmp_path):
         answer = [t for t in row if t != 101]
         answer = answer[4:] if answer[:1] == [100] else answer
         assert ids[: len(answer)] == answer and len(answer) > 0
+
+
+def test_trustworthiness_of_a_map_is_that_of_scikit_learn(monkeypatch):
+    manifold = pytest.importorskip("sklearn.manifold")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent.parent / "examples"))
+    umap = importlib.import_module("umap_digits")
+    x, _ = umap.drawn_digits(300)
+    for y in (umap.first_map(x), RNG.standard_normal((300, 2)).astype("f4")):
+        wanted = manifold.trustworthiness(x, y, n_neighbors=15)
+        assert abs(umap.trustworthiness(x, y) - wanted) < 1e-4

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rlx.audio.windows import Window, checked_sizes, window
+from rlx.audio import windows
+from rlx.audio.windows import Window, checked_sizes
 from rlx.errors import OpError
 
 __all__ = ["butter", "firwin"]
@@ -33,7 +34,7 @@ def firwin(
     cutoff: float | tuple[float, float],
     rate: float = 2.0,
     kind: str = "low",
-    window_kind: Window = "hamming",
+    window: Window = "hamming",
 ) -> F64:
     """A FIR filter by the window method: `kind` is low, high, bandpass or bandstop, `cutoff` one or two frequencies.
 
@@ -50,7 +51,7 @@ def firwin(
     ideal = np.zeros(taps)
     for low, high in bands:
         ideal += sum(sign * f * np.sinc(f * place) for sign, f in ((1, 2 * high / rate), (-1, 2 * low / rate)))
-    h = ideal * window(window_kind, taps, periodic=False)
+    h = ideal * windows.window(window, taps, periodic=False)
     low, high = bands[0]
     probe = 0.0 if low == 0 else 1.0 if high == rate / 2 else (low + high) / rate
     return np.asarray(h / np.sum(h * np.cos(np.pi * place * probe)), np.float64)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import rlx.numpy as rnp
 from rlx.audio.spectra import power_frames
-from rlx.audio.windows import Window, checked_sizes, samples_of
+from rlx.audio.windows import Window, checked_sizes, hop_of, samples_of
 from rlx.errors import OpError
 from rlx.numpy.arguments import array_function, inexact
 from rlx.ops.define.operands import dtype_of
@@ -107,13 +107,8 @@ def mel_spectrogram(
     pad_mode: str = "reflect",
 ) -> Any:
     """Energies of mel bands: x[.., T] -> [.., n_mels, frames]; see `stft` and `mel_filters`."""
-    power = power_frames(x, n_fft, hop or max(n_fft // 4, 1), window, center, pad_mode, "mel_spectrogram")
+    power = power_frames(x, n_fft, hop_of(hop, n_fft), window, center, pad_mode, "mel_spectrogram")
     filters = mel_filters(rate, n_fft, n_mels, low, high, scale, norm)
-    return _banded(power, filters)
-
-
-def _banded(power: Any, filters: F32) -> Any:
-    """Power [.., frames, bins] summed to bands [.., n_mels, frames]."""
     return rnp.swapaxes(power @ filters.T.astype(dtype_of(power).numpy), -1, -2)
 
 

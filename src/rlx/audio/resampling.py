@@ -17,7 +17,7 @@ __all__ = ["resample", "resample_poly"]
 
 
 @array_function
-def resample_poly(x: Any, up: int, down: int, window_kind: Window = ("kaiser", 5.0)) -> Any:
+def resample_poly(x: Any, up: int, down: int, window: Window = ("kaiser", 5.0)) -> Any:
     """x[.., T] at up/down times its rate, ceil(T·up/down) samples, as scipy.signal.resample_poly.
 
     A low-pass filter of 20·max(up, down) + 1 taps keeps what both rates can hold. Its delay is taken out.
@@ -31,7 +31,7 @@ def resample_poly(x: Any, up: int, down: int, window_kind: Window = ("kaiser", 5
         return x
     largest = max(up, down)
     half = 10 * largest
-    h = firwin(2 * half + 1, 1.0 / largest, window_kind=window_kind) * up
+    h = firwin(2 * half + 1, 1.0 / largest, window=window) * up
     count = -(-samples * up // down)
     # Zeros before the taps put sample 0 of the result on an output of the filter.
     delay = -half % down

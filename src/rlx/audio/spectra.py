@@ -11,7 +11,7 @@ import numpy as np
 
 import rlx.numpy as rnp
 from rlx import ops
-from rlx.audio.windows import Window, checked_sizes, fitted_window, real_dtype, samples_of
+from rlx.audio.windows import Window, checked_sizes, fitted_window, hop_of, real_dtype, samples_of
 from rlx.errors import DTypeError, OpError, ShapeError
 from rlx.numpy.arguments import array_function, convert, inexact, rank_of, static_size
 from rlx.ops.define.operands import dims_of, dtype_of
@@ -107,6 +107,14 @@ def _real(x: Any, function: str) -> Any:
     return x
 
 
+def frames_last(*rows: Any) -> list[Any]:
+    """Rows [.., frames, bins] as [.., bins, frames].
+
+    They are finished first, behind a barrier: computed while they are turned, they would read across rows.
+    """
+    return [rnp.swapaxes(r, -1, -2) for r in ops.barrier(*rows)]
+
+
 def power_frames(x: Any, n_fft: int, hop: int, window: Window, center: bool, pad_mode: str, function: str) -> Any:
     """|spectrum|² of real frames, [.., frames, bins]."""
     re, im = real_spectrum(framed(_real(x, function), n_fft, hop, window, center, pad_mode, function))
@@ -128,8 +136,8 @@ def stft(
     `center`, frame i is centred at sample i·hop of the signal, which is padded by n_fft // 2 on both sides; without,
     it begins there.
     """
-    re, im = real_spectrum(framed(_real(x, "stft"), n_fft, hop or max(n_fft // 4, 1), window, center, pad_mode, "stft"))
-    return rnp.swapaxes(ops.complex_(re, im), -1, -2)
+    re, im = real_spectrum(framed(_real(x, "stft"), n_fft, hop_of(hop, n_fft), window, center, pad_mode, "stft"))
+    return ops.complex_(*frames_last(re, im))
 
 
 @array_function
@@ -143,8 +151,9 @@ def spectrogram(
     pad_mode: str = "reflect",
 ) -> Any:
     """|stft|^power, real [.., bins, frames]."""
-    squared = power_frames(x, n_fft, hop or max(n_fft // 4, 1), window, center, pad_mode, "spectrogram")
-    return rnp.swapaxes(squared if power == 2.0 else squared ** (power / 2.0), -1, -2)
+    squared = power_frames(x, n_fft, hop_of(hop, n_fft), window, center, pad_mode, "spectrogram")
+    (turned,) = frames_last(squared if power == 2.0 else squared ** (power / 2.0))
+    return turned
 
 
 @array_function
@@ -166,10 +175,12 @@ def istft(
         raise OpError(f"istft: needs a complex spectrum [.., bins, frames], got {dtype_of(spectrum)}")
     bins, count = (static_size(size, "istft") for size in dims_of(spectrum)[-2:])
     n_fft = 2 * (bins - 1) if n_fft is None else n_fft
-    hop = max(n_fft // 4, 1) if hop is None else hop
+    hop = hop_of(hop, n_fft)
     checked_sizes("istft", n_fft=n_fft, hop=hop)
-    if bins != n_fft // 2 + 1:
-        raise ShapeError(f"istft: n_fft={n_fft} has {n_fft // 2 + 1} bins, got {bins}")
+    if bins != n_fft // 2 + 1 or count == 0:
+        raise ShapeError(f"istft: n_fft={n_fft} has {n_fft // 2 + 1} bins, got {bins} in {count} frames")
+    if length is not None and length < 0:
+        raise ShapeError(f"istft: length must not be negative, got {length}")
     values = fitted_window(window, n_fft)
     if hop > n_fft or min(float(np.sum(values[start::hop] ** 2)) for start in range(hop)) < _SILENT:
         raise OpError(f"istft: a window of {n_fft} samples every {hop} leaves samples uncovered; use a smaller hop")

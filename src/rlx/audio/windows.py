@@ -90,3 +90,8 @@ def checked_sizes(function: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise ShapeError(f"{function}: {name} must be a whole number of at least 1, got {size!r}")
+
+
+def hop_of(hop: int | None, n_fft: int, parts: int = 4) -> int:
+    """The distance of frames: as given, or a part of a frame."""
+    return max(n_fft // parts, 1) if hop is None else hop

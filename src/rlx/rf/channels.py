@@ -24,7 +24,7 @@ def channel_filter(channels: int, taps_per_channel: int = 12) -> npt.NDArray[np.
     checked_sizes("channel_filter", channels=channels, taps_per_channel=taps_per_channel)
     if channels == 1:
         return np.ones(1)
-    return firwin(channels * taps_per_channel, 1.0 / channels, window_kind=("kaiser", 8.0))
+    return firwin(channels * taps_per_channel, 1.0 / channels, window=("kaiser", 8.0))
 
 
 @array_function

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import rlx.numpy as rnp
 from rlx import ops
 from rlx.audio.spectra import framed, real_spectrum
-from rlx.audio.windows import Window, checked_sizes, fitted_window, real_dtype
+from rlx.audio.windows import Window, checked_sizes, fitted_window, hop_of, real_dtype
 from rlx.errors import OpError
 from rlx.numpy.arguments import array_function, inexact, rank_of
 from rlx.ops.define.operands import dims_of, dtype_of
@@ -37,7 +37,7 @@ def periodograms(
     """
     if rate <= 0:
         raise OpError(f"periodograms: rate must be positive, got {rate}")
-    hop = max(n_fft // 2, 1) if hop is None else hop
+    hop = hop_of(hop, n_fft, 2)
     frames = framed(x, n_fft, hop, "boxcar", False, "constant", "periodograms")
     if detrend:
         frames = frames - rnp.mean(frames, -1, keepdims=True)
