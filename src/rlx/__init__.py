@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rlx import errors as errors
+from rlx.errors import RlxError as Error
 from rlx.errors import RlxError as RlxError
 
 # At once: importing the module later would put the module in the place of the object of the same name.
@@ -99,6 +100,25 @@ _HOME: dict[str, str] = {
         ),
         "rlx.autodiff",
     ),
+    **dict.fromkeys(
+        (
+            "CalibrationRecord",
+            "FusionOptions",
+            "FusionReport",
+            "FusionTarget",
+            "MissReason",
+            "MissedFusion",
+            "Pass",
+            "Precision",
+            "PrecisionPolicy",
+            "fusion_passes",
+            "fusion_passes_for_supported",
+            "supported_for_target",
+            "supports_op",
+        ),
+        "rlx.opt",
+    ),
+    **dict.fromkeys(("pipeline_schedule", "rlx_model"), "rlx.macros"),
     "load": "rlx.models.language_model",
     "load_encoder": "rlx.models.text_encoder",
 }
@@ -106,6 +126,7 @@ _HOME: dict[str, str] = {
 _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
     | {"backends", "runtime", "opt", "env", "formats", "models", "sparse"}
+    | {"bench", "driver", "macros", "prelude"}
 )
 
 if TYPE_CHECKING:
