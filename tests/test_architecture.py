@@ -7,32 +7,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "rlx"
 # Each folder may import itself and those before it; env, knobs, errors and perfetto stand below all.
-ORDER = [
-    "ir",
-    "ops",
-    "hir",
-    "trace",
-    "autodiff",
-    "fusion",
-    "compile",
-    "kernels",
-    "backends",
-    "runtime",
-    "driver",
-    "sparse",
-]
-ORDER += ["formats", "models", "bench", "cli"]
+ORDER = ["ir", "ops", "hir", "trace", "autodiff", "fusion", "compile", "kernels", "backends", "runtime"]
+ORDER += ["driver", "sparse", "formats", "models", "bench", "cli"]
 BASE = {"errors", "env", "knobs", "perfetto"}
 # The surface that users type; nothing below it may use it.
-SURFACE = {
-    "macros": "runtime",
-    "prelude": "runtime",
-    "numpy": "runtime",
-    "nn": "runtime",
-    "random": "trace",
-    "debug": "trace",
-    "tree": "trace",
-}
+SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}
+SURFACE |= {"macros": "runtime", "prelude": "runtime"}
 # `ir` reads nothing of later folders; these are the only places where a function reaches forward, each with its reason.
 FORWARD = {
     ("ir/graph.py", "ops"): "type checkers see the builders that rlx.ops installs",

@@ -1,6 +1,6 @@
 """Functions that are models, schedules of stages, and the names of the prelude."""
 
-# ruff: noqa: F722, F821, UP037  (types of arguments are text, not names)
+# ruff: noqa: F821  (types of arguments are text, not names)
 
 import threading
 

@@ -19,11 +19,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rlx import errors as errors
-from rlx.errors import RlxError as Error
 from rlx.errors import RlxError as RlxError
 
 # At once: importing the module later would put the module in the place of the object of the same name.
 from rlx.knobs import knobs as knobs
+
+# The base of all errors, under the name that the prelude gives it.
+Error = RlxError
 
 __version__ = "0.1.0"
 

@@ -193,9 +193,9 @@ def rlx_model(
 ) -> Any:
     """A decorator: the function as a program that is compiled once for the process.
 
-    Its arguments have types as text (`x: "f32[B, 4]"`, names are sizes), and `Param("f32[4, 2]")` for weights. A function
-    with one argument without type gets the graph instead, and declares its inputs itself. `check` refuses arguments of
-    other types at the call, naming them.
+    Its arguments have types as text (`x: "f32[B, 4]"`, names are sizes), and `Param("f32[4, 2]")` for weights. A
+    function with one argument without type gets the graph instead, and declares its inputs itself. `check` refuses
+    arguments of other types at the call, naming them.
     """
     if function is None:
         return functools.partial(Model, device=device, precision=precision, check=check)
@@ -226,7 +226,8 @@ def pipeline_schedule(name: str, stages: Mapping[str, Sequence[str]]) -> Schedul
             if other not in deps:
                 known = ", ".join(deps)
                 raise OpError(
-                    f"pipeline_schedule {name!r}: {stage!r} depends on {other!r}, which is not a stage; stages are {known}"
+                    f"pipeline_schedule {name!r}: {stage!r} depends on {other!r}, which is not a stage; "
+                    f"stages are {known}"
                 )
     order: list[str] = []
     waiting = dict(deps)

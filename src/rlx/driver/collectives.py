@@ -1,5 +1,5 @@
-"""Collectives over symmetric memory, in rings: each rank reads from the one before it, so that traffic does not grow with
-the number of ranks. Every part of a sum is formed once, in one order, so that all ranks get the same bits."""
+"""Collectives over symmetric memory, in rings: each rank reads from the one before it, so that traffic does not grow
+with the number of ranks. Every part of a sum is formed once, in one order, so that all ranks get the same bits."""
 
 from __future__ import annotations
 
