@@ -7,7 +7,7 @@ Inside of a program the function is traced, as any other.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -23,8 +23,9 @@ from rlx.trace.jit import Compiled
 class Function(Hashable, Protocol):
     """An op, or another immutable description of a computation on tensors."""
 
-    def infer(self, *operands: Shape) -> Any:
-        """Refuse operands that do not fit together."""
+    @property
+    def infer(self) -> Callable[..., Any]:
+        """A function of the types of the operands that refuses those that do not fit together."""
 
     def __call__(self, *operands: Any) -> Any: ...
 
