@@ -30,7 +30,7 @@ class Function(Hashable, Protocol):
     def __call__(self, *operands: Any) -> Any: ...
 
 
-# Sizes as text, axis by axis: "N", "N + 1".
+# Sizes as text, axis by axis: "N", "N + 1", "3".
 Sizes = tuple[tuple[str, ...], ...]
 
 
@@ -47,5 +47,5 @@ def apply(function: Function, *operands: Any, sizes: Sizes | None = None) -> Any
 @lru_cache(maxsize=256)
 def program(function: Function, types: tuple[tuple[DType, tuple[str, ...]], ...]) -> Compiled:
     """The compiled form of a function for operands of these types, whatever their sizes."""
-    specs = [rlx.Spec(dims, dtype) for dtype, dims in types]
+    specs = [rlx.Spec([int(d) if d.isdigit() else d for d in dims], dtype) for dtype, dims in types]
     return rlx.jit(lambda *xs: function(*xs)).lower(*specs).compile()
