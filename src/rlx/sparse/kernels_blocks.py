@@ -16,7 +16,7 @@ ROWS = 8
 @op_kernel(BsrMatMul, kind="sparse", supports=lambda op, operands: max(operands[0].dims[1:]) <= ROWS)
 def bsr_matmul(site: OpSite) -> None:
     k, (values, indices, indptr, x) = site.k, site.inputs
-    r, c = (int(n) for n in values.shape.dims[1:])  # type: ignore[arg-type]
+    r, c = (int(n) for n in values.shape.dims[1:])
     pattern = Pattern(k, indices, indptr)
     columns = x.dims[0] // c
     place = pattern.selects_from(columns)
@@ -31,7 +31,7 @@ def bsr_matmul(site: OpSite) -> None:
 def _block_row(site: OpSite, row: Row, place: Place) -> None:
     """One row of blocks times a vector: a row of a block is a vector of its columns, where these fit into one."""
     k, (values, _, _, x), (y,) = site.k, site.inputs, site.outputs
-    r, c = (int(n) for n in values.shape.dims[1:])  # type: ignore[arg-type]
+    r, c = (int(n) for n in values.shape.dims[1:])
     lanes = c if c in (2, 4, 8) and c <= site.target.lanes(x.buffer.dtype) else 1
     zero = numbers.zero(k, x, lanes)
     parts = len(zero)
@@ -57,7 +57,7 @@ def _block_row_of_columns(
     """One row of blocks times one vector of columns of X."""
     assert count == 1
     k, (values, _, _, x), (y,) = site.k, site.inputs, site.outputs
-    r, c = (int(n) for n in values.shape.dims[1:])  # type: ignore[arg-type]
+    r, c = (int(n) for n in values.shape.dims[1:])
     zero = numbers.zero(k, x, lanes)
     parts = len(zero)
     with k.fold("block", row.start, row.stop, init=list(zero) * r) as fold:
