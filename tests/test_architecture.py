@@ -27,7 +27,7 @@ BASE = {"errors", "env", "knobs", "locks", "perfetto", "stamps"}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}
 SURFACE |= {"optim": "runtime", "train": "runtime", "audio": "runtime", "rf": "runtime", "sparse": "runtime"}
-SURFACE |= {"fusion": "compile", "opt": "compile", "linalg": "runtime", "gguf": "runtime", "prelude": "compat"}
+SURFACE |= {"fusion": "compile", "opt": "compile", "linalg": "runtime", "gguf": "runtime", "prelude": "splat"}
 SURFACE |= dict.fromkeys(("driver", "macros", "cortexm", "fpga"), "runtime")
 # The same inside folders: what stands in a folder itself comes after all its subfolders.
 INSIDE = {

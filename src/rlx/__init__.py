@@ -25,6 +25,9 @@ from rlx.errors import RlxError as RlxError
 # At once: importing the module later would put the module in the place of the object of the same name.
 from rlx.knobs import knobs as knobs
 
+# The base of all errors, under the name that the prelude gives it.
+Error = RlxError
+
 __version__ = "0.1.0"
 
 # Public name -> module that defines it.
@@ -102,6 +105,25 @@ _HOME: dict[str, str] = {
         ),
         "rlx.autodiff",
     ),
+    **dict.fromkeys(
+        (
+            "CalibrationRecord",
+            "FusionOptions",
+            "FusionReport",
+            "FusionTarget",
+            "MissReason",
+            "MissedFusion",
+            "Pass",
+            "Precision",
+            "PrecisionPolicy",
+            "fusion_passes",
+            "fusion_passes_for_supported",
+            "supported_for_target",
+            "supports_op",
+        ),
+        "rlx.opt",
+    ),
+    **dict.fromkeys(("pipeline_schedule", "rlx_model"), "rlx.macros"),
     "load": "rlx.models.language_model",
     "load_encoder": "rlx.models.text_encoder",
     "load_speech": "rlx.models.speech_model",

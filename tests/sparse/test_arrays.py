@@ -83,6 +83,22 @@ def test_sparse_products_of_many_rows_find_their_pattern_in_pieces(monkeypatch):
     assert_matrix(rs.from_scipy(a) @ rs.from_scipy(b), a @ b)
 
 
+@pytest.mark.parametrize("blocksize", [(2, 3), (4, 4), (12, 18), (1, 6)])
+def test_blocks_of_any_size(blocksize):
+    a = matrices.random(24, 36, 0.1)
+    ours = rs.from_scipy(sp.bsr_array(a, blocksize=blocksize))
+    rng = np.random.default_rng(0)
+    for tail in ((), (3,)):
+        x = rng.normal(size=(36, *tail))
+        assert_matrix(ours @ x, a @ x)
+        assert_matrix(rlx.jit(lambda m, x: m @ x)(ours, x), a @ x)
+    v = rng.normal(size=36)
+    gradient = rlx.grad(lambda m: rnp.sum((m @ v) ** 2))(ours)
+    assert isinstance(gradient, rs.BSR)
+    wanted = np.where(rs.to_scipy(ours.map(lambda u: u * 0 + 1)).toarray() != 0, 2 * np.outer(a @ v, v), 0)
+    assert_matrix(gradient, wanted)
+
+
 def test_sddmm():
     a = matrices.random(6, 9)
     rng = np.random.default_rng(0)

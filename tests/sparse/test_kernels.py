@@ -17,7 +17,7 @@ OPS = [n for n, c in OP_CLASSES.items() if c.__module__.startswith("rlx.sparse")
 SAMPLES = [
     pytest.param(sample, dtype, id=f"{name}-{index}-{dtype}")
     for name in OPS
-    if OP_CLASSES[name].primitive
+    if OP_CLASSES[name].primitive or name == "BsrMatMul"
     for index, sample in enumerate(OP_CLASSES[name].samples())
     for dtype in sample.dtypes
 ]

@@ -12,6 +12,7 @@ compressed rows, to which any other format is a reordering of its values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -419,13 +420,11 @@ class BSR(SparseArray):
         return type(self)(checked_values(values, dims, "bsr.with_values"), self.pattern, self.blocksize)
 
     def tocsr(self) -> CSR:
-        (r, c), p = self.blocksize, self.pattern
-        rows = p.rows[:, None, None] * r + np.arange(r)[:, None]
-        places = rows.astype(np.int64) * max(self.shape[1], 1) + p.indices[:, None, None] * c + np.arange(c)
-        flat = places.reshape(-1)
-        order = np.argsort(flat, kind="stable")
-        pattern = Pattern.from_places(flat[order], self.shape, p.indices.dtype)
+        pattern, order = _entries_of_blocks(self.pattern, self.blocksize)
         return CSR(rnp.take(rnp.reshape(self.values, (-1,)), order), pattern)
+
+    def _times_dense(self, x: Any) -> Any:
+        return products.blocks_times(self.values, self.pattern, self.blocksize, x)
 
     @property
     def T(self) -> BSR:
@@ -437,6 +436,18 @@ class BSR(SparseArray):
         import scipy.sparse as sp
 
         return sp.bsr_array((np.asarray(self.values), self.indices, self.indptr), shape=self.shape)
+
+
+@lru_cache(maxsize=16)
+def _entries_of_blocks(blocks: Pattern, blocksize: tuple[int, int]) -> tuple[Pattern, Array]:
+    """The pattern of all entries of blocks, and which entry of the blocks each of them is."""
+    r, c = blocksize
+    shape = (blocks.shape[0] * r, blocks.shape[1] * c)
+    rows = blocks.rows[:, None, None].astype(np.int64) * r + np.arange(r)[:, None]
+    places = rows * max(shape[1], 1) + blocks.indices[:, None, None] * c + np.arange(c)
+    flat = places.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    return Pattern.from_places(flat[order], shape, blocks.indices.dtype), order
 
 
 register_pytree_node(CSR, lambda a: ((a.values,), a.pattern), lambda p, xs: CSR(xs[0], p))

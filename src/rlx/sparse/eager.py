@@ -14,17 +14,23 @@ from typing import Any, Protocol
 import numpy as np
 
 import rlx
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Shape
 from rlx.ir.tensor import target_graph
-from rlx.ops.define.operands import dtype_of
+from rlx.trace.jit import Compiled
 
 
 class Function(Hashable, Protocol):
     """An op, or another immutable description of a computation on tensors."""
 
+    @property
+    def infer(self) -> Callable[..., Any]:
+        """A function of the types of the operands that refuses those that do not fit together."""
+
     def __call__(self, *operands: Any) -> Any: ...
 
 
-# Sizes as text, axis by axis: "N", "N + 1".
+# Sizes as text, axis by axis: "N", "N + 1", "3".
 Sizes = tuple[tuple[str, ...], ...]
 
 
@@ -33,12 +39,13 @@ def apply(function: Function, *operands: Any, sizes: Sizes | None = None) -> Any
     if target_graph(operands) is not None:
         return function(*operands)
     arrays = [np.asarray(x) for x in operands]
+    function.infer(*(Shape(a.shape, DType.of(a.dtype)) for a in arrays))
     dims = sizes or tuple(tuple(f"D{i}_{axis}" for axis in range(a.ndim)) for i, a in enumerate(arrays))
-    return program(function, tuple((dtype_of(a).value, d) for a, d in zip(arrays, dims, strict=True)))(*arrays)
+    return program(function, tuple((DType.of(a.dtype), d) for a, d in zip(arrays, dims, strict=True))).run(arrays)
 
 
 @lru_cache(maxsize=256)
-def program(function: Function, types: tuple[tuple[str, tuple[str, ...]], ...]) -> Callable[..., Any]:
+def program(function: Function, types: tuple[tuple[DType, tuple[str, ...]], ...]) -> Compiled:
     """The compiled form of a function for operands of these types, whatever their sizes."""
-    specs = [rlx.Spec(dims, dtype) for dtype, dims in types]
+    specs = [rlx.Spec([int(d) if d.isdigit() else d for d in dims], dtype) for dtype, dims in types]
     return rlx.jit(lambda *xs: function(*xs)).lower(*specs).compile()

@@ -112,15 +112,18 @@ class Pattern:
     def selects_from(self, size: Value) -> Callable[[Value], Value]:
         """The column of an entry, as a function that finds a place on an axis of `size` > 0: the last one, where it is
         out of range. Of numbers without sign the negative ones are the largest, so one comparison is enough."""
-        k, dtype = self.k, self.indices.buffer.dtype
-        unsigned, most = (DType.U32, 2**32 - 1) if dtype is DType.I32 else (DType.U64, 2**63 - 1)
-        last = k.cast(k.min(size - 1, most), unsigned)
+        k = self.k
+        most = 2**32 - 1 if self.unsigned_dtype is DType.U32 else 2**63 - 1
+        last = k.cast(k.min(size - 1, most), self.unsigned_dtype)
+        return lambda entry: k.cast(k.min(self.unsigned(entry), last), DType.I64)
 
-        def place(entry: Value) -> Value:
-            index = k.bitcast(k.load(self.indices.buffer, self.indices.offset + entry), unsigned)
-            return k.cast(k.min(index, last), DType.I64)
+    def unsigned(self, entry: Value) -> Value:
+        """The column of an entry as a number without sign, of the width that it has in memory."""
+        return self.k.bitcast(self.k.load(self.indices.buffer, self.indices.offset + entry), self.unsigned_dtype)
 
-        return place
+    @property
+    def unsigned_dtype(self) -> DType:
+        return DType.U32 if self.indices.buffer.dtype is DType.I32 else DType.U64
 
     def readable(self, row: Value, size: Value) -> tuple[Value, Value]:
         """The entries of a row; none, where there is nothing that a column could select."""

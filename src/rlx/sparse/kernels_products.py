@@ -20,10 +20,10 @@ from rlx.sparse.ops_products import CsrMatMul, CsrRowIds, CsrSampledProduct, Csr
 
 # Rows and entries of one parallel iteration, some tens of microseconds of memory traffic.
 CHUNK = 32768
-# Products of a long row that are summed side by side, so that one addition need not wait for the last. Short rows have
-# one loop: where it ends is hard to predict, and a second one would be another guess.
+# Products of a long row that are summed side by side, so that one addition need not wait for the last. Where a loop
+# ends is hard to predict: there is one for each row, and what is left of a long one is summed without.
 SIDE_BY_SIDE = 4
-LONG = 32
+LONG = 8
 # Vectors of columns that are summed at once.
 VECTORS = 4
 
@@ -73,35 +73,43 @@ def csr_matmul(site: OpSite) -> None:
 
 def _row_sum(k: KernelBuilder, values: Slab, x: Slab, row: Row, place: Place) -> Number:
     """Σ value · x[column] over the entries of a row."""
-    start, stop = row.start, row.stop
-
-    def step(entry: Value, total: Number) -> Number:
-        known = numbers.load(k, x, x.at(place(entry)))
-        return numbers.multiply_add(k, numbers.load(k, values, values.at(entry)), known, total)
-
     zero = numbers.zero(k, x)
     parts = len(zero)
-    length = stop - start
-    whole = k.select(length < LONG, start, start + (length & -SIDE_BY_SIDE))
-    with k.fold("entry", start, whole, SIDE_BY_SIDE, init=list(zero) * SIDE_BY_SIDE) as fold:
-        sums = [fold.values[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
-        fold.next(*(v for i, total in enumerate(sums) for v in step(fold.index + i, total)))
-    sums = [fold.results[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
-    total = numbers.add(numbers.add(sums[0], sums[1]), numbers.add(sums[2], sums[3]))
-    with k.fold("rest", whole, stop, init=list(zero)) as rest:
-        rest.next(*step(rest.index, rest.values))
-    return numbers.add(total, rest.results)
+
+    def pair(entry: Value) -> tuple[Number, Number]:
+        return numbers.load(k, values, values.at(entry)), numbers.load(k, x, x.at(place(entry)))
+
+    def short() -> Number:
+        with k.fold("entry", row.start, row.stop, init=list(zero)) as fold:
+            fold.next(*numbers.multiply_add(k, *pair(fold.index), fold.values))
+        return fold.results
+
+    def long() -> Number:
+        whole = row.start + ((row.stop - row.start) & -SIDE_BY_SIDE)
+        with k.fold("entry", row.start, whole, SIDE_BY_SIDE, init=list(zero) * SIDE_BY_SIDE) as fold:
+            totals = [fold.values[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
+            moved = [numbers.multiply_add(k, *pair(fold.index + i), total) for i, total in enumerate(totals)]
+            fold.next(*(value for total in moved for value in total))
+        totals = [fold.results[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
+        for i in range(SIDE_BY_SIDE - 1):
+            # The last entry stands in for those that are not there, and counts as 0·0 then.
+            exists = whole + i < row.stop
+            value, known = (numbers.choose(k, exists, a, zero) for a in pair(k.min(whole + i, row.stop - 1)))
+            totals[i] = numbers.multiply_add(k, value, known, totals[i])
+        return numbers.add(numbers.add(totals[0], totals[1]), numbers.add(totals[2], totals[3]))
+
+    return k.choose(row.stop - row.start < LONG, short, long)
 
 
-def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
+def for_columns(site: OpSite, x: Slab, step: ColumnStep, vectors: int = VECTORS) -> None:
     """Visit the columns of a matrix: several vectors at once, then one vector at a time, then what is left, masked."""
     k, columns = site.k, x.dims[1]
     dtype = x.buffer.dtype
     lanes = site.machine.lanes(dtype)
-    wide = lanes * VECTORS
+    wide = lanes * vectors
     whole, single = columns // wide * wide, columns // lanes * lanes
     with k.loop("columns", 0, whole, wide) as first:
-        step(first, lanes, VECTORS, None)
+        step(first, lanes, vectors, None)
     with k.loop("columns", whole, single, lanes) as first:
         step(first, lanes, 1, None)
     if isinstance(columns, Const) and int(columns.literal) % lanes == 0:

@@ -1,7 +1,6 @@
 """CPU kernels of triangular systems and incomplete factorisations: row after row, since each needs those before it.
 
-Threads share the right sides of a system. Rows are read in their order, so columns that are not before the row that is
-worked on end the part of it that is read; a column out of range is never read.
+Threads share the right sides of a system. In a row columns ascend, so a triangle has its first entries, or its last.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ class _Substitution:
         self.site, self.k, self.op = site, site.k, site.op
         (self.values, indices, indptr, self.b), (self.x,) = site.inputs, site.outputs
         self.pattern = Pattern(self.k, indices, indptr)
+        self.place = self.pattern.selects_from(self.pattern.rows)
 
     def build(self) -> None:
         k, b = self.k, self.b
@@ -52,46 +52,47 @@ class _Substitution:
     def pull(self, row: Value, tail: list[Value], lanes: int, mask: Value | None) -> None:
         """x[row] from those that are known already."""
         k = self.k
-        start, stop = self.pattern.span(row)
+        start, stop = self.triangle(row)
         begin = numbers.load(k, self.b, self.b.at(row, *tail), lanes, mask)
-        nothing = numbers.zero(k, self.values)
-        with k.fold("entry", start, stop, init=[*begin, *nothing]) as fold:
-            total, pivot = fold.values[: len(begin)], fold.values[len(begin) :]
-            column = self.pattern.column(fold.index)
-            value = numbers.load(k, self.values, self.values.at(fold.index))
-            known = self.is_known(column, row)
-            place = self.x.at(k.select(known, column, row), *tail)
-            solved = numbers.load(k, self.x, place, lanes, mask)
-            rest = numbers.multiply_subtract(k, numbers.splat(k, value, lanes), solved, total)
-            here = k.splat(known, lanes)
-            fold.next(*numbers.choose(k, here, rest, total), *numbers.choose(k, k.eq(column, row), value, pivot))
-        total, pivot = fold.results[: len(begin)], fold.results[len(begin) :]
+        with k.fold("entry", start, stop, init=list(begin)) as fold:
+            value = numbers.splat(k, numbers.load(k, self.values, self.values.at(fold.index)), lanes)
+            solved = numbers.load(k, self.x, self.x.at(self.place(fold.index), *tail), lanes, mask)
+            fold.next(*numbers.multiply_subtract(k, value, solved, fold.values))
+        total = fold.results
         if not self.op.unit_diagonal:
+            pivot = find_pivot(k, self.pattern, self.values, row)
             total = numbers.divide(k, total, numbers.splat(k, pivot, lanes))
         numbers.store(k, self.x, self.x.at(row, *tail), total, mask)
 
     def push(self, row: Value, tail: list[Value], lanes: int, mask: Value | None) -> None:
         """x[row] is known: take it out of those that are not."""
         k = self.k
-        start, stop = self.pattern.span(row)
+        start, stop = self.triangle(row)
         value = numbers.load(k, self.x, self.x.at(row, *tail), lanes, mask)
         if not self.op.unit_diagonal:
             pivot = find_pivot(k, self.pattern, self.values, row)
             value = numbers.divide(k, value, numbers.splat(k, pivot, lanes))
             numbers.store(k, self.x, self.x.at(row, *tail), value, mask)
         with k.loop("entry", start, stop) as entry:
-            column = self.pattern.column(entry)
-            with k.when(self.is_known(column, row)):
-                factor = numbers.splat(k, numbers.load(k, self.values, self.values.at(entry)), lanes)
-                goal = self.x.at(column, *tail)
-                there = numbers.load(k, self.x, goal, lanes, mask)
-                numbers.store(k, self.x, goal, numbers.multiply_subtract(k, factor, value, there), mask)
+            factor = numbers.splat(k, numbers.load(k, self.values, self.values.at(entry)), lanes)
+            goal = self.x.at(self.place(entry), *tail)
+            there = numbers.load(k, self.x, goal, lanes, mask)
+            numbers.store(k, self.x, goal, numbers.multiply_subtract(k, factor, value, there), mask)
 
-    def is_known(self, column: Value, row: Value) -> Value:
-        """Whether an entry lies in the triangle, off the diagonal."""
-        if self.op.lower:
-            return (column >= 0) & (column < row)
-        return (column > row) & (column < self.pattern.rows)
+    def triangle(self, row: Value) -> tuple[Value, Value]:
+        """The entries of a row that lie in the triangle, off the diagonal: the first ones, or the last ones.
+
+        They are counted first: that needs no x, so it goes on while the last row is still being solved for.
+        """
+        k = self.k
+        start, stop = self.pattern.span(row)
+        here = k.cast(row, self.pattern.unsigned_dtype)
+        with k.fold("column", start, stop, init=[k.as_index(0)]) as fold:
+            column = self.pattern.unsigned(fold.index)
+            in_triangle = column < here if self.op.lower else column > here
+            fold.next(fold.values[0] + k.select(in_triangle, k.as_index(1), 0))
+        count = fold.results[0]
+        return (start, start + count) if self.op.lower else (stop - count, stop)
 
 
 def find_pivot(k: KernelBuilder, pattern: Pattern, values: Slab, row: Value) -> Number:

@@ -124,6 +124,8 @@ class CsrFactoredSolve(Op):
         _require_system(self, values, indices, indptr, b)
         _require_system(self, factor, factor_indices, factor_indptr, b)
         require_rank(self, order, 1)
+        if not require_equal(order.dims[0], b.dims[0], self.mnemonic):
+            raise self.fail(f"the order of {b.dims[0]} rows has as many numbers, got {order}")
         return b
 
     def eval(self, *arrays: Array) -> Array:

@@ -22,6 +22,7 @@ from rlx.ops.define.rules import zeros_like
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.contraction import conjugated
 from rlx.ops.shape.creation import dim_value
+from rlx.ops.shape.indexing import gather
 from rlx.sparse import iterations
 from rlx.sparse.ops_masked import CsrTranspose
 from rlx.sparse.ops_products import (
@@ -53,32 +54,48 @@ _SAMPLED = {"cg": ("none", "jacobi", "ic0"), "minres": ("ic0",), "bicgstab": ("n
 
 
 def preconditioner(kind: str, a: Matrix) -> Callable[[Any], Any]:
-    """An approximate inverse of A, as a function of a vector."""
+    """An approximate inverse of A, as a function of a vector.
+
+    Factors are scaled so that their diagonals are ones: in a substitution every row waits for the last, and would wait
+    for its division, too.
+    """
+    import rlx.numpy as rnp
+
     if kind == "none":
         return lambda r: r
     values, indices, indptr = a
     if kind == "jacobi":
-        inverse = 1.0 / _diagonal(a)
+        inverse = 1.0 / _or_one(_diagonal(a))
         return lambda r: inverse * r
     if kind == "ilu0":
         factors = CsrIncompleteLu()(values, indices, indptr)
-        lower, upper = CsrTriangularSolve(unit_diagonal=True), CsrTriangularSolve(lower=False)
-        return lambda r: upper(factors, indices, indptr, lower(factors, indices, indptr, r))
+        diagonal = _diagonal((factors, indices, indptr))
+        rows = CsrRowIds(indices.shape[0])(indptr)
+        scaled = rnp.where(indices > rows, factors / gather(diagonal, rows, 0, "clip"), factors)
+        lower, upper = CsrTriangularSolve(unit_diagonal=True), CsrTriangularSolve(lower=False, unit_diagonal=True)
+        return lambda r: upper(scaled, indices, indptr, lower(scaled, indices, indptr, r) / diagonal)
     factor = CsrIncompleteCholesky()(values, indices, indptr)
-    down, up = CsrTriangularSolve(), CsrTriangularSolve(transpose=True)
-    adjoint = conjugated(factor)
-    return lambda r: up(adjoint, indices, indptr, down(factor, indices, indptr, r))
+    diagonal = _diagonal((factor, indices, indptr))
+    scaled = factor / gather(diagonal, indices, 0, "clip")
+    adjoint, square = conjugated(scaled), diagonal * diagonal
+    down, up = CsrTriangularSolve(unit_diagonal=True), CsrTriangularSolve(transpose=True, unit_diagonal=True)
+    return lambda r: up(adjoint, indices, indptr, down(scaled, indices, indptr, r) / square)
 
 
 def _diagonal(a: Matrix) -> Any:
-    """The diagonal of A, with 1 where it has no entry or a zero."""
+    """The diagonal of A, with 0 where it has no entry."""
     import rlx.numpy as rnp
 
     values, indices, indptr = a
     on_diagonal = indices == CsrRowIds(indices.shape[0])(indptr)
     kept = rnp.where(on_diagonal, values, rnp.zeros_like(values))
-    found = CsrMatMul()(kept, indices, indptr, rnp.ones((indptr.shape[0] - 1,), values.dtype))
-    return rnp.where(found == 0, rnp.ones_like(found), found)
+    return CsrMatMul()(kept, indices, indptr, rnp.ones((indptr.shape[0] - 1,), values.dtype))
+
+
+def _or_one(x: Any) -> Any:
+    import rlx.numpy as rnp
+
+    return rnp.where(x == 0, rnp.ones_like(x), x)
 
 
 def _by_definition(op_: Op, arrays: Sequence[Array]) -> tuple[Array, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.ops.define.operands import dims_of, promote_inexact
 from rlx.sparse.eager import apply
+from rlx.sparse.ops_blocks import BsrMatMul
 from rlx.sparse.ops_masked import CsrMaskedProduct
 from rlx.sparse.ops_products import CsrMatMul, CsrSampledProduct, CsrTransposedMatMul
 from rlx.sparse.patterns import Pattern
@@ -38,6 +39,16 @@ def transposed_times(values: Any, pattern: Pattern, x: Any) -> Any:
     rows, columns = pattern.shape
     values, x = promote_inexact(values, _dense(x, rows, (columns, rows)))
     return apply(CsrTransposedMatMul(columns), values, pattern.indices, pattern.indptr, x)
+
+
+def blocks_times(values: Any, blocks: Pattern, blocksize: tuple[int, int], x: Any) -> Any:
+    """A @ x for A in blocks."""
+    shape = (blocks.shape[0] * blocksize[0], blocks.shape[1] * blocksize[1])
+    values, x = promote_inexact(values, _dense(x, shape[1], shape))
+    # Sizes of blocks are part of the code.
+    dense = (f"{blocksize[1]}*N", "K")[: len(dims_of(x))]
+    sizes = (("Z", *(str(n) for n in blocksize)), ("Z",), ("M",), dense)
+    return apply(BsrMatMul(), values, blocks.indices, blocks.indptr, x, sizes=sizes)
 
 
 def sampled_product(pattern: Pattern, u: Any, v: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 import rlx
 import rlx.numpy as rnp
 from rlx.errors import OpError, ShapeError
+from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor
 from rlx.ops.define.operands import dims_of, promote_inexact
 from rlx.sparse import iterations
@@ -52,6 +53,13 @@ class _Solve(NamedTuple):
 
     op: CsrIterativeSolve | CsrLeastSquares
     has_columns: bool
+
+    def infer(self, values: Shape, indices: Shape, indptr: Shape, *vectors: Shape) -> None:
+        """Refuse operands that do not fit together."""
+        rank = 2 if self.has_columns else 1
+        if any(v.rank != rank or v.dims[1:] != vectors[0].dims[1:] for v in vectors):
+            raise self.op.fail(f"b and x0 must have one shape, got {', '.join(str(v) for v in vectors)}")
+        self.op.infer(values, indices, indptr, *(v.with_dims(v.dims[:1]) for v in vectors))
 
     def __call__(self, values: Any, indices: Any, indptr: Any, *vectors: Any) -> Any:
         if not self.has_columns:
