@@ -187,12 +187,14 @@ def decoded(path):
 
 def test_png_shows_the_curve(tmp_path):
     path = tmp_path / "curve.png"
-    train.write_curve(path, [(n, 100 - n) for n in range(100)])
+    train.write_curve(path, [(n, 150 - n) for n in range(100)])
     pixels = decoded(path)
     is_line = (pixels == (31, 90, 180)).all(-1)
     rows, columns = np.nonzero(is_line)
     assert abs(np.corrcoef(rows, columns)[0, 1] - 1) < 1e-3, "a falling line goes down to the right"
     assert (columns.min(), columns.max()) == (60, 624) and (rows.min(), rows.max()) == (12, 333)
+    train.write_curve(path, [(n, math.exp(-n)) for n in range(100)])
+    np.testing.assert_array_equal((decoded(path) == (31, 90, 180)).all(-1), is_line, "by logarithms it is that line")
     train.write_curve(path, [(1, 2.0)])
     train.write_curve(path, [(1, math.nan), (2, 1.0), (3, 1.0)])
     with pytest.raises(TrainingError, match="finite"):
