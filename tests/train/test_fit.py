@@ -46,6 +46,10 @@ def test_evaluation_and_early_stop(tmp_path):
         (15, 2.5),
         (20, 2),
     ]
+    again = train.fit(
+        step, state, batches, 50, out=tmp_path, evaluate=lambda params: next(values), evaluate_every=5, patience=2
+    )
+    assert (again.reason, int(again.state.step)) == (result.reason, 20), "what has stopped stays stopped"
     params, info = train.load_checkpoint(tmp_path / "best", state.params)
     assert info.step == 10 and set(params) == {"w1", "b1", "w2"}
 
@@ -131,6 +135,13 @@ def test_what_fit_refuses(tmp_path):
         TrainingError, match=r"evaluate must return a loss or a dict with 'loss', got the keys \['acc'\]"
     ):
         train.fit(step, state, batches, 3, evaluate=lambda params: {"acc": 1.0})
+    for options, message in (
+        ({"save_every": 0}, "must be 1 or more, got save_every=0"),
+        ({"evaluate": float, "evaluate_every": 0, "patience": 0}, "got evaluate_every=0, patience=0"),
+        ({"patience": 3}, "patience counts evaluations; give evaluate="),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            train.fit(step, state, batches, 3, **options)
     small_run.run(tmp_path, 4)
     with pytest.raises(TrainingError, match="checkpoints of an earlier run"):
         small_run.run(tmp_path, 8, resume=False)
