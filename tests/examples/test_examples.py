@@ -107,6 +107,21 @@ def test_neural_ode_follows_and_checkpoints_change_nothing():
     assert module.main(["--steps", "200", "--length", "9", "--batch", "8"]) < 1.2
 
 
+def test_forces_are_minus_the_slope_of_the_energy():
+    """By central differences in f64; turning the cluster turns the forces; and it learns."""
+    module = example("force_field")
+    positions = module.clusters(0, 2)["positions"].astype("f8")
+    _, forces = module.with_forces(module.lennard_jones)(positions)
+    shift = np.zeros_like(positions)
+    shift[:, 1, 2] = 1e-5
+    higher, lower = (np.asarray(module.with_forces(module.lennard_jones)(positions + s)[0]) for s in (shift, -shift))
+    np.testing.assert_allclose(np.asarray(forces)[:, 1, 2], (lower - higher) / 2e-5, rtol=1e-6, atol=1e-7)
+    turn = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    _, turned = module.with_forces(module.lennard_jones)(positions @ turn)
+    np.testing.assert_allclose(np.asarray(turned), np.asarray(forces) @ turn, rtol=1e-8, atol=1e-9)
+    assert module.main(["--steps", "300", "--batch", "16"]) < 0.75
+
+
 def test_gaussian_process_finds_the_noise():
     found = example("gp_regression").main(["--steps", "120", "--points", "40"])
     assert 0.1 < found["noise"] < 0.35 and 0.3 < found["length"] < 3
