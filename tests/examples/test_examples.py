@@ -71,6 +71,15 @@ def test_vae_draws(digits):
     assert (out / "new_digits.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_diffusion_removes_noise_and_draws(digits):
+    module = example("diffusion")
+    out = digits / "run"
+    options = ["--data", str(digits), "--train", "tiny", "--out", str(out), "--batch", "20", "--epochs", "15"]
+    result = module.main(options)
+    assert np.mean([r["loss"] for r in result.history[-10:]]) < 0.8 * result.history[0]["loss"]
+    assert (out / "new_digits.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_pinn_has_third_derivatives_and_learns():
     module = example("pinn")
     x = np.linspace(0, 1, 5)
