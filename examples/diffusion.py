@@ -38,8 +38,11 @@ def strength(t: Any) -> tuple[Any, Any]:
     return rnp.cos(angle), rnp.sin(angle)
 
 
-def noise_in(params: Any, x: Any, t: Any) -> Any:
-    """The noise that the network sees in pictures x [B, 784] at times t [B]."""
+def picture_in(params: Any, x: Any, t: Any) -> Any:
+    """The pictures that the network sees in noisy ones x [B, 784] at times t [B].
+
+    Not the noise, which has as many directions as there are pixels, more than fit through the network.
+    """
     angles = t[:, None] * np.float32(2.0 ** np.linspace(0, 6, WAVES))
     h = ENTRY.apply(params["entry"], rnp.concatenate([x, rnp.sin(angles), rnp.cos(angles)], axis=1))
     for block, weights in zip(BLOCKS, params["blocks"]):
@@ -52,7 +55,7 @@ def loss(params: Any, pictures: Any, key: Any) -> Any:
     t = rlx.random.uniform(first, (pictures.shape[0],))
     noise = rlx.random.normal(second, pictures.shape)
     kept, added = strength(t[:, None])
-    return rnp.mean((noise_in(params, kept * pictures + added * noise, t) - noise) ** 2)
+    return rnp.mean((picture_in(params, kept * pictures + added * noise, t) - pictures) ** 2)
 
 
 def new_digits(params: Any, count: int, steps: int = 60, seed: int = 1) -> Any:
@@ -60,10 +63,8 @@ def new_digits(params: Any, count: int, steps: int = 60, seed: int = 1) -> Any:
 
     def step(x: Any, times: Any) -> tuple[Any, None]:
         now, after = times
-        noise = noise_in(params, x, rnp.broadcast_to(now, (count,)))
+        picture = rnp.clip(picture_in(params, x, rnp.broadcast_to(now, (count,))), -1.0, 1.0)
         kept, added = strength(now)
-        picture = rnp.clip((x - added * noise) / kept, -1.0, 1.0)
-        # The noise that belongs to the clipped picture.
         noise = (x - kept * picture) / added
         kept, added = strength(after)
         return kept * picture + added * noise, None
@@ -87,7 +88,7 @@ def main(argv: list[str] | None = None) -> train.FitResult:
     optimizer = optim.adam(optim.warmup_cosine(1e-3, steps // 20, steps))
     state = train.init_state(init(rlx.random.key(0)), optimizer)
     result = train.fit(train.make_step(loss, optimizer), state, batches, steps, out=args.out, save_every=500)
-    print(f"mean square of the noise that is left: {result.history[-1]['loss']:.3f}")
+    print(f"mean square of what is wrong in a pixel: {result.history[-1]['loss']:.3f}")
     if args.out is not None:
         pictures = np.clip(np.asarray(new_digits(result.state.params, 40)) * 127.5 + 127.5, 0, 255).astype(np.uint8)
         grid = pictures.reshape(4, 10, 28, 28).transpose(0, 2, 1, 3).reshape(112, 280)
