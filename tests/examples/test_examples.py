@@ -71,6 +71,15 @@ def test_vae_draws(digits):
     assert (out / "new_digits.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_diffusion_removes_noise_and_draws(digits):
+    module = example("diffusion")
+    out = digits / "run"
+    options = ["--data", str(digits), "--train", "tiny", "--out", str(out), "--batch", "20", "--epochs", "15"]
+    result = module.main(options)
+    assert np.mean([r["loss"] for r in result.history[-10:]]) < 0.8 * result.history[0]["loss"]
+    assert (out / "new_digits.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_pinn_has_third_derivatives_and_learns():
     module = example("pinn")
     x = np.linspace(0, 1, 5)
@@ -105,6 +114,21 @@ def test_neural_ode_follows_and_checkpoints_change_nothing():
     whole, parts = (np.asarray(rlx.grad(lambda y, k=k: total(y, k))(start)) for k in (0, 3))
     np.testing.assert_allclose(parts, whole, rtol=1e-12)
     assert module.main(["--steps", "200", "--length", "9", "--batch", "8"]) < 1.2
+
+
+def test_forces_are_minus_the_slope_of_the_energy():
+    """By central differences in f64; turning the cluster turns the forces; and it learns."""
+    module = example("force_field")
+    positions = module.clusters(0, 2)["positions"].astype("f8")
+    _, forces = module.with_forces(module.lennard_jones)(positions)
+    shift = np.zeros_like(positions)
+    shift[:, 1, 2] = 1e-5
+    higher, lower = (np.asarray(module.with_forces(module.lennard_jones)(positions + s)[0]) for s in (shift, -shift))
+    np.testing.assert_allclose(np.asarray(forces)[:, 1, 2], (lower - higher) / 2e-5, rtol=1e-6, atol=1e-7)
+    turn = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    _, turned = module.with_forces(module.lennard_jones)(positions @ turn)
+    np.testing.assert_allclose(np.asarray(turned), np.asarray(forces) @ turn, rtol=1e-8, atol=1e-9)
+    assert module.main(["--steps", "300", "--batch", "16"]) < 0.75
 
 
 def test_gaussian_process_finds_the_noise():

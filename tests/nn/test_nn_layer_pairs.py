@@ -61,6 +61,18 @@ def test_shapes_weights_and_gradients(name):
     assert not rlx.tree.leaves(params) or any(np.asarray(g).any() for g in rlx.tree.leaves(gradients[0]))
 
 
+@pytest.mark.parametrize("name", [n for n in LAYERS if n != "experts with room"])
+def test_one_program_serves_every_batch(name):
+    layer, shape = LAYERS[name]
+    params = layer.init(KEY, shape)
+    program = rlx.jit(lambda p, x: layer.apply(p, x)).lower(params, rlx.Spec(("B", *shape[1:]))).compile()
+    for batch in (shape[0], 2 * shape[0] + 1) if len(shape) > 1 else (shape[0],):
+        x = normal(batch, *shape[1:])
+        np.testing.assert_allclose(
+            np.asarray(program(params, x)), np.asarray(layer.apply(params, x)), rtol=2e-4, atol=1e-5
+        )
+
+
 @each
 def test_without_a_key_nothing_is_random(name):
     layer, shape = LAYERS[name]
@@ -183,6 +195,13 @@ BAD = {
     "groups": (lambda: nn.conv_layer(4, 3, groups=3).init(KEY, (2, 4, 8)), ShapeError, "3 groups"),
     "sequence": (lambda: nn.lstm(4).init(KEY, (2, 4)), ShapeError, r"lstm: x must be \[B, T, width\]"),
     "experts": (lambda: nn.moe(2, 4, top_k=3), OpError, "between 1 and the 2 experts, got 3"),
+    "room of any batch": (
+        lambda: rlx.jit(LAYERS["experts with room"][0].apply).lower(
+            LAYERS["experts with room"][0].init(KEY, (2, 6, 8)), rlx.Spec(("B", 6, 8))
+        ),
+        ShapeError,
+        "needs a fixed number of tokens",
+    ),
     "no sizes": (lambda: nn.mlp([]), OpError, "at least one size"),
     "pairs": (lambda: nn.contrastive_loss(np.ones((2, 3)), np.ones((3, 3))), ShapeError, "contrastive_loss"),
     "frames": (lambda: nn.ctc_loss(np.ones((2, 3)), np.ones((2, 1), "i4")), ShapeError, r"logits \[B, T, classes\]"),

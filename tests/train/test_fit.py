@@ -46,6 +46,10 @@ def test_evaluation_and_early_stop(tmp_path):
         (15, 2.5),
         (20, 2),
     ]
+    again = train.fit(
+        step, state, batches, 50, out=tmp_path, evaluate=lambda params: next(values), evaluate_every=5, patience=2
+    )
+    assert (again.reason, int(again.state.step)) == (result.reason, 20), "what has stopped stays stopped"
     params, info = train.load_checkpoint(tmp_path / "best", state.params)
     assert info.step == 10 and set(params) == {"w1", "b1", "w2"}
 
@@ -131,6 +135,13 @@ def test_what_fit_refuses(tmp_path):
         TrainingError, match=r"evaluate must return a loss or a dict with 'loss', got the keys \['acc'\]"
     ):
         train.fit(step, state, batches, 3, evaluate=lambda params: {"acc": 1.0})
+    for options, message in (
+        ({"save_every": 0}, "must be 1 or more, got save_every=0"),
+        ({"evaluate": float, "evaluate_every": 0, "patience": 0}, "got evaluate_every=0, patience=0"),
+        ({"patience": 3}, "patience counts evaluations; give evaluate="),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            train.fit(step, state, batches, 3, **options)
     small_run.run(tmp_path, 4)
     with pytest.raises(TrainingError, match="checkpoints of an earlier run"):
         small_run.run(tmp_path, 8, resume=False)
@@ -187,12 +198,14 @@ def decoded(path):
 
 def test_png_shows_the_curve(tmp_path):
     path = tmp_path / "curve.png"
-    train.write_curve(path, [(n, 100 - n) for n in range(100)])
+    train.write_curve(path, [(n, 150 - n) for n in range(100)])
     pixels = decoded(path)
     is_line = (pixels == (31, 90, 180)).all(-1)
     rows, columns = np.nonzero(is_line)
     assert abs(np.corrcoef(rows, columns)[0, 1] - 1) < 1e-3, "a falling line goes down to the right"
     assert (columns.min(), columns.max()) == (60, 624) and (rows.min(), rows.max()) == (12, 333)
+    train.write_curve(path, [(n, math.exp(-n)) for n in range(100)])
+    np.testing.assert_array_equal((decoded(path) == (31, 90, 180)).all(-1), is_line, "by logarithms it is that line")
     train.write_curve(path, [(1, 2.0)])
     train.write_curve(path, [(1, math.nan), (2, 1.0), (3, 1.0)])
     with pytest.raises(TrainingError, match="finite"):

@@ -1,5 +1,6 @@
 """A run that is killed at any moment and started again ends bit by bit where an undisturbed one ends."""
 
+import functools
 import json
 import os
 import random
@@ -40,11 +41,14 @@ def undisturbed(tmp_path_factory):
 def start(folder, pause):
     paths = [str(SCRIPT.parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    return subprocess.Popen([sys.executable, str(SCRIPT), str(folder), str(STEPS), str(pause)], env=environment)
+    command = [sys.executable, str(SCRIPT), str(folder), str(STEPS), str(pause)]
+    # Where Ctrl-C is ignored around the tests, the run would ignore it too.
+    restore = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, preexec_fn=restore)
 
 
-def run_with_kills(folder, kills, seed):
-    """Kill at random moments after the first step was written; then let it end."""
+def run_with_kills(folder, kills, seed, sent=signal.SIGKILL):
+    """Send a signal at random moments after the first step was written; then let it end."""
     chance = random.Random(seed)
     done = 0
     for _ in range(kills):
@@ -57,14 +61,21 @@ def run_with_kills(folder, kills, seed):
                 break
             time.sleep(0.005)
         time.sleep(chance.uniform(0, 0.25))
-        process.send_signal(signal.SIGKILL)
-        done += process.wait() == -signal.SIGKILL
+        process.send_signal(sent)
+        done += process.wait() != 0
     assert start(folder, pause=0).wait() == 0
     return done
 
 
 def test_killed_runs_end_where_undisturbed_ones_end(undisturbed, tmp_path):
     assert run_with_kills(tmp_path, kills=3, seed=5) >= 2, "the run ended before it could be killed"
+    assert bytes_of(tmp_path) == bytes_of(undisturbed)
+    assert losses(tmp_path) == losses(undisturbed)
+
+
+def test_interrupted_runs_save_only_whole_states(undisturbed, tmp_path):
+    """Ctrl-C comes in the middle of steps too, where the state is half the old and half the new one."""
+    assert run_with_kills(tmp_path, kills=2, seed=9, sent=signal.SIGINT) >= 1, "the run ended too early"
     assert bytes_of(tmp_path) == bytes_of(undisturbed)
     assert losses(tmp_path) == losses(undisturbed)
 

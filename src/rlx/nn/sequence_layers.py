@@ -157,12 +157,14 @@ def moe(
         scores, chosen = rlx.top_k(tokens @ params["router"], top_k)
         weights = softmax(scores).reshape(-1)
         expert = chosen.reshape(-1)
-        room = count if capacity_factor is None else math.ceil(capacity_factor * top_k * count / experts)
+        room = _room(count, experts, top_k, capacity_factor)
+        # The same number as a value: a symbolic size has one only when the program runs.
+        places = room if isinstance(room, int) else rlx.dim_value(room)
         # The place of every choice among those of its expert, in the order of the tokens.
         taken = rnp.astype(rlx.one_hot(expert, experts), "i32")
         place = rnp.sum((rnp.cumsum(taken, axis=0) - 1) * taken, axis=1)
-        fits = place < room
-        slot = rnp.where(fits, expert * room + place, experts * room)
+        fits = place < places
+        slot = rnp.where(fits, expert * places + place, experts * places)
         rows = rnp.repeat(tokens, top_k, axis=0)
         buffer = rnp.zeros((experts * room + 1, width), x.dtype).at[slot].add(rows)
         inputs = buffer[:-1].reshape(experts, room, width)
@@ -173,6 +175,15 @@ def moe(
         return result.reshape(x.shape)
 
     return Layer(init, apply, _same)
+
+
+def _room(tokens: Any, experts: int, top_k: int, capacity_factor: float | None) -> Any:
+    """How many tokens an expert takes."""
+    if capacity_factor is None:
+        return tokens
+    if not isinstance(tokens, int):
+        raise ShapeError(f"moe: a capacity_factor needs a fixed number of tokens, got the symbolic size {tokens}")
+    return math.ceil(capacity_factor * top_k * tokens / experts)
 
 
 def load_balance_loss(scores: Any, top_k: int = 1) -> Any:

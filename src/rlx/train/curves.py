@@ -73,15 +73,21 @@ def curve_text(points: Points, width: int = 60, height: int = 12) -> str:
 
 
 def write_curve(path: str | os.PathLike[str], points: Points, width: int = 640, height: int = 360) -> None:
-    """The curve as a PNG file, with a grid and numbers at its lines."""
+    """The curve as a PNG file, with a grid and numbers at its lines.
+
+    Values above 0 that differ by more than a factor of 100 are drawn by their logarithms.
+    """
     xs, ys = _finite(points)
+    is_log = bool(ys.min() > 0 and ys.max() > 100 * ys.min())
+    ys = np.log10(ys) if is_log else ys
     image: Pixels = np.full((height, width, 3), 255, np.uint8)
     left, top, right, bottom = 60, 12, width - 16, height - 28
     (x_low, x_high), (y_low, y_high) = _limits(xs), _limits(ys)
-    for value in _ticks(y_low, y_high):
+    powers = [float(n) for n in range(math.ceil(y_low), math.floor(y_high) + 1)]
+    for value in powers if is_log else _ticks(y_low, y_high):
         row = round(bottom - (value - y_low) / (y_high - y_low) * (bottom - top))
         image[row, left : right + 1] = _GRID
-        _write(image, f"{value:.4g}", left - 6, row - 5, align_right=True)
+        _write(image, f"1e{value:.0f}" if is_log else f"{value:.4g}", left - 6, row - 5, align_right=True)
     for value in _ticks(x_low, x_high):
         column = round(left + (value - x_low) / (x_high - x_low) * (right - left))
         image[top : bottom + 1, column] = _GRID

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -96,6 +97,7 @@ def fit(
             "fit: batches must be a function of the step, so that a run can be resumed anywhere; "
             "see rlx.train.array_batches and rlx.train.token_batches"
         )
+    _check_settings(steps, save_every, evaluate, evaluate_every, patience)
     folder = None if out is None else Path(out)
     saved: dict[str, Any] = {}
     if folder is not None:
@@ -109,30 +111,29 @@ def fit(
             state, info = load_checkpoint(folder, state)
             saved = info.extra
     first = int(state.step)
-    run = _Run(step, folder, keep, Journal(folder and folder / "metrics.jsonl", first), _Best(saved))
+    run = _Run(step, state, folder, keep, Journal(folder and folder / "metrics.jsonl", first), _Best(saved))
     line = ProgressLine(first, steps, getattr(batches, "tokens_per_batch", None))
-    reason = "finished"
+    reason = run.reason(patience)
     try:
-        with Prefetch(batches, first, steps, prefetch) as made:
+        # A run that has ended by itself stays ended.
+        with Prefetch(batches, first, first if reason != "finished" else steps, prefetch) as made:
             for number, batch in made:
-                state, metrics = run.step(state, batch, number + 1)
                 done = number + 1
+                metrics = run.step(batch, done)
                 line.show(done, metrics["loss"])
                 is_last = done == steps
                 if evaluate is not None and (done % evaluate_every == 0 or is_last):
-                    metrics = run.evaluated(evaluate, state, metrics)
-                run.journal.add(metrics)
-                stops = [callback(StepReport(done, state, metrics)) is True for callback in callbacks]
-                if any(stops):
-                    reason = "stopped by a callback"
-                elif patience is not None and run.best.since >= patience:
-                    reason = f"no better evaluation in {patience}"
+                    metrics = run.evaluated(evaluate, metrics)
+                run.finished(metrics)
+                stops = [callback(StepReport(done, run.state, metrics)) is True for callback in callbacks]
+                reason = "stopped by a callback" if any(stops) else run.reason(patience)
                 if is_last or reason != "finished" or (save_every and done % save_every == 0):
-                    run.save(state)
+                    run.save()
                 if reason != "finished":
                     break
     except KeyboardInterrupt:
-        run.save(state)
+        if run.is_whole:
+            run.save()
         raise
     finally:
         line.end()
@@ -142,21 +143,38 @@ def fit(
     if has_curve and folder is not None:
         write_curve(folder / "loss.png", points)
     if has_curve and line.on:
-        print(curve_text(points))
-    return FitResult(state, run.journal.rows, run.best.row, reason)
+        print(curve_text(points), file=sys.stderr)
+    return FitResult(run.state, run.journal.rows, run.best.row, reason)
+
+
+def _check_settings(
+    steps: int, save_every: int | None, evaluate: Evaluate | None, evaluate_every: int, patience: int | None
+) -> None:
+    counts = {"save_every": save_every, "evaluate_every": evaluate_every, "patience": patience}
+    wrong = [f"{name}={value}" for name, value in counts.items() if value is not None and value < 1]
+    if wrong or steps < 0:
+        raise TrainingError(f"fit: numbers of steps and evaluations must be 1 or more, got {', '.join(wrong) or steps}")
+    if patience is not None and evaluate is None:
+        raise TrainingError("fit: patience counts evaluations; give evaluate=, a function of the parameters")
 
 
 class _Run:
     """What one call of `fit` carries through its steps."""
 
-    def __init__(self, step: Step, folder: Path | None, keep: int, journal: Journal, best: _Best) -> None:
+    def __init__(
+        self, step: Step, state: TrainState, folder: Path | None, keep: int, journal: Journal, best: _Best
+    ) -> None:
         self._step, self._folder, self._keep = step, folder, keep
-        self.journal, self.best = journal, best
+        self.state, self.journal, self.best = state, journal, best
+        # False from the moment a step overwrites the state until its metrics are in the journal: what is interrupted
+        # between must not be saved.
+        self.is_whole = True
 
-    def step(self, state: TrainState, batch: Any, number: int) -> tuple[TrainState, Row]:
-        """The next state and its metrics as Python numbers; a loss that is no number ends the run."""
+    def step(self, batch: Any, number: int) -> Row:
+        """Make one step; its metrics as Python numbers. A loss that is no number ends the run."""
         started = time.perf_counter()
-        state, found = self._step(state, batch)
+        self.is_whole = False
+        self.state, found = self._step(self.state, batch)
         row: Row = {"step": number, **{name: np.asarray(value).item() for name, value in found.items()}}
         row["seconds"] = round(time.perf_counter() - started, 6)
         # A step that was skipped because of an overflow is no failure until the scale cannot fall any further.
@@ -166,22 +184,33 @@ class _Run:
                 f"the loss is {row['loss']} at step {number}; {self._last()}. Use a smaller learning rate, "
                 "optim.clip_by_global_norm, or look for a division by 0 or a log of 0 in the loss"
             )
-        return state, row
+        return row
 
-    def evaluated(self, evaluate: Evaluate, state: TrainState, row: Row) -> Row:
-        result = evaluate(state.params)
+    def evaluated(self, evaluate: Evaluate, row: Row) -> Row:
+        result = evaluate(self.state.params)
         found = result if isinstance(result, dict) else {"loss": result}
         if "loss" not in found:
             raise TrainingError(f"fit: evaluate must return a loss or a dict with 'loss', got the keys {sorted(found)}")
         values = {name: np.asarray(value).item() for name, value in found.items()}
         is_best = self.best.add({"step": row["step"], **values})
         if is_best and self._folder is not None:
-            save_checkpoint(self._folder / "best", state.params, row["step"], keep=1)
+            save_checkpoint(self._folder / "best", self.state.params, row["step"], keep=1)
         return row | {f"eval_{name}": value for name, value in values.items()}
 
-    def save(self, state: TrainState) -> None:
+    def finished(self, row: Row) -> None:
+        """All of a step is done, its evaluation included."""
+        self.journal.add(row)
+        self.is_whole = True
+
+    def reason(self, patience: int | None) -> str:
+        """Why the run ends, as far as evaluations say."""
+        has_stopped = patience is not None and self.best.since >= patience
+        return f"no better evaluation in {patience}" if has_stopped else "finished"
+
+    def save(self) -> None:
         if self._folder is not None:
-            save_checkpoint(self._folder, state, int(state.step), keep=self._keep, extra=self.best.saved())
+            extra = self.best.saved()
+            save_checkpoint(self._folder, self.state, int(self.state.step), keep=self._keep, extra=extra)
 
     def _last(self) -> str:
         found = [] if self._folder is None else checkpoint_files(self._folder)
