@@ -134,7 +134,6 @@ class Trainer:
             )
         self.step, self.scene, self.state = checkpoint.step, checkpoint.scene, checkpoint.state
         self.pulls = Pulls(self.scene.splats)
-        self.order: list[int] = []
 
     def scene_now(self) -> GaussianScene:
         """The scene as arrays."""
