@@ -25,7 +25,7 @@ def main() -> None:
         steps=steps,
         sh_degree=1,
         report_every=max(1, steps // 6),
-        density=splat.DensitySettings(max_splats=2000, first_step=100, last_step=steps // 2),
+        density=splat.DensitySettings(max_splats=2000, first_step=100),
     )
     result = splat.train(data, settings, report=print)
     splat.write_scene(out / "scene.ply", result.scene)

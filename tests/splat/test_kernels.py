@@ -56,7 +56,7 @@ def test_a_prepared_scene_that_lies_is_not_trusted():
         cls = OP_CLASSES[name]
         operands = arrays[: 2 if name == "SplatBlend" else 4]
         program = Program(cls(**sample.op.attributes), *((a.shape, "f32") for a in operands))
-        for _ in range(20):
+        for _ in range(5):
             wild = operands[0].copy()
             places = rng.integers(0, len(wild), 40)
             wild[places] = rng.choice([np.nan, np.inf, -np.inf, -7.0, 3e9, 1e30, 12.5], 40)

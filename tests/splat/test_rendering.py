@@ -70,14 +70,14 @@ def test_one_program_for_any_number_of_splats():
 
 
 def test_lists_grow_until_nothing_is_left_out(monkeypatch):
-    monkeypatch.setattr(rendering, "_FIRST_ENTRIES", 16)
+    monkeypatch.setattr(rendering, "_FIRST_ENTRIES", 64)
     monkeypatch.setattr(rendering, "_enough", {})
     scene = random_scene(60, 0)
     np.testing.assert_allclose(render(scene, CAMERA), oracle(scene, CAMERA, (0, 0, 0)), atol=2e-5)
-    assert rendering._enough[40, 30] > 16
-    monkeypatch.setattr(rendering, "MOST_ENTRIES", 16)
+    assert rendering._enough[40, 30] > 64
+    monkeypatch.setattr(rendering, "MOST_ENTRIES", 64)
     monkeypatch.setattr(rendering, "_enough", {})
-    with pytest.raises(ShapeError, match="the lists of tiles hold at most 16 entries"):
+    with pytest.raises(ShapeError, match="the lists of tiles hold at most 64 entries"):
         render(scene, CAMERA)
 
 
@@ -139,6 +139,22 @@ def test_gradients_are_differences():
             slopes[i] = (high - low) / 2e-5
         assert np.abs(slopes).max() > 1e-3
         np.testing.assert_allclose(np.asarray(found).reshape(-1), slopes, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+def test_gray_scenes_can_be_coloured():
+    """All of band 0 is 0, which for the ops means that plain colors are used: the gradient must still reach band 0."""
+    scene = random_scene(5, 0)
+    scene = scene._replace(sh=np.zeros_like(scene.sh))
+    params, meta = RenderSettings().params(40, 30, 2**10), np.asarray(CAMERA.meta())
+
+    def brightness(s):
+        return rlx.numpy.sum(splat_image(s.operands(meta), params)[0])
+
+    gray, slightly = (
+        np.asarray(rlx.jit(rlx.grad(brightness))(s).sh) for s in (scene, scene._replace(sh=scene.sh + np.float32(1e-6)))
+    )
+    assert np.abs(gray).max() > 0.1
+    np.testing.assert_allclose(gray, slightly, rtol=1e-4)
 
 
 def test_orbits_go_around():

@@ -143,6 +143,12 @@ def test_wrong_scenes_are_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_empty_scenes(tmp_path, compressed):
+    write_scene(tmp_path / "empty.ply", random_scene(0, 1), compressed)
+    assert read_scene(tmp_path / "empty.ply").sh.shape == (0, 4, 3)
+
+
 def test_points_become_splats():
     rng = np.random.default_rng(0)
     points, colors = rng.uniform(-1, 1, (50, 3)), rng.uniform(0, 1, (50, 3))

@@ -166,6 +166,18 @@ def test_training_learns(toy, tmp_path):
     assert abs(resumed.psnr - result.psnr) < 1.0
 
 
+def test_the_last_steps_leave_densities_alone(toy):
+    """A reset in the end would leave a scene that is almost transparent."""
+    data = load_dataset(toy[0])
+    density = DensitySettings(first_step=0, last_step=100, every=2, reset_every=4, max_splats=250)
+    trainer = Trainer(data, SETTINGS._replace(steps=8, report_every=1, density=density))
+    opaque = {p.step: float(sigmoid(trainer.scene_now().opacities).max()) for p in trainer.run()}
+    assert trainer.last_change == 4 and min(opaque.values()) > 0.05
+    trainer = Trainer(data, SETTINGS._replace(steps=9, report_every=1, density=density._replace(reset_every=2)))
+    opaque = {p.step: float(sigmoid(trainer.scene_now().opacities).max()) for p in trainer.run()}
+    assert opaque[2] > 0.05 > opaque[3]
+
+
 def test_wrong_training_is_refused(toy, tmp_path):
     folder, _ = toy
     data = load_dataset(folder)

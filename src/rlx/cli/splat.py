@@ -141,7 +141,7 @@ def _train(args: argparse.Namespace) -> int:
         background=args.background,
         seed=args.seed,
         report_every=max(1, args.steps // 20),
-        density=DensitySettings(max_splats=args.max_splats, last_step=args.steps // 2),
+        density=DensitySettings(max_splats=args.max_splats),
     )
 
     def report(progress: Progress) -> None:

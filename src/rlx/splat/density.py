@@ -22,7 +22,10 @@ RESET_OPACITY = 0.01
 
 
 class DensitySettings(NamedTuple):
-    """When and how the number of splats changes; `steps` are those of the optimiser, `extent` is the scene's size."""
+    """When and how the number of splats changes: from `first_step` to `last_step`, and in the first half of training.
+
+    Shares are of the scene's extent; `pull_threshold` is in half picture widths, see `Pulls`.
+    """
 
     first_step: int = 500
     last_step: int = 15_000

@@ -71,7 +71,8 @@ class GaussianScene(NamedTuple):
             scales=rnp.reshape(self.scales, (3 * n,)),
             rotations=rnp.reshape(self.rotations / lengths, (4 * n,)),
             opacities=1.0 / (1.0 + rnp.exp(-self.opacities)),
-            colors=rnp.zeros_like(rnp.reshape(self.positions, (3 * n,))) + 0.5,
+            # Where all of band 0 is 0 the ops take colors in its place, and their gradient with it.
+            colors=rnp.reshape(0.5 + SH_C0 * self.sh[:, 0], (3 * n,)),
             sh_coeffs=rnp.reshape(self.sh * odd_band_signs(k), (3 * k * n,)),
             meta=meta,
         )

@@ -93,13 +93,19 @@ def _rest(path: Path, columns: dict[str, Column], n: int) -> F32:
     return _stacked(columns, names).reshape(n, 3, count // 3).transpose(0, 2, 1)
 
 
+def _rest_columns(scene: GaussianScene) -> F32:
+    """The inverse of `_rest`: [N, 3·(K - 1)]."""
+    above = scene.sh[:, 1:].transpose(0, 2, 1)
+    return np.asarray(above.reshape(scene.splats, 3 * above.shape[2]), np.float32)
+
+
 def write_scene(path: str | os.PathLike[str], scene: GaussianScene, compressed: bool = False) -> None:
     """A scene to a PLY file, plain (exact) or compressed."""
     whole = scene.checked()
     if compressed:
         write_ply(Path(path), _packed(whole))
         return
-    rest = whole.sh[:, 1:].transpose(0, 2, 1).reshape(whole.splats, -1)
+    rest = _rest_columns(whole)
     columns: dict[str, Column] = dict(zip(_PLACES, whole.positions.T))
     # Readers expect the normals that the field's first program wrote, and ignore them.
     columns |= {name: np.zeros(whole.splats, np.float32) for name in ("nx", "ny", "nz")}
@@ -221,7 +227,7 @@ def _packed(scene: GaussianScene) -> dict[str, dict[str, Column]]:
     }
     elements = {"chunk": chunk, "vertex": vertex}
     if scene.sh.shape[1] > 1:
-        rest = scene.sh[:, 1:].transpose(0, 2, 1).reshape(n, -1)
+        rest = _rest_columns(scene)
         code = np.clip(np.floor((rest / _SH_RANGE + 0.5) * 256.0), 0, 255).astype(np.uint8)
         elements["sh"] = {f"f_rest_{i}": code[:, i] for i in range(code.shape[1])}
     return elements

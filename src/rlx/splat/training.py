@@ -134,7 +134,6 @@ class Trainer:
             )
         self.step, self.scene, self.state = checkpoint.step, checkpoint.scene, checkpoint.state
         self.pulls = Pulls(self.scene.splats)
-        self.order: list[int] = []
 
     def scene_now(self) -> GaussianScene:
         """The scene as arrays."""
@@ -146,13 +145,13 @@ class Trainer:
         total, count = 0.0, 0
         while self.step < self.settings.steps:
             total, count = total + self.one_step(), count + 1
-            self.change_density()
             is_last = self.step == self.settings.steps
             if is_last or self.step % self.settings.report_every == 0:
                 elapsed = time.perf_counter() - start
                 self.history.append(Progress(self.step, total / count, self.evaluate(), self.scene.splats, elapsed))
                 total, count = 0.0, 0
                 yield self.history[-1]
+            self.change_density()
             if self.path is not None and (is_last or self.step % self.settings.checkpoint_every == 0):
                 state = AdamState(*(GaussianScene(*(np.asarray(x) for x in part)) for part in self.state))
                 write_checkpoint(self.path, Checkpoint(self.step, self.scene_now(), state, self.settings.seed))
@@ -175,7 +174,7 @@ class Trainer:
             if int(listed) < entries:
                 break
             self.entries[size] = next_entries(entries)
-        if self.step <= self.settings.density.last_step:
+        if self.step <= self.last_change:
             self.pulls.add(self.scene_now(), np.asarray(pull), view.camera)
         self.scene, self.state = scene, state
         return float(loss)
@@ -217,16 +216,21 @@ class Trainer:
 
     def change_density(self) -> None:
         density = self.settings.density
-        if density.first_step < self.step <= density.last_step and self.step % density.every == 0:
+        if density.first_step < self.step <= self.last_change and self.step % density.every == 0:
             scene = self.scene_now()
             state = AdamState(*(GaussianScene(*(np.asarray(x) for x in part)) for part in self.state))
             rng = np.random.default_rng((self.settings.seed, self.step))
             changed = densify(scene, state, self.pulls, self.extent, density, rng, self.step > density.reset_every)
             self.scene, self.state = changed.scene, changed.state
             self.pulls = Pulls(changed.scene.splats)
-        if self.step % density.reset_every == 0 and self.step < density.last_step:
+        if self.step % density.reset_every == 0 and self.step < self.last_change:
             state = AdamState(*(GaussianScene(*(np.asarray(x) for x in part)) for part in self.state))
             self.scene, self.state = reset_opacities(self.scene_now(), state)
+
+    @property
+    def last_change(self) -> int:
+        """The last step that changes densities: there must be time to recover from it."""
+        return min(self.settings.density.last_step, self.settings.steps // 2)
 
     def evaluate(self) -> float:
         """The mean PSNR over the held-out views, or over at most eight that are trained on."""

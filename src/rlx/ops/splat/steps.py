@@ -2,6 +2,7 @@
 
 `rlx.compile.lower.splat` writes the splatting ops with these: which tiles each outline touches, how many outlines each
 tile has, the lists of the tiles, the image in linear light, and the sums that its gradient is made of. All are in f32.
+`rlx.splat` trains with them directly, so that what the picture has found is not found again for its gradient.
 Outlines come in the order of their splats' distance, nearest first, one row each: the centre x and y in pixels, the
 conic a, b, c, and 1 if the splat may be seen, else 0 (see `Outlines`).
 """
