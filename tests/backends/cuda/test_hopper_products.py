@@ -112,7 +112,7 @@ def test_a_launch_gets_maps_tiles_and_the_rest(fake, gpu, launched):
     load = Ready()
     made, names = hopper(load, (("B", 512), "bf16"), ((14336, 512), "bf16"))
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
-    for rows, blocks, columns in ((2, 112, 128), (300, 132, 256), (4096, 132, 256)):
+    for rows, blocks, columns in ((2, 112, 128), (300, 132, 128), (4096, 132, 256)):
         fake.tensor_maps.clear()
         assert made.launch([addresses.get(n, rows) for n in names], gpu.stream)
         assert launched[-1].blocks == blocks and launched[-1].threads == 384
