@@ -17,8 +17,22 @@ SURFACE |= {"optim": "runtime", "train": "formats", "audio": "runtime", "rf": "r
 SURFACE |= {"fusion": "compile", "opt": "compile"}
 # The same inside folders: what stands in a folder itself comes after all its subfolders.
 INSIDE = {
-    "kernels": ["machines", "ir", "math", "specs", "cpu", "legalize", "emit"],
-    "backends": ["compile_options", "donation", "memory", "api", "native", "options_to_pipeline", "program", "cpu"],
+    "kernels": ["machines", "ir", "math", "specs", "schedules", "cpu", "gpu", "legalize", "emit"],
+    "backends": [
+        "compile_options",
+        "donation",
+        "memory",
+        "memory_space",
+        "api",
+        "export",
+        "engine",
+        "native",
+        "options_to_pipeline",
+        "program",
+        "reference",
+        "cpu",
+        "cuda",
+    ],
 }
 # `ir` reads nothing of later folders; these are the only places where a function reaches forward, each with its reason.
 FORWARD = {

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import rlx.hir
-import rlx.ops  # noqa: F401  (registers the ops)
+import rlx.ops
+import rlx.sparse  # noqa: F401  (all three register ops)
 from rlx.ir.dims import collect_constraints
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import OP_CLASSES, REGISTRY, NoRule, Op
@@ -64,6 +65,12 @@ WHY_PRIMITIVE = {
         int8_blocks int8_block_matmul int8_matmul""",
     "Attention in two steps, parts of its keys and their sum, so that threads share a long cache.": """attention_parts
         attention_join""",
+    "Products with a sparse matrix and their derivatives: rows of entries at places that only the run knows.": """
+        csr_matmul csr_transposed_matmul csr_sampled_product csr_masked_product csr_transpose csr_row_ids""",
+    "A sparse factorisation or substitution, row after row; sparse solvers are made of these.": """csr_triangular_solve
+        csr_incomplete_lu csr_incomplete_cholesky csr_direct_solve""",
+    "A step of splatting as kernels do it: loops over tiles whose lists depend on values; compilers put it there.": """
+        splat_boxes splat_tile_counts splat_tile_lists splat_blend splat_pulls splat_gather""",
     "A promise to the compiler not to merge what is on its two sides.": "barrier",
 }
 

@@ -74,6 +74,7 @@ _HOME: dict[str, str] = {
     "CompileOptions": "rlx.backends.compile_options",
     **dict.fromkeys(("compile_count", "compile_log", "clear_compile_cache"), "rlx.runtime.compile_cache"),
     "Array": "rlx.runtime.arrays",
+    **dict.fromkeys(("DeviceArray", "device_put"), "rlx.runtime.device_arrays"),
     "jit": "rlx.trace.jit",
     "Spec": "rlx.trace.tracing",
     **dict.fromkeys(("scan", "cond", "switch", "while_loop", "fori_loop", "map"), "rlx.trace.control"),
@@ -106,7 +107,7 @@ _HOME: dict[str, str] = {
 # Attributes that are modules.
 _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
-    | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "splat", "audio", "rf"}
+    | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
 )
 
 if TYPE_CHECKING:

@@ -32,11 +32,11 @@ def run(capsys, *args):
 def test_help_lists_the_commands(capsys):
     code, out, _ = run(capsys)
     assert code == 0
-    for name in ("inspect", "pull", "quantize"):
+    for name in ("inspect", "pull", "quantize", "cache"):
         assert f"\n    {name}" in out and COMMANDS[name] in out
 
 
-@pytest.mark.parametrize("command", ["inspect", "pull", "quantize"])
+@pytest.mark.parametrize("command", ["inspect", "pull", "quantize", "cache"])
 def test_help_of_a_command_has_examples(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])

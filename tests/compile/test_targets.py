@@ -48,16 +48,18 @@ def test_other_names(name, target, variant):
 def test_devices_by_number():
     assert select("cuda:1").index == 1 and select("cuda:1").name == "cuda:1" and select("cuda:0").name == "cuda"
     for wrong in ("cuda:", "cuda:x", "cuda:-1", "cuda:1:2", "cuda:99999", "cuda:²"):
-        with pytest.raises(UnknownDevice, match="^there is no device"):
+        with pytest.raises(UnknownDevice, match=r"^there is no device"):
             select(wrong)
-    with pytest.raises(NoDevice, match="^cpu:3: this machine has 1 of these; use cpu:0"):
+    with pytest.raises(NoDevice, match=r"^cpu:3: this machine has 1 of these; use cpu:0"):
         rlx.Session("cpu:3")
 
 
 def test_a_name_that_nobody_has_comes_with_a_suggestion():
-    with pytest.raises(UnknownDevice, match=r"^there is no device 'cudda' \(did you mean 'cuda'\?\); known devices: ane,"):
+    with pytest.raises(
+        UnknownDevice, match=r"^there is no device 'cudda' \(did you mean 'cuda'\?\); known devices: ane,"
+    ):
         rlx.Session("cudda")
-    with pytest.raises(UnknownDevice, match="^there is no device 'abacus'; known"):
+    with pytest.raises(UnknownDevice, match=r"^there is no device 'abacus'; known"):
         rlx.jit(lambda x: x, device="abacus")(1.0)
 
 
@@ -71,7 +73,7 @@ def test_a_name_that_nobody_has_comes_with_a_suggestion():
 )
 def test_reasons_of_absence_are_errors_of_their_own(why, error):
     absent = Target(name="toy", about="", probe=lambda: Absent(why, "its parts are missing", "get them"))
-    with pytest.raises(error, match="^toy: its parts are missing; get them$"):
+    with pytest.raises(error, match=r"^toy: its parts are missing; get them$"):
         require(Selection(absent))
 
 
@@ -107,7 +109,7 @@ def test_targets_of_other_packages(monkeypatch):
         assert "bads:TARGET cannot be loaded: a part is missing" in said[2]
         assert said[0] == "cpus:TARGET: there is a target 'cpu' already"
         assert said[1] == "nones:TARGET is no rlx Target but int"
-        with pytest.raises(BackendError, match="toy compiles programs but does not run them"):
+        with pytest.raises(BackendError, match=r"toy compiles programs but does not run them"):
             rlx.jit(lambda x: x + 1, device="toy")(1.0)
     finally:
         targets_module._from_other_packages.cache_clear()

@@ -40,6 +40,17 @@ LONGROPE = {
     "long_factor": [1.0, 2.0, 3.0, 4.0],
 }
 
+NEOX = {name: value for name, value in BASE.items() if name != "num_key_value_heads"}
+OPT = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
 FAMILIES = {
     "llama": ("llama", BASE),
     "llama-tied": ("llama", BASE | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
@@ -66,6 +77,12 @@ FAMILIES = {
         BASE | {"pad_token_id": 0, "original_max_position_embeddings": 32, "rope_parameters": LONGROPE},
     ),
     "gpt2": ("gpt2", {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}),
+    "olmo2": ("olmo2", BASE),
+    "olmo2-full": ("olmo2", BASE | {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "gpt-neox": ("gpt_neox", NEOX),
+    "gpt-neox-sequential": ("gpt_neox", NEOX | {"use_parallel_residual": False, "rotary_pct": 0.5}),
+    "opt": ("opt", OPT),
+    "opt-untied": ("opt", OPT | {"tie_word_embeddings": False, "activation_function": "gelu"}),
     "mixtral": ("mixtral", BASE | {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2-moe": (
         "qwen2_moe",

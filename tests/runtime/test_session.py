@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import BackendError, NotInstalled, UnknownDevice, BindingError, OpError, RlxError
+from rlx.errors import BackendError, BindingError, NotInstalled, OpError, RlxError, UnknownDevice
 
 
 def compiled():
@@ -88,9 +88,9 @@ def test_sizes_that_must_agree_at_run_time():
 
 
 def test_devices():
-    with pytest.raises(UnknownDevice, match="^there is no device 'abacus'; known devices: ane, cortex-m, cpu"):
+    with pytest.raises(UnknownDevice, match=r"^there is no device 'abacus'; known devices: ane, cortex-m, cpu"):
         rlx.Session("abacus")
-    with pytest.raises(NotInstalled, match="^xla: "):
+    with pytest.raises(NotInstalled, match=r"^xla: "):
         rlx.Session("tpu")
     assert rlx.Session("ref").device is rlx.Device.Reference
     assert rlx.Device.parse("NVIDIA") is rlx.Device.Cuda

@@ -33,7 +33,7 @@ def window(kind: Window, length: int, periodic: bool = True) -> F64:
     A periodic window is the first part of a symmetric one that is longer by one: what spectra want. Filters want
     `periodic=False`. Values that are given as an array are taken as they are.
 
-    >>> window("hann", 4).tolist(), window("hann", 5, periodic=False).tolist()
+    >>> window("hann", 4).round(3).tolist(), window("hann", 5, periodic=False).round(3).tolist()
     ([0.0, 0.5, 1.0, 0.5], [0.0, 0.5, 1.0, 0.5, 0.0])
     """
     if length < 1:
@@ -54,7 +54,6 @@ def window(kind: Window, length: int, periodic: bool = True) -> F64:
     if name not in _COSINES:
         known = ", ".join([*map(repr, _COSINES), "('kaiser', beta)"])
         raise OpError(f"window: {name!r} is not one of {known}; or pass the values as an array")
-    # cos of whole and half turns is exact this way, so that windows begin at exactly 0.
     waves = [np.cos(2 * np.pi * k * place) for k in range(len(_COSINES[name]))]
     summed: F64 = sum(
         ((-1) ** k * c * wave for k, (c, wave) in enumerate(zip(_COSINES[name], waves))), np.zeros(length)

@@ -22,7 +22,7 @@ from rlx.ir.text.graph_text import large_constants
 from rlx.knobs import knobs
 from rlx.ops.control.body_transforms import chosen
 from rlx.trace.arguments import Signature
-from rlx.trace.jit import Run, compile_graph, concrete
+from rlx.trace.jit import Run, compile_graph, concrete, device_of_arguments
 from rlx.trace.pytree import TreeDef, tree_flatten
 from rlx.trace.tracing import Spec, Traced, entered, spec_of, trace_flat
 
@@ -176,7 +176,7 @@ def apply_program(graph: Graph, operands: Sequence[Any]) -> Sequence[Any]:
     if target_graph(operands) is not None:
         return inline_graph(graph, operands)
     arrays = [concrete(x, node.shape.dtype.numpy) for x, node in zip(operands, graph.inputs, strict=True)]
-    return _compiled(graph)(arrays)
+    return _compiled(graph, device_of_arguments(operands, f"@{graph.name}"))(arrays)
 
 
 _programs: OrderedDict[tuple[str, ...], Run] = OrderedDict()
@@ -184,15 +184,15 @@ _lock = threading.Lock()
 _CAPACITY = 256
 
 
-def _compiled(graph: Graph) -> Run:
+def _compiled(graph: Graph, device: str | None = None) -> Run:
     """The compiled form of a graph; graphs with the same text and constants share one."""
-    key = (knobs.backend or "", str(graph), *large_constants(graph))
+    key = (device or knobs.backend or "", str(graph), *large_constants(graph))
     with _lock:
         found = _programs.get(key)
         if found is not None:
             _programs.move_to_end(key)
             return found
-    run = compile_graph(graph)
+    run = compile_graph(graph, device)
     with _lock:
         _programs[key] = run
         while len(_programs) > _CAPACITY:

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlx.backends.compile_options import CompileOptions as CompileOptions
 from rlx.backends.donation import Held
+from rlx.backends.memory_space import MemorySpace
 from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Target, register_target, require, select
 from rlx.compile.target import targets as targets
 from rlx.errors import BackendError
@@ -53,7 +54,10 @@ class KernelTime(NamedTuple):
 
 
 class Executable(ABC):
-    """A compiled program."""
+    """A compiled program. Where it has a `space`, values that it is given may be `DeviceValue`s of that space, and its
+    results are; arrays of the host are copied there."""
+
+    space: MemorySpace | None = None
 
     def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> Prepared:
         """What `run` takes as params: those of `before`, with the changed ones in their place. Work that depends on

@@ -1,8 +1,7 @@
 """Memory that is not the host's: what a device must offer so that arrays can live on it.
 
-A `Buffer` is a piece of such memory. Work on it is queued: a buffer may be named before its content is there, and
-whoever looks at the content waits. What went wrong in between is raised by the first who waits, with the name of the
-program that failed.
+Work on a device is queued: a value may be named before its content is there, and whoever looks at the content waits.
+What went wrong in between is raised by the first who waits, with the name of the program that failed.
 """
 
 from __future__ import annotations
@@ -15,35 +14,36 @@ import numpy as np
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
-class Buffer(ABC):
-    """Bytes on a device, freed when nobody holds them."""
+class DeviceValue(ABC):
+    """Elements side by side in row-major order in the memory of a device, freed when nobody holds them."""
 
-    space: MemorySpace
-    nbytes: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    @abstractmethod
+    def space(self) -> MemorySpace: ...
 
     @abstractmethod
     def wait(self) -> None:
         """Return when the content is there; raises what the work that makes it has raised."""
 
+    @abstractmethod
+    def numpy(self) -> HostArray:
+        """A copy on the host; waits for what computes it."""
+
 
 class MemorySpace(ABC):
     """The memory of one device. All methods may be called from any thread."""
 
-    # What users call it: `cuda:0`.
+    # What users call it: `cuda:1`.
     device: str
 
     @abstractmethod
-    def allocate(self, nbytes: int) -> Buffer:
-        """Memory with undefined content. An RlxError with the numbers, and nothing lost, if there is not enough."""
+    def put(self, array: HostArray) -> DeviceValue:
+        """A copy of an array of the host, which may change as soon as this returns. An RlxError with the numbers, and
+        nothing lost, if there is not enough memory."""
 
     @abstractmethod
-    def upload(self, array: HostArray) -> Buffer:
-        """The bytes of a contiguous array; the array may change as soon as this returns."""
-
-    @abstractmethod
-    def download(self, buffer: Buffer, into: HostArray) -> None:
-        """Wait for a buffer, and copy it into a contiguous array of as many bytes."""
-
-    @abstractmethod
-    def copy(self, buffer: Buffer) -> Buffer:
-        """Another buffer with the same content, without a way through the host."""
+    def copy(self, value: DeviceValue) -> DeviceValue:
+        """Another value with the same content, without a way through the host."""

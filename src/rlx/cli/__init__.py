@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import rlx
 from rlx.errors import RlxError
+from rlx.knobs import knobs
 
 if TYPE_CHECKING:
     Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -34,7 +36,9 @@ COMMANDS: dict[str, str] = {
     "doctor": "what a device needs, and whether it is there",
     "pull": "get a model",
     "inspect": "metadata and tensors of a model file, or the text of a graph",
+    "cache": "what is kept on disk, and how to delete it",
     "quantize": "write a GGUF file with smaller tensors",
+    "convert": "write a Hugging Face model as a GGUF file",
     "splat": "train, render and show scenes of Gaussian splats",
 }
 
@@ -42,6 +46,7 @@ COMMANDS: dict[str, str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
+    _print_whatever_comes()
     parser = _parser(given)
     args = parser.parse_args(given)
     if args.command is None:
@@ -59,8 +64,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (RlxError, OSError) as error:
-        print(f"rlx {args.command}: {error}", file=sys.stderr)
-        return 1
+        return _failed(args.command, _text(error))
+    except MemoryError:
+        return _failed(args.command, "there is not enough memory for this")
+    except Exception as error:
+        if knobs.debug:
+            raise
+        # A fault of rlx, and no reason to show its insides to somebody who wants an answer.
+        kind = type(error).__name__
+        return _failed(args.command, f"{UNEXPECTED} {kind}: {error}; please report it; RLX_DEBUG=1 shows where it was")
+
+
+# What the message about a fault of rlx begins with.
+UNEXPECTED = "an unexpected"
+_LONGEST_LINE = 1500
+
+
+def _failed(command: str, message: str) -> int:
+    """Say in one line what was wrong; methods put their own name first, which may be that of the command."""
+    line = " ".join(part.strip() for part in message.removeprefix(f"{command}: ").splitlines())
+    # Long enough for any message; an argument of a megabyte is not repeated as a whole.
+    shown = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
+    print(f"rlx {command}: {shown}", file=sys.stderr)
+    return 1
+
+
+def _text(error: RlxError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error)
+
+
+def _print_whatever_comes() -> None:
+    """Names of files may hold bytes that are no characters, and terminals may not have all characters: show them as
+    escapes instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:

@@ -29,6 +29,7 @@ from rlx.bench.report import plot, table, to_json
 from rlx.bench.startup import run_startup
 from rlx.bench.suites import SUITES
 from rlx.cli import add_command
+from rlx.cli.arguments import path, positive, threads
 from rlx.errors import RlxError
 
 if TYPE_CHECKING:
@@ -47,18 +48,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="a model or the name of a pulled one: a GGUF file for llm (default smollm2), a Hugging Face directory for "
         "embed (default minilm)",
     )
-    parser.add_argument("--rounds", type=_positive, default=7, metavar="N", help="rounds of every engine (default 7)")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="threads of every engine (default: all)")
-    parser.add_argument("--json", metavar="FILE", help="write everything that was measured, - for standard output")
-    parser.add_argument("--plot", metavar="FILE", help="write a picture (SVG)")
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="rounds of every engine (default 7)")
+    parser.add_argument("--threads", type=threads, metavar="N", help="threads of every engine (default: all)")
+    parser.add_argument(
+        "--json", type=path, metavar="FILE", help="write everything that was measured, - for standard output"
+    )
+    parser.add_argument("--plot", type=path, metavar="FILE", help="write a picture (SVG)")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"at least 1 is needed, got {value}")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,13 +63,13 @@ def run(args: argparse.Namespace) -> int:
     finally:
         _progress("")
     if args.plot:
-        Path(args.plot).write_text(plot(result), encoding="utf-8")
+        args.plot.write_text(plot(result), encoding="utf-8")
     if args.json:
         text = json.dumps(to_json(result), indent=2) + "\n"
-        if args.json == "-":
+        if str(args.json) == "-":
             sys.stdout.write(text)
             return 0
-        Path(args.json).write_text(text, encoding="utf-8")
+        args.json.write_text(text, encoding="utf-8")
     print(table(result))
     return 0
 

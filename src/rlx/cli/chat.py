@@ -1,5 +1,14 @@
 """Talk to a language model. Without a message this is a conversation; an empty line or Ctrl-D ends it.
 
+In a conversation Ctrl-C ends the answer that is being written, and leaves when nothing is. A line that ends in a
+backslash goes on in the next one. Lines that begin with a slash are commands:
+
+  /reset         begin anew; what the model was told before (--system) stays
+  /system TEXT   begin anew, and tell the model this first
+  /save FILE     write the conversation as JSON
+  /help          show this
+  /exit          leave
+
 examples:
   rlx chat
   rlx chat smollm2 "What is the capital of France?"
@@ -10,10 +19,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
+from rlx.cli.arguments import read_line
 from rlx.cli.generate_options import (
     add_model_arguments,
     add_sampling_arguments,
@@ -21,10 +34,13 @@ from rlx.cli.generate_options import (
     print_pieces,
     sampling_options,
 )
+from rlx.errors import RlxError
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
     from rlx.models.language_model import LanguageModel
+
+_COMMANDS = "/reset, /system TEXT, /save FILE, /help, /exit"
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -40,36 +56,94 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    lm = load_model(args)
-    messages = [{"role": "system", "content": args.system}] if args.system else []
+    conversation = Conversation(load_model(args), args)
     message = args.text if args.message is None else args.message
     if message is not None:
-        _answer(lm, messages, message, args)
-        return 0
-    while question := _ask():
-        _answer(lm, messages, question, args)
+        conversation.answer(message)
+    elif sys.stdin.isatty():
+        conversation.talk()
+    else:
+        while question := read_line().strip():
+            conversation.answer(question)
     return 0
 
 
-def _ask() -> str:
-    """The next question; nothing at the end of input."""
-    if sys.stdin.isatty():
-        try:
-            return input("> ").strip()
-        except EOFError:
-            return ""
-    return sys.stdin.readline().strip()
+class Conversation:
+    """A model, what was said so far, and how answers are shown."""
+
+    def __init__(self, lm: LanguageModel, args: argparse.Namespace) -> None:
+        self.lm, self.args, self.system = lm, args, args.system
+        self.messages: list[dict[str, str]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def talk(self) -> None:
+        """Answer what is typed until the user leaves."""
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives input() line editing, and the arrow keys what was typed before
+        while True:
+            try:
+                question = _typed()
+            except (EOFError, KeyboardInterrupt):
+                # An impatient second Ctrl-C must not interrupt the way out.
+                with suppress(ValueError):  # of a thread that may not set it
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                print(file=sys.stderr)
+                return
+            if not question or question in ("/exit", "/quit", "/bye"):
+                return
+            try:
+                if question.startswith("/"):
+                    self._command(*question.split(maxsplit=1))
+                else:
+                    self.answer(question, may_stop=True)
+            except (RlxError, OSError) as error:
+                # What was wrong with one question or command is no reason to end the conversation.
+                print(f"rlx chat: {error}", file=sys.stderr)
+
+    def answer(self, question: str, may_stop: bool = False) -> None:
+        """Answer a question, and add both to the conversation. With `may_stop` Ctrl-C ends the answer only."""
+        asked = [*self.messages, {"role": "user", "content": question}]
+        options, most = sampling_options(self.args), self.args.max_tokens
+        if self.args.json:
+            (answer,) = self.lm.complete([self.lm.chat_ids(asked)], most, **options)
+            facts = {"finish_reason": answer.finish_reason, "tokens": len(answer.token_ids)}
+            print(json.dumps({"question": question, "answer": answer.text, **facts}), flush=True)
+        else:
+            answer = print_pieces(self.lm.chat(asked, most, stream=True, **options), may_stop)
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+
+    def _command(self, name: str, rest: str = "") -> None:
+        if name in ("/reset", "/clear"):
+            self.reset()
+            _note("the conversation begins anew")
+        elif name == "/system":
+            self.system = rest or None
+            self.reset()
+            _note("the conversation begins anew" + (", with this as its beginning" if rest else ", with no beginning"))
+        elif name == "/save" and rest:
+            self._save(Path(rest).expanduser())
+        elif name == "/help":
+            _note(_COMMANDS + "; Ctrl-C ends an answer, an empty line or Ctrl-D the conversation")
+        else:
+            raise RlxError(f"commands are {_COMMANDS}; got {name!r}{'' if rest else ' alone'}")
+
+    def _save(self, path: Path) -> None:
+        if path.exists():
+            raise RlxError(f"{path} exists already; choose another name")
+        path.write_text(json.dumps(self.messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        _note(f"{len(self.messages)} messages written to {path}")
 
 
-def _answer(lm: LanguageModel, messages: list[dict[str, str]], question: str, args: argparse.Namespace) -> None:
-    """Answer a question, and add both to the conversation."""
-    messages.append({"role": "user", "content": question})
-    options = sampling_options(args)
-    if args.json:
-        (answer,) = lm.complete([lm.chat_ids(messages)], args.max_tokens, **options)
-        text = answer.text
-        facts = {"finish_reason": answer.finish_reason, "tokens": len(answer.token_ids)}
-        print(json.dumps({"question": question, "answer": text, **facts}), flush=True)
-    else:
-        text = print_pieces(lm.chat(messages, args.max_tokens, stream=True, **options)).text
-    messages.append({"role": "assistant", "content": text})
+def _note(text: str) -> None:
+    print(f"[{text}]", file=sys.stderr)
+
+
+def _typed() -> str:
+    """What the user types at the prompt; a backslash at the end of a line asks for another one."""
+    line = input("> ")
+    while line.endswith("\\"):
+        line = line[:-1] + "\n" + input(". ")
+    return line.strip()

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlx.cli import add_command
+from rlx.cli.arguments import path, positive, read_text, threads
 from rlx.models.pull_progress import ProgressBar
 from rlx.models.text_encoder import load_encoder
 from rlx.ops.lowered.int8_products import ACTIVATIONS
@@ -31,12 +30,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "embed", __doc__)
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face directory or a name such as minilm")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="what to embed")
-    parser.add_argument("--file", type=Path, metavar="PATH", help="embed each line of this file")
+    parser.add_argument("--file", type=path, metavar="PATH", help="embed each line of this file")
     parser.add_argument("--prompt", metavar="TEXT", help="put this before each text")
     parser.add_argument(
         "--prompt-name", metavar="NAME", help="put the model's own prompt of this name before each text"
     )
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="default: 32")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="default: 32")
     parser.add_argument("--weights", metavar="TYPE", help="quantise the matrices to this GGUF type, such as q8_0")
     parser.add_argument(
         "--activations",
@@ -45,18 +44,20 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="int8 is fastest, and not exact; int16 is between (default: f32)",
     )
     parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")
+    parser.add_argument(
+        "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"
+    )
     parser.add_argument("--no-mmap", action="store_true", help="read the weights into memory, so that they may change")
     output = parser.add_mutually_exclusive_group()
     output.add_argument(
-        "--out", type=Path, metavar="PATH", help="write a float32 array [texts, size] in NumPy's format"
+        "--out", type=path, metavar="PATH", help="write a float32 array [texts, size] in NumPy's format"
     )
     output.add_argument("--json", action="store_true", help="print one JSON object with the vectors")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    texts = args.texts or _lines(args.file)
+    texts = args.texts or read_text(None, args.file).splitlines()
     encoder = load_encoder(args.model, args.device, args.threads, args.weights, args.activations, mmap=not args.no_mmap)
     with ProgressBar(unit="texts", scale=1) as bar:
         vectors = encoder.embed(
@@ -76,8 +77,3 @@ def run(args: argparse.Namespace) -> int:
         for row in vectors:
             print(" ".join(f"{x:.8g}" for x in row))
     return 0
-
-
-def _lines(file: Path | None) -> list[str]:
-    text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
-    return text.splitlines()

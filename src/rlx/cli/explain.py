@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
+from rlx.cli.arguments import path as path_argument
+from rlx.cli.waiting import Waiting
 from rlx.errors import FormatError
 from rlx.models.config_hf_encoders import is_encoder
 from rlx.models.model_files import read_json
@@ -33,13 +35,15 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="cpu", help="for which device; see `rlx devices` (default: cpu)")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--html", type=Path, metavar="PATH", help="write a page with the graph drawn")
+    output.add_argument("--html", type=path_argument, metavar="PATH", help="write a page with the graph drawn")
     output.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    report = _report(find_model(args.path), args.device)
+    path = find_model(args.path)
+    with Waiting(f"compiling {args.path}"):
+        report = _report(path, args.device)
     if args.html is not None:
         report.html(args.html)
         print(args.html)
@@ -65,6 +69,8 @@ def _graph_report(path: Path, device: str) -> CompileReport:
     from rlx.ir.text.graph_text import parse
     from rlx.runtime.session import Session
 
+    if not path.is_file():
+        raise FormatError(f"{path}: a regular file is needed")
     if path.stat().st_size > _MAX_GRAPH_BYTES:
         raise FormatError(f"{path}: too large for the text of a graph")
     try:

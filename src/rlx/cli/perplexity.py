@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
-from rlx.cli.generate import read_text
+from rlx.cli.arguments import path, positive, read_text
 from rlx.cli.generate_options import add_model_arguments, load_model
+from rlx.models.pull_progress import ProgressBar
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
@@ -25,8 +25,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add_model_arguments(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--text", metavar="TEXT", help="the text")
-    source.add_argument("--file", type=Path, metavar="PATH", help="a file with the text (default: standard input)")
-    parser.add_argument("--context", type=int, metavar="N", help="read the text in pieces of N tokens")
+    source.add_argument("--file", type=path, metavar="PATH", help="a file with the text (default: standard input)")
+    parser.add_argument("--context", type=positive, metavar="N", help="read the text in pieces of N tokens")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.text, args.file)
     lm = load_model(args)
     ids = lm.tokenizer.encode(text)
-    found = lm.perplexity(ids, args.context)
+    with ProgressBar(unit="tokens", scale=1) as bar:
+        found = lm.perplexity(ids, args.context, progress=lambda done, total: bar("reading", done, total))
     if args.json:
         print(json.dumps({"model": args.model, "tokens": len(ids), "perplexity": found}))
     else:

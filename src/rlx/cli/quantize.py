@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
-from rlx.errors import RlxError
+from rlx.cli.arguments import path, require_new
 from rlx.formats.gguf import quantize_file
 from rlx.models.pull import locate
 from rlx.models.pull_progress import ProgressBar
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "quantize", __doc__)
     parser.add_argument("source", help="the GGUF file to read, or the name of a pulled model")
-    parser.add_argument("target", type=Path, help="the GGUF file to write")
+    parser.add_argument("target", type=path, help="the GGUF file to write")
     parser.add_argument("--type", required=True, help="the new type, such as Q4_K, Q8_0 or F16")
     parser.add_argument("--force", action="store_true", help="overwrite the target")
     parser.add_argument("--json", action="store_true", help="print a JSON document")
@@ -38,8 +37,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     source, target = locate(args.source), args.target
-    if target.exists() and (not args.force or target.samefile(source)):
-        raise RlxError(f"{target} exists already; choose another name, or --force if it is not the source")
+    require_new(target, args.force, source)
     with ProgressBar() as bar:
         types = quantize_file(source, target, args.type, bar)
     before, after = source.stat().st_size, target.stat().st_size

@@ -30,13 +30,7 @@ def interpret(
     """
     values = leaves if isinstance(leaves, Mapping) else _by_position(graph, leaves)
     typed = {node.op.key: _checked(node, values) for node in graph.nodes if isinstance(node.op, Input | Param)}
-    if graph.has_dynamic_dims():
-        declared = [(k, graph.leaf(k).shape, v.shape) for k, v in typed.items()]
-        sizes = {**(binding or {}), **infer_binding(declared)}
-        free = [s for s in graph.dynamic_symbols() if s not in sizes]
-        if free:
-            raise BindingError(f"graph @{graph.name}: no input determines the size of {', '.join(free)}; bind it first")
-        graph = bind_graph(graph, sizes)
+    graph = bound_to(graph, typed, binding)
     for check in id_checks(graph) if outside else ():
         check_ids(check.op, typed[check.key], check.sizes, check.key)
     results: list[tuple[Array, ...]] = []
@@ -45,8 +39,20 @@ def interpret(
             results.append((typed[node.op.key],))
             continue
         operands = [array for i in node.inputs for array in results[i]]
-        results.append(_evaluate(node, operands))
+        results.append(evaluate(node, operands))
     return [results[o][0] for o in graph.outputs]
+
+
+def bound_to(graph: Graph, leaves: Mapping[str, Array], binding: Mapping[str, int] | None = None) -> Graph:
+    """The graph with all sizes fixed, as the shapes of its leaves and `binding` say."""
+    if not graph.has_dynamic_dims():
+        return graph
+    declared = [(k, graph.leaf(k).shape, v.shape) for k, v in leaves.items()]
+    sizes = {**(binding or {}), **infer_binding(declared)}
+    free = [s for s in graph.dynamic_symbols() if s not in sizes]
+    if free:
+        raise BindingError(f"graph @{graph.name}: no input determines the size of {', '.join(free)}; bind it first")
+    return bind_graph(graph, sizes)
 
 
 def _by_position(graph: Graph, leaves: Sequence[Array]) -> dict[str, Array]:
@@ -69,7 +75,8 @@ def _checked(node: Node, values: Mapping[str, Array]) -> Array:
     return array
 
 
-def _evaluate(node: Node, operands: list[Array]) -> tuple[Array, ...]:
+def evaluate(node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
+    """The results of a node by the definition of its op, which must have the types that are inferred."""
     try:
         value = node.op.eval(*operands)
     except RlxError:

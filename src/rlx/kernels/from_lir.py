@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rlx.compile.fuse.index_maps import Unmappable
 from rlx.compile.fuse.loop_nest import KernelPoints, is_reduction, points_of
@@ -28,22 +28,18 @@ from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.lir import LirKernel
 from rlx.ir.shape import Size
-from rlx.kernels.cpu.maps import MapPart, piecewise_kernel
-from rlx.kernels.cpu.matmul.experts import expert_matmul_kernel, routed_matmul_kernel
-from rlx.kernels.cpu.matmul.int8 import int8_matmul_kernel
-from rlx.kernels.cpu.matmul.int8_blocks import int8_block_kernel
-from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, matmul_kernel, panel_width
-from rlx.kernels.cpu.matmul.pairs import has_pairs, pair_matmul_kernel
-from rlx.kernels.cpu.matmul.quant import quant_matmul_kernel
-from rlx.kernels.cpu.ops import OpSite, build_op_kernel, own_kernel
-from rlx.kernels.cpu.rows import row_kernel
-from rlx.kernels.gpu.matmul import gpu_matmul_kernel
+from rlx.kernels.cpu.matmul.blocks import panel_width
+from rlx.kernels.cpu.matmul.pairs import has_pairs
+from rlx.kernels.cpu.ops import OpSite, own_kernel
 from rlx.kernels.ir.extents import Extent
 from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine
+from rlx.kernels.schedules import ScheduleTable
 from rlx.kernels.specs.expr import Expr, operand
 from rlx.kernels.specs.from_nest import Naming, literal_of, loops_of, part_of, pointwise_value, root_layouts
 from rlx.kernels.specs.from_nest import is_pointwise as is_pointwise
+from rlx.kernels.specs.map_parts import MapPart, MapSpec, RowSpec
+from rlx.kernels.specs.products import Epilogue, Matrix, Product, ProductSpec
 from rlx.ops.lowered.expert_products import ExpertMatMul
 
 
@@ -69,9 +65,23 @@ class MadeKernel(NamedTuple):
     extents: tuple[Size, ...]
 
 
-def make_kernel(name: str, graph: Graph, kernel: LirKernel, machine: Machine) -> MadeKernel:
-    """The loop kernel of a `map`, `row`, `reduce` or `matmul` group, or that of one op."""
-    maker = _Maker(name, graph, kernel, machine)
+def table_for(machine: Machine) -> ScheduleTable:
+    """The schedules of a kind of machine."""
+    if machine.is_gpu:
+        from rlx.kernels.gpu.schedules import TABLE
+
+        return TABLE
+    from rlx.kernels.cpu.schedules import TABLE as CPU_TABLE
+
+    return CPU_TABLE
+
+
+def make_kernel(
+    name: str, graph: Graph, kernel: LirKernel, machine: Machine, schedules: ScheduleTable | None = None
+) -> MadeKernel:
+    """The loop kernel of a `map`, `row`, `reduce` or `matmul` group, or that of one op: a spec of what it computes, and
+    the first schedule that fits it."""
+    maker = _Maker(name, graph, kernel, machine, schedules or table_for(machine))
     if kernel.kind == "matmul":
         return maker.matmul()
     if kernel.kind in ("row", "reduce"):
@@ -81,9 +91,12 @@ def make_kernel(name: str, graph: Graph, kernel: LirKernel, machine: Machine) ->
     return maker.op()
 
 
+Spec: TypeAlias = MapSpec | RowSpec | ProductSpec | OpSite
+
+
 class _Maker:
-    def __init__(self, name: str, graph: Graph, kernel: LirKernel, machine: Machine) -> None:
-        self.name, self.graph, self.lir, self.machine = name, graph, kernel, machine
+    def __init__(self, name: str, graph: Graph, kernel: LirKernel, machine: Machine, schedules: ScheduleTable) -> None:
+        self.name, self.graph, self.lir, self.machine, self.schedules = name, graph, kernel, machine, schedules
         self.covered = frozenset(kernel.nodes)
         self.extent_names: dict[Size, str] = {}
         self.arguments: list[int] = []
@@ -104,7 +117,8 @@ class _Maker:
         letter = "y" if node in self.lir.outputs else "x"
         return self.buffer_names.setdefault(node, f"{letter}{len(self.buffer_names)}")
 
-    def finish(self, kernel: Kernel, buffers: Sequence[NodeId] | None = None) -> MadeKernel:
+    def finish(self, spec: Spec, buffers: Sequence[NodeId] | None = None) -> MadeKernel:
+        kernel = self.schedules.make(self.name, self.machine, spec)
         if buffers is None:
             nodes = {name: node for node, name in self.buffer_names.items()}
             buffers = [nodes[p.name] for p in kernel.params if isinstance(p, Buffer)]
@@ -128,7 +142,7 @@ class _Maker:
                 parts += [part_of(self.graph, part_points(self.graph, self.covered, p), self.naming) for p in found]
             else:
                 self.add_to_first(whole, root.id)
-        return self.finish(piecewise_kernel(self.name, self.machine, [*map(self.whole_map, whole), *parts]))
+        return self.finish(MapSpec((*map(self.whole_map, whole), *parts)))
 
     def add_to_first(self, groups: list[list[NodeId]], root: NodeId) -> None:
         """Add a root to the first group in whose loops it can be computed."""
@@ -150,7 +164,7 @@ class _Maker:
         roots = self.lir.outputs
         points = self.points(roots)
         loops = loops_of(self.graph, points, root_layouts(self.graph, points, roots), self.naming)
-        return self.finish(row_kernel(self.name, self.machine, *loops))
+        return self.finish(RowSpec(*loops))
 
     def matmul(self) -> MadeKernel:
         head = self.graph.nodes[self.lir.nodes[0]]
@@ -172,30 +186,17 @@ class _Maker:
             extra.append(form.route)
         return self.finish(self.product(form, head, product), [form.a.node, *(p.node for p in parts), result, *extra])
 
-    def product(self, form: ProductForm, head: Node, product: Product) -> Kernel:
-        """The kernel of a product: by how B is stored, and whether rows have their own."""
-        name, machine = self.name, self.machine
+    def product(self, form: ProductForm, head: Node, product: Product) -> ProductSpec:
+        """A product, and how its B is stored."""
         layout = form.scheme.panel_format if form.scheme is not None else None
-        if form.code_digits and layout is not None:
-            return int8_block_kernel(name, machine, layout, product, digits=form.code_digits)
-        if form.code_digits:
-            assert self.has_panels(form, product.n)
-            return int8_matmul_kernel(name, machine, product)
-        if layout is not None and form.route is not None:
-            assert isinstance(head.op, ExpertMatMul)
-            return expert_matmul_kernel(name, machine, layout, head.op.experts, product)
+        experts = 0
         if form.route is not None:
-            experts = self.graph.shape(head.inputs[1]).static_dims[0]
-            return routed_matmul_kernel(name, machine, experts, product)
-        if layout is not None:
-            return quant_matmul_kernel(name, machine, layout, product)
-        if form.has_pairs:
-            assert self.has_panels(form, product.n)
-            return pair_matmul_kernel(name, machine, product)
-        if machine.is_gpu:
-            return gpu_matmul_kernel(name, product, form.accumulator)
-        packed = self.has_panels(form, product.n)
-        return matmul_kernel(name, machine, product, packed=packed, accumulator=form.accumulator)
+            stack = head.op.experts if isinstance(head.op, ExpertMatMul) else None
+            experts = self.graph.shape(head.inputs[1]).static_dims[0] if stack is None else stack
+        packed = layout is None and not experts and self.has_panels(form, product.n)
+        if (form.has_pairs or (form.code_digits and layout is None)) and not packed:
+            raise InternalError(f"make_kernel: {head!r} needs a B in panels")
+        return ProductSpec(product, form.accumulator, packed, form.has_pairs, layout, form.code_digits, experts)
 
     def has_panels(self, form: ProductForm, n: Extent) -> bool:
         """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side."""
@@ -208,7 +209,7 @@ class _Maker:
 
     def op(self) -> MadeKernel:
         site = OpSite(self.name, self.graph, self.lir, self.machine, self.extent, self.argument)
-        return self.finish(build_op_kernel(site), site.nodes)
+        return self.finish(site, site.nodes)
 
     def matrix(self, name: str, place: MatrixLayout) -> Matrix:
         batch, row, column = (self.extent(s) for s in place.strides)

@@ -90,7 +90,9 @@ class DecoderConfig:
     """A causal language model.
 
     `windows[i]` is how many keys, its own included, a query of layer i sees; None is all of them. Layers with a window
-    use `local_rope` where there is one.
+    use `local_rope` where there is one. Norms stand before attention and feed-forward (`pre_norms`), behind them
+    (`post_norms`), or both. `qk_norm` normalises q and k head by head, or as a whole (`qk_norm_whole`). With
+    `parallel_residual` both halves of a layer read its input. Learned positions begin at row `position_offset`.
     """
 
     family: str
@@ -109,12 +111,16 @@ class DecoderConfig:
     rope: RopeConfig | None = None
     local_rope: RopeConfig | None = None
     learned_positions: bool = False
+    position_offset: int = 0
     windows: tuple[int | None, ...] = ()
     attention_scale: float | None = None
     attention_softcap: float | None = None
     final_softcap: float | None = None
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    parallel_residual: bool = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
     tied: bool = False

@@ -45,6 +45,12 @@ class GgufKeys:
             raise FormatError(f"GGUF key {self._full(key)!r} must be a string, got {value!r:.80}")
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._metadata.get(self._full(key), default)
+        if not isinstance(value, bool | np.bool_):
+            raise FormatError(f"GGUF key {self._full(key)!r} must be true or false, got {value!r:.80}")
+        return bool(value)
+
     def has(self, key: str) -> bool:
         return self._full(key) in self._metadata
 
@@ -244,6 +250,22 @@ def _gpt2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     )
 
 
+def _olmo2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**common, pre_norms=False, post_norms=True, qk_norm_whole=True)
+
+
+def _gptneox(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    common.update(norm_eps=keys.number("attention.layer_norm_epsilon"))
+    return DecoderConfig(
+        **common,
+        norm="layer",
+        activation=ActivationKind.Gelu,
+        gated=False,
+        fused_qkv=True,
+        parallel_residual=keys.flag("use_parallel_residual", True),
+    )
+
+
 DECODERS: dict[str, Callable[[GgufKeys, dict[str, Any]], DecoderConfig]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -254,4 +276,6 @@ DECODERS: dict[str, Callable[[GgufKeys, dict[str, Any]], DecoderConfig]] = {
     "gemma3": _gemma3,
     "phi3": _phi3,
     "gpt2": _gpt2,
+    "olmo2": _olmo2,
+    "gptneox": _gptneox,
 }

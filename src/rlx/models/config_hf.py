@@ -227,6 +227,69 @@ def _gpt2(f: HfFields) -> DecoderConfig:
     )
 
 
+def _olmo2(f: HfFields) -> DecoderConfig:
+    return DecoderConfig(**_common(f), pre_norms=False, post_norms=True, qk_norm_whole=True)
+
+
+def _gpt_neox(f: HfFields) -> DecoderConfig:
+    hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
+    head_dim = max(hidden // heads, 1)
+    if f.table("rope_parameters") or f.table("rope_scaling"):
+        rope = rope_from_hf(f, head_dim)
+    else:
+        dims = int(head_dim * f.number("rotary_pct", 0.25))
+        rope = RopeConfig(base=f.number("rotary_emb_base", 10000.0), dims=dims)
+    return DecoderConfig(
+        family="gpt_neox",
+        layers=f.layers("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        ffn=f.size("intermediate_size"),
+        vocab=f.size("vocab_size"),
+        context=f.size("max_position_embeddings"),
+        norm="layer",
+        norm_eps=f.number("layer_norm_eps", 1e-5),
+        activation=f.activation("hidden_act"),
+        gated=False,
+        rope=rope,
+        fused_qkv=True,
+        parallel_residual=f.flag("use_parallel_residual", True),
+        tied=f.flag("tie_word_embeddings", False),
+    )
+
+
+# Rows of the table of positions that are before the first one.
+_OPT_OFFSET = 2
+
+
+def _opt(f: HfFields) -> DecoderConfig:
+    f.refuse("do_layer_norm_before", True)
+    f.refuse("_remove_final_layer_norm", False)
+    f.refuse("layer_norm_elementwise_affine", True)
+    hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
+    f.refuse("word_embed_proj_dim", hidden)
+    return DecoderConfig(
+        family="opt",
+        layers=f.layers("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=max(hidden // heads, 1),
+        ffn=f.size("ffn_dim"),
+        vocab=f.size("vocab_size"),
+        context=f.size("max_position_embeddings"),
+        norm="layer",
+        norm_eps=1e-5,
+        activation=f.activation("activation_function"),
+        gated=False,
+        learned_positions=True,
+        position_offset=_OPT_OFFSET,
+        tied=f.flag("tie_word_embeddings", True),
+    )
+
+
 DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -239,4 +302,7 @@ DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "gemma3_text": _gemma3,
     "phi3": _phi3,
     "gpt2": _gpt2,
+    "olmo2": _olmo2,
+    "gpt_neox": _gpt_neox,
+    "opt": _opt,
 }

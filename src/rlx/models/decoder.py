@@ -30,6 +30,8 @@ _NOT_WEIGHTS = (
     ".rotary_emb.inv_freq",
     ".attn.bias",
     ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
@@ -81,10 +83,16 @@ class _Decoder:
         if c.learned_positions:
             # Padding may stand behind the last position that there is.
             places = ops.minimum(self.positions, c.context - 1)
-            x = ops.add(x, self.layers.embedding(places, "positions", c.context, c.hidden))
+            if c.position_offset:
+                places = ops.add(places, c.position_offset)
+            x = ops.add(x, self.layers.embedding(places, "positions", c.context + c.position_offset, c.hidden))
         for layer in range(c.layers):
-            x = self._residual(x, self._attention(self._norm(x, "attn_norm", layer), layer), "post_attn_norm", layer)
-            x = self._residual(x, self._feed_forward(self._norm(x, "ffn_norm", layer), layer), "post_ffn_norm", layer)
+            given = x
+            x = self._residual(
+                x, self._attention(self._before(given, "attn_norm", layer), layer), "post_attn_norm", layer
+            )
+            read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
+            x = self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)
         wanted = ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
         logits = self._logits(self._norm(wanted, "final_norm", None))
         self.layers.file.refuse_unused(self._is_no_weight)
@@ -95,6 +103,10 @@ class _Decoder:
 
     def _norm(self, x: Any, role: str, layer: int | None) -> Any:
         return self.layers.norm(x, role, layer, self.config.norm, self.config.norm_eps)
+
+    def _before(self, x: Any, role: str, layer: int) -> Any:
+        """What a half of a layer reads."""
+        return self._norm(x, role, layer) if self.config.pre_norms else x
 
     def _residual(self, x: Any, y: Any, post_norm: str, layer: int) -> Any:
         if self.config.post_norms:
@@ -145,6 +157,8 @@ class _Decoder:
             parts = split_last(self.layers.linear(x, "qkv", layer, sum(widths)), widths)
         else:
             parts = [self.layers.linear(x, role, layer, width) for role, width in zip("qkv", widths)]
+        if c.qk_norm_whole:
+            parts[:2] = [self._norm(p, role, layer) for p, role in zip(parts, ("q_norm", "k_norm"))]
         batch, seq = self.tokens.shape
         return [ops.reshape(p, (batch, seq, n, c.head_dim)) for p, n in zip(parts, counts)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -255,20 +255,29 @@ class LanguageModel:
         batch, pieces = SequenceBatch(self._runner), range(0, len(ids), PREFILL_CHUNK)
         return np.concatenate([batch.all_logits(ids[i : i + PREFILL_CHUNK]) for i in pieces])
 
-    def perplexity(self, text: str | Sequence[int], context: int | None = None) -> float:
+    def perplexity(
+        self,
+        text: str | Sequence[int],
+        context: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> float:
         """exp of the mean negative log probability of each token given those before it.
 
         Longer texts are read in pieces of `context` tokens (the model's own by default), each from its beginning.
+        `progress(done, all)` is called with the number of tokens that were read.
         """
         ids = self._ids("perplexity", text)
         window = min(context or self.config.context, self.config.context)
         if len(ids) < 2 or window < 2:
             raise OpError(f"perplexity: needs two tokens and a context of two, got {len(ids)} and {window}")
-        losses = [self._losses(ids[i : i + window]) for i in range(0, len(ids), window)]
+        losses = []
+        for start in range(0, len(ids), window):
+            tell = (lambda done, start=start: progress(start + done, len(ids))) if progress is not None else None
+            losses.append(self._losses(ids[start : start + window], tell))
         return math.exp(float(np.concatenate(losses).mean()))
 
-    def _losses(self, ids: Sequence[int]) -> npt.NDArray[np.float64]:
-        """-log p of each token but the first."""
+    def _losses(self, ids: Sequence[int], tell: Callable[[int], None] | None = None) -> npt.NDArray[np.float64]:
+        """-log p of each token but the first; `tell` hears how many were read."""
         batch, found = SequenceBatch(self._runner), []
         for start in range(0, len(ids), _LOSS_CHUNK):
             scores = batch.all_logits(ids[start : start + _LOSS_CHUNK]).astype(np.float64)
@@ -277,6 +286,8 @@ class LanguageModel:
             top = scores.max(axis=1, keepdims=True)
             logs = np.log(np.exp(scores - top).sum(axis=1)) + top[:, 0]
             found.append(logs - scores[np.arange(len(following)), following])
+            if tell is not None:
+                tell(min(start + _LOSS_CHUNK, len(ids)))
         return np.concatenate(found)
 
     def _ids(self, caller: str, prompt: str | Sequence[int]) -> list[int]:
@@ -337,21 +348,28 @@ class LanguageModel:
         if n > 1:
             self._keep(batch)
             batch, logits = batch.repeated(n), np.repeat(logits, n, axis=0)
+        is_sound = False
         try:
-            return (
-                yield from write(
-                    batch,
-                    self.tokenizer,
-                    logits,
-                    options=read.sampling,
-                    max_tokens=max_tokens,
-                    stop=read.stop,
-                    context=self.config.context,
-                    logprobs=read.logprobs,
-                )
+            answers = yield from write(
+                batch,
+                self.tokenizer,
+                logits,
+                options=read.sampling,
+                max_tokens=max_tokens,
+                stop=read.stop,
+                context=self.config.context,
+                logprobs=read.logprobs,
             )
+            is_sound = True
+            return answers
+        except GeneratorExit:
+            # Whoever reads has had enough; between two steps, the sequences are whole.
+            is_sound = True
+            raise
         finally:
-            self._keep(batch)
+            # Ctrl-C may come in the middle of a step: then nobody knows what the caches hold.
+            if is_sound:
+                self._keep(batch)
 
     def _begin(self, prompts: list[list[int]]) -> tuple[SequenceBatch, F32]:
         """Sequences that hold the prompts, and the logits after them. One prompt reuses what a kept one shares."""

@@ -102,6 +102,7 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
         experts=config.moe.experts if config.moe is not None else 0,
         in_out=family in weight_names.HF_IN_OUT,
         norms_plus_one=family in weight_names.HF_NORM_PLUS_ONE,
+        qkv_heads=config.heads if family in weight_names.HF_QKV_BY_HEAD else 0,
     )
     return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
 

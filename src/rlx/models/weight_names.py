@@ -73,6 +73,35 @@ _GPT2: dict[str, str] = {
     "up": "transformer.h.{i}.mlp.c_fc",
     "down": "transformer.h.{i}.mlp.c_proj",
 }
+_OLMO2: dict[str, str] = _LLAMA | {
+    "post_attn_norm": "model.layers.{i}.post_attention_layernorm",
+    "post_ffn_norm": "model.layers.{i}.post_feedforward_layernorm",
+}
+_GPT_NEOX: dict[str, str] = {
+    "embed": "gpt_neox.embed_in",
+    "final_norm": "gpt_neox.final_layer_norm",
+    "head": "embed_out",
+    "attn_norm": "gpt_neox.layers.{i}.input_layernorm",
+    "ffn_norm": "gpt_neox.layers.{i}.post_attention_layernorm",
+    "qkv": "gpt_neox.layers.{i}.attention.query_key_value",
+    "o": "gpt_neox.layers.{i}.attention.dense",
+    "up": "gpt_neox.layers.{i}.mlp.dense_h_to_4h",
+    "down": "gpt_neox.layers.{i}.mlp.dense_4h_to_h",
+}
+_OPT: dict[str, str] = {
+    "embed": "model.decoder.embed_tokens",
+    "positions": "model.decoder.embed_positions",
+    "final_norm": "model.decoder.final_layer_norm",
+    "head": "lm_head",
+    "attn_norm": "model.decoder.layers.{i}.self_attn_layer_norm",
+    "ffn_norm": "model.decoder.layers.{i}.final_layer_norm",
+    "q": "model.decoder.layers.{i}.self_attn.q_proj",
+    "k": "model.decoder.layers.{i}.self_attn.k_proj",
+    "v": "model.decoder.layers.{i}.self_attn.v_proj",
+    "o": "model.decoder.layers.{i}.self_attn.out_proj",
+    "up": "model.decoder.layers.{i}.fc1",
+    "down": "model.decoder.layers.{i}.fc2",
+}
 _QWEN_MOE: dict[str, str] = _LLAMA | {
     "router": "model.layers.{i}.mlp.gate",
     "experts_gate": "model.layers.{i}.mlp.experts.{e}.gate_proj",
@@ -102,12 +131,17 @@ HF_DECODERS: dict[str, dict[str, str]] = {
     "gemma3_text": _GEMMA,
     "phi3": _PHI3,
     "gpt2": _GPT2,
+    "olmo2": _OLMO2,
+    "gpt_neox": _GPT_NEOX,
+    "opt": _OPT,
 }
 # Families whose files keep linear weights as [in, out], and those whose norms keep w for a factor of 1 + w.
 HF_IN_OUT = frozenset({"gpt2"})
+# Families whose fused q, k and v follow one another head by head.
+HF_QKV_BY_HEAD = frozenset({"gpt_neox"})
 HF_NORM_PLUS_ONE = frozenset({"gemma2", "gemma3_text"})
 # The prefix that files saved from the bare model (without a head) leave out.
-HF_PREFIX = {family: "transformer." if family == "gpt2" else "model." for family in HF_DECODERS}
+HF_PREFIX = dict.fromkeys(HF_DECODERS, "model.") | {"gpt2": "transformer.", "gpt_neox": "gpt_neox."}
 
 _BERT: dict[str, str] = {
     "embed": "bert.embeddings.word_embeddings",

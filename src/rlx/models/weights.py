@@ -6,7 +6,7 @@ does not know, and refused, because a model without it would silently be another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -99,6 +99,14 @@ class WeightFile:
             if weight is not None and weight.scheme is None and weight.dims[-1] % (scheme.gguf_block_size or 1) == 0:
                 self._weights[name] = _quantized(weight, scheme, type)
 
+    def by_role(self, layers: int) -> Iterator[tuple[str, int | None, str, Weight]]:
+        """All weights that have a role: role, layer (None where there is one for all), `weight` or `bias`, weight."""
+        for role, name in self._names.items():
+            for layer in range(layers) if "{i}" in name else (None,):
+                for part in ("weight", "bias"):
+                    if self.has(role, layer, part):
+                        yield role, layer, part, self._weights[f"{self.name(role, layer)}.{part}"]
+
     def refuse_unused(self, ignored: Callable[[str], bool]) -> None:
         """Refuse a file with tensors that nobody asked for, except those whose names are `ignored`."""
         unknown = [n for n in self._weights if n not in self._used and not ignored(n)]
@@ -143,12 +151,14 @@ def hf_weights(
     experts: int = 0,
     in_out: bool = False,
     norms_plus_one: bool = False,
+    qkv_heads: int = 0,
 ) -> WeightFile:
     """The weights of open safetensors files; `prefix` is put back where the file left it out.
 
     The matrices of `experts` become one stack each, called by their name without the expert's number. With
     `norms_plus_one` norms are stored as w for a factor of 1 + w, and given as that factor; with `in_out` matrices are
-    stored as [in, out], and given as [out, in].
+    stored as [in, out], and given as [out, in]. With `qkv_heads` the rows of fused q, k and v are stored head by head,
+    and given as all of q, then k, then v.
     """
     found = {name: _hf_weight(tensor) for name, tensor in tensors.items()}
     if prefix and not any(name.startswith(prefix) for name in found):
@@ -167,7 +177,21 @@ def hf_weights(
     if in_out:
         linear = _linear_names(names, layers)
         found = {name: _transposed(w) if name in linear else w for name, w in found.items()}
+    if qkv_heads:
+        fused = {f"{names['qkv'].format(i=i)}.{part}" for i in range(layers) for part in ("weight", "bias")}
+        found = {name: _q_then_k_then_v(w, qkv_heads) if name in fused else w for name, w in found.items()}
     return WeightFile(what, renamed, found)
+
+
+def _q_then_k_then_v(weight: Weight, heads: int) -> Weight:
+    def read() -> Array:
+        rows = weight.read()
+        by_head = rows.reshape(heads, 3, -1, *rows.shape[1:])
+        return np.ascontiguousarray(by_head.swapaxes(0, 1)).reshape(rows.shape)
+
+    if weight.dims[0] % (3 * heads):
+        raise FormatError(f"q, k and v of {heads} heads cannot have {weight.dims[0]} rows")
+    return weight._replace(read=read)
 
 
 def _linear_names(names: Mapping[str, str], layers: int) -> set[str]:

@@ -17,6 +17,7 @@ from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, lif
 from rlx.ops.define.operands import convert as to_dtype
 from rlx.ops.define.operands import dims_of, dtype_of, promote_inexact, promote_operands
 from rlx.runtime.arrays import as_array
+from rlx.runtime.device_arrays import DeviceArray
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,6 +104,11 @@ def operand(x: Any) -> Any:
     return as_array(x) if scope is None else lift(x, scope.graph)
 
 
+def _held(x: Any) -> Any:
+    """A value as users hold it: tensors and arrays of devices as they are."""
+    return x if isinstance(x, Tensor | DeviceArray) else as_array(x)
+
+
 def operands(*xs: Any) -> list[Any]:
     return [operand(x) for x in xs]
 
@@ -114,18 +120,18 @@ def value(x: Any) -> Any:
 
 def promoted(*xs: Any) -> list[Any]:
     """The operands in their common dtype, as tensors or arrays."""
-    return [x if isinstance(x, Tensor) else as_array(x) for x in promote_operands(*map(operand, xs))]
+    return [_held(x) for x in promote_operands(*map(operand, xs))]
 
 
 def inexact(*xs: Any) -> list[Any]:
     """The operands in their common float or complex dtype, as tensors or arrays."""
-    return [x if isinstance(x, Tensor) else as_array(x) for x in promote_inexact(*map(operand, xs))]
+    return [_held(x) for x in promote_inexact(*map(operand, xs))]
 
 
 def convert(x: Any, dtype: DType) -> Any:
     """`x` with the given dtype, as a tensor or an array."""
     converted = to_dtype(x, dtype)
-    return converted if isinstance(converted, Tensor) else as_array(converted)
+    return _held(converted)
 
 
 def rank_of(x: Any) -> int:

@@ -16,6 +16,7 @@ from rlx.ir.tensor import Tensor, constant_data, current_scope, is_python_scalar
 from rlx.numpy.arguments import array_function, axis_of, convert, dims_from, inexact, operand, rank_of
 from rlx.ops.define.operands import common_dtype, dims_of, dtype_of
 from rlx.runtime.arrays import as_array
+from rlx.runtime.device_arrays import DeviceArray
 
 __all__ = [
     "arange",
@@ -62,9 +63,9 @@ def asarray(obj: Any, /, dtype: DTypeLike | None = None, *, device: Any = None, 
     (dtype('float32'), (1, 1))
     """
     _check_device(device)
-    if isinstance(obj, Tensor):
+    if isinstance(obj, Tensor | DeviceArray):
         return obj if dtype is None else convert(obj, DType.of(dtype))
-    if isinstance(obj, list | tuple) and any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
+    if isinstance(obj, list | tuple) and any(isinstance(leaf, Tensor | DeviceArray) for leaf in _leaves(obj)):
         stacked = ops.stack([asarray(item) for item in obj])
         return stacked if dtype is None else convert(stacked, DType.of(dtype))
     array = _known_values(obj, None if dtype is None else DType.of(dtype))

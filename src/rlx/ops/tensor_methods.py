@@ -27,7 +27,8 @@ Axes = int | Sequence[int] | None
 
 def _answers_itself(other: Any) -> bool:
     """Whether an operand has operators of its own for tensors, as sparse matrices do; NumPy's way of saying so."""
-    return getattr(type(other), "__array_ufunc__", True) is None and not isinstance(other, tensor_module.Tensor)
+    kind = type(other)
+    return getattr(kind, "__array_ufunc__", True) is None and not issubclass(kind, tensor_module.Tensor | TensorMethods)
 
 
 class TensorMethods:

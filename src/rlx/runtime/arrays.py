@@ -117,6 +117,11 @@ def _plain(value: Any) -> Any:
 
 
 def _run_eagerly(op: Op, operands: Sequence[Any]) -> Any:
+    if not all(isinstance(x, np.ndarray) for x in operands):
+        from rlx.runtime.device_arrays import DeviceArray, run_on_device
+
+        if any(isinstance(x, DeviceArray) for x in operands):
+            return run_on_device(op, operands)
     result = eager_eval(op, operands)
     # What a definition returns may be a view of an operand; the caller may still write into that.
     writable = [x for x in operands if isinstance(x, np.ndarray) and x.flags.writeable]

@@ -20,6 +20,7 @@ from rlx.ir.leaves import Input, Param
 from rlx.ir.shape import Dims, Shape
 from rlx.locks import fork_safe_lock
 from rlx.runtime.arrays import Array, as_array, given_away
+from rlx.runtime.device_arrays import DeviceArray, results_of, values_for
 from rlx.runtime.donation import Back, Lending, Shapes
 from rlx.runtime.handles import Handles, output_number
 from rlx.runtime.inspection import MemoryInfo, Profile, memory_info, profile
@@ -202,6 +203,11 @@ class CompiledGraph:
         if self._id_checks:
             self._check_ids(arrays, sizes)
         results = self._executable.run(arrays, ready.prepared)
+        if self._executable.space is not None:
+            for name in self._overwritten:
+                if isinstance(given[name], DeviceArray):
+                    given[name].given_away()
+            return results_of(self._executable, results)
         return self._lending.outputs(results) if self._overwritten else [as_array(result) for result in results]
 
     def _run_again(self, back: Back, given: Mapping[str, Any], ready: _Ready) -> list[Array] | None:
@@ -219,7 +225,9 @@ class CompiledGraph:
     def _check_ids(self, arrays: Mapping[str, np.ndarray[Any, Any]], sizes: _Sizes) -> None:
         """Native code trusts ids, so those that come from outside are looked at here, whatever the backend."""
         for check, bound in zip(self._id_checks, sizes.of_ids):
-            check_ids(check.op, arrays[check.key], bound, check.key)
+            # Ids that live on a device stay there; its kernels clamp them.
+            if isinstance(arrays[check.key], np.ndarray):
+                check_ids(check.op, arrays[check.key], bound, check.key)
 
     # Other ways to run.
 
@@ -350,8 +358,11 @@ class CompiledGraph:
         self._ready = ready = _Ready(values, self._executable.prepare(changed, before, source), {})
         return ready
 
-    def _checked(self, name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        array = given_away(value) if name in self._overwritten else np.asarray(value)
+    def _checked(self, name: str, value: Any, dtype: np.dtype[Any]) -> Any:
+        if isinstance(value, DeviceArray):
+            (array,) = values_for(self._executable, {name: value}, f"@{self._name}").values()
+        else:
+            array = given_away(value) if name in self._overwritten else np.asarray(value)
         if array.dtype == dtype:
             return array
         if isinstance(value, bool | int | float | complex):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.api import CompileOptions
+from rlx.backends.api import CompileOptions, Executable
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.graph import Graph
@@ -15,19 +15,23 @@ from rlx.ir.index_checks import check_ids, id_checks
 from rlx.runtime.arrays import Array, given_away
 from rlx.runtime.compile_cache import compiled_program
 from rlx.runtime.device import default_device
+from rlx.runtime.device_arrays import DeviceArray, common_device, results_of, values_for
 from rlx.runtime.donation import Back, Lending, Shapes
-from rlx.trace.jit import Run, set_compiler
+from rlx.trace.jit import Run, set_compiler, set_device_finder
 
 
 def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -> Run:
     """The compiler behind `rlx.jit` and the transforms; arguments are checked by the caller."""
     executable = compiled_program(graph, default_device() if device is None else device, CompileOptions(verify=False))
+    if executable.space is not None:
+        return _device_runner(graph, executable)
     checks = id_checks(graph)
     lending = Lending(graph, executable, [check.key for check in checks])
     overwritten = frozenset(graph.aliases.values())
     leaves = graph.inputs
     keys = [str(node.name) for node in leaves]
     converters = {key: given_away if key in overwritten else np.asarray for key in keys}
+    what = f"@{graph.name}"
     others = [key for key in keys if key not in overwritten]
 
     def check_all(inputs: Mapping[str, np.ndarray[Any, Any]], shapes: Shapes) -> None:
@@ -48,6 +52,8 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
         outputs = None if back is None else run_again(back, given)
         if outputs is not None:
             return outputs
+        if any(isinstance(array, DeviceArray) for array in arrays):
+            values_for(executable, given, what)  # refuses them: nothing is copied to the host unasked
         inputs = {key: converters[key](given[key]) for key in keys}
         if checks:
             check_all(inputs, tuple([array.shape for array in inputs.values()]))
@@ -56,4 +62,28 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
     return run
 
 
+def _device_runner(graph: Graph, executable: Executable) -> Run:
+    """Runs of a program whose memory is not the host's. Ids that live there are not looked at: kernels clamp them."""
+    keys = [str(node.name) for node in graph.inputs]
+    checks, leaves = id_checks(graph), graph.inputs
+    what = f"@{graph.name}"
+
+    def run(arrays: Sequence[Any]) -> list[Any]:
+        given = dict(zip(keys, arrays, strict=True))
+        if checks:
+            binding = infer_binding((key, node.shape, given[key].shape) for key, node in zip(keys, leaves))
+            for check in checks:
+                if isinstance(given[check.key], np.ndarray):
+                    sizes = tuple(bind_dim(s, binding) for s in check.sizes)
+                    check_ids(check.op, given[check.key], sizes, check.key)
+        results = executable.run(values_for(executable, given, what), {})
+        for key in graph.aliases.values():
+            if isinstance(given[key], DeviceArray):
+                given[key].given_away()
+        return results_of(executable, results)
+
+    return run
+
+
 set_compiler(compile_function)
+set_device_finder(common_device)

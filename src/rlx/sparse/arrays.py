@@ -257,6 +257,8 @@ class SparseArray:
 
 def checked_values(values: Any, dims: Sequence[int], what: str) -> Any:
     """Values of one of the dtypes that sparse matrices have, one for each entry; integers become floats."""
+    if isinstance(values, list | tuple):
+        values = rnp.asarray(values)
     (values,) = promote_inexact(values)
     if tuple(dims_of(values)) != tuple(dims):
         raise ShapeError(

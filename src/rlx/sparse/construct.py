@@ -97,9 +97,10 @@ def from_scipy(matrix: Any) -> SparseArray:
     if not matrix.has_canonical_format:
         matrix = matrix.copy()
         matrix.sum_duplicates()
-    make = {"csr": csr, "csc": csc, "bsr": bsr}[kind]
-    made: SparseArray = make((matrix.data, matrix.indices, matrix.indptr), matrix.shape)
-    return made
+    arrays = (matrix.data, matrix.indices, matrix.indptr)
+    if kind == "bsr":
+        return bsr(arrays, matrix.shape)
+    return csc(arrays, matrix.shape) if kind == "csc" else csr(arrays, matrix.shape)
 
 
 def to_scipy(matrix: SparseArray) -> Any:

@@ -1,45 +1,44 @@
-"""Sparse ops outside of any program: compiled once per kind of operand, with symbolic sizes, instead of interpreted.
+"""Sparse functions outside of any program: compiled once per kind of operand, with symbolic sizes, not interpreted.
 
     y = apply(CsrMatMul(), values, indices, indptr, x)
 
-Inside of a program the op is recorded, as any other.
+Inside of a program the function is traced, as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 import rlx
-from rlx.ir.op import Op
 from rlx.ir.tensor import target_graph
-from rlx.ops.define.operands import dims_of, dtype_of
+from rlx.ops.define.operands import dtype_of
 
 
-def apply(op: Op, *operands: Any) -> Any:
-    """`op` on tensors or arrays."""
+class Function(Hashable, Protocol):
+    """An op, or another immutable description of a computation on tensors."""
+
+    def __call__(self, *operands: Any) -> Any: ...
+
+
+# Sizes as text, axis by axis: "N", "N + 1".
+Sizes = tuple[tuple[str, ...], ...]
+
+
+def apply(function: Function, *operands: Any, sizes: Sizes | None = None) -> Any:
+    """`function` on tensors or arrays. `sizes` names those sizes that the function needs to be equal."""
     if target_graph(operands) is not None:
-        return op(*operands)
+        return function(*operands)
     arrays = [np.asarray(x) for x in operands]
-    return program(op, tuple((dtype_of(a).value, a.ndim) for a in arrays))(*arrays)
+    dims = sizes or tuple(tuple(f"D{i}_{axis}" for axis in range(a.ndim)) for i, a in enumerate(arrays))
+    return program(function, tuple((dtype_of(a).value, d) for a, d in zip(arrays, dims, strict=True)))(*arrays)
 
 
 @lru_cache(maxsize=256)
-def program(op: Op, types: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
-    """The compiled form of one op for operands of these dtypes and ranks.
-
-    Sizes that must agree are one symbol: where they do not, the op itself says so when it is traced for the error.
-    """
-    specs = [rlx.Spec([f"D{i}_{axis}" for axis in range(rank)], dtype) for i, (dtype, rank) in enumerate(types)]
-    return rlx.jit(lambda *xs: op(*xs)).lower(*specs).compile()
-
-
-def is_traced(*operands: Any) -> bool:
-    return target_graph(operands) is not None
-
-
-def rank_of(x: Any) -> int:
-    return len(dims_of(x))
+def program(function: Function, types: tuple[tuple[str, tuple[str, ...]], ...]) -> Callable[..., Any]:
+    """The compiled form of a function for operands of these types, whatever their sizes."""
+    specs = [rlx.Spec(dims, dtype) for dtype, dims in types]
+    return rlx.jit(lambda *xs: function(*xs)).lower(*specs).compile()

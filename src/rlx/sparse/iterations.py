@@ -47,7 +47,7 @@ def goal_of(b: Any, tol: float) -> Any:
     return norm(b) * (MARGIN * tol)
 
 
-def cg(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: int) -> tuple[Any, Any]:
+def cg(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: Any) -> tuple[Any, Any]:
     """Conjugate gradients, for Hermitian positive definite A."""
     goal = goal_of(b, tol) ** 2
     r = b - matvec(x0)
@@ -70,7 +70,7 @@ def cg(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: int
     return done[0], done[-1]
 
 
-def bicgstab(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: int) -> tuple[Any, Any]:
+def bicgstab(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: Any) -> tuple[Any, Any]:
     """Stabilised bi-conjugate gradients, for any regular A; one iteration has two products."""
     goal = goal_of(b, tol) ** 2
     shadow = b - matvec(x0)
@@ -100,7 +100,7 @@ def bicgstab(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxite
     return done[0], done[-1]
 
 
-def minres(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: int) -> tuple[Any, Any]:
+def minres(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: Any) -> tuple[Any, Any]:
     """Minimal residuals, for Hermitian A that may be indefinite; the preconditioner must be positive definite.
 
     The Lanczos vectors v are orthogonal in the norm of the preconditioner, and so is the residual that is minimised:
@@ -141,7 +141,7 @@ def minres(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter:
     return done[0], done[-1]
 
 
-def gmres(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: int, restart: int) -> tuple[Any, Any]:
+def gmres(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: Any, restart: int) -> tuple[Any, Any]:
     """Generalised minimal residuals, started again after `restart` products; the preconditioner is on the right."""
     from rlx.ops import triangular_solve
 
@@ -213,7 +213,7 @@ def gmres(matvec: Map, b: Any, x0: Any, precondition: Map, tol: float, maxiter: 
     return done[0], done[-1]
 
 
-def lsqr(matvec: Map, adjoint: Map, b: Any, x0: Any, scale: Any, tol: float, maxiter: int) -> tuple[Any, Any]:
+def lsqr(matvec: Map, adjoint: Map, b: Any, x0: Any, scale: Any, tol: float, maxiter: Any) -> tuple[Any, Any]:
     """Least squares by Golub-Kahan bidiagonalisation; stops when |Aᴴ r| has become `MARGIN · tol · scale · |r|`, where
     `scale` is a norm of A, or |r| small beside |b|. From x0 = 0 the solution of least norm."""
     goal = goal_of(b, tol)

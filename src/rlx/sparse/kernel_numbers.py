@@ -5,6 +5,8 @@ In memory a complex number is its real part, then its imaginary part; kernels se
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import Slab
 from rlx.kernels.ir.builder import KernelBuilder
@@ -95,15 +97,39 @@ class Pattern:
         self.rows = indptr.dims[0] - 1
 
     def span(self, row: Value) -> tuple[Value, Value]:
-        """Where the entries of a row begin and end."""
-        return self._bound(row), self._bound(row + 1)
+        """Where the entries of a row begin and end, which is not before they begin."""
+        start = self.bound(row)
+        return start, self.k.max(start, self.bound(row + 1))
 
-    def _bound(self, row: Value) -> Value:
+    def bound(self, row: Value) -> Value:
         k = self.k
         return k.max(0, k.min(position(k, self.indptr, row), self.count))
 
     def column(self, entry: Value) -> Value:
+        """The column of an entry, which may be anything."""
         return position(self.k, self.indices, entry)
+
+    def selects_from(self, size: Value) -> Callable[[Value], Value]:
+        """The column of an entry, as a function that finds a place on an axis of `size` > 0: the last one, where it is
+        out of range. Of numbers without sign the negative ones are the largest, so one comparison is enough."""
+        k, dtype = self.k, self.indices.buffer.dtype
+        unsigned, most = (DType.U32, 2**32 - 1) if dtype is DType.I32 else (DType.U64, 2**63 - 1)
+        last = k.cast(k.min(size - 1, most), unsigned)
+
+        def place(entry: Value) -> Value:
+            index = k.bitcast(k.load(self.indices.buffer, self.indices.offset + entry), unsigned)
+            return k.cast(k.min(index, last), DType.I64)
+
+        return place
+
+    def readable(self, row: Value, size: Value) -> tuple[Value, Value]:
+        """The entries of a row; none, where there is nothing that a column could select."""
+        start, stop = self.span(row)
+        return start, self.up_to(start, stop, size)
+
+    def up_to(self, start: Value, stop: Value, size: Value) -> Value:
+        """The end of a row, which is its start where there is nothing that a column could select."""
+        return stop if isinstance(size, Const) and size.literal > 0 else self.k.select(size > 0, stop, start)
 
     def first_row(self, work: Value) -> Value:
         """The first row before which there is that much work, a row being one more than its entries.
@@ -120,3 +146,24 @@ class Pattern:
             is_before = (length > 0) & (position(k, self.indptr, middle) + middle < work)
             fold.next(k.select(is_before, middle + 1, low), k.select(is_before, length - half - 1, k.min(half, length)))
         return fold.results[0]
+
+
+def merged(
+    k: KernelBuilder,
+    patterns: tuple[Pattern, Pattern],
+    spans: tuple[tuple[Value, Value], tuple[Value, Value]],
+    init: Number,
+    meet: Callable[[Value, Value, Number], Number],
+) -> Number:
+    """Walk through two runs of entries by column, each step in the one that is behind; `meet` gets two entries with one
+    column and the number that is carried along, and gives what this becomes."""
+    (first, first_end), (second, second_end) = spans
+    steps = k.max(0, first_end - first) + k.max(0, second_end - second)
+    with k.fold("step", 0, steps, init=[first, second, *init]) as fold:
+        i, j, carried = fold.values[0], fold.values[1], fold.values[2:]
+        both = (i < first_end) & (j < second_end)
+        nowhere = k.as_index(0)
+        here, there = k.choose(both, lambda: (patterns[0].column(i), patterns[1].column(j)), lambda: (nowhere, nowhere))
+        moved = k.choose(both & k.eq(here, there), lambda: meet(i, j, carried), lambda: carried)
+        fold.next(k.select(both & (here <= there), i + 1, i), k.select(both & (there <= here), j + 1, j), *moved)
+    return fold.results[2:]

@@ -2,13 +2,14 @@
 
 Rows are dealt out in chunks of equal work, where a row costs one more than its entries, so that neither long rows nor
 many empty ones make a chunk heavy. Every row belongs to one chunk and every sum to one row: the result is the same for
-any number of threads. Columns from outside are compared with the operand that they select from before it is read.
+any number of threads. Columns from outside are cut to the operand that they select from before it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
 from rlx.kernels.ir.builder import KernelBuilder
@@ -18,73 +19,78 @@ from rlx.sparse.kernel_numbers import Number, Pattern
 from rlx.sparse.ops_products import CsrMatMul, CsrRowIds, CsrSampledProduct, CsrTransposedMatMul
 
 # Rows and entries of one parallel iteration, some tens of microseconds of memory traffic.
-CHUNK = 8192
-# Products of one row that are summed side by side, so that one addition need not wait for the last.
+CHUNK = 32768
+# Products of a long row that are summed side by side, so that one addition need not wait for the last. Short rows have
+# one loop: where it ends is hard to predict, and a second one would be another guess.
 SIDE_BY_SIDE = 4
+LONG = 32
 # Vectors of columns that are summed at once.
 VECTORS = 4
 
 # What is done with some columns: the first, the lanes of a vector, the number of vectors, and which exist (None: all).
+# Where an entry reads; see `Pattern.selects_from`.
+Place = Callable[[Value], Value]
 ColumnStep = Callable[[Value, int, int, Value | None], None]
 
 
+class Row(NamedTuple):
+    """A row that an iteration works on, and where its entries begin and end."""
+
+    number: Value
+    start: Value
+    stop: Value
+
+
 @contextmanager
-def balanced_rows(k: KernelBuilder, pattern: Pattern, columns: Value) -> Iterator[Value]:
-    """Deal out all rows in chunks of equal work; one entry costs as many columns as there are."""
-    chunk = k.max(64, k.as_index(8 * CHUNK) // k.max(columns, 8))
+def balanced_rows(k: KernelBuilder, pattern: Pattern, columns: Value, size: Value | None = None) -> Iterator[Row]:
+    """Deal out all rows in chunks of equal work; one entry costs as many columns as there are.
+
+    Rows have no entries where their columns select from an axis of `size` 0.
+    """
+    chunk = k.max(256, k.as_index(8 * CHUNK) // k.max(columns, 8))
     with k.parallel("chunk", (pattern.rows + pattern.count + (chunk - 1)) // chunk) as number:
         first, last = pattern.first_row(number * chunk), pattern.first_row((number + 1) * chunk)
-        with k.loop("row", first, last) as row:
-            yield row
+        with k.fold("row", first, last, init=[pattern.bound(first)]) as fold:
+            row, start = fold.index, fold.values[0]
+            stop = k.max(start, pattern.bound(row + 1))
+            yield Row(row, start, stop if size is None else pattern.up_to(start, stop, size))
+            fold.next(stop)
 
 
 @op_kernel(CsrMatMul, kind="sparse")
 def csr_matmul(site: OpSite) -> None:
     k, (values, indices, indptr, x), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, indices, indptr)
+    place = pattern.selects_from(x.dims[0])
     if len(x.dims) == 1:
-        with balanced_rows(k, pattern, k.as_index(1)) as row:
-            numbers.store(k, y, y.at(row), _row_sum(k, pattern, values, x, row))
+        with balanced_rows(k, pattern, k.as_index(1), x.dims[0]) as row:
+            numbers.store(k, y, y.at(row.number), _row_sum(k, values, x, row, place))
         return
-    with balanced_rows(k, pattern, x.dims[1]) as row:
-        for_columns(site, x, lambda first, lanes, count, mask: _row_sums(site, pattern, row, first, lanes, count, mask))
+
+    with balanced_rows(k, pattern, x.dims[1], x.dims[0]) as row:
+        for_columns(site, x, lambda *columns: _row_sums(site, row, place, *columns))
 
 
-def _row_sum(k: KernelBuilder, pattern: Pattern, values: Slab, x: Slab, row: Value) -> Number:
+def _row_sum(k: KernelBuilder, values: Slab, x: Slab, row: Row, place: Place) -> Number:
     """Σ value · x[column] over the entries of a row."""
-    start, stop = _readable(k, pattern, x, row)
+    start, stop = row.start, row.stop
 
     def step(entry: Value, total: Number) -> Number:
-        place, is_inside = inside(k, pattern.column(entry), x.dims[0])
-        pair = numbers.load(k, values, values.at(entry)), numbers.load(k, x, x.at(place))
-        return numbers.multiply_add(k, *(numbers.choose(k, is_inside, a, zero) for a in pair), total)
+        known = numbers.load(k, x, x.at(place(entry)))
+        return numbers.multiply_add(k, numbers.load(k, values, values.at(entry)), known, total)
 
     zero = numbers.zero(k, x)
     parts = len(zero)
-    whole = start + (stop - start) // SIDE_BY_SIDE * SIDE_BY_SIDE
+    length = stop - start
+    whole = k.select(length < LONG, start, start + (length & -SIDE_BY_SIDE))
     with k.fold("entry", start, whole, SIDE_BY_SIDE, init=list(zero) * SIDE_BY_SIDE) as fold:
         sums = [fold.values[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
         fold.next(*(v for i, total in enumerate(sums) for v in step(fold.index + i, total)))
     sums = [fold.results[i * parts : (i + 1) * parts] for i in range(SIDE_BY_SIDE)]
     total = numbers.add(numbers.add(sums[0], sums[1]), numbers.add(sums[2], sums[3]))
-    with k.fold("rest", whole, stop, init=list(total)) as rest:
+    with k.fold("rest", whole, stop, init=list(zero)) as rest:
         rest.next(*step(rest.index, rest.values))
-    return rest.results
-
-
-def _readable(k: KernelBuilder, pattern: Pattern, x: Slab, row: Value) -> tuple[Value, Value]:
-    """The entries of a row; none, where there is nothing that a column could select."""
-    start, stop = pattern.span(row)
-    size = x.dims[0]
-    if isinstance(size, Const) and size.literal > 0:
-        return start, stop
-    return start, k.select(size > 0, stop, start)
-
-
-def inside(k: KernelBuilder, column: Value, size: Value) -> tuple[Value, Value]:
-    """A place that can be read, and whether it is the one that is meant."""
-    is_inside = (column >= 0) & (column < size)
-    return k.select(is_inside, column, 0), is_inside
+    return numbers.add(total, rest.results)
 
 
 def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
@@ -108,27 +114,21 @@ def for_columns(site: OpSite, x: Slab, step: ColumnStep) -> None:
             step(first, 1, 1, None)
 
 
-def _row_sums(
-    site: OpSite, pattern: Pattern, row: Value, first: Value, lanes: int, count: int, mask: Value | None
-) -> None:
+def _row_sums(site: OpSite, row: Row, place: Place, first: Value, lanes: int, count: int, mask: Value | None) -> None:
     """Some columns of one row of A X: for each entry, its value times a row of X."""
     k, (values, _, _, x), (y,) = site.k, site.inputs, site.outputs
-    start, stop = _readable(k, pattern, x, row)
     zero = numbers.zero(k, x, lanes)
     parts = len(zero)
-    with k.fold("entry", start, stop, init=list(zero) * count) as fold:
-        place, is_inside = inside(k, pattern.column(fold.index), x.dims[0])
-        nothing = numbers.zero(k, values)
-        value = numbers.choose(k, is_inside, numbers.load(k, values, values.at(fold.index)), nothing)
-        factor = numbers.splat(k, value, lanes)
+    with k.fold("entry", row.start, row.stop, init=list(zero) * count) as fold:
+        source = x.at(place(fold.index), first)
+        factor = numbers.splat(k, numbers.load(k, values, values.at(fold.index)), lanes)
         sums: list[Value] = []
         for i in range(count):
-            known = numbers.load(k, x, x.at(place, first + i * lanes), lanes, mask)
+            known = numbers.load(k, x, source + i * lanes, lanes, mask)
             sums += numbers.multiply_add(k, factor, known, fold.values[i * parts : (i + 1) * parts])
-        # A row of X that is not meant may hold NaN.
-        fold.next(*(k.select(k.splat(is_inside, lanes), new, old) for new, old in zip(sums, fold.values)))
+        fold.next(*sums)
     for i in range(count):
-        numbers.store(k, y, y.at(row, first + i * lanes), fold.results[i * parts : (i + 1) * parts], mask)
+        numbers.store(k, y, y.at(row.number, first + i * lanes), fold.results[i * parts : (i + 1) * parts], mask)
 
 
 @op_kernel(CsrTransposedMatMul, kind="sparse")
@@ -136,21 +136,20 @@ def csr_transposed_matmul(site: OpSite) -> None:
     """y[column] += value · x[row], entry by entry; threads share the columns of x."""
     k, (values, indices, indptr, x), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, indices, indptr)
+    place = pattern.selects_from(y.dims[0])
 
     def scatter(first: Value, lanes: int, mask: Value | None) -> None:
         tail = [first] * (len(x.dims) - 1)
         with k.loop("column", 0, y.dims[0]) as column:
             numbers.store(k, y, y.at(column, *tail), numbers.zero(k, y, lanes), mask)
         with k.loop("row", 0, pattern.rows) as row:
-            start, stop = _readable(k, pattern, y, row)
+            start, stop = pattern.readable(row, y.dims[0])
             known = numbers.load(k, x, x.at(row, *tail), lanes, mask)
             with k.loop("entry", start, stop) as entry:
-                place, is_inside = inside(k, pattern.column(entry), y.dims[0])
-                with k.when(is_inside):
-                    factor = numbers.splat(k, numbers.load(k, values, values.at(entry)), lanes)
-                    goal = y.at(place, *tail)
-                    there = numbers.load(k, y, goal, lanes, mask)
-                    numbers.store(k, y, goal, numbers.multiply_add(k, factor, known, there), mask)
+                factor = numbers.splat(k, numbers.load(k, values, values.at(entry)), lanes)
+                goal = y.at(place(entry), *tail)
+                there = numbers.load(k, y, goal, lanes, mask)
+                numbers.store(k, y, goal, numbers.multiply_add(k, factor, known, there), mask)
 
     if len(x.dims) == 1:
         with k.parallel("all", 1):
@@ -170,15 +169,12 @@ def csr_sampled_product(site: OpSite) -> None:
     k, (indices, indptr, u, v), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, indices, indptr)
     width = u.dims[1] if len(u.dims) == 2 else k.as_index(1)
-    with balanced_rows(k, pattern, width) as row:
-        start, stop = pattern.span(row)
-        size = v.dims[0]
-        with k.loop("entry", start, stop) as entry:
-            column = pattern.column(entry)
-            with k.when((column >= 0) & (column < size)):
-                numbers.store(k, y, y.at(entry), _dot(site, row, column))
-            with k.otherwise():
-                numbers.store(k, y, y.at(entry), numbers.zero(k, y))
+    place = pattern.selects_from(v.dims[0])
+    with (
+        balanced_rows(k, pattern, width, v.dims[0]) as row,
+        k.loop("entry", row.start, row.stop) as entry,
+    ):
+        numbers.store(k, y, y.at(entry), _dot(site, row.number, place(entry)))
 
 
 def _dot(site: OpSite, row: Value, column: Value) -> Number:
@@ -191,12 +187,12 @@ def _dot(site: OpSite, row: Value, column: Value) -> Number:
     lanes = site.machine.lanes(u.buffer.dtype)
     whole = width // lanes * lanes
     with k.fold("c", 0, whole, lanes, init=list(numbers.zero(k, u, lanes))) as fold:
-        pair = (numbers.load(k, s, s.at(i, fold.index), lanes) for s, i in ((u, row), (v, column)))
-        fold.next(*numbers.multiply_add(k, *pair, fold.values))
+        left, right = (numbers.load(k, s, s.at(i, fold.index), lanes) for s, i in ((u, row), (v, column)))
+        fold.next(*numbers.multiply_add(k, left, right, fold.values))
     total = [k.reduce("add", part) for part in fold.results]
     with k.fold("c", whole, width, init=total) as rest:
-        pair = (numbers.load(k, s, s.at(i, rest.index)) for s, i in ((u, row), (v, column)))
-        rest.next(*numbers.multiply_add(k, *pair, rest.values))
+        left, right = (numbers.load(k, s, s.at(i, rest.index)) for s, i in ((u, row), (v, column)))
+        rest.next(*numbers.multiply_add(k, left, right, rest.values))
     return rest.results
 
 
@@ -205,7 +201,5 @@ def csr_row_ids(site: OpSite) -> None:
     """Rows write their number to all their entries."""
     k, (indptr,), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, y, indptr)
-    with balanced_rows(k, pattern, k.as_index(1)) as row:
-        start, stop = pattern.span(row)
-        with k.loop("entry", start, stop) as entry:
-            k.store(y.buffer, y.at(entry), k.cast(row, y.shape.dtype))
+    with balanced_rows(k, pattern, k.as_index(1)) as row, k.loop("entry", row.start, row.stop) as entry:
+        k.store(y.buffer, y.at(entry), k.cast(row.number, y.shape.dtype))

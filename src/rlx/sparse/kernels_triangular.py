@@ -6,13 +6,11 @@ worked on end the part of it that is read; a column out of range is never read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Value
 from rlx.sparse import kernel_numbers as numbers
-from rlx.sparse.kernel_numbers import Number, Pattern
+from rlx.sparse.kernel_numbers import Number, Pattern, merged
 from rlx.sparse.ops_triangular import CsrIncompleteCholesky, CsrIncompleteLu, CsrTriangularSolve
 
 
@@ -105,31 +103,6 @@ def find_pivot(k: KernelBuilder, pattern: Pattern, values: Slab, row: Value) -> 
     return fold.results
 
 
-def merged(
-    k: KernelBuilder,
-    pattern: Pattern,
-    spans: tuple[tuple[Value, Value], tuple[Value, Value]],
-    init: Number,
-    meet: Callable[[Value, Value, Value, Number], Number],
-) -> Number:
-    """Walk through two runs of entries by column; `meet` gets the entries, whether their columns are equal, and the
-    number that is carried along."""
-    (p, p_end), (q, q_end) = spans
-    with k.fold("step", 0, k.max(0, p_end - p) + k.max(0, q_end - q), init=[p, q, *init]) as fold:
-        i, j, carried = fold.values[0], fold.values[1], fold.values[2:]
-        both = (i < p_end) & (j < q_end)
-        i_safe, j_safe = k.select(both, i, p), k.select(both, j, q)
-        with_entries = k.choose(
-            both,
-            lambda: (pattern.column(i_safe), pattern.column(j_safe)),
-            lambda: (k.as_index(0), k.as_index(0)),
-        )
-        here, there = with_entries
-        moved = meet(i_safe, j_safe, both & k.eq(here, there), carried)
-        fold.next(k.select(both & (here <= there), i + 1, i), k.select(both & (there <= here), j + 1, j), *moved)
-    return fold.results[2:]
-
-
 @op_kernel(CsrIncompleteLu, kind="sparse")
 def csr_incomplete_lu(site: OpSite) -> None:
     """Row by row: for each entry left of the diagonal, its multiple of a finished row is taken away."""
@@ -148,15 +121,15 @@ def csr_incomplete_lu(site: OpSite) -> None:
                     numbers.store(k, y, y.at(entry), factor)
                     above, above_end = pattern.span(column)
 
-                    def meet(i: Value, j: Value, equal: Value, carried: Number, at: Value = column) -> Number:
+                    def meet(i: Value, j: Value, carried: Number, at: Value = column) -> Number:
                         # Entries of the finished row that are right of its diagonal.
-                        with k.when(equal & (pattern.column(j) > at)):
+                        with k.when(pattern.column(j) > at):
                             there = numbers.load(k, y, y.at(i))
                             term = numbers.load(k, y, y.at(j))
                             numbers.store(k, y, y.at(i), numbers.multiply_subtract(k, factor, term, there))
                         return carried
 
-                    merged(k, pattern, ((entry + 1, stop), (above, above_end)), (), meet)
+                    merged(k, (pattern, pattern), ((entry + 1, stop), (above, above_end)), (), meet)
 
 
 @op_kernel(CsrIncompleteCholesky, kind="sparse")
@@ -176,11 +149,11 @@ def csr_incomplete_cholesky(site: OpSite) -> None:
                 # In its own row, what is behind the diagonal entry has not been reached, and is 0.
                 spans = ((start, entry), (above, above_end))
 
-                def meet(i: Value, j: Value, equal: Value, carried: Number) -> Number:
-                    pair = numbers.load(k, y, y.at(i)), numbers.conjugate(numbers.load(k, y, y.at(j)))
-                    return numbers.choose(k, equal, numbers.multiply_subtract(k, *pair, carried), carried)
+                def meet(i: Value, j: Value, carried: Number) -> Number:
+                    one, other = numbers.load(k, y, y.at(i)), numbers.load(k, y, y.at(j))
+                    return numbers.multiply_subtract(k, one, numbers.conjugate(other), carried)
 
-                rest = merged(k, pattern, spans, value, meet)
+                rest = merged(k, (pattern, pattern), spans, value, meet)
                 with k.when(k.eq(column, row)):
                     root = k.sqrt(rest[0])
                     numbers.store(k, y, y.at(entry), (root, *numbers.zero(k, y)[1:]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType
-from rlx.ir.op import Op, op
+from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
 from rlx.ops.control.bodies import build_body, run_body
@@ -160,6 +160,36 @@ class CsrFactoredSolve(Op):
         matrix = spec(4, values=(10.0, 2.0, 2.0, 4.0)), *_DENSE
         lower = spec(3, values=(2.0, 1.0, 3.0)), spec(3, dtype="i32", values=(0, 0, 1)), _LOWER_BOUNDS
         yield sample(cls(), *matrix, spec(2, 3), *lower, spec(2, dtype="i32", values=(1, 0)), dtypes=REAL)
+
+
+@op("csr_factored_logdet")
+class CsrFactoredLogdet(Op):
+    """log det A, given the diagonal of L with P A Pᵀ = L Lᴴ; the values of A are an operand so that nobody takes it to
+    be constant."""
+
+    jvp = vjp = NoRule(
+        "the derivative of log det A needs entries of the inverse of A, which the sparse factor does not give; "
+        "use rlx.numpy.linalg.slogdet of the dense matrix where it is small"
+    )
+
+    def infer(self, values: Shape, diagonal: Shape) -> Shape:
+        require_values(self, values, diagonal)
+        require_rank(self, diagonal, 1)
+        return Shape((), diagonal.dtype.real)
+
+    def eval(self, values: Array, diagonal: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(2.0 * np.log(diagonal.real.astype(np.float64)).sum(), diagonal.real.dtype)
+
+    def decompose(self, values: Any, diagonal: Any) -> Any:
+        import rlx.numpy as rnp
+
+        return 2.0 * rnp.sum(rnp.log(rnp.real(diagonal)))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), spec(4), spec(3, low=0.5), dtypes=REAL)
+        yield sample(cls(), spec(4), spec(2, values=(1.0, 3.0)), dtypes=COMPLEX)
 
 
 _DENSE = spec(4, dtype="i32", values=(0, 1, 0, 1)), spec(3, dtype="i32", values=(0, 2, 4))

@@ -25,6 +25,7 @@ from rlx.sparse.ops_products import (
     WIDE_INDPTR,
     batch_offsets,
     block_diagonal,
+    in_range,
     joined,
     require_pattern,
     require_values,
@@ -51,8 +52,9 @@ class CsrTranspose(Op):
 
     def eval(self, values: Array, indices: Array, indptr: Array) -> tuple[Array, Array, Array]:
         assert isinstance(self.columns, int)
-        order = np.argsort(indices, kind="stable")
-        counts = np.bincount(indices, minlength=self.columns) if len(indices) else np.zeros(self.columns, np.int64)
+        places = in_range(indices, self.columns)
+        order = np.argsort(places, kind="stable")
+        counts = np.bincount(places, minlength=self.columns) if len(indices) else np.zeros(self.columns, np.int64)
         bounds = np.concatenate([[0], np.cumsum(counts)]).astype(indptr.dtype)
         return values[order], row_ids(indptr, len(values))[order].astype(indices.dtype), bounds
 

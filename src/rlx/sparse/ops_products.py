@@ -3,8 +3,8 @@
 The matrix is three operands: `values` [nnz], the columns `indices` [nnz] and the row bounds `indptr` [rows + 1]; row i
 has the entries indptr[i] .. indptr[i + 1]. Dense operands are one vector or a matrix whose columns are vectors.
 
-Patterns are checked where arrays are made (`rlx.sparse.patterns`). The ops themselves skip an entry whose column is out
-of range, and read no entry that is not there; more is not promised about patterns that are not valid.
+Patterns are checked where arrays are made (`rlx.sparse.patterns`). The ops themselves take a column that is out of
+range to be the last one, and read no entry that is not there; more is not promised about patterns that are not valid.
 """
 
 from __future__ import annotations
@@ -64,21 +64,15 @@ def row_ids(indptr: Array, count: int) -> Array:
     return np.resize(rows, count) if len(rows) != count else rows
 
 
-def _in_range(indices: Array, size: int) -> tuple[Array, Array]:
-    """Columns that can be read, and which of them are meant."""
-    valid = (indices >= 0) & (indices < size)
-    return np.where(valid, indices, 0), valid
+def in_range(indices: Array, size: int) -> Array:
+    """Columns that can be read: what is out of range is the last."""
+    return np.where((indices < 0) | (indices >= size), size - 1, indices)
 
 
-def _entries(values: Array, indices: Array, x: Array) -> Array:
-    """values[k] * x[indices[k]] for each entry, zero where the column is out of range."""
-    if not len(x):
-        return np.zeros((len(values), *x.shape[1:]), values.dtype)
-    places, valid = _in_range(indices, len(x))
-    factors = np.where(valid, values, 0).reshape(-1, *(1,) * (x.ndim - 1))
+def _entries(values: Array, places: Array, x: Array) -> Array:
+    """values[k] * x[places[k]] for each entry."""
     with np.errstate(all="ignore"):
-        taken = np.where(valid.reshape(factors.shape), x[places], 0)
-        product: Array = factors * taken
+        product: Array = values.reshape(-1, *(1,) * (x.ndim - 1)) * x[places]
     return product
 
 
@@ -94,7 +88,7 @@ def block_diagonal(
     size: Size, indices: Tensor, indptr: Tensor, batched: Sequence[bool], columns: Size
 ) -> tuple[Any, Any]:
     """The pattern of a matrix with `size` blocks on its diagonal, one for each example of a batch."""
-    nnz, rows = indices.type.dims[-1], indptr.type.dims[-1] - 1
+    nnz = indices.type.dims[-1]
     with same_graph(indices):
         every = put_batch_first(indices, batched[0], size) + batch_offsets(size, columns, nnz, indices)
     return reshaped(every, (size * nnz,)), joined_bounds(put_batch_first(indptr, batched[1], size), size, nnz)
@@ -156,7 +150,9 @@ class CsrMatMul(_MatrixProduct):
         return x.with_dims((rows_of(indptr), *x.dims[1:]))
 
     def eval(self, values: Array, indices: Array, indptr: Array, x: Array) -> Array:
-        terms = _entries(values, indices, x)
+        if not len(x):
+            return np.zeros((len(indptr) - 1, *x.shape[1:]), x.dtype)
+        terms = _entries(values, in_range(indices, len(x)), x)
         return summed_by(row_ids(indptr, len(values)), terms, len(indptr) - 1)
 
     def vjp(self, ct: Tensor, y: Tensor, values: Tensor, indices: Tensor, indptr: Tensor, x: Tensor) -> Any:
@@ -200,10 +196,10 @@ class CsrTransposedMatMul(_MatrixProduct):
 
     def eval(self, values: Array, indices: Array, indptr: Array, x: Array) -> Array:
         assert isinstance(self.columns, int)
-        rows = row_ids(indptr, len(values))
-        places, valid = _in_range(indices, self.columns)
-        terms = _entries(values, rows, x)
-        return summed_by(places[valid], terms[valid], self.columns)
+        if not self.columns or not len(x):
+            return np.zeros((self.columns, *x.shape[1:]), x.dtype)
+        terms = _entries(values, row_ids(indptr, len(values)), x)
+        return summed_by(in_range(indices, self.columns), terms, self.columns)
 
     def vjp(self, ct: Tensor, y: Tensor, values: Tensor, indices: Tensor, indptr: Tensor, x: Tensor) -> Any:
         x_ct = CsrMatMul()(conjugated(values), indices, indptr, ct)
@@ -251,12 +247,11 @@ class CsrSampledProduct(Op):
     def eval(self, indices: Array, indptr: Array, u: Array, v: Array) -> Array:
         if not len(v) or not len(u):
             return np.zeros(len(indices), u.dtype)
-        places, valid = _in_range(indices, len(v))
-        rows = row_ids(indptr, len(indices))
+        places, rows = in_range(indices, len(v)), row_ids(indptr, len(indices))
         wide = np.complex128 if u.dtype.kind == "c" else np.float64
         with np.errstate(all="ignore"):
-            terms = (u[rows].astype(wide) * v[places]).reshape(len(indices), -1).sum(axis=1)
-            return np.where(valid, terms, 0).astype(u.dtype)
+            terms: Array = (u[rows].astype(wide) * v[places]).reshape(len(indices), -1).sum(axis=1)
+            return terms.astype(u.dtype)
 
     def vjp(self, ct: Tensor, y: Tensor, indices: Tensor, indptr: Tensor, u: Tensor, v: Tensor) -> Any:
         u_ct = CsrMatMul()(ct, indices, indptr, conjugated(v))

@@ -21,6 +21,7 @@ from rlx.ops.define.operands import require_rank
 from rlx.ops.define.rules import zeros_like
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.contraction import conjugated
+from rlx.ops.shape.creation import dim_value
 from rlx.sparse import iterations
 from rlx.sparse.ops_masked import CsrTranspose
 from rlx.sparse.ops_products import (
@@ -97,12 +98,13 @@ class CsrIterativeSolve(Op):
     """(x, iterations, converged): x with A x ≈ b (Aᵀ x ≈ b with `transpose`), by a Krylov method that starts at x0.
 
     `converged` says that |b - A x| <= tol·|b|, for the x that is returned. `method` is cg, bicgstab, gmres or minres,
-    `preconditioner` none, jacobi, ilu0 or ic0; `restart` is the number of products between two starts of gmres.
+    `preconditioner` none, jacobi, ilu0 or ic0; `restart` is the number of products between two starts of gmres. Without
+    `maxiter` there are at most ten iterations per row.
     """
 
     method: str
     tol: float
-    maxiter: int
+    maxiter: int | None = None
     preconditioner: str = "none"
     restart: int = 30
     transpose: bool = False
@@ -113,7 +115,7 @@ class CsrIterativeSolve(Op):
                 f"needs a method of {METHODS} and a preconditioner of {PRECONDITIONERS}, "
                 f"got {self.method!r} and {self.preconditioner!r}"
             )
-        if not self.tol > 0 or self.maxiter < 0 or self.restart < 1:
+        if not self.tol > 0 or (self.maxiter is not None and self.maxiter < 0) or self.restart < 1:
             raise self.fail("needs tol > 0, maxiter >= 0 and restart >= 1")
 
     def infer(self, values: Shape, indices: Shape, indptr: Shape, b: Shape, x0: Shape) -> tuple[Shape, ...]:
@@ -141,7 +143,8 @@ class CsrIterativeSolve(Op):
 
         length = iterations.norm(b)
         start = rnp.where(length == 0, rnp.zeros_like(x0), x0)
-        options = (matvec, b, start, preconditioner(self.preconditioner, a), self.tol, self.maxiter)
+        limit = dim_value(b.shape[0] * 10) if self.maxiter is None else self.maxiter
+        options = (matvec, b, start, preconditioner(self.preconditioner, a), self.tol, limit)
         extra = (self.restart,) if self.method == "gmres" else ()
         x, count = getattr(iterations, self.method)(*options, *extra)
         return x, count, iterations.norm(b - matvec(x)) <= self.tol * length

@@ -45,7 +45,7 @@ _COMPLEX_VALUES = (4.0 + 1j, 1.0j, -1.0, 3.0, 0.5j, 1.0, 5.0j, -1.0, 0.5, -1.0j,
 
 @op("csr_triangular_solve")
 class CsrTriangularSolve(Op):
-    """x with T x = b (Tᵀ x = b with `transpose`), for b [N] or [N, K], where T is one triangle of a matrix in compressed
+    """x with T x = b (Tᵀ x = b with `transpose`), for b [N] or [N, K], T being one triangle of a matrix in compressed
     rows. Entries of the other triangle are not read, nor the diagonal with `unit_diagonal`, which stands for ones. A
     diagonal entry that is zero or missing gives inf or NaN."""
 

@@ -113,12 +113,13 @@ def filled_lower(pattern: Pattern, order: Array) -> Pattern:
         mark[i] = i
         reached: list[int] = []
         for j in entries[bounds[i] : bounds[i + 1]]:
-            # The path from j to the root of its tree ends at i; compressed paths only find the root.
-            root = j
-            while root < i and ancestor[root] not in (-1, i):
-                root, ancestor[root] = ancestor[root], i
-            if root < i and ancestor[root] == -1:
-                ancestor[root] = parent[root] = i
+            # Compressed paths lead quickly to the root of the tree that j is in, which gets i as its parent.
+            step = j
+            while step != -1 and step < i:
+                above, ancestor[step] = ancestor[step], i
+                if above == -1:
+                    parent[step] = i
+                step = above
             while j < i and mark[j] != i:
                 mark[j] = i
                 reached.append(j)

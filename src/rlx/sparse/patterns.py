@@ -64,6 +64,12 @@ def as_indices(values: Any, what: str, dtype: Any = None) -> Array:
     return array
 
 
+def _common_index(*arrays: Any) -> type[np.signedinteger[Any]]:
+    """i64 where one of the arrays needs it; lists of numbers do not."""
+    given = [np.dtype(a.dtype) for a in arrays if isinstance(a, np.ndarray)]
+    return np.int64 if any(d.itemsize > 4 or d == np.uint32 for d in given if d.kind in "iu") else np.int32
+
+
 def require_in_range(indices: Array, size: int, what: str) -> None:
     """Refuse indices that select nothing."""
     if len(indices) == 0:
@@ -87,8 +93,7 @@ class Pattern:
         """The pattern of these indices, all of which are looked at; `axes` are the words for messages."""
         rows, columns = as_shape(shape, what)
         major, minor = axes.split()
-        given = [np.asarray(a).dtype for a in (indices, indptr) if not isinstance(a, Tensor)]
-        wide = np.int64 if any(d.itemsize > 4 or d == np.uint32 for d in given if d.kind in "iu") else np.int32
+        wide = _common_index(indices, indptr)
         indices, indptr = (as_indices(a, n, wide) for a, n in ((indices, "indices"), (indptr, "indptr")))
         if len(indptr) != rows + 1:
             raise OpError(f"{what}: {rows} {major} need {rows + 1} bounds in indptr, got {len(indptr)}")
@@ -199,8 +204,7 @@ class Coordinates:
     @classmethod
     def of(cls, rows: Any, columns: Any, shape: Any) -> Coordinates:
         size = as_shape(shape, "coo")
-        given = [np.asarray(a).dtype for a in (rows, columns) if not isinstance(a, Tensor)]
-        wide = np.int64 if any(d.itemsize > 4 or d == np.uint32 for d in given if d.kind in "iu") else np.int32
+        wide = _common_index(rows, columns)
         rows, columns = (as_indices(a, n, wide) for a, n in ((rows, "rows"), (columns, "columns")))
         if len(rows) != len(columns):
             raise OpError(f"coo: needs as many rows as columns, got {len(rows)} and {len(columns)}")

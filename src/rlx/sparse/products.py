@@ -21,7 +21,8 @@ def _dense(x: Any, size: int, shape: tuple[int, int]) -> Any:
     dims = tuple(dims_of(x))
     if len(dims) not in (1, 2) or dims[0] != size:
         raise ShapeError(
-            f"sparse: A ({shape[0]}x{shape[1]}) @ x needs x of shape ({size},) or ({size}, k), got {dims}; use vmap for more axes"
+            f"sparse: A ({shape[0]}x{shape[1]}) @ x needs x of shape ({size},) or ({size}, k), got {dims}; "
+            "use vmap for more axes"
         )
     return x
 
@@ -45,7 +46,8 @@ def sampled_product(pattern: Pattern, u: Any, v: Any) -> Any:
     wanted = tuple(pattern.shape)
     if (dims_of(u)[:1] + dims_of(v)[:1]) != wanted or dims_of(u)[1:] != dims_of(v)[1:]:
         raise ShapeError(
-            f"sparse.sddmm: needs u ({wanted[0]}, k) and v ({wanted[1]}, k), got {tuple(dims_of(u))} and {tuple(dims_of(v))}"
+            f"sparse.sddmm: needs u ({wanted[0]}, k) and v ({wanted[1]}, k), "
+            f"got {tuple(dims_of(u))} and {tuple(dims_of(v))}"
         )
     return apply(CsrSampledProduct(), pattern.indices, pattern.indptr, u, v)
 

@@ -34,7 +34,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             if int(file["version"]) != _VERSION:
                 raise FormatError(f"{path}: version {int(file['version'])} is not read, only {_VERSION}")
             scene, mean, square = (

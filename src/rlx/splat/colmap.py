@@ -48,6 +48,8 @@ _BY_NAME = {m.name: m for m in _MODELS.values()}
 _DISTORTION = ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6")
 _LARGEST_SIDE = 1 << 16
 _LONGEST_NAME = 4096
+# Poses beyond this are damaged; squares of them still are numbers.
+_FARTHEST = 1e100
 
 
 class ColmapModel(NamedTuple):
@@ -113,9 +115,9 @@ def _fail(path: Path, what: str) -> NoReturn:
 
 def _camera(path: Path, lens: _Lens, pose: _Pose) -> Camera:
     q = np.asarray(pose.quaternion, np.float64)
-    length = float(np.linalg.norm(q))
+    length = math.hypot(*q)
     t = np.asarray(pose.translation, np.float64)
-    if not (math.isfinite(length) and length > 1e-8 and np.isfinite(t).all()):
+    if not (math.isfinite(length) and length > 1e-8 and (np.abs(t) < _FARTHEST).all()):
         _fail(path, f"picture {pose.name!r}: its rotation or translation is not one: {q.tolist()}, {t.tolist()}")
     rotation = rotation_of(q / length)
     v = lens.values

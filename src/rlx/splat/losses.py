@@ -32,15 +32,21 @@ def _blurred(pictures: Any) -> Any:
     return rnp.reshape(down @ _blur_matrix(width).T, (height, count, width))
 
 
-def ssim(a: Any, b: Any) -> Any:
-    """The mean structural similarity of two pictures, with a Gaussian window of 11 pixels and σ = 1.5; 1 if equal."""
+def ssim_map(a: Any, b: Any) -> Any:
+    """The structural similarity around every pixel [height, width, 3], by Gaussian windows of 11 pixels, σ = 1.5."""
     x, y = (rnp.transpose(p, (0, 2, 1)) for p in (a, b))
     channels = x.shape[1]
     blurred = _blurred(rnp.concatenate([x, y, x * x, y * y, x * y], axis=1))
     mean_x, mean_y, xx, yy, xy = (blurred[:, i * channels : (i + 1) * channels] for i in range(5))
     var_x, var_y, covariance = xx - mean_x * mean_x, yy - mean_y * mean_y, xy - mean_x * mean_y
     similar = (2.0 * mean_x * mean_y + _C1) * (2.0 * covariance + _C2)
-    return rnp.mean(similar / ((mean_x * mean_x + mean_y * mean_y + _C1) * (var_x + var_y + _C2)))
+    found = similar / ((mean_x * mean_x + mean_y * mean_y + _C1) * (var_x + var_y + _C2))
+    return rnp.transpose(found, (0, 2, 1))
+
+
+def ssim(a: Any, b: Any) -> Any:
+    """The mean structural similarity of two pictures; 1 if they are equal."""
+    return rnp.mean(ssim_map(a, b))
 
 
 def photo_loss(picture: Any, wanted: Any, ssim_share: float = 0.2) -> Any:

@@ -36,6 +36,7 @@ _PLAIN_ALL = (*_PLAIN, *(f"rot_{i}" for i in range(4)))
 _PACKED = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
 
 
+@np.errstate(all="ignore")  # numbers that become too large are found at the end
 def read_scene(path: str | os.PathLike[str]) -> GaussianScene:
     """The scene of a PLY file, plain or compressed."""
     place = Path(path)

@@ -46,10 +46,28 @@ def _interpreted(graph: Graph, device: str | None, donated: Sequence[str]) -> Ru
 _compiler: Compiler = _interpreted
 
 
+def _nowhere(leaves: Sequence[Any], what: str) -> str | None:
+    return None
+
+
+_device_of_arguments: Callable[[Sequence[Any], str], str | None] = _nowhere
+
+
 def set_compiler(compiler: Compiler) -> None:
     """Let `compiler` turn traced functions into executables; called by the runtime when it is imported."""
     global _compiler
     _compiler = compiler
+
+
+def device_of_arguments(leaves: Sequence[Any], what: str, wanted: str | None = None) -> str | None:
+    """The device that a call runs on: the one that is wanted, else the one its arguments live on; None: the host's."""
+    return wanted if wanted is not None else _device_of_arguments(leaves, what)
+
+
+def set_device_finder(find: Callable[[Sequence[Any], str], str | None]) -> None:
+    """Let `find` say on which device the arguments of a call live; called by the runtime when it is imported."""
+    global _device_of_arguments
+    _device_of_arguments = find
 
 
 def compile_graph(graph: Graph, device: str | None = None, donated: Sequence[str] = ()) -> Run:
@@ -214,7 +232,8 @@ class JitFunction:
         donated = tuple(str(n.name) for n, p in zip(inputs, positions) if p in self._donated_positions)
         graph = _with_aliases(traced.graph, donated) if donated else traced.graph
         function = TracedFunction(graph, call.structure, traced.out_tree, tuple(specs))
-        return Lowered(function, self._signature, self._device, donated)
+        device = device_of_arguments(call.leaves, f"jit({self._signature.name})", self._device)
+        return Lowered(function, self._signature, device, donated)
 
     def _traced(self, call: FlatCall, specs: Sequence[Spec]) -> Traced:
         key = (self._key(call), bound_axes())
@@ -252,7 +271,8 @@ def _leaf_key(value: Any) -> Hashable:
     """What distinguishes programs, found without making a Spec: this runs for every argument of every call."""
     if is_python_scalar(value):
         return spec_of(value) if type(value) is int else type(value).__name__
-    return (tuple(value.shape), DType.of(value.dtype), getattr(value, "weak", False))
+    kind = (tuple(value.shape), DType.of(value.dtype), getattr(value, "weak", False))
+    return kind if isinstance(value, np.ndarray) else (*kind, getattr(value, "device", None))
 
 
 def _with_aliases(graph: Graph, donated: Sequence[str]) -> Graph:

@@ -13,8 +13,10 @@ result = rlx.train.fit(step, state, batches, steps=1000, out="run", save_every=1
 from rlx.train.checkpoints import *
 from rlx.train.curves import *
 from rlx.train.data import *
+from rlx.train.idx import *
 from rlx.train.journal import *
 from rlx.train.loop import *
 from rlx.train.loss_scale import *
 from rlx.train.progress import *
+from rlx.train.recompute import *
 from rlx.train.steps import *

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rlx.errors import TrainingError
 from rlx.formats.mapped_file import replace_file
 
-__all__ = ["curve_text", "write_curve"]
+__all__ = ["curve_text", "write_curve", "write_png"]
 
 Points = Sequence[tuple[float, float]]
 Pixels = npt.NDArray[np.uint8]
@@ -91,7 +91,7 @@ def write_curve(path: str | os.PathLike[str], points: Points, width: int = 640, 
     for i in range(max(len(columns) - 1, 1)):
         j = min(i + 1, len(columns) - 1)
         _draw_line(image, columns[i], rows[i], columns[j], rows[j])
-    _save(Path(path), image)
+    write_png(path, image)
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -124,18 +124,23 @@ def _draw_line(image: Pixels, x0: float, y0: float, x1: float, y1: float) -> Non
         image[np.clip(rows + thickness, 0, len(image) - 1), np.clip(columns, 0, image.shape[1] - 1)] = _LINE
 
 
-def _save(path: Path, image: Pixels) -> None:
-    """Eight bits of red, green and blue; each row begins with the filter 0, none."""
-    height, width, _ = image.shape
+def write_png(path: str | os.PathLike[str], image: Pixels) -> None:
+    """Bytes [height, width] of grey or [height, width, 3] of red, green and blue as a PNG file."""
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
+        raise TrainingError(
+            f"write_png: u8 [height, width] or [height, width, 3] is needed, got {image.dtype}{list(image.shape)}"
+        )
+    height, width = image.shape[:2]
+    # Each row begins with its filter, 0 for none.
     rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if image.ndim == 3 else 0, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)) + chunk(b"IEND", b"")
     try:
-        with replace_file(path) as file:
+        with replace_file(Path(path)) as file:
             file.write(b"\x89PNG\r\n\x1a\n" + body)
     except OSError as error:
-        raise TrainingError(f"{path}: the curve cannot be written: {error.strerror}") from error
+        raise TrainingError(f"{path}: the picture cannot be written: {error.strerror}") from error

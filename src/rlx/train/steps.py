@@ -10,8 +10,9 @@ The state is donated: its memory holds the next one, so a state must not be used
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,9 @@ from rlx import random, tree
 from rlx.errors import DTypeError, OpError
 from rlx.optim import GradientTransformation, apply_updates
 from rlx.train.loss_scale import DynamicScale, LossScale, all_finite, next_scale, scale_of, start_scale
+from rlx.train.recompute import MemoryPlan, fitting, recomputing
 
-__all__ = ["TrainState", "init_state", "make_step"]
+__all__ = ["CompiledStep", "TrainState", "init_state", "make_step"]
 
 Loss = Callable[..., Any]
 Step = Callable[[Any, Any], tuple[Any, dict[str, Any]]]
@@ -61,13 +63,17 @@ def make_step(
     donate: bool = True,
     precision: str | None = None,
     loss_scale: DynamicScale | float | None = None,
-) -> Step:
+    memory: int | None = None,
+) -> CompiledStep:
     """`step(state, batch) -> (state, metrics)`, compiled once for each kind of batch.
 
     `loss_fn(params, batch)`, or `loss_fn(params, batch, key)` if it needs random numbers, returns the loss, or the loss
     and a dict of other scalars for the metrics. With `precision` "bf16" or "f16" the loss is computed in that dtype
     from f32 parameters, and the update in f32. f16 gradients of small losses vanish, so give
     `loss_scale=DynamicScale()` (to `init_state` too): steps whose gradients overflow change nothing but the scale.
+
+    `memory` limits the bytes of a step, its arguments included: as many blocks as that takes (see `block`) compute
+    their values again in the backward pass. `step.plan(state, batch)` says what a step needs before it runs.
     """
     narrow = _narrow_dtype(precision)
     takes_key = _takes_key(loss_fn)
@@ -106,8 +112,55 @@ def make_step(
         return TrainState(params, opt_state, state.step + 1, state.key, held), metrics
 
     step.__name__ = f"train_{getattr(loss_fn, '__name__', 'step')}".replace("<lambda>", "step")
-    compiled: Step = rlx.jit(step, donate_argnums=(0,) if donate else ())
-    return compiled
+    return CompiledStep(step, (0,) if donate else (), memory)
+
+
+class CompiledStep:
+    """What `make_step` makes; call it with a state and a batch."""
+
+    def __init__(self, step: Step, donated: tuple[int, ...], memory: int | None) -> None:
+        self._step, self._donated, self._memory = step, donated, memory
+        # By the number of blocks that are computed again; and which number a kind of arguments has.
+        self._programs: dict[int, Any] = {}
+        self._chosen: dict[Hashable, MemoryPlan] = {}
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        recomputed = 0 if self._memory is None else self.plan(state, batch).recomputed
+        result: tuple[Any, dict[str, Any]] = self._program(recomputed)(state, batch)
+        return result
+
+    def lower(self, state: Any, batch: Any) -> Any:
+        """The program for arguments of these types, before it is compiled; `.graph` is its text."""
+        recomputed = 0 if self._memory is None else self.plan(state, batch).recomputed
+        return self._program(recomputed).lower(state, batch)
+
+    def plan(self, state: Any, batch: Any) -> MemoryPlan:
+        """What a step with such arguments needs, found without running or generating code."""
+        leaves, structure = tree.flatten((state, batch))
+        kind = (structure, tuple((tuple(x.shape), str(x.dtype)) for x in map(rnp.asarray, leaves)))
+        if kind not in self._chosen:
+            size = sum(int(np.asarray(x).nbytes) for x in leaves)
+
+            def plan_of(recomputed: int) -> MemoryPlan:
+                with recomputing(recomputed) as met:
+                    graph = rlx.jit(self._step, donate_argnums=self._donated).lower(state, batch).graph
+                arena = rlx.CompilePipeline.new("cpu").compile(graph).lir.arena_size
+                return MemoryPlan(int(arena), size, recomputed, met.met)
+
+            self._chosen[kind] = plan_of(0) if self._memory is None else fitting(plan_of, self._memory)
+        return self._chosen[kind]
+
+    def _program(self, recomputed: int) -> Any:
+        found = self._programs.get(recomputed)
+        if found is None:
+
+            @functools.wraps(self._step)
+            def step(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+                with recomputing(recomputed):
+                    return self._step(state, batch)
+
+            found = self._programs[recomputed] = rlx.jit(step, donate_argnums=self._donated)
+        return found
 
 
 def _narrow_dtype(precision: str | None) -> str | None:

@@ -14,11 +14,11 @@ from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.executable import CudaExecutable
-from rlx.backends.cuda.iteration_threads import iterations_as_threads
 from rlx.backends.cuda.params import CudaParams
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import BackendError, BindingError
 from rlx.ir.dtype import DType
+from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.interpret import interpret
 from rlx.kernels.ir.verify import verify
@@ -120,7 +120,7 @@ def test_a_cache_stays_on_the_device_and_where_it_is(fake, gpu):
     params, wanted = executable.prepare({}), np.zeros((8, 4), "f4")
     for at in range(3):
         row = normal(1, 4)
-        changed, sums = executable.run_on_device({"cache": cache, "row": row, "at": np.array(at, "i4")}, params)
+        changed, sums = executable.run({"cache": cache, "row": row, "at": np.array(at, "i4")}, params)
         wanted[at] = row
         assert changed.address == cache.address
         np.testing.assert_allclose(sums.numpy(), wanted.sum(0), rtol=1e-5, atol=1e-6)

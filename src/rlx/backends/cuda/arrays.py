@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.memory import Array, DeviceBuffer
 from rlx.backends.cuda.streams import Stream
+from rlx.backends.memory_space import DeviceValue, HostArray, MemorySpace
 
 
-class DeviceArray:
+class DeviceArray(DeviceValue):
     """Elements side by side in row-major order, `offset` bytes after the start of a buffer that it keeps alive."""
-
-    __slots__ = ("buffer", "dtype", "offset", "shape", "stream")
 
     def __init__(
         self, buffer: DeviceBuffer, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream, offset: int = 0
@@ -41,6 +42,13 @@ class DeviceArray:
         copy = DeviceArray.empty(given.shape, given.dtype, stream, what)
         stream.gpu.staging.upload(given, copy.address, stream)
         return copy
+
+    @property
+    def space(self) -> CudaSpace:
+        return CudaSpace.of(self.stream.gpu)
+
+    def wait(self) -> None:
+        self.stream.synchronize()
 
     def copy(self) -> DeviceArray:
         twin = DeviceArray.empty(self.shape, self.dtype, self.stream)
@@ -72,3 +80,31 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"DeviceArray({self.dtype}{list(self.shape)}, cuda:{self.stream.gpu.info.index})"
+
+
+class CudaSpace(MemorySpace):
+    """The memory of one GPU, as its main stream sees it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        index = gpu.info.index
+        self.device = f"cuda:{index}" if index else "cuda"
+
+    @staticmethod
+    def of(gpu: Gpu) -> CudaSpace:
+        """The space of a GPU, the same for all its values."""
+        return _space(gpu)
+
+    def put(self, array: HostArray) -> DeviceArray:
+        self.gpu.use()
+        return DeviceArray.of(array, self.gpu.stream, "an array")
+
+    def copy(self, value: DeviceValue) -> DeviceArray:
+        assert isinstance(value, DeviceArray)
+        self.gpu.use()
+        return value.copy()
+
+
+@cache
+def _space(gpu: Gpu) -> CudaSpace:
+    return CudaSpace(gpu)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.backends.api import Array, Executable, KernelTime, Prepared
-from rlx.backends.cuda.arrays import DeviceArray
+from rlx.backends.cuda.arrays import CudaSpace, DeviceArray
 from rlx.backends.cuda.code import gpu_loading
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.params import CudaParams
@@ -39,6 +39,10 @@ class CudaExecutable(Executable):
                 raise BackendError("cuda: an architecture is needed where there is no GPU; pass arch='sm_90a'")
             arch = gpu.info.arch
         return CudaExecutable(compiled, build_programs(compiled, gpu_loading(arch)), arch, gpu)
+
+    @cached_property
+    def space(self) -> CudaSpace | None:  # type: ignore[override]
+        return None if self._gpu is None else CudaSpace.of(self._gpu)
 
     @cached_property
     def _main(self) -> Runner:
@@ -79,10 +83,7 @@ class CudaExecutable(Executable):
         params = CudaParams(preparation.program, gpu.stream, given)
         return Runner(preparation.program, gpu).run({}, params)
 
-    def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
-        return [result.numpy() for result in self.run_on_device(inputs, params)]
-
-    def run_on_device(
+    def run(  # type: ignore[override]  # values of the device in and out
         self, inputs: Mapping[str, Array | DeviceArray], params: Mapping[str, Array] | Prepared
     ) -> list[DeviceArray]:
         """The outputs where they were computed. Nothing waits for them: reading one does."""

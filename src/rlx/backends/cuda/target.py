@@ -4,6 +4,7 @@ run."""
 from __future__ import annotations
 
 from rlx.backends.api import Backend
+from rlx.backends.memory_space import MemorySpace
 from rlx.compile.generators import Generator
 from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
@@ -27,6 +28,13 @@ def _backend(chosen: Selection) -> Backend:
     return CudaBackend(chosen.index)
 
 
+def _open(index: int) -> MemorySpace:
+    from rlx.backends.cuda.arrays import CudaSpace
+    from rlx.backends.cuda.device import open_gpu
+
+    return CudaSpace.of(open_gpu(index))
+
+
 def _probe() -> Found | Absent:
     from rlx.backends.cuda.device import gpu_infos
     from rlx.backends.cuda.driver import Missing, probe
@@ -46,6 +54,7 @@ TARGET = Target(
     machine=_machine,
     generator=_generator,
     backend=_backend,
+    open=_open,
     claims=frozenset(
         {
             "MatMul",

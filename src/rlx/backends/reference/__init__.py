@@ -1,48 +1,27 @@
-"""The reference backend: every graph, by the definition of its ops. The oracle of all others; never optimised."""
+"""The reference: every graph, by the definition of its ops. The oracle of all others; never optimised."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from rlx.backends.api import Array, Backend, CompileOptions, Executable, Prepared
-from rlx.ir.graph import Graph
-from rlx.ir.interpret import interpret
-from rlx.ir.lir import LirBufferPlan, LirModule
-from rlx.ir.op import OP_CLASSES
-from rlx.ir.verify import check
-
-if TYPE_CHECKING:
-    from rlx.compile.report.report import CompileReport
+from rlx.backends.api import Array
+from rlx.backends.engine import Engine
+from rlx.ir.graph import Node
+from rlx.ir.interpret import evaluate
 
 
-class ReferenceExecutable(Executable):
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
-        values = params.values if isinstance(params, Prepared) else params
-        # A result may be an input itself or a view of one; the caller's arrays must not be shared.
-        return [array.copy() for array in interpret(self._graph, {**values, **inputs})]
-
-    @property
-    def report(self) -> CompileReport:
-        from rlx.compile.report.report import CompileReport
-
-        unplanned = LirBufferPlan(schedule=[n.id for n in self._graph.nodes])
-        lir = LirModule(self._graph, unplanned)
-        return CompileReport(lir, "reference", lambda graph, kernel: "NumPy, by definition")
-
-
-class ReferenceBackend(Backend):
-    """`Session("reference")`."""
+class ReferenceEngine(Engine[Array]):
+    """Values are arrays, and `emit` is the definition of the op."""
 
     name = "reference"
+    where = "NumPy, by definition"
 
-    def supported_ops(self) -> frozenset[str]:
-        return frozenset(OP_CLASSES)
+    def constant(self, array: Array) -> Array:
+        return array
 
-    def compile(self, graph: Graph, options: CompileOptions) -> Executable:
-        if options.verify:
-            check(graph)
-        return ReferenceExecutable(graph.copy().freeze())
+    def emit(self, node: Node, operands: Sequence[Array]) -> Sequence[Array]:
+        return evaluate(node, operands)
+
+    def fetch(self, value: Array) -> Array:
+        # A result may be an input itself or a view of one; the caller's arrays must not be shared.
+        return value.copy()

@@ -7,9 +7,10 @@ from rlx.compile.target import DeviceInfo, Found, Selection, Target
 
 
 def _backend(chosen: Selection) -> Backend:
-    from rlx.backends.reference import ReferenceBackend
+    from rlx.backends.engine import EngineBackend
+    from rlx.backends.reference import ReferenceEngine
 
-    return ReferenceBackend()
+    return EngineBackend(ReferenceEngine)
 
 
 TARGET = Target(

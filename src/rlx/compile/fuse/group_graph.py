@@ -116,20 +116,26 @@ class GroupOrder:
                     self._after[other][reader] = None
 
     def __iter__(self) -> Iterator[Group]:
-        """All groups, those that others need first, else in the order of the program."""
+        """All groups, those that others need first, else in the order of their first nodes in the program.
+
+        Not of their last ones: the gradient of a weight may be joined with the optimiser's update, which stands at the
+        end of a training step, and all that the gradient is computed from would be kept until then.
+        """
         waiting = {g: len(producers) for g, producers in self._before.items()}
-        last = {max(g.nodes): g for g in waiting}
-        ready = [n for n, g in last.items() if not waiting[g]]
+        # A node may be in several groups that compute it for themselves, but only in one as its last.
+        by_place = {(min(g.nodes), max(g.nodes)): g for g in waiting}
+        places = {g: place for place, g in by_place.items()}
+        ready = [place for place, g in by_place.items() if not waiting[g]]
         heapq.heapify(ready)
         count = 0
         while ready:
-            group = last[heapq.heappop(ready)]
+            group = by_place[heapq.heappop(ready)]
             count += 1
             yield group
             for later in self._after[group]:
                 waiting[later] -= 1
                 if not waiting[later]:
-                    heapq.heappush(ready, max(later.nodes))
+                    heapq.heappush(ready, places[later])
         if count != len(waiting):
             stuck = [g for g, left in waiting.items() if left]
             raise InternalError(f"{len(stuck)} groups of nodes need each other, among them {stuck[0]!r}")

@@ -42,9 +42,11 @@ def _prepare(op: Op, *operands: Any) -> Form | None:
         before = ops.cumsum(boxes[TILES], exclusive=True)
         limit = params.max_list_entries
         counts = SplatTileCounts(*sizes, limit)(outlines, boxes, before)
-        starts = ops.cumsum(counts, exclusive=True)
-        entries = SplatTileLists(*sizes, limit)(outlines, boxes, before, order, starts)
-        ranges = ranges_of(counts, DType.F32)
+        # Tile after tile, and in each of them block after block.
+        by_tile = counts.T
+        starts = ops.cumsum(by_tile.reshape(-1), exclusive=True).reshape(by_tile.shape).T
+        entries, _ = SplatTileLists(*sizes, limit)(outlines, boxes, before, order, starts)
+        ranges = ranges_of(by_tile.sum(axis=1), DType.F32)
         parts = packed_parts(ops, projected, entries, ranges, scene.meta, params)
         return ops.concat([p.reshape(-1) for p in parts])
 

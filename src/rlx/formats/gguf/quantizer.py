@@ -13,6 +13,7 @@ from rlx.errors import FormatError
 from rlx.formats.gguf.metadata import MetadataValue, TypedValue, ValueType
 from rlx.formats.gguf.reader import GgufTensor, open_gguf, packed_bytes
 from rlx.formats.gguf.tensor_types import TYPES, TensorType, decode, tensor_type
+from rlx.formats.gguf.type_mix import KEPT_NAMES, MIXES, TypeMix, fitting_type, wanted_type
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.mapped_file import U8
 from rlx.quant.decode import FORMATS
@@ -24,11 +25,7 @@ _FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14,
     "Q5_K": 16, "Q6_K": 18, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "Q1_0": 40,
 }  # fmt: skip
-# Weights that decide much and weigh little stay as they are.
-_KEPT_NAMES = ("_norm", "ffn_gate_inp", "position_embd", "token_types", "rope_freqs", "ssm_")
 _PIECE_ELEMENTS = 1 << 20
-# What rows get that are no whole number of 256-element blocks: blocks of 32 with at least as many bits.
-_NEAREST = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 
 
 def can_write(kind: TensorType) -> bool:
@@ -56,26 +53,40 @@ def quantize_file(
 ) -> dict[str, int]:
     """Write `source` anew with its matrices in `type`, and say how many tensors got which type.
 
-    Vectors, norms and routers keep their type. Rows that are no whole number of blocks get a type with smaller blocks
-    and at least as many bits, or F16. Memory is needed for one tensor at a time.
+    `type` may also be a mix such as Q4_K_M. Vectors, norms and routers keep their type. Rows that are no whole number
+    of blocks get a type with smaller blocks and at least as many bits, or F16. Memory is needed for one tensor at a
+    time.
     """
-    kind = _target(type)
+    mix = type_mix(type)
     with open_gguf(source) as file:
-        tensors: list[PackedTensor] = [_converted(tensor, kind) for tensor in file.tensors.values()]
+        layers = file.metadata.get(f"{file.metadata.get('general.architecture')}.block_count", 0)
+        count, is_tied = layers if isinstance(layers, int) else 0, "output.weight" not in file.tensors
+        tensors: list[PackedTensor] = [
+            _converted(tensor, wanted_type(mix, tensor.name, count, is_tied)) for tensor in file.tensors.values()
+        ]
         kept = {key: value for key, value in file.metadata.typed().items() if not key.startswith("split.")}
         metadata: dict[str, MetadataValue | np.generic | TypedValue] = dict(kept)
-        if kind.name in _FILE_TYPES:
-            metadata["general.file_type"] = TypedValue(ValueType.UINT32, None, _FILE_TYPES[kind.name])
+        if mix.file_type is not None:
+            metadata["general.file_type"] = TypedValue(ValueType.UINT32, None, mix.file_type)
         metadata["general.quantization_version"] = TypedValue(ValueType.UINT32, None, 2)
-        reported = _with_progress(tensors, progress) if progress else tensors
+        reported = with_progress(tensors, progress) if progress else tensors
         write_gguf(target, metadata, reported)
         return dict(Counter(tensor.type.name for tensor in tensors))
+
+
+def type_mix(type: str | TensorType) -> TypeMix:
+    """The mix that a name stands for: one of `MIXES`, or a type for all matrices."""
+    name = str(type).upper()
+    if name in MIXES:
+        return MIXES[name]
+    kind = _target(type)
+    return TypeMix(kind.name, False, _FILE_TYPES.get(kind.name))
 
 
 def _target(type: str | TensorType) -> TensorType:
     kind = tensor_type(type)
     if not can_write(kind):
-        known = " ".join(name for name, t in TYPES.items() if can_write(t))
+        known = " ".join([*(name for name, t in TYPES.items() if can_write(t)), *MIXES])
         raise FormatError(f"quantize: {kind} can be read but not written here; use one of: {known}")
     return kind
 
@@ -117,12 +128,10 @@ class _Requantized:
 def _converted(tensor: GgufTensor, kind: TensorType) -> PackedTensor:
     is_integer = tensor.type.dtype is not None and tensor.type.dtype.kind == "i"
     kept = is_integer or len(tensor.shape) < 2 or tensor.nbytes == 0
-    if kept or any(part in tensor.name for part in _KEPT_NAMES):
+    if kept or any(part in tensor.name for part in KEPT_NAMES):
         return tensor
-    for choice in (kind, TYPES[_NEAREST.get(kind.name, "Q8_0")], TYPES["F16"]):
-        if tensor.shape[-1] % choice.elements == 0:
-            return tensor if choice is tensor.type else _Requantized(tensor, choice)
-    return tensor
+    choice = fitting_type(kind, tensor.shape[-1])
+    return tensor if choice in (None, tensor.type) else _Requantized(tensor, choice)
 
 
 class _Reported:
@@ -138,7 +147,7 @@ class _Reported:
         return data
 
 
-def _with_progress(tensors: list[PackedTensor], progress: Callable[[str, int, int], None]) -> list[PackedTensor]:
+def with_progress(tensors: list[PackedTensor], progress: Callable[[str, int, int], None]) -> list[PackedTensor]:
     sizes = {t.name: packed_bytes(t.name, t.shape, t.type) for t in tensors}
     total, done = sum(sizes.values()), 0
 

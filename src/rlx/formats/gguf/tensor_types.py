@@ -96,7 +96,7 @@ def tensor_type(name: str | TensorType) -> TensorType:
     if isinstance(name, TensorType):
         return name
     if name.upper() not in TYPES:
-        raise FormatError(f"GGUF has no tensor type {name!r}; use one of: {' '.join(TYPES)}")
+        raise FormatError(f"GGUF has no tensor type {name!r:.80}; use one of: {' '.join(TYPES)}")
     return TYPES[name.upper()]
 
 

@@ -2,6 +2,8 @@
 
 | file | what |
 |---|---|
+| `schedules` | the table: which maker writes which kernel |
+| `iteration_threads` | a CPU schedule with a thread for each parallel iteration |
 | `matmul` | products of many rows: tiles of C in registers, of A and B in shared memory |
 | `matmul_few` | products of few rows, bound by the memory that B lies in |
 """

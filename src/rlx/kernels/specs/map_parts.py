@@ -1,4 +1,4 @@
-"""What a map computes: an index space, what is read and written in it, and the expressions between."""
+"""What maps and rows compute: an index space, what is read and written in it, and the expressions between."""
 
 from __future__ import annotations
 
@@ -35,3 +35,25 @@ class MapPart:
     @property
     def all_exprs(self) -> tuple[Expr, ...]:
         return (*self.exprs, *(e for e in self.move or () if e is not None))
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """Several maps as one kernel. No part may write what another one reads or writes."""
+
+    parts: tuple[MapPart, ...]
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """`outputs[j] = exprs[j]` for every row of the index space `rows` and every element of the axes `length` of a row.
+
+    Strides of accesses are those of `rows`, then those of `length`. A `reduce` joins all elements of a row. An output
+    that does not move along the row is stored once per row.
+    """
+
+    rows: tuple[Extent, ...]
+    length: tuple[Extent, ...]
+    inputs: tuple[Access, ...]
+    outputs: tuple[Access, ...]
+    exprs: tuple[Expr, ...]

@@ -28,7 +28,7 @@ def dtype_of(value: Any) -> DType:
         return value.dtype
     if is_python_scalar(value):
         return constant_data(value).shape.dtype
-    return DType.of(np.asarray(value).dtype)
+    return DType.of(value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype)
 
 
 def dims_of(value: Any) -> Dims:
@@ -71,10 +71,11 @@ def convert(value: Any, dtype: DType) -> Any:
     if is_python_scalar(value):
         graph = target_graph(())
         return graph.constant(value, dtype) if graph is not None else constant_data(value, dtype).array
-    array = np.asarray(value)
+    # An array of a device stays there.
+    array = value if hasattr(value, "dtype") else np.asarray(value)
     if array.dtype != dtype.numpy:
         return emit(Cast(dtype), (array,))
-    return value if isinstance(value, np.ndarray) else array
+    return array
 
 
 def promote_operands(*operands: Any) -> tuple[Any, ...]:

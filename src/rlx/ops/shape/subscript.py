@@ -71,7 +71,7 @@ def _is_number(entry: Any) -> bool:
 
 
 def _is_mask(entry: Any) -> bool:
-    return isinstance(entry, Tensor | np.ndarray) and dtype_of(entry) is DType.BOOL
+    return hasattr(entry, "dtype") and dtype_of(entry) is DType.BOOL
 
 
 def _entries(key: Any, rank: int) -> list[Any]:

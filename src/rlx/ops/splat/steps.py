@@ -38,6 +38,8 @@ OUTLINE_WIDTH = 6
 # Rows of the result of `SplatBoxes`.
 FIRST_ROW, LAST_ROW, FIRST_COLUMN, LAST_COLUMN, TILES = range(5)
 BOX_ROWS = 5
+# Outlines are counted and listed in so many blocks, each by itself.
+BLOCKS = 32
 
 
 class _TileOp(SplatOp):
@@ -122,17 +124,27 @@ class _ListOp(_TileOp):
         number = np.cumsum(touched, axis=1) - touched + before[:, None]
         return touched & (number < self.limit)
 
+    def counts(self, outlines: Array, before: Array) -> Array:
+        """How many outlines of each block every tile lists, i32 [32, tiles]."""
+        result = np.zeros((BLOCKS, self.rows * self.columns), np.int32)
+        block = np.arange(len(outlines)) // max(1, -(-len(outlines) // BLOCKS))
+        np.add.at(result, block, self.listed(outlines, before))
+        return result
+
 
 @op("splat_tile_counts")
 class SplatTileCounts(_ListOp):
-    """How many outlines each tile lists, i32 [tiles]. operands outlines [n, 6], boxes [5, n], before [n]."""
+    """How many outlines of each block every tile lists, i32 [32, tiles].
+
+    A block is ceil(n/32) outlines that follow each other. operands outlines [n, 6], boxes [5, n], before [n].
+    """
 
     def infer(self, outlines: Shape, boxes: Shape, before: Shape) -> Shape:
         self.require_lists(outlines, boxes, before)
-        return Shape((self.rows * self.columns,), DType.I32)
+        return Shape((BLOCKS, self.rows * self.columns), DType.I32)
 
     def eval(self, outlines: Array, boxes: Array, before: Array) -> Array:
-        return np.asarray(self.listed(outlines, before).sum(axis=0), np.int32)
+        return self.counts(outlines, before)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -143,35 +155,35 @@ class SplatTileCounts(_ListOp):
 
 @op("splat_tile_lists")
 class SplatTileLists(_ListOp):
-    """The splats that the tiles list, tile after tile, nearest first, as f32 [limit]; 0 behind the last.
+    """The splats that the tiles list, tile after tile, nearest first, as f32 [limit], 0 behind the last; and where the
+    part of each block ends in them, i32 [32, tiles].
 
-    operands outlines [n, 6], boxes [5, n], before [n], order [n] (the ids of the splats), starts [tiles] (where the
-    list of each tile starts).
+    operands outlines [n, 6], boxes [5, n], before [n], order [n] (the ids of the splats), starts [32, tiles] (where the
+    part of each block starts).
     """
 
-    def infer(self, outlines: Shape, boxes: Shape, before: Shape, order: Shape, starts: Shape) -> Shape:
+    def infer(self, outlines: Shape, boxes: Shape, before: Shape, order: Shape, starts: Shape) -> tuple[Shape, Shape]:
         self.require_lists(outlines, boxes, before)
         self.require("order", order, before.dims, DType.I32)
-        self.require("starts", starts, (self.rows * self.columns,), DType.I32)
-        return Shape((self.limit,), DType.F32)
+        self.require("starts", starts, (BLOCKS, self.rows * self.columns), DType.I32)
+        return Shape((self.limit,), DType.F32), starts
 
-    def eval(self, outlines: Array, boxes: Array, before: Array, order: Array, starts: Array) -> Array:
+    def eval(self, outlines: Array, boxes: Array, before: Array, order: Array, starts: Array) -> tuple[Array, Array]:
         result = np.zeros(self.limit, np.float32)
         for tile, listed in enumerate(self.listed(outlines, before).T):
             ids = order[listed]
-            result[starts[tile] : starts[tile] + len(ids)] = ids
-        return result
+            result[starts[0, tile] : starts[0, tile] + len(ids)] = ids
+        return result, starts + self.counts(outlines, before)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for settings in _SIZES:
             for limit in (6, 100):
-                outlines, boxes, before = _list_specs(settings)
                 counting = SplatTileCounts(*settings, limit)
-                counts = counting.listed(np.asarray(_OUTLINES, np.float32), _before(settings)).sum(axis=0)
-                starts = spec(len(counts), values=np.cumsum(counts) - counts, dtype="i32")
+                counts = counting.counts(np.asarray(_OUTLINES, np.float32), _before(settings))
+                starts = (np.cumsum(counts.T) - counts.T.reshape(-1)).reshape(counts.T.shape).T
                 order = spec(len(_OUTLINES), values=[2, 0, 4, 1, 3], dtype="i32")
-                operands = (outlines, boxes, before, order, starts)
+                operands = (*_list_specs(settings), order, spec(*counts.shape, values=starts, dtype="i32"))
                 yield sample(cls(*settings, limit), *operands, dtypes=("f32",))
 
 
@@ -258,7 +270,10 @@ class SplatPulls(_BlendOp):
 
 @op("splat_gather")
 class SplatGather(_BlendOp):
-    """The rows of `SplatPulls` added up by splat, f32 [n, 16] with n >= 1. operands prep, pulls."""
+    """The rows of `SplatPulls` added up by splat, those of entries that a tile has; f32 [n, 16] with n >= 1.
+
+    operands prep, pulls.
+    """
 
     def infer(self, prep: Shape, pulls: Shape) -> Shape:
         require_dtype(self, prep.dtype is DType.F32, "f32", prep)
@@ -270,7 +285,8 @@ class SplatGather(_BlendOp):
     def eval(self, prep: Array, pulls: Array) -> Array:
         scene = unpack_prepared(prep, self.params)
         result = np.zeros((len(scene.valid), SUM_WIDTH), prep.dtype)
-        np.add.at(result, np.rint(scene.entries).astype(int), pulls)
+        for start, end in scene.ranges[scene.ranges[:, 0] < scene.ranges[:, 1]].astype(int):
+            np.add.at(result, np.rint(scene.entries[start:end]).astype(int), pulls[start:end])
         return result
 
     @classmethod

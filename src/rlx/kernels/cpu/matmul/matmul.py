@@ -9,11 +9,11 @@ the same A meet in one epilogue.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from rlx.errors import InternalError, OpError
+from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
 from rlx.kernels.cpu.matmul.blocks import pack_panels as pack_panels
@@ -33,82 +33,19 @@ from rlx.kernels.cpu.matmul.tiles import (
     panel_tile,
 )
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.extents import Extent, Extents
+from rlx.kernels.ir.extents import Extents
 from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value, ValueType
 from rlx.kernels.machines import Machine
-from rlx.kernels.specs.expr import Expr, compute_dtype, lower_expr
+from rlx.kernels.specs.expr import compute_dtype, lower_expr
+from rlx.kernels.specs.products import Epilogue as Epilogue
+from rlx.kernels.specs.products import Matrix as Matrix
+from rlx.kernels.specs.products import Product as Product
 
 # Rows up to which columns of B that are contiguous along K are better multiplied as they are than copied into panels.
 DOT_ROWS = 8
 # Rows up to which rows of B pass by once, and how many of them at a time.
 STREAM_ROWS = 4
 STREAM_STEPS = 4
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A matrix operand: `offset + batch*batch_stride + i*row_stride + j*col_stride`, in elements."""
-
-    name: str
-    dtype: DType
-    row_stride: Extent
-    col_stride: Extent = 1
-    batch_stride: Extent = 0
-    offset: Extent = 0
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What is done to the products before they are stored. The first operands of `exprs` are the sums of the products,
-    the others are `operands`, read at the element's place: a bias has row_stride 0, a scale per row col_stride 0,
-    a residual neither. `index` axes are batch, row, column. There is one expression for each result.
-    """
-
-    exprs: tuple[Expr, ...]
-    operands: tuple[Matrix, ...] = ()
-
-
-@dataclass(frozen=True)
-class Product:
-    """What a product kernel computes: C[batch, m, n] = epilogue(A[batch, m, k] @ B[batch, k, n], ..).
-
-    Several Bs are several products of the same A, which the epilogue makes the Cs of; one of its operands may be the
-    same memory as a C. The kernel has these parameters: pointers of A, the Bs, the Cs and the epilogue's operands, then
-    every named extent once, in the order m, n, k, batch and (batch, row, column) strides and offset of A, the Bs, the
-    Cs and the operands.
-    """
-
-    m: Extent
-    n: Extent
-    k: Extent
-    a: Matrix
-    b: Matrix | tuple[Matrix, ...]
-    c: Matrix | tuple[Matrix, ...]
-    epilogue: Epilogue | None = None
-    batch: Extent = 1
-
-    @property
-    def bs(self) -> tuple[Matrix, ...]:
-        return _several(self.b)
-
-    @property
-    def cs(self) -> tuple[Matrix, ...]:
-        return _several(self.c)
-
-    @property
-    def weight_shape(self) -> tuple[int, int]:
-        """k and n of a B whose layout in panels depends on them."""
-        if isinstance(self.k, int) and isinstance(self.n, int):
-            return self.k, self.n
-        raise InternalError(f"product: B[{self.k}, {self.n}] in panels needs sizes that are known at compile time")
-
-    def in_words(self, size: int) -> Product:
-        """The same product, counted along K in words of so many elements."""
-        return replace(self, k=self.weight_shape[0] // size)
-
-
-def _several(matrices: Matrix | tuple[Matrix, ...]) -> tuple[Matrix, ...]:
-    return (matrices,) if isinstance(matrices, Matrix) else matrices
 
 
 def matmul_kernel(

@@ -93,6 +93,14 @@ class Tile:
         start = k.max(k.min(start, limit), 0)
         return start, k.max(k.min(end, limit), start)
 
+    def end_of_lists(self) -> Value:
+        """Lists lie side by side: what is behind all of them belongs to no tile."""
+        k = self.k
+        with k.fold("each", 0, self.tiles, init=[k.as_index(0)]) as last:
+            start, end = self.range_of(last.index)
+            last.next(k.select(start < end, k.max(end, last.values[0]), last.values[0]))
+        return last.results[0]
+
     def pixel(self, tile: Value, cell: Value) -> tuple[Value, Value]:
         """The number of a cell's pixel in the image, and whether there is one."""
         row = tile // self.columns * self.size + cell // self.size
@@ -312,11 +320,8 @@ class _Pulls(Tile):
                         )
                         f.next(goes_on)
             with k.otherwise():
-                # Lists lie side by side: what is behind all of them belongs to no tile.
-                with k.fold("each", 0, self.tiles, init=[k.as_index(0)]) as last:
-                    start, end = self.range_of(last.index)
-                    last.next(k.select(start < end, k.max(end, last.values[0]), last.values[0]))
-                self.clear(last.results[0], self.params.max_list_entries - last.results[0])
+                last = self.end_of_lists()
+                self.clear(last, self.params.max_list_entries - last)
 
     def clear(self, first: Value, count: Value) -> Value:
         k = self.k
@@ -406,7 +411,7 @@ class _Pulls(Tile):
 def splat_gather(site: OpSite) -> None:
     """Ranges of splats are dealt out; each goes through all entries, a vector of ids at a time."""
     tile = Tile(site)
-    k, params = site.k, tile.params
+    k = site.k
     pulls, (sums,) = site.inputs[1], site.outputs
     together = k.max(SPLATS, k.ceildiv(tile.splats, 16))
     lanes = tile.lanes
@@ -416,13 +421,14 @@ def splat_gather(site: OpSite) -> None:
         with k.loop("place", low * SUM_WIDTH, high * SUM_WIDTH) as place:
             k.store(sums.buffer, place, 0.0)
         ends = [k.splat(k.cast(v, DType.F32) - 0.5, lanes) for v in (low, high)]
-        with k.loop("v", 0, params.max_list_entries, lanes) as v:
-            exists = k.lane_mask(params.max_list_entries - v, lanes)
+        stop = tile.end_of_lists()
+        with k.loop("v", 0, stop, lanes) as v:
+            exists = k.lane_mask(stop - v, lanes)
             ids = k.load(tile.prep.buffer, tile.entries + v, lanes=lanes, mask=exists, other=-1.0)
             is_mine = (ids >= ends[0]) & (ids < ends[1])
             with (
                 k.when(k.reduce("or", is_mine)),
-                k.loop("entry", v, k.min(v + lanes, params.max_list_entries)) as entry,
+                k.loop("entry", v, k.min(v + lanes, stop)) as entry,
             ):
                 splat = tile.id_of(entry)
                 with k.when((splat >= low) & (splat < high)):

@@ -1,7 +1,8 @@
 """Which tiles the outlines of splats touch, and the lists of the tiles.
 
-Boxes are found splat by splat. Counts and lists are made row by row of tiles: every row goes through all outlines,
-nearest first, a vector of boxes at a time, so that lists come out in order and rows do not depend on each other.
+Boxes are found splat by splat. Counts and lists are made block by block: a block of outlines that follow each other
+counts its entries of every tile; from all counts follows where its part of each list begins, and there it puts them. So
+lists come out in order, and blocks do not depend on each other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Value
 from rlx.ops.splat.projection import TOLERANCE
 from rlx.ops.splat.steps import (
+    BLOCKS,
     FIRST_COLUMN,
     FIRST_ROW,
     LAST_COLUMN,
@@ -62,15 +64,18 @@ class _Outline:
         return self.k.min(self.k.max(v, low), high)
 
     def span(self, center: Value, squared: Value, other: Value, count: int) -> tuple[Value, Value]:
-        """The tiles along one axis that may be touched, with one more at either side for rounding; all of them if the
-        conic has no extent. The half extent is sqrt(other/(a·c - b²))."""
+        """The tiles along one axis that may be touched; all of them if the conic has no extent.
+
+        The half extent is sqrt(other/(a·c - b²)). Conics that are almost lines have been made discs, so that three
+        digits of the determinant are right, and a little more than it says is enough.
+        """
         k = self.k
         determinant = squared * other - self.b * self.b
         is_ellipse = determinant > 0.0
-        half = k.sqrt(other / k.select(is_ellipse, determinant, k.const(1.0, DType.F32)))
+        half = k.sqrt(other / k.select(is_ellipse, determinant, k.const(1.0, DType.F32))) * 1.01 + 0.05
         ends = []
-        for end, slack in ((center - half, -1), (center + half, 1)):
-            tile = k.cast(k.op("floor", end * (1.0 / self.size)), DType.I64) + slack
+        for end in (center - half, center + half):
+            tile = k.cast(k.op("floor", end * (1.0 / self.size)), DType.I64)
             ends.append(k.max(k.min(tile, count - 1), 0))
         first, last = ends
         return k.select(is_ellipse, first, k.as_index(0)), k.select(is_ellipse, last, k.as_index(count - 1))
@@ -121,112 +126,80 @@ def splat_boxes(site: OpSite) -> None:
             k.store(boxes.buffer, count * line + rank, k.cast(value, DType.I32))
 
 
-class _Rows:
-    """Goes through the outlines of one row of tiles after the other; `visit` gets each tile that lists one."""
+class _Blocks:
+    """Goes through the outlines of one block after the other; `visit` gets the rank and the tile of each entry."""
 
     def __init__(self, site: OpSite) -> None:
         op = site.op
         assert isinstance(op, SplatTileCounts | SplatTileLists)
-        self.site, self.k, self.op = site, site.k, op
+        self.k, self.op = site.k, op
         self.outlines, self.boxes, self.before = site.inputs[:3]
         self.count = self.outlines.dims[0]
-        self.numbers = self.k.local("numbers", DType.I32, op.columns)
+        self.tiles = op.rows * op.columns
 
-    def box(self, line: int, rank: Value, lanes: int = 1, mask: Value | None = None) -> Value:
-        return self.k.load(self.boxes.buffer, self.count * line + rank, lanes=lanes, mask=mask)
-
-    def go_through(self, row: Value, visit: Callable[[Value, Value], None]) -> None:
+    def go_through(self, block: Value, visit: Callable[[Value, Value], None]) -> None:
         k = self.k
-        lanes = self.site.machine.lanes(DType.I32)
-        with k.loop("v", 0, self.count, lanes) as v:
-            exists = k.lane_mask(self.count - v, lanes)
-            here = k.splat(k.cast(row, DType.I32), lanes)
-            crosses = (self.box(FIRST_ROW, v, lanes, exists) <= here) & (here <= self.box(LAST_ROW, v, lanes, exists))
-            with (
-                k.when(k.reduce("or", crosses & exists)),
-                k.loop("rank", v, k.min(v + lanes, self.count)) as rank,
-            ):
-                self.one_outline(row, rank, visit)
-
-    def one_outline(self, row: Value, rank: Value, visit: Callable[[Value, Value], None]) -> None:
-        k = self.k
-        first, last = (k.cast(self.box(line, rank), DType.I64) for line in (FIRST_ROW, LAST_ROW))
-        left = self.op.limit - k.cast(k.load(self.before.buffer, rank), DType.I64)
-        with k.when((first <= row) & (row <= last) & (left > 0)):
-            outline = _Outline(k, self.outlines, rank, self.op.tile_size)
-            columns = [k.cast(self.box(line, rank), DType.I64) for line in (FIRST_COLUMN, LAST_COLUMN)]
-            is_cut = k.cast(self.box(TILES, rank), DType.I64) > left
-
-            def earlier() -> list[Value]:
-                with k.fold("above", first, row, init=[k.as_index(0)]) as f:
-                    f.next(self.along_row(outline, f.index, columns, f.values[0]))
-                return [*f.results]
-
-            (number,) = k.choose(is_cut, earlier, lambda: [k.as_index(0)])
-
-            def offer(column: Value, number: Value) -> None:
-                with k.when(number < left):
-                    visit(rank, column)
-
-            self.along_row(outline, row, columns, number, offer)
-
-    def along_row(
-        self,
-        outline: _Outline,
-        row: Value,
-        columns: Sequence[Value],
-        number: Value,
-        offer: Callable[[Value, Value], None] | None = None,
-    ) -> Value:
-        """Count the tiles of a row that the outline touches, on from `number`."""
-        k = self.k
-        with k.fold("column", columns[0], columns[1] + 1, init=[number]) as f:
-            touched = outline.touches(row, f.index)
-            if offer is not None:
-                with k.when(touched):
-                    offer(f.index, f.values[0])
-            f.next(k.select(touched, f.values[0] + 1, f.values[0]))
-        return f.results[0]
+        length = k.max(k.ceildiv(self.count, BLOCKS), 1)
+        start = k.min(block * length, self.count)
+        with k.loop("rank", start, k.min(start + length, self.count)) as rank:
+            first, last, left, right = (
+                k.cast(k.load(self.boxes.buffer, self.count * line + rank), DType.I64)
+                for line in (FIRST_ROW, LAST_ROW, FIRST_COLUMN, LAST_COLUMN)
+            )
+            room = self.op.limit - k.cast(k.load(self.before.buffer, rank), DType.I64)
+            with k.when((first <= last) & (room > 0)):
+                # Boxes come from the outlines; others must not lead out of the tiles.
+                first, left = k.max(first, 0), k.max(left, 0)
+                last, right = k.min(last, self.op.rows - 1), k.min(right, self.op.columns - 1)
+                outline = _Outline(k, self.outlines, rank, self.op.tile_size)
+                with k.fold("row", first, last + 1, init=[k.as_index(0)]) as by_row:
+                    row = by_row.index
+                    with k.fold("column", left, right + 1, init=by_row.values) as found:
+                        number = found.values[0]
+                        touched = outline.touches(row, found.index)
+                        with k.when(touched & (number < room)):
+                            visit(rank, row * self.op.columns + found.index)
+                        found.next(k.select(touched, number + 1, number))
+                    by_row.next(*found.results)
 
 
 @op_kernel(SplatTileCounts, kind="splat", supports=_is_f32)
 def splat_tile_counts(site: OpSite) -> None:
-    rows, k = _Rows(site), site.k
+    blocks, k = _Blocks(site), site.k
     (counts,) = site.outputs
-    columns = rows.op.columns
+    with k.parallel("block", BLOCKS) as block:
+        first = block * blocks.tiles
+        with k.loop("tile", 0, blocks.tiles) as tile:
+            k.store(counts.buffer, first + tile, 0)
 
-    def add(rank: Value, column: Value) -> None:
-        k.store(rows.numbers, column, k.load(rows.numbers, column) + 1)
+        def add(rank: Value, tile: Value) -> None:
+            k.store(counts.buffer, first + tile, k.load(counts.buffer, first + tile) + 1)
 
-    with k.parallel("row", rows.op.rows) as row:
-        with k.loop("column", 0, columns) as column:
-            k.store(rows.numbers, column, 0)
-        rows.go_through(row, add)
-        with k.loop("column", 0, columns) as column:
-            k.store(counts.buffer, row * columns + column, k.load(rows.numbers, column))
+        blocks.go_through(block, add)
 
 
 @op_kernel(SplatTileLists, kind="splat", supports=_is_f32)
 def splat_tile_lists(site: OpSite) -> None:
-    rows, k = _Rows(site), site.k
+    blocks, k = _Blocks(site), site.k
     order, starts = site.inputs[3:]
-    (lists,) = site.outputs
-    columns, limit = rows.op.columns, rows.op.limit
+    lists, ends = site.outputs
+    limit = blocks.op.limit
+    with k.parallel("block", BLOCKS) as block:
+        first = block * blocks.tiles
+        with k.loop("tile", 0, blocks.tiles) as tile:
+            k.store(ends.buffer, first + tile, k.load(starts.buffer, first + tile))
 
-    def put(rank: Value, column: Value) -> None:
-        at = k.load(rows.numbers, column)
-        k.store(rows.numbers, column, at + 1)
-        # Starts come from counts that were made with the same numbers; others must not be trusted.
-        place = k.cast(at, DType.I64)
-        with k.when((place >= 0) & (place < limit)):
-            k.store(lists.buffer, place, k.cast(k.load(order.buffer, rank), DType.F32))
+        def put(rank: Value, tile: Value) -> None:
+            at = k.load(ends.buffer, first + tile)
+            k.store(ends.buffer, first + tile, at + 1)
+            # Starts come from counts that were made with the same numbers; others must not be trusted.
+            place = k.cast(at, DType.I64)
+            with k.when((place >= 0) & (place < limit)):
+                k.store(lists.buffer, place, k.cast(k.load(order.buffer, rank), DType.F32))
 
-    with k.parallel("row", rows.op.rows) as row:
-        with k.loop("column", 0, columns) as column:
-            k.store(rows.numbers, column, k.load(starts.buffer, row * columns + column))
-        rows.go_through(row, put)
+        blocks.go_through(block, put)
         # Behind the last list there are zeros.
-        with k.when(k.eq(row, rows.op.rows - 1)):
-            end = k.cast(k.load(rows.numbers, columns - 1), DType.I64)
+        with k.when(k.eq(block, BLOCKS - 1)):
+            end = k.cast(k.load(ends.buffer, first + (blocks.tiles - 1)), DType.I64)
             with k.loop("rest", k.max(end, 0), limit) as rest:
                 k.store(lists.buffer, rest, 0.0)

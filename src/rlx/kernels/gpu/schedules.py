@@ -1,0 +1,38 @@
+"""The schedules of GPUs: makers that know threads and shared memory first, then those of CPUs, spread over threads."""
+
+from __future__ import annotations
+
+from rlx.kernels.cpu.ops import OpSite
+from rlx.kernels.cpu.schedules import TABLE as CPU_TABLE
+from rlx.kernels.gpu.iteration_threads import iterations_as_threads
+from rlx.kernels.gpu.matmul import gpu_matmul_kernel
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.machines import Machine
+from rlx.kernels.schedules import Schedule
+from rlx.kernels.specs.products import ProductSpec
+
+
+def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
+    return gpu_matmul_kernel(name, spec.product, spec.accumulator)
+
+
+def _is_plain(machine: Machine, spec: ProductSpec) -> bool:
+    """Whether B is numbers that lie by their strides."""
+    return not (spec.packed or spec.has_pairs or spec.layout or spec.code_digits or spec.experts)
+
+
+def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
+    return iterations_as_threads(CPU_TABLE.make(name, machine, spec))
+
+
+def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
+    return iterations_as_threads(CPU_TABLE.make(name, machine, site))
+
+
+# Maps and rows know GPUs themselves.
+TABLE = CPU_TABLE.over(
+    {
+        ProductSpec: [Schedule("tiles", _tiles, _is_plain), Schedule("thread per block", _spread_product)],
+        OpSite: [Schedule("thread per iteration", _spread_op)],
+    }
+)

@@ -1,0 +1,231 @@
+"""Arrays that live on a device: `rlx.device_put`, and what `rlx.Array` is there.
+
+    x = rlx.device_put(np.ones(3, "f4"), "cuda")
+    y = rlx.jit(lambda x: x * 2)(x)       # runs where its arguments live; arrays of the host follow
+    y + 1                                 # so do operators
+    np.asarray(y)                         # waits, and copies to the host
+
+Nothing is copied to the host unless somebody asks for values there. Arrays of two devices in one call are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rlx.backends.api import Executable
+from rlx.backends.memory_space import DeviceValue, HostArray, MemorySpace
+from rlx.compile.target import require, select
+from rlx.errors import BindingError, RlxError
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.ir.op import Op
+from rlx.ir.shape import Shape
+from rlx.ir.tensor import constant_data, emit_into
+from rlx.ops.tensor_methods import TensorMethods
+from rlx.runtime.arrays import as_array
+
+
+class DeviceArray(TensorMethods):
+    """An immutable array in the memory of a device, with the operators and methods of `rlx.Array`."""
+
+    __slots__ = ("_value",)
+    __hash__ = None  # type: ignore[assignment]  # equality is elementwise, as in NumPy
+    # NumPy's functions and operators must not copy it to the host behind its owner's back.
+    __array_ufunc__ = None
+
+    def __init__(self, value: DeviceValue) -> None:
+        self._value = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._value.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._value.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._value.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self._value.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def device(self) -> str:
+        return self._value.space.device
+
+    @property
+    def value(self) -> DeviceValue:
+        """What the device has of it."""
+        return self._value
+
+    def given_away(self) -> None:
+        """The memory belongs to a program now, which stores over it."""
+        self._value = _Donated(self._value)
+
+    def block_until_ready(self) -> DeviceArray:
+        """The array itself, once its content is there."""
+        self._value.wait()
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:
+        """A copy on the host."""
+        if copy is False:
+            raise ValueError(f"an array on {self.device} cannot be read without a copy")
+        array = self._value.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def item(self) -> Any:
+        """The only element, as a Python number."""
+        return self._value.numpy().item()
+
+    def tolist(self) -> Any:
+        return self._value.numpy().tolist()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return np.asarray(self).__index__()
+
+    def __bool__(self) -> bool:
+        return bool(self._value.numpy())
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise RlxError("rlx arrays cannot be changed in place; use x.at[i].set(v)")
+
+    def __repr__(self) -> str:
+        values = np.array2string(np.asarray(self), separator=", ", prefix="Array(")
+        return f"Array({values}, dtype={self.dtype.name}, device={self.device})"
+
+
+class _Donated(DeviceValue):
+    """What is left of a value whose memory was given to a program."""
+
+    def __init__(self, value: DeviceValue) -> None:
+        self.shape, self.dtype, self._space = value.shape, value.dtype, value.space
+
+    @property
+    def space(self) -> MemorySpace:
+        return self._space
+
+    def wait(self) -> NoReturn:
+        raise BindingError("this array was donated to a program, which has stored its result over it; use the result")
+
+    def numpy(self) -> NoReturn:
+        self.wait()
+
+
+def device_of(value: Any) -> str | None:
+    """The device that an array lives on; None for the host, and for what is no array."""
+    return value.device if isinstance(value, DeviceArray) else None
+
+
+def common_device(values: Sequence[Any], what: str) -> str | None:
+    """The device of all arrays that live on one; arrays of the host follow them."""
+    found = {value.device for value in values if isinstance(value, DeviceArray)}
+    if len(found) > 1:
+        raise BindingError(
+            f"{what}: its arguments live on {' and '.join(sorted(found))}; bring them to one device with rlx.device_put"
+        )
+    return next(iter(found), None)
+
+
+def device_put(value: Any, device: str | None = None) -> Any:
+    """A tree of arrays and numbers as arrays on a device; None is the host.
+
+    What lives there already is returned as it is. An array of another device goes by way of the host.
+    """
+    from rlx.trace.pytree import tree_map
+
+    space = None if device is None else space_of(device)
+    return tree_map(lambda x: _put(x, space), value)
+
+
+def _put(value: Any, space: MemorySpace | None) -> Any:
+    if space is None:
+        return as_array(np.asarray(value)) if isinstance(value, DeviceArray) else as_array(constant_data(value).array)
+    if isinstance(value, DeviceArray):
+        if value.device == space.device:
+            return value
+        value = np.asarray(value)
+    return DeviceArray(space.put(np.ascontiguousarray(constant_data(value).array)))
+
+
+def space_of(device: str) -> MemorySpace | None:
+    """The memory of a device; None where it is the host's."""
+    chosen = select(device)
+    require(chosen)
+    if chosen.target.open is None:
+        return None
+    return chosen.target.open(chosen.index)
+
+
+def values_for(executable: Executable, given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The arguments of a program in the memory that it reads: arrays of the host go to its device."""
+    space = executable.space
+    placed = {}
+    for name, value in given.items():
+        if isinstance(value, DeviceArray):
+            if space is None or value.device != space.device:
+                where = "the host" if space is None else space.device
+                raise BindingError(
+                    f"{what}: {name!r} lives on {value.device}, the program runs on {where}; "
+                    f"use rlx.device_put(x{'' if space is None else f', {space.device!r}'})"
+                )
+            if isinstance(value.value, _Donated):
+                value.value.wait()
+            placed[name] = value.value
+        else:
+            placed[name] = value
+    return placed
+
+
+def results_of(executable: Executable, results: Sequence[Any]) -> list[Any]:
+    """What a run has given, as users hold it."""
+    if executable.space is None:
+        return [as_array(result) for result in results]
+    return [DeviceArray(result) for result in results]
+
+
+def run_on_device(op: Op, operands: Sequence[Any]) -> Any:
+    """One op where its operands live."""
+    device = common_device(operands, op.mnemonic)
+    assert device is not None
+    arrays = [x if isinstance(x, DeviceArray) else constant_data(x).array for x in operands]
+    shapes = tuple(Shape(a.shape, DType.of(a.dtype)) for a in arrays)
+    executable, count = _one_op(op, shapes, device)
+    given = {f"x{i}": array for i, array in enumerate(arrays)}
+    outputs = results_of(executable, executable.run(values_for(executable, given, op.mnemonic), {}))
+    return tuple(outputs) if count > 1 else outputs[0]
+
+
+@lru_cache(4096)
+def _one_op(op: Op, shapes: tuple[Shape, ...], device: str) -> tuple[Executable, int]:
+    from rlx.backends.api import CompileOptions
+    from rlx.runtime.compile_cache import compiled_program
+
+    graph = Graph(op.mnemonic)
+    inputs = [graph.input(f"x{i}", shape.dims, shape.dtype) for i, shape in enumerate(shapes)]
+    result = emit_into(graph, op, inputs)
+    results = result if isinstance(result, tuple) else (result,)
+    graph.set_outputs(list(results))
+    return compiled_program(graph, device, CompileOptions(verify=False)), len(results)

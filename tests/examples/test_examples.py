@@ -1,0 +1,132 @@
+"""Every training example runs with tiny settings, learns, and writes what it says it writes."""
+
+import gzip
+import importlib.util
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlx
+import rlx.numpy as rnp
+from rlx import train
+from rlx.errors import FormatError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+rng = np.random.default_rng(0)
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_idx(path, array):
+    head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(gzip.compress(head + array.astype(np.uint8).tobytes()))
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """Pictures that say what they are: digit d has a bright row 2·d."""
+    for name, count in (("tiny", 60), ("test", 20)):
+        labels = np.arange(count) % 10
+        images = rng.integers(0, 40, (count, 28, 28))
+        images[np.arange(count), 2 * labels + 3] = 255
+        write_idx(tmp_path / f"{name}-images-idx3-ubyte.gz", images)
+        write_idx(tmp_path / f"{name}-labels-idx1-ubyte.gz", labels)
+    return tmp_path
+
+
+def test_char_gpt_learns_resumes_and_writes(tmp_path, capsys):
+    module = example("char_gpt")
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60)
+    sizes = {"length": 16, "layers": 1, "width": 32, "heads": 2, "batch": 4, "sample": 8, "rate": 0.01}
+    options = ["--data", str(text), "--out", str(tmp_path / "run"), *(f"--{k}={v}" for k, v in sizes.items())]
+    module.main([*options, "--steps", "20"])
+    result = module.main([*options, "--steps", "30"])
+    assert [row["step"] for row in result.history] == list(range(1, 31))
+    assert result.history[-1]["loss"] < 0.8 * result.history[0]["loss"]
+    assert "on text it has not seen" in capsys.readouterr().out
+    assert (tmp_path / "run" / "loss.png").is_file()
+
+
+def test_mnist_convnet_reads_rows(digits, capsys):
+    module = example("mnist_convnet")
+    options = ["--data", str(digits), "--train", "tiny", "--test", "test", "--batch", "20", "--epochs", "15"]
+    assert module.main(options) > 0.5
+    assert "of 20 test images are read right after 45 steps" in capsys.readouterr().out
+
+
+def test_vae_draws(digits):
+    module = example("vae")
+    out = digits / "run"
+    options = ["--data", str(digits), "--train", "tiny", "--out", str(out), "--batch", "20", "--epochs", "10"]
+    result = module.main(options)
+    assert result.history[-1]["loss"] < 0.7 * result.history[0]["loss"]
+    assert (out / "new_digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pinn_has_third_derivatives_and_learns():
+    module = example("pinn")
+    x = np.linspace(0, 1, 5)
+
+    def third(x):
+        return module.along(lambda x: module.along(lambda x: module.along(rnp.sin, x)[1], x)[1], x)[1]
+
+    np.testing.assert_allclose(np.asarray(third(x)), -np.cos(x), rtol=1e-12)
+    assert module.main(["--steps", "60", "--points", "64"]) < 1.2
+
+
+def test_the_exact_wave_solves_the_equation():
+    """With the soliton in the place of the network the residual of the example is 0."""
+    module = example("pinn")
+
+    def soliton(params, x, t):
+        c = module.SPEED
+        return c / 2 / rnp.cosh(np.sqrt(c) / 2 * (x - c * t)) ** 2
+
+    module.wave = soliton
+    x, t = rng.uniform(-3, 5, (2, 20))
+    np.testing.assert_allclose(np.asarray(module.residual(None, x, t)), 0, atol=1e-9)
+
+
+def test_neural_ode_follows_and_checkpoints_change_nothing():
+    module = example("neural_ode")
+    start = np.float64([[2.0, 0.0], [1.0, 1.0]])
+
+    def total(start, kept):
+        return rnp.sum(module.path(module.spiral, start, 9, 0.05, kept) ** 2)
+
+    whole, parts = (np.asarray(rlx.grad(lambda y, k=k: total(y, k))(start)) for k in (0, 3))
+    np.testing.assert_allclose(parts, whole, rtol=1e-12)
+    assert module.main(["--steps", "200", "--length", "9", "--batch", "8"]) < 1.2
+
+
+def test_gaussian_process_finds_the_noise():
+    found = example("gp_regression").main(["--steps", "120", "--points", "40"])
+    assert 0.1 < found["noise"] < 0.35 and 0.3 < found["length"] < 3
+
+
+def test_broken_idx_files_are_refused(tmp_path):
+    good = tmp_path / "good.gz"
+    write_idx(good, np.arange(6).reshape(2, 3))
+    np.testing.assert_array_equal(train.read_idx(good), np.arange(6).reshape(2, 3))
+    whole = gzip.decompress(good.read_bytes())
+    for content, message in (
+        (whole[:-1], "need 18 bytes, the file has 17"),
+        (whole[:7], r"2 axes of sizes \[\] need"),
+        (b"PK\3\4", "an IDX file begins with 0, 0"),
+        (b"", "an IDX file begins with"),
+        (good.read_bytes()[:-9], "not a whole gzip file"),
+    ):
+        path = tmp_path / "bad"
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=message):
+            train.read_idx(path)
+    with pytest.raises(FormatError, match="no such file"):
+        train.read_idx(tmp_path / "absent")
