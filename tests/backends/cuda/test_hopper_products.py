@@ -10,9 +10,13 @@ from rlx.backends.cuda.hopper import form as form_module
 from rlx.backends.cuda.hopper.form import HopperForm
 from rlx.backends.cuda.hopper.product import ProductShape
 from rlx.compile.compiler import CompilePipeline
+from rlx.errors import InternalError
+from rlx.ir.dtype import DType
 from rlx.ir.tensor import building
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product
 from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.machines import machine_named
+from rlx.kernels.specs.expr import apply, operand
 
 SM_90A = machine_named("sm_90a")
 
@@ -125,6 +129,23 @@ def test_a_launch_gets_maps_tiles_and_the_rest(fake, gpu, launched):
     fake.tensor_maps.clear()
     assert made.launch([addresses.get(n, 4096) for n in names], gpu.stream)
     assert not fake.tensor_maps and len(load.loaded) == 2
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(4, 24), (40, 24), (300, 504), (4096, 14336)])
+def test_two_products_of_one_a_have_tiles_that_the_copy_engine_can_bring(fake, gpu, launched, m, n, turned):
+    strides = (1, 512) if turned else (n, 1)
+    bs = tuple(Matrix(f"b{i}", DType.BF16, *strides) for i in range(2))
+    gated = Epilogue((apply("mul", operand(0, DType.F32), operand(1, DType.F32)),))
+    product = Product(m, n, 512, Matrix("a", DType.BF16, 512), bs, Matrix("c", DType.F32, n), gated)
+    names = ["a", "b0", "b1", "c"]
+    made = form_module.hopper_form(product, DType.F32, names, SM_90A, Ready())
+    assert made.launch([(i + 1) << 20 for i in range(4)], gpu.stream)
+    columns = {box[1] for _, _, _, box in fake.tensor_maps[1:]}
+    assert columns <= ({64, 128} if turned else {64})
+    assert "wgmma" in made.ptx(64) and "wgmma" in made.ptx(128)
+    with pytest.raises(InternalError, match="only multiples of 64 up to 256 exist"):
+        made.ptx(32)
 
 
 @pytest.mark.parametrize(("name", "address"), [("a", (1 << 20) + 2), ("b0", (2 << 20) + 8), ("c", (3 << 20) + 2)])

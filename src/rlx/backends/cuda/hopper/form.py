@@ -154,7 +154,8 @@ class HopperForm:
             tiles = -(-m // ROWS) * -(-n // columns)
             return -(-tiles // gpu.info.multiprocessors) * columns * _COSTS[wide // columns]
 
-        return min((wide, wide // 2, wide // 4), key=longest)
+        # The copy engine brings at least 64 columns.
+        return min((c for c in (wide, wide // 2, wide // 4) if c >= 64), key=longest)
 
     def _number(self, extent: Extent, words: Sequence[int]) -> int:
         return extent if isinstance(extent, int) else words[self._params[extent]]

@@ -19,6 +19,7 @@ from rlx.backends.cuda.hopper.instructions import (
     descriptor,
 )
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+from rlx.errors import InternalError
 
 # A tile of C, and the depth of a stage: 64 elements of two bytes are the widest swizzled row.
 ROWS = 128
@@ -84,6 +85,8 @@ class FinishCall(NamedTuple):
 def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of A and of every B, tiles of rows, of columns and of depth (i32), then
     those of the epilogue."""
+    if shape.columns % 64 or shape.columns * shape.parts > 256:
+        raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
     return _Product(name, shape, finish).text(triple)
 
 
