@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint types unit docs test-peers test-long test-real clean
+.PHONY: demo test test-cuda lint types unit docs test-peers test-long test-real clean
 
 demo: $(VENV)/.llm
 	$(BIN)/python examples/demo.py
@@ -27,6 +27,10 @@ docs: $(VENV)/.llm
 
 test-peers: $(VENV)/.peers
 	$(BIN)/python -m pytest -m peers
+
+# On a machine with an NVIDIA GPU, with the interpreter given: no virtual environment, no network, no pytest.
+test-cuda:
+	PYTHONPATH=src $(PYTHON) tests/backends/cuda/gpu_suite.py
 
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m long

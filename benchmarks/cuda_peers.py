@@ -258,6 +258,27 @@ def few_rows() -> Iterator[Work]:
         yield Work(f"16 products {m}x{n}x{k} bf16", 16 * 2 * n * k, 16 * 2 * m * n * k, columns, 4)
 
 
+def reductions() -> Iterator[Work]:
+    """Sums along rows, along columns, and of everything; and attention of a short sequence by the generic schedule."""
+    import rlx.numpy as rnp
+    from rlx import nn
+
+    x = randn(16384, 8192, dtype=F32)
+    for name, axis in (("rows", -1), ("columns", 0), ("everything", None)):
+        theirs = (lambda x: x.sum()) if axis is None else (lambda x, axis=axis: x.sum(axis))
+        fast, mine = compiled(theirs), own(lambda x, axis=axis: rnp.sum(x, axis=axis), x)
+        columns = {"torch": lambda i, f=theirs: f(x), "compile": lambda i, f=fast: f(x)}
+        yield Work(f"sum of {name} f32", x.numel() * 4, 0, columns | ({"rlx": mine} if mine else {}), 5)
+    q, k, v = (randn(1, 512, 16, 64) for _ in range(3))
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+
+    mine = own(lambda q, k, v: nn.dot_product_attention(q, k, v, is_causal=True), q, k, v)
+    columns = {"torch": lambda i: attention(q, k, v)} | ({"rlx": mine} if mine else {})
+    yield Work("attention 1x16x512 d64 causal bf16", 0, 4 * 16 * 512 * 512 * 64 / 2, columns, 3)
+
+
 def small() -> Iterator[Work]:
     """What a call costs: three ops on small arrays, from Python to done."""
     x = randn(128, 128, dtype=F32)
@@ -278,6 +299,7 @@ GROUPS = {
     "few_rows": few_rows,
     "epilogues": epilogues,
     "attention": attention,
+    "reductions": reductions,
     "small": small,
 }
 

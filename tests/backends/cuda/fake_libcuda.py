@@ -47,6 +47,7 @@ class FakeCuda:
         self.live = {kind: set() for kind in ("stream", "event", "module", "graph", "graph_exec", "pool", "link")}
         self.allocations = {}  # address -> the bytes there
         self.pinned = {}
+        self.tensor_maps = []
         self.freed = {}  # size -> blocks
         self.used = 0
         self.recording = {}  # stream -> the work recorded so far
@@ -230,6 +231,11 @@ class FakeCuda:
         handle = next(self._handles)
         self._functions[handle] = kernel
         _set(out, handle)
+
+    def cuTensorMapEncodeTiled(self, to, dtype, rank, address, dims, strides, box, *rest):
+        if to % 64 or address % 16 or strides[0] % 16:
+            return 1
+        self.tensor_maps.append((address, tuple(dims), strides[0], tuple(box)))
 
     def cuFuncGetAttribute(self, out, which, function):
         _set(out, 40 if which == FunctionAttribute.NUM_REGS else 0)

@@ -71,8 +71,7 @@ def run_family(name: str, way: str, policy: str) -> float:
     compiled = CompilePipeline.new("cuda").with_precision(policy).compile(graph)
     assert not any(k.kind == "call" for k in compiled.lir.kernels), "an op runs on the host"
     executable = CudaExecutable.of(compiled, open_gpu(0))
-    got = executable.run(inputs, params)
-    again = executable.run(inputs, params)
+    got, again = ([np.asarray(r) for r in executable.run(inputs, params)] for _ in range(2))
     assert [a.tobytes() for a in got] == [a.tobytes() for a in again], "two runs differ"
     error = max(distance(a, b) for a, b in zip(got, want, strict=True))
     assert error <= FAMILY_BOUNDS[policy], f"off by {error:.2g}"
@@ -97,7 +96,7 @@ def run_op(name: str) -> float:
             arrays = {f"x{i}": np.asarray(a) for i, a in enumerate(sample.arrays(dtype))}
             graph = graph.bind(sample.binding)
             want = CpuBackend().compile(graph.copy(), None).run({k: v.copy() for k, v in arrays.items()}, {})
-            got = CudaBackend().compile(graph.copy(), None).run(arrays, {})
+            got = [np.asarray(r) for r in CudaBackend().compile(graph.copy(), None).run(arrays, {})]
             for a, b in zip(got, want, strict=True):
                 assert a.dtype == b.dtype and a.shape == b.shape, f"{sample} as {dtype}: {a.dtype}{a.shape}"
                 if name in AT_NUMBERS:
@@ -145,8 +144,8 @@ def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str
             given["residual"], want = residual, want + wide[3]
     graph.set_outputs([y])
     executable = CudaBackend().compile(graph, None)
-    [got] = executable.run(given, {})
-    assert all(executable.run(given, {})[0].tobytes() == got.tobytes() for _ in range(5)), "runs differ"
+    got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(6))
+    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
     error = distance(got, want)
     # Each element, too: a wrong tile must not hide behind a large matrix.
     scale = np.abs(want).max()

@@ -59,9 +59,10 @@ class _Call(NamedTuple):
 
 
 class _SegmentCalls(NamedTuple):
-    """`aligned` are the slots whose addresses must be multiples of numbers of bytes, and of which."""
+    """`patches` are slots, the values that go there, and offsets; `aligned` the slots whose addresses must be multiples
+    of numbers of bytes, and of which, less one."""
 
-    patches: Words
+    patches: tuple[Words, Words, Words]
     calls: tuple[_Call, ...]
     aligned: tuple[Words, Words]
     control: int
@@ -81,7 +82,9 @@ class Context:
         self._slots_at = self._slots.ctypes.data
         self._pointers: Words = self._slots_at + 8 * np.arange(len(self._slots), dtype=np.int64)
         self._pointers_at = self._pointers.ctypes.data
-        self._tables = {id(p): self._prepared(p) for p in plan.parts if isinstance(p, Table)}
+        tables = [p for p in plan.parts if isinstance(p, Table)]
+        self._tables = {id(t): self._prepared(t) for t in tables}
+        self._replayable = {id(t): self._is_replayable(t) for t in tables}
         self._arena: DeviceBuffer | None = None
         # By table and addresses; and those of the last runs, which are recorded when they come again.
         self._graphs: dict[tuple[int, bytes], GraphExec] = {}
@@ -108,13 +111,14 @@ class Context:
             function = None if code is None else code.function(self.stream.gpu)
             calls.append(_Call(code, function, command[Command.ITERATIONS], command[Command.ARGS], label))
         aligned = [(c.arguments + n, size - 1) for c in calls if c.code is not None for n, size in c.code.aligned]
-        slots, masks = np.array(aligned, np.int64).reshape(-1, 2).T
-        return _SegmentCalls(segment.patches, tuple(calls), (slots, masks), control)
+        slots, masks = np.ascontiguousarray(np.array(aligned, np.int64).reshape(-1, 2).T)
+        where, which, offsets = np.ascontiguousarray(segment.patches[:, [Patch.SLOT, Patch.VALUE, Patch.OFFSET]].T)
+        return _SegmentCalls((where, which, offsets), tuple(calls), (slots, masks), control)
 
     def run(self, table: Table) -> None:
         """Enqueue a table; where a branch depends on a value, wait for it. A table that is run again with the same
         addresses becomes a graph, which is one call for all its launches."""
-        if not self._is_replayable(table):
+        if not self._replayable[id(table)]:
             self._walk(table, self._launch)
             return
         key = (id(table), self.values.tobytes())
@@ -171,16 +175,17 @@ class Context:
             segment = segments[number]
             self._relocate(segment.patches)
             slots, masks = segment.aligned
-            everywhere = bool((self._slots[slots] & masks).any())
+            everywhere = len(slots) > 0 and bool((self._slots[slots] & masks).any())
             for call in segment.calls:
                 launch(self._anywhere(call) if everywhere else call)
             if segment.control < 0:
                 return
             number = self._decide(table, table.controls[segment.control].tolist(), counters)
 
-    def _relocate(self, patches: Words) -> None:
-        if len(patches):
-            self._slots[patches[:, Patch.SLOT]] = self.values[patches[:, Patch.VALUE]] + patches[:, Patch.OFFSET]
+    def _relocate(self, patches: tuple[Words, Words, Words]) -> None:
+        where, which, offsets = patches
+        if len(where):
+            self._slots[where] = self.values[which] + offsets
 
     def _anywhere(self, call: _Call) -> _Call:
         """The call with code for the addresses that its arguments have now."""

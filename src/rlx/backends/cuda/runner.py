@@ -43,6 +43,7 @@ class Runner:
     def __init__(self, program: Program, gpu: Gpu) -> None:
         self.program, self.gpu, self.stream = program, gpu, gpu.stream
         self._codes = codes_of(program)
+        self._is_native = program.is_native
         self._constants: dict[int, DeviceArray] = {}
         self._symbolic = [p for p in program.params if not p.shape.is_static]
         self._contexts = lru_cache(KEPT_PLANS)(self._bound)
@@ -104,17 +105,20 @@ class Runner:
         whole = [*inputs, *stored]
         values[ARENA + 1 : ARENA + 1 + len(whole)] = [a.address for a in whole]
         values[program.first_param : program.addresses] = params.addresses
-        host = _HostCalls(self, plan, context)
+        host = None if self._is_native else _HostCalls(self, plan, context)
         noted = times.get()
         for part in plan.parts:
             if isinstance(part, HostCall):
+                assert host is not None
                 host.call(part)
             elif noted is None:
                 context.run(part)
             else:
                 noted += context.run_timed(part)
-        outputs = zip(program.returned, program.outputs)
-        results = [whole[i] if i >= 0 else host.output(node) for i, node in outputs]
+        if host is None:
+            results = [whole[i] for i in program.returned]
+        else:
+            results = [whole[i] if i >= 0 else host.output(n) for i, n in zip(program.returned, program.outputs)]
         for output, number in program.moved:
             self._copy_bytes(results[output].address, inputs[number].address, results[output].nbytes)
             results[output] = inputs[number]

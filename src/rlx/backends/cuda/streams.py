@@ -28,6 +28,7 @@ class Event:
     def __init__(self, gpu: Gpu, timed: bool = False) -> None:
         self._driver = gpu.driver
         self.handle = c_void_p()
+        gpu.use()
         flags = EVENT_DEFAULT if timed else EVENT_DISABLE_TIMING
         gpu.driver.cuEventCreate(ctypes.byref(self.handle), flags)
 
@@ -55,6 +56,7 @@ class Stream:
     def __init__(self, gpu: Gpu, priority: int = 0) -> None:
         self.gpu, self._driver = gpu, gpu.driver
         self.handle = c_void_p()
+        gpu.use()
         gpu.driver.cuStreamCreateWithPriority(ctypes.byref(self.handle), STREAM_NON_BLOCKING, priority)
 
     def synchronize(self) -> None:

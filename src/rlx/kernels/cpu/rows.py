@@ -31,6 +31,8 @@ WIDE = 4
 WIDEST = 8
 # There should be some vectors of rows for each worker.
 UNITS = 8
+# Elements of a row that a thread of a GPU keeps from visit to visit.
+MOST_IN_REGISTERS = 32
 # Threads of a GPU that run in step.
 WARP = 32
 
@@ -102,6 +104,8 @@ class _RowMaker:
         self.has_masks = nest.has_masks(machine, self.lane_axis)
         self.shared: dict[str, Buffer] = {}
         self.exchanges = 0
+        # By the number of the vector: values of the row that a thread of a GPU has in registers.
+        self.held: dict[int, dict[Expr, Value]] = {}
 
     def best_lane_axis(self, length: range, accesses: Sequence[Access]) -> int:
         """The axis along which most of what is accessed lies side by side in memory; in doubt, along the row."""
@@ -338,6 +342,8 @@ class _RowMaker:
         if not self.lies_along_rows:
             return self.loop(sweep, scope, axis, (0, size, 1), vectors), singles
         if self.machine.is_gpu:
+            if self.steps_in_registers(axis, lanes):
+                return self.in_registers(sweep, scope, axis, vectors, lanes), singles
             bounds = (self.thread * lanes, size, GPU_THREADS * lanes)
             return self.loop(sweep, scope, axis, bounds, vectors, lanes), singles
         whole = size // lanes * lanes
@@ -348,6 +354,28 @@ class _RowMaker:
         if self.has_masks:
             return self.loop(sweep, scope, axis, (whole, size, lanes), vectors, lanes, is_masked=True), singles
         return vectors, self.loop(sweep, scope, axis, (whole, size, 1), singles)
+
+    def steps_in_registers(self, axis: int, lanes: int) -> int:
+        """How many vectors of a row each thread of a block has, if the row is so short that they stay in registers from
+        visit to visit; else 0."""
+        size = self.shape[axis]
+        if not isinstance(size, int) or len(self.length_axes) > 1 or size % (GPU_THREADS * lanes):
+            return 0
+        return size // (GPU_THREADS * lanes) if size // GPU_THREADS <= MOST_IN_REGISTERS else 0
+
+    def in_registers(
+        self, sweep: _Sweep, scope: Scope, axis: int, values: Sequence[Value], lanes: int
+    ) -> Sequence[Value]:
+        """All vectors of this thread, one after the other; what was read or cost much on an earlier visit is there."""
+        for step in range(self.steps_in_registers(axis, lanes)):
+            start = self.thread * lanes + step * GPU_THREADS * lanes
+            place = Scope(self.nest, {axis: start}, scope, axis, lanes, None, sweep.touched)
+            held = self.held.setdefault(step, {})
+            place.values.update(held)
+            values = sweep.body(place, values)
+            found = ((n, v) for n, v in place.values.items() if axis in self.nest.depends(n))
+            held.update((n, v) for n, v in found if n.op == "operand" or not is_simple(n))
+        return values
 
     def loop(
         self,

@@ -208,14 +208,17 @@ def store_elements(
     lanes: int,
     sums: Sequence[Value],
     align: Callable[[Matrix], int] = lambda matrix: 0,
+    given: Sequence[Value] | None = None,
 ) -> None:
     """The epilogue of neighbouring elements of a row, from (batch, row, column) on, and their store. `align` says what
-    their places in a matrix are multiples of, in bytes."""
+    their places in a matrix are multiples of, in bytes; `given` are the operands of the epilogue, if they have been
+    read before."""
     batch, row, column = place
     values, zero = list(sums), k.as_index(0)
     views = [o.at(batch, row, column) for o in (*cs, *extra)]
     if epilogue is not None:
-        for view, operand in zip(views[len(cs) :], extra):
+        values += given or ()
+        for view, operand in zip(views[len(cs) :], extra if given is None else ()):
             at, stride = view.at(zero, zero), view.column_stride
             values.append(k.load(view.buffer, at, lanes=lanes, stride=stride, align=align(operand.matrix)))
         indices = (batch, row, k.iota(DType.I64, lanes) + column)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.product import ROWS, THREADS, FinishCall, ProductShape, product_text
+from rlx.backends.cuda.hopper.product import ROWS, THREADS, FinishCall, OperandRead, ProductShape, product_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Stream
@@ -19,11 +19,11 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, MatrixOperand, Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.emit.llvm_emit import emit_llvm
-from rlx.kernels.emit.llvm_text import llvm_type
+from rlx.kernels.emit.llvm_text import ELEMENT, llvm_type
 from rlx.kernels.gpu.matmul import store_elements
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extent, Extents
-from rlx.kernels.ir.loop_ir import Buffer, Kernel
+from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import Machine
 from rlx.stamps import source_stamp
@@ -31,6 +31,8 @@ from rlx.stamps import source_stamp
 # One row is a matter of the memory's speed alone.
 FEWEST_ROWS = 2
 
+# What a column costs in tiles that are so many times narrower than the widest: A is read more often. Estimates.
+_COSTS = {1: 1.0, 2: 1.1, 4: 1.4}
 # Launches whose arguments are kept.
 KEPT = 64
 
@@ -62,6 +64,9 @@ def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Ma
     if not along_k and any(b.col_stride != 1 for b in bs):
         return None
     if isinstance(product.m, int) and product.m < FEWEST_ROWS:
+        return None
+    # Bools are bytes in memory and bits in code.
+    if product.epilogue is not None and any(e.dtype is DType.BOOL for e in product.epilogue.operands):
         return None
     numbers = {name: i for i, name in enumerate(params)}
     return HopperForm(product, _ELEMENTS[a.dtype], along_k, numbers, machine, load)
@@ -99,7 +104,7 @@ class HopperForm:
 
     def ptx(self, columns: int) -> str:
         """The code for tiles of so many columns of each product."""
-        return _ptx(self._shape(columns), self._machine, self._finish)
+        return _ptx(self._shape(columns), self._machine, self._finish, self.product)
 
     def _shape(self, columns: int) -> ProductShape:
         return ProductShape(columns, len(self.product.bs), self._along_k, self._element)
@@ -142,14 +147,15 @@ class HopperForm:
         return _Ready(function, Launch(blocks, THREADS, shape.shared_bytes), block)
 
     def _columns(self, m: int, n: int, gpu: Gpu) -> int:
-        """Of a tile: those with which the multiprocessor that has most to do has least, wide ones in doubt."""
+        """Of a tile: those with which the multiprocessor that has most to do needs the least time."""
         wide = 256 // len(self.product.bs)
 
-        def most(columns: int) -> int:
+        def longest(columns: int) -> float:
             tiles = -(-m // ROWS) * -(-n // columns)
-            return -(-tiles // gpu.info.multiprocessors) * columns
+            return -(-tiles // gpu.info.multiprocessors) * columns * _COSTS[wide // columns]
 
-        return min((wide, wide // 2, wide // 4), key=most)
+        # The copy engine brings at least 64 columns.
+        return min((c for c in (wide, wide // 2, wide // 4) if c >= 64), key=longest)
 
     def _number(self, extent: Extent, words: Sequence[int]) -> int:
         return extent if isinstance(extent, int) else words[self._params[extent]]
@@ -166,7 +172,7 @@ class HopperForm:
         with self._lock:
             if key not in self._functions:
                 shape = self._shape(columns)
-                what = f"{shape}\0{self._finish.text}\0{self._machine!r}\0{source_stamp(*_SOURCES)}"
+                what = f"{shape}\0{self.product}\0{self._finish.text}\0{self._machine!r}\0{source_stamp(*_SOURCES)}"
                 function = self._load(what, lambda: self.ptx(columns)).function(gpu)
                 function.allow_shared(shape.shared_bytes)
                 self._functions[key] = function
@@ -174,8 +180,8 @@ class HopperForm:
 
 
 def _finish_kernel(product: Product) -> Kernel:
-    """The epilogue of two neighbouring elements: of those parameters of the product that it needs, then row, column and
-    two sums of each product."""
+    """The epilogue of two neighbouring elements: of those parameters of the product that it needs, then row, column,
+    two sums of each product, and two elements of each operand of the epilogue, which are read long before."""
     k = KernelBuilder("finish")
     epilogue = product.epilogue
     cs = [MatrixOperand(k, c, write=True, noalias=False, align=_pair_bytes(c)) for c in product.cs]
@@ -187,16 +193,24 @@ def _finish_kernel(product: Product) -> Kernel:
         operand.declare_strides(extents)
     row, column = k.index("at_row"), k.index("at_column")
     sums = [[k.scalar(f"sum{b}_{i}", DType.F32) for i in range(2)] for b in range(len(product.bs))]
+    read = [[k.scalar(f"read{e}_{i}", o.dtype) for i in range(2)] for e, o in enumerate(operands)]
     zero = k.as_index(0)
+
+    def pair(values: Sequence[Value]) -> Value:
+        return k.shuffle(k.splat(values[0], 2), (0, 2), k.splat(values[1], 2))
+
     with k.when(row < m):
         if isinstance(product.n, int) and product.n % 2 == 0:
             with k.when(column < n):
-                pairs = [k.shuffle(k.splat(a, 2), (0, 2), k.splat(b, 2)) for a, b in sums]
-                store_elements(k, epilogue, cs, extra, (zero, row, column), 2, pairs, _pair_bytes)
+                given = [pair(values) for values in read]
+                store_elements(
+                    k, epilogue, cs, extra, (zero, row, column), 2, list(map(pair, sums)), _pair_bytes, given
+                )
         else:
             for i in range(2):
                 with k.when(column + i < n):
-                    store_elements(k, epilogue, cs, extra, (zero, row, column + i), 1, [s[i] for s in sums])
+                    one, given = [s[i] for s in sums], [values[i] for values in read]
+                    store_elements(k, epilogue, cs, extra, (zero, row, column + i), 1, one, given=given)
     return k.build()
 
 
@@ -206,14 +220,28 @@ def _pair_bytes(matrix: Matrix) -> int:
     return 2 * matrix.dtype.size_bytes if is_even and matrix.col_stride == 1 else 0
 
 
-def _ptx(shape: ProductShape, machine: Machine, finish: Kernel) -> str:
+def _size(extent: Extent) -> int | str:
+    return extent if isinstance(extent, int) else f"%{extent}"
+
+
+def _read_of(matrix: Matrix, n: Extent) -> OperandRead:
+    in_pairs = isinstance(n, int) and n % 2 == 0 and _pair_bytes(matrix) > 0
+    row, column, offset = (_size(s) for s in (matrix.row_stride, matrix.col_stride, matrix.offset))
+    element, size = ELEMENT[matrix.dtype], matrix.dtype.size_bytes
+    return OperandRead(f"%{matrix.name}", element, size, row, column, offset, in_pairs)
+
+
+def _ptx(shape: ProductShape, machine: Machine, finish: Kernel, product: Product) -> str:
     text = emit_llvm(legalize(finish, machine), machine)
     head, body = text.split("define ptx_kernel void @finish(", 1)
     signature, rest = body.split("{\n", 1)
     parameters = signature[: signature.rindex(")")]
     declared = head.split("\n", 1)[1]
     function = f"{declared}define internal void @finish({parameters}) alwaysinline {{\n{rest}"
-    passed = [p for p in finish.params if isinstance(p, Buffer) or not p.name.startswith(("at_", "sum"))]
+    passed = [p for p in finish.params if isinstance(p, Buffer) or not p.name.startswith(("at_", "sum", "read"))]
     types = tuple((p.name, "ptr addrspace(1)" if isinstance(p, Buffer) else llvm_type(p.type)) for p in passed)
-    module = product_text("product", shape, FinishCall(function, types), machine.triple)
+    operands = product.epilogue.operands if product.epilogue else ()
+    reads = tuple(_read_of(operand, product.n) for operand in operands)
+    sizes = (_size(product.m), _size(product.n))
+    module = product_text("product", shape, FinishCall(function, types, reads, sizes), machine.triple)
     return compile_optimized_assembly(module, machine, "a product on tensor cores")

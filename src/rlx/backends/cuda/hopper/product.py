@@ -19,12 +19,15 @@ from rlx.backends.cuda.hopper.instructions import (
     descriptor,
 )
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+from rlx.errors import InternalError
 
 # A tile of C, and the depth of a stage: 64 elements of two bytes are the widest swizzled row.
 ROWS = 128
 DEPTH = 64
 SLAB_BYTES = 64 * DEPTH * 2
 THREADS = 384
+# Pairs of elements whose operands of the epilogue are read before the first of them is stored.
+READ_AHEAD = 16
 # Rows of tiles that are walked before the next column of them, so that the L2 cache keeps both operands.
 BAND = 8
 
@@ -55,17 +58,35 @@ class ProductShape(NamedTuple):
         return self.columns * DEPTH * 2
 
 
+class OperandRead(NamedTuple):
+    """How an operand of the epilogue is read: its pointer, the LLVM type and bytes of an element, and strides and
+    offset in elements, as numbers or names of parameters. `in_pairs`: two elements from an even column on are one word
+    of memory, and there is an even number of columns."""
+
+    pointer: str
+    element: str
+    size: int
+    row_stride: int | str
+    column_stride: int | str
+    offset: int | str
+    in_pairs: bool
+
+
 class FinishCall(NamedTuple):
     """The epilogue as LLVM text, the names and types of its first parameters, which are those of the kernel, too; then
-    come row and column (i64) and two sums of each product."""
+    come row and column (i64), two sums of each product, and two elements of each of `reads`. `sizes` are m and n."""
 
     text: str
     params: tuple[tuple[str, str], ...]
+    reads: tuple[OperandRead, ...]
+    sizes: tuple[int | str, int | str]
 
 
 def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of A and of every B, tiles of rows, of columns and of depth (i32), then
     those of the epilogue."""
+    if shape.columns % 64 or shape.columns * shape.parts > 256:
+        raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
     return _Product(name, shape, finish).text(triple)
 
 
@@ -193,17 +214,51 @@ class _Product:
             variable.set(value)
 
     def store(self, sums: list[Val], row: Val, column: Val, inside: Val) -> None:
-        """Each thread has two neighbouring columns of every eight, in two rows that are eight apart."""
-        w, shape = self.w, self.shape
-        lane = inside & 31
+        """Each thread has two neighbouring columns of every eight, in two rows that are eight apart. What the epilogue
+        reads is read for many of them before the first is stored: one wait instead of many."""
+        shape, lane = self.shape, inside & 31
         row = row + ((inside >> 5) * 16 + (lane >> 2))
         column = column + (lane & 3) * 2
-        count = shape.columns // 2
-        passed = [f"{v.type} {v.name}" for v in self.passed]
-        for j in range(shape.columns // 8):
-            for half in range(2):
-                at = 4 * j + 2 * half
-                pairs = [sums[part * count + at + i] for part in range(shape.parts) for i in range(2)]
-                place = [w.wide(row + 8 * half), w.wide(column + 8 * j)]
-                arguments = [*passed, *(f"{v.type} {v.name}" for v in (*place, *pairs))]
-                w.line(f"call void @finish({', '.join(arguments)})")
+        places = [(j, half) for j in range(shape.columns // 8) for half in range(2)]
+        for start in range(0, len(places), READ_AHEAD):
+            some = places[start : start + READ_AHEAD]
+            at = [(self.w.wide(row + 8 * half), self.w.wide(column + 8 * j)) for j, half in some]
+            read = [[value for operand in self.finish.reads for value in self.pair(operand, *p)] for p in at]
+            for (j, half), place, values in zip(some, at, read):
+                self.finish_pair(sums, 4 * j + 2 * half, place, values)
+
+    def finish_pair(self, sums: list[Val], at: int, place: tuple[Val, Val], read: list[Val]) -> None:
+        count = self.shape.columns // 2
+        pairs = [sums[part * count + at + i] for part in range(self.shape.parts) for i in range(2)]
+        arguments = [f"{v.type} {v.name}" for v in (*self.passed, *place, *pairs, *read)]
+        self.w.line(f"call void @finish({', '.join(arguments)})")
+
+    def pair(self, operand: OperandRead, row: Val, column: Val) -> list[Val]:
+        """Two neighbouring elements of an operand; for places outside of it those of the last row and column."""
+        w = self.w
+        m, n = (Val(w, str(size), "i64") for size in self.finish.sizes)
+        row_stride, column_stride, offset = (
+            Val(w, str(s), "i64") for s in (operand.row_stride, operand.column_stride, operand.offset)
+        )
+        start = self.inside(row, m) * row_stride + offset
+        if operand.in_pairs:
+            even = w.emit(f"select i1 {(column < n).name}, i64 {column.name}, i64 0", "i64")
+            kind = f"<2 x {operand.element}>"
+            both = self.load(operand, start + even, kind, 2 * operand.size)
+            return [w.emit(f"extractelement {kind} {both.name}, i32 {i}", operand.element) for i in range(2)]
+        found: list[Val] = []
+        for i in range(2):
+            if i and operand.column_stride == 0:
+                return [*found, *found]
+            place = start + self.inside(column + i, n) * column_stride
+            found.append(self.load(operand, place, operand.element, operand.size))
+        return found
+
+    def load(self, operand: OperandRead, place: Val, kind: str, align: int) -> Val:
+        pointer = f"ptr addrspace(1) {operand.pointer}"
+        address = self.w.emit(f"getelementptr {operand.element}, {pointer}, i64 {place.name}", "ptr addrspace(1)")
+        return self.w.emit(f"load {kind}, ptr addrspace(1) {address.name}, align {align}", kind)
+
+    def inside(self, index: Val, size: Val) -> Val:
+        last = size - 1
+        return self.w.emit(f"select i1 {(index < size).name}, i64 {index.name}, i64 {last.name}", "i64")

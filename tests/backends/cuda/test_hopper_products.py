@@ -1,0 +1,163 @@
+"""Products for Hopper's tensor cores: which have such a form, its code, and what a launch of it is given. That it
+computes the right thing is shown on a GPU (`gpu_suite.py`, products)."""
+
+import pytest
+
+import rlx
+from rlx import nn
+from rlx.backends.cuda.code import tensor_form
+from rlx.backends.cuda.hopper import form as form_module
+from rlx.backends.cuda.hopper.form import HopperForm
+from rlx.backends.cuda.hopper.product import ProductShape
+from rlx.compile.compiler import CompilePipeline
+from rlx.errors import InternalError
+from rlx.ir.dtype import DType
+from rlx.ir.tensor import building
+from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product
+from rlx.kernels.from_lir import make_kernel
+from rlx.kernels.machines import machine_named
+from rlx.kernels.specs.expr import apply, operand
+
+SM_90A = machine_named("sm_90a")
+
+
+def kernel_of(function, *types, machine=SM_90A):
+    """The loop kernel of a function that is one product."""
+    graph = rlx.Graph("product")
+    with building(graph):
+        result = function(*(graph.input(f"x{i}", dims, dtype) for i, (dims, dtype) in enumerate(types)))
+    graph.set_outputs([result])
+    lir = CompilePipeline.new("cuda").compile(graph).lir
+    (kernel,) = (k for k in lir.kernels if k.kind != "view")
+    return make_kernel("matmul", lir.as_graph(), kernel, machine).kernel
+
+
+def found(function, *types, machine=SM_90A):
+    return tensor_form(kernel_of(function, *types, machine=machine), machine)
+
+
+def layer(a, w, b):
+    return nn.gelu(a @ w.T + b, approximate=True)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("columns", [256, 128, 64])
+def test_code(dtype, columns):
+    made = found(layer, (("B", 512), dtype), ((1024, 512), dtype), ((1024,), dtype))
+    ptx = made.ptx(columns)
+    assert f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype}" in ptx
+    assert "cp.async.bulk.tensor.2d" in ptx and "mbarrier.try_wait" in ptx and "ex2.approx" in ptx
+    # Pairs of neighbours are stored as one word, and nothing lives on the stack.
+    assert "st.global.b32" in ptx and "st.global.b16" not in ptx and ".local" not in ptx
+    shape = ProductShape(columns, 1, True, dtype)
+    assert shape.shared_bytes <= 227 << 10 and shape.stages >= 4
+
+
+def test_rows_of_b_side_by_side_are_read_transposed():
+    plain = found(lambda a, w: a @ w, (("B", 512), "bf16"), ((512, 1024), "bf16"))
+    assert "p, 1, 1, 0, 1;" in plain.ptx(256)
+    turned = found(lambda a, w: a @ w.T, (("B", 512), "bf16"), ((1024, 512), "bf16"))
+    assert "p, 1, 1, 0, 0;" in turned.ptx(256)
+
+
+@pytest.mark.parametrize(
+    ("function", "types"),
+    [
+        (lambda a, w: a @ w, [((64, 64), "f32"), ((64, 64), "f32")]),
+        (lambda a, w: a @ w, [((1, 64), "bf16"), ((64, 64), "bf16")]),
+        (lambda a, w: a.T @ w, [((64, 64), "bf16"), ((64, 64), "bf16")]),
+        (lambda a, w: a @ w, [((2, 64, 64), "bf16"), ((2, 64, 64), "bf16")]),
+    ],
+    ids=["f32", "one row", "columns of A", "batches"],
+)
+def test_others_keep_their_loop_kernel(function, types):
+    assert found(function, *types) is None
+
+
+def test_other_chips_keep_their_loop_kernel():
+    types = [((64, 64), "bf16"), ((64, 64), "bf16")]
+    assert found(lambda a, w: a @ w, *types) is not None
+    assert found(lambda a, w: a @ w, *types, machine=machine_named("sm_80")) is None
+
+
+class Ready:
+    """Code that is only counted."""
+
+    def __init__(self):
+        self.loaded, self.shared = [], []
+
+    def __call__(self, what, make):
+        self.loaded.append(what)
+        return self
+
+    def function(self, gpu):
+        return self
+
+    def allow_shared(self, size):
+        self.shared.append(size)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    calls = []
+    monkeypatch.setattr(form_module, "launch", lambda function, shape, address, stream: calls.append(shape))
+    return calls
+
+
+def hopper(load, *types):
+    kernel = kernel_of(lambda a, w: a @ w.T, *types)
+    product, acc = kernel.origin
+    made = form_module.hopper_form(product, acc, [p.name for p in kernel.params], SM_90A, load)
+    assert isinstance(made, HopperForm)
+    return made, [p.name for p in kernel.params]
+
+
+def test_a_launch_gets_maps_tiles_and_the_rest(fake, gpu, launched):
+    load = Ready()
+    made, names = hopper(load, (("B", 512), "bf16"), ((14336, 512), "bf16"))
+    addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
+    for rows, blocks, columns in ((2, 112, 128), (300, 132, 128), (4096, 132, 256)):
+        fake.tensor_maps.clear()
+        assert made.launch([addresses.get(n, rows) for n in names], gpu.stream)
+        assert launched[-1].blocks == blocks and launched[-1].threads == 384
+        pitch = 1024
+        assert fake.tensor_maps == [
+            (1 << 20, (512, rows), pitch, (64, 128)),
+            (2 << 20, (512, 14336), pitch, (64, columns)),
+        ]
+    # The same arguments again need nothing of the driver.
+    fake.tensor_maps.clear()
+    assert made.launch([addresses.get(n, 4096) for n in names], gpu.stream)
+    assert not fake.tensor_maps and len(load.loaded) == 2
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(4, 24), (40, 24), (300, 504), (4096, 14336)])
+def test_two_products_of_one_a_have_tiles_that_the_copy_engine_can_bring(fake, gpu, launched, m, n, turned):
+    strides = (1, 512) if turned else (n, 1)
+    bs = tuple(Matrix(f"b{i}", DType.BF16, *strides) for i in range(2))
+    gated = Epilogue((apply("mul", operand(0, DType.F32), operand(1, DType.F32)),))
+    product = Product(m, n, 512, Matrix("a", DType.BF16, 512), bs, Matrix("c", DType.F32, n), gated)
+    names = ["a", "b0", "b1", "c"]
+    made = form_module.hopper_form(product, DType.F32, names, SM_90A, Ready())
+    assert made.launch([(i + 1) << 20 for i in range(4)], gpu.stream)
+    columns = {box[1] for _, _, _, box in fake.tensor_maps[1:]}
+    assert columns <= ({64, 128} if turned else {64})
+    assert "wgmma" in made.ptx(64) and "wgmma" in made.ptx(128)
+    with pytest.raises(InternalError, match="only multiples of 64 up to 256 exist"):
+        made.ptx(32)
+
+
+@pytest.mark.parametrize(("name", "address"), [("a", (1 << 20) + 2), ("b0", (2 << 20) + 8), ("c", (3 << 20) + 2)])
+def test_what_the_copy_engine_cannot_read_is_left_to_the_loop_kernel(fake, gpu, launched, name, address):
+    made, names = hopper(Ready(), (("B", 512), "bf16"), ((1024, 512), "bf16"))
+    addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20, name: address}
+    assert not made.launch([addresses.get(n, 64) for n in names], gpu.stream)
+    assert not launched
+
+
+def test_rows_of_odd_length_are_left_to_the_loop_kernel(fake, gpu, launched):
+    made, names = hopper(Ready(), (("B", 100), "bf16"), ((1024, 100), "bf16"))
+    addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
+    assert not made.launch([addresses.get(n, 64) for n in names], gpu.stream)
+    assert not made.launch([addresses.get(n, 1) for n in names], gpu.stream)
