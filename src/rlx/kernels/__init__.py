@@ -8,7 +8,7 @@
 | `cpu/` | makers: specs -> loops for CPUs (maps, rows, products), and kernels of single ops in `cpu/ops/` |
 | `from_lir`, `reuse` | LIR kernels -> loop kernels, each form once |
 | `machines` | machine descriptions: vector width, features, triple |
-| `emit/` | loop kernels -> LLVM IR -> object code or assembly |
+| `emit/` | loop kernels -> LLVM IR -> object code or assembly; loop kernels -> C99 |
 
 LLVM is loaded by the first compilation (`llvm_pages` gives most of it back), not by importing this package, nor by
 processes that find their code on disk.
