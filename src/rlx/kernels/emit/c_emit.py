@@ -32,6 +32,7 @@ from dataclasses import replace
 from rlx.errors import BackendError
 from rlx.kernels.emit.c_ops import COps
 from rlx.kernels.emit.c_text import HEADER, MEMORY_TYPE, VALUE_TYPE, Prelude, identifier, literal_text
+from rlx.kernels.ir.groups import refuse_groups
 from rlx.kernels.ir.loop_ir import (
     Atomic,
     Barrier,
@@ -71,6 +72,8 @@ def c_source(kernels: Sequence[Kernel], machine: Machine, fused: bool = True) ->
     names = [k.name for k in kernels]
     if len(set(names)) < len(names):
         raise BackendError(f"kernels of one C file need different names, got {sorted(names)}")
+    for kernel in kernels:
+        refuse_groups(kernel, "the C emitter")
     prelude = Prelude()
     # C has no f16, nor a dot product of bf16 whose subnormals count as 0.
     plain = replace(machine, has_f16_conversion=False, dot2_lanes=())

@@ -14,6 +14,7 @@ from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_ops import PureOps
 from rlx.kernels.emit.llvm_text import ELEMENT, literal_text, llvm_type, mangled, vector_type
+from rlx.kernels.ir.groups import refuse_groups
 from rlx.kernels.ir.loop_ir import (
     FLOATS,
     Atomic,
@@ -44,6 +45,7 @@ _GPU_SPACES = {Space.GLOBAL: 1, Space.SHARED: 3, Space.TABLE: 1}
 
 def emit_llvm(kernel: Kernel, machine: Machine) -> str:
     """The LLVM module of one kernel."""
+    refuse_groups(kernel, "the LLVM emitter")
     return _Emitter(kernel, machine).module()
 
 
