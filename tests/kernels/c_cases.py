@@ -25,8 +25,14 @@ from rlx.kernels.machines import Machine, host
 NOT_KERNELS = ("view", "call", "loop")
 
 
-def graph_cases(graph: Graph, arrays: Mapping[str, np.ndarray], machine: Machine | None = None) -> Iterator[Case]:
-    """The kernels of a graph in their order, up to the first step that is no kernel."""
+def graph_cases(
+    graph: Graph,
+    arrays: Mapping[str, np.ndarray],
+    machine: Machine | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Iterator[Case]:
+    """The kernels of a graph in their order, up to the first step that is no kernel. `sizes` are for dims that the
+    shapes of inputs do not tell."""
     machine = machine or host()
     lir = CompilePipeline.new("cpu").compile(graph).lir
     flat, plan = lir.as_graph(), lir.buffers
@@ -34,7 +40,7 @@ def graph_cases(graph: Graph, arrays: Mapping[str, np.ndarray], machine: Machine
     given = {n.id: np.array(arrays[n.op.key], order="C") for n in inputs if n.op.key in arrays}
     if len(given) < len(inputs):
         return  # weights are laid out by a program of their own
-    binding = infer_binding([(n.op.key, n.shape, given[n.id].shape) for n in inputs])
+    binding = infer_binding([(n.op.key, n.shape, given[n.id].shape) for n in inputs]) | dict(sizes or {})
     memory = {n.id: n.op.value.array.copy() for n in flat.nodes if n.op.mnemonic == "constant"} | given
 
     def place(node: int) -> np.ndarray:
@@ -54,10 +60,10 @@ def graph_cases(graph: Graph, arrays: Mapping[str, np.ndarray], machine: Machine
             return
         made = make_kernel(f"{kernel.kind}{number}", flat, kernel, machine)
         buffers = [p for p in made.kernel.params if isinstance(p, Buffer)]
-        sizes = [p.name for p in made.kernel.params if not isinstance(p, Buffer)]
+        scalars = [p.name for p in made.kernel.params if not isinstance(p, Buffer)]
         # Kernels see a complex number as two real ones.
         arguments = {b.name: place(n).view(b.dtype.numpy) for b, n in zip(buffers, made.buffers, strict=True)}
-        arguments |= dict(zip(sizes, (bind_dim(e, binding) for e in made.extents), strict=True))
+        arguments |= dict(zip(scalars, (bind_dim(e, binding) for e in made.extents), strict=True))
         before = copied(arguments)
         native.load(made.kernel, machine)(*(arguments[p.name] for p in made.kernel.params))
         yield Case(made.kernel, before, copied(arguments))
@@ -81,7 +87,7 @@ def op_cases(name: str, most: int | None = None) -> list[Case]:
             result = graph.append_node(sample.op, inputs)
             graph.set_outputs(result if isinstance(result, tuple) else [result])
             arrays = {f"x{i}": a for i, a in enumerate(sample.arrays(dtype))}
-            for case in graph_cases(graph, arrays):
+            for case in graph_cases(graph, arrays, sizes=sample.binding):
                 found.setdefault(case.kernel.text, case)
                 if case.kernel.name.startswith(("map", "row", "reduce")):
                     found.setdefault(f"poisoned {case.kernel.text}", poisoned(case))

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from group_kernels import attention_kernel, product_kernel
 
+from rlx.backends.native import kernels as native
 from rlx.errors import BackendError, DTypeError, OpError, VerificationError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_emit import c_source
+from rlx.kernels.emit.llvm_codegen import compile_assembly
 from rlx.kernels.emit.llvm_emit import emit_llvm
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.group_builder import GroupBuilder
@@ -16,7 +18,7 @@ from rlx.kernels.ir.interpret import KernelFault, interpret
 from rlx.kernels.ir.rewrite import copy_into
 from rlx.kernels.ir.verify import verify
 from rlx.kernels.legalize import legalize
-from rlx.kernels.machines import CORTEX_M4, SM_90A
+from rlx.kernels.machines import AVX512, CORTEX_M4, SM_90A, machine_named
 
 F16, F32, I32, I64 = DType.F16, DType.F32, DType.I32, DType.I64
 
@@ -57,7 +59,7 @@ def test_threads_of_a_launch_are_those_of_all_roles():
     "emit", [lambda k: emit_llvm(k, SM_90A), lambda k: c_source([k], CORTEX_M4)], ids=["llvm", "c"]
 )
 def test_emitters_that_do_not_spell_groups_say_so(emit):
-    with pytest.raises(BackendError, match="kernel product has roles, fragments or asynchronous operations, which"):
+    with pytest.raises(BackendError, match="kernel product has roles, fragments, or asynchronous or exchanging"):
         emit(product_kernel())
 
 
@@ -87,6 +89,45 @@ def test_threads_of_a_subgroup_exchange(seed):
     np.testing.assert_array_equal(args["total"].reshape(4, 8), rows.sum(1, keepdims=True).repeat(8, 1))
     np.testing.assert_array_equal(args["other"], args["x"].reshape(-1, 2)[:, ::-1].reshape(-1))
     np.testing.assert_array_equal(args["third"].reshape(4, 8), rows[:, 3:4].repeat(8, 1))
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        ("sm_80", ["shfl.sync.bfly.b32", "shfl.sync.idx.b32"]),
+        ("sm_90a", ["shfl.sync.bfly"]),
+        ("gfx942", ["ds_bpermute_b32"]),
+    ],
+)
+def test_gpus_have_instructions_for_exchange(machine, words):
+    text = compile_assembly(subgroup_sum(), machine_named(machine))
+    assert all(word in text for word in words), text
+    # Three steps for the sum of 8, one each for the others.
+    assert text.count("shfl.sync" if machine.startswith("sm") else "ds_bpermute_b32") == 5
+
+
+def test_cpus_and_c_refuse_exchange():
+    for emit in (lambda k: emit_llvm(k, AVX512), lambda k: c_source([k], AVX512)):
+        with pytest.raises(BackendError, match="exchanging threads, which"):
+            emit(subgroup_sum())
+    with pytest.raises(BackendError, match="exchange between 64 threads; sm_90a has subgroups of 32"):
+        emit_llvm(subgroup_sum(64), SM_90A)
+
+
+def test_a_walk_becomes_a_plain_loop():
+    k = GroupBuilder("tiles")
+    y, n = k.pointer("y", I64, write=True), k.index("n")
+    with k.parallel("block", 3) as block, k.walk("tile", n, 4) as (row, col, _):
+        k.store(y, row * 4 + col, block)
+    kernel = k.build()
+    legal = legalize(kernel, AVX512)
+    assert "for %tile = %block to" in legal.text and "step 3 {" in legal.text
+    found = []
+    for run in (interpret, lambda kernel, args: native.load(kernel)(*args.values())):
+        args = {"y": np.full(20, -1), "n": 5}
+        run(kernel, args)
+        found.append(args["y"].tolist())
+    assert found[0] == found[1] == [i % 3 for i in range(20)]
 
 
 def test_an_exchange_that_only_some_threads_reach_is_a_fault():

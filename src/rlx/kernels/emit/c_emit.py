@@ -72,12 +72,13 @@ def c_source(kernels: Sequence[Kernel], machine: Machine, fused: bool = True) ->
     names = [k.name for k in kernels]
     if len(set(names)) < len(names):
         raise BackendError(f"kernels of one C file need different names, got {sorted(names)}")
-    for kernel in kernels:
-        refuse_groups(kernel, "the C emitter")
     prelude = Prelude()
     # C has no f16, nor a dot product of bf16 whose subnormals count as 0.
     plain = replace(machine, has_f16_conversion=False, dot2_lanes=())
-    functions = [_Function(legalize(k, plain), prelude, fused).text() for k in kernels]
+    legal = [legalize(k, plain) for k in kernels]
+    for kernel in legal:
+        refuse_groups(kernel, "the C emitter")
+    functions = [_Function(kernel, prelude, fused).text() for kernel in legal]
     return "\n".join([HEADER + prelude.text, *functions])
 
 

@@ -242,10 +242,12 @@ def _is_group_loop(statement: Statement) -> bool:
     return isinstance(statement, For) and statement.kind in (LoopKind.ELEMENTS, LoopKind.WALK)
 
 
-def refuse_groups(kernel: Kernel, emitter: str) -> None:
-    """Emitters that know no groups say so before they write anything."""
-    if has_groups(kernel):
-        raise BackendError(
-            f"kernel {kernel.name} has roles, fragments or asynchronous operations, which {emitter} does not spell; "
-            "interpret it, or make a kernel without them for this target"
-        )
+def refuse_groups(kernel: Kernel, emitter: str, with_exchange: bool = False) -> None:
+    """Emitters that know no groups say so before they write anything; some know what threads exchange."""
+    for statement in walk(kernel.body):
+        spelled = isinstance(statement, Exchange) and with_exchange
+        if not spelled and (isinstance(statement, GroupStatement) or _is_group_loop(statement)):
+            raise BackendError(
+                f"kernel {kernel.name} has roles, fragments, or asynchronous or exchanging threads, which {emitter} "
+                "does not spell; interpret it, or make a kernel without them for this target"
+            )
