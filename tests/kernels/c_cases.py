@@ -53,12 +53,12 @@ def graph_cases(
         raw = memory[root].reshape(-1).view(np.uint8)
         return raw[offset : offset + size].view(shape.dtype.numpy)
 
-    for number, kernel in enumerate(lir.kernels):
+    for kernel in lir.kernels:
         if kernel.kind == "view":
             continue
         if kernel.kind in NOT_KERNELS:
             return
-        made = make_kernel(f"{kernel.kind}{number}", flat, kernel, machine)
+        made = make_kernel(kernel.kind, flat, kernel, machine)
         buffers = [p for p in made.kernel.params if isinstance(p, Buffer)]
         scalars = [p.name for p in made.kernel.params if not isinstance(p, Buffer)]
         # Kernels see a complex number as two real ones.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,7 +31,9 @@ FLAGS += ["-Wno-div-by-zero", "-Wno-unknown-warning-option"]
 
 @functools.cache
 def c_compiler() -> list[str]:
-    """The command of a C compiler of this machine; the test is skipped where there is none."""
+    """The command of a C compiler of this machine, `CC` if that is set; the test is skipped where there is none."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
     for name in ("gcc", "clang"):
         found = shutil.which(name)
         if found:

@@ -136,8 +136,10 @@ def test_a_file_of_scalars_is_strict_c99(tmp_path):
         "-Wall",
         "-Wextra",
         "-Werror",
-        "-fsyntax-only",
+        "-c",
         str(source),
+        "-o",
+        str(tmp_path / "copy.o"),
     ]
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
 

@@ -3,6 +3,7 @@
 | folder or file | in -> out |
 |---|---|
 | `ir/` | the IR: how it is written, printed, checked and rewritten; `interpret` is its meaning, every access checked |
+| `ir/groups` | roles, asynchronous operations, phases, fragments and exchange: what groups of threads on GPUs add |
 | `math/`, `legalize` | math ops -> polynomials; what a target lacks -> what it has |
 | `specs/` | LIR kernels -> expressions and accesses: what is computed, apart from how |
 | `cpu/` | makers: specs -> loops for CPUs (maps, rows, products), and kernels of single ops in `cpu/ops/` |
