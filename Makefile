@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-cuda lint types unit docs test-peers test-long test-real clean
+.PHONY: demo test test-cuda lint types unit docs tools test-targets test-peers test-long test-real clean
 
 demo: $(VENV)/.llm
 	$(BIN)/python examples/demo.py
@@ -19,11 +19,17 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers and not long and not real"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers and not long and not real and not targets"
 
 docs: $(VENV)/.llm
 	$(BIN)/python tools/generate_docs.py
 	$(BIN)/python tools/numpy_coverage.py
+
+tools: $(VENV)/.dev
+	tools/install_tools.sh $(BIN)/python
+
+test-targets: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m targets
 
 test-peers: $(VENV)/.peers
 	$(BIN)/python -m pytest -m peers

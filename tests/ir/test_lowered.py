@@ -31,6 +31,12 @@ LOWERED = {
     "RequireFactors",
     "RoutedMatMul",
     "SortOrder",
+    "SplatBlend",
+    "SplatBoxes",
+    "SplatGather",
+    "SplatPulls",
+    "SplatTileCounts",
+    "SplatTileLists",
 }
 
 

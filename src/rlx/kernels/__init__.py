@@ -3,12 +3,13 @@
 | folder or file | in -> out |
 |---|---|
 | `ir/` | the IR: how it is written, printed, checked and rewritten; `interpret` is its meaning, every access checked |
+| `ir/groups` | roles, asynchronous operations, phases, fragments and exchange: what groups of threads on GPUs add |
 | `math/`, `legalize` | math ops -> polynomials; what a target lacks -> what it has |
 | `specs/` | LIR kernels -> expressions and accesses: what is computed, apart from how |
 | `cpu/` | makers: specs -> loops for CPUs (maps, rows, products), and kernels of single ops in `cpu/ops/` |
 | `from_lir`, `reuse` | LIR kernels -> loop kernels, each form once |
 | `machines` | machine descriptions: vector width, features, triple |
-| `emit/` | loop kernels -> LLVM IR -> object code or assembly |
+| `emit/` | loop kernels -> LLVM IR -> object code or assembly; loop kernels -> C99 |
 
 LLVM is loaded by the first compilation (`llvm_pages` gives most of it back), not by importing this package, nor by
 processes that find their code on disk.

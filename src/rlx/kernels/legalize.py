@@ -1,19 +1,20 @@
 """What a target lacks, expressed by what it has: the last step before an emitter, and still loop IR.
 
-Expanded for every target: math functions (`vector_math`), lane reductions, bf16 conversions. Expanded where the
+Expanded for every target: math functions (`vector_math`), lane reductions, bf16 conversions, walks. Expanded where the
 target's description says so: f16 conversions, rounding to integers. The result can be interpreted like any kernel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from rlx.ir.dtype import DType
-from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import MATH, REDUCTIONS, Attr, Kernel, Value, ValueType
+from rlx.kernels.ir.builder import Fold, KernelBuilder
+from rlx.kernels.ir.loop_ir import MATH, REDUCTIONS, Attr, Kernel, LoopKind, Operand, Value, ValueType
 from rlx.kernels.ir.rewrite import copy_into
 from rlx.kernels.machines import Machine
 from rlx.kernels.math.vector_math import (
@@ -45,6 +46,19 @@ class _LegalBuilder(KernelBuilder):
     def __init__(self, name: str, machine: Machine) -> None:
         super().__init__(name)
         self.machine = machine
+        self._share: tuple[Operand, Operand] = (0, 1)  # this block's number, and how many there are
+
+    @contextmanager
+    def loop_of(
+        self, kind: LoopKind, name: str, start: Operand, stop: Operand, step: Operand = 1, init: Sequence[Value] = ()
+    ) -> Iterator[Fold]:
+        """A walk is a plain loop from the block's number in steps of the number of blocks."""
+        if kind is LoopKind.WALK:
+            kind, (start, step) = LoopKind.SERIAL, self._share
+        with super().loop_of(kind, name, start, stop, step, init) as fold:
+            if kind is LoopKind.PARALLEL:
+                self._share = (fold.index, stop)
+            yield fold
 
     def has_scale2(self, kind: ValueType) -> bool:
         size = kind.lanes * kind.dtype.size_bytes

@@ -1,1 +1,1 @@
-"""Loop kernels to code: LLVM IR, and objects or assembly from it."""
+"""Loop kernels to code: LLVM IR, and objects or assembly from it; C99."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
-from rlx.kernels.emit.llvm_ops import PureOps
+from rlx.kernels.emit.llvm_exchange import ExchangeOps
 from rlx.kernels.emit.llvm_text import ELEMENT, literal_text, llvm_type, mangled, vector_type
+from rlx.kernels.ir.groups import Exchange, refuse_groups
 from rlx.kernels.ir.loop_ir import (
     FLOATS,
     Atomic,
@@ -44,10 +45,11 @@ _GPU_SPACES = {Space.GLOBAL: 1, Space.SHARED: 3, Space.TABLE: 1}
 
 def emit_llvm(kernel: Kernel, machine: Machine) -> str:
     """The LLVM module of one kernel."""
+    refuse_groups(kernel, f"the LLVM emitter for {machine.name}", with_exchange=machine.is_gpu)
     return _Emitter(kernel, machine).module()
 
 
-class _Emitter(PureOps):
+class _Emitter(ExchangeOps):
     def __init__(self, kernel: Kernel, machine: Machine) -> None:
         super().__init__()
         self.kernel = kernel
@@ -182,6 +184,8 @@ class _Emitter(PureOps):
                 self.emit(f"atomicrmw {operation} {kind} {address}, {self.typed(value)} monotonic, align {align}")
             case Barrier():
                 self.barrier()
+            case Exchange():
+                self.names[statement.result] = self.exchange(statement)
             case If():
                 self.branch(statement)
             case For(kind=LoopKind.THREADS):

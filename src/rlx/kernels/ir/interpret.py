@@ -2,19 +2,21 @@
 
 Every access is checked: out of range, misaligned, colliding lanes and reads of memory nobody wrote raise
 `KernelFault` with the statement shown. Parallel iterations run last to first and threads run from the highest down, so
-that a hidden dependence between them gives a wrong answer here and not only on a GPU.
+that a hidden dependence between them gives a wrong answer here and not only on a GPU. `group_interpret` runs kernels
+with groups, and any kernel in a random order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import BindingError, InternalError
 from rlx.ir.dtype import DType
+from rlx.kernels.ir.groups import has_groups
 from rlx.kernels.ir.loop_ir import (
     INTS,
     MATH,
@@ -26,6 +28,7 @@ from rlx.kernels.ir.loop_ir import (
     Buffer,
     Const,
     For,
+    GroupStatement,
     If,
     Kernel,
     Let,
@@ -46,13 +49,28 @@ class KernelFault(InternalError):
     """A kernel did what the IR forbids."""
 
 
-def interpret(kernel: Kernel, args: Mapping[str, Lanes | int | float], first: int = 0, last: int | None = None) -> None:
+def interpret(
+    kernel: Kernel,
+    args: Mapping[str, Lanes | int | float],
+    first: int = 0,
+    last: int | None = None,
+    *,
+    seed: int | None = None,
+    word_bytes: int = 1,
+) -> None:
     """Run a kernel on flat views of the arrays in `args`, which it writes in place.
 
-    `first` and `last` choose a range of the parallel loop's iterations; by default all run.
+    `first` and `last` choose a range of the parallel loop's iterations; by default all run. Kernels with groups run in
+    a random order, which `seed` decides, and races between their parts are faults. With a seed, so do all others.
+    `word_bytes` is then the least that the machine stores at once.
     """
     with np.errstate(all="ignore"):
-        machine = _Machine(kernel, args)
+        if seed is not None or has_groups(kernel):
+            from rlx.kernels.ir.group_interpret import GroupInterpreter
+
+            GroupInterpreter(kernel, args, seed or 0, word_bytes).run(first, last)
+            return
+        machine = Interpreter(kernel, args)
         for _ in machine.block(kernel.body, machine.top(first, last)):
             raise KernelFault(f"kernel {kernel.name}: a barrier outside a thread loop")
 
@@ -63,7 +81,7 @@ def grid_size(kernel: Kernel, args: Mapping[str, int | float]) -> int:
     if loop is None:
         return 1
     sizes = {name: value for name, value in args.items() if isinstance(value, int | float | np.integer | np.floating)}
-    machine = _Machine(kernel, sizes, need_buffers=False)
+    machine = Interpreter(kernel, sizes, need_buffers=False)
     frame = machine.top(0, None)
     for statement in kernel.body.statements:
         if statement is loop:
@@ -73,7 +91,7 @@ def grid_size(kernel: Kernel, args: Mapping[str, int | float]) -> int:
     return max(0, int(frame.read(loop.stop)[0]))
 
 
-class _Frame:
+class Frame:
     """What one thread sees: its values, its memory, and which parallel iterations are asked for."""
 
     def __init__(
@@ -97,12 +115,12 @@ class _Frame:
         return int(self.read(value)[0])
 
 
-class _Machine:
+class Interpreter:
     def __init__(self, kernel: Kernel, args: Mapping[str, Lanes | int | float], need_buffers: bool = True) -> None:
         self.kernel = kernel
         self.values: dict[Value, Lanes] = {}
         self.memory: dict[Buffer, Lanes] = {}
-        self.threads: dict[int, _Frame] = {}
+        self.threads: dict[int, Frame] = {}
         names = [p.name for p in kernel.params if need_buffers or isinstance(p, Value)]
         if set(names) != set(args):
             raise BindingError(f"kernel {kernel.name} takes {names}, got {sorted(args)}")
@@ -123,15 +141,15 @@ class _Machine:
             )
         return array.reshape(-1)
 
-    def top(self, first: int, last: int | None) -> _Frame:
-        return _Frame(dict(self.values), dict(self.memory), {}, (first, last))
+    def top(self, first: int, last: int | None) -> Frame:
+        return Frame(dict(self.values), dict(self.memory), {}, (first, last))
 
     def fault(self, statement: Statement, why: str) -> KernelFault:
         return KernelFault(f"kernel {self.kernel.name}: {why}\n  at: {statement_text(self.kernel, statement)}")
 
     # Control. A generator stops at each barrier and goes on when it is asked again.
 
-    def block(self, block: Block, frame: _Frame) -> Iterator[None]:
+    def block(self, block: Block, frame: Frame) -> Iterator[object]:
         for statement in block.statements:
             match statement:
                 case Let():
@@ -143,31 +161,39 @@ class _Machine:
                 case Atomic():
                     self.atomic(statement, frame)
                 case Barrier():
-                    yield
+                    yield None
                 case If(condition, then, otherwise, results):
                     side = then if frame.read(condition)[0] else otherwise
                     yield from self.block(side, frame)
                     frame.values.update(zip(results, [frame.read(v) for v in side.yields]))
-                case For(kind=LoopKind.SERIAL):
+                case GroupStatement():
+                    yield from self.group(statement, frame)
+                case For(kind=LoopKind.SERIAL | LoopKind.WALK | LoopKind.ELEMENTS):
                     yield from self.serial(statement, frame)
                 case For(kind=LoopKind.PARALLEL):
                     self.parallel(statement, frame)
                 case For():
                     self.lockstep(statement, frame)
 
-    def serial(self, loop: For, frame: _Frame) -> Iterator[None]:
+    def serial(self, loop: For, frame: Frame) -> Iterator[object]:
         carried = [frame.read(v) for v in loop.inits]
         step = frame.number(loop.step)
         if step <= 0:
             raise self.fault(loop, f"a loop step of {step}")
-        for i in range(frame.number(loop.start), frame.number(loop.stop), step):
+        for i in self.iterations(loop, frame):
             frame.values[loop.index] = np.full(1, i, np.int64)
             frame.values.update(zip(loop.carried, carried))
             yield from self.block(loop.body, frame)
             carried = [frame.read(v) for v in loop.body.yields]
         frame.values.update(zip(loop.results, carried))
 
-    def parallel(self, loop: For, frame: _Frame) -> None:
+    def iterations(self, loop: For, frame: Frame) -> Sequence[int]:
+        return range(frame.number(loop.start), frame.number(loop.stop), frame.number(loop.step))
+
+    def group(self, statement: GroupStatement, frame: Frame) -> Iterator[object]:
+        raise self.fault(statement, "groups need the interpreter of groups")
+
+    def parallel(self, loop: For, frame: Frame) -> None:
         first, last = frame.run
         count = frame.number(loop.stop)
         for i in reversed(range(max(first, 0), count if last is None else min(last, count))):
@@ -178,7 +204,7 @@ class _Machine:
             for _ in self.block(loop.body, inner):
                 raise self.fault(loop, "a barrier outside a thread loop")
 
-    def lockstep(self, loop: For, frame: _Frame) -> None:
+    def lockstep(self, loop: For, frame: Frame) -> None:
         running = [self.block(loop.body, self.thread(loop, frame, t)) for t in reversed(range(frame.number(loop.stop)))]
         while running:
             waiting = [thread for thread in running if next(thread, self) is not self]
@@ -186,7 +212,7 @@ class _Machine:
                 raise self.fault(loop, f"{len(waiting)} of {len(running)} threads wait at a barrier, the rest ended")
             running = waiting
 
-    def thread(self, loop: For, frame: _Frame, t: int) -> _Frame:
+    def thread(self, loop: For, frame: Frame, t: int) -> Frame:
         """A thread keeps its local memory from one thread loop to the next."""
         for array in self.kernel.arrays:
             if array.space is Space.SHARED:
@@ -194,21 +220,21 @@ class _Machine:
         before = self.threads.get(t)
         local = {b: a for b, a in before.memory.items() if b.space is Space.LOCAL} if before else {}
         written = {b: a for b, a in before.written.items() if b.space is Space.LOCAL} if before else {}
-        inner = _Frame(dict(frame.values), frame.memory | local, frame.written | written, frame.run)
+        inner = Frame(dict(frame.values), frame.memory | local, frame.written | written, frame.run)
         inner.values[loop.index] = np.full(1, t, np.int64)
         self.threads[t] = inner
         return inner
 
     # Memory.
 
-    def array(self, buffer: Buffer, frame: _Frame) -> Lanes:
+    def array(self, buffer: Buffer, frame: Frame) -> Lanes:
         if buffer not in frame.memory:
             frame.memory[buffer] = np.zeros(buffer.size or 0, buffer.dtype.numpy)
             frame.written[buffer] = np.zeros(buffer.size or 0, np.bool_)
         return frame.memory[buffer]
 
     def lanes(
-        self, statement: Load | Store | Atomic, kind: ValueType, mask: Value | None, align: int, frame: _Frame
+        self, statement: Load | Store | Atomic, kind: ValueType, mask: Value | None, align: int, frame: Frame
     ) -> tuple[Lanes, Lanes]:
         """The element offsets of an access and which lanes take part, checked."""
         buffer = statement.buffer
@@ -228,7 +254,7 @@ class _Machine:
             )
         return offsets, active
 
-    def load(self, load: Load, frame: _Frame) -> None:
+    def load(self, load: Load, frame: Frame) -> None:
         offsets, active = self.lanes(load, load.result.type, load.mask, load.align, frame)
         if load.buffer in frame.written and not frame.written[load.buffer][offsets[active]].all():
             raise self.fault(load, f"{load.buffer.name} is read before it is written")
@@ -238,26 +264,26 @@ class _Machine:
         result[active] = frame.memory[load.buffer][offsets[active]]
         frame.values[load.result] = result
 
-    def store(self, store: Store, frame: _Frame) -> None:
+    def store(self, store: Store, frame: Frame) -> None:
         offsets, active = self.lanes(store, store.value.type, store.mask, store.align, frame)
         if len(set(offsets[active].tolist())) < int(active.sum()):
             raise self.fault(store, f"lanes of a store to {store.buffer.name} collide")
         frame.memory[store.buffer][offsets[active]] = frame.read(store.value)[active]
         self.mark(store.buffer, offsets[active], frame)
 
-    def atomic(self, atomic: Atomic, frame: _Frame) -> None:
+    def atomic(self, atomic: Atomic, frame: Frame) -> None:
         offsets, _ = self.lanes(atomic, atomic.value.type, None, 1, frame)
         memory = frame.memory[atomic.buffer]
         memory[offsets] = _NUMPY[atomic.op](memory[offsets], frame.read(atomic.value))
         self.mark(atomic.buffer, offsets, frame)
 
-    def mark(self, buffer: Buffer, offsets: Lanes, frame: _Frame) -> None:
+    def mark(self, buffer: Buffer, offsets: Lanes, frame: Frame) -> None:
         if buffer in frame.written:
             frame.written[buffer][offsets] = True
 
     # Pure operations.
 
-    def let(self, let: Let, frame: _Frame) -> None:
+    def let(self, let: Let, frame: Frame) -> None:
         args = [frame.read(a) for a in let.args]
         try:
             result = apply(let.op, args, let.attr, let.result.type)

@@ -16,6 +16,7 @@ Meaning, where it could be doubted:
   narrower one rounds to nearest even. f16 and bf16 are for storage: they cast from and to f32, nothing else.
 - A masked-off lane of a load gives `other` and touches no memory; a masked-off lane of a store writes nothing.
 - `parallel` iterations are independent: a CPU runs any range of them, a GPU runs one block each.
+- `rlx.kernels.ir.groups` adds roles, asynchronous operations, phases, fragments and exchange between threads.
 - `threads` iterations are the threads of one block: they all advance together from `barrier` to `barrier`, and the
   end of the loop is a barrier. Shared buffers live as long as the parallel iteration.
 """
@@ -173,6 +174,10 @@ class Space(enum.StrEnum):
     SHARED = "shared"  # one per parallel iteration, seen by all threads of it
     LOCAL = "local"  # one per thread
     TABLE = "table"  # constant data that is part of the kernel
+    # What `groups` describes:
+    PHASES = "phases"  # barriers, one set per parallel iteration; `data` is how many arrivals complete a phase
+    TOKEN = "token"  # one per group
+    FRAGMENT = "fragment"  # one per group, `cols` columns wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +193,12 @@ class Buffer:
     align: int = 1
     size: int | None = None  # in elements; None where only the caller knows
     data: tuple[Literal, ...] = ()
+    cols: int = 0  # of a fragment
+
+    @property
+    def rows(self) -> int:
+        """Of a fragment."""
+        return (self.size or 0) // self.cols
 
 
 class Block:
@@ -252,6 +263,8 @@ class LoopKind(enum.StrEnum):
     SERIAL = "for"
     PARALLEL = "parallel"
     THREADS = "threads"
+    ELEMENTS = "elements"  # of a fragment, each where it is
+    WALK = "walk"  # a block's share
 
 
 @dataclass(eq=False, slots=True)
@@ -280,7 +293,29 @@ class If:
     results: tuple[Value, ...]
 
 
-Statement = Let | Load | Store | Atomic | Barrier | For | If
+class GroupStatement:
+    """What `rlx.kernels.ir.groups` adds; each such statement knows its own operands, results, blocks and text."""
+
+    __slots__ = ()
+
+    def operands(self) -> tuple[Value, ...]:
+        return ()
+
+    def results(self) -> tuple[Value, ...]:
+        return ()
+
+    def blocks(self) -> tuple[Block, ...]:
+        return ()
+
+    def text(self, use: Callable[[Value], str]) -> str:
+        raise NotImplementedError
+
+    def renewed(self, new: Callable[[Value], Value]) -> GroupStatement:
+        """The same statement on other operands, with new results."""
+        raise NotImplementedError
+
+
+Statement = Let | Load | Store | Atomic | Barrier | For | If | GroupStatement
 
 
 def packed_symbol(kernel_name: str) -> str:
@@ -324,7 +359,11 @@ class Kernel:
     @property
     def thread_count(self) -> int:
         """Threads per block that a GPU launch must have."""
+        from rlx.kernels.ir.groups import Roles
+
         for statement in walk(self.body):
+            if isinstance(statement, Roles):
+                return sum(role.copies * role.threads for role in statement.roles)
             if isinstance(statement, For) and statement.kind is LoopKind.THREADS:
                 assert isinstance(statement.stop, Const)
                 return int(statement.stop.literal)
@@ -336,7 +375,7 @@ def child_blocks(statement: Statement) -> tuple[Block, ...]:
         return (statement.body,)
     if isinstance(statement, If):
         return (statement.then, statement.otherwise)
-    return ()
+    return statement.blocks() if isinstance(statement, GroupStatement) else ()
 
 
 def walk(block: Block) -> Iterator[Statement]:

@@ -6,7 +6,22 @@ A pass is a builder that appends something else for some operations; see `legali
 from __future__ import annotations
 
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import Atomic, Barrier, Block, Const, For, If, Kernel, Let, Load, Statement, Store, Value
+from rlx.kernels.ir.groups import Role, Roles
+from rlx.kernels.ir.loop_ir import (
+    Atomic,
+    Barrier,
+    Block,
+    Const,
+    For,
+    GroupStatement,
+    If,
+    Kernel,
+    Let,
+    Load,
+    Statement,
+    Store,
+    Value,
+)
 
 
 def copy_into(kernel: Kernel, builder: KernelBuilder) -> Kernel:
@@ -61,6 +76,19 @@ class Copier:
                         new.yields = self.block(old)
                 k.append(branch)
                 self.values.update(zip(results, branch.results))
+            case Roles(roles):
+                k.append(Roles(tuple(map(self.role, roles))))
+            case GroupStatement():
+                renewed = statement.renewed(self.new)
+                k.append(renewed)
+                self.values.update(zip(statement.results(), renewed.results()))
+
+    def role(self, role: Role) -> Role:
+        index = self.values[role.index] = Value(self.builder, role.index.type, role.index.name)
+        new = Role(role.name, role.copies, role.threads, role.registers, index, Block())
+        with self.builder.inside(new.body):
+            self.block(role.body)
+        return new
 
     def loop(self, loop: For) -> None:
         bounds = (self.new(loop.start), self.new(loop.stop), self.new(loop.step))

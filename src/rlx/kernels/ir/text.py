@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.ir.dtype import DType
+from rlx.kernels.ir.groups import Roles
 from rlx.kernels.ir.loop_ir import (
     Atomic,
     Attr,
@@ -11,6 +12,7 @@ from rlx.kernels.ir.loop_ir import (
     Buffer,
     Const,
     For,
+    GroupStatement,
     If,
     Kernel,
     Let,
@@ -45,7 +47,8 @@ class _Printer:
         self.lines.append(f"kernel @{kernel.name}({params}) {{")
         for array in kernel.arrays:
             data = f" = {list(array.data)}" if array.data else ""
-            self.lines.append(f"  {array.space} {array.name}: {array.dtype}[{array.size}] align {array.align}{data}")
+            size = f"{array.rows}x{array.cols}" if array.cols else array.size
+            self.lines.append(f"  {array.space} {array.name}: {array.dtype}[{size}] align {array.align}{data}")
         self.block(kernel.body, "  ")
         self.lines.append("}")
 
@@ -111,6 +114,17 @@ class _Printer:
                     self.block(otherwise, indent + "  ")
                 line(f"{indent}}}")
                 self.lines[at] = f"{indent}{self.results(results)}{head}"
+            case Roles(roles):
+                line(f"{indent}roles {{")
+                for role in roles:
+                    limit = f" registers {role.registers}" if role.registers else ""
+                    index = self.define(role.index).split(":")[0]
+                    line(f"{indent}  {role.name} {index} = 0 to {role.copies} threads {role.threads}{limit} {{")
+                    self.block(role.body, indent + "    ")
+                    line(f"{indent}  }}")
+                line(f"{indent}}}")
+            case GroupStatement():
+                line(f"{indent}{self.results(statement.results())}{statement.text(self.use)}")
 
     def loop(self, loop: For, indent: str) -> None:
         bounds = f"{self.use(loop.start)} to {self.use(loop.stop)}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rlx.errors import RlxError, VerificationError
 from rlx.ir.dtype import DType
+from rlx.kernels.ir.group_verify import check_element_access, check_group_statement
+from rlx.kernels.ir.groups import Exchange, Roles
 from rlx.kernels.ir.loop_ir import (
     ALL,
     INDEX,
@@ -13,6 +15,7 @@ from rlx.kernels.ir.loop_ir import (
     Buffer,
     Const,
     For,
+    GroupStatement,
     If,
     Kernel,
     Let,
@@ -39,6 +42,9 @@ class _Verifier:
         self.buffers = {b for b in (*kernel.params, *kernel.arrays) if isinstance(b, Buffer)}
         self.defined = {p for p in kernel.params if isinstance(p, Value)}
         self.at: Statement | None = None
+        self.role_threads: int | None = None
+        self.elements: For | None = None
+        self.lets: dict[Value, Let] = {}
 
     def run(self) -> None:
         names = [p.name for p in (*self.kernel.params, *self.kernel.arrays)]
@@ -66,12 +72,22 @@ class _Verifier:
                 "a parallel loop must be the only one, at the top level, beside pure operations",
             )
         threads = [s for s in loops if s.kind is LoopKind.THREADS]
+        top = parallel[0].body if parallel else self.kernel.body
+        roles = [s for s in walk(self.kernel.body) if isinstance(s, Roles)]
+        self.require(
+            len(roles) <= 1 and all(s in top.statements for s in roles),
+            "roles stand once, at the top of a block's work",
+        )
         counts = {s.stop.literal if isinstance(s.stop, Const) else None for s in threads}
-        self.require(len(counts) <= 1 and None not in counts, "all thread loops need one and the same literal count")
-        for loop in (*parallel, *threads):
+        self.require(None not in counts, "thread loops need a literal count")
+        # Roles have counts of their own.
+        self.require(len(counts) <= 1 or bool(roles), "all thread loops need one and the same literal count")
+        of_groups = [s for s in loops if s.kind in (LoopKind.ELEMENTS, LoopKind.WALK)]
+        for loop in (*parallel, *threads, *of_groups):
             simple = [isinstance(b, Const) and b.literal == v for b, v in ((loop.start, 0), (loop.step, 1))]
-            self.require(all(simple) and not loop.inits, f"a {loop.kind} loop starts at 0, steps by 1, carries nothing")
-        self.has_threads = bool(threads)
+            carries = bool(loop.inits) and loop.kind is not LoopKind.WALK
+            self.require(all(simple) and not carries, f"a {loop.kind} loop starts at 0, steps by 1, carries nothing")
+        self.has_threads = bool(threads) and not roles
 
     def block(self, block: Block, inside_threads: bool, arguments: tuple[Value, ...] = ()) -> None:
         """Check a block; what it defines, `arguments` included, is not defined after it."""
@@ -107,6 +123,7 @@ class _Verifier:
                 except RlxError as error:
                     self.require(False, str(error))
                 self.require(inferred == result.type, f"{op} gives {inferred}, not {result.type}")
+                self.lets[result] = statement
                 self.define(result)
             case Load(result, buffer, offset, mask, other, _):
                 self.access(buffer, offset, result.type, mask)
@@ -134,11 +151,25 @@ class _Verifier:
                     self.require(types == [r.type for r in results], f"a branch yields {types}")
                     self.block(side, inside_threads)
                 self.define(*results)
+            case Roles(roles):
+                check_group_statement(statement, self.buffers, self.require)
+                for role in roles:
+                    self.role_threads = role.threads
+                    self.block(role.body, False, (role.index,))
+                self.role_threads = None
+            case GroupStatement():
+                for operand in statement.operands():
+                    self.use(operand)
+                inside = inside_threads if isinstance(statement, Exchange) else not inside_threads
+                self.require(inside and self.elements is None, "threads exchange; groups copy, multiply and wait")
+                check_group_statement(statement, self.buffers, self.require)
+                self.define(*statement.results())
 
     def access(self, buffer: Buffer, offset: Value, kind: ValueType, mask: Value | None) -> None:
         self.require(buffer in self.buffers, f"{buffer.name} is not declared")
         self.require(kind.dtype is buffer.dtype, f"{buffer.name} holds {buffer.dtype}, not {kind.dtype}")
         self.use(offset)
+        check_element_access(buffer, offset, self.elements, self.lets, self.require)
         self.require(offset.dtype is DType.I64 and offset.lanes in (1, kind.lanes), f"offset {offset.type} for {kind}")
         if mask is not None:
             self.use(mask, kind.with_dtype(DType.BOOL))
@@ -153,5 +184,13 @@ class _Verifier:
             self.require([v.type for v in group] == types, f"loop %{loop.index.name} carries {types}")
         is_threads = loop.kind is LoopKind.THREADS
         self.require(not (is_threads and inside_threads), "thread loops do not nest")
+        if is_threads and self.role_threads is not None and isinstance(loop.stop, Const):
+            count = self.role_threads
+            self.require(loop.stop.literal == count, f"the role has {count} threads, the loop {loop.stop.literal}")
+        if loop.kind is LoopKind.ELEMENTS:
+            nested = inside_threads or self.elements is not None or not isinstance(loop.stop, Const)
+            self.require(not nested, "a loop over elements is a group's, with a literal count")
+            self.elements = loop
         self.block(loop.body, inside_threads or is_threads, (loop.index, *loop.carried))
+        self.elements = None if loop.kind is LoopKind.ELEMENTS else self.elements
         self.define(*loop.results)

@@ -47,6 +47,8 @@ class _TileOp(SplatOp):
     """An op on outlines of an image that is cut into tiles."""
 
     primitive = True
+    # Lists and packed scenes are trusted: no file may bring them.
+    lowered = True
     jvp = vjp = batch = _INTERNAL
 
     width: int = DEFAULTS.width
@@ -192,6 +194,8 @@ class _BlendOp(PreparedSceneOp):
     """A step on a prepared scene in f32."""
 
     primitive = True
+    # Lists and packed scenes are trusted: no file may bring them.
+    lowered = True
     jvp = vjp = batch = _INTERNAL
 
     def require_operands(self, prep: Shape, background: Shape) -> None:

@@ -1,0 +1,70 @@
+"""What the threads of a subgroup exchange, as instructions of NVIDIA's and AMD's GPUs."""
+
+from __future__ import annotations
+
+from rlx.errors import BackendError
+from rlx.ir.dtype import DType
+from rlx.kernels.emit.llvm_ops import PureOps
+from rlx.kernels.emit.llvm_text import llvm_type
+from rlx.kernels.ir.groups import Exchange
+from rlx.kernels.ir.loop_ir import Let, Value
+from rlx.kernels.machines import Machine
+
+# Threads that run together on every chip of a family; AMD's oldest have 64.
+_SUBGROUP = 32
+
+
+class ExchangeOps(PureOps):
+    """Appends instructions for `Exchange`."""
+
+    machine: Machine
+
+    def exchange(self, exchange: Exchange) -> str:
+        if exchange.width > _SUBGROUP:
+            raise BackendError(
+                f"exchange between {exchange.width} threads; {self.machine.name} has subgroups of {_SUBGROUP}"
+            )
+        if exchange.how in ("lane", "xor"):
+            lane = self.emit(f"trunc {self.typed(exchange.lane)} to i32")
+            return self.moved(exchange.how, exchange.value, lane, exchange.width)
+        # Halves first, as lanes of a vector are reduced; the two operands may stand in either order.
+        current, bits = exchange.value, exchange.width // 2
+        while bits:
+            other = Value(current.builder, current.type)
+            self.names[other] = self.moved("xor", current, str(bits), exchange.width)
+            combined = Value(current.builder, current.type)
+            self.names[combined] = self.let(Let(combined, exchange.how, (current, other)))
+            current, bits = combined, bits // 2
+        return self.ref(current)
+
+    def moved(self, how: str, value: Value, lane: str, width: int) -> str:
+        """The value of another thread, in words of 32 bits."""
+        kind, bits = llvm_type(value.type), 1 if value.dtype is DType.BOOL else 8 * value.dtype.size_bytes
+        whole = self.ref(value)
+        if value.dtype in (DType.F32, DType.F64):
+            whole = self.emit(f"bitcast {kind} {whole} to i{bits}")
+        if bits < 32:
+            wide = self.emit(f"zext i{bits} {whole} to i32")
+            return self.emit(f"trunc i32 {self.word(how, wide, lane, width)} to i{bits}")
+        if bits == 32:
+            got = self.word(how, whole, lane, width)
+        else:
+            low = self.emit(f"trunc i64 {whole} to i32")
+            high = self.emit(f"trunc i64 {self.emit(f'lshr i64 {whole}, 32')} to i32")
+            parts = [self.emit(f"zext i32 {self.word(how, part, lane, width)} to i64") for part in (low, high)]
+            shifted = self.emit(f"shl i64 {parts[1]}, 32")
+            got = self.emit(f"or i64 {shifted}, {parts[0]}")
+        return self.emit(f"bitcast i{bits} {got} to {kind}") if value.dtype in (DType.F32, DType.F64) else got
+
+    def word(self, how: str, word: str, lane: str, width: int) -> str:
+        if self.machine.gpu == "nvptx":
+            name = f"llvm.nvvm.shfl.sync.{'idx' if how == 'lane' else 'bfly'}.i32"
+            # The upper half of the last operand keeps threads within their own part of the warp.
+            clamp = (_SUBGROUP - width) << 8 | (_SUBGROUP - 1)
+            return self.call(name, "i32", [("i32", "-1"), ("i32", word), ("i32", lane), ("i32", str(clamp))])
+        low = self.call("llvm.amdgcn.mbcnt.lo", "i32", [("i32", "-1"), ("i32", "0")])
+        own = self.call("llvm.amdgcn.mbcnt.hi", "i32", [("i32", "-1"), ("i32", low)])
+        first = self.emit(f"and i32 {own}, {-width}")
+        source = self.emit(f"or i32 {first}, {lane}") if how == "lane" else self.emit(f"xor i32 {own}, {lane}")
+        address = self.emit(f"shl i32 {source}, 2")
+        return self.call("llvm.amdgcn.ds.bpermute", "i32", [("i32", address), ("i32", word)])

@@ -1,0 +1,140 @@
+"""The rules of `groups`: what `verify` asks of roles, regions, signals, fragments and exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.ir.dtype import DType
+from rlx.kernels.ir.groups import (
+    EXCHANGES,
+    Arrive,
+    AwaitPhases,
+    AwaitToken,
+    Copy,
+    Exchange,
+    Mma,
+    Region,
+    Roles,
+    RowReduce,
+    Signal,
+)
+from rlx.kernels.ir.loop_ir import (
+    FLOATS,
+    HALVES,
+    INDEX,
+    NUMBERS,
+    Buffer,
+    Const,
+    For,
+    GroupStatement,
+    Let,
+    Space,
+    Value,
+    ValueType,
+)
+
+Require = Callable[[bool, str], None]
+
+
+def check_group_statement(statement: GroupStatement, buffers: set[Buffer], require: Require) -> None:
+    """What holds for one statement by itself; that its operands are defined is checked elsewhere."""
+
+    def region(tile: Region, reads: bool) -> None:
+        buffer = tile.buffer
+        require(buffer in buffers, f"{buffer.name} is not declared")
+        require(buffer.space not in (Space.PHASES, Space.TOKEN), f"{buffer.name} is no memory")
+        require(buffer.reads if reads else buffer.writes, f"{buffer.name} is {'write' if reads else 'read'} only")
+        require(tile.rows >= 1 and tile.cols >= 1, f"a region of {tile.rows}x{tile.cols}")
+        require(tile.offset.type == INDEX and tile.stride.type == INDEX, "an offset and a stride are i64")
+        if buffer.space is Space.FRAGMENT:
+            is_whole = (tile.rows, tile.cols) == (buffer.rows, buffer.cols) and _is_zero(tile.offset)
+            require(is_whole, f"{buffer.name} is a fragment, which is used as a whole")
+
+    def signal(where: Signal, spaces: tuple[Space, ...], what: str) -> None:
+        require(where.buffer in buffers, f"{where.buffer.name} is not declared")
+        require(where.buffer.space in spaces, f"{where.buffer.name} is no {what}")
+        require(where.index.type == INDEX, "the number of a barrier is i64")
+
+    def fragment(buffer: Buffer) -> None:
+        require(buffer in buffers and buffer.space is Space.FRAGMENT, f"{buffer.name} is no declared fragment")
+
+    match statement:
+        case Copy(target, source, done):
+            region(target, reads=False)
+            region(source, reads=True)
+            require((target.rows, target.cols) == (source.rows, source.cols), "a copy has two regions of one shape")
+            require(target.buffer.dtype is source.buffer.dtype, "a copy has two regions of one type; cast elements")
+            if done is not None:
+                signal(done, (Space.PHASES, Space.TOKEN), "barrier or token")
+                pair = {target.buffer.space, source.buffer.space}
+                require(
+                    pair == {Space.GLOBAL, Space.SHARED}, "asynchronous copies are between global and shared memory"
+                )
+        case Mma(total, a, b, turned, keeps, done):
+            fragment(total)
+            region(a, reads=True)
+            region(b, reads=True)
+            depth, width = (b.cols, b.rows) if turned else (b.rows, b.cols)
+            shapes = f"{total.rows}x{total.cols} from {a.rows}x{a.cols} and {depth}x{width}"
+            require((total.rows, a.cols, total.cols) == (a.rows, depth, width), f"a product of {shapes}")
+            require(a.buffer.dtype is b.buffer.dtype, f"factors are {a.buffer.dtype} and {b.buffer.dtype}")
+            require(a.buffer.dtype in FLOATS | HALVES and total.dtype in FLOATS, f"no product of {a.buffer.dtype} here")
+            require(b.buffer.space is Space.SHARED, f"the right factor {b.buffer.name} lies in shared memory")
+            require(a.buffer.space in (Space.SHARED, Space.FRAGMENT), f"the left factor {a.buffer.name} does not")
+            require(keeps.type == ValueType(DType.BOOL), "keep is a scalar bool")
+            if done is not None:
+                signal(done, (Space.TOKEN,), "token")
+        case RowReduce(op, target, source):
+            fragment(target)
+            fragment(source)
+            require(op in ("add", "min", "max") and source.dtype in NUMBERS, f"rows cannot be combined by {op}")
+            fits = target.cols == 1 and target.rows == source.rows and target.dtype is source.dtype
+            require(fits, f"{target.name} must be one {source.dtype} column of {source.rows} rows")
+        case Arrive(barrier, count):
+            signal(barrier, (Space.PHASES,), "barrier")
+            require(count >= 0, f"{count} bytes are announced")
+        case AwaitPhases(barrier, phases):
+            signal(barrier, (Space.PHASES,), "barrier")
+            require(phases.type == INDEX, "a number of phases is i64")
+        case AwaitToken(token):
+            require(token in buffers and token.space is Space.TOKEN, f"{token.name} is no declared token")
+        case Exchange(result, how, value, lane, width):
+            require(how in EXCHANGES, f"unknown exchange {how!r}")
+            require(value.lanes == 1 and result.type == value.type, f"exchange of {value.type} as {result.type}")
+            require(lane.type == INDEX and width >= 1 and width & (width - 1) == 0, f"a subgroup of {width} threads")
+            require(how in ("lane", "xor") or value.dtype in NUMBERS, f"{value.type} cannot be combined")
+        case Roles(roles):
+            names = [r.name for r in roles]
+            require(len(set(names)) == len(names) > 0, f"roles need different names, got {names}")
+            for role in roles:
+                require(role.copies >= 1 and role.threads >= 1, f"role {role.name} has no threads")
+
+
+def check_element_access(
+    buffer: Buffer, offset: Value, loop: For | None, lets: dict[Value, Let], require: Require
+) -> None:
+    """A fragment is loaded and stored at the elements that a loop gives, and a column at their rows."""
+    if buffer.space in (Space.PHASES, Space.TOKEN):
+        require(False, f"{buffer.name} is no memory")
+    if buffer.space is not Space.FRAGMENT:
+        return
+    require(loop is not None, f"{buffer.name} is a fragment: its elements are known only in a loop over elements")
+    assert loop is not None and isinstance(loop.stop, Const)
+    count = int(loop.stop.literal)
+    let = lets.get(offset)
+    if offset is loop.index:
+        require(buffer.size == count, f"{buffer.name} has {buffer.size} elements, the loop {count}")
+        return
+    is_row = (
+        let is not None
+        and let.op == "div"
+        and let.args[0] is loop.index
+        and isinstance(let.args[1], Const)
+        and buffer.cols == 1
+        and buffer.rows * int(let.args[1].literal) == count
+    )
+    require(is_row, f"{buffer.name} is a fragment: only the element of the loop, or its row of a column, is at hand")
+
+
+def _is_zero(value: Value) -> bool:
+    return isinstance(value, Const) and value.literal == 0

@@ -1,0 +1,253 @@
+"""What groups of threads do in the loop IR: roles, asynchronous copies and products, phases, fragments, exchange.
+
+A group is the threads of a block that run one body together: a role's warp group, or the whole block where there are no
+roles. Outside thread loops a group acts as one: a scalar is the same in all its threads, and a load or store
+happens once.
+
+- `Roles`: groups of one block run different bodies at the same time; where it ends, all have ended.
+- `Copy` and `Mma` may be asynchronous: they start, and go on beside the group that started them. Their results are
+  poison, and what they read must stay as it is, until their token is awaited, or a barrier phase that they complete.
+  Products of one group run in the order in which they were started: who awaits one has awaited those before it.
+- Barriers with phases (`Space.PHASES`): a phase completes when as many arrivals as the barrier was declared with have
+  come and all bytes that arrivals announced have been copied. `AwaitPhases` waits until so many phases in all are
+  complete. Hardware knows only whether that number is even, so a wait must not be a phase late or two early.
+- Tokens (`Space.TOKEN`), each group has its own: `AwaitToken` waits for everything started under the token.
+- Fragments (`Space.FRAGMENT`), each group has its own: a tile spread over the registers of the group's threads, in a
+  layout nobody knows. They are copied as a whole, are operands of products, reduce along rows, and inside a loop over
+  `elements` each element is loaded and stored by whoever has it.
+- `Exchange`: the threads of a subgroup see each other's values.
+- A `walk` loop is a block's share of iterations: those of its own number, and every so many blocks one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rlx.errors import BackendError
+from rlx.kernels.ir.loop_ir import Block, Buffer, For, GroupStatement, Kernel, LoopKind, Space, Statement, Value, walk
+
+Use = Callable[[Value], str]
+Renew = Callable[[Value], Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """`rows` rows of `cols` elements, `stride` elements apart; a fragment is always a region as a whole."""
+
+    buffer: Buffer
+    offset: Value
+    rows: int
+    cols: int
+    stride: Value
+
+    @property
+    def is_fragment(self) -> bool:
+        return self.buffer.space is Space.FRAGMENT
+
+    def operands(self) -> tuple[Value, ...]:
+        return (self.offset, self.stride)
+
+    def text(self, use: Use) -> str:
+        size = f"{self.rows}x{self.cols}"
+        if self.is_fragment:
+            return f"{self.buffer.name} {size}"
+        return f"{self.buffer.name}[{use(self.offset)}] {size} stride {use(self.stride)}"
+
+    def renewed(self, new: Renew) -> Region:
+        return replace(self, offset=new(self.offset), stride=new(self.stride))
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """Where the end of an asynchronous operation is noted: a token, or the bytes of the phase of a barrier."""
+
+    buffer: Buffer
+    index: Value
+
+    def text(self, use: Use) -> str:
+        return f"{self.buffer.name}[{use(self.index)}]"
+
+
+@dataclass(eq=False, slots=True)
+class Copy(GroupStatement):
+    """`target = source`, element by element; with a signal it is only started here."""
+
+    target: Region
+    source: Region
+    signal: Signal | None
+
+    def operands(self) -> tuple[Value, ...]:
+        signal = () if self.signal is None else (self.signal.index,)
+        return (*self.target.operands(), *self.source.operands(), *signal)
+
+    def text(self, use: Use) -> str:
+        word = "copy" if self.signal is None else "start copy"
+        tail = "" if self.signal is None else f" signal {self.signal.text(use)}"
+        return f"{word} {self.target.text(use)}, {self.source.text(use)}{tail}"
+
+    def renewed(self, new: Renew) -> Copy:
+        signal = None if self.signal is None else replace(self.signal, index=new(self.signal.index))
+        return Copy(self.target.renewed(new), self.source.renewed(new), signal)
+
+
+@dataclass(eq=False, slots=True)
+class Mma(GroupStatement):
+    """`total = total * keeps + a @ b`, in the type of the fragment `total`; `b` is given as its transpose if
+    `b_transposed`. Where `keeps` is false the old total is not read. With a token it is only started here."""
+
+    total: Buffer
+    a: Region
+    b: Region
+    b_transposed: bool
+    keeps: Value
+    signal: Signal | None
+
+    def operands(self) -> tuple[Value, ...]:
+        return (*self.a.operands(), *self.b.operands(), self.keeps)
+
+    def text(self, use: Use) -> str:
+        word = "mma" if self.signal is None else "start mma"
+        tail = "" if self.signal is None else f" signal {self.signal.text(use)}"
+        turned = " transposed" if self.b_transposed else ""
+        return f"{word} {self.total.name} keep {use(self.keeps)}, {self.a.text(use)}, {self.b.text(use)}{turned}{tail}"
+
+    def renewed(self, new: Renew) -> Mma:
+        return Mma(
+            self.total, self.a.renewed(new), self.b.renewed(new), self.b_transposed, new(self.keeps), self.signal
+        )
+
+
+@dataclass(eq=False, slots=True)
+class RowReduce(GroupStatement):
+    """Each row of a fragment combined by add, min or max, into a fragment of one column."""
+
+    op: str
+    target: Buffer
+    source: Buffer
+
+    def text(self, use: Use) -> str:
+        return f"rows {self.op} {self.target.name}, {self.source.name}"
+
+    def renewed(self, new: Renew) -> RowReduce:
+        return self
+
+
+@dataclass(eq=False, slots=True)
+class Arrive(GroupStatement):
+    """One arrival at a barrier, which announces that `bytes` more will be copied before the phase is complete."""
+
+    barrier: Signal
+    bytes: int
+
+    def operands(self) -> tuple[Value, ...]:
+        return (self.barrier.index,)
+
+    def text(self, use: Use) -> str:
+        return f"arrive {self.barrier.text(use)}" + (f" bytes {self.bytes}" if self.bytes else "")
+
+    def renewed(self, new: Renew) -> Arrive:
+        return Arrive(replace(self.barrier, index=new(self.barrier.index)), self.bytes)
+
+
+@dataclass(eq=False, slots=True)
+class AwaitPhases(GroupStatement):
+    """Wait until `count` phases of a barrier, in all, are complete."""
+
+    barrier: Signal
+    count: Value
+
+    def operands(self) -> tuple[Value, ...]:
+        return (self.barrier.index, self.count)
+
+    def text(self, use: Use) -> str:
+        return f"await {self.barrier.text(use)} phases {use(self.count)}"
+
+    def renewed(self, new: Renew) -> AwaitPhases:
+        return AwaitPhases(replace(self.barrier, index=new(self.barrier.index)), new(self.count))
+
+
+@dataclass(eq=False, slots=True)
+class AwaitToken(GroupStatement):
+    """Wait for all that was started under a token."""
+
+    token: Buffer
+
+    def text(self, use: Use) -> str:
+        return f"await {self.token.name}"
+
+    def renewed(self, new: Renew) -> AwaitToken:
+        return self
+
+
+EXCHANGES = ("lane", "xor", "add", "min", "max")
+
+
+@dataclass(eq=False, slots=True)
+class Exchange(GroupStatement):
+    """What the threads of a subgroup of `width` neighbours give each other: `value` as the thread numbered `lane` has
+    it, or the one whose number differs from one's own by the bits of `lane` (`xor`), or all values combined by add,
+    min or max, as `reduce` combines lanes. All threads of the subgroup take part."""
+
+    result: Value
+    how: str
+    value: Value
+    lane: Value
+    width: int
+
+    def operands(self) -> tuple[Value, ...]:
+        return (self.value, self.lane)
+
+    def results(self) -> tuple[Value, ...]:
+        return (self.result,)
+
+    def text(self, use: Use) -> str:
+        lane = f", {use(self.lane)}" if self.how in ("lane", "xor") else ""
+        return f"exchange {self.how} {use(self.value)}{lane} {{{self.width}}}"
+
+    def renewed(self, new: Renew) -> Exchange:
+        result = Value(self.result.builder, self.result.type, self.result.name)
+        return Exchange(result, self.how, new(self.value), new(self.lane), self.width)
+
+
+@dataclass(eq=False, slots=True)
+class Role:
+    """`copies` groups of `threads` threads that run one body; `index` tells them apart. `registers` is how many each
+    thread may have, 0 for no preference."""
+
+    name: str
+    copies: int
+    threads: int
+    registers: int
+    index: Value
+    body: Block
+
+
+@dataclass(eq=False, slots=True)
+class Roles(GroupStatement):
+    """The groups of a block, each with its own body, at the same time."""
+
+    roles: tuple[Role, ...]
+
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(role.body for role in self.roles)
+
+
+def has_groups(kernel: Kernel) -> bool:
+    """Whether the kernel does anything of what this file names."""
+    return any(isinstance(s, GroupStatement) or _is_group_loop(s) for s in walk(kernel.body))
+
+
+def _is_group_loop(statement: Statement) -> bool:
+    return isinstance(statement, For) and statement.kind in (LoopKind.ELEMENTS, LoopKind.WALK)
+
+
+def refuse_groups(kernel: Kernel, emitter: str, with_exchange: bool = False) -> None:
+    """Emitters that know no groups say so before they write anything; some know what threads exchange."""
+    for statement in walk(kernel.body):
+        spelled = isinstance(statement, Exchange) and with_exchange
+        if not spelled and (isinstance(statement, GroupStatement) or _is_group_loop(statement)):
+            raise BackendError(
+                f"kernel {kernel.name} has roles, fragments, or asynchronous or exchanging threads, which {emitter} "
+                "does not spell; interpret it, or make a kernel without them for this target"
+            )
