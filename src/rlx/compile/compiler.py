@@ -171,6 +171,8 @@ class CompilePipeline:
     prepare_params: bool = True
     # "int8", "int16": products with stored weights multiply codes of activations, which changes their answers.
     activations: str = "f32"
+    # The chip that kernels are cut for, by its name ("avx2", "sm_90a"); None: the one that is found here.
+    machine: str | None = None
 
     def __post_init__(self) -> None:
         # Names are accepted where there is one.
@@ -206,7 +208,7 @@ class CompilePipeline:
     @property
     def generator(self) -> Generator | None:
         """What the target's generator joins into kernels; None when a backend brings its own."""
-        return generator_for(self.target) if self.supported_ops is None else None
+        return generator_for(self.target, self.machine) if self.supported_ops is None else None
 
     @property
     def claims(self) -> frozenset[str]:
