@@ -126,9 +126,10 @@ class Knobs:
         "how much to print: 1 devices, cache hits, kernel times; 2 passes: time, changed or not, rules fired; "
         "3 the program after each pass that changed it; 4 emitted code",
     )
-    dump = Knob(*_TEXT, "directory that receives every stage of every compile as a file")
-    override = Knob(*_TEXT, "directory whose edited stage files replace the computed stages")
-    verify = Knob(1, _int(0, 2), "checks: 0 none, 1 after each stage, 2 after each pass and with text round trip")
+    dump = Knob(*_TEXT, "directory that receives what every step of every compile has made as a file")
+    override = Knob(*_TEXT, "directory whose edited files replace what the steps have made")
+    skip_passes = Knob("", str, "optional steps and passes of a compile to leave out, by name, with commas between")
+    verify = Knob(1, _int(0, 2), "checks: 0 none, 1 after each stage, 2 after each step and with text round trip")
     backend = Knob(*_TEXT, "backend used when none is named; `reference` runs ops one by one in NumPy")
     threads = Knob[int | None](
         None, _int(1), "CPU threads; unset: as many as affinity and cgroup allow", also="RLX_WORKERS"

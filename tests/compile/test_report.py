@@ -65,7 +65,7 @@ def test_json_says_all():
     assert [k["kind"] for k in document["kernels"]] == [k.kind for k in result.lir.kernels]
     assert document["kernels"][0]["sources"][0]["file"].endswith("programs.py")
     assert document["memory"] == result.lir.buffers.to_json()
-    assert {s["name"] for s in document["stages"]} >= {"mir", "lir"}
+    assert {s["name"] for s in document["passes"]} >= {"lower_blocks", "fuse_patterns", "plan_buffers"}
 
 
 def test_kernels_say_what_they_move():

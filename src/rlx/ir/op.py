@@ -154,6 +154,8 @@ class Op:
     is_structural: ClassVar[bool] = False
     # Only the compiler makes it. Its kernel trusts what types cannot say (a route, a layout), so no file may hold it.
     lowered: ClassVar[bool] = False
+    # Several ops in one that named fusion forms for targets which claim it; our own kernels join its parts themselves.
+    is_fused: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
     eval: ClassVar[Callable[..., Any]]

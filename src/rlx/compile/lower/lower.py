@@ -15,7 +15,6 @@ from rlx.compile.fuse.can_join import SMALL_ROW
 from rlx.compile.fuse.index_maps import without_ones
 from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
-from rlx.compile.lower.attention import split_attention
 from rlx.compile.lower.complex_numbers import complex_form
 from rlx.compile.lower.concat import done_to_parts
 from rlx.compile.lower.conv import conv_form
@@ -90,11 +89,11 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
             # Values that had several readers may have one now, and with it another form.
             graph, is_merged = merge_equal_nodes(graph).graph, True
         else:
-            return _with_all_results(split_attention(graph, generator), generator)
+            return graph
     raise InternalError(f"@{graph.name}: after {MAX_ROUNDS} rounds some ops still have another form")
 
 
-def _with_all_results(graph: Graph, generator: Generator) -> Graph:
+def name_results(graph: Graph, generator: Generator) -> Graph:
     """Every result of an op with a kernel of its own has a name: the kernel stores it, read or not."""
     missing: list[tuple[NodeId, int]] = []
     named = {(n.inputs[0], n.op.index) for n in graph.nodes if isinstance(n.op, Project)}

@@ -103,8 +103,10 @@ def _tiles(report: CompileReport) -> str:
     ]
     if report.found.prepare is not None:
         tiles.append(_tile(str(len(report.found.prepare.kernels)), "kernels run once, on weights"))
-    if report.found.stages:
-        tiles.append(_tile(f"{1e3 * sum(s.seconds for s in report.found.stages):.1f} ms", "to compile to LIR"))
+    if report.found.passes:
+        tiles.append(
+            _tile(f"{1e3 * sum(p.seconds for p in report.found.passes if not p.within):.1f} ms", "to compile to LIR")
+        )
     return f"<div class='tiles'>{''.join(tiles)}</div>"
 
 
@@ -224,18 +226,14 @@ def _memory(report: CompileReport) -> str:
 
 
 def _times(report: CompileReport) -> str:
-    if not report.found.stages:
+    if not report.found.passes:
         return ""
-    stages = [_row([escape(s.name), f"{1e3 * s.seconds:.2f} ms"], (1,)) for s in report.found.stages]
-    parts = [f"<h2>Time</h2>{_table(('stage', ''), stages, (1,))}"]
-    if report.found.passes:
-        rows = [
-            _row([f"<code>{escape(p.name)}</code>", f"{1e3 * p.seconds:.2f} ms", _change(p)], (1,))
-            for p in report.found.passes
-        ]
-        table = _table(("pass", "time", "nodes"), rows, (1,))
-        parts.append(f"<details><summary>{len(rows)} passes</summary>{table}</details>")
-    return "".join(parts)
+    rows = [
+        _row([f"<code>{escape(p.name)}</code>", f"{1e3 * p.seconds:.2f} ms", _change(p)], (1,))
+        for p in report.found.passes
+    ]
+    table = _table(("step", "time", "nodes"), rows, (1,))
+    return f"<h2>Time</h2><details><summary>{len(rows)} steps</summary>{table}</details>"
 
 
 def _change(record: PassRecord) -> str:

@@ -19,7 +19,6 @@ from rlx.compile.fuse.barriers import FusionBarrier, UnfusedEdge
 from rlx.compile.memory.lir_liveness import lives_of, steps_of
 from rlx.compile.memory.packing import Tenant, peak
 from rlx.compile.report.drawing import drawn_binding
-from rlx.compile.stages import StageRecord
 from rlx.compile.weights.integer_activations import Int8Change
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.leaves import Constant
@@ -62,7 +61,6 @@ class CompileFindings(NamedTuple):
     barriers: tuple[UnfusedEdge, ...] = ()
     prepare: LirModule | None = None
     dispatch: KernelDispatchReport | None = None
-    stages: tuple[StageRecord, ...] = ()
     passes: tuple[PassRecord, ...] = ()
     int8: tuple[Int8Change, ...] = ()
 
@@ -112,7 +110,6 @@ class CompileReport(str):
             "memory": self.lir.buffers.to_json(),
             "prepare": None if found.prepare is None else [k.kind for k in found.prepare.kernels],
             "dispatch": None if found.dispatch is None else [s._asdict() for s in found.dispatch.summaries],
-            "stages": [s._asdict() for s in found.stages],
             "passes": [p._asdict() for p in found.passes],
             "int8": [{"product": c.product, "reason": c.reason} for c in found.int8],
         }

@@ -27,6 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class _FusedBlock(Op):
     """Operands by name, in an order that the attributes decide."""
 
+    is_fused = True
     num_heads: int
     head_dim: int
 

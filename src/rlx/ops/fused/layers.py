@@ -38,6 +38,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class FusedMatMulBiasAct(Op):
     """y = act(x·w + b) with x [.., M, K], w [.., K, N], b [N]; without `activation` there is none."""
 
+    is_fused = True
     activation: ActivationKind | None = None
 
     def infer(self, x: Shape, w: Shape, b: Shape) -> Shape:
@@ -74,6 +75,7 @@ class _FusedResidualNorm(Op):
     With `with_sum` there is a second result, the sum itself, which is what the next residual reads.
     """
 
+    is_fused = True
     has_bias: bool = False
     eps: float = 1e-5
     with_sum: bool = False
@@ -151,6 +153,7 @@ class FusedSwiGLU(Op):
     With `cast_to` the result has that dtype.
     """
 
+    is_fused = True
     cast_to: DType | None = None
     gate_first: bool = False
 
