@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import rlx
 from rlx.errors import RlxError
+from rlx.knobs import report_unknown_variables
 
 if TYPE_CHECKING:
     Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    report_unknown_variables()
     try:
         code: int = args.run(args)
         sys.stdout.flush()

@@ -3,12 +3,14 @@
 examples:
   rlx explain smollm2
   rlx explain minilm --html report.html
+  rlx explain smollm2 --passes
   rlx explain graph.rlx --json
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--html", type=Path, metavar="PATH", help="write a page with the graph drawn")
     output.add_argument("--json", action="store_true", help="print the report as JSON")
+    output.add_argument(
+        "--passes", action="store_true", help="print every step of the compile: time, node counts, and why it is there"
+    )
     return parser
 
 
@@ -43,9 +48,21 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         report.html(args.html)
         print(args.html)
+    elif args.passes:
+        print("\n".join(_passes(report)))
     else:
         print(report.json() if args.json else report)
     return 0
+
+
+def _passes(report: CompileReport) -> Iterator[str]:
+    from rlx.compile.pipeline import STEPS
+
+    reasons = {step.name: step.reason for step in STEPS}
+    for record in report.found.passes:
+        yield str(record)
+        if not record.within and not record.part:
+            yield f"    {reasons[record.name]}"
 
 
 def _report(path: Path, device: str) -> CompileReport:

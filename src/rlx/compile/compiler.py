@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from rlx.compile.memory.plan import plan_buffers
 from rlx.compile.precision.policy import PrecisionPolicy
 from rlx.compile.report.report import CompileFindings, CompileReport, Where
 from rlx.compile.steps import Compilation, Settings, Stage
-from rlx.compile.target import select
+from rlx.compile.target import Absent, select
 from rlx.compile.weights.integer_activations import Int8Change
 from rlx.errors import LowerError, RlxError
 from rlx.ir.dims import Dim
@@ -291,6 +292,13 @@ class CompilePipeline:
         )
         if knobs.fusion_report:
             print(result.report(self.target), result.fusion, *result.barriers, sep="\n", file=sys.stderr)
+        if done.settings.generator is not None and (knobs.dispatch_report or knobs.verbose):
+            from rlx.compile.claims.dispatch import dispatch_of_kernels, maybe_log_dispatch_report
+
+            assert done.mir is not None
+            maybe_log_dispatch_report(dispatch_of_kernels(done.mir, result.lir, str(self.target), self.kernel_dispatch))
+        if knobs.verbose >= 2:
+            _show_hardware(str(self.target))
         if knobs.ir_dump:
             from rlx.compile.inspect import inspect_compilation, maybe_dump_pipeline
 
@@ -356,6 +364,17 @@ class CompilePipeline:
 def _lir(done: Compilation) -> LirModule:
     assert done.lir is not None
     return done.lir
+
+
+@cache
+def _show_hardware(target: str) -> None:
+    """What a target has here, on standard error; once for each."""
+    found = select(target).target.probe()
+    if isinstance(found, Absent):
+        shown = [f"{found.why.value}: {found.reason}"]
+    else:
+        shown = [f"{d.name}, {d.detail}" if d.detail else d.name for d in found.devices]
+    print(*(f"rlx: hardware {target}: {line}" for line in shown), sep="\n", file=sys.stderr)
 
 
 def _target_name(target: FusionTarget | str) -> str:

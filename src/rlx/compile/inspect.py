@@ -67,9 +67,13 @@ def inspect_compiled(hir_text: str, result: CompileResult) -> PipelineInspect:
     return PipelineInspect(hir_text, "", "", inspect_graph(result.lir.as_graph()), lir, fusion)
 
 
+_written: set[Path] = set()
+
+
 def maybe_dump_pipeline(dump: PipelineInspect | str, name: str) -> Path | None:
     """Write the stages to the file that the knob `ir_dump` (RLX_IR_DUMP) names, or to `<name>.ir.txt` in that directory
-    when it ends with a separator. Nothing when the knob is unset."""
+    when it ends with a separator. Nothing when the knob is unset. A file that this process has written already is added
+    to, so that it has all programs."""
     target = knobs.ir_dump
     if not target:
         return None
@@ -77,7 +81,9 @@ def maybe_dump_pipeline(dump: PipelineInspect | str, name: str) -> Path | None:
     if target.endswith(("/", os.sep)):
         path = path / f"{name}.ir.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(dump), encoding="utf-8")
+    with path.open("a" if path in _written else "w", encoding="utf-8") as file:
+        file.write(str(dump))
+    _written.add(path)
     if knobs.verbose:
         print(f"rlx: the stages of @{name} are in {path}", file=sys.stderr)
     return path

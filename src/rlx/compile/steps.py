@@ -25,7 +25,7 @@ from rlx.errors import InternalError, RlxError
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.lir import LirBufferPlan, LirKernel, LirModule, LirViewAlias
 from rlx.ir.provenance import stamp_pass_origins
-from rlx.ir.rewrite.passes import PassRecord, check_text
+from rlx.ir.rewrite.passes import PassRecord, check_text, shown_detail
 from rlx.ir.text.graph_text import show
 from rlx.ir.verify import check
 from rlx.knobs import knobs
@@ -210,7 +210,8 @@ class _Runner:
     """Runs steps with a clock, the verifier, and what knobs want to see."""
 
     def __init__(self, stages: Stages | None) -> None:
-        self.stages, self.debug, self.verify = stages, knobs.debug, knobs.verify
+        self.stages, self.debug, self.verify = stages, shown_detail(), knobs.verify
+        self.checked: dict[str, Graph] = {}
 
     def begin(self, c: Compilation) -> Compilation:
         if self.debug >= 2:
@@ -249,9 +250,13 @@ class _Runner:
             ) from error
 
     def check(self, step: Step, before: Compilation, after: Compilation, is_last: bool) -> None:
-        """With `RLX_VERIFY` 2 after every step, with 1 after the last one of a stage."""
-        if self.verify >= 2 or (self.verify == 1 and is_last):
+        """With `RLX_VERIFY` 2 after every step, with 1 after the last one of a stage; no graph twice."""
+        # What came without blocks is looked at after the next stage.
+        is_new = after.graph is not before.graph or step.stage is not Stage.Blocks
+        is_due = self.verify >= 2 or (self.verify == 1 and is_last and is_new)
+        if is_due and self.checked.get(after.part) is not after.graph:
             check(after.graph, step.name)
+            self.checked[after.part] = after.graph
         if self.verify >= 2 and after.differs_from(before):
             # The text is what a bug report carries, so it must always read back.
             check_text(after.content)

@@ -47,6 +47,11 @@ class PassRecord(NamedTuple):
         return f"{name:32} {1e3 * self.seconds:8.2f} ms  {change}"
 
 
+def shown_detail() -> int:
+    """What `RLX_DEBUG` asks to see of passes; `RLX_VERBOSE` asks for their log, too."""
+    return max(knobs.debug, 2 if knobs.verbose else 0)
+
+
 class Recorded(NamedTuple):
     """A graph after some passes, and what each of them did."""
 
@@ -68,7 +73,7 @@ def run_passes(graph: Graph, passes: Sequence[Pass]) -> Graph:
 
 def run_recorded(graph: Graph, passes: Sequence[Pass]) -> Recorded:
     """`run_passes` with what each pass did; the result is checked by the caller."""
-    debug, level = knobs.debug, knobs.verify
+    debug, level = shown_detail(), knobs.verify
     records = []
     for step in passes:
         start = time.perf_counter()
