@@ -39,6 +39,7 @@ from rlx.compile.memory.node_plan import MemoryPlanOptions, SharedWeightLayout, 
 from rlx.compile.memory.packing import aligned
 from rlx.compile.memory.plan import plan_buffers
 from rlx.compile.precision.policy import PrecisionPolicy
+from rlx.compile.report.naming import named_fusions
 from rlx.compile.report.report import CompileFindings, CompileReport, Where
 from rlx.compile.steps import Compilation, Settings, Stage
 from rlx.compile.target import Absent, select
@@ -279,6 +280,9 @@ class CompilePipeline:
         """What a finished compile gives; knobs may ask to see some of it."""
         fusion = done.fusion or FusionReport()
         self._require_clean(fusion)
+        if done.settings.generator is not None:
+            # Kernels join what other targets have named ops for.
+            fusion = fusion.with_kernels(named_fusions(_lir(done)))
         passes = (*done.records, *(done.prepare.records if done.prepare is not None else ()))
         result = CompileResult(
             _lir(done),

@@ -52,6 +52,8 @@ class Param(_Leaf):
 class Constant(_Leaf):
     """A value that is part of the program."""
 
+    only_moves = True
+
     value: TensorData
 
     def infer(self) -> Shape:
@@ -65,6 +67,7 @@ class Constant(_Leaf):
 class Project(Op):
     """Result number `index` of an operand with several results; the only op that may read such an operand."""
 
+    only_moves = True
     primitive = True
     is_structural = True
 

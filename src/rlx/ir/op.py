@@ -156,6 +156,8 @@ class Op:
     lowered: ClassVar[bool] = False
     # Several ops in one that named fusion forms for targets which claim it; our own kernels join its parts themselves.
     is_fused: ClassVar[bool] = False
+    # It moves, repeats or converts elements, or makes positions: nothing that a program is written for.
+    only_moves: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
     eval: ClassVar[Callable[..., Any]]

@@ -21,12 +21,18 @@ import numpy.typing as npt
 from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.provenance import named_scope, written_as
 from rlx.models.config import EncoderConfig, PoolingMode
 from rlx.models.layers import Layers, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.define.operands import same_graph
 
 _TINY = 1e-12
+
+
+def _residual(x: Any, y: Any) -> Any:
+    with written_as("residual"):
+        return ops.add(x, y)
 
 
 class EncoderProgram(NamedTuple):
@@ -56,18 +62,26 @@ class _Encoder:
 
     def build(self) -> EncoderProgram:
         c = self.config
-        x = self._norm(self._embedded(), "embed_norm", None)
+        with named_scope("embedding"):
+            x = self._norm(self._embedded(), "embed_norm", None)
         for layer in range(c.layers):
-            x = self._norm(ops.add(x, self._attention(x, layer)), "attn_norm", layer)
-            x = self._norm(ops.add(x, self._feed_forward(x, layer)), "ffn_norm", layer)
+            with named_scope(f"layer {layer}"):
+                x = self._layer(x, layer)
         outputs = [x]
         if c.pooling:
-            pooled = [self._pooled(x, mode) for mode in c.pooling]
-            vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
-            outputs.append(_unit(vector) if c.normalize else vector)
+            with named_scope("pooling"):
+                pooled = [self._pooled(x, mode) for mode in c.pooling]
+                vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
+                outputs.append(_unit(vector) if c.normalize else vector)
         self.layers.file.refuse_unused(self._is_head)
         self.graph.set_outputs(outputs)
         return EncoderProgram(self.graph, self.layers.weights)
+
+    def _layer(self, x: Any, layer: int) -> Any:
+        with named_scope("attention"):
+            x = self._norm(_residual(x, self._attention(x, layer)), "attn_norm", layer)
+        with named_scope("feed forward"):
+            return self._norm(_residual(x, self._feed_forward(x, layer)), "ffn_norm", layer)
 
     def _embedded(self) -> Any:
         c = self.config

@@ -49,6 +49,7 @@ DimsLike = Size | str | Sequence[int | str | Dim]
 class Iota(Op):
     """y[i_0, i_1, ...] = i_axis: positions along one axis of `dims`, in any numeric dtype."""
 
+    only_moves = True
     primitive = True
 
     dims: Dims
@@ -84,6 +85,7 @@ class Iota(Op):
 class DimValue(Op):
     """y = the size `size` as a scalar, known when the program runs."""
 
+    only_moves = True
     primitive = True
 
     size: Size

@@ -78,6 +78,7 @@ _ANY_DTYPE = (*FLOATS, "i32", "bool", "c64")
 class Reshape(Op):
     """The same elements in row-major order with other dims; the element count stays the same."""
 
+    only_moves = True
     primitive = True
     linear_in = (0,)
 
@@ -110,6 +111,7 @@ class Reshape(Op):
 class Transpose(Op):
     """Axes reordered: axis i of the result is axis perm[i] of the operand."""
 
+    only_moves = True
     primitive = True
     linear_in = (0,)
 
@@ -140,6 +142,7 @@ class Transpose(Op):
 class Expand(Op):
     """Broadcast to `target_shape`: missing axes are added in front, axes of size 1 are repeated."""
 
+    only_moves = True
     primitive = True
     linear_in = (0,)
 
@@ -184,6 +187,7 @@ class Slice(Op):
     `0 <= start <= limit <= size` and `stride >= 1`; for negative steps reverse first. Nothing is clamped.
     """
 
+    only_moves = True
     primitive = True
     linear_in = (0,)
 
@@ -234,6 +238,7 @@ class Slice(Op):
 class Narrow(Op):
     """`len` elements of one axis from `start` on."""
 
+    only_moves = True
     linear_in = (0,)
 
     axis: int
@@ -399,6 +404,7 @@ def _pad_leading(x: Array, value: Array, low: Any, high: Any, interior: int) -> 
 class Reverse(Op):
     """The order of elements turned round along each of `axes`."""
 
+    only_moves = True
     primitive = True
     linear_in = (0,)
 
