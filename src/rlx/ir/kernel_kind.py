@@ -64,3 +64,7 @@ class KernelKind(enum.StrEnum):
 
 
 _KINDS = {kind.value: kind for kind in KernelKind}
+
+# For code that compares kinds often: a name of a module is found faster than a member of an enum.
+MAP, ROW, REDUCE, MATMUL, LOOP = KernelKind.Map, KernelKind.Row, KernelKind.Reduce, KernelKind.MatMul, KernelKind.Loop
+VIEW, CALL, PARTS, SEVERAL = KernelKind.View, KernelKind.Call, KernelKind.Parts, KernelKind.Several

@@ -30,6 +30,8 @@ class _Leaf(Op):
 class Input(_Leaf):
     """A tensor given at every run, called `key`."""
 
+    precision_class = "boundary"
+
     key: str
     type: Shape
 
@@ -40,6 +42,8 @@ class Input(_Leaf):
 @op("param")
 class Param(_Leaf):
     """A weight called `key`, set once and kept between runs."""
+
+    precision_class = "boundary"
 
     key: str
     type: Shape
@@ -53,6 +57,7 @@ class Constant(_Leaf):
     """A value that is part of the program."""
 
     only_moves = True
+    precision_class = "boundary"
 
     value: TensorData
 
@@ -70,6 +75,7 @@ class Project(Op):
     only_moves = True
     primitive = True
     is_structural = True
+    precision_class = "data_movement"
 
     index: int
 

@@ -158,6 +158,13 @@ class Op:
     is_fused: ClassVar[bool] = False
     # It moves, repeats or converts elements, or makes positions: nothing that a program is written for.
     only_moves: ClassVar[bool] = False
+    # What it is to a precision policy, by the name of a `PrecisionClass`.
+    precision_class: ClassVar[str] = "compute"
+    # Most of the time of a program goes into ops like this one: what stands before the first and behind the last can be
+    # overlapped with other programs.
+    is_heavy: ClassVar[bool] = False
+    # It is differentiated in the form that it decomposes into, as fused ops are.
+    opens_for_autodiff: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
     eval: ClassVar[Callable[..., Any]]

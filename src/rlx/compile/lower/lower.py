@@ -29,6 +29,7 @@ from rlx.errors import InternalError
 from rlx.ir.dims import dim_max, product
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import CALL
 from rlx.ir.leaves import Input, Project
 from rlx.ir.op import Op
 from rlx.ir.rewrite.equal_nodes import merge_equal_nodes
@@ -153,7 +154,7 @@ class _Forms:
     def has_kernel(self, op: Op, types: tuple[Shape, ...]) -> bool:
         graph = _alone(op, types)
         # Behind the op are its results, if it has several.
-        return kernel_kind(graph, graph.nodes[len(types)], self.generator) != "call"
+        return kernel_kind(graph, graph.nodes[len(types)], self.generator) != CALL
 
     def parts_have_kernels(self, op: Op, types: tuple[Shape, ...]) -> bool:
         assert op.decompose is not None
@@ -165,7 +166,7 @@ class _Forms:
         if isinstance(node.op, Project):
             # The kernel of its operand stores it.
             return True
-        if kernel_kind(graph, node, self.generator) != "call":
+        if kernel_kind(graph, node, self.generator) != CALL:
             return True
         if _better_form(node.op, [graph.tensor(i) for i in node.inputs]) is not None:
             return True

@@ -70,6 +70,10 @@ class FusedAttentionBlock(_FusedBlock):
     qkv_w, out_w, mask; then qkv_b, out_b with `has_bias`; then cos, sin with `has_rope`.
     """
 
+    is_heavy = True
+
+    precision_class = "data_movement"
+
     has_bias: bool = False
     has_rope: bool = False
 
@@ -142,6 +146,8 @@ class FusedTransformerLayer(_FusedBlock):
     With biases the operands are hidden, qkv_w, qkv_b, out_w, out_b, ln1_g, ln1_b, fc1_w, fc1_b, fc2_w, fc2_b, ln2_g,
     ln2_b, mask; without them hidden, qkv_w, out_w, ln1_g, ln1_b, fc1_w, fc2_w, ln2_g, ln2_b, mask.
     """
+
+    is_heavy = True
 
     intermediate_size: int
     eps1: float = 1e-12

@@ -39,6 +39,7 @@ class FusedMatMulBiasAct(Op):
     """y = act(x·w + b) with x [.., M, K], w [.., K, N], b [N]; without `activation` there is none."""
 
     is_fused = True
+    is_heavy = True
     activation: ActivationKind | None = None
 
     def infer(self, x: Shape, w: Shape, b: Shape) -> Shape:
@@ -131,6 +132,8 @@ class FusedResidualLN(_FusedResidualNorm):
     With `with_sum` the sum is a second result.
     """
 
+    precision_class = "reduction"
+
 
 @op("fused_residual_rms_norm")
 class FusedResidualRmsNorm(_FusedResidualNorm):
@@ -138,6 +141,8 @@ class FusedResidualRmsNorm(_FusedResidualNorm):
 
     With `with_sum` the sum is a second result.
     """
+
+    precision_class = "reduction"
 
     has_bias: bool = False
     eps: float = 1e-6
@@ -154,6 +159,7 @@ class FusedSwiGLU(Op):
     """
 
     is_fused = True
+    precision_class = "elementwise"
     cast_to: DType | None = None
     gate_first: bool = False
 

@@ -27,6 +27,7 @@ class Cast(Op):
 
     only_moves = True
     primitive = True
+    precision_class = "data_movement"
 
     to: DType
 

@@ -51,6 +51,7 @@ class Iota(Op):
 
     only_moves = True
     primitive = True
+    precision_class = "data_movement"
 
     dims: Dims
     dtype: DType = DType.I32
@@ -87,6 +88,7 @@ class DimValue(Op):
 
     only_moves = True
     primitive = True
+    precision_class = "data_movement"
 
     size: Size
     dtype: DType = DType.I32

@@ -80,6 +80,7 @@ class Reshape(Op):
 
     only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     new_shape: Dims
@@ -113,6 +114,7 @@ class Transpose(Op):
 
     only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     perm: tuple[int, ...]
@@ -144,6 +146,7 @@ class Expand(Op):
 
     only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     target_shape: Dims
@@ -189,6 +192,7 @@ class Slice(Op):
 
     only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     starts: Dims
@@ -239,6 +243,7 @@ class Narrow(Op):
     """`len` elements of one axis from `start` on."""
 
     only_moves = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     axis: int
@@ -284,6 +289,7 @@ class Concat(Op):
     """Operands joined along `axis`; all other sizes agree."""
 
     primitive = True
+    precision_class = "data_movement"
     linear_in = "all"
 
     axis: int
@@ -323,6 +329,7 @@ class Pad(Op):
     """
 
     primitive = True
+    precision_class = "data_movement"
     linear_in = "all"
 
     low: tuple[Offset, ...]
@@ -406,6 +413,7 @@ class Reverse(Op):
 
     only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     axes: tuple[int, ...]
