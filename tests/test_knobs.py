@@ -43,6 +43,7 @@ def test_types():
         "debug": 0,
         "dump": None,
         "override": None,
+        "skip_passes": "",
         "verify": 1,
         "backend": None,
         "threads": None,

@@ -41,7 +41,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("parse", "show"), "rlx.ir.text.graph_text"),
     **dict.fromkeys(("verify", "verify_all", "verify_shapes", "VerifyError"), "rlx.ir.verify"),
     **dict.fromkeys(("save_graph", "load_graph"), "rlx.ir.serialize"),
-    **dict.fromkeys(("NodeOrigin", "node_label", "stamp_pass_origins"), "rlx.ir.provenance"),
+    **dict.fromkeys(("NodeOrigin", "named_scope", "node_label", "stamp_pass_origins"), "rlx.ir.provenance"),
     **dict.fromkeys(
         ("GraphModule", "GraphStage", "HirModule", "MirModule", "FusionPolicy", "hir_to_graph"), "rlx.ir.module"
     ),

@@ -76,6 +76,12 @@ def named(name: str) -> str | None:
     return environment.get(name) if encoded in mapping else None
 
 
+def unknown_variables(known: Iterable[str]) -> list[str]:
+    """The names in the environment that begin as ours do and are not among `known`."""
+    names = frozenset(known)
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in names)
+
+
 def var_os(key: str) -> bytes | None:
     """`var` in the bytes of the operating system, for paths that are not text."""
     value = var(key)

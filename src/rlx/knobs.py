@@ -123,12 +123,14 @@ class Knobs:
     debug = Knob(
         0,
         _int(0, 4),
-        "how much to print: 1 devices, cache hits, kernel times; 2 passes: time, changed or not, rules fired; "
-        "3 the program after each pass that changed it; 4 emitted code",
+        "how much to print: 1 compiles, cache hits, and at the end the times of kernels, which then run on one thread; "
+        "2 every step of a compile with its time and node counts; 3 the program after each step that changed it; "
+        "4 emitted code",
     )
-    dump = Knob(*_TEXT, "directory that receives every stage of every compile as a file")
-    override = Knob(*_TEXT, "directory whose edited stage files replace the computed stages")
-    verify = Knob(1, _int(0, 2), "checks: 0 none, 1 after each stage, 2 after each pass and with text round trip")
+    dump = Knob(*_TEXT, "directory that receives what every step of every compile has made as a file")
+    override = Knob(*_TEXT, "directory whose edited files replace what the steps have made")
+    skip_passes = Knob("", str, "optional steps and passes of a compile to leave out, by name, with commas between")
+    verify = Knob(1, _int(0, 2), "checks: 0 none, 1 after each stage, 2 after each step and with text round trip")
     backend = Knob(*_TEXT, "backend used when none is named; `reference` runs ops one by one in NumPy")
     threads = Knob[int | None](
         None, _int(1), "CPU threads; unset: as many as affinity and cgroup allow", also="RLX_WORKERS"
@@ -143,10 +145,16 @@ class Knobs:
         ),
         "native kernels or common bodies: prefer_native, force_common (or common), force_native (or native)",
     )
-    trace_perfetto = Knob(*_TEXT, "file that receives a trace for chrome://tracing and ui.perfetto.dev")
-    ir_dump = Knob(*_TEXT, "file, or directory when it ends with a separator, that receives the stages as one text")
-    verbose = Knob(0, _int(0, 2), "0 quiet, 1 pass log and dispatch report, 2 also the hardware summary")
-    dispatch_report = Knob(*_OFF, "print which ops run native, common or rewritten")
+    trace_perfetto = Knob(
+        *_TEXT, "file that receives a trace of compiles, runs and kernels for chrome://tracing and ui.perfetto.dev"
+    )
+    ir_dump = Knob(
+        *_TEXT,
+        "file, or directory when it ends with a separator, that receives the stages as one text; "
+        "a file has those of all programs of the process",
+    )
+    verbose = Knob(0, _int(0, 2), "0 quiet, 1 steps of compiles and dispatch reports, 2 also the hardware, once")
+    dispatch_report = Knob(*_OFF, "print which ops run native, common, rewritten or on the host")
     higher_order_no_fuse = Knob(*_OFF, "do not fuse element-wise ops between the layers of a higher derivative")
     fk_batch_single_kernel = Knob(*_OFF, "run the slices of a batched region in one launch")
     fusion_report = Knob(*_OFF, "print what fused, what did not, and why")
@@ -209,6 +217,27 @@ class Knobs:
 def all_knobs() -> list[Knob[object]]:
     """Every knob, in order of definition."""
     return [knob for knob in vars(Knobs).values() if isinstance(knob, Knob)]
+
+
+_is_reported = False
+
+
+def report_unknown_variables() -> None:
+    """Say once, on standard error, which `RLX_*` variables of the environment nothing reads, and what may be meant.
+
+    Asked for when the first program is compiled, so that importing rlx need not look."""
+    global _is_reported
+    if _is_reported:
+        return
+    _is_reported = True
+    known = [variable for knob in all_knobs() for variable in (knob.variable, knob.also) if variable]
+    for name in env.unknown_variables(known):
+        import difflib
+        import sys
+
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "docs/knobs.md lists all settings"
+        print(f"rlx: nothing reads the environment variable {name}; {hint}", file=sys.stderr)
 
 
 def _accepted(values: _Values) -> _Values:

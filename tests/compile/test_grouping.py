@@ -15,7 +15,8 @@ from rlx import ops
 from rlx.compile.fuse.barriers import FusionBarrier
 from rlx.compile.fuse.can_join import MAX_NODES
 from rlx.compile.fuse.group import group, group_kernels
-from rlx.compile.lower.lower import kernel_forms
+from rlx.compile.lower.attention import split_attention
+from rlx.compile.lower.lower import kernel_forms, name_results
 from rlx.compile.memory.interpret import interpret_lir
 from rlx.compile.memory.plan import plan_buffers
 from rlx.compile.pipeline import lower_to_lir
@@ -32,7 +33,7 @@ GENERATOR = generator(host())
 
 
 def lowered(graph):
-    return kernel_forms(graph, GENERATOR)
+    return name_results(split_attention(kernel_forms(graph, GENERATOR), GENERATOR), GENERATOR)
 
 
 def kernels(graph):

@@ -10,7 +10,8 @@ import rlx
 from random_graphs import BINDING, graphs, inputs_for
 from rlx import ops
 from rlx.compile.fuse.group import group_kernels
-from rlx.compile.lower.lower import kernel_forms
+from rlx.compile.lower.attention import split_attention
+from rlx.compile.lower.lower import kernel_forms, name_results
 from rlx.ir.interpret import interpret
 from rlx.ir.verify import verify_all
 from rlx.kernels.from_lir import generator
@@ -22,7 +23,7 @@ rng = np.random.default_rng(3)
 
 
 def forms(graph):
-    return kernel_forms(graph, GENERATOR)
+    return name_results(split_attention(kernel_forms(graph, GENERATOR), GENERATOR), GENERATOR)
 
 
 def names(graph):

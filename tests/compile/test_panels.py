@@ -10,7 +10,7 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.weights.join_quantized import join_quantized
+from rlx.compile.weights.join_products import join_products
 from rlx.compile.weights.pack_blocks import pack_quantized
 from rlx.compile.weights.pack_floats import pack_weights, panels_below
 from rlx.ir.graph import Graph
@@ -169,8 +169,8 @@ def test_quantised_products_of_one_value_are_joined():
         return ops.dequant_matmul(x, g.param(name, params[name].shape, "u8"), scheme=scheme, n=columns)
 
     q, key, value = product("q", four, n), product("k", four, 16), product("v", eight, 16)
-    g.set_outputs([ops.tanh(q), key, value])
-    joined = join_quantized(g)
+    g.set_outputs([ops.tanh(q), ops.tanh(key), value])
+    joined = join_products(g)
     assert sum(node.op.mnemonic == "dequant_matmul" for node in joined.nodes) == 2
     agree(g, params, *({"x": normal(b, s, k) * 0.01} for b, s in ((1, 1), (2, 9))))
 
@@ -179,13 +179,3 @@ def test_quantised_products_of_one_value_are_joined():
     g.set_outputs([ops.silu(product("gate", four, n)) * product("up", four, n)])
     assert kinds(g) == ["matmul"]
     agree(g, params, *({"x": normal(m, k) * 0.01} for m in (1, 4, 30)))
-
-
-def test_a_weight_that_is_also_looked_up_is_not_joined():
-    scheme, k, n = QuantScheme.GgufQ8_0, 32, 16
-    g = Graph("tied")
-    x, ids = g.input("x", (2, k)), g.input("ids", (3,), "i32")
-    tied, other = (g.param(name, (scheme.packed_bytes(k, n),), "u8") for name in ("tied", "other"))
-    products = [ops.dequant_matmul(x, w, scheme=scheme, n=n) for w in (tied, other)]
-    g.set_outputs([*products, ops.dequant_gather(tied, ids, scheme=scheme, k=k)])
-    assert join_quantized(g) is g

@@ -16,7 +16,6 @@ from rlx.autodiff import grad_with_loss
 from rlx.compile.compiler import CompilePipeline
 from rlx.compile.precision.apply import STAY_F32, WIDE_OPERANDS, AutoMixedPrecision, round_constant
 from rlx.compile.precision.policy import (
-    CLASS_OF,
     CastConfig,
     OpKind,
     Precision,
@@ -73,8 +72,9 @@ def test_policies_by_name_and_precision():
 
 
 def test_the_classification_names_ops_that_exist():
-    """An op that is not named counts as Compute, so adding one needs no edit here."""
-    assert [k for k in (*CLASS_OF, *STAY_F32, *WIDE_OPERANDS) if k not in OP_CLASSES] == []
+    """An op that says nothing counts as Compute; what classes say is a class."""
+    assert [k for k in (*STAY_F32, *WIDE_OPERANDS) if k not in OP_CLASSES] == []
+    assert {cls.precision_class for cls in OP_CLASSES.values()} == set(PrecisionClass)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_classification_names_ops_that_exist():
 )
 def test_classes_of_the_seed_documents(kind, names):
     for name in names.split():
-        assert CLASS_OF[name] is kind, name
+        assert OP_CLASSES[name].precision_class == kind, name
 
 
 def test_an_op_that_nobody_has_classified_computes():

@@ -18,6 +18,7 @@ from rlx.compile.fuse.barriers import FusionBarrier
 from rlx.compile.memory.lir_liveness import lives_of, steps_of, viewed_values
 from rlx.compile.memory.node_plan import plan_memory
 from rlx.compile.report.drawing import render, render_graph, render_timeline
+from rlx.compile.report.folding import Run, fold, stand_ins
 from rlx.compile.report.graph_layout import GAP_X, Size, lay_out
 from rlx.compile.report.report import CompileReport
 from rlx.errors import BindingError
@@ -65,7 +66,7 @@ def test_json_says_all():
     assert [k["kind"] for k in document["kernels"]] == [k.kind for k in result.lir.kernels]
     assert document["kernels"][0]["sources"][0]["file"].endswith("programs.py")
     assert document["memory"] == result.lir.buffers.to_json()
-    assert {s["name"] for s in document["stages"]} >= {"mir", "lir"}
+    assert {s["name"] for s in document["passes"]} >= {"lower_blocks", "fuse_patterns", "plan_buffers"}
 
 
 def test_kernels_say_what_they_move():
@@ -252,8 +253,129 @@ def test_the_page_is_whole(tmp_path, target):
     assert {"Kernels", "Graph", "Memory over time", "Time"} <= set(page.headings)
     assert ("What did not fuse" in page.headings) == (target == "cpu")
     assert page.rows > len(steps_of(result.lir))
-    for kernel in range(len(result.lir.kernels)):
-        assert f"class='k{kernel}'" in text
+    for number, kernel in enumerate(result.lir.kernels):
+        assert (f"<tr class='k{number}" in text) == (kernel.kind != "view")
+
+
+def deep(layers=6):
+    """A model of equal layers, in scopes, with what kernels are called by."""
+    g = Graph("deep")
+    x = g.input("x", ("B", 16))
+    with rlx.named_scope("embedding"):
+        x = x @ g.param("table", (16, 16))
+    for layer in range(layers):
+        with rlx.named_scope(f"layer {layer}"), rlx.named_scope("feed forward"):
+            y = rlx.rms_norm(x, g.param(f"gain.{layer}", (16,)), g.param(f"shift.{layer}", (16,)))
+            gate, up = (y @ g.param(f"{name}.{layer}", (16, 32)) for name in ("gate", "up"))
+            x = x + (rlx.silu(gate) * up) @ g.param(f"down.{layer}", (32, 16))
+    with rlx.named_scope("head"):
+        g.set_outputs([rlx.softmax(rlx.relu(x @ g.param("out", (16, 8)) + g.param("bias", (8,))))])
+    return g
+
+
+def test_kernels_are_called_by_what_was_written():
+    rows = [row for row in compiled(deep()).report("cpu").kernels if row.kind != "view"]
+    assert [(row.title, row.scope) for row in rows[:4]] == [
+        ("matmul", "embedding"),
+        ("rms_norm", "layer 0 / feed forward"),
+        ("matmul + swiglu", "layer 0 / feed forward"),
+        ("matmul + add", "layer 0 / feed forward"),
+    ]
+    assert [(row.title, row.scope) for row in rows[-2:]] == [("matmul + add + relu", "head"), ("softmax", "head")]
+    assert "reduce_sum" in rows[1].ops and "rms_norm" not in rows[1].ops
+
+
+def test_scopes_and_names_survive_hir_and_end_with_their_block():
+    with rlx.named_scope("outside"):
+        module = two_layers()
+    rows = compiled(module).report("cpu").kernels
+    assert [(row.title, row.scope) for row in rows] == [
+        ("matmul + add + gelu", "outside / linear"),
+        ("matmul + add", "outside / linear"),
+    ]
+    g = Graph("after")
+    assert g.input("x", (3,)).node.origin.scope is None
+
+
+def test_equal_layers_are_told_once():
+    report = compiled(deep()).report("cpu")
+    (run,) = [run for run in report.runs if run.times > 1]
+    assert run.times == 6
+    assert sum(run.length * run.times for run in report.runs) == len(report.kernels)
+    text = report.html()
+    assert f"layer 0 to layer 5: 6 times the same {len(told(report, run))} kernels" in text
+    shown = {n for r in report.runs for n in range(r.start, r.start + r.length) if report.kernels[n].kind != "view"}
+    assert {int(n) for n in re.findall(r"<tr class='k(\d+)", text)} == shown
+    # Twice the layers make the page a little longer only: values by number, and memory over time.
+    assert len(compiled(deep(12)).report("cpu").html()) < 1.4 * len(text)
+
+
+def told(report, run):
+    return [r for r in report.kernels[run.start : run.start + run.length] if r.kind != "view"]
+
+
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("", []),
+        ("abcd", [Run(0, 4)]),
+        ("xabcabcabcy", [Run(0, 1), Run(1, 3, 3), Run(10, 1)]),
+        ("aaaaaaab", [Run(0, 1, 7), Run(7, 1)]),
+        ("abab", [Run(0, 4)]),
+        ("pqabcabcabcrdefdefdef", [Run(0, 2), Run(2, 3, 3), Run(11, 1), Run(12, 3, 3)]),
+    ],
+)
+def test_folding(text, runs):
+    assert fold(text) == runs
+
+
+@relaxed
+@given(st.text("abc", max_size=40))
+def test_a_fold_says_all(text):
+    runs = fold(text)
+    assert "".join(text[r.start : r.start + r.length] * r.times for r in runs) == text
+    assert [text[i] for i in stand_ins(runs)] == list(text)
+
+
+def test_named_fusions_are_counted_where_kernels_join_them():
+    result = compiled(deep())
+    assert (result.fusion.fused_swiglu, result.fusion.fused_matmul_bias_act) == (6, 1)
+    assert json.loads(result.report("cpu").json())["fusion"]["fused_swiglu"] == 6
+    page = Page(result.report("cpu").html())
+    assert "Named fusions" in page.headings
+    # A sum that is formed in front of a norm, by one kernel.
+    g = Graph("residual")
+    a, b = g.input("a", ("B", 16)), g.input("b", ("B", 16))
+    g.set_outputs([rlx.layer_norm(a + b, g.param("gain", (16,)), g.param("shift", (16,)))])
+    assert compiled(g).fusion.fused_residual_ln == 1
+    assert compiled(gpt_loss()).fusion.fused_residual_ln == 0
+
+
+def test_a_profile_becomes_bars():
+    g = deep(4)
+    ready = rlx.Session("cpu").compile(g)
+    ready.set_params({name: np.ones(shape.dims, "f4") for name, shape in ready.param_types.items()})
+    profile = ready.profile({"x": np.ones((2, 16), "f4")}, runs=2)
+    times = ready.report.times(profile)
+    assert sum(times) == pytest.approx(profile.seconds)
+    assert [t > 0 for t in times] == [row.kind != "view" for row in ready.report.kernels]
+    text = ready.report.html(profile=profile)
+    bars = text.count("<div class='bar'>")
+    assert bars == sum(len(told(ready.report, run)) for run in ready.report.runs)
+    assert "class='bar'" not in ready.report.html()
+    assert Page(text).open == []
+
+
+def test_times_inside_of_loops_belong_to_the_loop():
+    f = rlx.jit(lambda x: rlx.scan(lambda c, row: (rlx.numpy.tanh(c + row), c), x[0], x)[0] * 2.0)
+    x = np.ones((5, 3), "f4")
+    graph = rlx.trace(f, x).graph
+    ready = rlx.Session("cpu").compile(graph)
+    profile = ready.profile(dict.fromkeys(ready.input_types, x), runs=1)
+    times = ready.report.times(profile)
+    kinds = [row.kind for row in ready.report.kernels]
+    assert times[kinds.index("loop")] > 0
+    assert sum(times) == pytest.approx(profile.seconds)
 
 
 def test_the_page_names_missed_patterns_with_their_line():

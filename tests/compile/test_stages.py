@@ -7,13 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from family_programs import FAMILIES, forward
 from programs import llama, two_layers
 
 import rlx
+from rlx.compile import pipeline
 from rlx.compile.compiler import CompilePipeline
 from rlx.compile.inspect import PipelineInspect, inspect_compiled, inspect_pipeline, maybe_dump_pipeline
-from rlx.errors import RlxError
+from rlx.compile.pipeline import STEPS
+from rlx.compile.steps import Stage
+from rlx.errors import InternalError, RlxError
 from rlx.ir.graph import Graph
+from rlx.ir.tensor import building
 
 
 def scaled(name="scaled"):
@@ -29,8 +34,14 @@ def scaled(name="scaled"):
     return g
 
 
-def dumped(folder):
-    return {".".join(p.name.split(".")[1:]): p for p in Path(folder).iterdir()}
+def dumped(folder, part="cpu"):
+    """The files of a folder, by the name of their step."""
+    found = {}
+    for path in Path(folder).iterdir():
+        _, *parts, step, _ = path.name.split(".")
+        if ".".join(parts) == part:
+            found[step.partition("-")[2]] = path
+    return found
 
 
 def text_of(file):
@@ -40,36 +51,93 @@ def text_of(file):
     return text
 
 
-def test_every_stage_is_a_file(tmp_path):
+def test_every_step_that_changed_something_is_a_file(tmp_path):
     with rlx.knobs(dump=tmp_path):
         result = CompilePipeline.new().compile(llama())
-    files = dumped(tmp_path)
-    assert set(files) == {"cpu.hir", "cpu.mir", "cpu.optimized.mir", "cpu.prepare.lir", "cpu.lir"}
-    assert text_of(files["cpu.lir"]) == str(result.lir)
-    assert text_of(files["cpu.prepare.lir"]) == str(result.prepare)
-    assert text_of(files["cpu.hir"]) == str(llama())
-    assert all(p.name.startswith("llama-") for p in files.values())
+    main, prepare = dumped(tmp_path), dumped(tmp_path, "cpu.prepare")
+    assert text_of(main["program"]) == str(llama())
+    assert text_of(main["plan_buffers"]) == str(result.lir)
+    assert text_of(prepare["plan_buffers"]) == str(result.prepare)
+    changed = {p.name for p in result.passes if p.changed and not p.within and not p.part}
+    assert set(main) == changed | {"program"}
+    assert all(p.name.startswith("llama-") for p in tmp_path.iterdir())
+    # In the order of the steps.
+    order = [p.name.split(".")[2] for p in sorted(main.values())]
+    names = [step.name for step in STEPS]
+    assert [names.index(step.partition("-")[2]) + 1 for step in order[1:]] == [int(step[:2]) for step in order[1:]]
 
 
 def test_sessions_write_their_stages_too(tmp_path):
     with rlx.knobs(dump=tmp_path):
         rlx.Session("cpu").compile(scaled("a b/c"))
-    assert set(dumped(tmp_path)) == {"cpu.mir", "cpu.optimized.mir", "cpu.lir"}
+    assert set(dumped(tmp_path)) == {"program", "group", "plan_buffers"}
     assert all(p.name.startswith("a_b_c-") for p in tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("stage", ["mir", "optimized.mir", "lir"])
+def test_bodies_of_loops_go_the_same_road(tmp_path):
+    g = Graph("outer")
+    x = g.input("x", (4, 3))
+    with building(g):
+        carry, _ = rlx.scan(lambda c, row: (rlx.sin(c) + row, c), rlx.numpy.zeros((3,), "f4"), x)
+    g.set_outputs([carry])
+    with rlx.knobs(dump=tmp_path):
+        compiled = rlx.Session("cpu").compile(g)
+        body = next(p for p in tmp_path.iterdir() if p.name.endswith("plan_buffers.lir") and "outer" not in p.name)
+    assert "sin(" in body.read_text()
+    body.write_text(body.read_text().replace("sin(", "cos("))
+    with rlx.knobs(override=tmp_path):
+        edited = rlx.Session("cpu").compile(g)
+    rows = np.linspace(-1, 1, 12, dtype="f4").reshape(4, 3)
+    wanted = {np.sin: np.zeros(3), np.cos: np.zeros(3)}
+    for row in rows:
+        wanted = {f: f(c) + row for f, c in wanted.items()}
+    np.testing.assert_allclose(compiled.run(x=rows)[0], wanted[np.sin], rtol=1e-5)
+    np.testing.assert_allclose(edited.run(x=rows)[0], wanted[np.cos], rtol=1e-5)
+
+
+@pytest.mark.parametrize("stage", ["program", "group", "plan_buffers"])
 def test_an_edited_stage_replaces_the_computed_one(tmp_path, stage, capsys):
     x = np.linspace(-1, 1, 6, dtype="f4").reshape(2, 3)
     with rlx.knobs(dump=tmp_path):
         CompilePipeline.new().compile(scaled())
-    file = dumped(tmp_path)[f"cpu.{stage}"]
+    file = dumped(tmp_path)[stage]
     file.write_text(file.read_text().replace("sin(", "cos("))
     # The files of later stages are still there, unedited, and must not bring the old program back.
     with rlx.knobs(override=tmp_path):
         result = CompilePipeline.new().compile(scaled())
     np.testing.assert_allclose(result.interpret({"x": x})[0], np.cos(np.exp(x)) * 2, rtol=1e-5)
     assert f"rlx: {file} replaces what was compiled" in capsys.readouterr().err
+
+
+def test_a_step_that_changed_nothing_can_be_given_a_text(tmp_path):
+    with rlx.knobs(dump=tmp_path):
+        CompilePipeline.new().compile(scaled())
+    program = dumped(tmp_path)["program"]
+    number = 1 + [step.name for step in STEPS].index("simplify")
+    edited = program.with_name(program.name.replace("00-program", f"{number:02}-simplify"))
+    edited.write_text(text_of(program).replace("sin(", "cos("))
+    with rlx.knobs(override=tmp_path):
+        result = CompilePipeline.new().compile(scaled())
+    x = np.ones((2, 3), "f4")
+    np.testing.assert_allclose(result.interpret({"x": x})[0], np.cos(np.exp(x)) * 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("program", [lambda: llama(), lambda: forward(FAMILIES["llama_block"], "f32")])
+def test_every_step_can_be_replayed_from_its_text(tmp_path, program):
+    """The text of any step says all about the program: what follows from it is the same LIR."""
+    with rlx.knobs(dump=tmp_path / "all"):
+        wanted = CompilePipeline.new().compile(program())
+    steps = 0
+    for file in sorted((tmp_path / "all").iterdir()):
+        folder = tmp_path / file.name
+        folder.mkdir()
+        # Without its first line a file counts as edited.
+        (folder / file.name).write_text(text_of(file))
+        with rlx.knobs(override=folder):
+            again = CompilePipeline.new().compile(program())
+        assert (again.lir, again.prepare) == (wanted.lir, wanted.prepare), file.name
+        steps += 1
+    assert steps >= 10
 
 
 def test_files_as_they_were_written_change_nothing(tmp_path, capsys):
@@ -84,13 +152,69 @@ def test_files_as_they_were_written_change_nothing(tmp_path, capsys):
     assert len(other.lir.as_graph()) > len(before.lir.as_graph())
 
 
+# Steps
+
+
+def test_every_step_has_a_name_of_its_own_and_a_reason():
+    assert len({step.name for step in STEPS}) == len(STEPS)
+    assert all(step.reason.endswith(".") and len(step.reason) > 30 for step in STEPS)
+    # Stages come one after the other.
+    stages = [step.stage for step in STEPS]
+    assert stages == sorted(stages, key=list(Stage).index)
+
+
+def test_debug_prints_every_step(capsys):
+    with rlx.knobs(debug=2):
+        result = CompilePipeline.new().compile(llama())
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"rlx: @llama for cpu, {len(llama().as_hir())} nodes"
+    assert lines[1:] == [str(record) for record in sorted_as_run(result.passes)]
+    assert any(line.startswith("group (prepare) ") for line in lines)
+
+
+def sorted_as_run(records):
+    """Steps of `prepare` run before those of the same name of the program."""
+    main, prepare = ([r for r in records if bool(r.part) == flag] for flag in (False, True))
+    for record in main:
+        while prepare and not record.within and prepare[0].name == record.name:
+            yield prepare.pop(0)
+        yield record
+
+
+def test_optional_steps_are_left_out_by_name():
+    whole = CompilePipeline.new().compile(llama())
+    with rlx.knobs(skip_passes="join_products, pack_floats"):
+        result = CompilePipeline.new().compile(llama())
+    assert {"join_products", "pack_floats"} <= {p.name for p in whole.passes} - {p.name for p in result.passes}
+    assert sum(k.kind == "matmul" for k in result.lir.kernels) > sum(k.kind == "matmul" for k in whole.lir.kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("plan_buffers", "'plan_buffers' cannot be left out; these can: simplify"), ("plan", "is no step of a compile")],
+)
+def test_what_is_no_optional_step_cannot_be_left_out(name, message):
+    with rlx.knobs(skip_passes=name), pytest.raises(RlxError, match=message):
+        CompilePipeline.new().compile(llama())
+
+
+def test_a_step_that_fails_says_so_and_shows_the_program(monkeypatch):
+    def fails(c):
+        raise KeyError("gone")
+
+    broken = tuple(s._replace(run=fails) if s.name == "group" else s for s in STEPS)
+    monkeypatch.setattr(pipeline, "STEPS", broken)
+    with pytest.raises(InternalError, match=r"the step group failed: KeyError: 'gone'(.|\n)*mir @scaled"):
+        CompilePipeline.new().compile(scaled())
+
+
 def test_large_constants_survive_an_edit(tmp_path):
     g = Graph("table")
     table = np.arange(64, dtype="f4")
     g.set_outputs([rlx.sin(g.input("x", (64,)) + table)])
     with rlx.knobs(dump=tmp_path):
         CompilePipeline.new().compile(g)
-    file = dumped(tmp_path)["cpu.optimized.mir"]
+    file = dumped(tmp_path)["program"]
     assert "data=" in file.read_text()
     file.write_text(file.read_text().replace("sin(", "neg("))
     with rlx.knobs(override=tmp_path):
@@ -110,7 +234,7 @@ def test_large_constants_survive_an_edit(tmp_path):
 def test_a_bad_edit_is_refused(tmp_path, old, new, message):
     with rlx.knobs(dump=tmp_path):
         CompilePipeline.new().compile(scaled())
-    file = dumped(tmp_path)["cpu.mir"]
+    file = dumped(tmp_path)["program"]
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
     with rlx.knobs(override=tmp_path), pytest.raises(RlxError, match=r"cannot replace a stage of @scaled") as error:

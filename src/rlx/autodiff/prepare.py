@@ -11,26 +11,13 @@ from typing import Any
 
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.module import MirModule
-from rlx.ir.op import Op
+from rlx.ir.op import OP_CLASSES, Op
 from rlx.ir.rewrite.passes import Pass
 from rlx.ir.rewrite.rebuild import Rebuilt, Replacement, decompose_kinds, rebuild, replace_nodes, unchanged
 from rlx.ops.control.custom_functions import CustomFn
 from rlx.ops.control.scans import Scan
 from rlx.ops.reduction.reductions import Reduce
 
-FUSED = frozenset(
-    {
-        "FusedMatMulBiasAct",
-        "FusedResidualLN",
-        "FusedResidualRmsNorm",
-        "FusedSwiGLU",
-        "FusedAttentionBlock",
-        "FusedTransformerLayer",
-        "LoraMatMul",
-        "SelectiveScan",
-        "GatedDeltaNet",
-    }
-)
 REGIONS = frozenset({"ElementwiseRegion", "TransformRegion", "BatchElementwiseRegion"})
 
 
@@ -41,7 +28,12 @@ def decompose_fusion_regions(graph: Graph) -> Rebuilt:
 
 def unfuse_fused_for_autodiff(graph: Graph) -> Rebuilt:
     """Take fused ops apart; state-space scans become `Scan`."""
-    return decompose_kinds(graph, FUSED, "unfuse_fused")
+    return decompose_kinds(graph, fused_kinds(), "unfuse_fused")
+
+
+def fused_kinds() -> frozenset[str]:
+    """The kinds (class names) that are differentiated as what they are made of."""
+    return frozenset(kind for kind, cls in OP_CLASSES.items() if cls.is_fused or cls.opens_for_autodiff)
 
 
 def lower_dot_general(graph: Graph) -> Rebuilt:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import rlx
 from rlx.errors import RlxError
-from rlx.knobs import knobs
+from rlx.knobs import knobs, report_unknown_variables
 
 if TYPE_CHECKING:
     Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    report_unknown_variables()
     try:
         code: int = args.run(args)
         sys.stdout.flush()

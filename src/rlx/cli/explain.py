@@ -3,19 +3,22 @@
 examples:
   rlx explain smollm2
   rlx explain minilm --html report.html
+  rlx explain smollm2 --html report.html --profile
+  rlx explain smollm2 --passes
   rlx explain graph.rlx --json
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
 from rlx.cli.arguments import path as path_argument
 from rlx.cli.waiting import Waiting
-from rlx.errors import FormatError
+from rlx.errors import FormatError, RlxError
 from rlx.models.config_hf_encoders import is_encoder
 from rlx.models.model_files import read_json
 from rlx.models.pull import find_model
@@ -23,6 +26,8 @@ from rlx.models.pull import find_model
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
     from rlx.compile.report.report import CompileReport
+    from rlx.models.language_model import LanguageModel
+    from rlx.models.text_encoder import TextEncoder
 
 # A graph is text; what is larger than this is something else.
 _MAX_GRAPH_BYTES = 64 << 20
@@ -34,34 +39,59 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "path", metavar="MODEL", help="a model (file, directory or name), or a file with a graph's text"
     )
     parser.add_argument("--device", default="cpu", help="for which device; see `rlx devices` (default: cpu)")
+    parser.add_argument("--profile", action="store_true", help="also run a model once, for the times of its kernels")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--html", type=path_argument, metavar="PATH", help="write a page with the graph drawn")
     output.add_argument("--json", action="store_true", help="print the report as JSON")
+    output.add_argument(
+        "--passes", action="store_true", help="print every step of the compile: time, node counts, and why it is there"
+    )
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    path = find_model(args.path)
     with Waiting(f"compiling {args.path}"):
-        report = _report(path, args.device)
+        report, model = _report(find_model(args.path), args.device)
+    profile = None
+    if args.profile:
+        if model is None:
+            raise RlxError("--profile is for models; a graph has no inputs here: see CompiledGraph.profile")
+        profile = model.profile()
     if args.html is not None:
-        report.html(args.html)
+        report.html(args.html, profile)
         print(args.html)
+    elif args.passes:
+        print("\n".join(_passes(report)))
     else:
         print(report.json() if args.json else report)
+        if profile is not None and not args.json:
+            print(profile)
     return 0
 
 
-def _report(path: Path, device: str) -> CompileReport:
+def _passes(report: CompileReport) -> Iterator[str]:
+    from rlx.compile.pipeline import STEPS
+
+    reasons = {step.name: step.reason for step in STEPS}
+    for record in report.found.passes:
+        yield str(record)
+        if not record.within and not record.part:
+            yield f"    {reasons[record.name]}"
+
+
+def _report(path: Path, device: str) -> tuple[CompileReport, LanguageModel | TextEncoder | None]:
+    """The report of what a file holds, and the model if it is one."""
     from rlx.models.language_model import load
     from rlx.models.text_encoder import load_encoder
 
     config = path / "config.json"
     if config.is_file() and is_encoder(read_json(config)):
-        return load_encoder(path, device).report
+        encoder = load_encoder(path, device)
+        return encoder.report, encoder
     if path.is_dir() or path.suffix == ".gguf":
-        return load(path, device).report
-    return _graph_report(path, device)
+        model = load(path, device)
+        return model.report, model
+    return _graph_report(path, device), None
 
 
 def _graph_report(path: Path, device: str) -> CompileReport:

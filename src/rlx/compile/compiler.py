@@ -12,14 +12,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from rlx.autodiff.graphs import GradWithLossOptions, LeafRef, grad_with_loss_opts, leaf_ids
 from rlx.compile import pipeline
 from rlx.compile.claims.dispatch import KernelDispatchReport
-from rlx.compile.claims.fusion.fusion_limits import with_fusion_limits
 from rlx.compile.claims.fusion.fusion_pipeline import (
     FusionOptions,
     FusionTarget,
@@ -39,15 +39,11 @@ from rlx.compile.memory.node_plan import MemoryPlanOptions, SharedWeightLayout, 
 from rlx.compile.memory.packing import aligned
 from rlx.compile.memory.plan import plan_buffers
 from rlx.compile.precision.policy import PrecisionPolicy
+from rlx.compile.report.naming import named_fusions
 from rlx.compile.report.report import CompileFindings, CompileReport, Where
-from rlx.compile.stages import StageRecord, Stages
-from rlx.compile.target import select
-from rlx.compile.weights.integer_activations import Int8Change, int8_activations
-from rlx.compile.weights.join_quantized import join_quantized
-from rlx.compile.weights.pack_blocks import pack_quantized
-from rlx.compile.weights.pack_floats import pack_weights, stored_panels
-from rlx.compile.weights.sink_casts import widen_late
-from rlx.compile.weights.split import Programs, split_prepare
+from rlx.compile.steps import Compilation, Settings, Stage
+from rlx.compile.target import Absent, select
+from rlx.compile.weights.integer_activations import Int8Change
 from rlx.errors import LowerError, RlxError
 from rlx.ir.dims import Dim
 from rlx.ir.graph import Graph
@@ -57,7 +53,6 @@ from rlx.ir.module import GraphModule, GraphStage, HirModule, MirModule
 from rlx.ir.rewrite.passes import PassRecord, run_passes
 from rlx.ir.shape import Size
 from rlx.ir.tensor import node_index
-from rlx.ir.verify import debug_assert_valid
 from rlx.knobs import knobs
 from rlx.ops.lowered.int8_products import ACTIVATIONS
 
@@ -103,7 +98,7 @@ class CompileResult:
     dispatch: KernelDispatchReport | None = None
     # What became of the products with stored weights, where activations of 8 bits were asked for.
     int8: tuple[Int8Change, ...] = ()
-    stages: tuple[StageRecord, ...] = field(default=(), compare=False)
+    # Every step, and the passes inside of steps, with time and node counts.
     passes: tuple[PassRecord, ...] = field(default=(), compare=False)
 
     def has_dynamic_dims(self) -> bool:
@@ -118,9 +113,7 @@ class CompileResult:
 
     def report(self, device: str, where: Where | None = None) -> CompileReport:
         """What became of the program, as text, JSON and a page; `where` says where a kernel runs."""
-        found = CompileFindings(
-            self.fusion, self.barriers, self.prepare, self.dispatch, self.stages, self.passes, self.int8
-        )
+        found = CompileFindings(self.fusion, self.barriers, self.prepare, self.dispatch, self.passes, self.int8)
         return CompileReport(self.lir, device, where, found)
 
     def interpret(
@@ -144,14 +137,6 @@ class TrainingCompileResult:
     weights: SharedWeightLayout
 
 
-class _Optimized(NamedTuple):
-    """MIR in the ops that a target runs, and how it got there."""
-
-    mir: MirModule
-    fusion: FusionReport
-    dispatch: KernelDispatchReport | None = None
-
-
 @dataclass(frozen=True)
 class CompilePipeline:
     """How programs are compiled for one target.
@@ -171,6 +156,8 @@ class CompilePipeline:
     prepare_params: bool = True
     # "int8", "int16": products with stored weights multiply codes of activations, which changes their answers.
     activations: str = "f32"
+    # The chip that kernels are cut for, by its name ("avx2", "sm_90a"); None: the one that is found here.
+    machine: str | None = None
 
     def __post_init__(self) -> None:
         # Names are accepted where there is one.
@@ -206,51 +193,51 @@ class CompilePipeline:
     @property
     def generator(self) -> Generator | None:
         """What the target's generator joins into kernels; None when a backend brings its own."""
-        return generator_for(self.target) if self.supported_ops is None else None
+        return generator_for(self.target, self.machine) if self.supported_ops is None else None
 
     @property
     def claims(self) -> frozenset[str]:
         """The kinds of ops that fusion may form."""
         return supported_for_target(self.target) if self.supported_ops is None else self.supported_ops
 
-    # Step by step
+    @property
+    def settings(self) -> Settings:
+        """What the steps of a compile read."""
+        if self.supported_ops is None:
+            passes = () if self.generator is not None else fusion_passes(self.target, self.opts)
+        else:
+            passes = fusion_passes_for_supported(self.supported_ops, self.opts)
+        return Settings(
+            target=str(self.target),
+            generator=self.generator,
+            claims=self.claims,
+            supported=self.supported_ops,
+            fusion_passes=tuple(passes),
+            fusion_limits=(self.opts and self.opts.fusion_limits) or fusion_limits_for_target(self.target),
+            kernel_dispatch=self.kernel_dispatch,
+            precision=self.precision,
+            has_prepare=self.prepare_params,
+            activations=self.activations,
+            alignment=self.arena_alignment,
+        )
+
+    # Step by step: parts of `rlx.compile.pipeline.STEPS`.
 
     def lower_hir(self, hir: HirModule) -> MirModule:
         """Blocks to tensor ops."""
-        mir = hir.lower_to_mir()
-        debug_assert_valid(mir.as_graph(), "lower_hir")
-        return mir
+        return MirModule.from_graph(self._run(hir, Stage.Blocks).graph)
 
-    def preprocess_mir(self, mir: MirModule, records: pipeline.Records | None = None) -> MirModule:
+    def preprocess_mir(self, mir: MirModule) -> MirModule:
         """Branches and loops to straight code where the target runs neither, and no dead nodes."""
-        return MirModule.from_graph(pipeline.preprocess(mir.as_graph(), self.claims, records))
+        return MirModule.from_graph(self._run(mir.as_graph(), Stage.Preprocess).graph)
 
     def optimize(self, mir: MirModule) -> MirModule:
         return self.optimize_with_report(mir)[0]
 
     def optimize_with_report(self, mir: MirModule) -> tuple[MirModule, FusionReport]:
         """The program in the ops that the target runs, and what fusion did to it."""
-        done = self._optimized(mir)
-        return done.mir, done.fusion
-
-    def _optimized(self, mir: MirModule, records: pipeline.Records | None = None) -> _Optimized:
-        graph = mir.as_graph()
-        if self.generator is not None:
-            done = pipeline.optimize_for_generator(graph, self.precision, records, self.prepare_params)
-            # No named pattern is looked for, so none is missed: the kernels decide, and their report says why.
-            return _Optimized(MirModule.from_graph(done), FusionReport.analyze(graph, done, ()))
-        limits = (self.opts and self.opts.fusion_limits) or fusion_limits_for_target(self.target)
-        if self.supported_ops is None:
-            passes = fusion_passes(self.target, self.opts)
-        else:
-            passes = fusion_passes_for_supported(self.supported_ops, self.opts)
-        done, report = with_fusion_limits(
-            limits, lambda: pipeline.optimize_for_claims(graph, passes, limits, self.precision, records)
-        )
-        if not self.supported_ops:
-            return _Optimized(MirModule.from_graph(done), report)
-        legal, dispatch = pipeline.legalize(done, str(self.target), self.supported_ops, self.kernel_dispatch)
-        return _Optimized(MirModule.from_graph(legal), FusionReport.analyze(graph, legal, passes), dispatch)
+        done = self._run(mir.as_graph(), Stage.Optimize)
+        return MirModule.from_graph(done.graph), done.fusion or FusionReport()
 
     def optimize_backward(self, mir: MirModule) -> MirModule:
         """A gradient graph is optimised like any other: derivatives have been taken, so every pass is safe."""
@@ -258,12 +245,10 @@ class CompilePipeline:
 
     def plan_lir(self, mir: MirModule) -> LirModule:
         """Kernels, and places for what they store. Inputs, weights and results have buffers of their own."""
-        return self._planned(mir.as_graph()).lir
+        return _lir(self._run(mir.as_graph(), Stage.Kernels))
 
-    def _planned(self, graph: Graph) -> pipeline.Planned:
-        if self.generator is not None:
-            return pipeline.plan_kernels(graph, self.generator, self.arena_alignment)
-        return pipeline.plan_ops(graph, self.arena_alignment)
+    def _run(self, graph: Graph, *stages: Stage) -> Compilation:
+        return pipeline.compile_program(graph, self.settings, stages or tuple(Stage))
 
     def plan_lir_with_options(self, mir: MirModule, options: MemoryPlanOptions) -> LirModule:
         """A plan node by node, with the boundary values in the arena that `options` put there."""
@@ -285,7 +270,44 @@ class CompilePipeline:
         content = program.content if isinstance(program, GraphModule) else program
         if isinstance(content, LirModule):
             return CompileResult(content, FusionReport())
-        return self._compile(content if isinstance(content, Graph) else content.as_graph())
+        return self.result(self.run(content if isinstance(content, Graph) else content.as_graph()))
+
+    def run(self, graph: Graph) -> Compilation:
+        """All steps of a compile, with what each has found out."""
+        return self._run(graph)
+
+    def result(self, done: Compilation) -> CompileResult:
+        """What a finished compile gives; knobs may ask to see some of it."""
+        fusion = done.fusion or FusionReport()
+        self._require_clean(fusion)
+        if done.settings.generator is not None:
+            # Kernels join what other targets have named ops for.
+            fusion = fusion.with_kernels(named_fusions(_lir(done)))
+        passes = (*done.records, *(done.prepare.records if done.prepare is not None else ()))
+        result = CompileResult(
+            _lir(done),
+            fusion,
+            None if done.prepare is None else _lir(done.prepare),
+            done.prepared,
+            done.barriers,
+            done.dispatch,
+            done.int8,
+            passes,
+        )
+        if knobs.fusion_report:
+            print(result.report(self.target), result.fusion, *result.barriers, sep="\n", file=sys.stderr)
+        if done.settings.generator is not None and (knobs.dispatch_report or knobs.verbose):
+            from rlx.compile.claims.dispatch import dispatch_of_kernels, maybe_log_dispatch_report
+
+            assert done.mir is not None
+            maybe_log_dispatch_report(dispatch_of_kernels(done.mir, result.lir, str(self.target), self.kernel_dispatch))
+        if knobs.verbose >= 2:
+            _show_hardware(str(self.target))
+        if knobs.ir_dump:
+            from rlx.compile.inspect import inspect_compilation, maybe_dump_pipeline
+
+            maybe_dump_pipeline(inspect_compilation(done, result), result.lir.name)
+        return result
 
     def compile_module(self, module: GraphModule) -> CompileResult:
         return self.compile(module)
@@ -297,65 +319,7 @@ class CompilePipeline:
         return self.compile(graph)
 
     def compile_hir(self, hir: HirModule) -> CompileResult:
-        """Compile a module of blocks; with `RLX_IR_DUMP` all its stages are also written as one text."""
-        result = self.compile(hir)
-        if knobs.ir_dump:
-            from rlx.compile.inspect import inspect_pipeline, maybe_dump_pipeline
-
-            maybe_dump_pipeline(inspect_pipeline(self, hir), hir.name)
-        return result
-
-    def _compile(self, graph: Graph) -> CompileResult:
-        stages, records = Stages(graph, self.target), list[PassRecord]()
-        done, plans = list[_Optimized](), list[pipeline.Planned]()
-        if isinstance(graph, HirModule):
-            graph = stages.run("hir", lambda: graph)
-
-        def lower() -> Graph:
-            return self.lower_hir(graph).as_graph() if isinstance(graph, HirModule) else graph
-
-        def optimize(lowered: Graph) -> Graph:
-            done.append(self._optimized(self.preprocess_mir(MirModule.from_graph(lowered), records), records))
-            self._require_clean(done[0].fusion)
-            return done[0].mir.as_graph()
-
-        def plan(program: Graph) -> LirModule:
-            plans.append(self._planned(program))
-            return plans[-1].lir
-
-        optimized = stages.run("optimized.mir", optimize, stages.run("mir", lower))
-        int8 = list[Int8Change]()
-        programs = self._split(optimized, int8) if self.prepare_params else Programs(optimized)
-        prepare = None if programs.prepare is None else stages.run("prepare.lir", plan, programs.prepare)
-        result = CompileResult(
-            stages.run("lir", plan, programs.main),
-            done[0].fusion,
-            prepare,
-            programs.prepared,
-            plans[-1].barriers,
-            done[0].dispatch,
-            tuple(int8),
-            tuple(stages.records),
-            tuple(records),
-        )
-        if knobs.fusion_report:
-            print(result.report(self.target), result.fusion, *result.barriers, sep="\n", file=sys.stderr)
-        return result
-
-    def _split(self, graph: Graph, int8: list[Int8Change]) -> Programs:
-        """What runs, and what is made of the weights before: their products read them in panels.
-
-        What became of products in 8 bits is added to `int8`.
-        """
-        generator = self.generator
-        if generator is None or generator.panel_width is None:
-            return split_prepare(graph)
-        graph = pack_quantized(join_quantized(graph))
-        if self.activations != "f32":
-            graph, changes = int8_activations(graph, generator.panel_width, self.activations)
-            int8.extend(changes)
-        graph = pack_weights(widen_late(graph), generator.panel_width, generator.has_pairs)
-        return split_prepare(graph, stored_panels(graph))
+        return self.compile(hir)
 
     def _require_clean(self, report: FusionReport) -> None:
         missed = [m for m in report.missed if not m.reason.is_choice]
@@ -399,6 +363,22 @@ class CompilePipeline:
         self, mir: MirModule, wrt: Iterable[LeafRef], options: GradWithLossOptions = GradWithLossOptions.STRICT
     ) -> TrainingCompileResult:
         return self.compile_training(mir, wrt, options)
+
+
+def _lir(done: Compilation) -> LirModule:
+    assert done.lir is not None
+    return done.lir
+
+
+@cache
+def _show_hardware(target: str) -> None:
+    """What a target has here, on standard error; once for each."""
+    found = select(target).target.probe()
+    if isinstance(found, Absent):
+        shown = [f"{found.why.value}: {found.reason}"]
+    else:
+        shown = [f"{d.name}, {d.detail}" if d.detail else d.name for d in found.devices]
+    print(*(f"rlx: hardware {target}: {line}" for line in shown), sep="\n", file=sys.stderr)
 
 
 def _target_name(target: FusionTarget | str) -> str:

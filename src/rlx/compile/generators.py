@@ -35,12 +35,13 @@ class Generator(NamedTuple):
     has_pairs: Callable[[DType], bool] = lambda dtype: False
 
 
-def generator_for(target: str) -> Generator | None:
-    """The generator of a target, for the machine that it takes by default; None if it has kernels for whole ops."""
+def generator_for(target: str, machine: str | None = None) -> Generator | None:
+    """The generator of a target, for a machine by its name or the one that the target takes by default; None if it has
+    kernels for whole ops."""
     # Targets say what they claim in the words of `claims`, which stands on this.
     from rlx.compile.target import select
 
     found = select(str(target)).target
     if found.generator is None or found.machine is None:
         return None
-    return found.generator(found.machine(None))
+    return found.generator(found.machine(machine))

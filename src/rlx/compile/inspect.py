@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from rlx.compile.claims.fusion.fusion_report import inspect_fusion
 from rlx.compile.compiler import CompilePipeline, CompileResult, Program
+from rlx.compile.steps import Compilation
+from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.ir.module import GraphModule, HirModule, MirModule
 from rlx.ir.text.inspect import inspect_graph, inspect_hir, inspect_lir, inspect_mir, inspect_mir_diff
@@ -40,14 +42,16 @@ def inspect_pipeline(pipeline: CompilePipeline | Program, program: Program | Non
     content = program.content if isinstance(program, GraphModule) else program
     if isinstance(content, LirModule):
         return inspect_compiled("", CompileResult(content, pipeline.compile(content).fusion))
-    if isinstance(content, HirModule):
-        lowered, text = pipeline.lower_hir(content), inspect_hir(content)
-    else:
-        lowered, text = content if isinstance(content, MirModule) else MirModule.from_graph(content), ""
-    result = pipeline.compile(content)
-    shown = inspect_compiled(text, result)
-    optimized = pipeline.optimize(pipeline.preprocess_mir(lowered))
-    return shown._replace(
+    done = pipeline.run(content if isinstance(content, Graph) else content.as_graph())
+    return inspect_compilation(done, pipeline.result(done))
+
+
+def inspect_compilation(done: Compilation, result: CompileResult) -> PipelineInspect:
+    """Every stage of a compile that has been done."""
+    assert done.mir is not None and done.optimized is not None
+    hir_text = inspect_hir(done.program) if isinstance(done.program, HirModule) else ""
+    lowered, optimized = (MirModule.from_graph(graph) for graph in (done.mir, done.optimized))
+    return inspect_compiled(hir_text, result)._replace(
         mir_lowered=inspect_mir(lowered),
         mir_diff=inspect_mir_diff(lowered, optimized),
         mir_optimized=inspect_mir(optimized),
@@ -63,9 +67,13 @@ def inspect_compiled(hir_text: str, result: CompileResult) -> PipelineInspect:
     return PipelineInspect(hir_text, "", "", inspect_graph(result.lir.as_graph()), lir, fusion)
 
 
+_written: set[Path] = set()
+
+
 def maybe_dump_pipeline(dump: PipelineInspect | str, name: str) -> Path | None:
     """Write the stages to the file that the knob `ir_dump` (RLX_IR_DUMP) names, or to `<name>.ir.txt` in that directory
-    when it ends with a separator. Nothing when the knob is unset."""
+    when it ends with a separator. Nothing when the knob is unset. A file that this process has written already is added
+    to, so that it has all programs."""
     target = knobs.ir_dump
     if not target:
         return None
@@ -73,7 +81,9 @@ def maybe_dump_pipeline(dump: PipelineInspect | str, name: str) -> Path | None:
     if target.endswith(("/", os.sep)):
         path = path / f"{name}.ir.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(dump), encoding="utf-8")
+    with path.open("a" if path in _written else "w", encoding="utf-8") as file:
+        file.write(str(dump))
+    _written.add(path)
     if knobs.verbose:
         print(f"rlx: the stages of @{name} are in {path}", file=sys.stderr)
     return path

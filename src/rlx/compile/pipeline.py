@@ -1,75 +1,424 @@
-"""The order of everything between a program and its kernels. Each step says why it stands where it does.
+"""The order of everything between a program and its kernels: `STEPS`, each with the reason why it stands where it does.
 
-Two ways lead from MIR to LIR. Targets with our own generator get ops grouped into kernels: `optimize_for_generator`,
-then `plan_kernels`. Targets that bring their own kernels get the fused ops they claim: `optimize_for_claims`, then
-`plan_ops`. `rlx.compile.compiler` puts options, reports and results around these steps.
+    done = compile_program(graph, Settings(target="cpu", generator=generator_for("cpu")))
+    done.lir, done.records
+
+One list serves all: targets with our own generator, whose ops are grouped into kernels; targets that bring kernels,
+which get the fused ops that they claim; programs that prepare weights; and the bodies of loops. Which steps a compile
+needs follows from its settings. `RLX_DEBUG=2` prints each with its time and what it did to the number of nodes;
+`RLX_DUMP` writes what each has made, and `RLX_OVERRIDE` puts an edited text in its place. `rlx.compile.compiler` puts
+options and reports around this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from rlx.compile.claims.dispatch import (
-    KernelDispatchReport,
-    maybe_log_dispatch_report,
-    prepare_graph_for_backend_with_report,
-)
-from rlx.compile.claims.fusion.control_flow import LowerControlFlow
-from rlx.compile.claims.fusion.fusion_limits import FusionLimits
-from rlx.compile.claims.fusion.fusion_pipeline import supports_op
-from rlx.compile.claims.fusion.fusion_report import FusionReport
-from rlx.compile.claims.fusion.unfuse_elementwise_regions import clip_elementwise_regions
-from rlx.compile.claims.legalize import LegalizeError
-from rlx.compile.claims.logical_kernel import KernelDispatchConfig
-from rlx.compile.fuse.barriers import UnfusedEdge
 from rlx.compile.fuse.group import group
 from rlx.compile.generators import Generator
-from rlx.compile.lower.lower import kernel_forms
+from rlx.compile.lower.attention import split_attention
+from rlx.compile.lower.lower import kernel_forms, name_results
 from rlx.compile.memory.in_place import store_in_place, with_copies
 from rlx.compile.memory.liveness import is_pure_view
-from rlx.compile.memory.plan import ALIGNMENT, plan_buffers
+from rlx.compile.memory.plan import plan_buffers
 from rlx.compile.precision.apply import AutoMixedPrecision
 from rlx.compile.precision.policy import PrecisionPolicy
 from rlx.compile.simplify.algebra import AlgebraicSimplify
 from rlx.compile.simplify.common_values import CommonSubexpressionElimination
 from rlx.compile.simplify.constants import ConstantFolding
-from rlx.compile.stages import Stages
+from rlx.compile.steps import Compilation, Settings, Stage, Step, on_graph, run_steps, skipped_passes
+from rlx.compile.steps import without_passes as without_passes
+from rlx.compile.weights.integer_activations import int8_activations
 from rlx.compile.weights.join_products import join_products
-from rlx.ir.graph import Graph, Node, NodeId
+from rlx.compile.weights.pack_blocks import pack_quantized
+from rlx.compile.weights.pack_floats import pack_weights, stored_panels
+from rlx.compile.weights.sink_casts import widen_late
+from rlx.compile.weights.split import split_prepare
+from rlx.ir.graph import Graph, Node
+from rlx.ir.kernel_kind import KernelKind
 from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.rewrite.dead_code import DeadCodeElimination
-from rlx.ir.rewrite.passes import Pass, PassRecord, run_passes
+from rlx.ir.rewrite.passes import Pass, PassRecord, run_recorded
 from rlx.ir.rewrite.rebuild import decompose_all
-from rlx.ir.verify import debug_assert_valid
 from rlx.ops.control.body_calls import KeepPrecision
-from rlx.ops.fused.blocks import FusedAttentionBlock, FusedTransformerLayer
-from rlx.ops.fused.layers import FusedMatMulBiasAct, FusedResidualLN, FusedResidualRmsNorm, FusedSwiGLU
 
-FUSED_OPS = (
-    FusedMatMulBiasAct,
-    FusedResidualLN,
-    FusedResidualRmsNorm,
-    FusedSwiGLU,
-    FusedAttentionBlock,
-    FusedTransformerLayer,
+if TYPE_CHECKING:
+    from rlx.compile.claims.dispatch import KernelDispatchReport
+    from rlx.compile.claims.logical_kernel import KernelDispatchConfig
+
+
+# In this order: rules leave constant expressions behind, folding makes equal nodes, merging leaves dead ones.
+SIMPLIFY: tuple[Pass, ...] = (
+    AlgebraicSimplify(),
+    ConstantFolding(),
+    CommonSubexpressionElimination(),
+    DeadCodeElimination(),
+)
+# Each round works on what the one before it has made; programs of people come to rest after two or three.
+MAX_ROUNDS = 8
+
+
+def _simplified(c: Compilation) -> Compilation:
+    """Simplify, fold, merge and clean up until nothing changes."""
+    if c.graph is c.at_rest:
+        return c
+    graph, records = _at_rest(c.graph)
+    return replace(c, graph=graph, at_rest=graph, records=c.records + records)
+
+
+def _at_rest(graph: Graph) -> tuple[Graph, tuple[PassRecord, ...]]:
+    skipped = skipped_passes()
+    passes = [p for p in SIMPLIFY if p.name not in skipped]
+    records: tuple[PassRecord, ...] = ()
+    for _ in range(MAX_ROUNDS):
+        done = run_recorded(graph, passes)
+        records += done.records
+        if done.graph is graph:
+            break
+        graph = done.graph
+    return graph, records
+
+
+# What a compile may leave out besides optional steps.
+OPTIONAL_PASSES = tuple(p.name for p in SIMPLIFY)
+
+
+def _has_generator(settings: Settings) -> bool:
+    return settings.generator is not None
+
+
+def _has_claims(settings: Settings) -> bool:
+    return settings.generator is None
+
+
+def _has_prepare(settings: Settings) -> bool:
+    return settings.has_prepare
+
+
+def _joins_weights(settings: Settings) -> bool:
+    return settings.has_prepare and settings.generator is not None
+
+
+def _packs_weights(settings: Settings) -> bool:
+    return settings.has_prepare and settings.generator is not None and settings.generator.panel_width is not None
+
+
+def _lower_blocks(c: Compilation) -> Compilation:
+    graph = lower_blocks(c.graph)
+    return c if graph is c.graph else replace(c, graph=graph)
+
+
+def _lower_control_flow(graph: Graph, settings: Settings) -> Graph:
+    from rlx.compile.claims.fusion.control_flow import LowerControlFlow
+    from rlx.compile.claims.fusion.fusion_pipeline import supports_op
+
+    kept = [kind for kind in ("If", "While") if supports_op(settings.claims, kind)]
+    return LowerControlFlow(kept).run(graph)
+
+
+def _remove_dead_code(c: Compilation) -> Compilation:
+    graph = DeadCodeElimination().run(c.graph)
+    return replace(c, graph=graph, mir=graph)
+
+
+def _fuse_patterns(c: Compilation) -> Compilation:
+    from rlx.compile.claims.fusion.fusion_limits import with_fusion_limits
+
+    limits, passes = c.settings.fusion_limits, c.settings.fusion_passes
+    assert limits is not None
+    done = with_fusion_limits(limits, lambda: run_recorded(c.graph, passes))
+    return replace(c, graph=done.graph, records=c.records + done.records)
+
+
+def _clip_regions(graph: Graph, settings: Settings) -> Graph:
+    from rlx.compile.claims.fusion.unfuse_elementwise_regions import clip_elementwise_regions
+
+    assert settings.fusion_limits is not None
+    return clip_elementwise_regions(graph, settings.fusion_limits)
+
+
+def _legalize(c: Compilation) -> Compilation:
+    assert c.settings.supported is not None and c.settings.kernel_dispatch is not None
+    graph, report = _legal(c.graph, c.settings.target, c.settings.supported, c.settings.kernel_dispatch)
+    return replace(c, graph=graph, dispatch=report)
+
+
+def _report_fusion(c: Compilation) -> Compilation:
+    from rlx.compile.claims.fusion.fusion_report import FusionReport
+
+    # For a generator no named pattern is looked for, so none is missed: kernels decide, and their report says why.
+    report = FusionReport.analyze(c.mir or c.graph, c.graph, c.settings.fusion_passes)
+    return replace(c, fusion=report, optimized=c.graph)
+
+
+def _use_integers(c: Compilation) -> Compilation:
+    assert c.settings.generator is not None and c.settings.generator.panel_width is not None
+    graph, changes = int8_activations(c.graph, c.settings.generator.panel_width, c.settings.activations)
+    return replace(c, graph=graph, int8=tuple(changes))
+
+
+def _pack_floats(graph: Graph, settings: Settings) -> Graph:
+    assert settings.generator is not None and settings.generator.panel_width is not None
+    return pack_weights(graph, settings.generator.panel_width, settings.generator.has_pairs)
+
+
+def _split_prepare(c: Compilation) -> Compilation:
+    done = split_prepare(c.graph, stored_panels(c.graph) if _packs_weights(c.settings) else ())
+    if done.prepare is None:
+        return replace(c, graph=done.main)
+    prepare = Compilation(done.prepare, c.settings, part="prepare")
+    return replace(c, graph=done.main, prepare=prepare, prepared=done.prepared)
+
+
+def _for_generator(rewrite: Any) -> Any:
+    return on_graph(lambda graph, settings: rewrite(graph, settings.generator))
+
+
+def _group(c: Compilation) -> Compilation:
+    assert c.settings.generator is not None
+    kernels, barriers = group(c.graph, c.settings.generator)
+    return replace(c, kernels=tuple(kernels), barriers=tuple(barriers))
+
+
+def _store_in_place(c: Compilation) -> Compilation:
+    assert c.settings.generator is not None and c.kernels is not None
+    done = store_in_place(c.graph, c.kernels, c.settings.generator)
+    if not done.stored_over and done.kernels == list(c.kernels):
+        return c
+    return replace(c, kernels=tuple(done.kernels), stored_over=done.stored_over)
+
+
+def _one_kernel_per_op(c: Compilation) -> Compilation:
+    nodes = [n for n in c.graph.nodes if not n.is_leaf and not isinstance(n.op, Constant)]
+    return replace(c, kernels=tuple(_op_kernel(c.graph, n) for n in nodes))
+
+
+def _op_kernel(graph: Graph, node: Node) -> LirKernel:
+    is_view = isinstance(node.op, Project) or (len(node.shapes) == 1 and node.inputs and is_pure_view(graph, node))
+    kind = KernelKind.View if is_view else KernelKind.Op
+    return LirKernel.of(kind, [node.id], dict.fromkeys(node.inputs), [node.id])
+
+
+def _plan(c: Compilation) -> Compilation:
+    assert c.kernels is not None
+    plan = plan_buffers(c.graph, c.kernels, c.settings.alignment, c.stored_over)
+    # A copy: when no step had anything to do, this is still the caller's own graph.
+    return replace(c, lir=LirModule(c.graph.copy().freeze(), plan, c.kernels))
+
+
+STEPS: tuple[Step, ...] = (
+    Step(
+        "lower_blocks",
+        Stage.Blocks,
+        _lower_blocks,
+        "Blocks first: everything after this sees tensor ops only.",
+    ),
+    Step(
+        "lower_control_flow",
+        Stage.Preprocess,
+        on_graph(_lower_control_flow),
+        "Straight code for targets that run neither branches nor loops, before anything looks for patterns in it.",
+    ),
+    Step(
+        "remove_dead_code",
+        Stage.Preprocess,
+        _remove_dead_code,
+        "What nobody reads would be optimised for nothing.",
+    ),
+    Step(
+        "unfuse",
+        Stage.Optimize,
+        on_graph(lambda graph, _: decompose_all(graph, keep=lambda node: not node.op.is_fused)),
+        "Fused ops are taken apart, so that one mechanism, the grouping, decides what runs together.",
+        _has_generator,
+    ),
+    Step(
+        "simplify",
+        Stage.Optimize,
+        _simplified,
+        "What is dead, equal or constant would make values look shared and keep kernels apart; "
+        "patterns are written for canonical forms.",
+        optional=True,
+    ),
+    Step(
+        "fuse_patterns",
+        Stage.Optimize,
+        _fuse_patterns,
+        "Targets with kernels for whole ops get those that they claim.",
+        _has_claims,
+        optional=True,
+    ),
+    Step(
+        "clip_regions",
+        Stage.Optimize,
+        on_graph(_clip_regions),
+        "Passes join without looking at the sum; kernels of devices have room for so much.",
+        _has_claims,
+    ),
+    Step(
+        "mixed_precision",
+        Stage.Optimize,
+        on_graph(lambda graph, settings: AutoMixedPrecision(settings.precision).run(graph)),
+        "After simplification, which is exact only where types are as the user wrote them, and after fusion: "
+        "a fused op casts at its border only.",
+        lambda settings: settings.precision != PrecisionPolicy.AlwaysF32,
+    ),
+    Step(
+        "release_precision",
+        Stage.Optimize,
+        on_graph(lambda graph, _: decompose_all(graph, keep=lambda node: not isinstance(node.op, KeepPrecision))),
+        "Types are settled, so what had to keep them may mix with the rest.",
+    ),
+    Step(
+        "simplify_converted",
+        Stage.Optimize,
+        _simplified,
+        "Casts of neighbours meet and cancel, casts of weights become part of `prepare`, and fusion makes constants "
+        "and equal nodes, too.",
+        optional=True,
+    ),
+    Step(
+        "join_products",
+        Stage.Optimize,
+        on_graph(lambda graph, _: join_products(graph)),
+        "Products read their common operand once. "
+        "Weights have their final types now and can be joined once for all runs.",
+        _joins_weights,
+        optional=True,
+    ),
+    Step(
+        "simplify_joined",
+        Stage.Optimize,
+        _simplified,
+        "Parts of one product may be joined again behind it.",
+        _joins_weights,
+        optional=True,
+    ),
+    Step(
+        "legalize",
+        Stage.Optimize,
+        _legalize,
+        "Exactly the kinds that a backend has named; after fusion, which uses some of what this takes apart.",
+        lambda settings: _has_claims(settings) and bool(settings.supported),
+    ),
+    Step(
+        "report_fusion",
+        Stage.Optimize,
+        _report_fusion,
+        "Counts what fused and finds what nearly did, while the program still has the ops of users.",
+    ),
+    Step(
+        "pack_quantized",
+        Stage.Weights,
+        on_graph(lambda graph, _: pack_quantized(graph)),
+        "Products read blocks of files in panels, which are made once.",
+        _packs_weights,
+        optional=True,
+    ),
+    Step(
+        "integer_activations",
+        Stage.Weights,
+        _use_integers,
+        "Only where it was asked for; it needs blocks in panels, and decides which float weights become codes.",
+        lambda settings: _packs_weights(settings) and settings.activations != "f32",
+    ),
+    Step(
+        "sink_casts",
+        Stage.Weights,
+        on_graph(lambda graph, _: widen_late(graph)),
+        "Weights are kept as narrow as they are stored, which panels must know.",
+        _packs_weights,
+        optional=True,
+    ),
+    Step(
+        "pack_floats",
+        Stage.Weights,
+        on_graph(_pack_floats),
+        "Products read weights in panels as wide as registers, which are made once.",
+        _packs_weights,
+        optional=True,
+    ),
+    Step(
+        "split_prepare",
+        Stage.Weights,
+        _split_prepare,
+        "What follows from weights alone leaves the program; from here on there are two.",
+        _has_prepare,
+        optional=True,
+    ),
+    Step(
+        "kernel_forms",
+        Stage.Kernels,
+        _for_generator(kernel_forms),
+        "As late as this, because rules and precision policies know the ops of users: norms, losses, softmax.",
+        _has_generator,
+    ),
+    Step(
+        "split_attention",
+        Stage.Kernels,
+        _for_generator(split_attention),
+        "Attention has its final layout now; long caches are shared out to threads.",
+        _has_generator,
+        optional=True,
+    ),
+    Step(
+        "name_results",
+        Stage.Kernels,
+        _for_generator(name_results),
+        "A kernel stores all results of its op, read or not; no op with several results is made after this.",
+        _has_generator,
+    ),
+    Step(
+        "copy_updated",
+        Stage.Kernels,
+        _for_generator(with_copies),
+        "Kernels that change a part of an operand do it in place; whether the copy is needed is known when there are "
+        "kernels.",
+        _has_generator,
+    ),
+    Step(
+        "group",
+        Stage.Kernels,
+        _group,
+        "Cut before planning: only what crosses a kernel boundary needs memory.",
+        _has_generator,
+    ),
+    Step(
+        "store_in_place",
+        Stage.Kernels,
+        _store_in_place,
+        "Which copies are needed depends on the order of kernels, so on how they were formed.",
+        _has_generator,
+    ),
+    Step(
+        "one_kernel_per_op",
+        Stage.Kernels,
+        _one_kernel_per_op,
+        "The target has a kernel for each op, and none for views.",
+        _has_claims,
+    ),
+    Step(
+        "plan_buffers",
+        Stage.Kernels,
+        _plan,
+        "Last: places for what kernels store, shared over time.",
+    ),
 )
 
-Records = list[PassRecord]
+
+def compile_program(program: Graph, settings: Settings, only: Collection[Stage] = tuple(Stage)) -> Compilation:
+    """Run the steps of a compile, all of them or those of some stages."""
+    return run_steps(Compilation(program, settings, program=program, mir=program), STEPS, OPTIONAL_PASSES, only)
 
 
-def lower_to_lir(program: Any, generator: Generator) -> LirModule:
-    """HIR or MIR to LIR, for a target with our own generator."""
-    stages = Stages(program_graph(program))
-    # Blocks first: everything after this sees tensor ops only.
-    graph = stages.run("mir", lower_blocks, program)
-    # Fewer and simpler ops make larger kernels.
-    graph = stages.run("optimized.mir", optimize_for_generator, graph)
-    # Cut before planning: only what crosses a kernel boundary needs memory.
-    return stages.run("lir", lambda: plan_kernels(graph, generator).lir)
+def lower_to_lir(program: Any, generator: Generator, alignment: int = Settings.alignment) -> LirModule:
+    """HIR or MIR to LIR, for a target with our own generator: the whole road, without a program for the weights."""
+    done = compile_program(program_graph(program), Settings(generator=generator, alignment=alignment))
+    assert done.lir is not None
+    return done.lir
 
 
 def lower_blocks(program: Any) -> Graph:
@@ -86,144 +435,21 @@ def program_graph(program: Any) -> Any:
     return content if isinstance(content, Graph) else content.as_graph()
 
 
-def preprocess(graph: Graph, claims: Collection[str], records: Records | None = None) -> Graph:
-    """Straight code for targets that run neither branches nor loops, before anything looks for patterns in it."""
-    kept = [kind for kind in ("If", "While") if supports_op(claims, kind)]
-    return run_passes(graph, [LowerControlFlow(kept), DeadCodeElimination()], records)
-
-
-# In this order: rules leave constant expressions behind, folding makes equal nodes, merging leaves dead ones.
-SIMPLIFY: tuple[Pass, ...] = (
-    AlgebraicSimplify(),
-    ConstantFolding(),
-    CommonSubexpressionElimination(),
-    DeadCodeElimination(),
-)
-# Each round works on what the one before it has made; programs of people come to rest after two or three.
-MAX_ROUNDS = 8
-
-
-_skipped: ContextVar[frozenset[str]] = ContextVar("rlx_skipped_passes", default=frozenset())
-
-
-@contextmanager
-def without_passes(names: Collection[str]) -> Iterator[None]:
-    """Inside, in this thread or task, `simplify` leaves out the passes of these names."""
-    token = _skipped.set(frozenset(names))
-    try:
-        yield
-    finally:
-        _skipped.reset(token)
-
-
-def simplify(graph: Graph, records: Records | None = None) -> Graph:
-    """Simplify, fold, merge and clean up until nothing changes."""
-    passes = [p for p in SIMPLIFY if p.name not in _skipped.get()]
-    for _ in range(MAX_ROUNDS):
-        before, graph = graph, run_passes(graph, passes, records)
-        if graph is before:
-            break
-    return graph
-
-
-def convert(graph: Graph, precision: PrecisionPolicy, records: Records | None = None) -> Graph:
-    """The graph with its floats in the precision that a policy asks for."""
-    before = graph
-    if precision != PrecisionPolicy.AlwaysF32:
-        graph = run_passes(graph, [AutoMixedPrecision(precision)], records)
-    # Types are settled, so what had to keep them may mix with the rest.
-    graph = decompose_all(graph, keep=lambda node: not isinstance(node.op, KeepPrecision))
-    # Casts of neighbours meet and cancel, and casts of weights become part of `prepare`.
-    return graph if graph is before else simplify(graph, records)
-
-
-def optimize_for_generator(
-    graph: Graph,
-    precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32,
-    records: Records | None = None,
-    has_prepare: bool = False,
-) -> Graph:
-    """MIR for a target with our own generator: primitive enough to group, and nothing computed twice.
-
-    With `has_prepare` what follows from weights alone will not be computed in every run.
-    """
-    # Fused ops are taken apart, so that one mechanism, the grouping, decides what runs together.
-    graph = decompose_all(graph, keep=lambda node: not isinstance(node.op, FUSED_OPS))
-    # What is dead, equal or constant would make values look shared and keep kernels apart.
-    graph = simplify(graph, records)
-    # After simplification, which is exact only where types are as the user wrote them.
-    graph = convert(graph, precision, records)
-    # Products read their common operand once. Weights have their final types now and can be joined once for all runs.
-    return simplify(join_products(graph), records) if has_prepare else graph
-
-
-def optimize_for_claims(
-    graph: Graph,
-    passes: Sequence[Pass],
-    limits: FusionLimits,
-    precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32,
-    records: Records | None = None,
-) -> tuple[Graph, FusionReport]:
-    """MIR in the fused ops that a target claims, and what fusion did."""
-    before = graph
-    # Patterns are written for canonical forms.
-    graph = simplify(graph, records)
-    graph = run_passes(graph, passes, records)
-    # Passes join without looking at the sum; kernels of devices have room for so much.
-    graph = clip_elementwise_regions(graph, limits)
-    # Precision after fusion: a fused op casts at its border only.
-    graph = convert(graph, precision, records)
-    # Fusion makes constants and equal nodes, too: joined weights, expanded biases.
-    graph = simplify(graph, records)
-    return graph, FusionReport.analyze(before, graph, passes)
-
-
 def legalize(
     graph: Graph, backend: str, supported: Collection[str], config: KernelDispatchConfig
 ) -> tuple[Graph, KernelDispatchReport]:
-    """The graph in the ops that a backend claims, and how each kind got there.
+    """The graph in the ops that a backend claims, and how each kind got there."""
+    return _legal(graph, backend, supported, config)
 
-    After fusion, which uses some of what this would take apart.
-    """
+
+def _legal(
+    graph: Graph, backend: str, supported: Collection[str], config: KernelDispatchConfig
+) -> tuple[Graph, KernelDispatchReport]:
+    from rlx.compile.claims.dispatch import maybe_log_dispatch_report, prepare_graph_for_backend_with_report
+    from rlx.compile.claims.legalize import LegalizeError
+
     legal, report = prepare_graph_for_backend_with_report(graph, backend, supported, config)
     maybe_log_dispatch_report(report)
     if not report.compile_ready:
         raise LegalizeError(backend, report.still_unsupported)
-    return simplify(legal), report
-
-
-class Planned(NamedTuple):
-    """LIR, and why its kernels are not fewer."""
-
-    lir: LirModule
-    barriers: tuple[UnfusedEdge, ...] = ()
-
-
-def plan_kernels(graph: Graph, generator: Generator, alignment: int = ALIGNMENT) -> Planned:
-    """LIR for a target with our own generator: ops grouped into kernels, and a place for what they store."""
-    # Last, because rules and precision policies know the ops of users: norms, losses, softmax.
-    graph = with_copies(kernel_forms(graph, generator), generator)
-    kernels, barriers = group(graph, generator)
-    # Which copies are needed depends on the order of kernels, so on how they were formed.
-    kernels, stored_over = store_in_place(graph, kernels, generator)
-    return Planned(_planned(graph, kernels, alignment, stored_over), tuple(barriers))
-
-
-def plan_ops(graph: Graph, alignment: int = ALIGNMENT) -> Planned:
-    """LIR for a target with kernels of its own: one kernel per op, none for views."""
-    nodes = [n for n in graph.nodes if not n.is_leaf and not isinstance(n.op, Constant)]
-    return Planned(_planned(graph, [_op_kernel(graph, n) for n in nodes], alignment))
-
-
-def _op_kernel(graph: Graph, node: Node) -> LirKernel:
-    is_view = isinstance(node.op, Project) or (len(node.shapes) == 1 and node.inputs and is_pure_view(graph, node))
-    return LirKernel.of("view" if is_view else "op", [node.id], dict.fromkeys(node.inputs), [node.id])
-
-
-def _planned(
-    graph: Graph, kernels: Sequence[LirKernel], alignment: int, stored_over: Mapping[NodeId, NodeId] | None = None
-) -> LirModule:
-    plan = plan_buffers(graph, kernels, alignment, stored_over)
-    debug_assert_valid(graph, "plan")
-    # A copy: when no pass had anything to do, this is still the caller's own graph.
-    return LirModule(graph.copy().freeze(), plan, kernels)
+    return _at_rest(legal)[0], report

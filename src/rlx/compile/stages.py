@@ -1,9 +1,11 @@
-"""Every stage of a compile as a file: written to `RLX_DUMP`, and read back from `RLX_OVERRIDE` when it was edited.
+"""Every step of a compile as a file: written to `RLX_DUMP`, and read back from `RLX_OVERRIDE` when it was edited.
 
-A program called `mlp` gives `mlp-3fa4c2d1.hir`, `.mir`, `.optimized.mir`, `.prepare.lir` and `.lir`; the number belongs
-to the program that was handed in, so that other programs of the same name do not collide. An edited file replaces what
-the compiler has computed at that point, and everything after it follows from the file. The first line of a dump holds a
-digest of the rest, by which files that are still as they were written are known and left alone.
+A program called `mlp` gives `mlp-3fa4c2d1.cpu.00-program.mir`, then one file for each step that changed something
+(`.04-simplify.mir`, `.prepare.12-kernel_forms.mir` for what is made of weights, up to `.plan_buffers.lir`), numbered as
+in `rlx.compile.pipeline`. The other number belongs to the program that was handed in, so that other programs of the
+same name do not collide. An edited file replaces what the compiler has computed at that point, and everything after it
+follows from the file; a file for a step that changed nothing can be put there, too. The first line of a dump holds
+a digest of the rest, by which files that are still as they were written are known and left alone.
 """
 
 from __future__ import annotations
@@ -11,10 +13,8 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph
@@ -24,45 +24,32 @@ from rlx.ir.text.lir_text import parse_lir
 from rlx.ir.verify import check
 from rlx.knobs import knobs
 
-P = TypeVar("P", Graph, LirModule)
-
-
-class StageRecord(NamedTuple):
-    """How long one stage of a compile took."""
-
-    name: str
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.name:32} {1e3 * self.seconds:8.2f} ms"
+Program = Graph | LirModule
 
 
 class Stages:
-    """The stages of one compile, timed; `program` is what was handed in, `target` what it is compiled for."""
+    """The texts of one compile; `program` is what was handed in, `target` what it is compiled for."""
 
     def __init__(self, program: Graph | LirModule, target: str = "") -> None:
-        self.records: list[StageRecord] = []
         self.dump, self.override = knobs.dump, knobs.override
-        self.stem = _stem(program) if self.dump or self.override else ""
+        self.is_watched = bool(self.dump or self.override)
+        self.stem = _stem(program) if self.is_watched else ""
         self.target = f".{target}" if target else ""
 
-    def run(self, name: str, compute: Callable[..., P], *args: Any) -> P:
-        """The result of `compute(*args)`, or what a file in the override directory has in its place."""
-        start = time.perf_counter()
-        result = self.passed(name, compute(*args))
-        self.records.append(StageRecord(name, time.perf_counter() - start))
-        return result
-
-    def passed(self, name: str, program: P) -> P:
-        """Write a stage out, or replace it."""
-        file = f"{self.stem}{self.target}.{name}"
+    def passed(self, name: str, program: Program, is_new: bool) -> Program | None:
+        """Write out what a step has made, if it is new; what a file has in its place, if there is one."""
+        file = f"{self.stem}{self.target}.{name}.{_level(program)}"
         if self.override and (Path(self.override) / file).exists():
             return _replaced(program, Path(self.override) / file)
-        if self.dump:
+        if self.dump and is_new:
             text = str(program)
             Path(self.dump).mkdir(parents=True, exist_ok=True)
             (Path(self.dump) / file).write_text(f"{_MARK}{_digest(text)}\n{text}", encoding="utf-8")
-        return program
+        return None
+
+
+def _level(program: Program) -> str:
+    return "lir" if isinstance(program, LirModule) else program.level
 
 
 _MARK = "# as compiled: "
@@ -76,12 +63,13 @@ def _stem(program: Graph | LirModule) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', program.name)}-{str(program.fingerprint())[:8]}"
 
 
-def _replaced(program: P, file: Path) -> P:
-    """The program in `file`; constants that the text names only by digest are those of the computed program."""
+def _replaced(program: Program, file: Path) -> Program | None:
+    """The program in `file`, None if it is as it was written; constants that the text names only by digest are those of
+    the computed program."""
     text = file.read_text(encoding="utf-8")
     mark, _, rest = text.partition("\n")
     if mark == f"{_MARK}{_digest(rest)}":
-        return program
+        return None
     is_lir = isinstance(program, LirModule)
     constants = large_constants(_graph(program))
     try:
@@ -93,7 +81,7 @@ def _replaced(program: P, file: Path) -> P:
     except RlxError as error:
         raise RlxError(f"{file} cannot replace a stage of @{program.name}: {error}") from error
     print(f"rlx: {file} replaces what was compiled", file=sys.stderr)
-    result: P = edited
+    result: Program = edited
     return result
 
 

@@ -203,7 +203,7 @@ class Graph(GraphBuilders):
             self._leaf_ids[op.key] = node_id
             name = name or op.key
         if origin is None:
-            origin = self._origin or NodeOrigin(source=user_location())
+            origin = self._origin or NodeOrigin.here()
         node = Node(node_id, op, ids, shapes, name, origin)
         self.nodes.append(node)
         return node

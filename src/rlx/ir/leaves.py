@@ -30,6 +30,8 @@ class _Leaf(Op):
 class Input(_Leaf):
     """A tensor given at every run, called `key`."""
 
+    precision_class = "boundary"
+
     key: str
     type: Shape
 
@@ -41,6 +43,8 @@ class Input(_Leaf):
 class Param(_Leaf):
     """A weight called `key`, set once and kept between runs."""
 
+    precision_class = "boundary"
+
     key: str
     type: Shape
 
@@ -51,6 +55,9 @@ class Param(_Leaf):
 @op("constant")
 class Constant(_Leaf):
     """A value that is part of the program."""
+
+    only_moves = True
+    precision_class = "boundary"
 
     value: TensorData
 
@@ -65,8 +72,10 @@ class Constant(_Leaf):
 class Project(Op):
     """Result number `index` of an operand with several results; the only op that may read such an operand."""
 
+    only_moves = True
     primitive = True
     is_structural = True
+    precision_class = "data_movement"
 
     index: int
 

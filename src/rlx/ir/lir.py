@@ -61,8 +61,7 @@ class LirIoManifest(NamedTuple):
 class LirKernel(NamedTuple):
     """One unit of execution: the nodes it computes together, what it reads, and which results it stores.
 
-    `kind` says how it runs: `map` (pointwise), `matmul` (with an epilogue), `view` (nothing runs), `call` (the op's
-    definition, on the host).
+    `kind` says how it runs: a `KernelKind`, or the family of an op with a kernel of its own.
     """
 
     kind: str

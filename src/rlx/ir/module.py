@@ -194,7 +194,12 @@ def _lower(hir: HirModule, policy: FusionPolicy) -> Graph:
 
 
 def _origin(node: Node) -> NodeOrigin:
-    return NodeOrigin(int(node.id), block_label(node), source=node.origin.source if node.origin else None)
+    origin = node.origin or NodeOrigin()
+    label, scope = block_label(node), origin.scope
+    if node.op.is_block and label:
+        # A block is a part of the model.
+        scope = f"{scope} / {label}" if scope else label
+    return NodeOrigin(int(node.id), label, None, origin.source, scope, origin.written)
 
 
 def _lower_block(op: Any, policy: FusionPolicy, operands: list[Any]) -> Replacement:

@@ -154,6 +154,17 @@ class Op:
     is_structural: ClassVar[bool] = False
     # Only the compiler makes it. Its kernel trusts what types cannot say (a route, a layout), so no file may hold it.
     lowered: ClassVar[bool] = False
+    # Several ops in one that named fusion forms for targets which claim it; our own kernels join its parts themselves.
+    is_fused: ClassVar[bool] = False
+    # It moves, repeats or converts elements, or makes positions: nothing that a program is written for.
+    only_moves: ClassVar[bool] = False
+    # What it is to a precision policy, by the name of a `PrecisionClass`.
+    precision_class: ClassVar[str] = "compute"
+    # Most of the time of a program goes into ops like this one: what stands before the first and behind the last can be
+    # overlapped with other programs.
+    is_heavy: ClassVar[bool] = False
+    # It is differentiated in the form that it decomposes into, as fused ops are.
+    opens_for_autodiff: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape | tuple[Shape, ...]]]
     eval: ClassVar[Callable[..., Any]]

@@ -9,22 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
-_HEAVY = frozenset(
-    {
-        "MatMul",
-        "FusedMatMulBiasAct",
-        "Attention",
-        "FusedAttentionBlock",
-        "FusedTransformerLayer",
-        "DotGeneral",
-        "GroupedMatMul",
-        "DequantGroupedMatMul",
-        "DequantMoEWeights",
-        "LoraMatMul",
-        "DequantMatMul",
-        "GatedDeltaNet",
-    }
-)
 _PICKING = frozenset({"Sample", "TopK"})
 
 
@@ -84,19 +68,19 @@ def derive_phases(graph: Graph) -> PhaseSchedule:
     Any other node is Epilogue when it comes after the last Sample or TopK, or after the last heavy op (matmuls,
     attention); otherwise it is SteadyState.
     """
-    kinds = [type(node.op).__name__ for node in graph.nodes]
-    last_heavy, last_picking = _last(kinds, _HEAVY), _last(kinds, _PICKING)
-    first_of_epilogue = min((last + 1 for last in (last_heavy, last_picking) if last is not None), default=len(kinds))
+    picks = [type(node.op).__name__ in _PICKING for node in graph.nodes]
+    lasts = (_last([node.op.is_heavy for node in graph.nodes]), _last(picks))
+    first_of_epilogue = min((last + 1 for last in lasts if last is not None), default=len(picks))
     phases = PhaseSchedule()
     for i, node in enumerate(graph.nodes):
         if not node.inputs:
             phases.set(node.id, Phase.Prologue)
-        elif kinds[i] in _PICKING or i >= first_of_epilogue:
+        elif picks[i] or i >= first_of_epilogue:
             phases.set(node.id, Phase.Epilogue)
         else:
             phases.set(node.id, Phase.SteadyState)
     return phases
 
 
-def _last(kinds: list[str], wanted: frozenset[str]) -> int | None:
-    return next((i for i in reversed(range(len(kinds))) if kinds[i] in wanted), None)
+def _last(flags: list[bool]) -> int | None:
+    return next((i for i in reversed(range(len(flags))) if flags[i]), None)

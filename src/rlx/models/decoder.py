@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.provenance import named_scope, written_as
 from rlx.models.config import DecoderConfig, RopeConfig
-from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
+from rlx.models.layers import Layers, append_to_cache, gated, quantized_rows, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.attn.operands import MaskKind
 
@@ -80,6 +81,24 @@ class _Decoder:
 
     def build(self, gives_states: bool = False) -> DecoderProgram:
         c = self.config
+        with named_scope("embedding"):
+            x = self._embedded()
+        for layer in range(c.layers):
+            with named_scope(f"layer {layer}"):
+                x = self._layer(x, layer)
+        with named_scope("head"):
+            wanted = ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
+            states = self._norm(wanted, "final_norm", None)
+            result = states if gives_states else self._logits(states)
+        head = f"{self.layers.file.name('head')}."
+        self.layers.file.refuse_unused(lambda n: self._is_no_weight(n) or (gives_states and n.startswith(head)))
+        self.graph.set_outputs([result, *self.caches.values()])
+        for name, updated in self.caches.items():
+            self.graph.alias(updated, name)
+        return DecoderProgram(self.graph, self.layers.weights, tuple(self.caches))
+
+    def _embedded(self) -> Any:
+        c = self.config
         x = self.layers.embedding(self.tokens, "embed", c.vocab, c.hidden)
         if c.embed_scale != 1.0:
             x = ops.mul(x, c.embed_scale)
@@ -89,22 +108,17 @@ class _Decoder:
             if c.position_offset:
                 places = ops.add(places, c.position_offset)
             x = ops.add(x, self.layers.embedding(places, "positions", c.context + c.position_offset, c.hidden))
-        for layer in range(c.layers):
-            given = x
+        return x
+
+    def _layer(self, x: Any, layer: int) -> Any:
+        c, given = self.config, x
+        with named_scope("attention"):
             x = self._residual(
                 x, self._attention(self._before(given, "attn_norm", layer), layer), "post_attn_norm", layer
             )
+        with named_scope("feed forward"):
             read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
-            x = self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)
-        wanted = ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
-        states = self._norm(wanted, "final_norm", None)
-        result = states if gives_states else self._logits(states)
-        head = f"{self.layers.file.name('head')}."
-        self.layers.file.refuse_unused(lambda n: self._is_no_weight(n) or (gives_states and n.startswith(head)))
-        self.graph.set_outputs([result, *self.caches.values()])
-        for name, updated in self.caches.items():
-            self.graph.alias(updated, name)
-        return DecoderProgram(self.graph, self.layers.weights, tuple(self.caches))
+            return self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)
 
     def _norm(self, x: Any, role: str, layer: int | None) -> Any:
         return self.layers.norm(x, role, layer, self.config.norm, self.config.norm_eps)
@@ -118,7 +132,8 @@ class _Decoder:
             y = self._norm(y, post_norm, layer)
         if self.config.residual_multiplier != 1.0:
             y = ops.mul(y, self.config.residual_multiplier)
-        return ops.add(x, y)
+        with written_as("residual"):
+            return ops.add(x, y)
 
     def _attention(self, x: Any, layer: int) -> Any:
         c = self.config
@@ -187,7 +202,7 @@ class _Decoder:
             return self._experts(x, layer)
         if c.fused_gate_up:
             gate, up = split_last(self.layers.linear(x, "gate_up", layer, 2 * c.ffn), (c.ffn, c.ffn))
-            return self.layers.linear(ops.mul(ops.activation(c.activation, gate), up), "down", layer, c.hidden)
+            return self.layers.linear(gated(c.activation, gate, up), "down", layer, c.hidden)
         return self._dense(x, layer, "", c.ffn)
 
     def _dense(self, x: Any, layer: int, prefix: str, width: int) -> Any:
@@ -195,7 +210,7 @@ class _Decoder:
         up = self.layers.linear(x, f"{prefix}up", layer, width)
         if c.gated:
             gate = self.layers.linear(x, f"{prefix}gate", layer, width)
-            inner = ops.mul(ops.activation(c.activation, gate), up)
+            inner = gated(c.activation, gate, up)
         else:
             inner = ops.activation(c.activation, up)
         return self.layers.linear(inner, f"{prefix}down", layer, c.hidden)
@@ -216,7 +231,7 @@ class _Decoder:
             self.layers.expert_product(flat, role, layer, moe.experts, moe.ffn, ids)
             for role in ("experts_gate", "experts_up")
         )
-        inner = ops.mul(ops.activation(self.config.activation, gate), up)
+        inner = gated(self.config.activation, gate, up)
         down = self.layers.expert_product(inner, "experts_down", layer, moe.experts, hidden, ids)
         each = ops.reshape(down, (batch, seq, moe.top_k, hidden))
         y = ops.reduce_sum(ops.mul(each, ops.expand_dims(chances, -1)), (2,))

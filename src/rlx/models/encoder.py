@@ -21,6 +21,7 @@ import numpy.typing as npt
 from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.provenance import named_scope, written_as
 from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
 from rlx.models.layers import Layers, split_last
 from rlx.models.weights import Weight, WeightFile
@@ -29,6 +30,11 @@ from rlx.ops.define.operands import same_graph
 _TINY = 1e-12
 # What is added to the score of a token that is too far away: nothing is left of it, and sums stay finite.
 _FAR = -1e9
+
+
+def _residual(x: Any, y: Any) -> Any:
+    with written_as("residual"):
+        return ops.add(x, y)
 
 
 class EncoderProgram(NamedTuple):
@@ -63,29 +69,36 @@ class _Encoder:
 
     def build(self) -> EncoderProgram:
         c = self.config
-        x = self._norm(self._embedded(), "embed_norm", None)
+        with named_scope("embedding"):
+            x = self._norm(self._embedded(), "embed_norm", None)
         for layer in range(c.layers):
-            x = self._pre_normed(x, layer) if c.pre_norms else self._post_normed(x, layer)
+            with named_scope(f"layer {layer}"):
+                x = self._pre_normed(x, layer) if c.pre_norms else self._post_normed(x, layer)
         if c.pre_norms:
             x = self._norm(x, "final_norm", None)
         outputs = [x]
         if c.pooling:
-            pooled = [self._pooled(x, mode) for mode in c.pooling]
-            vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
-            outputs.append(_unit(vector) if c.normalize else vector)
+            with named_scope("pooling"):
+                pooled = [self._pooled(x, mode) for mode in c.pooling]
+                vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
+                outputs.append(_unit(vector) if c.normalize else vector)
         self.layers.file.refuse_unused(self._is_head)
         self.graph.set_outputs(outputs)
         return EncoderProgram(self.graph, self.layers.weights)
 
     def _post_normed(self, x: Any, layer: int) -> Any:
-        x = self._norm(ops.add(x, self._attention(x, layer)), "attn_norm", layer)
-        return self._norm(ops.add(x, self._feed_forward(x, layer)), "ffn_norm", layer)
+        with named_scope("attention"):
+            x = self._norm(_residual(x, self._attention(x, layer)), "attn_norm", layer)
+        with named_scope("feed forward"):
+            return self._norm(_residual(x, self._feed_forward(x, layer)), "ffn_norm", layer)
 
     def _pre_normed(self, x: Any, layer: int) -> Any:
-        # The embeddings are normalised already, so that the first layer may leave its norm out.
-        read = self._norm(x, "attn_norm", layer) if self.layers.file.has("attn_norm", layer) else x
-        x = ops.add(x, self._attention(read, layer))
-        return ops.add(x, self._feed_forward(self._norm(x, "ffn_norm", layer), layer))
+        with named_scope("attention"):
+            # The embeddings are normalised already, so that the first layer may leave its norm out.
+            read = self._norm(x, "attn_norm", layer) if self.layers.file.has("attn_norm", layer) else x
+            x = _residual(x, self._attention(read, layer))
+        with named_scope("feed forward"):
+            return _residual(x, self._feed_forward(self._norm(x, "ffn_norm", layer), layer))
 
     def _embedded(self) -> Any:
         c = self.config

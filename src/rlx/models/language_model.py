@@ -34,6 +34,7 @@ from rlx.runtime.session import Session
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
     from rlx.models.tokenizer import Tokenizer
+    from rlx.runtime.inspection import Profile
 
 F32 = npt.NDArray[np.float32]
 Message = Mapping[str, Any]
@@ -144,6 +145,17 @@ class LanguageModel:
     def report(self) -> CompileReport:
         """What runs where."""
         return self._compiled.report
+
+    def profile(self, context: int = 16, runs: int = 5) -> Profile:
+        """How long each kernel takes for one more token after `context` others; see `Profile`."""
+        session = self.session()
+        session.prefill([0] * context)
+
+        def step() -> None:
+            session.truncate(context)
+            session.step(0)
+
+        return self._compiled.profile_while(step, runs)
 
     def session(self) -> DecodeSession:
         """A new conversation."""

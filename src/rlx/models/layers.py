@@ -9,6 +9,7 @@ import numpy as np
 from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.provenance import written_as
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.define.operands import convert
 
@@ -47,9 +48,10 @@ class Layers:
     def linear(self, x: Any, role: str, layer: int | None, outputs: int) -> Any:
         """x·Wᵀ + b, the bias being added where the file has one."""
         name = self.file.name(role, layer)
-        y = self._product(x, f"{name}.weight", outputs)
-        if self.file.has(role, layer, "bias"):
-            y = ops.add(y, self.vector(f"{name}.bias", outputs))
+        with written_as("linear"):
+            y = self._product(x, f"{name}.weight", outputs)
+            if self.file.has(role, layer, "bias"):
+                y = ops.add(y, self.vector(f"{name}.bias", outputs))
         return y
 
     def _product(self, x: Any, name: str, outputs: int) -> Any:
@@ -70,9 +72,10 @@ class Layers:
     def embedding(self, ids: Any, role: str, rows: int, width: int) -> Any:
         """Row ids[i..] of a table, as f32."""
         param, weight = self.param(f"{self.file.name(role)}.weight", (rows, width))
-        if weight.scheme is not None:
-            return ops.dequant_gather(param, ids, scheme=weight.scheme, k=width)
-        return convert(ops.gather(param, ids), DType.F32)
+        with written_as("embedding"):
+            if weight.scheme is not None:
+                return ops.dequant_gather(param, ids, scheme=weight.scheme, k=width)
+            return convert(ops.gather(param, ids), DType.F32)
 
     def norm(self, x: Any, role: str, layer: int | None, kind: NormKind, eps: float) -> Any:
         """Normalisation over the last axis."""
@@ -93,7 +96,8 @@ def append_to_cache(cache: Any, new: Any, places: Any) -> Any:
 
     Rows may stand at different places. Places beyond the capacity C are dropped: those of padding can be.
     """
-    return ops.scatter_nd(cache, places, convert(new, cache.dtype), axes=(2,), batch_dims=1, mode="drop")
+    with written_as("cache write"):
+        return ops.scatter_nd(cache, places, convert(new, cache.dtype), axes=(2,), batch_dims=1, mode="drop")
 
 
 def quantized_rows(x: Any) -> tuple[Any, Any]:
@@ -101,6 +105,15 @@ def quantized_rows(x: Any) -> tuple[Any, Any]:
     scale = ops.div(ops.reduce_max(ops.abs_(x), (-1,)), 127.0)
     divisor = ops.expand_dims(ops.where(ops.gt(scale, 0.0), scale, 1.0), -1)
     return ops.cast(ops.round_(ops.div(x, divisor)), DType.I8), scale
+
+
+def gated(activation: str, gate: Any, up: Any) -> Any:
+    """act(gate)·up; with silu that is what papers call SwiGLU."""
+    with written_as(_GATED.get(activation, f"gated {activation}")):
+        return ops.mul(ops.activation(activation, gate), up)
+
+
+_GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_approx": "geglu"}
 
 
 def split_last(x: Any, sizes: tuple[int, ...]) -> list[Any]:

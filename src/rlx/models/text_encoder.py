@@ -31,6 +31,7 @@ from rlx.runtime.session import Session
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
     from rlx.models.tokenizer import Tokenizer
+    from rlx.runtime.inspection import Profile
 
 F32 = npt.NDArray[np.float32]
 Progress = Callable[[int, int], None]
@@ -143,6 +144,10 @@ class TextEncoder:
     def report(self) -> CompileReport:
         """What runs where."""
         return self._compiled.report
+
+    def profile(self, text: str = "How long does each kernel take?", runs: int = 5) -> Profile:
+        """How long each kernel takes for one text; see `Profile`."""
+        return self._compiled.profile_while(lambda: self.embed(text), runs)
 
     @property
     def dimension(self) -> int:

@@ -20,8 +20,10 @@ from typing import NamedTuple
 from rlx.backends.api import CompileOptions, Executable, backend_for
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant, Input, Param
-from rlx.knobs import knobs
+from rlx.knobs import knobs, report_unknown_variables
 from rlx.locks import fork_safe_lock
+from rlx.perfetto import trace_span
+from rlx.runtime.watching import watched
 
 # Programs that are kept when nobody uses them, least recently used ones leave first.
 KEPT = 64
@@ -90,9 +92,13 @@ class ProgramCache:
             found = self._kept.get(known.key)
             if found is not None:
                 self._kept.move_to_end(known.key)
-                return found
+        if found is not None:
+            if knobs.debug >= 1:
+                print(f"rlx: @{graph.name} for {device}: compiled before by this process", file=sys.stderr)
+            return found
         start = time.perf_counter()
-        executable = backend_for(device).compile(graph, options)
+        with trace_span(f"compile @{graph.name}", "compile"):
+            executable = backend_for(device).compile(graph, options)
         seconds = time.perf_counter() - start
         with self._lock:
             event = self._note(known, graph.name, device, seconds)
@@ -162,7 +168,8 @@ def compiled_program(graph: Graph, device: str, options: CompileOptions) -> Exec
     if knobs.dump or knobs.override or knobs.ir_dump:
         # Who wants to see the stages, or to change them, wants a compile.
         clear_compile_cache()
-    return _cache.get(graph, device, options)
+    report_unknown_variables()
+    return watched(_cache.get(graph, device, options), graph.name, device)
 
 
 def compile_count() -> int:

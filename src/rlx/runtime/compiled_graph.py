@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -310,7 +310,11 @@ class CompiledGraph:
 
     def profile(self, inputs: Mapping[str, Any] | None = None, runs: int = 5) -> Profile:
         """How long each kernel takes by itself; see `Profile`."""
-        return profile(self, self._executable, inputs or {}, runs)
+        return self.profile_while(lambda: self.run(inputs or {}), runs)
+
+    def profile_while(self, run: Callable[[], object], runs: int = 5) -> Profile:
+        """`profile` of whatever runs the program once when it is called."""
+        return profile(self._name, self._executable, run, runs)
 
     # Values that stay between runs.
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rlx.backends.api import Executable, KernelTime
 from rlx.errors import BackendError
 from rlx.ir.shape import Shape, Size
-
-if TYPE_CHECKING:
-    from rlx.runtime.compiled_graph import CompiledGraph
 
 
 class MemoryInfo(NamedTuple):
@@ -53,13 +50,16 @@ class Profile(NamedTuple):
         return "\n".join(lines)
 
 
-def profile(compiled: CompiledGraph, executable: Executable, inputs: Mapping[str, Any], runs: int) -> Profile:
+def profile(name: str, executable: Executable, run: Callable[[], object], runs: int) -> Profile:
+    """The times of the kernels of one program while `run()` runs it, once in each call."""
     if runs < 1:
         raise BackendError(f"profile: at least one run is needed, got {runs}")
+    # The first run also prepares weights, which is no part of the others.
+    run()
     timed: list[list[KernelTime]] = []
     for _ in range(runs):
         with executable.timed() as times:
-            compiled.run(inputs)
+            run()
         timed.append(times)
     medians = (k[0]._replace(seconds=statistics.median(t.seconds for t in k)) for k in zip(*timed, strict=True))
-    return Profile(compiled.name, tuple(medians))
+    return Profile(name, tuple(medians))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rlx.backends.native.object_cache import ObjectCache
 from rlx.errors import BackendError, BindingError
 from rlx.kernels.ir.loop_ir import Buffer, Kernel, packed_symbol
 from rlx.kernels.machines import Machine, host, runs_here
+from rlx.knobs import knobs
 from rlx.locks import fork_safe_lock
 from rlx.stamps import source_stamp
 
@@ -146,6 +148,8 @@ class Loader:
             return found
 
     def _object(self, kernel: Kernel, key: str) -> bytes:
+        if knobs.debug >= 4:
+            _print_code(kernel, self.machine)
         cached = self.objects.get(key) if self.objects is not None else None
         if cached is not None:
             return cached
@@ -160,6 +164,15 @@ class Loader:
     def _link(self, name: str, key: str, code: bytes) -> NativeCode:
         linked = link(code, f"kernel {name}", self.machine, [packed_symbol(name)], ALLOWED_SYMBOLS)
         return NativeCode(name, key, linked)
+
+
+def _print_code(kernel: Kernel, machine: Machine) -> None:
+    """The loops of a kernel and the LLVM IR that they become, on standard error."""
+    from rlx.kernels.emit.llvm_emit import emit_llvm
+    from rlx.kernels.legalize import legalize
+
+    code = emit_llvm(legalize(kernel, machine), machine)
+    print(f"rlx: kernel {kernel.name} for {machine.name}\n{kernel.text}\n{code}", file=sys.stderr)
 
 
 @cache

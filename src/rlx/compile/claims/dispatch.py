@@ -22,6 +22,8 @@ from rlx.compile.claims.logical_kernel import (
     should_lower_to_common,
 )
 from rlx.ir.graph import Graph
+from rlx.ir.kernel_kind import KernelKind
+from rlx.ir.lir import LirModule
 from rlx.ir.op import kind_of
 from rlx.knobs import knobs
 
@@ -33,6 +35,7 @@ class DispatchPath(enum.StrEnum):
     CommonIr = "common-ir"
     Rewritten = "rewritten"
     Unsupported = "unsupported"
+    Host = "host"
 
     @property
     def label(self) -> str:
@@ -102,6 +105,25 @@ def prepare_graph_for_backend_with_report(
     return rewritten, _report(graph, backend, supported, config, paths, offenders)
 
 
+def dispatch_of_kernels(
+    graph: Graph, lir: LirModule, target: str, config: KernelDispatchConfig
+) -> KernelDispatchReport:
+    """What became of each kind of a program whose kernels a generator has made: a kind that is in a kernel is native,
+    one that is in none was rewritten."""
+    compiled = lir.as_graph()
+    native, hosted = set[str](), set[str]()
+    for kernel in lir.kernels:
+        found = hosted if kernel.kind == KernelKind.Call else native
+        found.update(kind_of(part.op) for i in kernel.nodes for part in nodes_within(compiled.nodes[i]))
+    paths = {}
+    for kind in _count_kinds(graph):
+        is_there = kind in native or kind in hosted
+        paths[kind] = DispatchPath.Rewritten if not is_there else DispatchPath.Native
+        if kind in hosted:
+            paths[kind] = DispatchPath.Host
+    return _report(graph, target, (), config, paths, ())
+
+
 def _count_kinds(graph: Graph) -> Counter[str]:
     """How many nodes of each kind there are, bodies included."""
     parts = (part.op for node in graph.nodes for part in nodes_within(node))
@@ -136,7 +158,7 @@ def format_dispatch_report(report: KernelDispatchReport) -> str:
         f"kernel dispatch: {report.backend_name}, policy {report.policy}, {report.supported_claim_count} kinds claimed"
     ]
     if not report.supported_claim_count:
-        lines.append("note: the claim is empty, which means that the backend runs every kind")
+        lines.append("note: no kinds are claimed, which means that the backend takes every kind")
     if report.common_lowered_kinds:
         lines.append(f"lowered to common-ir: {', '.join(report.common_lowered_kinds)}")
     for path in DispatchPath:

@@ -19,6 +19,7 @@ from rlx.compile.fuse.piecewise import part_points, stored_parts
 from rlx.compile.fuse.signature import FormKeys
 from rlx.ir.dims import product
 from rlx.ir.graph import Graph, NodeId
+from rlx.ir.kernel_kind import MAP, PARTS
 from rlx.ops.shape.creation import Iota
 from rlx.ops.shape.indexing import Gather, GatherNd
 
@@ -64,7 +65,7 @@ class KernelFits:
         """The points of a kernel of these nodes, for each of its parts."""
         covered = Covered(nodes, self.reads.transparent)
         reductions = [n for i in sorted(nodes) if is_reduction(self.graph, n := self.graph.nodes[i])]
-        if kind == "parts":
+        if kind == PARTS:
             parts = stored_parts(self.graph, covered, self.graph.nodes[nodes[0]])
             return [part_points(self.graph, covered, part).points for part in parts]
         return [points_of(self.graph, covered, reductions, roots or self.reads.roots(nodes))]
@@ -77,42 +78,42 @@ class KernelFits:
         return self.once(self._loops, nodes)
 
     def _loops(self, nodes: Sequence[NodeId], roots: Sequence[NodeId]) -> Loops:
-        (points,) = self.points("map", nodes, roots)
+        (points,) = self.points(MAP, nodes, roots)
         joined = {k for k, is_joined in enumerate(points.nest.reduced) if is_joined}
         stored = (points.points[r].maps for r in points.roots)
         return Loops(points.nest, any(k in joined for maps in stored for m in maps for k, _ in m.terms))
 
     def has_loops(self, kind: str, nodes: Sequence[NodeId]) -> bool:
         """Whether there are loops for a map, a row or a joined value."""
-        return self.once(self._part_has_loops if kind == "parts" else self._map_has_loops, nodes)
+        return self.once(self._part_has_loops if kind == PARTS else self._map_has_loops, nodes)
 
     def _map_has_loops(self, nodes: Sequence[NodeId], roots: Sequence[NodeId]) -> bool:
         try:
-            self.points("map", nodes, roots)
+            self.points(MAP, nodes, roots)
         except Unmappable:
             return False
         return True
 
     def _part_has_loops(self, nodes: Sequence[NodeId], roots: Sequence[NodeId]) -> bool:
         try:
-            self.points("parts", nodes)
+            self.points(PARTS, nodes)
         except Unmappable:
             return False
         return True
 
     def works(self, kind: str, nodes: Sequence[NodeId]) -> bool:
         """Whether a map, a row or a joined value has loops, and computes nothing twice in them."""
-        return self.once(self._part_works if kind == "parts" else self._map_works, nodes)
+        return self.once(self._part_works if kind == PARTS else self._map_works, nodes)
 
     def _map_works(self, nodes: Sequence[NodeId], roots: Sequence[NodeId]) -> bool:
         try:
-            return self.repeats_nothing(self.points("map", nodes, roots), nodes)
+            return self.repeats_nothing(self.points(MAP, nodes, roots), nodes)
         except Unmappable:
             return False
 
     def _part_works(self, nodes: Sequence[NodeId], roots: Sequence[NodeId]) -> bool:
         try:
-            return self.repeats_nothing(self.points("parts", nodes), nodes)
+            return self.repeats_nothing(self.points(PARTS, nodes), nodes)
         except Unmappable:
             return False
 
@@ -122,7 +123,7 @@ class KernelFits:
 
     def _map_barrier(self, nodes: Sequence[NodeId], roots: Sequence[NodeId]) -> FusionBarrier | None:
         try:
-            (points,) = self.points("map", nodes, roots)
+            (points,) = self.points(MAP, nodes, roots)
         except Unmappable as failure:
             return self.misfit(nodes, failure)
         if not self.repeats_nothing([points], nodes):
@@ -157,7 +158,7 @@ class KernelFits:
 
     def _part_barrier(self, nodes: Sequence[NodeId], roots: Sequence[NodeId]) -> FusionBarrier | None:
         try:
-            parts = self.points("parts", nodes)
+            parts = self.points(PARTS, nodes)
         except Unmappable as failure:
             return self.misfit(nodes, failure)
         return None if self.repeats_nothing(parts, nodes) else FusionBarrier.DifferentIndexSpace

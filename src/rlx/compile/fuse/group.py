@@ -22,6 +22,7 @@ from rlx.compile.fuse.node_roles import CHEAP, is_literal, is_memory
 from rlx.compile.fuse.piecewise import has_parts
 from rlx.compile.generators import Generator
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, REDUCE, ROW, SEVERAL, VIEW, KernelKind
 from rlx.ir.leaves import Project
 from rlx.ir.lir import LirKernel
 from rlx.ir.shape import normalize_axis
@@ -29,7 +30,7 @@ from rlx.ops.shape.indexing import Gather
 from rlx.ops.shape.movement import Concat, Reshape
 
 # The kinds of groups that take in others.
-JOINED = frozenset({"map", "parts", "matmul"})
+JOINED = frozenset({MAP, PARTS, MATMUL})
 # So many cheap ops are repeated by their readers rather than stored.
 MAX_CHEAP = 4
 # Chains up to this length are joined without a look at their loops.
@@ -78,16 +79,16 @@ class _Grouping:
 
     def first_group(self, node: Node) -> Group:
         """A group for one node; the results of an op with several belong to its kernel."""
-        if isinstance(node.op, Project) and self.group_of[node.inputs[0]].kind != "call":
+        if isinstance(node.op, Project) and self.group_of[node.inputs[0]].kind != CALL:
             group = self.group_of[node.inputs[0]]
             group.nodes.append(node.id)
             return group
         kind = self.reads.kind(node)
-        return Group("parts" if kind != "call" and has_parts(node) else kind, node)
+        return Group(PARTS if kind != CALL and has_parts(node) else kind, node)
 
     def copy_unmappable_views(self) -> None:
         """Views that are no index map even for the kernel of one op are stored: a reshape names its stored operand."""
-        pending = [g for g in self.group_of.values() if g.kind in ("map", "parts")]
+        pending = [g for g in self.group_of.values() if g.kind in (MAP, PARTS)]
         while pending:
             group = pending.pop()
             if self.fits.has_loops(group.kind, group.nodes):
@@ -104,12 +105,12 @@ class _Grouping:
         """Make a view a kernel; the new kernels that need a look at their own operands."""
         self.reads.transparent.discard(view.id)
         # What is a kernel already, the result of a reshape, names its operand instead of copying it.
-        kind = "view" if view.id in self.group_of else self.reads.kind(view)
+        kind = VIEW if view.id in self.group_of else self.reads.kind(view)
         group = self.group_of[view.id] = Group(kind, view)
         below = self.graph.nodes[view.inputs[0]]
-        if kind == "view" and below.id in self.reads.transparent:
+        if kind == VIEW and below.id in self.reads.transparent:
             yield from self.stored(below)
-        if kind == "map":
+        if kind == MAP:
             yield group
 
     def needs(self) -> dict[Group, list[Group]]:
@@ -151,7 +152,7 @@ class _Grouping:
 
     def is_pointwise(self, node: Node) -> bool:
         group = self.group_of.get(node.id)
-        return group is not None and group.kind == "map" and self.reads.generator.is_pointwise(self.graph, node)
+        return group is not None and group.kind == MAP and self.reads.generator.is_pointwise(self.graph, node)
 
     def join_followers(self) -> None:
         changed = True
@@ -174,7 +175,7 @@ class _Grouping:
                 continue
             groups = {g: None for u in self.reads.readers(node.id) if (g := self.group_of.get(u)) is not None}
             alike: dict[Nest, list[Group]] = {}
-            for group in (g for g in groups if g.kind == "map" and len(groups) > 1):
+            for group in (g for g in groups if g.kind == MAP and len(groups) > 1):
                 self.join_to_one(group, alike.setdefault(self.loops(group).nest, []))
 
     def join_reductions(self) -> None:
@@ -182,7 +183,7 @@ class _Grouping:
         as the gradients of a gain and a bias do: each alone is too short to be worth starting."""
         alike: dict[tuple[NodeId, Nest], list[Group]] = {}
         for group in list(self.order):
-            if group.kind != "map" or not self.fits.has_reductions(group.nodes):
+            if group.kind != MAP or not self.fits.has_reductions(group.nodes):
                 continue
             loops = self.loops(group)
             if loops.stores_rows:
@@ -210,11 +211,11 @@ class _Grouping:
                 first = self.group_of[maps[0].head]
                 if group is not first and self.may_be_side_by_side(first, group):
                     self.merge(first, group)
-                    first.kind = "several"
+                    first.kind = SEVERAL
 
     def is_plain_map(self, group: Group) -> bool:
         """Whether a kernel is a map, over one index space or several."""
-        return group.kind in ("parts", "several") or (group.kind == "map" and not self.fits.has_reductions(group.nodes))
+        return group.kind in (PARTS, SEVERAL) or (group.kind == MAP and not self.fits.has_reductions(group.nodes))
 
     def may_be_side_by_side(self, one: Group, other: Group) -> bool:
         if len(one.nodes) + len(other.nodes) > MAX_NODES:
@@ -258,7 +259,7 @@ class _Grouping:
 
     def unite(self, one: Group, other: Group) -> None:
         """The nodes of both in one group; a product or a joined value stays in front."""
-        if other.kind in ("parts", "matmul"):
+        if other.kind in (PARTS, MATMUL):
             one, other = other, one
         self.merge(one, other)
 
@@ -276,7 +277,7 @@ class _Grouping:
     def is_cheap(self, group: Group) -> bool:
         """Whether a kernel is a few cheap ops on one value, and all that read it are maps and rows."""
         nodes = [self.graph.nodes[n] for n in group.nodes]
-        if group.kind != "map" or len(nodes) > MAX_CHEAP or not all(map(self.costs_a_load, nodes)):
+        if group.kind != MAP or len(nodes) > MAX_CHEAP or not all(map(self.costs_a_load, nodes)):
             return False
         bases = {b for n in nodes for b in self.reads.bases(n.id)} - {*group.nodes}
         ids = {b for n in nodes if isinstance(n.op, Gather) for b in self.reads.bases_below(n.inputs[1])}
@@ -285,7 +286,7 @@ class _Grouping:
         if any(n.id in self.reads.outputs or n.id in self.tables for n in nodes):
             return False
         readers = (self.group_of[u] for n in nodes for u in self.reads.readers(n.id))
-        return all(reader.kind in ("map", "parts") for reader in readers)
+        return all(reader.kind in (MAP, PARTS) for reader in readers)
 
     def costs_a_load(self, node: Node) -> bool:
         """Whether an op costs about as much as loading its result would; so does looking up whole rows."""
@@ -321,15 +322,15 @@ class _Grouping:
         return self.refused[key]
 
     def find_barrier(self, producer: Group, reader: Group) -> FusionBarrier | None:
-        if "call" in (producer.kind, reader.kind):
+        if CALL in (producer.kind, reader.kind):
             return FusionBarrier.HostCall
-        if "view" in (producer.kind, reader.kind):
+        if VIEW in (producer.kind, reader.kind):
             return FusionBarrier.ViewNeedsCopy
         if not {producer.kind, reader.kind} <= JOINED:
             return FusionBarrier.OwnKernel
-        if reader.kind == "matmul" and any(b in producer.nodes for b in self.reads.bases(reader.head)):
+        if reader.kind == MATMUL and any(b in producer.nodes for b in self.reads.bases(reader.head)):
             return FusionBarrier.ProductOperand
-        if producer.kind == "parts" and not self.is_part(producer.head, reader):
+        if producer.kind == PARTS and not self.is_part(producer.head, reader):
             return FusionBarrier.JoinedValue
         if self.is_looked_up(producer, reader) or self.is_changed(producer, reader):
             return FusionBarrier.LookedUp
@@ -337,9 +338,9 @@ class _Grouping:
             return FusionBarrier.TooLarge
         if self.order.is_between(producer, reader):
             return FusionBarrier.OtherPath
-        if "matmul" in (producer.kind, reader.kind):
+        if MATMUL in (producer.kind, reader.kind):
             return self.epilogue_barrier(producer, reader)
-        if reader.kind == "parts":
+        if reader.kind == PARTS:
             return self.part_barrier(producer, reader)
         return self.fits.map_barrier([*producer.nodes, *reader.nodes])
 
@@ -365,13 +366,13 @@ class _Grouping:
     def is_changed(self, producer: Group, reader: Group) -> bool:
         """Whether the reader is a scatter into what the producer computes: it must be there as a whole before."""
         head = self.graph.nodes[reader.head]
-        if reader.kind != "parts" or isinstance(head.op, Concat):
+        if reader.kind != PARTS or isinstance(head.op, Concat):
             return False
         return any(b in producer.nodes for b in self.reads.bases_below(head.inputs[0]))
 
     def epilogue_barrier(self, producer: Group, reader: Group) -> FusionBarrier | None:
-        main, rest = (producer, reader) if producer.kind == "matmul" else (reader, producer)
-        if rest.kind != "map" or self.fits.has_reductions(rest.nodes):
+        main, rest = (producer, reader) if producer.kind == MATMUL else (reader, producer)
+        if rest.kind != MAP or self.fits.has_reductions(rest.nodes):
             return FusionBarrier.ProductResult
         nodes = [*main.nodes, *rest.nodes]
         roots = self.reads.roots(nodes)
@@ -402,10 +403,10 @@ class _Grouping:
         nodes = self.reads.closure(group.nodes)
         inside = set(nodes)
         read = dict.fromkeys(i for n in nodes for i in self.graph.nodes[n].inputs if i not in inside)
-        is_joined = group.kind in JOINED or group.kind == "several"
+        is_joined = group.kind in JOINED or group.kind == SEVERAL
         roots = self.reads.roots(group.nodes) if is_joined else self.results(group)
         kind = self.final_kind(group)
-        if kind not in ("map", "row", "reduce"):
+        if not KernelKind.of(kind).has_loop_nest:
             # The product, or the op, comes first: it is what the kernel is made for.
             nodes = [group.head, *(n for n in nodes if n != group.head)]
         return LirKernel.of(kind, nodes, read, roots)
@@ -421,22 +422,22 @@ class _Grouping:
 
     def final_kind(self, group: Group) -> str:
         """`row` if something with the axes of the rows is stored, `reduce` if all that is stored has lost them."""
-        if group.kind == "parts" and len(group.nodes) == 1:
+        if group.kind == PARTS and len(group.nodes) == 1:
             # With nothing to compute along the way: a kernel of its own, if there is one.
             kind = self.reads.kind(self.graph.nodes[group.head])
-            return "map" if kind == "parts" else kind
-        if group.kind not in ("map", "parts", "several"):
+            return MAP if kind == PARTS else kind
+        if not KernelKind.of(group.kind).is_mapped:
             return group.kind
-        if group.kind == "several" or not self.fits.has_reductions(group.nodes):
-            return "map"
-        return "row" if self.loops(group).stores_rows else "reduce"
+        if group.kind == SEVERAL or not self.fits.has_reductions(group.nodes):
+            return MAP
+        return ROW if self.loops(group).stores_rows else REDUCE
 
     def barriers(self) -> list[UnfusedEdge]:
         """Every value that one kernel stores and another reads, stored views looked through."""
         found = []
         for node in self.graph.nodes:
             reader = self.group_of.get(node.id)
-            if reader is None or reader.kind == "view":
+            if reader is None or reader.kind == VIEW:
                 continue
             source = node.origin.source if node.origin else None
             for base in dict.fromkeys(map(self.named, self.reads.bases(node.id))):
@@ -450,6 +451,6 @@ class _Grouping:
 
     def named(self, node: NodeId) -> NodeId:
         """The value whose memory a stored view names."""
-        while (group := self.group_of.get(node)) is not None and group.kind == "view":
+        while (group := self.group_of.get(node)) is not None and group.kind == VIEW:
             node = self.graph.nodes[node].inputs[0]
         return node

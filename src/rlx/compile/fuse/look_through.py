@@ -20,6 +20,7 @@ from rlx.compile.fuse.node_roles import (
 from rlx.compile.generators import Generator
 from rlx.compile.weights.pack_floats import widens_panels
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import CALL, MAP, VIEW
 
 
 class Covered:
@@ -53,7 +54,7 @@ class KernelReads:
         """The kind of the kernel that a node would be alone."""
         found = kernel_kind(self.graph, node, self.generator, self.transparent)
         # Results have memory of their own, which the kernel that computes them can as well write in their form.
-        return "map" if found == "view" and node.id in self.outputs and is_native(node) else found
+        return MAP if found == VIEW and node.id in self.outputs and is_native(node) else found
 
     def is_needed_in_memory(self, node: Node) -> bool:
         if node.id in self.outputs:
@@ -70,7 +71,7 @@ class KernelReads:
             return self.has_strides(node.id) and node.id not in reader.inputs[1:]
         own = self.generator.own_kernel(self.graph, reader)
         if own is None:
-            return self.kind(reader) not in ("call", "view")
+            return self.kind(reader) not in (CALL, VIEW)
         return all(k in own.strided and self.has_strides(i) for k, i in enumerate(reader.inputs) if i == node.id)
 
     def has_strides(self, operand: NodeId) -> bool:

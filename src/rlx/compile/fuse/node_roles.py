@@ -10,6 +10,7 @@ from rlx.compile.generators import Generator
 from rlx.compile.memory.liveness import is_pure_view
 from rlx.compile.weights.pack_floats import widens_panels
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, VIEW
 from rlx.ir.leaves import Constant
 from rlx.ops.reduction.reductions import Reduce, ReduceOp
 from rlx.ops.shape.creation import DimValue, Iota
@@ -29,27 +30,27 @@ def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Con
     Rows are maps here, until it is known what belongs to them; a joined value is `parts`, a map over several spaces.
     """
     if node.op.effect:
-        return "call"
+        return CALL
     own = generator.own_kernel(graph, node)
     if own is not None:
         return own.kind
     if len(node.shapes) != 1:
-        return "call"
+        return CALL
     if is_view(graph, node) and is_alias(graph, node):
-        return "view"
+        return VIEW
     if not is_native(node) or not all(is_native(graph.nodes[i]) for i in node.inputs):
-        return "call"
+        return CALL
     if is_product(node):
-        return "call" if product_form(graph, node, transparent) is None else "matmul"
+        return CALL if product_form(graph, node, transparent) is None else MATMUL
     if isinstance(node.op, Concat):
-        return "parts"
+        return PARTS
     is_map = (
         is_view(graph, node)
         or isinstance(node.op, Gather | GatherNd | Iota | DimValue)
         or (isinstance(node.op, Reduce) and node.op.kind is not ReduceOp.Mean)
         or generator.is_pointwise(graph, node)
     )
-    return "map" if is_map else "call"
+    return MAP if is_map else CALL
 
 
 def may_be_transparent(graph: Graph, node: Node) -> bool:

@@ -12,13 +12,16 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from rlx.compile.generators import Generator, OwnKernel
+from rlx.compile.steps import skipped_passes
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
+from rlx.ir.kernel_kind import KernelKind
 from rlx.ir.lir import LirModule
 from rlx.ir.op import Op
 from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
+from rlx.knobs import knobs
 from rlx.ops.control.bodies import build_body
 from rlx.ops.control.branches import If, While
 from rlx.ops.control.scans import Scan
@@ -27,7 +30,7 @@ from rlx.ops.reduction.reductions import reduce_all
 from rlx.ops.shape.movement import reshaped
 
 # The kind of kernel that a loop or a branch is.
-LOOP = "loop"
+LOOP = KernelKind.Loop
 
 Bodies: TypeAlias = tuple[LirModule, ...]
 
@@ -54,18 +57,20 @@ def _find_bodies(graph: Graph, node: Node, generator: Generator) -> Bodies | Non
         return None
     if any(t.dtype.is_complex or t.dtype.is_storage for t in (*operands, *node.shapes)):
         return None
-    return _lowered(node.op, operands, generator)
+    # Bodies are kept as they were compiled last, unless somebody changes how that is done or wants to see it.
+    watched = (knobs.dump, knobs.override, skipped_passes())
+    return _lowered(node.op, operands, generator, watched)
 
 
 @lru_cache(256)
-def _lowered(op: Op, operands: tuple[Shape, ...], generator: Generator) -> Bodies | None:
-    """The bodies as LIR; None where one of them needs the host."""
-    from rlx.compile.pipeline import optimize_for_generator, plan_kernels
+def _lowered(op: Op, operands: tuple[Shape, ...], generator: Generator, watched: object) -> Bodies | None:
+    """The bodies as LIR, each on the road of all programs; None where one of them needs the host."""
+    from rlx.compile.pipeline import lower_to_lir
 
     found = []
     for body in _programs(op, operands):
-        lir = plan_kernels(optimize_for_generator(body), generator).lir
-        if any(kernel.kind == "call" for kernel in lir.kernels):
+        lir = lower_to_lir(body, generator)
+        if any(kernel.kind == KernelKind.Call for kernel in lir.kernels):
             return None
         found.append(lir)
     return tuple(found)

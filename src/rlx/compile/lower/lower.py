@@ -15,7 +15,6 @@ from rlx.compile.fuse.can_join import SMALL_ROW
 from rlx.compile.fuse.index_maps import without_ones
 from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
-from rlx.compile.lower.attention import split_attention
 from rlx.compile.lower.complex_numbers import complex_form
 from rlx.compile.lower.concat import done_to_parts
 from rlx.compile.lower.conv import conv_form
@@ -30,6 +29,7 @@ from rlx.errors import InternalError
 from rlx.ir.dims import dim_max, product
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import CALL
 from rlx.ir.leaves import Input, Project
 from rlx.ir.op import Op
 from rlx.ir.rewrite.equal_nodes import merge_equal_nodes
@@ -90,11 +90,11 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
             # Values that had several readers may have one now, and with it another form.
             graph, is_merged = merge_equal_nodes(graph).graph, True
         else:
-            return _with_all_results(split_attention(graph, generator), generator)
+            return graph
     raise InternalError(f"@{graph.name}: after {MAX_ROUNDS} rounds some ops still have another form")
 
 
-def _with_all_results(graph: Graph, generator: Generator) -> Graph:
+def name_results(graph: Graph, generator: Generator) -> Graph:
     """Every result of an op with a kernel of its own has a name: the kernel stores it, read or not."""
     missing: list[tuple[NodeId, int]] = []
     named = {(n.inputs[0], n.op.index) for n in graph.nodes if isinstance(n.op, Project)}
@@ -154,7 +154,7 @@ class _Forms:
     def has_kernel(self, op: Op, types: tuple[Shape, ...]) -> bool:
         graph = _alone(op, types)
         # Behind the op are its results, if it has several.
-        return kernel_kind(graph, graph.nodes[len(types)], self.generator) != "call"
+        return kernel_kind(graph, graph.nodes[len(types)], self.generator) != CALL
 
     def parts_have_kernels(self, op: Op, types: tuple[Shape, ...]) -> bool:
         assert op.decompose is not None
@@ -166,7 +166,7 @@ class _Forms:
         if isinstance(node.op, Project):
             # The kernel of its operand stores it.
             return True
-        if kernel_kind(graph, node, self.generator) != "call":
+        if kernel_kind(graph, node, self.generator) != CALL:
             return True
         if _better_form(node.op, [graph.tensor(i) for i in node.inputs]) is not None:
             return True

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from rlx.compile.generators import Generator
 from rlx.compile.memory.interpret import may_overwrite
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import CALL, MAP, VIEW, KernelKind
 from rlx.ir.lir import LirKernel
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ir.tensor import Tensor
@@ -72,11 +73,11 @@ class _Update(NamedTuple):
 
 def _updates(graph: Graph, kernel: LirKernel, generator: Generator) -> list[tuple[NodeId, NodeId]]:
     """The copies that a kernel stores over, each with the result that it stores there."""
-    if kernel.kind in ("call", "view"):
+    if not KernelKind.of(kernel.kind).is_native:
         return []
     # A map may be several updates, each an op that would have a kernel of its own; other kernels are one op.
-    heads = kernel.outputs if kernel.kind == "map" else kernel.nodes[:1]
-    results = kernel.outputs if kernel.kind == "map" else kernel.outputs[:1]
+    heads = kernel.outputs if kernel.kind == MAP else kernel.nodes[:1]
+    results = kernel.outputs if kernel.kind == MAP else kernel.outputs[:1]
     found = []
     for head, result in zip((graph.nodes[i] for i in heads), results):
         own = generator.own_kernel(graph, head)
@@ -93,7 +94,7 @@ class _Placing:
         self.updates = [_Update(n, *pair) for n, found in enumerate(updates) for pair in found]
         self.maker = {n: number for number, k in enumerate(kernels) for n in k.outputs}
         copies = {u.copy for u in self.updates}
-        self.view_of = {k.nodes[0]: k.inputs[0] for k in kernels if k.kind == "view" and k.nodes[0] not in copies}
+        self.view_of = {k.nodes[0]: k.inputs[0] for k in kernels if k.kind == VIEW and k.nodes[0] not in copies}
         self.copied = {u.copy: self.value(graph.nodes[u.copy].inputs[0]) for u in self.updates}
         self.readers: dict[NodeId, set[int]] = {}
         for number, kernel in enumerate(kernels):
@@ -126,10 +127,10 @@ class _Placing:
 
     def make(self, copy: NodeId) -> None:
         number = self.maker[copy]
-        self.kernels[number] = self.kernels[number]._replace(kind="map")
+        self.kernels[number] = self.kernels[number]._replace(kind=MAP)
 
     def is_made(self, copy: NodeId) -> bool:
-        return self.kernels[self.maker[copy]].kind == "map"
+        return self.kernels[self.maker[copy]].kind == MAP
 
     def keep_inputs(self) -> None:
         """Leave inputs alone whose output does not end up in their memory after all."""
@@ -180,7 +181,7 @@ class _Placing:
         place = self.place(source)
         if self.graph.nodes[place].is_leaf:
             return wanted.get(update.result) == place
-        return place in self.maker and self.kernels[self.maker[place]].kind != "call"
+        return place in self.maker and self.kernels[self.maker[place]].kind != CALL
 
     def can_follow(self, source: NodeId, update: _Update) -> bool:
         """Whether the update can run after all others that read what it replaces."""
@@ -202,12 +203,12 @@ class _Placing:
             return False
         number = self.maker[output]
         kernel, readers = self.kernels[number], self.readers.get(source, set())
-        if kernel.kind == "call":
+        if kernel.kind == CALL:
             return False
         if number in readers:
             # The kernel reads each element of the input where it writes it.
             through_views = any(self.value(i) == source != i for i in kernel.inputs)
-            if kernel.kind != "map" or through_views or not may_overwrite(self.graph, kernel, source):
+            if kernel.kind != MAP or through_views or not may_overwrite(self.graph, kernel, source):
                 return False
         return self.order.add((reader, number) for reader in readers - {number})
 
@@ -224,7 +225,7 @@ class _Placing:
                 continue
             kernel = self.kernels[self.maker[output]]
             if kernel.nodes[0] == output and kernel.inputs[:1] == (below,):
-                self.kernels[self.maker[output]] = kernel._replace(kind="view")
+                self.kernels[self.maker[output]] = kernel._replace(kind=VIEW)
 
 
 def _first_uses(aliases: dict[int, str]) -> Iterable[tuple[int, str]]:

@@ -22,6 +22,7 @@ from rlx.compile.memory.lir_liveness import lives_of, steps_of, viewed_values
 from rlx.errors import BindingError, InternalError
 from rlx.ir.binding import infer_binding
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import ROW
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.shape import Shape
@@ -136,7 +137,7 @@ def may_overwrite(graph: Graph, kernel: LirKernel, source: NodeId) -> bool:
     It may when every element of what it computes from `source` needs that very element only, so that it is read before
     it is overwritten; a `row` kernel holds a whole row before it writes one. Updates of a part leave the rest in place.
     """
-    if kernel.kind == "row":
+    if kernel.kind == ROW:
         return _reads_in_place(graph, kernel, source)
     dims = graph.shape(source).dims
     after: set[NodeId] = {source}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlx.compile.memory.liveness import LiveRange, is_pure_view
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import CALL, VIEW
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ir.lir import LirKernel, LirModule
 
@@ -20,7 +21,7 @@ def steps_of(lir: LirModule) -> Sequence[LirKernel]:
 
 
 def _single(graph: Graph, node: Node) -> LirKernel:
-    kind = "view" if len(node.shapes) == 1 and node.inputs and is_pure_view(graph, node) else "call"
+    kind = VIEW if len(node.shapes) == 1 and node.inputs and is_pure_view(graph, node) else CALL
     return LirKernel.of(kind, [node.id], dict.fromkeys(node.inputs), [node.id])
 
 
@@ -29,7 +30,7 @@ def viewed_values(lir: LirModule) -> dict[NodeId, NodeId]:
     graph, found = lir.as_graph(), dict[NodeId, NodeId]()
     for kernel in steps_of(lir):
         for node in (graph.nodes[i] for i in kernel.nodes if i in lir.buffers.view_aliases):
-            if kernel.kind == "view":
+            if kernel.kind == VIEW:
                 found[node.id] = found.get(node.inputs[0], node.inputs[0])
     return found
 

@@ -8,6 +8,7 @@ from rlx.compile.memory.liveness import view_offset
 from rlx.compile.memory.packing import Tenant, pack
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, NodeId
+from rlx.ir.kernel_kind import VIEW, KernelKind
 from rlx.ir.leaves import Constant
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirKernel, LirViewAlias
 from rlx.ir.phase import derive_phases
@@ -31,7 +32,7 @@ def plan_buffers(
     plan = LirBufferPlan(alignment=alignment, schedule=[n.id for n in graph.nodes])
     for kernel in kernels:
         for node in kernel.outputs:
-            if kernel.kind == "view":
+            if kernel.kind == VIEW:
                 _join(plan, node, kernel.inputs[0], view_offset(graph, graph.nodes[node]))
             elif stored_over and node in stored_over:
                 _join(plan, node, stored_over[node], 0)
@@ -92,7 +93,7 @@ def _size(graph: Graph, node: NodeId) -> Size:
 
 
 def _stored_values(graph: Graph, kernels: Sequence[LirKernel], plan: LirBufferPlan) -> list[NodeId]:
-    native = [n for k in kernels if k.kind not in ("view", "call") for n in k.outputs]
+    native = [n for k in kernels if KernelKind.of(k.kind).is_native for n in k.outputs]
     return [n for n in native if n not in graph.outputs and n not in plan.view_aliases]
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from rlx.errors import RlxError
 from rlx.ir.dtype import DType, DTypeLike
-from rlx.ir.op import Op, kind_of
+from rlx.ir.op import Op
 
 
 class Precision(enum.StrEnum):
@@ -51,50 +51,9 @@ class PrecisionClass(enum.StrEnum):
 OpKind = PrecisionClass
 
 
-_CLASSES: dict[PrecisionClass, str] = {
-    PrecisionClass.Compute: """
-        MatMul DotGeneral LoraMatMul GroupedMatMul FusedMatMulBiasAct FusedTransformerLayer
-        DequantMatMul DequantGroupedMatMul DequantMoEWeights DequantGather QMatMul QConv2d
-        Conv ConvTranspose2d Conv2dBackwardInput Conv2dBackwardWeight
-        Attention AttentionBackward
-        DenseSolve BatchedDenseSolve TriangularSolve Cholesky Qr Svd Eigh Lu Pinv
-        Fft FftButterflyStage LogMel LogMelBackward WelchPeaks
-        Scan ScanBackward ScanBackwardXs Custom CustomFn CustomDerivative Checkpoint
-        GaussianSplatPrepare GaussianSplatRasterize GaussianSplatRender GaussianSplatRenderBackward
-        """,
-    PrecisionClass.Reduction: """
-        LayerNorm LayerNorm2d RmsNorm GroupNorm BatchNormInference FusedResidualLN FusedResidualRmsNorm
-        LayerNormBackwardInput LayerNormBackwardGamma
-        RmsNormBackwardInput RmsNormBackwardGamma RmsNormBackwardBeta
-        GroupNormBackwardInput GroupNormBackwardGamma GroupNormBackwardBeta
-        BatchNormInferenceBackwardInput BatchNormInferenceBackwardGamma BatchNormInferenceBackwardBeta
-        Softmax LogSoftmax SoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyBackward
-        Reduce ArgReduce ReduceWindow Cumulative Cumsum CumsumBackward AllReduce ReduceScatter
-        Sample SelectiveScan GatedDeltaNet
-        """,
-    PrecisionClass.Elementwise: """
-        Activation Binary Compare Where Clamp StopGradient BitUnary Bitcast Predicate
-        Real Imag MakeComplex Conjugate ComplexNormSq ComplexNormSqBackward
-        ActivationBackward ReluBackward FusedSwiGLU ElementwiseRegion BatchElementwiseRegion
-        Quantize Dequantize FakeQuantize FakeQuantizeBackward
-        FakeQuantizeLSQ FakeQuantizeLSQBackwardX FakeQuantizeLSQBackwardScale
-        """,
-    PrecisionClass.DataMovement: """
-        Project Reshape Transpose Expand Slice Narrow Concat Pad Reverse Cast Iota DimValue RandomBits
-        Gather GatherNd GatherBackward ScatterAdd ScatterNd DynamicSlice DynamicUpdateSlice
-        Sort TopK TopKWithValues SearchSorted Pool MaxPool2dBackward ResizeNearest2x Im2Col TransformRegion
-        Rope RopeBackward AxialRope2d FusedAttentionBlock
-        If Switch While Barrier DebugPrint RuntimeAssert HostCallback
-        AllGather AllToAll PPermute AxisIndex
-        """,
-    PrecisionClass.Boundary: "Input Param Constant",
-}
-CLASS_OF: dict[str, PrecisionClass] = {kind: c for c, kinds in _CLASSES.items() for kind in kinds.split()}
-
-
 def op_kind(op: Op) -> PrecisionClass:
-    """The precision class of an op; Compute for kinds that nobody has classified."""
-    return CLASS_OF.get(kind_of(op), PrecisionClass.Compute)
+    """The precision class of an op, which its class says; Compute where it does not."""
+    return PrecisionClass(op.precision_class)
 
 
 @dataclass(frozen=True)

@@ -71,32 +71,49 @@ def _group(content: str, tooltip: str, css: str, *kernels: int) -> str:
 # The graph
 
 
-def render_graph(graph: Graph, kernels: Sequence[LirKernel] = ()) -> str:
+def render_graph(graph: Graph, kernels: Sequence[LirKernel] = (), shown_as: Sequence[int] | None = None) -> str:
     """The ops of a graph from top to bottom, coloured by the kernel that computes them.
 
     Weights, constants and inputs with several readers are written into the boxes that read them. A thick line is a
-    value that stays inside of a kernel; a thin one goes through memory.
+    value that stays inside of a kernel; a thin one goes through memory. `shown_as` has for each kernel the one that is
+    drawn in its place, where equal ones are drawn once.
     """
-    return _GraphPicture(graph, kernels).image()
+    return _GraphPicture(graph, kernels, range(len(kernels)) if shown_as is None else shown_as).image()
 
 
 class _GraphPicture:
-    def __init__(self, graph: Graph, kernels: Sequence[LirKernel]) -> None:
+    def __init__(self, graph: Graph, kernels: Sequence[LirKernel], shown_as: Sequence[int]) -> None:
         self.graph, self.kernels = graph, kernels
         # Views, and ops that are cheaper to repeat than to store, are computed in every kernel that needs them.
         self.kernels_of: dict[NodeId, list[int]] = {}
+        self.shown_as: dict[NodeId, NodeId] = {}
+        left_out = set[NodeId]()
         for number, kernel in enumerate(kernels):
+            if shown_as[number] != number:
+                self.shown_as.update(zip(kernel.outputs, kernels[shown_as[number]].outputs))
+                left_out.update(kernel.nodes)
+                continue
             for node in kernel.nodes:
                 self.kernels_of.setdefault(node, []).append(number)
+        self.left_out = left_out.difference(self.kernels_of)
         uses = graph.use_map()
-        self.drawn = [n for n in graph.nodes if self.is_drawn(n, len(uses[n.id]))]
+        self.drawn = [n for n in graph.nodes if self.is_drawn(n, uses[n.id])]
         self.index = {n.id: i for i, n in enumerate(self.drawn)}
         self.result_of = {o: i for i, o in enumerate(graph.outputs)}
 
-    def is_drawn(self, node: Node, readers: int) -> bool:
+    def is_drawn(self, node: Node, readers: list[NodeId]) -> bool:
+        if node.id in self.left_out:
+            return False
         if isinstance(node.op, Input):
-            return readers == 1 or node.id in self.graph.outputs
+            is_read = len(readers) == 1 and not self.left_out.issuperset(readers)
+            return is_read or node.id in self.graph.outputs
         return not isinstance(node.op, Param | Constant) or node.id in self.graph.outputs
+
+    def sources(self, node: Node) -> list[int]:
+        """The boxes that a box is drawn below; what a layer reads of the one before it comes from no box."""
+        here = self.index[node.id]
+        found = (self.index.get(self.shown_as.get(i, i)) for i in node.inputs)
+        return [i for i in found if i is not None and i < here]
 
     def lines(self, node: Node) -> list[tuple[str, str]]:
         """Style and text of what is written into a box."""
@@ -104,7 +121,8 @@ class _GraphPicture:
         if isinstance(node.op, Input | Param):
             return [("title", node.op.key), ("small", types)]
         number = " ".join(f" k{k}" for k in self.kernels_of.get(node.id, ())[:3])
-        written = ", ".join(_leaf_text(self.graph.nodes[i]) for i in node.inputs if i not in self.index)
+        hidden = (i for i in node.inputs if self.shown_as.get(i, i) not in self.index)
+        written = ", ".join(_leaf_text(self.graph.nodes[i]) for i in hidden)
         lines = [("title", f"{node.op.mnemonic}{number}"), ("small", types)]
         if written:
             lines.insert(1, ("", written if len(written) <= 40 else written[:39] + "…"))
@@ -113,7 +131,7 @@ class _GraphPicture:
     def image(self) -> str:
         texts = [self.lines(n) for n in self.drawn]
         sizes = [Size(max(len(t) for _, t in lines) * _CHARACTER + 18, 15 * len(lines) + 10) for lines in texts]
-        edges = [(self.index[i], self.index[n.id]) for n in self.drawn for i in n.inputs if i in self.index]
+        edges = [(source, self.index[n.id]) for n in self.drawn for source in self.sources(n)]
         layout = lay_out(sizes, edges)
         content = [self.edge(edge, route) for edge, route in layout.routes.items()]
         for node, centre, size, lines in zip(self.drawn, layout.centres, sizes, texts):
@@ -134,7 +152,9 @@ class _GraphPicture:
         parts = [repr(node)]
         if node_label(self.graph, node.id) not in (str(node.id), ""):
             parts.append(f"part of {node_label(self.graph, node.id)}")
-        if node.origin is not None and node.origin.source is not None:
+        if node.origin is not None and node.origin.scope is not None:
+            parts.append(f"in {node.origin.scope}")
+        elif node.origin is not None and node.origin.source is not None:
             parts.append(f"at {node.origin.source}")
         parts += [f"kernel {k} ({self.kernels[k].kind})" for k in self.kernels_of.get(node.id, ())]
         if node.id in self.result_of:
@@ -195,7 +215,7 @@ def render_timeline(lir: LirModule, binding: Mapping[str, int] | None = None) ->
     The dashed line is the sum of what is alive: no plan could need less than its highest point.
     """
     note = _note(lir.dynamic_symbols(), binding)
-    return _Timeline(lir.bind(drawn_binding(lir.dynamic_symbols(), binding)), note).image()
+    return _Timeline(lir, lir.buffers.bind(drawn_binding(lir.dynamic_symbols(), binding)), note).image()
 
 
 def drawn_binding(symbols: Iterable[str], binding: Mapping[str, int] | None) -> dict[str, int]:
@@ -214,8 +234,8 @@ def _note(symbols: Sequence[str], binding: Mapping[str, int] | None) -> str:
 class _Timeline:
     left, top, width, height = 78.0, 30.0, 880.0, 300.0
 
-    def __init__(self, lir: LirModule, note: str) -> None:
-        self.lir, self.plan, self.note = lir, lir.buffers, note
+    def __init__(self, lir: LirModule, plan: LirBufferPlan, note: str) -> None:
+        self.lir, self.plan, self.note = lir, plan, note
         self.steps = steps_of(lir)
         self.lives = {n: life for n, life in lives_of(lir).items() if n in self.plan.assignments}
         self.arena = int(self.plan.arena_size)

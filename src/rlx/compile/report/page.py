@@ -1,25 +1,34 @@
 """The page of a `CompileReport`: summary, kernels, what was stored between them and why, graph, memory, times, text.
 
-One file, no resources from elsewhere. Pointing at a kernel anywhere lights it up everywhere.
+One file, no resources from elsewhere. Equal layers are shown once, kernels are called by what the user wrote, and what
+they are made of is behind a click. Pointing at a kernel anywhere lights it up everywhere. Long texts are packed, and
+unpacked when they are opened.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 from rlx.compile.fuse.barriers import FusionBarrier
 from rlx.compile.memory.lir_liveness import steps_of
-from rlx.compile.report.drawing import hue, render_graph, render_timeline
+from rlx.compile.report.drawing import DRAWN_SIZE, hue, render_graph, render_timeline
+from rlx.compile.report.folding import Run, stand_ins
+from rlx.compile.report.naming import scope_of, written_name
+from rlx.ir.dims import bind_dim
 from rlx.ir.graph import NodeId
+from rlx.ir.kernel_kind import KernelKind
 from rlx.ir.provenance import SourceLocation
 from rlx.ir.rewrite.passes import PassRecord
+from rlx.ir.shape import Size
 from rlx.ir.text.pretty import human_bytes
 
 if TYPE_CHECKING:
-    from rlx.compile.report.report import CompileReport, Crossing
+    from rlx.compile.report.report import CompileReport, Crossing, KernelRow
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1d2433;--faint:#68728a;--line:#dfe3ea;--paper:#fff;--card:#f6f7fa;--warn:#b4540a;
@@ -44,7 +53,10 @@ code,pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace} p
 .chip{display:inline-block;padding:0 7px;border-radius:6px;font-size:12.5px;white-space:nowrap;
 background:hsl(var(--h) var(--depth) var(--light));border:1px solid hsl(var(--h) 50% var(--edge))}
 .warn{color:var(--warn)} details{margin:12px 0} summary{cursor:pointer;font-weight:600}
-tr.lit td{background:var(--card)}
+td details{margin:0} td summary{font-weight:400;white-space:nowrap} td details code{color:var(--faint)}
+tr.lit td{background:var(--card)} tr.many td{background:var(--card);font-weight:600}
+tr.inner td:first-child{padding-left:14px} .bar{display:flex;align-items:center;gap:8px;white-space:nowrap}
+.bar i{display:block;height:10px;border-radius:3px;background:hsl(var(--h) 50% var(--edge));min-width:1px}
 """
 
 _SCRIPT = """
@@ -55,16 +67,22 @@ document.querySelectorAll('[class]').forEach(e => {
   e.addEventListener('mouseenter', () => light(name, true));
   e.addEventListener('mouseleave', () => light(name, false));
 });
+document.querySelectorAll('pre[data-packed]').forEach(e => e.closest('details').addEventListener('toggle', async () => {
+  const bytes = Uint8Array.from(atob(e.dataset.packed), c => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  e.textContent = await new Response(stream).text();
+}, {once: true}));
 """
 
 
-def page(report: CompileReport) -> str:
-    """The whole page."""
+def page(report: CompileReport, times: Sequence[float] | None = None) -> str:
+    """The whole page; `times` are the seconds of each kernel in a run that was measured."""
     title = f"@{report.lir.name} on {report.device}"
     sections = [
         f"<h1>{escape(title)}</h1><div class='sub'>{escape(_headline(report))}</div>",
         _tiles(report),
-        _kernels(report),
+        _kernels(report, times),
+        _fusions(report),
         _missed(report),
         _crossings(report),
         _graph(report),
@@ -89,23 +107,32 @@ def _headline(report: CompileReport) -> str:
 def _tiles(report: CompileReport) -> str:
     steps = steps_of(report.lir)
     kinds = Counter(k.kind for k in steps)
-    running = len(steps) - kinds["view"]
+    running = len(steps) - kinds[KernelKind.View]
     sizes = report.drawn_sizes()
     bound, arena = report.lower_bound(sizes), int(report.lir.buffers.bind(sizes).arena_size)
     shown = f" for {', '.join(f'{s}={n}' for s, n in sizes.items())}" if sizes else ""
     tiles = [
         _tile(str(running), "kernels"),
+        *([_tile(str(_told(report)), "of them different")] if len(report.runs) > 1 else []),
         _tile(str(len({n for k in steps for n in k.nodes})), "ops in them"),
-        _tile(str(kinds["call"]), "on the host", warn=kinds["call"] > 0),
+        _tile(str(kinds[KernelKind.Call]), "on the host", warn=kinds[KernelKind.Call] > 0),
         _tile(human_bytes(arena), f"arena{shown}"),
         _tile(f"{arena / bound:.2f}×" if bound else "1.00×", "of what must be alive"),
         _tile(human_bytes(report.lir.buffers.bind(sizes).bytes_saved), "saved by sharing"),
     ]
     if report.found.prepare is not None:
         tiles.append(_tile(str(len(report.found.prepare.kernels)), "kernels run once, on weights"))
-    if report.found.stages:
-        tiles.append(_tile(f"{1e3 * sum(s.seconds for s in report.found.stages):.1f} ms", "to compile to LIR"))
+    if report.found.passes:
+        tiles.append(
+            _tile(f"{1e3 * sum(p.seconds for p in report.found.passes if not p.within):.1f} ms", "to compile to LIR")
+        )
     return f"<div class='tiles'>{''.join(tiles)}</div>"
+
+
+def _told(report: CompileReport) -> int:
+    """Kernels that are shown: each of equal layers once."""
+    rows = report.kernels
+    return sum(KernelKind.of(r.kind).runs for run in report.runs for r in rows[run.start : run.start + run.length])
 
 
 def _tile(value: str, label: str, warn: bool = False) -> str:
@@ -131,30 +158,117 @@ def _chip(number: int, text: str | None = None) -> str:
     return f"<span class='chip' style='--h:{hue(number)}'>{escape(text or f'k{number}')}</span>"
 
 
+# Longer sizes are shown for one set of sizes, with the expression behind them.
+_LONG_SIZE = 34
+
+
+def _bytes(size: Size) -> str:
+    text = human_bytes(size)
+    if isinstance(size, int) or len(text) <= _LONG_SIZE:
+        return escape(text)
+    sizes = dict.fromkeys(size.symbols, DRAWN_SIZE)
+    drawn = human_bytes(int(bind_dim(size, sizes)))
+    return f"<span title='{escape(text)}'>{escape(drawn)} at {', '.join(f'{s}={n}' for s, n in sizes.items())}</span>"
+
+
 def _source(source: SourceLocation | None) -> str:
     if source is None:
         return ""
     return f"<code title='{escape(source.file)}:{source.line}'>{escape(str(source))}</code>"
 
 
-def _kernels(report: CompileReport) -> str:
-    numbers = (4, 5)
-    rows = []
+_NUMBERS = (4, 5)
+
+
+def _kernels(report: CompileReport, times: Sequence[float] | None) -> str:
+    heads = ["", "what", "kind", "runs", "reads", "writes", "from"]
+    if times is not None:
+        heads.append("time")
+    rows = [row for run in report.runs for row in _run_rows(report, run, times, len(heads))]
+    lead = (
+        "<p>Kernels in the order in which they run, called by what was written; a click on one shows the ops it is "
+        "made of. Views, for which nothing runs, are left out.</p>"
+    )
+    if times is not None:
+        lead += f"<p>Times of a run that was measured, on one thread: {_milliseconds(sum(times))} in kernels.</p>"
+    return f"<h2>Kernels</h2>{lead}{_table(heads, rows, _NUMBERS)}"
+
+
+def _run_rows(report: CompileReport, run: Run, times: Sequence[float] | None, columns: int) -> Iterator[str]:
+    shown = [r for r in report.kernels[run.start : run.start + run.length] if KernelKind.of(r.kind).runs]
+    longest = max(_total_times(report, times), default=0.0) if times is not None else 0.0
+    if run.times > 1:
+        yield f"<tr class='many'><td colspan='{columns}'>{escape(_times_text(report, run, len(shown)))}</td></tr>"
+    for row in shown:
+        seconds = None
+        if times is not None:
+            seconds = sum(times[row.number + i * run.length] for i in range(run.times))
+        yield _kernel_row(row, run.times > 1, seconds, longest)
+
+
+def _total_times(report: CompileReport, times: Sequence[float]) -> list[float]:
+    """The time of each kernel that is shown, with that of those it stands for."""
+    totals = [0.0] * len(times)
+    for shown, seconds in zip(stand_ins(report.runs), times):
+        totals[shown] += seconds
+    return totals
+
+
+def _times_text(report: CompileReport, run: Run, kernels: int) -> str:
+    """Which part of the model a run of equal kernels is."""
+    scopes = [report.kernels[run.start + i * run.length].scope.split(" / ")[0] for i in (0, run.times - 1)]
+    named = f"{scopes[0]} to {scopes[1]}: " if all(scopes) and scopes[0] != scopes[1] else ""
+    return f"{named}{run.times} times the same {kernels} kernels"
+
+
+def _kernel_row(row: KernelRow, is_inner: bool, seconds: float | None, longest: float) -> str:
+    where = f"<span class='warn'>{escape(row.where)}</span>" if row.kind == KernelKind.Call else escape(row.where)
+    ops = " + ".join(row.ops)
+    named = f" · {', '.join(row.fusions)}" if row.fusions else ""
+    made = f"<code>{escape(ops)}{escape(named)}</code>"
+    if row.label and row.label != row.title:
+        made += f"<div class='sub'>{escape(row.label)}</div>"
+    place = _scope_text(row.scope, is_inner) if row.scope else "<br>".join(_source(s) for s in row.sources)
+    cells = [
+        _chip(row.number),
+        f"<details><summary>{escape(row.title)}</summary>{made}</details>",
+        escape(row.kind),
+        where,
+        _bytes(row.bytes_read),
+        _bytes(row.bytes_written),
+        place,
+    ]
+    if seconds is not None:
+        share = 100 * seconds / longest if longest else 0.0
+        bar = f"<i style='--h:{hue(row.number)};width:{1.1 * share:.0f}px'></i>"
+        cells.append(f"<div class='bar'>{bar}{_milliseconds(seconds)}</div>")
+    return _row(cells, _NUMBERS, f"k{row.number}{' inner' if is_inner else ''}")
+
+
+def _scope_text(scope: str, is_inner: bool) -> str:
+    """The scope of a kernel; inside of equal layers without the number of the first."""
+    rest = scope.partition(" / ")[2]
+    return escape(rest if is_inner and rest else scope)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f} ms"
+
+
+def _fusions(report: CompileReport) -> str:
+    """Which fused ops kernels amount to, and how often."""
+    found: dict[str, list[KernelRow]] = {}
     for row in report.kernels:
-        where = f"<span class='warn'>{escape(row.where)}</span>" if row.kind == "call" else escape(row.where)
-        label = f"<div class='sub'>{escape(row.label)}</div>" if row.label else ""
-        cells = [
-            _chip(row.number),
-            escape(row.kind),
-            f"<code>{escape(' + '.join(row.ops))}</code>{label}",
-            where,
-            "" if row.kind == "view" else escape(human_bytes(row.bytes_read)),
-            "" if row.kind == "view" else escape(human_bytes(row.bytes_written)),
-            "<br>".join(_source(s) for s in row.sources),
-        ]
-        rows.append(_row(cells, numbers, f"k{row.number}"))
-    heads = ("", "kind", "ops", "runs", "reads", "writes", "from")
-    return f"<h2>Kernels</h2>{_table(heads, rows, numbers)}"
+        for name in row.fusions:
+            found.setdefault(name, []).append(row)
+    if not found:
+        return ""
+    rows = []
+    for name, kernels in found.items():
+        titles = ", ".join(dict.fromkeys(k.title for k in kernels))
+        rows.append(_row([f"<code>{escape(name)}</code>", str(len(kernels)), escape(titles)], (1,)))
+    lead = "<p>Fused ops that other engines have by name, counted where kernels joined their parts.</p>"
+    return f"<h2>Named fusions</h2>{lead}{_table(('fusion', 'kernels', 'as'), rows, (1,))}"
 
 
 def _missed(report: CompileReport) -> str:
@@ -182,20 +296,22 @@ def _missed(report: CompileReport) -> str:
 def _crossings(report: CompileReport) -> str:
     if not report.crossings:
         return ""
-    graph = report.lir.as_graph()
-    # One row for all readers that a value is stored for, for the same reason.
+    graph, shown_as = report.lir.as_graph(), stand_ins(report.runs)
+    # One row for all readers that a value is stored for, for the same reason; equal layers once.
     together: dict[tuple[NodeId, FusionBarrier], list[Crossing]] = {}
     for crossing in report.crossings:
-        together.setdefault((crossing.value, crossing.reason), []).append(crossing)
+        if shown_as[crossing.producer] == crossing.producer:
+            shown = crossing._replace(reader=shown_as[crossing.reader])
+            together.setdefault((crossing.value, crossing.reason), []).append(shown)
     rows = []
     for (value, reason), crossings in together.items():
         first = crossings[0]
         cells = [
-            f"<span class='tight'>{_chip(first.producer)} → {' '.join(_chip(c.reader) for c in crossings)}</span>",
-            f"<code class='tight'>{escape(graph.nodes[value].op.mnemonic)} {escape(str(value))}</code>",
+            f"<span class='tight'>{_chip(first.producer)} → {' '.join(map(_chip, _readers(crossings)))}</span>",
+            f"{escape(written_name(graph.nodes[value]))} <code>{escape(str(value))}</code>",
             f"<code>{escape(str(reason))}</code>",
-            escape(human_bytes(first.byte_size)),
-            _source(first.source),
+            _bytes(first.byte_size),
+            escape(scope_of(graph.nodes[value])) or _source(first.source),
         ]
         rows.append(_row(cells, (3,)))
     lead = "<p>Every value that goes through memory from one kernel to another, and why it was not kept inside.</p>"
@@ -205,13 +321,25 @@ def _crossings(report: CompileReport) -> str:
     return f"<h2>What did not fuse</h2>{lead}<dl>{legend}</dl>{_table(heads, rows, (3,))}"
 
 
+def _readers(crossings: Sequence[Crossing]) -> list[int]:
+    return list(dict.fromkeys(c.reader for c in crossings))
+
+
+# A picture with more boxes than this is no help, and takes long to draw.
+_MOST_BOXES = 900
+
+
 def _graph(report: CompileReport) -> str:
     lead = (
         "<p>Ops from top to bottom, coloured by kernel; weights and shared inputs are written into the boxes that read "
         "them. A thick line stays inside of a kernel, a thin one goes through memory. Long dashes: on the host; short "
-        "dashes: a view, for which nothing runs.</p>"
+        "dashes: a view, for which nothing runs. Of equal layers one is drawn.</p>"
     )
-    picture = render_graph(report.lir.as_graph(), steps_of(report.lir))
+    steps, shown_as = steps_of(report.lir), stand_ins(report.runs)
+    boxes = len({n for number, k in enumerate(steps) if shown_as[number] == number for n in k.nodes})
+    if boxes > _MOST_BOXES:
+        return f"<h2>Graph</h2><p>{boxes} ops are too many for a picture.</p>"
+    picture = render_graph(report.lir.as_graph(), steps, shown_as)
     return f"<h2>Graph</h2>{lead}<div class='frame tall'>{picture}</div>"
 
 
@@ -224,18 +352,14 @@ def _memory(report: CompileReport) -> str:
 
 
 def _times(report: CompileReport) -> str:
-    if not report.found.stages:
+    if not report.found.passes:
         return ""
-    stages = [_row([escape(s.name), f"{1e3 * s.seconds:.2f} ms"], (1,)) for s in report.found.stages]
-    parts = [f"<h2>Time</h2>{_table(('stage', ''), stages, (1,))}"]
-    if report.found.passes:
-        rows = [
-            _row([f"<code>{escape(p.name)}</code>", f"{1e3 * p.seconds:.2f} ms", _change(p)], (1,))
-            for p in report.found.passes
-        ]
-        table = _table(("pass", "time", "nodes"), rows, (1,))
-        parts.append(f"<details><summary>{len(rows)} passes</summary>{table}</details>")
-    return "".join(parts)
+    rows = [
+        _row([f"<code>{escape(p.name)}</code>", f"{1e3 * p.seconds:.2f} ms", _change(p)], (1,))
+        for p in report.found.passes
+    ]
+    table = _table(("step", "time", "nodes"), rows, (1,))
+    return f"<h2>Time</h2><details><summary>{len(rows)} steps</summary>{table}</details>"
 
 
 def _change(record: PassRecord) -> str:
@@ -249,7 +373,18 @@ def _texts(report: CompileReport) -> str:
         "LIR of prepare": report.found.prepare,
     }
     return "".join(
-        f"<details><summary>{title}</summary><div class='frame tall'><pre>{escape(str(text))}</pre></div></details>"
+        f"<details><summary>{title}</summary><div class='frame tall'>{_pre(str(text))}</div></details>"
         for title, text in texts.items()
         if text is not None
     )
+
+
+# Longer texts are packed: a program of thirty layers has half a megabyte of them.
+_LONG_TEXT = 20_000
+
+
+def _pre(text: str) -> str:
+    if len(text) <= _LONG_TEXT:
+        return f"<pre>{escape(text)}</pre>"
+    packed = base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+    return f"<pre data-packed='{packed}'></pre>"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rlx.compile.claims.dispatch import KernelDispatchReport
 from rlx.compile.claims.fusion.fusion_report import FusionReport
@@ -19,9 +19,11 @@ from rlx.compile.fuse.barriers import FusionBarrier, UnfusedEdge
 from rlx.compile.memory.lir_liveness import lives_of, steps_of
 from rlx.compile.memory.packing import Tenant, peak
 from rlx.compile.report.drawing import drawn_binding
-from rlx.compile.stages import StageRecord
+from rlx.compile.report.folding import Run, fold
+from rlx.compile.report.naming import fusions_of, kernel_names, kernel_scope, kernel_title, without_numbers
 from rlx.compile.weights.integer_activations import Int8Change
 from rlx.ir.graph import Graph, NodeId
+from rlx.ir.kernel_kind import KernelKind
 from rlx.ir.leaves import Constant
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.provenance import SourceLocation, node_label
@@ -42,6 +44,28 @@ class KernelRow(NamedTuple):
     bytes_written: Size
     label: str
     sources: tuple[SourceLocation, ...]
+    # In the words of the program as it was written, where in the model it is, and the fused ops that it amounts to.
+    title: str = ""
+    scope: str = ""
+    fusions: tuple[str, ...] = ()
+
+
+class Timed(Protocol):
+    """How long a kernel took in a run that was measured."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class Profiled(Protocol):
+    """A run that was measured: its kernels in the order in which they ran. `CompiledGraph.profile` gives one."""
+
+    @property
+    def kernels(self) -> Sequence[Timed]: ...
 
 
 class Crossing(NamedTuple):
@@ -62,7 +86,6 @@ class CompileFindings(NamedTuple):
     barriers: tuple[UnfusedEdge, ...] = ()
     prepare: LirModule | None = None
     dispatch: KernelDispatchReport | None = None
-    stages: tuple[StageRecord, ...] = ()
     passes: tuple[PassRecord, ...] = ()
     int8: tuple[Int8Change, ...] = ()
 
@@ -89,15 +112,35 @@ class CompileReport(str):
         return kernel_rows(self.lir, self.where)
 
     @cached_property
+    def runs(self) -> list[Run]:
+        """The kernels in order, with equal layers told once."""
+        return fold([_signature(self.lir.as_graph(), row, k) for row, k in zip(self.kernels, steps_of(self.lir))])
+
+    def times(self, profile: Profiled) -> list[float]:
+        """The seconds of each kernel in a run that was measured; what ran inside of a loop belongs to the loop."""
+        seconds = [0.0] * len(self.kernels)
+        waiting = [row for row in self.kernels if KernelKind.of(row.kind).runs]
+        loops = [row.number for row in waiting if row.kind == KernelKind.Loop]
+        for kernel in profile.kernels:
+            name = (kernel.kind, kernel.what)
+            ahead = next((i for i, row in enumerate(waiting) if (row.kind, " + ".join(row.ops)) == name), None)
+            if ahead is not None:
+                seconds[waiting[ahead].number] += kernel.seconds
+                del waiting[: ahead + 1]
+            elif loops:
+                before = [n for n in loops if not waiting or n < waiting[0].number]
+                seconds[before[-1] if before else loops[0]] += kernel.seconds
+        return seconds
+
+    @cached_property
     def crossings(self) -> list[Crossing]:
         """Every value that goes through memory between kernels, and why."""
         return list(_crossings(self.lir, self.found.barriers))
 
     def lower_bound(self, binding: dict[str, int]) -> int:
         """The most bytes of the arena's values that are alive at once, for one set of sizes."""
-        bound = self.lir.bind(binding)
-        slots = bound.buffers.assignments
-        return peak([Tenant(slots[n].size, *life) for n, life in lives_of(bound).items() if n in slots])
+        slots = self.lir.buffers.bind(binding).assignments
+        return peak([Tenant(slots[n].size, *life) for n, life in lives_of(self.lir).items() if n in slots])
 
     def json(self) -> str:
         """Everything in the report, for tools."""
@@ -108,21 +151,24 @@ class CompileReport(str):
             "fingerprint": str(self.lir.fingerprint()),
             "kernels": [_kernel_json(row) for row in self.kernels],
             "barriers": [_crossing_json(c) for c in self.crossings],
+            "runs": [r._asdict() for r in self.runs],
             "fusion": json.loads(found.fusion.json()),
             "memory": self.lir.buffers.to_json(),
             "prepare": None if found.prepare is None else [k.kind for k in found.prepare.kernels],
             "dispatch": None if found.dispatch is None else [s._asdict() for s in found.dispatch.summaries],
-            "stages": [s._asdict() for s in found.stages],
             "passes": [p._asdict() for p in found.passes],
             "int8": [{"product": c.product, "reason": c.reason} for c in found.int8],
         }
         return json.dumps(document, indent=1)
 
-    def html(self, path: str | Path | None = None) -> str:
-        """The report as one page that needs nothing else; written to `path` when one is given."""
+    def html(self, path: str | Path | None = None, profile: Profiled | None = None) -> str:
+        """The report as one page that needs nothing else; written to `path` when one is given.
+
+        With a `profile` (`compiled.profile(inputs)`) each kernel has a bar as long as it takes.
+        """
         from rlx.compile.report.page import page
 
-        text = page(self)
+        text = page(self, None if profile is None else self.times(profile))
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
@@ -134,9 +180,9 @@ class CompileReport(str):
 
 def place_of(graph: Graph, kernel: LirKernel, native: str = "native") -> str:
     """Where a kernel runs, if what has a kernel is `native`."""
-    if kernel.kind == "view":
+    if kernel.kind == KernelKind.View:
         return "no code"
-    if kernel.kind != "call":
+    if kernel.kind != KernelKind.Call:
         return native
     return "host (an effect)" if graph.nodes[kernel.nodes[0]].op.effect else "host (no native kernel)"
 
@@ -172,10 +218,9 @@ def kernel_rows(lir: LirModule, where: Where) -> list[KernelRow]:
         labels = dict.fromkeys(_label(graph, i) for i in kernel.nodes)
         origins = [graph.nodes[i].origin for i in kernel.nodes]
         sources = tuple(dict.fromkeys(o.source for o in origins if o is not None and o.source is not None))
-        moved = (
-            [] if kernel.kind == "view" else [i for i in kernel.inputs if not isinstance(graph.nodes[i].op, Constant)]
-        )
-        stored = [] if kernel.kind == "view" else kernel.outputs
+        runs = KernelKind.of(kernel.kind).runs
+        moved = [i for i in kernel.inputs if runs and not isinstance(graph.nodes[i].op, Constant)]
+        stored = kernel.outputs if runs else ()
         rows.append(
             KernelRow(
                 number,
@@ -186,9 +231,19 @@ def kernel_rows(lir: LirModule, where: Where) -> list[KernelRow]:
                 _total(graph, stored),
                 ", ".join(label for label in labels if label),
                 sources,
+                kernel_title(graph, kernel),
+                kernel_scope(graph, kernel),
+                tuple(fusions_of(graph, kernel)),
             )
         )
     return rows
+
+
+def _signature(graph: Graph, row: KernelRow, kernel: LirKernel) -> Hashable:
+    """What kernels of equal layers have in common; the order of their ops may differ."""
+    names = frozenset(kernel_names(graph, kernel))
+    ops = frozenset(Counter(row.ops).items())
+    return row.kind, names, without_numbers(row.scope), ops, str(row.bytes_written), len(kernel.outputs)
 
 
 def _crossings(lir: LirModule, barriers: Sequence[UnfusedEdge]) -> Iterator[Crossing]:

@@ -68,7 +68,7 @@ def rebuild(
             if not isinstance(node.op, Project):
                 origin = node.origin
                 if pass_name is not None:
-                    origin = (origin or NodeOrigin())._replace(pass_name=pass_name)
+                    origin = (origin or NodeOrigin()).rewritten(pass_name, node.op)
                 start = len(new)
                 with new.originating(origin):
                     replacement = visit(node, [Tensor(new, ids[i]) for i in node.inputs])

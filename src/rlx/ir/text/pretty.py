@@ -96,8 +96,10 @@ def _node_text(node: Node, describe: Callable[[Op], tuple[str, str]]) -> str:
 def _origin_text(origin: NodeOrigin | None) -> str:
     if origin is None:
         return ""
-    known = str(origin) if origin._replace(source=None) != NodeOrigin() else ""
-    return " ".join(part for part in (known, f"at {origin.source}" if origin.source else "") if part)
+    known = str(origin) if origin._replace(source=None, written=None) != NodeOrigin() else ""
+    # The line of somebody who called a function that builds models says less than the part of the model.
+    line = f"at {origin.source}" if origin.source and not origin.scope else ""
+    return " ".join(part for part in (known, line) if part)
 
 
 def describe_op(op: Op) -> tuple[str, str]:

@@ -52,6 +52,8 @@ class Attention(AttentionForward):
     which may differ from that of q; the result has that of q.
     """
 
+    is_heavy = True
+
     def infer(self, q: Shape, k: Shape, v: Shape, *extras: Shape) -> Shape:
         self.check_operands(q, k, v, self.extras(extras))
         return q.with_dims(self.result_dims(q.dims, v.dims))

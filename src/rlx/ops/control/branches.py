@@ -60,6 +60,7 @@ class If(TransformableBodyOp):
     """
 
     primitive = True
+    precision_class = "data_movement"
 
     then_body: Graph
     else_body: Graph
@@ -103,6 +104,8 @@ def _sample_branches(x: Shape) -> tuple[Graph, Graph]:
 @op("switch")
 class Switch(BodyOp):
     """branches[i](captures), where i is the integer scalar `index` clamped to the branches there are."""
+
+    precision_class = "data_movement"
 
     branches: tuple[Graph, ...]
 
@@ -156,6 +159,7 @@ class While(TransformableBodyOp):
     """
 
     primitive = True
+    precision_class = "data_movement"
 
     cond: Graph
     body: Graph

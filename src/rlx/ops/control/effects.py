@@ -58,6 +58,7 @@ class DebugPrint(Op):
 
     primitive = True
     effect = True
+    precision_class = "data_movement"
 
     format: str
     lanes: int = 0
@@ -122,6 +123,7 @@ class RuntimeAssert(Op):
 
     primitive = True
     effect = True
+    precision_class = "data_movement"
 
     message: str
 
@@ -190,6 +192,7 @@ class HostCallback(Op):
 
     primitive = True
     effect = True
+    precision_class = "data_movement"
 
     callback: str
     results: tuple[Shape, ...] = ()

@@ -25,6 +25,7 @@ class Barrier(Op):
     compiler neither merges a barrier with another nor looks through it."""
 
     primitive = True
+    precision_class = "data_movement"
     mergeable = False
 
     def infer(self, *operands: Shape) -> tuple[Shape, ...]:

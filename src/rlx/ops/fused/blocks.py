@@ -27,6 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class _FusedBlock(Op):
     """Operands by name, in an order that the attributes decide."""
 
+    is_fused = True
     num_heads: int
     head_dim: int
 
@@ -68,6 +69,10 @@ class FusedAttentionBlock(_FusedBlock):
     hidden [B, S, M], qkv_w [M, 3·H·D], out_w [H·D, M], mask as in `Attention` (custom). The operands are hidden,
     qkv_w, out_w, mask; then qkv_b, out_b with `has_bias`; then cos, sin with `has_rope`.
     """
+
+    is_heavy = True
+
+    precision_class = "data_movement"
 
     has_bias: bool = False
     has_rope: bool = False
@@ -141,6 +146,8 @@ class FusedTransformerLayer(_FusedBlock):
     With biases the operands are hidden, qkv_w, qkv_b, out_w, out_b, ln1_g, ln1_b, fc1_w, fc1_b, fc2_w, fc2_b, ln2_g,
     ln2_b, mask; without them hidden, qkv_w, out_w, ln1_g, ln1_b, fc1_w, fc2_w, ln2_g, ln2_b, mask.
     """
+
+    is_heavy = True
 
     intermediate_size: int
     eps1: float = 1e-12

@@ -38,6 +38,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class FusedMatMulBiasAct(Op):
     """y = act(x·w + b) with x [.., M, K], w [.., K, N], b [N]; without `activation` there is none."""
 
+    is_fused = True
+    is_heavy = True
     activation: ActivationKind | None = None
 
     def infer(self, x: Shape, w: Shape, b: Shape) -> Shape:
@@ -74,6 +76,7 @@ class _FusedResidualNorm(Op):
     With `with_sum` there is a second result, the sum itself, which is what the next residual reads.
     """
 
+    is_fused = True
     has_bias: bool = False
     eps: float = 1e-5
     with_sum: bool = False
@@ -129,6 +132,8 @@ class FusedResidualLN(_FusedResidualNorm):
     With `with_sum` the sum is a second result.
     """
 
+    precision_class = "reduction"
+
 
 @op("fused_residual_rms_norm")
 class FusedResidualRmsNorm(_FusedResidualNorm):
@@ -136,6 +141,8 @@ class FusedResidualRmsNorm(_FusedResidualNorm):
 
     With `with_sum` the sum is a second result.
     """
+
+    precision_class = "reduction"
 
     has_bias: bool = False
     eps: float = 1e-6
@@ -151,6 +158,8 @@ class FusedSwiGLU(Op):
     With `cast_to` the result has that dtype.
     """
 
+    is_fused = True
+    precision_class = "elementwise"
     cast_to: DType | None = None
     gate_first: bool = False
 

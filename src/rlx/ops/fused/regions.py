@@ -248,6 +248,8 @@ class ElementwiseRegion(Op):
     prologue ResizeNearest2x, input `prologue_input` is [N, C, H/2, W/2] and read at (h//2, w//2).
     """
 
+    precision_class = "elementwise"
+
     chain: Chain
     scalar_input_mask: int = 0
     input_modulus: Dims = ()
@@ -343,6 +345,8 @@ class ElementwiseRegion(Op):
 class TransformRegion(Op):
     """The last of `steps`, a chain of transforms of whole tensors, such as `resize_nearest_2x(i0)`."""
 
+    precision_class = "data_movement"
+
     steps: Chain
 
     def check(self) -> None:
@@ -378,6 +382,8 @@ class BatchElementwiseRegion(Op):
     half resolution. `scalar_input_mask` and `input_modulus` exist as in `ElementwiseRegion`; a chain whose only input
     is the slice reads it whole, so they must be 0.
     """
+
+    precision_class = "elementwise"
 
     chain: Chain
     num_batch_inputs: int

@@ -92,6 +92,7 @@ class MatMul(_Contraction):
     """
 
     primitive = True
+    is_heavy = True
 
     def infer(self, a: Shape, b: Shape) -> Shape:
         return matmul_shape(a, b).with_dtype(self._result_dtype(a, b))
@@ -140,6 +141,8 @@ class DotGeneral(_Contraction):
     The result has the batch axes, then the other axes of lhs, then those of rhs. `precision` and `out_dtype` are those
     of `MatMul`.
     """
+
+    is_heavy = True
 
     lhs_contracting: tuple[int, ...]
     rhs_contracting: tuple[int, ...]
@@ -228,6 +231,9 @@ def _joined(a: Size, b: Size) -> Size:
 class LoraMatMul(Op):
     """y = x.w + scale * (x.a).b, a weight [k, n] with a low-rank correction a [k, r], b [r, n]; x is [.., k]."""
 
+    is_heavy = True
+    opens_for_autodiff = True
+
     scale: float
 
     def infer(self, x: Shape, w: Shape, a: Shape, b: Shape) -> Shape:
@@ -263,6 +269,8 @@ class GroupedMatMul(Op):
 
     Ids outside of 0..E-1 that the program computed are clipped (negative ones count from the end).
     """
+
+    is_heavy = True
 
     multilinear_in = (0, 1)
 

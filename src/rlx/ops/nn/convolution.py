@@ -303,6 +303,8 @@ def transposed_conv(op: ConvBase, y: Any, w: Any, dims: Dims) -> Any:
 class Im2Col(DilatedWindowOp):
     """The windows of x [N, C, spatial..] as rows: [N·out.., C·kernel..], row (n, out..), column (c, kernel..)."""
 
+    precision_class = "data_movement"
+
     linear_in = (0,)
 
     def infer(self, x: Shape) -> Shape:
@@ -343,6 +345,8 @@ class Im2Col(DilatedWindowOp):
 @op("resize_nearest_2x")
 class ResizeNearest2x(Op):
     """y[.., h, w] = x[.., h//2, w//2]: spatial sizes of [N, C, spatial..] doubled by repetition."""
+
+    precision_class = "data_movement"
 
     linear_in = (0,)
 

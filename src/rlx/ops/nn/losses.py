@@ -56,6 +56,8 @@ def _exponentials(logits: Array) -> tuple[Array, Array, Array]:
 class SoftmaxCrossEntropyWithLogits(_CrossEntropy):
     """loss = logsumexp(logits) - logits[label] for every row; logits [.., C], labels [..]."""
 
+    precision_class = "reduction"
+
     def infer(self, logits: Shape, labels: Shape) -> Shape:
         self._check(logits, labels)
         return logits.with_dims(logits.dims[:-1])
@@ -98,6 +100,8 @@ class SoftmaxCrossEntropyWithLogits(_CrossEntropy):
 @op("softmax_cross_entropy_backward")
 class SoftmaxCrossEntropyBackward(_CrossEntropy):
     """dlogits = (softmax(logits) - onehot(labels))·dloss; operands logits [.., C], labels [..], dloss [..]."""
+
+    precision_class = "reduction"
 
     def infer(self, logits: Shape, labels: Shape, dloss: Shape) -> Shape:
         self._check(logits, labels)

@@ -90,6 +90,8 @@ def _batch_rows(op: Any, size: Any, operands: Any, batched: Any) -> Any:
 class LayerNormBackwardInput(SharedInBatch, Op):
     """dx = r·(u - mean u - x̂·mean(u·x̂)) with u = dy·γ and means over `axis`; operands x, γ, dy."""
 
+    precision_class = "reduction"
+
     shared = (1,)
 
     axis: int = -1
@@ -129,6 +131,8 @@ class LayerNormBackwardInput(SharedInBatch, Op):
 @op("layer_norm_backward_gamma")
 class LayerNormBackwardGamma(Op):
     """dγ = Σ dy·x̂ over all axes but `axis`; operands x, dy."""
+
+    precision_class = "reduction"
 
     axis: int = -1
     eps: float = 1e-5
@@ -178,6 +182,8 @@ class _RmsNormGradient(Op):
 class RmsNormBackwardInput(SharedInBatch, _RmsNormGradient):
     """dx = r·(u - x·r²·mean(u·x)) with u = dy·γ and r = (mean x² + eps)^-½; operands x, γ, β, dy."""
 
+    precision_class = "reduction"
+
     shared = (1, 2)
 
     def infer(self, x: Shape, gamma: Shape, beta: Shape, dy: Shape) -> Shape:
@@ -209,6 +215,8 @@ class RmsNormBackwardInput(SharedInBatch, _RmsNormGradient):
 class RmsNormBackwardGamma(_RmsNormGradient):
     """dγ = Σ dy·x·r over all axes but `axis`; operands x, γ, β, dy."""
 
+    precision_class = "reduction"
+
     def infer(self, x: Shape, gamma: Shape, beta: Shape, dy: Shape) -> Shape:
         self._check(x, gamma, beta, dy)
         return gamma
@@ -228,6 +236,8 @@ class RmsNormBackwardGamma(_RmsNormGradient):
 @op("rms_norm_backward_beta")
 class RmsNormBackwardBeta(_RmsNormGradient):
     """dβ = Σ dy over all axes but `axis`; operands x, γ, β, dy."""
+
+    precision_class = "reduction"
 
     def infer(self, x: Shape, gamma: Shape, beta: Shape, dy: Shape) -> Shape:
         self._check(x, gamma, beta, dy)
@@ -261,6 +271,8 @@ class _GroupNormGradient(Op):
 @op("group_norm_backward_input")
 class GroupNormBackwardInput(SharedInBatch, _GroupNormGradient):
     """dx of GroupNorm: the LayerNorm formula per sample and group with γ per channel; operands x, γ, β, dy."""
+
+    precision_class = "reduction"
 
     shared = (1, 2)
 
@@ -298,6 +310,8 @@ class GroupNormBackwardInput(SharedInBatch, _GroupNormGradient):
 class GroupNormBackwardGamma(_GroupNormGradient):
     """dγ = Σ dy·x̂ per channel, over samples and positions; operands x, dy."""
 
+    precision_class = "reduction"
+
     def infer(self, x: Shape, dy: Shape) -> Shape:
         self._check(x, dy)
         return x.with_dims((x.dims[1],))
@@ -327,6 +341,8 @@ class GroupNormBackwardGamma(_GroupNormGradient):
 class GroupNormBackwardBeta(_GroupNormGradient):
     """dβ = Σ dy per channel, over samples and positions; operands x, dy."""
 
+    precision_class = "reduction"
+
     def infer(self, x: Shape, dy: Shape) -> Shape:
         self._check(x, dy)
         return x.with_dims((x.dims[1],))
@@ -348,6 +364,8 @@ class GroupNormBackwardBeta(_GroupNormGradient):
 @op("batch_norm_inference_backward_input")
 class BatchNormInferenceBackwardInput(SharedInBatch, Op):
     """dx = dy·γ/√(var + eps); operands x, γ, mean, var, dy."""
+
+    precision_class = "reduction"
 
     shared = (1, 2, 3)
 
@@ -384,6 +402,8 @@ class BatchNormInferenceBackwardInput(SharedInBatch, Op):
 class BatchNormInferenceBackwardGamma(Op):
     """dγ = Σ dy·(x - mean)/√(var + eps) over all axes but the last; operands x, mean, var, dy."""
 
+    precision_class = "reduction"
+
     eps: float = 1e-5
 
     def infer(self, x: Shape, mean: Shape, var: Shape, dy: Shape) -> Shape:
@@ -414,6 +434,8 @@ class BatchNormInferenceBackwardGamma(Op):
 @op("batch_norm_inference_backward_beta")
 class BatchNormInferenceBackwardBeta(Op):
     """dβ = Σ dy over all axes but the last."""
+
+    precision_class = "reduction"
 
     def infer(self, dy: Shape) -> Shape:
         check_features(self, dy, -1)

@@ -101,6 +101,8 @@ def grouped_dims(dims: Dims, num_groups: int) -> tuple[Dims, tuple[int, ...]]:
 class LayerNorm(SharedInBatch, Op):
     """y = (x - μ)/√(σ² + eps)·γ + β, with mean and biased variance over `axis`; γ and β have the size of that axis."""
 
+    precision_class = "reduction"
+
     shared = (1, 2)
 
     axis: int = -1
@@ -151,6 +153,8 @@ class LayerNorm(SharedInBatch, Op):
 class LayerNorm2d(SharedInBatch, Op):
     """LayerNorm over the channels of [N, C, spatial..], separately at each position; γ and β are [C]."""
 
+    precision_class = "reduction"
+
     shared = (1, 2)
 
     eps: float = 1e-6
@@ -185,6 +189,8 @@ class LayerNorm2d(SharedInBatch, Op):
 @op("group_norm")
 class GroupNorm(SharedInBatch, Op):
     """LayerNorm over each group of channels (and all positions) of [N, C, spatial..]; γ and β are per channel, [C]."""
+
+    precision_class = "reduction"
 
     shared = (1, 2)
 
@@ -241,6 +247,8 @@ class RmsNorm(SharedInBatch, Op):
 
     With `flatten` the result has its leading axes joined, `[a, b, .., H] -> [a·b·.., H]`; the axis is then the last.
     """
+
+    precision_class = "reduction"
 
     shared = (1, 2)
 
@@ -308,6 +316,8 @@ def rms_scale_tensor(x: Any, axis: int, eps: float) -> Any:
 @op("batch_norm_inference")
 class BatchNormInference(SharedInBatch, Op):
     """y = γ·(x - mean)/√(var + eps) + β with given statistics; γ, β, mean and var are [C], the last axis of x."""
+
+    precision_class = "reduction"
 
     shared = (1, 2, 3, 4)
 

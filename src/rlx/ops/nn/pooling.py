@@ -34,6 +34,8 @@ class Pool(WindowOp):
     Max and Min ignore the padding, Sum and Prod read 0 and 1 there; Mean divides by the window's size always.
     """
 
+    precision_class = "data_movement"
+
     kind: ReduceOp
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -101,6 +103,8 @@ class MaxPool2dBackward(WindowOp):
 
     A window whose largest value is -inf or NaN passes nothing on. Any number of spatial axes; operands x, dy.
     """
+
+    precision_class = "data_movement"
 
     def infer(self, x: Shape, dy: Shape) -> Shape:
         require_float(self, x, dy)

@@ -227,10 +227,14 @@ class Rope(_Rotation):
     used. Without `positions` token i stands at row i; with them (i32[B,S] or [S]) they choose the rows.
     """
 
+    precision_class = "data_movement"
+
 
 @op("rope_backward")
 class RopeBackward(_Rotation):
     """The gradient of Rope with respect to x, from dy, cos, sin [, positions]: the rotation turned back."""
+
+    precision_class = "data_movement"
 
     direction = -1.0
 
@@ -242,6 +246,8 @@ class AxialRope2d(Op):
     Token t stands at grid position p = t // repeat_factor, in column p % end_x and row p // end_x. Of each head, with
     f_c = theta^(-4c/D), pair (2c, 2c+1) turns by column·f_c and pair (D/2 + 2c, D/2 + 2c + 1) by row·f_c, c < D/4.
     """
+
+    precision_class = "data_movement"
 
     end_x: int
     end_y: int

@@ -45,6 +45,10 @@ class SelectiveScan(SharedInBatch, Op):
     x and Δ [b, s, h], A [h, n], B and C [b, s, n]; the result is [b, s, h].
     """
 
+    opens_for_autodiff = True
+
+    precision_class = "reduction"
+
     shared = (2,)
 
     state_size: int
@@ -112,6 +116,11 @@ class GatedDeltaNet(Op):
     q, k, v [b, s, h, n], g and β [b, s, h]; the result is [b, s, h, n]. S begins at 0, or at the operand state
     [b, h, n, n] with `carry_state`; with `return_state` the final S is a second result.
     """
+
+    is_heavy = True
+    opens_for_autodiff = True
+
+    precision_class = "reduction"
 
     state_size: int
     carry_state: bool = False

@@ -159,6 +159,8 @@ def _to_all_tensors(value: Any, count: Size) -> Any:
 class AllReduce(Collective):
     """Every participant receives the sum, mean, maximum or minimum of all operands, elementwise."""
 
+    precision_class = "reduction"
+
     kind: CollectiveKind
 
     def infer(self, x: Shape) -> Shape:
@@ -219,6 +221,8 @@ class AllGather(Collective):
     """Every participant receives all operands, along a new axis `axis`, or joined along an existing one with
     `tiled`."""
 
+    precision_class = "data_movement"
+
     linear_in = (0,)
 
     axis: int = 0
@@ -271,6 +275,8 @@ class ReduceScatter(Collective):
     multiple of that number and parts are pieces of it.
     """
 
+    precision_class = "reduction"
+
     linear_in = (0,)
 
     axis: int = 0
@@ -316,6 +322,8 @@ class AllToAll(Collective):
     along a new axis `concat_axis`. With `tiled` both axes stay: one is cut into pieces, along the other they are
     joined.
     """
+
+    precision_class = "data_movement"
 
     linear_in = (0,)
 
@@ -371,6 +379,8 @@ class PPermute(Collective):
     """Operands move between participants: for each pair (source, destination) of `perm`. Who receives nothing has
     zeros."""
 
+    precision_class = "data_movement"
+
     linear_in = (0,)
 
     perm: tuple[tuple[int, ...], ...] = ()
@@ -415,6 +425,8 @@ class PPermute(Collective):
 @op("axis_index")
 class AxisIndex(Collective):
     """The number of this participant along the axis, i32."""
+
+    precision_class = "data_movement"
 
     jvp = vjp = NoRule("integer result")
 

@@ -190,6 +190,8 @@ class ActivationBackward(Op):
     through, other step functions give 0. operands x, dy.
     """
 
+    precision_class = "elementwise"
+
     kind: ActivationKind
 
     def infer(self, x: Shape, dy: Shape) -> Shape:
@@ -231,6 +233,8 @@ class ActivationBackward(Op):
 @op("relu_backward")
 class ReluBackward(Op):
     """dx = dy where x > 0, else 0; operands x, dy."""
+
+    precision_class = "elementwise"
 
     def infer(self, x: Shape, dy: Shape) -> Shape:
         require_float(self, x, dy)

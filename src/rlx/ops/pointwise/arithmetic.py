@@ -302,6 +302,8 @@ class Binary(Op):
     width or more, give 0 (-1 for `shift_right` of a negative number).
     """
 
+    precision_class = "elementwise"
+
     kind: BinaryOp
 
     @property
@@ -397,6 +399,7 @@ class Compare(Op):
     """y = a ? b as bool, elementwise with broadcasting. NaN is unequal to everything, itself included."""
 
     primitive = True
+    precision_class = "elementwise"
 
     kind: CmpOp
 
@@ -427,6 +430,7 @@ class Where(Op):
     """y = a where condition holds, else b; all three broadcast. A non-bool condition means `condition != 0`."""
 
     primitive = True
+    precision_class = "elementwise"
     linear_in = (1, 2)
 
     def infer(self, condition: Shape, a: Shape, b: Shape) -> Shape:
@@ -453,6 +457,8 @@ class Where(Op):
 @op("clamp")
 class Clamp(Op):
     """y = min(max(x, low), high), all broadcasting; NaN propagates."""
+
+    precision_class = "elementwise"
 
     def infer(self, x: Shape, low: Shape, high: Shape) -> Shape:
         dtype = require_same_dtype(self, x, low, high)

@@ -133,6 +133,8 @@ class BitUnary(Op):
     `not` flips every bit (of a bool, its only one), `popcount` counts ones, `clz` counts zeros above the highest one.
     """
 
+    precision_class = "elementwise"
+
     kind: BitUnaryOp
 
     def infer(self, x: Shape) -> Shape:
@@ -200,6 +202,7 @@ class Bitcast(Op):
     """
 
     primitive = True
+    precision_class = "elementwise"
 
     to: DType
 
@@ -321,6 +324,8 @@ class Predicate(Op):
 
     A complex number is finite when both parts are, and NaN or infinite when one is; it has no sign.
     """
+
+    precision_class = "elementwise"
 
     kind: PredicateKind
 

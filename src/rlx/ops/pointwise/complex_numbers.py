@@ -57,6 +57,7 @@ class Real(Op):
     """y = Re z."""
 
     primitive = True
+    precision_class = "elementwise"
     linear_in = (0,)
 
     def infer(self, z: Shape) -> Shape:
@@ -81,6 +82,7 @@ class Imag(Op):
     """y = Im z."""
 
     primitive = True
+    precision_class = "elementwise"
     linear_in = (0,)
 
     def infer(self, z: Shape) -> Shape:
@@ -106,6 +108,7 @@ class MakeComplex(Op):
     """z = re + i·im; both parts f32 (giving c64) or f64 (giving c128), broadcasting."""
 
     primitive = True
+    precision_class = "elementwise"
     linear_in = (0, 1)
 
     def infer(self, re: Shape, im: Shape) -> Shape:
@@ -136,6 +139,8 @@ class MakeComplex(Op):
 @op("conjugate")
 class Conjugate(Op):
     """y = Re z - i·Im z."""
+
+    precision_class = "elementwise"
 
     linear_in = (0,)
 
@@ -168,6 +173,8 @@ def _real_inner(a: Any, b: Any) -> Any:
 class ComplexNormSq(Op):
     """y = |z|² = re² + im², real."""
 
+    precision_class = "elementwise"
+
     def infer(self, z: Shape) -> Shape:
         _require_complex(self, z)
         return z.with_dtype(z.dtype.real)
@@ -196,6 +203,8 @@ class ComplexNormSq(Op):
 @op("complex_norm_sq_backward")
 class ComplexNormSqBackward(Op):
     """dz = g·z for real g, broadcasting: the Wirtinger gradient of |z|², ∂|z|²/∂z̄ = z."""
+
+    precision_class = "elementwise"
 
     multilinear_in = (0, 1)
 

@@ -25,7 +25,9 @@ class Cast(Op):
     imaginary part 0; complex to real keeps the real part; float to float rounds to nearest even.
     """
 
+    only_moves = True
     primitive = True
+    precision_class = "data_movement"
 
     to: DType
 

@@ -346,6 +346,8 @@ class Activation(Op):
     f16, bf16 and f32 are computed in f64 and rounded once. Some kinds accept integers or complex numbers.
     """
 
+    precision_class = "elementwise"
+
     Gelu: ClassVar[ActivationKind] = ActivationKind.Gelu
     GeluApprox: ClassVar[ActivationKind] = ActivationKind.GeluApprox
     Silu: ClassVar[ActivationKind] = ActivationKind.Silu
@@ -444,6 +446,8 @@ class Activation(Op):
 @op("stop_gradient")
 class StopGradient(Op):
     """y = x; no gradient and no tangent passes through. Any dtype."""
+
+    precision_class = "elementwise"
 
     derivative_is_defined = True
 

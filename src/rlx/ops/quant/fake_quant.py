@@ -125,6 +125,8 @@ class FakeQuantize(_Scaled):
     or one. The derivative is that of `FakeQuantizeBackward`.
     """
 
+    precision_class = "elementwise"
+
     derivative_is_defined = True
 
     def infer(self, x: Shape, state: Shape | None = None) -> Shape | tuple[Shape, ...]:
@@ -191,6 +193,8 @@ class FakeQuantizeBackward(_Scaled):
     The state is the one that entered the forward op, so that both use the same step; the step counts as a constant.
     """
 
+    precision_class = "elementwise"
+
     derivative_is_defined = True
 
     def infer(self, x: Shape, dy: Shape, state: Shape | None = None) -> Shape:
@@ -252,6 +256,8 @@ class FakeQuantizeLSQ(SteppedOp):
     with respect to the scale is ψ of `FakeQuantizeLSQBackwardScale`.
     """
 
+    precision_class = "elementwise"
+
     derivative_is_defined = True
 
     def infer(self, x: Shape, scale: Shape) -> Shape:
@@ -298,6 +304,8 @@ class FakeQuantizeLSQ(SteppedOp):
 class FakeQuantizeLSQBackwardX(SteppedOp):
     """dx of FakeQuantizeLSQ: dy where |x / s| ≤ qmax, else 0."""
 
+    precision_class = "elementwise"
+
     linear_in = (2,)
 
     def infer(self, x: Shape, scale: Shape, dy: Shape) -> Shape:
@@ -332,6 +340,8 @@ class FakeQuantizeLSQBackwardX(SteppedOp):
 class FakeQuantizeLSQBackwardScale(SteppedOp):
     """dscale of FakeQuantizeLSQ: Σ ψ(x/s)·dy over what shares the step, ψ(z) = round(z) - z if |z| ≤ qmax, else
     ±qmax."""
+
+    precision_class = "elementwise"
 
     def infer(self, x: Shape, scale: Shape, dy: Shape) -> Shape:
         self.require_steps("scale", scale, x)

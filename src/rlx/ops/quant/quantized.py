@@ -108,6 +108,8 @@ class Quantize(_Affine):
     The reciprocal and the product are rounded in f32 (f64 for f64 operands). NaN gives 0.
     """
 
+    precision_class = "elementwise"
+
     dtype: DType = DType.I8
 
     def check(self) -> None:
@@ -164,6 +166,8 @@ class Quantize(_Affine):
 @op("dequantize")
 class Dequantize(_Affine):
     """x = (q - z) · s in `dtype`; s and z per index of `axis`. The difference is taken in i32, the product in f32."""
+
+    precision_class = "elementwise"
 
     dtype: DType = DType.F32
 

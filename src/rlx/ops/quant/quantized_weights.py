@@ -83,6 +83,8 @@ class DequantMatMul(Op):
     `n` may be left out where the operands tell it. W is f32; the sum is held in f32 (f64 for f64) and has x's dtype.
     """
 
+    is_heavy = True
+
     scheme: QuantScheme
     n: int | None = None
 
@@ -232,6 +234,7 @@ class DequantMoEWeights(Op):
     """f32[experts, k, n] from the GGUF bytes of `experts` matrices, each stored as n rows of k elements."""
 
     primitive = True
+    is_heavy = True
     jvp = NoRule("stored bytes have no derivative; train float weights, or scales beside the codes (dequant_matmul)")
     vjp = jvp
 
@@ -282,6 +285,8 @@ class DequantGroupedMatMul(Op):
     Each expert is stored as n rows of k elements; their number E follows from the byte count. Ids outside of 0..E-1
     that the program computed are clipped (negative ones count from the end).
     """
+
+    is_heavy = True
 
     linear_in = (0,)
 

@@ -81,6 +81,8 @@ class RandomBits(Op):
     all examples see the same words.
     """
 
+    precision_class = "data_movement"
+
     jvp = vjp = NoRule("integer result; distributions are differentiable in their parameters")
 
     dims: Dims

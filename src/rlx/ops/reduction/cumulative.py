@@ -78,6 +78,7 @@ class Cumulative(Op):
     """
 
     primitive = True
+    precision_class = "reduction"
 
     kind: CumulativeOp
     axis: int
@@ -185,6 +186,8 @@ class Cumulative(Op):
 class Cumsum(Op):
     """y[i] = x[0] + .. + x[i] along `axis`; `exclusive` leaves x[i] out, so that y[0] = 0."""
 
+    precision_class = "reduction"
+
     linear_in = (0,)
 
     axis: int
@@ -214,6 +217,8 @@ class Cumsum(Op):
 @op("cumsum_backward")
 class CumsumBackward(Op):
     """dx[i] = dy[i] + .. + dy[n-1] along `axis`, the transpose of `Cumsum`; `exclusive` leaves dy[i] out."""
+
+    precision_class = "reduction"
 
     linear_in = (0,)
 

@@ -121,6 +121,8 @@ class Reduce(Op):
     Any false, All true. NaN propagates through Max and Min; integers wrap around; Any and All take bools.
     """
 
+    precision_class = "reduction"
+
     kind: ReduceOp
     axes: tuple[int, ...]
     keep_dim: bool = False
@@ -253,6 +255,7 @@ class ArgReduce(Op):
     """
 
     primitive = True
+    precision_class = "reduction"
 
     kind: ArgReduceOp
     axis: int
@@ -287,6 +290,8 @@ class ArgReduce(Op):
 @op("softmax")
 class Softmax(Op):
     """y = e^(x - max) / Σ e^(x - max) along `axis`."""
+
+    precision_class = "reduction"
 
     axis: int = -1
 
@@ -326,6 +331,8 @@ class Softmax(Op):
 @op("log_softmax")
 class LogSoftmax(Op):
     """y = x - max - log Σ e^(x - max) along `axis`."""
+
+    precision_class = "reduction"
 
     axis: int = -1
 

@@ -61,6 +61,7 @@ class Sort(Op):
     """
 
     primitive = True
+    precision_class = "data_movement"
 
     axis: int = -1
     num_keys: int = 1
@@ -132,6 +133,8 @@ class Sort(Op):
 class TopKWithValues(Op):
     """Values and i32 positions of the `k` largest elements along the last axis, descending; ties by position."""
 
+    precision_class = "data_movement"
+
     k: int
 
     def check(self) -> None:
@@ -170,6 +173,8 @@ class TopKWithValues(Op):
 @op("topk")
 class TopK(Op):
     """The i32 positions of the `k` largest elements along the last axis, descending; ties by position, NaN last."""
+
+    precision_class = "data_movement"
 
     k: int
 
@@ -225,6 +230,8 @@ class SearchSorted(Op):
     Equal elements count only with `right`. A sequence of rank 1 serves values of any shape; sequences `[.., n]` need
     values `[.., m]` with the same leading axes. NaN is the largest value.
     """
+
+    precision_class = "data_movement"
 
     right: bool = False
 

@@ -39,6 +39,8 @@ class ReduceWindow(Op):
     the sum divided by the number of window elements, outside positions included. One entry per axis in each attribute.
     """
 
+    precision_class = "reduction"
+
     kind: ReduceOp
     window: tuple[int, ...]
     stride: tuple[int, ...]

@@ -49,7 +49,9 @@ DimsLike = Size | str | Sequence[int | str | Dim]
 class Iota(Op):
     """y[i_0, i_1, ...] = i_axis: positions along one axis of `dims`, in any numeric dtype."""
 
+    only_moves = True
     primitive = True
+    precision_class = "data_movement"
 
     dims: Dims
     dtype: DType = DType.I32
@@ -84,7 +86,9 @@ class Iota(Op):
 class DimValue(Op):
     """y = the size `size` as a scalar, known when the program runs."""
 
+    only_moves = True
     primitive = True
+    precision_class = "data_movement"
 
     size: Size
     dtype: DType = DType.I32

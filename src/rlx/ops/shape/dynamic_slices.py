@@ -64,6 +64,7 @@ class DynamicSlice(Op):
     """
 
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     sizes: Dims
@@ -108,6 +109,7 @@ class DynamicUpdateSlice(Op):
     """
 
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0, 1)
 
     def infer(self, x: Shape, update: Shape, *starts: Shape) -> Shape:

@@ -116,6 +116,8 @@ def _require_mode(op: Op, mode: IndexMode, accepted: tuple[IndexMode, ...]) -> N
 class Gather(Op):
     """NumPy's take: y[a.., i.., b..] = table[a.., idx[i..], b..], the ids in place of `axis`."""
 
+    precision_class = "data_movement"
+
     linear_in = (0,)
 
     axis: int
@@ -189,6 +191,7 @@ class GatherNd(Op):
     """
 
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     axes: tuple[int, ...]
@@ -257,6 +260,7 @@ class ScatterNd(Op):
     """
 
     primitive = True
+    precision_class = "data_movement"
 
     kind: ScatterKind
     axes: tuple[int, ...]
@@ -458,6 +462,8 @@ class GatherBackward(Op):
     Ids that read a clipped place write there too; ids that read a fill value write nothing.
     """
 
+    precision_class = "data_movement"
+
     linear_in = (0,)
 
     axis: int
@@ -514,6 +520,8 @@ class GatherBackward(Op):
 @op("scatter_add")
 class ScatterAdd(Op):
     """y[idx[i..]] += updates[i.., t..] in order, from 0; y is [rows, t..] and updates are idx.dims + t.."""
+
+    precision_class = "data_movement"
 
     linear_in = (0,)
 

@@ -78,7 +78,9 @@ _ANY_DTYPE = (*FLOATS, "i32", "bool", "c64")
 class Reshape(Op):
     """The same elements in row-major order with other dims; the element count stays the same."""
 
+    only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     new_shape: Dims
@@ -110,7 +112,9 @@ class Reshape(Op):
 class Transpose(Op):
     """Axes reordered: axis i of the result is axis perm[i] of the operand."""
 
+    only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     perm: tuple[int, ...]
@@ -140,7 +144,9 @@ class Transpose(Op):
 class Expand(Op):
     """Broadcast to `target_shape`: missing axes are added in front, axes of size 1 are repeated."""
 
+    only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     target_shape: Dims
@@ -184,7 +190,9 @@ class Slice(Op):
     `0 <= start <= limit <= size` and `stride >= 1`; for negative steps reverse first. Nothing is clamped.
     """
 
+    only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     starts: Dims
@@ -234,6 +242,8 @@ class Slice(Op):
 class Narrow(Op):
     """`len` elements of one axis from `start` on."""
 
+    only_moves = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     axis: int
@@ -279,6 +289,7 @@ class Concat(Op):
     """Operands joined along `axis`; all other sizes agree."""
 
     primitive = True
+    precision_class = "data_movement"
     linear_in = "all"
 
     axis: int
@@ -318,6 +329,7 @@ class Pad(Op):
     """
 
     primitive = True
+    precision_class = "data_movement"
     linear_in = "all"
 
     low: tuple[Offset, ...]
@@ -399,7 +411,9 @@ def _pad_leading(x: Array, value: Array, low: Any, high: Any, interior: int) -> 
 class Reverse(Op):
     """The order of elements turned round along each of `axes`."""
 
+    only_moves = True
     primitive = True
+    precision_class = "data_movement"
     linear_in = (0,)
 
     axes: tuple[int, ...]

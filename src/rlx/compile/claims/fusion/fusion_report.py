@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from rlx.compile.claims.fusion.fuse_attention_block import FuseAttentionBlock
@@ -119,6 +119,12 @@ class FusionReport:
     def scan(graph: Graph, passes: Sequence[Pass] | None = None) -> FusionReport:
         """What is in one graph, and what could still be fused in it."""
         return FusionReport.analyze(graph, graph, passes)
+
+    def with_kernels(self, counts: Mapping[str, int]) -> FusionReport:
+        """The report of a program whose kernels have joined so many of the parts of these fused ops (class names)."""
+        known = {"FusedMatMulBiasAct": "fused_matmul_bias_act", "FusedSwiGLU": "fused_swiglu"}
+        known |= {"FusedResidualLN": "fused_residual_ln", "FusedResidualRmsNorm": "fused_residual_rms_norm"}
+        return replace(self, **{known[kind]: getattr(self, known[kind]) + n for kind, n in counts.items()})
 
     @property
     def is_clean(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rlx.autodiff.prepare import FUSED
+from rlx.autodiff.prepare import fused_kinds
 from rlx.autodiff.prepare import unfuse_fused_for_autodiff as unfuse_fused_for_autodiff
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite.passes import Pass
@@ -16,8 +16,8 @@ class UnfuseFusedOps(Pass):
 
     name = "unfuse_fused_ops"
 
-    def __init__(self, kinds: Collection[str] = FUSED) -> None:
-        self.kinds = frozenset(kinds)
+    def __init__(self, kinds: Collection[str] | None = None) -> None:
+        self.kinds = fused_kinds() if kinds is None else frozenset(kinds)
 
     def run(self, graph: Graph) -> Graph:
         return decompose_kinds(graph, self.kinds, self.name).graph
