@@ -4,7 +4,7 @@ toolkit.
     driver (driver_types, errors)   libcuda, every call checked      device    a GPU: what it is, its context and memory
     streams                         streams, events, graphs          memory    pools, copies through pinned memory
     modules                         assembled code and launches      timing    measuring so that readings compare
-    code (iteration_threads, alignment)   kernels as PTX and cubins, kept on disk
+    code (alignment)                kernels as PTX and cubins, kept on disk
     executable, runner, context     a program's run: arena, launches, graphs of those that come again
     hopper/                         products on the tensor cores of sm_90a
 """
@@ -21,7 +21,6 @@ from rlx.kernels.from_lir import generator, make_kernel
 
 def compile_to_ptx(program: Any, arch: str = "sm_90a") -> str:
     """The PTX of every kernel of a program, one after the other; an op without a kernel is an error that names it."""
-    from rlx.backends.cuda.iteration_threads import iterations_as_threads
     from rlx.kernels.emit.llvm_codegen import compile_assembly
     from rlx.kernels.machines import machine_named
 
@@ -37,5 +36,5 @@ def compile_to_ptx(program: Any, arch: str = "sm_90a") -> str:
                 f"compile_to_ptx: {missing} has no GPU kernel yet; the program uses it in {kernel.nodes[0]}"
             )
         made = make_kernel(f"{kernel.kind}{number}", graph, kernel, machine_named(arch))
-        texts.append(compile_assembly(iterations_as_threads(made.kernel), machine_named(arch)))
+        texts.append(compile_assembly(made.kernel, machine_named(arch)))
     return "\n".join(texts)
