@@ -7,7 +7,7 @@ import pytest
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_assembly
-from rlx.kernels.gpu.matmul import gpu_matmul_kernel
+from rlx.kernels.gpu.matmul import gpu_matmul_kernel, tile_shape
 from rlx.kernels.ir.interpret import interpret
 from rlx.kernels.ir.verify import verify
 from rlx.kernels.machines import machine_named
@@ -59,15 +59,21 @@ def test_tiles(a_turned, b_turned):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_large_tiles_of_two_blocks():
-    got, (want,), kernel = run(130, 65, 3)
+def test_large_tiles():
+    got, (want,), kernel = run(66, 65, 3)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-    assert "block" in kernel.text
+    assert tile_shape(DType.F32, kernel.origin.product)[:2] == (128, 128)
 
 
-@pytest.mark.parametrize("m", [2, 9])
-def test_sizes_that_are_named_and_batches(m):
-    got, (want,), _ = run(m, 6, 5, batch=2, named=("m", "n", "k"))
+def test_several_blocks():
+    got, (want,), kernel = run(65, 64, 3)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert tile_shape(DType.F32, kernel.origin.product)[:2] == (64, 64)
+
+
+@pytest.mark.parametrize(("m", "batch"), [(2, 2), (9, 1)])
+def test_sizes_that_are_named_and_batches(m, batch):
+    got, (want,), _ = run(m, 6, 5, batch=batch, named=("m", "n", "k"))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 

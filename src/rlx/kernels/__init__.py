@@ -7,6 +7,7 @@
 | `math/`, `legalize` | math ops -> polynomials; what a target lacks -> what it has |
 | `specs/` | LIR kernels -> expressions and accesses: what is computed, apart from how |
 | `cpu/` | makers: specs -> loops for CPUs (maps, rows, products), and kernels of single ops in `cpu/ops/` |
+| `gpu/` | makers for GPUs: products; maps and rows have GPU forms beside their CPU ones |
 | `from_lir`, `reuse` | LIR kernels -> loop kernels, each form once |
 | `machines` | machine descriptions: vector width, features, triple |
 | `emit/` | loop kernels -> LLVM IR -> object code or assembly; loop kernels -> C99 |

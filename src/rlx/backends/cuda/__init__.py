@@ -1,4 +1,13 @@
-"""NVIDIA GPUs: the same kernels through LLVM's NVPTX target. Making PTX needs no GPU and no toolkit."""
+"""NVIDIA GPUs: the same kernels through LLVM's NVPTX target and the driver. Making PTX needs no GPU, running it no
+toolkit.
+
+    driver (driver_types, errors)   libcuda, every call checked      device    a GPU: what it is, its context and memory
+    streams                         streams, events, graphs          memory    pools, copies through pinned memory
+    modules                         assembled code and launches      timing    measuring so that readings compare
+    code (alignment)                kernels as PTX and cubins, kept on disk
+    executable, runner, context     a program's run: arena, launches, graphs of those that come again
+    hopper/                         products on the tensor cores of sm_90a
+"""
 
 from __future__ import annotations
 
