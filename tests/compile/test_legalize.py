@@ -297,7 +297,7 @@ def test_the_text_of_the_report():
         "compile-ready: yes",
     ]
     assert str(report) == format_dispatch_report(report)
-    assert [p.label for p in DispatchPath] == ["native", "common-ir", "rewritten", "unsupported"]
+    assert [p.label for p in DispatchPath] == ["native", "common-ir", "rewritten", "unsupported", "host"]
 
 
 def test_the_text_says_what_is_missing_and_what_an_empty_claim_means():

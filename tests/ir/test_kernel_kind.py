@@ -8,6 +8,7 @@ from rlx.ir.lir import LirKernel
 
 def test_a_kind_is_its_text():
     assert [str(kind) for kind in KernelKind] == json.loads(json.dumps(list(KernelKind)))
+    assert repr([KernelKind.Map]) == "['map']"
     assert LirKernel.of(KernelKind.Map, [0], [], [0]) == LirKernel.of("map", [0], [], [0])
     assert hash(KernelKind.View) == hash("view") and f"{KernelKind.MatMul}" == "matmul"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -147,3 +148,21 @@ def test_a_tensor_of_another_shape_is_named():
     arrays = llama_arrays(LLAMA) | {"blk.0.attn_k.weight": np.ones((32, 32), np.float32)}
     with pytest.raises(FormatError, match=r"'blk\.0\.attn_k\.weight' must have the shape \[16, 32\], got \[32, 32\]"):
         build_decoder(LLAMA, gguf_file(arrays))
+
+
+def test_reports_speak_of_the_model(lm):
+    """Kernels are called by what the decoder is written in, and say in which layer they are."""
+    told = {(row.scope, row.title) for row in lm.report.kernels if row.kind != "view"}
+    for layer in range(LLAMA.layers):
+        assert {
+            (f"layer {layer} / attention", "rope + cache write"),
+            (f"layer {layer} / attention", "attention"),
+            (f"layer {layer} / feed forward", "linear + swiglu"),
+            (f"layer {layer} / feed forward", "linear + residual"),
+        } <= told
+    # Kernels that reach over a border name both sides.
+    assert ("embedding, layer 0 / attention", "embedding + rms_norm") in told
+    assert ("layer 1 / attention", "rms_norm") in told and ("layer 1", "residual + rms_norm") in told
+    assert ("head", "gather_nd + rms_norm") in told
+    counts = json.loads(lm.report.json())["fusion"]
+    assert (counts["fused_swiglu"], counts["fused_residual_rms_norm"]) == (LLAMA.layers, LLAMA.layers)

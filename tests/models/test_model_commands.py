@@ -11,6 +11,9 @@ import pytest
 
 from models.tiny_models import BERT, LLAMA, bert_arrays, byte_tokenizer, llama_arrays
 from rlx.cli import main
+from rlx.compile.generators import generator_for
+from rlx.compile.pipeline import STEPS
+from rlx.compile.steps import Settings
 from rlx.formats.safetensors import write_safetensors
 from rlx.models.weight_names import GGUF, HF_DECODERS
 
@@ -152,6 +155,20 @@ def test_explain_models_and_graphs(model, encoder, capsys, tmp_path):
     assert json.loads(run(capsys, "explain", tmp_path / "g.rlx", "--json")[1])
     code, out, _ = run(capsys, "explain", encoder, "--html", tmp_path / "page.html")
     assert code == 0 and out.strip().endswith("page.html") and "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_explain_shows_steps_and_times(model, capsys, tmp_path):
+    lines = run(capsys, "explain", model, "--passes")[1].splitlines()
+    for step in STEPS:
+        shown = [i for i, line in enumerate(lines) if line.startswith(f"{step.name} ") and "(prepare)" not in line]
+        is_run = step.when(Settings(generator=generator_for("cpu"), has_prepare=True))
+        assert [lines[i + 1].strip() for i in shown] == [step.reason] * is_run, step.name
+    page = tmp_path / "page.html"
+    assert run(capsys, "explain", model, "--html", page, "--profile")[0] == 0
+    assert page.read_text().count("class='bar'") > 3
+    (tmp_path / "g.rlx").write_text("mir @g(%x: f32[2,3]) {\n  %0: f32[2,3] = relu(%x)\n  return %0\n}\n")
+    code, _, err = run(capsys, "explain", tmp_path / "g.rlx", "--profile")
+    assert code == 1 and "--profile is for models" in err
 
 
 def test_devices_names_the_cpu(capsys):

@@ -83,3 +83,12 @@ def test_vectors_of_minilm_are_those_of_sentence_transformers(minilm):
     encoder, path = minilm
     expected = library.SentenceTransformer(str(path), device="cpu").encode(SENTENCES)
     assert ((encoder.embed(SENTENCES) * expected).sum(-1) >= 0.99999).all()
+
+
+def test_the_report_of_thirty_layers_is_small(smollm2):
+    lm, _ = smollm2
+    page = lm.report.html(profile=lm.profile(runs=1))
+    assert len(page.encode()) <= 1 << 20
+    assert "layer 0 to layer 29: 30 times the same 9 kernels" in page
+    for title in ("rms_norm", "rope + cache write", "linear + swiglu"):
+        assert f"<summary>{title}</summary>" in page

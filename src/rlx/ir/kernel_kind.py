@@ -36,6 +36,9 @@ class KernelKind(enum.StrEnum):
     Parts = "parts"
     Several = "several"
 
+    # A kind is its text, in lists too.
+    __repr__ = str.__repr__
+
     @staticmethod
     def of(text: str) -> KernelKind:
         """The kind that a text names; names of families are `Own`."""

@@ -158,7 +158,7 @@ def format_dispatch_report(report: KernelDispatchReport) -> str:
         f"kernel dispatch: {report.backend_name}, policy {report.policy}, {report.supported_claim_count} kinds claimed"
     ]
     if not report.supported_claim_count:
-        lines.append("note: no kinds are claimed, which means that the backend takes every kind")
+        lines.append("note: the claim is empty, which means that the backend runs every kind")
     if report.common_lowered_kinds:
         lines.append(f"lowered to common-ir: {', '.join(report.common_lowered_kinds)}")
     for path in DispatchPath:

@@ -48,9 +48,9 @@ def kernel_names(graph: Graph, kernel: LirKernel) -> list[str]:
 
 
 def kernel_scope(graph: Graph, kernel: LirKernel) -> str:
-    """The part of a model that a kernel belongs to: that of what it stores, as far as all agree."""
+    """The part of a model that a kernel belongs to: that of what it stores, as far as all agree; all, if none agree."""
     scopes = [s for i in kernel.outputs or kernel.nodes if (s := scope_of(graph.nodes[i]))]
-    return _common(scopes)
+    return _common(scopes) or ", ".join(dict.fromkeys(scopes))
 
 
 def scope_of(node: Node) -> str:
