@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-cuda lint types unit docs tools test-targets test-peers test-long test-real clean
+.PHONY: demo test test-cuda lint types unit docs tools test-targets test-targets-full test-peers test-long test-real clean
 
 demo: $(VENV)/.llm
 	$(BIN)/python examples/demo.py
@@ -19,7 +19,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers and not long and not real and not targets"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers and not long and not real and not targets and not targets_full"
 
 docs: $(VENV)/.llm
 	$(BIN)/python tools/generate_docs.py
@@ -30,6 +30,9 @@ tools: $(VENV)/.dev
 
 test-targets: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m targets
+
+test-targets-full: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m "targets or targets_full"
 
 test-peers: $(VENV)/.peers
 	$(BIN)/python -m pytest -m peers

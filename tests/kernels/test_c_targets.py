@@ -10,14 +10,23 @@ from compile.family_programs import FAMILIES, forward, training, values_for
 from rlx.ir.leaves import Input, Param
 from rlx.ir.rewrite.rebuild import rebuild
 
-pytestmark = pytest.mark.targets
+# Enough for every form of most ops; C compilers take seconds for each kernel of some.
+MOST = 40
 
 
+@pytest.mark.targets
 @pytest.mark.parametrize("name", OPS)
 def test_kernels_of_an_op(name, tmp_path):
+    assert c_differences(op_cases(name, MOST), tmp_path) == []
+
+
+@pytest.mark.targets_full
+@pytest.mark.parametrize("name", OPS)
+def test_all_kernels_of_an_op(name, tmp_path):
     assert c_differences(op_cases(name), tmp_path) == []
 
 
+@pytest.mark.targets
 @pytest.mark.parametrize("way", [forward, training], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_kernels_of_a_family(name, way, tmp_path):

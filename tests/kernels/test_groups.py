@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from group_kernels import attention_kernel, product_kernel
+from group_kernels import attention_arguments, attention_kernel, product_kernel
 
 from rlx.backends.native import kernels as native
 from rlx.errors import BackendError, DTypeError, OpError, VerificationError
@@ -49,6 +49,12 @@ def test_kernels_can_be_copied_and_legalised(kernel):
     legal = legalize(kernel, SM_90A)
     verify(legal)
     assert " = exp " not in legal.text
+
+
+def test_a_legalised_kernel_still_computes_attention():
+    args, wanted = attention_arguments()
+    interpret(legalize(attention_kernel(), SM_90A), args, seed=2)
+    np.testing.assert_allclose(args["o"], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_threads_of_a_launch_are_those_of_all_roles():
