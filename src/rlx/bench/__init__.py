@@ -12,6 +12,6 @@ from rlx.bench.driver import BenchResult as BenchResult
 from rlx.bench.driver import run_suite as run_suite
 from rlx.bench.patterns import BenchmarkPattern as BenchmarkPattern
 from rlx.bench.patterns import Tier as Tier
-from rlx.bench.patterns import patterns as patterns
+from rlx.bench.patterns import patterns_of as patterns_of
 from rlx.bench.tiers import BenchmarkResult as BenchmarkResult
 from rlx.bench.tiers import run_benchmark as run_benchmark

@@ -138,7 +138,7 @@ def residual_norm(rows: int, hidden: int) -> BenchmarkPattern:
     return of_program(f"residual+norm {rows}x{hidden}", Tier.L2, "residual+norm", _sizes(rows=rows, width=hidden))
 
 
-def patterns(tier: Tier | str) -> list[BenchmarkPattern]:
+def patterns_of(tier: Tier | str) -> list[BenchmarkPattern]:
     """The patterns of a tier, at sizes that take milliseconds on a few cores."""
     if tier not in [*Tier]:
         raise RlxError(f"there is no tier {str(tier)!r}; use L1 (single ops) or L2 (compositions)")

@@ -96,9 +96,9 @@ class BenchmarkResult:
 
     def to_json(self) -> dict[str, Any]:
         limits = None if self.limits is None else self.limits._asdict()
-        known = ("pattern", "device", "n_runs", "min", "max", "mean", "median", "p95", "p99", "gflops", "gbytes")
-        known += ("share_of_limit", "compile_seconds", "error", "memory", "peak_memory", "flops", "traffic")
-        values = {name: getattr(self, name) for name in known}
+        told = "pattern device n_runs min max mean median p95 p99 gflops gbytes share_of_limit"
+        told += " compile_seconds error memory peak_memory flops traffic"
+        values = {name: getattr(self, name) for name in told.split()}
         return {**values, "tier": str(self.tier), "limits": limits, "samples_ns": list(self.samples_ns)}
 
 
@@ -179,7 +179,7 @@ def benchmark_devices() -> list[str]:
 
 def tier_table(results: Sequence[BenchmarkResult]) -> str:
     """For every pattern and device: times, rates, how near they are to the limits, memory."""
-    head = ["pattern", "device", "median", "p95", "GFLOP/s", "GB/s", "of limit", "memory", "runs"]
+    head = ["pattern", "device", "median", "p95", "GFLOP/s", "GB/s", "of limit", "memory", "process", "runs"]
     rows = [
         [
             result.pattern,
@@ -190,13 +190,15 @@ def tier_table(results: Sequence[BenchmarkResult]) -> str:
             f"{result.gbytes:.2f}",
             "-" if result.share_of_limit is None else f"{result.share_of_limit:.0%}",
             f"{result.memory / 1e6:.1f} MB",
+            "-" if result.peak_memory is None else f"{result.peak_memory / 1e6:.0f} MB",
             str(result.n_runs),
         ]
         for result in results
     ]
     lines = aligned([head, *rows])
     known = {r.limits for r in results if r.limits is not None}
-    lines += ["", *(f"limits: {x.flops / 1e9:.0f} GFLOP/s and {x.bandwidth / 1e9:.1f} GB/s read" for x in known)]
+    lines += ["", "memory: inputs, weights, results, values between kernels; process: its highest mark while it ran"]
+    lines += [f"limits: {x.flops / 1e9:.0f} GFLOP/s and {x.bandwidth / 1e9:.1f} GB/s read" for x in known]
     return "\n".join(lines)
 
 

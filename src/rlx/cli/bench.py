@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx.bench import BenchResult, run_suite
+from rlx.bench import BenchmarkResult, BenchResult, run_suite
 from rlx.bench.report import plot, table, to_json
 from rlx.bench.startup import run_startup
 from rlx.bench.suites import SUITES
@@ -96,13 +96,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_kind(args: argparse.Namespace) -> None:
     if not args.suite and not args.tier:
-        raise RlxError("bench needs a suite (ops, minilm, startup, llm, embed) or --tier L1 or L2")
+        raise RlxError("name a suite (ops, minilm, startup, llm, embed), or a tier: --tier L1, --tier L2")
     others = OF_SUITES if args.tier else OF_TIERS
     wrong = [name for name in others if getattr(args, name) is not None]
     if wrong:
         named = ", ".join(name if name == "suite" else f"--{name.replace('_', '-')}" for name in wrong)
         kind = "a tier measures one device by itself" if args.tier else "these belong to --tier"
-        raise RlxError(f"bench: {named} cannot be used here; {kind}")
+        raise RlxError(f"{named} cannot be used here; {kind}")
 
 
 def _suite(args: argparse.Namespace) -> tuple[object, str]:
@@ -114,31 +114,41 @@ def _suite(args: argparse.Namespace) -> tuple[object, str]:
 
 def _tier(args: argparse.Namespace) -> tuple[object, str]:
     """All patterns of a tier on a device, or on all of them."""
-    from rlx.bench.patterns import patterns
+    from rlx.bench.patterns import patterns_of
     from rlx.bench.tiers import benchmark_devices, limits_of, run_benchmark, tier_table
     from rlx.compile.target import require, select
     from rlx.knobs import knobs
 
-    chosen = [p for p in patterns(args.tier) if args.only is None or args.only in p.name]
+    chosen = [p for p in patterns_of(args.tier) if args.only is None or args.only in p.name]
     if not chosen:
-        names = ", ".join(p.name for p in patterns(args.tier))
+        names = ", ".join(p.name for p in patterns_of(args.tier))
         raise RlxError(f"no pattern of {args.tier} has {args.only!r} in its name; there are: {names}")
     if args.device:
         require(select(args.device))
     devices = [args.device] if args.device else benchmark_devices()
     count = args.threads or _processors()
     warmup = 10 if args.warmup is None else args.warmup
-    results = []
+    runs, seconds = args.runs or 100, None if args.runs else TIER_SECONDS
+    results: list[BenchmarkResult] = []
+    problems: dict[str, RlxError] = {}
     with knobs(threads=count):
         _progress("measuring what the machine can do")
         limits = {device: limits_of(device, count) for device in devices}
         for device in devices:
             for pattern in chosen:
                 _progress(f"{pattern.name} on {device}")
-                seconds = None if args.runs else TIER_SECONDS
                 bound = limits[device]
-                results.append(run_benchmark(pattern, device, warmup, args.runs or 100, limits=bound, seconds=seconds))
-    return {"tier": args.tier, "threads": count, "results": [r.to_json() for r in results]}, tier_table(results)
+                try:
+                    results.append(run_benchmark(pattern, device, warmup, runs, limits=bound, seconds=seconds))
+                except RlxError as problem:
+                    # The others can still be measured.
+                    problems[f"{pattern.name} on {device}"] = problem
+    if not results:
+        raise next(iter(problems.values()))
+    missing = {what: str(problem) for what, problem in problems.items()}
+    found = {"tier": args.tier, "threads": count, "results": [r.to_json() for r in results], "missing": missing}
+    lines = [tier_table(results), *(f"not measured: {what} ({why})" for what, why in missing.items())]
+    return found, "\n".join(lines)
 
 
 def _measured(args: argparse.Namespace) -> BenchResult:
