@@ -63,10 +63,13 @@ def test_a_wrong_op_does_not_pass(tmp_path, right, wrong, test):
     [
         ("f.next(here)", "f.next(f.values[0])", "Not equal to tolerance"),
         ("is DType.F32)", "is DType.F64)", "AssertionError: cpu: @one_op, 1 call"),
+        ('"div": np.divide', '"div": np.multiply', "Not equal to tolerance"),
+        ("ops.Reduce: lambda", "ops.Sort: lambda", "calculator cannot run"),
+        ('machine_named("sm_80")', 'machine_named("gfx942")', "AssertionError"),
     ],
 )
-def test_the_checks_of_the_kernel_recipe_find_a_wrong_kernel(tmp_path, right, wrong, message):
-    """The page as it is passes (test_pages); a kernel that is wrong or not used fails its checks."""
+def test_the_checks_of_the_recipes_find_what_is_wrong(tmp_path, right, wrong, message):
+    """The page as it is passes (test_pages); a kernel or a backend that is wrong or not used fails its checks."""
     assert PAGE.count(right) == 1
     page = tmp_path / "page.md"
     page.write_text(PAGE.replace(right, wrong))

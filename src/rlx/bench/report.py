@@ -76,7 +76,7 @@ def table(result: BenchResult) -> str:
         if len(members) > 1 and best is not None:
             means = (times(geometric_mean(c.ratio(p) for c in members)) for p in peers)
             rows.append([f"{group}: mean", "", "", times(best), *means, ""])
-    return "\n".join([*_aligned([head, *rows]), "", *notes(result)])
+    return "\n".join([*aligned([head, *rows]), "", *notes(result)])
 
 
 def _row(case: CaseResult, engine: str, title: str, peers: Sequence[str]) -> list[str]:
@@ -86,7 +86,8 @@ def _row(case: CaseResult, engine: str, title: str, peers: Sequence[str]) -> lis
     return [title, time, best or "-", *ratios, share_of_limit(timing)]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, the first column to the left and all others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     sides = [str.ljust, *([str.rjust] * (len(widths) - 1))]
     return ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths)).rstrip() for row in rows]

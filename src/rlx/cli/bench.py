@@ -8,7 +8,12 @@ suites:
   llm       prefill and decode of a GGUF model, in its own type and in others
   embed     256 sentences to vectors, with tokenisation
 
+With --tier a device is measured by itself: single ops (L1) or small compositions (L2), each checked first, with median
+and p95 of its times, operations and bytes per second beside what the machine can do, and memory. Without --device
+all devices that are here take their turn.
+
 examples:
+  rlx bench --tier L1 --device cpu --json
   rlx bench ops --peers torch jax --threads 2
   rlx bench minilm --peer-python path/to/other/env/bin/python --json minilm.json --plot minilm.svg
   rlx bench ops --only attention --rounds 15
@@ -24,12 +29,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx.bench import BenchResult, run_suite
+from rlx.bench import BenchmarkResult, BenchResult, run_suite
 from rlx.bench.report import plot, table, to_json
 from rlx.bench.startup import run_startup
 from rlx.bench.suites import SUITES
 from rlx.cli import add_command
-from rlx.cli.arguments import path, positive, threads
+from rlx.cli.arguments import not_negative, path, positive, threads
 from rlx.errors import RlxError
 
 if TYPE_CHECKING:
@@ -38,7 +43,11 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "bench", __doc__)
-    parser.add_argument("suite", choices=["ops", "minilm", "startup", "llm", "embed"])
+    parser.add_argument("suite", nargs="?", choices=["ops", "minilm", "startup", "llm", "embed"])
+    parser.add_argument("--tier", choices=["L1", "L2"], help="measure a device on patterns of this tier, without peers")
+    parser.add_argument("--device", metavar="NAME", help="the device of a tier (default: all that are here)")
+    parser.add_argument("--warmup", type=not_negative, metavar="N", help="runs of a tier before the clock (default 10)")
+    parser.add_argument("--runs", type=positive, metavar="N", help="runs of a tier (default 100, or 5 s of them)")
     parser.add_argument("--peers", nargs="*", metavar="NAME", help="only these peers (default: all that are installed)")
     parser.add_argument("--peer-python", metavar="PATH", help="the Python in which peers are installed")
     parser.add_argument("--only", metavar="TEXT", help="only cases with this in their name")
@@ -48,30 +57,98 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="a model or the name of a pulled one: a GGUF file for llm (default smollm2), a Hugging Face directory for "
         "embed (default minilm)",
     )
-    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="rounds of every engine (default 7)")
+    parser.add_argument("--rounds", type=positive, metavar="N", help="rounds of every engine (default 7)")
     parser.add_argument("--threads", type=threads, metavar="N", help="threads of every engine (default: all)")
     parser.add_argument(
-        "--json", type=path, metavar="FILE", help="write everything that was measured, - for standard output"
+        "--json",
+        type=path,
+        nargs="?",
+        const=Path("-"),
+        metavar="FILE",
+        help="write everything that was measured, - or nothing for standard output",
     )
     parser.add_argument("--plot", type=path, metavar="FILE", help="write a picture (SVG)")
     return parser
 
 
+# Options that mean nothing to the other kind of measurement.
+OF_SUITES = ("suite", "peers", "peer_python", "model", "rounds", "plot")
+OF_TIERS = ("tier", "device", "warmup", "runs")
+# How long the runs of a pattern may take when their number is not given.
+TIER_SECONDS = 5.0
+
+
 def run(args: argparse.Namespace) -> int:
+    _check_kind(args)
     try:
-        result = _measured(args)
+        found, text = _tier(args) if args.tier else _suite(args)
     finally:
         _progress("")
+    if args.json:
+        written = json.dumps(found, indent=2) + "\n"
+        if str(args.json) == "-":
+            sys.stdout.write(written)
+            return 0
+        args.json.write_text(written, encoding="utf-8")
+    print(text)
+    return 0
+
+
+def _check_kind(args: argparse.Namespace) -> None:
+    if not args.suite and not args.tier:
+        raise RlxError("name a suite (ops, minilm, startup, llm, embed), or a tier: --tier L1, --tier L2")
+    others = OF_SUITES if args.tier else OF_TIERS
+    wrong = [name for name in others if getattr(args, name) is not None]
+    if wrong:
+        named = ", ".join(name if name == "suite" else f"--{name.replace('_', '-')}" for name in wrong)
+        kind = "a tier measures one device by itself" if args.tier else "these belong to --tier"
+        raise RlxError(f"{named} cannot be used here; {kind}")
+
+
+def _suite(args: argparse.Namespace) -> tuple[object, str]:
+    result = _measured(args)
     if args.plot:
         args.plot.write_text(plot(result), encoding="utf-8")
-    if args.json:
-        text = json.dumps(to_json(result), indent=2) + "\n"
-        if str(args.json) == "-":
-            sys.stdout.write(text)
-            return 0
-        args.json.write_text(text, encoding="utf-8")
-    print(table(result))
-    return 0
+    return to_json(result), table(result)
+
+
+def _tier(args: argparse.Namespace) -> tuple[object, str]:
+    """All patterns of a tier on a device, or on all of them."""
+    from rlx.bench.patterns import patterns_of
+    from rlx.bench.tiers import benchmark_devices, limits_of, run_benchmark, tier_table
+    from rlx.compile.target import require, select
+    from rlx.knobs import knobs
+
+    chosen = [p for p in patterns_of(args.tier) if args.only is None or args.only in p.name]
+    if not chosen:
+        names = ", ".join(p.name for p in patterns_of(args.tier))
+        raise RlxError(f"no pattern of {args.tier} has {args.only!r} in its name; there are: {names}")
+    if args.device:
+        require(select(args.device))
+    devices = [args.device] if args.device else benchmark_devices()
+    count = args.threads or _processors()
+    warmup = 10 if args.warmup is None else args.warmup
+    runs, seconds = args.runs or 100, None if args.runs else TIER_SECONDS
+    results: list[BenchmarkResult] = []
+    problems: dict[str, RlxError] = {}
+    with knobs(threads=count):
+        _progress("measuring what the machine can do")
+        limits = {device: limits_of(device, count) for device in devices}
+        for device in devices:
+            for pattern in chosen:
+                _progress(f"{pattern.name} on {device}")
+                bound = limits[device]
+                try:
+                    results.append(run_benchmark(pattern, device, warmup, runs, limits=bound, seconds=seconds))
+                except RlxError as problem:
+                    # The others can still be measured.
+                    problems[f"{pattern.name} on {device}"] = problem
+    if not results:
+        raise next(iter(problems.values()))
+    missing = {what: str(problem) for what, problem in problems.items()}
+    found = {"tier": args.tier, "threads": count, "results": [r.to_json() for r in results], "missing": missing}
+    lines = [tier_table(results), *(f"not measured: {what} ({why})" for what, why in missing.items())]
+    return found, "\n".join(lines)
 
 
 def _measured(args: argparse.Namespace) -> BenchResult:
@@ -80,7 +157,7 @@ def _measured(args: argparse.Namespace) -> BenchResult:
         return run_startup(
             peers=args.peers,
             peer_python=args.peer_python,
-            rounds=min(args.rounds, 3),
+            rounds=min(args.rounds or 3, 3),
             threads=threads,
             progress=_progress,
         )
@@ -96,7 +173,7 @@ def _measured(args: argparse.Namespace) -> BenchResult:
         peers=args.peers,
         peer_python=args.peer_python,
         model=_model(args.model or suite.model),
-        rounds=args.rounds,
+        rounds=args.rounds or 7,
         threads=threads,
         progress=_progress,
     )

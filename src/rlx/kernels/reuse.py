@@ -10,14 +10,16 @@ from rlx.ir.lir import LirKernel
 from rlx.kernels.from_lir import MadeKernel, make_kernel
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
+from rlx.kernels.schedules import ScheduleTable
 
 
 class KernelMaker:
     """`make_kernel` for the kernels of a graph. Kernels are named by their kind alone, so that equal ones of different
     layers and programs are one piece of code."""
 
-    def __init__(self, graph: Graph, machine: Machine) -> None:
-        self._graph, self.machine = graph, machine
+    def __init__(self, graph: Graph, machine: Machine, schedules: ScheduleTable | None = None) -> None:
+        """`schedules` are those of the machine's kind unless they are given."""
+        self._graph, self.machine, self._schedules = graph, machine, schedules
         self._keys = FormKeys(graph)
         # A kernel, which of the values of its form are its buffers, and its sizes.
         self._made: dict[Any, tuple[Kernel, tuple[int, ...], Any]] = {}
@@ -28,7 +30,7 @@ class KernelMaker:
         values = (*covered, *form.operands)
         key = (kernel.kind, form.key)
         if key not in self._made:
-            made = make_kernel(kernel.kind, self._graph, kernel, self.machine)
+            made = make_kernel(kernel.kind, self._graph, kernel, self.machine, self._schedules)
             number = {node: i for i, node in enumerate(values)}
             self._made[key] = (made.kernel, tuple(number[b] for b in made.buffers), made.extents)
         code, buffers, extents = self._made[key]

@@ -22,6 +22,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.knobs import knobs, report_unknown_variables
 from rlx.locks import fork_safe_lock
+from rlx.ops.control.custom import global_registry
 from rlx.perfetto import trace_span
 from rlx.runtime.watching import watched
 
@@ -139,6 +140,8 @@ def _describe(graph: Graph, device: str, options: CompileOptions) -> _Known:
     leaves = {n.op.key: str(n.shape) for n in graph.nodes if isinstance(n.op, Input | Param)}
     # Knobs may change the program, too; those that only print do no harm here.
     settings = "\n".join((device, options.key(), str(options.threads), str(knobs.values())))
+    # Programs name their custom ops; a name may be given another meaning.
+    settings += f"\n{global_registry().replaced}"
     constraints = "\n".join(map(str, graph.constraints))
     constants = sum(n.op.value.array.nbytes for n in graph.nodes if isinstance(n.op, Constant))
     # To look at gigabytes takes longer than to compile: such a program is like no other.

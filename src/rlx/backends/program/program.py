@@ -26,6 +26,7 @@ from rlx.kernels.machines import Machine, host
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
     from rlx.kernels.reuse import KernelMaker
+    from rlx.kernels.schedules import ScheduleTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,10 +70,11 @@ class LoadedKernel(Protocol):
 
 
 class Loading(NamedTuple):
-    """For which machine kernels are made, and what makes code of them."""
+    """For which machine kernels are made, what makes code of them, and the schedules of a target that has its own."""
 
     machine: Machine
     load: Callable[[Kernel], LoadedKernel]
+    schedules: ScheduleTable | None = None
 
 
 def host_loading() -> Loading:
@@ -206,7 +208,7 @@ def _preparations(compiled: CompileResult, loading: Loading) -> Iterator[Prepara
     if compiled.prepare is None:
         return
     # One for all pieces, whose nodes are the same: layers that lie in different pieces have the same kernels.
-    maker = KernelMaker(compiled.prepare.as_graph(), loading.machine)
+    maker = KernelMaker(compiled.prepare.as_graph(), loading.machine, loading.schedules)
     for lir, outputs in prepare_pieces(compiled.prepare):
         program = build_program(lir, maker, _read(lir), loading)
         yield Preparation(program, tuple(compiled.prepared[n] for n in outputs))
@@ -228,7 +230,7 @@ def build_program(
 
     graph = lir.as_graph()
     loading = loading or host_loading()
-    maker = maker or KernelMaker(graph, loading.machine)
+    maker = maker or KernelMaker(graph, loading.machine, loading.schedules)
     loaded: _Loaded = {}
     made = [_made(graph, maker, k, loaded, loading) for k in lir.kernels if k.kind != "view"]
     nodes = graph.nodes if leaves is None else [n for n in graph.nodes if n.id in leaves or n.id in graph.outputs]

@@ -113,6 +113,8 @@ class OpRegistry:
     def __init__(self) -> None:
         self._extensions: dict[str, OpExtension] = {}
         self._lock = threading.Lock()
+        # How often a name got another meaning: what was compiled before is out of date then.
+        self.replaced = 0
 
     def register(self, extension: OpExtension) -> None:
         """Add a custom op; one of the same name is replaced, with a warning."""
@@ -120,6 +122,7 @@ class OpRegistry:
         with self._lock:
             known = self._extensions.get(name)
             self._extensions[name] = extension
+            self.replaced += known is not None and known is not extension
         if known is not None and known is not extension:
             warnings.warn(f"the custom op {name!r} was registered before; the new one replaces it", stacklevel=2)
 

@@ -11,6 +11,9 @@ A family registers what it has:
 `supports` sees the op and the types of its operands; sizes may be symbolic. What it turns down is decomposed, or called
 on the host if there is nothing to decompose. Native code trusts what it is given: ids that may be out of range are
 clamped or skipped as the op says, never trusted.
+
+A custom op has its kernel by the class of its `OpExtension`: `@op_kernel(Scale, kind="scale")`. There the op of a site
+is `Custom`, whose `attrs` are the bytes that the user gave.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rlx.compile.fuse.matmul_nest import operand_layout
 from rlx.compile.generators import OwnKernel
@@ -31,6 +34,7 @@ from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extent, Extents
 from rlx.kernels.ir.loop_ir import INDEX, Buffer, Kernel, Value
 from rlx.kernels.machines import Machine
+from rlx.ops.control.custom import Custom, OpExtension
 
 # Imported when the first kernel is looked for.
 FAMILIES: tuple[str, ...] = (
@@ -70,11 +74,14 @@ class OpKernel(NamedTuple):
     build: Callable[[OpSite], None]
 
 
-_kernels: dict[type[Op], OpKernel] = {}
+# What an op is: its class, or that of the extension that a custom op refers to.
+Meaning: TypeAlias = type[Op] | type[OpExtension]
+
+_kernels: dict[Meaning, OpKernel] = {}
 
 
 def op_kernel(
-    *ops: type[Op],
+    *ops: Meaning,
     kind: str,
     supports: Callable[..., bool] = lambda op, operands: True,
     strided: Iterable[int] = (),
@@ -91,15 +98,19 @@ def op_kernel(
 
 
 @cache
-def _table() -> dict[type[Op], OpKernel]:
+def _table() -> dict[Meaning, OpKernel]:
     for family in FAMILIES:
         importlib.import_module(f"rlx.kernels.cpu.ops.{family}")
     return _kernels
 
 
+def _find(op: Op) -> OpKernel | None:
+    return _table().get(type(op.extension()) if isinstance(op, Custom) else type(op))
+
+
 def own_kernel(graph: Graph, node: Node) -> OwnKernel | None:
     """The kernel that a node has as a whole, or None."""
-    found = _table().get(type(node.op))
+    found = _find(node.op)
     if found is None:
         return None
     operands = [graph.nodes[i].shapes for i in node.inputs]
@@ -109,7 +120,7 @@ def own_kernel(graph: Graph, node: Node) -> OwnKernel | None:
 
 
 def build_op_kernel(site: OpSite) -> Kernel:
-    found = _table().get(type(site.op))
+    found = _find(site.op)
     if found is None:
         raise InternalError(f"{site.op.mnemonic} has no kernel of its own")
     found.build(site)
