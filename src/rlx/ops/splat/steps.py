@@ -46,6 +46,7 @@ class _TileOp(SplatOp):
     """An op on outlines of an image that is cut into tiles."""
 
     primitive = True
+    lowered = True
     jvp = vjp = batch = _INTERNAL
 
     width: int = DEFAULTS.width
@@ -191,6 +192,7 @@ class _BlendOp(PreparedSceneOp):
     """A step on a prepared scene in f32."""
 
     primitive = True
+    lowered = True
     jvp = vjp = batch = _INTERNAL
 
     def require_operands(self, prep: Shape, background: Shape) -> None:
