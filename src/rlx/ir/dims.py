@@ -25,23 +25,24 @@ from typing import Any, NoReturn
 
 from rlx.errors import BindingError, ParseError, ShapeError, TraceError
 
-# What a dim may hold, far more than any program needs: files come from anywhere, and the time that a dim takes grows
-# with its factors, those inside of atoms counted in, and with how deep its text nests.
-MOST_FACTORS, MOST_NESTED, LARGEST_SIZE = 1024, 64, 2**63 - 1
+# What a dim may hold, more than programs need: files come from anywhere, and the time that a dim takes grows with its
+# factors, with those inside of its atoms (splatting in training has 2,456), and with how deep its text nests.
+MOST_FACTORS, MOST_INNER_FACTORS, MOST_NESTED, LARGEST_SIZE = 1024, 2**14, 64, 2**63 - 1
 
 
 class DimAtom:
     """An opaque function of dims: floordiv, ceildiv, mod, max or min of two arguments."""
 
-    __slots__ = ("_hash", "args", "factors", "kind")
+    __slots__ = ("_hash", "_text", "args", "factors", "kind")
 
     def __init__(self, kind: str, args: tuple[int | Dim, ...]) -> None:
         self.kind = kind
         self.args = args
         self.factors = 1 + sum(_count_factors(m) for a in args for m, _ in _terms(a))
-        if self.factors > MOST_FACTORS:
+        if self.factors > MOST_INNER_FACTORS:
             raise _too_long()
         self._hash = hash((kind, args))
+        self._text: str | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DimAtom) and self.kind == other.kind and self.args == other.args
@@ -50,7 +51,10 @@ class DimAtom:
         return self._hash
 
     def __str__(self) -> str:
-        return f"{self.kind}({', '.join(str(a) for a in self.args)})"
+        # Kept, because monomials are sorted by it.
+        if self._text is None:
+            self._text = f"{self.kind}({', '.join(str(a) for a in self.args)})"
+        return self._text
 
 
 _Factor = str | DimAtom
@@ -258,17 +262,23 @@ def _normal(table: dict[_Monomial, int]) -> int | Dim:
         return kept[0][1]
     kept.sort(key=lambda term: _monomial_key(term[0]))
     # The first monomial is the longest one; only a dim that may be too long is counted.
-    if len(kept) * (len(kept[0][0]) + 1) > 64 and sum(_count_factors(m) for m, _ in kept) > MOST_FACTORS:
-        raise _too_long()
+    if len(kept) * (len(kept[0][0]) + 1) > 64:
+        is_long = sum(1 + len(m) for m, _ in kept) > MOST_FACTORS
+        if is_long or sum(_count_factors(m) for m, _ in kept) > MOST_INNER_FACTORS:
+            raise _too_long()
     return Dim(tuple(kept))
 
 
 def _count_factors(monomial: _Monomial) -> int:
+    """With those inside of its atoms."""
     return 1 + sum(1 if isinstance(f, str) else f.factors for f in monomial)
 
 
 def _too_long() -> ShapeError:
-    return ShapeError(f"a dimension would have more than {MOST_FACTORS} factors; give a part of it a name of its own")
+    return ShapeError(
+        f"a dimension would have more than {MOST_FACTORS} factors, or {MOST_INNER_FACTORS} inside of floordiv, mod, "
+        "max and the like; give a part of it a name of its own"
+    )
 
 
 def _atom(kind: str, *args: int | Dim) -> Dim:
