@@ -27,7 +27,7 @@ from rlx.errors import BindingError, ParseError, ShapeError, TraceError
 
 # What a dim may hold, more than programs need: files come from anywhere, and the time that a dim takes grows with its
 # factors, with those inside of its atoms (splatting in training has 2,456), and with how deep its text nests.
-MOST_FACTORS, MOST_INNER_FACTORS, MOST_NESTED, LARGEST_SIZE = 1024, 2**14, 64, 2**63 - 1
+MOST_FACTORS, MOST_INNER_FACTORS, MOST_NESTED, LARGEST_SIZE = 1024, 2**17, 64, 2**63 - 1
 
 
 class DimAtom:
