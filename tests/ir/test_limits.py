@@ -220,3 +220,12 @@ def test_eigenvalues_of_what_is_no_number(device, bad):
 def test_project_is_for_several_results():
     with pytest.raises(ParseError, match="the operand has one result"):
         parse("mir @f(%x: f32[3]) {\n  %0: f32[3] = project(%x) {index=0}\n  return %0\n}\n")
+
+
+def test_values_that_fill_more_than_any_memory():
+    graph = rlx.Graph("f")
+    x = graph.input("x", (1,))
+    y = rnp.cumsum(rlx.ops.broadcast_to(x, (2**60,)))
+    graph.set_outputs([rnp.sort(y) + rnp.cumsum(rlx.exp(y))])
+    with pytest.raises(ShapeError, match=r"no memory has 2\*\*63 bytes"):
+        rlx.Session("cpu").compile(graph)
