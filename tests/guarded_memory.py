@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+import os
 
 import numpy as np
 
@@ -36,7 +37,8 @@ class _Block:
         whole = np.frombuffer(self.map, np.uint8)
         for at in (0, (pages + 1) * PAGE):
             if _mprotect(whole.ctypes.data + at, PAGE, mmap.PROT_NONE if hasattr(mmap, "PROT_NONE") else 0):
-                raise OSError(ctypes.get_errno(), "mprotect")
+                # A process has so many maps and no more: a loop without an end takes them all.
+                raise MemoryError(f"mprotect: {os.strerror(ctypes.get_errno())}")
         self.room = whole[PAGE:-PAGE]
 
 

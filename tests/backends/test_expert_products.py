@@ -7,13 +7,14 @@ import pytest
 from op_kernel_checks import Program
 
 import rlx
+from guarded_memory import guarded, on_guard_page
 from rlx import ops
 from rlx.backends.native.elf import undefined_symbols
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import OpError
 from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.machines import MACHINES, NEON, RISCV, runs_here
-from rlx.ops.lowered.expert_products import ExpertMatMul, ExpertRoute
+from rlx.ops.lowered.expert_products import ExpertMatMul, ExpertRoute, RoutedMatMul
 from rlx.ops.lowered.quantized_panels import QuantPanels
 from rlx.quant.decode import FORMATS
 from rlx.quant.fields import PANEL_FORMATS
@@ -266,3 +267,31 @@ def test_experts_that_are_floats(dtype, turned):
             # Roundings of a sum in any order add up like a random walk.
             bound = {"f32": 2.0**-24 * (2 + k**0.5), "f64": 2.0**-53 * (2 + k**0.5), "bf16": 2.0**-8}[dtype]
             assert (np.abs(run(x, w, ids)[0].astype(np.float64) - wanted) <= bound * reach).all()
+
+
+@pytest.mark.parametrize("is_quantized", [True, False], ids=["q8_0", "f32"])
+def test_a_false_route_touches_nothing_but_its_rows(is_quantized):
+    """Numbers of experts and rows are clipped and ends ascend, in kernels as in the definition; a row that the route
+    does not name is left as it was."""
+    experts, m, n, k = 3, 40, 37, 64
+    op = ExpertMatMul(QuantScheme.of_ggml("Q8_0"), experts, n) if is_quantized else RoutedMatMul()
+    if is_quantized:
+        w = panels_of("Q8_0", stored("Q8_0", experts, n, k), k)
+    else:
+        w = rng.normal(size=(experts, k, n)).astype("f4")
+    graph = rlx.Graph("f")
+    x, weights = graph.input("x", (m, k)), graph.input("w", w.shape, "u8" if is_quantized else "f32")
+    graph.set_outputs([op(x, weights, graph.input("route", (m + 2 * experts,), "i32"))])
+    compiled = rlx.Session("cpu").compile(graph)
+    x = rng.normal(size=(m, k)).astype("f4")
+    for edges in ((-(2**31), 2**31 - 1), (-1, m), (0, 0), (-5, 2 * m)):
+        route = rng.integers(*edges, m + 2 * experts, endpoint=True).astype(np.int32)
+        route[2 * experts :] = np.where(rng.random(m) < 0.5, rng.permutation(m), route[2 * experts :])
+        with guarded(0xFF) as memory:
+            [y] = compiled.run(x=on_guard_page(x), w=on_guard_page(w), route=on_guard_page(route))
+            assert memory.broken_redzones() == 0
+            y = np.array(y)
+        rows, times = np.unique(np.clip(route[2 * experts :], 0, m - 1), return_counts=True)
+        wanted = op.eval(x, w, route)
+        once = [r for r in rows[times == 1] if wanted[r].any()]
+        np.testing.assert_allclose(y[once], wanted[once], rtol=1e-4, atol=1e-3)

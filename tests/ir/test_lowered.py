@@ -31,6 +31,7 @@ LOWERED = {
     "RequireFactors",
     "RoutedMatMul",
     "SortOrder",
+    # Their kernels trust boxes, counts and starts that are made from one another.
     "SplatBlend",
     "SplatBoxes",
     "SplatGather",

@@ -25,16 +25,24 @@ from typing import Any, NoReturn
 
 from rlx.errors import BindingError, ParseError, ShapeError, TraceError
 
+# What a dim may hold, more than programs need: files come from anywhere, and the time that a dim takes grows with its
+# factors, with those inside of its atoms (splatting in training has 2,456), and with how deep its text nests.
+MOST_FACTORS, MOST_INNER_FACTORS, MOST_NESTED, LARGEST_SIZE = 1024, 2**17, 64, 2**63 - 1
+
 
 class DimAtom:
     """An opaque function of dims: floordiv, ceildiv, mod, max or min of two arguments."""
 
-    __slots__ = ("_hash", "args", "kind")
+    __slots__ = ("_hash", "_text", "args", "factors", "kind")
 
     def __init__(self, kind: str, args: tuple[int | Dim, ...]) -> None:
         self.kind = kind
         self.args = args
+        self.factors = 1 + sum(_count_factors(m) for a in args for m, _ in _terms(a))
+        if self.factors > MOST_INNER_FACTORS:
+            raise _too_long()
         self._hash = hash((kind, args))
+        self._text: str | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DimAtom) and self.kind == other.kind and self.args == other.args
@@ -43,7 +51,10 @@ class DimAtom:
         return self._hash
 
     def __str__(self) -> str:
-        return f"{self.kind}({', '.join(str(a) for a in self.args)})"
+        # Kept, because monomials are sorted by it.
+        if self._text is None:
+            self._text = f"{self.kind}({', '.join(str(a) for a in self.args)})"
+        return self._text
 
 
 _Factor = str | DimAtom
@@ -137,6 +148,8 @@ class Dim:
         if not isinstance(other, int | Dim):
             return NotImplemented
         table: dict[_Monomial, int] = {}
+        if isinstance(other, Dim) and len(self.terms) * len(other.terms) > MOST_FACTORS:
+            raise _too_long()
         for m1, c1 in self.terms:
             for m2, c2 in _terms(other):
                 monomial = tuple(sorted(m1 + m2, key=_factor_key))
@@ -248,7 +261,24 @@ def _normal(table: dict[_Monomial, int]) -> int | Dim:
     if len(kept) == 1 and not kept[0][0]:
         return kept[0][1]
     kept.sort(key=lambda term: _monomial_key(term[0]))
+    # The first monomial is the longest one; only a dim that may be too long is counted.
+    if len(kept) * (len(kept[0][0]) + 1) > 64:
+        is_long = sum(1 + len(m) for m, _ in kept) > MOST_FACTORS
+        if is_long or sum(_count_factors(m) for m, _ in kept) > MOST_INNER_FACTORS:
+            raise _too_long()
     return Dim(tuple(kept))
+
+
+def _count_factors(monomial: _Monomial) -> int:
+    """With those inside of its atoms."""
+    return 1 + sum(1 if isinstance(f, str) else f.factors for f in monomial)
+
+
+def _too_long() -> ShapeError:
+    return ShapeError(
+        f"a dimension would have more than {MOST_FACTORS} factors, or {MOST_INNER_FACTORS} inside of floordiv, mod, "
+        "max and the like; give a part of it a name of its own"
+    )
 
 
 def _atom(kind: str, *args: int | Dim) -> Dim:
@@ -366,21 +396,26 @@ def parse_dim(text: str) -> int | Dim:
     while position < len(text.rstrip()):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise ParseError(f"{text!r} is not a dimension: unexpected {text[position:].strip()[:1]!r}")
+            raise ParseError(f"{_clipped(text)} is not a dimension: unexpected {text[position:].strip()[:1]!r}")
         tokens.append(match.group().strip())
         position = match.end()
     reader = _DimReader(text, tokens)
     result = reader.sum()
     if reader.peek():
-        raise ParseError(f"{text!r} is not a dimension: unexpected {reader.peek()!r}")
+        raise ParseError(f"{_clipped(text)} is not a dimension: unexpected {_clipped(reader.peek())}")
     return result
+
+
+def _clipped(text: str) -> str:
+    """The text in quotes, or its beginning: a message is read by people."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
 class _DimReader:
     """Recursive descent over the tokens of one dim."""
 
     def __init__(self, text: str, tokens: list[str]) -> None:
-        self.text, self.tokens, self.position = text, tokens, 0
+        self.text, self.tokens, self.position, self.depth = text, tokens, 0, 0
 
     def peek(self) -> str:
         return self.tokens[self.position] if self.position < len(self.tokens) else ""
@@ -388,9 +423,12 @@ class _DimReader:
     def take(self, wanted: str = "") -> str:
         token = self.peek()
         if not token or (wanted and token != wanted):
-            raise ParseError(f"{self.text!r} is not a dimension: expected {wanted or 'a number or a name'}")
+            raise self.fail(f"expected {wanted or 'a number or a name'}")
         self.position += 1
         return token
+
+    def fail(self, what: str) -> ParseError:
+        return ParseError(f"{_clipped(self.text)} is not a dimension: {what}")
 
     def sum(self) -> int | Dim:
         value = self.product()
@@ -408,6 +446,14 @@ class _DimReader:
         return value
 
     def factor(self) -> int | Dim:
+        self.depth += 1
+        if self.depth > MOST_NESTED:
+            raise self.fail(f"it nests more than {MOST_NESTED} deep")
+        value = self.nested_factor()
+        self.depth -= 1
+        return value
+
+    def nested_factor(self) -> int | Dim:
         token = self.take()
         if token == "-":
             return -self.factor()
@@ -416,6 +462,8 @@ class _DimReader:
             self.take(")")
             return value
         if token.isdigit():
+            if len(token) > 19 or int(token) > LARGEST_SIZE:
+                raise self.fail("sizes are less than 2**63")
             return int(token)
         if self.peek() == "(" and token in _FUNCTIONS:
             self.take("(")
@@ -425,7 +473,7 @@ class _DimReader:
             self.take(")")
             return _FUNCTIONS[token](left, right)
         if not _NAME.fullmatch(token):
-            raise ParseError(f"{self.text!r} is not a dimension: unexpected {token!r}")
+            raise self.fail(f"unexpected {_clipped(token)}")
         return Dim.symbol(token)
 
 
@@ -441,8 +489,10 @@ def as_dim(value: int | str | Dim) -> int | Dim:
         size = value.__index__()
     except AttributeError:
         raise ShapeError(f"{value!r} is not a dimension; use an int, a name like 'B', or an expression") from None
-    if size < 0:
-        raise ShapeError(f"a dimension cannot be negative, got {size}")
+    if not 0 <= size <= LARGEST_SIZE:
+        if size > 0:
+            raise ShapeError(f"a dimension must be less than 2**63, got one of {size.bit_length()} bits")
+        raise ShapeError(f"a dimension cannot be negative, got {size if size >= -LARGEST_SIZE else 'a large number'}")
     return size
 
 
@@ -450,7 +500,11 @@ def as_offset(value: int | str | Dim) -> int | Dim:
     """Like `as_dim` for amounts that may be negative, such as padding."""
     if isinstance(value, str):
         value = parse_dim(value)
-    return value if isinstance(value, Dim) else value.__index__()
+    if isinstance(value, Dim):
+        return value
+    if not -LARGEST_SIZE <= (amount := value.__index__()) <= LARGEST_SIZE:
+        raise ShapeError(f"an amount must be between -2**63 and 2**63, got one of {amount.bit_length()} bits")
+    return amount
 
 
 def bind_dim(value: int | Dim, binding: Mapping[str, int | Dim]) -> int | Dim:

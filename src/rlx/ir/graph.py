@@ -98,6 +98,7 @@ class Graph(GraphBuilders):
         self._leaf_ids: dict[str, NodeId] = {}
         self._scalars: dict[TensorData, NodeId] = {}
         self._frozen = False
+        self._frozen_nesting: int | None = None
         self._origin: NodeOrigin | None = None
 
     # Reading
@@ -318,6 +319,16 @@ class Graph(GraphBuilders):
     @property
     def is_frozen(self) -> bool:
         return self._frozen
+
+    @property
+    def nesting(self) -> int:
+        """How deep programs lie in programs here: 0 when no op has a body."""
+        if self._frozen_nesting is not None:
+            return self._frozen_nesting
+        nesting = max((1 + body.nesting for n in self.nodes for body in n.op.bodies.values()), default=0)
+        if self._frozen:
+            self._frozen_nesting = nesting
+        return nesting
 
     @contextmanager
     def originating(self, origin: NodeOrigin | None) -> Iterator[None]:

@@ -80,6 +80,8 @@ class Project(Op):
     index: int
 
     def infer(self, *results: Shape) -> Shape:
+        if len(results) == 1:
+            raise self.fail("the operand has one result, which is read without project")
         if not 0 <= self.index < len(results):
             raise self.fail(f"index {self.index} is out of range for {len(results)} results")
         return results[self.index]

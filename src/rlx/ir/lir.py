@@ -337,7 +337,7 @@ def lir_from_json(text: str | bytes) -> LirModule:
 
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("format") != "rlx.lir":
         raise FormatError("this is not an rlx LIR document (its format is not rlx.lir)")

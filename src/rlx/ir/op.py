@@ -31,6 +31,9 @@ AttributeValue = (
 
 _Converter = Callable[[Any], Any]
 
+# How deep bodies lie in bodies: passes go down one body at a time, and Python's stack has an end.
+MOST_NESTED = 32
+
 
 def _to_bool(value: Any) -> bool:
     if not isinstance(value, bool):
@@ -41,7 +44,11 @@ def _to_bool(value: Any) -> bool:
 def _to_int(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError("an int is needed")
-    return operator.index(value)
+    number = operator.index(value)
+    # Signed or not: seeds are unsigned.
+    if not -(2**63) <= number < 2**64:
+        raise ValueError("it needs more than 64 bits")
+    return number
 
 
 def _to_float(value: Any) -> float:
@@ -65,7 +72,10 @@ def _to_bytes(value: Any) -> bytes:
 def _to_graph(value: Any) -> Any:
     if not hasattr(value, "freeze"):
         raise TypeError("a Graph is needed")
-    return value.freeze()
+    body = value.freeze()
+    if body.nesting >= MOST_NESTED:
+        raise ValueError(f"programs nest at most {MOST_NESTED} deep")
+    return body
 
 
 def _to_data(value: Any) -> TensorData:
@@ -221,7 +231,8 @@ class Op:
                 try:
                     value = cls._convert[field](values[field])
                 except (TypeError, ValueError, OverflowError) as error:
-                    raise OpError(f"{cls.__name__}: {field}={values[field]!r} is not valid: {error}") from None
+                    shown = _shown(values[field])
+                    raise OpError(f"{cls.__name__}: {field}={shown} is not valid: {error}") from None
             elif field in cls._defaults:
                 value = cls._defaults[field]
             else:
@@ -353,6 +364,15 @@ class Op:
         from rlx.ir.tensor import emit
 
         return emit(self, operands)
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: short, and without the digits of an int that Python refuses to write."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} of very many digits"
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 _MISSING = object()

@@ -12,13 +12,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlx.errors import ParseError, ShapeError
-from rlx.ir.dims import Dim, as_dim, bind_dim, product, require_at_most, require_equal
+from rlx.ir.dims import LARGEST_SIZE, Dim, as_dim, bind_dim, product, require_at_most, require_equal
 from rlx.ir.dtype import DType, DTypeLike
 
 Size = int | Dim
 Dims = tuple[Size, ...]
 # A size that may be negative, such as an amount of padding.
 Offset = int | Dim
+
+# As many as arrays of NumPy may have.
+MOST_AXES = 64
 
 
 class Shape:
@@ -30,7 +33,9 @@ class Shape:
     dtype: DType
 
     def __init__(self, dims: Iterable[int | str | Dim], dtype: DTypeLike = DType.F32) -> None:
-        self.dims = tuple(d if type(d) is int and d >= 0 else as_dim(d) for d in dims)
+        self.dims = tuple(d if type(d) is int and 0 <= d <= LARGEST_SIZE else as_dim(d) for d in dims)
+        if len(self.dims) > MOST_AXES:
+            raise ShapeError(f"a value has at most {MOST_AXES} axes, got {len(self.dims)}")
         self.dtype = dtype if type(dtype) is DType else DType.of(dtype)
         self._hash = hash((self.dims, self.dtype))
 

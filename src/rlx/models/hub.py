@@ -103,7 +103,7 @@ def _complete(snapshot: Path, file: str) -> Path | None:
     if index.is_file():
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             return None
         return snapshot if all(safe_path(snapshot, str(shard)).is_file() for shard in shards) else None
     return snapshot if (snapshot / "model.safetensors").is_file() else None

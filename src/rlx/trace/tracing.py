@@ -11,6 +11,7 @@ mir @lambda(%x: f32[B,4], %s: f32[]) {
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,7 +126,14 @@ def trace_flat(
             Tensor(graph, graph.append(Input(key, spec.type)).id, spec.weak)
             for key, spec in zip(names, specs, strict=True)
         ]
-        leaves, out_tree = tree_flatten(call(tensors))
+        try:
+            leaves, out_tree = tree_flatten(call(tensors))
+        except RecursionError:
+            raise TraceError(
+                f"{name}: functions that are traced call one another too deeply for Python's stack "
+                f"(sys.getrecursionlimit() is {sys.getrecursionlimit()}). Write repetition as rlx.scan or "
+                "rlx.while_loop, or jit the outermost function only"
+            ) from None
         outputs = [_output(graph, leaf, path) for leaf, path in zip(leaves, out_tree.paths())]
     if not outputs and any(not n.is_leaf for n in graph.nodes) and not any(n.op.effect for n in graph.nodes):
         raise TraceError(

@@ -110,7 +110,12 @@ def load_checkpoint(path: str | os.PathLike[str], like: Any) -> tuple[Any, Check
             which = f"lacks {missing[0]!r}" if missing else f"has {unknown[0]!r}, which is not wanted"
             raise FormatError(f"{place}: the checkpoint is of another model or optimiser: it {which}")
         leaves = [_array(place, name, leaf, file.tensors[name].array()) for name, leaf in wanted.items()]
-        info = CheckpointInfo(place, int(file.metadata["step"]), json.loads(file.metadata["extra"]))
+        try:
+            info = CheckpointInfo(place, int(file.metadata["step"]), json.loads(file.metadata["extra"]))
+        except (KeyError, ValueError, RecursionError) as error:
+            raise FormatError(
+                f"{place}: the checkpoint is damaged: its step or its extra cannot be read: {error}"
+            ) from None
     return tree.structure(like).unflatten(leaves), info
 
 

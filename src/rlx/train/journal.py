@@ -24,7 +24,7 @@ def read_metrics(path: Path) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):
                 break
             raise FormatError(f"{path}: line {number} is not JSON: {line[:60]!r}") from None

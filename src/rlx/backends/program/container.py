@@ -54,11 +54,17 @@ def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Bytes]]:
     text = content[_START.size : _START.size + length].tobytes() if length <= content.nbytes else b""
     if hashlib.sha256(text).digest() != wanted:
         raise FormatError(f"{path}: the file is damaged; save the program again")
-    head = json.loads(text)
+    try:
+        head = json.loads(text)
+        listed = [
+            (str(name), int(at), int(size), str(digest)) for name, (at, size, digest) in head.pop("parts").items()
+        ]
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FormatError(f"{path}: the head of the file is malformed: {type(error).__name__}: {error}") from None
     base = end = _padded(_START.size + length)
     # Between parts there is nothing, and nothing is zeros.
     gaps, parts = [content[_START.size + length : base]], {}
-    for name, (at, size, digest) in head.pop("parts").items():
+    for name, at, size, digest in listed:
         part = content[base + at : base + at + size]
         if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
             raise FormatError(f"{path}: the file is damaged in {name!r}; save the program again")

@@ -74,7 +74,7 @@ WHOLE = (Attention,)
 
 # Rows into which one long axis is cut: so many at most and at least, and elements of a row at least.
 MAX_ROWS, MIN_ROWS, SHORT_ROW = 1024, 16, 1024
-# Forms are made of simpler ops, so that few rounds are needed.
+# Forms are made of simpler ops, so that few rounds are needed, and one more for each body that lies in another one.
 MAX_ROUNDS = 32
 
 
@@ -82,7 +82,8 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
     """The graph with every op in the form in which it has kernels, as far as it has one; nothing is computed twice."""
     forms = _Forms(generator)
     is_merged = True
-    for _ in range(MAX_ROUNDS):
+    rounds = MAX_ROUNDS + graph.nesting
+    for _ in range(rounds):
         forms.look_at(graph)
         if any(forms.form(n, [graph.tensor(i) for i in n.inputs]) for n in graph.nodes if n.inputs):
             graph, is_merged = rebuild(graph, forms.visit, "kernel_forms").graph, False
@@ -91,7 +92,7 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
             graph, is_merged = merge_equal_nodes(graph).graph, True
         else:
             return graph
-    raise InternalError(f"@{graph.name}: after {MAX_ROUNDS} rounds some ops still have another form")
+    raise InternalError(f"@{graph.name}: after {rounds} rounds some ops still have another form")
 
 
 def name_results(graph: Graph, generator: Generator) -> Graph:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.ir.dims import Dim, ceildiv, dim_max, dims_equal
+from rlx.errors import ShapeError
+from rlx.ir.dims import LARGEST_SIZE, Dim, ceildiv, dim_max, dims_equal
 from rlx.ir.shape import Size
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -161,6 +162,11 @@ def _pack_offsets(sizes: Sequence[int], tenants: Sequence[Tenant], is_low: Seque
     comparison: plans of ten thousands of values take seconds, not minutes.
     """
     count = len(tenants)
+    if sum(sizes) > LARGEST_SIZE:
+        raise ShapeError(
+            f"the program needs {sum(sizes)} bytes for {count} values, {max(sizes)} of them for one; no memory has "
+            "2**63 bytes"
+        )
     order = sorted(range(count), key=lambda n: (not is_low[n], -sizes[n], tenants[n].birth, n))
     births, deaths, starts, stops = (np.zeros(count, np.int64) for _ in range(4))
     offsets = [0] * count

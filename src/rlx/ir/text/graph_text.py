@@ -27,6 +27,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ from rlx.ir.shape import Shape, parse_shape
 from rlx.ir.tensor_data import TensorData
 
 INLINE_ELEMENTS = 16
+# Text comes from anywhere: how deep it may nest, and how long an integer may be (2**64 has 20 digits).
+MOST_NESTED, MOST_DIGITS = 64, 20
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -331,6 +334,16 @@ def register_level(graph_class: type[Graph]) -> None:
 class Parser:
     def __init__(self, reader: Reader, constants: Mapping[str, TensorData], allow_lowered: bool = False) -> None:
         self.reader, self.constants, self.allow_lowered = reader, constants, allow_lowered
+        self.depth = 0
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """One level deeper in brackets or bodies, as far as the parser follows."""
+        self.depth += 1
+        if self.depth > MOST_NESTED:
+            raise self.reader.fail(f"values and bodies nest at most {MOST_NESTED} deep")
+        yield
+        self.depth -= 1
 
     def body(self, graph: Graph) -> Graph:
         reader = self.reader
@@ -471,7 +484,8 @@ class Parser:
 
     def elements(self) -> Any:
         if self.reader.accept("["):
-            return [self.elements() for _ in self.reader.list_until("]")]
+            with self.nested():
+                return [self.elements() for _ in self.reader.list_until("]")]
         return self.value()
 
     def constant_data(self) -> TensorData:
@@ -488,9 +502,11 @@ class Parser:
         kind, text, line = reader.tokens[reader.position]
         if text == "(":
             reader.take()
-            return tuple(self.value() for _ in reader.list_until(")"))
+            with self.nested():
+                return tuple([self.value() for _ in reader.list_until(")")])
         if text == "@":
-            return self.body(Graph(""))
+            with self.nested():
+                return self.body(Graph(""))
         if kind == "string":
             reader.take()
             return _unquote(text, line)
@@ -525,13 +541,15 @@ class Parser:
         if negative in ("inf", "nan"):
             return float(text)
         if re.fullmatch(r"\d+", negative):
+            if len(negative) > MOST_DIGITS:
+                raise reader.fail(f"integers have at most 64 bits, got one of {len(negative)} digits", line)
             return int(text)
         if re.fullmatch(r"[\d.]+([eE][-+]?\d+)?", negative):
             return float(text)
         try:
             return parse_dim(text)
         except RlxError:
-            raise reader.fail(f"{text!r} is not a value", line) from None
+            raise reader.fail(f"{text if len(text) <= 80 else text[:77] + '...'!r} is not a value", line) from None
 
 
 _WORDS: dict[str, Any] = {"None": None, "True": True, "False": False, "inf": math.inf, "nan": math.nan}

@@ -258,7 +258,9 @@ class ElementwiseRegion(Op):
 
     def check(self) -> None:
         count = self.num_inputs()
-        if not 0 <= self.scalar_input_mask < 2**count or len(self.input_modulus) > max(count, 16):
+        # The mask by its length: 2**count does not end when a chain reads input 2**62.
+        is_mask = self.scalar_input_mask >= 0 and self.scalar_input_mask.bit_length() <= count
+        if not is_mask or len(self.input_modulus) > max(count, 16):
             raise self.fail(f"the chain {self.chain} has {count} inputs, fewer than the mask or moduli are given for")
         if any(step[0] == "transform" for step in self.chain):
             raise self.fail(f"transforms change the shape; use TransformRegion or a prologue for {self.chain}")

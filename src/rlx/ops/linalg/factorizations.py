@@ -368,7 +368,7 @@ class Eigh(Op):
     """W, V with A V = V diag(W) for Hermitian A [.., N, N]: W ascending and real, V unitary.
 
     Only the lower triangle of A is read, or the upper one when `lower` is False. What A leaves open is up to the
-    engine: signs, and vectors of equal values.
+    engine: signs, and vectors of equal values. Where NaN or infinity is read, W and V are NaN.
     """
 
     primitive = True
@@ -380,7 +380,11 @@ class Eigh(Op):
         return Shape(a.dims[:-1], a.dtype.real), a
 
     def eval(self, a: Array) -> tuple[Array, Array]:
-        w, v = np.linalg.eigh(widened(a), "L" if self.lower else "U")
+        wide = widened(a)
+        broken = ~np.isfinite(np.tril(wide) if self.lower else np.triu(wide)).all((-2, -1))
+        # NumPy gives up on all matrices of a stack when one has a NaN.
+        w, v = np.linalg.eigh(np.where(broken[..., None, None], 0, wide), "L" if self.lower else "U")
+        w[broken], v[broken] = np.nan, np.nan
         return w.astype(DType.of(a.dtype).real.numpy), v.astype(a.dtype)
 
     def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], y: tuple[Tensor, Tensor]) -> Any:

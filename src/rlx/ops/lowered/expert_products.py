@@ -3,6 +3,9 @@ them with GGUF weights, `RoutedMatMul` with floats.
 
 The compiler writes `dequant_grouped_matmul` and `grouped_matmul` in this form: rows of one expert become neighbours by
 name, not in memory, and only the experts that some row has chosen are read. Products by the same ids share one route.
+
+A false route, which only Python code can hand in, reads and writes nothing outside of the operands: its numbers are
+clipped. Rows that it does not name are zeros here and undefined in kernels, which write each row once.
 """
 
 from __future__ import annotations
@@ -162,9 +165,12 @@ def _require_route(op: Op, x: Shape, route: Shape, experts: int) -> None:
 
 
 def _groups(route: Array, experts: int) -> Iterator[tuple[int, Array]]:
-    """Experts that are chosen, and the rows of each."""
+    """Experts that are chosen, and the rows of each. What a false route names is clipped, as kernels clip it."""
     chosen, ends, order = np.split(route, [experts, 2 * experts])
-    for expert, rows in zip(chosen, np.split(order, ends)):
+    count = len(order)
+    ends = np.maximum.accumulate(np.clip(ends, 0, count))[: min(count, experts)]
+    order = np.clip(order, 0, max(count - 1, 0))
+    for expert, rows in zip(np.clip(chosen, 0, experts - 1), np.split(order, ends)):
         if len(rows):
             yield int(expert), rows
 

@@ -66,6 +66,9 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# So many can be imitated by one process: time and memory grow with them.
+MOST_IMITATED = 2**20
+
 
 class Collective(Op):
     """What all collectives share."""
@@ -94,6 +97,11 @@ class Collective(Op):
         raise NotImplementedError
 
     def eval(self, *operands: Array) -> Array:
+        if self.participants > MOST_IMITATED:
+            raise self.fail(
+                f"axis {self.axis_name!r} has {self.participants} participants; one process imitates at most "
+                f"{MOST_IMITATED}. Run it over fewer, or map over the axis with vmap"
+            )
         same = [np.broadcast_to(x, (self.participants, *x.shape)) for x in operands]
         return np.asarray(self.stacked(*same)[0])
 

@@ -8,7 +8,7 @@ from rlx.ir.rewrite.passes import Pass
 from rlx.ir.rewrite.rebuild import rebuild_bodies
 from rlx.ir.rewrite.rules import Match, RuleSet, apply_rules, rewrites
 from rlx.ir.tensor import Tensor
-from rlx.ops.fused.regions import ChainOperand, TransformRegion
+from rlx.ops.fused.regions import Chain, ChainOperand, TransformRegion
 from rlx.ops.nn.convolution import ResizeNearest2x
 
 
@@ -26,7 +26,7 @@ def chain_transforms(m: Match) -> Tensor | None:
     nodes.reverse()
     steps = [step_of(nodes[0].op, ChainOperand.Input(0))]
     steps += [step_of(node.op, ChainOperand.Step(i)) for i, node in enumerate(nodes[1:])]
-    region: Tensor = TransformRegion(steps)(m.value(nodes[0].inputs[0]))
+    region: Tensor = TransformRegion(Chain(steps))(m.value(nodes[0].inputs[0]))
     return region
 
 
