@@ -1,0 +1,106 @@
+"""What backends may do otherwise than the definition of an op, on poisoned values only: a closed list with reasons.
+
+An entry forgives single elements of a result, for some ops and some poisons, and only those which the poison changes
+by the definition: all others must be what they are without it. `test_no_difference_is_out_of_date` fails for an entry,
+or an op of one, that nothing needs. docs/semantics.md says the same to users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+# Vectors are unique up to their signs.
+UP_TO_SIGNS = {"Eigh", "Svd"}
+# Rows in any order, up to signs: tests of factorisations look at what they are good for.
+NOT_UNIQUE = {"OrthogonalRows"}
+# Operands that must be in ascending order, by their number; poisons are put in their place.
+SORTED = {"SearchSorted": (0,)}
+
+OVERFLOWING = ("largest", "-largest")
+INFINITE = ("inf", "-inf", "several poisons")
+NOT_FINITE = ("nan", *INFINITE)
+
+
+class Elements(NamedTuple):
+    """One result: by the definition, on the backend, and by the definition of the values without poison."""
+
+    wanted: np.ndarray
+    got: np.ndarray
+    plain: np.ndarray
+
+    @property
+    def changed(self) -> np.ndarray:
+        """What the poison changes."""
+        return ~((self.wanted == self.plain) | ((self.wanted != self.wanted) & (self.plain != self.plain)))
+
+
+class Difference(NamedTuple):
+    """Elements that may differ, for these ops and poisons."""
+
+    reason: str
+    ops: tuple[str, ...]
+    poisons: tuple[str, ...]
+    forgives: Callable[[Elements], np.ndarray]
+
+
+def as_if_absent(found: Elements) -> np.ndarray:
+    """As if the poison were not there."""
+    with np.errstate(all="ignore"):
+        near = np.abs(found.got - found.plain) <= 0.01 * np.maximum(np.abs(found.plain), 0.01)
+    return found.changed & near
+
+
+def not_a_number(found: Elements) -> np.ndarray:
+    return np.isinf(found.wanted) & np.isnan(found.got)
+
+
+def in_spoilt_matrix(found: Elements) -> np.ndarray:
+    """All of a matrix which is not finite as a whole, neither here nor there."""
+    if found.wanted.ndim < 2:
+        return found.changed
+    spoilt = [~np.isfinite(x).all(axis=(-2, -1), keepdims=True) for x in (found.wanted, found.got)]
+    return np.broadcast_to(spoilt[0] & spoilt[1], found.wanted.shape) | found.changed
+
+
+DIFFERENCES = {
+    "overflow": Difference(
+        "sums and products of f32 and narrower types are f32, those of the definition f64: what passes 3.4e38 on the "
+        "way is infinite, NaN where two such meet, and 0 below a fraction; of f64 it depends on the order of the sum",
+        (),
+        OVERFLOWING,
+        lambda found: found.changed,
+    ),
+    "unseen keys": Difference(
+        "the definition multiplies what a row does not see by 0, which lets NaN and infinities through; kernels read "
+        "no key that none of their rows sees",
+        ("Attention", "AttentionBackward", "AttentionParts"),
+        NOT_FINITE,
+        as_if_absent,
+    ),
+    "offsets of blocks": Difference(
+        "weights of blocks are scale·code - offset: kernels sum up x·code and x alone, so that an infinite x gives the "
+        "difference of two infinities",
+        (),
+        INFINITE,
+        not_a_number,
+    ),
+    "factorisations": Difference(
+        "where a matrix that is not finite spoils its factors first depends on the order of the steps, which LAPACK, "
+        "behind the definition, chooses otherwise",
+        (),
+        NOT_FINITE,
+        in_spoilt_matrix,
+    ),
+}
+
+
+def forgiven(name: str, values: str, found: Elements) -> np.ndarray:
+    """Which elements of a result of an op may differ, on values that are named so."""
+    mask = np.zeros(found.wanted.shape, bool)
+    for difference in DIFFERENCES.values():
+        if name in difference.ops and values.split(" in operand")[0] in difference.poisons:
+            mask |= difference.forgives(found)
+    return mask
