@@ -18,6 +18,9 @@ UP_TO_SIGNS = {"Eigh", "Svd"}
 NOT_UNIQUE = {"OrthogonalRows"}
 # Operands that must be in ascending order, by their number; poisons are put in their place.
 SORTED = {"SearchSorted": (0,)}
+# Made by the compiler alone, from tables in which numbers of tiles and Gaussians are kept as floats: not poisoned. What
+# users give to `gaussian_splat_render` is.
+TRUSTING = {"SplatBlend", "SplatGather", "SplatPulls", "SplatTileCounts", "SplatTileLists"}
 
 OVERFLOWING = ("largest", "-largest")
 INFINITE = ("inf", "-inf", "several poisons")
@@ -57,6 +60,14 @@ def not_a_number(found: Elements) -> np.ndarray:
     return np.isinf(found.wanted) & np.isnan(found.got)
 
 
+def neither_finite(found: Elements) -> np.ndarray:
+    return ~np.isfinite(found.wanted) & ~np.isfinite(found.got)
+
+
+def changed(found: Elements) -> np.ndarray:
+    return found.changed
+
+
 def in_spoilt_matrix(found: Elements) -> np.ndarray:
     """All of a matrix which is not finite as a whole, neither here nor there."""
     if found.wanted.ndim < 2:
@@ -69,9 +80,26 @@ DIFFERENCES = {
     "overflow": Difference(
         "sums and products of f32 and narrower types are f32, those of the definition f64: what passes 3.4e38 on the "
         "way is infinite, NaN where two such meet, and 0 below a fraction; of f64 it depends on the order of the sum",
-        (),
+        (
+            *("LayerNorm", "LayerNorm2d", "LayerNormBackwardInput", "LayerNormBackwardGamma", "RmsNorm"),
+            *("RmsNormBackwardInput", "RmsNormBackwardGamma", "GroupNorm", "GroupNormBackwardInput"),
+            *("GroupNormBackwardGamma", "BatchNormInference", "BatchNormInferenceBackwardInput"),
+            *("BatchNormInferenceBackwardGamma", "FusedResidualLN", "FusedResidualRmsNorm"),
+            *("FusedMatMulBiasAct", "FusedAttentionBlock", "FusedTransformerLayer", "LoraMatMul", "DequantMatMul"),
+            *(
+                "DequantGroupedMatMul",
+                "PanelMatMul",
+                "ExpertMatMul",
+                "Attention",
+                "AttentionBackward",
+                "AttentionParts",
+            ),
+            *("Reduce", "Cumulative", "Pool", "SelectiveScan", "GatedDeltaNet", "LogMel", "LogMelBackward"),
+            *("Reflectors", "Svd", "Eigh", "CsrTriangularSolve", "ActivationBackward", "FakeQuantizeBackward"),
+            *("GaussianSplatPrepare", "GaussianSplatRender", "GaussianSplatRenderBackward", "FftButterflyStage"),
+        ),
         OVERFLOWING,
-        lambda found: found.changed,
+        changed,
     ),
     "unseen keys": Difference(
         "the definition multiplies what a row does not see by 0, which lets NaN and infinities through; kernels read "
@@ -83,16 +111,49 @@ DIFFERENCES = {
     "offsets of blocks": Difference(
         "weights of blocks are scale·code - offset: kernels sum up x·code and x alone, so that an infinite x gives the "
         "difference of two infinities",
-        (),
+        ("DequantMatMul", "DequantGroupedMatMul", "PanelMatMul", "ExpertMatMul"),
         INFINITE,
         not_a_number,
     ),
     "factorisations": Difference(
         "where a matrix that is not finite spoils its factors first depends on the order of the steps, which LAPACK, "
         "behind the definition, chooses otherwise",
-        (),
+        ("Qr", "Reflectors", "DenseSolve", "BatchedDenseSolve", "CsrIncompleteCholesky", "CsrIncompleteLu"),
         NOT_FINITE,
         in_spoilt_matrix,
+    ),
+    "inserted zeros": Difference(
+        "kernels put zeros between and around the elements and multiply all of them by the weights, the definition adds "
+        "up existing products alone: a weight that is not finite also spoils what it does not reach",
+        ("ConvTranspose2d", "Conv2dBackwardInput"),
+        NOT_FINITE,
+        lambda found: ~np.isfinite(found.got),
+    ),
+    "infinities in transforms": Difference(
+        "a transform is a product with a matrix that has zeros in it, and 0 times infinity is NaN: where the definition "
+        "has an infinity, kernels may have NaN, and the other way round",
+        ("Fft",),
+        INFINITE,
+        neither_finite,
+    ),
+    "division by infinite complex numbers": Difference(
+        "kernels divide by conj(z) / |z|²: of an infinite z that is NaN, where the definition has 0",
+        ("CsrTriangularSolve",),
+        INFINITE,
+        lambda found: np.isnan(found.got) & found.changed,
+    ),
+    "slopes of subnormal numbers": Difference(
+        "1 / x overflows in f32 before it is multiplied by a gradient that is as small as x",
+        ("ActivationBackward",),
+        ("several poisons",),
+        lambda found: np.isinf(found.got) & found.changed,
+    ),
+    "Gaussians that are not finite": Difference(
+        "whether a Gaussian covers a pixel is a comparison of numbers that are NaN or overflow in f32 and not in f64; "
+        "those of others at the same pixel follow",
+        ("GaussianSplatRender", "GaussianSplatRenderBackward"),
+        NOT_FINITE,
+        lambda found: np.ones(found.wanted.shape, bool),
     ),
 }
 
