@@ -68,6 +68,15 @@ def changed(found: Elements) -> np.ndarray:
     return found.changed
 
 
+def overflown(found: Elements) -> np.ndarray:
+    """What the poison changes, and what has become infinite or NaN."""
+    return found.changed | ~np.isfinite(found.got)
+
+
+def finite_instead(found: Elements) -> np.ndarray:
+    return ~np.isfinite(found.wanted) & np.isfinite(found.got)
+
+
 def in_spoilt_matrix(found: Elements) -> np.ndarray:
     """All of a matrix which is not finite as a whole, neither here nor there."""
     if found.wanted.ndim < 2:
@@ -75,6 +84,11 @@ def in_spoilt_matrix(found: Elements) -> np.ndarray:
     spoilt = [~np.isfinite(x).all(axis=(-2, -1), keepdims=True) for x in (found.wanted, found.got)]
     return np.broadcast_to(spoilt[0] & spoilt[1], found.wanted.shape) | found.changed
 
+
+UNSEEN = (
+    "the definition multiplies what a row does not see by 0, which lets NaN and infinities through; kernels read no "
+    "key that none of their rows sees"
+)
 
 DIFFERENCES = {
     "overflow": Difference(
@@ -95,18 +109,40 @@ DIFFERENCES = {
                 "AttentionParts",
             ),
             *("Reduce", "Cumulative", "Pool", "SelectiveScan", "GatedDeltaNet", "LogMel", "LogMelBackward"),
-            *("Reflectors", "Svd", "Eigh", "CsrTriangularSolve", "ActivationBackward", "FakeQuantizeBackward"),
+            *(
+                "Reflectors",
+                "Qr",
+                "DenseSolve",
+                "BatchedDenseSolve",
+                "Svd",
+                "Eigh",
+                "CsrTriangularSolve",
+                "ActivationBackward",
+                "FakeQuantizeBackward",
+            ),
             *("GaussianSplatPrepare", "GaussianSplatRender", "GaussianSplatRenderBackward", "FftButterflyStage"),
         ),
         OVERFLOWING,
-        changed,
+        overflown,
     ),
     "unseen keys": Difference(
-        "the definition multiplies what a row does not see by 0, which lets NaN and infinities through; kernels read "
-        "no key that none of their rows sees",
-        ("Attention", "AttentionBackward", "AttentionParts"),
-        NOT_FINITE,
+        UNSEEN,
+        ("Attention", "AttentionBackward"),
+        ("nan", "inf", "-inf"),
         as_if_absent,
+    ),
+    "several unseen keys": Difference(
+        UNSEEN,
+        ("Attention", "AttentionBackward"),
+        ("several poisons",),
+        finite_instead,
+    ),
+    "statistics of parts": Difference(
+        "the highest score of a part of the keys is found by a comparison, which NaN loses; the sum of powers beside "
+        "it has the NaN, and so has the result that is joined from both",
+        ("AttentionParts",),
+        NOT_FINITE,
+        changed,
     ),
     "offsets of blocks": Difference(
         "weights of blocks are scale·code - offset: kernels sum up x·code and x alone, so that an infinite x gives the "
@@ -123,15 +159,15 @@ DIFFERENCES = {
         in_spoilt_matrix,
     ),
     "inserted zeros": Difference(
-        "kernels put zeros between and around the elements and multiply all of them by the weights, the definition adds "
-        "up existing products alone: a weight that is not finite also spoils what it does not reach",
+        "kernels put zeros between and around the elements and multiply all of them by the weights, the definition "
+        "adds up existing products alone: a weight that is not finite also spoils what it does not reach",
         ("ConvTranspose2d", "Conv2dBackwardInput"),
         NOT_FINITE,
         lambda found: ~np.isfinite(found.got),
     ),
     "infinities in transforms": Difference(
-        "a transform is a product with a matrix that has zeros in it, and 0 times infinity is NaN: where the definition "
-        "has an infinity, kernels may have NaN, and the other way round",
+        "a transform is a product with a matrix that has zeros in it, and 0 times infinity is NaN: where the "
+        "definition has an infinity, kernels may have NaN, and the other way round",
         ("Fft",),
         INFINITE,
         neither_finite,

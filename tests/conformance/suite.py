@@ -122,7 +122,11 @@ def value_sets(case: Case) -> Iterator[tuple[str, list[np.ndarray]]]:
 def _in_order(name: str, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Operands that must ascend, sorted; NaN comes last."""
     ascending = SORTED.get(name, ())
-    return [a[np.argsort(a.astype(np.float64))] if i in ascending else a for i, a in enumerate(arrays)]
+    return [_sorted(a) if i in ascending else a for i, a in enumerate(arrays)]
+
+
+def _sorted(array: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(array, np.argsort(array.astype(np.float64), -1), -1)
 
 
 def _poisonable(dtype: np.dtype) -> bool:
