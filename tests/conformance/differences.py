@@ -21,6 +21,8 @@ SORTED = {"SearchSorted": (0,)}
 # Made by the compiler alone, from tables in which numbers of tiles and Gaussians are kept as floats: not poisoned. What
 # users give to `gaussian_splat_render` is.
 TRUSTING = {"SplatBlend", "SplatGather", "SplatPulls", "SplatTileCounts", "SplatTileLists"}
+# Weights in blocks stand for f32 numbers, whatever they are multiplied by.
+COARSEST = {"DequantMatMul": "f32", "DequantGroupedMatMul": "f32"}
 
 OVERFLOWING = ("largest", "-largest")
 INFINITE = ("inf", "-inf", "several poisons")
@@ -136,6 +138,12 @@ DIFFERENCES = {
         ("Attention", "AttentionBackward"),
         ("several poisons",),
         finite_instead,
+    ),
+    "slopes of softcaps": Difference(
+        "far out the slope 1 - tanh² of a softcap is 0 but for a rounding: times infinity it is NaN or infinite",
+        ("AttentionBackward",),
+        INFINITE,
+        neither_finite,
     ),
     "statistics of parts": Difference(
         "the highest score of a part of the keys is found by a comparison, which NaN loses; the sum of powers beside "

@@ -382,7 +382,7 @@ class Eigh(Op):
     def eval(self, a: Array) -> tuple[Array, Array]:
         read = np.tril(a) if self.lower else np.triu(a)
         # LAPACK does not come to an end on a matrix that has NaN in it; nothing is known of that one.
-        is_finite = np.isfinite(read).all((-2, -1))[..., None]
+        is_finite = np.asarray(np.isfinite(read).all((-2, -1)))[..., None]
         w, v = np.linalg.eigh(widened(np.where(is_finite[..., None], a, 0)), "L" if self.lower else "U")
         w, v = np.where(is_finite, w, np.nan), np.where(is_finite[..., None], v, np.nan)
         return w.astype(DType.of(a.dtype).real.numpy), v.astype(a.dtype)
