@@ -40,8 +40,9 @@ Every op on every backend that compiles its own kernels, found by compiling the 
 
 - **native**: a kernel, or part of one;
 - **lowered**: it becomes other ops first, which have kernels;
-- **host**: it, or what it becomes, runs by its definition in NumPy on the host, for the reason given; with "some"
-  for some samples only. tests/backends/test_native_coverage.py keeps the list for the CPU closed;
+- **host**: it, or what it becomes, runs by its definition in NumPy on the host, for the reason given;
+  "partly" for some samples, or for a part of what it becomes. tests/backends/test_native_coverage.py keeps the list for
+  the CPU closed;
 - **refused**: an error that says why.
 
 `reference` runs everything by its definition. `rlx devices` says what this machine has. All backends that have a device
@@ -77,7 +78,7 @@ def _verdict(cls: type[Op], target: str) -> str:
     special = [v for v in found if v not in usual]
     if not special:
         return usual[0]
-    prefix = "some " if usual else ""
+    prefix = "partly " if usual else ""
     return ", ".join([*usual[:1], *(f"{prefix}{v}" for v in sorted(special))])
 
 
@@ -107,8 +108,8 @@ def _verdicts(cls: type[Op], graph: Graph, pipeline: CompilePipeline) -> set[str
             nodes = [program.nodes[i] for i in kernel.nodes]
             if kernel.kind == "call" and not isinstance(nodes[0].op, Project):
                 verdicts.add(f"host: {_reason(program, nodes[0])}")
-            elif any(type(node.op) is cls for node in nodes):
-                verdicts.add("native")
+            elif kernel.kind != "call":
+                verdicts.add("native" if any(type(node.op) is cls for node in nodes) else "lowered")
     return verdicts or {"lowered"}
 
 

@@ -127,6 +127,13 @@ DIFFERENCES = {
         OVERFLOWING,
         overflown,
     ),
+    "scores that overflow": Difference(
+        "a score below -3.4e38 is -inf in f32, as that of a key which the row does not see: if it sees no "
+        "other, it is 0",
+        ("Attention", "AttentionBackward"),
+        OVERFLOWING,
+        lambda found: found.got == 0,
+    ),
     "unseen keys": Difference(
         UNSEEN,
         ("Attention", "AttentionBackward"),
@@ -185,6 +192,12 @@ DIFFERENCES = {
         ("CsrTriangularSolve",),
         INFINITE,
         lambda found: np.isnan(found.got) & found.changed,
+    ),
+    "signs of pivots": Difference(
+        "a pivot is the sum of the entries at its place; kernels begin it at 0, which takes the sign of -0",
+        ("CsrTriangularSolve",),
+        ("-0", "several poisons"),
+        neither_finite,
     ),
     "slopes of subnormal numbers": Difference(
         "1 / x overflows in f32 before it is multiplied by a gradient that is as small as x",
