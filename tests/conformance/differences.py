@@ -122,7 +122,7 @@ DIFFERENCES = {
                 "ActivationBackward",
                 "FakeQuantizeBackward",
             ),
-            *("GaussianSplatPrepare", "GaussianSplatRender", "GaussianSplatRenderBackward", "FftButterflyStage"),
+            *("GaussianSplatPrepare", "GaussianSplatRender", "GaussianSplatRenderBackward"),
         ),
         OVERFLOWING,
         overflown,
