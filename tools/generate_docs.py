@@ -4,7 +4,8 @@
     python tools/generate_docs.py --check    # changes nothing; fails and names the pages that are out of date
     python tools/generate_docs.py --real     # also what needs pulled models, which it pulls
 
-Generated as a whole: docs/ops.md (from the op registry) and docs/knobs.md (from rlx.knobs). Generated in part:
+Generated as a whole: docs/ops.md (from the op registry), docs/backends.md (by compiling the samples of all ops) and
+docs/knobs.md (from rlx.knobs). Generated in part:
 docs/primitives.md, between its two comments. Written by hand, with outputs from running their Python blocks (see
 tools/doc_pages.py): all others. docs/benchmarks.md is written by tools/benchmark_page.py.
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from backend_pages import backends_page
 from doc_pages import ROOT, PageError, documentation, refreshed
 from op_pages import ops_page, primitives_table
 
@@ -71,6 +73,7 @@ def primitives_page() -> str:
 # Page -> its text, by definitions in the package alone.
 GENERATED: dict[str, Callable[[], str]] = {
     "docs/ops.md": lambda: ops_page(NOTE),
+    "docs/backends.md": lambda: backends_page(NOTE),
     "docs/knobs.md": knobs_page,
     "docs/primitives.md": primitives_page,
 }

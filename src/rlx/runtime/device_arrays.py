@@ -167,7 +167,8 @@ def _put(value: Any, space: MemorySpace | None) -> Any:
         if value.device == space.device:
             return value
         value = np.asarray(value)
-    return DeviceArray(space.put(np.ascontiguousarray(constant_data(value).array)))
+    # Not `ascontiguousarray`, which gives numbers an axis.
+    return DeviceArray(space.put(np.asarray(constant_data(value).array, order="C")))
 
 
 def space_of(device: str) -> MemorySpace | None:

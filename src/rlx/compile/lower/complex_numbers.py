@@ -9,6 +9,7 @@ What has no form here (factorisations, products along an axis) stays one call on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -232,7 +233,9 @@ def _logarithm(x: Pair) -> Pair:
     """log|z| = log m + ½ log(1 + (n/m)²) with the larger part m and the smaller one n."""
     a, b = (abs_(p) for p in x)
     large, small = maximum(a, b), minimum(a, b)
-    ratio = where(gt(large, 0.0), small / where(gt(large, 0.0), large, 1.0), 0.0)
+    # Beside 0 and infinity the smaller part does not count; NaN goes on in the larger one.
+    is_usual = and_(gt(large, 0.0), lt(large, math.inf))
+    ratio = where(is_usual, small / where(is_usual, large, 1.0), 0.0)
     size = log(large) + log1p(ratio * ratio) * 0.5
     return size, atan2(x[1], x[0])
 
@@ -260,7 +263,9 @@ def _square_root(x: Pair) -> Pair:
     """With t = sqrt((|a| + |z|) / 2) one part is t, the other b / 2t: neither is a difference of like numbers."""
     a, b = x
     t = sqrt((abs_(a) + hypot(a, b)) * 0.5)
-    other = where(gt(t, 0.0), abs_(b) / where(gt(t, 0.0), t, 1.0) * 0.5, 0.0)
+    other = where(eq(t, 0.0), 0.0, abs_(b) / where(eq(t, 0.0), 1.0, t) * 0.5)
+    # An infinite b makes both parts infinite, whatever a is.
+    t, other = (where(eq(abs_(b), math.inf), math.inf, part) for part in (t, other))
     is_right = ge(a, 0.0)
     return where(is_right, t, other), copysign(where(is_right, other, t), b)
 

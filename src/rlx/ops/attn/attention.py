@@ -205,8 +205,9 @@ def attention_weight_tensors(op: AttentionBase, q: Any, k: Any, extras: Extras) 
     scores = movement.reshape(scores, (*q.shape[:3], k.shape[2]))
     slope = None
     if op.softcap is not None:
-        capped = tanh(scores / op.softcap)
-        scores, slope = capped * op.softcap, 1.0 - capped * capped
+        softcap = op.softcap_in(wide)
+        capped = tanh(scores / softcap)
+        scores, slope = capped * softcap, 1.0 - capped * capped
     if op.mask_kind is MaskKind.Bias:
         scores = scores + convert(extras.mask, wide)
     visible = _visible_tensor(op, q.shape[2], k.shape[2], extras)

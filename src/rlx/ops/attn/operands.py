@@ -126,6 +126,15 @@ class AttentionBase(Op):
         if self.has_positions and not self.mask_kind.is_positional:
             raise self.fail(f"positions matter for causal and sliding_window masks only, not for {self.mask_kind}")
 
+    def softcap_in(self, dtype: DType) -> float:
+        """The softcap with which scores of a type are computed: one that neither vanishes in it nor swallows scores.
+
+        Far below 1 all keys weigh the same in this type, far above it scores stay as they are, whatever it is exactly.
+        """
+        assert self.softcap is not None
+        lowest, highest = (2.0**-80, 2.0**900) if dtype is DType.F64 else (2.0**-40, 2.0**100)
+        return min(max(self.softcap, lowest), highest)
+
     @property
     def kv_heads(self) -> int:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads

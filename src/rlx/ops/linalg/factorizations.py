@@ -380,11 +380,11 @@ class Eigh(Op):
         return Shape(a.dims[:-1], a.dtype.real), a
 
     def eval(self, a: Array) -> tuple[Array, Array]:
-        wide = widened(a)
-        broken = ~np.isfinite(np.tril(wide) if self.lower else np.triu(wide)).all((-2, -1))
-        # NumPy gives up on all matrices of a stack when one has a NaN.
-        w, v = np.linalg.eigh(np.where(broken[..., None, None], 0, wide), "L" if self.lower else "U")
-        w[broken], v[broken] = np.nan, np.nan
+        read = np.tril(a) if self.lower else np.triu(a)
+        # LAPACK does not come to an end on a matrix that has NaN in it; nothing is known of that one.
+        is_finite = np.asarray(np.isfinite(read).all((-2, -1)))[..., None]
+        w, v = np.linalg.eigh(widened(np.where(is_finite[..., None], a, 0)), "L" if self.lower else "U")
+        w, v = np.where(is_finite, w, np.nan), np.where(is_finite[..., None], v, np.nan)
         return w.astype(DType.of(a.dtype).real.numpy), v.astype(a.dtype)
 
     def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], y: tuple[Tensor, Tensor]) -> Any:

@@ -42,7 +42,9 @@ def _gelu(m: _Functions, x: Any) -> Any:
 def _gelu_approx(m: _Functions, x: Any) -> Any:
     slope = math.sqrt(2.0 / math.pi)
     t = m.f("tanh", slope * (x + 0.044715 * x * x * x))
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * (slope * (1.0 + 3.0 * 0.044715 * x * x))
+    # Long before the square overflows, what it is multiplied by is 0.
+    near = m.where((x > -64.0) & (x < 64.0), x, 0.0)
+    return 0.5 * (1.0 + t) + 0.5 * near * (1.0 - t * t) * (slope * (1.0 + 3.0 * 0.044715 * near * near))
 
 
 def _silu(m: _Functions, x: Any) -> Any:

@@ -278,8 +278,12 @@ def _decompose_asinh(x: Any) -> Any:
 
 
 def _decompose_acosh(x: Any) -> Any:
-    t = x - 1.0
-    return log1p(t + sqrt(t) * sqrt(x + 1.0))
+    from rlx.ops.pointwise.arithmetic import lt, where
+
+    # Where 1 vanishes beside x², acosh x = log 2x; the sum, which would overflow at the end of the range, is not used.
+    small = lt(x, 2.0 ** (ml_dtypes.finfo(x.dtype.numpy).nmant // 2 + 1))
+    t = where(small, x, 2.0) - 1.0
+    return where(small, log1p(t + sqrt(t) * sqrt(t + 2.0)), log(x) + math.log(2.0))
 
 
 def _decompose_cbrt(x: Any) -> Any:

@@ -76,8 +76,8 @@ class Sample(Op):
         # Entries are ranked by the logits themselves: dividing or exponentiating could round two of them together.
         logits = logits.astype(np.float64)
         with np.errstate(all="ignore"):
-            scores = logits / max(self.temperature, _LOWEST_TEMPERATURE)
-            weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
+            below = logits - np.max(logits, axis=-1, keepdims=True)
+            weights = np.exp(below / max(self.temperature, _LOWEST_TEMPERATURE))
             if self._limits_to_top_k(logits.shape[-1]):
                 bound = np.sort(logits, axis=-1)[..., -self.top_k, None]
                 weights = np.where(logits >= bound, weights, 0.0)
@@ -100,8 +100,9 @@ class Sample(Op):
     def decompose(self, logits: Any, key: Any) -> Any:
         logits = convert(logits, logits.dtype.accumulator)
         size = logits.shape[-1]
-        scores = logits / max(self.temperature, _LOWEST_TEMPERATURE)
-        weights = exp(scores - reduce_max(scores, -1, keepdims=True))
+        # The difference first: a quotient may overflow, and then the highest logit would be no longer known.
+        below = logits - reduce_max(logits, -1, keepdims=True)
+        weights = exp(below / max(self.temperature, _LOWEST_TEMPERATURE))
         if self._limits_to_top_k(size):
             # The k-th largest of a row that has no more than k entries is its smallest.
             bound = narrow(sort(logits), -1, dim_max(size - self.top_k, 0), 1)

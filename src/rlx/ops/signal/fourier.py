@@ -130,7 +130,7 @@ class Fft(Op):
 
 def _from_blocks(x: Array) -> Array:
     n = x.shape[-1] // 2
-    return x[..., :n] + 1j * x[..., n:]
+    return _of_parts(x[..., :n], x[..., n:])
 
 
 def _to_blocks(z: Array) -> Array:
@@ -169,11 +169,11 @@ class FftButterflyStage(Op):
 
     def eval(self, state: Array, gate: Array, rev: Array, tw_re: Array, tw_im: Array) -> Array:
         wide = state.astype(np.float64)
-        x = wide[..., 0] + 1j * wide[..., 1]
+        x = _of_parts(wide[..., 0], wide[..., 1])
         b, sigma = np.arange(self.n_fft // 2), 2**self.stage
         i0 = b // sigma * 2 * sigma + b % sigma
         i1 = i0 + sigma
-        turned = x[..., i1] * (tw_re.astype(np.float64) + 1j * tw_im.astype(np.float64))
+        turned = x[..., i1] * _of_parts(tw_re.astype(np.float64), tw_im.astype(np.float64))
         top, bottom = x[..., i0] + turned, x[..., i0] - turned
         swapped = rev.astype(np.float64) >= 0.5
         y = x.copy()
@@ -205,6 +205,13 @@ class FftButterflyStage(Op):
             yield sample(cls(stage, 8), spec(2, 8, 2), gate, rev, spec(h), spec(h))
         yield sample(cls(0, 2), spec(1, 2, 2), spec(1, values=1), spec(1, values=0), spec(1), spec(1))
         yield sample(cls(1, 8), spec("B", 8, 2), gate, rev, spec(h), spec(h), B=3)
+
+
+def _of_parts(re: Array, im: Array) -> Array:
+    """Complex numbers; re + 1j * im would turn an infinite part into NaN."""
+    z = np.empty(re.shape, np.complex128)
+    z.real, z.imag = re, im
+    return z
 
 
 def _last_size(x: Any, function: str) -> int:

@@ -179,7 +179,7 @@ class GradientBlocks(QueryLanes):
                 weight = case.power(score - base) * share
                 change = weight * (change - mean)
                 if case.op.softcap is not None:
-                    capped = score * (1.0 / (case.op.softcap * case.unit))
+                    capped = score * (1.0 / (case.op.softcap_in(case.acc) * case.unit))
                     slope = k.fma(-capped, capped, k.const(1.0, capped.type))
                     change = k.select(k.eq(score, -math.inf), 0.0, change * slope)
                 place = key * self.block_rows + v * self.lanes

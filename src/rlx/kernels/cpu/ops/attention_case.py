@@ -166,13 +166,13 @@ class AttentionCase:
     def query_factor(self) -> float:
         """What queries are multiplied by before the products."""
         if self.op.softcap is not None:
-            return self.op.scale / self.op.softcap
+            return self.op.scale / self.op.softcap_in(self.acc)
         return self.op.scale * self.unit
 
     def finished(self, score: Value, bias: Value | None = None) -> Value:
         """A product of query and key as a score, in `unit`."""
         if self.op.softcap is not None:
-            score = self.k.op("tanh", score) * (self.op.softcap * self.unit)
+            score = self.k.op("tanh", score) * (self.op.softcap_in(self.acc) * self.unit)
         return score if bias is None else self.k.fma(bias, self.unit, score)
 
     def power(self, x: Value) -> Value:

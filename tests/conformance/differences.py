@@ -1,0 +1,224 @@
+"""What backends may do otherwise than the definition of an op, on poisoned values only: a closed list with reasons.
+
+An entry forgives single elements of a result, for some ops and some poisons, and only those which the poison changes
+by the definition: all others must be what they are without it. `test_no_difference_is_out_of_date` fails for an entry,
+or an op of one, that nothing needs. docs/semantics.md says the same to users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+# Vectors are unique up to their signs.
+UP_TO_SIGNS = {"Eigh", "Svd"}
+# Rows in any order, up to signs: tests of factorisations look at what they are good for.
+NOT_UNIQUE = {"OrthogonalRows"}
+# Operands that must be in ascending order, by their number; poisons are put in their place.
+SORTED = {"SearchSorted": (0,)}
+# Made by the compiler alone, from tables in which numbers of tiles and Gaussians are kept as floats: not poisoned. What
+# users give to `gaussian_splat_render` is.
+TRUSTING = {"SplatBlend", "SplatGather", "SplatPulls", "SplatTileCounts", "SplatTileLists"}
+# Weights in blocks stand for f32 numbers, whatever they are multiplied by.
+COARSEST = {"DequantMatMul": "f32", "DequantGroupedMatMul": "f32"}
+
+OVERFLOWING = ("largest", "-largest")
+INFINITE = ("inf", "-inf", "several poisons")
+NOT_FINITE = ("nan", *INFINITE)
+
+
+class Elements(NamedTuple):
+    """One result: by the definition, on the backend, and by the definition of the values without poison."""
+
+    wanted: np.ndarray
+    got: np.ndarray
+    plain: np.ndarray
+
+    @property
+    def changed(self) -> np.ndarray:
+        """What the poison changes."""
+        return ~((self.wanted == self.plain) | ((self.wanted != self.wanted) & (self.plain != self.plain)))
+
+
+class Difference(NamedTuple):
+    """Elements that may differ, for these ops and poisons."""
+
+    reason: str
+    ops: tuple[str, ...]
+    poisons: tuple[str, ...]
+    forgives: Callable[[Elements], np.ndarray]
+
+
+def as_if_absent(found: Elements) -> np.ndarray:
+    """As if the poison were not there."""
+    with np.errstate(all="ignore"):
+        near = np.abs(found.got - found.plain) <= 0.01 * np.maximum(np.abs(found.plain), 0.01)
+    return found.changed & near
+
+
+def not_a_number(found: Elements) -> np.ndarray:
+    return np.isinf(found.wanted) & np.isnan(found.got)
+
+
+def neither_finite(found: Elements) -> np.ndarray:
+    return ~np.isfinite(found.wanted) & ~np.isfinite(found.got)
+
+
+def changed(found: Elements) -> np.ndarray:
+    return found.changed
+
+
+def overflown(found: Elements) -> np.ndarray:
+    """What the poison changes, and what has become infinite or NaN."""
+    return found.changed | ~np.isfinite(found.got)
+
+
+def finite_instead(found: Elements) -> np.ndarray:
+    return ~np.isfinite(found.wanted) & np.isfinite(found.got)
+
+
+def in_spoilt_matrix(found: Elements) -> np.ndarray:
+    """All of a matrix which is not finite as a whole, neither here nor there."""
+    if found.wanted.ndim < 2:
+        return found.changed
+    spoilt = [~np.isfinite(x).all(axis=(-2, -1), keepdims=True) for x in (found.wanted, found.got)]
+    return np.broadcast_to(spoilt[0] & spoilt[1], found.wanted.shape) | found.changed
+
+
+UNSEEN = (
+    "the definition multiplies what a row does not see by 0, which lets NaN and infinities through; kernels read no "
+    "key that none of their rows sees"
+)
+
+DIFFERENCES = {
+    "overflow": Difference(
+        "sums and products of f32 and narrower types are f32, those of the definition f64: what passes 3.4e38 on the "
+        "way is infinite, NaN where two such meet, and 0 below a fraction; of f64 it depends on the order of the sum",
+        (
+            *("LayerNorm", "LayerNorm2d", "LayerNormBackwardInput", "LayerNormBackwardGamma", "RmsNorm"),
+            *("RmsNormBackwardInput", "RmsNormBackwardGamma", "GroupNorm", "GroupNormBackwardInput"),
+            *("GroupNormBackwardGamma", "BatchNormInference", "BatchNormInferenceBackwardInput"),
+            *("BatchNormInferenceBackwardGamma", "FusedResidualLN", "FusedResidualRmsNorm"),
+            *("FusedMatMulBiasAct", "FusedAttentionBlock", "FusedTransformerLayer", "LoraMatMul", "DequantMatMul"),
+            *(
+                "DequantGroupedMatMul",
+                "PanelMatMul",
+                "ExpertMatMul",
+                "Attention",
+                "AttentionBackward",
+                "AttentionParts",
+            ),
+            *("Reduce", "Cumulative", "Pool", "SelectiveScan", "GatedDeltaNet", "LogMel", "LogMelBackward"),
+            *(
+                "Reflectors",
+                "Qr",
+                "DenseSolve",
+                "BatchedDenseSolve",
+                "Svd",
+                "Eigh",
+                "CsrTriangularSolve",
+                "ActivationBackward",
+                "FakeQuantizeBackward",
+            ),
+            *("GaussianSplatPrepare", "GaussianSplatRender", "GaussianSplatRenderBackward"),
+        ),
+        OVERFLOWING,
+        overflown,
+    ),
+    "scores that overflow": Difference(
+        "a score below -3.4e38 is -inf in f32, as that of a key which the row does not see: if it sees no "
+        "other, it is 0",
+        ("Attention", "AttentionBackward"),
+        OVERFLOWING,
+        lambda found: found.got == 0,
+    ),
+    "unseen keys": Difference(
+        UNSEEN,
+        ("Attention", "AttentionBackward"),
+        ("nan", "inf", "-inf"),
+        as_if_absent,
+    ),
+    "several unseen keys": Difference(
+        UNSEEN,
+        ("Attention", "AttentionBackward"),
+        ("several poisons",),
+        finite_instead,
+    ),
+    "slopes of softcaps": Difference(
+        "far out the slope 1 - tanh² of a softcap is 0 but for a rounding: times infinity it is NaN or infinite",
+        ("AttentionBackward",),
+        INFINITE,
+        neither_finite,
+    ),
+    "statistics of parts": Difference(
+        "the highest score of a part of the keys is found by a comparison, which NaN loses; the sum of powers beside "
+        "it has the NaN, and so has the result that is joined from both",
+        ("AttentionParts",),
+        NOT_FINITE,
+        changed,
+    ),
+    "offsets of blocks": Difference(
+        "weights of blocks are scale·code - offset: kernels sum up x·code and x alone, so that an infinite x gives the "
+        "difference of two infinities",
+        ("DequantMatMul", "DequantGroupedMatMul", "PanelMatMul", "ExpertMatMul"),
+        INFINITE,
+        not_a_number,
+    ),
+    "factorisations": Difference(
+        "where a matrix that is not finite spoils its factors first depends on the order of the steps, which LAPACK, "
+        "behind the definition, chooses otherwise",
+        ("Qr", "Reflectors", "DenseSolve", "BatchedDenseSolve", "CsrIncompleteCholesky", "CsrIncompleteLu"),
+        NOT_FINITE,
+        in_spoilt_matrix,
+    ),
+    "inserted zeros": Difference(
+        "kernels put zeros between and around the elements and multiply all of them by the weights, the definition "
+        "adds up existing products alone: a weight that is not finite also spoils what it does not reach",
+        ("ConvTranspose2d", "Conv2dBackwardInput"),
+        NOT_FINITE,
+        lambda found: ~np.isfinite(found.got),
+    ),
+    "infinities in transforms": Difference(
+        "a transform is a product with a matrix that has zeros in it, and 0 times infinity is NaN: where the "
+        "definition has an infinity, kernels may have NaN, and the other way round",
+        ("Fft",),
+        INFINITE,
+        neither_finite,
+    ),
+    "division by infinite complex numbers": Difference(
+        "kernels divide by conj(z) / |z|²: of an infinite z that is NaN, where the definition has 0",
+        ("CsrTriangularSolve",),
+        INFINITE,
+        lambda found: np.isnan(found.got) & found.changed,
+    ),
+    "signs of pivots": Difference(
+        "a pivot is the sum of the entries at its place; kernels begin it at 0, which takes the sign of -0",
+        ("CsrTriangularSolve",),
+        ("-0", "several poisons"),
+        neither_finite,
+    ),
+    "slopes of subnormal numbers": Difference(
+        "1 / x overflows in f32 before it is multiplied by a gradient that is as small as x",
+        ("ActivationBackward",),
+        ("several poisons",),
+        lambda found: np.isinf(found.got) & found.changed,
+    ),
+    "Gaussians that are not finite": Difference(
+        "whether a Gaussian covers a pixel is a comparison of numbers that are NaN or overflow in f32 and not in f64; "
+        "those of others at the same pixel follow",
+        ("GaussianSplatRender", "GaussianSplatRenderBackward"),
+        NOT_FINITE,
+        lambda found: np.ones(found.wanted.shape, bool),
+    ),
+}
+
+
+def forgiven(name: str, values: str, found: Elements) -> np.ndarray:
+    """Which elements of a result of an op may differ, on values that are named so."""
+    mask = np.zeros(found.wanted.shape, bool)
+    for difference in DIFFERENCES.values():
+        if name in difference.ops and values.split(" in operand")[0] in difference.poisons:
+            mask |= difference.forgives(found)
+    return mask

@@ -1,0 +1,127 @@
+"""docs/backends.md: what becomes of every op on every backend, found by compiling the samples of the op.
+
+Nothing is run and no device is needed: where a target has a generator of kernels and a backend that runs them, its
+pipeline says what it does with a program; the others are named with what they are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import rlx.hir
+import rlx.ops
+import rlx.sparse  # noqa: F401  (all three register ops)
+from rlx.compile.compiler import CompilePipeline
+from rlx.compile.target import Target, targets
+from rlx.errors import RlxError
+from rlx.ir.binding import bind_graph
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph, Node
+from rlx.ir.leaves import Constant, Input, Param, Project
+from rlx.ir.op import OP_CLASSES, Op
+from rlx.ops.define.samples import Sample
+from rlx.ops.lowered.factor_steps import RequireFactors
+
+LEAVES = (Input, Param, Constant, Project)
+# Kernels differ by kind of type, not by width: f32 (or what an op has instead), and complex numbers.
+SWEPT = ("f32", "c64")
+
+
+def backends_page(note: str) -> str:
+    """The whole page."""
+    shown = [t for t in targets() if t.generator is not None and t.backend is not None]
+    others = [t for t in targets() if t not in shown and t.name != "reference"]
+    rows = [_row(name, cls, shown) for name, cls in sorted(OP_CLASSES.items()) if _is_listed(cls)]
+    head = " | ".join(["op", *(t.name for t in shown)])
+    return f"""{note}
+# What runs where
+
+Every op on every backend that compiles its own kernels, found by compiling the samples that the op declares:
+
+- **native**: a kernel, or part of one;
+- **lowered**: it becomes other ops first, which have kernels;
+- **host**: it, or what it becomes, runs by its definition in NumPy on the host, for the reason given;
+  "partly" for some samples, or for a part of what it becomes. tests/backends/test_native_coverage.py keeps the list for
+  the CPU closed;
+- **refused**: an error that says why.
+
+`reference` runs everything by its definition. `rlx devices` says what this machine has. All backends that have a device
+pass one suite, tests/conformance: each sample in each dtype, on plain and poisoned values (NaN, infinities, the largest
+and the smallest numbers, −0). [semantics.md](semantics.md#what-backends-may-do-otherwise) lists what they may do
+otherwise.
+
+| {head} |
+|{"---|" * (len(shown) + 1)}
+{chr(10).join(rows)}
+
+Not in this table, since they have no kernels that rlx runs: {"; ".join(f"`{t.name}` ({t.about})" for t in others)}.
+"""
+
+
+def _is_listed(cls: type[Op]) -> bool:
+    """Ops that users can write; those of tests and of the compiler are left out."""
+    return cls not in LEAVES and cls.__module__.startswith("rlx.") and not cls.lowered
+
+
+def _row(name: str, cls: type[Op], shown: list[Target]) -> str:
+    return " | ".join([f"| {name}", *(_verdict(cls, target.name) for target in shown)]) + " |"
+
+
+def _verdict(cls: type[Op], target: str) -> str:
+    """What a target does with the samples of an op, in a few words."""
+    pipeline = CompilePipeline.new(target)
+    found: dict[str, int] = {}
+    for graph in _graphs(cls):
+        for verdict in _verdicts(cls, graph, pipeline):
+            found[verdict] = found.get(verdict, 0) + 1
+    usual = [v for v in ("native", "lowered") if v in found]
+    special = [v for v in found if v not in usual]
+    if not special:
+        return usual[0]
+    prefix = "partly " if usual else ""
+    return ", ".join([*usual[:1], *(f"{prefix}{v}" for v in sorted(special))])
+
+
+def _graphs(cls: type[Op]) -> Iterator[Graph]:
+    for sample in cls.samples():
+        for dtype in [d for d in SWEPT if d in sample.dtypes] or sample.dtypes[:1]:
+            yield _graph(sample, dtype)
+
+
+def _graph(sample: Sample, dtype: str) -> Graph:
+    graph = Graph("sample")
+    inputs = [graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes(dtype))]
+    result = graph.append_node(sample.op, inputs)
+    graph.set_outputs(result if isinstance(result, tuple) else [result])
+    return bind_graph(graph, sample.binding)
+
+
+def _verdicts(cls: type[Op], graph: Graph, pipeline: CompilePipeline) -> set[str]:
+    try:
+        compiled = pipeline.compile(graph)
+    except RlxError as error:
+        return {f"refused: {error}"}
+    verdicts = set()
+    for lir in (compiled.lir, compiled.prepare):
+        for kernel in lir.kernels if lir is not None else ():
+            program = lir.as_graph()
+            nodes = [program.nodes[i] for i in kernel.nodes]
+            if kernel.kind == "call" and not isinstance(nodes[0].op, Project):
+                verdicts.add(f"host: {_reason(program, nodes[0])}")
+            elif kernel.kind != "call":
+                verdicts.add("native" if any(type(node.op) is cls for node in nodes) else "lowered")
+    return verdicts or {"lowered"}
+
+
+def _reason(graph: Graph, node: Node) -> str:
+    """Why a node has no kernel: what is special about its types, or what it is."""
+    types = [s.dtype for i in (*node.inputs, node.id) for s in graph.nodes[i].shapes]
+    if isinstance(node.op, RequireFactors):
+        return "whether it has gone well"
+    if node.op.effect:
+        return "an effect"
+    if any(t.is_complex for t in types):
+        return "complex numbers"
+    if any(t.is_storage or t in (DType.I4, DType.U4) for t in types):
+        return "types for storage"
+    return f"`{type(node.op).__name__}`"
