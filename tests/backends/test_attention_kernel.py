@@ -261,3 +261,13 @@ def test_interpreter_agrees_with_native_code(case, target):
         result[:] = 0.0
         load(made.kernel, target)(*args.values())
         np.testing.assert_allclose(result, interpreted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 3, 40])
+def test_values_without_elements(rows):
+    graph = rlx.Graph("f")
+    q, k = graph.input("q", (2, 2, rows, 4)), graph.input("k", (2, 2, 3, 4))
+    graph.set_outputs([rlx.ops.Attention(2, 4)(q, k, graph.input("v", (2, 2, 3, 0)))])
+    arrays = {"q": np.ones((2, 2, rows, 4), "f4"), "k": np.ones((2, 2, 3, 4), "f4"), "v": np.ones((2, 2, 3, 0), "f4")}
+    [y] = rlx.Session("cpu").compile(graph).run(arrays)
+    assert y.shape == (2, 2, rows, 0)

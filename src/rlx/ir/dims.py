@@ -270,7 +270,6 @@ def _normal(table: dict[_Monomial, int]) -> int | Dim:
 
 
 def _count_factors(monomial: _Monomial) -> int:
-    """With those inside of its atoms."""
     return 1 + sum(1 if isinstance(f, str) else f.factors for f in monomial)
 
 
@@ -396,19 +395,14 @@ def parse_dim(text: str) -> int | Dim:
     while position < len(text.rstrip()):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise ParseError(f"{_clipped(text)} is not a dimension: unexpected {text[position:].strip()[:1]!r}")
+            raise ParseError(f"{text[:80]!r} is not a dimension: unexpected {text[position:].strip()[:1]!r}")
         tokens.append(match.group().strip())
         position = match.end()
     reader = _DimReader(text, tokens)
     result = reader.sum()
     if reader.peek():
-        raise ParseError(f"{_clipped(text)} is not a dimension: unexpected {_clipped(reader.peek())}")
+        raise ParseError(f"{text[:80]!r} is not a dimension: unexpected {reader.peek()[:80]!r}")
     return result
-
-
-def _clipped(text: str) -> str:
-    """The text in quotes, or its beginning: a message is read by people."""
-    return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
 class _DimReader:
@@ -428,7 +422,7 @@ class _DimReader:
         return token
 
     def fail(self, what: str) -> ParseError:
-        return ParseError(f"{_clipped(self.text)} is not a dimension: {what}")
+        return ParseError(f"{self.text[:80]!r} is not a dimension: {what}")
 
     def sum(self) -> int | Dim:
         value = self.product()
@@ -473,7 +467,7 @@ class _DimReader:
             self.take(")")
             return _FUNCTIONS[token](left, right)
         if not _NAME.fullmatch(token):
-            raise self.fail(f"unexpected {_clipped(token)}")
+            raise self.fail(f"unexpected {token[:80]!r}")
         return Dim.symbol(token)
 
 

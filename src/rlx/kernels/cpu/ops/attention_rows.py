@@ -244,7 +244,8 @@ class QueryLanes:
     ) -> None:
         """sums[d, row] = sums * factors + sum of weights[key, row] * heads[place + key, d], by tiles of depths."""
         k = self.k
-        tiles = -(-width // self.tile(len(factors)))
+        # At least one, of no depths, when values have no elements.
+        tiles = max(-(-width // self.tile(len(factors))), 1)
         small, extra = divmod(width, tiles)
         split = extra * (small + 1)
         for start, end, tile in ((0, split, small + 1), (split, width, small)):
