@@ -125,7 +125,7 @@ DIFFERENCES = {
                 "ActivationBackward",
                 "FakeQuantizeBackward",
             ),
-            *("GaussianSplatPrepare", "GaussianSplatRender", "GaussianSplatRenderBackward"),
+            *("GaussianSplatPrepare", "GaussianSplatRender"),
         ),
         OVERFLOWING,
         overflown,
@@ -139,8 +139,8 @@ DIFFERENCES = {
     ),
     "overflow on the way": Difference(
         "a row or key whose score or variance overflows in f32 counts for nothing in sums over rows and later layers, "
-        "also where the definition rounds to what it is without the poison",
-        ("AttentionBackward", "FusedTransformerLayer"),
+        "also where the definition rounds to what it is without the poison; what cancels leaves a rounding of 3.4e38",
+        ("AttentionBackward", "FusedTransformerLayer", "GaussianSplatRenderBackward"),
         OVERFLOWING,
         everything,
     ),
