@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import rlx.compile
-import rlx.fusion
 from rlx.compile.claims.fusion.rule_pass import FusionPass
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite.passes import Pass, run_passes
@@ -92,10 +91,9 @@ def parse_passes(text: str) -> list[Pass]:
 
 
 def all_passes() -> dict[str, type[Pass]]:
-    """Every pass of the packages fusion and compile, by name."""
-    for package in (rlx.fusion, rlx.compile):
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package.__name__}.{module.name}")
+    """Every pass of the compiler, by name."""
+    for module in pkgutil.walk_packages(rlx.compile.__path__, "rlx.compile."):
+        importlib.import_module(module.name)
     found: dict[str, type[Pass]] = {}
     pending = [Pass]
     while pending:
