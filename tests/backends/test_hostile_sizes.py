@@ -15,6 +15,7 @@ import pytest
 import rlx
 import rlx.hir  # fills the registry
 import rlx.ops as ops
+import rlx.sparse  # registers ops
 from rlx.errors import BindingError, InternalError, RlxError
 from rlx.ir.binding import bind_graph
 from rlx.ir.dims import DimConstraint, as_dim, require_at_most

@@ -300,7 +300,7 @@ def test_ctrl_c_in_the_middle_of_a_write_leaves_nothing(is_named, tmp_path, monk
 LOAD = """
 import os, signal, sys
 import numpy as np, rlx
-from rlx.backends.cpu import prepared_store
+from rlx.backends.program import prepared_store
 from rlx.backends.program.program import Preparation
 from rlx.quant.schemes import QuantScheme
 

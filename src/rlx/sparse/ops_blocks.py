@@ -48,7 +48,7 @@ class BsrMatMul(Op):
             raise self.fail(f"needs blocks of a fixed size, got {values}")
         if not require_equal(values.dims[0], indices.dims[0], self.mnemonic):
             raise self.fail(f"needs as many blocks as indices, got {values} and {indices}")
-        if isinstance(x.dims[0], int) and x.dims[0] % int(block[1]):
+        if not require_equal(x.dims[0] % int(block[1]), 0, self.mnemonic):
             raise self.fail(f"blocks of {block[1]} columns do not divide the {x.dims[0]} rows of x")
         return x.with_dims((rows_of(indptr) * block[0], *x.dims[1:]))
 

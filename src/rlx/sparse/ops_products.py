@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import require_equal
+from rlx.ir.dims import dim_min, require_at_most, require_equal
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
@@ -242,6 +242,8 @@ class CsrSampledProduct(Op):
         agree = require_equal(u.dims[0], rows_of(indptr), self.mnemonic)
         if not agree or not all(require_equal(a, b, self.mnemonic) for a, b in zip(u.dims[1:], v.dims[1:])):
             raise self.fail(f"needs u [rows, K] and v [columns, K] for {rows_of(indptr)} rows, got {u} and {v}")
+        if not require_at_most(dim_min(indices.dims[0], 1), v.dims[0], self.mnemonic):
+            raise self.fail(f"entries select from rows of v, and there are none: {indices} and {v}")
         return u.with_dims(indices.dims)
 
     def eval(self, indices: Array, indptr: Array, u: Array, v: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import dim_min, require_equal
+from rlx.ir.dims import dim_min, require_at_most, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape, Size
@@ -151,7 +151,7 @@ class ReflectedBasis(Op):
         is_same = scales.rank == len(wanted) and scales.dtype is DType.F64
         if not is_same or not all(require_equal(m, n, self.mnemonic) for m, n in zip(scales.dims, wanted)):
             raise self.fail(f"needs scales {Shape(wanted, DType.F64)} for {packed}, got {scales}")
-        if isinstance(rows, int) and isinstance(self.columns, int) and self.columns > rows:
+        if not require_at_most(self.columns, rows, self.mnemonic):
             raise self.fail(f"Q has {rows} columns, {self.columns} were asked for")
         return packed.with_dims((*lead, rows, self.columns))
 
