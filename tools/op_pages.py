@@ -211,7 +211,8 @@ def ops_page(note: str) -> str:
     for cls in own_classes().values():
         by_module.setdefault(cls.__module__, []).append(cls)
     lines = [note, "# Every op", "", *_introduction(names), *_summary()]
-    for module, classes in by_module.items():
+    # In an order that does not depend on what was imported first.
+    for module, classes in sorted(by_module.items()):
         path = f"src/{module.replace('.', '/')}.py"
         lines += ["", f"## [`{path}`](../{path})", "", cell(meaning(sys.modules[module])), ""]
         lines += ["| op | meaning | operands, attributes → results | form | jvp | vjp | batch |", f"|{'---|' * 7}"]
