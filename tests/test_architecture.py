@@ -38,6 +38,7 @@ INSIDE = {
         "memory",
         "memory_space",
         "api",
+        "kernel_times",
         "export",
         "engine",
         "native",

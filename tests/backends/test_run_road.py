@@ -15,6 +15,7 @@ ROOT = Path(rlx.__file__).parent
 ROAD = {
     "locks.py": {},
     "backends/donation.py": {},
+    "backends/kernel_times.py": {},
     "backends/memory.py": {},
     "backends/program/arena.py": {},
     "backends/cpu/context.py": {},

@@ -45,7 +45,7 @@ def library_call_object() -> bytes:
     from llvmlite import binding
 
     text = "define float @f(float %a, float %b) {\n  %r = frem float %a, %b\n  ret float %r\n}"
-    machine = llvm_codegen._machine(SSE2)
+    machine = llvm_codegen._llvm_machine(SSE2)
     return machine.emit_object(binding.parse_assembly(text))
 
 
@@ -69,7 +69,7 @@ def test_a_loader_refuses_it_before_linking(monkeypatch, tmp_path):
 def test_refused_from_the_cache_too(tmp_path):
     objects = DiskCache(tmp_path)
     loader = native.Loader(objects=objects)
-    objects.put(native.cache_key(scaled(), loader.target), library_call_object())
+    objects.put(native.cache_key(scaled(), loader.machine), library_call_object())
     with pytest.raises(InternalError, match="calls fmodf"):
         loader.load(scaled())
 
@@ -87,7 +87,7 @@ def test_memset_may_be_called():
 
     call = "call ptr @memset(ptr %p, i32 0, i64 64)"
     text = f"declare ptr @memset(ptr, i32, i64)\ndefine void @f(ptr %p) {{\n  %r = {call}\n  ret void\n}}"
-    code = llvm_codegen._machine(SSE2).emit_object(binding.parse_assembly(text))
+    code = llvm_codegen._llvm_machine(SSE2).emit_object(binding.parse_assembly(text))
     assert undefined_symbols(code) == {"memset"}
     native.check_symbols(code)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import rlx
 import rlx.numpy as rnp
 import rlx.sparse as rs
-from sparse import matrices
+import sparse_matrices as matrices
 
 SHAPES = [(7, 5), (5, 7), (0, 4), (4, 0), (1, 1), (6, 6)]
 DTYPES = ["f4", "f8", "c8", "c16"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import rlx
 import rlx.sparse as rs
+import sparse_matrices as matrices
 from rlx.sparse import direct, ordering
-from sparse import matrices
 
 
 @pytest.fixture(params=["superlu", "own"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rlx
 import rlx.numpy as rnp
 import rlx.sparse as rs
-from sparse import matrices
+import sparse_matrices as matrices
 
 HERMITIAN = [
     *((rs.cg, kind) for kind in (None, "jacobi", "ic0")),

@@ -12,8 +12,8 @@ from rlx.backends.api import Array, Executable, KernelTime, Prepared
 from rlx.backends.cpu.preparer import Preparer
 from rlx.backends.cpu.runner import Runner
 from rlx.backends.cpu.threads import checked
-from rlx.backends.cpu.timing import timed
 from rlx.backends.donation import Held
+from rlx.backends.kernel_times import timed
 from rlx.backends.memory import drop_pages
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.prepared_store import prepared_store

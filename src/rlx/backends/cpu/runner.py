@@ -22,8 +22,8 @@ from rlx.backends.cpu.host_calls import HostValues
 from rlx.backends.cpu.plan import HostCall, Plan
 from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.threads import thread_count
-from rlx.backends.cpu.timing import times
 from rlx.backends.donation import Held, HeldInput
+from rlx.backends.kernel_times import times
 from rlx.backends.memory import address_of, aligned_empty, fit
 from rlx.backends.program.arena import Arena, Arenas
 from rlx.backends.program.params import CpuParams

@@ -1,35 +1,19 @@
 """Times of single kernels: a table run command by command, by this thread, with a look at the clock around each.
 
-The same commands, addresses and decisions as in the native executor (`spmd_ir`), of which this is the plain reading.
+The same commands, addresses and decisions as in the native executor (`executor_ir`), of which this is the plain
+reading.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 from rlx.backends.api import KernelTime
 from rlx.backends.cpu.command_table import Segment, Table
 from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
 
 _PACKED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-
-# Where the runs of this thread or task note their times; None: they are not to be measured.
-times: ContextVar[list[KernelTime] | None] = ContextVar("rlx_kernel_times", default=None)
-
-
-@contextmanager
-def timed() -> Iterator[list[KernelTime]]:
-    """Inside, runs are measured, and their kernels are added to the list in the order in which they run."""
-    noted: list[KernelTime] = []
-    token = times.set(noted)
-    try:
-        yield noted
-    finally:
-        times.reset(token)
 
 
 class TimedTable:

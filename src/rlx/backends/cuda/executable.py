@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,8 @@ from rlx.backends.cuda.arrays import CudaSpace, DeviceArray
 from rlx.backends.cuda.code import gpu_loading
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.params import CudaParams
-from rlx.backends.cuda.runner import Runner, times
+from rlx.backends.cuda.runner import Runner
+from rlx.backends.kernel_times import timed
 from rlx.backends.program.program import Preparation, Programs, build_programs
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
@@ -68,7 +69,7 @@ class CudaExecutable(Executable):
         return place_of(graph, kernel, f"native {self.arch}")
 
     def timed(self) -> AbstractContextManager[list[KernelTime]]:
-        return _timed()
+        return timed()
 
     def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> CudaParams:
         main = self._main
@@ -91,13 +92,3 @@ class CudaExecutable(Executable):
 
     def _params(self, params: Mapping[str, Array] | Prepared) -> CudaParams:
         return self.prepare(params.values if isinstance(params, Prepared) else params)
-
-
-@contextmanager
-def _timed() -> Iterator[list[KernelTime]]:
-    noted: list[KernelTime] = []
-    token = times.set(noted)
-    try:
-        yield noted
-    finally:
-        times.reset(token)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from rlx.backends.api import KernelTime
 from rlx.backends.cpu.plan import HostCall, Plan
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.context import COPY, Context, Contexts, codes_of
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.memory import Array, DeviceBuffer
 from rlx.backends.cuda.params import CudaParams
+from rlx.backends.kernel_times import times
 from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.errors import BindingError, InternalError
 from rlx.ir.binding import infer_binding
@@ -32,9 +31,6 @@ from rlx.ops.control.bodies import bodies_run_by
 KEPT_PLANS = 64
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-
-# Where the runs of this thread or task note the times of their kernels; None: they are not to be measured.
-times: ContextVar[list[KernelTime] | None] = ContextVar("rlx_cuda_kernel_times", default=None)
 
 
 class Runner:
