@@ -19,7 +19,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not peers and not long and not real and not targets and not targets_full"
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 docs: $(VENV)/.llm
 	$(BIN)/python tools/generate_docs.py

@@ -24,6 +24,7 @@ from rlx.ir.shape import Size
 from rlx.locks import fork_safe_lock
 
 if TYPE_CHECKING:
+    from rlx.backends.program.signature import Signature
     from rlx.compile.report.report import CompileReport
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -89,6 +90,10 @@ class Executable(ABC):
     def timed(self) -> AbstractContextManager[list[KernelTime]]:
         """Inside the block, runs of this thread measure their kernels and add them to the list, in order."""
         raise BackendError(f"{type(self).__name__} does not measure single kernels; compile for the device 'cpu'")
+
+    def save(self, path: str, signature: Signature, prepared: Prepared | None, weights: str) -> None:
+        """Write the program as a file that `rlx.load_compiled` reads; see `CompiledGraph.save`."""
+        raise BackendError(f"save: programs of the device 'cpu' can be saved, not those of {type(self).__name__}")
 
     @property
     @abstractmethod

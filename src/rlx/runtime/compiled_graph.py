@@ -120,13 +120,11 @@ class CompiledGraph:
     def save(self, path: str | os.PathLike[str], weights: str = "inside") -> None:
         """Write the program as a file that `rlx.load_compiled` reads, with its weights `inside`, in a file `beside` it,
         or with `none`. It runs on the same kind of CPU with the same version of rlx, and needs nothing else."""
-        from rlx.backends.cpu.saved_programs import save_program
-
         ready = None
         if weights != "none":
             ready = self._ready if self._ready is not None and self._ready.values is self._values else None
             ready = ready or self._prepare(self._values)
-        save_program(os.fspath(path), self._signature, self._executable, ready and ready.prepared, weights)  # type: ignore[arg-type]
+        self._executable.save(os.fspath(path), self._signature, ready and ready.prepared, weights)
 
     def use_prepared(self, prepared: Prepared) -> None:
         """Run on weights that are in the program's own form already; no others can be set."""

@@ -24,6 +24,7 @@ from rlx.ir.shape import Size
 from rlx.kernels.machines import host
 
 if TYPE_CHECKING:
+    from rlx.backends.program.signature import Signature
     from rlx.compile.compiler import CompileResult
     from rlx.compile.report.report import CompileReport
 
@@ -61,6 +62,12 @@ class CpuExecutable(Executable):
 
     def timed(self) -> AbstractContextManager[list[KernelTime]]:
         return timed()
+
+    def save(self, path: str, signature: Signature, prepared: Prepared | None, weights: str) -> None:
+        # Reading a file makes executables, so that the module stands on this one.
+        from rlx.backends.cpu.saved_programs import save_program
+
+        save_program(path, signature, self.programs, prepared, weights)
 
     @property
     def report(self) -> CompileReport:

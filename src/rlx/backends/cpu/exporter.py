@@ -9,7 +9,7 @@ from typing import ClassVar
 from rlx.backends.api import CompileOptions
 from rlx.backends.cpu import CpuBackend
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.saved_programs import WEIGHTS, save_program, weights_file
+from rlx.backends.cpu.saved_programs import WEIGHTS, weights_file
 from rlx.backends.export import Array, Exported, Exporter
 from rlx.backends.program.signature import Signature
 from rlx.ir.graph import Graph
@@ -29,7 +29,7 @@ class CpuExporter(Exporter):
         executable = CpuBackend().compile(graph, CompileOptions())
         assert isinstance(executable, CpuExecutable)
         prepared = None if weights == "none" else executable.prepare(params)
-        save_program(out, Signature.of(graph), executable, prepared, weights)
+        executable.save(str(out), Signature.of(graph), prepared, weights)
         files = (out, weights_file(out)) if weights == "beside" else (out,)
         size = sum(f.stat().st_size for f in files)
         return Exported(files, {"size": f"{size / 1e6:.1f} MB", "kernels": str(len(executable.programs.main.steps))})

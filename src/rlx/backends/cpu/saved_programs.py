@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import rlx
+from rlx.backends.api import Prepared
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.executor import executor_code, use_executor
 from rlx.backends.native.code_cache import object_cache
@@ -45,14 +46,12 @@ _EXECUTOR = "executor"
 
 
 def save_program(
-    path: str | Path, signature: Signature, executable: Any, prepared: CpuParams | None, weights: str
+    path: str | Path, signature: Signature, programs: Programs, prepared: Prepared | None, weights: str
 ) -> None:
     """Write a program of the device 'cpu'; see the module for `weights`."""
     if weights not in WEIGHTS:
         raise RlxError(f"save: weights is one of {', '.join(WEIGHTS)}, got {weights!r}")
-    if not isinstance(executable, CpuExecutable):
-        raise BackendError(f"save: programs of the device 'cpu' can be saved, not those of {type(executable).__name__}")
-    programs = executable.programs if weights == "none" else Programs(executable.programs.main)
+    programs = programs if weights == "none" else Programs(programs.main)
     text = None if _calls_python(programs) else programs_to_json(programs, any_constants=True)
     if text is None:
         raise BackendError(f"save: @{signature.name} cannot be saved: {_what_stays(programs)}")
@@ -67,7 +66,7 @@ def save_program(
     parts |= {f"code {key}": code for key, code in _codes(programs).items()}
     place, given = Path(path), {}
     if weights != "none":
-        if prepared is None:
+        if not isinstance(prepared, CpuParams):
             raise RlxError(
                 f"save: @{signature.name} has weights that are not set; set them, or save with weights='none'"
             )
