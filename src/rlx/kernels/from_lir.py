@@ -24,14 +24,17 @@ from rlx.compile.fuse.node_roles import is_literal, is_ordinary_number
 from rlx.compile.fuse.piecewise import has_parts, part_points, stored_parts
 from rlx.compile.generators import Generator, OwnKernel
 from rlx.compile.lower.bodies import loop_kernel
+from rlx.compile.lower.small_loops import ROUNDS, small_bodies, small_loop
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ir.leaves import Constant
+from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel
-from rlx.ir.shape import Size
+from rlx.ir.op import Op
+from rlx.ir.shape import Shape, Size
 from rlx.kernels.cpu.matmul.blocks import panel_width
 from rlx.kernels.cpu.matmul.pairs import has_pairs
 from rlx.kernels.cpu.ops import OpSite, own_kernel
+from rlx.kernels.cpu.small_loops import SmallLoopSpec
 from rlx.kernels.ir.extents import Extent
 from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine
@@ -50,7 +53,10 @@ def generator(machine: Machine) -> Generator:
 
     def whole_op(graph: Graph, node: Node) -> OwnKernel | None:
         """The kernel of an op as a whole, or the loop around the kernels of its bodies."""
-        return own_kernel(graph, node) or loop_kernel(graph, node, made)
+        found = own_kernel(graph, node)
+        if found is None and not machine.is_gpu:
+            found = small_loop(graph, node, made)
+        return found or loop_kernel(graph, node, made)
 
     # Weights are laid out for the lanes of CPUs.
     width = None if machine.is_gpu else lambda dtype, n: panel_width(machine, dtype, n)
@@ -103,10 +109,10 @@ def make_kernel(
         return maker.rows()
     if kernel.kind == "map":
         return maker.map()
-    return maker.op()
+    return maker.small_loop() if kernel.kind == ROUNDS else maker.op()
 
 
-Spec: TypeAlias = MapSpec | RowSpec | ProductSpec | OpSite
+Spec: TypeAlias = MapSpec | RowSpec | ProductSpec | OpSite | SmallLoopSpec
 
 
 class _Maker:
@@ -233,6 +239,19 @@ class _Maker:
     def op(self) -> MadeKernel:
         site = OpSite(self.name, self.graph, self.lir, self.machine, self.extent, self.argument)
         return self.finish(site, site.nodes)
+
+    def small_loop(self) -> MadeKernel:
+        site = OpSite(self.name, self.graph, self.lir, self.machine, self.extent, self.argument)
+        results = [self.graph.nodes[n].op for n in self.lir.outputs]
+
+        def bodies_of(op: Op, operands: tuple[Shape, ...]) -> tuple[Graph, ...]:
+            found = small_bodies(op, operands, generator(self.machine))
+            if found is None:
+                raise InternalError(f"make_kernel: {op.mnemonic} is no small loop")
+            return found
+
+        numbers = tuple(r.index if isinstance(r, Project) else 0 for r in results)
+        return self.finish(SmallLoopSpec(site, numbers, bodies_of), site.nodes)
 
     def matrix(self, name: str, place: MatrixLayout) -> Matrix:
         batch, row, column = (self.extent(s) for s in place.strides)
