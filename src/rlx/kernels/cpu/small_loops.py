@@ -205,12 +205,12 @@ class _SmallLoop:
 
     def pointwise(self, graph: Graph, node: Node, args: Sequence[Scalars]) -> Scalars:
         dims = node.shape.static_dims
-        spread = [np.broadcast_to(arg, dims) for arg in args]
+        spread = [np.broadcast_to(arg, dims).reshape(-1) for arg in args]
         dtypes = [graph.shape(i).dtype for i in node.inputs]
         expr = pointwise_value(node, [operand(i, dtype) for i, dtype in enumerate(dtypes)])
         found = _empty(node.shape)
-        for i, place in enumerate(np.ndindex(*dims)):
-            (found.flat[i],) = lower_expr(self.k, [expr], [arg[place] for arg in spread])
+        for i in range(found.size):
+            (found.flat[i],) = lower_expr(self.k, [expr], [arg.item(i) for arg in spread])
         return found
 
 
@@ -219,7 +219,10 @@ def _empty(shape: Shape) -> Scalars:
 
 
 def _flat(values: Sequence[Scalars]) -> list[Value]:
-    return [scalar for value in values for scalar in value.reshape(-1).tolist()]
+    scalars: list[Value] = []
+    for value in values:
+        scalars += [value.item(i) for i in range(value.size)]
+    return scalars
 
 
 def _shaped(scalars: Sequence[Value], like: Sequence[Scalars]) -> list[Scalars]:
