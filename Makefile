@@ -4,12 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-cuda lint types unit docs tools test-targets test-targets-full test-peers test-long test-real clean
+.PHONY: demo test test-cuda lint types unit unit-avx2 docs tools test-targets test-targets-full test-peers test-long test-real clean
 
 demo: $(VENV)/.llm
 	$(BIN)/python examples/demo.py
 
-test: lint types unit
+test: lint types unit unit-avx2
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -20,6 +20,12 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# Whole programs as they are compiled for CPUs with AVX2 and no more, where this one has it.
+unit-avx2: $(VENV)/.dev
+	if $(BIN)/python -c "from rlx.kernels.machines import AVX2, detected, has_instructions as h; exit(not h(detected(), AVX2))"; \
+	then RLX_CPU=avx2 $(BIN)/python -m pytest -n $(WORKERS) tests/backends/test_passed_numbers.py \
+	tests/backends/test_small_loops.py tests/backends/test_matmul_epilogues.py tests/backends/test_stored_parts.py; fi
 
 docs: $(VENV)/.llm
 	$(BIN)/python tools/generate_docs.py

@@ -5,6 +5,7 @@ One process imports rlx, then forks a child for each case, so that thirty proces
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,10 @@ def arena():
     g.set_outputs([ops.tanh(x @ x) @ x])
     return str(rlx.CompilePipeline.new().compile(g).lir.buffers.alignment)
 
+def cpu():
+    from rlx.kernels.machines import host
+    return host().name + jit()
+
 def main():
     out = sys.argv[1]
     for number, (action, variables) in enumerate(json.loads(sys.argv[2])):
@@ -118,6 +123,8 @@ def main():
 main()
 """
 
+# The least that CPUs of this family have.
+LOWEST = {"x86_64": "generic", "AMD64": "generic"}.get(platform.machine(), "neon")
 # Knob (or knob=level): what a child does, the value, and what is seen then and not otherwise: on standard error, or
 # with None in the result.
 SEEN = {
@@ -133,6 +140,7 @@ SEEN = {
     "verify": ("broken", "2", None),
     "backend": ("device", "reference", None),
     "threads": ("threads", "1", None),
+    "cpu": ("cpu", LOWEST, None),
     "kernel_dispatch": ("dispatch", "common", None),
     "higher_order_no_fuse": ("derivative", "1", None),
     "fk_batch_single_kernel": ("single_kernel", "1", None),

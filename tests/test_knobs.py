@@ -47,6 +47,7 @@ def test_types():
         "verify": 1,
         "backend": None,
         "threads": None,
+        "cpu": None,
         "cache_dir": None,
         "kernel_dispatch": "prefer_native",
         "trace_perfetto": None,

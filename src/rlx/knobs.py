@@ -135,6 +135,11 @@ class Knobs:
     threads = Knob[int | None](
         None, _int(1), "CPU threads; unset: as many as affinity and cgroup allow", also="RLX_WORKERS"
     )
+    cpu = Knob(
+        *_TEXT,
+        "most instructions that code for this CPU may use: avx512bf16, avx512vnni, avx512, avx2vnni, avx2, sse4, "
+        "generic; neon-i8mm, neon; read once, when the first program is compiled; unset: all that it has",
+    )
     cache_dir = Knob(*_TEXT, "directory of the compile cache; unset: the user's cache directory")
     kernel_dispatch = Knob(
         "prefer_native",

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlx
+from rlx.backends.cpu import threads as thread_settings
 from rlx.backends.cpu.threads import cgroup_quota, thread_count, usable_cpus
 from rlx.backends.program.grid import Grid
 from rlx.errors import RlxError
@@ -79,6 +80,30 @@ def test_quotas_of_control_groups(tmp_path, membership, files, quota):
 
 def test_no_control_groups(tmp_path):
     assert cgroup_quota(tmp_path / "absent", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "allowed, quota, usable",
+    [
+        ({0, 1, 2, 3}, None, 4),
+        ({5}, None, 1),
+        ({0, 1, 2, 3}, 2.0, 2),
+        ({0, 1, 2, 3}, 1.9, 1),
+        ({0, 1}, 0.3, 1),
+        ({0, 1}, 64.0, 2),
+    ],
+)
+def test_affinity_and_quota_limit_the_threads(monkeypatch, allowed, quota, usable):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed, raising=False)
+    monkeypatch.setattr(thread_settings, "cgroup_quota", lambda: quota)
+    assert thread_settings.usable_cpus.__wrapped__() == usable
+
+
+def test_systems_without_affinity_count_all_cpus(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(thread_settings, "cgroup_quota", lambda: None)
+    assert thread_settings.usable_cpus.__wrapped__() == 6
 
 
 sizes = st.integers(0, 20_000)

@@ -368,7 +368,8 @@ def test_a_profile_becomes_bars():
 
 def test_times_inside_of_loops_belong_to_the_loop():
     f = rlx.jit(lambda x: rlx.scan(lambda c, row: (rlx.numpy.tanh(c + row), c), x[0], x)[0] * 2.0)
-    x = np.ones((5, 3), "f4")
+    # Wide enough that its rounds are kernels.
+    x = np.ones((5, 30), "f4")
     graph = rlx.trace(f, x).graph
     ready = rlx.Session("cpu").compile(graph)
     profile = ready.profile(dict.fromkeys(ready.input_types, x), runs=1)

@@ -70,6 +70,11 @@ class Executable(ABC):
     def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
         """The outputs for inputs and params. The arrays returned belong to the caller."""
 
+    def run_plain(self, arrays: Sequence[Any], params: Prepared) -> list[Array] | None:
+        """`run` in a hurry, with the inputs in order: None, and nothing is done, unless all of them are arrays of the
+        host of just the right types, and the program takes them as they are. Their sizes are checked."""
+        return None
+
     def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:
         """Look at the results of a run that lie where inputs were, so that `run_held` need not look again: `homes` has
         their numbers by the names of the inputs. None if there is nothing to gain, or if they would be copied."""

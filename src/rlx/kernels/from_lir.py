@@ -20,23 +20,27 @@ from rlx.compile.fuse.matmul_nest import (
     part_offset,
     product_form,
 )
-from rlx.compile.fuse.node_roles import is_literal
+from rlx.compile.fuse.node_roles import is_literal, is_ordinary_number
 from rlx.compile.fuse.piecewise import has_parts, part_points, stored_parts
 from rlx.compile.generators import Generator, OwnKernel
 from rlx.compile.lower.bodies import loop_kernel
+from rlx.compile.lower.small_loops import ROUNDS, small_bodies, small_loop
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel
-from rlx.ir.shape import Size
+from rlx.ir.op import Op
+from rlx.ir.shape import Shape, Size
 from rlx.kernels.cpu.matmul.blocks import panel_width
 from rlx.kernels.cpu.matmul.pairs import has_pairs
 from rlx.kernels.cpu.ops import OpSite, own_kernel
+from rlx.kernels.cpu.small_loops import SmallLoopSpec
 from rlx.kernels.ir.extents import Extent
 from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine
 from rlx.kernels.schedules import ScheduleTable
-from rlx.kernels.specs.expr import Expr, operand
-from rlx.kernels.specs.from_nest import Naming, literal_of, loops_of, part_of, pointwise_value, root_layouts
+from rlx.kernels.specs.expr import Expr, bits_of, operand
+from rlx.kernels.specs.from_nest import Naming, loops_of, part_of, pointwise_value, root_layouts
 from rlx.kernels.specs.from_nest import is_pointwise as is_pointwise
 from rlx.kernels.specs.map_parts import MapPart, MapSpec, RowSpec
 from rlx.kernels.specs.products import Epilogue, Matrix, Product, ProductSpec
@@ -49,7 +53,10 @@ def generator(machine: Machine) -> Generator:
 
     def whole_op(graph: Graph, node: Node) -> OwnKernel | None:
         """The kernel of an op as a whole, or the loop around the kernels of its bodies."""
-        return own_kernel(graph, node) or loop_kernel(graph, node, made)
+        found = own_kernel(graph, node)
+        if found is None and not machine.is_gpu:
+            found = small_loop(graph, node, made)
+        return found or loop_kernel(graph, node, made)
 
     # Weights are laid out for the lanes of CPUs.
     width = None if machine.is_gpu else lambda dtype, n: panel_width(machine, dtype, n)
@@ -58,11 +65,25 @@ def generator(machine: Machine) -> Generator:
 
 
 class MadeKernel(NamedTuple):
-    """A loop kernel and its arguments: buffers in parameter order, then the value of every named extent."""
+    """A loop kernel and its arguments: buffers in parameter order, then the value of every named extent. `numbers` says
+    which of the extents are the bits of which constants."""
 
     kernel: Kernel
     buffers: tuple[NodeId, ...]
     extents: tuple[Size, ...]
+    numbers: tuple[tuple[int, NodeId], ...] = ()
+
+
+def is_passed(machine: Machine, node: Node) -> bool:
+    """Whether kernels of a machine get a constant as an argument, so that its value is no part of their code. GPUs read
+    arguments from memory; they keep numbers in their code."""
+    return not machine.is_gpu and is_ordinary_number(node)
+
+
+def number_bits(node: Node) -> int:
+    """What is passed for a constant."""
+    assert isinstance(node.op, Constant)
+    return bits_of(node.op.value.array.reshape(()).item(), node.shape.dtype)
 
 
 def table_for(machine: Machine) -> ScheduleTable:
@@ -88,10 +109,10 @@ def make_kernel(
         return maker.rows()
     if kernel.kind == "map":
         return maker.map()
-    return maker.op()
+    return maker.small_loop() if kernel.kind == ROUNDS else maker.op()
 
 
-Spec: TypeAlias = MapSpec | RowSpec | ProductSpec | OpSite
+Spec: TypeAlias = MapSpec | RowSpec | ProductSpec | OpSite | SmallLoopSpec
 
 
 class _Maker:
@@ -101,7 +122,8 @@ class _Maker:
         self.extent_names: dict[Size, str] = {}
         self.arguments: list[int] = []
         self.buffer_names: dict[NodeId, str] = {}
-        self.naming = Naming(self.buffer, self.extent)
+        self.numbers: dict[NodeId, str] = {}
+        self.naming = Naming(self.buffer, self.extent, self.number)
 
     def extent(self, size: Size) -> Extent:
         if isinstance(size, int):
@@ -112,6 +134,10 @@ class _Maker:
         """The name of a parameter of its own for a fixed size, also where another one is as large."""
         self.arguments.append(size)
         return f"n{len(self.arguments) - 1}"
+
+    def number(self, node: Node) -> str | None:
+        """The name of the parameter for a constant, if it is one."""
+        return self.numbers.setdefault(node.id, f"c{len(self.numbers)}") if is_passed(self.machine, node) else None
 
     def buffer(self, node: NodeId) -> str:
         letter = "y" if node in self.lir.outputs else "x"
@@ -124,8 +150,11 @@ class _Maker:
             buffers = [nodes[p.name] for p in kernel.params if isinstance(p, Buffer)]
         by_name = {name: size for size, name in self.extent_names.items()}
         by_name |= {f"n{number}": size for number, size in enumerate(self.arguments)}
-        extents = tuple(by_name[p.name] for p in kernel.params if p.name in by_name)
-        return MadeKernel(kernel, tuple(buffers), extents)
+        constants = {name: node for node, name in self.numbers.items()}
+        by_name |= {name: number_bits(self.graph.nodes[node]) for name, node in constants.items()}
+        names = [p.name for p in kernel.params if p.name in by_name]
+        numbers = tuple((i, constants[name]) for i, name in enumerate(names) if name in constants)
+        return MadeKernel(kernel, tuple(buffers), tuple(by_name[name] for name in names), numbers)
 
     def points(self, roots: Sequence[NodeId]) -> KernelPoints:
         nodes = [self.graph.nodes[i] for i in sorted(self.covered)]
@@ -211,6 +240,19 @@ class _Maker:
         site = OpSite(self.name, self.graph, self.lir, self.machine, self.extent, self.argument)
         return self.finish(site, site.nodes)
 
+    def small_loop(self) -> MadeKernel:
+        site = OpSite(self.name, self.graph, self.lir, self.machine, self.extent, self.argument)
+        results = [self.graph.nodes[n].op for n in self.lir.outputs]
+
+        def bodies_of(op: Op, operands: tuple[Shape, ...]) -> tuple[Graph, ...]:
+            found = small_bodies(op, operands, generator(self.machine))
+            if found is None:
+                raise InternalError(f"make_kernel: {op.mnemonic} is no small loop")
+            return found
+
+        numbers = tuple(r.index if isinstance(r, Project) else 0 for r in results)
+        return self.finish(SmallLoopSpec(site, numbers, bodies_of), site.nodes)
+
     def matrix(self, name: str, place: MatrixLayout) -> Matrix:
         batch, row, column = (self.extent(s) for s in place.strides)
         return Matrix(name, self.graph.shape(place.node).dtype, row, column, batch, self.extent(place.offset))
@@ -235,7 +277,7 @@ class _Maker:
             if point.node is head:
                 values.append(operand(shape.parts.index(int(place.offset)), head.shape.dtype))
             elif is_literal(point.node):
-                values.append(literal_of(point.node))
+                values.append(self.naming.literal(point.node))
             else:
                 number = len(shape.parts) + operands.setdefault(place, len(operands))
                 values.append(operand(number, point.node.shape.dtype))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
+from rlx.knobs import knobs
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ SSE2 = Machine(
     has_rounding=False,
     has_f16_conversion=False,
 )
+SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True)
 NEON = Machine(name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32)
 RISCV = Machine(
     name="riscv64",
@@ -127,26 +129,42 @@ NEON_I8MM = replace(NEON, name="neon-i8mm", features="+i8mm", dot4_lanes=(4,))
 
 MACHINES = {t.name: t for t in (AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A, GFX942)}
 DOT_MACHINES = {t.name: t for t in (AVX512_VNNI, AVX512_BF16, AVX2_VNNI, NEON_I8MM)}
+# What `RLX_CPU` may lower a machine to.
+LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_BF16, NEON, NEON_I8MM, RISCV)}
 
 
 def machine_named(name: str) -> Machine:
     """A machine by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
-    if name in MACHINES or name in DOT_MACHINES:
-        return {**MACHINES, **DOT_MACHINES}[name]
+    known = {**MACHINES, **DOT_MACHINES, **LEVELS}
+    if name in known:
+        return known[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
     if re.fullmatch(r"sm_\d+[af]?", name):
         is_ampere = int(re.sub(r"\D", "", name)) >= 80
         return replace(SM_90A, name=name, cpu=name, has_bf16_conversion=is_ampere)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         return replace(GFX942, name=name, cpu=name)
-    raise BackendError(
-        f"unknown machine {name!r}; use one of: {' '.join([*MACHINES, *DOT_MACHINES])}, or sm_NN, or gfxNNN"
-    )
+    raise BackendError(f"unknown machine {name!r}; use one of: {' '.join(known)}, or sm_NN, or gfxNNN")
 
 
 @cache
 def host() -> Machine:
-    """The description of this machine."""
+    """The description of this machine, or of one with fewer instructions if the knob `cpu` says so. Found once."""
+    return detected() if knobs.cpu is None else lowered(detected(), knobs.cpu)
+
+
+def lowered(here: Machine, name: str) -> Machine:
+    """A machine as one of its family that has no more instructions."""
+    family = here.triple.split("-")[0]
+    levels = {n: replace(t, triple=here.triple) for n, t in LEVELS.items() if t.triple.startswith(f"{family}-")}
+    fitting = {n: t for n, t in levels.items() if has_instructions(here, t)}
+    if name not in fitting:
+        raise BackendError(f"RLX_CPU={name}: this CPU runs no such code; it runs that of: {' '.join(fitting)}")
+    return fitting[name]
+
+
+def detected() -> Machine:
+    """What this machine has."""
     import platform
 
     family = platform.machine().lower()
@@ -168,10 +186,12 @@ def host() -> Machine:
 
 def runs_here(description: Machine) -> bool:
     """Whether code for this target can be called in this process."""
-    if description.is_gpu:
-        return False
-    here = host()
-    order = [t.cpu for t in (SSE2, AVX2, AVX512)]
+    return not description.is_gpu and has_instructions(host(), description)
+
+
+def has_instructions(here: Machine, description: Machine) -> bool:
+    """Whether one machine has all instructions of another."""
+    order = [t.cpu for t in (SSE2, SSE4, AVX2, AVX512)]
     # Instructions for dot products come in encodings of which a machine may have one and not the other.
     wanted, present = ({f for f in t.features.split(",") if f.startswith("+")} for t in (description, here))
     if description.triple != here.triple or not wanted <= present:

@@ -79,7 +79,7 @@ for _name in _IN_PLACE:
 
 def as_array(value: Any) -> Array:
     """`value` as an `rlx.Array` without a copy; the original must not be written to afterwards."""
-    array = np.asarray(value).view(Array)
+    array: Array = (value if type(value) is np.ndarray else np.asarray(value)).view(Array)
     # A quarter of the time that `array.flags.writeable = False` takes.
     array.setflags(False)  # type: ignore[call-arg]
     return array

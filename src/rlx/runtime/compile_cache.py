@@ -15,11 +15,13 @@ import itertools
 import sys
 import time
 from collections import OrderedDict, deque
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from rlx.backends.api import CompileOptions, Executable, backend_for
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant, Input, Param
+from rlx.ir.text.printed import printed
 from rlx.knobs import knobs, report_unknown_variables
 from rlx.locks import fork_safe_lock
 from rlx.ops.control.custom import global_registry
@@ -88,7 +90,7 @@ class ProgramCache:
 
     def get(self, graph: Graph, device: str, options: CompileOptions) -> Executable:
         """The executable of a graph, compiled unless it is here."""
-        known = _describe(graph, device, options)
+        known, text = _describe(graph, device, options)
         with self._lock:
             found = self._kept.get(known.key)
             if found is not None:
@@ -98,7 +100,8 @@ class ProgramCache:
                 print(f"rlx: @{graph.name} for {device}: compiled before by this process", file=sys.stderr)
             return found
         start = time.perf_counter()
-        with trace_span(f"compile @{graph.name}", "compile"):
+        told = nullcontext() if text is None else printed(graph, text)
+        with told, trace_span(f"compile @{graph.name}", "compile"):
             executable = backend_for(device).compile(graph, options)
         seconds = time.perf_counter() - start
         with self._lock:
@@ -136,7 +139,8 @@ class ProgramCache:
         return "another program of this name, with the same inputs and as many nodes"
 
 
-def _describe(graph: Graph, device: str, options: CompileOptions) -> _Known:
+def _describe(graph: Graph, device: str, options: CompileOptions) -> tuple[_Known, str | None]:
+    """What is remembered of a program, and its text if it was printed for that."""
     leaves = {n.op.key: str(n.shape) for n in graph.nodes if isinstance(n.op, Input | Param)}
     # Knobs may change the program, too; those that only print do no harm here.
     settings = "\n".join((device, options.key(), str(options.threads), str(knobs.values())))
@@ -145,9 +149,10 @@ def _describe(graph: Graph, device: str, options: CompileOptions) -> _Known:
     constraints = "\n".join(map(str, graph.constraints))
     constants = sum(n.op.value.array.nbytes for n in graph.nodes if isinstance(n.op, Constant))
     # To look at gigabytes takes longer than to compile: such a program is like no other.
-    content = str(graph) if constants <= MAX_CONSTANTS else f"unique {next(_serials)}"
-    text = "\n".join((settings, constraints, content))
-    return _Known(hashlib.sha256(text.encode()).hexdigest(), leaves, options.key(), len(graph.nodes))
+    text = str(graph) if constants <= MAX_CONSTANTS else None
+    content = "\n".join((settings, constraints, f"unique {next(_serials)}" if text is None else text))
+    known = _Known(hashlib.sha256(content.encode()).hexdigest(), leaves, options.key(), len(graph.nodes))
+    return known, text
 
 
 def _changes(before: dict[str, str], now: dict[str, str]) -> str:

@@ -13,13 +13,13 @@ from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.graph import Graph
 from rlx.ir.index_checks import check_ids, id_checks
-from rlx.runtime.arrays import Array, given_away
+from rlx.runtime.arrays import Array, as_array, given_away
 from rlx.runtime.compile_cache import compiled_program
 from rlx.runtime.compiled_graph import CompiledGraph
 from rlx.runtime.device import default_device
 from rlx.runtime.device_arrays import DeviceArray, common_device, results_of, values_for
 from rlx.runtime.donation import Back, Lending, Shapes
-from rlx.trace.jit import Run, set_compiler, set_device_finder, set_saver
+from rlx.trace.jit import Run, add_host_array, set_compiler, set_device_finder, set_saver
 
 
 def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -> Run:
@@ -36,6 +36,8 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
     converters = {key: given_away if key in overwritten else np.asarray for key in keys}
     what = f"@{graph.name}"
     others = [key for key in keys if key not in overwritten]
+    is_plain = not checks and not overwritten
+    no_params = executable.prepare({})
 
     def check_all(inputs: Mapping[str, np.ndarray[Any, Any]], shapes: Shapes) -> None:
         binding = infer_binding((key, node.shape, dims) for key, node, dims in zip(keys, leaves, shapes))
@@ -46,10 +48,13 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
         inputs = {key: np.asarray(given[key]) for key in others}
         if checks:
             check_all(inputs, lending.shapes(back, inputs))
-        elsewhere = executable.run_held(back.loan.held, inputs, {})
+        elsewhere = executable.run_held(back.loan.held, inputs, no_params)
         return None if elsewhere is None else lending.outputs_again(back, elsewhere)
 
     def run(arrays: Sequence[Any]) -> list[Array]:
+        results = executable.run_plain(arrays, no_params) if is_plain else None
+        if results is not None:
+            return [as_array(result) for result in results]
         given = dict(zip(keys, arrays, strict=True))
         back = lending.known(given)
         outputs = None if back is None else run_again(back, given)
@@ -60,7 +65,7 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
         inputs = {key: converters[key](given[key]) for key in keys}
         if checks:
             check_all(inputs, tuple([array.shape for array in inputs.values()]))
-        return lending.outputs(executable.run(inputs, {}))
+        return lending.outputs(executable.run(inputs, no_params))
 
     return run
 
@@ -95,5 +100,6 @@ def save_function(graph: Graph, device: str | None, path: Any) -> None:
 
 
 set_compiler(compile_function)
+add_host_array(Array)
 set_saver(save_function)
 set_device_finder(common_device)

@@ -108,6 +108,8 @@ class Compiled:
         traced = lowered.traced
         self._signature, self._in_tree, self.out_tree = lowered.signature, traced.in_tree, traced.out_tree
         self._inputs = traced.graph.inputs
+        self.dtypes = [node.shape.dtype.numpy for node in self._inputs]
+        self._returns_one = self.out_tree.is_leaf
         self._graph, self._device = traced.graph, lowered.device
         self._run = compile_graph(traced.graph, lowered.device, lowered.donated)
 
@@ -133,8 +135,12 @@ class Compiled:
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """The results for arguments that are known to fit."""
-        arrays = [concrete(x, node.shape.dtype.numpy) for x, node in zip(leaves, self._inputs)]
-        return self.out_tree.unflatten(self._run(arrays))
+        return self.run_arrays([concrete(x, dtype) for x, dtype in zip(leaves, self.dtypes)])
+
+    def run_arrays(self, arrays: Sequence[Any]) -> Any:
+        """The results for arrays of just the types that the program has."""
+        results = self._run(arrays)
+        return results[0] if self._returns_one else self.out_tree.unflatten(results)
 
 
 def concrete(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -184,9 +190,18 @@ class JitFunction:
         self._lock = fork_safe_lock()
         self._traces: dict[Hashable, Traced] = {}
         self._compiled: dict[Hashable, Compiled] = {}
+        # By what `_kinds_of_arrays` says: calls with nothing but arrays are found without flattening them.
+        self._for_arrays: dict[Hashable, Compiled] = {}
         self._hits = self._misses = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kinds = None if kwargs else _kinds_of_arrays(args)
+        if kinds is not None and target_graph(()) is None:
+            compiled = self._for_arrays.get(kinds)
+            if compiled is not None:
+                with _COUNTING:
+                    self._hits += 1
+                return compiled.run_arrays(args)
         call = self._signature.flatten(args, kwargs)
         graph = target_graph(call.leaves)
         if graph is not None:
@@ -198,6 +213,8 @@ class JitFunction:
         else:
             with _COUNTING:
                 self._hits += 1
+        if kinds is not None and not call.statics and all(x.dtype is d for x, d in zip(args, compiled.dtypes)):
+            self._for_arrays[kinds] = compiled
         return compiled.run(call.leaves)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -219,6 +236,7 @@ class JitFunction:
         with self._lock:
             self._traces.clear()
             self._compiled.clear()
+            self._for_arrays.clear()
 
     def __repr__(self) -> str:
         return f"jit({self._signature.name})"
@@ -277,6 +295,25 @@ class JitFunction:
             traced = self._traced(call, _specs(self._signature, call))
             results = inline_graph(traced.graph, [*call.leaves, *traced.captures])
         return traced.out_tree.unflatten(Tensor(graph, r.id, w) for r, w in zip(results, traced.weak_outputs))
+
+
+# Classes of arrays of the host, of which no subclass means anything else to a program.
+_HOST_ARRAYS: set[type] = {np.ndarray}
+
+
+def add_host_array(kind: type) -> None:
+    """Let calls with arrays of a class be found fast; called by the runtime for its own."""
+    _HOST_ARRAYS.add(kind)
+
+
+def _kinds_of_arrays(args: Sequence[Any]) -> Hashable | None:
+    """The types of arguments that are all arrays of the host; None if one of them is not. This runs at every call."""
+    kinds: list[Hashable] = []
+    for x in args:
+        if type(x) not in _HOST_ARRAYS:
+            return None
+        kinds += (x.dtype, x.shape)
+    return tuple(kinds)
 
 
 def _specs(signature: Signature, call: FlatCall) -> list[Spec]:

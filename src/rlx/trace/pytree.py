@@ -63,6 +63,11 @@ class TreeDef:
         self.num_leaves = self.nodes.count(None)
         self._hash: int | None = None
 
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the tree is a leaf and nothing around it."""
+        return self.nodes == (None,)
+
     def unflatten(self, leaves: Iterable[Any]) -> Any:
         """The tree of this structure with the given leaves."""
         values = list(leaves)

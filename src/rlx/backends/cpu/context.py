@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from rlx.backends.cpu.table_layout import LINE, WORD, Command, Control, Job, Mov
 from rlx.backends.cpu.timing import TimedTable
 from rlx.backends.donation import Held
 from rlx.backends.memory import aligned_words
+from rlx.backends.program.arena import Arena
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import ARENA
 
@@ -27,12 +30,14 @@ class TableRun(NamedTuple):
     completed_at: int
     table: Table
     width: int  # threads that can be busy at the same time
+    argument: ctypes.c_void_p  # the address as native code takes it: made once, not at every run
 
 
 class Context:
     """A plan made concrete: its tables with real addresses in them.
 
-    `values` are the addresses of the run, numbered by the plan; who runs a table writes the ones it needs first.
+    `values` are the addresses of the run, numbered by the plan; who runs a table writes the ones it needs first, and
+    sets how far the table is, in `words`, to 0.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -44,21 +49,23 @@ class Context:
         values_at = slots_at + len(plan.slots)
         self._memory, self._start = aligned_words(values_at + plan.values)
         self._memory[slots_at:values_at] = plan.slots
-        self._words = self._memory.data
-        self.values = self._words[values_at:]
+        self.words = self._memory.data
+        self.values = self.words[values_at:]
         for number, constant in plan.constants:
             self.values[number] = constant.ctypes.data
         self._slots_at = slots_at
         self._params_at = values_at + program.first_param
-        self._params_serial = -1
+        self.params_serial = -1  # of the params whose addresses are in place
         self.held_serial = -1  # of the held inputs whose addresses are in place
         runs: list[TableRun] = []
         at = 0
         for table, words in zip(tables, sizes):
             self._write_job(table, at, slots_at, values_at)
-            runs.append(TableRun(self._address(at), at + Job.NEXT, at + Job.COMPLETED, table, table.width))
+            job = self._address(at)
+            runs.append(TableRun(job, at + Job.NEXT, at + Job.COMPLETED, table, table.width, ctypes.c_void_p(job)))
             at += words
         following = iter(runs)
+        self.tables = runs
         self.parts: list[TableRun | HostCall] = [p if isinstance(p, HostCall) else next(following) for p in plan.parts]
 
     def _address(self, word: Any) -> Any:
@@ -98,14 +105,19 @@ class Context:
         record[Segment.PATCHES], record[Segment.PATCH_COUNT] = segment.patches.ctypes.data, len(segment.patches)
         record[Segment.IS_LAST], record[Segment.IS_NARROW] = segment.is_last, segment.is_narrow
 
-    def reset(self, table: TableRun) -> None:
-        """Let the table begin with its first ticket."""
-        words = self._words
-        words[table.next_at] = words[table.completed_at] = 0
-
     def timed(self, run: TableRun) -> list[KernelTime]:
         """Run a table command by command; how long each kernel took."""
-        return TimedTable(run.table, self._words[self._slots_at :], self._address(self._slots_at), self.values).run()
+        return TimedTable(run.table, self.words[self._slots_at :], self._address(self._slots_at), self.values).run()
+
+    def set(self, arena: Arena | None, inputs: Sequence[int]) -> None:
+        """Write the addresses of the arena, if there is one, and of all inputs."""
+        self.held_serial = -1
+        values, number = self.values, ARENA + 1
+        if arena is not None:
+            values[ARENA] = arena.address
+        for address in inputs:
+            values[number] = address
+            number += 1
 
     def set_held(self, held: Held) -> None:
         """Write the addresses of inputs that are held, unless they are there already."""
@@ -117,10 +129,9 @@ class Context:
             self.held_serial = held.serial
 
     def set_params(self, params: CpuParams) -> None:
-        """Write the addresses of the params, unless they are there already."""
-        if self._params_serial != params.serial:
-            self._memory[self._params_at : self._params_at + len(params.addresses)] = params.addresses
-            self._params_serial = params.serial
+        """Write the addresses of the params."""
+        self._memory[self._params_at : self._params_at + len(params.addresses)] = params.addresses
+        self.params_serial = params.serial
 
 
 def _words(table: Table) -> int:
@@ -136,13 +147,10 @@ class Contexts:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         # Atomic without a lock, as in Arenas.
-        self._free: deque[Context] = deque()
+        self.free: deque[Context] = deque()
 
     def take(self) -> Context:
         try:
-            return self._free.pop()
+            return self.free.pop()
         except IndexError:
             return Context(self.plan)
-
-    def give(self, context: Context) -> None:
-        self._free.append(context)

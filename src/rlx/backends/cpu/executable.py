@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.backends.api import Array, Executable, KernelTime, Prepared
 from rlx.backends.cpu.preparer import Preparer
@@ -106,6 +106,9 @@ class CpuExecutable(Executable):
 
     def run(self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared) -> list[Array]:
         return self._main.run(inputs, params if isinstance(params, CpuParams) else self._params(params))
+
+    def run_plain(self, arrays: Sequence[Any], params: Prepared) -> list[Array] | None:
+        return self._main.run_plain(arrays, params) if isinstance(params, CpuParams) else None
 
     def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:
         return self._main.hold(results, homes)

@@ -15,7 +15,10 @@ from rlx.backends.cpu.table_layout import WORD, Command, Control, Job, Mailbox, 
 from rlx.kernels.machines import Machine
 
 SPIN_NS = 50_000
-PARK_NS = 1_000_000  # from the start of the wait
+# From the start of the wait: inside of a run, where what is waited for is soon there, and between runs, where the CPUs
+# may be somebody else's meanwhile. A decoder takes less than that from step to step.
+PARK_NS = 1_000_000
+IDLE_NS = 200_000
 PAUSE_NS = 100_000_000
 LEAVE = (1 << 63) - 1  # the mail that ends a worker
 ENDLESS = (1 << 63) - 1  # a number of tickets that is never reached
@@ -185,9 +188,10 @@ class _Module:
         return f.function
 
     def build_wait_until(self) -> Any:
-        """wait_until(word, least, spot): until `*word >= least`, where who changes the word calls wake(spot)."""
-        f = _Function(self, "wait_until", self.void, self.address, self.i64, self.address)
-        word, least, spot = f.function.args
+        """wait_until(word, least, spot, patience): until `*word >= least`, where who changes the word calls wake(spot).
+        Sleeps after `patience` ns."""
+        f = _Function(self, "wait_until", self.void, self.address, self.i64, self.address, self.i64)
+        word, least, spot, patience = f.function.args
 
         def reached(ordering: str) -> Any:
             return f.b.icmp_signed(">=", f.atomic_load(word, ordering), least)
@@ -202,7 +206,7 @@ class _Module:
             f.b.store(count, looks)
             waiting.next_if(f.b.icmp_signed("!=", f.b.urem(count, self.i64(_LOOKS_PER_TIME)), self.i64(0)))
             waited = f.b.sub(f.b.call(self.now, []), start)
-            waiting.leave_if(f.b.icmp_signed(">=", waited, self.i64(PARK_NS)))
+            waiting.leave_if(f.b.icmp_signed(">=", waited, patience))
             with f.when(f.b.icmp_signed(">=", waited, self.i64(SPIN_NS))):
                 f.b.call(self.sched_yield, [])
         mutex, sleepers = f.word(spot, Spot.MUTEX), f.word(spot, Spot.SLEEPERS)
@@ -360,7 +364,7 @@ class _Module:
             with f.when(f.b.icmp_signed(">=", ticket, f.load(limit))):
                 say()
                 following = f.b.add(ticket, self.i64(1))
-                f.b.call(self.wait_until, [f.word(job, Job.LIMIT), following, progress])
+                f.b.call(self.wait_until, [f.word(job, Job.LIMIT), following, progress, self.i64(PARK_NS)])
                 f.b.store(f.atomic_load(f.word(job, Job.LIMIT), "acquire"), limit)
                 f.b.store(f.field(job, Job.BASE), base)
                 f.b.store(f.field(job, Job.COMMANDS), command)
@@ -375,7 +379,7 @@ class _Module:
             after = f.b.add(f.load(base), f.field(here, Command.AFTER))
             with f.when(f.b.icmp_signed(">", after, f.load(settled))):
                 say()
-                f.b.call(self.wait_until, [f.word(job, Job.COMPLETED), after, progress])
+                f.b.call(self.wait_until, [f.word(job, Job.COMPLETED), after, progress, self.i64(PARK_NS)])
                 f.b.store(after, settled)
             entry = f.field(here, Command.ENTRY)
             with f.b.if_else(f.b.icmp_signed("!=", entry, self.i64(0))) as (is_kernel, is_control):
@@ -425,7 +429,7 @@ class _Module:
             # A worker counts itself in before it looks whether the job is open: it sees that it is not, or is seen.
             f.atomic_store(self.i64(0), f.word(pool, PoolState.OPEN), "seq_cst")
             absent, progress = f.word(pool, PoolState.ABSENT), f.word(pool, PoolState.PROGRESS)
-            f.b.call(self.wait_until, [absent, self.i64(0), progress])
+            f.b.call(self.wait_until, [absent, self.i64(0), progress, self.i64(PARK_NS)])
             f.atomic_store(self.i64(0), f.word(pool, PoolState.OWNER), "release")
         completed = f.atomic_load(f.word(job, Job.COMPLETED), "acquire")
         f.b.ret(f.b.zext(f.b.icmp_signed("<", completed, f.field(job, Job.TICKETS)), self.i64))
@@ -454,7 +458,8 @@ class _Module:
         absent, progress = f.word(pool, PoolState.ABSENT), f.word(pool, PoolState.PROGRESS)
         with f.forever():
             following = f.b.add(f.load(mail), self.i64(1))
-            f.b.call(self.wait_until, [f.word(box, Mailbox.MAIL), following, f.word(box, Mailbox.SPOT)])
+            mail, spot = f.word(box, Mailbox.MAIL), f.word(box, Mailbox.SPOT)
+            f.b.call(self.wait_until, [mail, following, spot, self.i64(IDLE_NS)])
             f.b.store(f.atomic_load(f.word(box, Mailbox.MAIL), "acquire"), mail)
             f.returns_if(f.b.icmp_signed("==", f.load(mail), self.i64(LEAVE)))
             f.atomic_add(absent, self.i64(-1), "seq_cst")

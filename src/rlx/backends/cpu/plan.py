@@ -5,6 +5,7 @@ Host calls cut the program into tables; loops and branches cut tables into segme
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -57,6 +58,7 @@ class Plan:
         self._binding = binding
         self._sizes: dict[Size, int] = {}
         self.stored = [self._type(shape) for shape in program.stored]
+        self.stored_sizes = [(dims, dtype, math.prod(dims) * dtype.itemsize) for dims, dtype in self.stored]
         slots: list[int] = []
         self.parts: list[Table | HostCall] = []
         self.values = 0

@@ -26,15 +26,17 @@ _mutex_init, _cond_init = ctypes.CDLL(None).pthread_mutex_init, ctypes.CDLL(None
 
 
 class Pool:
-    """Workers and the memory through which they are reached. `run` may be called from any number of threads."""
+    """Workers and the memory through which they are reached, at `address`, which is `argument` for native
+    code. `run` may be called from any number of threads."""
 
     def __init__(self, native: Executor) -> None:
         self._native = native
-        self._state, self._address = aligned_words(pool_words(MAX_THREADS - 1))
+        self._state, self.address = aligned_words(pool_words(MAX_THREADS - 1))
+        self.argument = ctypes.c_void_p(self.address)
         self._workers: list[threading.Thread] = []
         self._lock = fork_safe_lock()
         self._is_closed = False
-        self._make_spot(self._address + WORD * PoolState.PROGRESS)
+        self._make_spot(self.address + WORD * PoolState.PROGRESS)
 
     def run(self, job: int, threads: int) -> None:
         """Run the job (its address) to the end with up to `threads` threads, this one included.
@@ -42,11 +44,12 @@ class Pool:
         Between two calls no thread is inside the job: an exception that a signal handler raises here, as Ctrl-C does,
         leaves nothing behind.
         """
-        if threads > 1 and len(self._workers) < threads - 1:
-            self._hire(threads - 1)
-        if self._is_closed:
-            threads = 1
-        while self._native.run(self._address, job, threads):
+        if threads > 1:
+            if len(self._workers) < threads - 1:
+                self._hire(threads - 1)
+            if self._is_closed:
+                threads = 1
+        while self._native.run(self.address, job, threads):
             pass
 
     @property
@@ -57,7 +60,7 @@ class Pool:
         """End the workers; later runs are done by their callers alone."""
         with self._lock:
             self._is_closed = True
-            self._native.dismiss(self._address, len(self._workers))
+            self._native.dismiss(self.address, len(self._workers))
         for worker in self._workers:
             worker.join(_EXIT_SECONDS)
 
@@ -65,11 +68,11 @@ class Pool:
         with self._lock:
             while len(self._workers) < count and not self._is_closed:
                 number = len(self._workers)
-                mailbox = self._address + WORD * (PoolState.MAILBOXES + number * Mailbox.WORDS)
+                mailbox = self.address + WORD * (PoolState.MAILBOXES + number * Mailbox.WORDS)
                 self._make_spot(mailbox + WORD * Mailbox.SPOT)
                 worker = threading.Thread(
                     target=self._native.serve,
-                    args=(self._address, mailbox),
+                    args=(self.address, mailbox),
                     name=f"rlx-worker-{number + 1}",
                     daemon=True,
                 )

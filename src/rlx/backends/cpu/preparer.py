@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.context import Context
 from rlx.backends.cpu.plan import Plan
 from rlx.backends.cpu.runner import Runner
 from rlx.backends.memory import Array, aligned_block
@@ -11,9 +10,9 @@ from rlx.backends.memory import Array, aligned_block
 class Preparer(Runner):
     """A `Runner` whose results live together: they lie in one block of memory."""
 
-    def _store(self, plan: Plan, context: Context) -> list[Array]:
+    def _store(self, plan: Plan, values: memoryview) -> list[Array]:
         stored = []
         for number, (array, address) in enumerate(aligned_block(plan.stored), self._first_stored):
-            context.values[number] = address
+            values[number] = address
             stored.append(array)
         return stored

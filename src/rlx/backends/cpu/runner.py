@@ -6,17 +6,18 @@ between kernels, and a context, which is the command tables for the run's sizes 
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rlx.backends.api import Array, KernelTime
 from rlx.backends.cpu.context import Context, Contexts, TableRun
 from rlx.backends.cpu.copies import native_copy
-from rlx.backends.cpu.executor import executor
+from rlx.backends.cpu.executor import Executor, executor
 from rlx.backends.cpu.host_bodies import prepare_for_bodies
 from rlx.backends.cpu.host_calls import HostValues
 from rlx.backends.cpu.plan import HostCall, Plan
@@ -24,7 +25,7 @@ from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.threads import thread_count
 from rlx.backends.donation import Held, HeldInput
 from rlx.backends.kernel_times import times
-from rlx.backends.memory import address_of, aligned_empty, fit
+from rlx.backends.memory import address_of, aligned_empty, fit, result_empty
 from rlx.backends.program.arena import Arena, Arenas
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import ARENA, HostStep, Leaf, LoopStep, Program
@@ -33,6 +34,9 @@ from rlx.ir.binding import infer_binding
 
 # Bindings whose tables are kept; one costs a few hundred bytes for each kernel.
 KEPT_PLANS = 64
+
+# One thread, as native code takes it.
+_ALONE = ctypes.c_int64(1)
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -44,32 +48,86 @@ class Runner:
     def __init__(self, program: Program, threads: int | None = None) -> None:
         self.program = program
         self._threads = threads
-        _make_ready(program)
+        self._executor = _make_ready(program)
+        self._leaves = [(leaf.dtype, leaf.align) for leaf in program.inputs]
+        self._native_run = self._executor.run
         self._is_native = program.is_native
+        self._is_plain = self._is_native and not program.overwritten
         self._first_stored = ARENA + 1 + len(program.inputs)
         self._last_held: tuple[tuple[int, Shapes, Shapes], Contexts] | None = None
         self._fresh = [i - len(program.inputs) for i in program.returned if i >= len(program.inputs)]
+        self._returns_stored = self._fresh == list(range(len(program.stored)))
         self._kept_inputs = [(n, leaf) for n, leaf in enumerate(program.inputs) if n not in program.overwritten]
         # The cache keeps the most recently used, needs no lock of its own, and is not disturbed by a fork.
         self._contexts = lru_cache(KEPT_PLANS)(_Binder(program))
         self._arenas = Arenas()
 
     def run(self, inputs: Mapping[str, Array], params: CpuParams) -> list[Array]:
-        arrays, addresses = [], []
-        for leaf in self.program.inputs:
-            array = inputs.get(leaf.name)
-            # The usual case without a call: small programs take a few microseconds in all.
-            if type(array) is np.ndarray and array.dtype is leaf.dtype and array.flags.c_contiguous:
-                address = address_of(array)
-                if address % leaf.align:
-                    array, address = fit(array, leaf.align)
-            else:
-                array, address = self._checked(leaf, inputs)
-            arrays.append(array)
-            addresses.append(address)
-        if self.program.overwritten:
+        """The results for inputs by name."""
+        program = self.program
+        found = [self._checked(leaf, inputs) for leaf in program.inputs]
+        arrays, addresses = [array for array, _ in found], [address for _, address in found]
+        if program.overwritten:
             self._make_exclusive(arrays, addresses)
-        return self._run(arrays, addresses, tuple([a.shape for a in arrays]), params)
+        contexts = self._contexts(tuple([a.shape for a in arrays]), params.symbolic_shapes)
+        plan, context = contexts.plan, contexts.take()
+        arena = self._arena(plan)
+        try:
+            context.set(arena, addresses)
+            whole = [*arrays, *self._store(plan, context.values)]
+            if context.params_serial != params.serial:
+                context.set_params(params)
+            if not self._is_native:
+                return self._run_with_host(plan, context, arena, arrays, whole, params)
+            for table in context.tables:
+                self._run_table(context, table)
+            return self._returned(arrays, [whole[i] for i in program.returned])
+        finally:
+            # No thread is inside when an exception comes by, Ctrl-C included: see Pool.run.
+            self._arenas.give(arena)
+            contexts.free.append(context)
+
+    def run_plain(self, arrays: Sequence[Any], params: CpuParams) -> list[Array] | None:
+        """`run` for arrays in order that need no second look; None if one does, or the program does more than run
+        kernels. Written without calls where that can be: a small program takes a few microseconds in all, of which a
+        call is a fiftieth."""
+        if not self._is_plain or len(arrays) != len(self._leaves):
+            return None
+        addresses, shapes = [], []
+        for array, (dtype, align) in zip(arrays, self._leaves):
+            if not isinstance(array, np.ndarray) or array.dtype is not dtype or not array.flags.c_contiguous:
+                return None
+            address = address_of(array)
+            if address % align:
+                return None
+            addresses.append(address)
+            shapes.append(array.shape)
+        contexts = self._contexts(tuple(shapes), params.symbolic_shapes)
+        plan, free = contexts.plan, contexts.free
+        try:
+            context = free.pop()
+        except IndexError:
+            context = contexts.take()
+        # Small programs have nothing between kernels.
+        arena = self._arena(plan) if plan.arena_bytes else None
+        try:
+            context.held_serial = -1
+            values, number = context.values, ARENA + 1
+            if arena is not None:
+                values[ARENA] = arena.address
+            for address in addresses:
+                values[number] = address
+                number += 1
+            stored = self._store(plan, values)
+            if context.params_serial != params.serial:
+                context.set_params(params)
+            for table in context.tables:
+                self._run_table(context, table)
+            return stored if self._returns_stored else [stored[i] for i in self._fresh]
+        finally:
+            if arena is not None:
+                self._arenas.give(arena)
+            free.append(context)
 
     def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:
         """Look at the results of a run that lie where inputs were, for `run_held`: `homes` has their numbers by the
@@ -109,15 +167,15 @@ class Runner:
             context.set_held(held)
             for number, address, _ in others:
                 values[ARENA + 1 + number] = address
-            stored = self._store(contexts.plan, context)
-            context.set_params(params)
-            for table in context.parts:
-                assert isinstance(table, TableRun)
+            stored = self._store(contexts.plan, values)
+            if context.params_serial != params.serial:
+                context.set_params(params)
+            for table in context.tables:
                 self._run_table(context, table)
             return [stored[i] for i in self._fresh]
         finally:
             self._arenas.give(arena)
-            contexts.give(context)
+            contexts.free.append(context)
 
     def _contexts_held(self, held: Held, others: Shapes, params: Shapes) -> Contexts:
         """The contexts for inputs that are held and others of these shapes. The last ones are remembered: finding them
@@ -131,16 +189,6 @@ class Runner:
         contexts = self._contexts(tuple([shapes[number] for number in range(len(shapes))]), params)
         self._last_held = (key, contexts)
         return contexts
-
-    def _run(self, arrays: Sequence[Array], addresses: Sequence[int], shapes: Shapes, params: CpuParams) -> list[Array]:
-        contexts = self._contexts(shapes, params.symbolic_shapes)
-        context, arena = contexts.take(), self._arena(contexts.plan)
-        try:
-            return self._execute(contexts.plan, context, arena, arrays, addresses, params)
-        finally:
-            # No thread is inside when an exception comes by, Ctrl-C included: see Pool.run.
-            self._arenas.give(arena)
-            contexts.give(context)
 
     def _arena(self, plan: Plan) -> Arena:
         try:
@@ -169,43 +217,30 @@ class Runner:
                 copy[...] = arrays[number]
                 arrays[number], addresses[number] = copy, address
 
-    def _execute(
+    def _run_with_host(
         self,
         plan: Plan,
         context: Context,
         arena: Arena,
         inputs: Sequence[Array],
-        addresses: Sequence[int],
+        whole: Sequence[Array],
         params: CpuParams,
     ) -> list[Array]:
-        values, number = context.values, ARENA
-        context.held_serial = -1
-        for address in (arena.address, *addresses):
-            values[number] = address
-            number += 1
-        stored = self._store(plan, context)
-        context.set_params(params)
-        if self._is_native:
-            for table in context.parts:
-                assert isinstance(table, TableRun)
-                self._run_table(context, table)
-            whole = (*inputs, *stored)
-            return self._returned(inputs, [whole[i] for i in self.program.returned])
-        host = HostValues(plan, arena.memory, (*inputs, *stored), params.arrays, values)
+        """Run the parts of a program, of which some are calls of the host. `whole` are its inputs and results."""
+        host = HostValues(plan, arena.memory, whole, params.arrays, context.values)
         for part in context.parts:
             if isinstance(part, TableRun):
                 self._run_table(context, part)
             else:
                 _call(host, part)
-        whole = (*inputs, *stored)
         outputs = zip(self.program.returned, self.program.outputs)
         return self._returned(inputs, [whole[i] if i >= 0 else host.output(o) for i, o in outputs])
 
-    def _store(self, plan: Plan, context: Context) -> list[Array]:
+    def _store(self, plan: Plan, values: memoryview) -> list[Array]:
         """Memory for the results that have some of their own."""
-        values, number, stored = context.values, self._first_stored, []
-        for dims, dtype in plan.stored:
-            array, values[number] = aligned_empty(dims, dtype)
+        number, stored = self._first_stored, []
+        for dims, dtype, size in plan.stored_sizes:
+            array, values[number] = result_empty(dims, dtype, size)
             stored.append(array)
             number += 1
         return stored
@@ -222,22 +257,26 @@ class Runner:
         if noted is not None:
             noted += context.timed(table)
             return
-        context.reset(table)
-        threads = 1
+        # It begins with its first ticket.
+        words = context.words
+        words[table.next_at] = words[table.completed_at] = 0
+        # Asked for each time: the process may have forked, and a child has a pool of its own.
+        workers = pool(self._executor)
         if table.width > 1:
-            threads = min(table.width, thread_count(self._threads))
-        # Asked for each time: a host call may have forked, and a child has a pool of its own.
-        pool(executor()).run(table.address, threads)
+            workers.run(table.address, min(table.width, thread_count(self._threads)))
+        else:
+            while self._native_run(workers.argument, table.argument, _ALONE):
+                pass
 
 
-def _make_ready(program: Program) -> None:
+def _make_ready(program: Program) -> Executor:
     """Load and import before the first run what runs need: whatever a run does lazily under a lock, also that of a
     module being imported, a fork in another thread can leave locked for ever in the child."""
-    executor()
     if any(isinstance(step, LoopStep) for step in program.steps):
         native_copy()
     if any(isinstance(step, HostStep) and step.op.bodies for step in program.steps):
         prepare_for_bodies()
+    return executor()
 
 
 def _sharing(arrays: Sequence[Array], addresses: Sequence[int]) -> set[int]:

@@ -132,6 +132,9 @@ class _Codes:
     def get(self, key: str) -> bytes | None:
         return self._codes.get(key)
 
+    def has(self, key: str) -> bool:
+        return key in self._codes
+
     def put(self, key: str, code: bytes) -> None:
         """Nothing is added to a program."""
 

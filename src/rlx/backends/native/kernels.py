@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from rlx.backends.native.compile_ahead import CompileAhead
 from rlx.backends.native.elf import ElfObject
 from rlx.backends.native.linker import Linked, link, require_symbols
 from rlx.backends.native.object_cache import ObjectCache
@@ -121,6 +122,7 @@ class Loader:
         self._kernels: WeakValueDictionary[str, NativeKernel] = WeakValueDictionary()
         self._linked: WeakValueDictionary[str, NativeCode] = WeakValueDictionary()
         self._lock = fork_safe_lock()
+        self._ahead = CompileAhead(self._compiled)
 
     def load(self, kernel: Kernel) -> NativeKernel:
         """The kernel as native code: from memory, else from the object cache, else compiled."""
@@ -129,12 +131,25 @@ class Loader:
         key = cache_key(kernel, self.machine)
         with self._lock:
             found = self._kernels.get(key)
+        if found is not None:
+            return found
+        # Without the lock: others may load meanwhile what is there already.
+        code = self._linked.get(key)
+        made = self._object(kernel, key) if code is None else b""
+        with self._lock:
+            found = self._kernels.get(key)
             if found is None:
                 code = self._linked.get(key)
                 if code is None:
-                    code = self._linked[key] = self._link(kernel.name, key, self._object(kernel, key))
+                    code = self._linked[key] = self._link(kernel.name, key, made or self._object(kernel, key))
                 found = self._kernels[key] = NativeKernel(kernel, self.machine, code)
             return found
+
+    def start(self, kernel: Kernel) -> None:
+        """Compile a kernel that will be loaded soon in another thread, while the caller makes more of them."""
+        key = cache_key(kernel, self.machine)
+        if key not in self._linked and (self.objects is None or not self.objects.has(key)):
+            self._ahead.add(key, kernel)
 
     def find(self, name: str, key: str) -> NativeCode | None:
         """The code of a kernel that was compiled before, if it is still there."""
@@ -153,12 +168,16 @@ class Loader:
         cached = self.objects.get(key) if self.objects is not None else None
         if cached is not None:
             return cached
+        code = self._ahead.take(key) or self._compiled(kernel)
+        if self.objects is not None:
+            self.objects.put(key, code)
+        return code
+
+    def _compiled(self, kernel: Kernel) -> bytes:
         from rlx.kernels.emit.llvm_codegen import compile_object
 
         code = compile_object(kernel, self.machine)
         check_symbols(code, kernel.name)
-        if self.objects is not None:
-            self.objects.put(key, code)
         return code
 
     def _link(self, name: str, key: str, code: bytes) -> NativeCode:

@@ -33,6 +33,10 @@ class ObjectCache(Protocol):
 
     def get(self, key: str) -> bytes | None: ...
 
+    def has(self, key: str) -> bool:
+        """Whether there seems to be an entry; `get` looks closer."""
+        ...
+
     def put(self, key: str, code: bytes) -> None: ...
 
 
@@ -125,6 +129,9 @@ class DiskCache:
         if content[:head] != _MAGIC + _digest(key, code):
             return None
         return code
+
+    def has(self, key: str) -> bool:
+        return self._path(key).exists()
 
     def put(self, key: str, code: bytes) -> None:
         """Keep an entry. Failure to write is not an error."""

@@ -75,11 +75,13 @@ class Loading(NamedTuple):
     machine: Machine
     load: Callable[[Kernel], LoadedKernel]
     schedules: ScheduleTable | None = None
+    # Told of kernels that will be loaded, where something can be done about them meanwhile.
+    start: Callable[[Kernel], None] | None = None
 
 
 def host_loading() -> Loading:
     """Kernels for this machine, as functions of this process."""
-    return Loading(host(), loader().load)
+    return Loading(host(), loader().load, start=loader().start)
 
 
 class NativeStep(NamedTuple):
@@ -232,6 +234,8 @@ def build_program(
     loading = loading or host_loading()
     maker = maker or KernelMaker(graph, loading.machine, loading.schedules)
     loaded: _Loaded = {}
+    if loading.start is not None:
+        _start_all(maker, lir, loading.start)
     made = [_made(graph, maker, k, loaded, loading) for k in lir.kernels if k.kind != "view"]
     nodes = graph.nodes if leaves is None else [n for n in graph.nodes if n.id in leaves or n.id in graph.outputs]
     inputs = [n for n in nodes if isinstance(n.op, Input)]
@@ -327,6 +331,21 @@ def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel, loaded: _Loaded, 
         return _Made(kernel, node, None, bodies=bodies)
     made = maker.make(kernel)
     return _Made(kernel, node, _native(made.kernel, loaded, loading), made.buffers, made.extents)
+
+
+def _start_all(maker: KernelMaker, lir: LirModule, start: Callable[[Kernel], None]) -> None:
+    """Make the loops of all kernels, and let code be made of each while the next one is. Each is made once: `maker`
+    knows it again."""
+    from rlx.compile.lower.bodies import LOOP
+
+    started: dict[int, Kernel] = {}
+    for kernel in lir.kernels:
+        if kernel.kind in ("view", "call", LOOP):
+            continue
+        made = maker.make(kernel).kernel
+        if id(made) not in started:
+            started[id(made)] = made
+            start(made)
 
 
 # By identity, with the kernel itself, so that none other takes its identity.

@@ -19,6 +19,7 @@ from rlx.backends.program.program_json import MAX_CONSTANTS, programs_from_json,
 from rlx.errors import BackendError, FormatError
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant
+from rlx.ir.text.printed import text_of
 from rlx.kernels.machines import host
 from rlx.knobs import knobs
 from rlx.ops.control.custom import Custom
@@ -35,7 +36,7 @@ def program_key(graph: Graph, options: CompileOptions) -> str | None:
     if len(graph.nodes) < MIN_NODES or options.verbose or _is_watched() or not _is_known(graph):
         return None
     settings = {name: value for name, value in knobs.values().items() if name not in _IRRELEVANT}
-    parts = (str(graph), *map(str, graph.constraints), options.key(), str(settings), repr(host()), compiler_stamp())
+    parts = (text_of(graph), *map(str, graph.constraints), options.key(), str(settings), repr(host()), compiler_stamp())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

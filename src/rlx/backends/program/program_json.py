@@ -32,7 +32,7 @@ from rlx.backends.program.program import (
     Value,
 )
 from rlx.errors import FormatError, RlxError
-from rlx.ir.dims import DimConstraint, as_dim, as_offset
+from rlx.ir.dims import DimConstraint, as_offset
 from rlx.ir.graph import NodeId
 from rlx.ir.op import REGISTRY, Op
 from rlx.ir.shape import Shape, Size, parse_shape
@@ -78,7 +78,7 @@ def programs_from_json(text: str | bytes, loader: Loader) -> Programs | None:
             if code is None:
                 return None
             codes.append((code, _read_grid(grid)))
-        reader = _Reader([as_dim(s) for s in document["sizes"]], codes)
+        reader = _Reader([as_offset(s) for s in document["sizes"]], codes)
         prepare = [Preparation(reader.program(p), tuple(map(str, results))) for p, results in document["prepare"]]
         return Programs(reader.program(document["main"]), tuple(prepare))
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError, RlxError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 
 from rlx.compile.fuse.index_maps import is_view, keeps_order
@@ -67,8 +68,20 @@ def is_memory(node: Node) -> bool:
 
 
 def is_literal(node: Node) -> bool:
-    """A constant of one element, which kernels hold in their code."""
+    """A constant of one element, which kernels do not load: it is in their code, or passed to them as a number."""
     return isinstance(node.op, Constant) and node.op.value.array.size == 1 and is_native(node)
+
+
+def is_ordinary_number(node: Node) -> bool:
+    """Whether code is the same for this number as for any other: a float that is finite and no power of two.
+
+    Zero and powers of two make operations cheaper or go away. Integers decide how divisions and shifts are done, and
+    where things lie."""
+    if not is_literal(node) or not node.shape.dtype.is_float:
+        return False
+    assert isinstance(node.op, Constant)
+    number = float(node.op.value.array.reshape(()).item())
+    return math.isfinite(number) and math.frexp(abs(number))[0] not in (0.0, 0.5)
 
 
 def is_native(node: Node) -> bool:

@@ -23,10 +23,11 @@ class KernelForm(NamedTuple):
 
 
 class FormKeys:
-    """Forms of sets of nodes of one graph; keys mean something in this graph only."""
+    """Forms of sets of nodes of one graph; keys mean something in this graph only. A number for which `is_passed` holds
+    is an operand like any other: kernels that differ in it alone have one form."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, is_passed: Callable[[Node], bool] = lambda node: False) -> None:
+        self.graph, self._is_passed = graph, is_passed
         self._numbers: dict[Any, int] = {}
         self._computed: dict[NodeId, int] = {}
         self._read: dict[NodeId, int] = {}
@@ -48,7 +49,7 @@ class FormKeys:
                     parts.append(outside[operand])
                 else:
                     outside[operand] = -1 - len(outside)
-                    parts += (outside[operand], self._number(operand, self._read, _read_form))
+                    parts += (outside[operand], self._number(operand, self._read, self._read_form))
         return KernelForm((*parts, None, *(place[m] for m in marked)), tuple(outside))
 
     def _number(self, node_id: NodeId, known: dict[NodeId, int], form: Callable[[Node], Key]) -> int:
@@ -58,14 +59,13 @@ class FormKeys:
             found = known[node_id] = self._numbers.setdefault(content, len(self._numbers))
         return found
 
+    def _read_form(self, node: Node) -> Key:
+        """What a kernel knows of a value that it reads: its type, and the number itself where it is in the code."""
+        if is_literal(node):
+            assert isinstance(node.op, Constant)
+            return (node.shapes, "passed") if self._is_passed(node) else (node.shapes, node.op.value.array.tobytes())
+        return (node.shapes,)
+
 
 def _computed_form(node: Node) -> Key:
     return type(node.op), node.op, node.shapes, len(node.inputs)
-
-
-def _read_form(node: Node) -> Key:
-    """What a kernel knows of a value that it reads: its type, and the number itself where it is one."""
-    if is_literal(node):
-        assert isinstance(node.op, Constant)
-        return node.shapes, node.op.value.array.tobytes()
-    return (node.shapes,)

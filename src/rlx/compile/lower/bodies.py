@@ -50,23 +50,32 @@ def native_bodies(graph: Graph, node: Node, generator: Generator) -> Bodies:
 
 
 def _find_bodies(graph: Graph, node: Node, generator: Generator) -> Bodies | None:
-    operands = tuple(graph.shape(i) for i in node.inputs)
+    return lowered_bodies(node.op, tuple(graph.shape(i) for i in node.inputs), generator)
+
+
+def lowered_bodies(op: Op, operands: tuple[Shape, ...], generator: Generator) -> Bodies | None:
+    """The bodies of a loop on operands of these types; None where there are no kernels for all that is in them."""
     # What is not known outside could not be known inside.
     outside = {s for shape in operands for d in shape.dims if not isinstance(d, int) for s in d.symbols}
-    if not outside.issuperset(node.op.dynamic_symbols()):
+    if not outside.issuperset(op.dynamic_symbols()):
         return None
-    if any(t.dtype.is_complex or t.dtype.is_storage for t in (*operands, *node.shapes)):
+    results = op.infer(*operands)
+    results = results if isinstance(results, tuple) else (results,)
+    if any(t.dtype.is_complex or t.dtype.is_storage for t in (*operands, *results)):
         return None
     # Bodies are kept as they were compiled last, unless somebody changes how that is done or wants to see it.
     watched = (knobs.dump, knobs.override, skipped_passes())
-    return _lowered(node.op, operands, generator, watched)
+    return _lowered(op, operands, generator, watched)
 
 
 @lru_cache(256)
 def _lowered(op: Op, operands: tuple[Shape, ...], generator: Generator, watched: object) -> Bodies | None:
     """The bodies as LIR, each on the road of all programs; None where one of them needs the host."""
+    from rlx.compile.lower.small_loops import in_bounded_parts
     from rlx.compile.pipeline import lower_to_lir
 
+    if isinstance(op, While):
+        op = in_bounded_parts(op, operands, generator)
     found = []
     for body in _programs(op, operands):
         lir = lower_to_lir(body, generator)

@@ -12,6 +12,7 @@ from rlx.kernels.cpu.matmul.pairs import pair_matmul_kernel
 from rlx.kernels.cpu.matmul.quant import quant_matmul_kernel
 from rlx.kernels.cpu.ops import OpSite, build_op_kernel
 from rlx.kernels.cpu.rows import row_kernel
+from rlx.kernels.cpu.small_loops import SmallLoopSpec, small_loop_kernel
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
 from rlx.kernels.schedules import Schedule, ScheduleTable
@@ -82,5 +83,6 @@ TABLE = ScheduleTable(
         RowSpec: [Schedule("rows", _row)],
         ProductSpec: PRODUCTS,
         OpSite: [Schedule("op", _op)],
+        SmallLoopSpec: [Schedule("small loop", small_loop_kernel)],
     }
 )

@@ -227,6 +227,9 @@ class _Function(COps):
         """A block in braces whose yields go to variables, all at once."""
         outer, self.indent = self.indent, f"{self.indent}    "
         self.block(block)
+        if block.again is not None:
+            # Looked at before the carried values, of which it may be one, become those of the next round.
+            self.line(f"const bool goes_on_ = {self.at(block.again)};")
         sources = list(block.yields)
         for position, source in enumerate(sources):
             # One that is a carried value of this loop would be overwritten before it is read.
@@ -237,4 +240,6 @@ class _Function(COps):
         for target, source in zip(targets, sources):
             if isinstance(source, Const) or self.names[source] != target:
                 self.copy(target, source)
+        if block.again is not None:
+            self.line("if (!goes_on_) break;")
         self.indent = outer

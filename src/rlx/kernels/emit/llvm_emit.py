@@ -309,6 +309,8 @@ class _Emitter(ExchangeOps):
         latch = self.label
         following = self.emit(f"add nsw i64 {index}, {self.ref(loop.step)}")
         again = self.emit(f"icmp slt i64 {following}, {stop}")
+        if loop.body.again is not None:
+            again = self.emit(f"and i1 {again}, {self.ref(loop.body.again)}")
         self.lines.append(f"  br i1 {again}, label %{head}, label %{end}")
         yields = [self.ref(v) for v in loop.body.yields]
         inits = [self.ref(v) for v in loop.inits]

@@ -69,12 +69,16 @@ class Fold:
         self.values = values
         self.results: tuple[Value, ...] = ()
         self.yields: tuple[Value, ...] | None = None
+        self.again: Value | None = None
 
-    def next(self, *values: Value) -> None:
+    def next(self, *values: Value, again: Value | None = None) -> None:
+        """What the next round begins with; there is none if `again`, a bool, is false."""
         if len(values) != len(self.values) or any(v.type != c.type for v, c in zip(values, self.values)):
             wanted = ", ".join(str(c.type) for c in self.values)
             raise DTypeError(f"next: the loop carries ({wanted}), got ({', '.join(str(v.type) for v in values)})")
-        self.yields = values
+        if again is not None and again.type != ValueType(DType.BOOL):
+            raise DTypeError(f"next: whether to go on is a scalar bool, got {again.type}")
+        self.yields, self.again = values, again
 
 
 class KernelBuilder:
@@ -466,7 +470,7 @@ class KernelBuilder:
             yield fold
         if fold.yields is None:
             raise OpError(f"kernel {self.name}: loop {name} carries values, so its body must call next(...)")
-        body.yields = fold.yields
+        body.yields, body.again = fold.yields, fold.again
         fold.results = tuple(Value(self, v.type) for v in init)
         self.append(For(kind, fold.index, lower, upper, stride, tuple(init), fold.values, body, fold.results))
 

@@ -185,6 +185,8 @@ class Interpreter:
             frame.values.update(zip(loop.carried, carried))
             yield from self.block(loop.body, frame)
             carried = [frame.read(v) for v in loop.body.yields]
+            if loop.body.again is not None and not frame.read(loop.body.again)[0]:
+                break
         frame.values.update(zip(loop.results, carried))
 
     def iterations(self, loop: For, frame: Frame) -> Sequence[int]:

@@ -202,13 +202,15 @@ class Buffer:
 
 
 class Block:
-    """Statements in order, then the values handed to the enclosing loop or branch."""
+    """Statements in order, then the values handed to the enclosing loop or branch. Where the body of a serial loop has
+    `again`, a bool, the loop ends after the first round in which that is false."""
 
-    __slots__ = ("statements", "yields")
+    __slots__ = ("again", "statements", "yields")
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
         self.yields: tuple[Value, ...] = ()
+        self.again: Value | None = None
 
 
 @dataclass(eq=False, slots=True)

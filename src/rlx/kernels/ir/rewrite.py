@@ -95,5 +95,5 @@ class Copier:
         with self.builder.loop_of(loop.kind, loop.index.name, *bounds, init=self.news(loop.inits)) as fold:
             self.values[loop.index] = fold.index
             self.values.update(zip(loop.carried, fold.values))
-            fold.next(*self.block(loop.body))
+            fold.next(*self.block(loop.body), again=self.maybe(loop.body.again))
         self.values.update(zip(loop.results, fold.results))

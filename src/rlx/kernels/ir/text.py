@@ -81,6 +81,8 @@ class _Printer:
                 self.found = self.lines[start].strip()
         if block.yields:
             self.lines.append(f"{indent}yield {self.uses(block.yields)}")
+        if block.again is not None:
+            self.lines.append(f"{indent}again if {self.use(block.again)}")
 
     def statement(self, statement: Statement, indent: str) -> None:
         line = self.lines.append

@@ -99,6 +99,8 @@ class _Verifier:
         self.at = None
         for value in block.yields:
             self.use(value)
+        if block.again is not None:
+            self.use(block.again, ValueType(DType.BOOL))
         self.defined = outer
 
     def use(self, value: Value, wanted: ValueType | None = None) -> None:
@@ -182,6 +184,7 @@ class _Verifier:
         types = [v.type for v in loop.inits]
         for group in (loop.carried, loop.body.yields, loop.results):
             self.require([v.type for v in group] == types, f"loop %{loop.index.name} carries {types}")
+        self.require(loop.body.again is None or loop.kind is LoopKind.SERIAL, "only a serial loop ends early")
         is_threads = loop.kind is LoopKind.THREADS
         self.require(not (is_threads and inside_threads), "thread loops do not nest")
         if is_threads and self.role_threads is not None and isinstance(loop.stop, Const):

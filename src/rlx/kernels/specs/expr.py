@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
@@ -120,6 +122,14 @@ def topological(roots: Sequence[Expr], is_known: Callable[[Expr], bool] = lambda
     return order
 
 
+def uniform_nodes(roots: Sequence[Expr]) -> list[Expr]:
+    """Nodes that are computed from passed numbers and literals alone: they are the same for every element."""
+    uniform: dict[Expr, bool] = {}
+    for node in topological(roots):
+        uniform[node] = all(uniform[a] for a in node.args) if node.args else node.op in ("size", "literal")
+    return [node for node, is_uniform in uniform.items() if is_uniform and node.args]
+
+
 def instruction_count(roots: Sequence[Expr]) -> int:
     """About how many statements the lowering appends: one for simple ops, some thirty for a math function."""
     return sum(1 if is_simple(node) else 30 for node in topological(roots) if node.args)
@@ -130,12 +140,31 @@ def is_simple(node: Expr) -> bool:
     return not node.args or node.op in _SIMPLE
 
 
+def passed_number(extent: str, dtype: DType) -> Expr:
+    """A number of a float dtype that the caller passes by its bits, as `bits_of` gives them."""
+    bits = size(extent)
+    if dtype.size_bytes < DType.I64.size_bytes:
+        bits = apply("cast", bits, to=DType.of(f"u{8 * dtype.size_bytes}"))
+    return apply("bitcast", bits, to=dtype)
+
+
+def bits_of(number: float, dtype: DType) -> int:
+    """The bits of a float, as an i64."""
+    kind = f"u{dtype.size_bytes}" if dtype.size_bytes < DType.I64.size_bytes else "i8"
+    return int(np.asarray(number, dtype.numpy).view(kind))
+
+
 def lower_expr(
-    k: KernelBuilder, roots: Sequence[Expr], operands: Sequence[Value], lanes: int = 1, indices: Sequence[Value] = ()
+    k: KernelBuilder,
+    roots: Sequence[Expr],
+    operands: Sequence[Value],
+    lanes: int = 1,
+    indices: Sequence[Value] = (),
+    extents: Callable[[Extent], Value] | None = None,
 ) -> list[Value]:
     """Append the computation of `roots` and give their values, each in its node's own dtype.
 
-    `indices` are the element's place in the index space; scalars are splat.
+    `indices` are the element's place in the index space, `extents` the parameters by name; scalars are splat.
     """
     values: dict[Expr, Value] = {}
     for node in topological(roots):
@@ -143,6 +172,9 @@ def lower_expr(
             values[node] = k.cast(indices[int(node.value)], node.dtype)
         elif node.op == "operand":
             values[node] = k.cast(operands[int(node.value)], compute_dtype(node.dtype))
+        elif node.op == "size" and extents is not None:
+            assert not isinstance(node.value, float)
+            values[node] = extents(node.value)
         else:
             values[node] = lower_node(k, node, [values[a] for a in node.args])
     return [k.splat(k.cast(values[root], root.dtype), lanes) for root in roots]

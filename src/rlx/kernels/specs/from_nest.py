@@ -19,7 +19,7 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
 from rlx.ir.shape import Size, normalize_axis
 from rlx.kernels.ir.extents import Extent
-from rlx.kernels.specs.expr import Expr, apply, can_lower, gather, index, literal, operand, reduce, size
+from rlx.kernels.specs.expr import Expr, apply, can_lower, gather, index, literal, operand, passed_number, reduce, size
 from rlx.kernels.specs.map_parts import MapPart, Move
 from rlx.kernels.specs.scopes import Access
 from rlx.ops.pointwise.arithmetic import Binary, Compare, Where
@@ -59,10 +59,16 @@ class Loops(NamedTuple):
 
 
 class Naming(NamedTuple):
-    """How a kernel calls its buffers and sizes."""
+    """How a kernel calls its buffers, its sizes, and the numbers that it is passed; None for those in its code."""
 
     buffer: Callable[[NodeId], str]
     extent: Callable[[Size], Extent]
+    number: Callable[[Node], str | None]
+
+    def literal(self, node: Node) -> Expr:
+        """A constant of one element."""
+        name = self.number(node)
+        return literal_of(node) if name is None else passed_number(name, node.shape.dtype)
 
 
 def loops_of(graph: Graph, points: KernelPoints, stored: Sequence[tuple[NodeId, Layout]], naming: Naming) -> Loops:
@@ -154,7 +160,7 @@ class _LoopMaker:
         node = point.node
         place = self.read_place(point)
         if point.is_read:
-            return literal_of(node) if place is None else operand(self.reads[place], node.shape.dtype)
+            return self.naming.literal(node) if place is None else operand(self.reads[place], node.shape.dtype)
         match node.op:
             case Iota(dtype=dtype, axis=axis):
                 return self.position(point.maps[normalize_axis(axis, node.shape.rank, "iota")], dtype)

@@ -36,7 +36,7 @@ from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extents
 from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value, ValueType
 from rlx.kernels.machines import Machine
-from rlx.kernels.specs.expr import compute_dtype, lower_expr
+from rlx.kernels.specs.expr import compute_dtype, lower_expr, uniform_nodes
 from rlx.kernels.specs.products import Epilogue as Epilogue
 from rlx.kernels.specs.products import Matrix as Matrix
 from rlx.kernels.specs.products import Product as Product
@@ -124,7 +124,7 @@ class MatmulMaker:
         self.cs = [MatrixOperand(k, c, write=True, noalias=False) for c in product.cs]
         self.extra = [MatrixOperand(k, operand, noalias=False) for operand in (epilogue.operands if epilogue else ())]
         self.declare_pointers()
-        extents = Extents(k)
+        extents = self.extents = Extents(k)
         self.m, self.n, self.depth, self.batches = (extents(s) for s in (product.m, n, product.k, product.batch))
         for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
@@ -368,6 +368,9 @@ class MatmulMaker:
         """The epilogue of a block, row by row, and its store."""
         k, shape = self.k, self.shape
         has_masks = self.has_masks([*self.cs, *self.extra])
+        exprs = self.epilogue.exprs if self.epilogue is not None else ()
+        # In front of the loops, where the builder finds them again: numbers that are passed are made ready once.
+        lower_expr(k, uniform_nodes(exprs), (), extents=self.extents)
         with k.loop("done", 0, block.rows) as r:
             row = self.row_of(block.row + r)
             places = [o.at(block.batch, row, block.column) for o in (*self.cs, *self.extra)]
@@ -380,7 +383,7 @@ class MatmulMaker:
                             k.load(place.buffer, place.at(0, j), lanes=lanes, stride=place.column_stride, mask=mask)
                         )
                     indices = (block.batch, row, k.iota(DType.I64, lanes) + (block.column + j))
-                    values = lower_expr(k, self.epilogue.exprs, values, lanes, indices)
+                    values = lower_expr(k, exprs, values, lanes, indices, self.extents)
                 for place, value in zip(places, values):
                     data = k.cast(value, place.buffer.dtype)
                     k.store(place.buffer, place.at(0, j), data, stride=place.column_stride, mask=mask)
