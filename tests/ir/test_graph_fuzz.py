@@ -58,6 +58,13 @@ FAR_ZERO = """mir @found(%x0: i8[2,S]) {
 """
 
 
+LARGE_TILE = """mir @found(%x0: f32[0], %x1: f32[0], %x2: f32[0], %x3: f32[0], %x4: f32[0], %x5: f32[0], %x6: f32[23]) {
+  %0: f32[256] = gaussian_splat_render(%x0, %x1, %x2, %x3, %x4, %x5, %x6) {width=8, height=8, tile_size=SIZE}
+  return %0
+}
+"""
+
+
 @pytest.mark.parametrize("filling", [0xFF, 0x3C])
 def test_a_result_with_two_names_is_stored(filling):
     inputs = {"x0": np.ones((3, 2), "f4"), "x1": np.array([True, False])}
@@ -66,6 +73,17 @@ def test_a_result_with_two_names_is_stored(filling):
     assert np.array_equal(x, inputs["x0"])
     assert np.array_equal(mask, inputs["x1"]) and np.array_equal(again, inputs["x1"])
     assert not np.shares_memory(mask, again)
+
+
+def test_a_tile_that_no_stack_holds_is_rendered_on_the_host():
+    """It ended the process: kernels keep the pixels of a tile on the stack."""
+    small, large = (
+        LARGE_TILE.replace("SIZE", size)
+        for size in ("8", "1000")  # one tile for all pixels, both of them
+    )
+    inputs = {f"x{i}": np.zeros(0, "f4") for i in range(6)} | {"x6": np.linspace(0.1, 1, 23, dtype="f4")}
+    [wanted], [got] = (rlx.Session("cpu").compile(parse(text)).run(inputs) for text in (small, large))
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 def test_a_zero_point_that_is_no_code_is_refused():
