@@ -115,6 +115,10 @@ class BackendError(RlxError):
     """A device or backend is unknown, absent, or cannot run an op."""
 
 
+class OutOfMemory(BackendError, MemoryError):
+    """There is no memory for what a run with these sizes needs."""
+
+
 class TrainingError(RlxError):
     """A training run cannot go on, or cannot save what it has; the last checkpoint stays as it was."""
 

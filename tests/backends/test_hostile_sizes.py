@@ -2,7 +2,7 @@
 
 Every op declares samples. Their sizes are replaced by symbols, and these bound to what does not fit: what `infer` says
 of the sizes themselves is what the recorded constraints must say (`test_constraints_say_what_infer_says`), and the
-compiled program must do what the reference does (`test_cpu_does_what_the_reference_does`).
+compiled program must do what the reference does (`test_backends_do_what_the_reference_does`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import rlx
 import rlx.hir  # fills the registry
 import rlx.ops as ops
 import rlx.sparse  # registers ops
+from conformance.suite import available
 from rlx.errors import BindingError, InternalError, RlxError
 from rlx.ir.binding import bind_graph
 from rlx.ir.dims import DimConstraint, as_dim, require_at_most
@@ -27,7 +28,8 @@ from rlx.ir.tensor import building
 from rlx.ir.text.graph_text import parse, show
 
 LEAVES = {"Input", "Param", "Constant", "Project"}
-DEVICES = ("reference", "cpu")
+BACKENDS = available()
+DEVICES = ("reference", *BACKENDS)
 
 
 def applied(op, shapes):
@@ -140,16 +142,18 @@ def near(sizes):
 
 
 @pytest.mark.parametrize("name, sample", list(symbolic_samples()))
-def test_cpu_does_what_the_reference_does(name, sample):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backends_do_what_the_reference_does(backend, name, sample):
     dtype = "f32" if "f32" in sample.dtypes else sample.dtypes[0]
-    reference, cpu = (rlx.Session(d).compile(applied(sample.op, sample.shapes(dtype))) for d in DEVICES)
+    both = ("reference", backend)
+    reference, own = (rlx.Session(d).compile(applied(sample.op, sample.shapes(dtype))) for d in both)
     for binding in near(sample.binding):
         try:
             arrays = sample._replace(binding=binding).arrays(dtype)
         except (ValueError, RlxError):
             continue  # The sample's values are given for its own sizes only, or an operand's size would be negative.
         inputs = {f"x{i}": array for i, array in enumerate(arrays)}
-        (wanted, refused), (got, error) = (attempt(compiled.run, inputs) for compiled in (reference, cpu))
+        (wanted, refused), (got, error) = (attempt(compiled.run, inputs) for compiled in (reference, own))
         assert not isinstance(refused, InternalError) and not isinstance(error, InternalError), (binding, error)
         assert (refused is None) == (error is None), (binding, refused, error)
         if wanted is not None and name not in UP_TO_SIGNS:
@@ -184,12 +188,13 @@ def test_fixed_sizes_inside_meet_symbols_outside(name):
         if graph is None or not graph.constraints or found == 2:
             continue
         found += 1
-        reference, cpu = (rlx.Session(d).compile(applied(op, shapes)) for d in DEVICES)
+        reference, *backends = (rlx.Session(d).compile(applied(op, shapes)) for d in DEVICES)
         right = {f"x{i}": array for i, array in enumerate(sample.arrays(dtype))}
-        for a, b in zip(reference.run(right), cpu.run(right), strict=True):
-            assert_close(np.asarray(a), np.asarray(b))
+        for compiled in backends:
+            for a, b in zip(reference.run(right), compiled.run(right), strict=True):
+                assert_close(np.asarray(a), np.asarray(b))
         wrong = {f"x{i}": np.zeros([d + 1 for d in s.dims], s.dtype.numpy) for i, s in enumerate(fixed)}
-        for compiled in (reference, cpu):
+        for compiled in (reference, *backends):
             with pytest.raises(BindingError):
                 compiled.run(wrong)
     assert found
@@ -270,6 +275,49 @@ def test_sizes_outside_of_operands_are_refused(case, device):
     with pytest.raises(BindingError) as caught:
         compiled.run({f"x{i}": array for i, array in enumerate(arrays)})
     assert f"needs {wanted}, but with" in str(caught.value)
+
+
+# Sizes that no memory holds, and sizes beyond 64 bits; nothing of them is stored in the operands.
+
+ROW = np.ones(1 << 20, np.float32)
+NO_ROWS = np.empty((0, 1 << 40), np.float32)
+ONE_NUMBER = np.broadcast_to(np.float32(1), (1 << 50,))
+
+
+def to_the_fourth(x):
+    size = x.shape[0]
+    return ops.reduce_sum(ops.broadcast_to(x, (size * size * size * size, size)))
+
+
+HUGE = {
+    "a result": (lambda x: ops.expand_dims(x, 1) * x, [("S",)], [np.ones(1 << 24, np.float32)]),
+    "values in between": (
+        lambda x: ops.sort(ops.expand_dims(x, 1) * x)[0, 0],
+        [("S",)],
+        [np.ones(1 << 24, np.float32)],
+    ),
+    "an operand that is one number": (lambda x: x + 1.0, [("S",)], [ONE_NUMBER]),
+    "padding": (lambda x: ops.pad(x, 0.0, [1 << 50], [0]), [("S",)], [THREE]),
+    "more bytes than 2**63": (lambda x: ops.transpose(x) @ x, [("B", "S")], [NO_ROWS]),
+    "more elements than 2**63": (lambda x: ops.broadcast_to(x, (1 << 62, x.shape[0])) + 0.0, [("S",)], [THREE]),
+    "a size beyond 2**63": (to_the_fourth, [("S",)], [ROW]),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", HUGE)
+def test_sizes_that_no_memory_holds_are_refused(case, device):
+    function, dims, arrays = HUGE[case]
+    compiled = rlx.Session(device).compile(program(function, dims))
+    with pytest.raises(RlxError) as caught:
+        compiled.run({f"x{i}": array for i, array in enumerate(arrays)})
+    assert not isinstance(caught.value, InternalError)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_of_much_is_nothing(device):
+    [got] = rlx.Session(device).compile(program(lambda x: x + 1.0, [("B", "S")])).run(x0=NO_ROWS)
+    assert got.shape == NO_ROWS.shape
 
 
 def test_binding_a_graph_checks_it():

@@ -14,9 +14,25 @@ ROOT = Path(rlx.__file__).parent
 # Where a run passes through, with the functions there that import something and no run reaches, each with its reason.
 ROAD = {
     "locks.py": {},
+    "backends/api.py": {},
+    "backends/cuda/arrays.py": {},
+    "backends/cuda/context.py": {},
+    "backends/cuda/device.py": dict.fromkeys(("pool", "staging", "stream"), "loaded by `cuda/runner.py` before a run"),
+    "backends/cuda/driver.py": {},
+    "backends/cuda/executable.py": {"_where": "only reports ask"},
+    "backends/cuda/memory.py": {"__init__": "streams are loaded with the runner, which takes one"},
+    "backends/cuda/params.py": {},
+    "backends/cuda/runner.py": {"call": "loaded with the runner: plans of both devices are the same"},
+    "backends/cuda/streams.py": {},
     "backends/donation.py": {},
     "backends/kernel_times.py": {},
     "backends/memory.py": {},
+    "backends/memory_space.py": {},
+    "backends/native/kernels.py": {
+        "__call__": "kernels of tests; programs call code",
+        "_object": "while compiling",
+        "_print_code": "while compiling",
+    },
     "backends/program/arena.py": {},
     "backends/cpu/context.py": {},
     "backends/cpu/copies.py": {"copy_kernel": "made before the first run, for programs with loops"},
@@ -29,6 +45,7 @@ ROAD = {
     "backends/cpu/plan.py": {},
     "backends/cpu/pool.py": {},
     "backends/program/prepared_store.py": {},
+    "backends/program/program.py": dict.fromkeys(("_made", "_preparations", "build_program"), "while compiling"),
     "backends/cpu/preparer.py": {},
     "backends/cpu/table_layout.py": {},
     "backends/cpu/runner.py": {},
@@ -46,7 +63,11 @@ ROAD = {
     "runtime/typed_io.py": {},
     "trace/arguments.py": {"_parameters": "when a function is given to jit"},
     "trace/jit.py": {"_interpreted": "while compiling"},
+    "trace/pytree.py": {"register_dataclass": "no run", "tree_reduce": "no run"},
+    "trace/tracing.py": {},
 }
+# What the rest of a run is: definitions of ops, sizes and types, loaded before a program can be written.
+LOADED = ("ir", "ops")
 
 # Programs of all kinds, compiled and not yet run.
 PROGRAMS = """
@@ -112,6 +133,49 @@ def test_functions_on_the_road_import_nothing(file):
     surprising = [f"{file}:{line} in {name}" for name, line in found if name not in ROAD[file]]
     assert not surprising, f"import at the top, or before the first run: {surprising}"
     assert set(ROAD[file]) <= {name for name, _ in found}, "an exception that is no longer needed"
+
+
+def test_runs_stay_on_the_road():
+    """Every function of rlx that a run calls is in a file above, or in a folder that is loaded as a whole."""
+    out = in_process(
+        """
+        entered = set()
+        def watch(frame, event, argument):
+            if event == "call":
+                entered.add((frame.f_code.co_filename, frame.f_code.co_name))
+        threading.setprofile(watch)
+        for run in programs.values():
+            sys.setprofile(watch)
+            run()
+            run()
+            sys.setprofile(None)
+        root = os.path.dirname(rlx.__file__) + os.sep
+        for file, name in sorted(entered):
+            if file.startswith(root):
+                print(file.removeprefix(root).replace(os.sep, "/"), name)
+        """
+    )
+    entered = {tuple(line.split()) for line in out.splitlines()}
+    assert len(entered) > 50
+    beside = {file for file, _ in entered if file not in ROAD and file.split("/")[0] not in LOADED}
+    assert not beside, f"add to ROAD, with what imports in functions there: {sorted(beside)}"
+    importing = {(f, name) for f, name in entered if name in {found for found, _ in imports_in_functions(ROOT / f)}}
+    assert not importing, f"runs import here: {sorted(importing)}"
+
+
+def test_definitions_import_only_ops():
+    """Any op may run on the host by its definition. All ops are loaded together, before anything is compiled, and to
+    import what is loaded takes no lock."""
+    found = 0
+    for path in sorted((ROOT / "ops").rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and function.name == "eval":
+                for node in ast.walk(function):
+                    assert not isinstance(node, ast.Import), f"{path}:{node.lineno}"
+                    if isinstance(node, ast.ImportFrom):
+                        found += 1
+                        assert node.module.startswith("rlx.ops."), f"{path}:{node.lineno} imports {node.module}"
+    assert found
 
 
 def test_first_runs_import_nothing():

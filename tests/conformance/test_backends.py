@@ -17,6 +17,7 @@ from conformance.suite import OPS, available, cases, check, check_program, tenth
 from random_graphs import BINDING, STEPS, graphs, inputs_for
 from rlx.backends import api
 from rlx.compile import target as targets
+from rlx.ir.interpret import interpret
 from runtime.fake_device import FakeSpace, fake_target
 
 # They print, or call into Python, which is the point of them: tests/ops/test_effects.py looks at what they do.
@@ -92,6 +93,28 @@ def without_nan(array):
 
 def test_differences_are_about_ops_that_exist():
     assert {name for difference in DIFFERENCES.values() for name in difference.ops} <= {*OPS}
+
+
+OVERFLOWING = {name for reason in ("overflow", "overflow on the way") for name in DIFFERENCES[reason].ops}
+
+
+@pytest.mark.parametrize("name", sorted(n for n in OVERFLOWING if any(c.dtype == "f64" for c in cases(n))))
+def test_what_overflows_in_f32_is_right_in_f64(name):
+    """The reason that these entries give is the only one: the numbers which are too large for kernels in f32 are right
+    in f64, which has room for their squares, and nothing is forgiven."""
+    case = next(c for c in cases(name) if c.dtype == "f64")
+    compiled = rlx.Session("cpu").compile(case.graph())
+    plain = case.sample.arrays("f64")
+    for i, array in enumerate(plain):
+        if array.dtype != np.float64 or not array.size:
+            continue
+        values = [a.copy() for a in plain]
+        values[i].flat[array.size // 2] = np.finfo(np.float32).max
+        with np.errstate(all="ignore"):
+            wanted = interpret(case.graph(), values, case.sample.binding)
+            got = [np.asarray(r) for r in compiled.run({f"x{k}": a for k, a in enumerate(values)})]
+        for number, (w, g) in enumerate(zip(wanted, got, strict=True)):
+            assert not suite.compare(w, g, "f64", name), f"operand {i}, result {number}"
 
 
 @pytest.mark.long

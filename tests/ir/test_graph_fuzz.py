@@ -12,6 +12,8 @@ import pytest
 import rlx
 from graph_fuzz import fuzz
 from guarded_memory import Guarded, guarded, on_guard_page
+from rlx.errors import RlxError
+from rlx.ir.text.graph_text import parse
 
 TESTS = Path(__file__).parent.parent
 # Published, so that a finding can be looked at again: `python tests/graph_fuzz.py SEED NUMBER`.
@@ -38,6 +40,55 @@ def test_mutants_do_no_harm(seed):
     report = fuzz(seed, count)
     print(seed, dict(report.counts))
     none_found(report)
+
+
+# What was found, of programs that are merged, made smaller, or no longer made by a seed.
+NAMED_TWICE = """mir @found(%x0: f32[B,2], %x1: bool[2]) {
+  %0: (f32[B,2], bool[2]) = barrier(%x0, %x1)
+  %1: bool[2] = project(%0) {index=1}
+  %2: f32[B,2] = project(%0) {index=0}
+  %3: bool[2] = project(%0) {index=1}
+  return %1, %2, %3
+}
+"""
+FAR_ZERO = """mir @found(%x0: i8[2,S]) {
+  %0: f16[2,S] = dequantize(%x0) {axis=-2, scales=(0.1, 0.02), zero_points=(-4294967296,), dtype=f16}
+  return %0
+}
+"""
+
+
+LARGE_TILE = """mir @found(%x0: f32[0], %x1: f32[0], %x2: f32[0], %x3: f32[0], %x4: f32[0], %x5: f32[0], %x6: f32[23]) {
+  %0: f32[256] = gaussian_splat_render(%x0, %x1, %x2, %x3, %x4, %x5, %x6) {width=8, height=8, tile_size=SIZE}
+  return %0
+}
+"""
+
+
+@pytest.mark.parametrize("filling", [0xFF, 0x3C])
+def test_a_result_with_two_names_is_stored(filling):
+    inputs = {"x0": np.ones((3, 2), "f4"), "x1": np.array([True, False])}
+    with guarded(filling):
+        mask, x, again = rlx.Session("cpu").compile(parse(NAMED_TWICE)).run(inputs)
+    assert np.array_equal(x, inputs["x0"])
+    assert np.array_equal(mask, inputs["x1"]) and np.array_equal(again, inputs["x1"])
+    assert not np.shares_memory(mask, again)
+
+
+def test_a_tile_that_no_stack_holds_is_rendered_on_the_host():
+    """It ended the process: kernels keep the pixels of a tile on the stack."""
+    small, large = (
+        LARGE_TILE.replace("SIZE", size)
+        for size in ("8", "1000")  # one tile for all pixels, both of them
+    )
+    inputs = {f"x{i}": np.zeros(0, "f4") for i in range(6)} | {"x6": np.linspace(0.1, 1, 23, dtype="f4")}
+    [wanted], [got] = (rlx.Session("cpu").compile(parse(text)).run(inputs) for text in (small, large))
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_a_zero_point_that_is_no_code_is_refused():
+    with pytest.raises(RlxError, match=r"zero points must lie in \[-2147483648, 2147483647\]"):
+        parse(FAR_ZERO)
 
 
 def test_programs_are_the_same_in_every_process():

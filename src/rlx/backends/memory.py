@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from rlx.errors import OutOfMemory
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT = 64
@@ -42,7 +44,14 @@ def address_of(array: Array) -> int:
 
 def aligned_empty(dims: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, int]:
     """An array with its address, which is a multiple of `ALIGNMENT`. What is in it is not defined."""
-    raw = np.empty(math.prod(dims) * dtype.itemsize + ALIGNMENT, _BYTE)
+    size = math.prod(dims) * dtype.itemsize + ALIGNMENT
+    try:
+        raw = np.empty(size, _BYTE)
+    except (MemoryError, ValueError):  # ValueError where no array can be as large
+        raise OutOfMemory(
+            f"there is no memory for an array of {size} bytes, {dtype}{list(dims)}; "
+            "run the program on smaller inputs, or on parts of them"
+        ) from None
     start = address_of(raw)
     offset = -start % ALIGNMENT
     return np.ndarray(dims, dtype, raw, offset), start + offset
@@ -78,8 +87,8 @@ def _large_empty(size: int) -> tuple[Array, int]:
         return aligned_empty((size,), _BYTE)
     try:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"Unable to allocate {size} bytes: {error}") from None
+    except (OSError, OverflowError) as error:
+        raise OutOfMemory(f"there is no memory for {size} bytes: {error}") from None
     with suppress(OSError):  # of a system without large pages
         # Not the rest, of which a large page would waste a part.
         memory.madvise(mmap.MADV_HUGEPAGE, 0, size - size % _LARGE_PAGE)

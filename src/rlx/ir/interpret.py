@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import BindingError, InternalError, RlxError
+from rlx.errors import BindingError, InternalError, OutOfMemory, RlxError
 from rlx.ir.binding import bind_graph, infer_binding
 from rlx.ir.graph import Graph, Node
 from rlx.ir.index_checks import check_ids, id_checks
@@ -15,6 +16,9 @@ from rlx.ir.leaves import Input, Param
 from rlx.ir.shape import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# More than any machine can address; NumPy has errors of several kinds for such arrays. Definitions take twice as much.
+_LARGEST_BYTES = 1 << 57
 
 
 def interpret(
@@ -82,11 +86,17 @@ def evaluate(node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
     except RlxError:
         raise
     except Exception as error:
+        if isinstance(error, MemoryError) or max(map(_byte_size, node.shapes)) > _LARGEST_BYTES:
+            raise OutOfMemory(f"there is no memory for {node!r}; run the program on smaller inputs") from None
         raise InternalError(f"eval of {node!r} failed: {type(error).__name__}: {error}") from error
     results = value if isinstance(value, tuple) else (value,)
     for result, shape in zip(results, node.shapes, strict=True):
         _check_result(node, np.asarray(result), shape)
     return tuple(np.asarray(r) for r in results)
+
+
+def _byte_size(shape: Shape) -> int:
+    return math.prod(shape.static_dims) * shape.dtype.numpy.itemsize
 
 
 def _check_result(node: Node, result: Array, shape: Shape) -> None:

@@ -64,14 +64,23 @@ def conjugate(a: Number) -> Number:
 
 
 def divide(k: KernelBuilder, a: Number, b: Number) -> Number:
-    """a / b; of complex numbers scaled by the larger part of b, so that squares do not overflow."""
+    """a / b; of complex numbers scaled by the larger part of b, so that squares do not overflow.
+
+    The larger part becomes 1 or -1 without a division, which infinity by itself would not survive.
+    """
     if len(a) == 1:
         return (a[0] / b[0],)
     (re, im), (x, y) = a, b
     size = k.max(k.abs(x), k.abs(y))
-    u, v = x / size, y / size
+    is_first = k.abs(x) >= k.abs(y)
+    u, v = k.select(is_first, _sign(k, x), x / size), k.select(is_first, y / size, _sign(k, y))
     norm = x * u + y * v
     return (re * u + im * v) / norm, (im * u - re * v) / norm
+
+
+def _sign(k: KernelBuilder, x: Value) -> Value:
+    """1 or -1; NaN for NaN."""
+    return k.select(x < 0.0, k.const(-1.0, x.type), k.select(x >= 0.0, k.const(1.0, x.type), x))
 
 
 def square(a: Number) -> Value:

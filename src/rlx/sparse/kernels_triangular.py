@@ -60,7 +60,7 @@ class _Substitution:
             fold.next(*numbers.multiply_subtract(k, value, solved, fold.values))
         total = fold.results
         if not self.op.unit_diagonal:
-            pivot = find_pivot(k, self.pattern, self.values, row)
+            pivot = sum_pivot(k, self.pattern, self.values, row)
             total = numbers.divide(k, total, numbers.splat(k, pivot, lanes))
         numbers.store(k, self.x, self.x.at(row, *tail), total, mask)
 
@@ -70,7 +70,7 @@ class _Substitution:
         start, stop = self.triangle(row)
         value = numbers.load(k, self.x, self.x.at(row, *tail), lanes, mask)
         if not self.op.unit_diagonal:
-            pivot = find_pivot(k, self.pattern, self.values, row)
+            pivot = sum_pivot(k, self.pattern, self.values, row)
             value = numbers.divide(k, value, numbers.splat(k, pivot, lanes))
             numbers.store(k, self.x, self.x.at(row, *tail), value, mask)
         with k.loop("entry", start, stop) as entry:
@@ -95,8 +95,18 @@ class _Substitution:
         return (start, start + count) if self.op.lower else (stop - count, stop)
 
 
+def sum_pivot(k: KernelBuilder, pattern: Pattern, values: Slab, row: Value) -> Number:
+    """The sum of the entries on the diagonal in a row, which begins at 0 as that of the definition does."""
+    start, stop = pattern.span(row)
+    with k.fold("entry", start, stop, init=list(numbers.zero(k, values))) as fold:
+        value = numbers.load(k, values, values.at(fold.index))
+        is_pivot = k.eq(pattern.column(fold.index), row)
+        fold.next(*numbers.choose(k, is_pivot, numbers.add(fold.values, value), fold.values))
+    return fold.results
+
+
 def find_pivot(k: KernelBuilder, pattern: Pattern, values: Slab, row: Value) -> Number:
-    """The diagonal entry of a row, 0 where there is none."""
+    """The diagonal entry of a row, the last one of several, 0 where there is none."""
     start, stop = pattern.span(row)
     with k.fold("entry", start, stop, init=list(numbers.zero(k, values))) as fold:
         value = numbers.load(k, values, values.at(fold.index))

@@ -17,7 +17,7 @@ from rlx.backends.cpu.loop_plan import Frame, plan_loop
 from rlx.backends.memory import Array
 from rlx.backends.program.program import HostStep, LoopStep, NativeStep, Program, Value
 from rlx.errors import BindingError
-from rlx.ir.dims import Dim
+from rlx.ir.dims import LARGEST_SIZE, Dim
 from rlx.ir.graph import NodeId
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
@@ -73,7 +73,10 @@ class Plan:
                 table = TableBuilder(slots)
                 for native in pending:
                     frame.add(table, native) if isinstance(native, NativeStep) else plan_loop(table, frame, native)
-                self.parts.append(table.build())
+                try:
+                    self.parts.append(table.build())
+                except OverflowError:
+                    raise self._too_large("of a loop") from None
                 pending = []
             if isinstance(step, HostStep):
                 self.parts.append(HostCall(step.op.bind(binding), step.node, step.operands, step.align))
@@ -103,14 +106,22 @@ class Plan:
             if isinstance(value, Dim):
                 unknown = ", ".join(value.symbols)
                 raise BindingError(f"@{self.program.name}: no input determines {unknown}, which the program needs")
+            if not -LARGEST_SIZE <= value <= LARGEST_SIZE:
+                raise self._too_large(size)
             known = self._sizes[size] = value
         return known
+
+    def _too_large(self, what: object) -> BindingError:
+        sizes = ", ".join(f"{name}={size}" for name, size in self._binding.items())
+        return BindingError(f"@{self.program.name}: with {sizes} the size {what} would pass 2**63; use smaller inputs")
 
     def _type(self, shape: Shape) -> tuple[tuple[int, ...], np.dtype[Any]]:
         dims = tuple([self.size(d) for d in shape.dims])
         if any(d < 0 for d in dims):
             sizes = ", ".join(f"{name}={size}" for name, size in self._binding.items())
             raise BindingError(f"@{self.program.name}: with {sizes} a value {shape} would have a negative size, {dims}")
+        if math.prod(dims) * shape.dtype.numpy.itemsize > LARGEST_SIZE:
+            raise self._too_large(f"in bytes of a value {shape}")
         return dims, shape.dtype.numpy
 
     def _located(self, value: Value) -> Located:

@@ -29,7 +29,7 @@ from rlx.backends.memory import address_of, aligned_empty, fit, result_empty
 from rlx.backends.program.arena import Arena, Arenas
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import ARENA, HostStep, Leaf, LoopStep, Program
-from rlx.errors import BackendError, BindingError
+from rlx.errors import BindingError, OutOfMemory
 from rlx.ir.binding import infer_binding
 
 # Bindings whose tables are kept; one costs a few hundred bytes for each kernel.
@@ -194,7 +194,7 @@ class Runner:
         try:
             return self._arenas.take(plan.arena_bytes)
         except MemoryError:
-            raise BackendError(
+            raise OutOfMemory(
                 f"@{self.program.name}: there is no memory for values between kernels, {plan.arena_bytes} bytes "
                 "for these sizes; run it on smaller inputs, or on parts of them"
             ) from None

@@ -8,6 +8,7 @@ a value, and a sum of everything is formed row by row first, so that all threads
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ from rlx.ir.op import Op
 from rlx.ir.rewrite.equal_nodes import merge_equal_nodes
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ir.shape import Shape, Size, normalize_axes
-from rlx.ir.tensor import Tensor, building
+from rlx.ir.tensor import Tensor, building, emit_into
 from rlx.ops.attn.attention import Attention
 from rlx.ops.attn.operands import TO_BHSD, AttentionLayout
 from rlx.ops.control.scans import Scan
@@ -96,7 +97,8 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
 
 
 def name_results(graph: Graph, generator: Generator) -> Graph:
-    """Every result of an op with a kernel of its own has a name: the kernel stores it, read or not."""
+    """Every result of an op with a kernel of its own has one name: the kernel stores it once, read or not."""
+    graph = _named_once(graph)
     missing: list[tuple[NodeId, int]] = []
     named = {(n.inputs[0], n.op.index) for n in graph.nodes if isinstance(n.op, Project)}
     for node in graph.nodes:
@@ -107,6 +109,21 @@ def name_results(graph: Graph, generator: Generator) -> Graph:
         for source, index in missing:
             graph.append(Project(index), [source])
     return graph
+
+
+def _named_once(graph: Graph) -> Graph:
+    """The graph without second names of a result: a program may write them, of ops that are never merged too."""
+    names = Counter((n.inputs[0], n.op.index) for n in graph.nodes if isinstance(n.op, Project))
+    sources = {source for (source, _), count in names.items() if count > 1}
+    if not sources:
+        return graph
+    new = graph.empty_like()
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        replacement: Replacement = emit_into(new, node.op, operands) if node.id in sources else None
+        return replacement
+
+    return rebuild(graph, visit, "name_results", into=new).graph
 
 
 class _Forms:

@@ -33,7 +33,8 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ParseError, RlxError
-from rlx.ir.dims import Dim, parse_dim
+from rlx.ir.dim_text import parse_dim
+from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.leaves import Constant, Input, Param

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlx.errors import RlxError
-from rlx.ir.dims import parse_dim
+from rlx.ir.dim_text import parse_dim
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirKernel, LirModule, LirViewAlias
 from rlx.ir.phase import Phase, PhaseSchedule

@@ -81,6 +81,10 @@ class Fold:
         self.yields, self.again = values, again
 
 
+# Bytes of the stack that a kernel may take: a thread has 8 MiB by default, and what is beyond ends the process.
+MOST_LOCAL = 4 << 20
+
+
 class KernelBuilder:
     """Builds one `Kernel`; parameters are in the order in which they are declared."""
 
@@ -148,6 +152,9 @@ class KernelBuilder:
 
     def local(self, name: str, dtype: DType, size: int, align: int = 64) -> Buffer:
         """Memory of one thread, on its stack; undefined at first."""
+        on_stack = sum((a.size or 0) * a.dtype.size_bytes for a in self._arrays if a.space is Space.LOCAL)
+        if on_stack + size * dtype.size_bytes > MOST_LOCAL:
+            raise OpError(f"kernel {self.name}: {name} of {size} {dtype} does not fit on the stack of a thread")
         return self._array(Buffer(self._fresh(name), dtype, Space.LOCAL, True, True, True, align, size))
 
     def table(self, name: str, dtype: DType, data: Sequence[Literal]) -> Buffer:

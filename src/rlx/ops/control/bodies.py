@@ -90,10 +90,13 @@ def bodies_run_by(run: RunBody) -> Iterator[None]:
 
 def run_body(body: Graph, operands: Sequence[Array]) -> list[Array]:
     """The outputs of `body`, by its definition unless `bodies_run_by` says how."""
+    run = _runner.get()
+    if run is not None:
+        return run(body, operands)
+    # Not on the road of a compiled program, which imports nothing: a fork in another thread would leave its lock held.
     from rlx.ir.interpret import interpret
 
-    run = _runner.get()
-    return interpret(body, operands, outside=False) if run is None else run(body, operands)
+    return interpret(body, operands, outside=False)
 
 
 def one_or_tuple(results: Sequence[Any]) -> Any:

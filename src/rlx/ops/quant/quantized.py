@@ -175,6 +175,9 @@ class Dequantize(_Affine):
         super().check()
         if not self.dtype.is_float or self.dtype.is_storage:
             raise self.fail(f"dtype must be a float type, got {self.dtype}")
+        low, high = _limits(DType.I32)
+        if not all(low <= z <= high for z in self.zero_points):
+            raise self.fail(f"zero points must lie in [{low}, {high}], got {self.zero_points}")
 
     def infer(self, q: Shape) -> Shape:
         require_dtype(self, q.dtype in (*_CODE_TYPES, DType.I32), "8- or 16-bit integer or i32", q)

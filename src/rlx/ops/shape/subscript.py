@@ -132,7 +132,12 @@ def _sliced(key: slice, size: Size) -> _AxisSlice:
         if key.stop is None:
             return _AxisSlice(start, size, step)
         stop = _place(key.stop, size, size, 0)
-        return _AxisSlice(start, stop if key.start is None else dim_max(start, stop), step)
+        limit = stop if key.start is None else dim_max(start, stop)
+        if limit not in (start, stop) and (isinstance(key.start, Dim) or operator.index(key.start) >= 0):
+            # A start beyond the end leaves nothing, with or without being moved to the end; this way the length is a
+            # simple one, where slices of slices would double it each time.
+            limit = start + dim_max(stop - key.start, 0)
+        return _AxisSlice(start, limit, step)
     first = size - 1 if key.start is None else _place(key.start, size, size - 1, -1)
     before_last: Size = -1 if key.stop is None else _place(key.stop, size, size - 1, -1)
     count = dim_max(ceildiv(first - before_last, -step), 0)

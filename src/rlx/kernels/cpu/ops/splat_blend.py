@@ -32,8 +32,13 @@ _HALF_SQUARE = 0.5 * SUPPORT * SUPPORT
 SPLATS = 1024
 
 
-def _is_f32(op: Op, operands: Sequence[Shape]) -> bool:
-    return operands[0].dtype is DType.F32
+# The largest side of a tile: up to eleven numbers for each of its pixels are kept on the stack.
+MOST_TILE = 128
+
+
+def _fits(op: Op, operands: Sequence[Shape]) -> bool:
+    assert isinstance(op, PreparedSceneOp)
+    return operands[0].dtype is DType.F32 and op.tile_size <= MOST_TILE
 
 
 def dot(k: KernelBuilder, a: Sequence[Value], b: Sequence[Value]) -> Value:
@@ -195,7 +200,7 @@ class Tile:
         return [self.k.load(buffer, at, lanes=self.lanes) for buffer in self.ray]
 
 
-@op_kernel(GaussianSplatRasterize, SplatBlend, kind="splat", supports=_is_f32)
+@op_kernel(GaussianSplatRasterize, SplatBlend, kind="splat", supports=_fits)
 def splat_blend(site: OpSite) -> None:
     _Blend(site).build()
 
@@ -285,7 +290,7 @@ class _Blend(Tile):
                 k.store(image.buffer, pixel * 4 + 3, opaque)
 
 
-@op_kernel(SplatPulls, kind="splat", supports=_is_f32)
+@op_kernel(SplatPulls, kind="splat", supports=_fits)
 def splat_pulls(site: OpSite) -> None:
     _Pulls(site).build()
 
@@ -407,7 +412,7 @@ class _Pulls(Tile):
         return [total + value for total, value in zip(sums, added)]
 
 
-@op_kernel(SplatGather, kind="splat", supports=_is_f32)
+@op_kernel(SplatGather, kind="splat", supports=_fits)
 def splat_gather(site: OpSite) -> None:
     """Ranges of splats are dealt out; each goes through all entries, a vector of ids at a time."""
     tile = Tile(site)
