@@ -305,10 +305,10 @@ def _values(rng: random.Random, shape, binding) -> np.ndarray:
     dtype = shape.dtype.numpy
     if shape.dtype.is_int:
         low = 0 if dtype.kind == "u" else -2
-        values = numbers.integers(low, 4, dims)
+        values = numbers.integers(low, 4, dims).astype(dtype)
         if rng.random() < 0.1 and values.size:
             values.flat[rng.randrange(values.size)] = np.iinfo(dtype).max if dtype.kind in "iu" else 1
-        return values.astype(dtype)
+        return values
     values = numbers.uniform(-2, 2, dims)
     if rng.random() < 0.15 and values.size:
         values.flat[rng.randrange(values.size)] = rng.choice((np.nan, np.inf, -np.inf, 1e30, 0.0))

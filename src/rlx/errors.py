@@ -23,6 +23,10 @@ class OpError(RlxError, ValueError):
     """An op was given operands or attributes it does not accept."""
 
 
+class OutOfRange(OpError, IndexError):
+    """An index outside of its axis that is known before anything runs: read or written, in a program or at once."""
+
+
 class ParseError(RlxError, ValueError):
     """Program text that cannot be read; the message starts with the line number."""
 

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from rlx.errors import DTypeError
+from rlx.ir.words import nearest
 
 
 class DType(enum.Enum):
@@ -106,7 +107,7 @@ class DType(enum.Enum):
         found = _lookup(value)
         if found is None:
             names = " ".join(d.value for d in DType)
-            raise DTypeError(f"unknown dtype {value!r}; use one of: {names}")
+            raise DTypeError(f"unknown dtype {value!r}{nearest(value, _BY_NAME)}; use one of: {names}")
         return found
 
 
@@ -177,12 +178,15 @@ for _d in DType:
 
 _BY_NAME: dict[str, DType] = {d.value: d for d in DType} | {d.numpy.name: d for d in DType}
 _BY_NAME |= {"bool_": DType.BOOL, "float8_e4m3": DType.F8E4M3, "f4": DType.F32, "f8": DType.F64, "f2": DType.F16}
+# The words of C and of other libraries, and Python's own types.
+_BY_NAME |= {"half": DType.F16, "single": DType.F32, "float": DType.F32, "double": DType.F64, "int": DType.I32}
+_BY_NAME |= {"fp16": DType.F16, "fp32": DType.F32, "fp64": DType.F64, "complex": DType.C64, "bfloat": DType.BF16}
 
 
 @cache
 def _lookup(value: Any) -> DType | None:
     if isinstance(value, str):
-        return _BY_NAME.get(value.lower())
+        return _BY_NAME.get(value.lower().strip())
     python_types = {bool: DType.BOOL, int: DType.I32, float: DType.F32, complex: DType.C64}
     if value in python_types:
         return python_types[value]

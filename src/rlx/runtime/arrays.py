@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.backends.memory import ALIGNMENT
-from rlx.errors import RlxError
+from rlx.errors import RlxError, TraceError
 from rlx.ir.op import Op
 from rlx.ir.tensor import eager_eval, set_eager
+from rlx.ops.shape.subscript import index
 from rlx.ops.tensor_methods import TensorMethods
 
 
@@ -54,7 +55,11 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
         return found if is_class else as_array(found)
 
     def __getitem__(self, key: Any) -> Any:
-        return as_array(np.asarray(self)[key])
+        try:
+            return as_array(np.asarray(self)[key])
+        except (IndexError, TraceError):
+            # What NumPy refuses means what it means in a program, be it a computed id or one that is out of range.
+            return index(self, key)
 
     def __repr__(self) -> str:
         values = np.array2string(np.asarray(self), separator=", ", prefix="Array(")

@@ -92,6 +92,12 @@ class CompiledGraph:
         self._active_extent: tuple[int, int] | None = None
         self._setting = fork_safe_lock()
 
+    def __repr__(self) -> str:
+        params = f"; {len(self._params)} params" if self._params else ""
+        given = ", ".join(f"{name}: {shape}" for name, shape in self._inputs.items())
+        results = ", ".join(map(str, self._outputs))
+        return f"CompiledGraph(@{self._name} on {self._device}: {given}{params} -> {results})"
+
     @property
     def device(self) -> str:
         return self._device
