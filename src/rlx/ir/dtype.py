@@ -193,7 +193,9 @@ def _lookup(value: Any) -> DType | None:
     try:
         return _BY_NAME.get(np.dtype(value).name)
     except TypeError:
-        return None
+        # The dtypes of other libraries are objects that print their names: torch.float32.
+        module, _, name = str(value).partition(".")
+        return _BY_NAME.get(name) if type(value).__module__ == module else None
 
 
 @cache

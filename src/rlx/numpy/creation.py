@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import BackendError, OpError
+from rlx.ir import foreign_arrays
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType, DTypeLike, promote
 from rlx.ir.shape import Size
@@ -101,7 +102,7 @@ def _known_values(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
 
 def _from_array_like(obj: Any) -> np.ndarray[Any, Any]:
     try:
-        return np.asarray(obj)
+        return foreign_arrays.host_array(obj)
     except ValueError as error:
         raise OpError(f"asarray: {error}") from None
 
@@ -136,7 +137,7 @@ def copy(x: Any) -> Any:
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
     """An array that shares the memory of another library's array, through DLPack."""
     _check_device(device)
-    return asarray(np.from_dlpack(x), copy=copy)
+    return asarray(foreign_arrays.from_dlpack(x), copy=copy)
 
 
 def frombuffer(buffer: Any, dtype: DTypeLike = DType.F32, count: int = -1, offset: int = 0) -> Any:

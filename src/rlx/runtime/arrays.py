@@ -13,6 +13,7 @@ import numpy as np
 
 from rlx.backends.memory import ALIGNMENT
 from rlx.errors import RlxError, TraceError
+from rlx.ir.foreign_arrays import to_dlpack
 from rlx.ir.op import Op
 from rlx.ir.tensor import eager_eval, set_eager
 from rlx.ops.shape.subscript import index
@@ -60,6 +61,9 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
         except (IndexError, TraceError):
             # What NumPy refuses means what it means in a program, be it a computed id or one that is out of range.
             return index(self, key)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return to_dlpack(np.asarray(self), **options)
 
     def __repr__(self) -> str:
         values = np.array2string(np.asarray(self), separator=", ", prefix="Array(")

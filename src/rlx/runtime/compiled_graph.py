@@ -16,6 +16,7 @@ from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.dtype import DType
+from rlx.ir.foreign_arrays import host_array
 from rlx.ir.graph import Graph
 from rlx.ir.index_checks import check_ids
 from rlx.ir.shape import Dims, Shape
@@ -199,7 +200,7 @@ class CompiledGraph:
         if name not in self._params:
             raise BindingError(self._unknown("param", name, self._params))
         declared = self._params[name]
-        array = np.asarray(value)
+        array = host_array(value)
         if array.dtype != declared.dtype.numpy and not (declared.dtype.is_float and array.dtype.kind == "f"):
             raise BindingError(self._wrong_type("param", name, declared, array))
         infer_binding([(f"param {name}", declared, array.shape)])
@@ -405,7 +406,7 @@ class CompiledGraph:
         if isinstance(value, DeviceArray):
             (array,) = values_for(self._executable, {name: value}, f"@{self._name}").values()
         else:
-            array = given_away(value) if name in self._overwritten else np.asarray(value)
+            array = given_away(value) if name in self._overwritten else host_array(value)
         if array.dtype == dtype:
             return array
         if isinstance(value, bool | int | float | complex):

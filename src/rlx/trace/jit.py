@@ -15,6 +15,7 @@ import numpy as np
 from rlx.errors import BindingError, DTypeError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dtype import DType
+from rlx.ir.foreign_arrays import host_array, is_foreign
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
@@ -139,9 +140,9 @@ class Compiled:
 
 def concrete(value: Any, dtype: np.dtype[Any]) -> Any:
     """Device arrays pass as they are; numbers become arrays of the type they were traced with."""
-    if hasattr(value, "shape") and value.dtype == dtype:
+    if hasattr(value, "shape") and value.dtype == dtype and (isinstance(value, np.ndarray) or not is_foreign(value)):
         return value
-    return np.asarray(value, dtype)
+    return np.asarray(host_array(value), dtype)
 
 
 class Lowered(NamedTuple):
