@@ -32,7 +32,8 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _HOME: dict[str, str] = {
-    **dict.fromkeys(("DType", "Element", "ElementSubtype", "promote", "scalar_constant_bytes"), "rlx.ir.dtype"),
+    **dict.fromkeys(("DType", "Element", "ElementSubtype"), "rlx.ir.dtype"),
+    **dict.fromkeys(("default_float", "promote", "scalar_constant_bytes"), "rlx.ir.dtype"),
     **dict.fromkeys(("Dim", "DimEnv", "sym"), "rlx.ir.dims"),
     "DimBinding": "rlx.ir.dim_binding",
     "Shape": "rlx.ir.shape",

@@ -104,6 +104,10 @@ class DType(enum.Enum):
         """The DType meant by a name, a NumPy dtype or scalar type, or a DType."""
         if isinstance(value, DType):
             return value
+        if value is float:
+            return _default_float
+        if value is complex:
+            return _default_float.complex
         found = _lookup(value)
         if found is None:
             names = " ".join(d.value for d in DType)
@@ -183,11 +187,40 @@ _BY_NAME |= {"half": DType.F16, "single": DType.F32, "float": DType.F32, "double
 _BY_NAME |= {"fp16": DType.F16, "fp32": DType.F32, "fp64": DType.F64, "complex": DType.C64, "bfloat": DType.BF16}
 
 
+# What a float without a type of its own is; see `default_float`.
+_default_float = DType.F32
+
+
+class default_float:
+    """Make another float type the default: `default_float("f64")` for the process, `with default_float("f64"):` for a
+    while. Python's floats by themselves, arrays that are made without a dtype, integers in functions such as `exp`,
+    and random numbers then have it; what has a dtype keeps it. Functions are traced again under another default.
+
+    >>> with default_float("f64"):
+    ...     print(DType.of(float), DType.of(complex))
+    f64 c128
+    """
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        global _default_float
+        chosen = DType.of(dtype)
+        if not chosen.is_float or chosen.is_storage:
+            raise DTypeError(f"default_float: one of bf16, f16, f32, f64 is needed, got {chosen}")
+        self._before, _default_float = _default_float, chosen
+
+    def __enter__(self) -> DType:
+        return _default_float
+
+    def __exit__(self, *exception: object) -> None:
+        global _default_float
+        _default_float = self._before
+
+
 @cache
 def _lookup(value: Any) -> DType | None:
     if isinstance(value, str):
         return _BY_NAME.get(value.lower().strip())
-    python_types = {bool: DType.BOOL, int: DType.I32, float: DType.F32, complex: DType.C64}
+    python_types = {bool: DType.BOOL, int: DType.I32}
     if value in python_types:
         return python_types[value]
     try:

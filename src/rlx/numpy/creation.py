@@ -111,7 +111,7 @@ def _dtype_of_leaves(obj: Any, array: np.ndarray[Any, Any]) -> DType:
     leaves = list(_leaves(obj))
     # One leaf per type decides; a list of a million numbers has one type.
     distinct = {(type(x), getattr(x, "dtype", None)): x for x in leaves}.values()
-    found = common_dtype(*distinct) if leaves else DType.F32
+    found = common_dtype(*distinct) if leaves else DType.of(float)
     if found is DType.I32 and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
         return DType.I64
     return found
@@ -151,7 +151,7 @@ def fromiter(iterable: Any, dtype: DTypeLike, count: int = -1) -> Any:
 
 
 @array_function
-def fromfunction(function: Any, shape: Any, *, dtype: DTypeLike = DType.F32, **kwargs: Any) -> Any:
+def fromfunction(function: Any, shape: Any, *, dtype: DTypeLike = float, **kwargs: Any) -> Any:
     """function(i, j, ...) called once with the coordinates of every element of `shape` as arrays."""
     dims = dims_from(shape)
     return function(*(ops.iota(dims, dtype=dtype, axis=axis) for axis in range(len(dims))), **kwargs)
@@ -166,14 +166,14 @@ def dim_value(size: Size | str, dtype: DTypeLike = DType.I32) -> Any:
 def zeros(shape: Any, dtype: DTypeLike | None = None, *, device: Any = None) -> Any:
     """0 everywhere."""
     _check_device(device)
-    return ops.zeros(dims_from(shape), DType.F32 if dtype is None else dtype)
+    return ops.zeros(dims_from(shape), float if dtype is None else dtype)
 
 
 @array_function
 def ones(shape: Any, dtype: DTypeLike | None = None, *, device: Any = None) -> Any:
     """1 everywhere."""
     _check_device(device)
-    return ops.ones(dims_from(shape), DType.F32 if dtype is None else dtype)
+    return ops.ones(dims_from(shape), float if dtype is None else dtype)
 
 
 @array_function
@@ -220,7 +220,7 @@ def eye(
 ) -> Any:
     """1 on diagonal k, 0 elsewhere."""
     _check_device(device)
-    return ops.eye(n_rows, n_cols, k, DType.F32 if dtype is None else dtype)
+    return ops.eye(n_rows, n_cols, k, float if dtype is None else dtype)
 
 
 @array_function

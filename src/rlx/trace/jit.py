@@ -227,7 +227,7 @@ class JitFunction:
     def _key(self, call: FlatCall) -> Hashable:
         """Calls with equal keys run the same program."""
         try:
-            return (call.structure, tuple(_leaf_key(x) for x in call.leaves), call.statics)
+            return (call.structure, tuple(_leaf_key(x) for x in call.leaves), call.statics, DType.of(float))
         except (AttributeError, DTypeError):
             _specs(self._signature, call)
             raise
