@@ -51,6 +51,10 @@ class AssertionFailed(RlxError, AssertionError):
     """A `runtime_assert` of the program did not hold; the message is the program's own."""
 
 
+class NanFound(RlxError, FloatingPointError):
+    """An op made a NaN of numbers while `debug_nans` was on; the message names it and its line."""
+
+
 class AutodiffError(RlxError):
     """A program cannot be differentiated or batched: the op that stands in the way, and why."""
 

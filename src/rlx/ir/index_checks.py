@@ -35,7 +35,7 @@ class IdCheck(NamedTuple):
 
 def id_checks(graph: Graph) -> list[IdCheck]:
     """What an executor of `graph` has to check before every run."""
-    found = []
+    found: list[IdCheck] = []
     for node in graph.nodes:
         if type(node.op).index_operands is no_ids:
             continue

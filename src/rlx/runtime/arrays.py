@@ -18,6 +18,7 @@ from rlx.ir.op import Op
 from rlx.ir.tensor import eager_eval, set_eager
 from rlx.ops.shape.subscript import index
 from rlx.ops.tensor_methods import TensorMethods
+from rlx.trace.nan_checks import looks_for_nans, refuse_new_nans
 
 
 class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
@@ -132,6 +133,8 @@ def _run_eagerly(op: Op, operands: Sequence[Any]) -> Any:
         if any(isinstance(x, DeviceArray) for x in operands):
             return run_on_device(op, operands)
     result = eager_eval(op, operands)
+    if looks_for_nans():
+        refuse_new_nans(op.mnemonic, operands, result)
     # What a definition returns may be a view of an operand; the caller may still write into that.
     writable = [x for x in operands if isinstance(x, np.ndarray) and x.flags.writeable]
     owned = [

@@ -7,7 +7,9 @@ one, programs run in the reference interpreter.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +24,7 @@ from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
 from rlx.locks import fork_safe_lock
 from rlx.ops.parallel.named_axes import bound_axes
 from rlx.trace.arguments import FlatCall, Signature
+from rlx.trace.nan_checks import looks_for_nans, refuse_nans
 from rlx.trace.pytree import tree_difference
 from rlx.trace.tracing import Spec, Traced, TracedFunction, category, entered, spec_of, trace_flat
 
@@ -86,7 +89,30 @@ def set_device_finder(find: Callable[[Sequence[Any], str], str | None]) -> None:
 
 def compile_graph(graph: Graph, device: str | None = None, donated: Sequence[str] = ()) -> Run:
     """`graph` as a function from input arrays, in order, to output arrays."""
-    return _compiler(graph, device, donated)
+    run = _compiler(graph, device, donated)
+
+    def checked(arrays: Sequence[Any]) -> Sequence[Any]:
+        # Donated arrays are gone after a run.
+        kept = [np.array(x) if donated else x for x in arrays] if looks_for_nans() else None
+        results = run(arrays)
+        if kept is not None:
+            refuse_nans(graph, kept, results)
+        return results
+
+    return checked
+
+
+_jit_is_off: ContextVar[bool] = ContextVar("jit_is_off", default=False)
+
+
+@contextmanager
+def disable_jit(disable: bool = True) -> Iterator[None]:
+    """Inside, functions given to `jit` run as plain Python on arrays, op by op: prints and breakpoints see values."""
+    token = _jit_is_off.set(disable)
+    try:
+        yield
+    finally:
+        _jit_is_off.reset(token)
 
 
 # Tracing a function may trace others that it calls, in any order: one lock for all of them cannot deadlock.
@@ -188,6 +214,8 @@ class JitFunction:
         self._hits = self._misses = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _jit_is_off.get():
+            return self._fn(*args, **kwargs)
         call = self._signature.flatten(args, kwargs)
         graph = target_graph(call.leaves)
         if graph is not None:
