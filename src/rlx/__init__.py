@@ -32,8 +32,10 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _HOME: dict[str, str] = {
-    **dict.fromkeys(("DType", "Element", "ElementSubtype", "promote", "scalar_constant_bytes"), "rlx.ir.dtype"),
-    **dict.fromkeys(("Dim", "DimBinding", "DimEnv", "sym"), "rlx.ir.dims"),
+    **dict.fromkeys(("DType", "Element", "ElementSubtype"), "rlx.ir.dtype"),
+    **dict.fromkeys(("default_float", "promote", "scalar_constant_bytes"), "rlx.ir.dtype"),
+    **dict.fromkeys(("Dim", "DimEnv", "sym"), "rlx.ir.dims"),
+    "DimBinding": "rlx.ir.dim_binding",
     "Shape": "rlx.ir.shape",
     **dict.fromkeys(("Graph", "Node", "NodeId"), "rlx.ir.graph"),
     "Tensor": "rlx.ir.tensor",
@@ -80,7 +82,10 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("compile_count", "compile_log", "clear_compile_cache"), "rlx.runtime.compile_cache"),
     "Array": "rlx.runtime.arrays",
     **dict.fromkeys(("DeviceArray", "device_put"), "rlx.runtime.device_arrays"),
-    "jit": "rlx.trace.jit",
+    **dict.fromkeys(("disable_jit", "jit"), "rlx.trace.jit"),
+    **dict.fromkeys(("eval_shape", "make_graph"), "rlx.trace.abstract"),
+    "debug_nans": "rlx.trace.nan_checks",
+    "pure_callback": "rlx.trace.callbacks",
     "Spec": "rlx.trace.tracing",
     **dict.fromkeys(("scan", "cond", "switch", "while_loop", "fori_loop", "map"), "rlx.trace.control"),
     **dict.fromkeys(
@@ -133,6 +138,7 @@ _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
     | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
     | {"quant", "gguf", "linalg", "bench", "prelude", "driver", "macros", "cortexm", "fpga", "compat", "errors"}
+    | {"lax", "scipy"}
 )
 # Folders of ops whose functions `dir` shows; gradients, quantised and fused ops are found in `rlx.ops`.
 _SHOWN_OPS = ("pointwise", "shape", "reduction", "linalg", "nn", "attn", "control", "parallel")
@@ -149,6 +155,14 @@ if TYPE_CHECKING:
     from rlx.runtime.arrays import Array as Array
     from rlx.runtime.compiled_graph import CompiledGraph as CompiledGraph
     from rlx.runtime.session import Session as Session
+
+
+# Names of the Rust RLX that work here and are found in its own documents.
+_UNSHOWN = frozenset(
+    {"CacheBuster", "CalibrationRecord", "HirOp", "MissReason", "MissedFusion", "Philox4x32", "Tick"}
+    | {"TrainingCompileError", "TrainingCompileResult", "hir_to_graph", "maybe_dump_pipeline", "node_label"}
+    | {"pipeline_schedule", "rlx_model", "scalar_constant_bytes", "stamp_pass_origins", "time_ns"}
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -183,4 +197,4 @@ def __dir__() -> list[str]:
         if isinstance(value, FunctionType) and value.__module__.split(".")[2] in _SHOWN_OPS
     }
     shown = {n for n in functions - elsewhere if "backward" not in n and not n.startswith("scan_")}
-    return sorted({"__version__", "RlxError", "knobs", *_HOME, *_MODULES, *shown})
+    return sorted({"__version__", "RlxError", "knobs", *_HOME, *_MODULES, *shown} - _UNSHOWN)

@@ -23,6 +23,10 @@ class OpError(RlxError, ValueError):
     """An op was given operands or attributes it does not accept."""
 
 
+class OutOfRange(OpError, IndexError):
+    """An index outside of its axis that is known before anything runs: read or written, in a program or at once."""
+
+
 class ParseError(RlxError, ValueError):
     """Program text that cannot be read; the message starts with the line number."""
 
@@ -45,6 +49,10 @@ class TreeError(RlxError, ValueError):
 
 class AssertionFailed(RlxError, AssertionError):
     """A `runtime_assert` of the program did not hold; the message is the program's own."""
+
+
+class NanFound(RlxError, FloatingPointError):
+    """An op made a NaN of numbers while `debug_nans` was on; the message names it and its line."""
 
 
 class AutodiffError(RlxError):

@@ -16,6 +16,7 @@ from rlx.trace.pytree import tree_reduce as reduce
 from rlx.trace.pytree import tree_structure as structure
 from rlx.trace.pytree import tree_transpose as transpose
 from rlx.trace.pytree import tree_unflatten as unflatten
+from rlx.trace.ravel import ravel_pytree as ravel_pytree
 
 __all__ = [
     "TreeDef",
@@ -27,6 +28,7 @@ __all__ = [
     "map",
     "map_with_path",
     "path_text",
+    "ravel_pytree",
     "reduce",
     "register_dataclass",
     "register_pytree_node",

@@ -48,7 +48,7 @@ def test_inspect_graph():
         "  %6             = reduce_sum(%5) {axes=(1,)} : f32[4]  ← output\n"
         "  return %6\n"
     )
-    assert inspect_graph is pretty_print and graph().inspect() == inspect_graph(graph())
+    assert inspect_graph(graph()) == pretty_print(graph()) and graph().inspect() == inspect_graph(graph())
     assert inspect_graph(graph()).startswith(pretty_stats(graph()))
 
 

@@ -127,7 +127,7 @@ def test_attribute_values_round_trip(value):
         (("{to=f16}", "{to=f16, more=1}"), r"line 5: Cast has no attribute 'more'"),
         (("{value=2.0}", "{value=[2.0, 3.0]}"), r"line 2: the value does not have the type f32\[\]"),
         (("f32[4] {param}", "f32[4 {param}"), r"line 1: "),
-        (("return %3, %x\n}", "return %3, %x"), r"line 7: expected '}', got 'end of text'"),
+        (("return %3, %x\n}", "return %3, %x"), r"line 1: '{' is not closed; '}' is missing"),
         (("%x\n}", "%x\n} extra"), r"line 7: expected the end of the program, got 'extra'"),
         (("%x: f32", "%x: g32"), r"line 1: unknown dtype 'g32'"),
         (("(%x: f32[B,4],", "(%x: f32[B,4], %x: f32[B,4],"), r"line 1: graph @layer already has an input"),

@@ -86,6 +86,7 @@ HEADS = {"num_heads": 2, "head_dim": 4}
 
 CASES: dict[str, Case] = {
     "activation": case("f32[3]", function=lambda x: ops.activation("gelu", x)),
+    "activation_by_kind": case("f32[3]", function=lambda x: ops.activation("gelu", x)),
     "binary": case("f32[3]", "f32[3]", function=lambda a, b: ops.binary("max", a, b)),
     "compare": case("f32[3]", "f32[3]", function=lambda a, b: ops.compare("ge", a, b)),
     "cast": case("f32[3]", args=("f16",)),
@@ -129,6 +130,14 @@ CASES: dict[str, Case] = {
     ),
     "reshape": case("f32[2,6]", args=((3, -1),)),
     "reshape_": case("f32[2,6]", args=((3, -1),), function=ops.reshape),
+    "transpose": case("f32[2,6]", args=((1, 0),), function=ops.transpose),
+    "narrow": case("f32[2,6]", args=(1, 2, 3), function=ops.narrow),
+    "where_": case("bool[3]", "f32[3]", "f32[3]", function=ops.where),
+    "eq_": case("f32[3]", "f32[3]", function=ops.eq),
+    "lt_": case("f32[3]", "f32[3]", function=ops.lt),
+    "pad_axis_to_len": case("f32[2,6]", args=(1, 8), function=lambda x, axis, n: ops.pad(x, 0, [0, 0], [0, 2])),
+    "reverse_last_axis": case("f32[2,6]", function=lambda x: ops.reverse(x, (-1,))),
+    "zeros_tensor": case(args=((2, 6), "i32"), function=lambda dims, dtype: ops.zeros(dims, dtype)),
     "transpose_": case("f32[2,6]", args=((1, 0),), function=ops.transpose),
     "narrow_": case("f32[2,6]", args=(1, 2, 3), function=ops.narrow),
     "expand": case("f32[2,1]", args=((2, 3),)),
@@ -432,7 +441,13 @@ class Twice(ops.OpExtension):
 
 
 # Methods whose first argument is no operand.
-LEADING = {"activation": "gelu", "binary": "max", "compare": "ge", "activation_backward": "gelu"}
+LEADING = {
+    "activation": "gelu",
+    "activation_by_kind": "gelu",
+    "binary": "max",
+    "compare": "ge",
+    "activation_backward": "gelu",
+}
 
 
 def record(build: Callable[[Graph, list[Tensor]], Any], shapes: tuple[str, ...]) -> Graph:

@@ -92,7 +92,7 @@ def test_ids_out_of_range():
     assert np.isnan(filled[1:]).all()
     expected = X.copy()
     expected[2] = 7.0
-    np.testing.assert_array_equal(AtIndexer(X)[ids].set(7.0), expected)
+    np.testing.assert_array_equal(AtIndexer(X)[ids].set(7.0, mode="drop"), expected)
     np.testing.assert_array_equal(AtIndexer(X)[ids].set(7.0, mode="fill"), expected)
     expected[0] = 7.0
     np.testing.assert_array_equal(AtIndexer(X)[ids].set(7.0, mode="clip"), expected)

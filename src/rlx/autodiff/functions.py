@@ -15,6 +15,7 @@ from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
 from rlx.ir.tensor import lift
 from rlx.ops.control.body_transforms import filled, types
+from rlx.ops.pointwise.complex_numbers import conjugate
 from rlx.ops.shape.creation import ones
 from rlx.trace.pytree import TreeDef, tree_leaves, tree_structure
 
@@ -30,11 +31,12 @@ def argument_numbers(argnums: Argnums, count: int, what: str) -> list[int]:
     return [n % count for n in numbers]
 
 
-def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
+def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Function:
     """A function that returns `(value, gradients)`, or `((value, aux), gradients)` with `has_aux`.
 
     `fn` must return one real scalar. The gradients have the structure of argument `argnums`; a tuple of argnums gives a
-    tuple of gradients. For complex arguments the gradient is the conjugate Wirtinger derivative.
+    tuple of gradients. For complex arguments the gradient is the conjugate Wirtinger derivative; with `holomorphic`,
+    `fn` takes and returns complex numbers, and the result is its derivative df/dz.
     """
 
     def build(graph: Graph, arguments: Arguments) -> Any:
@@ -44,11 +46,15 @@ def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) ->
         groups = [called.leaf_indices(n) for n in chosen]
         wrt = [i for group in groups for i in group]
         called.require_inexact("grad", wrt)
-        value_tree, aux_tree = _loss_structure(called, has_aux)
+        value_tree, aux_tree = _loss_structure(called, has_aux, holomorphic)
+        if holomorphic:
+            _require_complex(called, wrt)
         pullback = Pullback(called.graph, called.leaves, [called.input_id(i) for i in wrt])
         loss = pullback.outputs[0]
         gradients = pullback.pull([ones((), loss.dtype), *(None for _ in pullback.outputs[1:])])
-        whole = iter(filled(gradients, [called.types[i] for i in wrt]))
+        found = filled(gradients, [called.types[i] for i in wrt])
+        # What is pulled back is conj(f').
+        whole = iter([conjugate(g) for g in found] if holomorphic else found)
         trees = [tree_structure(args[n]).unflatten(next(whole) for _ in group) for n, group in zip(chosen, groups)]
         result = trees[0] if isinstance(argnums, int) else tuple(trees)
         value = value_tree.unflatten([loss])
@@ -70,11 +76,23 @@ def select_positions(argnums: Argnums) -> Callable[[Sequence[Any], dict[str, Any
     return select
 
 
-def _loss_structure(called: Called, has_aux: bool) -> tuple[TreeDef, TreeDef]:
-    """The structures of the value, which must be one real scalar, and of the aux."""
+def _require_complex(called: Called, wrt: Sequence[int]) -> None:
+    for i in wrt:
+        if not called.types[i].dtype.is_complex:
+            raise AutodiffError(
+                f"grad({called.name}): holomorphic=True needs complex arguments, but {called.names[i]!r} is "
+                f"{called.types[i]}; convert it with .astype('complex64')"
+            )
+
+
+def _loss_structure(called: Called, has_aux: bool, holomorphic: bool) -> tuple[TreeDef, TreeDef]:
+    """The structures of the value, which must be one real (or, if holomorphic, complex) scalar, and of the aux."""
     value_tree, aux_tree, count = called.value_and_aux("grad", has_aux)
     found = called.traced.out_types[:count]
-    if count != 1 or found[0].rank != 0 or not found[0].dtype.is_float:
+    if count == 1 and found[0].rank == 0 and holomorphic != found[0].dtype.is_complex and found[0].dtype.is_inexact:
+        hint = "it is real" if holomorphic else "take rnp.real or rnp.abs of it, or use holomorphic=True"
+        raise AutodiffError(f"grad({called.name}): holomorphic={holomorphic}, and it returns {found[0]}: {hint}")
+    if count != 1 or found[0].rank != 0 or not found[0].dtype.is_inexact:
         got = ", ".join(str(t) for t in found) or "nothing"
         raise AutodiffError(
             f"grad({called.name}): the function must return one real float scalar, it returns {got}. Reduce it with "
@@ -83,9 +101,9 @@ def _loss_structure(called: Called, has_aux: bool) -> tuple[TreeDef, TreeDef]:
     return value_tree, aux_tree
 
 
-def grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
+def grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Function:
     """A function that returns the gradients of `fn`, or `(gradients, aux)` with `has_aux`; see `value_and_grad`."""
-    both = value_and_grad(fn, argnums, has_aux)
+    both = value_and_grad(fn, argnums, has_aux, holomorphic)
 
     def gradients(*args: Any, **kwargs: Any) -> Any:
         value, result = both(*args, **kwargs)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import RlxError
+from rlx.ir.dim_binding import by_name
 from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -59,6 +60,13 @@ class CompileOptions:
             raise RlxError(f"CompileOptions.arena_alignment is a power of two, got {alignment!r}")
         if self.activations not in ACTIVATIONS:
             raise RlxError(f"CompileOptions.activations is one of {', '.join(ACTIVATIONS)}, got {self.activations!r}")
+        if self.precision != "f32":
+            from rlx.compile.precision.policy import Precision
+
+            # One spelling, so that one program has one key.
+            object.__setattr__(self, "precision", Precision.other_spellings().get(self.precision, self.precision))
+        if self.dim_binding is not None:
+            object.__setattr__(self, "dim_binding", by_name(self.dim_binding))
         for name, size in (self.dim_binding or {}).items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise RlxError(f"CompileOptions.dim_binding: {name} is a size, a whole number from 0 on, got {size!r}")
@@ -116,7 +124,7 @@ class CompileOptions:
         return replace(self, supported_ops=frozenset(kinds))
 
     def with_dim_binding(self, binding: Mapping[str, int]) -> CompileOptions:
-        return replace(self, dim_binding=dict(binding))
+        return replace(self, dim_binding=by_name(binding))
 
     def with_kernel_dispatch(self, policy: KernelDispatchConfig | KernelDispatchPolicy | str) -> CompileOptions:
         return replace(self, kernel_dispatch=policy)

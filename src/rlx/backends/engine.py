@@ -105,6 +105,10 @@ class EngineBackend(Backend):
     def compile(self, graph: Graph, options: CompileOptions) -> Executable:
         if options.verify:
             check(graph)
+        from rlx.compile.precision.apply import AutoMixedPrecision
+
+        # The policy, and no other optimisation: what runs is still what was written, in other types.
+        graph = AutoMixedPrecision(options.precision_policy).run(graph)
         if self._engine.claims is not None:
             from rlx.compile.claims.logical_kernel import KernelDispatchConfig
             from rlx.compile.pipeline import legalize

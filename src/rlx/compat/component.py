@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 from typing import NamedTuple
 
 from rlx.compat.variant import ModelVariant, stable_hash
 from rlx.compile.claims.logical_kernel import KernelDispatchConfig, KernelDispatchPolicy
-from rlx.ir.dims import DimBinding
+from rlx.ir.dim_binding import DimBinding
+from rlx.ir.words import Words
 from rlx.quant.schemes import QuantScheme
 
 
-class CompilationMode(enum.StrEnum):
+class CompilationMode(Words):
     """Compile at once, at the first run, or ahead of time into a file."""
 
     Eager = "eager"

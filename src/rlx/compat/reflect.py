@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from rlx.ir.module import FusionPolicy, HirModule, HirNodeId, MirModule, block_l
 from rlx.ir.shape import Size
 from rlx.ir.text.inspect import block_kind
 from rlx.ir.text.pretty import kind_counts
+from rlx.ir.words import Words
 
 # Blocks that stand for a whole part of a model, by their names in HirOp.
 _REFLECTED = frozenset({"LlamaDecoderBlock", "SwiGLU", "Attention", "GatedDeltaNet", "Qwen35MtpHead"})
@@ -85,7 +85,7 @@ class ManifestDiff(NamedTuple):
         )
 
 
-class BlockSpecialization(enum.StrEnum):
+class BlockSpecialization(Words):
     """How a block may be compiled instead of by its policy."""
 
     Default = "default"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from typing import NamedTuple
 
-from rlx.ir.dims import Dim, DimBinding
+from rlx.ir.dim_binding import DimBinding
+from rlx.ir.dims import Dim
+from rlx.ir.words import Words
 
 
-class ModelPhase(enum.StrEnum):
+class ModelPhase(Words):
     """What a run of the model is for."""
 
     Prefill = "prefill"

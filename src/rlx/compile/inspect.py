@@ -13,7 +13,14 @@ from rlx.compile.steps import Compilation
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.ir.module import GraphModule, HirModule, MirModule
-from rlx.ir.text.inspect import inspect_graph, inspect_hir, inspect_lir, inspect_mir, inspect_mir_diff
+from rlx.ir.text.inspect import (
+    inspect_graph,
+    inspect_hir,
+    inspect_lir,
+    inspect_mir,
+    inspect_mir_diff,
+    require_kind,
+)
 from rlx.knobs import knobs
 
 
@@ -38,8 +45,9 @@ def inspect_pipeline(pipeline: CompilePipeline | Program, program: Program | Non
     the CPU."""
     if not isinstance(pipeline, CompilePipeline):
         return inspect_pipeline(CompilePipeline.new(), pipeline)
-    assert program is not None, "inspect_pipeline needs a program"
     content = program.content if isinstance(program, GraphModule) else program
+    require_kind("inspect_pipeline", content, Graph, HirModule, MirModule, LirModule)
+    assert content is not None
     if isinstance(content, LirModule):
         return inspect_compiled("", CompileResult(content, pipeline.compile(content).fusion))
     done = pipeline.run(content if isinstance(content, Graph) else content.as_graph())
@@ -60,6 +68,7 @@ def inspect_compilation(done: Compilation, result: CompileResult) -> PipelineIns
 
 def inspect_compiled(hir_text: str, result: CompileResult) -> PipelineInspect:
     """What can be shown of a finished compile: its MIR is the one inside LIR."""
+    require_kind("inspect_compiled", result, CompileResult)
     lir = inspect_lir(result.lir)
     if result.prepare is not None:
         lir = f"{inspect_lir(result.prepare)}\n{lir}"

@@ -3,7 +3,6 @@ with the number of ranks. Every part of a sum is formed once, in one order, so t
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +10,12 @@ import numpy as np
 
 from rlx.driver.symmetric import LengthMismatch, SymmetricBuffer, SymmetricTransport
 from rlx.errors import DTypeError
+from rlx.ir.words import Words
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class ReduceKind(enum.StrEnum):
+class ReduceKind(Words):
     """How the values of all ranks are joined."""
 
     Sum = "sum"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rlx.errors import BindingError
-from rlx.ir.dims import Dim, DimBinding, bind_dim, product
+from rlx.ir.dim_binding import DimBinding
+from rlx.ir.dims import Dim, bind_dim, product
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Input
 from rlx.ir.shape import Shape

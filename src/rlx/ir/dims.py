@@ -191,40 +191,6 @@ def require_again(constraint: DimConstraint) -> None:
         _record(constraint.left, constraint.right, constraint.reason, constraint.relation)
 
 
-class DimBinding(dict[str, int]):
-    """Sizes for symbols.
-
-    >>> DimBinding.batch_seq(2, 8)
-    {'B': 2, 'S': 8}
-    """
-
-    def set(self, symbol: str | Dim, size: int) -> DimBinding:
-        self[str(symbol)] = int(size)
-        return self
-
-    def is_empty(self) -> bool:
-        return not self
-
-    @staticmethod
-    def from_pairs(pairs: Iterable[tuple[str | Dim, int]]) -> DimBinding:
-        binding = DimBinding()
-        for symbol, size in pairs:
-            binding.set(symbol, size)
-        return binding
-
-    @staticmethod
-    def batch_seq(batch: int, seq: int) -> DimBinding:
-        return DimBinding({"B": batch, "S": seq})
-
-    @staticmethod
-    def batch_past_seq(batch: int, past: int) -> DimBinding:
-        return DimBinding({"B": batch, "P": past})
-
-
-def same_binding(a: Mapping[str, int], b: Mapping[str, int]) -> bool:
-    return dict(a) == dict(b)
-
-
 class sym:
     """The well-known dims of the seed documents; flattened rows are the product, not a symbol of their own."""
 

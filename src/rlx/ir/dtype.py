@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from rlx.errors import DTypeError
+from rlx.ir.words import nearest
 
 
 class DType(enum.Enum):
@@ -103,10 +104,14 @@ class DType(enum.Enum):
         """The DType meant by a name, a NumPy dtype or scalar type, or a DType."""
         if isinstance(value, DType):
             return value
+        if value is float:
+            return _default_float
+        if value is complex:
+            return _default_float.complex
         found = _lookup(value)
         if found is None:
             names = " ".join(d.value for d in DType)
-            raise DTypeError(f"unknown dtype {value!r}; use one of: {names}")
+            raise DTypeError(f"unknown dtype {value!r}{nearest(value, _BY_NAME)}; use one of: {names}")
         return found
 
 
@@ -177,19 +182,53 @@ for _d in DType:
 
 _BY_NAME: dict[str, DType] = {d.value: d for d in DType} | {d.numpy.name: d for d in DType}
 _BY_NAME |= {"bool_": DType.BOOL, "float8_e4m3": DType.F8E4M3, "f4": DType.F32, "f8": DType.F64, "f2": DType.F16}
+# The words of C and of other libraries, and Python's own types.
+_BY_NAME |= {"half": DType.F16, "single": DType.F32, "float": DType.F32, "double": DType.F64, "int": DType.I32}
+_BY_NAME |= {"fp16": DType.F16, "fp32": DType.F32, "fp64": DType.F64, "complex": DType.C64, "bfloat": DType.BF16}
+
+
+# What a float without a type of its own is; see `default_float`.
+_default_float = DType.F32
+
+
+class default_float:
+    """Make another float type the default: `default_float("f64")` for the process, `with default_float("f64"):` for a
+    while. Python's floats by themselves, arrays that are made without a dtype, integers in functions such as `exp`,
+    and random numbers then have it; what has a dtype keeps it. Functions are traced again under another default.
+
+    >>> with default_float("f64"):
+    ...     print(DType.of(float), DType.of(complex))
+    f64 c128
+    """
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        global _default_float
+        chosen = DType.of(dtype)
+        if not chosen.is_float or chosen.is_storage:
+            raise DTypeError(f"default_float: one of bf16, f16, f32, f64 is needed, got {chosen}")
+        self._before, _default_float = _default_float, chosen
+
+    def __enter__(self) -> DType:
+        return _default_float
+
+    def __exit__(self, *exception: object) -> None:
+        global _default_float
+        _default_float = self._before
 
 
 @cache
 def _lookup(value: Any) -> DType | None:
     if isinstance(value, str):
-        return _BY_NAME.get(value.lower())
-    python_types = {bool: DType.BOOL, int: DType.I32, float: DType.F32, complex: DType.C64}
+        return _BY_NAME.get(value.lower().strip())
+    python_types = {bool: DType.BOOL, int: DType.I32}
     if value in python_types:
         return python_types[value]
     try:
         return _BY_NAME.get(np.dtype(value).name)
     except TypeError:
-        return None
+        # The dtypes of other libraries are objects that print their names: torch.float32.
+        module, _, name = str(value).partition(".")
+        return _BY_NAME.get(name) if type(value).__module__ == module else None
 
 
 @cache

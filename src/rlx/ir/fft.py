@@ -5,8 +5,7 @@ Real dtypes carry complex data in block layout: the last axis holds all real par
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from rlx.ir.dims import Dim, product
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import attribute_type
 from rlx.ir.shape import Shape, normalize_axis
+from rlx.ir.words import Words
 
 # A workgroup of 256 threads transforms a tile of 2^10 points in shared memory.
 FFT_INNER_TILE_LOG2 = 10
@@ -25,12 +25,16 @@ FFT_WORKGROUP_SIZE = 256
 
 
 @attribute_type
-class FftNorm(enum.StrEnum):
+class FftNorm(Words):
     """Where the 1/n goes. `Backward` leaves both directions unscaled, as cuFFT does: ifft(fft(x)) = n·x."""
 
     Backward = "backward"
     Forward = "forward"
     Ortho = "ortho"
+
+    @classmethod
+    def other_spellings(cls) -> Mapping[str, str]:
+        return {"none": "backward"}
 
     def output_scale(self, n: int, inverse: bool) -> float:
         """The factor on the output of a transform of n points.

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlx.errors import OpError, RlxError, ShapeError, VerificationError
+from rlx.ir.dim_binding import by_name
 from rlx.ir.dims import Dim, DimConstraint, collect_constraints, require_at_most, require_equal
-from rlx.ir.dtype import DTypeLike
+from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import Op
 from rlx.ir.provenance import NodeOrigin, user_location
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Dims, Shape
 from rlx.ir.tensor_data import TensorData
 
 if TYPE_CHECKING:
@@ -126,6 +127,11 @@ class Graph(GraphBuilders):
 
     def shape(self, node_id: int | Tensor) -> Shape:
         return self.node(node_id).shape
+
+    def shape_of(self, node_id: int | Tensor) -> tuple[Dims, DType]:
+        """Dims and dtype of a node, as pyrlx gives them; `shape` is both in one."""
+        shape = self.shape(node_id)
+        return shape.dims, shape.dtype
 
     def tensor(self, node_id: int | Tensor) -> Tensor:
         """The handle of a node."""
@@ -374,11 +380,11 @@ class Graph(GraphBuilders):
             found.update(node.op.dynamic_symbols())
         return tuple(sorted(found))
 
-    def bind(self, binding: Mapping[str, int | Dim]) -> Graph:
-        """The graph with symbols replaced everywhere, bodies included. Node ids stay the same."""
+    def bind(self, binding: Mapping[str, int | Dim] | Mapping[Dim, int | Dim]) -> Graph:
+        """The graph with symbols, given by name or themselves, replaced everywhere, bodies included. Node ids stay."""
         from rlx.ir.binding import bind_graph
 
-        return bind_graph(self, binding)
+        return bind_graph(self, by_name(binding))
 
     # Identity
 

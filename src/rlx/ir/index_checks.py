@@ -7,13 +7,15 @@ of the op.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.ir.graph import Graph
+from rlx.errors import OutOfRange
+from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Input
-from rlx.ir.op import Op
+from rlx.ir.op import Op, no_ids
 from rlx.ir.shape import Dims, Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,17 +35,28 @@ class IdCheck(NamedTuple):
 
 def id_checks(graph: Graph) -> list[IdCheck]:
     """What an executor of `graph` has to check before every run."""
-    found = []
+    found: list[IdCheck] = []
     for node in graph.nodes:
-        sources = [graph.nodes[i] for i in node.inputs]
-        if not any(isinstance(source.op, Input) for source in sources):
+        if type(node.op).index_operands is no_ids:
             continue
+        sources = [graph.nodes[i] for i in node.inputs]
         for position, sizes in node.op.index_operands(*(source.shape for source in sources)).items():
-            source = sources[position].op
-            if isinstance(source, Input):
-                found.append(IdCheck(node.op, source.key, sizes))
+            found.extend(IdCheck(node.op, key, each) for key, each in _given_ids(graph, sources[position], sizes))
     # Layers share their positions and lengths, and what is the same is checked once.
     return list(dict.fromkeys(found))
+
+
+def _given_ids(graph: Graph, node: Node, sizes: Dims) -> Iterator[tuple[str, Dims]]:
+    """The inputs whose elements are the ids that `node` holds, as they are, with the sizes of the axes for each."""
+    if isinstance(node.op, Input):
+        yield node.op.key, sizes
+    elif len(sizes) == 1 and node.op.keeps_elements:
+        yield from _given_ids(graph, graph.nodes[node.inputs[0]], sizes)
+    elif node.op.name == "concat" and len(node.inputs) == len(sizes):
+        # Coordinates put together from one operand for each axis.
+        for size, part in zip(sizes, (graph.nodes[i] for i in node.inputs)):
+            if part.shape.rank and part.shape.dims[-1] == 1:
+                yield from _given_ids(graph, part, (size,))
 
 
 def check_ids(op: Op, ids: Array, sizes: Dims, name: str = "ids") -> None:
@@ -56,7 +69,8 @@ def check_ids(op: Op, ids: Array, sizes: Dims, name: str = "ids") -> None:
         valid = (numbers >= -size) & (numbers < size)
         if not valid.all():
             allowed = f"valid ids are {-size}..{size - 1}" if size else "no id is valid"
-            raise op.fail(f"{name} holds {column[~valid].flat[0]}, but the indexed axis has size {size}: {allowed}")
+            found = f"{name} holds {column[~valid].flat[0]}, but the indexed axis has size {size}: {allowed}"
+            raise OutOfRange(f"{op.mnemonic}: {found}")
 
 
 def _are_valid(ids: Array, sizes: Dims) -> bool:

@@ -8,10 +8,10 @@ the name of their family as the kind, so that list is open; for all that code ha
 
 from __future__ import annotations
 
-import enum
+from rlx.ir.words import Words
 
 
-class KernelKind(enum.StrEnum):
+class KernelKind(Words):
     """How a kernel runs."""
 
     # An element-wise program over one index space, or over several with the same results.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlx.errors import FormatError, InternalError
+from rlx.ir.dim_binding import by_name
 from rlx.ir.dims import Dim, as_dim, bind_dim, dim_max
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.leaves import Input, Param
@@ -72,6 +73,10 @@ class LirKernel(NamedTuple):
     @staticmethod
     def of(kind: str, nodes: Iterable[int], inputs: Iterable[int], outputs: Iterable[int]) -> LirKernel:
         return LirKernel(kind, *(tuple(NodeId(i) for i in ids) for ids in (nodes, inputs, outputs)))
+
+
+def _offset_order(offset: Size) -> tuple[bool, int]:
+    return (False, offset) if isinstance(offset, int) else (True, 0)
 
 
 @dataclass
@@ -135,8 +140,16 @@ class LirBufferPlan:
         """How much sharing saves."""
         return dim_max(0, self.total_unshared_bytes - self.arena_size)
 
+    def report(self) -> str:
+        """The arena in a line of numbers, then offset, size and node of every buffer, in the order of offsets."""
+        header = f"# arena_size={self.arena_size} total_unshared={self.total_unshared_bytes} saved={self.bytes_saved}"
+        # Symbolic offsets have no order of their own; theirs is that of the nodes.
+        known = sorted(self.assignments.items(), key=lambda item: (_offset_order(item[1].offset), item[0]))
+        return "\n".join([header, *(f"{slot.offset}\t{slot.size}\t{node}" for node, slot in known)]) + "\n"
+
     def bind(self, binding: Mapping[str, int | Dim]) -> LirBufferPlan:
         """The plan for one set of sizes."""
+        binding = by_name(binding)
         return LirBufferPlan(
             bind_dim(self.arena_size, binding),
             {node: slot.bind(binding) for node, slot in self.assignments.items()},

@@ -9,7 +9,6 @@ according to the module's `FusionPolicy`. The blocks and the methods that build 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +22,7 @@ from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor
 from rlx.ir.text.graph_text import register_level
+from rlx.ir.words import Words
 
 if TYPE_CHECKING:
     from rlx.hir.builders import HirBuilders
@@ -57,7 +57,7 @@ class WrongStage(LowerError, AttributeError):
     """Something of one level was asked of a module at another."""
 
 
-class FusionPolicy(enum.StrEnum):
+class FusionPolicy(Words):
     """What blocks lower to: fused ops at once (`Direct`), or chains that the fusion passes recognise (`Fusable`)."""
 
     Direct = "direct"
@@ -291,7 +291,7 @@ class MirModule:
         return f"<MirModule @{self.name}: {len(self)} nodes>"
 
 
-class GraphStage(enum.StrEnum):
+class GraphStage(Words):
     """The level a module is at."""
 
     Hir = "hir"
@@ -352,6 +352,11 @@ class GraphModule:
     @property
     def name(self) -> str:
         return self.content.name
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        content = self.content
+        return len(content.nodes if isinstance(content, HirModule) else content.as_graph().nodes)
 
     @property
     def fusion_policy(self) -> FusionPolicy:

@@ -146,7 +146,7 @@ class NoRule:
         return f"NoRule({self.reason!r})"
 
 
-def _no_ids(op: Op, *operands: Shape) -> dict[int, Dims]:
+def no_ids(op: Op, *operands: Shape) -> dict[int, Dims]:
     return {}
 
 
@@ -168,6 +168,8 @@ class Op:
     is_fused: ClassVar[bool] = False
     # It moves, repeats or converts elements, or makes positions: nothing that a program is written for.
     only_moves: ClassVar[bool] = False
+    # Its result has every element of its operand, and no other.
+    keeps_elements: ClassVar[bool] = False
     # What it is to a precision policy, by the name of a `PrecisionClass`.
     precision_class: ClassVar[str] = "compute"
     # Most of the time of a program goes into ops like this one: what stands before the first and behind the last can be
@@ -182,7 +184,7 @@ class Op:
     samples: ClassVar[Callable[[], Any]]
     # Operands with ids that must be valid: position -> sizes of the axes they select from, given the operands' types.
     # One size for all ids, or one per coordinate when the last axis of the ids holds coordinates.
-    index_operands: ClassVar[Callable[..., dict[int, Dims]]] = _no_ids
+    index_operands: ClassVar[Callable[..., dict[int, Dims]]] = no_ids
 
     # How the op transforms. A rule that is missing is derived from `decompose`; NoRule says that there is none and why.
     # jvp(primals, tangents, y) -> tangent of y; tangents are None where they are zero.
@@ -338,6 +340,26 @@ class Op:
             cls._arity = found
         return found
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether an element of the result depends on nothing but the elements of the operands at its place."""
+        return kind_of(self) in _ELEMENTWISE
+
+    @property
+    def is_blas(self) -> bool:
+        """Whether it is a product of matrices, a convolution or a solve, at whose edges fused kernels end."""
+        return kind_of(self) in _BLAS
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether it joins the elements of an axis."""
+        return kind_of(self) in _REDUCTIONS
+
+    @property
+    def is_fusion_boundary(self) -> bool:
+        """Whether no region of elementwise steps goes through it."""
+        return self.is_blas or kind_of(self).startswith("GaussianSplat")
+
     def num_inputs(self) -> int:
         """The operand count, or 0 when it varies."""
         fewest, most = self.arity()
@@ -441,6 +463,16 @@ def op(name: str) -> Callable[[_C], _C]:
         return cls
 
     return register
+
+
+# The classes of ops in the seed documents.
+_ELEMENTWISE = frozenset({"Activation", "Cast", "Binary", "Compare", "Where", "ElementwiseRegion", "StopGradient"})
+_BLAS = frozenset(
+    {"MatMul", "DotGeneral", "DenseSolve", "BatchedDenseSolve", "Conv", "ConvTranspose2d", "FusedMatMulBiasAct"}
+    | {"GroupedMatMul", "DequantGroupedMatMul", "DequantMoEWeights", "LoraMatMul", "DequantMatMul"}
+    | {"QMatMul", "QConv2d"}
+)
+_REDUCTIONS = frozenset({"Reduce", "Softmax", "TopK"})
 
 
 def op_family(kinds: type[enum.StrEnum], prefix: str = "", field: str = "kind") -> Callable[[_C], _C]:

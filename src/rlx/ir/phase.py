@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+
+from rlx.ir.words import Words
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 _PICKING = frozenset({"Sample", "TopK"})
 
 
-class Phase(enum.StrEnum):
+class Phase(Words):
     """When a node runs."""
 
     Prologue = "prologue"

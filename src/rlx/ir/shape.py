@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlx.errors import ParseError, ShapeError
+from rlx.ir.dim_binding import by_name
 from rlx.ir.dims import LARGEST_SIZE, Dim, as_dim, bind_dim, product, require_at_most, require_equal
 from rlx.ir.dtype import DType, DTypeLike
 
@@ -99,7 +100,10 @@ class Shape:
 
     def bind(self, binding: Mapping[str, int | Dim]) -> Shape:
         """The shape with symbols replaced; symbols that are not bound stay."""
-        return self if self.is_static else Shape((bind_dim(d, binding) for d in self.dims), self.dtype)
+        if self.is_static:
+            return self
+        sizes = by_name(binding)
+        return Shape((bind_dim(d, sizes) for d in self.dims), self.dtype)
 
     @property
     def element_count(self) -> int | Dim:

@@ -17,6 +17,7 @@ import numpy as np
 from rlx.errors import TraceError
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.foreign_arrays import host_array
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.index_checks import check_ids
 from rlx.ir.leaves import Input, Project
@@ -41,7 +42,6 @@ class Tensor(TensorMethods):
 
     # NumPy arrays must hand `array + tensor` to us instead of looping over elements.
     __array_priority__ = 1000
-    __array_ufunc__ = None
 
     graph: Graph
     id: NodeId
@@ -106,6 +106,20 @@ class Tensor(TensorMethods):
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value("converted to a NumPy array")
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """`array + tensor`, which NumPy hands over by its ufunc, is our operator; other ufuncs need values."""
+        words = _OPERATORS.get(ufunc.__name__)
+        if words is None or method != "__call__" or options or len(operands) != 2:
+            raise self._no_value(f"given to np.{ufunc.__name__}")
+        a, b = operands
+        return getattr(a, words[0])(b) if isinstance(a, Tensor) else getattr(b, words[1])(a)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's functions need values; those that ask for the type alone are answered."""
+        if function in (np.shape, np.ndim, np.size):
+            return getattr(args[0], function.__name__)
+        raise self._no_value(f"given to np.{function.__name__}")
+
     def item(self, *index: int) -> NoReturn:
         raise self._no_value("converted to a Python number")
 
@@ -113,11 +127,53 @@ class Tensor(TensorMethods):
         raise self._no_value("converted to a list")
 
     def _no_value(self, what: str) -> TraceError:
+        if self.graph.is_frozen:
+            return leaked(self)
         return TraceError(
             f"{self!r} has no value while the program is being built, so it cannot be {what}. "
             "Use rnp.where or rlx.cond for conditions, rlx.scan or rlx.while_loop for loops, rlx.numpy instead of "
             "numpy, and rlx.debug.print to look at values"
         )
+
+
+# The ufuncs behind operators, by name: ours for a tensor on the left, and for one on the right.
+_OPERATORS = {
+    "less": ("__lt__", "__gt__"),
+    "less_equal": ("__le__", "__ge__"),
+    "greater": ("__gt__", "__lt__"),
+    "greater_equal": ("__ge__", "__le__"),
+    "equal": ("__eq__", "__eq__"),
+    "not_equal": ("__ne__", "__ne__"),
+    **{
+        ufunc: (f"__{word}__", f"__r{word}__")
+        for ufunc, word in {
+            "add": "add",
+            "subtract": "sub",
+            "multiply": "mul",
+            "divide": "truediv",
+            "floor_divide": "floordiv",
+            "remainder": "mod",
+            "divmod": "divmod",
+            "power": "pow",
+            "matmul": "matmul",
+            "bitwise_and": "and",
+            "bitwise_or": "or",
+            "bitwise_xor": "xor",
+            "left_shift": "lshift",
+            "right_shift": "rshift",
+        }.items()
+    },
+}
+
+
+def leaked(value: Tensor) -> TraceError:
+    """The error for a value that outlives the function in which it was traced."""
+    source = value.node.origin.source if value.node.origin else None
+    made = f" made at {source.file}:{source.line}" if source else ""
+    return TraceError(
+        f"{value!r}{made} belongs to a program that is finished. A value that is traced inside jit, grad, scan or cond "
+        "exists only there: return it from the function instead of storing it in a global, an attribute or a list"
+    )
 
 
 class Scope:
@@ -177,7 +233,7 @@ def constant_data(value: Any, dtype: DTypeLike | None = None) -> TensorData:
     if dtype is None and is_python_scalar(value):
         wide = type(value) is int and not -(2**31) <= value < 2**31
         dtype = DType.I64 if wide else DType.of(type(value))
-    array = np.asarray(value)
+    array = host_array(value)
     if array.dtype == object:
         raise TraceError(f"a value of type {type(value).__name__} cannot become part of a program: {value!r}")
     if dtype is not None:
@@ -255,6 +311,8 @@ def target_graph(operands: Sequence[Any]) -> Graph | None:
         return scopes[-1].graph
     for x in operands:
         if isinstance(x, Tensor):
+            if x.graph.is_frozen:
+                raise leaked(x)
             return x.graph
     return None
 

@@ -136,6 +136,10 @@ class LanguageModel:
         self._idle: list[SequenceBatch] = []
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        c, device = self.config, self._compiled.device
+        return f"LanguageModel({self.path.name}: {c.family}, {c.layers} layers of {c.hidden}, on {device})"
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         made: Tokenizer = self._make_tokenizer()

@@ -72,8 +72,9 @@ def relu(x: Any) -> Any:
 
 @array_function
 def relu6(x: Any) -> Any:
-    """min(max(x, 0), 6)."""
-    return ops.minimum(ops.relu(operand(x)), 6)
+    """min(max(x, 0), 6); flat at both kinks, as `relu` is at its own."""
+    x = operand(x)
+    return ops.where(ops.ge(x, 6), 6, ops.relu(x))
 
 
 @array_function
@@ -191,8 +192,9 @@ hard_swish = hard_silu
 
 @array_function
 def hard_tanh(x: Any, min_value: Any = -1.0, max_value: Any = 1.0) -> Any:
-    """x limited to [min_value, max_value]."""
-    return ops.minimum(ops.maximum(operand(x), operand(min_value)), operand(max_value))
+    """x limited to [min_value, max_value]; at the limits the slope is still 1."""
+    x, low, high = operand(x), operand(min_value), operand(max_value)
+    return ops.where(ops.gt(x, high), high, ops.where(ops.lt(x, low), low, x))
 
 
 @array_function
@@ -300,7 +302,9 @@ def standardize(
 def normalize(x: Any, ord: float = 2, axis: int = -1, eps: float = 1e-12) -> Any:
     """x divided by its norm along `axis`, or by eps where that is larger."""
     x = _real(x)
-    return x / ops.maximum(ops.norm(x, ord, axis, True), eps)
+    # The norm of zeros has no slope, and nothing of it is wanted: they are divided by eps.
+    zero = ops.reduce_all(ops.eq(x, 0), axis, True)
+    return x / ops.where(zero, eps, ops.maximum(ops.norm(ops.where(zero, 1, x), ord, axis, True), eps))
 
 
 @array_function

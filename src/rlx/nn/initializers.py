@@ -14,7 +14,7 @@ from typing import Any
 
 from rlx import ops
 from rlx.errors import OpError, ShapeError
-from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.dtype import DTypeLike
 from rlx.ir.shape import normalize_axis
 from rlx.ops.random import randomness
 
@@ -43,40 +43,40 @@ __all__ = [
 Initializer = Callable[..., Any]
 
 
-def zeros(key: Any, shape: Sequence[int], dtype: DTypeLike = DType.F32) -> Any:
+def zeros(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
     """0 everywhere; the key is not used."""
     return ops.zeros(shape, dtype)
 
 
-def ones(key: Any, shape: Sequence[int], dtype: DTypeLike = DType.F32) -> Any:
+def ones(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
     """1 everywhere; the key is not used."""
     return ops.ones(shape, dtype)
 
 
 def constant(value: Any) -> Initializer:
     """`value` everywhere; it may be an array that broadcasts to the shape."""
-    return lambda key, shape, dtype=DType.F32: ops.full(shape, value, dtype)
+    return lambda key, shape, dtype=float: ops.full(shape, value, dtype)
 
 
 def eye(gain: float = 1.0) -> Initializer:
     """`gain` on the diagonal of a matrix, 0 elsewhere."""
-    return lambda key, shape, dtype=DType.F32: ops.mul(ops.eye(shape[0], shape[1], 0, dtype), gain)
+    return lambda key, shape, dtype=float: ops.mul(ops.eye(shape[0], shape[1], 0, dtype), gain)
 
 
 def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
     """Normally distributed values."""
-    return lambda key, shape, dtype=DType.F32: randomness.normal(key, shape, dtype) * stddev + mean
+    return lambda key, shape, dtype=float: randomness.normal(key, shape, dtype) * stddev + mean
 
 
 def uniform(scale: float = 0.01, low: float = 0.0) -> Initializer:
     """Uniform values from `low` up to low + scale."""
-    return lambda key, shape, dtype=DType.F32: randomness.uniform(key, shape, dtype, low, low + scale)
+    return lambda key, shape, dtype=float: randomness.uniform(key, shape, dtype, low, low + scale)
 
 
 def truncated_normal(stddev: float = 0.01, mean: float = 0.0, lower: float = -2.0, upper: float = 2.0) -> Initializer:
     """Normal values within `lower` and `upper` standard deviations."""
 
-    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = DType.F32) -> Any:
+    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
         return randomness.truncated_normal(key, lower, upper, shape, dtype) * stddev + mean
 
     return make
@@ -99,7 +99,7 @@ def variance_scaling(
             f"uniform; got {mode!r} and {distribution!r}"
         )
 
-    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = DType.F32) -> Any:
+    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
         inputs, outputs = _fans(shape, in_axis, out_axis)
         count = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[mode]
         deviation = math.sqrt(scale / max(count, 1))
@@ -162,7 +162,7 @@ def orthogonal(scale: float = 1.0, *, column_axis: int = -1) -> Initializer:
     Axes other than `column_axis` are taken together as rows.
     """
 
-    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = DType.F32) -> Any:
+    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
         if len(shape) < 2:
             raise ShapeError(f"orthogonal: needs a weight with two axes or more, got shape {tuple(shape)}")
         axis = normalize_axis(column_axis, len(shape), "orthogonal")

@@ -139,9 +139,9 @@ def mse_loss(predictions: Any, targets: Any, *, reduction: str = "mean") -> Any:
 
 @array_function
 def l1_loss(predictions: Any, targets: Any, *, reduction: str = "mean") -> Any:
-    """|predictions - targets|."""
+    """|predictions - targets|; what is right already has gradient 0."""
     a, b = inexact(predictions, targets)
-    return _reduced(ops.abs_(a - b), reduction, "l1_loss")
+    return _reduced(ops.where(ops.eq(a, b), 0, ops.abs_(a - b)), reduction, "l1_loss")
 
 
 @array_function

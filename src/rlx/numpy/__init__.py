@@ -33,3 +33,4 @@ from rlx.numpy.polynomials import *
 from rlx.numpy.reductions import *
 from rlx.numpy.sorting_searching import *
 from rlx.numpy.statistics import *
+from rlx.numpy.vectorized import *

@@ -13,7 +13,7 @@ from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.leaves import Constant
 from rlx.ir.shape import normalize_axes, normalize_axis
-from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, lift
+from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, leaked, lift
 from rlx.ops.define.operands import convert as to_dtype
 from rlx.ops.define.operands import dims_of, dtype_of, promote_inexact, promote_operands
 from rlx.runtime.arrays import as_array
@@ -39,6 +39,8 @@ def array_function(function: Callable[P, R]) -> Callable[P, R]:
         tensor = next(_tensors((*args, *kwargs.values())), None)
         if tensor is None:
             return _as_arrays(function(*args, **kwargs))
+        if tensor.graph.is_frozen:
+            raise leaked(tensor)
         with building(tensor.graph):
             return function(*args, **kwargs)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import BackendError, OpError
+from rlx.ir import foreign_arrays
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType, DTypeLike, promote
 from rlx.ir.shape import Size
@@ -101,7 +102,7 @@ def _known_values(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
 
 def _from_array_like(obj: Any) -> np.ndarray[Any, Any]:
     try:
-        return np.asarray(obj)
+        return foreign_arrays.host_array(obj)
     except ValueError as error:
         raise OpError(f"asarray: {error}") from None
 
@@ -110,7 +111,7 @@ def _dtype_of_leaves(obj: Any, array: np.ndarray[Any, Any]) -> DType:
     leaves = list(_leaves(obj))
     # One leaf per type decides; a list of a million numbers has one type.
     distinct = {(type(x), getattr(x, "dtype", None)): x for x in leaves}.values()
-    found = common_dtype(*distinct) if leaves else DType.F32
+    found = common_dtype(*distinct) if leaves else DType.of(float)
     if found is DType.I32 and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
         return DType.I64
     return found
@@ -136,7 +137,7 @@ def copy(x: Any) -> Any:
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
     """An array that shares the memory of another library's array, through DLPack."""
     _check_device(device)
-    return asarray(np.from_dlpack(x), copy=copy)
+    return asarray(foreign_arrays.from_dlpack(x), copy=copy)
 
 
 def frombuffer(buffer: Any, dtype: DTypeLike = DType.F32, count: int = -1, offset: int = 0) -> Any:
@@ -150,7 +151,7 @@ def fromiter(iterable: Any, dtype: DTypeLike, count: int = -1) -> Any:
 
 
 @array_function
-def fromfunction(function: Any, shape: Any, *, dtype: DTypeLike = DType.F32, **kwargs: Any) -> Any:
+def fromfunction(function: Any, shape: Any, *, dtype: DTypeLike = float, **kwargs: Any) -> Any:
     """function(i, j, ...) called once with the coordinates of every element of `shape` as arrays."""
     dims = dims_from(shape)
     return function(*(ops.iota(dims, dtype=dtype, axis=axis) for axis in range(len(dims))), **kwargs)
@@ -165,14 +166,14 @@ def dim_value(size: Size | str, dtype: DTypeLike = DType.I32) -> Any:
 def zeros(shape: Any, dtype: DTypeLike | None = None, *, device: Any = None) -> Any:
     """0 everywhere."""
     _check_device(device)
-    return ops.zeros(dims_from(shape), DType.F32 if dtype is None else dtype)
+    return ops.zeros(dims_from(shape), float if dtype is None else dtype)
 
 
 @array_function
 def ones(shape: Any, dtype: DTypeLike | None = None, *, device: Any = None) -> Any:
     """1 everywhere."""
     _check_device(device)
-    return ops.ones(dims_from(shape), DType.F32 if dtype is None else dtype)
+    return ops.ones(dims_from(shape), float if dtype is None else dtype)
 
 
 @array_function
@@ -219,7 +220,7 @@ def eye(
 ) -> Any:
     """1 on diagonal k, 0 elsewhere."""
     _check_device(device)
-    return ops.eye(n_rows, n_cols, k, DType.F32 if dtype is None else dtype)
+    return ops.eye(n_rows, n_cols, k, float if dtype is None else dtype)
 
 
 @array_function

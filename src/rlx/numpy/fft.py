@@ -10,7 +10,7 @@ from typing import Any
 
 from rlx import ops
 from rlx.errors import DTypeError, OpError, ShapeError
-from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.dtype import DTypeLike
 from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, convert, inexact, rank_of, static_size, value
 from rlx.ops.define.operands import dims_of, dtype_of
 
@@ -228,7 +228,7 @@ def rfftfreq(n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, devic
 def _frequencies(steps: list[int], n: int, d: float, dtype: DTypeLike | None) -> Any:
     from rlx.numpy.creation import asarray
 
-    return asarray([step / (n * d) for step in steps], DType.F32 if dtype is None else dtype)
+    return asarray([step / (n * d) for step in steps], float if dtype is None else dtype)
 
 
 def _shifted(x: Any, axes: Axis, sign: int, function: str) -> Any:

@@ -35,7 +35,7 @@ __all__ = [
 @array_function
 def tri(N: Size, M: Size | None = None, k: int = 0, dtype: DTypeLike | None = None) -> Any:
     """1 on and below diagonal k, 0 above."""
-    return ops.tri(N, M, k, DType.F32 if dtype is None else dtype)
+    return ops.tri(N, M, k, float if dtype is None else dtype)
 
 
 @array_function
@@ -156,7 +156,7 @@ def _cosine_window(M: int, *weights: float) -> Any:
         return ops.zeros((0,))
     if M == 1:
         return ops.ones((1,))
-    angle = ops.iota((M,), dtype=DType.F32) * (2 * math.pi / (M - 1))
+    angle = ops.iota((M,), dtype=float) * (2 * math.pi / (M - 1))
     total: Any = 0
     for j, weight in enumerate(weights):
         total = ops.add(total, ops.mul(weight, ops.cos(angle * j)) if j else weight)
@@ -183,7 +183,7 @@ def bartlett(M: int) -> Any:
     if M <= 1:
         return ops.ones((max(M, 0),))
     half = (M - 1) / 2
-    return 1 - ops.abs_(ops.iota((M,), dtype=DType.F32) - half) / half
+    return 1 - ops.abs_(ops.iota((M,), dtype=float) - half) / half
 
 
 def kaiser(M: int, beta: float) -> Any:
@@ -191,7 +191,7 @@ def kaiser(M: int, beta: float) -> Any:
     if M <= 1:
         return ops.ones((max(M, 0),))
     half = (M - 1) / 2
-    place = (ops.iota((M,), dtype=DType.F32) - half) / half
+    place = (ops.iota((M,), dtype=float) - half) / half
     return i0(beta * ops.sqrt(ops.maximum(1 - place * place, 0))) / i0(value(float(beta)))
 
 

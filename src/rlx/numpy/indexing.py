@@ -77,7 +77,8 @@ def take(x: Any, indices: Any, /, axis: int | None = None, mode: str | None = No
     """Elements of `axis` (of the flattened x without one) at `indices`, whose axes replace it.
 
     Positions from -n to n-1 are valid. Others are an error where they are known and clipped where they are computed;
-    mode "clip" clips always, to 0..n-1, "wrap" takes the remainder, and "fill" (or `fill_value`) gives 0 or that value.
+    mode "clip" clips always, to 0..n-1, "wrap" takes the remainder, and "fill" gives `fill_value`, by default NaN or
+    the end of the integers.
     """
     indices = operand(indices)
     if mode == "clip":
@@ -87,9 +88,11 @@ def take(x: Any, indices: Any, /, axis: int | None = None, mode: str | None = No
 
 
 @array_function
-def take_along_axis(x: Any, indices: Any, /, axis: int | None = -1, mode: str | None = None) -> Any:
+def take_along_axis(
+    x: Any, indices: Any, /, axis: int | None = -1, mode: str | None = None, *, fill_value: Any = None
+) -> Any:
     """y[.., i, ..] = x[.., indices[.., i, ..], ..] along `axis`: positions of argsort or argmax applied."""
-    return ops.take_along_axis(value(x), operand(indices), axis, _mode(mode, "take_along_axis"))
+    return ops.take_along_axis(value(x), operand(indices), axis, _mode(mode, "take_along_axis"), fill_value)
 
 
 @array_function

@@ -46,8 +46,8 @@ class __array_namespace_info__:
     def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
         """The dtypes of Python numbers and of indices."""
         return {
-            "real floating": DType.F32,
-            "complex floating": DType.C64,
+            "real floating": DType.of(float),
+            "complex floating": DType.of(complex),
             "integral": DType.I32,
             "indexing": DType.I32,
         }

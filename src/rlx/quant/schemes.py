@@ -11,7 +11,6 @@ and `QuantScheme.of` accepts it back:
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from rlx.errors import OpError, ShapeError
 from rlx.ir.op import attribute_type
+from rlx.ir.words import Words
 from rlx.quant.block_fields import F32, U8
 from rlx.quant.decode import FORMATS, BlockFormat
 from rlx.quant.fields import PANEL_FORMATS
@@ -29,7 +29,7 @@ from rlx.quant.nvfp4 import NVFP4_GROUP_SIZE, fp4_e2m1_to_f32, fp8_e4m3_scale_to
 from rlx.quant.panels import PanelFormat
 
 
-class QuantKind(enum.StrEnum):
+class QuantKind(Words):
     """The families of formats; the value is the display name without the block size."""
 
     Int8Block = "int8"

@@ -12,10 +12,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.backends.memory import ALIGNMENT
-from rlx.errors import RlxError
+from rlx.errors import RlxError, TraceError
+from rlx.ir.foreign_arrays import to_dlpack
 from rlx.ir.op import Op
 from rlx.ir.tensor import eager_eval, set_eager
+from rlx.ops.shape.subscript import index
 from rlx.ops.tensor_methods import TensorMethods
+from rlx.trace.nan_checks import looks_for_nans, refuse_new_nans
 
 
 class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
@@ -54,7 +57,14 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
         return found if is_class else as_array(found)
 
     def __getitem__(self, key: Any) -> Any:
-        return as_array(np.asarray(self)[key])
+        try:
+            return as_array(np.asarray(self)[key])
+        except (IndexError, TraceError):
+            # What NumPy refuses means what it means in a program, be it a computed id or one that is out of range.
+            return index(self, key)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return to_dlpack(np.asarray(self), **options)
 
     def __repr__(self) -> str:
         values = np.array2string(np.asarray(self), separator=", ", prefix="Array(")
@@ -123,6 +133,8 @@ def _run_eagerly(op: Op, operands: Sequence[Any]) -> Any:
         if any(isinstance(x, DeviceArray) for x in operands):
             return run_on_device(op, operands)
     result = eager_eval(op, operands)
+    if looks_for_nans():
+        refuse_new_nans(op.mnemonic, operands, result)
     # What a definition returns may be a view of an operand; the caller may still write into that.
     writable = [x for x in operands if isinstance(x, np.ndarray) and x.flags.writeable]
     owned = [

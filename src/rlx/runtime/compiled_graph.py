@@ -16,6 +16,7 @@ from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.dtype import DType
+from rlx.ir.foreign_arrays import host_array
 from rlx.ir.graph import Graph
 from rlx.ir.index_checks import check_ids
 from rlx.ir.shape import Dims, Shape
@@ -93,6 +94,12 @@ class CompiledGraph:
         self._slots: list[Array] = []
         self._active_extent: tuple[int, int] | None = None
         self._setting = fork_safe_lock()
+
+    def __repr__(self) -> str:
+        params = f"; {len(self._params)} params" if self._params else ""
+        given = ", ".join(f"{name}: {shape}" for name, shape in self._inputs.items())
+        results = ", ".join(map(str, self._outputs))
+        return f"CompiledGraph(@{self._name} on {self._device}: {given}{params} -> {results})"
 
     @property
     def device(self) -> str:
@@ -193,7 +200,7 @@ class CompiledGraph:
         if name not in self._params:
             raise BindingError(self._unknown("param", name, self._params))
         declared = self._params[name]
-        array = np.asarray(value)
+        array = host_array(value)
         if array.dtype != declared.dtype.numpy and not (declared.dtype.is_float and array.dtype.kind == "f"):
             raise BindingError(self._wrong_type("param", name, declared, array))
         infer_binding([(f"param {name}", declared, array.shape)])
@@ -403,7 +410,7 @@ class CompiledGraph:
         if isinstance(value, DeviceArray):
             (array,) = values_for(self._executable, {name: value}, f"@{self._name}").values()
         else:
-            array = given_away(value) if name in self._overwritten else np.asarray(value)
+            array = given_away(value) if name in self._overwritten else host_array(value)
         if array.dtype == dtype:
             return array
         if isinstance(value, bool | int | float | complex):

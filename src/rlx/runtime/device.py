@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from rlx.backends.api import backend_for
@@ -10,12 +9,13 @@ from rlx.compile.target import Absent, require, select
 from rlx.errors import BackendError, UnknownDevice
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
+from rlx.ir.words import Words
 
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
 
 
-class Device(enum.StrEnum):
+class Device(Words):
     """Where programs run. `Device.parse` also accepts the usual other names."""
 
     Cpu = "cpu"

@@ -32,6 +32,14 @@ class Session:
         precision: Precision | str | None = None,
         policy: PrecisionPolicy | str | None = None,
     ) -> None:
+        """`precision` ("f32", "f16", "bf16") is short for the usual policy of that precision; `policy` says in what
+        each class of ops computes (its name, such as "AutoMixed", or `PrecisionPolicy.Custom`) and wins. Sums are
+        accumulated in f32 under all of them. Every device applies them, the reference too."""
+        if not isinstance(options, CompileOptions | None):
+            raise BackendError(
+                f"Session: the second argument is a CompileOptions, got {options!r}; a precision is given by name: "
+                f"Session({str(device)!r}, precision={options!r})"
+            )
         self._chosen = select(str(device))
         require(self._chosen)
         options = options or _PLAIN
@@ -40,6 +48,9 @@ class Session:
         self._options = options if policy is None else options.with_policy(policy)
         # Refused here, not at the first compile.
         _ = self.policy
+
+    def __repr__(self) -> str:
+        return f"Session({str(self.device)!r}, policy={str(self.policy)!r})"
 
     @property
     def device(self) -> Device | str:

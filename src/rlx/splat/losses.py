@@ -51,7 +51,8 @@ def ssim(a: Any, b: Any) -> Any:
 
 def photo_loss(picture: Any, wanted: Any, ssim_share: float = 0.2) -> Any:
     """(1 - share)·L1 + share·(1 - SSIM)."""
-    l1 = rnp.mean(rnp.abs(picture - wanted))
+    # Pixels that are right already pull nowhere.
+    l1 = rnp.mean(rnp.where(picture == wanted, 0.0, rnp.abs(picture - wanted)))
     return l1 if ssim_share == 0.0 else (1.0 - ssim_share) * l1 + ssim_share * (1.0 - ssim(picture, wanted))
 
 

@@ -7,7 +7,9 @@ one, programs run in the reference interpreter.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,12 +17,14 @@ import numpy as np
 from rlx.errors import BindingError, DTypeError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dtype import DType
+from rlx.ir.foreign_arrays import host_array, is_foreign
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
 from rlx.locks import fork_safe_lock
 from rlx.ops.parallel.named_axes import bound_axes
 from rlx.trace.arguments import FlatCall, Signature
+from rlx.trace.nan_checks import looks_for_nans, refuse_nans
 from rlx.trace.pytree import tree_difference
 from rlx.trace.tracing import Spec, Traced, TracedFunction, category, entered, spec_of, trace_flat
 
@@ -85,7 +89,30 @@ def set_device_finder(find: Callable[[Sequence[Any], str], str | None]) -> None:
 
 def compile_graph(graph: Graph, device: str | None = None, donated: Sequence[str] = ()) -> Run:
     """`graph` as a function from input arrays, in order, to output arrays."""
-    return _compiler(graph, device, donated)
+    run = _compiler(graph, device, donated)
+
+    def checked(arrays: Sequence[Any]) -> Sequence[Any]:
+        # Donated arrays are gone after a run.
+        kept = [np.array(x) if donated else x for x in arrays] if looks_for_nans() else None
+        results = run(arrays)
+        if kept is not None:
+            refuse_nans(graph, kept, results)
+        return results
+
+    return checked
+
+
+_jit_is_off: ContextVar[bool] = ContextVar("jit_is_off", default=False)
+
+
+@contextmanager
+def disable_jit(disable: bool = True) -> Iterator[None]:
+    """Inside, functions given to `jit` run as plain Python on arrays, op by op: prints and breakpoints see values."""
+    token = _jit_is_off.set(disable)
+    try:
+        yield
+    finally:
+        _jit_is_off.reset(token)
 
 
 # Tracing a function may trace others that it calls, in any order: one lock for all of them cannot deadlock.
@@ -145,9 +172,9 @@ class Compiled:
 
 def concrete(value: Any, dtype: np.dtype[Any]) -> Any:
     """Device arrays pass as they are; numbers become arrays of the type they were traced with."""
-    if hasattr(value, "shape") and value.dtype == dtype:
+    if hasattr(value, "shape") and value.dtype == dtype and (isinstance(value, np.ndarray) or not is_foreign(value)):
         return value
-    return np.asarray(value, dtype)
+    return np.asarray(host_array(value), dtype)
 
 
 class Lowered(NamedTuple):
@@ -195,6 +222,8 @@ class JitFunction:
         self._hits = self._misses = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _jit_is_off.get():
+            return self._fn(*args, **kwargs)
         kinds = None if kwargs else _kinds_of_arrays(args)
         if kinds is not None and target_graph(()) is None:
             compiled = self._for_arrays.get(kinds)
@@ -244,7 +273,7 @@ class JitFunction:
     def _key(self, call: FlatCall) -> Hashable:
         """Calls with equal keys run the same program."""
         try:
-            return (call.structure, tuple(_leaf_key(x) for x in call.leaves), call.statics)
+            return (call.structure, tuple(_leaf_key(x) for x in call.leaves), call.statics, DType.of(float))
         except (AttributeError, DTypeError):
             _specs(self._signature, call)
             raise
@@ -307,8 +336,9 @@ def add_host_array(kind: type) -> None:
 
 
 def _kinds_of_arrays(args: Sequence[Any]) -> Hashable | None:
-    """The types of arguments that are all arrays of the host; None if one of them is not. This runs at every call."""
-    kinds: list[Hashable] = []
+    """The types of arguments that are all arrays of the host, and that of plain numbers; None if one argument is no such
+    array. This runs at every call."""
+    kinds: list[Hashable] = [DType.of(float)]
     for x in args:
         if type(x) not in _HOST_ARRAYS:
             return None

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlx.ir.words import Words
 from rlx.knobs import knobs
 from rlx.locks import fork_safe_lock
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
 
-class KernelDispatchPolicy(enum.StrEnum):
+class KernelDispatchPolicy(Words):
     """Native kernels where the backend has them, never, or always."""
 
     PreferNative = "prefer_native"

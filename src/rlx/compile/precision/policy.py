@@ -8,7 +8,6 @@ The pass that applies a policy is `rlx.compile.precision.apply`.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -16,14 +15,19 @@ from typing import ClassVar, NamedTuple
 from rlx.errors import RlxError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op
+from rlx.ir.words import Words
 
 
-class Precision(enum.StrEnum):
+class Precision(Words):
     """A float type to compute in."""
 
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
+
+    @classmethod
+    def other_spellings(cls) -> Mapping[str, str]:
+        return {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32", "single": "f32"}
 
     def dtype(self) -> DType:
         return DType(self.value)
@@ -37,7 +41,7 @@ class Precision(enum.StrEnum):
         return self.size_bytes
 
 
-class PrecisionClass(enum.StrEnum):
+class PrecisionClass(Words):
     """What an op is to a precision policy: where its time goes, and what rounding does to it."""
 
     Compute = "compute"
@@ -83,7 +87,8 @@ class PrecisionPolicy:
         """A policy, its name, or the usual policy for a precision: AutoMixed for F16, AutoMixedBf16 for BF16."""
         if isinstance(value, PrecisionPolicy):
             return value
-        found = _NAMED.get(str(value)) or _FOR_PRECISION.get(str(value))
+        word = Precision.other_spellings().get(str(value), str(value))
+        found = _NAMED.get(word) or _FOR_PRECISION.get(word)
         if found is None:
             known = ", ".join((*_NAMED, *_FOR_PRECISION))
             raise RlxError(f"there is no precision policy {value!r}; use one of {known}, or PrecisionPolicy.Custom")

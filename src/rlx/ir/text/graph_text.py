@@ -42,6 +42,7 @@ from rlx.ir.op import REGISTRY, Op, refuse_lowered
 from rlx.ir.provenance import NodeOrigin
 from rlx.ir.shape import Shape, parse_shape
 from rlx.ir.tensor_data import TensorData
+from rlx.ir.words import nearest
 
 INLINE_ELEMENTS = 16
 # Text comes from anywhere: how deep it may nest, and how long an integer may be (2**64 has 20 digits).
@@ -307,6 +308,13 @@ def parse(text: str, constants: Mapping[str, TensorData] | None = None, *, allow
     Ops that only the compiler makes are refused unless `allow_lowered` says that the text is the compiler's own.
     """
     reader = Reader(text)
+    try:
+        return _program(reader, constants or {}, allow_lowered)
+    except ParseError as error:
+        raise _missing_bracket(reader) or error from None
+
+
+def _program(reader: Reader, constants: Mapping[str, TensorData], allow_lowered: bool) -> Graph:
     level = reader.take()
     make = _LEVELS.get(level)
     if make is None:
@@ -318,10 +326,38 @@ def parse(text: str, constants: Mapping[str, TensorData] | None = None, *, allow
             graph.fusion_policy = type(graph.fusion_policy)(word)
         except ValueError:
             raise ParseError(f"line 1: {word!r} is not a fusion policy; use direct or fusable") from None
-    Parser(reader, constants or {}, allow_lowered).body(graph)
+    Parser(reader, constants, allow_lowered).body(graph)
     if reader.kind() != "end":
         raise reader.fail(f"expected the end of the program, got {reader.peek()!r}")
     return graph
+
+
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def _missing_bracket(reader: Reader) -> ParseError | None:
+    """The error of a text that could not be read because a bracket is missing, at the line where that one opens.
+
+    Brackets close on their line, but for those of bodies; what holds a body goes on in the line where the body ends.
+    """
+    # Bracket, line, whether it holds the lines of a body, line that it has come to.
+    opened: list[tuple[str, int, bool, int]] = []
+    for position, (kind, token, line) in enumerate(reader.tokens):
+        if opened:
+            bracket, where, is_body, reached = opened[-1]
+            is_late = not is_body and line > reached and reader.line <= line + 1
+            if kind == "end" or is_late or (token in _CLOSING.values() and token != _CLOSING[bracket]):
+                return ParseError(f"line {where}: {bracket!r} is not closed; {_CLOSING[bracket]!r} is missing")
+        if token in _CLOSING:
+            is_body = token == "{" and reader.tokens[position + 1][1] in ("%", "return")
+            opened.append((token, line, is_body, line))
+        elif token in _CLOSING.values():
+            if not opened:
+                return ParseError(f"line {line}: {token!r} closes nothing")
+            opened.pop()
+            if opened:
+                opened[-1] = (*opened[-1][:3], line)
+    return None
 
 
 # Program levels by their first word; the module that defines a level registers its graph class.
@@ -399,7 +435,7 @@ class Parser:
         inputs = [self.operand(names) for _ in reader.list_until(")")]
         attributes = self.attributes(mnemonic, shapes) if reader.accept("{") else {}
         if mnemonic not in REGISTRY or mnemonic in ("input", "param"):
-            raise reader.fail(f"unknown op {mnemonic!r}", line)
+            raise reader.fail(f"unknown op {mnemonic!r}{nearest(mnemonic, REGISTRY)}", line)
         try:
             op = REGISTRY[mnemonic](**attributes)
             if not self.allow_lowered:

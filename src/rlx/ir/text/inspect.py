@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from rlx.errors import RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ir.lir import LirBufferPlan, LirModule
@@ -23,11 +24,28 @@ from rlx.ir.text.pretty import (
     return_line,
 )
 
-inspect_graph = pretty_print
+
+def require_kind(what: str, value: object, *kinds: type) -> None:
+    """Refuse what is of no accepted kind, by the name of the function that was called."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise RlxError(f"{what}: it shows a {wanted}, got {_article(type(value).__name__)}")
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiouAEIOUH' else 'a'} {name}"
+
+
+def inspect_graph(graph: Graph) -> str:
+    """Header, histogram of op kinds, every node, outputs."""
+    require_kind("inspect_graph", graph, Graph)
+    return pretty_print(graph)
 
 
 def inspect_graph_diff(before: Graph, after: Graph) -> str:
     """How a pass changed a graph: node counts, and the difference of the histograms of op kinds."""
+    require_kind("inspect_graph_diff", before, Graph)
+    require_kind("inspect_graph_diff", after, Graph)
     change = len(after.nodes) - len(before.nodes)
     counts = Counter(kind_counts(after))
     counts.subtract(kind_counts(before))
@@ -41,11 +59,13 @@ def inspect_graph_diff(before: Graph, after: Graph) -> str:
 
 def inspect_hir(hir: HirModule) -> str:
     """The module with its policy; blocks are shown by what they are made of."""
+    require_kind("inspect_hir", hir, HirModule)
     return "\n".join([inspect_hir_stats(hir), *node_lines(hir, _describe_block), return_line(hir)]) + "\n"
 
 
 def inspect_hir_stats(hir: HirModule) -> str:
     """Name, counts, policy and the histogram of blocks; everything that is no block counts as Mir."""
+    require_kind("inspect_hir_stats", hir, HirModule)
     header = f"hir @{hir.name} ({len(hir.nodes)} nodes, {len(hir.outputs)} outputs, fusion={hir.fusion_policy.name})"
     counts = Counter(block_kind(n.op) for n in hir.nodes if not isinstance(n.op, Input | Param | Constant))
     return f"{header}\n  block ops: {histogram_text(counts)}"
@@ -64,16 +84,16 @@ def _describe_block(op: Op) -> tuple[str, str]:
 
 
 def inspect_mir(mir: MirModule | Graph) -> str:
-    graph = _graph(mir)
+    graph = _graph(mir, "inspect_mir")
     return f"mir @{graph.name} {{\n{inspect_graph(graph)}}}\n"
 
 
 def inspect_mir_stats(mir: MirModule | Graph) -> str:
-    return pretty_stats(_graph(mir))
+    return pretty_stats(_graph(mir, "inspect_mir_stats"))
 
 
 def inspect_mir_diff(before: MirModule | Graph, after: MirModule | Graph) -> str:
-    return inspect_graph_diff(_graph(before), _graph(after))
+    return inspect_graph_diff(_graph(before, "inspect_mir_diff"), _graph(after, "inspect_mir_diff"))
 
 
 def inspect_mir_with_diff(before: MirModule | Graph, after: MirModule | Graph) -> str:
@@ -81,7 +101,8 @@ def inspect_mir_with_diff(before: MirModule | Graph, after: MirModule | Graph) -
     return inspect_mir_diff(before, after) + inspect_mir(after)
 
 
-def _graph(module: MirModule | Graph) -> Graph:
+def _graph(module: MirModule | Graph, what: str) -> Graph:
+    require_kind(what, module, MirModule, Graph)
     return module if isinstance(module, Graph) else module.as_graph()
 
 
@@ -90,6 +111,7 @@ def _graph(module: MirModule | Graph) -> Graph:
 
 def inspect_lir(lir: LirModule) -> str:
     """Fingerprint, buffer plan, boundary and graph."""
+    require_kind("inspect_lir", lir, LirModule)
     return "".join(
         [
             f"lir @{lir.name} {{\nfingerprint: {lir.fingerprint()}\n",
@@ -103,6 +125,7 @@ def inspect_lir(lir: LirModule) -> str:
 
 def inspect_buffer_plan(plan: LirBufferPlan, graph: Graph | None = None) -> str:
     """Arena, schedule, one row per buffer and view, phases and boundary; `graph` adds the labels of nodes."""
+    require_kind("inspect_buffer_plan", plan, LirBufferPlan)
     saved, total = human_bytes(plan.bytes_saved), human_bytes(plan.total_unshared_bytes)
     lines = [
         f"arena: {plan.arena_size} bytes (saved {saved} vs {total} naive, align={plan.alignment})",

@@ -346,11 +346,9 @@ def build_attention(
     if num_kv_heads is None:
         found = k_dims[head_axis] if head_axis is not None else k_dims[-1] // head_dim
         num_kv_heads = _fixed(cls, "num_kv_heads", found)
-    if isinstance(mask_kind, tuple):
-        mask_kind, window = mask_kind
     if mask_kind is None:
         mask_kind = MaskKind.NoMask if mask is None else MaskKind.Custom
-    kind = MaskKind(mask_kind)
+    kind, window = MaskKind.read(mask_kind, window)
     if kind is MaskKind.Bias and mask is not None:
         (mask,) = promote_inexact(mask)
     extras = [x for x in (mask, kv_len, positions, *scales) if x is not None]

@@ -10,7 +10,6 @@ Masked scores have P = 0 and so dS = 0. Heads of k and v collect from all querie
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from rlx.ir.dims import require_equal
 from rlx.ir.op import attribute_type, op
 from rlx.ir.shape import Dims, Shape
+from rlx.ir.words import Words
 from rlx.ops.attn.attention import (
     Attention,
     attention_cases,
@@ -39,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class AttentionBwdWrt(enum.StrEnum):
+class AttentionBwdWrt(Words):
     """Which gradient: of q, k, v or the bias, or `All` of them as several results (the bias last, if there is one)."""
 
     Query = "query"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type
 from rlx.ir.shape import Dims, Shape, Size
+from rlx.ir.words import Words
 from rlx.ops.define.operands import require_dtype, require_float, require_same_dtype
 from rlx.ops.define.rules import put_batch_first, unbatched_type
 
@@ -22,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class MaskKind(enum.StrEnum):
+class MaskKind(Words):
     """Which keys a query sees. Of n valid keys, query i of Sq stands at p = max(0, n - Sq) + i, or as `positions` says.
 
     NoMask: all keys. Causal: k <= p. SlidingWindow: p - window <= k <= p, which are window + 1 keys. Custom: keys whose
@@ -35,11 +36,27 @@ class MaskKind(enum.StrEnum):
     Custom = "custom"
     Bias = "bias"
 
+    @classmethod
+    def other_spellings(cls) -> Mapping[str, str]:
+        return {"sliding": "sliding_window"}
+
     def __call__(self, window: int) -> tuple[MaskKind, int]:
         """`MaskKind.SlidingWindow(8)`: the kind with its window, as `attention` accepts it."""
         if self is not MaskKind.SlidingWindow:
             raise OpError(f"attention: only MaskKind.SlidingWindow has a window, not MaskKind.{self.name}")
         return self, window
+
+    @staticmethod
+    def read(value: MaskKind | str | tuple[MaskKind | str, int], window: int) -> tuple[MaskKind, int]:
+        """Kind and window of what a user gives: a kind, its word, `"sliding:8"`, or `MaskKind.SlidingWindow(8)`."""
+        if isinstance(value, tuple):
+            value, window = value
+        elif isinstance(value, str) and ":" in value:
+            value, _, number = value.partition(":")
+            if MaskKind(value) is not MaskKind.SlidingWindow or not number.strip().isdecimal():
+                raise OpError(f"attention: a mask with a window is written sliding:8, got {value}:{number}")
+            window = int(number)
+        return MaskKind(value), window
 
     @property
     def is_positional(self) -> bool:
@@ -53,7 +70,7 @@ class MaskKind(enum.StrEnum):
 
 
 @attribute_type
-class AttentionLayout(enum.StrEnum):
+class AttentionLayout(Words):
     """How heads lie: [B, S, H, D], [B, H, S, D], or joined [B, S, H·D] (also [S, H·D] for one sequence)."""
 
     Bshd = "bshd"

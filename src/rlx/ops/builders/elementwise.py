@@ -24,6 +24,8 @@ class ElementwiseBuilders(Builder):
         """Any function of one operand, by kind."""
         return self._build(ops.activation, act, x, shape=shape)
 
+    activation_by_kind = activation
+
     def binary(self, op: BinaryOp | str, lhs: TensorLike, rhs: TensorLike, shape: DeclaredShape = None) -> Tensor:
         """Any function of two operands, by kind."""
         return self._build(ops.binary, op, lhs, rhs, shape=shape)
@@ -38,6 +40,8 @@ class ElementwiseBuilders(Builder):
     def where(self, condition: TensorLike, a: TensorLike, b: TensorLike) -> Tensor:
         """`a` where the condition holds, else `b`."""
         return self._build(ops.where, condition, a, b)
+
+    where_ = where
 
     def clamp(self, x: TensorLike, low: TensorLike, high: TensorLike) -> Tensor:
         return self._build(ops.clamp, x, low, high)
@@ -66,11 +70,15 @@ class ElementwiseBuilders(Builder):
     def eq(self, a: TensorLike, b: TensorLike) -> Tensor:
         return self._build(ops.eq, a, b)
 
+    eq_ = eq
+
     def ne(self, a: TensorLike, b: TensorLike) -> Tensor:
         return self._build(ops.ne, a, b)
 
     def lt(self, a: TensorLike, b: TensorLike) -> Tensor:
         return self._build(ops.lt, a, b)
+
+    lt_ = lt
 
     def le(self, a: TensorLike, b: TensorLike) -> Tensor:
         return self._build(ops.le, a, b)

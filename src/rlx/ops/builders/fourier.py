@@ -27,7 +27,7 @@ class FourierBuilders(Builder):
         """Neither direction is scaled."""
         return self._build(ops.fft, x, inverse)
 
-    def fft_norm(self, x: TensorLike, inverse: bool, norm: FftNorm | str) -> Tensor:
+    def fft_norm(self, x: TensorLike, inverse: bool = False, norm: FftNorm | str = FftNorm.Backward) -> Tensor:
         return self._build(ops.fft_norm, x, inverse, norm)
 
     def fft_axis(self, x: TensorLike, axis: int, inverse: bool = False) -> Tensor:

@@ -5,16 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlx import ops
+from rlx.errors import ShapeError
+from rlx.ir.shape import Shape, normalize_axis
 from rlx.ops.builders.base import Builder, DeclaredShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlx.ir.dims import Dim
+    from rlx.ir.dtype import DTypeLike
     from rlx.ir.graph import TensorLike
     from rlx.ir.shape import Size
     from rlx.ir.tensor import Tensor
     from rlx.ops.reduction.reductions import ReduceOp
+
+
+def _padded_to(x: Tensor, axis: int, length: int) -> Tensor:
+    axis = normalize_axis(axis, x.ndim, "pad_axis_to_len")
+    have = x.shape[axis]
+    if not isinstance(have, int) or have > length:
+        raise ShapeError(f"pad_axis_to_len: axis {axis} of {x.type} cannot be padded to {length}")
+    high = [length - have if i == axis else 0 for i in range(x.ndim)]
+    padded: Tensor = ops.pad(x, 0, [0] * x.ndim, high)
+    return padded
 
 
 class MovementBuilders(Builder):
@@ -32,9 +45,26 @@ class MovementBuilders(Builder):
         """Axis i of the result is axis perm[i] of x."""
         return self._build(ops.transpose, x, perm)
 
+    transpose = transpose_
+
     def narrow_(self, x: TensorLike, axis: int, start: Size, length: Size) -> Tensor:
         """`length` elements along `axis`, from `start`."""
         return self._build(ops.narrow, x, axis, start, length)
+
+    narrow = narrow_
+
+    def pad_axis_to_len(self, x: TensorLike, axis: int, length: int) -> Tensor:
+        """x with zeros behind it, up to `length` elements along `axis`."""
+        return self._build(_padded_to, x, axis, length)
+
+    def reverse_last_axis(self, x: TensorLike) -> Tensor:
+        """x with its last axis read from the end."""
+        return self._build(ops.reverse, x, (-1,))
+
+    def zeros_tensor(self, dims: Shape | Sequence[int | str | Dim], dtype: DTypeLike = "f32") -> Tensor:
+        """A tensor of zeros."""
+        declared = dims if isinstance(dims, Shape) else Shape(dims, dtype)
+        return self._build(ops.zeros, declared.dims, declared.dtype)
 
     def expand(self, x: TensorLike, target_shape: Sequence[int | str | Dim], shape: DeclaredShape = None) -> Tensor:
         """x repeated along axes of size 1; -1 keeps a size."""

@@ -19,7 +19,8 @@ from rlx.ir.shape import Dims, Shape
 from rlx.ir.tensor import Tensor, building, constant_data, current_scope, emit, is_python_scalar, lift, target_graph
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
-_DEFAULT = (DType.BOOL, DType.I32, DType.F32, DType.C64)
+# Python's own types, by category; the dtypes of the last two are settings.
+_PYTHON_TYPES = (bool, int, float, complex)
 
 
 def dtype_of(value: Any) -> DType:
@@ -52,13 +53,13 @@ def common_dtype(*operands: Any) -> DType:
     if not strong:
         # Integers that need 64 bits keep them; i32 would wrap in silence.
         wide = any(dtype_of(x) is DType.I64 for x in operands)
-        return DType.I64 if wide and weak_category == 1 else _DEFAULT[weak_category]
+        return DType.I64 if wide and weak_category == 1 else DType.of(_PYTHON_TYPES[weak_category])
     result = strong[0]
     for d in strong[1:]:
         result = promote(result, d)
     if weak_category > _category(result):
         # A Python float turns an integer tensor into the default float, a complex one any real tensor into complex.
-        return result.complex if weak_category == 3 else _DEFAULT[weak_category]
+        return result.complex if weak_category == 3 else DType.of(_PYTHON_TYPES[weak_category])
     return result
 
 
@@ -97,11 +98,16 @@ def keep_weak(result: Any, *operands: Any) -> Any:
     return result
 
 
+def inexact_dtype(dtype: DType) -> DType:
+    """The dtype itself; for integers and bools the float that stands for them: f64 for 64 bits, else the default."""
+    if dtype.is_inexact:
+        return dtype
+    return DType.F64 if dtype in (DType.I64, DType.U64) else DType.of(float)
+
+
 def promote_inexact(*operands: Any) -> tuple[Any, ...]:
     """Like `promote_operands`, with integers and bools becoming floats (for functions such as exp or mean)."""
-    dtype = common_dtype(*operands)
-    if not dtype.is_inexact:
-        dtype = DType.F64 if dtype in (DType.I64, DType.U64) else DType.F32
+    dtype = inexact_dtype(common_dtype(*operands))
     return tuple(convert(x, dtype) for x in operands)
 
 

@@ -7,7 +7,6 @@ A chain is written as text or as nested tuples; steps read inputs (`i0`, `i1`, .
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from rlx.ir.dims import product, require_equal
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Dims, Shape, Size, broadcast_dims
+from rlx.ir.words import Words
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.nn.convolution import ResizeNearest2x
 from rlx.ops.pointwise.arithmetic import Binary, BinaryOp, CmpOp, Compare, Where
@@ -78,7 +78,7 @@ class ChainStep:
 
 
 @attribute_type
-class TransformStep(enum.StrEnum):
+class TransformStep(Words):
     """Steps of a `TransformRegion`."""
 
     ResizeNearest2x = "resize_nearest_2x"
@@ -89,7 +89,7 @@ class TransformStep(enum.StrEnum):
 
 
 @attribute_type
-class RegionPrologue(enum.StrEnum):
+class RegionPrologue(Words):
     """How a region reads its prologue input: as it lies, or at half resolution."""
 
     NoPrologue = "none"

@@ -212,10 +212,7 @@ def _vector_norm(size: Any, ord: float | str, axis: int, keepdims: bool) -> Any:
         return reduce_sum(size, axis, keepdims)
     if ord == 2:
         return sqrt(reduce_sum(square(size), axis, keepdims))
-    total = reduce_sum(pow_(size, float(ord)), axis, keepdims)
-    # The root of 0 has no slope; with 1 in its place the gradient of a vector of zeros is 0.
-    zero = eq(total, 0.0)
-    return where(zero, 0.0, pow_(where(zero, 1.0, total), 1.0 / ord))
+    return pow_(reduce_sum(pow_(size, float(ord)), axis, keepdims), 1.0 / ord)
 
 
 def _matrix_norm(x: Any, ord: float | str, axes: tuple[int, int], keepdims: bool) -> Any:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from rlx.ir.dims import require_at_most, require_equal
 from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Dims, Shape, Size
+from rlx.ir.words import Words
 from rlx.ops.attn.operands import AttentionLayout, guess_layout, join_batch
 from rlx.ops.define.operands import convert, dims_of, promote_inexact, require_float
 from rlx.ops.define.rules import batch_by_folding, derived_form, put_batch_first, unbatched_type
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class RopeStyle(enum.StrEnum):
+class RopeStyle(Words):
     """Which features form pair i of the n_rot rotated ones: NeoX (i, i + n_rot/2), GptJ (2i, 2i + 1)."""
 
     NeoX = "neox"

@@ -19,7 +19,6 @@ over any other axis it stays.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, Size, normalize_axis
 from rlx.ir.tensor import Tensor
+from rlx.ir.words import Words
 from rlx.ops.define.operands import convert, dtype_of, promote_inexact, require_dtype, require_inexact, require_numeric
 from rlx.ops.define.rules import batched_axis, current_mapped_axis, put_batch_first
 from rlx.ops.define.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
@@ -138,7 +138,7 @@ def collective_over_leading_axis(op: Collective, operands: Any = None) -> Any:
 
 
 @attribute_type
-class CollectiveKind(enum.StrEnum):
+class CollectiveKind(Words):
     """How the operands of all participants are combined."""
 
     Sum = "psum"

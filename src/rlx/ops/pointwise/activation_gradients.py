@@ -17,7 +17,7 @@ from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape
 from rlx.ops.define.operands import promote_inexact, require_float, require_inexact, require_same_dtype
 from rlx.ops.define.rules import batch_by_loop_over_leading
-from rlx.ops.define.samples import COMPLEX, FLOATS, Sample, sample, spec
+from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.define.widening import accumulators, as_f64, rounded, rounded_tensor
 from rlx.ops.pointwise.special_functions import horner
 from rlx.ops.pointwise.unary import Activation, ActivationKind, activation
@@ -63,15 +63,16 @@ def _tanh(m: _Functions, x: Any) -> Any:
 
 
 def _sqrt(m: _Functions, x: Any) -> Any:
-    root = m.f("sqrt", x)
-    at_zero = root == 0.0
-    return m.where(at_zero, 0.0, 0.5 / m.where(at_zero, 1.0, root))
+    return 0.5 / m.f("sqrt", x)
 
 
 def _rsqrt(m: _Functions, x: Any) -> Any:
-    defined = x > 0.0
-    r = m.f("rsqrt", m.where(defined, x, 1.0))
-    return m.where(defined, -0.5 * r * r * r, 0.0)
+    # r/x instead of r³, whose sign at -0.0 would be the wrong one.
+    return -0.5 * m.f("rsqrt", x) / x
+
+
+def _abs(m: _Functions, x: Any) -> Any:
+    return m.where(x == 0.0, 1.0, m.f("sign", x))
 
 
 def _tan(m: _Functions, x: Any) -> Any:
@@ -131,7 +132,7 @@ _DERIVATIVES: dict[str, Callable[[_Functions, Any], Any]] = {
     "sqrt": _sqrt,
     "rsqrt": _rsqrt,
     "neg": lambda m, x: -1.0,
-    "abs": lambda m, x: m.f("sign", x),
+    "abs": _abs,
     "sin": lambda m, x: m.f("cos", x),
     "cos": lambda m, x: -m.f("sin", x),
     "tan": _tan,
@@ -188,8 +189,8 @@ def _check_like(op: Op, x: Shape, dy: Shape) -> None:
 class ActivationBackward(Op):
     """dx = f'(x)·dy for the `Activation` f of `kind`; for complex x, conj(f'(x))·dy.
 
-    Conventions at kinks: relu' is 0 and abs' is 0 at 0, sqrt' is 0 at 0, rsqrt' is 0 for x <= 0; round passes dy
-    through, other step functions give 0. operands x, dy.
+    At kinks: relu' is 0 and abs' is 1 at 0; sqrt' is inf and rsqrt' -inf at 0, NaN left of it; round passes dy through,
+    other step functions give 0. operands x, dy.
     """
 
     precision_class = "elementwise"
@@ -227,9 +228,8 @@ class ActivationBackward(Op):
                 x = x._replace(low=0.3) if x.low == 0 else x
                 yield forward._replace(op=op, operands=(x, spec(*x.dims)))
         edge = spec(3, values=[0.0, -1.0, 2.0])
-        for kind in ("relu", "abs", "rsqrt", "round", "floor"):
+        for kind in ("relu", "abs", "round", "floor"):
             yield sample(cls(kind), edge, spec(3), smooth=False)
-        yield sample(cls("sqrt"), spec(2, values=[0.0, 4.0]), spec(2), dtypes=(*FLOATS, *COMPLEX), smooth=False)
 
 
 @op("relu_backward")

@@ -5,9 +5,8 @@ Operands broadcast as in NumPy. The ops take operands of one dtype; the construc
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, broadcast_dims
+from rlx.ir.words import Words
 from rlx.ops.define.operands import convert, keep_weak, promote_operands, require_dtype, require_same_dtype
 from rlx.ops.define.rules import batch_pointwise, unbroadcast
 from rlx.ops.define.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
@@ -63,7 +63,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class BinaryOp(enum.StrEnum):
+class BinaryOp(Words):
     """The elementwise functions of two operands. The first seven are those of the seed documents."""
 
     Add = "add"
@@ -86,6 +86,10 @@ class BinaryOp(enum.StrEnum):
     ShiftLeft = "shift_left"
     ShiftRight = "shift_right"
     ShiftRightLogical = "shift_right_logical"
+
+    @classmethod
+    def other_spellings(cls) -> Mapping[str, str]:
+        return {"+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow", "%": "rem", "//": "floordiv"}
 
 
 class _Definition(NamedTuple):
@@ -373,7 +377,7 @@ class Binary(Op):
 
 
 @attribute_type
-class CmpOp(enum.StrEnum):
+class CmpOp(Words):
     """The comparisons."""
 
     Eq = "eq"
@@ -382,6 +386,10 @@ class CmpOp(enum.StrEnum):
     Le = "le"
     Gt = "gt"
     Ge = "ge"
+
+    @classmethod
+    def other_spellings(cls) -> Mapping[str, str]:
+        return {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 
 
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from rlx.ops.pointwise.arithmetic import BinaryOp, copysign, div, eq, gt, hypot, ne, pow_, where
+from rlx.ops.pointwise.arithmetic import BinaryOp, and_, copysign, div, eq, ge, gt, hypot, pow_, where
 from rlx.ops.pointwise.unary import log, neg, round_, sigmoid, stop_gradient
 
 # (t, a, b, y) -> t times the partial derivative of y = f(a, b).
@@ -21,9 +22,15 @@ def scaled_by_partial(kind: BinaryOp, operand: int, t: Any, a: Any, b: Any, y: A
     return None if partial is None else partial(t, a, b, y)
 
 
-def _unless_zero(divisor: Any) -> Any:
-    """The divisor, with 0 replaced by 1: at the origin norms and angles have derivative 0."""
-    return where(eq(divisor, 0.0), 1.0, divisor)
+def _winner(t: Any, mine: Any, other: Any, y: Any) -> Any:
+    """t for the operand that `maximum` or `minimum` took, half of it where both are equal."""
+    return where(eq(mine, y), where(eq(other, y), 0.5 * t, t), 0.0)
+
+
+def _hypot_leg(t: Any, leg: Any, y: Any) -> Any:
+    """leg/y; at the origin ½, the share that max(|a|, |b|) gives to each of two equal legs."""
+    at_origin = eq(y, 0.0)
+    return t * where(at_origin, 0.5, leg / where(at_origin, 1.0, y))
 
 
 def _pow_base(t: Any, a: Any, b: Any, y: Any) -> Any:
@@ -33,9 +40,9 @@ def _pow_base(t: Any, a: Any, b: Any, y: Any) -> Any:
 
 
 def _pow_exponent(t: Any, a: Any, b: Any, y: Any) -> Any:
-    """y·log a, taken as 0 where there is no logarithm."""
-    positive = gt(a, 0.0)
-    return t * where(positive, y * log(where(positive, a, 1.0)), 0.0)
+    """y·log a; at a = 0 the limit, which is 0 unless b is negative."""
+    at_zero = eq(a, 0.0)
+    return t * where(and_(at_zero, ge(b, 0.0)), 0.0, y * log(where(at_zero, 1.0, a)) + where(at_zero, math.nan, 0.0))
 
 
 def _rem_divisor(t: Any, a: Any, b: Any, y: Any) -> Any:
@@ -45,23 +52,23 @@ def _rem_divisor(t: Any, a: Any, b: Any, y: Any) -> Any:
 
 def _atan2_y(t: Any, y: Any, x: Any, angle: Any) -> Any:
     # Two divisions instead of one by the square, which would overflow.
-    radius = _unless_zero(hypot(y, x))
+    radius = hypot(y, x)
     return t * (x / radius / radius)
 
 
 def _atan2_x(t: Any, y: Any, x: Any, angle: Any) -> Any:
-    radius = _unless_zero(hypot(y, x))
+    radius = hypot(y, x)
     return t * -(y / radius / radius)
 
 
 def _softmax_weight(a: Any, b: Any) -> Any:
     """e^a / (e^a + e^b); ½ for equal infinities, which have no difference."""
-    difference = a - b
-    return sigmoid(where(ne(difference, difference), 0.0, difference))
+    return sigmoid(where(eq(a, b), 0.0, a - b))
 
 
 def _copysign_size(t: Any, a: Any, b: Any, y: Any) -> Any:
-    return where(eq(copysign(1.0, a), copysign(1.0, b)), t, neg(t))
+    # ±|a|, and of |a| the derivative at both zeros is 1.
+    return where(eq(ge(a, 0.0), gt(copysign(1.0, b), 0.0)), t, neg(t))
 
 
 _PARTIALS: dict[BinaryOp, tuple[Partial | None, Partial | None]] = {
@@ -69,14 +76,13 @@ _PARTIALS: dict[BinaryOp, tuple[Partial | None, Partial | None]] = {
     BinaryOp.Sub: (lambda t, a, b, y: t, lambda t, a, b, y: neg(t)),
     BinaryOp.Mul: (lambda t, a, b, y: t * b, lambda t, a, b, y: t * a),
     BinaryOp.Div: (lambda t, a, b, y: t / b, lambda t, a, b, y: neg(t * y / b)),
-    # Of equals the first operand counts.
-    BinaryOp.Max: (lambda t, a, b, y: where(eq(a, y), t, 0.0), lambda t, a, b, y: where(eq(a, y), 0.0, t)),
-    BinaryOp.Min: (lambda t, a, b, y: where(eq(a, y), t, 0.0), lambda t, a, b, y: where(eq(a, y), 0.0, t)),
+    BinaryOp.Max: (lambda t, a, b, y: _winner(t, a, b, y), lambda t, a, b, y: _winner(t, b, a, y)),
+    BinaryOp.Min: (lambda t, a, b, y: _winner(t, a, b, y), lambda t, a, b, y: _winner(t, b, a, y)),
     BinaryOp.Pow: (_pow_base, _pow_exponent),
     BinaryOp.Rem: (lambda t, a, b, y: t, _rem_divisor),
     BinaryOp.FloorDiv: (None, None),
     BinaryOp.Atan2: (_atan2_y, _atan2_x),
-    BinaryOp.Hypot: (lambda t, a, b, y: t * (a / _unless_zero(y)), lambda t, a, b, y: t * (b / _unless_zero(y))),
+    BinaryOp.Hypot: (lambda t, a, b, y: _hypot_leg(t, a, y), lambda t, a, b, y: _hypot_leg(t, b, y)),
     BinaryOp.LogAddExp: (
         lambda t, a, b, y: t * _softmax_weight(a, b),
         lambda t, a, b, y: t * _softmax_weight(b, a),

@@ -6,7 +6,6 @@ dtype and read non-zero as true.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from rlx.ir.dims import require_equal
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
+from rlx.ir.words import Words
 from rlx.ops.define.operands import dims_of, dtype_of, require_dtype
 from rlx.ops.define.rules import batch_pointwise
 from rlx.ops.define.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
@@ -49,7 +49,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class BitUnaryOp(enum.StrEnum):
+class BitUnaryOp(Words):
     """The bitwise functions of one operand."""
 
     Not = "not"
@@ -290,7 +290,7 @@ def viewed(x: Any, dtype: DTypeLike) -> Any:
 
 
 @attribute_type
-class PredicateKind(enum.StrEnum):
+class PredicateKind(Words):
     """Questions about one number."""
 
     IsFinite = "isfinite"

@@ -7,7 +7,6 @@ and how it is built from more primitive kinds. A kind without a decomposition is
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
+from rlx.ir.words import Words
 from rlx.ops.define.operands import dtype_of, keep_weak, promote_inexact, require_dtype
 from rlx.ops.define.rules import batch_pointwise
 from rlx.ops.define.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
@@ -83,7 +83,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class ActivationKind(enum.StrEnum):
+class ActivationKind(Words):
     """The elementwise functions of one operand. The first eighteen are those of the seed documents."""
 
     Gelu = "gelu"

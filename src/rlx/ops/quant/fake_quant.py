@@ -12,7 +12,6 @@ second derivative is that of the estimator alone. Batching gives every example s
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 from rlx.ir.dims import require_equal
 from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Shape
+from rlx.ir.words import Words
 from rlx.ops.define.operands import convert, require_float, require_same_dtype
 from rlx.ops.define.rounding import half_away_array, round_half_away
 from rlx.ops.define.rules import add_tangents
@@ -50,7 +50,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class SteKind(enum.StrEnum):
+class SteKind(Words):
     """What replaces the derivative of rounding (the straight-through estimator).
 
     Identity: 1. ClippedIdentity: 1 where |x| ≤ qmax·s. Tanh: 1 - tanh²(x/s). HardTanh: max(0, 1 - |x / (qmax·s)|).
@@ -63,7 +63,7 @@ class SteKind(enum.StrEnum):
 
 
 @attribute_type
-class ScaleMode(enum.StrEnum):
+class ScaleMode(Words):
     """Where the step comes from: this batch, a running average (kept in a state operand), or the state alone."""
 
     PerBatch = "per_batch"

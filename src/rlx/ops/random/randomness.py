@@ -263,9 +263,7 @@ def _open_unit(raw: Any, dtype: DType) -> Any:
     return (whole + dtype.numpy.type(0.5)) * dtype.numpy.type(2.0**-precision)
 
 
-def uniform(
-    key: Any, shape: Dimensions = (), dtype: DTypeLike = DType.F32, minval: Any = 0.0, maxval: Any = 1.0
-) -> Any:
+def uniform(key: Any, shape: Dimensions = (), dtype: DTypeLike = float, minval: Any = 0.0, maxval: Any = 1.0) -> Any:
     """Uniform in [minval, maxval)."""
     wanted, _ = _float("uniform", dtype)
     unit = _unit(_raw(key, shape, 1, wanted)[0], wanted)
@@ -281,7 +279,7 @@ def _is_number(value: Any, number: int) -> bool:
     return isinstance(value, int | float) and value == number
 
 
-def normal(key: Any, shape: Dimensions = (), dtype: DTypeLike = DType.F32) -> Any:
+def normal(key: Any, shape: Dimensions = (), dtype: DTypeLike = float) -> Any:
     """Standard normal values; at most 5.8 (f32) or 8.6 (f64) in magnitude."""
     wanted, wide = _float("normal", dtype)
     first, second = _raw(key, shape, 2, wide)
@@ -290,7 +288,7 @@ def normal(key: Any, shape: Dimensions = (), dtype: DTypeLike = DType.F32) -> An
 
 
 def truncated_normal(
-    key: Any, lower: Any, upper: Any, shape: Dimensions | None = None, dtype: DTypeLike = DType.F32
+    key: Any, lower: Any, upper: Any, shape: Dimensions | None = None, dtype: DTypeLike = float
 ) -> Any:
     """Standard normal values, given that they lie in [lower, upper]."""
     wanted, wide = _float("truncated_normal", dtype)
@@ -302,13 +300,13 @@ def truncated_normal(
     return convert(clamp(erf_inv(u) * root, low, high), wanted)
 
 
-def exponential(key: Any, shape: Dimensions = (), dtype: DTypeLike = DType.F32) -> Any:
+def exponential(key: Any, shape: Dimensions = (), dtype: DTypeLike = float) -> Any:
     """Exponentially distributed values with mean 1."""
     wanted, wide = _float("exponential", dtype)
     return convert(neg(log(_open_unit(_raw(key, shape, 1, wide)[0], wide))), wanted)
 
 
-def gumbel(key: Any, shape: Dimensions = (), dtype: DTypeLike = DType.F32) -> Any:
+def gumbel(key: Any, shape: Dimensions = (), dtype: DTypeLike = float) -> Any:
     """Values of the standard Gumbel distribution: the argmax of logits plus them is a draw from softmax(logits)."""
     wanted, wide = _float("gumbel", dtype)
     return convert(neg(log(neg(log(_open_unit(_raw(key, shape, 1, wide)[0], wide))))), wanted)

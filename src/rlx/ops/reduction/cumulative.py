@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, normalize_axis
+from rlx.ir.words import Words
 from rlx.ops.control.bodies import build_body
 from rlx.ops.control.scans import Scan
 from rlx.ops.define.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_numeric, same_graph
@@ -46,7 +46,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class CumulativeOp(enum.StrEnum):
+class CumulativeOp(Words):
     """How the elements up to each position are joined."""
 
     Sum = "sum"

@@ -5,7 +5,6 @@ Windows are in `window_reductions`, running reductions (cumsum, ...) in `cumulat
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from rlx.ir.dims import product, require_at_most
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, Size, normalize_axes, normalize_axis, reduce_shape
+from rlx.ir.words import Words
 from rlx.ops.define.operands import dims_of, dtype_of, promote_inexact, require_dtype, require_float, same_graph
 from rlx.ops.define.rules import batch_along_axis
 from rlx.ops.define.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
@@ -57,7 +57,7 @@ Axes = int | Sequence[int] | None
 
 
 @attribute_type
-class ReduceOp(enum.StrEnum):
+class ReduceOp(Words):
     """How values are joined. All but Mean are associative, with an identity element."""
 
     Sum = "sum"
@@ -240,7 +240,7 @@ def _count(x: Any, axes: Sequence[int], dtype: DType) -> Any:
 
 
 @attribute_type
-class ArgReduceOp(enum.StrEnum):
+class ArgReduceOp(Words):
     """What is searched for."""
 
     ArgMax = "argmax"

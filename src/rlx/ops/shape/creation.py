@@ -17,7 +17,7 @@ from rlx.ir.dims import Dim, as_dim, ceildiv, dim_max
 from rlx.ir.dtype import DType, DTypeLike, promote
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Dims, Shape, Size, broadcast_dims, normalize_axis
-from rlx.ops.define.operands import common_dtype, convert, dims_of, dtype_of, require_dtype, same_graph
+from rlx.ops.define.operands import common_dtype, convert, dims_of, dtype_of, inexact_dtype, require_dtype, same_graph
 from rlx.ops.define.samples import Sample, sample
 from rlx.ops.pointwise.arithmetic import add, div, eq, ge, mul, sub, where
 from rlx.ops.pointwise.conversion import cast
@@ -144,12 +144,12 @@ def full(dims: DimsLike, value: Any, dtype: DTypeLike | None = None) -> Any:
         return broadcast_to(filled, as_dims(dims))
 
 
-def zeros(dims: DimsLike, dtype: DTypeLike = DType.F32) -> Any:
+def zeros(dims: DimsLike, dtype: DTypeLike = float) -> Any:
     """0 everywhere."""
     return full(dims, 0, dtype)
 
 
-def ones(dims: DimsLike, dtype: DTypeLike = DType.F32) -> Any:
+def ones(dims: DimsLike, dtype: DTypeLike = float) -> Any:
     """1 everywhere."""
     return full(dims, 1, dtype)
 
@@ -173,7 +173,7 @@ def ones_like(x: Any, dtype: DTypeLike | None = None) -> Any:
 def arange(
     start: float | Size, stop: float | Size | None = None, step: float = 1, dtype: DTypeLike | None = None
 ) -> Any:
-    """start, start + step, ... below stop, as np.arange; i32 or f32 by default. `start` and `stop` may be symbolic.
+    """start, start + step, ... below stop, as np.arange; i32 or the default float by itself. Bounds may be symbolic.
 
     >>> print(arange(2, 10, 3))
     [2 5 8]
@@ -183,7 +183,7 @@ def arange(
     if step == 0:
         raise OpError("arange: the step cannot be 0")
     integral = all(isinstance(v, int | Dim) for v in (start, stop, step))
-    chosen = DType.of(dtype) if dtype is not None else (DType.I32 if integral else DType.F32)
+    chosen = DType.of(dtype) if dtype is not None else (DType.I32 if integral else DType.of(float))
     if chosen.is_int and not integral:
         raise OpError(f"arange: {chosen} needs integer bounds and step, got {start}, {stop}, {step}")
     # Positions are counted and scaled in f32 even when the result has fewer digits.
@@ -214,7 +214,7 @@ def linspace(start: Any, stop: Any, num: Size, endpoint: bool = True, dtype: DTy
 
     with same_graph(start, stop):
         found = common_dtype(start, stop)
-        found = found if found.is_inexact else promote(found, DType.F32)
+        found = inexact_dtype(found)
         chosen = found if dtype is None else DType.of(dtype)
         # Python numbers go to the wide dtype at once: rounded to f32 before, they would spoil an f64 result.
         wide = promote(found, chosen).accumulator
@@ -236,13 +236,13 @@ def _diagonal_offset(rows: Size, columns: Size, k: int) -> tuple[Any, Any]:
     return add(row, k) if k else row, iota((1, columns), axis=1)
 
 
-def eye(rows: Size, columns: Size | None = None, k: int = 0, dtype: DTypeLike = DType.F32) -> Any:
+def eye(rows: Size, columns: Size | None = None, k: int = 0, dtype: DTypeLike = float) -> Any:
     """Ones on diagonal k, zeros elsewhere."""
     row, column = _diagonal_offset(rows, rows if columns is None else columns, k)
     return cast(eq(row, column), dtype)
 
 
-def tri(rows: Size, columns: Size | None = None, k: int = 0, dtype: DTypeLike = DType.F32) -> Any:
+def tri(rows: Size, columns: Size | None = None, k: int = 0, dtype: DTypeLike = float) -> Any:
     """Ones on and below diagonal k, zeros above."""
     row, column = _diagonal_offset(rows, rows if columns is None else columns, k)
     return cast(ge(row, column), dtype)

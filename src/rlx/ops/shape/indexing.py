@@ -11,8 +11,7 @@ An op whose ids must be valid says so by `index_operands`; see `rlx.ir.index_che
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op
 from rlx.ir.shape import Dims, Shape, Size, gather_shape, normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor
+from rlx.ir.words import Words
 from rlx.ops.define.operands import convert, dims_of, dtype_of, require_dtype, require_same_dtype, same_graph
 from rlx.ops.define.rules import put_batch_first, zeros_like, zeros_of
 from rlx.ops.define.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
@@ -51,7 +51,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @attribute_type
-class IndexMode(enum.StrEnum):
+class IndexMode(Words):
     """What is done with ids outside of -n..n-1.
 
     Checked: they are errors where they come straight from the caller; computed ones are clipped when reading and
@@ -62,6 +62,10 @@ class IndexMode(enum.StrEnum):
     Clip = "clip"
     Fill = "fill"
     Drop = "drop"
+
+    @classmethod
+    def other_spellings(cls) -> Mapping[str, str]:
+        return {"promise_in_bounds": "checked"}
 
 
 _READ_MODES = (IndexMode.Checked, IndexMode.Clip, IndexMode.Fill)
@@ -80,7 +84,7 @@ _READ_WHERE_WRITTEN = {
 
 
 @attribute_type
-class ScatterKind(enum.StrEnum):
+class ScatterKind(Words):
     """How a scattered value meets the one that is there."""
 
     Set = "set"

@@ -79,6 +79,7 @@ class Reshape(Op):
     """The same elements in row-major order with other dims; the element count stays the same."""
 
     only_moves = True
+    keeps_elements = True
     primitive = True
     precision_class = "data_movement"
     linear_in = (0,)
@@ -113,6 +114,7 @@ class Transpose(Op):
     """Axes reordered: axis i of the result is axis perm[i] of the operand."""
 
     only_moves = True
+    keeps_elements = True
     primitive = True
     precision_class = "data_movement"
     linear_in = (0,)
@@ -145,6 +147,7 @@ class Expand(Op):
     """Broadcast to `target_shape`: missing axes are added in front, axes of size 1 are repeated."""
 
     only_moves = True
+    keeps_elements = True
     primitive = True
     precision_class = "data_movement"
     linear_in = (0,)
@@ -412,6 +415,7 @@ class Reverse(Op):
     """The order of elements turned round along each of `axes`."""
 
     only_moves = True
+    keeps_elements = True
     primitive = True
     precision_class = "data_movement"
     linear_in = (0,)

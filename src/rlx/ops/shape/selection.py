@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from rlx.errors import OpError, ShapeError
+from rlx.errors import OpError, OutOfRange, ShapeError
 from rlx.ir.dims import Dim, require_at_most
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Dims, Size, broadcast_dims, normalize_axis
@@ -43,7 +45,17 @@ def require_known_ids(x: Any, ids: Any, size: Size, what: str) -> None:
         return
     wrong = np.asarray(ids)[~resolve_ids(np.asarray(ids), size)[1]]
     if wrong.size:
-        raise OpError(f"{what}: index {wrong.flat[0]} is out of range for an axis of size {size}")
+        raise OutOfRange(f"{what}: index {wrong.flat[0]} is out of range for an axis of size {size}")
+
+
+def default_fill(dtype: DType) -> Any:
+    """What mode "fill" reads without a `fill_value`: NaN, the lowest signed or highest unsigned integer, or True."""
+    if dtype.is_inexact:
+        return math.nan
+    if dtype is DType.BOOL:
+        return True
+    info = ml_dtypes.iinfo(dtype.numpy)
+    return int(info.min if dtype.is_signed else info.max)
 
 
 def take(
@@ -51,7 +63,8 @@ def take(
 ) -> Any:
     """Entries of x along `axis` (of the flattened x without one), with the axes of `ids` in place of it.
 
-    Modes are those of `IndexMode`, and "wrap" for ids modulo the size. With `fill_value` invalid ids give that value.
+    Modes are those of `IndexMode`, and "wrap" for ids modulo the size. With `fill_value` invalid ids give that value,
+    with mode "fill" alone NaN (the lowest signed or highest unsigned integer, or True).
 
     >>> print(take(np.array([10, 20, 30]), [2, 5], mode="clip"))
     [30 30]
@@ -63,13 +76,14 @@ def take(
     ids = as_ids(ids)
     if mode == "wrap":
         ids, mode = _wrapped(ids, size), IndexMode.Clip
-    if fill_value is not None:
-        mode = IndexMode.Fill
-    if mode == IndexMode.Checked:
+    mode = IndexMode(mode) if fill_value is None else IndexMode.Fill
+    if mode is IndexMode.Checked:
         require_known_ids(x, ids, size, "take")
-    taken = Gather(axis, IndexMode(mode))(x, ids)
-    if fill_value is None:
+    taken = Gather(axis, mode)(x, ids)
+    if mode is not IndexMode.Fill:
         return taken
+    if fill_value is None:
+        fill_value = default_fill(dtype_of(x))
     trailing = len(dims_of(x)) - axis - 1
     found = valid_ids(ids, size)
     return where(
@@ -102,15 +116,25 @@ def _rows(x: Any, ids: Any, axis: int, op: str) -> tuple[Any, Any, int]:
     return broadcast_to(x, (*lead, dims[axis])), broadcast_to(ids, (*lead, id_dims[axis])), axis
 
 
-def take_along_axis(x: Any, ids: Any, axis: int | None = None, mode: IndexMode | str = IndexMode.Checked) -> Any:
-    """y[.., i, ..] = x[.., ids[.., i, ..], ..] with i at `axis`; the other axes go together (and broadcast)."""
+def take_along_axis(
+    x: Any, ids: Any, axis: int | None = None, mode: IndexMode | str = IndexMode.Checked, fill_value: Any = None
+) -> Any:
+    """y[.., i, ..] = x[.., ids[.., i, ..], ..] with i at `axis`; the other axes go together (and broadcast).
+
+    Modes and `fill_value` are those of `take`, without "wrap".
+    """
     if axis is None:
         x, ids, axis = flatten(x), flatten(ids), 0
     x, ids, axis = _rows(x, as_ids(ids), axis, "take_along_axis")
-    if mode == IndexMode.Checked:
-        require_known_ids(x, ids, dims_of(x)[-1], "take_along_axis")
-    last = len(dims_of(x)) - 1
-    return moveaxis(GatherNd((last,), last, IndexMode(mode))(x, expand_dims(ids, -1)), -1, axis)
+    size, last = dims_of(x)[-1], len(dims_of(x)) - 1
+    mode = IndexMode(mode) if fill_value is None else IndexMode.Fill
+    if mode is IndexMode.Checked:
+        require_known_ids(x, ids, size, "take_along_axis")
+    taken = GatherNd((last,), last, mode)(x, expand_dims(ids, -1))
+    if mode is IndexMode.Fill:
+        other = default_fill(dtype_of(x)) if fill_value is None else fill_value
+        taken = where(valid_ids(ids, size), taken, convert(other, dtype_of(x)))
+    return moveaxis(taken, -1, axis)
 
 
 def put_along_axis(

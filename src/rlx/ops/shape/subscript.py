@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.errors import OpError
+from rlx.errors import OpError, OutOfRange
 from rlx.ir.dims import Dim, ceildiv, dim_max, dim_min, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Dims, Size, broadcast_dims
 from rlx.ir.tensor import Tensor
 from rlx.ops.define.operands import convert, dims_of, dtype_of, recording, same_graph
 from rlx.ops.pointwise.arithmetic import add, maximum, minimum, mul, where
-from rlx.ops.shape.creation import ones
+from rlx.ops.pointwise.unary import neg
+from rlx.ops.shape.creation import ones, ones_like
 from rlx.ops.shape.dynamic_slices import dynamic_update_slice
 from rlx.ops.shape.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, gather
 from rlx.ops.shape.movement import broadcast_to, expand_dims, moveaxis, pad, reshaped, reverse, slice_, stack
-from rlx.ops.shape.selection import as_ids, nonzero, require_known_ids
+from rlx.ops.shape.selection import as_ids, default_fill, nonzero, require_known_ids
 
 __all__ = ["AtIndexer", "index"]
 
@@ -149,9 +150,18 @@ def _numbered(number: Any, size: Size, axis: int) -> _AxisSlice:
     if not isinstance(number, Dim):
         number = operator.index(number)
         if isinstance(size, int) and not -size <= number < size:
-            raise OpError(f"index {number} is out of range for axis {axis} of size {size}")
+            raise OutOfRange(f"index {number} is out of range for axis {axis} of size {size}")
         number = size + number if number < 0 else number
     return _AxisSlice(number, number + 1, kept=False)
+
+
+def _follows_mode(number: Any, size: Size, mode: IndexMode) -> bool:
+    """Whether a number is an id like others, because it may lie outside and the mode says what happens then."""
+    return (
+        mode is not IndexMode.Checked
+        and isinstance(number, int)
+        and not (isinstance(size, int) and -size <= number < size)
+    )
 
 
 def _mask_ids(mask: Any, dims: Dims, size: int | None) -> list[Any]:
@@ -169,7 +179,7 @@ def _mask_ids(mask: Any, dims: Dims, size: int | None) -> list[Any]:
     return list(nonzero(mask, size, fill_value=_NO_ID))
 
 
-def _planned(dims: Dims, key: Any, size: int | None) -> _Plan:
+def _planned(dims: Dims, key: Any, size: int | None, mode: IndexMode) -> _Plan:
     slices: list[_AxisSlice] = []
     view_dims: list[Size] = []
     id_axes: list[int] = []
@@ -185,14 +195,14 @@ def _planned(dims: Dims, key: Any, size: int | None) -> _Plan:
         elif isinstance(entry, slice):
             slices.append(_sliced(entry, dims[axis]))
             view_dims.append(slices[-1].length)
-        elif _is_number(entry):
+        elif _is_number(entry) and not _follows_mode(entry, dims[axis], mode):
             slices.append(_numbered(entry, dims[axis], axis))
             position = position if places else len(view_dims)
             places.append(place)
         else:
             position = position if places else len(view_dims)
             places.append(place)
-            new_ids, indexed = _advanced(entry, dims[axis:], size)
+            new_ids, indexed = _advanced(np.asarray(entry) if _is_number(entry) else entry, dims[axis:], size)
             id_axes.extend(range(len(view_dims), len(view_dims) + len(new_ids)))
             ids.extend(new_ids)
             slices.extend(_AxisSlice(0, d) for d in indexed)
@@ -257,36 +267,42 @@ def index(
     x: Any,
     key: Any,
     *,
-    mode: IndexMode | str = IndexMode.Checked,
+    mode: IndexMode | str | None = None,
     fill_value: Any = None,
     size: int | None = None,
 ) -> Any:
     """x[key], as in NumPy: numbers, slices, None, ..., integer arrays, masks, and mixtures of them.
 
-    A computed mask needs `size`, an upper bound on its true elements; what follows them reads as 0. With `fill_value`
-    ids that are out of range read as that value.
+    A computed mask needs `size`, an upper bound on its true elements; what follows them reads as 0. Modes are those of
+    `IndexMode`; "fill" reads `fill_value` where an id is out of range, by default NaN or the end of the integers.
 
     >>> print(index(np.arange(6).reshape(2, 3), (slice(None), [2, 0])))
     [[2 0]
      [5 3]]
     """
+    mode = IndexMode.Fill if fill_value is not None else _read_mode(mode)
+    if mode is IndexMode.Fill and fill_value is None:
+        fill_value = default_fill(dtype_of(x))
     with recording(x):
-        plan = _planned(dims_of(x), key, size)
-    mode = _MODE_NAMES.get(mode, mode)
-    if fill_value is not None or plan.has_tensor_mask:
+        plan = _planned(dims_of(x), key, size, mode)
+    if plan.has_tensor_mask:
         mode = IndexMode.Fill
     view = _view(x, plan)
     if not plan.ids:
         return view
-    if mode == IndexMode.Checked:
-        for axis, ids in zip(plan.id_axes, plan.ids):
-            require_known_ids(x, ids, plan.view_dims[axis], "index")
+    if mode is IndexMode.Checked:
+        _require_known_ids(x, plan)
     if len(plan.ids) == 1 and fill_value is None:
         found, start = gather(view, plan.ids[0], plan.id_axes[0], mode), plan.id_axes[0]
     else:
-        found, start = _gathered(view, plan, IndexMode(mode), fill_value), 0
+        found, start = _gathered(view, plan, mode, fill_value), 0
     count = len(plan.id_dims)
     return moveaxis(found, range(start, start + count), range(plan.id_position, plan.id_position + count))
+
+
+def _require_known_ids(x: Any, plan: _Plan) -> None:
+    for axis, ids in zip(plan.id_axes, plan.ids):
+        require_known_ids(x, ids, plan.view_dims[axis], "index")
 
 
 def _gathered(view: Any, plan: _Plan, mode: IndexMode, fill_value: Any) -> Any:
@@ -301,9 +317,16 @@ def _gathered(view: Any, plan: _Plan, mode: IndexMode, fill_value: Any) -> Any:
     return where(expand_dims(valid, range(-rest, 0)), found, convert(fill_value, dtype_of(view)))
 
 
-# Other names of modes that users of JAX know.
-_MODE_NAMES: dict[str, IndexMode] = {"promise_in_bounds": IndexMode.Checked}
-_WRITE_MODE_NAMES: dict[str, IndexMode] = _MODE_NAMES | {"fill": IndexMode.Drop}
+def _read_mode(mode: IndexMode | str | None) -> IndexMode:
+    """The mode of a read; what is dropped when it is written cannot be read either."""
+    chosen = IndexMode.Checked if mode is None else IndexMode(mode)
+    return IndexMode.Fill if chosen is IndexMode.Drop else chosen
+
+
+def _write_mode(mode: IndexMode | str | None) -> IndexMode:
+    chosen = IndexMode.Checked if mode is None else IndexMode(mode)
+    return IndexMode.Drop if chosen is IndexMode.Fill else chosen
+
 
 _COMBINE: dict[ScatterKind, Callable[[Any, Any], Any]] = {
     ScatterKind.Add: add,
@@ -328,49 +351,91 @@ class AtIndexer:
 
 
 class _Place:
-    """A part of a tensor. Values broadcast to the part and take the tensor's dtype; ids out of range are dropped."""
+    """A part of a tensor. Values broadcast to the part and take the tensor's dtype.
+
+    Ids outside of the tensor follow `mode`, see `IndexMode`: without one they are errors where they are known, and
+    computed ones are clipped when reading and dropped when writing. "drop" and "fill" are two words for one thing: such
+    ids read `fill_value` and write nothing. `indices_are_sorted` and `unique_indices` are promises that nothing here
+    needs; they are accepted, so that programs written for JAX run.
+    """
 
     def __init__(self, x: Any, key: Any) -> None:
         self.x, self.key = x, key
 
-    def get(self, *, mode: IndexMode | str = IndexMode.Checked, fill_value: Any = None) -> Any:
+    def get(
+        self,
+        *,
+        mode: IndexMode | str | None = None,
+        fill_value: Any = None,
+        indices_are_sorted: bool = False,
+        unique_indices: bool = False,
+    ) -> Any:
         """The part itself."""
         return index(self.x, self.key, mode=mode, fill_value=fill_value)
 
-    def set(self, value: Any, *, mode: IndexMode | str = IndexMode.Drop) -> Any:
+    def set(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
         """The tensor with `value` there; of several values for one element the last stays."""
-        return self._changed(ScatterKind.Set, value, mode)
+        return self._changed(ScatterKind.Set, value, mode, promises)
 
-    def add(self, value: Any, *, mode: IndexMode | str = IndexMode.Drop) -> Any:
+    def add(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
         """The tensor with `value` added there, repeated ids adding repeatedly."""
-        return self._changed(ScatterKind.Add, value, mode)
+        return self._changed(ScatterKind.Add, value, mode, promises)
 
-    def multiply(self, value: Any, *, mode: IndexMode | str = IndexMode.Drop) -> Any:
-        return self._changed(ScatterKind.Mul, value, mode)
+    def subtract(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
+        """The tensor with `value` subtracted there, repeated ids repeatedly."""
+        return self._changed(ScatterKind.Add, neg(convert(value, dtype_of(self.x))), mode, promises)
+
+    def multiply(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
+        """The tensor with what is there multiplied by `value`, repeated ids multiplying repeatedly."""
+        return self._changed(ScatterKind.Mul, value, mode, promises)
 
     mul = multiply
 
-    def max(self, value: Any, *, mode: IndexMode | str = IndexMode.Drop) -> Any:
-        return self._changed(ScatterKind.Max, value, mode)
+    def divide(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
+        """The tensor with what is there divided by `value`, repeated ids repeatedly; integers become floats."""
+        return self.x / self._ones().multiply(value, mode=mode, **promises)
 
-    def min(self, value: Any, *, mode: IndexMode | str = IndexMode.Drop) -> Any:
-        return self._changed(ScatterKind.Min, value, mode)
+    def power(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
+        """The tensor with what is there raised to `value`, repeated ids repeatedly."""
+        return self.x ** self._ones().multiply(value, mode=mode, **promises)
 
-    def _changed(self, kind: ScatterKind, value: Any, mode: IndexMode | str) -> Any:
+    def max(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
+        """The tensor with the larger of `value` and what is there."""
+        return self._changed(ScatterKind.Max, value, mode, promises)
+
+    def min(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
+        """The tensor with the smaller of `value` and what is there."""
+        return self._changed(ScatterKind.Min, value, mode, promises)
+
+    def apply(self, function: Callable[[Any], Any], *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
+        """The tensor with `function` of what is there: once for an element, however often it is named."""
+        # What is not written is read as it would be written: clipped ids, else some valid ones.
+        read = IndexMode.Checked if _write_mode(mode) is IndexMode.Checked else IndexMode.Clip
+        return self.set(function(self.get(mode=read)), mode=mode, **promises)
+
+    def _ones(self) -> _Place:
+        return _Place(ones_like(self.x), self.key)
+
+    def _changed(self, kind: ScatterKind, value: Any, mode: IndexMode | str | None, promises: dict[str, bool]) -> Any:
+        unknown = promises.keys() - {"indices_are_sorted", "unique_indices"}
+        if unknown:
+            raise OpError(f"x.at[...].{kind}: it takes mode, indices_are_sorted and unique_indices, not {min(unknown)}")
         key = self.key if isinstance(self.key, tuple) else (self.key,)
         with same_graph(self.x, *key, value):
             value = convert(value, dtype_of(self.x))
             if len(key) == 1 and isinstance(key[0], Tensor) and key[0].dtype is DType.BOOL:
                 return self._changed_where(kind, value, key[0])
-            return self._scattered(kind, value, IndexMode(_WRITE_MODE_NAMES.get(mode, mode)))
+            return self._scattered(kind, value, _write_mode(mode))
 
     def _scattered(self, kind: ScatterKind, value: Any, mode: IndexMode) -> Any:
         with recording(self.x):
-            plan = _planned(dims_of(self.x), self.key, None)
+            plan = _planned(dims_of(self.x), self.key, None, mode)
         value = broadcast_to(value, plan.result_dims)
         if not plan.ids:
             new = value if kind is ScatterKind.Set else _COMBINE[kind](_view(self.x, plan), value)
             return _put_back(self.x, new, plan)
+        if mode is IndexMode.Checked:
+            _require_known_ids(self.x, plan)
         count = len(plan.id_dims)
         updates = moveaxis(value, range(plan.id_position, plan.id_position + count), range(count))
         scatter = ScatterNd(kind, tuple(plan.id_axes), mode=mode)

@@ -40,7 +40,8 @@ def cross(xp: ModuleType, a: Any, b: Any) -> Any:
 
 def length_of(xp: ModuleType, v: Any) -> Any:
     """|v| along the last axis, never 0."""
-    return xp.maximum(xp.sqrt(dot(v, v)), _SMALLEST_LENGTH)
+    # The limit is inside of the root, which has no slope at 0.
+    return xp.sqrt(xp.maximum(dot(v, v), _SMALLEST_LENGTH**2))
 
 
 def normalized(xp: ModuleType, v: Any) -> Any:

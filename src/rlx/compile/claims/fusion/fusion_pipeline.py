@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -28,10 +27,11 @@ from rlx.compile.claims.fusion.unfuse_elementwise_regions import UnfuseElementwi
 from rlx.compile.target import find_target, select
 from rlx.ir.rewrite.dead_code import DeadCodeElimination
 from rlx.ir.rewrite.passes import Pass
+from rlx.ir.words import Words
 from rlx.knobs import knobs
 
 
-class FusionTarget(enum.StrEnum):
+class FusionTarget(Words):
     """Whose claims decide which fused ops are formed."""
 
     Cpu = "cpu"

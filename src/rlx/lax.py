@@ -1,0 +1,386 @@
+"""`rlx.lax`: the ops under the names and with the arguments of `jax.lax`.
+
+    from rlx import lax
+
+    lax.dynamic_slice(x, (i, 0), (1, 4))
+    lax.select(x > 0, x, -x)
+
+Everything here is a name for a function of `rlx.ops`, `rlx.trace` or `rlx.autodiff`; operands promote as everywhere in
+rlx, where JAX's would refuse to mix types.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlx import ops
+from rlx.autodiff import stop_gradient as stop_gradient
+from rlx.autodiff.custom_root import custom_root as custom_root
+from rlx.errors import OpError
+from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.shape import Size, normalize_axis
+from rlx.ops import acos as acos
+from rlx.ops import acosh as acosh
+from rlx.ops import add as add
+from rlx.ops import all_gather as all_gather
+from rlx.ops import all_to_all as all_to_all
+from rlx.ops import asin as asin
+from rlx.ops import asinh as asinh
+from rlx.ops import atan as atan
+from rlx.ops import atan2 as atan2
+from rlx.ops import atanh as atanh
+from rlx.ops import axis_index as axis_index
+from rlx.ops import broadcast_in_dim as broadcast_in_dim
+from rlx.ops import cbrt as cbrt
+from rlx.ops import ceil as ceil
+from rlx.ops import clz as clz
+from rlx.ops import cos as cos
+from rlx.ops import cosh as cosh
+from rlx.ops import digamma as digamma
+from rlx.ops import div as div
+from rlx.ops import dynamic_index_in_dim as dynamic_index_in_dim
+from rlx.ops import dynamic_slice as dynamic_slice
+from rlx.ops import dynamic_slice_in_dim as dynamic_slice_in_dim
+from rlx.ops import dynamic_update_index_in_dim as dynamic_update_index_in_dim
+from rlx.ops import dynamic_update_slice as dynamic_update_slice
+from rlx.ops import dynamic_update_slice_in_dim as dynamic_update_slice_in_dim
+from rlx.ops import eq as eq
+from rlx.ops import erf as erf
+from rlx.ops import erf_inv as erf_inv
+from rlx.ops import erfc as erfc
+from rlx.ops import exp as exp
+from rlx.ops import exp2 as exp2
+from rlx.ops import expand_dims as expand_dims
+from rlx.ops import expm1 as expm1
+from rlx.ops import floor as floor
+from rlx.ops import full_like as full_like
+from rlx.ops import ge as ge
+from rlx.ops import gt as gt
+from rlx.ops import imag as imag
+from rlx.ops import le as le
+from rlx.ops import lgamma as lgamma
+from rlx.ops import log as log
+from rlx.ops import log1p as log1p
+from rlx.ops import lt as lt
+from rlx.ops import mul as mul
+from rlx.ops import ne as ne
+from rlx.ops import neg as neg
+from rlx.ops import nextafter as nextafter
+from rlx.ops import pmax as pmax
+from rlx.ops import pmean as pmean
+from rlx.ops import pmin as pmin
+from rlx.ops import ppermute as ppermute
+from rlx.ops import psum as psum
+from rlx.ops import real as real
+from rlx.ops import reduce_max as reduce_max
+from rlx.ops import reduce_min as reduce_min
+from rlx.ops import reduce_prod as reduce_prod
+from rlx.ops import reduce_sum as reduce_sum
+from rlx.ops import rem as rem
+from rlx.ops import rsqrt as rsqrt
+from rlx.ops import shift_left as shift_left
+from rlx.ops import shift_right_logical as shift_right_logical
+from rlx.ops import sign as sign
+from rlx.ops import sin as sin
+from rlx.ops import sinh as sinh
+from rlx.ops import sqrt as sqrt
+from rlx.ops import square as square
+from rlx.ops import squeeze as squeeze
+from rlx.ops import sub as sub
+from rlx.ops import tan as tan
+from rlx.ops import tanh as tanh
+from rlx.ops import top_k as top_k
+from rlx.ops import transpose as transpose
+from rlx.ops.define.operands import convert, dims_of, dtype_of
+from rlx.trace.control import cond as cond
+from rlx.trace.control import fori_loop as fori_loop
+from rlx.trace.control import map as map
+from rlx.trace.control import scan as scan
+from rlx.trace.control import switch as switch
+from rlx.trace.control import while_loop as while_loop
+
+# Other names of the same functions.
+abs = ops.abs_
+bitwise_and, bitwise_or, bitwise_xor, bitwise_not = ops.and_, ops.or_, ops.xor, ops.not_
+complex = ops.complex_
+conj = ops.conjugate
+is_finite = ops.isfinite
+logistic = ops.sigmoid
+max, min, pow = ops.maximum, ops.minimum, ops.pow_
+population_count = ops.popcount
+psum_scatter = ops.reduce_scatter
+reciprocal = ops.recip
+reduce_and, reduce_or = ops.reduce_all, ops.reduce_any
+round = ops.round_
+shift_right_arithmetic = ops.shift_right
+
+
+def clamp(min: Any, x: Any, max: Any) -> Any:
+    """x limited to [min, max]; mind the order of the arguments."""
+    return ops.clamp(x, min, max)
+
+
+def integer_pow(x: Any, y: int) -> Any:
+    """x to a whole power."""
+    return ops.pow_(x, convert(y, dtype_of(x)))
+
+
+def convert_element_type(operand: Any, new_dtype: DTypeLike) -> Any:
+    """operand as another dtype."""
+    return ops.cast(operand, new_dtype)
+
+
+def bitcast_convert_type(operand: Any, new_dtype: DTypeLike) -> Any:
+    """The same bits as another dtype."""
+    return ops.bitcast(operand, new_dtype)
+
+
+# Shapes
+
+
+def reshape(operand: Any, new_sizes: Sequence[Size], dimensions: Sequence[int] | None = None) -> Any:
+    """The same elements under other sizes; with `dimensions`, read in that order of axes."""
+    return ops.reshape(operand if dimensions is None else ops.transpose(operand, dimensions), new_sizes)
+
+
+def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Any:
+    """Axes from start to stop as one."""
+    dims = dims_of(operand)
+    stop = len(dims) if stop_dimension is None else stop_dimension
+    return ops.reshape(operand, (*dims[:start_dimension], -1, *dims[stop:]))
+
+
+def broadcast(operand: Any, sizes: Sequence[Size]) -> Any:
+    """operand repeated along new axes in front."""
+    return ops.broadcast_to(operand, (*sizes, *dims_of(operand)))
+
+
+def concatenate(operands: Sequence[Any], dimension: int) -> Any:
+    """Operands joined along an axis."""
+    return ops.concat(operands, dimension)
+
+
+def rev(operand: Any, dimensions: Sequence[int]) -> Any:
+    """operand with axes read from the end."""
+    return ops.reverse(operand, dimensions)
+
+
+def slice(
+    operand: Any, start_indices: Sequence[Size], limit_indices: Sequence[Size], strides: Sequence[int] | None = None
+) -> Any:
+    """The part from start to limit, with steps."""
+    return ops.slice_(operand, start_indices, limit_indices, strides)
+
+
+def slice_in_dim(operand: Any, start_index: int | None, limit_index: int | None, stride: int = 1, axis: int = 0) -> Any:
+    """A slice of one axis, as Python counts."""
+    axis = normalize_axis(axis, len(dims_of(operand)), "slice_in_dim")
+    return ops.index(operand, (*[builtins.slice(None)] * axis, builtins.slice(start_index, limit_index, stride)))
+
+
+def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
+    """One entry of an axis."""
+    axis = normalize_axis(axis, len(dims_of(operand)), "index_in_dim")
+    found = ops.index(operand, (*[builtins.slice(None)] * axis, index))
+    return ops.expand_dims(found, axis) if keepdims else found
+
+
+def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
+    """operand with a value before, behind and between its elements: (low, high, interior) for each axis."""
+    low, high, interior = (list(column) for column in zip(*padding_config)) if padding_config else ([], [], [])
+    return ops.pad(operand, padding_value, low, high, interior)
+
+
+def iota(dtype: DTypeLike, size: Size) -> Any:
+    """0, 1, .., size - 1."""
+    return ops.iota((size,), dtype)
+
+
+def broadcasted_iota(dtype: DTypeLike, shape: Sequence[Size], dimension: int) -> Any:
+    """Positions along one axis of a shape."""
+    return ops.iota(tuple(shape), dtype, dimension)
+
+
+def full(shape: Sequence[Size], fill_value: Any, dtype: DTypeLike | None = None) -> Any:
+    """fill_value everywhere."""
+    return ops.full(shape, fill_value, dtype)
+
+
+# Choosing
+
+
+def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+    """on_true where pred holds, else on_false."""
+    return ops.where(pred, on_true, on_false)
+
+
+def select_n(which: Any, *cases: Any) -> Any:
+    """For each element the case of that number; a bool chooses the second case where it is true."""
+    if not cases:
+        raise OpError("select_n: at least one case is needed")
+    chosen = convert(which, DType.I32)
+    result = cases[0]
+    for number, case in enumerate(cases[1:], 1):
+        result = ops.where(ops.eq(chosen, number), case, result)
+    return result
+
+
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """operand in ascending order; several operands are ordered by the first `num_keys` of them."""
+    if isinstance(operand, tuple | list):
+        return ops.sort(*operand, axis=dimension, num_keys=num_keys)
+    return ops.sort(operand, axis=dimension)
+
+
+def sort_key_val(keys: Any, values: Any, dimension: int = -1, is_stable: bool = True) -> Any:
+    """(keys in ascending order, values in the order of their keys)."""
+    return ops.sort(keys, values, axis=dimension)
+
+
+def argmax(operand: Any, axis: int, index_dtype: DTypeLike = DType.I32) -> Any:
+    """The position of the first largest element along an axis."""
+    return convert(ops.argmax(operand, axis), DType.of(index_dtype))
+
+
+def argmin(operand: Any, axis: int, index_dtype: DTypeLike = DType.I32) -> Any:
+    """The position of the first smallest element along an axis."""
+    return convert(ops.argmin(operand, axis), DType.of(index_dtype))
+
+
+# Running and windowed reductions
+
+
+def cumsum(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """Running sums along an axis."""
+    return ops.cumsum(operand, axis, reverse=reverse)
+
+
+def cumprod(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """Running products along an axis."""
+    return ops.cumprod(operand, axis, reverse=reverse)
+
+
+def cummax(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """The largest element so far along an axis."""
+    return ops.cummax(operand, axis, reverse=reverse)
+
+
+def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """The smallest element so far along an axis."""
+    return ops.cummin(operand, axis, reverse=reverse)
+
+
+def cumlogsumexp(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """log of the running sums of exp(x) along an axis."""
+    return ops.logcumsumexp(operand, axis, reverse=reverse)
+
+
+def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """Running results of an associative function along an axis, over trees of arrays."""
+    return ops.associative_scan(fn, elems, reverse, axis)
+
+
+_WINDOW_KINDS = {"add": "sum", "maximum": "max", "minimum": "min", "mul": "prod", "multiply": "prod", "max": "max"}
+_WINDOW_KINDS |= {"min": "min", "sum": "sum", "prod": "prod"}
+_IDENTITIES = {"sum": (0,), "prod": (1,), "max": (-math.inf,), "min": (math.inf,)}
+
+
+def reduce_window(
+    operand: Any,
+    init_value: Any,
+    computation: Callable[[Any, Any], Any],
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    window_dilation: Sequence[int] | None = None,
+) -> Any:
+    """Sums, products, largest or smallest elements of windows; `computation` is `lax.add`, `mul`, `max` or `min`."""
+    kind = _WINDOW_KINDS.get(getattr(computation, "__name__", ""))
+    if kind is None or init_value not in _IDENTITIES[kind]:
+        raise OpError(
+            "reduce_window: computation is lax.add, lax.mul, lax.max or lax.min, and init_value its identity; got "
+            f"{getattr(computation, '__name__', computation)!r} with {init_value!r}. Write other windows with lax.scan"
+        )
+    if isinstance(padding, str):
+        padding = _window_padding(padding, dims_of(operand), window_dimensions, window_strides)
+    return ops.reduce_window(operand, kind, window_dimensions, window_strides, padding, window_dilation)
+
+
+def _window_padding(
+    name: str, sizes: Sequence[Size], window: Sequence[int], strides: Sequence[int]
+) -> list[tuple[int, int]]:
+    if name.upper() == "VALID":
+        return [(0, 0)] * len(window)
+    if name.upper() != "SAME" or not all(isinstance(n, int) for n in sizes):
+        raise OpError(f"reduce_window: padding is 'VALID', 'SAME' (of known sizes) or pairs, got {name!r}")
+    totals = [builtins.max((-(-n // s) - 1) * s + w - n, 0) for n, w, s in zip(sizes, window, strides)]  # type: ignore[operator, type-var]
+    return [(total // 2, total - total // 2) for total in totals]
+
+
+# Products
+
+
+def dot(lhs: Any, rhs: Any, preferred_element_type: DTypeLike | None = None) -> Any:
+    """Products of vectors and matrices."""
+    return ops.dot(lhs, rhs) if preferred_element_type is None else ops.cast(ops.dot(lhs, rhs), preferred_element_type)
+
+
+def batch_matmul(lhs: Any, rhs: Any) -> Any:
+    """Products of the matrices in the last two axes."""
+    return ops.matmul(lhs, rhs)
+
+
+def dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]],
+    precision: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Any:
+    """Sums of products over the contracting axes, one for every index of the batch axes."""
+    (left, right), (left_batch, right_batch) = dimension_numbers
+    return ops.dot_general(
+        *(lhs, rhs, left, right, left_batch, right_batch),
+        precision=precision or "default",
+        out_dtype=preferred_element_type,
+    )
+
+
+def conv(lhs: Any, rhs: Any, window_strides: Sequence[int], padding: str) -> Any:
+    """The convolution of images [N, C, ...] with kernels [O, I, ...]."""
+    return conv_general_dilated(lhs, rhs, window_strides, padding)
+
+
+def conv_general_dilated(
+    lhs: Any,
+    rhs: Any,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: tuple[str, str, str] | None = None,
+    feature_group_count: int = 1,
+    preferred_element_type: DTypeLike | None = None,
+) -> Any:
+    """A convolution; `dimension_numbers` such as ("NHWC", "HWIO", "NHWC") name the axes of image, kernel and result."""
+    rank = len(dims_of(lhs))
+    if dimension_numbers is not None:
+        image, kernel, result = dimension_numbers
+        space = "".join(axis for axis in image if axis not in "NC")
+        lhs = ops.transpose(lhs, [image.index(a) for a in "NC" + space])
+        rhs = ops.transpose(rhs, [kernel.index(a) for a in "OI" + space])
+    strided = [1] * (rank - 2)
+    made = ops.conv(
+        *(lhs, rhs, window_strides),
+        padding.lower() if isinstance(padding, str) else padding,
+        rhs_dilation or strided,
+        feature_group_count,
+        lhs_dilation=lhs_dilation or strided,
+        out_dtype=preferred_element_type,
+    )
+    if dimension_numbers is None:
+        return made
+    return ops.transpose(made, [("NC" + space).index(a) for a in result])
