@@ -24,6 +24,9 @@ TRUSTING = {"SplatBlend", "SplatGather", "SplatPulls", "SplatTileCounts", "Splat
 # Weights in blocks stand for f32 numbers, whatever they are multiplied by.
 COARSEST = {"DequantMatMul": "f32", "DequantGroupedMatMul": "f32"}
 
+# Subnormal numbers are zeros there: XLA runs its programs in that mode of the CPU and has no switch for it.
+FLUSHING = {"xla"}
+
 OVERFLOWING = ("largest", "-largest")
 INFINITE = ("inf", "-inf", "several poisons")
 NOT_FINITE = ("nan", *INFINITE)

@@ -1,0 +1,148 @@
+"""Programs in the ops that have a rule: all others as their form here, or as their decomposition, again and again.
+
+    lowered(graph)              # sizes are bound
+    require_all(graph, options) # any sizes: an error that names the ops for which there is no way
+
+Nothing runs on the host: an op that cannot be written for XLA is refused, with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlx.backends.compile_options import CompileOptions
+from rlx.backends.xla import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
+from rlx.backends.xla.forms_factors import FACTOR_STEPS
+from rlx.backends.xla.forms_order import ORDER_FORMS
+from rlx.backends.xla.forms_sparse import SPARSE_FORMS
+from rlx.backends.xla.stablehlo import RULES
+from rlx.compile.lower.factorizations import FACTOR_FORMS
+from rlx.errors import BackendError
+from rlx.ir.graph import Graph, Node
+from rlx.ir.leaves import Constant, Input, Param, Project
+from rlx.ir.op import OP_CLASSES, Op, kind_of
+from rlx.ir.rewrite.dead_code import DeadCodeElimination
+from rlx.ir.rewrite.rebuild import Replacement, all_bodies, map_bodies, rebuild
+from rlx.ir.shape import Shape
+from rlx.ops.linalg.factorizations import Cholesky
+from rlx.ops.pointwise.arithmetic import Binary
+from rlx.ops.pointwise.unary import Activation
+from rlx.ops.reduction.reductions import Reduce, ReduceOp
+from rlx.ops.reduction.window_reductions import ReduceWindow
+
+Form = Callable[..., Any]
+
+# Better forms than decompositions, or the only ones: an op and its operands to a builder, or None.
+FORMS: dict[type[Op], Callable[..., Form | None]] = {**FACTOR_FORMS, **FACTOR_STEPS, **ORDER_FORMS, **SPARSE_FORMS}
+
+_IN_PYTHON = "it calls Python while the program runs, and programs of XLA do not"
+_BY_GENERATOR = "the compiler makes it for kernels of its own generator, which XLA takes the place of"
+_SPARSE = "its steps follow the pattern of a sparse matrix one after the other; use the device cpu"
+REFUSED: dict[str, str] = {
+    "HostCallback": _IN_PYTHON,
+    "DebugPrint": _IN_PYTHON,
+    "Custom": "it is known by what its OpExtension computes in Python; build it from other ops, or register a block",
+    **dict.fromkeys(
+        (
+            "CsrTriangularSolve",
+            "CsrIncompleteLu",
+            "CsrIncompleteCholesky",
+            "CsrDirectSolve",
+            "CsrTranspose",
+            "CsrMaskedProduct",
+        ),
+        _SPARSE,
+    ),
+}
+
+
+def has_rule(op: Op, types: Sequence[Shape]) -> bool:
+    """Whether an op is written as it is."""
+    match op:
+        case Binary():
+            return rules_pointwise.has_binary(op)
+        case Activation():
+            return rules_pointwise.has_activation(op, types[0].dtype)
+        case Reduce(kind=kind) | ReduceWindow(kind=kind):
+            return kind is not ReduceOp.Mean
+        case Cholesky():
+            return types[0].dtype.is_complex
+    return type(op) in RULES
+
+
+def _is_done(graph: Graph, node: Node) -> bool:
+    return node.op.is_structural or has_rule(node.op, [graph.shape(i) for i in node.inputs])
+
+
+def _form(op: Op, operands: Sequence[Any]) -> Form | None:
+    """What replaces an op without a rule; None if nothing does."""
+    make = FORMS.get(type(op))
+    found = None if make is None else make(op, *operands)
+    return op.decompose if found is None else found
+
+
+def lowered(graph: Graph) -> Graph:
+    """A program with bound sizes in ops that have rules, without what nothing reads."""
+    while True:
+        graph = DeadCodeElimination().run(graph)
+        if all(_is_done(g, node) for g in (graph, *all_bodies(graph)) for node in g.nodes):
+            return graph
+        graph = rebuild(graph, lambda node, operands: _visit(graph, node, operands), "xla").graph
+
+
+def _visit(graph: Graph, node: Node, operands: list[Any]) -> Replacement:
+    if isinstance(node.op, Input | Param | Constant | Project):
+        return None
+    if not has_rule(node.op, [graph.shape(i) for i in node.inputs]):
+        form = _form(node.op, operands)
+        if form is None:
+            raise _refusal(graph.name, [node.op])
+        result: Replacement = form(*operands)
+        return result
+    op = map_bodies(node.op, lowered)
+    replaced: Replacement = None if op is node.op else op(*operands)
+    return replaced
+
+
+def require_all(graph: Graph, options: CompileOptions) -> Graph:
+    """The program as the options want it; an error with all ops for which there is no way to XLA."""
+    from rlx.compile.pipeline import lower_blocks
+    from rlx.compile.precision.apply import AutoMixedPrecision
+    from rlx.compile.precision.policy import PrecisionPolicy
+
+    graph = lower_blocks(graph)
+    if options.precision_policy != PrecisionPolicy.AlwaysF32:
+        graph = AutoMixedPrecision(options.precision_policy).run(graph)
+    refused = [n.op for g in (graph, *all_bodies(graph)) for n in g.nodes if _is_refused(n.op)]
+    if refused:
+        raise _refusal(graph.name, refused)
+    return graph
+
+
+def _is_refused(op: Op) -> bool:
+    kind = type(op)
+    return not op.is_structural and kind not in RULES and kind not in FORMS and kind.decompose is None
+
+
+def _refusal(name: str, ops: Sequence[Op]) -> BackendError:
+    kinds = dict.fromkeys(kind_of(op) for op in ops)
+    lines = [f"xla cannot run @{name}:"]
+    lines += [f"  {kind}: {refusal_of(kind)}" for kind in kinds]
+    return BackendError("\n".join(lines))
+
+
+def refusal_of(kind: str) -> str:
+    """Why an op is refused."""
+    if kind in REFUSED:
+        return REFUSED[kind]
+    return _BY_GENERATOR if OP_CLASSES[kind].lowered else "it has neither a rule nor a decomposition"
+
+
+def claimed_ops() -> frozenset[str]:
+    """The kinds that programs may have without being refused."""
+    return frozenset(name for name, cls in OP_CLASSES.items() if cls in RULES or cls in FORMS or not cls.primitive)
+
+
+# The modules of rules register what is in them.
+_LOADED = (rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction)
