@@ -5,8 +5,88 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rlx.ir.dtype import DType
 from rlx.ir.op import Op
+from rlx.ops.define.operands import same_graph
+from rlx.ops.define.rules import zeros_of
+from rlx.ops.pointwise.arithmetic import ge, lt, maximum, minimum, or_, where
+from rlx.ops.pointwise.conversion import cast
+from rlx.ops.reduction.reductions import reduce_sum
+from rlx.ops.reduction.sort import searchsorted
+from rlx.ops.shape.creation import iota
+from rlx.ops.shape.indexing import ScatterAdd, gather
+from rlx.ops.shape.movement import reshaped
+from rlx.sparse.ops_products import CsrMatMul, CsrRowIds, CsrSampledProduct, CsrTransposedMatMul
 
 Form = Callable[..., Any]
 
-SPARSE_FORMS: dict[type[Op], Callable[..., Form | None]] = {}
+
+def _rows(indptr: Any, count: int) -> Any:
+    """The row of each entry: how many rows have begun, without the one that it is in."""
+    with same_graph(indptr):
+        bounds = maximum(minimum(indptr, count), 0)
+        begun = searchsorted(bounds, iota((count,), indptr.dtype), right=True)
+    return cast(begun, indptr.dtype) - 1
+
+
+def _in_range(indices: Any, size: int) -> Any:
+    return where(or_(lt(indices, 0), ge(indices, size)), size - 1, indices)
+
+
+def _doubled(x: Any) -> Any:
+    return cast(x, DType.C128 if x.dtype.is_complex else DType.F64)
+
+
+def _terms(values: Any, places: Any, x: Any) -> Any:
+    """values[k]·x[places[k]], rounded as the operands are, in double precision for the sum."""
+    column = reshaped(values, (*values.shape, *(1,) * (x.ndim - 1)))
+    return _doubled(column * gather(x, places, 0, "clip"))
+
+
+def _matmul(op: Op, *operands: Any) -> Form:
+    def build(values: Any, indices: Any, indptr: Any, x: Any) -> Any:
+        rows, columns, count = int(indptr.shape[0]) - 1, int(x.shape[0]), int(values.shape[0])
+        if not columns or not count:
+            return zeros_of(op.infer(*(v.type for v in (values, indices, indptr, x))), x)
+        terms = _terms(values, _in_range(indices, columns), x)
+        return cast(ScatterAdd(rows, "drop")(terms, _rows(indptr, count)), x.dtype)
+
+    return build
+
+
+def _transposed_matmul(op: Op, *operands: Any) -> Form:
+    assert isinstance(op, CsrTransposedMatMul)
+
+    def build(values: Any, indices: Any, indptr: Any, x: Any) -> Any:
+        columns, count = int(op.columns), int(values.shape[0])
+        if not columns or not count or not int(x.shape[0]):
+            return zeros_of(op.infer(*(v.type for v in (values, indices, indptr, x))), x)
+        terms = _terms(values, _rows(indptr, count), x)
+        return cast(ScatterAdd(columns, "drop")(terms, _in_range(indices, columns)), x.dtype)
+
+    return build
+
+
+def _sampled_product(op: Op, *operands: Any) -> Form:
+    def build(indices: Any, indptr: Any, u: Any, v: Any) -> Any:
+        count = int(indices.shape[0])
+        if not count or not int(u.shape[0]) or not int(v.shape[0]):
+            return zeros_of(op.infer(*(x.type for x in (indices, indptr, u, v))), u)
+        left = gather(_doubled(u), _rows(indptr, count), 0, "clip")
+        terms = left * gather(_doubled(v), _in_range(indices, int(v.shape[0])), 0, "clip")
+        return cast(reduce_sum(terms, tuple(range(1, terms.ndim))), u.dtype)
+
+    return build
+
+
+def _row_ids(op: Op, *operands: Any) -> Form:
+    assert isinstance(op, CsrRowIds)
+    return lambda indptr: _rows(indptr, int(op.count))
+
+
+SPARSE_FORMS: dict[type[Op], Callable[..., Form | None]] = {
+    CsrMatMul: _matmul,
+    CsrTransposedMatMul: _transposed_matmul,
+    CsrSampledProduct: _sampled_product,
+    CsrRowIds: _row_ids,
+}

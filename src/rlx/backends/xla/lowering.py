@@ -15,9 +15,11 @@ from rlx.backends.compile_options import CompileOptions
 from rlx.backends.xla import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
 from rlx.backends.xla.forms_factors import FACTOR_STEPS
 from rlx.backends.xla.forms_order import ORDER_FORMS
+from rlx.backends.xla.forms_quant import QUANT_FORMS
 from rlx.backends.xla.forms_sparse import SPARSE_FORMS
 from rlx.backends.xla.stablehlo import RULES
 from rlx.compile.lower.factorizations import FACTOR_FORMS
+from rlx.compile.lower.lower import LOSS_FORMS
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant, Input, Param, Project
@@ -25,7 +27,6 @@ from rlx.ir.op import OP_CLASSES, Op, kind_of
 from rlx.ir.rewrite.dead_code import DeadCodeElimination
 from rlx.ir.rewrite.rebuild import Replacement, all_bodies, map_bodies, rebuild
 from rlx.ir.shape import Shape
-from rlx.ops.linalg.factorizations import Cholesky
 from rlx.ops.pointwise.arithmetic import Binary
 from rlx.ops.pointwise.unary import Activation
 from rlx.ops.reduction.reductions import Reduce, ReduceOp
@@ -34,7 +35,14 @@ from rlx.ops.reduction.window_reductions import ReduceWindow
 Form = Callable[..., Any]
 
 # Better forms than decompositions, or the only ones: an op and its operands to a builder, or None.
-FORMS: dict[type[Op], Callable[..., Form | None]] = {**FACTOR_FORMS, **FACTOR_STEPS, **ORDER_FORMS, **SPARSE_FORMS}
+FORMS: dict[type[Op], Callable[..., Form | None]] = {
+    **FACTOR_FORMS,
+    **FACTOR_STEPS,
+    **LOSS_FORMS,
+    **ORDER_FORMS,
+    **QUANT_FORMS,
+    **SPARSE_FORMS,
+}
 
 _IN_PYTHON = "it calls Python while the program runs, and programs of XLA do not"
 _BY_GENERATOR = "the compiler makes it for kernels of its own generator, which XLA takes the place of"
@@ -66,8 +74,6 @@ def has_rule(op: Op, types: Sequence[Shape]) -> bool:
             return rules_pointwise.has_activation(op, types[0].dtype)
         case Reduce(kind=kind) | ReduceWindow(kind=kind):
             return kind is not ReduceOp.Mean
-        case Cholesky():
-            return types[0].dtype.is_complex
     return type(op) in RULES
 
 
@@ -88,16 +94,16 @@ def lowered(graph: Graph) -> Graph:
         graph = DeadCodeElimination().run(graph)
         if all(_is_done(g, node) for g in (graph, *all_bodies(graph)) for node in g.nodes):
             return graph
-        graph = rebuild(graph, lambda node, operands: _visit(graph, node, operands), "xla").graph
+        graph = rebuild(graph, _visit, "xla").graph
 
 
-def _visit(graph: Graph, node: Node, operands: list[Any]) -> Replacement:
+def _visit(node: Node, operands: list[Any]) -> Replacement:
     if isinstance(node.op, Input | Param | Constant | Project):
         return None
-    if not has_rule(node.op, [graph.shape(i) for i in node.inputs]):
+    if not has_rule(node.op, [x.type for x in operands]):
         form = _form(node.op, operands)
         if form is None:
-            raise _refusal(graph.name, [node.op])
+            raise _refusal(operands[0].graph.name, [node.op])
         result: Replacement = form(*operands)
         return result
     op = map_bodies(node.op, lowered)
@@ -136,6 +142,10 @@ def refusal_of(kind: str) -> str:
     """Why an op is refused."""
     if kind in REFUSED:
         return REFUSED[kind]
+    if kind in ("Qr", "Svd", "Eigh", "Pinv"):
+        return "it is there for real matrices only; use the device cpu for complex ones"
+    if kind == "DequantMoEWeights":
+        return "blocks of this GGUF type are not decoded by XLA programs; use the device cpu, or quantize to another"
     return _BY_GENERATOR if OP_CLASSES[kind].lowered else "it has neither a rule nor a decomposition"
 
 

@@ -18,7 +18,6 @@ from rlx.ops.control.branches import If, Switch, While
 from rlx.ops.control.effects import RuntimeAssert
 from rlx.ops.control.recomputation import Barrier
 from rlx.ops.control.scans import Scan, checkpoint_steps
-from rlx.ops.linalg.factorizations import Cholesky
 from rlx.ops.linalg.solve import not_finite, not_positive_definite, singular
 from rlx.ops.lowered.factor_steps import RequireFactors
 
@@ -27,7 +26,7 @@ Kinds = tuple[Kind, ...]
 GoesOn = Callable[[Emitter, Value, list[Value]], Value]
 Step = Callable[[Emitter, Value, list[Value]], list[Value]]
 
-_CHECKS = (RuntimeAssert, RequireFactors, Cholesky)
+_CHECKS = (RuntimeAssert, RequireFactors)
 
 
 def has_checks(graph: Graph) -> bool:
@@ -98,6 +97,8 @@ def _scan(e: Emitter, op: Scan, operands: list[Value], kinds: Kinds) -> list[Val
     length, count = int(op.length), op.num_carry
     ys = [block.full(0, kind) for kind in kinds[count:]]
     saved = [block.full(0, kind) for kind in kinds[:count]] if op.save_trajectory else []
+    if not length:
+        return [*(saved or carries), *ys]
     kept = checkpoint_steps(length, op.num_checkpoints) if op.save_trajectory and op.num_checkpoints else None
 
     def goes_on(inside: Emitter, step: Value, values: list[Value]) -> Value:

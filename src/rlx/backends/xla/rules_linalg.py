@@ -1,4 +1,4 @@
-"""Rules for sums of products: matrix products, convolutions, Fourier transforms, and complex Cholesky factors."""
+"""Rules for sums of products: matrix products, convolutions and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from rlx.backends.xla.stablehlo import Emitter, rule
 from rlx.backends.xla.text import Block, Kind, Value, bools, int_table, ints
 from rlx.ir.dtype import DType
 from rlx.ops.linalg.contraction import DotGeneral, MatMul
-from rlx.ops.linalg.factorizations import Cholesky
-from rlx.ops.linalg.solve import not_positive_definite
 from rlx.ops.nn.convolution import Conv
 from rlx.ops.signal.fourier import Fft
 
@@ -127,20 +125,3 @@ def _transformed(block: Block, op: Fft, z: Value) -> Value:
     # XLA's inverse divides by the length.
     scale = op.norm.output_scale(n, op.inverse) * (n if op.inverse else 1)
     return result if math.isclose(scale, 1.0, abs_tol=0.0) else block.binary("multiply", result, scale)
-
-
-@rule(Cholesky)
-def _cholesky(e: Emitter, op: Cholesky, operands: list[Value], kinds: Kinds) -> Value:
-    """For complex matrices; real ones have a form of loops, whose factor is that of the definition digit by digit."""
-    block, (a,), (kind,) = e.block, operands, kinds
-    if not kind.size:
-        return a
-    wide = block.convert(a, DType.C128)
-    factor = block.op("cholesky", [wide], wide.kind, "lower = true")
-    rows, columns = (block.iota(Kind(kind.dims[-2:], DType.I32), axis) for axis in (0, 1))
-    below = block.broadcast(block.compare("GE", rows, columns), kind.dims)
-    factor = block.select(below, factor, block.full(0, factor.kind))
-    real = block.op("real", [factor], factor.kind.with_dtype(DType.F64))
-    numbers = block.compare("EQ", real, real)
-    e.require(block.reduce(numbers, range(kind.rank), "and", True), not_positive_definite(op.mnemonic))
-    return block.convert(factor, kind.dtype)

@@ -1,7 +1,7 @@
 """Rules for elementwise ops: arithmetic, comparisons, conversions, functions of one number, bits.
 
-f16 and bf16 are computed in f32 and rounded once. What XLA leaves open (conversions of numbers that do not fit, division
-of integers by 0) is written out as docs/semantics.md says.
+f16 and bf16 are computed in f32 and rounded once. What XLA leaves open (conversions of numbers that do not fit,
+division of integers by 0) is written out as docs/semantics.md says.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _UNARY = {
     "exp": "exponential",
     "log": "log",
     "sqrt": "sqrt",
+    "cbrt": "cbrt",
     "neg": "negate",
     "abs": "abs",
     "sin": "sine",
