@@ -15,6 +15,7 @@ from rlx.backends.memory import ALIGNMENT
 from rlx.errors import RlxError
 from rlx.ir.op import Op
 from rlx.ir.tensor import eager_eval, set_eager
+from rlx.knobs import knobs
 from rlx.ops.tensor_methods import TensorMethods
 
 
@@ -117,11 +118,14 @@ def _plain(value: Any) -> Any:
 
 
 def _run_eagerly(op: Op, operands: Sequence[Any]) -> Any:
-    if not all(isinstance(x, np.ndarray) for x in operands):
-        from rlx.runtime.device_arrays import DeviceArray, run_on_device
+    chosen = knobs.backend
+    if chosen or not all(isinstance(x, np.ndarray) for x in operands):
+        from rlx.runtime.device_arrays import DeviceArray, has_memory, run_on_device
 
         if any(isinstance(x, DeviceArray) for x in operands):
             return run_on_device(op, operands)
+        if chosen and has_memory(chosen):
+            return run_on_device(op, operands, chosen)
     result = eager_eval(op, operands)
     # What a definition returns may be a view of an operand; the caller may still write into that.
     writable = [x for x in operands if isinstance(x, np.ndarray) and x.flags.writeable]

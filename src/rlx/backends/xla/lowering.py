@@ -9,18 +9,22 @@ Nothing runs on the host: an op that cannot be written for XLA is refused, with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rlx.backends.compile_options import CompileOptions
 from rlx.backends.xla import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
+from rlx.backends.xla.forms_collectives import COLLECTIVE_FORMS
 from rlx.backends.xla.forms_factors import FACTOR_STEPS
 from rlx.backends.xla.forms_order import ORDER_FORMS
 from rlx.backends.xla.forms_quant import QUANT_FORMS
 from rlx.backends.xla.forms_sparse import SPARSE_FORMS
 from rlx.backends.xla.stablehlo import RULES
+from rlx.compile.claims.legalize import LegalizeError, Offender
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.lower import LOSS_FORMS
-from rlx.errors import BackendError
+from rlx.errors import BindingError, OpError, ShapeError
+from rlx.ir.binding import bind_graph
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import OP_CLASSES, Op, kind_of
@@ -36,6 +40,7 @@ Form = Callable[..., Any]
 
 # Better forms than decompositions, or the only ones: an op and its operands to a builder, or None.
 FORMS: dict[type[Op], Callable[..., Form | None]] = {
+    **COLLECTIVE_FORMS,
     **FACTOR_FORMS,
     **FACTOR_STEPS,
     **LOSS_FORMS,
@@ -44,6 +49,8 @@ FORMS: dict[type[Op], Callable[..., Form | None]] = {
     **SPARSE_FORMS,
 }
 
+# A size that most programs have a meaning for.
+_LIKELY = 8
 _IN_PYTHON = "it calls Python while the program runs, and programs of XLA do not"
 _BY_GENERATOR = "the compiler makes it for kernels of its own generator, which XLA takes the place of"
 _SPARSE = "its steps follow the pattern of a sparse matrix one after the other; use the device cpu"
@@ -103,7 +110,7 @@ def _visit(node: Node, operands: list[Any]) -> Replacement:
     if not has_rule(node.op, [x.type for x in operands]):
         form = _form(node.op, operands)
         if form is None:
-            raise _refusal(operands[0].graph.name, [node.op])
+            raise _refusal([node])
         result: Replacement = form(*operands)
         return result
     op = map_bodies(node.op, lowered)
@@ -120,10 +127,18 @@ def require_all(graph: Graph, options: CompileOptions) -> Graph:
     graph = lower_blocks(graph)
     if options.precision_policy != PrecisionPolicy.AlwaysF32:
         graph = AutoMixedPrecision(options.precision_policy).run(graph)
-    refused = [n.op for g in (graph, *all_bodies(graph)) for n in g.nodes if _is_refused(n.op)]
+    refused = [n for g in (graph, *all_bodies(graph)) for n in g.nodes if _is_refused(n.op)]
     if refused:
-        raise _refusal(graph.name, refused)
+        raise _refusal(refused)
+    if graph.has_dynamic_dims():
+        _try(graph)
     return graph
+
+
+def _try(graph: Graph) -> None:
+    """Lower a program for some sizes, so that a refusal does not wait for a run; if these do not fit, it does."""
+    with suppress(ShapeError, BindingError, OpError):
+        lowered(bind_graph(graph, dict.fromkeys(graph.dynamic_symbols(), _LIKELY)))
 
 
 def _is_refused(op: Op) -> bool:
@@ -131,11 +146,9 @@ def _is_refused(op: Op) -> bool:
     return not op.is_structural and kind not in RULES and kind not in FORMS and kind.decompose is None
 
 
-def _refusal(name: str, ops: Sequence[Op]) -> BackendError:
-    kinds = dict.fromkeys(kind_of(op) for op in ops)
-    lines = [f"xla cannot run @{name}:"]
-    lines += [f"  {kind}: {refusal_of(kind)}" for kind in kinds]
-    return BackendError("\n".join(lines))
+def _refusal(nodes: Sequence[Node]) -> LegalizeError:
+    offenders = [Offender(node.id, kind_of(node.op)) for node in nodes]
+    return LegalizeError("xla", offenders, {o.kind: refusal_of(o.kind) for o in offenders})
 
 
 def refusal_of(kind: str) -> str:

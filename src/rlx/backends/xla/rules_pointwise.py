@@ -31,7 +31,6 @@ _BINARY = {
     "min": "minimum",
     "pow": "power",
     "rem": "remainder",
-    "atan2": "atan2",
     "and": "and",
     "or": "or",
     "xor": "xor",

@@ -1,4 +1,4 @@
-"""Programs handed to XLA: the host, TPUs, and many devices at once."""
+"""Programs handed to XLA, which divides the host into as many devices as it is told to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def _open(index: int) -> MemorySpace:
 TARGET = Target(
     name="xla",
     about="programs handed to XLA",
-    aliases=("tpu",),
     probe=_probe,
     backend=_backend,
     open=_open,
