@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,14 @@ class Unusable(NamedTuple):
 
     reason: str
     remedy: str
+
+
+def _private() -> Any:
+    return import_module("jaxlib._jax")
+
+
+def _xla() -> Any:
+    return import_module("jaxlib.xla_client")
 
 
 @cache
@@ -102,21 +111,17 @@ class Client:
 
     def put(self, array: Array, index: int) -> Buffer:
         """A copy of an array of the host on a device."""
-        from jaxlib import _jax
-
         # XLA may read the memory of the host for as long as the value lives, so it gets its own.
         owned = np.array(array, order="C", copy=True)
         device = self._devices[index]
         kind = _Type(owned)
-        return _jax.batched_device_put(kind, self._sharding(index), [owned], [device], enable_x64=True)
+        return _private().batched_device_put(kind, self._sharding(index), [owned], [device], enable_x64=True)
 
     def _sharding(self, index: int) -> Any:
-        from jaxlib import _jax, xla_client
-
         with self._lock:
             if index not in self._shardings:
-                alone = xla_client.HloSharding.replicate().to_proto()
-                self._shardings[index] = _jax.GSPMDSharding((self._devices[index],), alone)
+                alone = _xla().HloSharding.replicate().to_proto()
+                self._shardings[index] = _private().GSPMDSharding((self._devices[index],), alone)
             return self._shardings[index]
 
     def fetch(self, buffer: Buffer) -> Array:
@@ -137,30 +142,24 @@ class Client:
 
     def dlpack(self, buffer: Buffer) -> Any:
         """A capsule of the DLPack protocol, which shares the memory of a value."""
-        from jaxlib import _jax
-
         with _translated("a value cannot be shared by DLPack"):
-            return _jax.buffer_to_dlpack_managed_tensor(buffer)
+            return _private().buffer_to_dlpack_managed_tensor(buffer)
 
     def from_dlpack(self, capsule: Any, index: int) -> Buffer:
         """A value that shares the memory of a capsule."""
-        from jaxlib import _jax
-
         with _translated("an array cannot be taken over by DLPack"):
-            return _jax.dlpack_managed_tensor_to_buffer(capsule, self._devices[index], None)
+            return _private().dlpack_managed_tensor_to_buffer(capsule, self._devices[index], None)
 
     def compile(self, text: str, index: int, name: str) -> LoadedProgram:
         """A module of StableHLO text for one device."""
-        from jaxlib import xla_client
-
-        options = xla_client.CompileOptions()
+        options = _xla().CompileOptions()
         options.num_replicas = options.num_partitions = 1
         device = self._devices[index]
-        options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
+        options.device_assignment = _xla().DeviceAssignment.create(np.array([[device.id]]))
         # A cast to fewer digits rounds, also where XLA could do without it.
         options.env_option_overrides = [("xla_allow_excess_precision", False)]
         with _translated(f"@{name} cannot be compiled"):
-            made = self._client.compile_and_load(text, xla_client.DeviceList((device,)), options)
+            made = self._client.compile_and_load(text, _xla().DeviceList((device,)), options)
         return LoadedProgram(made)
 
 
@@ -218,24 +217,19 @@ def open_client() -> Client:
     """The devices of the host; made once, because XLA's threads stay for as long as the process."""
     require_installed()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from jaxlib import xla_client
-
-    return Client(xla_client.make_cpu_client(num_devices=device_count()))
+    return Client(_xla().make_cpu_client(num_devices=device_count()))
 
 
 def checked_module(text: str) -> str:
     """The text again as jaxlib's parser writes it, once its verifier has found nothing wrong."""
     require_installed()
-    from jaxlib.mlir import ir
-    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-    from jaxlib.mlir.dialects import chlo, stablehlo
-
+    ir = import_module("jaxlib.mlir.ir")
     context = ir.Context()
     registry = ir.DialectRegistry()
-    _jax_mlir_ext.register_dialects(registry)
+    import_module("jaxlib.mlir._mlir_libs._jax_mlir_ext").register_dialects(registry)
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
-    stablehlo.register_dialect(context)
-    chlo.register_dialect(context)
+    for dialect in ("stablehlo", "chlo"):
+        import_module(f"jaxlib.mlir.dialects.{dialect}").register_dialect(context)
     with context, _translated("the verifier of StableHLO refuses a module"):
         return str(ir.Module.parse(text))

@@ -57,7 +57,7 @@ class XlaExecutable(Executable):
     """Immutable but for the programs that it has made so far."""
 
     def __init__(self, graph: Graph, space: XlaSpace) -> None:
-        self._graph, self.space = graph, space  # type: ignore[misc]
+        self._graph, self.space = graph, space
         self._leaves = [(str(n.op.key), n.shape) for n in graph.nodes if isinstance(n.op, Input | Param)]
         self._inputs = {str(n.op.key) for n in graph.nodes if isinstance(n.op, Input)}
         self._checks = id_checks(graph)

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 from rlx.backends.compile_options import CompileOptions
+from rlx.backends.engine import OP_FORMS
 from rlx.backends.xla import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
 from rlx.backends.xla.forms_collectives import COLLECTIVE_FORMS
 from rlx.backends.xla.forms_factors import FACTOR_STEPS
 from rlx.backends.xla.forms_order import ORDER_FORMS
 from rlx.backends.xla.forms_quant import QUANT_FORMS
-from rlx.backends.xla.forms_sparse import SPARSE_FORMS
 from rlx.backends.xla.stablehlo import RULES
 from rlx.compile.claims.legalize import LegalizeError, Offender
 from rlx.compile.lower.factorizations import FACTOR_FORMS
@@ -46,7 +46,6 @@ FORMS: dict[type[Op], Callable[..., Form | None]] = {
     **LOSS_FORMS,
     **ORDER_FORMS,
     **QUANT_FORMS,
-    **SPARSE_FORMS,
 }
 
 # A size that most programs have a meaning for.
@@ -64,7 +63,6 @@ REFUSED: dict[str, str] = {
             "CsrIncompleteLu",
             "CsrIncompleteCholesky",
             "CsrDirectSolve",
-            "CsrTranspose",
             "CsrMaskedProduct",
         ),
         _SPARSE,
@@ -90,7 +88,7 @@ def _is_done(graph: Graph, node: Node) -> bool:
 
 def _form(op: Op, operands: Sequence[Any]) -> Form | None:
     """What replaces an op without a rule; None if nothing does."""
-    make = FORMS.get(type(op))
+    make = FORMS.get(type(op)) or OP_FORMS.get(type(op))
     found = None if make is None else make(op, *operands)
     return op.decompose if found is None else found
 
@@ -143,7 +141,11 @@ def _try(graph: Graph) -> None:
 
 def _is_refused(op: Op) -> bool:
     kind = type(op)
-    return not op.is_structural and kind not in RULES and kind not in FORMS and kind.decompose is None
+    return not op.is_structural and not _has_form(kind) and kind not in RULES and kind.decompose is None
+
+
+def _has_form(kind: type[Op]) -> bool:
+    return kind in FORMS or kind in OP_FORMS
 
 
 def _refusal(nodes: Sequence[Node]) -> LegalizeError:
@@ -164,7 +166,7 @@ def refusal_of(kind: str) -> str:
 
 def claimed_ops() -> frozenset[str]:
     """The kinds that programs may have without being refused."""
-    return frozenset(name for name, cls in OP_CLASSES.items() if cls in RULES or cls in FORMS or not cls.primitive)
+    return frozenset(name for name, cls in OP_CLASSES.items() if cls in RULES or _has_form(cls) or not cls.primitive)
 
 
 # The modules of rules register what is in them.
