@@ -43,10 +43,8 @@ def alone(code, **settings):
 
 
 def test_jax_is_not_needed():
-    code = (
-        "import numpy as np, rlx, sys; rlx.jit(lambda x: x + 1, device='xla')(np.ones(3)); print('jax' in sys.modules)"
-    )
-    assert alone(code) == ["False"]
+    code = "import sys; sys.modules['jax'] = None; import numpy as np, rlx"
+    assert alone(f"{code}; print(float(rlx.jit(lambda x: x.sum(), device='xla')(np.ones(3))))") == ["3.0"]
 
 
 def test_the_verifier_sees_every_module():
