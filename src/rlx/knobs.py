@@ -176,6 +176,9 @@ class Knobs:
     xla_devices = Knob[int | None](
         None, _int(1), "devices that XLA divides the host into; unset: what XLA_FLAGS says, else 1"
     )
+    xla_buckets = Knob(
+        *_OFF, "round sizes of XLA programs up to powers of two where rows are independent, so that fewer are compiled"
+    )
     arena_align = Knob(64, _power_of_two, "alignment of buffers in the arena, in bytes")
 
     def __call__(self, **values: object) -> AbstractContextManager[Knobs]:

@@ -84,6 +84,21 @@ def test_sizes_are_bound_by_runs():
     assert "3 programs compiled so far" in c.report
 
 
+def test_sizes_rounded_up_need_fewer_programs():
+    g = rlx.Graph("buckets")
+    x = g.input("x", ("B", 4), "f32")
+    g.set_outputs([rlx.nn.softmax(x @ g.param("w", (4, 2), "f32")), x.sum(1)])
+    with rlx.knobs(xla_buckets=True):
+        c = rlx.Session("xla").compile(g)
+        c.set_param("w", np.ones((4, 2), "f4"))
+        for rows in (5, 6, 7, 8, 0, 3):
+            given = np.random.default_rng(rows).standard_normal((rows, 4)).astype("f4")
+            share, total = c.run(x=given)
+            np.testing.assert_array_equal(share, np.full((rows, 2), 0.5, "f4"))
+            np.testing.assert_allclose(total, given.sum(1), rtol=1e-5, atol=1e-6)
+    assert "3 programs compiled so far" in c.report
+
+
 def test_params_stay_on_the_device(monkeypatch):
     g = rlx.Graph("g")
     g.set_outputs([g.input("x", (2, 3), "f32") @ g.param("w", (3, 3), "f32")])

@@ -10,6 +10,7 @@ import rlx.hir
 import rlx.sparse
 from conformance.suite import OPS, cases
 from rlx.backends.xla import adapter
+from rlx.backends.xla.buckets import free_symbols
 from rlx.backends.xla.lowering import claimed_ops, lowered, require_all
 from rlx.backends.xla.stablehlo import module_of
 from rlx.backends.xla.text import Block, Kind
@@ -88,6 +89,27 @@ def test_what_is_refused_is_known():
                 assert "neither a rule nor a decomposition" not in str(error)
     assert refused == REFUSED
     assert not {"Custom", "HostCallback", "CsrDirectSolve"} & claimed_ops() and "Attention" in claimed_ops()
+
+
+@pytest.mark.parametrize(
+    ("build", "free"),
+    [
+        (lambda x, w: rlx.gelu(x @ w) + 1.0, {"B", "N"}),
+        (lambda x, w: rlx.nn.softmax(x, -1) @ w, {"B", "N"}),
+        (lambda x, w: rlx.nn.softmax(x, 0) @ w, {"N"}),
+        (lambda x, w: (x @ w).mean(1), {"B"}),
+        (lambda x, w: rlx.cumsum(x, 0).sum(0) @ w, {"N"}),
+        (lambda x, w: rlx.reshape(x, (2, -1)), {"N"}),
+        (lambda x, w: x[::2] @ w, {"N"}),
+        (lambda x, w: rlx.concat([x, x], 0), {"N"}),
+        (lambda x, w: rlx.transpose(x @ w, (1, 0)), {"B", "N"}),
+    ],
+)
+def test_sizes_that_may_be_rounded_up(build, free):
+    g = rlx.Graph("g")
+    x, w = g.input("x", ("B", 4), "f32"), g.input("w", (4, "N"), "f32")
+    g.set_outputs([build(x, w)])
+    assert free_symbols(g) == free
 
 
 def test_a_refusal_names_the_op_and_its_reason():

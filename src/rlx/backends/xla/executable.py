@@ -1,13 +1,15 @@
 """`XlaExecutable`: a program for XLA. It is compiled for sizes, once for each combination that runs bring.
 
-Symbolic sizes are bound by the shapes of a run; the programs of the last `KEPT` combinations stay. Params lie on the
-device from the moment they are set. Inputs that the program may store over (`graph.aliases`) are donated.
+Symbolic sizes are bound by the shapes of a run; the programs of the last `KEPT` combinations stay, and with the knob
+`xla_buckets` one program serves several sizes (see `buckets`). Params lie on the device from the moment they are set.
+Inputs that the program may store over (`graph.aliases`) are donated.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from rlx.backends.api import Array, Executable, Prepared
 from rlx.backends.xla.adapter import LoadedProgram
 from rlx.backends.xla.arrays import Outcome, XlaSpace, XlaValue
+from rlx.backends.xla.buckets import bucket, free_symbols
 from rlx.backends.xla.lowering import lowered
 from rlx.backends.xla.stablehlo import module_of
 from rlx.errors import BindingError, RlxError
@@ -24,6 +27,7 @@ from rlx.ir.index_checks import check_ids, id_checks
 from rlx.ir.leaves import Input, Param
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.shape import Shape
+from rlx.knobs import knobs
 from rlx.locks import fork_safe_lock
 
 if TYPE_CHECKING:
@@ -68,6 +72,10 @@ class XlaExecutable(Executable):
         if not graph.has_dynamic_dims():
             self._program_for(tuple(shape.static_dims for _, shape in self._leaves))
 
+    @cached_property
+    def _free(self) -> frozenset[str]:
+        return free_symbols(self._graph)
+
     def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> XlaParams:
         values = {**(before.values if before is not None else {}), **changed}
         known = before.placed if isinstance(before, XlaParams) else {}
@@ -92,6 +100,9 @@ class XlaExecutable(Executable):
         if missing:
             raise BindingError(f"@{self._graph.name}: no value for {', '.join(map(repr, missing))}")
         values = [given[name] for name, _ in self._leaves]
+        sizes = self._rounded(values)
+        if sizes:
+            values = [self._padded(v, shape, sizes) for v, (_, shape) in zip(values, self._leaves)]
         bound = self._program_for(tuple(v.shape for v in values))
         self._check_ids(bound.graph, given)
         results = bound.program.run([v.buffer for v in self._exclusive(values)])
@@ -99,10 +110,35 @@ class XlaExecutable(Executable):
         if bound.failures:
             outcome = Outcome(self._space.client, results.pop(), bound.failures)
         shapes = [bound.graph.shape(o) for o in bound.graph.outputs]
-        return [
+        outputs = [
             XlaValue(self._space, result, shape.static_dims, shape.dtype.numpy, outcome)
             for result, shape in zip(results, shapes, strict=True)
         ]
+        return [self._cut(v, self._graph.shape(o), sizes) for v, o in zip(outputs, self._graph.outputs)]
+
+    def _rounded(self, values: list[XlaValue]) -> dict[str, tuple[int, int]]:
+        """The size of each symbol that is rounded up, and what it is rounded to."""
+        if not knobs.xla_buckets or not self._free or not self._space.client.is_host:
+            return {}
+        binding = infer_binding((name, shape, v.shape) for (name, shape), v in zip(self._leaves, values))
+        rounded = {symbol: (size, bucket(size)) for symbol, size in binding.items() if symbol in self._free}
+        return {symbol: both for symbol, both in rounded.items() if both[0] != both[1]}
+
+    def _padded(self, value: XlaValue, shape: Shape, sizes: Mapping[str, tuple[int, int]]) -> XlaValue:
+        """A value with zeros behind it along the axes that grow."""
+        grown = [sizes[str(d)][1] if str(d) in sizes else n for d, n in zip(shape.dims, value.shape)]
+        if tuple(grown) == value.shape:
+            return value
+        padded = np.zeros(grown, value.dtype)
+        padded[tuple(slice(n) for n in value.shape)] = value.look()
+        return self._space.put(padded)
+
+    def _cut(self, value: XlaValue, shape: Shape, sizes: Mapping[str, tuple[int, int]]) -> XlaValue:
+        """A result without what belongs to zeros."""
+        kept = [sizes[str(d)][0] if str(d) in sizes else n for d, n in zip(shape.dims, value.shape)]
+        if tuple(kept) == value.shape:
+            return value
+        return self._space.put(value.look()[tuple(slice(n) for n in kept)])
 
     def _placed(self, name: str, value: Any) -> XlaValue:
         shape = dict(self._leaves).get(name)
