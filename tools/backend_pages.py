@@ -1,12 +1,13 @@
 """docs/backends.md: what becomes of every op on every backend, found by compiling the samples of the op.
 
 Nothing is run and no device is needed: where a target has a generator of kernels and a backend that runs them, its
-pipeline says what it does with a program; the others are named with what they are for.
+pipeline says what it does with a program; XLA's rules say what they write; the others are named with what they are for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import rlx.hir
 import rlx.ops
@@ -29,16 +30,16 @@ SWEPT = ("f32", "c64")
 
 def backends_page(note: str) -> str:
     """The whole page."""
-    shown = [t for t in targets() if t.generator is not None and t.backend is not None]
+    shown = [t for t in targets() if t.backend is not None and (t.generator is not None or t.name in ENGINES)]
     others = [t for t in targets() if t not in shown and t.name != "reference"]
     rows = [_row(name, cls, shown) for name, cls in sorted(OP_CLASSES.items()) if _is_listed(cls)]
     head = " | ".join(["op", *(t.name for t in shown)])
     return f"""{note}
 # What runs where
 
-Every op on every backend that compiles its own kernels, found by compiling the samples that the op declares:
+Every op on every backend that compiles programs, found by compiling the samples that the op declares:
 
-- **native**: a kernel, or part of one;
+- **native**: a kernel, or part of one; on `xla` it is written as it is, in ops of StableHLO;
 - **lowered**: it becomes other ops first, which have kernels;
 - **host**: it, or what it becomes, runs by its definition in NumPy on the host, for the reason given;
   "partly" for some samples, or for a part of what it becomes. tests/backends/test_native_coverage.py keeps the list for
@@ -69,10 +70,10 @@ def _row(name: str, cls: type[Op], shown: list[Target]) -> str:
 
 def _verdict(cls: type[Op], target: str) -> str:
     """What a target does with the samples of an op, in a few words."""
-    pipeline = CompilePipeline.new(target)
     found: dict[str, int] = {}
+    judge = ENGINES.get(target) or partial(_verdicts, pipeline=CompilePipeline.new(target))
     for graph in _graphs(cls):
-        for verdict in _verdicts(cls, graph, pipeline):
+        for verdict in judge(cls, graph):
             found[verdict] = found.get(verdict, 0) + 1
     usual = [v for v in ("native", "lowered") if v in found]
     special = [v for v in found if v not in usual]
@@ -111,6 +112,22 @@ def _verdicts(cls: type[Op], graph: Graph, pipeline: CompilePipeline) -> set[str
             elif kernel.kind != "call":
                 verdicts.add("native" if any(type(node.op) is cls for node in nodes) else "lowered")
     return verdicts or {"lowered"}
+
+
+def _on_xla(cls: type[Op], graph: Graph) -> set[str]:
+    from rlx.backends.xla.lowering import has_rule, lowered, refusal_of
+    from rlx.compile.claims.legalize import LegalizeError
+
+    node = next(n for n in graph.nodes if type(n.op) is cls)
+    try:
+        lowered(graph)
+    except LegalizeError as error:
+        return {f"refused: {refusal_of(error.offenders[0].kind)}"}
+    return {"native" if has_rule(node.op, [graph.shape(i) for i in node.inputs]) else "lowered"}
+
+
+# Targets that bring kernels for whole ops: what they do with an op in a program of its own.
+ENGINES: dict[str, Callable[[type[Op], Graph], set[str]]] = {"xla": _on_xla}
 
 
 def _reason(graph: Graph, node: Node) -> str:

@@ -13,3 +13,12 @@ else
     "$python" -m pip install --quiet --disable-pip-version-check ziglang
     echo "C compiler: ziglang, installed now"
 fi
+
+# XLA for the device `xla`, in the version that its adapter knows.
+xla=$(sed -n 's/^xla = \["\(.*\)"\]$/\1/p' "$(dirname "$0")/../pyproject.toml")
+if "$python" -c "import importlib.metadata as m; assert 'jaxlib==' + m.version('jaxlib') == '$xla'" 2>/dev/null; then
+    echo "XLA: $xla"
+else
+    "$python" -m pip install --quiet --disable-pip-version-check "$xla"
+    echo "XLA: $xla, installed now"
+fi

@@ -178,6 +178,12 @@ class Knobs:
     no_native_fk_regions = Knob(*_OFF, "no target runs such regions natively")
     metal_no_fusion = Knob(*_OFF, "no fusion on Metal")
     metal_unfuse_regions = Knob(*_OFF, "take element-wise regions apart on Metal")
+    xla_devices = Knob[int | None](
+        None, _int(1), "devices that XLA divides the host into; unset: what XLA_FLAGS says, else 1"
+    )
+    xla_buckets = Knob(
+        *_OFF, "round sizes of XLA programs up to powers of two where rows are independent, so that fewer are compiled"
+    )
     arena_align = Knob(64, _power_of_two, "alignment of buffers in the arena, in bytes")
 
     def __call__(self, **values: object) -> AbstractContextManager[Knobs]:

@@ -11,7 +11,7 @@ from rlx.compile import target as targets_module
 from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target, require, select, targets
 from rlx.errors import BackendError, ExportOnly, NoDevice, NotInstalled, UnknownDevice
 
-KNOWN = ["ane", "cortex-m", "cpu", "cuda", "fpga", "metal", "mlx", "reference", "rocm", "wasm", "wgpu", "xla"]
+KNOWN = ["ane", "cortex-m", "cpu", "cuda", "fpga", "metal", "mlx", "reference", "rocm", "tpu", "wasm", "wgpu", "xla"]
 
 
 def test_every_target_is_a_folder():
@@ -35,7 +35,6 @@ def test_names_are_not_shared():
         ("dx12", "wgpu", "directx"),
         ("gl", "wgpu", "opengl"),
         ("webgpu", "wgpu", "webgpu"),
-        ("tpu", "xla", ""),
         ("cortex_m", "cortex-m", ""),
         ("cortexm", "cortex-m", ""),
         ("ref", "reference", ""),
@@ -77,7 +76,7 @@ def test_reasons_of_absence_are_errors_of_their_own(why, error):
         require(Selection(absent))
 
 
-@pytest.mark.parametrize("name", [n for n in KNOWN if n not in ("cpu", "reference", "cuda")])
+@pytest.mark.parametrize("name", [n for n in KNOWN if n not in ("cpu", "reference", "cuda", "xla")])
 def test_what_is_not_here_says_so_without_the_words_of_the_unknown(name):
     with pytest.raises(BackendError) as caught:
         rlx.Session(name)

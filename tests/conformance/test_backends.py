@@ -1,6 +1,8 @@
 """Every backend that has a device here, and a device whose memory the host cannot read, against the reference.
 
-`make test` runs a seeded tenth of the samples of each op, at least one; `make test-long` runs all of them.
+`make test` runs a seeded tenth of the samples of each op, at least one; `make test-long` runs all of them. Backends
+that another package compiles for run in `make test-targets` (a tenth) and `make test-targets-full` (all): what they
+refuse is skipped with its reason, and tests of their own hold the list of it closed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from conformance.suite import OPS, available, cases, check, check_program, tenth
 from random_graphs import BINDING, STEPS, graphs, inputs_for
 from rlx.backends import api
 from rlx.compile import target as targets
+from rlx.compile.claims.legalize import LegalizeError
+from rlx.compile.target import Absent, select
 from rlx.ir.interpret import interpret
 from runtime.fake_device import FakeSpace, fake_target
 
@@ -39,21 +43,46 @@ def space(monkeypatch):
     rlx.clear_compile_cache()
 
 
+# Compiles take seconds there, not milliseconds.
+BY_OTHERS = ("xla",)
+OWN = [backend for backend in available() if backend not in BY_OTHERS]
+
+
+def each_backend(with_tools):
+    """All backends that are here, those that need tools under a marker; without its tools a backend says what it
+    needs."""
+    marked = []
+    for name in BY_OTHERS:
+        found = select(name).target.probe()
+        skips = [pytest.mark.skip(reason=f"{found.reason}; {found.remedy}")] if isinstance(found, Absent) else []
+        marked.append(pytest.param(name, marks=[with_tools, *skips]))
+    return [*OWN, *marked]
+
+
 def assert_conforms(chosen, backend):
-    failures = [failure for case in chosen for failure in check(case, backend)]
+    try:
+        failures = [failure for case in chosen for failure in check(case, backend)]
+    except LegalizeError as refusal:
+        pytest.skip(str(refusal))
     assert not failures, "\n".join(map(str, failures[:10]))
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", each_backend(pytest.mark.targets))
 def test_a_tenth(backend, name):
     assert_conforms(tenth(name), backend)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", OWN)
 def test_all(backend, name):
+    assert_conforms(cases(name), backend)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", each_backend(pytest.mark.targets_full)[len(OWN) :])
+def test_all_with_tools(backend, name):
     assert_conforms(cases(name), backend)
 
 
@@ -125,7 +154,9 @@ def test_no_difference_is_out_of_date(monkeypatch):
         for name in difference.ops:
             others = tuple(n for n in difference.ops if n != name)
             monkeypatch.setitem(DIFFERENCES, reason, difference._replace(ops=others))
-            if not any(failure for backend in available() for case in cases(name) for failure in check(case, backend)):
+            backends = [b for b in difference.backends or OWN if b in available()]
+            found = (failure for backend in backends for case in cases(name) for failure in check(case, backend))
+            if backends and not any(found):
                 idle.append((reason, name))
         monkeypatch.setitem(DIFFERENCES, reason, difference)
     assert idle == []
@@ -133,7 +164,7 @@ def test_no_difference_is_out_of_date(monkeypatch):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", each_backend(pytest.mark.targets))
 def test_families(backend, name, way):
     graph = WAYS[way](FAMILIES[name], "f32")
     assert check_program(graph, values_for(FAMILIES[name], graph), {"B": 2}, backend) == []
@@ -142,13 +173,20 @@ def test_families(backend, name, way):
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(graph=graphs(steps=CONTINUOUS))
 def test_random_graphs(graph):
-    for backend in available():
+    for backend in OWN:
         assert check_program(graph, inputs_for(graph), BINDING, backend) == []
+
+
+@pytest.mark.parametrize("backend", each_backend(pytest.mark.targets)[len(OWN) :])
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(graph=graphs(steps=CONTINUOUS))
+def test_random_graphs_with_tools(backend, graph):
+    assert check_program(graph, inputs_for(graph), BINDING, backend) == []
 
 
 @pytest.mark.long
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(graph=graphs(steps=CONTINUOUS))
 def test_many_random_graphs(graph):
-    for backend in available():
+    for backend in OWN:
         assert check_program(graph, inputs_for(graph), BINDING, backend) == []

@@ -90,7 +90,7 @@ def test_sizes_that_must_agree_at_run_time():
 def test_devices():
     with pytest.raises(UnknownDevice, match=r"^there is no device 'abacus'; known devices: ane, cortex-m, cpu"):
         rlx.Session("abacus")
-    with pytest.raises(NotInstalled, match=r"^xla: "):
+    with pytest.raises(NotInstalled, match=r"^tpu: "):
         rlx.Session("tpu")
     assert rlx.Session("ref").device is rlx.Device.Reference
     assert rlx.Device.parse("NVIDIA") is rlx.Device.Cuda

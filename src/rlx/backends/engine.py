@@ -14,19 +14,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlx.backends.api import Array, Backend, CompileOptions, Executable, Prepared
 from rlx.ir.graph import Graph, Node
 from rlx.ir.interpret import bound_to
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.lir import LirBufferPlan, LirModule
+from rlx.ir.op import Op
 from rlx.ir.verify import check
 
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
 
 V = TypeVar("V")
+
+# Forms in other ops, from packages that define ops, for engines without a kernel for these: an op and its operands to a
+# builder, or None.
+OP_FORMS: dict[type[Op], Callable[..., Callable[..., Any] | None]] = {}
 
 
 class Engine(ABC, Generic[V]):

@@ -16,6 +16,7 @@ from rlx.errors import RlxError, TraceError
 from rlx.ir.foreign_arrays import to_dlpack
 from rlx.ir.op import Op
 from rlx.ir.tensor import eager_eval, set_eager
+from rlx.knobs import knobs
 from rlx.ops.shape.subscript import index
 from rlx.ops.tensor_methods import TensorMethods
 from rlx.trace.nan_checks import looks_for_nans, refuse_new_nans
@@ -127,11 +128,14 @@ def _plain(value: Any) -> Any:
 
 
 def _run_eagerly(op: Op, operands: Sequence[Any]) -> Any:
-    if not all(isinstance(x, np.ndarray) for x in operands):
-        from rlx.runtime.device_arrays import DeviceArray, run_on_device
+    chosen = knobs.backend
+    if chosen or not all(isinstance(x, np.ndarray) for x in operands):
+        from rlx.runtime.device_arrays import DeviceArray, has_memory, run_on_device
 
         if any(isinstance(x, DeviceArray) for x in operands):
             return run_on_device(op, operands)
+        if chosen and has_memory(chosen):
+            return run_on_device(op, operands, chosen)
     result = eager_eval(op, operands)
     if looks_for_nans():
         refuse_new_nans(op.mnemonic, operands, result)

@@ -207,9 +207,15 @@ def results_of(executable: Executable, results: Sequence[Any]) -> list[Any]:
     return [DeviceArray(result) for result in results]
 
 
-def run_on_device(op: Op, operands: Sequence[Any]) -> Any:
-    """One op where its operands live."""
-    device = common_device(operands, op.mnemonic)
+@lru_cache(64)
+def has_memory(device: str) -> bool:
+    """Whether arrays can live on a device that is named; where they cannot, single ops are evaluated on the host."""
+    return select(device).target.open is not None
+
+
+def run_on_device(op: Op, operands: Sequence[Any], device: str | None = None) -> Any:
+    """One op where its operands live, or on the device that is named if they live on the host."""
+    device = common_device(operands, op.mnemonic) if device is None else select(device).name
     assert device is not None
     arrays = [x if isinstance(x, DeviceArray) else constant_data(x).array for x in operands]
     shapes = tuple(Shape(a.shape, DType.of(a.dtype)) for a in arrays)

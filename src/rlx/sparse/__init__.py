@@ -9,6 +9,7 @@ done with it are ops (`ops_*.py`) with kernels of their own (`kernels_*.py`), wh
 all others.
 """
 
+from rlx.sparse import engine_forms as engine_forms
 from rlx.sparse import kernels_blocks as kernels_blocks
 from rlx.sparse import kernels_masked as kernels_masked
 from rlx.sparse import kernels_products as kernels_products

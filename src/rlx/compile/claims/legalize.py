@@ -6,7 +6,7 @@ other kind is touched. An empty claim means that the backend runs everything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rlx.compile.claims.fusion.control_flow import LowerControlFlow
@@ -47,8 +47,8 @@ class LegalizeResult(NamedTuple):
 class LegalizeError(BackendError):
     """A program that a backend cannot run, even rewritten; `offenders` says why."""
 
-    def __init__(self, backend: str, offenders: Sequence[Offender]) -> None:
-        super().__init__(format_legalize_error(backend, offenders))
+    def __init__(self, backend: str, offenders: Sequence[Offender], reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(format_legalize_error(backend, offenders, reasons))
         self.offenders = tuple(offenders)
 
 
@@ -69,12 +69,15 @@ def nodes_within(node: Node) -> list[Node]:
     return [node, *(n for body in node.op.bodies.values() for g in (body, *all_bodies(body)) for n in g.nodes)]
 
 
-def format_legalize_error(backend: str, errors: LegalizeResult | Sequence[Offender]) -> str:
-    """What `backend` cannot run, node by node, and what to do about it."""
+def format_legalize_error(
+    backend: str, errors: LegalizeResult | Sequence[Offender], reasons: Mapping[str, str] | None = None
+) -> str:
+    """What `backend` cannot run, node by node, with the reasons that it has for kinds, and what to do about it."""
     offenders = errors.offenders if isinstance(errors, LegalizeResult) else tuple(errors)
     nodes = "1 node" if len(offenders) == 1 else f"{len(offenders)} nodes"
     lines = [f"{backend} cannot run {nodes} of this program:"]
-    lines += [f"  {o.node}: {o.kind}" for o in offenders[:MAX_LINES]]
+    known = reasons or {}
+    lines += [f"  {o.node}: {o.kind}{f': {known[o.kind]}' if o.kind in known else ''}" for o in offenders[:MAX_LINES]]
     if len(offenders) > MAX_LINES:
         lines.append(f"  ... and {len(offenders) - MAX_LINES} more")
     if any(o.kind == "Custom" for o in offenders):

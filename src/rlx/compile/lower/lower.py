@@ -382,10 +382,13 @@ def _heads_last(x: Tensor) -> Any:
     return attention.replace(layout=AttentionLayout.Bshd)(*turned, *extras)
 
 
-_BETTER: dict[type[Op], Callable[..., Form | None]] = {
-    Softmax: _softmax,
+LOSS_FORMS: dict[type[Op], Callable[..., Form | None]] = {
     SoftmaxCrossEntropyWithLogits: _cross_entropy,
     SoftmaxCrossEntropyBackward: _cross_entropy_gradient,
+}
+_BETTER: dict[type[Op], Callable[..., Form | None]] = {
+    Softmax: _softmax,
+    **LOSS_FORMS,
     Pad: _padding,
     **dict.fromkeys((Narrow, Reshape, Expand, Cast), _unchanged),
     MatMul: _joined_batches,

@@ -1,0 +1,1 @@
+"""Programs for TPUs, which XLA compiles."""
