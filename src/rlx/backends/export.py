@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,11 @@ class Exported(NamedTuple):
 
     files: tuple[Path, ...]
     figures: Mapping[str, str]
+
+
+# What a program does not say of its model: how texts become its inputs, and its outputs texts. A JSON object; see
+# `rlx.models.exporting`.
+ModelNotes: TypeAlias = Mapping[str, Any]
 
 
 class Exporter(ABC):
@@ -40,3 +45,14 @@ class Exporter(ABC):
     def export(
         self, graph: Graph, params: Mapping[str, Array], out: Path, options: Mapping[str, str] | None = None
     ) -> Exported: ...
+
+    def export_model(
+        self,
+        graph: Graph,
+        params: Mapping[str, Array],
+        notes: ModelNotes,
+        out: Path,
+        options: Mapping[str, str] | None = None,
+    ) -> Exported:
+        """The same for the program of a model. Targets that take numbers and give numbers have no use for `notes`."""
+        return self.export(graph, params, out, options)

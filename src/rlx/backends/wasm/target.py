@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from rlx.backends.api import Backend
+from rlx.backends.export import Exporter
 from rlx.compile.generators import Generator
 from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
@@ -28,6 +29,12 @@ def _backend(chosen: Selection) -> Backend:
     return WasmBackend()
 
 
+def _exporter() -> Exporter:
+    from rlx.backends.wasm.exporter import WebExporter
+
+    return WebExporter()
+
+
 def _probe() -> Found | Absent:
     if importlib.util.find_spec("wasmtime") is None:
         reason = "running WebAssembly in this process needs wasmtime; exporting pages needs nothing"
@@ -43,6 +50,7 @@ TARGET = Target(
     machine=_machine,
     generator=_generator,
     backend=_backend,
+    exporter=_exporter,
     claims=frozenset(
         {
             "MatMul",
