@@ -32,6 +32,8 @@ class Exporter(ABC):
 
     # Option -> what it is for; `rlx export TARGET --help` shows them.
     options: ClassVar[Mapping[str, str]] = {}
+    # Whether `export_model` makes use of the notes of a model, which need its tokenizer.
+    wants_notes: ClassVar[bool] = False
 
     def checked(self, options: Mapping[str, str] | None) -> Mapping[str, str]:
         """The options, all of which are known."""

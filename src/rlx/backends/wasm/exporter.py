@@ -44,6 +44,7 @@ class WebExporter(Exporter):
     """A folder with a program and a page for it."""
 
     options: ClassVar[Mapping[str, str]] = {"part": f"megabytes of one file of weights ({PART_MB} by default)"}
+    wants_notes: ClassVar[bool] = True
 
     def export(
         self, graph: Graph, params: Mapping[str, Array], out: Path, options: Mapping[str, str] | None = None
