@@ -51,13 +51,16 @@ export class LanguageModel {
     if (!ids.length) throw new Error("the prompt has no tokens; this model needs at least one");
     if (ids.length >= this.notes.context)
       throw new Error(`the prompt has ${ids.length} tokens, and the context of this model ${this.notes.context}`);
-    let logits = this.#read(ids);
+    let logits = this.#read(ids), rested = performance.now();
     for (let written = 0; written < maxTokens; written++) {
       const id = temperature > 0 ? sampled(logits, temperature, topK) : largest(logits);
       if (this.notes.ends.includes(id)) return;
       yield id;
-      // Others have a turn: whoever shows the text, or stops it.
-      await new Promise((resolve) => setTimeout(resolve));
+      // Others have a turn now and then: whoever shows the text, or stops it.
+      if (performance.now() - rested > 10) {
+        await new Promise((resolve) => setTimeout(resolve));
+        rested = performance.now();
+      }
       if (signal?.aborted || written + 1 === maxTokens || this.tokens.length >= this.notes.context) return;
       logits = this.#extend([id]);
     }
