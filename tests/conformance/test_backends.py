@@ -1,6 +1,7 @@
 """Every backend that has a device here, and a device whose memory the host cannot read, against the reference.
 
-`make test` runs a seeded tenth of the samples of each op, at least one; `make test-long` runs all of them.
+`make test` runs a seeded tenth of the samples of each op, at least one; `make test-long` runs all of them. Backends that
+need tools (`make tools`) run in `make test-targets`, and on all samples in `make test-targets-full`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,20 @@ NAMES = [name for name in OPS if name not in EFFECTS]
 # Steps after which a rounding stays a rounding.
 CONTINUOUS = tuple(step for step in STEPS if step[0].__name__ not in ("compare", "select", "cast"))
 WAYS = {"forward": forward, "training": training}
+# Backends that run by a tool which users need not have.
+BY_TOOLS = {"wasm"}
+# Ops of the compiler whose samples have weights as another machine reads them; programs get them as theirs does.
+OTHER_LAYOUTS = {"wasm": {"Int8MatMul"}}
+
+
+def backends(tools_mark, plain_marks=()):
+    """All that are here, as parameters of tests; those that need tools with their own mark."""
+    marks = {name: tools_mark if name in BY_TOOLS else plain_marks for name in available()}
+    return [pytest.param(name, marks=marks[name]) for name in marks]
+
+
+def plain():
+    return [name for name in available() if name not in BY_TOOLS]
 
 
 @pytest.fixture
@@ -44,16 +59,17 @@ def assert_conforms(chosen, backend):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", backends(pytest.mark.targets))
 def test_a_tenth(backend, name):
-    assert_conforms(tenth(name), backend)
+    if name not in OTHER_LAYOUTS.get(backend, ()):
+        assert_conforms(tenth(name), backend)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", backends(pytest.mark.targets_full, pytest.mark.long))
 def test_all(backend, name):
-    assert_conforms(cases(name), backend)
+    if name not in OTHER_LAYOUTS.get(backend, ()):
+        assert_conforms(cases(name), backend)
 
 
 def test_values_of_a_device_stay_there(space, monkeypatch):
@@ -102,7 +118,7 @@ def test_no_difference_is_out_of_date(monkeypatch):
         for name in difference.ops:
             others = tuple(n for n in difference.ops if n != name)
             monkeypatch.setitem(DIFFERENCES, reason, difference._replace(ops=others))
-            if not any(failure for backend in available() for case in cases(name) for failure in check(case, backend)):
+            if not any(failure for backend in plain() for case in cases(name) for failure in check(case, backend)):
                 idle.append((reason, name))
         monkeypatch.setitem(DIFFERENCES, reason, difference)
     assert idle == []
@@ -110,7 +126,7 @@ def test_no_difference_is_out_of_date(monkeypatch):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", backends(pytest.mark.targets))
 def test_families(backend, name, way):
     graph = WAYS[way](FAMILIES[name], "f32")
     assert check_program(graph, values_for(FAMILIES[name], graph), {"B": 2}, backend) == []
@@ -119,7 +135,7 @@ def test_families(backend, name, way):
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(graph=graphs(steps=CONTINUOUS))
 def test_random_graphs(graph):
-    for backend in available():
+    for backend in plain():
         assert check_program(graph, inputs_for(graph), BINDING, backend) == []
 
 
@@ -127,5 +143,13 @@ def test_random_graphs(graph):
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(graph=graphs(steps=CONTINUOUS))
 def test_many_random_graphs(graph):
-    for backend in available():
+    for backend in plain():
         assert check_program(graph, inputs_for(graph), BINDING, backend) == []
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize("backend", [name for name in available() if name in BY_TOOLS])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(graph=graphs(steps=CONTINUOUS))
+def test_random_graphs_by_tools(backend, graph):
+    assert check_program(graph, inputs_for(graph), BINDING, backend) == []

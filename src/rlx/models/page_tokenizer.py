@@ -185,7 +185,8 @@ def javascript_pattern(pattern: str) -> str:
     >>> javascript_pattern(r"(?i:'s|'d)|\s+(?!\S)")
     "(?:'[sS]|'[dD])|\\p{White_Space}+(?!\\P{White_Space})"
     """
-    if re.search(r"(?<!\\)[?*+}]\+", pattern):
+    # Repetitions that give nothing back, which JavaScript does not have; inside of brackets a + is a sign.
+    if re.search(r"(?<!\\)[?*+]\+", re.sub(r"\[(?:\\.|[^\]\\])*\]", "[]", pattern)):
         raise _refused("the pattern", pattern)
     out: list[str] = []
     at, depth, ignoring, in_class = 0, 0, -1, False

@@ -414,8 +414,8 @@ function bind(document, given) {
   for (const [declared, axis, dim, size] of pending) {
     const value = evaluate(dim, binding);
     if (value === size) continue;
-    const wanted = Number.isNaN(value) ? declared.declared[axis] : `${declared.declared[axis]} = ${value}`;
-    throw new Error(`input ${declared.name}: axis ${axis} must be ${wanted}, got ${size}`);
+    const known = typeof dim === "number" || Number.isNaN(value) ? "" : ` = ${value}`;
+    throw new Error(`input ${declared.name}: axis ${axis} must be ${declared.declared[axis]}${known}, got ${size}`);
   }
   return binding;
 }

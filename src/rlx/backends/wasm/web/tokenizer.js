@@ -182,7 +182,7 @@ const NORMALIZERS = {
   prepend: (text, before) => (text ? before + text : text),
   replace: (text, from, to) => text.replaceAll(from, to),
   bert: (text, cleans, spacesChinese, stripsAccents, lowers) => {
-    if (cleans) text = text.replace(/[\t\n\r]|\p{White_Space}/gu, " ").replace(/[\0\ufffd]|[\p{Cc}\p{Cf}\p{Cn}\p{Co}]/gu, "");
+    if (cleans) text = text.replace(/[\t\n\r]|\p{White_Space}/gu, " ").replace(/[\0\ufffd]|[\p{Cc}\p{Cf}\p{Co}]/gu, "");
     if (spacesChinese) text = text.replace(/[\u4e00-\u9fff\u3400-\u4dbf\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u{2b740}-\u{2b81f}\u{2b920}-\u{2ceaf}\uf900-\ufaff\u{2f800}-\u{2fa1f}]/gu, " $& ");
     if (stripsAccents) text = text.normalize("NFD").replace(/\p{Mn}/gu, "");
     return lowers ? text.toLowerCase() : text;
