@@ -1,7 +1,7 @@
 """Every backend that has a device here, and a device whose memory the host cannot read, against the reference.
 
-`make test` runs a seeded tenth of the samples of each op, at least one; `make test-long` runs all of them. Backends that
-need tools (`make tools`) run in `make test-targets`, and on all samples in `make test-targets-full`.
+`make test` runs a seeded tenth of the samples of each op, at least one; `make test-long` runs all of them. Backends
+that need tools (`make tools`) run in `make test-targets`, and on all samples in `make test-targets-full`.
 """
 
 from __future__ import annotations

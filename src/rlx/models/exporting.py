@@ -51,9 +51,7 @@ def model_program(path_or_name: str) -> ModelProgram:
     return ModelProgram(built.graph, weights, files, built.caches)
 
 
-def decoder_notes(
-    config: DecoderConfig, caches: tuple[str, ...], tokenizer: Tokenizer, name: str
-) -> dict[str, Any]:
+def decoder_notes(config: DecoderConfig, caches: tuple[str, ...], tokenizer: Tokenizer, name: str) -> dict[str, Any]:
     # Tables of longer caches are others; sequences stay in those that the first ones are right for.
     limit = changes_at(config.rope)
     context = config.context if limit is None else min(config.context, limit)
@@ -83,7 +81,9 @@ def chat_texts(tokenizer: Tokenizer) -> Mapping[str, str] | None:
     if tokenizer.chat_template is None:
         return None
     marks = [f"turn{number}mark" for number in range(5)]
-    turns = [{"role": "assistant" if i % 2 else "user", "content": mark} for i, mark in enumerate(marks)]
+    turns: list[dict[str, object]] = [
+        {"role": "assistant" if i % 2 else "user", "content": mark} for i, mark in enumerate(marks)
+    ]
     try:
         found = [tokenizer.render_chat(turns[:count]) for count in (1, 3, 5)]
     except RlxError:

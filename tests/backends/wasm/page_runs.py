@@ -34,12 +34,12 @@ def run_node(script: str, folder: Path, *arguments: str) -> dict | list:
 _RUN = """
 import { load } from "./page/rlx.js";
 import { readFileSync, writeFileSync } from "node:fs";
-const arrays = { f64: Float64Array, f32: Float32Array, i64: BigInt64Array, i32: Int32Array, i8: Int8Array, u8: Uint8Array,
-  bool: Uint8Array, f16: Uint16Array, bf16: Uint16Array, c64: Float32Array };
+const arrays = { f64: Float64Array, f32: Float32Array, i64: BigInt64Array, i32: Int32Array, i8: Int8Array,
+  u8: Uint8Array, bool: Uint8Array, f16: Uint16Array, bf16: Uint16Array, c64: Float32Array };
 const program = await load(), given = {};
 for (const { name, dtype, shape, file } of JSON.parse(readFileSync("inputs.json"))) {
-  const bytes = readFileSync(file);
-  given[name] = { data: new arrays[dtype](bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length)), shape };
+  const bytes = Uint8Array.from(readFileSync(file));
+  given[name] = { data: new arrays[dtype](bytes.buffer), shape };
 }
 const bytes = ({ data }) => Buffer.from(data.buffer, data.byteOffset, data.byteLength);
 const outputs = program.run(given), again = program.run(given);

@@ -30,7 +30,8 @@ import { readFileSync } from "node:fs";
 const { rules, texts } = JSON.parse(readFileSync("case.json")), tokenizer = new Tokenizer(rules);
 console.log(JSON.stringify(texts.map((text) => {
   const ids = tokenizer.encode(text), stream = tokenizer.decoder();
-  return { ids, plain: tokenizer.encode(text, false), text: ids.map((id) => stream.push(id)).join("") + stream.flush() };
+  const written = ids.map((id) => stream.push(id)).join("") + stream.flush();
+  return { ids, plain: tokenizer.encode(text, false), text: written };
 })));
 """
 
@@ -93,7 +94,9 @@ def test_patterns_in_the_words_of_javascript():
 
 def test_what_a_page_does_not_know_is_refused_by_name():
     unigram = Tokenizer(Backend(Unigram([("a", 0.0)], 0)), SpecialTokens())
-    with pytest.raises(FormatError, match="a page does not know the model 'Unigram' of this tokenizer, so its ids would"):
+    with pytest.raises(
+        FormatError, match="a page does not know the model 'Unigram' of this tokenizer, so its ids would"
+    ):
         page_tokenizer(unigram)
     backend = train_bytes(pre_tokenizers.Split(Regex("a"), "merged_with_next"))
     with pytest.raises(FormatError, match="the way to cut words 'Split'"):

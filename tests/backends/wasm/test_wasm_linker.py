@@ -104,7 +104,9 @@ def test_links_are_the_same_every_time():
 
 
 def test_code_that_calls_something_is_refused():
-    text = 'declare float @sinf(float)\ndefine float @f(float %x) {\n  %y = call float @sinf(float %x)\n  ret float %y\n}'
+    text = (
+        "declare float @sinf(float)\ndefine float @f(float %x) {\n  %y = call float @sinf(float %x)\n  ret float %y\n}"
+    )
     code = compile_text(f'target triple = "{WASM.triple}"\n{text}', WASM, "a test")
     with pytest.raises(InternalError, match="kernel f: the compiled code calls sinf, which a module does not have"):
         link([Export("k0", "f", code, "kernel f")])

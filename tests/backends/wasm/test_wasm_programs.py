@@ -18,7 +18,9 @@ def test_without_wasmtime_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     found = select("wasm").target.probe()
     assert isinstance(found, Absent) and "wasmtime" in found.reason and "rlx[web]" in found.remedy
-    with pytest.raises(NotInstalled, match=r"wasm: running WebAssembly in this process needs wasmtime; .*; pip install"):
+    with pytest.raises(
+        NotInstalled, match=r"wasm: running WebAssembly in this process needs wasmtime; .*; pip install"
+    ):
         rlx.Session("wasm")
 
 

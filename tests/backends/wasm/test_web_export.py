@@ -226,7 +226,8 @@ let same = true;
 for (let i = 0; i < 5; i++) same &&= program.run({ state })[0] === state;
 const data = Array.from(state.data), [copied] = program.run({ state: new Float32Array(2) });
 state.free();
-console.log(JSON.stringify({ same, data, copied: Array.from(copied.data), holes: [before, program.heap.holes.length] }));
+const holes = [before, program.heap.holes.length];
+console.log(JSON.stringify({ same, data, copied: Array.from(copied.data), holes }));
 """
     found = run_node(script, tmp_path)
     assert found == {"same": True, "data": [5, 5, 5], "copied": [1, 1], "holes": [1, 1]}

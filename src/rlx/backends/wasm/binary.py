@@ -1,5 +1,5 @@
-"""The binary form of WebAssembly: numbers of variable length, and a cursor over bytes. Both are all that the linker needs
-of it, besides the numbers of sections."""
+"""The binary form of WebAssembly: numbers of variable length, a cursor over bytes, and the numbers of sections, which is
+all that the linker needs of it."""
 
 from __future__ import annotations
 

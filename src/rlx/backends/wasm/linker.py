@@ -103,7 +103,7 @@ class _Linker:
     def _function(self, parts: WasmObject, symbol: Symbol, first: int) -> int:
         if not symbol.is_defined:
             raise InternalError(f"{parts.what}: the compiled code calls {symbol.name}, which a module does not have")
-        return first + symbol.index - len(parts.imported_functions)
+        return first + symbol.number - len(parts.imported_functions)
 
     def _relocate(
         self,
@@ -113,18 +113,18 @@ class _Linker:
         first: int,
         addresses: Sequence[int],
     ) -> None:
-        kind, at, index, addend = relocation
+        kind, at, number, addend = relocation
         body, offset = next((b, at - start) for start, b in places if start <= at < start + len(b))
         if kind == TYPE_INDEX:
-            body[offset : offset + _FIELD] = binary.number(self._type(parts.types[index]), _FIELD)
+            body[offset : offset + _FIELD] = binary.number(self._type(parts.types[number]), _FIELD)
             return
-        symbol = parts.symbols[index]
+        symbol = parts.symbols[number]
         if kind == FUNCTION_INDEX:
             body[offset : offset + _FIELD] = binary.number(self._function(parts, symbol, first), _FIELD)
         elif kind == GLOBAL_INDEX and symbol.name == _STACK_POINTER:
             body[offset : offset + _FIELD] = binary.number(0, _FIELD)
         elif kind in MEMORY_ADDRESSES and symbol.kind == SYMBOL_DATA and symbol.is_defined:
-            address = addresses[symbol.index] + symbol.offset + addend
+            address = addresses[symbol.number] + symbol.offset + addend
             form = MEMORY_ADDRESSES[kind]
             if form == "word":
                 body[offset : offset + 4] = address.to_bytes(4, "little")

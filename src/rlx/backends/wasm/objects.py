@@ -34,21 +34,21 @@ FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX = 0, 6, 7
 
 
 class Symbol(NamedTuple):
-    """`index` is that of a function, of a global or of a segment of data, in which the symbol begins at `offset`."""
+    """`number` is that of a function, of a global or of a segment of data, in which the symbol begins at `offset`."""
 
     kind: int
     name: str
-    index: int
+    number: int
     offset: int
     is_defined: bool
 
 
 class Relocation(NamedTuple):
-    """A field at `at` of a section that names a symbol, or a type, by `index`."""
+    """A field at `at` of a section that names a symbol, or a type, by `number`."""
 
     kind: int
     at: int
-    index: int
+    number: int
     addend: int
 
 

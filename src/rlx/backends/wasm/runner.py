@@ -160,7 +160,7 @@ def read(context: Context, located: Located) -> Array:
 
 
 class _HostCalls:
-    """Ops that run on the host in the middle of a program, on copies of the values that they read. Reports name them."""
+    """Ops that run on the host in the middle of a program, on copies of what they read. Reports name them."""
 
     def __init__(self, context: Context, memory: _Bump) -> None:
         self._context, self._plan, self._memory = context, context.plan, memory

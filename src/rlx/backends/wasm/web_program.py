@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rlx.backends.memory import Array
 from rlx.backends.program.grid import Grid
 from rlx.backends.program.program import HostStep, LoopStep, NativeStep, Operand, Place, Program
@@ -21,7 +23,7 @@ from rlx.backends.program.signature import Signature
 from rlx.backends.wasm.code import WasmCode, codes_of
 from rlx.backends.wasm.sandbox import aligned
 from rlx.errors import BackendError
-from rlx.ir.dims import Dim, DimAtom
+from rlx.ir.dims import DimAtom
 from rlx.ir.shape import Shape, Size
 from rlx.ops.control.branches import If, While
 from rlx.ops.control.scans import Scan
@@ -53,7 +55,12 @@ class WebProgram:
             "inputs": [self._named(name, shape) for name, shape in signature.inputs.items()],
             "outputs": [self._type(shape) for shape in signature.outputs],
             "constraints": [
-                [_expression(c.left), _expression(c.right), c.relation, f"{c.reason} needs {c.left} {c.relation} {c.right}"]
+                [
+                    _expression(c.left),
+                    _expression(c.right),
+                    c.relation,
+                    f"{c.reason} needs {c.left} {c.relation} {c.right}",
+                ]
                 for c in program.constraints
             ],
             "ids": [[c.op.mnemonic, c.key, [self._size(s) for s in c.sizes]] for c in signature.id_checks],
@@ -165,7 +172,7 @@ def parts_of(program: WebProgram, part_bytes: int) -> Iterator[bytearray]:
     """The memory of a program in parts of at most so many bytes; all but the last one have as many."""
     part, start = bytearray(min(part_bytes, program.weight_bytes)), 0
     for offset, array in program.pieces:
-        view, done = memoryview(array.reshape(-1).view("uint8")), 0
+        view, done = array.reshape(-1).view(np.uint8), 0
         while done < len(view):
             at = offset + done - start
             if at >= part_bytes:
@@ -174,7 +181,7 @@ def parts_of(program: WebProgram, part_bytes: int) -> Iterator[bytearray]:
                 part = bytearray(min(part_bytes, program.weight_bytes - start))
                 continue
             count = min(len(view) - done, part_bytes - at)
-            part[at : at + count] = view[done : done + count]
+            part[at : at + count] = view[done : done + count].tobytes()
             done += count
     if part:
         yield part
