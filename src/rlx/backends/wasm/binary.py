@@ -1,4 +1,4 @@
-"""The binary form of WebAssembly: numbers of variable length, a cursor over bytes, and the numbers of sections, which is
+"""The binary form of WebAssembly: numbers of variable length, a cursor over bytes, and the numbers of sections; that is
 all that the linker needs of it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels as code for WebAssembly: loop IR -> relocatable objects, of which the linker makes one module for a program."""
+"""Kernels as code for WebAssembly: loop IR -> relocatable objects; the linker makes one module of all of a program."""
 
 from __future__ import annotations
 
