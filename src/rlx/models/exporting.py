@@ -7,55 +7,95 @@ Notes of a decoder, for targets that bring their own loop around the program (`b
     chunk       tokens of a prompt at once    rope        of each table the angle per position, and a gain
     ends        tokens that end an answer     tokenizer   see `page_tokenizer`
     chat        texts around the turns of a conversation, or null
+
+Notes of an encoder have `kind` "encoder", `context`, `rope` and `tokenizer` as well; `pad` is the token of padding,
+`lowercase` says that texts are made lower case first, and `pools` that the program gives a vector for each text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph
-from rlx.models.config import DecoderConfig
+from rlx.models.config import DecoderConfig, EncoderConfig, RopeConfig
+from rlx.models.config_hf_encoders import is_encoder_directory
 from rlx.models.decoder import build_decoder
+from rlx.models.encoder import build_encoder
 from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK
-from rlx.models.model_files import DecoderFiles, open_decoder
+from rlx.models.model_files import open_decoder
 from rlx.models.page_tokenizer import page_tokenizer
 from rlx.models.pull import find_model
 from rlx.models.rope_tables import attention_gain, changes_at, frequencies
+from rlx.models.text_encoder import lowers_case, open_encoder
 from rlx.models.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ModelProgram(NamedTuple):
-    """A graph, its weights by name as they are stored, and where the model and its caches come from."""
+    """A graph, its weights by name as they are stored, and what makes the notes, which need the tokenizer."""
 
     graph: Graph
     weights: dict[str, Array]
-    files: DecoderFiles
-    caches: tuple[str, ...]
-
-    def notes(self) -> dict[str, Any]:
-        """How the program is run on text."""
-        return decoder_notes(self.files.config, self.caches, self.files.tokenizer(), self.files.path.stem)
+    notes: Callable[[], dict[str, Any]]
 
 
 def model_program(path_or_name: str) -> ModelProgram:
-    """The program of a decoder."""
-    files = open_decoder(find_model(path_or_name))
+    """The program of a decoder or of an encoder."""
+    path = find_model(path_or_name)
+    return _encoder_program(path) if is_encoder_directory(path) else _decoder_program(path)
+
+
+def _decoder_program(path: Path) -> ModelProgram:
+    files = open_decoder(path)
     built = build_decoder(files.config, files.weights)
     weights = {name: weight.read() for name, weight in built.weights.items()}
-    return ModelProgram(built.graph, weights, files, built.caches)
+    return ModelProgram(
+        built.graph,
+        weights,
+        lambda: decoder_notes(files.config, built.caches, files.tokenizer(), files.path.stem),
+    )
+
+
+def _encoder_program(path: Path) -> ModelProgram:
+    config, file = open_encoder(path)
+    built = build_encoder(config, file)
+    weights = {name: weight.read() for name, weight in built.weights.items()}
+    return ModelProgram(built.graph, weights, lambda: encoder_notes(config, path))
+
+
+def encoder_notes(config: EncoderConfig, path: Path) -> dict[str, Any]:
+    if config.relative_buckets:
+        raise RlxError(f"export: {path.name} has relative positions, which a page does not make; export its graph")
+    return {
+        "kind": "encoder",
+        "name": path.name,
+        "context": config.context,
+        "pad": config.pad_id,
+        "lowercase": lowers_case(path),
+        "pools": bool(config.pooling),
+        "rope": _rope_notes(config.rope, config.local_rope, config.context),
+        "tokenizer": page_tokenizer(Tokenizer.from_directory(path)),
+    }
+
+
+def _rope_notes(rope: RopeConfig | None, local: RopeConfig | None, length: int) -> dict[str, Any]:
+    return {
+        table: {"angles": frequencies(found, length).tolist(), "gain": attention_gain(found)}
+        for table, found in (("rope", rope), ("rope.local", local))
+        if found is not None
+    }
 
 
 def decoder_notes(config: DecoderConfig, caches: tuple[str, ...], tokenizer: Tokenizer, name: str) -> dict[str, Any]:
     # Tables of longer caches are others; sequences stay in those that the first ones are right for.
     limit = changes_at(config.rope)
     context = config.context if limit is None else min(config.context, limit)
-    ropes = {"rope": config.rope, "rope.local": config.local_rope}
     return {
         "kind": "decoder",
         "name": name,
@@ -64,11 +104,7 @@ def decoder_notes(config: DecoderConfig, caches: tuple[str, ...], tokenizer: Tok
         "capacity": FIRST_CAPACITY,
         "chunk": PREFILL_CHUNK,
         "caches": list(caches),
-        "rope": {
-            table: {"angles": frequencies(rope, context).tolist(), "gain": attention_gain(rope)}
-            for table, rope in ropes.items()
-            if rope is not None
-        },
+        "rope": _rope_notes(config.rope, config.local_rope, context),
         "ends": list(tokenizer.eos_ids),
         "chat": chat_texts(tokenizer),
         "tokenizer": page_tokenizer(tokenizer),

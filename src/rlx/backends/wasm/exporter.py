@@ -34,10 +34,14 @@ from rlx.errors import RlxError
 from rlx.ir.graph import Graph
 
 PART_MB = 32
-# Files of `web/` that every folder has, and those that a language model needs besides.
+# Files of `web/` that every folder has.
 RUNTIME = ("rlx.js", "rlx.d.ts")
-PROGRAM_PAGE = ("program.html",)
-MODEL_PAGE = ("index.html", "page.js", "worker.js", "language_model.js", "tokenizer.js")
+# By the kind of a model; the first one is the page, whatever it is called here.
+PAGES = {
+    "program": ("program.html",),
+    "decoder": ("chat.html", "page.js", "worker.js", "language_model.js", "tokenizer.js"),
+    "encoder": ("embed.html", "embedder.js", "tokenizer.js"),
+}
 
 
 class WebExporter(Exporter):
@@ -86,15 +90,16 @@ class WebExporter(Exporter):
             _write_json(folder / "program.json", document)
             (folder / "program.wasm").write_bytes(linked.module)
             (folder / "program.d.ts").write_text(declaration(signature), encoding="utf-8")
-            for name in (*RUNTIME, *(PROGRAM_PAGE if notes is None else MODEL_PAGE)):
-                target = "index.html" if name == PROGRAM_PAGE[0] else name
-                (folder / target).write_bytes(_resource(name))
+            page, *scripts = PAGES["program" if notes is None else notes["kind"]]
+            (folder / "index.html").write_bytes(_resource(page))
+            for name in (*RUNTIME, *scripts):
+                (folder / name).write_bytes(_resource(name))
             if notes is not None:
                 _write_json(folder / "model.json", notes)
             sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
         data = {name: size for name, size in sizes.items() if name.endswith(".bin") or name == "model.json"}
-        page = sum(sizes.values()) - sum(data.values())
-        figures = {"page": f"{page / 1e3:.0f} kB", "weights": f"{program.weight_bytes / 1e6:.1f} MB"}
+        besides = sum(sizes.values()) - sum(data.values())
+        figures = {"page": f"{besides / 1e3:.0f} kB", "weights": f"{program.weight_bytes / 1e6:.1f} MB"}
         if notes is not None:
             figures["tokenizer"] = f"{sizes['model.json'] / 1e3:.0f} kB"
         figures["kernels"] = str(len(program.codes))
