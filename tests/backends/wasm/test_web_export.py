@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from importlib import resources
 
 import numpy as np
 import pytest
 from page_runs import run_node, run_page
+from tokenizers import processors
 
 import rlx
 from compile.family_programs import FAMILIES, forward, training, values_for
+from models.tiny_models import BERT, bert_arrays
 from rlx.backends.wasm.exporter import WebExporter
 from rlx.backends.wasm.web_program import WebProgram, parts_of
 from rlx.cli import main
 from rlx.errors import BackendError, RlxError
+from rlx.formats.safetensors import write_safetensors
 from rlx.ir.binding import bind_graph
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
+from rlx.models.pull import locate
+from tokenizer_cases import train_wordpiece
 
 TINY = str(resources.files("rlx.models") / "data" / "tiny.gguf")
 
@@ -295,3 +301,91 @@ def test_node_writes_the_tokens_of_the_cpu(tiny_page):
         answer = model.complete([prompt], 32)[0]
         assert said["prompt"] == model.tokenizer.encode(prompt)
         assert (said["ids"], said["text"]) == (answer.token_ids, answer.text)
+
+
+# Encoders.
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory):
+    """A small BERT as a directory, with random weights."""
+    folder = tmp_path_factory.mktemp("bert")
+    backend = train_wordpiece(True)
+    pairs = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(single=["[CLS]", "$A", "[SEP]"], special_tokens=pairs)
+    backend.save(str(folder / "tokenizer.json"))
+    config = replace(BERT, vocab=backend.get_vocab_size())
+    fields = {
+        "model_type": "bert",
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.ffn,
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.context,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    write_safetensors(folder / "model.safetensors", bert_arrays(config))
+    return folder
+
+
+_EMBED = """
+import { Embedder } from "./page/embedder.js";
+const embedder = await Embedder.load(), texts = JSON.parse(process.argv[2]);
+const vectors = embedder.embed(texts).map((v) => Array.from(v));
+const one = Array.from(embedder.embed(texts[0])), ids = texts.map((text) => embedder.ids(text));
+console.log(JSON.stringify({ vectors, ids, one }));
+"""
+LINES = ["The quick brown fox", "naïve café — 東京!", "", "over " * 200]
+
+
+def assert_embeds(folder, model, tolerance):
+    """Vectors of node are those of the CPU; a text that is too long is cut in the same place."""
+    assert main(["export", "web", str(model), str(folder / "page")]) == 0
+    encoder = rlx.load_encoder(model)
+    said = run_node(_EMBED, folder, json.dumps(LINES))
+    assert said["ids"] == encoder.token_ids(LINES)
+    wanted = encoder.embed(LINES)
+    np.testing.assert_allclose(said["vectors"], wanted, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(said["one"], wanted[0], rtol=0, atol=tolerance)
+
+
+@pytest.mark.targets
+def test_encoders_give_the_vectors_of_the_cpu(encoder_folder, tmp_path):
+    assert_embeds(tmp_path, encoder_folder, 2e-6)
+
+
+# Models that have to be pulled first.
+
+
+def pulled(name):
+    try:
+        return locate(name)
+    except RlxError as error:
+        pytest.skip(f"{error}")
+
+
+@pytest.mark.real
+def test_smollm2_in_node_writes_what_it_writes_on_the_cpu(tmp_path):
+    model, prompts = pulled("smollm2"), ["The capital of France is", "Once upon a time there was"]
+    assert main(["export", "web", str(model), str(tmp_path / "page")]) == 0
+    lm = rlx.load(model)
+    for prompt, said in zip(prompts, run_node(_WRITE, tmp_path, json.dumps(prompts)), strict=True):
+        answer = lm.complete([prompt], 32)[0]
+        assert (said["ids"], said["text"]) == (answer.token_ids, answer.text)
+    notes = json.loads((tmp_path / "page" / "model.json").read_text())
+    script = """
+import { LanguageModel } from "./page/language_model.js";
+const model = await LanguageModel.load();
+console.log(JSON.stringify([model.chatIds(["Hello"]), model.chatIds(["Hello", "Hi!", "Why is the sky blue?"])]));
+"""
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}]
+    turns.append({"role": "user", "content": "Why is the sky blue?"})
+    assert notes["chat"] and run_node(script, tmp_path) == [lm.chat_ids(turns[:1]), lm.chat_ids(turns)]
+
+
+@pytest.mark.real
+def test_minilm_in_node_gives_the_vectors_of_the_cpu(tmp_path):
+    assert_embeds(tmp_path, pulled("minilm"), 2e-6)

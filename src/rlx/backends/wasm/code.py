@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from rlx.backends.native.code_cache import object_cache
 from rlx.backends.native.kernels import cache_key
-from rlx.backends.program.program import Loading, LoopStep, NativeStep, Program
+from rlx.backends.program.program import ConstantValue, Loading, LoopStep, NativeStep, Program
 from rlx.backends.wasm.linker import Export, Linked, link
 from rlx.errors import InternalError
 from rlx.kernels.ir.loop_ir import Kernel, packed_symbol
@@ -77,6 +77,15 @@ def steps_inside(program: Program) -> Iterator[NativeStep | LoopStep]:
         if isinstance(step, LoopStep):
             for body in step.bodies:
                 yield from steps_inside(body)
+
+
+def constants_inside(program: Program) -> Iterator[ConstantValue]:
+    """The constants of a program, with those of the bodies of loops."""
+    yield from program.constants
+    for step in program.steps:
+        if isinstance(step, LoopStep):
+            for body in step.bodies:
+                yield from constants_inside(body)
 
 
 def codes_of(*programs: Program) -> dict[int, WasmCode]:

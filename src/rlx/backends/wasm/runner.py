@@ -19,7 +19,7 @@ from rlx.backends.kernel_times import times
 from rlx.backends.memory import Array
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import ARENA, Leaf, Program
-from rlx.backends.wasm.code import codes_of, export_names, link_codes
+from rlx.backends.wasm.code import codes_of, constants_inside, export_names, link_codes
 from rlx.backends.wasm.context import COPY, Context
 from rlx.backends.wasm.sandbox import Sandbox, aligned, require_room
 from rlx.errors import BindingError, InternalError
@@ -46,7 +46,8 @@ class Runner:
         self._symbolic = [p for p in program.params if not p.shape.is_static]
         self._serial = -1  # of the params that are in memory
         self._params: list[int] = []
-        self._params_end = 0
+        self._constants: dict[int, int] = {}
+        self._placed_end = 0
         self._lock = fork_safe_lock()
 
     def run(self, inputs: Mapping[str, Array], params: CpuParams) -> list[Array]:
@@ -90,15 +91,14 @@ class Runner:
             self._sandbox = Sandbox(self._linked, f"@{program.name}")
         memory = _Bump(self._sandbox, self._sandbox.start)
         self._place_params(memory, params)
-        memory.end = self._params_end
-        constants = {number: memory.put(array) for number, array in plan.constants}
+        memory.end = self._placed_end
         slots_at = memory.take(plan.slots.nbytes)
         arena = memory.take(plan.arena_bytes)
         places = [memory.put(a) for a in arrays] + [memory.take(size) for size in stored]
         context = Context(plan, self._sandbox, self._names, slots_at)
         values = context.values
-        for number, address in constants.items():
-            values[number] = address
+        for number, array in plan.constants:
+            values[number] = self._constants[id(array)]
         values[ARENA] = arena
         values[ARENA + 1 : ARENA + 1 + len(places)] = places
         values[program.first_param : program.addresses] = self._params
@@ -110,12 +110,13 @@ class Runner:
         ]
 
     def _place_params(self, memory: _Bump, params: CpuParams) -> None:
-        """Copy params into memory, unless they are the ones that are there."""
+        """Copy params and constants into memory, unless they are the ones that are there."""
         if self._serial != params.serial:
             # First, so that a run that is interrupted here leaves no mixture.
             self._serial = -1
             self._params = [memory.put(a) for a in params.arrays]
-            self._params_end = memory.end
+            self._constants = {id(c.array): memory.put(c.array) for c in constants_inside(self.program)}
+            self._placed_end = memory.end
             self._serial = params.serial
 
     def _run_parts(self, plan: Plan, context: Context, host: _HostCalls) -> None:
