@@ -46,6 +46,8 @@ Every op on every backend that compiles programs, found by compiling the samples
   the CPU closed;
 - **refused**: an error that says why.
 
+A page of `rlx export web` is WebAssembly without a host: what is **host** in the column wasm is refused by name there.
+
 `reference` runs everything by its definition. `rlx devices` says what this machine has. All backends that have a device
 pass one suite, tests/conformance: each sample in each dtype, on plain and poisoned values (NaN, infinities, the largest
 and the smallest numbers, −0). [semantics.md](semantics.md#what-backends-may-do-otherwise) lists what they may do

@@ -1,24 +1,49 @@
 #!/usr/bin/env bash
-# Installs what `make test-targets` needs and this machine lacks; a second run finds everything and does nothing.
+# Installs what `make test-targets` needs and this machine lacks; a second run finds everything and does nothing. What
+# cannot be had is named, and the tests that need it are skipped: it is no reason to stop.
 # Usage: tools/install_tools.sh PYTHON, the interpreter whose environment gets the packages.
 set -euo pipefail
 python=${1:?usage: tools/install_tools.sh PYTHON}
+root=$(dirname "$0")/..
+
+# from_pypi WHAT MODULE REQUIREMENT: a Python package, unless it is there in a version that will do.
+from_pypi() {
+    if "$python" -c "import $2" 2>/dev/null && "$python" -m pip install --quiet --no-index "$3" 2>/dev/null; then
+        echo "$1: $3"
+    elif "$python" -m pip install --quiet --disable-pip-version-check "$3"; then
+        echo "$1: $3, installed now"
+    else
+        echo "$1: none; $3 cannot be installed from PyPI here"
+    fi
+}
+
+# from_debian WHAT PACKAGE COMMAND...: a package, unless one of the commands is there.
+from_debian() {
+    local what=$1 package=$2 found
+    shift 2
+    if found=$(command -v "$@" | head -n 1) && [ -n "$found" ]; then
+        echo "$what: $found"
+    elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null &&
+        { apt-get install -qq -y --no-install-recommends "$package" || { apt-get update -qq && apt-get install -qq -y \
+            --no-install-recommends "$package"; }; } >/dev/null 2>&1; then
+        echo "$what: the Debian package $package, installed now"
+    else
+        echo "$what: none; install the Debian package $package"
+    fi
+}
 
 # A C compiler for the emitted C: the machine's own, else the one that comes as a Python package.
 if command -v gcc >/dev/null || command -v clang >/dev/null; then
     echo "C compiler: $(command -v gcc || command -v clang)"
-elif "$python" -c "import ziglang" 2>/dev/null; then
-    echo "C compiler: ziglang"
 else
-    "$python" -m pip install --quiet --disable-pip-version-check ziglang
-    echo "C compiler: ziglang, installed now"
+    from_pypi "C compiler" ziglang ziglang
 fi
 
 # XLA for the device `xla`, in the version that its adapter knows.
-xla=$(sed -n 's/^xla = \["\(.*\)"\]$/\1/p' "$(dirname "$0")/../pyproject.toml")
-if "$python" -c "import importlib.metadata as m; assert 'jaxlib==' + m.version('jaxlib') == '$xla'" 2>/dev/null; then
-    echo "XLA: $xla"
-else
-    "$python" -m pip install --quiet --disable-pip-version-check "$xla"
-    echo "XLA: $xla, installed now"
-fi
+from_pypi XLA jaxlib "$(sed -n 's/^xla = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")"
+
+# WebAssembly in this process. Pages are run by node, and by a browser where there is one.
+from_pypi WebAssembly wasmtime "wasmtime>=20"
+from_debian JavaScript nodejs node
+from_pypi "browser driver" playwright playwright
+from_debian browser chromium chromium chromium-browser google-chrome

@@ -38,6 +38,7 @@ def test_names_are_not_shared():
         ("cortex_m", "cortex-m", ""),
         ("cortexm", "cortex-m", ""),
         ("ref", "reference", ""),
+        ("web", "wasm", ""),
     ],
 )
 def test_other_names(name, target, variant):
@@ -76,7 +77,7 @@ def test_reasons_of_absence_are_errors_of_their_own(why, error):
         require(Selection(absent))
 
 
-@pytest.mark.parametrize("name", [n for n in KNOWN if n not in ("cpu", "reference", "cuda", "xla")])
+@pytest.mark.parametrize("name", [n for n in KNOWN if n not in ("cpu", "reference", "cuda", "xla", "wasm")])
 def test_what_is_not_here_says_so_without_the_words_of_the_unknown(name):
     with pytest.raises(BackendError) as caught:
         rlx.Session(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,11 +22,18 @@ class Exported(NamedTuple):
     figures: Mapping[str, str]
 
 
+# What a program does not say of its model: how texts become its inputs, and its outputs texts. A JSON object; see
+# `rlx.models.exporting`.
+ModelNotes: TypeAlias = Mapping[str, Any]
+
+
 class Exporter(ABC):
     """Writes a program with its weights. Nothing is left behind when it fails: files appear whole or not at all."""
 
     # Option -> what it is for; `rlx export TARGET --help` shows them.
     options: ClassVar[Mapping[str, str]] = {}
+    # Whether `export_model` makes use of the notes of a model, which need its tokenizer.
+    wants_notes: ClassVar[bool] = False
 
     def checked(self, options: Mapping[str, str] | None) -> Mapping[str, str]:
         """The options, all of which are known."""
@@ -40,3 +47,14 @@ class Exporter(ABC):
     def export(
         self, graph: Graph, params: Mapping[str, Array], out: Path, options: Mapping[str, str] | None = None
     ) -> Exported: ...
+
+    def export_model(
+        self,
+        graph: Graph,
+        params: Mapping[str, Array],
+        notes: ModelNotes,
+        out: Path,
+        options: Mapping[str, str] | None = None,
+    ) -> Exported:
+        """The same for the program of a model. Targets that take numbers and give numbers have no use for `notes`."""
+        return self.export(graph, params, out, options)

@@ -23,7 +23,7 @@ from rlx.knobs import knobs, report_unknown_variables
 if TYPE_CHECKING:
     Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
-# Command -> what it does. The module has the same name.
+# Command -> what it does. The module has the same name, with _ for -.
 COMMANDS: dict[str, str] = {
     "chat": "talk to a language model",
     "generate": "continue a text",
@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "metadata and tensors of a model file, or the text of a graph",
     "export": "write a model or a program as files for a target",
     "compile": "compile a model into one file that starts at once",
+    "serve-web": "try a page that was exported for browsers",
     "cache": "what is kept on disk, and how to delete it",
     "quantize": "write a GGUF file with smaller tensors",
     "convert": "write a Hugging Face model as a GGUF file",
@@ -122,10 +123,11 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     wanted = next((word for word in given if not word.startswith("-")), None)
     for name, line in COMMANDS.items():
-        if not importlib.util.find_spec(f"rlx.cli.{name}"):
+        place = f"rlx.cli.{name.replace('-', '_')}"
+        if not importlib.util.find_spec(place):
             continue
         if name == wanted:
-            module = importlib.import_module(f"rlx.cli.{name}")
+            module = importlib.import_module(place)
             module.add_parser(commands).set_defaults(command=name, run=module.run)
         else:
             commands.add_parser(name, help=line)

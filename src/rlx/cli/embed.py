@@ -23,9 +23,8 @@ from rlx.cli import add_command
 from rlx.cli.arguments import path, positive, read_text, threads
 from rlx.cli.waiting import Waiting
 from rlx.errors import RlxError
-from rlx.models.config_hf_encoders import is_encoder
+from rlx.models.config_hf_encoders import is_encoder_directory
 from rlx.models.language_model import load
-from rlx.models.model_files import read_json
 from rlx.models.pull import find_model
 from rlx.models.pull_progress import ProgressBar
 from rlx.models.text_encoder import F32, load_encoder
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     texts = args.texts or read_text(None, args.file).splitlines()
     model = find_model(args.model)
     with Waiting(f"loading {args.model}"):
-        embed = _from_encoder(model, args) if _is_encoder(model) else _from_decoder(model, args)
+        embed = _from_encoder(model, args) if is_encoder_directory(model) else _from_decoder(model, args)
     with ProgressBar(unit="texts", scale=1) as bar:
         vectors = embed(texts, lambda done, total: bar("embed", done, total))
     if args.out is not None:
@@ -86,12 +85,6 @@ def run(args: argparse.Namespace) -> int:
         for row in vectors:
             print(" ".join(f"{x:.8g}" for x in row))
     return 0
-
-
-def _is_encoder(model: Path) -> bool:
-    """Whether a model is made for vectors; one that writes text gives some, too."""
-    config = model / "config.json"
-    return config.is_file() and is_encoder(read_json(config))
 
 
 def _from_encoder(model: Path, args: argparse.Namespace) -> Embed:

@@ -1,11 +1,13 @@
 """Write a model or a program as files for a target.
 
 MODEL is a GGUF file, a Hugging Face directory, the name of a pulled model, or the text of a graph (.rlx). For the
-target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` runs without compiling anything.
+target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` runs without compiling anything. For the
+target web it is a folder with a page that any file server can serve; `rlx serve-web OUT` tries it.
 
 examples:
   rlx export cpu smollm2 smollm2.rlxc
   rlx export cpu graph.rlx graph.rlxc --option weights=none
+  rlx export web smollm2 page
 """
 
 from __future__ import annotations
@@ -14,18 +16,14 @@ import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
 from rlx.errors import ExportOnly, RlxError
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from rlx.backends.export import Exported, Exporter
     from rlx.cli import Subparsers
-    from rlx.ir.graph import Graph
-
-    Weights = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -61,8 +59,7 @@ def export(target: str, args: argparse.Namespace) -> int:
         options[name] = value
     exporter.checked(options)
     with Waiting(f"exporting {args.model}"):
-        graph, weights = _program(args.model)
-        done = exporter.export(graph, weights, args.out, options)
+        done = _exported(exporter, args.model, args.out, options)
     if args.json:
         print(json.dumps({"files": [str(f) for f in done.files], **done.figures}))
         return 0
@@ -71,7 +68,7 @@ def export(target: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def _program(model: str) -> tuple[Graph, Weights]:
+def _exported(exporter: Exporter, model: str, out: Path, options: Mapping[str, str]) -> Exported:
     import rlx
 
     if model.endswith((".rlx", ".txt")):
@@ -79,7 +76,9 @@ def _program(model: str) -> tuple[Graph, Weights]:
         if graph.params:
             names = ", ".join(str(n.name) for n in graph.params[:3])
             raise RlxError(f"{model}: a text has no values for its params ({names}); make them constants or inputs")
-        return graph, {}
+        return exporter.export(graph, {}, out, options)
     from rlx.models.exporting import model_program
 
-    return model_program(model)
+    found = model_program(model)
+    notes = found.notes() if exporter.wants_notes else {}
+    return exporter.export_model(found.graph, found.weights, notes, out, options)

@@ -90,7 +90,8 @@ WASM = Machine(
     name="wasm32",
     triple="wasm32-unknown-unknown",
     cpu="generic",
-    features="+simd128",
+    # All browsers have these since 2023; without the others LLVM calls functions for copies and conversions.
+    features="+simd128,+bulk-memory,+nontrapping-fptoint,+sign-ext,+mutable-globals",
     has_f16_conversion=False,
 )
 CORTEX_M4 = Machine(

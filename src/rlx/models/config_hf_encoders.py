@@ -43,6 +43,12 @@ def is_encoder(fields: Mapping[str, Any]) -> bool:
     return _family(fields) in ENCODERS
 
 
+def is_encoder_directory(path: Path) -> bool:
+    """Whether a model is made for vectors."""
+    config = path / "config.json"
+    return config.is_file() and is_encoder(read_json(config))
+
+
 def _family(fields: Mapping[str, Any]) -> str:
     return str(fields.get("model_type")).replace("nomic-bert", "nomic_bert")
 

@@ -55,29 +55,37 @@ def load_encoder(
     as fast, and vectors that differ a little.
     With `mmap=False` the weights are read into memory instead of being mapped; see `rlx.load`.
     """
-    from rlx.formats.safetensors import open_safetensors
     from rlx.models.tokenizer import Tokenizer
 
     if activations not in ACTIVATIONS:
         raise OpError(f"load_encoder: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     path = find_model(path_or_name)
-    if not path.is_dir():
-        raise FormatError(f"{path}: an encoder is a Hugging Face directory with config.json and model.safetensors")
-    config = encoder_config_from_directory(path)
-    source = identity(path.glob("*.safetensors*")) if mmap else ""
-    file = hf_weights(
-        open_safetensors(path, mmap).tensors,
-        weight_names.HF_ENCODERS[config.family],
-        path.name,
-        layers=config.layers,
-        prefix=weight_names.HF_ENCODER_PREFIX[config.family],
-    )
+    source = identity(path.glob("*.safetensors*")) if mmap and path.is_dir() else ""
+    config, file = open_encoder(path, mmap)
     # Eight bits on both sides have a form of their own, with a scale for each column: floats are left for it.
     if weights not in (None, "f32") and (weights, activations) != ("int8", "int8"):
         file.quantize("q8_0" if weights == "int8" else weights, config.layers)
         # These are no longer the weights of the file.
         source = ""
     return TextEncoder(config, file, lambda: Tokenizer.from_directory(path), path, device, threads, activations, source)
+
+
+def open_encoder(path: Path, mmap: bool = True) -> tuple[EncoderConfig, WeightFile]:
+    """The config and the weights of a Hugging Face directory."""
+    from rlx.formats.safetensors import open_safetensors
+
+    if not path.is_dir():
+        raise FormatError(f"{path}: an encoder is a Hugging Face directory with config.json and model.safetensors")
+    config = encoder_config_from_directory(path)
+    names, prefix = weight_names.HF_ENCODERS[config.family], weight_names.HF_ENCODER_PREFIX[config.family]
+    tensors = open_safetensors(path, mmap).tensors
+    return config, hf_weights(tensors, names, path.name, layers=config.layers, prefix=prefix)
+
+
+def lowers_case(path: Path) -> bool:
+    """Whether texts are made lower case before anything else."""
+    file = path / "sentence_bert_config.json"
+    return bool(read_json(file).get("do_lower_case")) if file.is_file() else False
 
 
 def batches(lengths: Sequence[int], most: int) -> list[list[int]]:
@@ -137,8 +145,7 @@ class TextEncoder:
 
     @cached_property
     def _lowers_case(self) -> bool:
-        file = self.path / "sentence_bert_config.json"
-        return bool(read_json(file).get("do_lower_case")) if file.is_file() else False
+        return lowers_case(self.path)
 
     @property
     def report(self) -> CompileReport:

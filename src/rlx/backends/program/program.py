@@ -200,10 +200,11 @@ class Programs(NamedTuple):
 def build_programs(compiled: CompileResult, loading: Loading | None = None) -> Programs:
     """Compile or find the kernels of all programs, by default for this machine."""
     loading = loading or host_loading()
-    return Programs(build_program(compiled.lir, loading=loading), tuple(_preparations(compiled, loading)))
+    return Programs(build_program(compiled.lir, loading=loading), tuple(preparations(compiled, loading)))
 
 
-def _preparations(compiled: CompileResult, loading: Loading) -> Iterator[Preparation]:
+def preparations(compiled: CompileResult, loading: Loading) -> Iterator[Preparation]:
+    """What makes the params of the program, for a machine that need not be the one that the program is for."""
     from rlx.compile.weights.pieces import prepare_pieces
     from rlx.kernels.reuse import KernelMaker
 

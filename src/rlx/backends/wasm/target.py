@@ -1,9 +1,13 @@
-"""WebAssembly: programs for browsers."""
+"""WebAssembly: programs for browsers, and in this process where wasmtime is installed."""
 
 from __future__ import annotations
 
+import importlib.util
+
+from rlx.backends.api import Backend
+from rlx.backends.export import Exporter
 from rlx.compile.generators import Generator
-from rlx.compile.target import Absence, Absent, Target
+from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
 
 
@@ -19,16 +23,48 @@ def _generator(machine: Machine) -> Generator:
     return generator(machine)
 
 
+def _backend(chosen: Selection) -> Backend:
+    from rlx.backends.wasm.backend import WasmBackend
+
+    return WasmBackend()
+
+
+def _exporter() -> Exporter:
+    from rlx.backends.wasm.exporter import WebExporter
+
+    return WebExporter()
+
+
+def _probe() -> Found | Absent:
+    if importlib.util.find_spec("wasmtime") is None:
+        reason = "running WebAssembly in this process needs wasmtime; exporting pages needs nothing"
+        return Absent(Absence.NotInstalled, reason, "pip install 'rlx[web]'")
+    return Found((DeviceInfo(0, "wasm32", "simd128 through wasmtime, one thread"),))
+
+
 TARGET = Target(
     name="wasm",
     about="WebAssembly, for browsers",
-    aliases=("webassembly",),
-    probe=lambda: Absent(
-        Absence.NotInstalled,
-        "programs do not run as WebAssembly yet: their code can be made and looked at",
-        "compile for the device cpu meanwhile",
-    ),
+    aliases=("webassembly", "web"),
+    probe=_probe,
     machine=_machine,
     generator=_generator,
+    backend=_backend,
+    exporter=_exporter,
+    claims=frozenset(
+        {
+            "MatMul",
+            "DotGeneral",
+            "ElementwiseRegion",
+            "FusedMatMulBiasAct",
+            "FusedResidualLN",
+            "FusedResidualRmsNorm",
+            "FusedSwiGLU",
+            "FusedAttentionBlock",
+            "If",
+            "While",
+        }
+    ),
+    region_limits=None,
     extra="web",
 )

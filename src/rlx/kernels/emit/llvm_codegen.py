@@ -75,8 +75,10 @@ def _llvm_machine(machine: Machine) -> Any:
     from llvmlite import binding
 
     _initialize(is_native=machine.triple == host().triple)
-    # Position-independent and small: a kernel reaches its constants by relative addresses, wherever it is placed.
-    options = {} if machine.is_gpu else {"reloc": "pic", "codemodel": "small"}
+    # Position-independent and small: a kernel reaches its constants by relative addresses, wherever it is placed. In
+    # WebAssembly memory begins at 0, so that addresses are numbers which the linker knows.
+    reloc = "static" if machine.triple.startswith("wasm") else "pic"
+    options = {} if machine.is_gpu else {"reloc": reloc, "codemodel": "small"}
     return binding.Target.from_triple(machine.triple).create_target_machine(
         cpu=machine.cpu, features=machine.features, opt=3, **options
     )

@@ -1,0 +1,165 @@
+"""Programs as folders for browsers: what `rlx export web MODEL DIR` writes. Any file server can serve one.
+
+    program.wasm    the kernels, linked            rlx.js, rlx.d.ts      the runtime, and its types
+    program.json    steps, sizes, types            program.d.ts          what this program takes and gives
+    weights.*.bin   weights as kernels read them   index.html            a page to try it
+
+A language model has `model.json` as well: its tokenizer, and how it is run token by token. Everything is compiled here;
+neither LLVM nor any other tool is needed where the page runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlx.backends.api import CompileOptions
+from rlx.backends.cpu.preparer import Preparer
+from rlx.backends.export import Array, Exported, Exporter, ModelNotes
+from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.backends.program.params import CpuParams
+from rlx.backends.program.program import build_program, host_loading, preparations
+from rlx.backends.program.signature import Signature
+from rlx.backends.wasm.code import link_codes, wasm_loading
+from rlx.backends.wasm.sandbox import aligned, require_room
+from rlx.backends.wasm.web_program import FORMAT, WebProgram, check_types, declaration, parts_of
+from rlx.errors import RlxError
+from rlx.ir.graph import Graph
+
+PART_MB = 32
+# Files of `web/` that every folder has.
+RUNTIME = ("rlx.js", "rlx.d.ts")
+# By the kind of a model; the first one is the page, whatever it is called here.
+PAGES = {
+    "program": ("program.html",),
+    "decoder": ("chat.html", "page.js", "worker.js", "language_model.js", "tokenizer.js"),
+    "encoder": ("embed.html", "embedder.js", "tokenizer.js"),
+}
+
+
+class WebExporter(Exporter):
+    """A folder with a program and a page for it."""
+
+    options: ClassVar[Mapping[str, str]] = {"part": f"megabytes of one file of weights ({PART_MB} by default)"}
+    wants_notes: ClassVar[bool] = True
+
+    def export(
+        self, graph: Graph, params: Mapping[str, Array], out: Path, options: Mapping[str, str] | None = None
+    ) -> Exported:
+        return self._export(graph, params, None, out, options)
+
+    def export_model(
+        self,
+        graph: Graph,
+        params: Mapping[str, Array],
+        notes: ModelNotes,
+        out: Path,
+        options: Mapping[str, str] | None = None,
+    ) -> Exported:
+        return self._export(graph, params, notes, out, options)
+
+    def _export(
+        self,
+        graph: Graph,
+        params: Mapping[str, Array],
+        notes: ModelNotes | None,
+        out: Path,
+        options: Mapping[str, str] | None,
+    ) -> Exported:
+        part_bytes = _part_bytes(self.checked(options))
+        signature = Signature.of(graph)
+        check_types(signature.inputs)
+        program = _compiled(graph, signature, params)
+        linked = link_codes(program.codes)
+        start = aligned(linked.data_end)
+        require_room(f"@{graph.name}", {"weights": program.weight_bytes, "code": start})
+        with _whole_folder(out) as folder:
+            parts = []
+            for number, part in enumerate(parts_of(program, part_bytes)):
+                name = f"weights.{number:03}.bin"
+                (folder / name).write_bytes(part)
+                parts.append({"file": name, "size": len(part), "crc32": zlib.crc32(part)})
+            document = {**program.document, "dataEnd": linked.data_end, "parts": parts}
+            _write_json(folder / "program.json", document)
+            (folder / "program.wasm").write_bytes(linked.module)
+            (folder / "program.d.ts").write_text(declaration(signature), encoding="utf-8")
+            page, *scripts = PAGES["program" if notes is None else notes["kind"]]
+            (folder / "index.html").write_bytes(_resource(page))
+            for name in (*RUNTIME, *scripts):
+                (folder / name).write_bytes(_resource(name))
+            if notes is not None:
+                _write_json(folder / "model.json", notes)
+            sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+        data = {name: size for name, size in sizes.items() if name.endswith(".bin") or name == "model.json"}
+        besides = sum(sizes.values()) - sum(data.values())
+        figures = {"page": f"{besides / 1e3:.0f} kB", "weights": f"{program.weight_bytes / 1e6:.1f} MB"}
+        if notes is not None:
+            figures["tokenizer"] = f"{sizes['model.json'] / 1e3:.0f} kB"
+        figures["kernels"] = str(len(program.codes))
+        names = ["index.html", *(name for name in sizes if name != "index.html")]
+        return Exported(tuple(out / name for name in names), figures)
+
+
+def _part_bytes(options: Mapping[str, str]) -> int:
+    given = options.get("part", str(PART_MB))
+    if not (given.isascii() and given.isdigit() and 0 < int(given) <= 1024):
+        raise RlxError(f"export: part is a number of megabytes from 1 to 1024, got {given!r}")
+    return int(given) << 20
+
+
+def _compiled(graph: Graph, signature: Signature, params: Mapping[str, Array]) -> WebProgram:
+    """The program, and its weights as its kernels read them. What is made of weights once is made here, by the kernels
+    of this machine: the same arrays come out."""
+    compiled = compile_with_options(graph, "wasm", CompileOptions())
+    main = build_program(compiled.lir, loading=wasm_loading())
+    made: dict[str, Array] = {}
+    for preparation in preparations(compiled, host_loading()):
+        results = Preparer(preparation.program).run({}, CpuParams(preparation.program, params))
+        made.update(zip(preparation.results, results, strict=True))
+    return WebProgram(main, signature, CpuParams(main, params, made).arrays)
+
+
+def _resource(name: str) -> bytes:
+    return resources.files("rlx.backends.wasm").joinpath("web", name).read_bytes()
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _whole_folder(out: Path) -> Iterator[Path]:
+    """A folder that appears as `out` when the block ends well; however else it ends, nothing is left. An earlier export
+    is replaced, anything else that is there stays."""
+    if out.exists() and not (out.is_dir() and (_is_export(out) or not any(out.iterdir()))):
+        raise RlxError(f"export: {out} exists and is no folder that was exported before; choose another name")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_name(f".{out.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    beside.mkdir()
+    try:
+        yield beside
+        if out.exists():
+            old = beside.with_name(f"{beside.name}.old")
+            out.rename(old)
+            beside.rename(out)
+            shutil.rmtree(old)
+        else:
+            beside.rename(out)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _is_export(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / "program.json").read_text(encoding="utf-8"))["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

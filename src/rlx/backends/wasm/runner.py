@@ -1,0 +1,189 @@
+"""`Runner`: runs one program as WebAssembly, one run at a time.
+
+The linear memory has, from its bottom: what belongs to the module, params, constants, and then whatever a run needs.
+Inputs are copied in and outputs out. What does not fit is refused before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rlx.backends.cpu.host_bodies import run_compiled
+from rlx.backends.cpu.plan import HostCall, Located, Plan
+from rlx.backends.kernel_times import times
+from rlx.backends.memory import Array
+from rlx.backends.program.params import CpuParams
+from rlx.backends.program.program import ARENA, Leaf, Program
+from rlx.backends.wasm.code import codes_of, constants_inside, export_names, link_codes
+from rlx.backends.wasm.context import COPY, Context
+from rlx.backends.wasm.sandbox import Sandbox, aligned, require_room
+from rlx.errors import BindingError, InternalError
+from rlx.ir.binding import infer_binding
+from rlx.ir.graph import NodeId
+from rlx.locks import fork_safe_lock
+from rlx.ops.control.bodies import bodies_run_by
+
+# Combinations of shapes whose plans are kept.
+KEPT_PLANS = 64
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Runner:
+    """A program with its module and the memory of that."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        codes = codes_of(program)
+        self._names, self._linked = export_names(codes), link_codes(codes)
+        self._sandbox: Sandbox | None = None
+        self._plans = lru_cache(KEPT_PLANS)(self._plan)
+        self._symbolic = [p for p in program.params if not p.shape.is_static]
+        self._serial = -1  # of the params that are in memory
+        self._params: list[int] = []
+        self._constants: dict[int, int] = {}
+        self._placed_end = 0
+        self._lock = fork_safe_lock()
+
+    def run(self, inputs: Mapping[str, Array], params: CpuParams) -> list[Array]:
+        arrays = [self._input(leaf, inputs) for leaf in self.program.inputs]
+        plan = self._plans(tuple(a.shape for a in arrays), params.symbolic_shapes)
+        with self._lock:
+            return self._execute(plan, arrays, params)
+
+    def _input(self, leaf: Leaf, inputs: Mapping[str, Array]) -> Array:
+        given = inputs.get(leaf.name)
+        if isinstance(given, np.ndarray) and given.dtype == leaf.dtype:
+            return given
+        if given is None:
+            raise BindingError(f"@{self.program.name}: no value for input {leaf.name!r} ({leaf.shape})")
+        got = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
+        raise BindingError(f"@{self.program.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
+
+    def _plan(self, inputs: Shapes, params: Shapes) -> Plan:
+        leaves = zip([*self.program.inputs, *self._symbolic], (*inputs, *params), strict=True)
+        binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
+        for constraint in self.program.constraints:
+            if constraint.symbols <= binding.keys():
+                constraint.check(binding)
+        return Plan(self.program, binding, lambda: COPY)
+
+    def _execute(self, plan: Plan, arrays: list[Array], params: CpuParams) -> list[Array]:
+        program = self.program
+        stored = [_bytes(dims, dtype) for dims, dtype in plan.stored]
+        require_room(
+            f"@{program.name}",
+            {
+                "weights": sum(aligned(a.nbytes) for a in params.arrays),
+                "constants": sum(aligned(a.nbytes) for _, a in plan.constants),
+                "inputs": sum(aligned(a.nbytes) for a in arrays),
+                "outputs": sum(map(aligned, stored)),
+                "values between kernels": aligned(plan.arena_bytes),
+                "code and arguments": aligned(self._linked.data_end) + aligned(plan.slots.nbytes),
+            },
+        )
+        if self._sandbox is None:
+            self._sandbox = Sandbox(self._linked, f"@{program.name}")
+        memory = _Bump(self._sandbox, self._sandbox.start)
+        self._place_params(memory, params)
+        memory.end = self._placed_end
+        slots_at = memory.take(plan.slots.nbytes)
+        arena = memory.take(plan.arena_bytes)
+        places = [memory.put(a) for a in arrays] + [memory.take(size) for size in stored]
+        context = Context(plan, self._sandbox, self._names, slots_at)
+        values = context.values
+        for number, array in plan.constants:
+            values[number] = self._constants[id(array)]
+        values[ARENA] = arena
+        values[ARENA + 1 : ARENA + 1 + len(places)] = places
+        values[program.first_param : program.addresses] = self._params
+        self._run_parts(plan, context, _HostCalls(context, memory))
+        shapes = [(a.shape, a.dtype) for a in arrays] + plan.stored
+        return [
+            self._sandbox.read(places[i], *shapes[i]) if i >= 0 else read(context, plan.arrays[node])
+            for i, node in zip(program.returned, program.outputs)
+        ]
+
+    def _place_params(self, memory: _Bump, params: CpuParams) -> None:
+        """Copy params and constants into memory, unless they are the ones that are there."""
+        if self._serial != params.serial:
+            # First, so that a run that is interrupted here leaves no mixture.
+            self._serial = -1
+            self._params = [memory.put(a) for a in params.arrays]
+            self._constants = {id(c.array): memory.put(c.array) for c in constants_inside(self.program)}
+            self._placed_end = memory.end
+            self._serial = params.serial
+
+    def _run_parts(self, plan: Plan, context: Context, host: _HostCalls) -> None:
+        noted = times.get()
+        for part in plan.parts:
+            if isinstance(part, HostCall):
+                host.call(part)
+            elif noted is None:
+                context.run(part)
+            else:
+                noted += context.run_timed(part)
+
+
+class _Bump:
+    """Memory handed out from below."""
+
+    def __init__(self, sandbox: Sandbox, start: int) -> None:
+        self._sandbox, self.end = sandbox, start
+
+    def take(self, size: int) -> int:
+        address = self.end
+        self.end += aligned(size)
+        self._sandbox.reserve(self.end)
+        return address
+
+    def put(self, array: Array) -> int:
+        address = self.take(array.nbytes)
+        self._sandbox.write(address, array)
+        return address
+
+
+def _bytes(dims: Sequence[int], dtype: np.dtype[Any]) -> int:
+    size = dtype.itemsize
+    for dim in dims:
+        size *= dim
+    return size
+
+
+def read(context: Context, located: Located) -> Array:
+    address = int(context.values[located.value]) + located.offset
+    return context.sandbox.read(address, located.dims, located.dtype)
+
+
+class _HostCalls:
+    """Ops that run on the host in the middle of a program, on copies of what they read. Reports name them."""
+
+    def __init__(self, context: Context, memory: _Bump) -> None:
+        self._context, self._plan, self._memory = context, context.plan, memory
+        # Of ops with several results or none; the results are numbered when they have been taken apart.
+        self._several: dict[NodeId, tuple[Array, ...]] = {}
+
+    def _arrays(self, node: NodeId) -> tuple[Array, ...]:
+        return self._several[node] if node in self._several else (read(self._context, self._plan.arrays[node]),)
+
+    def call(self, call: HostCall) -> None:
+        operands = [a for node in call.operands for a in self._arrays(node)]
+        with bodies_run_by(run_compiled) if call.op.bodies else nullcontext():
+            result: Any = call.op.eval(*operands)
+        if call.node not in self._plan.arrays:
+            self._several[call.node] = tuple(np.asarray(r) for r in result)
+            return
+        located = self._plan.arrays[call.node]
+        array = np.asarray(result[0] if isinstance(result, tuple) else result)
+        if array.shape != located.dims or array.dtype != located.dtype:
+            wanted = f"{located.dtype}{list(located.dims)}"
+            raise InternalError(f"{call.op.mnemonic} returned {array.dtype}{list(array.shape)} instead of {wanted}")
+        if located.value == ARENA:
+            self._context.sandbox.write(int(self._context.values[ARENA]) + located.offset, array)
+        else:
+            self._context.values[located.value] = self._memory.put(array)

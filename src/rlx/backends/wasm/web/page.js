@@ -1,0 +1,83 @@
+// The page: shows what the worker says.
+
+const at = (id) => document.getElementById(id);
+const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+let turns = [], answer = null, chats = false, isBusy = false;
+
+function bubble(kind, text) {
+  const box = document.createElement("div");
+  box.className = kind;
+  box.textContent = text;
+  at("talk").append(box);
+  box.scrollIntoView({ block: "end" });
+  return box;
+}
+
+function busy(value) {
+  isBusy = value;
+  at("send").hidden = value;
+  at("stop").hidden = !value;
+  at("text").disabled = value;
+  if (!value) at("text").focus();
+}
+
+function ask(text) {
+  if (!text.trim() || isBusy) return;
+  if (!chats) turns = [];
+  turns.push(chats ? text.trim() : text);
+  bubble("user", text);
+  answer = bubble("model", "");
+  at("text").value = "";
+  busy(true);
+  const maxTokens = Math.max(1, Number(at("tokens").value) || 128);
+  worker.postMessage({ ask: { turns, maxTokens, temperature: Number(at("temperature").value) || 0 } });
+}
+
+const HANDLERS = {
+  progress: (part) => (at("bar").value = part),
+  ready: ({ name, context, chats: hasTemplate, seconds }) => {
+    chats = hasTemplate;
+    at("title").textContent = document.title = name;
+    at("about").textContent = `ready in ${seconds.toFixed(1)} s · ${context} tokens of context · ${chats ? "chat" : "continues your text"}`;
+    at("text").placeholder = chats ? "Ask something" : "Begin a text";
+    at("loading").hidden = true;
+    busy(false);
+  },
+  piece: (piece, { count, rate }) => {
+    answer.append(piece);
+    at("rate").textContent = rate ? `${count} tokens · ${rate.toFixed(1)} tokens/s` : `${count} tokens`;
+    answer.scrollIntoView({ block: "end" });
+  },
+  done: () => {
+    turns.push(answer.textContent);
+    busy(false);
+  },
+  error: (message) => {
+    at("loading").hidden = true;
+    bubble("error", message);
+    // An answer that failed is no turn.
+    if (turns.length % 2) turns.pop();
+    if (chats || at("about").textContent) busy(false);
+  },
+};
+
+worker.onmessage = ({ data }) => {
+  for (const [kind, value] of Object.entries(data)) HANDLERS[kind]?.(value, data);
+};
+worker.onerror = (event) => HANDLERS.error(event.message || "the worker could not be started");
+at("form").onsubmit = (event) => {
+  event.preventDefault();
+  ask(at("text").value);
+};
+at("text").onkeydown = (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  ask(at("text").value);
+};
+at("stop").onclick = () => worker.postMessage({ stop: true });
+at("clear").onclick = () => {
+  if (isBusy) return;
+  turns = [];
+  at("talk").replaceChildren();
+};
+worker.postMessage({ load: true });

@@ -1,0 +1,44 @@
+// Types of rlx.js. `program.d.ts` beside it has what the program of a folder takes and gives.
+
+export type TypedArray =
+  | Float64Array | Float32Array | BigInt64Array | BigUint64Array | Int32Array | Uint32Array | Int16Array | Uint16Array
+  | Int8Array | Uint8Array;
+
+/** Elements in row-major order. f16 and bf16 are bits in a Uint16Array, bool is bytes, complex numbers are pairs. */
+export interface Tensor<A extends TypedArray = TypedArray> {
+  readonly data: A;
+  readonly shape: readonly number[];
+  readonly dtype?: string;
+}
+
+/** A tensor in the memory of its program. */
+export declare class Resident implements Tensor {
+  readonly dtype: string;
+  readonly shape: readonly number[];
+  /** A view that is lost when memory grows. */
+  readonly data: TypedArray;
+  free(): void;
+}
+
+export type Read = (name: string, onBytes?: (count: number) => void) => Promise<Uint8Array>;
+
+export interface LoadOptions {
+  /** How files of the folder are read; by default by HTTP, or from disk in node. */
+  read?: Read;
+  onProgress?: (done: number, total: number) => void;
+}
+
+export declare class Program<Inputs = Record<string, TypedArray | Tensor>, Outputs = Tensor[]> {
+  readonly inputs: readonly { name: string; dtype: string; shape: readonly string[] }[];
+  /** Zeros that stay in memory; as an input they are not copied, and an output stored over them is the same object. */
+  zeros(dtype: string, shape: readonly number[]): Resident;
+  run(inputs: Inputs): Outputs;
+}
+
+export declare function load<Inputs = Record<string, TypedArray | Tensor>, Outputs = Tensor[]>(
+  base?: string | URL, options?: LoadOptions,
+): Promise<Program<Inputs, Outputs>>;
+export declare function byteLength(dtype: string, shape: readonly number[]): number;
+export declare function crc32(bytes: Uint8Array): number;
+export declare function reader(base: string | URL): Read;
+export declare function readJson(read: Read, name: string): Promise<unknown>;

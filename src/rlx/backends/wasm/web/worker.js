@@ -1,0 +1,41 @@
+// The model beside the page, so that the page stays awake. Messages in: {load}, {ask: turns | text, ...}, {stop}.
+// Messages out: {progress}, {ready}, {piece}, {done}, {error}.
+
+import { LanguageModel } from "./language_model.js";
+
+let model = null, stopper = new AbortController();
+
+async function open() {
+  const start = performance.now();
+  model = await LanguageModel.load(new URL(".", import.meta.url), {
+    onProgress: (done, total) => postMessage({ progress: done / total }),
+  });
+  const { name, context } = model.notes;
+  postMessage({ ready: { name, context, chats: model.chats, seconds: (performance.now() - start) / 1000 } });
+}
+
+async function answer({ turns, maxTokens, temperature }) {
+  stopper = new AbortController();
+  const ids = model.chats ? model.chatIds(turns) : model.tokenizer.encode(turns.join(""));
+  const decoder = model.tokenizer.decoder(), start = performance.now();
+  let count = 0, first = start;
+  for await (const id of model.generateIds(ids, { maxTokens, temperature, signal: stopper.signal })) {
+    if (++count === 1) first = performance.now();
+    postMessage({ piece: decoder.push(id), count, rate: rate(count, first) });
+  }
+  postMessage({ piece: decoder.flush(), count, rate: rate(count, first) });
+  postMessage({ done: { count, firstSeconds: (first - start) / 1000, isStopped: stopper.signal.aborted } });
+}
+
+/** Tokens a second, after the first one, which waits for the prompt. */
+const rate = (count, first) => (count > 1 ? (count - 1) / ((performance.now() - first) / 1000) : null);
+
+onmessage = async ({ data }) => {
+  try {
+    if (data.load) await open();
+    else if (data.stop) stopper.abort();
+    else if (data.ask) await answer(data.ask);
+  } catch (error) {
+    postMessage({ error: error.message ?? String(error) });
+  }
+};

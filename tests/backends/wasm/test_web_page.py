@@ -1,0 +1,207 @@
+"""The page of the shipped model in a real browser, driven as a user would."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from importlib import resources
+
+import pytest
+
+import rlx
+from rlx.cli import main
+from rlx.cli.serve_web import page_server
+
+pytestmark = pytest.mark.targets
+
+TINY = str(resources.files("rlx.models") / "data" / "tiny.gguf")
+READY = "#text:not([disabled])"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make tools)")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no browser: chromium is not on the path (make tools)")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("web") / "page"
+    assert main(["export", "web", TINY, str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    with serving(folder) as url:
+        yield url
+
+
+class serving:
+    """A server of a folder, for the time of a block."""
+
+    def __init__(self, folder):
+        self.server = page_server(folder)
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+        return f"http://127.0.0.1:{self.server.server_port}/"
+
+    def __exit__(self, *error):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport={"width": 900, "height": 700})
+    opened = context.new_page()
+    opened.faults = []
+    opened.on("pageerror", lambda error: opened.faults.append(str(error)))
+    opened.on("console", lambda message: message.type == "error" and opened.faults.append(message.text))
+    yield opened
+    context.close()
+
+
+def ask(page, text, tokens=32):
+    page.fill("#tokens", str(tokens))
+    page.fill("#text", text)
+    page.press("#text", "Enter")
+
+
+def answered(page):
+    page.wait_for_selector(READY, timeout=60_000)
+    return page.inner_text("#talk .model:last-child")
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return rlx.load(TINY).complete(["Once upon a time"], 32)[0].text
+
+
+def test_a_text_is_continued_as_on_the_cpu(page, address, expected):
+    page.goto(address)
+    page.wait_for_selector(READY, timeout=60_000)
+    assert page.inner_text("#title") == "tiny" and "256 tokens of context" in page.inner_text("#about")
+    assert not page.is_visible("#loading") and not page.is_visible("#stop")
+    ask(page, "Once upon a time")
+    assert answered(page).strip() == expected.strip()
+    assert "32 tokens" in page.inner_text("#rate") and "tokens/s" in page.inner_text("#rate")
+    assert page.evaluate("crossOriginIsolated") and page.faults == []
+
+
+def test_stopping_keeps_what_was_written_and_allows_another_question(page, address):
+    page.goto(address)
+    page.wait_for_selector(READY, timeout=60_000)
+    ask(page, "Once upon a time", 240)
+    page.wait_for_function("document.querySelector('#talk .model').textContent.length > 10", timeout=60_000)
+    page.click("#stop")
+    written = answered(page)
+    count = int(page.inner_text("#rate").split()[0])
+    assert 0 < count < 240 and written
+    ask(page, "O Romeo,", 4)
+    answered(page)
+    assert page.locator("#talk .user").count() == page.locator("#talk .model").count() == 2
+    page.click("#clear")
+    assert page.locator("#talk > *").count() == 0
+
+
+def test_what_is_loaded_works_without_a_network_and_a_reload_starts_anew(page, address, expected):
+    page.goto(address)
+    page.wait_for_selector(READY, timeout=60_000)
+    page.context.set_offline(True)
+    ask(page, "Once upon a time")
+    assert answered(page).strip() == expected.strip()
+    page.context.set_offline(False)
+    page.reload()
+    page.wait_for_selector(READY, timeout=60_000)
+    assert page.locator("#talk > *").count() == 0
+
+
+def test_two_tabs_do_not_disturb_each_other(page, address, expected):
+    other = page.context.new_page()
+    for tab in (page, other):
+        tab.goto(address)
+    for tab in (page, other):
+        tab.wait_for_selector(READY, timeout=60_000)
+        ask(tab, "Once upon a time")
+    assert [answered(tab).strip() for tab in (page, other)] == [expected.strip()] * 2
+
+
+def test_a_prompt_that_does_not_fit_is_said_and_is_no_turn(page, address, expected):
+    page.goto(address)
+    page.wait_for_selector(READY, timeout=60_000)
+    ask(page, "word " * 400)
+    page.wait_for_selector("#talk .error")
+    assert "and the context of this model 256" in page.inner_text("#talk .error")
+    ask(page, "Once upon a time")
+    assert answered(page).strip() == expected.strip()
+
+
+def test_a_damaged_part_is_named(page, folder, tmp_path):
+    damaged = tmp_path / "page"
+    shutil.copytree(folder, damaged)
+    part = damaged / "weights.000.bin"
+    content = bytearray(part.read_bytes())
+    content[1000] ^= 255
+    part.write_bytes(content)
+    with serving(damaged) as url:
+        page.goto(url)
+        page.wait_for_selector("#talk .error", timeout=60_000)
+    assert "weights.000.bin is damaged" in page.inner_text("#talk .error")
+    assert page.is_disabled("#text")
+
+
+def test_a_missing_part_is_named(page, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "page")
+    (tmp_path / "page" / "weights.000.bin").unlink()
+    with serving(tmp_path / "page") as url:
+        page.goto(url)
+        page.wait_for_selector("#talk .error", timeout=60_000)
+    assert "weights.000.bin: the server answers 404" in page.inner_text("#talk .error")
+
+
+def test_a_phone_shows_all_of_it(page, address):
+    page.set_viewport_size({"width": 320, "height": 560})
+    page.goto(address)
+    page.wait_for_selector(READY, timeout=60_000)
+    ask(page, "x" * 200, 8)
+    answered(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    for button in ("#send", "#clear", "#text"):
+        box = page.locator(button).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 320 and box["y"] + box["height"] <= 560, button
+
+
+def test_text_is_shown_as_text(page, address):
+    page.goto(address)
+    page.wait_for_selector(READY, timeout=60_000)
+    ask(page, "<img src=x onerror=document.title='broken'>", 2)
+    answered(page)
+    assert page.locator("#talk img").count() == 0 and page.title() == "tiny"
+
+
+def test_any_program_has_a_page(page, tmp_path):
+    graph = rlx.Graph("doubled")
+    graph.set_outputs([rlx.ops.mul(graph.input("x", ("N",), "f32"), 2.0)])
+    from rlx.backends.wasm.exporter import WebExporter
+
+    WebExporter().export(graph, {}, tmp_path / "page")
+    with serving(tmp_path / "page") as url:
+        page.goto(url)
+        page.wait_for_selector("#run:not([disabled])", timeout=60_000)
+        page.fill("#inputs", '{"x": [1, 2, 3.5]}')
+        page.click("#run")
+        assert page.inner_text("#result") == "f32[3]\n2 4 7"
+        page.fill("#inputs", "{}")
+        page.click("#run")
+        assert "no value for input x is f32[N]" in page.inner_text("#result")
+    assert page.faults == []
