@@ -11,13 +11,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.form import HopperForm, hopper_form
-from rlx.backends.cuda.hopper.product import THREADS
+from rlx.backends.cuda.hopper.attention_form import AttentionForm, attention_refusal
+from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
+from rlx.backends.cuda.hopper.launching import TensorForm
 from rlx.backends.cuda.modules import Function, Module, assemble
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
 from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
+from rlx.kernels.gpu.attention import AttentionOrigin
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import ProductOrigin
 from rlx.kernels.ir.loop_ir import Kernel
@@ -41,8 +43,9 @@ class GpuCode:
         anywhere: Callable[[], GpuCode] | None = None,
     ) -> None:
         self.name, self.key, self.ptx, self.threads = name, key, ptx, threads
-        # Another way to do the same on the tensor cores, where its arguments allow it.
-        self.tensor: HopperForm | None = None
+        # Other ways to do the same on the tensor cores, in the order in which they are asked; and why there is none.
+        self.forms: tuple[TensorForm, ...] = ()
+        self.refusal = ""
         self.aligned, self._make_anywhere = aligned, anywhere
         self.address = next(_numbers)
         self._functions: WeakKeyDictionary[Gpu, Function] = WeakKeyDictionary()
@@ -106,7 +109,7 @@ class PtxLoader:
         aligned, made = needed_alignments(kernel), cache(lambda: self.load(without_alignment(kernel)))
         anywhere = (lambda: made().code) if aligned else None
         code = GpuCode(kernel.name, key, kept_ptx(key, compiled), kernel.thread_count, aligned, anywhere)
-        code.tensor = tensor_form(kernel, self.machine)
+        code.forms, code.refusal = tensor_forms(kernel, self.machine)
         return code
 
 
@@ -121,17 +124,22 @@ def kept_ptx(key: str, make: Callable[[], str]) -> str:
     return kept.decode()
 
 
-def tensor_code(what: str, make: Callable[[], str]) -> GpuCode:
-    """Code for tensor cores, by all that decides it."""
+def tensor_code(entry: str, what: str, make: Callable[[], str]) -> GpuCode:
+    """Code for tensor cores, by all that decides it. Its launches say themselves how many threads they have."""
     key = hashlib.sha256(what.encode()).hexdigest()
-    return GpuCode("product", key, kept_ptx(key, make), THREADS)
+    return GpuCode(entry, key, kept_ptx(key, make), 0)
 
 
-def tensor_form(kernel: Kernel, machine: Machine) -> HopperForm | None:
-    """The tensor-core form of a kernel that was made of a product."""
-    if not isinstance(kernel.origin, ProductOrigin):
-        return None
-    return hopper_form(*kernel.origin, [p.name for p in kernel.params], machine, tensor_code)
+def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ...], str]:
+    """The tensor-core forms of a kernel that was made of a product or of attention, or why there is none."""
+    params = [p.name for p in kernel.params]
+    if isinstance(kernel.origin, ProductOrigin):
+        refusal = product_refusal(*kernel.origin, machine)
+        return ((), refusal) if refusal else ((HopperForm(kernel.origin.product, params, machine, tensor_code),), "")
+    if isinstance(kernel.origin, AttentionOrigin):
+        refusal = attention_refusal(kernel.origin)
+        return ((), refusal) if refusal else ((AttentionForm(kernel.origin, params, machine, tensor_code),), "")
+    return (), ""
 
 
 def gpu_loading(arch: str) -> Loading:

@@ -200,9 +200,9 @@ class Context:
             source, to, size = (int(x) for x in self._slots[call.arguments : call.arguments + 3])
             self._driver.cuMemcpyDtoDAsync_v2(to, source, size, stream)
             return
-        if call.code.tensor is not None:
-            words = self._slots[call.arguments : call.arguments + call.code.tensor.argument_count].tolist()
-            if call.code.tensor.launch(words, self.stream):
+        if call.code.forms:
+            words = self._slots[call.arguments : call.arguments + call.code.forms[0].argument_count].tolist()
+            if any(form.launch(words, self.stream) for form in call.code.forms):
                 return
         arguments = self._pointers_at + 8 * call.arguments
         handle, threads = call.function.handle, call.code.threads

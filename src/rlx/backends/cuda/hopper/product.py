@@ -148,7 +148,7 @@ class _Product:
                     barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
                     barrier_expect(w, self.full(stage), shape.stage_bytes)
                     a = self.memory + stage * shape.stage_bytes
-                    copy_box(w, a, self.map_a, step * DEPTH, row, self.full(stage))
+                    copy_box(w, a, self.map_a, (step * DEPTH, row), self.full(stage))
                     for number, map_b in enumerate(self.maps_b):
                         b = a + (ROWS * DEPTH * 2 + number * shape.part_bytes)
                         self.copy_b(b, map_b, column, step * DEPTH, self.full(stage))
@@ -156,11 +156,11 @@ class _Product:
 
     def copy_b(self, to: Val, map_b: Val, column: Val, depth: Val, barrier: Val) -> None:
         if self.shape.along_k:
-            copy_box(self.w, to, map_b, depth, column, barrier)
+            copy_box(self.w, to, map_b, (depth, column), barrier)
             return
         # A swizzled row is 128 bytes: slabs of 64 columns.
         for slab in range(self.shape.columns // 64):
-            copy_box(self.w, to + slab * SLAB_BYTES, map_b, column + slab * 64, depth, barrier)
+            copy_box(self.w, to + slab * SLAB_BYTES, map_b, (column + slab * 64, depth), barrier)
 
     def consume(self) -> None:
         w, shape = self.w, self.shape
