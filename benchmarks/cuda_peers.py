@@ -212,6 +212,8 @@ def epilogues() -> Iterator[Work]:
 def attention() -> Iterator[Work]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    from rlx import ops
+
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     for d in (64, 128):
         for seq, batch in ((2048, 8), (4096, 4), (8192, 2), (16384, 1)):
@@ -225,6 +227,9 @@ def attention() -> Iterator[Work]:
 
                 flops = 4 * batch * heads * seq * seq * d / (2 if causal else 1)
                 columns = {name: lambda i, b=b, run=run: run(b) for name, b in backends.items()}
+                kind = "causal" if causal else "none"
+                mine = own(lambda q, k, v, kind=kind: ops.attention(q, k, v, mask_kind=kind, layout="bhsd"), q, k, v)
+                columns |= {"rlx": mine} if mine else {}
                 name = f"attention {batch}x{heads}x{seq} d{d} {'causal' if causal else 'full'} bf16"
                 yield Work(name, 0, flops, columns, 10)
 
