@@ -209,6 +209,10 @@ def epilogues() -> Iterator[Work]:
             yield Work(f"product+{name} {m}x{n}x{k} bf16", 0, 2 * m * n * k, columns, 10)
 
 
+# Sequences and batches: as much work in each.
+ATTENTION_SIZES = ((2048, 8), (4096, 4), (8192, 2), (16384, 1))
+
+
 def attention() -> Iterator[Work]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -216,7 +220,7 @@ def attention() -> Iterator[Work]:
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     for d in (64, 128):
-        for seq, batch in ((2048, 8), (4096, 4), (8192, 2), (16384, 1)):
+        for seq, batch in ATTENTION_SIZES:
             for causal in (False, True):
                 heads = 16
                 q, k, v = (randn(batch, heads, seq, d) for _ in range(3))

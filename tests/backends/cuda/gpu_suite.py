@@ -238,15 +238,18 @@ def run_attention(name: str) -> float:
     value_width = p.value_width or p.width
 
     def draw(heads: int, rows: int, width: int) -> Any:
-        x = rng.standard_normal((p.batch, heads, rows, width)).astype("f4").astype(numpy)
-        return x
+        return rng.standard_normal((p.batch, heads, rows, width)).astype("f4").astype(numpy)
 
     def laid(x: Any) -> Any:
         if p.layout != "bhsd":
             x = np.ascontiguousarray(x.transpose(0, 2, 1, 3))
         return x.reshape(*x.shape[:2], -1) if p.layout == "bsm" else x
 
-    q, k, v = draw(p.heads, p.queries, p.width), draw(p.kv_heads, p.keys, p.width), draw(p.kv_heads, p.keys, value_width)
+    q, k, v = (
+        draw(p.heads, p.queries, p.width),
+        draw(p.kv_heads, p.keys, p.width),
+        draw(p.kv_heads, p.keys, value_width),
+    )
     given, extras = {}, {}
     if p.lengths:
         given["lengths"] = np.array(p.lengths, "i4")
@@ -328,7 +331,13 @@ def items(only: list[str]) -> Iterator[list[str]]:
 
 def work() -> None:
     """A worker: items as lines of JSON in, results out. It ends after a fatal error of the GPU."""
-    runs = {"family": run_family, "op": run_op, "driver": run_driver, "product": run_product, "attention": run_attention}
+    runs = {
+        "family": run_family,
+        "op": run_op,
+        "driver": run_driver,
+        "product": run_product,
+        "attention": run_attention,
+    }
     sys.stdout = sys.stderr
     for line in sys.stdin:
         kind, *arguments = json.loads(line)

@@ -6,12 +6,13 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.attention_form import AttentionForm, attention_refusal
+from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
 from rlx.backends.cuda.hopper.launching import TensorForm
 from rlx.backends.cuda.modules import Function, Module, assemble
@@ -29,20 +30,20 @@ _numbers = itertools.count(1)
 
 
 class GpuCode:
-    """The PTX of a kernel. `address` is a number that no other code of this process has; `threads` is what a block of
-    its launches must have; `aligned` are arguments, by number, that must be multiples of a number of bytes. Where they
-    are not, `anywhere` gives the code to launch."""
+    """The PTX of a kernel, made when it is first needed. `address` is a number that no other code of this process has;
+    `threads` is what a block of its launches must have; `aligned` are arguments, by number, that must be multiples of a
+    number of bytes. Where they are not, `anywhere` gives the code to launch."""
 
     def __init__(
         self,
         name: str,
         key: str,
-        ptx: str,
+        make_ptx: Callable[[], str],
         threads: int,
         aligned: tuple[tuple[int, int], ...] = (),
         anywhere: Callable[[], GpuCode] | None = None,
     ) -> None:
-        self.name, self.key, self.ptx, self.threads = name, key, ptx, threads
+        self.name, self.key, self._make_ptx, self.threads = name, key, make_ptx, threads
         # Other ways to do the same on the tensor cores, in the order in which they are asked; and why there is none.
         self.forms: tuple[TensorForm, ...] = ()
         self.refusal = ""
@@ -50,6 +51,10 @@ class GpuCode:
         self.address = next(_numbers)
         self._functions: WeakKeyDictionary[Gpu, Function] = WeakKeyDictionary()
         self._lock = threading.Lock()
+
+    @cached_property
+    def ptx(self) -> str:
+        return self._make_ptx()
 
     def function(self, gpu: Gpu) -> Function:
         """The code in the memory of a GPU, assembled or found on disk the first time."""
@@ -108,7 +113,7 @@ class PtxLoader:
 
         aligned, made = needed_alignments(kernel), cache(lambda: self.load(without_alignment(kernel)))
         anywhere = (lambda: made().code) if aligned else None
-        code = GpuCode(kernel.name, key, kept_ptx(key, compiled), kernel.thread_count, aligned, anywhere)
+        code = GpuCode(kernel.name, key, lambda: kept_ptx(key, compiled), kernel.thread_count, aligned, anywhere)
         code.forms, code.refusal = tensor_forms(kernel, self.machine)
         return code
 
@@ -127,15 +132,18 @@ def kept_ptx(key: str, make: Callable[[], str]) -> str:
 def tensor_code(entry: str, what: str, make: Callable[[], str]) -> GpuCode:
     """Code for tensor cores, by all that decides it. Its launches say themselves how many threads they have."""
     key = hashlib.sha256(what.encode()).hexdigest()
-    return GpuCode(entry, key, kept_ptx(key, make), 0)
+    return GpuCode(entry, key, lambda: kept_ptx(key, make), 0)
 
 
 def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ...], str]:
     """The tensor-core forms of a kernel that was made of a product or of attention, or why there is none."""
     params = [p.name for p in kernel.params]
     if isinstance(kernel.origin, ProductOrigin):
-        refusal = product_refusal(*kernel.origin, machine)
-        return ((), refusal) if refusal else ((HopperForm(kernel.origin.product, params, machine, tensor_code),), "")
+        product, acc = kernel.origin
+        refusal, few_refusal = (f(product, acc, machine) for f in (product_refusal, few_rows_refusal))
+        few = () if few_refusal else (FewRowsForm(product, params, machine, tensor_code),)
+        many = () if refusal else (HopperForm(product, params, machine, tensor_code),)
+        return (*few, *many), "" if few or many else refusal
     if isinstance(kernel.origin, AttentionOrigin):
         refusal = attention_refusal(kernel.origin)
         return ((), refusal) if refusal else ((AttentionForm(kernel.origin, params, machine, tensor_code),), "")

@@ -52,7 +52,7 @@ class _Call(NamedTuple):
     """A launch that is ready but for the values of its arguments."""
 
     code: GpuCode | None  # None: a copy
-    function: Function | None
+    function: Function | None  # None: a copy, or to be found when it is needed
     blocks: int
     arguments: int  # the number of the first one
     label: tuple[str, str]
@@ -108,7 +108,8 @@ class Context:
                 control = command[Command.ARGS]
                 continue
             code = None if entry == COPY else self._codes[entry]
-            function = None if code is None else code.function(self.stream.gpu)
+            # Code that has other ways is loaded when none of them can be taken.
+            function = None if code is None or code.forms else code.function(self.stream.gpu)
             calls.append(_Call(code, function, command[Command.ITERATIONS], command[Command.ARGS], label))
         aligned = [(c.arguments + n, size - 1) for c in calls if c.code is not None for n, size in c.code.aligned]
         slots, masks = np.ascontiguousarray(np.array(aligned, np.int64).reshape(-1, 2).T)
@@ -196,7 +197,7 @@ class Context:
 
     def _launch(self, call: _Call) -> None:
         stream = self.stream.handle
-        if call.code is None or call.function is None:
+        if call.code is None:
             source, to, size = (int(x) for x in self._slots[call.arguments : call.arguments + 3])
             self._driver.cuMemcpyDtoDAsync_v2(to, source, size, stream)
             return
@@ -205,7 +206,8 @@ class Context:
             if any(form.launch(words, self.stream) for form in call.code.forms):
                 return
         arguments = self._pointers_at + 8 * call.arguments
-        handle, threads = call.function.handle, call.code.threads
+        function = call.function or call.code.function(self.stream.gpu)
+        handle, threads = function.handle, call.code.threads
         self._driver.cuLaunchKernel(handle, call.blocks, 1, 1, threads, 1, 1, 0, stream, arguments, None)
 
     def _decide(self, table: Table, control: list[int], counters: list[int]) -> int:

@@ -9,20 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
-from rlx.backends.cuda.hopper.product import ROWS, THREADS, FinishCall, OperandRead, ProductShape, product_text
+from rlx.backends.cuda.hopper.product import ROWS, THREADS, ProductShape, product_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.matmul import Matrix, MatrixOperand, Product
+from rlx.kernels.cpu.matmul.matmul import Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
-from rlx.kernels.emit.llvm_emit import emit_llvm
-from rlx.kernels.emit.llvm_text import ELEMENT, llvm_type
-from rlx.kernels.gpu.matmul import store_elements
-from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.extents import Extent, Extents
-from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value
-from rlx.kernels.legalize import legalize
+from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine
 
 # One row is a matter of the memory's speed alone.
@@ -74,7 +69,7 @@ class HopperForm(TensorForm):
         super().__init__(params, machine, load)
         self.product, self._element = product, ELEMENTS[product.a.dtype]
         self._along_k = all(b.row_stride == 1 for b in product.bs)
-        self._finish = _finish_kernel(product)
+        self._finish = finish_kernel(product)
         self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
         buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
         self._aligned = [(self.places[p.name], p.align) for p in buffers]
@@ -129,69 +124,6 @@ class HopperForm(TensorForm):
         return MapSpec.matrix(address, *size, pitch if size[0] > 1 else -(-size[1] // 8) * 8, box, self._element)
 
 
-def _finish_kernel(product: Product) -> Kernel:
-    """The epilogue of two neighbouring elements: of those parameters of the product that it needs, then row, column,
-    two sums of each product, and two elements of each operand of the epilogue, which are read long before."""
-    k = KernelBuilder("finish")
-    epilogue = product.epilogue
-    cs = [MatrixOperand(k, c, write=True, noalias=False, align=_pair_bytes(c)) for c in product.cs]
-    operands = epilogue.operands if epilogue else ()
-    extra = [MatrixOperand(k, e, noalias=False, align=_pair_bytes(e)) for e in operands]
-    extents = Extents(k)
-    m, n = extents(product.m), extents(product.n)
-    for operand in (*cs, *extra):
-        operand.declare_strides(extents)
-    row, column = k.index("at_row"), k.index("at_column")
-    sums = [[k.scalar(f"sum{b}_{i}", DType.F32) for i in range(2)] for b in range(len(product.bs))]
-    read = [[k.scalar(f"read{e}_{i}", o.dtype) for i in range(2)] for e, o in enumerate(operands)]
-    zero = k.as_index(0)
-
-    def pair(values: Sequence[Value]) -> Value:
-        return k.shuffle(k.splat(values[0], 2), (0, 2), k.splat(values[1], 2))
-
-    with k.when(row < m):
-        if isinstance(product.n, int) and product.n % 2 == 0:
-            with k.when(column < n):
-                given = [pair(values) for values in read]
-                store_elements(
-                    k, epilogue, cs, extra, (zero, row, column), 2, list(map(pair, sums)), _pair_bytes, given
-                )
-        else:
-            for i in range(2):
-                with k.when(column + i < n):
-                    one, given = [s[i] for s in sums], [values[i] for values in read]
-                    store_elements(k, epilogue, cs, extra, (zero, row, column + i), 1, one, given=given)
-    return k.build()
-
-
-def _pair_bytes(matrix: Matrix) -> int:
-    """What the addresses of pairs of elements at even columns are multiples of; 0 where nothing is known."""
-    is_even = all(isinstance(s, int) and s % 2 == 0 for s in (matrix.row_stride, matrix.offset))
-    return 2 * matrix.dtype.size_bytes if is_even and matrix.col_stride == 1 else 0
-
-
-def _size(extent: Extent) -> int | str:
-    return extent if isinstance(extent, int) else f"%{extent}"
-
-
-def _read_of(matrix: Matrix, n: Extent) -> OperandRead:
-    in_pairs = isinstance(n, int) and n % 2 == 0 and _pair_bytes(matrix) > 0
-    row, column, offset = (_size(s) for s in (matrix.row_stride, matrix.col_stride, matrix.offset))
-    element, size = ELEMENT[matrix.dtype], matrix.dtype.size_bytes
-    return OperandRead(f"%{matrix.name}", element, size, row, column, offset, in_pairs)
-
-
 def _ptx(shape: ProductShape, machine: Machine, finish: Kernel, product: Product) -> str:
-    text = emit_llvm(legalize(finish, machine), machine)
-    head, body = text.split("define ptx_kernel void @finish(", 1)
-    signature, rest = body.split("{\n", 1)
-    parameters = signature[: signature.rindex(")")]
-    declared = head.split("\n", 1)[1]
-    function = f"{declared}define internal void @finish({parameters}) alwaysinline {{\n{rest}"
-    passed = [p for p in finish.params if isinstance(p, Buffer) or not p.name.startswith(("at_", "sum", "read"))]
-    types = tuple((p.name, "ptr addrspace(1)" if isinstance(p, Buffer) else llvm_type(p.type)) for p in passed)
-    operands = product.epilogue.operands if product.epilogue else ()
-    reads = tuple(_read_of(operand, product.n) for operand in operands)
-    sizes = (_size(product.m), _size(product.n))
-    module = product_text("product", shape, FinishCall(function, types, reads, sizes), machine.triple)
+    module = product_text("product", shape, finish_of(product, finish, machine), machine.triple)
     return compile_optimized_assembly(module, machine, "a product on tensor cores")

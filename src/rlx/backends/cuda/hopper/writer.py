@@ -84,10 +84,11 @@ class Var:
 
 
 class Writer:
-    """Appends to the body of one kernel. `params` are texts of its parameters."""
+    """Appends to the body of one kernel. `params` are texts of its parameters; `blocks` is how many blocks a
+    multiprocessor shall have room for, which limits the registers of a thread."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self.name, self.threads = name, threads
+    def __init__(self, name: str, threads: int, blocks: int = 1, cluster: int = 1) -> None:
+        self.name, self.threads, self.blocks, self.cluster = name, threads, blocks, cluster
         self.params: list[str] = []
         self._slots: list[str] = []
         self._lines: list[str] = []
@@ -182,16 +183,23 @@ class Writer:
         index.set(here + step)
         self.line(f"br label %{head}\n{end}:")
 
-    def asm(self, text: str, tied: Sequence[Val] = (), results: Sequence[str] = (), **inputs: Val | int) -> list[Val]:
+    def asm(
+        self,
+        text: str,
+        tied: Sequence[Val] = (),
+        results: Sequence[str] = (),
+        early: bool = False,
+        **inputs: Val | int,
+    ) -> list[Val]:
         """Inline PTX. `<name>` stands for an input; tied values are read and written: $0.. are their new values, and
-        behind them come results of these types.
+        behind them come results of these types, `early` if they are written before all inputs have been read.
 
         `convergent` forbids LLVM to copy it or move it across branches, `~{memory}` keeps its place among others."""
         given = {name: self.value(x) for name, x in inputs.items()}
         for number, name in enumerate(given):
             text = text.replace(f"<{name}>", f"${2 * len(tied) + len(results) + number}")
         types = [*(t.type for t in tied), *results]
-        outputs = [f"={_LETTERS[t]}" for t in types]
+        outputs = [f"={'&' if early else ''}{_LETTERS[t]}" for t in types]
         constraints = [*outputs, *map(str, range(len(tied))), *(_LETTERS[v.type] for v in given.values()), "~{memory}"]
         arguments = ", ".join(f"{v.type} {v.name}" for v in (*tied, *given.values()))
         returned = "void" if not types else types[0] if len(types) == 1 else f"{{{', '.join(types)}}}"
@@ -209,6 +217,7 @@ class Writer:
         known = {line for line in beside.splitlines() if line.startswith("declare ")}
         declared = "\n".join(sorted(self._declared - known))
         body = "\n".join([*self._slots, *self._lines])
+        cluster = f' "nvvm.cluster_dim"="{self.cluster}"' if self.cluster > 1 else ""
         return f"""target triple = "{triple}"
 @smem = external addrspace(3) global [0 x i8], align 1024
 {declared}
@@ -217,6 +226,6 @@ define ptx_kernel void @{self.name}({", ".join(self.params)}) #0 {{
 {body}
 ret void
 }}
-attributes #0 = {{ "nvvm.maxntid"="{self.threads}" "nvvm.minctasm"="1" }}
+attributes #0 = {{ "nvvm.maxntid"="{self.threads}" "nvvm.minctasm"="{self.blocks}"{cluster} }}
 attributes #1 = {{ convergent nounwind }}
 """
