@@ -23,9 +23,15 @@ SUITE, PEERS = ROOT / "tests/backends/cuda/gpu_suite.py", ROOT / "benchmarks/cud
 CHECKS = {
     "attention": ["--only", "attention"],
     "few_rows": ["--only", "products", "--match", "turned"],
+    "decode": ["--only", "attention", "--match", "bhsd 16"],
     "driver": ["--only", "driver"],
 }
-TIMES = {"attention": ["attention"], "few_rows": ["few_rows"], "small": ["small"]}
+TIMES = {
+    "attention": ["attention"],
+    "decode": ["decode_attention"],
+    "few_rows": ["few_rows"],
+    "small": ["small"],
+}
 
 
 def main() -> int:

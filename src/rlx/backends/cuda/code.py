@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.attention_form import AttentionForm, attention_refusal
+from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm, attention_refusal
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
 from rlx.backends.cuda.hopper.launching import TensorForm
@@ -146,7 +146,9 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
         return (*few, *many), "" if few or many else refusal
     if isinstance(kernel.origin, AttentionOrigin):
         refusal = attention_refusal(kernel.origin)
-        return ((), refusal) if refusal else ((AttentionForm(kernel.origin, params, machine, tensor_code),), "")
+        if refusal:
+            return (), refusal
+        return tuple(form(kernel.origin, params, machine, tensor_code) for form in (DecodeForm, AttentionForm)), ""
     return (), ""
 
 

@@ -25,8 +25,8 @@ from rlx.backends.cuda.hopper.instructions import (
     descriptor,
     store_box,
 )
+from rlx.backends.cuda.hopper.seen_keys import SeenKeys
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
-from rlx.kernels.gpu.attention import FAR
 
 # Queries of a tile, 64 for each group of warps.
 ROWS = 128
@@ -108,8 +108,7 @@ class AttentionShape(NamedTuple):
 
 def attention_text(name: str, shape: AttentionShape, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of q, k, v and the result, each as [batch, head, position, element];
-    i32: tiles of queries, items of work, queries, keys; then, if there are lengths, their address and their stride,
-    and if there are positions, their address, the stride of a batch and that of a query (i64)."""
+    i32: tiles of queries, items of work, queries, keys; then those of `SeenKeys`."""
     return _Attention(name, shape).text(triple)
 
 
@@ -129,12 +128,7 @@ class _Attention:
         self.tiles, self.work, self.queries, self.key_limit = (
             w.param(n, "i32") for n in ("tiles", "work", "queries", "keys")
         )
-        if shape.lengths is not None:
-            self.lengths, self.length_step = (w.param(n, "i64") for n in ("lengths", "length_step"))
-        if shape.positions is not None:
-            self.positions, self.batch_step, self.query_step = (
-                w.param(n, "i64") for n in ("positions", "batch_step", "query_step")
-            )
+        self.seen = SeenKeys(w, shape, self.queries, self.key_limit)
         base = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
         self.q_at = (base + 1023) & -1024
         self.k_at = self.q_at + shape.q_bytes
@@ -197,44 +191,14 @@ class _Attention:
 
     # Which keys are seen.
 
-    def integer(self, kind: Integers, address: Val) -> Val:
-        """An integer from memory, cut to what 32 bits hold with room for sums."""
-        w = self.w
-        pointer = w.emit(f"inttoptr i64 {address.name} to ptr addrspace(1)", "ptr addrspace(1)")
-        size = 8 if kind.type == "i64" else 4
-        value = w.emit(f"load {kind.type}, ptr addrspace(1) {pointer.name}, align {size}", kind.type)
-        limits = [w.value(x, kind.type) for x in (-FAR, FAR)]
-        value = w.call(f"llvm.smax.{kind.type}", kind.type, value, limits[0])
-        value = w.call(f"llvm.smin.{kind.type}", kind.type, value, limits[1])
-        return w.emit(f"trunc i64 {value.name} to i32", "i32") if kind.type == "i64" else value
-
-    def given_length(self, batch: Val) -> Val:
-        kind = self.shape.lengths
-        if kind is None:
-            return self.key_limit
-        size = 8 if kind.type == "i64" else 4
-        return self.integer(kind, self.lengths + self.w.wide(batch) * self.length_step * size)
-
-    def key_count(self, length: Val) -> Val:
-        """How many keys there are in memory."""
-        w = self.w
-        return length if self.shape.lengths is None else w.most(w.least(length, self.key_limit), 0)
-
-    def position(self, batch: Val, query: Val, length: Val) -> Val:
-        """Where a query stands among the keys; behind the last one is as the last one."""
-        w, kind = self.w, self.shape.positions
-        query = w.least(query, self.queries - 1)
-        if kind is None:
-            return w.most(length - self.queries, 0) + query
-        place = w.wide(batch) * self.batch_step + w.wide(query) * self.query_step
-        return self.integer(kind, self.positions + place * (8 if kind.type == "i64" else 4))
-
     def extremes(self, tile: _Tile, length: Val) -> tuple[Val, Val]:
         """The lowest and the highest position of a tile. With positions, all threads of a warp must come here."""
         w, first = self.w, tile.number * ROWS
         if self.shape.positions is None:
-            return self.position(tile.batch, first, length), self.position(tile.batch, first + (ROWS - 1), length)
-        found = [self.position(tile.batch, first + self.lane + i * 32, length) for i in range(ROWS // 32)]
+            return self.seen.position(tile.batch, first, length), self.seen.position(
+                tile.batch, first + (ROWS - 1), length
+            )
+        found = [self.seen.position(tile.batch, first + self.lane + i * 32, length) for i in range(ROWS // 32)]
         lowest, highest = found[0], found[0]
         for other in found[1:]:
             lowest, highest = w.least(lowest, other), w.most(highest, other)
@@ -246,8 +210,8 @@ class _Attention:
     def key_tiles(self, tile: _Tile) -> list[Val]:
         """What is noted for a tile of queries, see `_NOTED`."""
         w, shape, keys = self.w, self.shape, self.shape.keys
-        length = self.given_length(tile.batch)
-        count = self.key_count(length)
+        length = self.seen.given_length(tile.batch)
+        count = self.seen.key_count(length)
         end, seen_by_all, first, first_of_all = count, count, w.value(0), w.value(0)
         if shape.is_causal:
             lowest, highest = self.extremes(tile, length)
@@ -403,11 +367,11 @@ class _Attention:
         shape = self.shape
         if not shape.is_causal:
             return [(None, None)] * 2
-        length = self.given_length(tile.batch)
+        length = self.seen.given_length(tile.batch)
         first_row = tile.number * ROWS + self.group * 64 + (self.inside >> 5) * 16 + (self.lane >> 2)
         found: list[tuple[Val | None, Val | None]] = []
         for r in range(2):
-            position = self.position(tile.batch, first_row + 8 * r, length)
+            position = self.seen.position(tile.batch, first_row + 8 * r, length)
             found.append((position + 1, None if shape.window is None else position - shape.window))
         return found
 

@@ -86,6 +86,10 @@ class TensorForm(ABC):
         launch(known.function, known.shape, known.block.address, stream)
         return True
 
+    def forget(self) -> None:
+        """Drop the launches that are kept."""
+        self._ready.clear()
+
     def number(self, extent: Extent, words: Sequence[int]) -> int:
         return extent if isinstance(extent, int) else words[self.places[extent]]
 
