@@ -311,45 +311,35 @@ class _Attention:
         if shape.is_causal:
             limits = [(w.least(end, count), first) for end, first in limits]
 
-        def hide(number: Val) -> None:
-            """Scores of keys that are not seen become -inf, in tiles where there may be such."""
-            masked = number > clean_end - 1
-            if shape.window is not None:
-                masked = masked | (number < clean_first)
-            with w.when(masked):
-                self.hide(number, limits)
-
         barrier_wait(w, self.k_full(self.k_ring.stage.get()), self.k_ring.parity.get())
         scores = w.asm("wgmma.wait_group.sync.aligned 0;", self.multiply_keys())
         self.arrive(self.k_empty(self.k_ring.stage.get()))
         self.k_ring.advance()
         self.keep(scores)
-        hide(last)
+        is_clean = last < clean_end
+        if shape.window is not None:
+            is_clean = is_clean & (last > clean_first - 1)
+        with w.when(is_clean ^ 1):
+            self.hide(last, limits)
         if shape.lengths is not None:
             self.clear_values(last, count)
-        self.weigh(self.softmax(True)[0])
+        self.weigh(self.softmax(is_first=True, is_clean=False)[0])
         for variable in self.sums:
             variable.set(0.0)
-        with w.loop(1, tiles) as j:
-            k_stage, v_stage = self.k_ring.stage.get(), self.v_ring.stage.get()
-            barrier_wait(w, self.k_full(k_stage), self.k_ring.parity.get())
-            w.asm("bar.sync <i>, 256;", i=self.group + 3)
-            running = self.multiply_keys()
-            barrier_wait(w, self.v_full(v_stage), self.v_ring.parity.get())
-            self.multiply_values()
-            w.asm("bar.arrive <i>, 256;", i=w.value(4) - self.group)
-            self.keep(w.asm("wgmma.wait_group.sync.aligned 1;", running))
-            self.arrive(self.k_empty(k_stage))
-            self.k_ring.advance()
-            hide(last - j)
-            powers, factors = self.softmax(False)
-            # Weights may change when the running product has read them: passing through the wait keeps that order.
-            done = w.asm("wgmma.wait_group.sync.aligned 0;", [*(s.get() for s in self.sums), *powers])
-            self.arrive(self.v_empty(v_stage))
-            self.v_ring.advance()
-            self.weigh(done[len(self.sums) :])
-            for i, variable in enumerate(self.sums):
-                variable.set(done[i] * factors[i % 4 // 2])
+        # Loops of their own for tiles that all rows see in full: a branch between the products would keep the assembler
+        # from computing anything while the second one runs.
+        start, stop = w.value(1), tiles
+        if shape.is_causal:
+            start = w.least(w.most(last - clean_end + 1, 1), tiles)
+            with w.loop(1, start) as j:
+                self.step(lambda: self.hide(last - j, limits))
+        if shape.window is not None:
+            stop = w.most(w.least(tiles, last + 1 - clean_first), start)
+        with w.loop(start, stop):
+            self.step()
+        if shape.window is not None:
+            with w.loop(stop, tiles) as j:
+                self.step(lambda: self.hide(last - j, limits))
         if not shape.shares_memory:
             self.arrive(self.q_empty)
         self.q_parity.set(self.q_parity.get() ^ 1)
@@ -361,6 +351,30 @@ class _Attention:
         self.arrive(self.v_empty(v_stage))
         self.v_ring.advance()
         self.store([x * shares[i % 4 // 2] for i, x in enumerate(done)], tile)
+
+    def step(self, hide: Callable[[], None] | None = None) -> None:
+        """The scores of a tile, beside the product of the weights and values of the one before."""
+        w = self.w
+        k_stage, v_stage = self.k_ring.stage.get(), self.v_ring.stage.get()
+        barrier_wait(w, self.k_full(k_stage), self.k_ring.parity.get())
+        w.asm("bar.sync <i>, 256;", i=self.group + 3)
+        running = self.multiply_keys()
+        barrier_wait(w, self.v_full(v_stage), self.v_ring.parity.get())
+        self.multiply_values()
+        w.asm("bar.arrive <i>, 256;", i=w.value(4) - self.group)
+        self.keep(w.asm("wgmma.wait_group.sync.aligned 1;", running))
+        self.arrive(self.k_empty(k_stage))
+        self.k_ring.advance()
+        if hide is not None:
+            hide()
+        powers, factors = self.softmax(is_first=False, is_clean=hide is None)
+        # Weights may change when the running product has read them: passing through the wait keeps that order.
+        done = w.asm("wgmma.wait_group.sync.aligned 0;", [*(s.get() for s in self.sums), *powers])
+        self.arrive(self.v_empty(v_stage))
+        self.v_ring.advance()
+        self.weigh(done[len(self.sums) :])
+        for i, variable in enumerate(self.sums):
+            variable.set(done[i] * factors[i % 4 // 2])
 
     def row_limits(self, tile: _Tile) -> list[tuple[Val | None, Val | None]]:
         """For both rows of this thread the end of the keys that it sees, None: all, and the first one."""
@@ -437,31 +451,38 @@ class _Attention:
             chains[i % 4] = function(chains[i % 4], value)
         return function(function(chains[0], chains[1]), function(chains[2], chains[3]))
 
-    def softmax(self, is_first: bool) -> tuple[list[Val], list[Val]]:
-        """Scores to powers, and what earlier sums are multiplied by, for both rows of this thread."""
+    def softmax(self, is_first: bool, is_clean: bool) -> tuple[list[Val], list[Val]]:
+        """Scores to powers, and what earlier sums are multiplied by, for both rows of this thread. In a clean tile
+        every row sees something."""
         w, shape = self.w, self.shape
         scale = 1.0 if shape.softcap is not None else shape.scale * math.log2(math.e)
         powers: dict[int, Val] = {}
         factors: list[Val] = []
         scores = [s.get() for s in self.scores]
-        for r in range(2):
-            own = [i for i in range(len(scores)) if i % 4 // 2 == r]
+        rows = [[i for i in range(len(scores)) if i % 4 // 2 == r] for r in range(2)]
+        before = [x.get() for x in self.highest]
+        bases: list[Val] = []
+        # Both rows before the first power: the assembler then has this to do while the product of the values runs.
+        for r, own in enumerate(rows):
             highest = self.joined(self.larger, [scores[i] for i in own])
-            before = self.highest[r].get()
             if not is_first:
-                highest = self.larger(highest, before)
+                highest = self.larger(highest, before[r])
             # Four neighbouring lanes have a row.
             highest = self.larger(highest, self.from_lane(highest, 1))
             highest = self.larger(highest, self.from_lane(highest, 2))
-            is_seen = w.emit(f"fcmp one float {highest.name}, {w.value(-math.inf, 'float').name}", "i1")
-            base = w.select(is_seen, highest * -scale, 0.0, "float")
+            self.highest[r].set(highest)
+            base = highest * -scale
+            if not is_clean:
+                is_seen = w.emit(f"fcmp one float {highest.name}, {w.value(-math.inf, 'float').name}", "i1")
+                base = w.select(is_seen, base, 0.0, "float")
+            bases.append(base)
+        for r, own in enumerate(rows):
             for i in own:
-                powers[i] = self.exp2(scores[i] * scale + base)
+                powers[i] = self.exp2(scores[i] * scale + bases[r])
             total = self.joined(lambda a, b: a + b, [powers[i] for i in own])
             if not is_first:
-                factors.append(self.exp2(before * scale + base))
+                factors.append(self.exp2(before[r] * scale + bases[r]))
                 total = self.total[r].get() * factors[r] + total
-            self.highest[r].set(highest)
             self.total[r].set(total)
         return [powers[i] for i in range(len(scores))], factors
 
