@@ -218,7 +218,7 @@ def attention() -> Iterator[Work]:
     from rlx import ops
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-    for d in (64, 128):
+    for d in (128, 64):
         for seq, batch in ATTENTION_SIZES:
             for causal in (False, True):
                 heads = 16

@@ -105,5 +105,11 @@ class CudaExecutable(Executable):
         """The outputs where they were computed. Nothing waits for them: reading one does."""
         return self._main.run(inputs, params if isinstance(params, CudaParams) else self._params(params))
 
+    @cached_property
+    def _no_params(self) -> CudaParams:
+        return self.prepare({})
+
     def _params(self, params: Mapping[str, Array] | Prepared) -> CudaParams:
+        if not params and not isinstance(params, Prepared):
+            return self._no_params
         return self.prepare(params.values if isinstance(params, Prepared) else params)

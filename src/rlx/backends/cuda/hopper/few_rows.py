@@ -43,7 +43,7 @@ class FewShape(NamedTuple):
 
     @property
     def blocks_per_multiprocessor(self) -> int:
-        return 3 if self.parts * self.tiles == 1 else 2
+        return 2 if self.parts == 1 else 1
 
 
 def few_rows_text(name: str, shape: FewShape, finish: FinishCall, triple: str) -> str:
@@ -76,11 +76,11 @@ class _FewRows:
         ]
         sums = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(shape.parts * shape.tiles)]
         whole = self.depth // CHUNK * CHUNK
-        with w.loop(self.warp * CHUNK, whole, WARPS * CHUNK) as start:
-            self.multiply(rows, lines, sums, [start + inside + i * STEP for i in range(AHEAD)])
+        self.whole_chunks(rows, lines, sums, inside, whole)
         # What is left is shared step by step; lanes behind the end have zeros.
         with w.loop(whole + self.warp * STEP, self.depth, WARPS * STEP) as start:
-            self.multiply(rows, lines, sums, [start + inside], is_last=True)
+            weights = [[[self.read(x, start + inside, True, True) for x in both] for both in lines]]
+            self.multiply(rows, weights, sums, [start + inside], is_last=True)
         self.put(sums)
         w.asm("bar.sync 0;")
         self.join()
@@ -90,17 +90,41 @@ class _FewRows:
         """The address of a row; behind the last one is the last one."""
         return start + self.w.wide(self.w.least(number, count - 1)) * pitch
 
+    def whole_chunks(
+        self, rows: Sequence[Val], lines: Sequence[Sequence[Val]], sums: Sequence[Sequence[Var]], inside: Val, end: Val
+    ) -> None:
+        """The weights of a chunk are on their way while those of the one before are multiplied."""
+        w = self.w
+        kept = [[[[Var(w, 0) for _ in range(4)] for _ in both] for both in lines] for _ in range(AHEAD)]
+
+        def fetch(start: Val) -> None:
+            for i, step in enumerate(kept):
+                for both, addresses in zip(step, lines):
+                    for words, line in zip(both, addresses):
+                        found = self.read(line, start + inside + i * STEP, False, True)
+                        for variable, word in zip(words, found):
+                            variable.set(word)
+
+        first = self.warp * CHUNK
+        with w.when(first < end):
+            fetch(first)
+        with w.loop(first, end, WARPS * CHUNK) as start:
+            weights = [[[[v.get() for v in words] for words in both] for both in step] for step in kept]
+            following = start + WARPS * CHUNK
+            with w.when(following < end):
+                fetch(following)
+            self.multiply(rows, weights, sums, [start + inside + i * STEP for i in range(AHEAD)])
+
     def multiply(
         self,
         rows: Sequence[Val],
-        lines: Sequence[Sequence[Val]],
+        weights: Sequence[Sequence[Sequence[Sequence[Val]]]],
         sums: Sequence[Sequence[Var]],
         places: Sequence[Val],
         is_last: bool = False,
     ) -> None:
-        """A lane's elements of all rows at some places of K: all reads come before the first product."""
+        """A lane's elements of all rows at some places of K, whose weights have been read."""
         shape = self.shape
-        weights = [[[self.read(x, p, is_last, True) for x in both] for both in lines] for p in places]
         others = [[self.read(row, p, is_last, False) for row in rows] for p in places]
         for weight, other in zip(weights, others):
             for part, (low, high) in enumerate(weight):
