@@ -20,7 +20,7 @@ from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
 from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
-from rlx.kernels.gpu.attention import AttentionOrigin
+from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import ProductOrigin
 from rlx.kernels.ir.loop_ir import Kernel
@@ -61,13 +61,20 @@ class GpuCode:
         with self._lock:
             found = self._functions.get(gpu)
             if found is None:
-                module = Module(gpu, self._cubin(gpu), f"kernel {self.name}")
+                module = Module(gpu, self._image(gpu), f"kernel {self.name}")
                 found = self._functions[gpu] = module.function(self.name)
             return found
 
     def anywhere(self) -> GpuCode:
         assert self._make_anywhere is not None
         return self._make_anywhere()
+
+    def _image(self, gpu: Gpu) -> bytes:
+        """A cubin, or PTX if warps share out their registers. The driver's linker, which makes cubins, assembles for
+        several units of code at once: there `setmaxnreg` is ignored, and wgmma that has no room for its sums is
+        serialized (C7504 and C7512 of the assembler). Loaded as PTX it is a unit by itself, and kept on disk by the
+        driver."""
+        return self.ptx.encode() if "setmaxnreg" in self.ptx else self._cubin(gpu)
 
     def _cubin(self, gpu: Gpu) -> bytes:
         """Kept under what decides it: the text, and the version of the driver, which has the assembler in it."""
@@ -149,7 +156,7 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
         if refusal:
             return (), refusal
         return tuple(form(kernel.origin, params, machine, tensor_code) for form in (DecodeForm, AttentionForm)), ""
-    return (), ""
+    return (), kernel.origin.reason if isinstance(kernel.origin, AttentionRefusal) else ""
 
 
 def gpu_loading(arch: str) -> Loading:

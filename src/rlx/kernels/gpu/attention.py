@@ -18,7 +18,8 @@ from rlx.kernels.ir.extents import Extent
 from rlx.kernels.ir.loop_ir import Const, Value
 from rlx.kernels.machines import Machine
 from rlx.ops.attn.attention import Attention
-from rlx.ops.attn.operands import AttentionLayout
+from rlx.ops.attn.operands import AttentionForward, AttentionLayout
+from rlx.ops.lowered.attention_parts import AttentionParts
 
 TENSOR_TYPES = (DType.F16, DType.BF16)
 # Widths of heads: multiples of the widest swizzled row, as far as registers hold the sums.
@@ -55,7 +56,7 @@ class AttentionOrigin(NamedTuple):
     positions: Strided | None
 
 
-def tensor_refusal(machine: Machine, op: Attention, operands: Sequence[Shape]) -> str:
+def tensor_refusal(machine: Machine, op: AttentionForward, operands: Sequence[Shape]) -> str:
     """Why an attention has no kernel for tensor cores, wherever its operands lie; empty if it has one."""
     q, k, v = operands[:3]
     if machine.name != "sm_90a":
@@ -73,9 +74,17 @@ def tensor_refusal(machine: Machine, op: Attention, operands: Sequence[Shape]) -
     return ""
 
 
-def attention_origin(site: OpSite) -> AttentionOrigin | None:
-    """That of a site; None if it is no attention as a whole."""
+class AttentionRefusal(NamedTuple):
+    """Why an attention that was cut into parts has no kernel for tensor cores."""
+
+    reason: str
+
+
+def attention_origin(site: OpSite) -> AttentionOrigin | AttentionRefusal | None:
+    """That of a site; None if it is no attention."""
     op = site.op
+    if isinstance(op, AttentionParts):
+        return AttentionRefusal(tensor_refusal(site.machine, op, [x.shape for x in site.inputs]))
     if type(op) is not Attention:
         return None
     named = op.extras(site.inputs[3:])
