@@ -14,7 +14,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,10 +51,10 @@ def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def own(
-    function: Callable[..., Any], *arrays: torch.Tensor, turns: dict[int, list[torch.Tensor]] | None = None
+    function: Callable[..., Any], *arrays: torch.Tensor, turns: Sequence[dict[str, torch.Tensor]] = ()
 ) -> Callable[[int], Any] | None:
     """The same function of rlx as a launch on arrays of the GPU; None, with a note, if it does not compile. In `turns`
-    are other arrays for an argument, which take turns with it."""
+    are other arrays for its arguments x0, x1, .., which take turns with them."""
     if ARGS.no_rlx:
         return None
     from rlx.backends.compile_options import CompileOptions
@@ -72,8 +72,7 @@ def own(
         graph.set_outputs(list(result) if isinstance(result, tuple) else [result])
         executable = CudaBackend().compile(graph, CompileOptions())
         given = [{n: on_device(a) for n, a in zip(names, arrays)}]
-        for number, others in (turns or {}).items():
-            given += [{**given[0], names[number]: on_device(a)} for a in others]
+        given += [{**given[0], **{n: on_device(a) for n, a in others.items()}} for others in turns]
         params = executable.prepare({})
         for _ in range(3):
             for each in given:
@@ -177,7 +176,7 @@ def products() -> Iterator[Work]:
         copies = max(1, min(8, math.ceil(2e8 / (2 * n * k))))
         a, bs = randn(m, k), [randn(n, k) for _ in range(copies)]
         columns = {"cublas": lambda i, a=a, bs=bs: a @ bs[i % len(bs)].T}
-        mine = own(lambda a, w: a @ w.T, a, bs[0], turns={1: bs[1:]})
+        mine = own(lambda a, w: a @ w.T, a, bs[0], turns=[{"x1": b} for b in bs[1:]])
         columns |= {"rlx": mine} if mine else {}
         yield Work(f"product {m}x{n}x{k} bf16", 2 * (m * k + n * k + m * n), 2 * m * n * k, columns, 5)
 
@@ -209,12 +208,18 @@ def epilogues() -> Iterator[Work]:
             yield Work(f"product+{name} {m}x{n}x{k} bf16", 0, 2 * m * n * k, columns, 10)
 
 
+# Sequences and batches: as much work in each.
+ATTENTION_SIZES = ((2048, 8), (4096, 4), (8192, 2), (16384, 1))
+
+
 def attention() -> Iterator[Work]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    from rlx import ops
+
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-    for d in (64, 128):
-        for seq, batch in ((2048, 8), (4096, 4), (8192, 2), (16384, 1)):
+    for d in (128, 64):
+        for seq, batch in ATTENTION_SIZES:
             for causal in (False, True):
                 heads = 16
                 q, k, v = (randn(batch, heads, seq, d) for _ in range(3))
@@ -225,8 +230,45 @@ def attention() -> Iterator[Work]:
 
                 flops = 4 * batch * heads * seq * seq * d / (2 if causal else 1)
                 columns = {name: lambda i, b=b, run=run: run(b) for name, b in backends.items()}
+                kind = "causal" if causal else "none"
+                mine = own(lambda q, k, v, kind=kind: ops.attention(q, k, v, mask_kind=kind, layout="bhsd"), q, k, v)
+                columns |= {"rlx": mine} if mine else {}
                 name = f"attention {batch}x{heads}x{seq} d{d} {'causal' if causal else 'full'} bf16"
                 yield Work(name, 0, flops, columns, 10)
+
+
+def decode_attention() -> Iterator[Work]:
+    """One query of a sequence to a cache, 32 heads of which 8 share keys: bound by keys and values, whose layers take
+    turns."""
+    from rlx import ops
+
+    heads, kv_heads, d = 32, 8, 128
+    for batch, keys in ((1, 4096), (1, 16384), (8, 4096)):
+        q = randn(batch, heads, 1, d)
+        copies = max(2, math.ceil(3e8 / (4 * batch * kv_heads * keys * d)))
+        caches = [(randn(batch, kv_heads, keys, d), randn(batch, kv_heads, keys, d)) for _ in range(copies)]
+
+        def run(i: int, q: Any = q, caches: Any = caches) -> Any:
+            k, v = caches[i % len(caches)]
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+        run(0)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for i in range(copies):
+                run(i)
+        columns = {"torch": lambda i, graph=graph: graph.replay()}
+        turns = [{"x1": k, "x2": v} for k, v in caches[1:]]
+        mine = own(lambda q, k, v: ops.attention(q, k, v, mask_kind="none", layout="bhsd"), q, *caches[0], turns=turns)
+        if mine is not None:
+            with STREAM.capture() as recorded:
+                for i in range(copies):
+                    mine(i)
+            ready = recorded.instantiate()
+            columns["rlx"] = lambda i, ready=ready: ready.launch(STREAM)
+        moved = copies * 4 * batch * kv_heads * keys * d
+        yield Work(f"{copies} decode attentions {batch}x{heads}/{kv_heads}x{keys} d{d} bf16", moved, 0, columns, 5)
 
 
 def few_rows() -> Iterator[Work]:
@@ -244,7 +286,7 @@ def few_rows() -> Iterator[Work]:
                 for w in weights:
                     a @ w.T
         columns = {"cublas": lambda i, graph=graph: graph.replay()}
-        mine = own(lambda a, w: a @ w.T, a, weights[0], turns={1: weights[1:]})
+        mine = own(lambda a, w: a @ w.T, a, weights[0], turns=[{"x1": w} for w in weights[1:]])
         if mine is not None:
             try:
                 with STREAM.capture() as recorded:
@@ -299,6 +341,7 @@ GROUPS = {
     "few_rows": few_rows,
     "epilogues": epilogues,
     "attention": attention,
+    "decode_attention": decode_attention,
     "reductions": reductions,
     "small": small,
 }

@@ -26,13 +26,15 @@ class Generator(NamedTuple):
 
     `panel_width(dtype, n)` is how many columns of a weight with n of them its products read side by side, for sums of
     a type; None if they have no use for panels. `has_pairs(dtype)` says that products of a type read them in panels of
-    pairs, as `rlx.compile.weights.pack_floats` has them.
+    pairs, as `rlx.compile.weights.pack_floats` has them. `cuts_attention` says whether attention of few rows to many
+    keys is worth being cut into parts; not where its kernel does so itself.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
     own_kernel: Callable[[Graph, Node], OwnKernel | None]
     panel_width: Callable[[DType, int], int] | None = None
     has_pairs: Callable[[DType], bool] = lambda dtype: False
+    cuts_attention: Callable[[Graph, Node], bool] = lambda graph, node: True
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

@@ -44,6 +44,7 @@ from rlx.kernels.specs.from_nest import Naming, loops_of, part_of, pointwise_val
 from rlx.kernels.specs.from_nest import is_pointwise as is_pointwise
 from rlx.kernels.specs.map_parts import MapPart, MapSpec, RowSpec
 from rlx.kernels.specs.products import Epilogue, Matrix, Product, ProductSpec
+from rlx.ops.attn.attention import Attention
 from rlx.ops.lowered.expert_products import ExpertMatMul
 
 
@@ -60,8 +61,22 @@ def generator(machine: Machine) -> Generator:
 
     # Weights are laid out for the lanes of CPUs.
     width = None if machine.is_gpu else lambda dtype, n: panel_width(machine, dtype, n)
-    made = Generator(is_pointwise, whole_op, width, lambda dtype: has_pairs(machine, dtype))
+    made = Generator(
+        is_pointwise,
+        whole_op,
+        width,
+        lambda dtype: has_pairs(machine, dtype),
+        lambda graph, node: not has_tensor_attention(machine, graph, node),
+    )
     return made
+
+
+def has_tensor_attention(machine: Machine, graph: Graph, node: Node) -> bool:
+    """Whether an attention has kernels for tensor cores, which share keys among blocks themselves."""
+    from rlx.kernels.gpu.attention import tensor_refusal
+
+    assert isinstance(node.op, Attention)
+    return not tensor_refusal(machine, node.op, [graph.shape(i) for i in node.inputs])
 
 
 class MadeKernel(NamedTuple):

@@ -247,7 +247,8 @@ class FakeCuda:
         _set(out, 2048 // threads)
 
     def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, arguments, extra):
-        return self._launch(function, (gx, gy, gz), (bx, by, bz), {}, stream, arguments)
+        grid, block = (tuple(map(_number, sizes)) for sizes in ((gx, gy, gz), (bx, by, bz)))
+        return self._launch(function, grid, block, {}, stream, arguments)
 
     def cuLaunchKernelEx(self, config, function, arguments, extra):
         c: LaunchConfig = config._obj

@@ -5,8 +5,9 @@ import pytest
 
 import rlx
 from rlx import nn
-from rlx.backends.cuda.code import tensor_form
+from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper import form as form_module
+from rlx.backends.cuda.hopper import launching
 from rlx.backends.cuda.hopper.form import HopperForm
 from rlx.backends.cuda.hopper.product import ProductShape
 from rlx.compile.compiler import CompilePipeline
@@ -33,7 +34,9 @@ def kernel_of(function, *types, machine=SM_90A):
 
 
 def found(function, *types, machine=SM_90A):
-    return tensor_form(kernel_of(function, *types, machine=machine), machine)
+    forms, refusal = tensor_forms(kernel_of(function, *types, machine=machine), machine)
+    assert bool(forms) == (not refusal)
+    return next((f for f in forms if isinstance(f, HopperForm)), None)
 
 
 def layer(a, w, b):
@@ -86,7 +89,7 @@ class Ready:
     def __init__(self):
         self.loaded, self.shared = [], []
 
-    def __call__(self, what, make):
+    def __call__(self, entry, what, make):
         self.loaded.append(what)
         return self
 
@@ -100,7 +103,7 @@ class Ready:
 @pytest.fixture
 def launched(monkeypatch):
     calls = []
-    monkeypatch.setattr(form_module, "launch", lambda function, shape, address, stream: calls.append(shape))
+    monkeypatch.setattr(launching, "launch", lambda function, shape, address, stream: calls.append(shape))
     return calls
 
 

@@ -6,18 +6,21 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.form import HopperForm, hopper_form
-from rlx.backends.cuda.hopper.product import THREADS
+from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm, attention_refusal
+from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
+from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
+from rlx.backends.cuda.hopper.launching import TensorForm
 from rlx.backends.cuda.modules import Function, Module, assemble
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
 from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
+from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import ProductOrigin
 from rlx.kernels.ir.loop_ir import Kernel
@@ -27,39 +30,51 @@ _numbers = itertools.count(1)
 
 
 class GpuCode:
-    """The PTX of a kernel. `address` is a number that no other code of this process has; `threads` is what a block of
-    its launches must have; `aligned` are arguments, by number, that must be multiples of a number of bytes. Where they
-    are not, `anywhere` gives the code to launch."""
+    """The PTX of a kernel, made when it is first needed. `address` is a number that no other code of this process has;
+    `threads` is what a block of its launches must have; `aligned` are arguments, by number, that must be multiples of a
+    number of bytes. Where they are not, `anywhere` gives the code to launch."""
 
     def __init__(
         self,
         name: str,
         key: str,
-        ptx: str,
+        make_ptx: Callable[[], str],
         threads: int,
         aligned: tuple[tuple[int, int], ...] = (),
         anywhere: Callable[[], GpuCode] | None = None,
     ) -> None:
-        self.name, self.key, self.ptx, self.threads = name, key, ptx, threads
-        # Another way to do the same on the tensor cores, where its arguments allow it.
-        self.tensor: HopperForm | None = None
+        self.name, self.key, self._make_ptx, self.threads = name, key, make_ptx, threads
+        # Other ways to do the same on the tensor cores, in the order in which they are asked; and why there is none.
+        self.forms: tuple[TensorForm, ...] = ()
+        self.refusal = ""
         self.aligned, self._make_anywhere = aligned, anywhere
         self.address = next(_numbers)
         self._functions: WeakKeyDictionary[Gpu, Function] = WeakKeyDictionary()
         self._lock = threading.Lock()
+
+    @cached_property
+    def ptx(self) -> str:
+        return self._make_ptx()
 
     def function(self, gpu: Gpu) -> Function:
         """The code in the memory of a GPU, assembled or found on disk the first time."""
         with self._lock:
             found = self._functions.get(gpu)
             if found is None:
-                module = Module(gpu, self._cubin(gpu), f"kernel {self.name}")
+                module = Module(gpu, self._image(gpu), f"kernel {self.name}")
                 found = self._functions[gpu] = module.function(self.name)
             return found
 
     def anywhere(self) -> GpuCode:
         assert self._make_anywhere is not None
         return self._make_anywhere()
+
+    def _image(self, gpu: Gpu) -> bytes:
+        """A cubin, or PTX if warps share out their registers. The driver's linker, which makes cubins, assembles for
+        several units of code at once: there `setmaxnreg` is ignored, and wgmma that has no room for its sums is
+        serialized (C7504 and C7512 of the assembler). Loaded as PTX it is a unit by itself, and kept on disk by the
+        driver."""
+        return self.ptx.encode() if "setmaxnreg" in self.ptx else self._cubin(gpu)
 
     def _cubin(self, gpu: Gpu) -> bytes:
         """Kept under what decides it: the text, and the version of the driver, which has the assembler in it."""
@@ -105,8 +120,8 @@ class PtxLoader:
 
         aligned, made = needed_alignments(kernel), cache(lambda: self.load(without_alignment(kernel)))
         anywhere = (lambda: made().code) if aligned else None
-        code = GpuCode(kernel.name, key, kept_ptx(key, compiled), kernel.thread_count, aligned, anywhere)
-        code.tensor = tensor_form(kernel, self.machine)
+        code = GpuCode(kernel.name, key, lambda: kept_ptx(key, compiled), kernel.thread_count, aligned, anywhere)
+        code.forms, code.refusal = tensor_forms(kernel, self.machine)
         return code
 
 
@@ -121,17 +136,27 @@ def kept_ptx(key: str, make: Callable[[], str]) -> str:
     return kept.decode()
 
 
-def tensor_code(what: str, make: Callable[[], str]) -> GpuCode:
-    """Code for tensor cores, by all that decides it."""
+def tensor_code(entry: str, what: str, make: Callable[[], str]) -> GpuCode:
+    """Code for tensor cores, by all that decides it. Its launches say themselves how many threads they have."""
     key = hashlib.sha256(what.encode()).hexdigest()
-    return GpuCode("product", key, kept_ptx(key, make), THREADS)
+    return GpuCode(entry, key, lambda: kept_ptx(key, make), 0)
 
 
-def tensor_form(kernel: Kernel, machine: Machine) -> HopperForm | None:
-    """The tensor-core form of a kernel that was made of a product."""
-    if not isinstance(kernel.origin, ProductOrigin):
-        return None
-    return hopper_form(*kernel.origin, [p.name for p in kernel.params], machine, tensor_code)
+def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ...], str]:
+    """The tensor-core forms of a kernel that was made of a product or of attention, or why there is none."""
+    params = [p.name for p in kernel.params]
+    if isinstance(kernel.origin, ProductOrigin):
+        product, acc = kernel.origin
+        refusal, few_refusal = (f(product, acc, machine) for f in (product_refusal, few_rows_refusal))
+        few = () if few_refusal else (FewRowsForm(product, params, machine, tensor_code),)
+        many = () if refusal else (HopperForm(product, params, machine, tensor_code),)
+        return (*few, *many), "" if few or many else refusal
+    if isinstance(kernel.origin, AttentionOrigin):
+        refusal = attention_refusal(kernel.origin)
+        if refusal:
+            return (), refusal
+        return tuple(form(kernel.origin, params, machine, tensor_code) for form in (DecodeForm, AttentionForm)), ""
+    return (), kernel.origin.reason if isinstance(kernel.origin, AttentionRefusal) else ""
 
 
 def gpu_loading(arch: str) -> Loading:

@@ -52,10 +52,11 @@ class _Call(NamedTuple):
     """A launch that is ready but for the values of its arguments."""
 
     code: GpuCode | None  # None: a copy
-    function: Function | None
+    function: Function | None  # None: a copy, or to be found when it is needed
     blocks: int
     arguments: int  # the number of the first one
     label: tuple[str, str]
+    prepared: tuple[Any, ...] = ()  # what the driver is given before the stream and the arguments
 
 
 class _SegmentCalls(NamedTuple):
@@ -86,6 +87,8 @@ class Context:
         self._tables = {id(t): self._prepared(t) for t in tables}
         self._replayable = {id(t): self._is_replayable(t) for t in tables}
         self._arena: DeviceBuffer | None = None
+        # By table, the addresses that its arguments have now, and whether they are multiples of what its kernels ask.
+        self._placed: dict[int, tuple[bytes, bool]] = {}
         # By table and addresses; and those of the last runs, which are recorded when they come again.
         self._graphs: dict[tuple[int, bytes], GraphExec] = {}
         self._seen: deque[tuple[int, bytes]] = deque(maxlen=2 * KEPT_GRAPHS)
@@ -108,8 +111,11 @@ class Context:
                 control = command[Command.ARGS]
                 continue
             code = None if entry == COPY else self._codes[entry]
-            function = None if code is None else code.function(self.stream.gpu)
-            calls.append(_Call(code, function, command[Command.ITERATIONS], command[Command.ARGS], label))
+            # Code that has other ways is loaded when none of them can be taken.
+            function = None if code is None or code.forms else code.function(self.stream.gpu)
+            blocks, first = command[Command.ITERATIONS], command[Command.ARGS]
+            prepared = () if code is None or function is None else _before_stream(function, blocks, code.threads)
+            calls.append(_Call(code, function, blocks, first, label, prepared))
         aligned = [(c.arguments + n, size - 1) for c in calls if c.code is not None for n, size in c.code.aligned]
         slots, masks = np.ascontiguousarray(np.array(aligned, np.int64).reshape(-1, 2).T)
         where, which, offsets = np.ascontiguousarray(segment.patches[:, [Patch.SLOT, Patch.VALUE, Patch.OFFSET]].T)
@@ -169,18 +175,31 @@ class Context:
         return [KernelTime(*call.label, seconds.get(call.arguments, 0.0)) for call in calls]
 
     def _walk(self, table: Table, launch: Callable[[_Call], None]) -> None:
-        segments, counters = self._tables[id(table)], [0] * table.counters
-        number = 0
+        segments = self._tables[id(table)]
+        if len(segments) == 1 and segments[0].control < 0:
+            # Memory comes back: where all lies where it lay before, arguments are right as they are.
+            addresses = self.values.tobytes()
+            placed = self._placed.get(id(table))
+            if placed is None or placed[0] != addresses:
+                self._relocate(segments[0].patches)
+                placed = self._placed[id(table)] = addresses, self._is_aligned(segments[0])
+            for call in segments[0].calls:
+                launch(call if placed[1] else self._anywhere(call))
+            return
+        counters, number = [0] * table.counters, 0
         while True:
             segment = segments[number]
             self._relocate(segment.patches)
-            slots, masks = segment.aligned
-            everywhere = len(slots) > 0 and bool((self._slots[slots] & masks).any())
+            everywhere = not self._is_aligned(segment)
             for call in segment.calls:
                 launch(self._anywhere(call) if everywhere else call)
             if segment.control < 0:
                 return
             number = self._decide(table, table.controls[segment.control].tolist(), counters)
+
+    def _is_aligned(self, segment: _SegmentCalls) -> bool:
+        slots, masks = segment.aligned
+        return not len(slots) or not bool((self._slots[slots] & masks).any())
 
     def _relocate(self, patches: tuple[Words, Words, Words]) -> None:
         where, which, offsets = patches
@@ -192,21 +211,24 @@ class Context:
         code = call.code
         if code is None or not any(int(self._slots[call.arguments + n]) % size for n, size in code.aligned):
             return call
-        return call._replace(function=code.anywhere().function(self.stream.gpu))
+        function = code.anywhere().function(self.stream.gpu)
+        return call._replace(function=function, prepared=_before_stream(function, call.blocks, code.threads))
 
     def _launch(self, call: _Call) -> None:
         stream = self.stream.handle
-        if call.code is None or call.function is None:
+        if call.code is None:
             source, to, size = (int(x) for x in self._slots[call.arguments : call.arguments + 3])
             self._driver.cuMemcpyDtoDAsync_v2(to, source, size, stream)
             return
-        if call.code.tensor is not None:
-            words = self._slots[call.arguments : call.arguments + call.code.tensor.argument_count].tolist()
-            if call.code.tensor.launch(words, self.stream):
+        if call.code.forms:
+            words = self._slots[call.arguments : call.arguments + call.code.forms[0].argument_count].tolist()
+            if any(form.launch(words, self.stream) for form in call.code.forms):
                 return
         arguments = self._pointers_at + 8 * call.arguments
-        handle, threads = call.function.handle, call.code.threads
-        self._driver.cuLaunchKernel(handle, call.blocks, 1, 1, threads, 1, 1, 0, stream, arguments, None)
+        prepared = call.prepared
+        if not prepared:
+            prepared = _before_stream(call.code.function(self.stream.gpu), call.blocks, call.code.threads)
+        self._driver.cuLaunchKernel(*prepared, stream, arguments, None)
 
     def _decide(self, table: Table, control: list[int], counters: list[int]) -> int:
         counter = control[Control.COUNTER]
@@ -226,6 +248,14 @@ class Context:
         self._driver.cuMemcpyDtoHAsync_v2(ctypes.addressof(byte), address, 1, self.stream.handle)
         self.stream.synchronize()
         return byte.value != 0
+
+
+_ONE, _NONE = ctypes.c_uint(1), ctypes.c_uint(0)
+
+
+def _before_stream(function: Function, blocks: int, threads: int) -> tuple[Any, ...]:
+    """The first arguments of a launch in the types of the driver, which need no conversion at each call."""
+    return function.handle, ctypes.c_uint(blocks), _ONE, _ONE, ctypes.c_uint(threads), _ONE, _ONE, _NONE
 
 
 class Contexts:

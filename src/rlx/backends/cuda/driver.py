@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_int
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from rlx.backends.cuda.driver_types import FUNCTIONS
 from rlx.backends.cuda.errors import SUCCESS, CudaError
@@ -25,6 +26,18 @@ OLDEST = 12000
 _LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 
 
+_started: WeakSet[Driver] = WeakSet()
+
+
+def _mark_forked() -> None:
+    for started in _started:
+        started.is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_forked)
+
+
 class Driver:
     """The functions of a library by their names: `driver.cuCtxSynchronize()` returns nothing or raises `CudaError`.
 
@@ -33,7 +46,9 @@ class Driver:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._process = os.getpid()
+        # Set in a forked child; asking for the number of the process would be a system call at every use.
+        self.is_forked = False
+        _started.add(self)
         self.cuInit(0)
         version = c_int()
         self.cuDriverGetVersion(ctypes.byref(version))
@@ -72,10 +87,10 @@ class Driver:
     @property
     def is_usable(self) -> bool:
         """Whether calls may be made: neither in a child of the process that started the driver, nor at its end."""
-        return os.getpid() == self._process and not sys.is_finalizing()
+        return not self.is_forked and not sys.is_finalizing()
 
     def check_process(self) -> None:
-        if os.getpid() != self._process:
+        if self.is_forked:
             raise BackendError(
                 "cuda: this process was forked from one that uses the GPU, and the driver does not survive a fork; "
                 "start processes with multiprocessing's 'spawn' or 'forkserver', or fork before the first use"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from rlx.backends.api import Array, Executable, KernelTime, Prepared
 from rlx.backends.cuda.arrays import CudaSpace, DeviceArray
-from rlx.backends.cuda.code import gpu_loading
+from rlx.backends.cuda.code import GpuCode, gpu_loading
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.params import CudaParams
 from rlx.backends.cuda.runner import Runner
 from rlx.backends.kernel_times import timed
-from rlx.backends.program.program import Preparation, Programs, build_programs
+from rlx.backends.program.program import NativeStep, Preparation, Programs, build_programs
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirKernel, LirModule
@@ -64,9 +64,24 @@ class CudaExecutable(Executable):
         return self.compiled.report("cuda", self._where)
 
     def _where(self, graph: Graph, kernel: LirKernel) -> str:
+        """Where a kernel runs, with the ways on tensor cores that it has, or why it has none."""
         from rlx.compile.report.report import place_of
 
-        return place_of(graph, kernel, f"native {self.arch}")
+        ops = " + ".join(graph.nodes[n].op.mnemonic for n in kernel.nodes)
+        ways = self._ways.get((kernel.kind, ops), "")
+        return place_of(graph, kernel, f"native {self.arch}{ways}")
+
+    @cached_property
+    def _ways(self) -> dict[tuple[str, str], str]:
+        """By the label of a kernel; those of one label that differ are told one after the other."""
+        found: dict[tuple[str, str], dict[str, None]] = {}
+        for step in self.programs.main.steps:
+            if isinstance(step, NativeStep) and isinstance(step.code, GpuCode):
+                code = step.code
+                text = " or ".join(form.name for form in code.forms) or (code.refusal and f"loops: {code.refusal}")
+                found.setdefault(step.label, {})[text] = None
+        joined = {label: "; ".join(filter(None, texts)) for label, texts in found.items()}
+        return {label: f" ({text})" for label, text in joined.items() if text}
 
     def timed(self) -> AbstractContextManager[list[KernelTime]]:
         return timed()
@@ -90,5 +105,11 @@ class CudaExecutable(Executable):
         """The outputs where they were computed. Nothing waits for them: reading one does."""
         return self._main.run(inputs, params if isinstance(params, CudaParams) else self._params(params))
 
+    @cached_property
+    def _no_params(self) -> CudaParams:
+        return self.prepare({})
+
     def _params(self, params: Mapping[str, Array] | Prepared) -> CudaParams:
+        if not params and not isinstance(params, Prepared):
+            return self._no_params
         return self.prepare(params.values if isinstance(params, Prepared) else params)

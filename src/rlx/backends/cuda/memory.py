@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator
 from ctypes import c_uint64, c_ulonglong, c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -31,20 +32,59 @@ SMALL = 64 << 10
 STAGE_BYTES = 16 << 20
 
 
+# Small memory that was freed in the order of the main stream is handed out again by ourselves: two calls of the driver
+# less for each result of a small program. Bytes of the largest, and of all that are kept.
+SMALL_BLOCK, KEPT_BYTES = 1 << 20, 64 << 20
+
+
 class DeviceBuffer:
-    """Memory of the GPU; freed in the order of its stream when nobody holds it any more."""
+    """Memory of the GPU; freed in the order of its stream when nobody holds it any more. It may go to `kept`, for
+    others of its size."""
 
-    __slots__ = ("_driver", "_stream", "address", "size")
+    __slots__ = ("_driver", "_kept", "_stream", "address", "size")
 
-    def __init__(self, stream: Stream, address: int, size: int) -> None:
-        self._stream, self._driver = stream, stream.gpu.driver
+    def __init__(self, stream: Stream, address: int, size: int, kept: _Kept | None = None) -> None:
+        self._stream, self._driver, self._kept = stream, stream.gpu.driver, kept
         self.address, self.size = address, size
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)
         if address and self._driver.is_usable:
+            if self._kept is not None and self._kept.take(address, self.size):
+                return
             # Its code is not looked at: what failed before would be reported here a second time.
             self._driver.raw("cuMemFreeAsync")(address, self._stream.handle)
+
+
+class _Kept:
+    """Freed blocks by their size; lists of Python hand out one at a time without a lock."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, list[int]] = {}
+        self._bytes = 0
+
+    def take(self, address: int, size: int) -> bool:
+        """Keep a block; False if there are too many."""
+        if self._bytes + size > KEPT_BYTES:
+            return False
+        self._bytes += size
+        self._blocks.setdefault(size, []).append(address)
+        return True
+
+    def give(self, size: int) -> int:
+        """A block of that size; 0 if there is none."""
+        try:
+            address = self._blocks[size].pop()
+        except (KeyError, IndexError):
+            return 0
+        self._bytes -= size
+        return address
+
+    def all(self) -> Iterator[int]:
+        """All blocks, which are no longer kept."""
+        for size in list(self._blocks):
+            while address := self.give(size):
+                yield address
 
 
 class Pool:
@@ -53,6 +93,7 @@ class Pool:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._driver = gpu, gpu.driver
+        self._kept = _Kept()
         props = MemPoolProps(allocation_type=MEM_ALLOCATION_PINNED)
         props.location.type, props.location.id = MEM_LOCATION_DEVICE, gpu.info.index
         self.handle = c_void_p()
@@ -64,6 +105,12 @@ class Pool:
 
     def allocate(self, size: int, stream: Stream, what: str = "") -> DeviceBuffer:
         """Memory of at least one byte; where there is none, what lies idle is given back and it is tried again."""
+        kept = None
+        if size <= SMALL_BLOCK and stream is self._gpu.stream and not stream.is_capturing:
+            kept = self._kept
+            known = kept.give(size)
+            if known:
+                return DeviceBuffer(stream, known, size, kept)
         address = c_ulonglong()
         code = self._allocate(address, size, stream)
         if code == OUT_OF_MEMORY:
@@ -74,7 +121,7 @@ class Pool:
             free, total = self._gpu.free_memory()
             detail = f"{_mib(size)} wanted{f' for {what}' if what else ''}, {_mib(free)} of {_mib(total)} free"
             raise CudaError(code, "cuMemAllocFromPoolAsync", detail)
-        return DeviceBuffer(stream, address.value, size)
+        return DeviceBuffer(stream, address.value, size, kept)
 
     def _allocate(self, address: c_ulonglong, size: int, stream: Stream) -> int:
         allocate = self._driver.raw("cuMemAllocFromPoolAsync")
@@ -82,6 +129,8 @@ class Pool:
 
     def trim(self, keep: int = 0) -> None:
         """Give memory that nobody uses back to the system."""
+        for address in self._kept.all():
+            self._driver.raw("cuMemFreeAsync")(address, self._gpu.stream.handle)
         self._driver.cuMemPoolTrimTo(self.handle, keep)
 
     @property

@@ -55,6 +55,7 @@ class Stream:
 
     def __init__(self, gpu: Gpu, priority: int = 0) -> None:
         self.gpu, self._driver = gpu, gpu.driver
+        self.is_capturing = False
         self.handle = c_void_p()
         gpu.use()
         gpu.driver.cuStreamCreateWithPriority(ctypes.byref(self.handle), STREAM_NON_BLOCKING, priority)
@@ -80,12 +81,15 @@ class Stream:
         """Inside the block work is recorded and not done; the graph is there after it."""
         graph = Graph(self.gpu)
         self._driver.cuStreamBeginCapture_v2(self.handle, CAPTURE_THREAD_LOCAL)
+        self.is_capturing = True
         try:
             yield graph
         except BaseException:
             # The stream must not stay in recording, whatever broke it.
             self._driver.raw("cuStreamEndCapture")(self.handle, ctypes.byref(c_void_p()))
             raise
+        finally:
+            self.is_capturing = False
         self._driver.cuStreamEndCapture(self.handle, ctypes.byref(graph.handle))
 
     def __del__(self) -> None:

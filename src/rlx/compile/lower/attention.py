@@ -29,6 +29,8 @@ def split_attention(graph: Graph, generator: Generator) -> Graph:
     def parts_of(node: Node) -> Size:
         if type(node.op) is not Attention or generator.own_kernel(graph, node) is None:
             return 0
+        if not generator.cuts_attention(graph, node):
+            return 0
         return part_count(node.op, *(graph.shape(i) for i in node.inputs[:2]))
 
     cut = {node.id: parts for node in graph.nodes if (parts := parts_of(node)) != 0}

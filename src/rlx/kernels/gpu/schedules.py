@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.schedules import TABLE as CPU_TABLE
+from rlx.kernels.gpu.attention import attention_origin
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import gpu_matmul_kernel
 from rlx.kernels.ir.loop_ir import Kernel
@@ -26,7 +27,10 @@ def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
 
 
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
-    return iterations_as_threads(CPU_TABLE.make(name, machine, site))
+    origin = attention_origin(site)
+    kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site))
+    kernel.origin = origin
+    return kernel
 
 
 # Maps and rows know GPUs themselves.

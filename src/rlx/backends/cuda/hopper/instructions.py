@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 
 # A wait that takes so many nanoseconds is a fault: the kernel stops instead of hanging the GPU.
@@ -35,16 +37,28 @@ def barrier_wait(w: Writer, barrier: Val, parity: Val) -> None:
     )
 
 
-def copy_box(w: Writer, to: Val, tensor_map: Val, x: Val, y: Val, barrier: Val) -> None:
-    """Let the copy engine bring the box that begins at column x, row y of a matrix; its bytes count at the barrier."""
+def copy_box(w: Writer, to: Val, tensor_map: Val, at: Sequence[Val | int], barrier: Val) -> None:
+    """Let the copy engine bring the box that begins at a place, innermost axis first; its bytes count at the
+    barrier."""
+    places = ", ".join(f"<x{i}>" for i in range(len(at)))
     w.asm(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        " [<to>], [<map>, {<x>, <y>}], [<b>];",
+        f"cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        f" [<to>], [<map>, {{{places}}}], [<b>];",
         to=to,
         map=tensor_map,
-        x=x,
-        y=y,
         b=barrier,
+        **{f"x{i}": x for i, x in enumerate(at)},
+    )
+
+
+def store_box(w: Writer, tensor_map: Val, at: Sequence[Val | int], source: Val) -> None:
+    """Let the copy engine write a box of shared memory; it belongs to the group of copies that is open."""
+    places = ", ".join(f"<x{i}>" for i in range(len(at)))
+    w.asm(
+        f"cp.async.bulk.tensor.{len(at)}d.global.shared::cta.bulk_group [<map>, {{{places}}}], [<source>];",
+        map=tensor_map,
+        source=source,
+        **{f"x{i}": x for i, x in enumerate(at)},
     )
 
 

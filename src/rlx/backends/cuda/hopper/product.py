@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
 from rlx.backends.cuda.hopper.instructions import (
     Ring,
     barrier_arrive,
@@ -58,30 +59,6 @@ class ProductShape(NamedTuple):
         return self.columns * DEPTH * 2
 
 
-class OperandRead(NamedTuple):
-    """How an operand of the epilogue is read: its pointer, the LLVM type and bytes of an element, and strides and
-    offset in elements, as numbers or names of parameters. `in_pairs`: two elements from an even column on are one word
-    of memory, and there is an even number of columns."""
-
-    pointer: str
-    element: str
-    size: int
-    row_stride: int | str
-    column_stride: int | str
-    offset: int | str
-    in_pairs: bool
-
-
-class FinishCall(NamedTuple):
-    """The epilogue as LLVM text, the names and types of its first parameters, which are those of the kernel, too; then
-    come row and column (i64), two sums of each product, and two elements of each of `reads`. `sizes` are m and n."""
-
-    text: str
-    params: tuple[tuple[str, str], ...]
-    reads: tuple[OperandRead, ...]
-    sizes: tuple[int | str, int | str]
-
-
 def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of A and of every B, tiles of rows, of columns and of depth (i32), then
     those of the epilogue."""
@@ -93,11 +70,11 @@ def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str
 class _Product:
     def __init__(self, name: str, shape: ProductShape, finish: FinishCall) -> None:
         w = self.w = Writer(name, THREADS)
-        self.shape, self.finish = shape, finish
+        self.shape = shape
         self.map_a = w.tensor_map("map_a")
         self.maps_b = [w.tensor_map(f"map_b{i}") for i in range(shape.parts)]
         self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
-        self.passed = [w.param(n, t) for n, t in finish.params]
+        self.epilogue = EpilogueWriter(w, finish)
         # Swizzled rows begin at multiples of 1 KiB.
         base = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
         self.memory = (base + 1023) & -1024
@@ -123,7 +100,7 @@ class _Product:
             w.asm("fence.mbarrier_init.release.cluster;")
         w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
         w.either(self.thread < 128, self.produce, self.consume)
-        return w.module(triple, self.finish.text)
+        return w.module(triple, self.epilogue.call.text)
 
     def origin(self, tile: Val) -> tuple[Val, Val]:
         """The first row and column of a tile."""
@@ -148,7 +125,7 @@ class _Product:
                     barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
                     barrier_expect(w, self.full(stage), shape.stage_bytes)
                     a = self.memory + stage * shape.stage_bytes
-                    copy_box(w, a, self.map_a, step * DEPTH, row, self.full(stage))
+                    copy_box(w, a, self.map_a, (step * DEPTH, row), self.full(stage))
                     for number, map_b in enumerate(self.maps_b):
                         b = a + (ROWS * DEPTH * 2 + number * shape.part_bytes)
                         self.copy_b(b, map_b, column, step * DEPTH, self.full(stage))
@@ -156,11 +133,11 @@ class _Product:
 
     def copy_b(self, to: Val, map_b: Val, column: Val, depth: Val, barrier: Val) -> None:
         if self.shape.along_k:
-            copy_box(self.w, to, map_b, depth, column, barrier)
+            copy_box(self.w, to, map_b, (depth, column), barrier)
             return
         # A swizzled row is 128 bytes: slabs of 64 columns.
         for slab in range(self.shape.columns // 64):
-            copy_box(self.w, to + slab * SLAB_BYTES, map_b, column + slab * 64, depth, barrier)
+            copy_box(self.w, to + slab * SLAB_BYTES, map_b, (column + slab * 64, depth), barrier)
 
     def consume(self) -> None:
         w, shape = self.w, self.shape
@@ -223,42 +200,9 @@ class _Product:
         for start in range(0, len(places), READ_AHEAD):
             some = places[start : start + READ_AHEAD]
             at = [(self.w.wide(row + 8 * half), self.w.wide(column + 8 * j)) for j, half in some]
-            read = [[value for operand in self.finish.reads for value in self.pair(operand, *p)] for p in at]
+            read = [self.epilogue.read(*place) for place in at]
+            count = shape.columns // 2
             for (j, half), place, values in zip(some, at, read):
-                self.finish_pair(sums, 4 * j + 2 * half, place, values)
-
-    def finish_pair(self, sums: list[Val], at: int, place: tuple[Val, Val], read: list[Val]) -> None:
-        count = self.shape.columns // 2
-        pairs = [sums[part * count + at + i] for part in range(self.shape.parts) for i in range(2)]
-        arguments = [f"{v.type} {v.name}" for v in (*self.passed, *place, *pairs, *read)]
-        self.w.line(f"call void @finish({', '.join(arguments)})")
-
-    def pair(self, operand: OperandRead, row: Val, column: Val) -> list[Val]:
-        """Two neighbouring elements of an operand; for places outside of it those of the last row and column."""
-        w = self.w
-        m, n = (Val(w, str(size), "i64") for size in self.finish.sizes)
-        row_stride, column_stride, offset = (
-            Val(w, str(s), "i64") for s in (operand.row_stride, operand.column_stride, operand.offset)
-        )
-        start = self.inside(row, m) * row_stride + offset
-        if operand.in_pairs:
-            even = w.emit(f"select i1 {(column < n).name}, i64 {column.name}, i64 0", "i64")
-            kind = f"<2 x {operand.element}>"
-            both = self.load(operand, start + even, kind, 2 * operand.size)
-            return [w.emit(f"extractelement {kind} {both.name}, i32 {i}", operand.element) for i in range(2)]
-        found: list[Val] = []
-        for i in range(2):
-            if i and operand.column_stride == 0:
-                return [*found, *found]
-            place = start + self.inside(column + i, n) * column_stride
-            found.append(self.load(operand, place, operand.element, operand.size))
-        return found
-
-    def load(self, operand: OperandRead, place: Val, kind: str, align: int) -> Val:
-        pointer = f"ptr addrspace(1) {operand.pointer}"
-        address = self.w.emit(f"getelementptr {operand.element}, {pointer}, i64 {place.name}", "ptr addrspace(1)")
-        return self.w.emit(f"load {kind}, ptr addrspace(1) {address.name}, align {align}", kind)
-
-    def inside(self, index: Val, size: Val) -> Val:
-        last = size - 1
-        return self.w.emit(f"select i1 {(index < size).name}, i64 {index.name}, i64 {last.name}", "i64")
+                first = 4 * j + 2 * half
+                pairs = [sums[part * count + first + i] for part in range(shape.parts) for i in range(2)]
+                self.epilogue.finish(*place, pairs, values)

@@ -1,4 +1,4 @@
-"""Tensor maps: how the copy engine sees a matrix in memory, 128 bytes that the driver encodes."""
+"""Tensor maps: how the copy engine sees a tensor in memory, 128 bytes that the driver encodes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,40 @@ _PROMOTE_128 = 2
 
 
 class MapSpec(NamedTuple):
-    """A row-major matrix of two-byte elements at an address, `pitch` elements from row to row, read in boxes of
-    `box_rows` by 64. What is outside of it reads as zeros."""
+    """A tensor of two-byte elements at an address: sizes from the innermost axis on, strides in elements of all axes
+    but that one, whose elements lie side by side, and the box in which it is read. What is outside of it reads as
+    zeros and is not written."""
 
     address: int
-    rows: int
-    columns: int
-    pitch: int
-    box_rows: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
     element: str
+
+    @staticmethod
+    def matrix(address: int, rows: int, columns: int, pitch: int, box_rows: int, element: str) -> MapSpec:
+        """A row-major matrix, `pitch` elements from row to row, read in boxes of `box_rows` by 64."""
+        return MapSpec(address, (columns, rows), (pitch,), (64, box_rows), element)
 
     @property
     def is_possible(self) -> bool:
         """What the copy engine asks for: addresses and rows at multiples of 16 bytes."""
-        return self.address % 16 == 0 and self.pitch % 8 == 0 and 0 < self.rows < 2**31 and 0 < self.columns < 2**31
+        has_places = self.address % 16 == 0 and all(0 < s < 2**36 and s % 8 == 0 for s in self.strides)
+        return has_places and all(0 < size < 2**31 for size in self.sizes)
 
 
 def encode(gpu: Gpu, spec: MapSpec, to: int) -> None:
     """Write the map to an address of the host, a multiple of 64."""
+    rank = len(spec.sizes)
     gpu.driver.cuTensorMapEncodeTiled(
         to,
         _TYPES[spec.element],
-        2,
+        rank,
         spec.address,
-        (c_uint64 * 2)(spec.columns, spec.rows),
-        (c_uint64 * 1)(spec.pitch * 2),
-        (c_uint32 * 2)(64, spec.box_rows),
-        (c_uint32 * 2)(1, 1),
+        (c_uint64 * rank)(*spec.sizes),
+        (c_uint64 * (rank - 1))(*(2 * s for s in spec.strides)),
+        (c_uint32 * rank)(*spec.box),
+        (c_uint32 * rank)(*[1] * rank),
         0,
         _SWIZZLE_128,
         _PROMOTE_128,

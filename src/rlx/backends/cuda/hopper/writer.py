@@ -15,7 +15,7 @@ Number = int | float
 
 
 class Val:
-    """A value with its LLVM type. Integers are not negative where they are divided or compared."""
+    """A value with its LLVM type. Integers are not negative where they are divided or shifted to the right."""
 
     def __init__(self, writer: Writer, name: str, type: str) -> None:
         self.writer, self.name, self.type = writer, name, type
@@ -24,14 +24,18 @@ class Val:
         right = self.writer.value(other, self.type)
         return self.writer.emit(f"{op} {self.type} {self.name}, {right.name}", result or self.type)
 
-    def __add__(self, other: Val | int) -> Val:
-        return self._op("add", other)
+    def _arithmetic(self, op: str, other: Val | Number) -> Val:
+        # `contract` lets LLVM make one instruction of a product and a sum.
+        return self._op(f"f{op} contract" if self.type == "float" else op, other)
 
-    def __sub__(self, other: Val | int) -> Val:
-        return self._op("sub", other)
+    def __add__(self, other: Val | Number) -> Val:
+        return self._arithmetic("add", other)
 
-    def __mul__(self, other: Val | int) -> Val:
-        return self._op("mul", other)
+    def __sub__(self, other: Val | Number) -> Val:
+        return self._arithmetic("sub", other)
+
+    def __mul__(self, other: Val | Number) -> Val:
+        return self._arithmetic("mul", other)
 
     def __floordiv__(self, other: Val | int) -> Val:
         return self._op("udiv", other)
@@ -47,6 +51,9 @@ class Val:
 
     def __xor__(self, other: Val | int) -> Val:
         return self._op("xor", other)
+
+    def __lshift__(self, other: int) -> Val:
+        return self._op("shl", other)
 
     def __rshift__(self, other: int) -> Val:
         return self._op("lshr", other)
@@ -77,10 +84,11 @@ class Var:
 
 
 class Writer:
-    """Appends to the body of one kernel. `params` are texts of its parameters."""
+    """Appends to the body of one kernel. `params` are texts of its parameters; `blocks` is how many blocks a
+    multiprocessor shall have room for, which limits the registers of a thread."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self.name, self.threads = name, threads
+    def __init__(self, name: str, threads: int, blocks: int = 1, cluster: int = 1) -> None:
+        self.name, self.threads, self.blocks, self.cluster = name, threads, blocks, cluster
         self.params: list[str] = []
         self._slots: list[str] = []
         self._lines: list[str] = []
@@ -103,7 +111,8 @@ class Writer:
             return x
         if type == "float":
             # LLVM writes a float as the bits of the double of the same value.
-            return Val(self, f"0x{struct.unpack('<Q', struct.pack('<d', x))[0]:016X}", type)
+            (rounded,) = struct.unpack("<f", struct.pack("<f", x))
+            return Val(self, f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}", type)
         return Val(self, str(int(x)), type)
 
     def slot(self, type: str) -> str:
@@ -126,9 +135,15 @@ class Writer:
     def register(self, name: str) -> Val:
         return self.call(f"llvm.nvvm.read.ptx.sreg.{name}", "i32")
 
-    def select(self, condition: Val, a: Val | int, b: Val | int) -> Val:
-        left, right = self.value(a), self.value(b)
-        return self.emit(f"select i1 {condition.name}, i32 {left.name}, i32 {right.name}", "i32")
+    def select(self, condition: Val, a: Val | Number, b: Val | Number, type: str = "i32") -> Val:
+        left, right = self.value(a, type), self.value(b, type)
+        return self.emit(f"select i1 {condition.name}, {type} {left.name}, {type} {right.name}", type)
+
+    def least(self, a: Val, b: Val | int) -> Val:
+        return self.call("llvm.smin.i32", "i32", a, self.value(b))
+
+    def most(self, a: Val, b: Val | int) -> Val:
+        return self.call("llvm.smax.i32", "i32", a, self.value(b))
 
     def wide(self, x: Val) -> Val:
         return self.emit(f"zext i32 {x.name} to i64", "i64")
@@ -168,17 +183,25 @@ class Writer:
         index.set(here + step)
         self.line(f"br label %{head}\n{end}:")
 
-    def asm(self, text: str, tied: Sequence[Val] = (), **inputs: Val | int) -> list[Val]:
-        """Inline PTX. `<name>` stands for an input; tied values are read and written: $0.. are their new values.
+    def asm(
+        self,
+        text: str,
+        tied: Sequence[Val] = (),
+        results: Sequence[str] = (),
+        early: bool = False,
+        **inputs: Val | int,
+    ) -> list[Val]:
+        """Inline PTX. `<name>` stands for an input; tied values are read and written: $0.. are their new values, and
+        behind them come results of these types, `early` if they are written before all inputs have been read.
 
         `convergent` forbids LLVM to copy it or move it across branches, `~{memory}` keeps its place among others."""
         given = {name: self.value(x) for name, x in inputs.items()}
         for number, name in enumerate(given):
-            text = text.replace(f"<{name}>", f"${2 * len(tied) + number}")
-        outputs = [f"={_LETTERS[t.type]}" for t in tied]
+            text = text.replace(f"<{name}>", f"${2 * len(tied) + len(results) + number}")
+        types = [*(t.type for t in tied), *results]
+        outputs = [f"={'&' if early else ''}{_LETTERS[t]}" for t in types]
         constraints = [*outputs, *map(str, range(len(tied))), *(_LETTERS[v.type] for v in given.values()), "~{memory}"]
         arguments = ", ".join(f"{v.type} {v.name}" for v in (*tied, *given.values()))
-        types = [t.type for t in tied]
         returned = "void" if not types else types[0] if len(types) == 1 else f"{{{', '.join(types)}}}"
         call = f'call {returned} asm sideeffect "{" ".join(text.split())}", "{",".join(constraints)}"({arguments}) #1'
         if not types:
@@ -194,6 +217,7 @@ class Writer:
         known = {line for line in beside.splitlines() if line.startswith("declare ")}
         declared = "\n".join(sorted(self._declared - known))
         body = "\n".join([*self._slots, *self._lines])
+        cluster = f' "nvvm.cluster_dim"="{self.cluster}"' if self.cluster > 1 else ""
         return f"""target triple = "{triple}"
 @smem = external addrspace(3) global [0 x i8], align 1024
 {declared}
@@ -202,6 +226,6 @@ define ptx_kernel void @{self.name}({", ".join(self.params)}) #0 {{
 {body}
 ret void
 }}
-attributes #0 = {{ "nvvm.maxntid"="{self.threads}" "nvvm.minctasm"="1" }}
+attributes #0 = {{ "nvvm.maxntid"="{self.threads}" "nvvm.minctasm"="{self.blocks}"{cluster} }}
 attributes #1 = {{ convergent nounwind }}
 """

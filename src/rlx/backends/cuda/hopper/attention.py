@@ -1,0 +1,567 @@
+"""The kernel of forward attention on Hopper's tensor cores: f16 or bf16 in and out, sums in f32.
+
+One block for each multiprocessor walks the tiles of 128 queries of a head. One thread lets the copy engine bring the
+queries, and tiles of keys and values into two rings; two groups of four warps own 64 queries each. Scores stay in
+registers and, rounded, are the register operand of the product with the values. While that product of one tile runs,
+the softmax of the next one is computed, and the groups take turns at the tensor cores: one multiplies while the other
+computes exponentials. Tiles of keys that no query of a tile sees are not read, and only those that some queries do not
+see in full are compared with positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from rlx.backends.cuda.hopper.instructions import (
+    Ring,
+    barrier_arrive,
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    copy_box,
+    descriptor,
+    store_box,
+)
+from rlx.backends.cuda.hopper.seen_keys import SeenKeys
+from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+
+# Queries of a tile, 64 for each group of warps.
+ROWS = 128
+THREADS = 384
+STAGES = 2
+# What a block can have of shared memory.
+MOST_SHARED = 227 << 10
+# Words that one thread finds out for all: the last tile of keys, how many, the first and end of those seen by all
+# queries, and how many keys there are.
+_NOTED = 5
+
+
+class Integers(NamedTuple):
+    """An operand of integers that the kernel reads: i32 or i64."""
+
+    type: str
+
+
+class AttentionShape(NamedTuple):
+    """What a kernel is made for. Heads of q and k are `depth` wide, those of v `width`, multiples of 64; `group` heads
+    of q share one of k. `window` is how many keys before its own a query sees; None: all of them."""
+
+    depth: int
+    width: int
+    element: str  # "bf16" or "f16"
+    heads: int
+    group: int
+    is_causal: bool
+    window: int | None
+    scale: float
+    softcap: float | None
+    lengths: Integers | None
+    positions: Integers | None
+
+    @property
+    def keys(self) -> int:
+        """Of a tile: as many as registers hold scores for beside the sums."""
+        return 128 if self.depth + self.width <= 256 else 64
+
+    @property
+    def q_bytes(self) -> int:
+        return ROWS * self.depth * 2
+
+    @property
+    def k_bytes(self) -> int:
+        return self.keys * self.depth * 2
+
+    @property
+    def v_bytes(self) -> int:
+        return self.keys * self.width * 2
+
+    @property
+    def o_bytes(self) -> int:
+        return ROWS * self.width * 2
+
+    @property
+    def _tiles_bytes(self) -> int:
+        return self.q_bytes + STAGES * (self.k_bytes + self.v_bytes)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether results go where the queries were: there is no room for both."""
+        return self._overhead + self._tiles_bytes + self.o_bytes > MOST_SHARED
+
+    @property
+    def _overhead(self) -> int:
+        """Tiles begin at multiples of 1 KiB; barriers and notes lie behind them."""
+        return 1024 + 8 * (2 + 4 * STAGES) + 64
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._overhead + self._tiles_bytes + (0 if self.shares_memory else self.o_bytes)
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether a block takes a short and a long tile of queries together, so that all have as much to do."""
+        return self.is_causal and self.window is None
+
+
+def attention_text(name: str, shape: AttentionShape, triple: str) -> str:
+    """The LLVM module. Parameters: tensor maps of q, k, v and the result, each as [batch, head, position, element];
+    i32: tiles of queries, items of work, queries, keys; then those of `SeenKeys`."""
+    return _Attention(name, shape).text(triple)
+
+
+class _Tile(NamedTuple):
+    """A tile of queries of one head."""
+
+    batch: Val
+    head: Val
+    number: Val
+
+
+class _Attention:
+    def __init__(self, name: str, shape: AttentionShape) -> None:
+        w = self.w = Writer(name, THREADS)
+        self.shape = shape
+        self.map_q, self.map_k, self.map_v, self.map_o = (w.tensor_map(f"map_{x}") for x in "qkvo")
+        self.tiles, self.work, self.queries, self.key_limit = (
+            w.param(n, "i32") for n in ("tiles", "work", "queries", "keys")
+        )
+        self.seen = SeenKeys(w, shape, self.queries, self.key_limit)
+        base = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
+        self.q_at = (base + 1023) & -1024
+        self.k_at = self.q_at + shape.q_bytes
+        self.v_at = self.k_at + STAGES * shape.k_bytes
+        behind = self.v_at + STAGES * shape.v_bytes
+        self.o_at = self.q_at if shape.shares_memory else behind
+        self.notes = behind + (0 if shape.shares_memory else shape.o_bytes)
+        self.q_full, self.q_empty = self.notes + 64, self.notes + 72
+        self.thread = w.register("tid.x")
+        self.inside = self.thread & 127
+        self.lane = self.thread & 31
+        self.group = (self.thread >> 7) - 1
+
+    def ring_barrier(self, which: int) -> Callable[[Val], Val]:
+        return lambda stage: self.notes + (80 + which * STAGES * 8) + stage * 8
+
+    @property
+    def k_full(self) -> Callable[[Val], Val]:
+        return self.ring_barrier(0)
+
+    @property
+    def k_empty(self) -> Callable[[Val], Val]:
+        return self.ring_barrier(1)
+
+    @property
+    def v_full(self) -> Callable[[Val], Val]:
+        return self.ring_barrier(2)
+
+    @property
+    def v_empty(self) -> Callable[[Val], Val]:
+        return self.ring_barrier(3)
+
+    def text(self, triple: str) -> str:
+        w = self.w
+        with w.when(self.thread.equals(0)):
+            barrier_init(w, self.q_full, 1)
+            barrier_init(w, self.q_empty, 2)
+            for stage in map(w.value, range(STAGES)):
+                for barrier, arrivals in ((self.k_full, 1), (self.k_empty, 2), (self.v_full, 1), (self.v_empty, 2)):
+                    barrier_init(w, barrier(stage), arrivals)
+            w.asm("fence.mbarrier_init.release.cluster;")
+        w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+        w.either(self.thread < 128, self.produce, self.consume)
+        return w.module(triple)
+
+    @contextmanager
+    def each_tile(self) -> Iterator[_Tile]:
+        """The tiles of queries of this block. Consecutive blocks share a head, so that the L2 cache keeps its keys."""
+        w, heads = self.w, self.shape.heads
+        is_paired = self.shape.is_paired
+        per_head = (self.tiles + 1) >> 1 if is_paired else self.tiles
+        with w.loop(w.register("ctaid.x"), self.work, w.register("nctaid.x")) as item:
+            head, i = item // per_head, item % per_head
+            if not is_paired:
+                yield _Tile(head // heads, head % heads, i)
+                return
+            last = self.tiles - 1 - i
+            with w.loop(0, w.select(last.equals(i), 1, 2)) as half:
+                yield _Tile(head // heads, head % heads, w.select(half.equals(0), last, i))
+
+    # Which keys are seen.
+
+    def extremes(self, tile: _Tile, length: Val) -> tuple[Val, Val]:
+        """The lowest and the highest position of a tile. With positions, all threads of a warp must come here."""
+        w, first = self.w, tile.number * ROWS
+        if self.shape.positions is None:
+            return self.seen.position(tile.batch, first, length), self.seen.position(
+                tile.batch, first + (ROWS - 1), length
+            )
+        found = [self.seen.position(tile.batch, first + self.lane + i * 32, length) for i in range(ROWS // 32)]
+        lowest, highest = found[0], found[0]
+        for other in found[1:]:
+            lowest, highest = w.least(lowest, other), w.most(highest, other)
+        text = "redux.sync.{}.s32 $0, <x>, 0xffffffff;"
+        (lowest,) = w.asm(text.format("min"), results=["i32"], x=lowest)
+        (highest,) = w.asm(text.format("max"), results=["i32"], x=highest)
+        return lowest, highest
+
+    def key_tiles(self, tile: _Tile) -> list[Val]:
+        """What is noted for a tile of queries, see `_NOTED`."""
+        w, shape, keys = self.w, self.shape, self.shape.keys
+        length = self.seen.given_length(tile.batch)
+        count = self.seen.key_count(length)
+        end, seen_by_all, first, first_of_all = count, count, w.value(0), w.value(0)
+        if shape.is_causal:
+            lowest, highest = self.extremes(tile, length)
+            end = w.most(w.least(count, highest + 1), 0)
+            seen_by_all = w.most(w.least(count, lowest + 1), 0)
+            if shape.window is not None:
+                first = w.most(lowest - shape.window, 0) // keys
+                first_of_all = (w.most(highest - shape.window, 0) + (keys - 1)) // keys
+        last = w.most((end + (keys - 1)) // keys, 1) - 1
+        tiles = w.most(last + 1 - first, 1)
+        return [last, tiles, first_of_all, seen_by_all // keys, count]
+
+    # The thread that brings tiles.
+
+    def produce(self) -> None:
+        w = self.w
+        w.asm("setmaxnreg.dec.sync.aligned.u32 40;")
+        # Positions are looked through by a whole warp.
+        workers = 32 if self.shape.positions is not None else 1
+        with w.when(self.thread < workers):
+            parity, k_ring, v_ring = Var(w, 0), Ring(w, STAGES), Ring(w, STAGES)
+            with self.each_tile() as tile:
+                noted = self.key_tiles(tile)
+                with w.when(self.thread.equals(0)):
+                    self.bring(tile, noted, parity, k_ring, v_ring)
+
+    def bring(self, tile: _Tile, noted: Sequence[Val], parity: Var, k_ring: Ring, v_ring: Ring) -> None:
+        w, shape = self.w, self.shape
+        last, count = noted[:2]
+        barrier_wait(w, self.q_empty, parity.get() ^ 1)
+        for number, word in enumerate(noted):
+            w.asm("st.shared.b32 [<a>], <x>;", a=self.notes + 4 * number, x=word)
+        barrier_expect(w, self.q_full, shape.q_bytes)
+        for slab in range(shape.depth // 64):
+            at = (w.value(slab * 64), tile.number * ROWS, tile.head, tile.batch)
+            copy_box(w, self.q_at + slab * ROWS * 128, self.map_q, at, self.q_full)
+        parity.set(parity.get() ^ 1)
+        head = tile.head // shape.group
+
+        def keys(j: Val) -> None:
+            place = (last - j) * shape.keys
+            self.bring_next(k_ring, self.k_at, self.map_k, shape.depth, (place, head, tile.batch), 0)
+
+        def values(j: Val) -> None:
+            place = (last - j) * shape.keys
+            self.bring_next(v_ring, self.v_at, self.map_v, shape.width, (place, head, tile.batch), 2)
+
+        # Keys are a tile ahead of values, as those who use them are.
+        keys(w.value(0))
+        with w.loop(0, count) as j:
+            with w.when(j + 1 < count):
+                keys(j + 1)
+            values(j)
+
+    def bring_next(self, ring: Ring, start: Val, tensor: Val, width: int, at: tuple[Val, ...], barrier: int) -> None:
+        w, keys = self.w, self.shape.keys
+        full, empty = self.ring_barrier(barrier), self.ring_barrier(barrier + 1)
+        stage = ring.stage.get()
+        barrier_wait(w, empty(stage), ring.parity.get() ^ 1)
+        barrier_expect(w, full(stage), keys * width * 2)
+        to = start + stage * (keys * width * 2)
+        for slab in range(width // 64):
+            copy_box(w, to + slab * keys * 128, tensor, (slab * 64, *at), full(stage))
+        ring.advance()
+
+    # The warps that multiply.
+
+    def arrive(self, barrier: Val) -> None:
+        with self.w.when(self.inside.equals(0)):
+            barrier_arrive(self.w, barrier)
+
+    def consume(self) -> None:
+        w, shape = self.w, self.shape
+        w.asm("setmaxnreg.inc.sync.aligned.u32 232;")
+        self.q_parity, self.k_ring, self.v_ring = Var(w, 0), Ring(w, STAGES), Ring(w, STAGES)
+        self.highest, self.total = ([Var(w, 0.0, "float") for _ in range(2)] for _ in range(2))
+        self.sums = [Var(w, 0.0, "float") for _ in range(shape.width // 2)]
+        self.weights = [Var(w, 0) for _ in range(shape.keys // 4)]
+        self.scores = [Var(w, 0.0, "float") for _ in range(shape.keys // 2)]
+        # The first group may begin.
+        with w.when(self.group.equals(1)):
+            w.asm("bar.arrive 3, 256;")
+        self.q_view = descriptor(w, self.q_at + self.group * 8192, 16, 1024)
+        with self.each_tile() as tile:
+            self.attend(tile)
+        with w.when(self.inside.equals(0)):
+            w.asm("cp.async.bulk.wait_group 0;")
+
+    def attend(self, tile: _Tile) -> None:
+        w, shape = self.w, self.shape
+        rows = self.row_limits(tile)
+        barrier_wait(w, self.q_full, self.q_parity.get())
+        last, tiles, clean_first, clean_end, count = (
+            w.asm("ld.shared.b32 $0, [<a>];", results=["i32"], a=self.notes + 4 * i)[0] for i in range(_NOTED)
+        )
+        limits = [(end if end is not None else count, first) for end, first in rows]
+        if shape.is_causal:
+            limits = [(w.least(end, count), first) for end, first in limits]
+
+        barrier_wait(w, self.k_full(self.k_ring.stage.get()), self.k_ring.parity.get())
+        scores = w.asm("wgmma.wait_group.sync.aligned 0;", self.multiply_keys())
+        self.arrive(self.k_empty(self.k_ring.stage.get()))
+        self.k_ring.advance()
+        self.keep(scores)
+        is_clean = last < clean_end
+        if shape.window is not None:
+            is_clean = is_clean & (last > clean_first - 1)
+        with w.when(is_clean ^ 1):
+            self.hide(last, limits)
+        if shape.lengths is not None:
+            self.clear_values(last, count)
+        self.weigh(self.softmax(is_first=True, is_clean=False)[0])
+        for variable in self.sums:
+            variable.set(0.0)
+        # Loops of their own for tiles that all rows see in full: a branch between the products would keep the assembler
+        # from computing anything while the second one runs.
+        start, stop = w.value(1), tiles
+        if shape.is_causal:
+            start = w.least(w.most(last - clean_end + 1, 1), tiles)
+            with w.loop(1, start) as j:
+                self.step(lambda: self.hide(last - j, limits))
+        if shape.window is not None:
+            stop = w.most(w.least(tiles, last + 1 - clean_first), start)
+        with w.loop(start, stop):
+            self.step()
+        if shape.window is not None:
+            with w.loop(stop, tiles) as j:
+                self.step(lambda: self.hide(last - j, limits))
+        if not shape.shares_memory:
+            self.arrive(self.q_empty)
+        self.q_parity.set(self.q_parity.get() ^ 1)
+        v_stage = self.v_ring.stage.get()
+        barrier_wait(w, self.v_full(v_stage), self.v_ring.parity.get())
+        self.multiply_values()
+        shares = [self.share(total) for total in self.total]
+        done = w.asm("wgmma.wait_group.sync.aligned 0;", [s.get() for s in self.sums])
+        self.arrive(self.v_empty(v_stage))
+        self.v_ring.advance()
+        self.store([x * shares[i % 4 // 2] for i, x in enumerate(done)], tile)
+
+    def step(self, hide: Callable[[], None] | None = None) -> None:
+        """The scores of a tile, beside the product of the weights and values of the one before."""
+        w = self.w
+        k_stage, v_stage = self.k_ring.stage.get(), self.v_ring.stage.get()
+        barrier_wait(w, self.k_full(k_stage), self.k_ring.parity.get())
+        w.asm("bar.sync <i>, 256;", i=self.group + 3)
+        running = self.multiply_keys()
+        barrier_wait(w, self.v_full(v_stage), self.v_ring.parity.get())
+        self.multiply_values()
+        w.asm("bar.arrive <i>, 256;", i=w.value(4) - self.group)
+        self.keep(w.asm("wgmma.wait_group.sync.aligned 1;", running))
+        self.arrive(self.k_empty(k_stage))
+        self.k_ring.advance()
+        if hide is not None:
+            hide()
+        powers, factors = self.softmax(is_first=False, is_clean=hide is None)
+        # Weights may change when the running product has read them: passing through the wait keeps that order.
+        done = w.asm("wgmma.wait_group.sync.aligned 0;", [*(s.get() for s in self.sums), *powers])
+        self.arrive(self.v_empty(v_stage))
+        self.v_ring.advance()
+        self.weigh(done[len(self.sums) :])
+        for i, variable in enumerate(self.sums):
+            variable.set(done[i] * factors[i % 4 // 2])
+
+    def row_limits(self, tile: _Tile) -> list[tuple[Val | None, Val | None]]:
+        """For both rows of this thread the end of the keys that it sees, None: all, and the first one."""
+        shape = self.shape
+        if not shape.is_causal:
+            return [(None, None)] * 2
+        length = self.seen.given_length(tile.batch)
+        first_row = tile.number * ROWS + self.group * 64 + (self.inside >> 5) * 16 + (self.lane >> 2)
+        found: list[tuple[Val | None, Val | None]] = []
+        for r in range(2):
+            position = self.seen.position(tile.batch, first_row + 8 * r, length)
+            found.append((position + 1, None if shape.window is None else position - shape.window))
+        return found
+
+    def hide(self, number: Val, limits: Sequence[tuple[Val, Val | None]]) -> None:
+        """This thread has the columns 8j + 2 (lane % 4) + e of a tile, e = 0, 1, of two rows that are eight apart."""
+        w = self.w
+        start = number * self.shape.keys + (self.lane & 3) * 2
+        ends = [end - start for end, _ in limits]
+        firsts = [None if first is None else first - start for _, first in limits]
+        for i, variable in enumerate(self.scores):
+            column, r = i // 4 * 8 + i % 2, i % 4 // 2
+            seen = ends[r] > column
+            first = firsts[r]
+            if first is not None:
+                seen = seen & (first < column + 1)
+            variable.set(w.select(seen, variable.get(), -math.inf, "float"))
+
+    def clear_values(self, number: Val, count: Val) -> None:
+        """Rows of values behind the last key may be anything, and zero times anything must be zero."""
+        w, shape = self.w, self.shape
+        start, chunks = number * shape.keys, shape.width // 8
+        with w.when(count < start + shape.keys):
+            stage = self.v_ring.stage.get()
+            barrier_wait(w, self.v_full(stage), self.v_ring.parity.get())
+            at = self.v_at + stage * shape.v_bytes
+            # Swizzling stays inside of a row.
+            with w.loop((count - start) * chunks + self.inside, w.value(shape.keys * chunks), 128) as i:
+                row, chunk = i // chunks, i % chunks
+                place = at + (chunk >> 3) * (shape.keys * 128) + row * 128 + (chunk & 7) * 16
+                w.asm("st.shared.v4.b32 [<a>], {<z>, <z>, <z>, <z>};", a=place, z=0)
+            w.asm("fence.proxy.async.shared::cta;")
+            w.asm("bar.sync <i>, 128;", i=self.group + 1)
+
+    def keep(self, scores: Sequence[Val]) -> None:
+        for variable, value in zip(self.scores, scores, strict=True):
+            variable.set(self.finished(value))
+
+    def finished(self, score: Val) -> Val:
+        """A product of query and key; with a softcap the power of 2 that it stands for."""
+        w, cap = self.w, self.shape.softcap
+        if cap is None:
+            return score
+        # tanh(x) = 1 - 2 / (exp(2x) + 1), which has no cancellation that counts beside 1.
+        power = self.exp2(score * (2 * math.log2(math.e) * self.shape.scale / cap))
+        half = w.call("llvm.nvvm.rcp.approx.ftz.f", "float", power + 1.0)
+        top = cap * math.log2(math.e)
+        return half * (-2 * top) + top
+
+    def exp2(self, x: Val) -> Val:
+        return self.w.call("llvm.nvvm.ex2.approx.ftz.f", "float", x)
+
+    def larger(self, a: Val, b: Val) -> Val:
+        return self.w.call("llvm.maxnum.f32", "float", a, b)
+
+    def from_lane(self, x: Val, distance: int) -> Val:
+        w = self.w
+        return w.call("llvm.nvvm.shfl.sync.bfly.f32", "float", w.value(-1), x, w.value(distance), w.value(31))
+
+    def joined(self, function: Callable[[Val, Val], Val], values: Sequence[Val]) -> Val:
+        """Four chains: enough that does not wait for each other, in few registers."""
+        chains = list(values[:4])
+        for i, value in enumerate(values[4:]):
+            chains[i % 4] = function(chains[i % 4], value)
+        return function(function(chains[0], chains[1]), function(chains[2], chains[3]))
+
+    def softmax(self, is_first: bool, is_clean: bool) -> tuple[list[Val], list[Val]]:
+        """Scores to powers, and what earlier sums are multiplied by, for both rows of this thread. In a clean tile
+        every row sees something."""
+        w, shape = self.w, self.shape
+        scale = 1.0 if shape.softcap is not None else shape.scale * math.log2(math.e)
+        powers: dict[int, Val] = {}
+        factors: list[Val] = []
+        scores = [s.get() for s in self.scores]
+        rows = [[i for i in range(len(scores)) if i % 4 // 2 == r] for r in range(2)]
+        before = [x.get() for x in self.highest]
+        bases: list[Val] = []
+        # Both rows before the first power: the assembler then has this to do while the product of the values runs.
+        for r, own in enumerate(rows):
+            highest = self.joined(self.larger, [scores[i] for i in own])
+            if not is_first:
+                highest = self.larger(highest, before[r])
+            # Four neighbouring lanes have a row.
+            highest = self.larger(highest, self.from_lane(highest, 1))
+            highest = self.larger(highest, self.from_lane(highest, 2))
+            self.highest[r].set(highest)
+            base = highest * -scale
+            if not is_clean:
+                is_seen = w.emit(f"fcmp one float {highest.name}, {w.value(-math.inf, 'float').name}", "i1")
+                base = w.select(is_seen, base, 0.0, "float")
+            bases.append(base)
+        for r, own in enumerate(rows):
+            for i in own:
+                powers[i] = self.exp2(scores[i] * scale + bases[r])
+            total = self.joined(lambda a, b: a + b, [powers[i] for i in own])
+            if not is_first:
+                factors.append(self.exp2(before[r] * scale + bases[r]))
+                total = self.total[r].get() * factors[r] + total
+            self.total[r].set(total)
+        return [powers[i] for i in range(len(scores))], factors
+
+    def weigh(self, powers: Sequence[Val]) -> None:
+        for variable, i in zip(self.weights, range(0, len(powers), 2)):
+            variable.set(self.pair(powers[i], powers[i + 1]))
+
+    def pair(self, low: Val, high: Val) -> Val:
+        """Two numbers, rounded, as one word."""
+        w = self.w
+        kind = "bfloat" if self.shape.element == "bf16" else "half"
+        both = w.call(f"llvm.nvvm.ff2{self.shape.element}x2.rn", f"<2 x {kind}>", high, low)
+        return w.emit(f"bitcast <2 x {kind}> {both.name} to i32", "i32")
+
+    def share(self, total: Var) -> Val:
+        """One over the sum of a row; rows that see nothing stay zero."""
+        w, whole = self.w, total.get()
+        whole = whole + self.from_lane(whole, 1)
+        whole = whole + self.from_lane(whole, 2)
+        is_empty = w.emit(f"fcmp oeq float {whole.name}, {w.value(0.0, 'float').name}", "i1")
+        return w.call("llvm.nvvm.rcp.approx.ftz.f", "float", w.select(is_empty, 1.0, whole, "float"))
+
+    def multiply_keys(self) -> list[Val]:
+        """Scores of 64 rows, begun: both operands have the elements of a head side by side."""
+        w, shape = self.w, self.shape
+        registers = ", ".join(f"${i}" for i in range(shape.keys // 2))
+        text = "{ .reg .pred p, q; .reg .b64 a, b; setp.ne.u32 p, 0, 0; setp.eq.u32 q, 0, 0; wgmma.fence.sync.aligned;"
+        for s in range(shape.depth // 16):
+            slab, inside = s // 4, s % 4 * 32
+            text += f"""add.s64 a, <q>, {(slab * ROWS * 128 + inside) >> 4};
+                add.s64 b, <k>, {(slab * shape.keys * 128 + inside) >> 4};
+                wgmma.mma_async.sync.aligned.m64n{shape.keys}k16.f32.{shape.element}.{shape.element}
+                {{{registers}}}, a, b, {"q" if s else "p"}, 1, 1, 0, 0;"""
+        view = descriptor(w, self.k_at + self.k_ring.stage.get() * shape.k_bytes, 16, 1024)
+        text += "wgmma.commit_group.sync.aligned; }"
+        return w.asm(text, results=["float"] * (shape.keys // 2), q=self.q_view, k=view)
+
+    def multiply_values(self) -> None:
+        """Weights times values added to the sums, begun: weights lie in registers as scores do."""
+        w, shape = self.w, self.shape
+        registers = ", ".join(f"${i}" for i in range(shape.width // 2))
+        text = "{ .reg .pred q; .reg .b64 b; setp.eq.u32 q, 0, 0; wgmma.fence.sync.aligned;"
+        for s in range(shape.keys // 16):
+            a = ", ".join(f"<p{4 * s + i}>" for i in range(4))
+            text += f"""add.s64 b, <v>, {s * 2048 >> 4};
+                wgmma.mma_async.sync.aligned.m64n{shape.width}k16.f32.{shape.element}.{shape.element}
+                {{{registers}}}, {{{a}}}, b, q, 1, 1, 1;"""
+        view = descriptor(w, self.v_at + self.v_ring.stage.get() * shape.v_bytes, shape.keys * 128, 1024)
+        given = {f"p{i}": variable.get() for i, variable in enumerate(self.weights)}
+        text += "wgmma.commit_group.sync.aligned; }"
+        for variable, value in zip(self.sums, w.asm(text, [s.get() for s in self.sums], **given, v=view)):
+            variable.set(value)
+
+    def store(self, sums: Sequence[Val], tile: _Tile) -> None:
+        """A group writes its rows to shared memory, swizzled as the copy engine reads it, which stores them."""
+        w, shape = self.w, self.shape
+        at = self.o_at + self.group * 8192
+        with w.when(self.inside.equals(0)):
+            w.asm("cp.async.bulk.wait_group.read 0;")
+        w.asm("bar.sync <i>, 128;", i=self.group + 1)
+        row = (self.inside >> 5) * 16 + (self.lane & 15)
+        start, odd = at + row * 128, self.lane >> 4
+        # 16 columns at a time.
+        for j in range(0, shape.width // 8, 2):
+            words = [self.pair(sums[4 * j + 2 * q], sums[4 * j + 2 * q + 1]) for q in range(4)]
+            chunk = ((odd + j % 8) ^ (row & 7)) * 16
+            w.asm(
+                "stmatrix.sync.aligned.m8n8.x4.shared.b16 [<a>], {<r0>, <r1>, <r2>, <r3>};",
+                a=start + chunk + j // 8 * ROWS * 128,
+                **{f"r{q}": word for q, word in enumerate(words)},
+            )
+        w.asm("fence.proxy.async.shared::cta;")
+        w.asm("bar.sync <i>, 128;", i=self.group + 1)
+        with w.when(self.inside.equals(0)):
+            for slab in range(shape.width // 64):
+                place = (w.value(slab * 64), tile.number * ROWS + self.group * 64, tile.head, tile.batch)
+                store_box(w, self.map_o, place, at + slab * ROWS * 128)
+            w.asm("cp.async.bulk.commit_group;")
+            if shape.shares_memory:
+                # The queries of the next tile come to the same place.
+                w.asm("cp.async.bulk.wait_group.read 0;")
+                barrier_arrive(w, self.q_empty)

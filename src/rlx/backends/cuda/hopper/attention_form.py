@@ -1,0 +1,162 @@
+"""`AttentionForm` and `DecodeForm`: attention on the tensor cores, of many rows and of few: which have them, and their
+launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.hopper.attention import ROWS, THREADS, AttentionShape, Integers, attention_text
+from rlx.backends.cuda.hopper.decode import KEYS, WARPS, DecodeShape, decode_text
+from rlx.backends.cuda.hopper.decode import THREADS as DECODE_THREADS
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
+from rlx.backends.cuda.memory import DeviceBuffer
+from rlx.backends.cuda.modules import Launch
+from rlx.ir.dtype import DType
+from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
+from rlx.kernels.gpu.attention import FAR, AttentionOrigin, Strided
+from rlx.kernels.machines import Machine
+from rlx.ops.attn.operands import MaskKind
+
+# Queries of a sequence that are few.
+MOST_QUERIES = 8
+_INTEGERS = {DType.I32: Integers("i32"), DType.I64: Integers("i64")}
+
+
+def attention_refusal(origin: AttentionOrigin) -> str:
+    """Why an attention has no form; empty if it has one."""
+    if not origin.refusal and any(x.strides[3] != 1 for x in (origin.q, origin.k, origin.v)):
+        return "strides"
+    return origin.refusal
+
+
+class _OfAttention(TensorForm):
+    """What both have."""
+
+    def __init__(self, origin: AttentionOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
+        super().__init__(params, machine, load)
+        self.origin, op = origin, origin.op
+        self.shape = AttentionShape(
+            op.head_dim,
+            origin.width,
+            ELEMENTS[origin.q.dtype],
+            op.num_heads,
+            op.num_heads // op.kv_heads,
+            op.mask_kind.is_positional,
+            op.window if op.mask_kind is MaskKind.SlidingWindow else None,
+            op.scale,
+            None if op.softcap is None else op.softcap_in(DType.F32),
+            None if origin.lengths is None else _INTEGERS[origin.lengths.dtype],
+            None if origin.positions is None else _INTEGERS[origin.positions.dtype],
+        )
+
+    def sizes(self, words: Sequence[int]) -> tuple[int, int, int] | None:
+        """Batch, queries and keys, if there are some, and not too many."""
+        batch, queries, keys = (
+            self.number(s, words) for s in (self.origin.batch, self.origin.queries, self.origin.keys)
+        )
+        return None if min(batch, queries, keys) < 1 or max(queries, keys) >= FAR else (batch, queries, keys)
+
+    def address(self, operand: Strided, words: Sequence[int]) -> int:
+        return words[self.places[operand.pointer]] + operand.dtype.size_bytes * self.number(operand.offset, words)
+
+    def seen_keys(self, words: Sequence[int]) -> list[int]:
+        """The arguments of `SeenKeys`."""
+        operands = [x for x in (self.origin.lengths, self.origin.positions) if x is not None]
+        return [n for x in operands for n in (self.address(x, words), *(self.number(s, words) for s in x.strides))]
+
+
+class AttentionForm(_OfAttention):
+    """One attention. Code is made when it is first launched, and serves all sizes."""
+
+    name, entry = "wgmma attention", "attention"
+
+    def ptx(self) -> str:
+        text = attention_text(self.entry, self.shape, self.machine.triple)
+        return compile_optimized_assembly(text, self.machine, "attention on tensor cores")
+
+    def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
+        origin, shape, sizes = self.origin, self.shape, self.sizes(words)
+        if sizes is None:
+            return NOTHING
+        batch, queries, keys = sizes
+        kv_heads = shape.heads // shape.group
+        specs = [
+            self._map(origin.q, words, (shape.depth, queries, shape.heads, batch), ROWS),
+            self._map(origin.k, words, (shape.depth, keys, kv_heads, batch), shape.keys),
+            self._map(origin.v, words, (shape.width, keys, kv_heads, batch), shape.keys),
+            # A group of warps stores its half of a tile.
+            self._map(origin.out, words, (shape.width, queries, shape.heads, batch), ROWS // 2),
+        ]
+        tiles = -(-queries // ROWS)
+        work = batch * shape.heads * (-(-tiles // 2) if shape.is_paired else tiles)
+        if not all(spec.is_possible for spec in specs) or work >= 2**31:
+            return NOTHING
+        function = self.function((), shape.shared_bytes, repr(shape), self.ptx, gpu)
+        arguments = [tiles, work, queries, keys, *self.seen_keys(words)]
+        block = ArgumentBlock(len(specs), len(arguments))
+        for number, spec in enumerate(specs):
+            encode(gpu, spec, block.map_at(number))
+        block.set_words(arguments)
+        return Ready(function, Launch(min(gpu.info.multiprocessors, work), THREADS, shape.shared_bytes), block)
+
+    def _map(self, operand: Strided, words: Sequence[int], sizes: tuple[int, ...], box: int) -> MapSpec:
+        batch, head, position, _ = (self.number(s, words) for s in operand.strides)
+        # One of a kind may have any distance to the next.
+        strides = tuple(s if size > 1 else 8 for s, size in zip((position, head, batch), sizes[1:]))
+        return MapSpec(self.address(operand, words), sizes, strides, (64, box, 1, 1), self.shape.element)
+
+
+class DecodeForm(_OfAttention):
+    """The same for few queries: blocks share the keys of a head."""
+
+    name, entry = "mma attention of few rows", "decode"
+
+    def __init__(self, origin: AttentionOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
+        super().__init__(origin, params, machine, load)
+        # What blocks find, by GPU. Launches follow each other in one stream.
+        self._found: dict[int, DeviceBuffer] = {}
+
+    def ptx(self, tiles: int) -> str:
+        text = decode_text(self.entry, DecodeShape(self.shape, tiles), self.machine.triple)
+        return compile_optimized_assembly(text, self.machine, "attention of few rows")
+
+    def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
+        origin, sizes = self.origin, self.sizes(words)
+        if sizes is None or sizes[1] > MOST_QUERIES:
+            return NOTHING
+        batch, queries, keys = sizes
+        operands: list[int] = []
+        for operand in (origin.q, origin.k, origin.v, origin.out):
+            steps = (self.number(s, words) for s in operand.strides[:3])
+            operands += [self.address(operand, words), *(2 * s for s in steps)]
+        if any(x % 16 for x in operands):
+            return NOTHING
+        rows = queries * self.shape.group
+        tiles = 1 if rows <= 8 else 2
+        shape = DecodeShape(self.shape, tiles)
+        row_tiles = -(-rows // shape.rows)
+        items = batch * (self.shape.heads // self.shape.group) * row_tiles
+        # As many blocks as there are multiprocessors, and not more than there are keys for.
+        splits = max(1, min(gpu.info.multiprocessors // items, -(-keys // (KEYS * WARPS))))
+        what = f"{shape!r}"
+        function = self.function(tiles, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
+        found, counters = self._memory(gpu, items * splits * shape.floats * 4) if splits > 1 else (0, 0)
+        arguments = [*operands, found, counters, queries, keys, row_tiles, splits, *self.seen_keys(words)]
+        block = ArgumentBlock(0, len(arguments))
+        block.set_words(arguments)
+        return Ready(function, Launch(items * splits, DECODE_THREADS, shape.shared_bytes), block)
+
+    def _memory(self, gpu: Gpu, size: int) -> tuple[int, int]:
+        """The addresses of memory for what blocks find, and of counters that are 0 between launches, one for each tile
+        of which several blocks share the keys: there are fewer of those than multiprocessors."""
+        of_counters = 4 * -(-gpu.info.multiprocessors // 64) * 64
+        buffer = self._found.get(id(gpu))
+        if buffer is None or buffer.size < of_counters + size:
+            # Launches that know the memory before are made again.
+            self.forget()
+            buffer = gpu.pool.allocate(of_counters + size, gpu.stream, "attention of few rows")
+            self._found[id(gpu)] = buffer
+            gpu.driver.cuMemsetD8Async(buffer.address, 0, of_counters, gpu.stream.handle)
+        return buffer.address + of_counters, buffer.address

@@ -1,0 +1,410 @@
+"""The kernel of attention of few rows to many keys, f16 or bf16: keys and values are read once, at the memory's speed.
+
+The queries of all heads that share one of k are rows of one tile. Blocks share the keys of such a tile, and so do the
+warps of a block, 16 keys at a time. Keys are the second operand of `mma` and values, turned, the first one, both
+straight from memory: sums may be taken in any order, so what lies side by side in a lane is what the instruction calls
+its elements. Each warp has a softmax of its own; they are joined in shared memory, and those of the blocks in memory by
+the block that is the last to be done, always in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlx.backends.cuda.hopper.attention import AttentionShape
+from rlx.backends.cuda.hopper.seen_keys import SeenKeys
+from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+
+WARPS = 8
+THREADS = 32 * WARPS
+# Keys that a warp looks at together.
+KEYS = 16
+
+
+class DecodeShape(NamedTuple):
+    """`tiles` times 8 rows of one head of k: its heads of q, query by query."""
+
+    attention: AttentionShape
+    tiles: int
+
+    @property
+    def rows(self) -> int:
+        return 8 * self.tiles
+
+    @property
+    def floats(self) -> int:
+        """What a warp or a block finds: for each row the highest score, the sum of powers, and sums of values."""
+        return self.rows * (self.attention.width + 2)
+
+    @property
+    def shared_bytes(self) -> int:
+        return WARPS * self.floats * 4 + 16
+
+
+# Operands as the kernel sees them: an address, and bytes from batch to batch, head to head, and position to position.
+OPERANDS = ("q", "k", "v", "o")
+
+
+def decode_text(name: str, shape: DecodeShape, triple: str) -> str:
+    """The LLVM module. Parameters: for each of `OPERANDS` four i64; memory for what blocks find, [tile, split, floats],
+    and a counter for each tile, which is 0 (i64); queries, keys, tiles of a head, splits (i32); then those of
+    `SeenKeys`. Blocks are tiles of heads of batches times splits."""
+    return _Decode(name, shape).text(triple)
+
+
+class _Decode:
+    def __init__(self, name: str, shape: DecodeShape) -> None:
+        w = self.w = Writer(name, THREADS)
+        self.shape, self.attention = shape, shape.attention
+        names = ("at", "batch", "head", "step")
+        self.operands = {x: [w.param(f"{x}_{n}", "i64") for n in names] for x in OPERANDS}
+        self.found, self.counters = w.param("found", "i64"), w.param("counters", "i64")
+        self.queries, self.key_limit, self.row_tiles, self.splits = (
+            w.param(n, "i32") for n in ("queries", "keys", "row_tiles", "splits")
+        )
+        self.seen = SeenKeys(w, self.attention, self.queries, self.key_limit)
+        self.memory = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
+        self.thread = w.register("tid.x")
+        self.lane, self.warp = self.thread & 31, self.thread >> 5
+        self.row, self.place = self.lane >> 2, self.lane & 3
+        block = w.register("ctaid.x")
+        self.split, self.item = block % self.splits, block // self.splits
+        head = self.item // self.row_tiles
+        kv_heads = self.attention.heads // self.attention.group
+        self.first_row = self.item % self.row_tiles * shape.rows
+        self.batch, self.head = head // kv_heads, head % kv_heads
+
+    def start(self, operand: str, head: Val) -> Val:
+        at, batch, of_head, _ = self.operands[operand]
+        return at + self.w.wide(self.batch) * batch + self.w.wide(head) * of_head
+
+    def query_and_head(self, row: Val) -> tuple[Val, Val]:
+        """Of a row; behind the last one is the last one."""
+        group = self.attention.group
+        row = self.w.least(row, self.queries * group - 1)
+        return row // group, self.head * group + row % group
+
+    def text(self, triple: str) -> str:
+        w = self.w
+        self.attend()
+        w.asm("bar.sync 0;")
+        self.join_warps()
+        return w.module(triple)
+
+    # One warp.
+
+    def attend(self) -> None:
+        w, shape, attention = self.w, self.shape, self.attention
+        tiles = range(shape.tiles)
+        length = self.seen.given_length(self.batch)
+        count = self.seen.key_count(length)
+        queries, limits = [], []
+        for tile in tiles:
+            query, head = self.query_and_head(self.first_row + self.row + 8 * tile)
+            line = self.start("q", head) + w.wide(query) * self.operands["q"][3]
+            depths = range(0, attention.depth, 32)
+            queries.append([self.read(line + w.wide(self.place) * 16 + 2 * d) for d in depths])
+            limits.append(self.limits(query, length, count))
+        self.queries_at = queries
+        self.limits_of_rows = limits
+        self.highest = [Var(w, -math.inf, "float") for _ in tiles]
+        self.total = [Var(w, 0.0, "float") for _ in tiles]
+        self.sums = [[[Var(w, 0.0, "float") for _ in range(4)] for _ in range(attention.width // 16)] for _ in tiles]
+        first, end = self.span(limits)
+        step = self.splits * WARPS
+        with w.loop(first // KEYS + self.split * WARPS + self.warp, (end + (KEYS - 1)) // KEYS, step) as chunk:
+            self.look_at(chunk * KEYS, count - 1)
+        self.put()
+
+    def limits(self, query: Val, length: Val, count: Val) -> tuple[Val, Val]:
+        """The first key that a row sees, and the end of them."""
+        w, attention = self.w, self.attention
+        if not attention.is_causal:
+            return w.value(0), count
+        position = self.seen.position(self.batch, query, length)
+        first = w.value(0) if attention.window is None else w.most(position - attention.window, 0)
+        return first, w.least(position + 1, count)
+
+    def span(self, limits: Sequence[tuple[Val, Val]]) -> tuple[Val, Val]:
+        """The keys that any row of the tile sees."""
+        w = self.w
+        first, end = limits[0]
+        for other_first, other_end in limits[1:]:
+            first, end = w.least(first, other_first), w.most(end, other_end)
+        (first,) = w.asm("redux.sync.min.s32 $0, <x>, 0xffffffff;", results=["i32"], x=first)
+        (end,) = w.asm("redux.sync.max.s32 $0, <x>, 0xffffffff;", results=["i32"], x=end)
+        return first, end
+
+    def read(self, address: Val) -> list[Val]:
+        return self.w.asm("ld.global.nc.v4.b32 {$0, $1, $2, $3}, [<a>];", results=["i32"] * 4, a=address)
+
+    def read_once(self, address: Val) -> list[Val]:
+        text = "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [<a>];"
+        return self.w.asm(text, results=["i32"] * 4, a=address)
+
+    def look_at(self, start: Val, last: Val) -> None:
+        """16 keys: scores, what they change of the highest ones, and their values. Behind the last key is the last."""
+        w, attention = self.w, self.attention
+        keys, values = (self.start(x, self.head) for x in "kv")
+        key_step, value_step = self.operands["k"][3], self.operands["v"][3]
+        # Eight keys at a time: a row of lanes has one, of which each lane reads a quarter of 32 elements.
+        read_keys = []
+        for j in range(2):
+            key = w.least(start + self.row + 8 * j, last)
+            line = keys + w.wide(key) * key_step + w.wide(self.place) * 16
+            read_keys.append([self.read_once(line + 2 * d) for d in range(0, attention.depth, 32)])
+        # A lane has four keys of the values, and of them eight elements of every 64.
+        read_values = []
+        for other in (0, 1, 8, 9):
+            key = w.least(start + self.place * 2 + other, last)
+            line = values + w.wide(key) * value_step + w.wide(self.row) * 16
+            read_values.append([self.read_once(line + 2 * d) for d in range(0, attention.width, 64)])
+        scores = [self.scores(read) for read in read_keys]
+        weights = [self.weights(tile, scores, start) for tile in range(self.shape.tiles)]
+        for number in range(attention.width // 16):
+            turned = self.turned(read_values, number)
+            for tile, weight in enumerate(weights):
+                self.mma(self.sums[tile][number], turned, weight)
+
+    def scores(self, keys: Sequence[Sequence[Val]]) -> list[Val]:
+        """Of eight keys: for the row of this lane and the one eight below two neighbouring keys each."""
+        w, zero = self.w, self.w.value(0)
+        total = [Var(w, 0.0, "float") for _ in range(4)]
+        for d, key in enumerate(keys):
+            above = self.queries_at[0][d]
+            below = self.queries_at[1][d] if self.shape.tiles > 1 else [zero] * 4
+            for i in (0, 2):
+                self.mma(total, (above[i], below[i], above[i + 1], below[i + 1]), (key[i], key[i + 1]))
+        return [t.get() for t in total]
+
+    def weights(self, tile: int, scores: Sequence[Sequence[Val]], start: Val) -> tuple[Val, Val]:
+        """The powers of one row and four keys as the second operand of the next product."""
+        w = self.w
+        first, end = self.limits_of_rows[tile]
+        found: list[Val] = []
+        for j in range(2):
+            for e in range(2):
+                key = start + self.place * 2 + (8 * j + e)
+                seen = key < end
+                if self.attention.window is not None:
+                    seen = seen & (first < key + 1)
+                found.append(w.select(seen, self.finished(scores[j][2 * tile + e]), -math.inf, "float"))
+        highest = found[0]
+        for score in found[1:]:
+            highest = self.larger(highest, score)
+        before = self.highest[tile].get()
+        highest = self.larger(before, highest)
+        highest = self.larger(highest, self.from_lane(highest, 1))
+        highest = self.larger(highest, self.from_lane(highest, 2))
+        is_higher = w.emit(f"fcmp ogt float {highest.name}, {before.name}", "i1")
+        (changed,) = w.asm(
+            "{ .reg .pred p, q; setp.ne.u32 p, <x>, 0; vote.sync.any.pred q, p, 0xffffffff; selp.u32 $0, 1, 0, q; }",
+            results=["i32"],
+            x=w.select(is_higher, 1, 0),
+        )
+        # Sums change seldom: only when a warp has met a score above all before.
+        with w.when(changed.equals(1)):
+            factor = self.exp2(before - self.base(highest))
+            self.total[tile].set(self.total[tile].get() * factor)
+            # Sums are those of two neighbouring rows.
+            both = [self.of_row(factor, self.place * 2 + e) for e in range(2)]
+            for four in self.sums[tile]:
+                for i, variable in enumerate(four):
+                    variable.set(variable.get() * both[i % 2])
+            self.highest[tile].set(highest)
+        base = self.base(highest)
+        powers = [self.exp2(score - base) for score in found]
+        total = (powers[0] + powers[1]) + (powers[2] + powers[3])
+        self.total[tile].set(self.total[tile].get() + total)
+        return self.pair(powers[0], powers[1]), self.pair(powers[2], powers[3])
+
+    def turned(self, values: Sequence[Sequence[Sequence[Val]]], number: int) -> list[Val]:
+        """Two elements of this lane's four keys, keys side by side, as the first operand."""
+        found = []
+        for keys in ((0, 1), (2, 3)):
+            for element in (2 * number, 2 * number + 1):
+                block, inside = element // 8, element % 8
+                words = [values[key][block][inside // 2] for key in keys]
+                found.append(self.picked(words[0], words[1], inside % 2))
+        # Elements first, then keys, as the instruction counts.
+        return found
+
+    def picked(self, a: Val, b: Val, which: int) -> Val:
+        """The lower or the higher halves of two words as one word."""
+        w = self.w
+        selector = w.value(0x7632 if which else 0x5410)
+        return w.call("llvm.nvvm.prmt", "i32", a, b, selector)
+
+    def finished(self, score: Val) -> Val:
+        """A product of query and key as the power of 2 that it stands for."""
+        w, attention = self.w, self.attention
+        if attention.softcap is None:
+            return score * (attention.scale * math.log2(math.e))
+        power = self.exp2(score * (2 * math.log2(math.e) * attention.scale / attention.softcap))
+        half = w.call("llvm.nvvm.rcp.approx.ftz.f", "float", power + 1.0)
+        top = attention.softcap * math.log2(math.e)
+        return half * (-2 * top) + top
+
+    def base(self, highest: Val) -> Val:
+        """What is subtracted from scores; rows that have seen nothing have no highest one."""
+        w = self.w
+        is_seen = w.emit(f"fcmp one float {highest.name}, {w.value(-math.inf, 'float').name}", "i1")
+        return w.select(is_seen, highest, 0.0, "float")
+
+    def exp2(self, x: Val) -> Val:
+        return self.w.call("llvm.nvvm.ex2.approx.ftz.f", "float", x)
+
+    def larger(self, a: Val, b: Val) -> Val:
+        return self.w.call("llvm.maxnum.f32", "float", a, b)
+
+    def from_lane(self, x: Val, distance: int) -> Val:
+        w = self.w
+        return w.call("llvm.nvvm.shfl.sync.bfly.f32", "float", w.value(-1), x, w.value(distance), w.value(31))
+
+    def of_row(self, x: Val, row: Val) -> Val:
+        w = self.w
+        return w.call("llvm.nvvm.shfl.sync.idx.f32", "float", w.value(-1), x, row << 2, w.value(31))
+
+    def pair(self, low: Val, high: Val) -> Val:
+        w, element = self.w, self.attention.element
+        kind = "bfloat" if element == "bf16" else "half"
+        both = w.call(f"llvm.nvvm.ff2{element}x2.rn", f"<2 x {kind}>", high, low)
+        return w.emit(f"bitcast <2 x {kind}> {both.name} to i32", "i32")
+
+    def mma(self, total: Sequence[Var], a: Sequence[Val], b: Sequence[Val]) -> None:
+        kind = self.attention.element
+        new = self.w.asm(
+            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$0, $1, $2, $3}}, {{<a0>, <a1>, <a2>, <a3>}},"
+            " {<b0>, <b1>}, {$0, $1, $2, $3};",
+            [v.get() for v in total],
+            **{f"a{i}": v for i, v in enumerate(a)},
+            **{f"b{i}": v for i, v in enumerate(b)},
+        )
+        for variable, value in zip(total, new):
+            variable.set(value)
+
+    # What warps and blocks find: highest scores of all rows, sums of powers, then the sums of values row by row.
+
+    def put(self) -> None:
+        w, rows, width = self.w, self.shape.rows, self.attention.width
+        start = self.memory + self.warp * (self.shape.floats * 4)
+        for tile in range(self.shape.tiles):
+            total = self.total[tile].get()
+            total = total + self.from_lane(total, 1)
+            total = total + self.from_lane(total, 2)
+            with w.when(self.place.equals(0)):
+                at = start + (self.row << 2) + 32 * tile
+                self.store_shared(at, self.highest[tile].get())
+                self.store_shared(at + 4 * rows, total)
+            for number, four in enumerate(self.sums[tile]):
+                for i, variable in enumerate(four):
+                    element = 2 * number + i // 2
+                    row = self.place * 2 + (8 * tile + i % 2)
+                    place = row * width + (self.row << 3) + (element // 8 * 64 + element % 8 + 2 * rows)
+                    self.store_shared(start + (place << 2), variable.get())
+
+    def store_shared(self, at: Val, x: Val) -> None:
+        self.w.asm("st.shared.b32 [<a>], <x>;", a=at, x=x)
+
+    def load_shared(self, at: Val) -> Val:
+        return self.w.asm("ld.shared.b32 $0, [<a>];", results=["float"], a=at)[0]
+
+    def join_warps(self) -> None:
+        """Two neighbouring elements of a row at a time: the sums of all warps, and of all blocks."""
+        w, shape, width = self.w, self.shape, self.attention.width
+        bytes_of_one = shape.floats * 4
+        pairs = shape.rows * width // 2
+        single = self.splits.equals(1)
+        mine = self.found + w.wide(self.item * self.splits + self.split) * bytes_of_one
+        with w.loop(self.thread, w.value(pairs), THREADS) as i:
+            row, element = i // (width // 2), i % (width // 2) * 2
+            place = (row * width + element + 2 * shape.rows) << 2
+            starts = [self.memory + n * bytes_of_one for n in range(WARPS)]
+            peaks = [self.load_shared(s + (row << 2)) for s in starts]
+            totals = [self.load_shared(s + (row << 2) + 4 * shape.rows) for s in starts]
+            sums = [[self.load_shared(s + place + 4 * e) for s in starts] for e in range(2)]
+            highest = peaks[0]
+            for peak in peaks[1:]:
+                highest = self.larger(highest, peak)
+            base = self.base(highest)
+            factors = [self.exp2(peak - base) for peak in peaks]
+            total, *both = (self.weighed(factors, values) for values in (totals, *sums))
+
+            def store_result(
+                row: Val = row, element: Val = element, total: Val = total, both: list[Val] = both
+            ) -> None:
+                self.store(row, element, total, both)
+
+            def keep(place: Val = place, row: Val = row, element: Val = element) -> None:
+                for e in range(2):
+                    self.store_global(mine + w.wide(place + 4 * e), both[e])
+                with w.when(element.equals(0)):
+                    self.store_global(mine + w.wide(row << 2), highest)
+                    self.store_global(mine + w.wide((row << 2) + 4 * shape.rows), total)
+
+            w.either(single, store_result, keep)
+        with w.when(self.splits > 1):
+            self.join_blocks(pairs, bytes_of_one)
+
+    def weighed(self, factors: Sequence[Val], values: Sequence[Val]) -> Val:
+        total = factors[0] * values[0]
+        for factor, value in zip(factors[1:], values[1:]):
+            total = factor * value + total
+        return total
+
+    def store_global(self, at: Val, x: Val) -> None:
+        self.w.asm("st.global.b32 [<a>], <x>;", a=at, x=x)
+
+    def load_global(self, at: Val) -> Val:
+        return self.w.asm("ld.relaxed.gpu.global.b32 $0, [<a>];", results=["float"], a=at)[0]
+
+    def join_blocks(self, pairs: int, bytes_of_one: int) -> None:
+        """The last block of a tile to be done has all that the others found."""
+        w, shape, width = self.w, self.shape, self.attention.width
+        flag = self.memory + WARPS * bytes_of_one
+        counter = self.counters + w.wide(self.item << 2)
+        w.asm("fence.acq_rel.gpu;")
+        w.asm("bar.sync 0;")
+        with w.when(self.thread.equals(0)):
+            (before,) = w.asm("atom.add.acq_rel.gpu.global.u32 $0, [<a>], 1;", results=["i32"], a=counter)
+            w.asm("st.shared.b32 [<a>], <x>;", a=flag, x=before)
+        w.asm("bar.sync 0;")
+        (before,) = w.asm("ld.shared.b32 $0, [<a>];", results=["i32"], a=flag)
+        with w.when(before.equals(self.splits - 1)):
+            w.asm("fence.acq_rel.gpu;")
+            tile = self.found + w.wide(self.item * self.splits) * bytes_of_one
+            with w.loop(self.thread, w.value(pairs), THREADS) as i:
+                row, element = i // (width // 2), i % (width // 2) * 2
+                place = (row * width + element + 2 * shape.rows) << 2
+                highest = Var(w, -math.inf, "float")
+                with w.loop(0, self.splits) as n:
+                    found = self.load_global(tile + w.wide(n) * bytes_of_one + w.wide(row << 2))
+                    highest.set(self.larger(highest.get(), found))
+                base = self.base(highest.get())
+                total, *both = (Var(w, 0.0, "float") for _ in range(3))
+                with w.loop(0, self.splits) as n:
+                    start = tile + w.wide(n) * bytes_of_one
+                    factor = self.exp2(self.load_global(start + w.wide(row << 2)) - base)
+                    part = self.load_global(start + w.wide((row << 2) + 4 * shape.rows))
+                    total.set(total.get() + factor * part)
+                    for e, variable in enumerate(both):
+                        value = self.load_global(start + w.wide(place + 4 * e))
+                        variable.set(variable.get() + factor * value)
+                self.store(row, element, total.get(), [v.get() for v in both])
+            with w.when(self.thread.equals(0)):
+                # For the next launch.
+                w.asm("st.global.b32 [<a>], <x>;", a=counter, x=0)
+
+    def store(self, row: Val, element: Val, total: Val, both: Sequence[Val]) -> None:
+        """Two elements of the result; rows that see nothing are zero."""
+        w = self.w
+        own = self.first_row + row
+        with w.when(own < self.queries * self.attention.group):
+            is_empty = w.emit(f"fcmp oeq float {total.name}, {w.value(0.0, 'float').name}", "i1")
+            share = w.call("llvm.nvvm.rcp.approx.ftz.f", "float", w.select(is_empty, 1.0, total, "float"))
+            query, head = self.query_and_head(own)
+            line = self.start("o", head) + w.wide(query) * self.operands["o"][3]
+            word = self.pair(both[0] * share, both[1] * share)
+            w.asm("st.global.b32 [<a>], <x>;", a=line + w.wide(element << 1), x=word)

@@ -1,0 +1,91 @@
+"""`FewRowsForm`: products of few rows with weights [n, k]: which have this form, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
+from rlx.backends.cuda.hopper.few_rows import COLUMNS, ROWS, THREADS, FewShape, few_rows_text
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
+from rlx.backends.cuda.modules import Launch
+from rlx.ir.dtype import DType
+from rlx.kernels.cpu.matmul.matmul import Matrix, Product
+from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
+from rlx.kernels.ir.loop_ir import Buffer
+from rlx.kernels.machines import Machine
+
+# Rows up to which the weights alone count. One row has no use for tensor cores: its loop kernel is as fast.
+FEWEST_ROWS, MOST_ROWS = 2, 16
+# Chips before these have no `mma` of bf16.
+_OLDEST = 80
+
+
+def few_rows_refusal(product: Product, acc: DType, machine: Machine) -> str:
+    """Why a product has no form for few rows; empty if it has one."""
+    a, bs = product.a, product.bs
+    generation = "".join(filter(str.isdigit, machine.name))
+    if not generation or int(generation) < _OLDEST:
+        return f"{machine.name} has no mma of bf16"
+    if a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs):
+        return f"{a.dtype} @ {bs[0].dtype}"
+    if acc is not DType.F32:
+        return f"sums in {acc}"
+    if len(bs) > 2:
+        return f"{len(bs)} products of one A"
+    if product.batch != 1:
+        return "batches"
+    if a.col_stride != 1 or any(b.row_stride != 1 for b in bs):
+        return "weights that are not [n, k]"
+    if isinstance(product.m, int) and not FEWEST_ROWS <= product.m <= MOST_ROWS:
+        return "one row" if product.m < FEWEST_ROWS else "many rows"
+    if product.epilogue is not None and any(e.dtype is DType.BOOL for e in product.epilogue.operands):
+        return "an epilogue that reads bool"
+    return ""
+
+
+class FewRowsForm(TensorForm):
+    """One product, for up to 8 or up to 16 rows."""
+
+    name, entry = "mma of few rows", "few_rows"
+
+    def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
+        super().__init__(params, machine, load)
+        self.product = product
+        self._finish = finish_kernel(product)
+        self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
+        buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
+        self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
+
+    def shape(self, tiles: int) -> FewShape:
+        return FewShape(len(self.product.bs), tiles, ELEMENTS[self.product.a.dtype])
+
+    def ptx(self, tiles: int) -> str:
+        finish = finish_of(self.product, self._finish, self.machine)
+        text = few_rows_text(self.entry, self.shape(tiles), finish, self.machine.triple)
+        return compile_optimized_assembly(text, self.machine, "a product of few rows")
+
+    def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
+        product = self.product
+        m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
+        if not FEWEST_ROWS <= m <= MOST_ROWS or n == 0 or k == 0 or k % 8:
+            return NOTHING
+        lines = [self._line(product.a, product.a.row_stride, m, words)]
+        lines += [self._line(b, b.col_stride, n, words) for b in product.bs]
+        aligned = [words[place] % align == 0 for place, align in self._aligned]
+        if not all(aligned) or any(at % 16 or pitch % 16 for at, pitch in lines):
+            return NOTHING
+        tiles = -(-m // ROWS)
+        shape = self.shape(tiles)
+        what = f"{shape}\0{product}\0{self._finish.text}"
+        function = self.function(tiles, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
+        arguments = [*(x for line in lines for x in line), m, n, k, *(words[i] for i in self._passed)]
+        block = ArgumentBlock(0, len(arguments))
+        block.set_words(arguments)
+        return Ready(function, Launch(-(-n // COLUMNS), THREADS, shape.shared_bytes), block)
+
+    def _line(self, matrix: Matrix, pitch: int | str, count: int, words: Sequence[int]) -> tuple[int, int]:
+        """The address of the first row, and bytes to the next; one row may have any distance to it."""
+        address = words[self.places[matrix.name]] + 2 * self.number(matrix.offset, words)
+        return address, 2 * self.number(pitch, words) if count > 1 else 0

@@ -1,0 +1,105 @@
+"""`TensorForm`: another way to compute what a loop kernel does, launched with the arguments of that kernel.
+
+The loop kernel stays what it means, and what runs where a form cannot: operands that the copy engine cannot read, too
+few rows. Forms of one kernel are asked in order; the first that launches has done the work.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
+from rlx.backends.cuda.modules import Function, Launch, launch
+from rlx.backends.cuda.streams import Stream
+from rlx.ir.dtype import DType
+from rlx.kernels.ir.extents import Extent
+from rlx.kernels.machines import Machine
+from rlx.stamps import source_stamp
+
+# Launches whose arguments are kept.
+KEPT = 64
+
+# What decides the code besides what a form says itself.
+SOURCES = ("backends/cuda/hopper", "kernels/ir", "kernels/math", "kernels/emit", "kernels/legalize.py")
+
+# Types that the tensor cores multiply and the copy engine brings, in the words of PTX.
+ELEMENTS = {DType.BF16: "bf16", DType.F16: "f16"}
+
+
+class Loadable(Protocol):
+    """Code that can be brought to a GPU."""
+
+    def function(self, gpu: Gpu) -> Function: ...
+
+
+# What finds or makes code: the name of its entry, the text of all that decides it, and what makes the PTX.
+Load = Callable[[str, str, Callable[[], str]], Loadable]
+
+
+class Ready(NamedTuple):
+    """A launch with its arguments; without a function the loop kernel runs."""
+
+    function: Function | None
+    shape: Launch
+    block: ArgumentBlock
+
+
+NOTHING = Ready(None, Launch(0, 0), ArgumentBlock(0, 1))
+
+
+class TensorForm(ABC):
+    """One way. `name` is how reports call it; `params` are the names of the parameters of the loop kernel."""
+
+    name: str
+    entry: str
+
+    def __init__(self, params: Sequence[str], machine: Machine, load: Load) -> None:
+        self.machine, self._load = machine, load
+        self.places = {name: i for i, name in enumerate(params)}
+        self._functions: dict[tuple[object, int], Function] = {}
+        self._ready: dict[tuple[int, tuple[int, ...]], Ready] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def argument_count(self) -> int:
+        """Of the loop kernel."""
+        return len(self.places)
+
+    @abstractmethod
+    def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
+        """What is launched for these arguments, or `NOTHING`."""
+
+    def launch(self, words: Sequence[int], stream: Stream) -> bool:
+        """Launch with the arguments of the loop kernel; False, and nothing is done, where it must run instead."""
+        key = (id(stream.gpu), tuple(words))
+        known = self._ready.get(key)
+        if known is None:
+            if len(self._ready) >= KEPT:
+                self._ready.clear()
+            known = self._ready[key] = self.prepared(words, stream.gpu)
+        if known.function is None:
+            return False
+        launch(known.function, known.shape, known.block.address, stream)
+        return True
+
+    def forget(self) -> None:
+        """Drop the launches that are kept."""
+        self._ready.clear()
+
+    def number(self, extent: Extent, words: Sequence[int]) -> int:
+        return extent if isinstance(extent, int) else words[self.places[extent]]
+
+    def function(self, variant: object, shared_bytes: int, what: str, make: Callable[[], str], gpu: Gpu) -> Function:
+        """The code of a variant of this form; `what` is the text of all that decides it besides the sources."""
+        key = (variant, id(gpu))
+        with self._lock:
+            if key not in self._functions:
+                whole = f"{what}\0{self.machine!r}\0{source_stamp(*SOURCES)}"
+                function = self._load(self.entry, whole, make).function(gpu)
+                function.allow_shared(shared_bytes)
+                self._functions[key] = function
+            return self._functions[key]

@@ -1,0 +1,134 @@
+"""What an attention kernel was made of, so that a target may have another way to compute it.
+
+The loop kernel that a GPU runs is the CPU's, spread over threads: right for every layout, mask and type, and slow. Its
+`AttentionOrigin` says in the words of its parameters where operands lie; a backend that knows a faster way for the chip
+launches that instead, with the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Shape
+from rlx.kernels.cpu.ops import OpSite, Slab
+from rlx.kernels.cpu.ops.attention_case import value_width
+from rlx.kernels.ir.extents import Extent
+from rlx.kernels.ir.loop_ir import Const, Value
+from rlx.kernels.machines import Machine
+from rlx.ops.attn.attention import Attention
+from rlx.ops.attn.operands import AttentionForward, AttentionLayout
+from rlx.ops.lowered.attention_parts import AttentionParts
+
+TENSOR_TYPES = (DType.F16, DType.BF16)
+# Widths of heads: multiples of the widest swizzled row, as far as registers hold the sums.
+TENSOR_WIDTHS = (64, 128, 192, 256)
+# Positions and lengths are cut to this, so that sums of them fit into 32 bits.
+FAR = 1 << 29
+
+
+class Strided(NamedTuple):
+    """An operand or the result: the parameter that points to its buffer, where it begins in it, and how far it is from
+    one to the next along each axis, in elements."""
+
+    pointer: str
+    dtype: DType
+    offset: Extent
+    strides: tuple[Extent, ...]
+
+
+class AttentionOrigin(NamedTuple):
+    """q, k, v and the result as [batch, head, position, element]; lengths [batch] and positions [batch, query], which
+    may have no stride along the batch."""
+
+    op: Attention
+    refusal: str  # why there is no kernel for tensor cores, whatever the strides
+    q: Strided
+    k: Strided
+    v: Strided
+    out: Strided
+    width: int
+    batch: Extent
+    queries: Extent
+    keys: Extent
+    lengths: Strided | None
+    positions: Strided | None
+
+
+def tensor_refusal(machine: Machine, op: AttentionForward, operands: Sequence[Shape]) -> str:
+    """Why an attention has no kernel for tensor cores, wherever its operands lie; empty if it has one."""
+    q, k, v = operands[:3]
+    if machine.name != "sm_90a":
+        return f"{machine.name} has no wgmma"
+    if q.dtype not in TENSOR_TYPES or not k.dtype is v.dtype is q.dtype:
+        return f"{q.dtype} queries of {k.dtype} keys"
+    if op.mask_kind.is_operand:
+        return f"a {op.mask_kind} operand"
+    if op.head_dim not in TENSOR_WIDTHS or value_width(op, v) not in TENSOR_WIDTHS:
+        return f"heads of {op.head_dim} and {value_width(op, v)}"
+    if op.scale <= 0 or op.window >= FAR:
+        return f"a scale of {op.scale} and a window of {op.window}"
+    if any(x.dtype not in (DType.I32, DType.I64) for x in operands[3:]):
+        return "lengths or positions that are not i32 or i64"
+    return ""
+
+
+class AttentionRefusal(NamedTuple):
+    """Why an attention that was cut into parts has no kernel for tensor cores."""
+
+    reason: str
+
+
+def attention_origin(site: OpSite) -> AttentionOrigin | AttentionRefusal | None:
+    """That of a site; None if it is no attention."""
+    op = site.op
+    if isinstance(op, AttentionParts):
+        return AttentionRefusal(tensor_refusal(site.machine, op, [x.shape for x in site.inputs]))
+    if type(op) is not Attention:
+        return None
+    named = op.extras(site.inputs[3:])
+    q, k, v = site.inputs[:3]
+    width = value_width(op, v.shape)
+    sequence = {AttentionLayout.Bsm: -2, AttentionLayout.Bshd: 1, AttentionLayout.Bhsd: 2}[op.layout]
+    return AttentionOrigin(
+        op,
+        tensor_refusal(site.machine, op, [x.shape for x in site.inputs]),
+        _by_heads(q, op.layout, op.head_dim),
+        _by_heads(k, op.layout, op.head_dim),
+        _by_heads(v, op.layout, width),
+        _by_heads(site.outputs[0], op.layout, width),
+        width,
+        1 if len(q.dims) == 2 else _extent(q.dims[0]),
+        _extent(q.dims[sequence]),
+        _extent(k.dims[sequence]),
+        None if named.kv_len is None else _strided(named.kv_len),
+        None if named.positions is None else _per_batch(_strided(named.positions)),
+    )
+
+
+def _extent(value: Value) -> Extent:
+    """A size or stride of a slab is a number or a parameter."""
+    return int(value.literal) if isinstance(value, Const) else value.name
+
+
+def _strided(slab: Slab) -> Strided:
+    return Strided(
+        slab.buffer.name, slab.shape.dtype, _extent(slab.offset), tuple(_extent(step) for step in slab.strides)
+    )
+
+
+def _per_batch(positions: Strided) -> Strided:
+    return positions if len(positions.strides) == 2 else positions._replace(strides=(0, *positions.strides))
+
+
+def _by_heads(slab: Slab, layout: AttentionLayout, width: int) -> Strided:
+    place = _strided(slab)
+    steps = place.strides
+    if layout is AttentionLayout.Bhsd:
+        return place
+    if layout is AttentionLayout.Bshd:
+        return place._replace(strides=(steps[0], steps[2], steps[1], steps[3]))
+    batch, position, element = steps if len(steps) == 3 else (0, *steps)
+    # Heads lie side by side, if elements do; nobody reads the stride of heads otherwise.
+    return place._replace(strides=(batch, width, position, element))

@@ -1,0 +1,218 @@
+"""Attention on Hopper's tensor cores: which has such a form, its code, and what a launch of it is given. That it
+computes the right thing is shown on a GPU (`gpu_suite.py`, attention)."""
+
+import pytest
+
+import rlx
+from rlx import ops
+from rlx.backends.api import CompileOptions
+from rlx.backends.cuda.code import GpuCode, tensor_forms
+from rlx.backends.cuda.executable import CudaExecutable
+from rlx.backends.cuda.hopper import launching
+from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm
+from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.compile.compiler import CompilePipeline
+from rlx.ir.tensor import building
+from rlx.kernels.from_lir import make_kernel
+from rlx.kernels.gpu.attention import AttentionOrigin
+from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.machines import machine_named
+
+SM_90A = machine_named("sm_90a")
+
+
+def graph_of(dtype="bf16", width=128, heads=16, kv_heads=4, cache=False, mask=False, turned=False, **options):
+    """Attention of symbolic lengths; with a `cache` as a model has it, with the heads of q behind its positions."""
+    graph = rlx.Graph("attention")
+    q_dims = ("B", "S", heads, width) if turned else ("B", heads, "S", width)
+    q, k, v = (
+        graph.input(n, dims, dtype)
+        for n, dims in (("q", q_dims), ("k", ("B", kv_heads, "T", width)), ("v", ("B", kv_heads, "T", width)))
+    )
+    if cache:
+        options["kv_len"], options["positions"] = graph.input("n", ("B",), "i32"), graph.input("p", ("B", "S"), "i64")
+    if mask:
+        options["mask"] = graph.input("m", ("B", "T"), "bool")
+    with building(graph):
+        q = ops.transpose(q, (0, 2, 1, 3)) if turned else q
+        y = ops.attention(q, k, v, layout="bhsd", **options)
+        y = ops.transpose(y, (0, 2, 1, 3)) if turned else y
+    graph.set_outputs([y])
+    return graph
+
+
+def kernel_of(graph, machine=SM_90A):
+    lir = CompilePipeline.new("cuda").compile(graph).lir
+    (kernel,) = (k for k in lir.kernels if k.kind == "attention")
+    return make_kernel("attention", lir.as_graph(), kernel, machine)
+
+
+def forms_of(machine=SM_90A, **options):
+    return tensor_forms(kernel_of(graph_of(**options), machine).kernel, machine)
+
+
+@pytest.mark.parametrize(
+    ("options", "keys", "shares"),
+    [
+        ({"mask_kind": "causal"}, 128, False),
+        ({"mask_kind": "causal", "cache": True, "turned": True, "dtype": "f16", "width": 64}, 128, False),
+        ({"mask_kind": ("sliding_window", 100), "cache": True, "softcap": 30.0, "width": 256}, 64, True),
+    ],
+    ids=["causal", "cache", "window"],
+)
+def test_code(options, keys, shares):
+    (decode, many), refusal = forms_of(**options)
+    assert not refusal and isinstance(decode, DecodeForm) and isinstance(many, AttentionForm)
+    kind, width = options.get("dtype", "bf16"), options.get("width", 128)
+    ptx = many.ptx()
+    # Scores, and sums of values, whose operand lies the other way.
+    assert f"wgmma.mma_async.sync.aligned.m64n{keys}k16.f32.{kind}.{kind}" in ptx
+    assert f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind}" in ptx
+    assert "cp.async.bulk.tensor.4d" in ptx and "ex2.approx" in ptx and ".local" not in ptx
+    assert ("redux.sync" in ptx) == ("cache" in options)
+    assert many.shape.shares_memory is shares and many.shape.shared_bytes <= 227 << 10
+    few = decode.ptx(1)
+    assert f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32" in few and "atom.add" in few
+    assert ".local" not in few and ".local" not in decode.ptx(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dtype": "f32"}, "f32 queries of f32 keys"),
+        ({"width": 80}, "heads of 80 and 80"),
+        ({"mask_kind": "custom", "mask": True}, "a custom operand"),
+        ({"score_scale": -1.0}, "a scale of -1.0"),
+    ],
+    ids=["f32", "width", "mask", "scale"],
+)
+def test_others_keep_their_loop_kernel_and_say_why(options, reason):
+    forms, refusal = forms_of(**options)
+    assert not forms and refusal.startswith(reason)
+
+
+def test_other_chips_keep_their_loop_kernel():
+    sm_80 = machine_named("sm_80")
+    forms, refusal = forms_of(machine=sm_80)
+    assert not forms and refusal == "sm_80 has no wgmma"
+
+
+def test_keys_are_cut_into_parts_only_where_the_kernel_does_not():
+    kinds = []
+    for options in ({}, {"mask_kind": "custom", "mask": True}):
+        lir = CompilePipeline.new("cuda").compile(graph_of(**options)).lir
+        kinds.append([k.kind for k in lir.kernels if k.kind != "view"])
+    assert kinds == [["attention"], ["attention", "attention_join"]]
+
+
+def test_views_of_a_model_need_no_copy():
+    origin = kernel_of(graph_of(cache=True, turned=True, mask_kind="causal")).kernel.origin
+    assert isinstance(origin, AttentionOrigin)
+    # q lies [batch, position, head, element], and is read [batch, head, position, element]; so does the result.
+    assert origin.q.strides[1:] == origin.out.strides[1:] == (128, 16 * 128, 1)
+    assert origin.k.strides[2:] == (128, 1) and origin.positions.strides[1] == 1
+
+
+def test_the_report_names_the_way():
+    compiled = {}
+    for name, options in (("tensor", {"mask_kind": "causal"}), ("loops", {"dtype": "f32"})):
+        made = compile_with_options(graph_of(**options), "cuda", CompileOptions())
+        compiled[name] = str(CudaExecutable.of(made, None, "sm_90a").report)
+    assert "native sm_90a (mma attention of few rows or wgmma attention)" in compiled["tensor"]
+    assert "native sm_90a (loops: f32 queries of f32 keys)" in compiled["loops"]
+
+
+# Launches.
+
+
+class Ready:
+    """Code that is only counted."""
+
+    def __init__(self):
+        self.loaded, self.shared = [], []
+
+    def __call__(self, entry, what, make):
+        self.loaded.append(entry)
+        return self
+
+    def function(self, gpu):
+        return self
+
+    def allow_shared(self, size):
+        self.shared.append(size)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    calls = []
+
+    def note(function, shape, address, stream):
+        calls.append(shape)
+
+    monkeypatch.setattr(launching, "launch", note)
+    return calls
+
+
+def hopper(form, **options):
+    made = kernel_of(graph_of(**options))
+    names = [p.name for p in made.kernel.params]
+    load = Ready()
+
+    def words(b, s, t, addresses=None):
+        sizes = [int(e.bind({"B": b, "S": s, "T": t})) if not isinstance(e, int) else e for e in made.extents]
+        pointers = len(names) - len(sizes)
+        return (addresses or [(i + 1) << 24 for i in range(pointers)]) + sizes
+
+    return form(made.kernel.origin, names, SM_90A, load), words, load
+
+
+def test_a_launch_of_many_rows(fake, gpu, launched):
+    form, words, load = hopper(AttentionForm, mask_kind="causal", cache=True)
+    for b, s, t, blocks in ((1, 300, 300, 32), (2, 4096, 8192, 132)):
+        fake.tensor_maps.clear()
+        assert form.launch(words(b, s, t), gpu.stream)
+        # Pairs of tiles of queries of all heads, or one block for each multiprocessor.
+        assert launched[-1].blocks == blocks and launched[-1].threads == 384
+        boxes = [(sizes, box) for _, sizes, _, box in fake.tensor_maps]
+        assert boxes == [
+            ((128, s, 16, b), (64, 128, 1, 1)),
+            ((128, t, 4, b), (64, 128, 1, 1)),
+            ((128, t, 4, b), (64, 128, 1, 1)),
+            ((128, s, 16, b), (64, 64, 1, 1)),
+        ]
+    assert load.loaded == ["attention"]
+
+
+@pytest.mark.parametrize(("b", "s", "t", "blocks"), [(1, 1, 4096, 4 * 32), (1, 1, 64, 4), (8, 4, 4096, 8 * 4 * 4)])
+def test_a_launch_of_few_rows(fake, gpu, launched, b, s, t, blocks):
+    form, words, load = hopper(DecodeForm, mask_kind="causal", cache=True)
+    assert form.launch(words(b, s, t), gpu.stream)
+    assert launched[-1].blocks == blocks and launched[-1].threads == 256
+    # Counters are 0 before the first launch, where blocks share keys.
+    assert fake.log.count("cuMemsetD8Async") == (blocks > b * 4)
+    assert form.launch(words(b, s, t), gpu.stream) and load.loaded == ["decode"]
+    assert not form.launch(words(b, 9, t), gpu.stream)
+
+
+@pytest.mark.parametrize("form", [AttentionForm, DecodeForm])
+def test_what_cannot_be_read_in_whole_vectors_is_left_to_the_loop_kernel(fake, gpu, launched, form):
+    made, words, _ = hopper(form, mask_kind="causal")
+    for crooked in range(4):
+        addresses = [(i + 1) << 24 for i in range(4)]
+        addresses[crooked] += 8
+        assert not made.launch(words(1, 4, 512, addresses), gpu.stream)
+    assert not made.launch(words(1, 0, 512), gpu.stream) and not made.launch(words(1, 4, 0), gpu.stream)
+    assert not launched
+
+
+def test_code_that_shares_out_registers_is_loaded_as_ptx(fake, gpu):
+    """The driver's linker would ignore it; see `GpuCode`."""
+    k = KernelBuilder("copy")
+    y = k.pointer("y", rlx.DType.F32, write=True)
+    with k.parallel("i", 4) as i:
+        k.store(y, i, k.const(1.0, rlx.DType.F32))
+    for text, links in (("plain", 1), ("with setmaxnreg.inc", 0)):
+        fake.kernels[text] = k.build() if text == "plain" else fake.kernels["plain"]
+        fake.log.clear()
+        GpuCode("copy", text, lambda text=text: text, 1).function(gpu)
+        assert fake.log.count("cuLinkCreate_v2") == links and fake.log.count("cuModuleLoadDataEx") == 1
