@@ -65,6 +65,8 @@ def assert_conforms(chosen, backend):
     try:
         failures = [failure for case in chosen for failure in check(case, backend)]
     except LegalizeError as refusal:
+        if backend in OWN:
+            raise
         pytest.skip(str(refusal))
     assert not failures, "\n".join(map(str, failures[:10]))
 
@@ -72,8 +74,9 @@ def assert_conforms(chosen, backend):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", each_backend(pytest.mark.targets))
 def test_a_tenth(backend, name):
-    if name not in OTHER_LAYOUTS.get(backend, ()):
-        assert_conforms(tenth(name), backend)
+    if name in OTHER_LAYOUTS.get(backend, ()):
+        pytest.skip("its samples have weights as the host's kernels read them")
+    assert_conforms(tenth(name), backend)
 
 
 @pytest.mark.long
@@ -86,8 +89,9 @@ def test_all(backend, name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", each_backend(pytest.mark.targets_full)[len(OWN) :])
 def test_all_with_tools(backend, name):
-    if name not in OTHER_LAYOUTS.get(backend, ()):
-        assert_conforms(cases(name), backend)
+    if name in OTHER_LAYOUTS.get(backend, ()):
+        pytest.skip("its samples have weights as the host's kernels read them")
+    assert_conforms(cases(name), backend)
 
 
 def test_values_of_a_device_stay_there(space, monkeypatch):
