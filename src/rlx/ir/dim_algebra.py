@@ -529,6 +529,8 @@ def dims_equal(a: int | Dim, b: int | Dim) -> bool | None:
 
 def at_most(left: int | Dim, right: int | Dim) -> bool | None:
     """Whether left <= right holds for every binding or for none; None when only a binding can tell."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left <= right
     difference = left - right
     low, high = _bounds(difference)
     if high <= 0:
