@@ -156,6 +156,27 @@ def test_slices_of_slices_do_not_grow(cut):
         assert np.array_equal(got, wanted)
 
 
+def nested(depth, form):
+    text = "S"
+    for i in range(depth):
+        text = form.format(text, i=i, kind="max" if i % 2 else "min")
+    return text
+
+
+def tree(depth):
+    kind = "max" if depth % 2 else "min"
+    return f"A{depth}" if depth == 0 else f"{kind}({tree(depth - 1)}*B{depth}, {tree(depth - 1)} + C{depth})"
+
+
+@pytest.mark.parametrize(
+    "form", ["floordiv(max({}, T{i}), {i} + 2)", "{kind}({}, T{i} + {i})", "max({} + {i}, B - {i})"]
+)
+def test_nested_atoms_are_read_at_once(form):
+    """Each level may be compared with each other one: without a limit the eighth takes seconds."""
+    assert as_dim(nested(30, form)).symbols
+    assert as_dim(tree(6)).symbols
+
+
 def test_ints_stay_ints():
     assert floordiv(7, 2) == 3
     assert ceildiv(7, 2) == 4

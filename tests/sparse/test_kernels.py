@@ -116,3 +116,31 @@ def test_nan_and_inf_stay_in_their_rows():
     x = np.array([1.0, 2.0, 0.0])
     [y] = matmul_program(("N",))(a.data, a.indices, a.indptr, x)
     np.testing.assert_array_equal(y, [np.nan, np.nan, 0.0, 2.0])
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("lower", [False, True])
+def test_pivots_are_sums(lower, transpose):
+    """Of entries that stand on the diagonal twice, and of zeros: a sum begins at 0, which has no sign to keep."""
+    from rlx.sparse.ops_triangular import CsrTriangularSolve
+
+    op = CsrTriangularSolve(lower=lower, transpose=transpose, unit_diagonal=False)
+    program = Program(lambda *xs: op(*xs), ((5,), "f64"), ((5,), "i32"), ((3,), "i32"), ((2,), "f64"), kinds=["sparse"])
+    indices, indptr = ([0, 0, 0, 1, 1], [0, 2, 5]) if lower else ([0, 0, 1, 1, 1], [0, 3, 5])
+    pattern, b = (np.array(indices, "i4"), np.array(indptr, "i4")), np.array([6.0, 12.0])
+    values = np.array([1.0, 2.0, 4.0, 1.0, 3.0])
+    dense = sp.csr_matrix((values, *pattern), (2, 2)).toarray()
+    assert_near(program(values, *pattern, b)[0], np.linalg.solve(dense.T if transpose else dense, b))
+    [got] = program(np.array([-0.0, -0.0, 0.0, -0.0, -0.0]), *pattern, b)
+    assert np.isposinf(got[0 if lower != transpose else 1])
+
+
+def test_infinite_complex_pivots():
+    """A finite number by an infinite one is 0, as NumPy has it, and not NaN."""
+    from rlx.sparse.ops_triangular import CsrTriangularSolve
+
+    types = ((3,), "c128"), ((3,), "i32"), ((4,), "i32"), ((3,), "c128")
+    program = Program(lambda *xs: CsrTriangularSolve(True, False, False)(*xs), *types, kinds=["sparse"])
+    pivots = np.array([complex(np.inf, 2.0), complex(1.0, -np.inf), complex(2.0, 2.0)])
+    [got] = program(pivots, np.arange(3, dtype="i4"), np.arange(4, dtype="i4"), np.full(3, 4.0 + 4.0j))
+    np.testing.assert_allclose(got, [0.0, 0.0, 2.0])

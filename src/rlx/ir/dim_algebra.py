@@ -20,6 +20,10 @@ from rlx.errors import ShapeError, TraceError
 # factors and with those inside of its atoms (splatting in training has 2,456).
 MOST_FACTORS, MOST_INNER_FACTORS = 1024, 2**17
 
+# Larger atoms and sums are not looked into, and comparisons go this deep: what a program writes is small, and
+# the time that both take multiplies with each level.
+_SMALL, _DEEP, _MOST_TERMS = 24, 2, 64
+
 # The lowest or highest value of a dim: an int, since floats round large ones, or an infinity.
 _Bound = int | float
 
@@ -27,7 +31,7 @@ _Bound = int | float
 class DimAtom:
     """An opaque function of dims: floordiv, ceildiv, mod, max or min of two arguments."""
 
-    __slots__ = ("_hash", "_text", "args", "factors", "kind")
+    __slots__ = ("_bounds", "_hash", "_text", "args", "factors", "kind")
 
     def __init__(self, kind: str, args: tuple[int | Dim, ...]) -> None:
         self.kind = kind
@@ -37,6 +41,7 @@ class DimAtom:
             raise _too_long()
         self._hash = hash((kind, args))
         self._text: str | None = None
+        self._bounds: tuple[_Bound, _Bound] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DimAtom) and self.kind == other.kind and self.args == other.args
@@ -246,6 +251,12 @@ def _product_bounds(monomial: _Monomial) -> tuple[_Bound, _Bound]:
 def _factor_bounds(factor: _Factor) -> tuple[_Bound, _Bound]:
     if isinstance(factor, str):
         return 0, math.inf
+    if factor._bounds is None:
+        factor._bounds = _atom_bounds(factor)
+    return factor._bounds
+
+
+def _atom_bounds(factor: DimAtom) -> tuple[_Bound, _Bound]:
     (low, high), (other_low, other_high) = (_bounds(a) for a in factor.args)
     if factor.kind == "max":
         return max(low, other_low), max(high, other_high)
@@ -285,7 +296,8 @@ def _monomial_key(monomial: _Monomial) -> tuple[int, list[tuple[int, str]]]:
 
 
 def _normal(table: dict[_Monomial, int]) -> int | Dim:
-    if any(len(m) == 1 and isinstance(m[0], DimAtom) and m[0].kind in _OPPOSITE for m in table):
+    has_many = len(table) > _MOST_TERMS
+    if not has_many and any(len(m) == 1 and isinstance(m[0], DimAtom) and m[0].kind in _OPPOSITE for m in table):
         table = _with_complements(table)
     kept = [(m, c) for m, c in table.items() if c]
     if not kept:
@@ -336,6 +348,8 @@ def _limited(table: dict[_Monomial, int]) -> dict[tuple[int, Dim], list[tuple[_M
     found: dict[tuple[int, Dim], list[tuple[_Monomial, str, int, int]]] = {}
     for monomial in table:
         if len(monomial) != 1 or not isinstance(monomial[0], DimAtom) or monomial[0].kind not in _OPPOSITE:
+            continue
+        if monomial[0].factors > _SMALL:
             continue
         kind, (k, d) = monomial[0].kind, sorted(monomial[0].args, key=lambda a: isinstance(a, Dim))
         if not isinstance(k, int) or isinstance(d, int):
@@ -476,7 +490,11 @@ def _sides(kind: str, d: int | Dim) -> tuple[int | Dim, int | Dim] | None:
     if len(monomial) != 1 or not isinstance(monomial[0], DimAtom):
         return None
     atom = monomial[0]
-    if atom.kind != (kind if coefficient > 0 else _OPPOSITE[kind]):
+    if (
+        atom.factors > _SMALL
+        or atom.kind not in _OPPOSITE
+        or atom.kind != (kind if coefficient > 0 else _OPPOSITE[kind])
+    ):
         return None
     u, v = (a * coefficient + constant for a in atom.args)
     return u, v
@@ -527,32 +545,41 @@ def dims_equal(a: int | Dim, b: int | Dim) -> bool | None:
     return False if low > 0 or high < 0 else None
 
 
-def at_most(left: int | Dim, right: int | Dim) -> bool | None:
+def at_most(left: int | Dim, right: int | Dim, depth: int = _DEEP) -> bool | None:
     """Whether left <= right holds for every binding or for none; None when only a binding can tell."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left <= right
     difference = left - right
     low, high = _bounds(difference)
     if high <= 0:
         return True
     if low > 0:
         return False
+    if depth == 0:
+        return None
     # What both have in common may hide an atom, and what an atom is made of may be lost in the difference.
     added, removed = ({m: c for m, c in _terms(difference * sign) if c > 0} for sign in (1, -1))
-    is_less = _is_less(_single_atom(left), left, _single_atom(right), right)
+    is_less = _is_less(_small_atom(left), left, _small_atom(right), right, depth - 1)
     if not is_less and len(added) == len(removed) == 1:
         less, more = _normal(added), _normal(removed)
-        is_less = _is_less(_single_atom(less), less, _single_atom(more), more)
+        is_less = _is_less(_small_atom(less), less, _small_atom(more), more, depth - 1)
     return True if is_less else None
 
 
-def _is_less(small: DimAtom | None, left: int | Dim, large: DimAtom | None, right: int | Dim) -> bool:
+def _small_atom(d: int | Dim) -> DimAtom | None:
+    atom = _single_atom(d)
+    return None if atom is None or atom.factors > _SMALL else atom
+
+
+def _is_less(small: DimAtom | None, left: int | Dim, large: DimAtom | None, right: int | Dim, depth: int) -> bool:
     """Whether left <= right by what the atoms mean that they consist of, if they do."""
     if small is not None and small.kind in _OPPOSITE:
         # The larger one of two is at most `right` when both are, the smaller one when either is.
-        sides = [at_most(a, right) is True for a in small.args]
+        sides = [at_most(a, right, depth) is True for a in small.args]
         if all(sides) or (small.kind == "min" and any(sides)):
             return True
     if large is not None and large.kind in _OPPOSITE:
-        sides = [at_most(left, a) is True for a in large.args]
+        sides = [at_most(left, a, depth) is True for a in large.args]
         if all(sides) or (large.kind == "max" and any(sides)):
             return True
     if small is not None and small.kind in ("floordiv", "ceildiv") and isinstance(small.args[1], int):
@@ -560,5 +587,5 @@ def _is_less(small: DimAtom | None, left: int | Dim, large: DimAtom | None, righ
         whole, by = small.args
         if large is not None and large.kind == small.kind and large.args[0] == whole and isinstance(large.args[1], int):
             return large.args[1] <= by and _bounds(whole)[0] >= 0
-        return _bounds(whole)[0] >= 0 and at_most(whole, right) is True
+        return _bounds(whole)[0] >= 0 and at_most(whole, right, depth) is True
     return False
