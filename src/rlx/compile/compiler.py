@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,7 +40,6 @@ from rlx.compile.memory.packing import aligned
 from rlx.compile.memory.plan import plan_buffers
 from rlx.compile.precision.policy import PrecisionPolicy
 from rlx.compile.report.naming import named_fusions
-from rlx.compile.report.report import CompileFindings, CompileReport, Where
 from rlx.compile.steps import Compilation, Settings, Stage
 from rlx.compile.target import Absent, select
 from rlx.compile.weights.integer_activations import Int8Change
@@ -55,6 +54,9 @@ from rlx.ir.shape import Size
 from rlx.ir.tensor import node_index
 from rlx.knobs import knobs
 from rlx.ops.lowered.int8_products import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from rlx.compile.report.report import CompileReport, Where
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Program = HirModule | MirModule | LirModule | GraphModule | Graph
@@ -113,6 +115,8 @@ class CompileResult:
 
     def report(self, device: str, where: Where | None = None) -> CompileReport:
         """What became of the program, as text, JSON and a page; `where` says where a kernel runs."""
+        from rlx.compile.report.report import CompileFindings, CompileReport
+
         found = CompileFindings(self.fusion, self.barriers, self.prepare, self.dispatch, self.passes, self.int8)
         return CompileReport(self.lir, device, where, found)
 
