@@ -12,8 +12,8 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module 'rlx.fusion' has no attribute {name!r}")
-    return getattr(importlib.import_module("rlx.compile.claims.fusion"), name)
+    return getattr(importlib.import_module("rlx.compile.claims.fusion.names"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(n for n in vars(importlib.import_module("rlx.compile.claims.fusion")) if not n.startswith("_"))
+    return sorted(n for n in vars(importlib.import_module("rlx.compile.claims.fusion.names")) if not n.startswith("_"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlx.autodiff.backward_ops import decompose_backward_for_ad
@@ -12,6 +12,7 @@ from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
 from rlx.ir.rewrite.dead_code import remove_dead_nodes
+from rlx.ir.rewrite.elementwise_fuser import fuse_elementwise as fuse_elementwise
 from rlx.ir.rewrite.equal_nodes import merge_equal_nodes
 from rlx.ir.rewrite.rebuild import Rebuilt, Replacement, rebuild
 from rlx.ir.tensor import Tensor, building
@@ -19,18 +20,6 @@ from rlx.knobs import knobs
 from rlx.ops.pointwise.arithmetic import Binary, Compare, Where
 from rlx.ops.reduction.reductions import reduce_sum
 from rlx.ops.shape.movement import Expand
-
-_fuser: list[Callable[[Graph], Graph]] = []
-
-
-def set_elementwise_fuser(fuse: Callable[[Graph], Graph]) -> None:
-    """Called by the fusion package, which comes later in the order of imports, when it is loaded."""
-    _fuser[:] = [fuse]
-
-
-def fuse_elementwise(graph: Graph) -> Graph:
-    """The graph with its elementwise chains fused, if the fusion package is loaded."""
-    return _fuser[0](graph) if _fuser else graph
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,16 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.autodiff.graphs import GradWithLossOptions, LeafRef, grad_with_loss_opts, leaf_ids
 from rlx.compile import pipeline
 from rlx.compile.claims.dispatch import KernelDispatchReport
-from rlx.compile.claims.fusion.fusion_pipeline import (
+from rlx.compile.claims.fusion.fusion_options import (
     FusionOptions,
     FusionTarget,
-    backward_cleanup_passes,
     fusion_limits_for_target,
-    fusion_passes,
-    fusion_passes_for_supported,
     supported_for_target,
 )
 from rlx.compile.claims.fusion.fusion_report import FusionReport
@@ -40,7 +36,6 @@ from rlx.compile.memory.packing import aligned
 from rlx.compile.memory.plan import plan_buffers
 from rlx.compile.precision.policy import PrecisionPolicy
 from rlx.compile.report.naming import named_fusions
-from rlx.compile.report.report import CompileFindings, CompileReport, Where
 from rlx.compile.steps import Compilation, Settings, Stage
 from rlx.compile.target import Absent, select
 from rlx.compile.weights.integer_activations import Int8Change
@@ -50,11 +45,15 @@ from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ir.lir import LirModule
 from rlx.ir.module import GraphModule, GraphStage, HirModule, MirModule
-from rlx.ir.rewrite.passes import PassRecord, run_passes
+from rlx.ir.rewrite.passes import Pass, PassRecord, run_passes
 from rlx.ir.shape import Size
 from rlx.ir.tensor import node_index
 from rlx.knobs import knobs
 from rlx.ops.lowered.int8_products import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from rlx.autodiff.graphs import GradWithLossOptions, LeafRef
+    from rlx.compile.report.report import CompileReport, Where
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Program = HirModule | MirModule | LirModule | GraphModule | Graph
@@ -113,6 +112,8 @@ class CompileResult:
 
     def report(self, device: str, where: Where | None = None) -> CompileReport:
         """What became of the program, as text, JSON and a page; `where` says where a kernel runs."""
+        from rlx.compile.report.report import CompileFindings, CompileReport
+
         found = CompileFindings(self.fusion, self.barriers, self.prepare, self.dispatch, self.passes, self.int8)
         return CompileReport(self.lir, device, where, found)
 
@@ -200,19 +201,25 @@ class CompilePipeline:
         """The kinds of ops that fusion may form."""
         return supported_for_target(self.target) if self.supported_ops is None else self.supported_ops
 
+    def _fusion_passes(self) -> tuple[Pass, ...]:
+        """Those of targets that claim ops; a generator has no use for them, and does not load them."""
+        if self.generator is not None:
+            return ()
+        from rlx.compile.claims.fusion.fusion_pipeline import fusion_passes, fusion_passes_for_supported
+
+        if self.supported_ops is None:
+            return tuple(fusion_passes(self.target, self.opts))
+        return tuple(fusion_passes_for_supported(self.supported_ops, self.opts))
+
     @property
     def settings(self) -> Settings:
         """What the steps of a compile read."""
-        if self.supported_ops is None:
-            passes = () if self.generator is not None else fusion_passes(self.target, self.opts)
-        else:
-            passes = fusion_passes_for_supported(self.supported_ops, self.opts)
         return Settings(
             target=str(self.target),
             generator=self.generator,
             claims=self.claims,
             supported=self.supported_ops,
-            fusion_passes=tuple(passes),
+            fusion_passes=self._fusion_passes(),
             fusion_limits=(self.opts and self.opts.fusion_limits) or fusion_limits_for_target(self.target),
             kernel_dispatch=self.kernel_dispatch,
             precision=self.precision,
@@ -241,6 +248,8 @@ class CompilePipeline:
 
     def optimize_backward(self, mir: MirModule) -> MirModule:
         """A gradient graph is optimised like any other: derivatives have been taken, so every pass is safe."""
+        from rlx.compile.claims.fusion.fusion_pipeline import backward_cleanup_passes
+
         return self.optimize(MirModule.from_graph(run_passes(mir.as_graph(), backward_cleanup_passes())))
 
     def plan_lir(self, mir: MirModule) -> LirModule:
@@ -333,12 +342,16 @@ class CompilePipeline:
         self,
         module: GraphModule | HirModule | MirModule | Graph,
         wrt: Iterable[LeafRef],
-        options: GradWithLossOptions = GradWithLossOptions.STRICT,
+        options: GradWithLossOptions | None = None,
     ) -> TrainingCompileResult:
         """A program and its gradient with respect to leaves, given by name or by id in `module`.
 
         The gradient is taken before fusion, of the primitive form of blocks, and the result is optimised as a whole.
+        Without `options` they are `GradWithLossOptions.STRICT`.
         """
+        from rlx.autodiff.graphs import GradWithLossOptions, grad_with_loss_opts, leaf_ids
+        from rlx.compile.claims.fusion.fusion_pipeline import backward_cleanup_passes
+
         if not isinstance(module, GraphModule):
             module = GraphModule(module) if isinstance(module, MirModule) else GraphModule.from_graph(module)
         if module.stage is GraphStage.Lir:
@@ -355,12 +368,12 @@ class CompilePipeline:
             forward = plain.compile(module)
         except LowerError as error:
             raise _Lower(error) from error
-        gradient = grad_with_loss_opts(differentiable, names, options)
+        gradient = grad_with_loss_opts(differentiable, names, options or GradWithLossOptions.STRICT)
         backward = plain.compile(run_passes(gradient, backward_cleanup_passes()))
         return TrainingCompileResult(forward, backward, weight_layout(forward.lir.as_graph(), self.arena_alignment))
 
     def compile_training_mir(
-        self, mir: MirModule, wrt: Iterable[LeafRef], options: GradWithLossOptions = GradWithLossOptions.STRICT
+        self, mir: MirModule, wrt: Iterable[LeafRef], options: GradWithLossOptions | None = None
     ) -> TrainingCompileResult:
         return self.compile_training(mir, wrt, options)
 

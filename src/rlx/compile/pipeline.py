@@ -113,7 +113,7 @@ def _lower_blocks(c: Compilation) -> Compilation:
 
 def _lower_control_flow(graph: Graph, settings: Settings) -> Graph:
     from rlx.compile.claims.fusion.control_flow import LowerControlFlow
-    from rlx.compile.claims.fusion.fusion_pipeline import supports_op
+    from rlx.compile.claims.fusion.fusion_options import supports_op
 
     kept = [kind for kind in ("If", "While") if supports_op(settings.claims, kind)]
     return LowerControlFlow(kept).run(graph)

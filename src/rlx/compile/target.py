@@ -10,7 +10,6 @@ A target is a folder of `rlx.backends` with a module `target` that has a `TARGET
 
 from __future__ import annotations
 
-import difflib
 import enum
 import importlib
 from collections.abc import Callable, Mapping
@@ -113,6 +112,9 @@ def select(name: str) -> Selection:
     index = int(number) if separator else 0
     found = find_target(word)
     if found is None:
+        # Only names that are wrong are compared.
+        import difflib
+
         near = difflib.get_close_matches(word, _names(), n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise UnknownDevice(f"there is no device {name!r}{hint}; known devices: {', '.join(target_names())}")

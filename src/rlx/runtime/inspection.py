@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from rlx.backends.api import Executable, KernelTime
 from rlx.errors import BackendError
@@ -61,5 +62,5 @@ def profile(name: str, executable: Executable, run: Callable[[], object], runs: 
         with executable.timed() as times:
             run()
         timed.append(times)
-    medians = (k[0]._replace(seconds=statistics.median(t.seconds for t in k)) for k in zip(*timed, strict=True))
+    medians = (k[0]._replace(seconds=float(np.median([t.seconds for t in k]))) for k in zip(*timed, strict=True))
     return Profile(name, tuple(medians))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import shutil
 import struct
 import zlib
 from collections.abc import Sequence
@@ -32,6 +31,21 @@ _MAGIC = b"rlxprep\x02"  # the last byte is the format version
 _START = struct.Struct("<8sQI")
 # What all entries together may grow to; the ones that were used longest ago leave first.
 MAX_BYTES = 16 << 30
+
+
+if hasattr(os, "statvfs"):
+
+    def _free_bytes(directory: Path) -> int:
+        """What this user may still write there."""
+        disk = os.statvfs(directory)
+        return disk.f_bavail * disk.f_frsize
+
+else:
+    # Where there is no other way: it loads all that archives are packed with.
+    import shutil
+
+    def _free_bytes(directory: Path) -> int:
+        return shutil.disk_usage(directory).free
 
 
 class PreparedStore:
@@ -59,7 +73,7 @@ class PreparedStore:
         path, size = self.path(key), sum(a.nbytes for a in arrays)
         try:
             # A full disk is worse than a slow start.
-            if size > min(MAX_BYTES, shutil.disk_usage(path.parent).free // 4):
+            if size > min(MAX_BYTES, _free_bytes(path.parent) // 4):
                 return False
             self._entries.trim(MAX_BYTES - size)
             with whole_file(path) as file:

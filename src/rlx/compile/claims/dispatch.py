@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from rlx.compile.claims.fusion.fusion_pipeline import supports_op
+from rlx.compile.claims.fusion.fusion_options import supports_op
 from rlx.compile.claims.legalize import (
     Offender,
     legalize_for_backend,

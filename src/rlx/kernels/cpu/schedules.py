@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from rlx.errors import InternalError
-from rlx.kernels.cpu.maps import piecewise_kernel
-from rlx.kernels.cpu.matmul.experts import expert_matmul_kernel, routed_matmul_kernel
-from rlx.kernels.cpu.matmul.int8 import int8_matmul_kernel
-from rlx.kernels.cpu.matmul.int8_blocks import int8_block_kernel
-from rlx.kernels.cpu.matmul.matmul import matmul_kernel
-from rlx.kernels.cpu.matmul.pairs import pair_matmul_kernel
-from rlx.kernels.cpu.matmul.quant import quant_matmul_kernel
 from rlx.kernels.cpu.ops import OpSite, build_op_kernel
-from rlx.kernels.cpu.rows import row_kernel
 from rlx.kernels.cpu.small_loops import SmallLoopSpec, small_loop_kernel
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
@@ -20,12 +12,18 @@ from rlx.kernels.specs.map_parts import MapSpec, RowSpec
 from rlx.kernels.specs.products import ProductSpec
 from rlx.quant.panels import PanelFormat
 
+# Makers are imported when they are first used: a program needs few of them.
+
 
 def _map(name: str, machine: Machine, spec: MapSpec) -> Kernel:
+    from rlx.kernels.cpu.maps import piecewise_kernel
+
     return piecewise_kernel(name, machine, spec.parts)
 
 
 def _row(name: str, machine: Machine, spec: RowSpec) -> Kernel:
+    from rlx.kernels.cpu.rows import row_kernel
+
     return row_kernel(name, machine, spec.rows, spec.length, spec.inputs, spec.outputs, spec.exprs)
 
 
@@ -39,42 +37,57 @@ def _layout(spec: ProductSpec) -> PanelFormat:
     return spec.layout
 
 
+def _codes_of_blocks(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.int8_blocks import int8_block_kernel
+
+    return int8_block_kernel(name, machine, _layout(s), s.product, digits=s.code_digits)
+
+
+def _codes(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.int8 import int8_matmul_kernel
+
+    return int8_matmul_kernel(name, machine, s.product)
+
+
+def _blocks_by_expert(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.experts import expert_matmul_kernel
+
+    return expert_matmul_kernel(name, machine, _layout(s), s.experts, s.product)
+
+
+def _by_expert(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.experts import routed_matmul_kernel
+
+    return routed_matmul_kernel(name, machine, s.experts, s.product)
+
+
+def _blocks(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.quant import quant_matmul_kernel
+
+    return quant_matmul_kernel(name, machine, _layout(s), s.product)
+
+
+def _pairs(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.pairs import pair_matmul_kernel
+
+    return pair_matmul_kernel(name, machine, s.product)
+
+
+def _numbers(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.matmul import matmul_kernel
+
+    return matmul_kernel(name, machine, s.product, packed=s.packed, accumulator=s.accumulator)
+
+
 # By how B is stored, and whether rows have their own: what is more special comes first.
 PRODUCTS = (
-    Schedule(
-        "codes of blocks",
-        lambda name, machine, s: int8_block_kernel(name, machine, _layout(s), s.product, digits=s.code_digits),
-        lambda machine, s: bool(s.code_digits) and s.layout is not None,
-    ),
-    Schedule(
-        "codes",
-        lambda name, machine, s: int8_matmul_kernel(name, machine, s.product),
-        lambda machine, s: bool(s.code_digits),
-    ),
-    Schedule(
-        "blocks by expert",
-        lambda name, machine, s: expert_matmul_kernel(name, machine, _layout(s), s.experts, s.product),
-        lambda machine, s: bool(s.experts) and s.layout is not None,
-    ),
-    Schedule(
-        "by expert",
-        lambda name, machine, s: routed_matmul_kernel(name, machine, s.experts, s.product),
-        lambda machine, s: bool(s.experts),
-    ),
-    Schedule(
-        "blocks",
-        lambda name, machine, s: quant_matmul_kernel(name, machine, _layout(s), s.product),
-        lambda machine, s: s.layout is not None,
-    ),
-    Schedule(
-        "pairs",
-        lambda name, machine, s: pair_matmul_kernel(name, machine, s.product),
-        lambda machine, s: s.has_pairs,
-    ),
-    Schedule(
-        "numbers",
-        lambda name, machine, s: matmul_kernel(name, machine, s.product, packed=s.packed, accumulator=s.accumulator),
-    ),
+    Schedule("codes of blocks", _codes_of_blocks, lambda machine, s: bool(s.code_digits) and s.layout is not None),
+    Schedule("codes", _codes, lambda machine, s: bool(s.code_digits)),
+    Schedule("blocks by expert", _blocks_by_expert, lambda machine, s: bool(s.experts) and s.layout is not None),
+    Schedule("by expert", _by_expert, lambda machine, s: bool(s.experts)),
+    Schedule("blocks", _blocks, lambda machine, s: s.layout is not None),
+    Schedule("pairs", _pairs, lambda machine, s: s.has_pairs),
+    Schedule("numbers", _numbers),
 )
 
 TABLE = ScheduleTable(

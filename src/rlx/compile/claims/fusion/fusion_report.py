@@ -8,14 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from rlx.compile.claims.fusion.fuse_attention_block import FuseAttentionBlock
-from rlx.compile.claims.fusion.fuse_matmul_bias_act import FuseMatMulBiasAct
-from rlx.compile.claims.fusion.fuse_residual_ln import FuseResidualLN
-from rlx.compile.claims.fusion.fuse_residual_rms_norm import FuseResidualRmsNorm
-from rlx.compile.claims.fusion.fuse_rms_norm_reshape import FuseRmsNormReshape
-from rlx.compile.claims.fusion.fuse_shared_input_matmul import FuseSharedInputMatMul
-from rlx.compile.claims.fusion.fuse_swiglu import FuseSwiGLU
-from rlx.compile.claims.fusion.fuse_swiglu_dual_matmul import FuseSwiGLUDualMatmul
 from rlx.compile.claims.fusion.miss_reasons import MissReason
 from rlx.compile.claims.fusion.patterns import is_activation, is_binary
 from rlx.compile.claims.fusion.rule_pass import FusionPass
@@ -32,17 +24,21 @@ from rlx.ops.fused.regions import ElementwiseRegion
 from rlx.ops.pointwise.arithmetic import BinaryOp
 from rlx.ops.pointwise.unary import ActivationKind
 
-# What a report looks for when it is not told which passes ran.
-_DEFAULT_PASSES: tuple[FusionPass, ...] = (
-    FuseAttentionBlock(),
-    FuseMatMulBiasAct(),
-    FuseResidualLN(),
-    FuseResidualRmsNorm(),
-    FuseRmsNormReshape(),
-    FuseSwiGLUDualMatmul(),
-    FuseSharedInputMatMul(),
-    FuseSwiGLU(),
-)
+
+def _default_passes() -> tuple[FusionPass, ...]:
+    """What a report looks for when it is not told which passes ran."""
+    from rlx.compile.claims.fusion import names
+
+    return (
+        names.FuseAttentionBlock(),
+        names.FuseMatMulBiasAct(),
+        names.FuseResidualLN(),
+        names.FuseResidualRmsNorm(),
+        names.FuseRmsNormReshape(),
+        names.FuseSwiGLUDualMatmul(),
+        names.FuseSharedInputMatMul(),
+        names.FuseSwiGLU(),
+    )
 
 
 class MissedFusion(NamedTuple):
@@ -112,7 +108,7 @@ class FusionReport:
             fused_attention_block=kinds.get("FusedAttentionBlock", 0),
             fused_transformer_layer=kinds.get("FusedTransformerLayer", 0),
             elementwise_region=kinds.get("ElementwiseRegion", 0),
-            missed=tuple(find_missed(after, _DEFAULT_PASSES if passes is None else passes)),
+            missed=tuple(find_missed(after, _default_passes() if passes is None else passes)),
         )
 
     @staticmethod

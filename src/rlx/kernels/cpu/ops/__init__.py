@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import NamedTuple, TypeAlias
 
 from rlx.compile.fuse.matmul_nest import operand_layout
@@ -36,34 +35,35 @@ from rlx.kernels.ir.loop_ir import INDEX, Buffer, Kernel, Value
 from rlx.kernels.machines import Machine
 from rlx.ops.control.custom import Custom, OpExtension
 
-# Imported when the first kernel is looked for.
-FAMILIES: tuple[str, ...] = (
-    "arg_reduce",
-    "attention",
-    "attention_backward",
-    "attention_parts",
-    "barrier",
-    "complex_parts",
-    "conv",
-    "cumulative",
-    "dense_solve",
-    "factorize",
-    "expert_route",
-    "int8_blocks",
-    "jacobi",
-    "int8_panels",
-    "pool",
-    "quant_gather",
-    "quant_layout",
-    "random",
-    "reflectors",
-    "scatter",
-    "slices",
-    "sort",
-    "splat_blend",
-    "splat_lists",
-    "ssm",
-)
+# The ops of rlx that each family has kernels for; it is imported when one of them is first met.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "arg_reduce": ("ArgReduce",),
+    "attention": ("Attention", "AttentionParts"),
+    "attention_backward": ("AttentionBackward",),
+    "attention_parts": ("AttentionJoin",),
+    "barrier": ("Barrier",),
+    "complex_parts": ("Real", "Imag", "MakeComplex", "Conjugate"),
+    "conv": ("Conv", "Conv2dBackwardInput", "ConvTranspose2d"),
+    "cumulative": ("Cumulative",),
+    "dense_solve": ("TriangularSolve",),
+    "factorize": ("Lu", "CholeskyFactor"),
+    "expert_route": ("ExpertRoute",),
+    "int8_blocks": ("Int8Blocks",),
+    "jacobi": ("OrthogonalRows",),
+    "int8_panels": ("Int8Panels",),
+    "pool": ("ReduceWindow", "MaxPool2dBackward"),
+    "quant_gather": ("PanelGather",),
+    "quant_layout": ("QuantPanels",),
+    "random": ("RandomBits",),
+    "reflectors": ("Reflectors", "ReflectedBasis"),
+    "scatter": ("ScatterNd",),
+    "slices": ("DynamicSlice", "DynamicUpdateSlice"),
+    "sort": ("SortOrder", "TopK", "TopKWithValues", "SearchSorted"),
+    "splat_blend": ("GaussianSplatRasterize", "SplatBlend", "SplatPulls", "SplatGather"),
+    "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),
+    "ssm": ("SelectiveScan", "GatedDeltaNet"),
+}
+_FAMILY_OF = {op: family for family, names in FAMILIES.items() for op in names}
 
 
 class OpKernel(NamedTuple):
@@ -97,15 +97,13 @@ def op_kernel(
     return register
 
 
-@cache
-def _table() -> dict[Meaning, OpKernel]:
-    for family in FAMILIES:
-        importlib.import_module(f"rlx.kernels.cpu.ops.{family}")
-    return _kernels
-
-
 def _find(op: Op) -> OpKernel | None:
-    return _table().get(type(op.extension()) if isinstance(op, Custom) else type(op))
+    meaning = type(op.extension()) if isinstance(op, Custom) else type(op)
+    if meaning not in _kernels and meaning.__module__.startswith("rlx.ops."):
+        family = _FAMILY_OF.get(meaning.__name__)
+        if family is not None:
+            importlib.import_module(f"rlx.kernels.cpu.ops.{family}")
+    return _kernels.get(meaning)
 
 
 def own_kernel(graph: Graph, node: Node) -> OwnKernel | None:
