@@ -75,3 +75,9 @@ def test_types():
     assert rnp.ones(2, rnp.float_).dtype == np.float32 and rnp.ones(2, rnp.complex_).dtype == np.complex64
     with rlx.default_float("f64"):
         assert rnp.ones(2, rnp.float_).dtype == np.float64 and rnp.ones(2, rnp.complex_).dtype == np.complex128
+
+
+def test_vectorize_agrees_with_numpy():
+    fn = lambda a, b: a * b + 1  # noqa: E731
+    a, b = np.arange(6.0, dtype="f4").reshape(2, 3), np.float32([1, 2, 3])
+    np.testing.assert_array_equal(rnp.vectorize(fn)(a, b), np.vectorize(fn)(a, b))
