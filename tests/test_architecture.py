@@ -29,6 +29,7 @@ SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "tra
 SURFACE |= {"optim": "runtime", "train": "runtime", "audio": "runtime", "rf": "runtime", "sparse": "runtime"}
 SURFACE |= {"fusion": "compile", "opt": "compile", "linalg": "runtime", "gguf": "runtime", "prelude": "splat"}
 SURFACE |= dict.fromkeys(("driver", "macros", "cortexm", "fpga"), "runtime")
+SURFACE |= {"scipy": "runtime", "lax": "autodiff", "random_distributions": "trace"}
 # The same inside folders: what stands in a folder itself comes after all its subfolders.
 INSIDE = {
     "kernels": ["machines", "ir", "math", "specs", "schedules", "cpu", "gpu", "legalize", "emit"],

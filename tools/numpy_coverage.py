@@ -1,4 +1,4 @@
-"""Writes docs/numpy_coverage.md: which names of the array API standard and of NumPy rlx.numpy has, and why not others.
+"""Writes docs/numpy_coverage.md: which names of the array API, NumPy and JAX rlx.numpy has, and why not others.
 
     python tools/numpy_coverage.py            # writes the page
     python tools/numpy_coverage.py --check    # fails when the page is out of date
@@ -96,33 +96,78 @@ NUMPY = """
     fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftfreq fft.rfftn
 """
 
+# The public names of jax.numpy 0.10, its linalg and fft included.
+JAX = """
+    ComplexWarning abs absolute acos acosh add all allclose amax amin angle any append apply_along_axis apply_over_axes
+    arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argpartition argsort argwhere around array
+    array_equal array_equiv array_repr array_split array_str asarray asin asinh astype atan atan2 atanh atleast_1d
+    atleast_2d atleast_3d average bartlett bfloat16 bincount bitwise_and bitwise_count bitwise_invert bitwise_left_shift
+    bitwise_not bitwise_or bitwise_right_shift bitwise_xor blackman block bool bool_ broadcast_arrays broadcast_shapes
+    broadcast_to c_ can_cast cbrt cdouble ceil character choose clip column_stack complex128 complex64 complex_
+    complexfloating compress concat concatenate conj conjugate convolve copy copysign corrcoef correlate cos cosh
+    count_nonzero cov cross csingle cumprod cumsum cumulative_prod cumulative_sum deg2rad degrees delete diag
+    diag_indices diag_indices_from diagflat diagonal diff digitize divide divmod dot double dsplit dstack dtype e
+    ediff1d einsum einsum_path empty empty_like equal euler_gamma exp exp2 expand_dims expm1 extract eye fabs fft
+    fill_diagonal finfo flatnonzero flexible flip fliplr flipud float16 float32 float4_e2m1fn float64 float6_e2m3fn
+    float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz
+    float8_e8m0fnu float_ float_power floating floor floor_divide fmax fmin fmod frexp from_dlpack frombuffer fromfile
+    fromfunction fromiter frompyfunc fromstring full full_like gcd generic geomspace get_printoptions gradient greater
+    greater_equal hamming hanning heaviside histogram histogram2d histogram_bin_edges histogramdd hsplit hstack hypot i0
+    identity iinfo imag index_exp indices inexact inf inner insert int1 int16 int2 int32 int4 int64 int8 int_ integer
+    interp intersect1d invert isclose iscomplex iscomplexobj isdtype isfinite isin isinf isnan isneginf isposinf isreal
+    isrealobj isscalar issubdtype iterable ix_ kaiser kron lcm ldexp left_shift less less_equal lexsort linalg linspace
+    load log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logspace mask_indices
+    matmul matrix_transpose matvec max maximum mean median meshgrid mgrid min minimum mod modf moveaxis multiply nan
+    nan_to_num nanargmax nanargmin nancumprod nancumsum nanmax nanmean nanmedian nanmin nanpercentile nanprod
+    nanquantile nanstd nansum nanvar ndarray ndim negative newaxis nextafter nonzero not_equal number object_ ogrid ones
+    ones_like outer packbits pad partition percentile permute_dims pi piecewise place poly polyadd polyder polydiv
+    polyfit polyint polymul polysub polyval positive pow power printoptions prod promote_types ptp put put_along_axis
+    quantile r_ rad2deg radians ravel ravel_multi_index real reciprocal remainder repeat reshape resize result_type
+    right_shift rint roll rollaxis roots rot90 round s_ save savez searchsorted select set_printoptions setdiff1d
+    setxor1d shape sign signbit signedinteger sin sinc single sinh size sort sort_complex spacing split sqrt square
+    squeeze stack std subtract sum swapaxes take take_along_axis tan tanh tensordot tile trace transpose trapezoid tri
+    tril tril_indices tril_indices_from trim_zeros triu triu_indices triu_indices_from true_divide trunc ufunc uint
+    uint1 uint16 uint2 uint32 uint4 uint64 uint8 union1d unique unique_all unique_counts unique_inverse unique_values
+    unpackbits unravel_index unsignedinteger unstack unwrap vander var vdot vecdot vecmat vectorize vsplit vstack where
+    zeros zeros_like linalg.cholesky linalg.cond linalg.cross linalg.det linalg.diagonal linalg.eig linalg.eigh
+    linalg.eigvals linalg.eigvalsh linalg.inv linalg.lstsq linalg.matmul linalg.matrix_norm linalg.matrix_power
+    linalg.matrix_rank linalg.matrix_transpose linalg.multi_dot linalg.norm linalg.outer linalg.pinv linalg.qr
+    linalg.slogdet linalg.solve linalg.svd linalg.svdvals linalg.tensordot linalg.tensorinv linalg.tensorsolve
+    linalg.trace linalg.vecdot linalg.vector_norm fft.fft fft.fft2 fft.fftfreq fft.fftn fft.fftshift fft.hfft fft.ifft
+    fft.ifft2 fft.ifftn fft.ifftshift fft.ihfft fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftfreq
+    fft.rfftn
+"""
+
+# Why a name of jax.numpy is missing that NumPy does not have.
+ABSENT_FROM_JAX = {
+    "element types that programs do not have": """float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz
+        float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu int1 int2 uint1 uint2""",
+    "warnings of NumPy": "ComplexWarning",
+}
+
 # Why a name of NumPy is missing.
 ABSENT = {
-    "the size or dtype of the result depends on values": "trim_zeros real_if_close min_scalar_type",
-    "it writes into an argument; use x.at[...] or where": "copyto place putmask",
+    "the size or dtype of the result depends on values": "real_if_close min_scalar_type",
+    "it writes into an argument; use x.at[...] or where": "copyto putmask",
     "element types that programs do not have (text, objects, records, dates, long double)": """bytes_ busday_count
         busday_offset busdaycalendar char character clongdouble complex256 datetime64 datetime_as_string datetime_data
         flexible float128 is_busday isnat longdouble object_ rec recarray record str_ strings timedelta64 void""",
     "C types whose width differs between platforms; use int32 or int64": "long ulong",
-    "files and text; read with NumPy, then asarray": """fromfile fromregex fromstring genfromtxt load loadtxt memmap
-        save savetxt savez savez_compressed""",
-    "printing of arrays; NumPy's own functions take rlx arrays": """array2string array_repr array_str base_repr
-        binary_repr format_float_positional format_float_scientific get_printoptions printoptions set_printoptions""",
+    "files and text; read with NumPy, then asarray": """fromregex genfromtxt loadtxt memmap savetxt savez_compressed""",
+    "printing of arrays; NumPy's own functions take rlx arrays": """array2string base_repr binary_repr
+        format_float_positional format_float_scientific""",
     "settings and facts of NumPy itself": """ctypeslib errstate exceptions get_include getbufsize geterr geterrcall info
         lib little_endian setbufsize seterr seterrcall show_config show_runtime test testing typing""",
     "memory layout, which programs do not show": """asfortranarray isfortran may_share_memory require shares_memory""",
     "Python loops over elements; write whole-array code, or rlx.scan and rlx.vmap": """broadcast flatiter
-        frompyfunc ndenumerate ndindex nditer nested_iters ufunc vectorize""",
-    "other kinds of arrays and older interfaces": """asarray_chkfinite asmatrix bmat c_ emath ma matrix poly1d
-        polynomial r_""",
+        frompyfunc ndenumerate ndindex nditer nested_iters ufunc""",
+    "other kinds of arrays and older interfaces": """asarray_chkfinite asmatrix bmat emath ma matrix poly1d
+        polynomial""",
     "helpers of NumPy's type system; use result_type and isdtype": """ScalarType common_type dtypes mintypecode
         sctypeDict typecodes typename True_ False_""",
     "eigenvalues of matrices that are not symmetric": "linalg.eig linalg.eigvals roots",
-    "an order of complex numbers": "sort_complex",
     "the order of products is chosen while the program is built": "einsum_path",
-    "use triu_indices or tril_indices": "mask_indices",
     "randomness needs explicit keys; see rlx.random": "random",
-    "results are rlx.Array, or rlx.Tensor inside a program": "ndarray",
     "errors are children of rlx.errors.RlxError": "linalg.LinAlgError",
 }
 
@@ -146,6 +191,11 @@ def page() -> str:
     missing = [n for n in numpy_names if not present(n)]
     unexplained = sorted(set(missing) - set(reasons))
     stale = sorted(set(reasons) - set(missing))
+    jax_names = JAX.split()
+    jax_missing = [n for n in jax_names if not present(n)]
+    jax_reasons = {name for names in ABSENT_FROM_JAX.values() for name in names.split()}
+    unexplained += sorted({*jax_missing} - {*reasons, *jax_reasons})
+    stale += sorted(jax_reasons - {*jax_missing})
     if unexplained or stale:
         raise SystemExit(f"numpy_coverage: give a reason for {unexplained}; remove the reason for {stale}")
     standard = [n for names in ARRAY_API.values() for n in names.split()]
@@ -157,6 +207,7 @@ def page() -> str:
         "",
         f"| | names | present |\n|---|---|---|\n| array API standard 2023.12 | {len(standard)} | {len(have)} |",
         f"| NumPy 2.4, with `linalg` and `fft` | {len(numpy_names)} | {len(numpy_names) - len(missing)} |",
+        f"| jax.numpy 0.10, with `linalg` and `fft` | {len(jax_names)} | {len(jax_names) - len(jax_missing)} |",
         "",
         "Functions whose result has a size that depends on values (`nonzero`, `argwhere`, `flatnonzero`, `unique*`,",
         "`compress`, `extract`, set operations, `bincount`) work on known values as in NumPy; inside a program they",
@@ -172,7 +223,12 @@ def page() -> str:
     lines += ["", "## NumPy: absent", "", "| why | names |", "|---|---|"]
     for reason, names in ABSENT.items():
         lines.append(f"| {reason} | {' '.join(f'`{n}`' for n in sorted(names.split()))} |")
-    extra = sorted(own_names() - {*numpy_names, *standard})
+    only_jax = [n for n in jax_names if n not in numpy_names]
+    lines += ["", "## jax.numpy: what NumPy has not", "", " ".join(f"`{n}`" for n in only_jax if present(n))]
+    lines += ["", "| why absent | names |", "|---|---|"]
+    for reason, names in ABSENT_FROM_JAX.items():
+        lines.append(f"| {reason} | {' '.join(f'`{n}`' for n in sorted(names.split()))} |")
+    extra = sorted(own_names() - {*numpy_names, *standard, *jax_names})
     lines += ["", "## Only here", "", " ".join(f"`{n}`" for n in extra), ""]
     return "\n".join(lines)
 

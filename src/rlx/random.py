@@ -29,6 +29,8 @@ from rlx.ops.random.randomness import (
     truncated_normal,
     uniform,
 )
+from rlx.random_distributions import *  # noqa: F403
+from rlx.random_distributions import __all__ as _distributions
 
 __all__ = [
     "PRNGKey",
@@ -47,6 +49,7 @@ __all__ = [
     "split",
     "truncated_normal",
     "uniform",
+    *_distributions,
 ]
 
 PRNGKey = key

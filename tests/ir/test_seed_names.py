@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -139,3 +141,23 @@ def test_parse_points_at_the_mistake(right, wrong, message):
     assert str(rlx.parse(TEXT)) == TEXT and right in TEXT
     with pytest.raises(rlx.errors.ParseError, match=message):
         rlx.parse(TEXT.replace(right, wrong, 1))
+
+
+# What pyrlx has under another name here; docs/coming_from_pyrlx.md says which.
+RENAMED = {"matmul_with_shape", "fftfreq", "rfftfreq", "run_flat"}
+PYRLX = {
+    rlx.Graph: """input param set_outputs shape_of matmul matmul_with_shape lora_matmul dense_solve batched_dense_solve
+        custom_fn fused_matmul_bias_act binary add sub mul div activation gelu silu relu exp sqrt neg tanh compare eq_
+        lt_ where_ reduce sum mean softmax cumsum sample reshape transpose narrow concat gather cast fft fft_norm
+        fft_real rfft irfft fftfreq rfftfreq psd psd_real layer_norm rms_norm attention attention_kind rope __len__""",
+    rlx.Session: "device precision compile",
+    rlx.CompiledGraph: "device set_param run run_flat set_param_typed run_typed",
+    rlx: "available_devices is_available grad jvp vmap jacfwd Graph Session CompiledGraph __version__",
+}
+
+
+def test_pyrlx_is_reachable_by_renames_alone():
+    missing = {name for home, names in PYRLX.items() for name in names.split() if not hasattr(home, name)}
+    assert missing == RENAMED
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "coming_from_pyrlx.md").read_text()
+    assert all(f"`{name}" in page for name in RENAMED)

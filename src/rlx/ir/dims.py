@@ -42,7 +42,6 @@ __all__ = [
     "LARGEST_SIZE",
     "MOST_FACTORS",
     "Dim",
-    "DimBinding",
     "DimConstraint",
     "DimEnv",
     "as_dim",
@@ -61,7 +60,6 @@ __all__ = [
     "require_again",
     "require_at_most",
     "require_equal",
-    "same_binding",
     "sym",
 ]
 

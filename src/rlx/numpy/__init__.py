@@ -14,11 +14,13 @@ have a size that depends on values takes `size=`. docs/numpy_coverage.md lists a
 from rlx.numpy import fft as fft
 from rlx.numpy import linalg as linalg
 from rlx.numpy.along_axes import *
+from rlx.numpy.concatenators import *
 from rlx.numpy.creation import *
 from rlx.numpy.differences import *
 from rlx.numpy.dtypes import *
 from rlx.numpy.dtypes import bool_ as bool
 from rlx.numpy.elementwise import *
+from rlx.numpy.files_and_text import *
 from rlx.numpy.float_parts import *
 from rlx.numpy.grids import *
 from rlx.numpy.histograms import *

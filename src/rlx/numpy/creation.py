@@ -16,7 +16,7 @@ from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor, constant_data, current_scope, is_python_scalar, lift
 from rlx.numpy.arguments import array_function, axis_of, convert, dims_from, inexact, operand, rank_of
 from rlx.ops.define.operands import common_dtype, dims_of, dtype_of
-from rlx.runtime.arrays import as_array
+from rlx.runtime.arrays import Array, as_array
 from rlx.runtime.device_arrays import DeviceArray
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "identity",
     "linspace",
     "logspace",
+    "ndarray",
     "ones",
     "ones_like",
     "zeros",
@@ -75,6 +76,15 @@ def asarray(obj: Any, /, dtype: DTypeLike | None = None, *, device: Any = None, 
     scope = current_scope()
     # The caller's own object is lifted where it can be: an array used twice is then one constant.
     return as_array(array) if scope is None else lift(obj if array is obj else array, scope.graph)
+
+
+class _Arrays(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor | DeviceArray | Array)
+
+
+class ndarray(metaclass=_Arrays):
+    """What the functions here return: `isinstance(x, ndarray)` holds for arrays, and for values that are traced."""
 
 
 def _leaves(obj: Any) -> Iterator[Any]:

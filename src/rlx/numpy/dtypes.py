@@ -28,6 +28,7 @@ __all__ = [
     "cdouble",
     "complex64",
     "complex128",
+    "complex_",
     "complexfloating",
     "csingle",
     "double",
@@ -35,11 +36,13 @@ __all__ = [
     "e",
     "euler_gamma",
     "finfo",
+    "float4_e2m1fn",
     "float8_e4m3fn",
     "float8_e5m2",
     "float16",
     "float32",
     "float64",
+    "float_",
     "floating",
     "generic",
     "half",
@@ -86,11 +89,13 @@ __all__ = [
 bool_ = DType.BOOL
 int4, int8, int16, int32, int64 = DType.I4, DType.I8, DType.I16, DType.I32, DType.I64
 uint4, uint8, uint16, uint32, uint64 = DType.U4, DType.U8, DType.U16, DType.U32, DType.U64
-float8_e4m3fn, float8_e5m2 = DType.F8E4M3, DType.F8E5M2
+float4_e2m1fn, float8_e4m3fn, float8_e5m2 = DType.F4E2M1, DType.F8E4M3, DType.F8E5M2
 bfloat16, float16, float32, float64 = DType.BF16, DType.F16, DType.F32, DType.F64
 complex64, complex128 = DType.C64, DType.C128
 # The types of Python integers and of creation functions without dtype=; floats default to float32.
 int_, uint = int32, uint32
+# Those of `rlx.default_float`, whenever they are asked for.
+float_, complex_ = float, complex
 # NumPy's C-like names, with fixed widths.
 byte, short, intc, intp, longlong = int8, int16, int32, int64, int64
 ubyte, ushort, uintc, uintp, ulonglong = uint8, uint16, uint32, uint64, uint64

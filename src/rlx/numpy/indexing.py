@@ -36,7 +36,9 @@ __all__ = [
     "extract",
     "fill_diagonal",
     "ix_",
+    "mask_indices",
     "piecewise",
+    "place",
     "put",
     "put_along_axis",
     "ravel_multi_index",
@@ -126,6 +128,26 @@ def put(x: Any, indices: Any, values: Any, mode: str | None = None, *, inplace: 
     elif kind == "clip":
         indices = ops.maximum(indices, 0)
     return ops.reshape(ops.put_along_axis(ops.flatten(x), indices, row, 0, mode=kind), dims_of(x))
+
+
+@array_function
+def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = False) -> Any:
+    """A copy of arr whose elements where the mask holds are `vals` in order, repeated as needed."""
+    _not_in_place("place", inplace)
+    arr, mask, vals = value(arr), ops.flatten(value(mask)), ops.flatten(value(vals))
+    order = ops.cumsum(ops.cast(mask, "i32"), 0) - 1
+    count = static_size(dims_of(vals)[0], "place")
+    if count == 0:
+        raise ShapeError("place: at least one value is needed")
+    chosen = ops.take(convert(vals, dtype_of(arr)), ops.rem(ops.maximum(order, 0), count), 0)
+    return ops.reshape(ops.where(mask, chosen, ops.flatten(arr)), dims_of(arr))
+
+
+def mask_indices(n: int, mask_func: Any, k: int = 0, *, size: int | None = None) -> Any:
+    """The positions of an n×n matrix that `mask_func`, such as `triu`, keeps."""
+    from rlx.numpy.creation import ones
+
+    return nonzero(mask_func(ones((n, n), "i32"), k), size=size)
 
 
 @array_function

@@ -56,6 +56,7 @@ __all__ = [
     "swapaxes",
     "tile",
     "transpose",
+    "trim_zeros",
 ]
 
 
@@ -305,3 +306,10 @@ def _line(x: Any, axis: int | None, function: str) -> tuple[Any, int, int]:
     x = ops.flatten(value(x)) if axis is None else value(x)
     axis = 0 if axis is None else axis_of(axis, x, function)
     return x, axis, static_size(dims_of(x)[axis], function)
+
+
+def trim_zeros(filt: Any, trim: str = "fb") -> Any:
+    """A vector without the zeros at its front ("f") and back ("b"); how many there are must be known."""
+    from rlx.numpy.creation import asarray
+
+    return asarray(np.trim_zeros(concrete(filt, "trim_zeros", "filt"), trim))

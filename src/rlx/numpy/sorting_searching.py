@@ -33,6 +33,7 @@ __all__ = [
     "setdiff1d",
     "setxor1d",
     "sort",
+    "sort_complex",
     "union1d",
     "unique",
     "unique_all",
@@ -304,3 +305,12 @@ def _ordered_firsts(x: Any) -> tuple[Any, Any]:
     last = dims_of(row)[0] - 1
     differs = ops.ne(ops.narrow(row, 0, 1, last), ops.narrow(row, 0, 0, last))
     return row, ops.concat([ops.ones((1,), DType.BOOL), differs], 0)
+
+
+@array_function
+def sort_complex(a: Any) -> Any:
+    """Complex numbers in the order of their real, then their imaginary parts, along the last axis."""
+    a = value(a)
+    wide = convert(a, dtype_of(a).complex if dtype_of(a).is_inexact else DType.of(complex))
+    re, im = ops.sort(ops.real(wide), ops.imag(wide), axis=-1, num_keys=2)
+    return ops.complex_(re, im)

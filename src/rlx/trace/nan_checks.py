@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import NanFound
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.interpret import bound_to, evaluate
 from rlx.ir.leaves import Input
@@ -40,7 +41,7 @@ def looks_for_nans() -> bool:
 
 def has_nan(value: Any) -> bool:
     array = np.asarray(value)
-    return array.dtype.kind in "fcV" and bool(np.isnan(array).any())
+    return DType.of(array.dtype).is_inexact and bool(np.isnan(array).any())
 
 
 def refuse_nans(graph: Graph, arrays: Sequence[Any], results: Sequence[Any]) -> None:
@@ -62,7 +63,7 @@ def refuse_nans(graph: Graph, arrays: Sequence[Any], results: Sequence[Any]) -> 
 def refuse_new_nans(what: str, operands: Sequence[Any], results: Any) -> None:
     """The same for one op that ran at once."""
     made = results if isinstance(results, tuple) else (results,)
-    if any(map(has_nan, made)) and not any(has_nan(x) for x in operands if not isinstance(x, str)):
+    if any(map(has_nan, made)) and not any(map(has_nan, operands)):
         raise NanFound(f"{what} makes NaN of numbers")
 
 

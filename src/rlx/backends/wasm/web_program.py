@@ -23,7 +23,7 @@ from rlx.backends.program.signature import Signature
 from rlx.backends.wasm.code import WasmCode, codes_of
 from rlx.backends.wasm.sandbox import aligned
 from rlx.errors import BackendError
-from rlx.ir.dims import DimAtom
+from rlx.ir.dim_algebra import DimAtom
 from rlx.ir.shape import Shape, Size
 from rlx.ops.control.branches import If, While
 from rlx.ops.control.scans import Scan
