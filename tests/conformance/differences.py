@@ -221,8 +221,8 @@ DIFFERENCES = {
         lambda found: np.isinf(found.got) & found.changed,
     ),
     "overflow in XLA": Difference(
-        "as for others, in ops that it takes apart or joins otherwise: a sum of equal numbers is a product, and blocks of "
-        "layers are not fused",
+        "as for others, in ops that it takes apart or joins otherwise: a sum of equal numbers is a product, and layers "
+        "of blocks are not fused",
         (
             *("AllReduce", "GaussianSplatRender", "HirAttention", "HirRmsNorm", "LlamaDecoderBlock", "Pinv"),
             "ResidualRmsNorm",

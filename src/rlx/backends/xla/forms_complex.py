@@ -39,7 +39,7 @@ def _for_complex(kind: type[Op], build: Callable[[Any, Any], Any]) -> Callable[.
     return form
 
 
-def _basis(rows: Any, columns: int) -> tuple[Any, Any]:
+def _basis(rows: Any, columns: Any) -> tuple[Any, Any]:
     """Q with so many columns, and R below which reflections are packed."""
     packed, scales = reflectors(Reflectors())(rows)
     return reflected_basis(ReflectedBasis(columns))(packed, scales), packed
