@@ -19,11 +19,12 @@ from rlx.ops.linalg.contraction import adjoint, conjugated, matmul
 from rlx.ops.linalg.factorizations import Eigh, Qr, Svd, row_gather
 from rlx.ops.lowered.factor_steps import OrthogonalRows, ReflectedBasis, Reflectors, RequireFactors
 from rlx.ops.lowered.sort_order import SortOrder
-from rlx.ops.pointwise.arithmetic import eq, maximum, where
+from rlx.ops.pointwise.arithmetic import and_, eq, maximum, where
+from rlx.ops.pointwise.bits import isfinite
 from rlx.ops.pointwise.complex_numbers import real
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
-from rlx.ops.reduction.reductions import reduce_max, reduce_sum
+from rlx.ops.reduction.reductions import reduce_all, reduce_max, reduce_sum
 from rlx.ops.shape.creation import eye, tril, triu
 from rlx.ops.shape.movement import concat, exceeds, expand_dims, narrow
 
@@ -99,7 +100,9 @@ def _eigh(op: Any, a: Any) -> Any:
     lowest = maximum(reduce_max(reduce_sum(sizes, -1, keepdims=True), -2, keepdims=True), 0.0)
     shifted = whole + where(on_diagonal, cast(lowest, DType.C128), 0.0)
     _, rotation, _, is_found = orthogonal_rows(OrthogonalRows())(shifted)
-    rotation = where(expand_dims(is_found, (-2, -1)), rotation, math.nan)
+    # The imaginary parts of the diagonal are 0 for the result, but NaN there is NaN all the same.
+    is_finite = reduce_all(isfinite(tril(wide) if op.lower else triu(wide)), (-2, -1))
+    rotation = where(expand_dims(and_(is_found, is_finite), (-2, -1)), rotation, math.nan)
     values = reduce_sum(real(matmul(rotation, whole) * conjugated(rotation)), -1)
     order, _ = SortOrder()(values)
     vectors = adjoint(_in_order(rotation, order))
