@@ -72,6 +72,8 @@ def test_types():
         "no_native_fk_regions": False,
         "metal_no_fusion": False,
         "metal_unfuse_regions": False,
+        "xla_devices": None,
+        "xla_buckets": False,
         "arena_align": 64,
     }
 

@@ -221,6 +221,32 @@ DIFFERENCES = {
         ("several poisons",),
         lambda found: np.isinf(found.got) & found.changed,
     ),
+    "overflow in XLA": Difference(
+        "as for others, in ops that it takes apart or joins otherwise: a sum of equal numbers is a product, and layers "
+        "of blocks are not fused",
+        (
+            *("AllReduce", "GaussianSplatRender", "HirAttention", "HirRmsNorm", "LlamaDecoderBlock", "Pinv"),
+            "ResidualRmsNorm",
+        ),
+        OVERFLOWING,
+        everything,
+        ("xla",),
+    ),
+    "padding in XLA": Difference(
+        "its convolutions add up existing products alone, the definition multiplies zeros around the image by the "
+        "weights, which lets NaN and infinities of these through",
+        ("Conv",),
+        NOT_FINITE,
+        lambda found: finite_instead(found) | neither_finite(found),
+        ("xla",),
+    ),
+    "parts of transforms in XLA": Difference(
+        "real and imaginary parts that do not meet are summed apart, those of the definition together",
+        ("Fft",),
+        NOT_FINITE,
+        lambda found: finite_instead(found) | neither_finite(found),
+        ("xla",),
+    ),
     "Gaussians that are not finite": Difference(
         "whether a Gaussian covers a pixel is a comparison of numbers that are NaN or overflow in f32 and not in f64; "
         "those of others at the same pixel follow",

@@ -336,7 +336,7 @@ def add_host_array(kind: type) -> None:
 
 
 def _kinds_of_arrays(args: Sequence[Any]) -> Hashable | None:
-    """The types of arguments that are all arrays of the host, after that of plain numbers; None if one of them is no such
+    """The type of plain numbers and those of arguments that are all arrays of the host; None if one of them is no such
     array. This runs at every call."""
     kinds: list[Hashable] = [DType.of(float)]
     for x in args:

@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,11 +43,15 @@ class Unusable(NamedTuple):
 
 
 def _private() -> Any:
-    return import_module("jaxlib._jax")
+    from jaxlib import _jax
+
+    return _jax
 
 
 def _xla() -> Any:
-    return import_module("jaxlib.xla_client")
+    from jaxlib import xla_client
+
+    return xla_client
 
 
 @cache
@@ -223,13 +226,16 @@ def open_client() -> Client:
 def checked_module(text: str) -> str:
     """The text again as jaxlib's parser writes it, once its verifier has found nothing wrong."""
     require_installed()
-    ir = import_module("jaxlib.mlir.ir")
+    from jaxlib.mlir import ir
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.mlir.dialects import chlo, stablehlo
+
     context = ir.Context()
     registry = ir.DialectRegistry()
-    import_module("jaxlib.mlir._mlir_libs._jax_mlir_ext").register_dialects(registry)
+    _jax_mlir_ext.register_dialects(registry)
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
-    for dialect in ("stablehlo", "chlo"):
-        import_module(f"jaxlib.mlir.dialects.{dialect}").register_dialect(context)
+    for dialect in (stablehlo, chlo):
+        dialect.register_dialect(context)
     with context, _translated("the verifier of StableHLO refuses a module"):
         return str(ir.Module.parse(text))

@@ -26,7 +26,7 @@ from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
 from rlx.ops.lowered.factor_steps import CholeskyFactor, OrthogonalRows, ReflectedBasis, Reflectors, RequireFactors
 from rlx.ops.pointwise.arithmetic import and_, copysign, eq, ge, gt, hypot, le, lt, ne, or_, where
 from rlx.ops.pointwise.bits import isfinite
-from rlx.ops.pointwise.complex_numbers import real
+from rlx.ops.pointwise.complex_numbers import complex_norm_sq, imag, real
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_, sqrt
 from rlx.ops.reduction.reductions import argmax, reduce_all, reduce_max, reduce_sum
@@ -73,6 +73,20 @@ def _row(a: Any, k: Any) -> Any:
     return dynamic_index_in_dim(a, k, a.ndim - 2, keepdims=False)
 
 
+def _squares(x: Any) -> Any:
+    """|x|², which is real."""
+    return complex_norm_sq(x) if x.dtype.is_complex else x * x
+
+
+def _real(x: Any) -> Any:
+    return real(x) if x.dtype.is_complex else x
+
+
+def _eyes(lead: list[int], rows: int, columns: int, near: Any) -> Any:
+    """Ones on the diagonals of a batch of matrices."""
+    return eye(rows, columns, dtype=near.dtype) + zeros_of(Shape((*lead, rows, columns), near.dtype), near)
+
+
 def _triangular_solve(op: Op, *operands: Any) -> Form:
     """Substitution, a row of x at a time."""
     assert isinstance(op, TriangularSolve)
@@ -112,7 +126,7 @@ def _cholesky_factor(op: Op, *operands: Any) -> Form:
             known = squeeze(matmul(factor, expand_dims(conjugated(_row(factor, j)), -1)), -1)
             column = column - known
             pivot = expand_dims(dynamic_index_in_dim(column, j, column.ndim - 1, keepdims=False), -1)
-            pivot = real(pivot) if a.dtype.is_complex else pivot
+            pivot = _real(pivot)
             root = cast(sqrt(where(le(pivot, 0.0), 0.0, pivot)), a.dtype)
             made = where(eq(place, j), root, where(gt(place, j), column / root, 0.0))
             return where(eq(place, j), expand_dims(made, -1), factor)
@@ -194,14 +208,14 @@ def _complex_solve(op: Op, a: Any, b: Any) -> Form | None:
     return build
 
 
-def _reflectors(op: Op, *operands: Any) -> Form:
+def reflectors(op: Op, *operands: Any) -> Form:
     """Householder's vectors below R, and their scales, as LAPACK packs them."""
 
     def build(a: Any) -> Any:
         *lead, rows, columns = (int(d) for d in a.shape)
         count = min(rows, columns)
         if not count:
-            return a, zeros_of(Shape((*lead, count), DType.F64), a)
+            return a, zeros_of(Shape((*lead, count), a.dtype), a)
 
         def step(matrix: Any, j: Any) -> Any:
             place, across = iota((rows,), DType.I32), iota((columns,), DType.I32)
@@ -211,13 +225,17 @@ def _reflectors(op: Op, *operands: Any) -> Form:
             # Scaled by its largest element, so that no square overflows.
             largest = reduce_max(abs_(tail), -1, keepdims=True)
             safe = where(eq(largest, 0.0), 1.0, largest)
-            length = largest * sqrt(reduce_sum((tail / safe) * (tail / safe), -1, keepdims=True))
+            length = largest * sqrt(reduce_sum(_squares(tail / safe), -1, keepdims=True))
+            whole = _real(alpha)
             is_flat = eq(length, 0.0)
-            beta = -copysign(hypot(alpha, length), alpha)
+            if a.dtype.is_complex:
+                is_flat = and_(is_flat, eq(imag(alpha), 0.0))
+                length = hypot(length, imag(alpha))
+            beta = -copysign(hypot(whole, length), whole)
             scale = where(is_flat, 0.0, (beta - alpha) / where(is_flat, 1.0, beta))
             vector = where(eq(place, j), 1.0, tail / where(is_flat, 1.0, alpha - beta))
-            along = squeeze(matmul(expand_dims(vector, -2), matrix), -2)
-            changed = matrix - expand_dims(vector * scale, -1) * expand_dims(along, -2)
+            along = squeeze(matmul(expand_dims(conjugated(vector), -2), matrix), -2)
+            changed = matrix - expand_dims(vector * conjugated(scale), -1) * expand_dims(along, -2)
             inside = and_(expand_dims(ge(place, j), -1), gt(across, j))
             matrix = where(inside, changed, matrix)
             stored = where(gt(place, j), vector, where(eq(place, j), where(is_flat, alpha, beta), column))
@@ -229,7 +247,7 @@ def _reflectors(op: Op, *operands: Any) -> Form:
     return build
 
 
-def _reflected_basis(op: Op, *operands: Any) -> Form:
+def reflected_basis(op: Op, *operands: Any) -> Form:
     """The first columns of the product of all reflections."""
     assert isinstance(op, ReflectedBasis)
 
@@ -237,14 +255,14 @@ def _reflected_basis(op: Op, *operands: Any) -> Form:
         *lead, rows, _ = (int(d) for d in packed.shape)
         count, columns = int(scales.shape[-1]), int(op.columns)
         with same_graph(packed):
-            start = eye(rows, columns, dtype=DType.F64) + zeros_of(Shape((*lead, rows, columns), DType.F64), packed)
+            start = _eyes(lead, rows, columns, packed)
         if not count:
             return start
 
         def step(basis: Any, packed: Any, scale: Any, j: Any) -> Any:
             place = iota((rows,), DType.I32)
             vector = where(eq(place, j), 1.0, where(gt(place, j), _column(packed, j), 0.0))
-            along = squeeze(matmul(expand_dims(vector, -2), basis), -2) * expand_dims(scale, -1)
+            along = squeeze(matmul(expand_dims(conjugated(vector), -2), basis), -2) * expand_dims(scale, -1)
             changed = basis - expand_dims(vector, -1) * expand_dims(along, -2)
             return where(expand_dims(ge(place, j), -1), changed, basis)
 
@@ -266,7 +284,7 @@ def _pairings(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return table, np.argsort(table, axis=1).astype(np.int32)
 
 
-def _orthogonal_rows(op: Op, *operands: Any) -> Form:
+def orthogonal_rows(op: Op, *operands: Any) -> Form:
     """Jacobi's rotations of pairs of rows, all pairs of a round at once, until no two rows have a product to speak
     of."""
 
@@ -276,10 +294,10 @@ def _orthogonal_rows(op: Op, *operands: Any) -> Form:
         safe = where(expand_dims(is_found, (-2, -1)), a, 0.0)
         even = rows + rows % 2
         with same_graph(a):
-            turn = eye(even, dtype=DType.F64) + zeros_of(Shape((*lead, even, even), DType.F64), a)
+            turn = _eyes(lead, even, even, a)
         if not rows:
             return a, turn, zeros_of(Shape((*lead, 0), DType.F64), a), is_found
-        widened = pad(safe, np.float64(0), (0,) * a.ndim, (*(0,) * len(lead), even - rows, 0))
+        widened = pad(safe, a.dtype.numpy.type(0), (0,) * a.ndim, (*(0,) * len(lead), even - rows, 0))
         whole = concat([widened, turn], -1)
         half = even // 2
         seats, back = _pairings(even)
@@ -291,15 +309,18 @@ def _orthogonal_rows(op: Op, *operands: Any) -> Form:
             seated = gather(whole, order, whole.ndim - 2, "clip")
             x, y = narrow(seated, -2, 0, half), narrow(seated, -2, half, half)
             p, q = narrow(x, -1, 0, columns), narrow(y, -1, 0, columns)
-            alpha, beta, gamma = (reduce_sum(u * v, -1, keepdims=True) for u, v in ((p, p), (q, q), (p, q)))
-            bound = sqrt(alpha) * sqrt(beta)
-            share = where(gt(bound, 0.0), abs_(gamma) / where(gt(bound, 0.0), bound, 1.0), 0.0)
+            alpha, beta = (reduce_sum(_squares(u), -1, keepdims=True) for u in (p, q))
+            gamma = reduce_sum(p * conjugated(q), -1, keepdims=True)
+            size, bound = abs_(gamma), sqrt(alpha) * sqrt(beta)
+            share = where(gt(bound, 0.0), size / where(gt(bound, 0.0), bound, 1.0), 0.0)
             turns = gt(share, _ORTHOGONAL)
-            zeta = (beta - alpha) / (2.0 * where(turns, gamma, 1.0))
+            size = where(turns, size, 1.0)
+            phase = where(turns, gamma, 0.0) / size
+            zeta = (beta - alpha) / (2.0 * size)
             tangent = copysign(1.0 / (abs_(zeta) + hypot(zeta, full_like(zeta, 1.0))), zeta)
             cosine = 1.0 / hypot(tangent, full_like(tangent, 1.0))
             cosine, sine = where(turns, cosine, 1.0), where(turns, cosine * tangent, 0.0)
-            after = concat([cosine * x - sine * y, sine * x + cosine * y], -2)
+            after = concat([cosine * x - sine * phase * y, sine * conjugated(phase) * x + cosine * y], -2)
             highest = reduce_max(share, tuple(range(share.ndim)))
             return gather(after, home, whole.ndim - 2, "clip"), where(gt(highest, worst), highest, worst)
 
@@ -320,7 +341,7 @@ def _orthogonal_rows(op: Op, *operands: Any) -> Form:
         turn = narrow(narrow(whole, -2, 0, rows), -1, columns, rows)
         largest = reduce_max(abs_(rotated_rows), -1, keepdims=True)
         scale = where(or_(eq(largest, 0.0), ne(largest, largest)), 1.0, largest)
-        lengths = squeeze(largest * sqrt(reduce_sum((rotated_rows / scale) ** 2.0, -1, keepdims=True)), -1)
+        lengths = squeeze(largest * sqrt(reduce_sum(_squares(rotated_rows / scale), -1, keepdims=True)), -1)
         return rotated_rows, turn, lengths, is_found
 
     return build
@@ -333,7 +354,7 @@ FACTOR_STEPS: dict[type[Op], Callable[..., Form | None]] = {
     Lu: _lu,
     DenseSolve: _complex_solve,
     BatchedDenseSolve: _complex_solve,
-    Reflectors: _reflectors,
-    ReflectedBasis: _reflected_basis,
-    OrthogonalRows: _orthogonal_rows,
+    Reflectors: reflectors,
+    ReflectedBasis: reflected_basis,
+    OrthogonalRows: orthogonal_rows,
 }

@@ -16,6 +16,7 @@ from rlx.backends.compile_options import CompileOptions
 from rlx.backends.engine import OP_FORMS
 from rlx.backends.xla import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
 from rlx.backends.xla.forms_collectives import COLLECTIVE_FORMS
+from rlx.backends.xla.forms_complex import COMPLEX_FORMS
 from rlx.backends.xla.forms_factors import FACTOR_STEPS
 from rlx.backends.xla.forms_order import ORDER_FORMS
 from rlx.backends.xla.forms_quant import QUANT_FORMS
@@ -43,6 +44,7 @@ FORMS: dict[type[Op], Callable[..., Form | None]] = {
     **COLLECTIVE_FORMS,
     **FACTOR_FORMS,
     **FACTOR_STEPS,
+    **COMPLEX_FORMS,
     **LOSS_FORMS,
     **ORDER_FORMS,
     **QUANT_FORMS,
@@ -157,8 +159,6 @@ def refusal_of(kind: str) -> str:
     """Why an op is refused."""
     if kind in REFUSED:
         return REFUSED[kind]
-    if kind in ("Qr", "Svd", "Eigh", "Pinv"):
-        return "it is there for real matrices only; use the device cpu for complex ones"
     if kind == "DequantMoEWeights":
         return "blocks of this GGUF type are not decoded by XLA programs; use the device cpu, or quantize to another"
     return _BY_GENERATOR if OP_CLASSES[kind].lowered else "it has neither a rule nor a decomposition"

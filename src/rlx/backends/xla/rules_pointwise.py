@@ -89,7 +89,17 @@ def _binary(e: Emitter, op: Binary, operands: list[Value], kinds: Kinds) -> Valu
         name = "shift_right_logical"
     if kind == "nextafter":
         return block.op(name, [a, b], a.kind)
+    if kind == "div" and a.dtype.is_float:
+        return in_accumulator(block, [a, b], lambda a, b: _exact_quotient(block, a, b))
     return in_accumulator(block, [a, b], lambda a, b: block.op(name, [a, b], a.kind))
+
+
+def _exact_quotient(block: Block, a: Value, b: Value) -> Value:
+    """A division that stays one. XLA multiplies by the reciprocal where one number divides many, which is not the
+    rounded quotient: x / 3 * 3 would be less than x, and a quantiser would clip its largest element. It looks for a
+    broadcast, so the divisor is chosen by the dividend, in a way that changes nothing: NaN by NaN is NaN too."""
+    number = block.compare("EQ", a, a)
+    return block.op("divide", [a, block.select(number, b, block.full(math.nan, b.kind))], a.kind)
 
 
 def _integer_division(block: Block, name: str, a: Value, b: Value) -> Value:
