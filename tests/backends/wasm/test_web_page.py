@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 
 import pytest
@@ -46,8 +48,8 @@ def address(folder):
 class serving:
     """A server of a folder, for the time of a block."""
 
-    def __init__(self, folder):
-        self.server = page_server(folder)
+    def __init__(self, folder, server=None):
+        self.server = page_server(folder) if server is None else server
 
     def __enter__(self):
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
@@ -95,7 +97,24 @@ def test_a_text_is_continued_as_on_the_cpu(page, address, expected):
     ask(page, "Once upon a time")
     assert answered(page).strip() == expected.strip()
     assert "32 tokens" in page.inner_text("#rate") and "tokens/s" in page.inner_text("#rate")
-    assert page.evaluate("crossOriginIsolated") and page.faults == []
+    # As many threads as the browser says there are cores, since the server allows it.
+    cores = page.evaluate("navigator.hardwareConcurrency")
+    assert page.evaluate("crossOriginIsolated") and f"{cores} thread" in page.inner_text("#about")
+    assert page.faults == []
+
+
+def test_without_isolation_there_is_one_thread(page, folder, expected):
+    class Plain(SimpleHTTPRequestHandler):
+        def log_message(self, *given):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Plain, directory=str(folder)))
+    with serving(folder, server) as url:
+        page.goto(url)
+        page.wait_for_selector(READY, timeout=60_000)
+        assert "1 thread " in page.inner_text("#about")
+        ask(page, "Once upon a time")
+        assert answered(page).strip() == expected.strip()
 
 
 def test_stopping_keeps_what_was_written_and_allows_another_question(page, address):

@@ -35,10 +35,11 @@ function ask(text) {
 
 const HANDLERS = {
   progress: (part) => (at("bar").value = part),
-  ready: ({ name, context, chats: hasTemplate, seconds }) => {
+  ready: ({ name, context, chats: hasTemplate, threads, seconds }) => {
     chats = hasTemplate;
     at("title").textContent = document.title = name;
-    at("about").textContent = `ready in ${seconds.toFixed(1)} s · ${context} tokens of context · ${chats ? "chat" : "continues your text"}`;
+    const how = chats ? "chat" : "continues your text", many = threads === 1 ? "1 thread" : `${threads} threads`;
+    at("about").textContent = `ready in ${seconds.toFixed(1)} s · ${context} tokens of context · ${many} · ${how}`;
     at("text").placeholder = chats ? "Ask something" : "Begin a text";
     at("loading").hidden = true;
     busy(false);
