@@ -55,8 +55,8 @@ class Export(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """A module. Memory below `data_end` belongs to it: its stack and its constants. The byte at `memory_flags` tells the
-    kind of its memory: who sets `IS_SHARED` there gets a module for memory that threads share."""
+    """A module. Memory below `data_end` belongs to it: its stack and its constants. The byte at `memory_flags` tells
+    the kind of its memory: who sets `IS_SHARED` there gets a module for memory that threads share."""
 
     module: bytes
     data_end: int
