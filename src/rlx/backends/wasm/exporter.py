@@ -39,7 +39,15 @@ RUNTIME = ("rlx.js", "rlx.d.ts", "threads.js", "helper.js")
 # By the kind of a model; the first one is the page, whatever it is called here.
 PAGES = {
     "program": ("program.html",),
-    "decoder": ("chat.html", "page.js", "worker.js", "language_model.js", "language_model.d.ts", "tokenizer.js"),
+    "decoder": (
+        "chat.html",
+        "page.js",
+        "worker.js",
+        "offline.js",
+        "language_model.js",
+        "language_model.d.ts",
+        "tokenizer.js",
+    ),
     "encoder": ("embed.html", "embedder.js", "embedder.d.ts", "tokenizer.js"),
 }
 

@@ -40,11 +40,12 @@ export class Resident {
   }
 }
 
-/** The files of a folder: by HTTP, or from disk in node. */
+/** The files of a folder: by HTTP, or from disk in node. A `version` tells a file from others of its name. */
 export function reader(base) {
   const folder = new URL(base);
-  return async (name, onBytes) => {
+  return async (name, onBytes, version = "") => {
     const place = new URL(name, folder);
+    place.search = version;
     if (place.protocol === "file:") {
       const { readFile } = await import("node:fs/promises");
       const bytes = await readFile(place);
@@ -97,7 +98,8 @@ export async function load(base = new URL(".", import.meta.url), { read = reader
   const memory = new WebAssembly.Memory({ initial: Math.ceil(needed / PAGE) + 1, maximum: LIMIT / PAGE, shared });
   let done = 0, at = start;
   for (const part of document.parts) {
-    const bytes = await read(part.file, (size) => onProgress?.((done += size), document.weightBytes));
+    const hear = (size) => onProgress?.((done += size), document.weightBytes);
+    const bytes = await read(part.file, hear, part.crc32.toString(16));
     if (bytes.length !== part.size || crc32(bytes) !== part.crc32)
       throw new Error(`${part.file} is damaged: its ${bytes.length} bytes are not the ${part.size} that were written`);
     new Uint8Array(memory.buffer, at, bytes.length).set(bytes);
