@@ -6,7 +6,7 @@ import pytest
 
 from rlx.backends.wasm import binary
 from rlx.backends.wasm.binary import CODE, DATA, EXPORT, FUNCTION, GLOBAL, IMPORT, TYPE, Cursor
-from rlx.backends.wasm.linker import PAGE, STACK_BYTES, Export, link
+from rlx.backends.wasm.linker import HAS_MAXIMUM, MAX_PAGES, PAGE, STACK_BYTES, Export, link
 from rlx.backends.wasm.objects import WasmObject
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
@@ -61,7 +61,7 @@ def test_numbers_come_back(value):
 
 
 def test_a_module_has_what_it_needs_and_no_more():
-    module, end = link([exported(scaled_kernel("a")), exported(scaled_kernel("b", 3.0), "k1")])
+    module, end, flags = link([exported(scaled_kernel("a")), exported(scaled_kernel("b", 3.0), "k1")])
     found = sections_of(module)
     assert list(found) == [TYPE, IMPORT, FUNCTION, GLOBAL, EXPORT, CODE]
     # Kernels alike have one type, and each is two functions: itself, and its packed entry.
@@ -70,13 +70,18 @@ def test_a_module_has_what_it_needs_and_no_more():
     imports = found[IMPORT]
     assert (imports.number(), imports.name(), imports.name()) == (1, "env", "memory")
     names = found[EXPORT]
-    assert [(names.name(), names.byte(), names.number()) for _ in names.counted()] == [("k0", 0, 1), ("k1", 0, 3)]
+    found = [(names.name(), names.byte(), names.number()) for _ in names.counted()]
+    assert found == [("k0", 0, 1), ("k1", 0, 3), ("stack", binary.IS_GLOBAL, 0)]
     assert end == STACK_BYTES
+    # Of the memory: its kind, what it is like, and its least and largest number of pages.
+    memory = Cursor(module, flags - 1)
+    assert (memory.byte(), memory.byte()) == (binary.IS_MEMORY, HAS_MAXIMUM)
+    assert (memory.number(), memory.number()) == (STACK_BYTES // PAGE, MAX_PAGES)
 
 
 def test_constants_lie_above_the_stack_each_aligned():
     first, second = exported(table_kernel(5)), exported(table_kernel(6), "k1")
-    module, end = link([first, second])
+    module, end, flags = link([first, second])
     data = sections_of(module)[DATA]
     places = []
     for _ in data.counted():
@@ -87,9 +92,7 @@ def test_constants_lie_above_the_stack_each_aligned():
     assert [size for _, size in places] == [20, 24]
     assert places[0][0] >= STACK_BYTES and places[0][0] + 20 <= places[1][0] and places[1][0] + 24 == end
     assert all(at % WasmObject(e.code, "").segments[0].align == 0 for (at, _), e in zip(places, (first, second)))
-    memory = sections_of(module)[IMPORT]
-    memory.take(memory.data.index(b"memory") + len(b"memory") + 2)
-    assert memory.number() * PAGE >= end
+    assert Cursor(module, flags + 1).number() * PAGE >= end
 
 
 def test_an_object_of_several_exports_is_placed_once():

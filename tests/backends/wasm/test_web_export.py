@@ -50,12 +50,14 @@ def document(folder):
 def test_a_folder_has_all_that_a_page_needs(page):
     files = {path.name for path in (page / "page").iterdir()}
     assert files == {
+        "helper.js",
         "index.html",
         "program.d.ts",
         "program.json",
         "program.wasm",
         "rlx.d.ts",
         "rlx.js",
+        "threads.js",
         "weights.000.bin",
     }
     assert [path.name for path in page.iterdir()] == ["page"], "nothing is left beside it"
@@ -268,6 +270,33 @@ def test_loops_and_branches_in_node(tmp_path):
         got = run_page(tmp_path, {k: np.asarray(v) for k, v in values.items()})
         for w, g in zip(interpret(graph, values, None), got, strict=True):
             np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.targets
+def test_threads_give_the_same_bits(tmp_path):
+    graph = Graph("rows")
+    x = graph.input("x", (512, 96), "f32")
+    w = graph.param("w", (96, 96), "f32")
+    graph.set_outputs([rlx.ops.softmax(rlx.ops.matmul(rlx.ops.matmul(x, w), w), axis=-1)])
+    weight = np.random.default_rng(3).standard_normal((96, 96)).astype(np.float32)
+    WebExporter().export(graph, {"w": weight}, tmp_path / "page")
+    script = """
+import { load } from "./page/rlx.js";
+const x = Float32Array.from({ length: 512 * 96 }, (_, i) => Math.sin(i)), one = await load();
+const several = await load(undefined, { threads: 3 }), [{ data: wanted }] = one.run({ x });
+let isSame = true, runs = 0;
+// Helpers come when they are ready.
+for (const start = Date.now(); Date.now() - start < 60000 && (runs < 20 || several.team.helped < 20); runs++) {
+  const [{ data }] = several.run({ x });
+  isSame &&= wanted.every((value, i) => value === data[i]);
+}
+const { helped } = several.team, { threads } = several;
+several.close();
+console.log(JSON.stringify({ isSame, helped, threads: [one.threads, threads, several.threads] }));
+process.exit();
+"""
+    found = run_node(script, tmp_path)
+    assert found["isSame"] and found["helped"] >= 20 and found["threads"] == [1, 3, 1]
 
 
 # The shipped model.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
+import zlib
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 
 import pytest
@@ -46,8 +50,8 @@ def address(folder):
 class serving:
     """A server of a folder, for the time of a block."""
 
-    def __init__(self, folder):
-        self.server = page_server(folder)
+    def __init__(self, folder, server=None):
+        self.server = page_server(folder) if server is None else server
 
     def __enter__(self):
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
@@ -95,7 +99,24 @@ def test_a_text_is_continued_as_on_the_cpu(page, address, expected):
     ask(page, "Once upon a time")
     assert answered(page).strip() == expected.strip()
     assert "32 tokens" in page.inner_text("#rate") and "tokens/s" in page.inner_text("#rate")
-    assert page.evaluate("crossOriginIsolated") and page.faults == []
+    # As many threads as the browser says there are cores, since the server allows it.
+    cores = page.evaluate("navigator.hardwareConcurrency")
+    assert page.evaluate("crossOriginIsolated") and f"{cores} thread" in page.inner_text("#about")
+    assert page.faults == []
+
+
+def test_without_isolation_there_is_one_thread(page, folder, expected):
+    class Plain(SimpleHTTPRequestHandler):
+        def log_message(self, *given):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Plain, directory=str(folder)))
+    with serving(folder, server) as url:
+        page.goto(url)
+        page.wait_for_selector(READY, timeout=60_000)
+        assert "1 thread " in page.inner_text("#about")
+        ask(page, "Once upon a time")
+        assert answered(page).strip() == expected.strip()
 
 
 def test_stopping_keeps_what_was_written_and_allows_another_question(page, address):
@@ -114,16 +135,45 @@ def test_stopping_keeps_what_was_written_and_allows_another_question(page, addre
     assert page.locator("#talk > *").count() == 0
 
 
-def test_what_is_loaded_works_without_a_network_and_a_reload_starts_anew(page, address, expected):
-    page.goto(address)
-    page.wait_for_selector(READY, timeout=60_000)
-    page.context.set_offline(True)
+def test_a_page_that_was_loaded_once_needs_no_network(page, folder, expected):
+    with serving(folder) as url:
+        page.goto(url)
+        page.wait_for_selector(READY, timeout=60_000)
+        # Files are kept while the page goes on.
+        page.wait_for_function(
+            "caches.open('rlx').then((c) => c.keys()).then((k) => k.some((r) => r.url.includes('.bin?')))",
+            timeout=60_000,
+        )
+    # The server is gone.
     ask(page, "Once upon a time")
     assert answered(page).strip() == expected.strip()
-    page.context.set_offline(False)
     page.reload()
     page.wait_for_selector(READY, timeout=60_000)
     assert page.locator("#talk > *").count() == 0
+    ask(page, "Once upon a time")
+    assert answered(page).strip() == expected.strip()
+
+
+def test_a_new_export_is_taken_when_the_page_is_loaded_again(page, folder, tmp_path, expected):
+    """What is kept does not hide what has changed: here the name of the model, then its weights."""
+    changed = tmp_path / "page"
+    shutil.copytree(folder, changed)
+    with serving(changed) as url:
+        page.goto(url)
+        page.wait_for_selector(READY, timeout=60_000)
+        notes = json.loads((changed / "model.json").read_text())
+        (changed / "model.json").write_text(json.dumps({**notes, "name": "another"}))
+        page.reload()
+        page.wait_for_selector(READY, timeout=60_000)
+        assert page.inner_text("#title") == "another"
+        part, document = changed / "weights.000.bin", json.loads((changed / "program.json").read_text())
+        part.write_bytes(bytes(len(part.read_bytes())))
+        document["parts"][0]["crc32"] = zlib.crc32(part.read_bytes())
+        (changed / "program.json").write_text(json.dumps(document))
+        page.reload()
+        page.wait_for_selector(READY, timeout=60_000)
+        ask(page, "Once upon a time")
+        assert answered(page).strip() != expected.strip()
 
 
 def test_two_tabs_do_not_disturb_each_other(page, address, expected):

@@ -35,12 +35,20 @@ from rlx.ir.graph import Graph
 
 PART_MB = 32
 # Files of `web/` that every folder has.
-RUNTIME = ("rlx.js", "rlx.d.ts")
+RUNTIME = ("rlx.js", "rlx.d.ts", "threads.js", "helper.js")
 # By the kind of a model; the first one is the page, whatever it is called here.
 PAGES = {
     "program": ("program.html",),
-    "decoder": ("chat.html", "page.js", "worker.js", "language_model.js", "tokenizer.js"),
-    "encoder": ("embed.html", "embedder.js", "tokenizer.js"),
+    "decoder": (
+        "chat.html",
+        "page.js",
+        "worker.js",
+        "offline.js",
+        "language_model.js",
+        "language_model.d.ts",
+        "tokenizer.js",
+    ),
+    "encoder": ("embed.html", "embedder.js", "embedder.d.ts", "tokenizer.js"),
 }
 
 
@@ -87,6 +95,7 @@ class WebExporter(Exporter):
                 (folder / name).write_bytes(part)
                 parts.append({"file": name, "size": len(part), "crc32": zlib.crc32(part)})
             document = {**program.document, "dataEnd": linked.data_end, "parts": parts}
+            document["memoryFlags"] = linked.memory_flags
             _write_json(folder / "program.json", document)
             (folder / "program.wasm").write_bytes(linked.module)
             (folder / "program.d.ts").write_text(declaration(signature), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Objects of kernels to one WebAssembly module, which imports its memory and exports the kernels.
+"""Objects of kernels to one WebAssembly module, which imports its memory and exports the kernels and the
+address of its stack.
 
     linked = link([Export("k0", "map0.packed", code, "kernel map0")])
     linked.module        # for wasmtime, node or a browser
-    linked.data_end      # memory below belongs to the module: its stack and its constants
 
 Kernels call nothing but themselves and use nothing but memory and a stack, so a module is their functions one after the
 other, with the fields set that depend on where things are. The stack lies at the bottom and grows down: one that
@@ -36,6 +36,12 @@ STACK_BYTES = 1 << 18
 MEMORY = ("env", "memory")
 
 _STACK_POINTER = "__stack_pointer"
+# What the module calls it: threads that share memory need stacks of their own.
+_STACK = "stack"
+# Flags of a memory: it has a largest size, which shared memory must have, and threads may share it.
+HAS_MAXIMUM, IS_SHARED = 1, 2
+MAX_PAGES = 1 << 16
+_MEMORY_IMPORT = b"".join(map(binary.name, MEMORY)) + bytes([binary.IS_MEMORY])
 _FIELD = 5  # bytes that every relocated number takes
 
 
@@ -49,8 +55,12 @@ class Export(NamedTuple):
 
 
 class Linked(NamedTuple):
+    """A module. Memory below `data_end` belongs to it: its stack and its constants. The byte at `memory_flags` tells
+    the kind of its memory: who sets `IS_SHARED` there gets a module for memory that threads share."""
+
     module: bytes
     data_end: int
+    memory_flags: int
 
 
 def link(exports: Sequence[Export], stack_bytes: int = STACK_BYTES) -> Linked:
@@ -75,7 +85,8 @@ class _Linker:
                 raise InternalError(f"{export.what}: the compiled code has no {export.symbol}")
             index = placed[export.code][export.symbol]
             table.append(binary.name(export.name) + bytes([binary.IS_FUNCTION]) + binary.number(index))
-        return Linked(self._module(table), self._end)
+        module = self._module(table)
+        return Linked(module, self._end, module.index(_MEMORY_IMPORT) + len(_MEMORY_IMPORT))
 
     def _place(self, parts: WasmObject) -> dict[str, int]:
         """Append an object; the numbers of its functions."""
@@ -136,7 +147,8 @@ class _Linker:
 
     def _module(self, exports: Sequence[bytes]) -> bytes:
         pages = -(-self._end // PAGE)
-        memory = b"".join(map(binary.name, MEMORY)) + bytes([binary.IS_MEMORY, 0]) + binary.number(pages)
+        memory = _MEMORY_IMPORT + bytes([HAS_MAXIMUM]) + binary.number(pages) + binary.number(MAX_PAGES)
+        exports = [*exports, binary.name(_STACK) + bytes([binary.IS_GLOBAL, 0])]
         pointer = bytes([binary.I32, 1]) + binary.I32_CONST + binary.signed(self._stack_bytes) + binary.END
         segments = [
             b"\0" + binary.I32_CONST + binary.signed(at) + binary.END + binary.counted_bytes(data)

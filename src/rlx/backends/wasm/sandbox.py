@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.memory import ALIGNMENT, Array
-from rlx.backends.wasm.linker import PAGE, Linked
+from rlx.backends.wasm.linker import MAX_PAGES, PAGE, Linked
 from rlx.errors import BackendError, InternalError
 
-MAX_BYTES = 1 << 32
+MAX_BYTES = MAX_PAGES * PAGE
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -46,7 +46,7 @@ class Sandbox:
         self._store = wasmtime.Store(engine)
         try:
             module = wasmtime.Module(engine, linked.module)
-            limits = wasmtime.Limits(max(1, -(-linked.data_end // PAGE)), MAX_BYTES // PAGE)
+            limits = wasmtime.Limits(max(1, -(-linked.data_end // PAGE)), MAX_PAGES)
             self._memory = wasmtime.Memory(self._store, wasmtime.MemoryType(limits))
             instance = wasmtime.Instance(self._store, module, [self._memory])
         except wasmtime.WasmtimeError as error:

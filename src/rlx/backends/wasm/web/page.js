@@ -1,6 +1,7 @@
 // The page: shows what the worker says.
 
 const at = (id) => document.getElementById(id);
+await keepOffline();
 const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
 let turns = [], answer = null, chats = false, isBusy = false;
 
@@ -35,10 +36,11 @@ function ask(text) {
 
 const HANDLERS = {
   progress: (part) => (at("bar").value = part),
-  ready: ({ name, context, chats: hasTemplate, seconds }) => {
+  ready: ({ name, context, chats: hasTemplate, threads, seconds }) => {
     chats = hasTemplate;
     at("title").textContent = document.title = name;
-    at("about").textContent = `ready in ${seconds.toFixed(1)} s · ${context} tokens of context · ${chats ? "chat" : "continues your text"}`;
+    const how = chats ? "chat" : "continues your text", many = threads === 1 ? "1 thread" : `${threads} threads`;
+    at("about").textContent = `ready in ${seconds.toFixed(1)} s · ${context} tokens of context · ${many} · ${how}`;
     at("text").placeholder = chats ? "Ask something" : "Begin a text";
     at("loading").hidden = true;
     busy(false);
@@ -81,3 +83,18 @@ at("clear").onclick = () => {
   at("talk").replaceChildren();
 };
 worker.postMessage({ load: true });
+
+/** Have files kept, where the browser allows it; the page does not depend on it. */
+async function keepOffline() {
+  const { serviceWorker } = navigator;
+  if (!serviceWorker) return;
+  try {
+    await serviceWorker.register(new URL("./offline.js", import.meta.url));
+    if (!serviceWorker.controller) {
+      const seconds = (resolve) => setTimeout(resolve, 3000);
+      await Promise.race([new Promise((resolve) => (serviceWorker.oncontrollerchange = resolve)), new Promise(seconds)]);
+    }
+  } catch {
+    // A browser that forbids it, as some do in private windows.
+  }
+}

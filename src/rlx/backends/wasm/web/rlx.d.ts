@@ -20,19 +20,24 @@ export declare class Resident implements Tensor {
   free(): void;
 }
 
-export type Read = (name: string, onBytes?: (count: number) => void) => Promise<Uint8Array>;
+export type Read = (name: string, onBytes?: (count: number) => void, version?: string) => Promise<Uint8Array>;
 
 export interface LoadOptions {
   /** How files of the folder are read; by default by HTTP, or from disk in node. */
   read?: Read;
   onProgress?: (done: number, total: number) => void;
+  /** Threads that run kernels; more than one need a cross-origin isolated page, and a worker to run in. */
+  threads?: number;
 }
 
 export declare class Program<Inputs = Record<string, TypedArray | Tensor>, Outputs = Tensor[]> {
   readonly inputs: readonly { name: string; dtype: string; shape: readonly string[] }[];
   /** Zeros that stay in memory; as an input they are not copied, and an output stored over them is the same object. */
   zeros(dtype: string, shape: readonly number[]): Resident;
+  readonly threads: number;
   run(inputs: Inputs): Outputs;
+  /** End the helpers of a program with several threads. */
+  close(): void;
 }
 
 export declare function load<Inputs = Record<string, TypedArray | Tensor>, Outputs = Tensor[]>(

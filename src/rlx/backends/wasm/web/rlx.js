@@ -6,6 +6,8 @@
 //
 // Nothing here is specific to a model. Works in browsers and in node.
 
+import { Team, canShare } from "./threads.js";
+
 const PAGE = 65536, LIMIT = 65536 * PAGE, ALIGN = 64;
 const ARRAYS = {
   f64: Float64Array, f32: Float32Array, f16: Uint16Array, bf16: Uint16Array, i64: BigInt64Array, u64: BigUint64Array,
@@ -38,11 +40,12 @@ export class Resident {
   }
 }
 
-/** The files of a folder: by HTTP, or from disk in node. */
+/** The files of a folder: by HTTP, or from disk in node. A `version` tells a file from others of its name. */
 export function reader(base) {
   const folder = new URL(base);
-  return async (name, onBytes) => {
+  return async (name, onBytes, version = "") => {
     const place = new URL(name, folder);
+    place.search = version;
     if (place.protocol === "file:") {
       const { readFile } = await import("node:fs/promises");
       const bytes = await readFile(place);
@@ -81,25 +84,34 @@ export async function readJson(read, name) {
   }
 }
 
-/** The program of a folder. `onProgress(done, total)` hears how many bytes of weights have come. */
-export async function load(base = new URL(".", import.meta.url), { read = reader(base), onProgress } = {}) {
+/** The program of a folder. `onProgress(done, total)` hears how many bytes of weights have come. With several `threads`
+ *  kernels are shared with helpers, where memory can be; then it should run in a worker, since a page must not wait. */
+export async function load(base = new URL(".", import.meta.url), { read = reader(base), onProgress, threads = 1 } = {}) {
   const document = await readJson(read, "program.json");
   if (document.format !== "rlx.web" || document.version !== 1)
     throw new Error(`program.json is no program that this runtime reads (${document.format} ${document.version})`);
-  const code = await read("program.wasm");
+  const code = Uint8Array.from(await read("program.wasm")), shared = threads > 1 && canShare();
+  // The same code, for memory that is shared.
+  if (shared) code[document.memoryFlags] |= 2;
   const start = aligned(document.dataEnd), needed = start + document.weightBytes;
   if (needed > LIMIT) throw new Error(`the weights need ${needed} bytes, and WebAssembly has ${LIMIT}`);
-  const memory = new WebAssembly.Memory({ initial: Math.ceil(needed / PAGE) + 1, maximum: LIMIT / PAGE });
+  const memory = new WebAssembly.Memory({ initial: Math.ceil(needed / PAGE) + 1, maximum: LIMIT / PAGE, shared });
   let done = 0, at = start;
   for (const part of document.parts) {
-    const bytes = await read(part.file, (size) => onProgress?.((done += size), document.weightBytes));
+    const hear = (size) => onProgress?.((done += size), document.weightBytes);
+    const bytes = await read(part.file, hear, part.crc32.toString(16));
     if (bytes.length !== part.size || crc32(bytes) !== part.crc32)
       throw new Error(`${part.file} is damaged: its ${bytes.length} bytes are not the ${part.size} that were written`);
     new Uint8Array(memory.buffer, at, bytes.length).set(bytes);
     at += part.size;
   }
-  const { instance } = await WebAssembly.instantiate(code, { env: { memory } });
-  return new Program(document, instance.exports, memory, start);
+  const { module, instance } = await WebAssembly.instantiate(code, { env: { memory } });
+  const program = new Program(document, instance.exports, memory, start);
+  if (shared) {
+    const takeStack = (size) => program.heap.take(size);
+    program.team = await Team.start(threads - 1, module, memory, program.kernels, takeStack);
+  }
+  return program;
 }
 
 /** A program in memory. Runs follow each other. */
@@ -113,6 +125,18 @@ export class Program {
     this.plans = new Map();
     const most = document.programs.flatMap((p) => p.steps).reduce((n, s) => Math.max(n, s.length ?? 0), 1);
     this.slots = this.heap.take(8 * most);
+    this.team = null;
+  }
+
+  /** How many threads take part in a run. */
+  get threads() {
+    return this.team?.threads ?? 1;
+  }
+
+  /** End the helpers, if there are some. */
+  close() {
+    this.team?.close();
+    this.team = null;
   }
 
   /** What `run` takes: names, types, and shapes in which symbols stand for sizes. */
@@ -245,7 +269,7 @@ export class Program {
       from = places[number];
     }
     if (number >= 0 && number < given.length && given[number].resident) return given[number].resident;
-    return { dtype, shape, data: new ARRAYS[dtype](this.memory.buffer.slice(from, from + size)) };
+    return { dtype, shape, data: new ARRAYS[dtype](Uint8Array.from(this.#bytes(from, size)).buffer) };
   }
 
   #copy(from, to, size) {
@@ -271,7 +295,8 @@ export class Program {
       words[2 * i - 2] = word % 4294967296;
       words[2 * i - 1] = Math.floor(word / 4294967296);
     }
-    this.kernels[step[0]](this.slots, 0n, rounds);
+    if (this.team) this.team.run(step[0], this.slots, rounds);
+    else this.kernels[step[0]](this.slots, 0n, rounds);
   }
 
   // Loops. A body is a program whose inputs and results lie where the loop says.

@@ -9,9 +9,11 @@ async function open() {
   const start = performance.now();
   model = await LanguageModel.load(new URL(".", import.meta.url), {
     onProgress: (done, total) => postMessage({ progress: done / total }),
+    // As many as there are cores, up to where a token has too little work for more.
+    threads: Math.min(navigator.hardwareConcurrency || 1, 8),
   });
-  const { name, context } = model.notes;
-  postMessage({ ready: { name, context, chats: model.chats, seconds: (performance.now() - start) / 1000 } });
+  const { notes: { name, context }, chats, program: { threads } } = model;
+  postMessage({ ready: { name, context, chats, threads, seconds: (performance.now() - start) / 1000 } });
 }
 
 async function answer({ turns, maxTokens, temperature }) {
