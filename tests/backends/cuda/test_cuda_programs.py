@@ -11,7 +11,7 @@ import rlx
 import rlx.numpy as rnp
 from rlx import nn, ops
 from rlx.backends.cuda.arrays import DeviceArray
-from rlx.backends.cuda.backend import CudaBackend
+from rlx.backends.cuda.backend import REPLACED, CudaBackend
 from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.params import CudaParams
@@ -279,3 +279,12 @@ def test_a_loop_is_recorded_with_its_moving_addresses(fake):
         xs = normal(5, 3)
         for a, b in zip(run(xs), wanted(xs), strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_variables_of_elsewhere_are_refused_with_what_replaces_them(fake, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(BackendError, match=f"{name} is not read; .*Unset it"):
+        rlx.Session("cuda").compile(appending())
+    monkeypatch.setenv(name, "")
+    rlx.Session("cuda").compile(appending())
