@@ -12,7 +12,6 @@ from rlx.errors import BackendError
 from rlx.ir.graph import Graph
 from rlx.ir.op import OP_CLASSES
 
-
 # Variables of the environment that have a meaning elsewhere, and what is written here instead.
 REPLACED = {
     "RLX_CUDA_WMMA": "products are never rounded unasked; compile with the precision 'AutoMixed' or 'AutoMixedBf16'",

@@ -74,7 +74,6 @@ _pointer_of = ctypes.PYFUNCTYPE(c_void_p, c_void_p, ctypes.c_char_p)(("PyCapsule
 _given: dict[int, tuple[object, ...]] = {}
 
 
-@_Deleter
 def _take_back(managed: Any) -> None:
     """The consumer is done on the host; its stream may not be."""
     _, _, _, array, stream = _given.pop(ctypes.addressof(managed.contents))
@@ -94,12 +93,15 @@ def _take_back(managed: Any) -> None:
         driver.raw("cuCtxSynchronize")()
 
 
-@_Destructor
 def _drop_capsule(capsule: int) -> None:
     """A capsule that nobody has taken."""
     if _is_valid(capsule, _NAME):
         managed = _Managed.from_address(_pointer_of(capsule, _NAME))
         managed.deleter(ctypes.pointer(managed))
+
+
+# Python must not forget them while a capsule may call them.
+_deleter, _destructor = _Deleter(_take_back), _Destructor(_drop_capsule)
 
 
 def to_capsule(array: DeviceArray, stream: int | None = None) -> Any:
@@ -113,9 +115,9 @@ def to_capsule(array: DeviceArray, stream: int | None = None) -> Any:
     shape = (c_int64 * max(1, len(array.shape)))(*array.shape)
     tensor = _Tensor(array.address, CUDA, own.gpu.info.index, len(array.shape), code, bits, 1)
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(c_int64))
-    managed = _Managed(tensor, None, _take_back)
+    managed = _Managed(tensor, None, _deleter)
     _given[ctypes.addressof(managed)] = (managed, shape, tensor, array, consumer)
-    return _python.PyCapsule_New(ctypes.addressof(managed), _NAME, _drop_capsule)
+    return _python.PyCapsule_New(ctypes.addressof(managed), _NAME, _destructor)
 
 
 def _code_of(dtype: np.dtype[Any]) -> tuple[int, int]:
