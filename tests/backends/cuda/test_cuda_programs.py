@@ -155,6 +155,20 @@ def test_a_run_without_memory_fails_cleanly_and_the_next_works(fake):
     np.testing.assert_allclose(f(small), np.cumsum(np.exp(small)) + small.sum(), rtol=1e-5)
 
 
+def test_a_call_that_comes_again_asks_the_driver_for_its_launch_alone(fake):
+    f = rlx.jit(lambda x: rnp.tanh(x * 2.0 + 1.0), device="cuda")
+    x = rlx.device_put(normal(16, 16), "cuda")
+    for _ in range(2):
+        y = f(x)
+    del y
+    gc.collect()
+    fake.log.clear()
+    y = f(x)
+    # Memory of the result before is used again, and so are the arguments.
+    assert fake.log == ["cuCtxSetCurrent", "cuLaunchKernel"]
+    np.testing.assert_allclose(y, np.tanh(np.asarray(x) * 2 + 1), rtol=1e-5)
+
+
 def test_times_of_kernels(fake):
     c = rlx.Session("cuda").compile(appending())
     given = {"cache": np.zeros((8, 4), "f4"), "row": np.ones((1, 4), "f4"), "at": np.array(1, "i4")}
