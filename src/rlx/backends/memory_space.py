@@ -44,6 +44,10 @@ class MemorySpace(ABC):
         """A copy of an array of the host, which may change as soon as this returns. An RlxError with the numbers, and
         nothing lost, if there is not enough memory."""
 
+    def adopt(self, value: Any) -> DeviceValue | None:
+        """An array of another library that lies in this memory, without a copy; None if it is none."""
+        return None
+
     @abstractmethod
     def copy(self, value: DeviceValue) -> DeviceValue:
         """Another value with the same content, without a way through the host."""

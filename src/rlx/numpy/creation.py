@@ -17,7 +17,10 @@ from rlx.ir.tensor import Tensor, constant_data, current_scope, is_python_scalar
 from rlx.numpy.arguments import array_function, axis_of, convert, dims_from, inexact, operand, rank_of
 from rlx.ops.define.operands import common_dtype, dims_of, dtype_of
 from rlx.runtime.arrays import Array, as_array
-from rlx.runtime.device_arrays import DeviceArray
+from rlx.runtime.device_arrays import DeviceArray, device_put
+
+# Kinds of memory, as DLPack numbers them: the host's, and that of NVIDIA's GPUs, which the host may see.
+_HOST, _GPUS = 1, (2, 13)
 
 __all__ = [
     "arange",
@@ -145,8 +148,14 @@ def copy(x: Any) -> Any:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
-    """An array that shares the memory of another library's array, through DLPack."""
+    """An array that shares the memory of another library's array, through DLPack: on the host, or on a GPU."""
     _check_device(device)
+    if isinstance(x, DeviceArray):
+        return x
+    kind, index = x.__dlpack_device__() if hasattr(x, "__dlpack_device__") else (_HOST, 0)
+    if kind in _GPUS:
+        shared = device_put(x, f"cuda:{index}" if index else "cuda")
+        return DeviceArray(shared.value.space.copy(shared.value)) if copy else shared
     return asarray(foreign_arrays.from_dlpack(x), copy=copy)
 
 

@@ -85,6 +85,28 @@ class DeviceArray(TensorMethods):
         array = self._value.numpy()
         return array if dtype is None else array.astype(dtype)
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """How other libraries read it without a copy, if it lives on a GPU of NVIDIA."""
+        found: dict[str, Any] = self._value.__cuda_array_interface__  # type: ignore[attr-defined]
+        return found
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        found: tuple[int, int] = self._dlpack("__dlpack_device__")()
+        return found
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The array for `from_dlpack` of another library, without a copy. It must not be written there."""
+        return self._dlpack("__dlpack__")(**options)
+
+    def _dlpack(self, name: str) -> Any:
+        if isinstance(self._value, _Donated):
+            self._value.wait()
+        method = getattr(self._value, name, None)
+        if method is None:
+            raise BufferError(f"arrays on {self.device} are not given to other libraries; copy them with np.asarray")
+        return method
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("an array without axes has no length")
@@ -167,6 +189,9 @@ def _put(value: Any, space: MemorySpace | None) -> Any:
         if value.device == space.device:
             return value
         value = np.asarray(value)
+    adopted = space.adopt(value)
+    if adopted is not None:
+        return DeviceArray(adopted)
     # Not `ascontiguousarray`, which gives numbers an axis.
     return DeviceArray(space.put(np.asarray(constant_data(value).array, order="C")))
 

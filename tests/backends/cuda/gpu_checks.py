@@ -25,6 +25,7 @@ CHECKS = {
     "few_rows": ["--only", "products", "--match", "turned"],
     "decode": ["--only", "attention", "--match", "bhsd 16"],
     "driver": ["--only", "driver"],
+    "models": ["--only", "models"],
 }
 TIMES = {
     "attention": ["attention"],

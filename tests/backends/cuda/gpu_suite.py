@@ -294,6 +294,38 @@ def run_attention(name: str) -> float:
     return error
 
 
+MODEL_TOKENS = 64
+# How far logits may be from those of the CPU engine: the same weights and arithmetic, in another order.
+MODEL_BOUND = 2e-3
+
+
+def run_model(kv_dtype: str) -> float:
+    """The shipped model token by token: the greedy choices of the CPU engine, and its logits."""
+    import rlx
+    from rlx.models import language_model
+
+    path = Path(language_model.__file__).parent / "data" / "tiny.gguf"
+    cpu, gpu = (rlx.load(path, device=device, kv_dtype=kv_dtype).session() for device in ("cpu", "cuda"))
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    logits = [session.prefill(prompt) for session in (cpu, gpu)]
+    worst, tokens = 0.0, 0
+    while True:
+        worst = max(worst, distance(logits[1], logits[0]))
+        first, second = (int(np.argmax(x)) for x in logits)
+        gap = float(np.partition(logits[0], -2)[-1] - np.partition(logits[0], -2)[-2])
+        # A tie within the rounding may fall either way; both go on with the choice of the CPU.
+        assert first == second or gap <= 2 * worst * float(np.abs(logits[0]).max()), f"token {tokens} differs"
+        tokens += 1
+        if tokens == MODEL_TOKENS:
+            break
+        logits = [session.step(first) for session in (cpu, gpu)]
+    assert worst <= MODEL_BOUND, f"logits off by {worst:.2g}"
+    cpu.truncate(len(prompt))
+    gpu.truncate(len(prompt))
+    assert distance(gpu.step(7), cpu.step(7)) <= MODEL_BOUND, "after going back"
+    return worst
+
+
 def run_driver(name: str) -> float:
     import gpu_driver_checks
 
@@ -313,6 +345,9 @@ def items(only: list[str]) -> Iterator[list[str]]:
     if "attention" in only:
         for program in attention_programs():
             yield ["attention", program.name]
+    if "models" in only:
+        for kv_dtype in ("f32", "f16", "bf16", "q8"):
+            yield ["model", kv_dtype]
     if "families" in only:
         from family_programs import FAMILIES
 
@@ -337,6 +372,7 @@ def work() -> None:
         "driver": run_driver,
         "product": run_product,
         "attention": run_attention,
+        "model": run_model,
     }
     sys.stdout = sys.stderr
     for line in sys.stdin:
@@ -378,7 +414,7 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--only", nargs="+", default=["driver", "products", "attention", "families", "ops"])
+    parser.add_argument("--only", nargs="+", default=["driver", "products", "attention", "models", "families", "ops"])
     parser.add_argument("--match", default="")
     parser.add_argument("--out")
     parser.add_argument("--seconds", type=float, default=1e9)

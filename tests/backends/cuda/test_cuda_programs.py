@@ -11,7 +11,7 @@ import rlx
 import rlx.numpy as rnp
 from rlx import nn, ops
 from rlx.backends.cuda.arrays import DeviceArray
-from rlx.backends.cuda.backend import CudaBackend
+from rlx.backends.cuda.backend import REPLACED, CudaBackend
 from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.params import CudaParams
@@ -155,6 +155,20 @@ def test_a_run_without_memory_fails_cleanly_and_the_next_works(fake):
     np.testing.assert_allclose(f(small), np.cumsum(np.exp(small)) + small.sum(), rtol=1e-5)
 
 
+def test_a_call_that_comes_again_asks_the_driver_for_its_launch_alone(fake):
+    f = rlx.jit(lambda x: rnp.tanh(x * 2.0 + 1.0), device="cuda")
+    x = rlx.device_put(normal(16, 16), "cuda")
+    for _ in range(2):
+        y = f(x)
+    del y
+    gc.collect()
+    fake.log.clear()
+    y = f(x)
+    # Memory of the result before is used again, and so are the arguments.
+    assert fake.log == ["cuCtxSetCurrent", "cuLaunchKernel"]
+    np.testing.assert_allclose(y, np.tanh(np.asarray(x) * 2 + 1), rtol=1e-5)
+
+
 def test_times_of_kernels(fake):
     c = rlx.Session("cuda").compile(appending())
     given = {"cache": np.zeros((8, 4), "f4"), "row": np.ones((1, 4), "f4"), "at": np.array(1, "i4")}
@@ -279,3 +293,12 @@ def test_a_loop_is_recorded_with_its_moving_addresses(fake):
         xs = normal(5, 3)
         for a, b in zip(run(xs), wanted(xs), strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_variables_of_elsewhere_are_refused_with_what_replaces_them(fake, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(BackendError, match=f"{name} is not read; .*Unset it"):
+        rlx.Session("cuda").compile(appending())
+    monkeypatch.setenv(name, "")
+    rlx.Session("cuda").compile(appending())

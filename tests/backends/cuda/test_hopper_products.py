@@ -8,6 +8,7 @@ from rlx import nn
 from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper import form as form_module
 from rlx.backends.cuda.hopper import launching
+from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm
 from rlx.backends.cuda.hopper.product import ProductShape
 from rlx.compile.compiler import CompilePipeline
@@ -90,7 +91,7 @@ class Ready:
         self.loaded, self.shared = [], []
 
     def __call__(self, entry, what, make):
-        self.loaded.append(what)
+        self.loaded.append(entry)
         return self
 
     def function(self, gpu):
@@ -157,6 +158,54 @@ def test_what_the_copy_engine_cannot_read_is_left_to_the_loop_kernel(fake, gpu, 
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20, name: address}
     assert not made.launch([addresses.get(n, 64) for n in names], gpu.stream)
     assert not launched
+
+
+# Few rows.
+
+
+def few(*types):
+    kernel = kernel_of(lambda a, w: a @ w.T, *types)
+    names, load = [p.name for p in kernel.params], Ready()
+    return FewRowsForm(kernel.origin.product, names, SM_90A, load), names, load
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_code_of_few_rows(dtype):
+    forms, _ = tensor_forms(kernel_of(layer, (("B", 512), dtype), ((1024, 512), dtype), ((1024,), dtype)), SM_90A)
+    assert [f.name for f in forms] == ["mma of few rows", "wgmma tiles"]
+    for tiles in (1, 2):
+        ptx = forms[0].ptx(tiles)
+        # Four steps of 32 and what is left of K, two products for each and every eight rows of A.
+        assert ptx.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32") == 10 * tiles
+        assert ptx.count("ld.global.nc.L1::no_allocate") == 10 and ".local" not in ptx and "ex2.approx" in ptx
+
+
+def test_a_launch_of_few_rows(fake, gpu, launched):
+    made, names, load = few((("B", 512), "bf16"), ((1000, 512), "bf16"))
+    addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
+    for rows, is_few in ((1, False), (2, True), (8, True), (9, True), (16, True), (17, False)):
+        assert made.launch([addresses.get(n, rows) for n in names], gpu.stream) is is_few
+    assert {(shape.blocks, shape.threads) for shape in launched} == {(63, 256)}
+    assert load.loaded == ["few_rows"] * 2 and not fake.tensor_maps
+    for crooked in ("a", "b0"):
+        moved = {**addresses, crooked: addresses[crooked] + 2}
+        assert not made.launch([moved.get(n, 4) for n in names], gpu.stream)
+
+
+@pytest.mark.parametrize(
+    ("function", "types", "reason"),
+    [
+        (lambda a, w: a @ w, [((4, 64), "bf16"), ((64, 64), "bf16")], "weights that are not [n, k]"),
+        (lambda a, w: a @ w.T, [((4, 64), "f32"), ((64, 64), "f32")], "f32 @ f32"),
+        (lambda a, w: a @ w.T, [((1, 64), "bf16"), ((64, 64), "bf16")], "one row"),
+        (lambda a, w: a @ w.T, [((64, 64), "bf16"), ((64, 64), "bf16")], "many rows"),
+    ],
+    ids=["turned", "f32", "one", "many"],
+)
+def test_products_without_a_form_for_few_rows(function, types, reason):
+    product, acc = kernel_of(function, *types).origin
+    assert few_rows_refusal(product, acc, SM_90A) == reason
+    assert few_rows_refusal(product, acc, machine_named("sm_75")) == "sm_75 has no mma of bf16"
 
 
 def test_rows_of_odd_length_are_left_to_the_loop_kernel(fake, gpu, launched):

@@ -6,7 +6,8 @@ toolkit.
     modules                         assembled code and launches      timing    measuring so that readings compare
     code (alignment)                kernels as PTX and cubins, kept on disk
     executable, runner, context     a program's run: arena, launches, graphs of those that come again
-    hopper/                         products on the tensor cores of sm_90a
+    hopper/                         products and attention on the tensor cores of sm_90a
+    dlpack                          arrays of other libraries, and ours for them
 """
 
 from __future__ import annotations

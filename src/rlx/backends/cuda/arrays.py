@@ -68,7 +68,9 @@ class DeviceArray(DeviceValue):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """How CuPy, torch and Numba read it without a copy."""
+        """How CuPy, torch and Numba read it without a copy; types that NumPy has no letter for go by DLPack."""
+        if self.dtype.kind == "V":
+            raise AttributeError(f"{self.dtype} has no __cuda_array_interface__; use dlpack")
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
@@ -77,6 +79,21 @@ class DeviceArray(DeviceValue):
             "strides": None,
             "stream": self.stream.handle.value or 1,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from rlx.backends.cuda.dlpack import CUDA
+
+        return CUDA, self.stream.gpu.info.index
+
+    def __dlpack__(
+        self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        """A capsule for `from_dlpack` of another library, whose stream waits for what computes the array."""
+        from rlx.backends.cuda.dlpack import to_capsule
+
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"dlpack: an array on {self.space.device} is not given to device {tuple(dl_device)}")
+        return to_capsule(self.copy() if copy else self, stream)
 
     def __repr__(self) -> str:
         return f"DeviceArray({self.dtype}{list(self.shape)}, cuda:{self.stream.gpu.info.index})"
@@ -98,6 +115,14 @@ class CudaSpace(MemorySpace):
     def put(self, array: HostArray) -> DeviceArray:
         self.gpu.use()
         return DeviceArray.of(array, self.gpu.stream, "an array")
+
+    def adopt(self, value: Any) -> DeviceArray | None:
+        from rlx.backends.cuda.dlpack import CUDA, CUDA_MANAGED, from_array
+
+        where = getattr(value, "__dlpack_device__", None)
+        if where is None or where()[0] not in (CUDA, CUDA_MANAGED) or where()[1] != self.gpu.info.index:
+            return None
+        return from_array(value, self.gpu.stream)
 
     def copy(self, value: DeviceValue) -> DeviceArray:
         assert isinstance(value, DeviceArray)

@@ -1,10 +1,15 @@
-"""Products on the tensor cores of Hopper (sm_90a): wgmma fed by the copy engine, from LLVM text with inline PTX.
+"""Products and attention on the tensor cores of Hopper (sm_90a), from LLVM text with inline PTX.
 
 | file | what |
 |---|---|
 | `writer` | LLVM text: values, variables, loops, inline PTX |
-| `instructions` | barriers in shared memory, tensor copies, matrix descriptors |
-| `product` | the kernel of a product with its epilogue |
-| `tensor_maps` | how the copy engine sees a matrix |
-| `form` | which products have one, and its launch |
+| `instructions` | barriers in shared memory, tensor copies, matrix descriptors, small products |
+| `tensor_maps` | how the copy engine sees a tensor |
+| `launching` | another way to compute what a loop kernel does, with the arguments of that kernel |
+| `epilogue` | what is done to sums of a product, as a function made from loop IR |
+| `product`, `form` | products by wgmma: the kernel; which have one, and its launch |
+| `few_rows`, `few_form` | the same for few rows, by mma at the memory's speed |
+| `attention_shape`, `lanes`, `seen_keys` | what kernels of attention share |
+| `attention`, `decode` | attention of many rows by wgmma, and of few by mma, whose blocks share the keys |
+| `attention_form` | which attentions have them, and their launches |
 """

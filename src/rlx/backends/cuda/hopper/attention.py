@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from rlx.backends.cuda.hopper.attention_shape import ROWS, STAGES, AttentionShape
 from rlx.backends.cuda.hopper.instructions import (
     Ring,
     barrier_arrive,
@@ -25,85 +26,14 @@ from rlx.backends.cuda.hopper.instructions import (
     descriptor,
     store_box,
 )
+from rlx.backends.cuda.hopper.lanes import Lanes
 from rlx.backends.cuda.hopper.seen_keys import SeenKeys
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 
-# Queries of a tile, 64 for each group of warps.
-ROWS = 128
 THREADS = 384
-STAGES = 2
-# What a block can have of shared memory.
-MOST_SHARED = 227 << 10
 # Words that one thread finds out for all: the last tile of keys, how many, the first and end of those seen by all
 # queries, and how many keys there are.
 _NOTED = 5
-
-
-class Integers(NamedTuple):
-    """An operand of integers that the kernel reads: i32 or i64."""
-
-    type: str
-
-
-class AttentionShape(NamedTuple):
-    """What a kernel is made for. Heads of q and k are `depth` wide, those of v `width`, multiples of 64; `group` heads
-    of q share one of k. `window` is how many keys before its own a query sees; None: all of them."""
-
-    depth: int
-    width: int
-    element: str  # "bf16" or "f16"
-    heads: int
-    group: int
-    is_causal: bool
-    window: int | None
-    scale: float
-    softcap: float | None
-    lengths: Integers | None
-    positions: Integers | None
-
-    @property
-    def keys(self) -> int:
-        """Of a tile: as many as registers hold scores for beside the sums."""
-        return 128 if self.depth + self.width <= 256 else 64
-
-    @property
-    def q_bytes(self) -> int:
-        return ROWS * self.depth * 2
-
-    @property
-    def k_bytes(self) -> int:
-        return self.keys * self.depth * 2
-
-    @property
-    def v_bytes(self) -> int:
-        return self.keys * self.width * 2
-
-    @property
-    def o_bytes(self) -> int:
-        return ROWS * self.width * 2
-
-    @property
-    def _tiles_bytes(self) -> int:
-        return self.q_bytes + STAGES * (self.k_bytes + self.v_bytes)
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether results go where the queries were: there is no room for both."""
-        return self._overhead + self._tiles_bytes + self.o_bytes > MOST_SHARED
-
-    @property
-    def _overhead(self) -> int:
-        """Tiles begin at multiples of 1 KiB; barriers and notes lie behind them."""
-        return 1024 + 8 * (2 + 4 * STAGES) + 64
-
-    @property
-    def shared_bytes(self) -> int:
-        return self._overhead + self._tiles_bytes + (0 if self.shares_memory else self.o_bytes)
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether a block takes a short and a long tile of queries together, so that all have as much to do."""
-        return self.is_causal and self.window is None
 
 
 def attention_text(name: str, shape: AttentionShape, triple: str) -> str:
@@ -120,9 +50,10 @@ class _Tile(NamedTuple):
     number: Val
 
 
-class _Attention:
+class _Attention(Lanes):
     def __init__(self, name: str, shape: AttentionShape) -> None:
-        w = self.w = Writer(name, THREADS)
+        w = Writer(name, THREADS)
+        super().__init__(w, shape)
         self.shape = shape
         self.map_q, self.map_k, self.map_v, self.map_o = (w.tensor_map(f"map_{x}") for x in "qkvo")
         self.tiles, self.work, self.queries, self.key_limit = (
@@ -346,7 +277,7 @@ class _Attention:
         v_stage = self.v_ring.stage.get()
         barrier_wait(w, self.v_full(v_stage), self.v_ring.parity.get())
         self.multiply_values()
-        shares = [self.share(total) for total in self.total]
+        shares = [self.share(self.of_row(total.get())) for total in self.total]
         done = w.asm("wgmma.wait_group.sync.aligned 0;", [s.get() for s in self.sums])
         self.arrive(self.v_empty(v_stage))
         self.v_ring.advance()
@@ -425,24 +356,13 @@ class _Attention:
 
     def finished(self, score: Val) -> Val:
         """A product of query and key; with a softcap the power of 2 that it stands for."""
-        w, cap = self.w, self.shape.softcap
-        if cap is None:
-            return score
-        # tanh(x) = 1 - 2 / (exp(2x) + 1), which has no cancellation that counts beside 1.
-        power = self.exp2(score * (2 * math.log2(math.e) * self.shape.scale / cap))
-        half = w.call("llvm.nvvm.rcp.approx.ftz.f", "float", power + 1.0)
-        top = cap * math.log2(math.e)
-        return half * (-2 * top) + top
+        cap = self.shape.softcap
+        return score if cap is None else self.capped(score, cap)
 
-    def exp2(self, x: Val) -> Val:
-        return self.w.call("llvm.nvvm.ex2.approx.ftz.f", "float", x)
-
-    def larger(self, a: Val, b: Val) -> Val:
-        return self.w.call("llvm.maxnum.f32", "float", a, b)
-
-    def from_lane(self, x: Val, distance: int) -> Val:
-        w = self.w
-        return w.call("llvm.nvvm.shfl.sync.bfly.f32", "float", w.value(-1), x, w.value(distance), w.value(31))
+    def of_row(self, part: Val) -> Val:
+        """What the four lanes of a row have, together."""
+        part = part + self.from_lane(part, 1)
+        return part + self.from_lane(part, 2)
 
     def joined(self, function: Callable[[Val, Val], Val], values: Sequence[Val]) -> Val:
         """Four chains: enough that does not wait for each other, in few registers."""
@@ -473,8 +393,7 @@ class _Attention:
             self.highest[r].set(highest)
             base = highest * -scale
             if not is_clean:
-                is_seen = w.emit(f"fcmp one float {highest.name}, {w.value(-math.inf, 'float').name}", "i1")
-                base = w.select(is_seen, base, 0.0, "float")
+                base = w.select(self.is_seen(highest), base, 0.0, "float")
             bases.append(base)
         for r, own in enumerate(rows):
             for i in own:
@@ -489,21 +408,6 @@ class _Attention:
     def weigh(self, powers: Sequence[Val]) -> None:
         for variable, i in zip(self.weights, range(0, len(powers), 2)):
             variable.set(self.pair(powers[i], powers[i + 1]))
-
-    def pair(self, low: Val, high: Val) -> Val:
-        """Two numbers, rounded, as one word."""
-        w = self.w
-        kind = "bfloat" if self.shape.element == "bf16" else "half"
-        both = w.call(f"llvm.nvvm.ff2{self.shape.element}x2.rn", f"<2 x {kind}>", high, low)
-        return w.emit(f"bitcast <2 x {kind}> {both.name} to i32", "i32")
-
-    def share(self, total: Var) -> Val:
-        """One over the sum of a row; rows that see nothing stay zero."""
-        w, whole = self.w, total.get()
-        whole = whole + self.from_lane(whole, 1)
-        whole = whole + self.from_lane(whole, 2)
-        is_empty = w.emit(f"fcmp oeq float {whole.name}, {w.value(0.0, 'float').name}", "i1")
-        return w.call("llvm.nvvm.rcp.approx.ftz.f", "float", w.select(is_empty, 1.0, whole, "float"))
 
     def multiply_keys(self) -> list[Val]:
         """Scores of 64 rows, begun: both operands have the elements of a head side by side."""
@@ -531,9 +435,9 @@ class _Attention:
                 wgmma.mma_async.sync.aligned.m64n{shape.width}k16.f32.{shape.element}.{shape.element}
                 {{{registers}}}, {{{a}}}, b, q, 1, 1, 1;"""
         view = descriptor(w, self.v_at + self.v_ring.stage.get() * shape.v_bytes, shape.keys * 128, 1024)
-        given = {f"p{i}": variable.get() for i, variable in enumerate(self.weights)}
+        given: dict[str, Val | int] = {f"p{i}": variable.get() for i, variable in enumerate(self.weights)}
         text += "wgmma.commit_group.sync.aligned; }"
-        for variable, value in zip(self.sums, w.asm(text, [s.get() for s in self.sums], **given, v=view)):
+        for variable, value in zip(self.sums, w.asm(text, [s.get() for s in self.sums], named=given, v=view)):
             variable.set(value)
 
     def store(self, sums: Sequence[Val], tile: _Tile) -> None:
@@ -552,7 +456,7 @@ class _Attention:
             w.asm(
                 "stmatrix.sync.aligned.m8n8.x4.shared.b16 [<a>], {<r0>, <r1>, <r2>, <r3>};",
                 a=start + chunk + j // 8 * ROWS * 128,
-                **{f"r{q}": word for q, word in enumerate(words)},
+                named={f"r{q}": word for q, word in enumerate(words)},
             )
         w.asm("fence.proxy.async.shared::cta;")
         w.asm("bar.sync <i>, 128;", i=self.group + 1)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.attention import ROWS, THREADS, AttentionShape, Integers, attention_text
+from rlx.backends.cuda.hopper.attention import THREADS, attention_text
+from rlx.backends.cuda.hopper.attention_shape import ROWS, AttentionShape, Integers
 from rlx.backends.cuda.hopper.decode import KEYS, WARPS, DecodeShape, decode_text
 from rlx.backends.cuda.hopper.decode import THREADS as DECODE_THREADS
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm

@@ -13,7 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlx.backends.cuda.hopper.attention import AttentionShape
+from rlx.backends.cuda.hopper.attention_shape import AttentionShape
+from rlx.backends.cuda.hopper.instructions import mma
+from rlx.backends.cuda.hopper.lanes import Lanes
 from rlx.backends.cuda.hopper.seen_keys import SeenKeys
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 
@@ -54,10 +56,11 @@ def decode_text(name: str, shape: DecodeShape, triple: str) -> str:
     return _Decode(name, shape).text(triple)
 
 
-class _Decode:
+class _Decode(Lanes):
     def __init__(self, name: str, shape: DecodeShape) -> None:
-        w = self.w = Writer(name, THREADS)
-        self.shape, self.attention = shape, shape.attention
+        w = Writer(name, THREADS)
+        super().__init__(w, shape.attention)
+        self.shape = shape
         names = ("at", "batch", "head", "step")
         self.operands = {x: [w.param(f"{x}_{n}", "i64") for n in names] for x in OPERANDS}
         self.found, self.counters = w.param("found", "i64"), w.param("counters", "i64")
@@ -166,7 +169,7 @@ class _Decode:
         for number in range(attention.width // 16):
             turned = self.turned(read_values, number)
             for tile, weight in enumerate(weights):
-                self.mma(self.sums[tile][number], turned, weight)
+                mma(self.w, self.attention.element, self.sums[tile][number], turned, weight)
 
     def scores(self, keys: Sequence[Sequence[Val]]) -> list[Val]:
         """Of eight keys: for the row of this lane and the one eight below two neighbouring keys each."""
@@ -176,7 +179,13 @@ class _Decode:
             above = self.queries_at[0][d]
             below = self.queries_at[1][d] if self.shape.tiles > 1 else [zero] * 4
             for i in (0, 2):
-                self.mma(total, (above[i], below[i], above[i + 1], below[i + 1]), (key[i], key[i + 1]))
+                mma(
+                    self.w,
+                    self.attention.element,
+                    total,
+                    (above[i], below[i], above[i + 1], below[i + 1]),
+                    (key[i], key[i + 1]),
+                )
         return [t.get() for t in total]
 
     def weights(self, tile: int, scores: Sequence[Sequence[Val]], start: Val) -> tuple[Val, Val]:
@@ -239,51 +248,18 @@ class _Decode:
 
     def finished(self, score: Val) -> Val:
         """A product of query and key as the power of 2 that it stands for."""
-        w, attention = self.w, self.attention
+        attention = self.attention
         if attention.softcap is None:
             return score * (attention.scale * math.log2(math.e))
-        power = self.exp2(score * (2 * math.log2(math.e) * attention.scale / attention.softcap))
-        half = w.call("llvm.nvvm.rcp.approx.ftz.f", "float", power + 1.0)
-        top = attention.softcap * math.log2(math.e)
-        return half * (-2 * top) + top
+        return self.capped(score, attention.softcap)
 
     def base(self, highest: Val) -> Val:
         """What is subtracted from scores; rows that have seen nothing have no highest one."""
-        w = self.w
-        is_seen = w.emit(f"fcmp one float {highest.name}, {w.value(-math.inf, 'float').name}", "i1")
-        return w.select(is_seen, highest, 0.0, "float")
-
-    def exp2(self, x: Val) -> Val:
-        return self.w.call("llvm.nvvm.ex2.approx.ftz.f", "float", x)
-
-    def larger(self, a: Val, b: Val) -> Val:
-        return self.w.call("llvm.maxnum.f32", "float", a, b)
-
-    def from_lane(self, x: Val, distance: int) -> Val:
-        w = self.w
-        return w.call("llvm.nvvm.shfl.sync.bfly.f32", "float", w.value(-1), x, w.value(distance), w.value(31))
+        return self.w.select(self.is_seen(highest), highest, 0.0, "float")
 
     def of_row(self, x: Val, row: Val) -> Val:
         w = self.w
         return w.call("llvm.nvvm.shfl.sync.idx.f32", "float", w.value(-1), x, row << 2, w.value(31))
-
-    def pair(self, low: Val, high: Val) -> Val:
-        w, element = self.w, self.attention.element
-        kind = "bfloat" if element == "bf16" else "half"
-        both = w.call(f"llvm.nvvm.ff2{element}x2.rn", f"<2 x {kind}>", high, low)
-        return w.emit(f"bitcast <2 x {kind}> {both.name} to i32", "i32")
-
-    def mma(self, total: Sequence[Var], a: Sequence[Val], b: Sequence[Val]) -> None:
-        kind = self.attention.element
-        new = self.w.asm(
-            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$0, $1, $2, $3}}, {{<a0>, <a1>, <a2>, <a3>}},"
-            " {<b0>, <b1>}, {$0, $1, $2, $3};",
-            [v.get() for v in total],
-            **{f"a{i}": v for i, v in enumerate(a)},
-            **{f"b{i}": v for i, v in enumerate(b)},
-        )
-        for variable, value in zip(total, new):
-            variable.set(value)
 
     # What warps and blocks find: highest scores of all rows, sums of powers, then the sums of values row by row.
 
@@ -402,8 +378,7 @@ class _Decode:
         w = self.w
         own = self.first_row + row
         with w.when(own < self.queries * self.attention.group):
-            is_empty = w.emit(f"fcmp oeq float {total.name}, {w.value(0.0, 'float').name}", "i1")
-            share = w.call("llvm.nvvm.rcp.approx.ftz.f", "float", w.select(is_empty, 1.0, total, "float"))
+            share = self.share(total)
             query, head = self.query_and_head(own)
             line = self.start("o", head) + w.wide(query) * self.operands["o"][3]
             word = self.pair(both[0] * share, both[1] * share)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
+from rlx.backends.cuda.hopper.instructions import mma
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 
 WARPS = 8
@@ -43,7 +44,7 @@ class FewShape(NamedTuple):
 
     @property
     def blocks_per_multiprocessor(self) -> int:
-        return 2 if self.parts == 1 else 1
+        return 3 if self.parts * self.tiles == 1 else 2
 
 
 def few_rows_text(name: str, shape: FewShape, finish: FinishCall, triple: str) -> str:
@@ -76,11 +77,11 @@ class _FewRows:
         ]
         sums = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(shape.parts * shape.tiles)]
         whole = self.depth // CHUNK * CHUNK
-        self.whole_chunks(rows, lines, sums, inside, whole)
+        with w.loop(self.warp * CHUNK, whole, WARPS * CHUNK) as start:
+            self.multiply(rows, lines, sums, [start + inside + i * STEP for i in range(AHEAD)])
         # What is left is shared step by step; lanes behind the end have zeros.
         with w.loop(whole + self.warp * STEP, self.depth, WARPS * STEP) as start:
-            weights = [[[self.read(x, start + inside, True, True) for x in both] for both in lines]]
-            self.multiply(rows, weights, sums, [start + inside], is_last=True)
+            self.multiply(rows, lines, sums, [start + inside], is_last=True)
         self.put(sums)
         w.asm("bar.sync 0;")
         self.join()
@@ -90,48 +91,24 @@ class _FewRows:
         """The address of a row; behind the last one is the last one."""
         return start + self.w.wide(self.w.least(number, count - 1)) * pitch
 
-    def whole_chunks(
-        self, rows: Sequence[Val], lines: Sequence[Sequence[Val]], sums: Sequence[Sequence[Var]], inside: Val, end: Val
-    ) -> None:
-        """The weights of a chunk are on their way while those of the one before are multiplied."""
-        w = self.w
-        kept = [[[[Var(w, 0) for _ in range(4)] for _ in both] for both in lines] for _ in range(AHEAD)]
-
-        def fetch(start: Val) -> None:
-            for i, step in enumerate(kept):
-                for both, addresses in zip(step, lines):
-                    for words, line in zip(both, addresses):
-                        found = self.read(line, start + inside + i * STEP, False, True)
-                        for variable, word in zip(words, found):
-                            variable.set(word)
-
-        first = self.warp * CHUNK
-        with w.when(first < end):
-            fetch(first)
-        with w.loop(first, end, WARPS * CHUNK) as start:
-            weights = [[[[v.get() for v in words] for words in both] for both in step] for step in kept]
-            following = start + WARPS * CHUNK
-            with w.when(following < end):
-                fetch(following)
-            self.multiply(rows, weights, sums, [start + inside + i * STEP for i in range(AHEAD)])
-
     def multiply(
         self,
         rows: Sequence[Val],
-        weights: Sequence[Sequence[Sequence[Sequence[Val]]]],
+        lines: Sequence[Sequence[Val]],
         sums: Sequence[Sequence[Var]],
         places: Sequence[Val],
         is_last: bool = False,
     ) -> None:
-        """A lane's elements of all rows at some places of K, whose weights have been read."""
+        """A lane's elements of all rows at some places of K: all reads come before the first product."""
         shape = self.shape
+        weights = [[[self.read(x, p, is_last, True) for x in both] for both in lines] for p in places]
         others = [[self.read(row, p, is_last, False) for row in rows] for p in places]
         for weight, other in zip(weights, others):
             for part, (low, high) in enumerate(weight):
                 for tile, x in enumerate(other):
                     total = sums[part * shape.tiles + tile]
                     for i in (0, 2):
-                        self.mma(total, (low[i], high[i], low[i + 1], high[i + 1]), (x[i], x[i + 1]))
+                        mma(self.w, shape.element, total, (low[i], high[i], low[i + 1], high[i + 1]), (x[i], x[i + 1]))
 
     def read(self, line: Val, place: Val, is_last: bool, is_weight: bool) -> list[Val]:
         """16 bytes. Weights are read once and do not stay in the first cache."""
@@ -145,18 +122,6 @@ class _FewRows:
         text = f"{{ .reg .pred p; setp.lt.s32 p, <k>, <n>; {zeros} @p {load} }}"
         # Results must not share registers with what is still to be read.
         return w.asm(text, results=["i32"] * 4, early=True, a=address, k=place, n=self.depth)
-
-    def mma(self, total: Sequence[Var], a: Sequence[Val], b: Sequence[Val]) -> None:
-        kind = self.shape.element
-        new = self.w.asm(
-            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$0, $1, $2, $3}}, {{<a0>, <a1>, <a2>, <a3>}},"
-            " {<b0>, <b1>}, {$0, $1, $2, $3};",
-            [v.get() for v in total],
-            **{f"a{i}": v for i, v in enumerate(a)},
-            **{f"b{i}": v for i, v in enumerate(b)},
-        )
-        for variable, value in zip(total, new):
-            variable.set(value)
 
     def put(self, sums: Sequence[Sequence[Var]]) -> None:
         """What a warp has: for each part and tile [row of A, column], so that pairs of columns lie side by side."""

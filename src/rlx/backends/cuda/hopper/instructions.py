@@ -47,7 +47,7 @@ def copy_box(w: Writer, to: Val, tensor_map: Val, at: Sequence[Val | int], barri
         to=to,
         map=tensor_map,
         b=barrier,
-        **{f"x{i}": x for i, x in enumerate(at)},
+        named={f"x{i}": x for i, x in enumerate(at)},
     )
 
 
@@ -58,8 +58,22 @@ def store_box(w: Writer, tensor_map: Val, at: Sequence[Val | int], source: Val) 
         f"cp.async.bulk.tensor.{len(at)}d.global.shared::cta.bulk_group [<map>, {{{places}}}], [<source>];",
         map=tensor_map,
         source=source,
-        **{f"x{i}": x for i, x in enumerate(at)},
+        named={f"x{i}": x for i, x in enumerate(at)},
     )
+
+
+def mma(w: Writer, element: str, total: Sequence[Var], a: Sequence[Val], b: Sequence[Val]) -> None:
+    """Sixteen rows of A, 16 deep, times eight columns of B, added to the four sums that a lane has."""
+    named: dict[str, Val | int] = {f"a{i}": v for i, v in enumerate(a)}
+    named |= {f"b{i}": v for i, v in enumerate(b)}
+    new = w.asm(
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{element}.{element}.f32 {{$0, $1, $2, $3}},"
+        " {<a0>, <a1>, <a2>, <a3>}, {<b0>, <b1>}, {$0, $1, $2, $3};",
+        [v.get() for v in total],
+        named=named,
+    )
+    for variable, value in zip(total, new):
+        variable.set(value)
 
 
 def descriptor(w: Writer, address: Val, leading: int, stride: int) -> Val:

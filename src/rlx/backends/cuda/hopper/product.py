@@ -182,11 +182,11 @@ class _Product:
                     {{{registers}}}, a, b, p, 1, 1, 0, {0 if shape.along_k else 1};"""
         text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }"
         first = a + ROWS * DEPTH * 2
-        views = {
+        views: dict[str, Val | int] = {
             f"b{part}": descriptor(w, first + part * shape.part_bytes, 16 if shape.along_k else SLAB_BYTES, 1024)
             for part in range(shape.parts)
         }
-        new = w.asm(text, [s.get() for s in sums], a=descriptor(w, a + group * SLAB_BYTES, 16, 1024), **views)
+        new = w.asm(text, [s.get() for s in sums], a=descriptor(w, a + group * SLAB_BYTES, 16, 1024), named=views)
         for variable, value in zip(sums, new):
             variable.set(value)
 

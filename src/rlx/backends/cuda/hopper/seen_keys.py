@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from rlx.backends.cuda.hopper.attention_shape import AttentionShape, Integers
 from rlx.backends.cuda.hopper.writer import Val, Writer
 from rlx.kernels.gpu.attention import FAR
-
-if TYPE_CHECKING:
-    from rlx.backends.cuda.hopper.attention import AttentionShape, Integers
 
 
 class SeenKeys:

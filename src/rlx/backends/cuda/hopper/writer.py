@@ -6,7 +6,7 @@ Mutable values are stack slots, which LLVM's own passes turn into registers, so 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 _LETTERS = {"i16": "h", "i32": "r", "i64": "l", "float": "f", "ptr": "l"}
@@ -189,13 +189,15 @@ class Writer:
         tied: Sequence[Val] = (),
         results: Sequence[str] = (),
         early: bool = False,
+        named: Mapping[str, Val | int] | None = None,
         **inputs: Val | int,
     ) -> list[Val]:
-        """Inline PTX. `<name>` stands for an input; tied values are read and written: $0.. are their new values, and
-        behind them come results of these types, `early` if they are written before all inputs have been read.
+        """Inline PTX. `<name>` stands for an input, also one of `named`; tied values are read and written: $0.. are
+        their new values, and behind them come results of these types, `early` if they are written before all inputs
+        have been read.
 
         `convergent` forbids LLVM to copy it or move it across branches, `~{memory}` keeps its place among others."""
-        given = {name: self.value(x) for name, x in inputs.items()}
+        given = {name: self.value(x) for name, x in {**inputs, **(named or {})}.items()}
         for number, name in enumerate(given):
             text = text.replace(f"<{name}>", f"${2 * len(tied) + len(results) + number}")
         types = [*(t.type for t in tied), *results]

@@ -1,0 +1,54 @@
+"""What lanes of a warp compute in attention kernels: powers of two, maxima, exchanges with other lanes, rounding."""
+
+from __future__ import annotations
+
+import math
+
+from rlx.backends.cuda.hopper.attention_shape import AttentionShape
+from rlx.backends.cuda.hopper.writer import Val, Writer
+
+
+class Lanes:
+    """Writes instructions of lanes; kernels of attention build on it."""
+
+    def __init__(self, w: Writer, attention: AttentionShape) -> None:
+        self.w, self.attention = w, attention
+
+    def exp2(self, x: Val) -> Val:
+        return self.w.call("llvm.nvvm.ex2.approx.ftz.f", "float", x)
+
+    def reciprocal(self, x: Val) -> Val:
+        return self.w.call("llvm.nvvm.rcp.approx.ftz.f", "float", x)
+
+    def larger(self, a: Val, b: Val) -> Val:
+        return self.w.call("llvm.maxnum.f32", "float", a, b)
+
+    def from_lane(self, x: Val, distance: int) -> Val:
+        """What the lane has whose number differs in the bits of `distance`."""
+        w = self.w
+        return w.call("llvm.nvvm.shfl.sync.bfly.f32", "float", w.value(-1), x, w.value(distance), w.value(31))
+
+    def pair(self, low: Val, high: Val) -> Val:
+        """Two numbers, rounded to the type of the operands, as one word."""
+        w, element = self.w, self.attention.element
+        kind = "bfloat" if element == "bf16" else "half"
+        both = w.call(f"llvm.nvvm.ff2{element}x2.rn", f"<2 x {kind}>", high, low)
+        return w.emit(f"bitcast <2 x {kind}> {both.name} to i32", "i32")
+
+    def is_seen(self, highest: Val) -> Val:
+        """Whether a row has seen anything: its highest score is one."""
+        w = self.w
+        return w.emit(f"fcmp one float {highest.name}, {w.value(-math.inf, 'float').name}", "i1")
+
+    def share(self, total: Val) -> Val:
+        """One over the sum of a row; rows that see nothing stay zero."""
+        w = self.w
+        is_empty = w.emit(f"fcmp oeq float {total.name}, {w.value(0.0, 'float').name}", "i1")
+        return self.reciprocal(w.select(is_empty, 1.0, total, "float"))
+
+    def capped(self, score: Val, cap: float) -> Val:
+        """A product of query and key under a softcap, as the power of 2 that it stands for."""
+        # tanh(x) = 1 - 2 / (exp(2x) + 1), which has no cancellation that counts beside 1.
+        power = self.exp2(score * (2 * math.log2(math.e) * self.attention.scale / cap))
+        top = cap * math.log2(math.e)
+        return self.reciprocal(power + 1.0) * (-2 * top) + top
