@@ -22,7 +22,7 @@ ORDER = [
     "runtime",
     "compat",
 ]
-ORDER += ["models", "splat", "bench", "cli"]
+ORDER += ["models", "finetune", "splat", "bench", "cli"]
 BASE = {"errors", "env", "knobs", "locks", "perfetto", "stamps"}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}

@@ -154,3 +154,14 @@ def test_broken_idx_files_are_refused(tmp_path):
             train.read_idx(path)
     with pytest.raises(FormatError, match="no such file"):
         train.read_idx(tmp_path / "absent")
+
+
+def test_finetune_lora_learns(tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    options = ["--out", str(tmp_path / "run"), "--targets", "v_proj", "--length=16", "--rate=0.02", "--steps=8"]
+    with rlx.knobs(backend="reference"):
+        result = example("finetune_lora").main(options)
+    assert result.fit.history[-1]["loss"] < result.fit.history[0]["loss"]
+    shown = capsys.readouterr().out
+    assert "before: Jack and" in shown and "after: Jack and" in shown
+    assert (tmp_path / "run" / "adapter_model.safetensors").is_file()

@@ -30,6 +30,8 @@ COMMANDS: dict[str, str] = {
     "embed": "turn texts into vectors",
     "transcribe": "write what is said in a recording",
     "perplexity": "how well a model predicts a text",
+    "finetune": "tune a language model on your texts or chats",
+    "train": "train a small language model from nothing",
     "bench": "measure models on this machine",
     "explain": "what was fused into which kernel, and why",
     "devices": "what can run programs here",

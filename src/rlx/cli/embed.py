@@ -55,6 +55,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         default="f32",
         help="int8 is fastest, and not exact; int16 is between (default: f32)",
     )
+    parser.add_argument(
+        "--adapter", action="append", default=[], metavar="PATH", help="a PEFT folder of this model; may be repeated"
+    )
     parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
     parser.add_argument(
         "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"
@@ -88,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _from_encoder(model: Path, args: argparse.Namespace) -> Embed:
-    encoder = load_encoder(model, args.device, args.threads, args.weights, args.activations, mmap=not args.no_mmap)
+    encoder = load_encoder(
+        model, args.device, args.threads, args.weights, args.activations, not args.no_mmap, args.adapter or None
+    )
 
     def embed(texts: Sequence[str], progress: Callable[[int, int], None]) -> F32:
         return encoder.embed(
@@ -101,6 +106,14 @@ def _from_encoder(model: Path, args: argparse.Namespace) -> Embed:
 def _from_decoder(model: Path, args: argparse.Namespace) -> Embed:
     if args.prompt_name is not None:
         raise RlxError("--prompt-name is for encoders, which have prompts; use --prompt")
-    lm = load(model, args.device, args.threads, args.activations, weights=args.weights, mmap=not args.no_mmap)
+    lm = load(
+        model,
+        args.device,
+        args.threads,
+        args.activations,
+        weights=args.weights,
+        mmap=not args.no_mmap,
+        adapter=args.adapter or None,
+    )
     before = args.prompt or ""
     return lambda texts, progress: lm.embed([before + text for text in texts], progress=progress)

@@ -26,6 +26,13 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
         default=default,
         help="a GGUF file, a Hugging Face directory or a name such as smollm2" + (" (the default)" if default else ""),
     )
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a PEFT folder or a GGUF adapter, as `rlx finetune` writes; may be repeated",
+    )
     parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
     parser.add_argument("--weights", metavar="TYPE", help="quantise float matrices to this GGUF type, such as q8_0")
     parser.add_argument(
@@ -79,6 +86,7 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
             kv_dtype=kv_dtype,
             weights=args.weights,
             mmap=not args.no_mmap,
+            adapter=args.adapter or None,
         )
 
 

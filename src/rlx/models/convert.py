@@ -64,12 +64,19 @@ def convert(
 
     `type` is that of the matrices, such as F16 or Q8_0, or a mix such as Q4_K_M; vectors stay f32.
     """
-    from rlx.models.convert_tokenizer import tokenizer_metadata
-
-    mix, folder = type_mix(type), Path(source)
+    folder = Path(source)
     if not (folder / "config.json").is_file():
         raise FormatError(f"{folder}: a Hugging Face directory with a config.json is needed")
-    files = open_decoder(folder)
+    return convert_files(open_decoder(folder), target, type, progress)
+
+
+def convert_files(
+    files: DecoderFiles, target: str | os.PathLike[str], type: str = "F16", progress: Progress | None = None
+) -> dict[str, int]:
+    """The same for a directory that is open already, whose weights may have been changed since."""
+    from rlx.models.convert_tokenizer import tokenizer_metadata
+
+    mix, folder = type_mix(type), files.path
     architecture = ARCHITECTURES.get(files.config.family)
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))

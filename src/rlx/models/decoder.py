@@ -11,16 +11,21 @@ Inputs, with B sequences, S new tokens each, a cache of capacity C, and R rows o
 
 Outputs: logits f32[B,R,V], then the caches in the order of the inputs. Sequences of different lengths are padded on
 the right: padding stands behind the real tokens, where `kv_len` hides it until real tokens overwrite it.
+
+Without caches the inputs are `tokens`, `positions`, `rows` and the tables alone, and the only output is the first; with
+adapters that drop inputs there is also `dropout_key` u32[2].
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.provenance import named_scope, written_as
+from rlx.models.adapters import Adapter
 from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.layers import Layers, append_to_cache, gated, quantized_rows, split_last
 from rlx.models.weights import Weight, WeightFile
@@ -52,23 +57,33 @@ KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "q8": DType
 
 
 def build_decoder(
-    config: DecoderConfig, file: WeightFile, kv_dtype: DType = DType.F32, gives_states: bool = False
+    config: DecoderConfig,
+    file: WeightFile,
+    kv_dtype: DType | None = DType.F32,
+    gives_states: bool = False,
+    adapters: Sequence[Adapter] = (),
 ) -> DecoderProgram:
-    """The program of `config` on the weights of `file`, with caches of `kv_dtype`. With `gives_states` its first output
-    is not the logits, but the hidden states f32[B,R,D] that logits are made of."""
-    return _Decoder(config, file, kv_dtype).build(gives_states)
+    """The program of `config` on the weights of `file` and `adapters`, with caches of `kv_dtype`. With `gives_states`
+    its first output is not the logits, but the hidden states f32[B,R,D] that logits are made of.
+
+    With `kv_dtype=None` there are no caches: every sequence is read from its beginning, as in training."""
+    return _Decoder(config, file, kv_dtype, adapters).build(gives_states)
 
 
 class _Decoder:
-    def __init__(self, config: DecoderConfig, file: WeightFile, kv_dtype: DType) -> None:
+    def __init__(
+        self, config: DecoderConfig, file: WeightFile, kv_dtype: DType | None, adapters: Sequence[Adapter]
+    ) -> None:
         self.config, self.kv_dtype = config, kv_dtype
         self.graph = Graph(config.family)
-        self.layers = Layers(self.graph, file)
+        self.layers = Layers(self.graph, file, adapters)
         self.tokens = self.graph.input("tokens", ("B", "S"), DType.I32)
         self.positions = self.graph.input("positions", ("B", "S"), DType.I32)
-        self.kv_len = self.graph.input("kv_len", ("B",), DType.I32)
+        self.kv_len = None if kv_dtype is None else self.graph.input("kv_len", ("B",), DType.I32)
         self.places = ops.expand_dims(self.positions, -1)
         self.rows = self.graph.input("rows", ("B", "R"), DType.I32)
+        if kv_dtype is None and any(adapter.dropout for adapter in adapters):
+            self.layers.dropout_key = self.graph.input("dropout_key", (2,), DType.U32)
         self.rope = self._tables("rope", config.rope)
         self.local_rope = self._tables("rope.local", config.local_rope) or self.rope
         self.caches: dict[str, Any] = {}
@@ -160,7 +175,7 @@ class _Decoder:
             score_scale=c.attention_scale,
             softcap=c.attention_softcap,
             kv_len=self.kv_len,
-            positions=self.positions,
+            positions=None if self.kv_dtype is None else self.positions,
             k_scale=k_scale,
             v_scale=v_scale,
         )
@@ -185,6 +200,8 @@ class _Decoder:
     def _cached(self, name: str, new: Any) -> tuple[Any, Any]:
         """All keys or values [B,Hkv,C,D] as they are stored, with the new ones [B,S,Hkv,D] appended, and the scales
         [B,Hkv,C] of their rows if they are codes; attention reads them so."""
+        if self.kv_dtype is None:
+            return ops.transpose(new, (0, 2, 1, 3)), None
         if self.kv_dtype is not DType.I8:
             return self._append(name, new, self.kv_dtype, (self.config.head_dim,)), None
         codes, scale = quantized_rows(new)

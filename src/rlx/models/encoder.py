@@ -13,6 +13,7 @@ nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.provenance import named_scope, written_as
+from rlx.models.adapters import Adapter
 from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
 from rlx.models.layers import Layers, split_last
 from rlx.models.weights import Weight, WeightFile
@@ -44,16 +46,16 @@ class EncoderProgram(NamedTuple):
     weights: dict[str, Weight]
 
 
-def build_encoder(config: EncoderConfig, file: WeightFile) -> EncoderProgram:
-    """The program of `config` on the weights of `file`."""
-    return _Encoder(config, file).build()
+def build_encoder(config: EncoderConfig, file: WeightFile, adapters: Sequence[Adapter] = ()) -> EncoderProgram:
+    """The program of `config` on the weights of `file` and of `adapters`."""
+    return _Encoder(config, file, adapters).build()
 
 
 class _Encoder:
-    def __init__(self, config: EncoderConfig, file: WeightFile) -> None:
+    def __init__(self, config: EncoderConfig, file: WeightFile, adapters: Sequence[Adapter]) -> None:
         self.config = config
         self.graph = Graph(config.family)
-        self.layers = Layers(self.graph, file)
+        self.layers = Layers(self.graph, file, adapters)
         self.ids = self.graph.input("ids", ("B", "S"), DType.I32)
         self.lengths = self.graph.input("lengths", ("B",), DType.I32)
         self.tables = self._rope_inputs("rope", config.rope)

@@ -33,12 +33,14 @@ from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
+    from rlx.models.adapters import Adapter
     from rlx.models.tokenizer import Tokenizer
     from rlx.runtime.inspection import Profile
 
 F32 = npt.NDArray[np.float32]
 Message = Mapping[str, Any]
 Texts = list[str] | tuple[str, ...]
+AdapterPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 # Text as it is written, of all sequences or of one; the values are the completions.
 Steps = Generator[list[str], None, list[Completion]]
 Pieces = Generator[str, None, Completion]
@@ -57,6 +59,7 @@ def load(
     kv_dtype: str = "f32",
     weights: str | None = None,
     mmap: bool = True,
+    adapter: AdapterPaths | None = None,
 ) -> LanguageModel:
     """A language model from a GGUF file, a Hugging Face directory or a name such as "smollm2".
 
@@ -64,6 +67,7 @@ def load(
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
     `activations="int8"` products multiply codes of 8 bits, faster and not exactly; with "int16" prompts are read faster
     than with floats, and answers are the same but for the last digits. `report` says which products.
+    `adapter` is a PEFT folder or a GGUF adapter, or several whose changes add up; weights stay as they are.
 
     The file is mapped, which is fast and takes no memory of its own; if another process cuts it while the model is in
     use, the system ends this one. With `mmap=False` it is read, and may become of it what will.
@@ -76,13 +80,22 @@ def load(
 
     def opened() -> DecoderFiles:
         files = open_decoder(path, mmap)
-        if weights is None:
-            return files
-        files.weights.quantize(weights, files.config.layers)
-        # These are no longer the weights of the file.
-        return files._replace(source="")
+        if weights is not None:
+            files.weights.quantize(weights, files.config.layers)
+        if adapter is not None:
+            files = files._replace(adapters=read_adapters(adapter, files))
+        # Otherwise these are no longer the weights of the file.
+        return files if weights is None and adapter is None else files._replace(source="")
 
     return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened)
+
+
+def read_adapters(adapter: AdapterPaths, files: DecoderFiles) -> tuple[Adapter, ...]:
+    """The adapters of these paths for a model."""
+    from rlx.models.adapter_files import read_adapter
+
+    paths = [adapter] if isinstance(adapter, str | os.PathLike) else adapter
+    return tuple(read_adapter(path, files.config, files.weights) for path in paths)
 
 
 class DecodeSession:
@@ -126,7 +139,7 @@ class LanguageModel:
         self.config: DecoderConfig = files.config
         self.path: Path = files.path
         self._make_tokenizer = files.tokenizer
-        built = build_decoder(files.config, files.weights, kv_dtype)
+        built = build_decoder(files.config, files.weights, kv_dtype, adapters=files.adapters)
         self.graph = built.graph
         self._session = Session(device, CompileOptions(threads=threads, activations=activations))
         self._compiled = self._session.compile(built.graph)
@@ -315,7 +328,7 @@ class LanguageModel:
     @cached_property
     def _state_runner(self) -> DecoderRunner:
         files = self._open_again()
-        built = build_decoder(self.config, files.weights, gives_states=True)
+        built = build_decoder(self.config, files.weights, gives_states=True, adapters=files.adapters)
         program = self._session.compile(built.graph)
         read_weights(built.weights, program, files.source)
         return DecoderRunner(self.config, program, built.caches)

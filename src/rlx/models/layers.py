@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,22 +11,30 @@ from rlx import ops
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.provenance import written_as
-from rlx.models.weights import Weight, WeightFile
+from rlx.models.adapters import Adapter, row_squares
+from rlx.models.weights import Weight, WeightFile, plain_weight
 from rlx.ops.define.operands import convert
+from rlx.ops.random.randomness import dropout, fold_in
 
 if TYPE_CHECKING:
     from rlx.ir.tensor import Tensor
     from rlx.models.config import NormKind
 
+# Below every square of a norm that means something.
+_TINY = 1e-30
+
 
 class Layers:
-    """Appends layers to a graph. Params are called as in the file; those that were used are in `weights`."""
+    """Appends layers to a graph. Params are called as in the file; those that were used are in `weights`, and with them
+    what `adapters` add. Where there is a `dropout_key`, adapters drop inputs as they say."""
 
-    def __init__(self, graph: Graph, file: WeightFile) -> None:
-        self.graph, self.file = graph, file
+    def __init__(self, graph: Graph, file: WeightFile, adapters: Sequence[Adapter] = ()) -> None:
+        self.graph, self.file, self.adapters = graph, file, tuple(adapters)
+        self.dropout_key: Tensor | None = None
         self.weights: dict[str, Weight] = {}
         self._params: dict[str, Tensor] = {}
         self._zero_vectors: dict[int, Tensor] = {}
+        self._dropouts = 0
 
     def param(self, name: str, dims: tuple[int, ...]) -> tuple[Tensor, Weight]:
         """The param called `name` and how it is stored."""
@@ -50,6 +59,8 @@ class Layers:
         name = self.file.name(role, layer)
         with written_as("linear"):
             y = self._product(x, f"{name}.weight", outputs)
+            for change in self._changes(x, y, role, layer):
+                y = ops.add(y, change)
             if self.file.has(role, layer, "bias"):
                 y = ops.add(y, self.vector(f"{name}.bias", outputs))
         return y
@@ -60,6 +71,51 @@ class Layers:
         if weight.scheme is not None:
             return ops.dequant_matmul(x, param, scheme=weight.scheme, n=outputs)
         return ops.matmul(x, ops.transpose(convert(param, DType.F32), (1, 0)))
+
+    def _changes(self, x: Any, y: Any, role: str, layer: int | None) -> Iterator[Any]:
+        """What each adapter adds to y = x·Wᵀ."""
+        for number, adapter in enumerate(self.adapters):
+            pair = None if layer is None else adapter.pairs.get((role, layer))
+            if pair is None:
+                continue
+            name = self.file.name(role, layer)
+            parts = {
+                part: self._own(f"{name}.{part}{f'.{number}' if number else ''}", plain_weight(array))
+                for part, array in pair.arrays().items()
+            }
+            a, b = parts["lora_A"], parts["lora_B"]
+            low = ops.matmul(self._dropped(x, adapter), ops.transpose(a, (1, 0)))
+            change = ops.mul(ops.matmul(low, ops.transpose(b, (1, 0))), pair.scale)
+            if pair.magnitude is None:
+                yield change
+                continue
+            factor = ops.div(parts["lora_magnitude_vector"], self._row_norms(name, a, b, pair.scale))
+            yield ops.add(ops.mul(ops.sub(factor, 1.0), y), ops.mul(factor, change))
+
+    def _dropped(self, x: Any, adapter: Adapter) -> Any:
+        if self.dropout_key is None or not adapter.dropout:
+            return x
+        self._dropouts += 1
+        return dropout(x, adapter.dropout, fold_in(self.dropout_key, self._dropouts))
+
+    def _row_norms(self, name: str, a: Any, b: Any, scale: float) -> Any:
+        """‖W + s·B·A‖ of every row, a constant in the eyes of differentiation. Written out, so that W takes part in a
+        product with A alone, and stays packed: ‖W‖² + 2s·Σ(B∘W·Aᵀ) + s²·Σ(B·(A·Aᵀ)∘B)."""
+        outputs, weight = b.shape[0], self.weights[f"{name}.weight"]
+        squares = self._own(f"{name}.row_squares", Weight((outputs,), DType.F32, None, lambda: row_squares(weight)))
+        seen = ops.transpose(self._product(a, f"{name}.weight", outputs), (1, 0))
+        cross = ops.reduce_sum(ops.mul(b, seen), (1,))
+        gram = ops.matmul(a, ops.transpose(a, (1, 0)))
+        own = ops.reduce_sum(ops.mul(ops.matmul(b, gram), b), (1,))
+        total = ops.add(squares, ops.add(ops.mul(cross, 2.0 * scale), ops.mul(own, scale * scale)))
+        return ops.stop_gradient(ops.sqrt(ops.maximum(total, _TINY)))
+
+    def _own(self, name: str, weight: Weight) -> Any:
+        """A param that does not come from the file."""
+        if name not in self._params:
+            self.weights[name] = weight
+            self._params[name] = self.graph.param(name, weight.dims, weight.dtype)
+        return self._params[name]
 
     def expert_product(self, x: Any, role: str, layer: int, experts: int, outputs: int, ids: Any) -> Any:
         """Row i of x [M, K] times the matrix of expert ids[i]."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.models import weight_names
+from rlx.models.adapters import Adapter
 from rlx.models.config import DecoderConfig
 from rlx.models.weights import WeightFile, gguf_weights, hf_weights
 
@@ -31,6 +32,7 @@ class DecoderFiles(NamedTuple):
     weights: WeightFile
     tokenizer: Callable[[], Any]
     source: str = ""
+    adapters: tuple[Adapter, ...] = ()
 
 
 def open_decoder(path: Path, mmap: bool = True) -> DecoderFiles:

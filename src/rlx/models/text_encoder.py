@@ -30,6 +30,7 @@ from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
+    from rlx.models.adapters import Adapter
     from rlx.models.tokenizer import Tokenizer
     from rlx.runtime.inspection import Profile
 
@@ -47,14 +48,17 @@ def load_encoder(
     weights: str | None = None,
     activations: str = "f32",
     mmap: bool = True,
+    adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
 ) -> TextEncoder:
     """A text encoder from a Hugging Face directory or a name such as "minilm".
 
     `weights` names a GGUF type such as "q8_0", to which the matrices are quantised while loading; "int8" is short for
     eight bits. With `activations="int8"` products multiply codes of 8 bits, of weights and of activations: about twice
     as fast, and vectors that differ a little.
-    With `mmap=False` the weights are read into memory instead of being mapped; see `rlx.load`.
+    With `mmap=False` the weights are read into memory instead of being mapped; see `rlx.load`. `adapter` is a PEFT
+    folder, or several whose changes add up.
     """
+    from rlx.models.adapter_files import read_adapter
     from rlx.models.tokenizer import Tokenizer
 
     if activations not in ACTIVATIONS:
@@ -67,7 +71,13 @@ def load_encoder(
         file.quantize("q8_0" if weights == "int8" else weights, config.layers)
         # These are no longer the weights of the file.
         source = ""
-    return TextEncoder(config, file, lambda: Tokenizer.from_directory(path), path, device, threads, activations, source)
+    adapters: list[Adapter] = []
+    if adapter is not None:
+        paths = [adapter] if isinstance(adapter, str | os.PathLike) else adapter
+        adapters, source = [read_adapter(place, config, file) for place in paths], ""
+    return TextEncoder(
+        config, file, lambda: Tokenizer.from_directory(path), path, device, threads, activations, source, adapters
+    )
 
 
 def open_encoder(path: Path, mmap: bool = True) -> tuple[EncoderConfig, WeightFile]:
@@ -119,11 +129,12 @@ class TextEncoder:
         threads: int | None = None,
         activations: str = "f32",
         source: str = "",
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """`source` says which weights these are; see `CompiledGraph.freeze_params`."""
         self.config, self.path = config, path
         self._make_tokenizer = tokenizer
-        built = build_encoder(config, weights)
+        built = build_encoder(config, weights, adapters)
         self.graph = built.graph
         self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
         read_weights(built.weights, self._compiled, source)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HF_FLOATS = ("F32", "F16", "BF16", "F64")
-_LINEAR_ROLES = frozenset(
+# Roles whose weights are matrices that rows of features are multiplied by.
+LINEAR_ROLES = frozenset(
     {"q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down"}
     | {f"{kind}_{part}" for kind in ("experts", "shared") for part in ("gate", "up", "down")}
 )
@@ -75,6 +76,23 @@ class WeightFile:
 
     def has(self, role: str, layer: int | None = None, part: str = "weight") -> bool:
         return role in self._names and f"{self.name(role, layer)}.{part}" in self._weights
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether names, and the order of rows, are those of GGUF files."""
+        return self._names is weight_names.GGUF
+
+    def weight(self, role: str, layer: int | None = None) -> Weight:
+        """The weight of a role that the file has; asking counts as no use."""
+        return self._weights[f"{self.name(role, layer)}.weight"]
+
+    def items(self) -> Iterator[tuple[str, Weight]]:
+        """All weights by name."""
+        yield from self._weights.items()
+
+    def replaced(self, weights: Mapping[str, Weight]) -> WeightFile:
+        """The same file with other weights in the place of those of these names."""
+        return WeightFile(self.what, self._names, {**self._weights, **weights})
 
     def get(self, name: str, dims: tuple[int, ...]) -> Weight:
         """The tensor called `name`, which must have these dims."""
@@ -196,7 +214,7 @@ def _q_then_k_then_v(weight: Weight, heads: int) -> Weight:
 
 def _linear_names(names: Mapping[str, str], layers: int) -> set[str]:
     """The weights of linear layers."""
-    patterns = [name for role, name in names.items() if role in _LINEAR_ROLES]
+    patterns = [name for role, name in names.items() if role in LINEAR_ROLES]
     return {f"{pattern.replace('{i}', str(i))}.weight" for pattern in patterns for i in range(layers)}
 
 

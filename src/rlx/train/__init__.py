@@ -10,6 +10,7 @@ result = rlx.train.fit(step, state, batches, steps=1000, out="run", save_every=1
 # Each module lists its public names in __all__.
 # ruff: noqa: F403
 
+from rlx.train.char_gpt import *
 from rlx.train.checkpoints import *
 from rlx.train.curves import *
 from rlx.train.data import *

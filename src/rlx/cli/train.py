@@ -1,0 +1,72 @@
+"""Train a small language model from nothing: a character-level GPT on any text file, and let it write at the end.
+
+The folder gets metrics.jsonl, loss.png and checkpoints: stop at any time, --resume goes on. To tune a model that exists
+already, use `rlx finetune`.
+
+examples:
+  rlx train --data book.txt --steps 2000 --out run
+  rlx train --data book.txt --steps 2000 --out run --resume --sample 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING
+
+from rlx.cli import add_command
+from rlx.cli.arguments import not_negative, path, positive
+from rlx.errors import RlxError
+
+if TYPE_CHECKING:
+    from rlx.cli import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, "train", __doc__)
+    parser.add_argument("--data", type=path, required=True, metavar="FILE", help="a text file")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the folder to write to")
+    parser.add_argument("--steps", type=positive, default=2000, metavar="N", help="how many in all (default: 2000)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
+    parser.add_argument("--layers", type=positive, default=6, metavar="N", help="default: 6")
+    parser.add_argument("--width", type=positive, default=384, metavar="N", help="default: 384")
+    parser.add_argument("--heads", type=positive, default=6, metavar="N", help="default: 6")
+    parser.add_argument("--length", type=positive, default=128, metavar="L", help="bytes it looks back (default: 128)")
+    parser.add_argument("--batch", type=positive, default=8, metavar="B", help="windows in a step (default: 8)")
+    parser.add_argument("--rate", type=float, default=1e-3, metavar="X", help="the learning rate (default: 1e-3)")
+    parser.add_argument("--save-every", type=positive, default=200, metavar="N", help="steps between checkpoints (200)")
+    parser.add_argument("--sample", type=not_negative, default=300, metavar="N", help="characters to write (300)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from rlx.train import CharGpt, char_gpt_text, train_char_gpt
+
+    if args.width % args.heads:
+        raise RlxError(f"--heads {args.heads} do not divide --width {args.width}")
+    if not 0 < args.rate < 10:
+        raise RlxError(f"--rate must be above 0 and below 10, got {args.rate}")
+    model = CharGpt(args.layers, args.width, args.heads, args.length)
+    result = train_char_gpt(
+        args.data,
+        args.steps,
+        out=args.out,
+        model=model,
+        batch=args.batch,
+        rate=args.rate,
+        save_every=args.save_every,
+        resume=args.resume,
+    )
+    if not result.history:
+        raise RlxError(f"{args.out}: the run has ended, and its metrics.jsonl is gone; choose another folder")
+    last = result.history[-1]
+    text = char_gpt_text(result.state.params, model, b"\n", args.sample) if args.sample else ""
+    if args.json:
+        facts = {"path": str(args.out), "steps": last["step"], "loss": last["loss"], "eval_loss": last.get("eval_loss")}
+        print(json.dumps({**facts, "text": text}))
+    else:
+        print(f"{args.out}: loss {last['loss']:.4f}, on text it has not seen {last.get('eval_loss', math.nan):.4f}")
+        print(text)
+    return 0

@@ -1,0 +1,173 @@
+"""`finetune`: a model and a file in, an adapter (or a whole new model) out, with everything a long run needs.
+
+    finetune("smollm2", "chats.jsonl", "run", adapter=AdapterConfig(rank=8), steps=200)
+
+The folder gets metrics.jsonl, loss.png and checkpoints while it trains (see `rlx.train.fit`), settings.json, which a
+resumed run must agree with, and at the end adapter_config.json and adapter_model.safetensors; or, where all weights
+were trained, model.gguf.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx import nn, optim, train
+from rlx.errors import OpError, TrainingError
+from rlx.finetune.examples import IGNORED, ExampleBatches, example_batches
+from rlx.finetune.trainable import Trainable, trainable_decoder
+from rlx.formats.mapped_file import replace_file
+from rlx.models.adapter_files import write_peft
+from rlx.models.adapters import ALL_LINEAR, AdapterConfig
+from rlx.models.merging import write_changed
+from rlx.models.model_files import DecoderFiles, open_decoder, read_json
+from rlx.models.pull import find_model
+from rlx.models.weights import plain_weight
+
+__all__ = ["FinetuneResult", "causal_loss", "finetune"]
+
+# Steps until the learning rate is what it stays; the moments of the first gradients mean little.
+_WARMUP = 10
+SETTINGS_NAME, MODEL_NAME = "settings.json", "model.gguf"
+
+
+class FinetuneResult(NamedTuple):
+    """Where the result is, how many numbers were trained, and how the run went."""
+
+    path: Path
+    trained: int
+    fit: train.FitResult
+
+
+def causal_loss(model: Trainable) -> Callable[..., Any]:
+    """The loss of a decoder: the mean cross-entropy of the labels that count. Batches have `tokens`, `labels`, perhaps
+    `rows` (see `rlx.finetune.examples`), and `frozen`, the arrays that stay as they are."""
+    drops = model.adapter is not None and model.adapter.dropout > 0
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        logits = model.logits(params, batch["frozen"], batch["tokens"], key if drops else None, batch.get("rows"))
+        return nn.cross_entropy(logits, batch["labels"], ignore_index=IGNORED)
+
+    return loss
+
+
+def finetune(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    adapter: AdapterConfig | None = AdapterConfig(),  # noqa: B008 - it is frozen
+    steps: int = 100,
+    batch: int = 1,
+    length: int = 256,
+    rate: float | None = None,
+    seed: int = 0,
+    save_every: int = 50,
+    resume: bool = False,
+    callbacks: Sequence[Callable[[train.StepReport], object]] = (),
+) -> FinetuneResult:
+    """Tune a language model on a .txt file, or on the answers of a .jsonl file of chats; see `rlx.finetune.examples`.
+
+    With `adapter=None` all weights of a float model are trained. The learning rate rises to `rate` (2e-4, or 2e-5 for
+    all weights) within ten steps and stays there, so that a resumed run may be given more steps. `callbacks` are those
+    of `rlx.train.fit`.
+    """
+    files = open_decoder(find_model(model))
+    if length > files.config.context:
+        raise OpError(f"finetune: a length of {length} is more than the {files.config.context} tokens of this model")
+    peak = rate if rate is not None else (2e-5 if adapter is None else 2e-4)
+    if not 0 < peak < 10:
+        raise OpError(f"finetune: the learning rate must be above 0 and below 10, got {peak}")
+    place = Path(out)
+    settings = {
+        "model": files.path.name,
+        "data": hashlib.sha256(Path(data).read_bytes()).hexdigest() if Path(data).is_file() else "",
+        "adapter": None if adapter is None else asdict(adapter),
+        "batch": batch,
+        "length": length,
+        "rate": peak,
+        "seed": seed,
+    }
+    batches = example_batches(data, files.tokenizer(), batch, length, files.config.vocab, seed)
+    trainable = trainable_decoder(files, adapter, seed)
+    _agree(place, settings)
+    warmup = optim.linear(peak / _WARMUP, peak, _WARMUP)
+    optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(warmup, weight_decay=0.0))
+    done = train.fit(
+        train.make_step(causal_loss(trainable), optimizer),
+        train.init_state(trainable.params, optimizer, seed=seed),
+        _WithFrozen(batches, trainable.frozen),
+        steps,
+        out=place,
+        resume=resume,
+        save_every=save_every,
+        callbacks=callbacks,
+    )
+    _write(place, files, trainable, done.state.params, str(model), adapter)
+    return FinetuneResult(place, sum(p.size for p in trainable.params.values()), done)
+
+
+class _WithFrozen:
+    """Batches with the arrays that stay as they are: arguments of the step, so that the program has no copy of them."""
+
+    def __init__(self, batches: ExampleBatches, frozen: dict[str, Any]) -> None:
+        self._batches, self._frozen = batches, frozen
+        self.tokens_per_batch = batches.tokens_per_batch
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        return {**self._batches(step), "frozen": self._frozen}
+
+
+def _agree(folder: Path, settings: dict[str, Any]) -> None:
+    """Refuse to go on with other settings than a run began with; write down those of a new one."""
+    place, wanted = folder / SETTINGS_NAME, json.loads(json.dumps(settings))
+    if place.is_file() and train.checkpoint_files(folder):
+        found = read_json(place)
+        different = [key for key in wanted if found.get(key) != wanted[key]]
+        if different:
+            key = different[0]
+            raise TrainingError(
+                f"{folder}: the run began with another {key}: {found.get(key)!r:.80}, now it is {wanted[key]!r:.80}; "
+                "use the same settings, or another folder"
+            )
+        return
+    with replace_file(place) as file:
+        file.write((json.dumps(wanted, indent=2) + "\n").encode())
+
+
+def _write(
+    folder: Path, files: DecoderFiles, model: Trainable, params: Any, name: str, config: AdapterConfig | None
+) -> None:
+    try:
+        if config is not None:
+            targets = () if ALL_LINEAR in config.targets else config.targets
+            write_peft(folder, model.trained(params), files.config, files.weights, name, targets)
+        else:
+            changed = {name: plain_weight(np.asarray(array)) for name, array in params.items()}
+            # Tensors of a GGUF file keep their types; those of a directory get the one that its matrices mostly have.
+            type = None if files.weights.is_gguf else _usual_type(files)
+            write_changed(files, changed, folder / MODEL_NAME, type)
+    except OSError as error:
+        kept = train.checkpoint_files(folder)[-1][1].name
+        raise TrainingError(
+            f"{folder}: the result cannot be written: {error.strerror or error}; the last checkpoint is {kept}. "
+            "Make room and resume"
+        ) from error
+
+
+def _usual_type(files: DecoderFiles) -> str:
+    """F32, F16 or BF16: how most numbers of a model are stored."""
+    sizes: Counter[str] = Counter()
+    for _, weight in files.weights.items():
+        sizes[weight.dtype.name.upper()] += math.prod(weight.dims)
+    name = sizes.most_common(1)[0][0]
+    return name if name in ("F16", "BF16") else "F32"
