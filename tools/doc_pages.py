@@ -152,10 +152,9 @@ def console_commands(code: str) -> list[str]:
 
 
 def run_page(page: Path, real: bool = False) -> list[str]:
-    """`run_blocks` in a fresh interpreter and an empty folder."""
+    """`run_blocks` in a fresh interpreter, which makes itself an empty folder."""
     command = [sys.executable, "-W", "error", __file__, str(page), *(["--real"] if real else [])]
-    with tempfile.TemporaryDirectory(prefix="rlx-page-") as folder:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise PageError(done.stderr.strip())
     outputs: list[str] = json.loads(done.stdout)
@@ -195,8 +194,10 @@ def with_outputs(text: str, found: list[Block], printed: list[str], real: bool =
 
 
 if __name__ == "__main__":
-    try:
-        results = run_blocks(Path(sys.argv[1]).resolve(), "--real" in sys.argv[2:])
-    except PageError as failure:
-        sys.exit(str(failure))
+    chosen = Path(sys.argv[1]).resolve()
+    with tempfile.TemporaryDirectory(prefix="rlx-page-") as folder, contextlib.chdir(folder):
+        try:
+            results = run_blocks(chosen, "--real" in sys.argv[2:])
+        except PageError as failure:
+            sys.exit(str(failure))
     print(json.dumps(results))
