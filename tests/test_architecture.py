@@ -17,6 +17,7 @@ ORDER = [
     "trace",
     "autodiff",
     "compile",
+    "quantized",
     "kernels",
     "backends",
     "runtime",

@@ -47,3 +47,7 @@ from_pypi WebAssembly wasmtime "wasmtime>=20"
 from_debian JavaScript nodejs node
 from_pypi "browser driver" playwright playwright
 from_debian browser chromium chromium chromium-browser google-chrome
+
+# Microcontrollers: a compiler for their cores and an emulator of them.
+from_debian "Cortex-M compiler" gcc-arm-none-eabi arm-none-eabi-gcc
+from_debian "Cortex-M emulator" qemu-system-arm qemu-system-arm

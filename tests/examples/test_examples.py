@@ -62,6 +62,17 @@ def test_mnist_convnet_reads_rows(digits, capsys):
     assert "of 20 test images are read right after 45 steps" in capsys.readouterr().out
 
 
+def test_mnist_int8_makes_the_same_labels_in_integers(digits, capsys):
+    module = example("mnist_int8")
+    out = digits / "digits.rlxq"
+    options = ["--data", str(digits), "--train", "tiny", "--test", "test", "--batch", "20", "--epochs", "15"]
+    scores = module.main([*options, "--tune", "2", "--out", str(out)])
+    assert scores["float"] > 0.5 and scores["8 bits"] >= scores["float"] - 0.1
+    assert set(scores) == {"float", "8 bits", "4 bits", "4 bits, trained"}
+    assert "labels from the file on the CPU are the same: True" in capsys.readouterr().out
+    assert rlx.quantized.load(digits / "digits_int4.rlxq").steps[0].weights.bits == 4
+
+
 def test_vae_draws(digits):
     module = example("vae")
     out = digits / "run"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from rlx.quantized import Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,6 +33,8 @@ ModelNotes: TypeAlias = Mapping[str, Any]
 class Exporter(ABC):
     """Writes a program with its weights. Nothing is left behind when it fails: files appear whole or not at all."""
 
+    # Whether it writes integer programs (`rlx.quantized`) instead of float graphs.
+    of_integers: ClassVar[bool] = False
     # Option -> what it is for; `rlx export TARGET --help` shows them.
     options: ClassVar[Mapping[str, str]] = {}
     # Whether `export_model` makes use of the notes of a model, which need its tokenizer.
@@ -58,3 +63,7 @@ class Exporter(ABC):
     ) -> Exported:
         """The same for the program of a model. Targets that take numbers and give numbers have no use for `notes`."""
         return self.export(graph, params, out, options)
+
+    def export_integers(self, program: Program, out: Path, options: Mapping[str, str] | None = None) -> Exported:
+        """The same for an integer program; for targets `of_integers`."""
+        raise RlxError("export: this target takes float graphs and no integer programs")

@@ -43,6 +43,7 @@ COMMANDS: dict[str, str] = {
     "serve-web": "try a page that was exported for browsers",
     "cache": "what is kept on disk, and how to delete it",
     "quantize": "write a GGUF file with smaller tensors",
+    "quantize-graph": "make an integer program of a float graph",
     "convert": "write a Hugging Face model as a GGUF file",
     "splat": "train, render and show scenes of Gaussian splats",
 }

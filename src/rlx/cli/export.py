@@ -4,10 +4,14 @@ MODEL is a GGUF file, a Hugging Face directory, the name of a pulled model, or t
 target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` runs without compiling anything. For the
 target web it is a folder with a page that any file server can serve; `rlx serve-web OUT` tries it.
 
+Microcontrollers take integer programs (.rlxq, from `rlx quantize-graph`), or `mnist`, which comes with rlx; OUT is a
+folder with C that needs no library.
+
 examples:
   rlx export cpu smollm2 smollm2.rlxc
   rlx export cpu graph.rlx graph.rlxc --option weights=none
   rlx export web smollm2 page
+  rlx export cortex-m digits.rlxq digits-m4 --cpu cortex-m4 --check host
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model file, directory or name, or the text of a graph")
     parser.add_argument("out", type=Path, help="the file or folder to write")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the target")
+    parser.add_argument("--cpu", help="the core to write for, as --option cpu=CORE")
+    parser.add_argument("--check", help="run what was written and compare (host, qemu), as --option check=WHERE")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -57,9 +63,16 @@ def export(target: str, args: argparse.Namespace) -> int:
         if not separator:
             raise RlxError(f"an option is NAME=VALUE, got {given!r}; known: {', '.join(exporter.options) or 'none'}")
         options[name] = value
+    # `rlx compile` has the other arguments alone.
+    options |= {name: given for name in ("cpu", "check") if (given := getattr(args, name, None)) is not None}
     exporter.checked(options)
     with Waiting(f"exporting {args.model}"):
-        done = _exported(exporter, args.model, args.out, options)
+        if exporter.of_integers:
+            from rlx.quantized import load
+
+            done = exporter.export_integers(load(args.model), args.out, options)
+        else:
+            done = _exported(exporter, args.model, args.out, options)
     if args.json:
         print(json.dumps({"files": [str(f) for f in done.files], **done.figures}))
         return 0

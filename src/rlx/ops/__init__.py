@@ -51,6 +51,7 @@ from rlx.ops.quant.fake_quant import *
 from rlx.ops.quant.quantized import *
 from rlx.ops.quant.quantized_lookup import *
 from rlx.ops.quant.quantized_weights import *
+from rlx.ops.quant.requantization import *
 from rlx.ops.random.randomness import *
 from rlx.ops.random.sampling import *
 from rlx.ops.reduction.cumulative import *

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlx.compile.generators import Generator
 from rlx.compile.target import Absence, Absent, Target
 from rlx.kernels.machines import Machine
+
+if TYPE_CHECKING:
+    from rlx.backends.export import Exporter
 
 
 def _machine(name: str | None) -> Machine:
@@ -19,6 +24,12 @@ def _generator(machine: Machine) -> Generator:
     return generator(machine)
 
 
+def _exporter() -> Exporter:
+    from rlx.backends.cortex_m.exporter import CortexMExporter
+
+    return CortexMExporter()
+
+
 TARGET = Target(
     name="cortex-m",
     about="Arm Cortex-M microcontrollers",
@@ -26,9 +37,10 @@ TARGET = Target(
     probe=lambda: Absent(
         Absence.ExportOnly,
         "programs are written for it as files and do not run from here",
-        "the export itself does not exist yet",
+        "write an integer program as C with: rlx export cortex-m PROGRAM.rlxq FOLDER",
     ),
     machine=_machine,
     generator=_generator,
+    exporter=_exporter,
     extra="cortexm",
 )

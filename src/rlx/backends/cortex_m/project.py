@@ -1,0 +1,303 @@
+"""What stands beside the C of a program: a main that reads inputs and writes outputs, start-up code, linker script,
+Makefile. It runs on the host, and in QEMU, where files are reached through semihosting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from string import Template
+
+from rlx.errors import RlxError
+
+
+@dataclass(frozen=True)
+class Core:
+    """A core: how a compiler is told of it, and the machine of QEMU that has it."""
+
+    name: str
+    flags: str
+    machine: str | None
+    has_fpu: bool = False
+    ram: int = 0x20000000
+
+
+CORES = {
+    c.name: c
+    for c in (
+        Core("cortex-m0plus", "-mcpu=cortex-m0plus -mthumb", None),
+        Core("cortex-m3", "-mcpu=cortex-m3 -mthumb", "mps2-an385"),
+        Core("cortex-m4", "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16", "mps2-an386", True),
+        Core("cortex-m7", "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16", "mps2-an500", True),
+        Core("cortex-m33", "-mcpu=cortex-m33 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16", None, True),
+        Core("cortex-m55", "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard", "mps3-an547", True),
+    )
+}
+
+
+def core_named(name: str) -> Core:
+    if name not in CORES:
+        raise RlxError(f"cortex-m: there is no core {name!r}; known: {', '.join(CORES)}")
+    return CORES[name]
+
+
+_MAIN = Template("""\
+/* Reads inputs from a file, runs each, and writes the outputs: inputs.bin to outputs.bin. */
+#include "$name.h"
+
+static uint32_t arena[(${upper}_ARENA_BYTES + 3u) / 4u];
+
+#if defined(RLX_SEMIHOSTING)
+/* Files of the host, through the debugger or QEMU. */
+static int32_t request(int32_t number, const void *block)
+{
+    register int32_t r0 __asm__("r0") = number;
+    register const void *r1 __asm__("r1") = block;
+    __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
+    return r0;
+}
+
+static int32_t open_file(const char *path, uint32_t length, int32_t mode)
+{
+    uint32_t block[3];
+    block[0] = (uint32_t)path;
+    block[1] = (uint32_t)mode;
+    block[2] = length;
+    return request(0x01, block);
+}
+
+/* How many bytes of a file were not transferred. */
+static uint32_t transfer(int32_t number, int32_t file, const void *data, uint32_t size)
+{
+    uint32_t block[3];
+    block[0] = (uint32_t)file;
+    block[1] = (uint32_t)data;
+    block[2] = size;
+    return (uint32_t)request(number, block);
+}
+
+#if defined(RLX_COUNT)
+/* The timer of the core: 24 bits that count down. */
+static volatile uint32_t *const timer = (volatile uint32_t *)0xE000E010u;
+
+#define PAINTED 8192u
+
+/* Bytes below main's own that a run has written to, out of those that were painted before it. */
+static uint32_t used_stack(volatile uint8_t *top)
+{
+    uint32_t depth = PAINTED;
+    while (depth > 0u && top[-(int32_t)depth] == 0xa5u) {
+        depth--;
+    }
+    return depth;
+}
+#endif
+
+int main(void)
+{
+    int32_t inputs = open_file("inputs.bin", 10u, 1), outputs = open_file("outputs.bin", 11u, 5);
+#if defined(RLX_COUNT)
+    int32_t counts = open_file("figures.bin", 11u, 5);
+    volatile uint8_t here = 0u;
+    uint32_t n;
+    timer[1] = 0xffffffu;
+    timer[2] = 0u;
+    timer[0] = 5u;
+#endif
+    uint32_t taken = ${upper}_INPUT_SIZE * (uint32_t)sizeof(${name}_input_t);
+    uint32_t given = ${upper}_OUTPUT_SIZE * (uint32_t)sizeof(${name}_output_t);
+
+    if (inputs < 0 || outputs < 0) {
+        return 2;
+    }
+    while (transfer(0x06, inputs, ${name}_input(arena), taken) == 0u) {
+#if defined(RLX_COUNT)
+        uint32_t figures[2];
+        for (n = 64u; n <= PAINTED; n++) {
+            (&here)[-(int32_t)n] = 0xa5u;
+        }
+        figures[0] = timer[2];
+        ${name}_run(arena);
+        figures[0] = (figures[0] - timer[2]) & 0xffffffu;
+        figures[1] = used_stack(&here);
+        (void)transfer(0x05, counts, figures, 8u);
+#else
+        ${name}_run(arena);
+#endif
+        if (transfer(0x05, outputs, ${name}_output(arena), given) != 0u) {
+            return 3;
+        }
+    }
+    (void)request(0x02, &outputs);
+    return 0;
+}
+#else
+#include <stdio.h>
+
+int main(void)
+{
+    FILE *inputs = fopen("inputs.bin", "rb"), *outputs = fopen("outputs.bin", "wb");
+
+    if (inputs == NULL || outputs == NULL) {
+        return 2;
+    }
+    while (fread(${name}_input(arena), sizeof(${name}_input_t), ${upper}_INPUT_SIZE, inputs) == ${upper}_INPUT_SIZE) {
+        ${name}_run(arena);
+        size_t given = fwrite(${name}_output(arena), sizeof(${name}_output_t), ${upper}_OUTPUT_SIZE, outputs);
+        if (given != ${upper}_OUTPUT_SIZE) {
+            return 3;
+        }
+    }
+    return fclose(inputs) | fclose(outputs);
+}
+#endif
+""")
+
+_STARTUP = Template("""\
+/* From reset to main, and from main to the end of QEMU with its exit code. */
+#include <stddef.h>
+#include <stdint.h>
+
+extern uint32_t data_start, data_end, data_source, bss_start, bss_end, stack_top;
+int main(void);
+void reset(void);
+void *memcpy(void *to, const void *from, size_t n);
+void *memset(void *to, int value, size_t n);
+
+/* The compiler may call these for copies; there is no library. */
+void *memcpy(void *to, const void *from, size_t n)
+{
+    uint8_t *t = (uint8_t *)to;
+    const uint8_t *f = (const uint8_t *)from;
+    while (n-- > 0u) {
+        *t++ = *f++;
+    }
+    return to;
+}
+
+void *memset(void *to, int value, size_t n)
+{
+    uint8_t *t = (uint8_t *)to;
+    while (n-- > 0u) {
+        *t++ = (uint8_t)value;
+    }
+    return to;
+}
+
+static void finish(uint32_t status)
+{
+    uint32_t block[2];
+    register int32_t r0 __asm__("r0") = 0x20;
+    register const void *r1 __asm__("r1") = block;
+    block[0] = 0x20026u;
+    block[1] = status;
+    __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
+    for (;;) {
+    }
+}
+
+void reset(void)
+{
+    uint32_t *to, *from = &data_source;
+
+    for (to = &data_start; to < &data_end; to++) {
+        *to = *from++;
+    }
+    for (to = &bss_start; to < &bss_end; to++) {
+        *to = 0u;
+    }
+$fpu    finish((uint32_t)main());
+}
+
+static void fault(void)
+{
+    finish(99u);
+}
+
+__attribute__((section(".vectors"), used)) static void (*const vectors[16])(void) = {
+    (void (*)(void))(uintptr_t)&stack_top, reset, fault, fault, fault, fault, fault, 0, 0, 0, 0, fault, fault, 0, fault,
+    fault
+};
+""")
+
+_FPU = """\
+    /* The coprocessors of floats are off after reset. */
+    *(volatile uint32_t *)0xE000ED88u |= 0xFu << 20;
+    __asm__ volatile("dsb\\n\\tisb");
+"""
+
+_LINKER = """\
+/* The boards mps2 and mps3 of QEMU; change origins and lengths for another part. */
+MEMORY
+{
+    FLASH (rx) : ORIGIN = 0x00000000, LENGTH = 512K
+    RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 256K
+}
+ENTRY(reset)
+SECTIONS
+{
+    .text : { KEEP(*(.vectors)) *(.text*) *(.rodata*) . = ALIGN(4); } > FLASH
+    .ARM.exidx : { *(.ARM.exidx*) } > FLASH
+    data_source = LOADADDR(.data);
+    .data : { data_start = .; *(.data*) . = ALIGN(4); data_end = .; } > RAM AT> FLASH
+    .bss (NOLOAD) : { bss_start = .; *(.bss*) *(COMMON) . = ALIGN(4); bss_end = .; } > RAM
+    stack_top = ORIGIN(RAM) + LENGTH(RAM);
+}
+"""
+
+_MAKEFILE = Template("""\
+# make host: runs here. make: an image for the core. make qemu: runs it; both read inputs.bin and write outputs.bin.
+CROSS ?= arm-none-eabi-
+WARNINGS = -std=c99 -O2 -Wall -Wextra -pedantic
+CORE = $flags
+DEFINES =
+
+$name.elf: $name.c main.c startup.c link.ld $name.h
+\t$$(CROSS)gcc $$(WARNINGS) $$(CORE) $$(DEFINES) -DRLX_SEMIHOSTING -ffreestanding -ffunction-sections -nostdlib \\
+\t    -T link.ld -Wl,--gc-sections -Wl,-Map=$name.map $name.c main.c startup.c -lgcc -o $$@
+
+host: $name.c main.c $name.h
+\t$$(CC) $$(WARNINGS) $name.c main.c -o $name
+\t./$name
+$qemu
+size: $name.elf
+\t$$(CROSS)size $name.elf
+
+clean:
+\trm -f $name $name.elf $name.map outputs.bin
+
+.PHONY: host qemu size clean
+""")
+
+_CMAKE = Template("""\
+# A library for a firmware's own project, with whatever compiler and core its toolchain file names:
+#     add_subdirectory(this folder)   target_link_libraries(firmware $name)
+# Alone, it also builds the program that reads inputs.bin and writes outputs.bin on this machine.
+cmake_minimum_required(VERSION 3.13)
+project($name C)
+
+add_library($name STATIC $name.c)
+target_include_directories($name PUBLIC $${CMAKE_CURRENT_SOURCE_DIR})
+set_target_properties($name PROPERTIES C_STANDARD 99 C_EXTENSIONS OFF)
+
+if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR AND NOT CMAKE_CROSSCOMPILING)
+    add_executable(${name}_host main.c)
+    target_link_libraries(${name}_host $name)
+endif()
+""")
+
+_QEMU = Template("""
+qemu: $name.elf
+\tqemu-system-arm -M $machine -nographic -semihosting-config enable=on,target=native -kernel $name.elf
+""")
+
+
+def project_files(name: str, core: Core) -> dict[str, str]:
+    """File name -> text, for a program of this name on a core."""
+    qemu = _QEMU.substitute(name=name, machine=core.machine) if core.machine else ""
+    return {
+        "main.c": _MAIN.substitute(name=name, upper=name.upper()),
+        "startup.c": _STARTUP.substitute(fpu=_FPU if core.has_fpu else ""),
+        "link.ld": _LINKER,
+        "CMakeLists.txt": _CMAKE.substitute(name=name),
+        "Makefile": _MAKEFILE.substitute(name=name, flags=core.flags, qemu=qemu),
+    }

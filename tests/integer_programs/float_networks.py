@@ -1,0 +1,43 @@
+"""Small float networks, as graphs with their weights inside, and inputs for them."""
+
+import numpy as np
+
+import rlx
+import rlx.numpy as rnp
+from rlx import nn
+
+
+def traced(function, dims):
+    """The graph of a function of x [N, *dims]."""
+    return rlx.jit(function).trace(rlx.Spec(("N", *dims))).graph
+
+
+def weights(*shapes, seed=0, scale=0.3):
+    rng = np.random.default_rng(seed)
+    return [(scale * rng.standard_normal(s)).astype(np.float32) for s in shapes]
+
+
+def images(n, dims, seed=1):
+    return np.random.default_rng(seed).uniform(-1, 1, (n, *dims)).astype(np.float32)
+
+
+def convnet(x):
+    """Several channels in, uneven strides, padding on one side, a flattened image of [C, H, W]."""
+    w1, b1, w2, b2, w3, b3 = weights((6, 3, 3, 3), (6,), (4, 6, 2, 3), (4,), (4 * 3 * 2, 10), (10,))
+    x = nn.max_pool(nn.relu(nn.conv(x, w1, b1, padding=1)), 2)
+    x = nn.relu6(nn.conv(x, w2, b2, stride=(1, 2), padding=((0, 0), (0, 1))))
+    return x.reshape(x.shape[0], 24) @ w3 + b3
+
+
+CONVNET_DIMS = (3, 8, 8)
+
+
+def residual(x):
+    """A depthwise convolution with a shortcut, a mean over all places, and labels."""
+    w1, b1, w2, w3 = weights((5, 2, 3, 3), (5,), (5, 1, 3, 3), (5, 7))
+    x = nn.relu(nn.conv(x, w1, b1, padding=1))
+    x = nn.relu(x + nn.conv(x, w2, padding=1, groups=5))
+    return rnp.argmax(rnp.mean(x, axis=(2, 3)) @ w3, axis=-1)
+
+
+RESIDUAL_DIMS = (2, 6, 5)

@@ -1,0 +1,73 @@
+"""Every kind of step: plain Python integers, NumPy, and the graph on the reference and the CPU engine agree."""
+
+import numpy as np
+import pytest
+
+from integer_programs import integer_oracle
+from integer_programs.random_steps import KINDS, codes_for, random_program
+from rlx.ir.interpret import interpret
+
+CASES = 10_000
+
+
+def by_oracle(program, codes):
+    values = [codes]
+    for step in program.steps:
+        kind = type(step).__name__.lower().replace("pool", "_pool")
+        oracle = getattr(integer_oracle, kind)
+        operands = program.operands(step)
+        rows = [oracle(step, *operands, *(values[i][n] for i in step.inputs)) for n in range(len(codes))]
+        values.append(np.array(rows).reshape(len(codes), *step.out.dims))
+    return values[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_random_cases_against_python_integers(kind):
+    rng = np.random.default_rng(sorted(KINDS).index(kind))
+    compared, programs, distinct = 0, 0, set()
+    while compared < CASES:
+        program = random_program(kind, rng)
+        codes = codes_for(rng, program.input, 40 if kind == "argmax" else 2)
+        got, wanted = program.run(codes), by_oracle(program, codes)
+        assert got.tolist() == wanted.tolist(), program
+        assert got.dtype == program.result.dtype.numpy
+        compared, programs = compared + got.size, programs + 1
+        distinct.update(got.reshape(-1).tolist())
+    # Cases that all saturate would show nothing.
+    assert programs > 20 and len(distinct) > (5 if kind == "argmax" else 200)
+
+
+@pytest.mark.parametrize("device, count", [("reference", 12), ("cpu", 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_give_the_same_codes(kind, device, count):
+    rng = np.random.default_rng(77)
+    for _ in range(count):
+        program = random_program(kind, rng)
+        codes = codes_for(rng, program.input, 3)
+        assert program.run(codes, device=device).tolist() == program.run(codes).tolist(), program
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_batch_and_a_wrong_one(kind):
+    program = random_program(kind, np.random.default_rng(5))
+    empty = np.zeros((0, *program.input.dims), program.input.dtype.numpy)
+    assert program.run(empty).shape == (0, *program.result.dims)
+    with pytest.raises(Exception, match="takes codes"):
+        program.run(np.zeros((2, *program.input.dims, 1), program.input.dtype.numpy))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_simulations_in_floats(kind):
+    """Rounded as the program rounds, floats give its codes; rounded once, they are at most one code away."""
+    rng = np.random.default_rng(78)
+    for _ in range(12):
+        program = random_program(kind, rng)
+        codes = codes_for(rng, program.input, 3)
+        wanted = program.run_all(codes)
+        [exact] = interpret(program.simulation(exact=True), [codes])
+        assert exact.tolist() == wanted[-1].tolist(), program
+        once = interpret(program.simulation(every_value=True), [codes])
+        if len(program.steps) == 1 and program.result.dtype.size_bytes == 1:
+            apart = np.abs(once[-1].astype(int) - wanted[-1].astype(int))
+            narrow = any(getattr(s, "multipliers", None) and s.multipliers.fraction_bits == 15 for s in program.steps)
+            assert apart.max(initial=0) <= (2 if narrow else 1), program
