@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.errors import BindingError, ParseError, ShapeError, TraceError
+from rlx.ir.dim_binding import DimBinding
 from rlx.ir.dims import (
     Dim,
-    DimBinding,
     DimConstraint,
     DimEnv,
     as_dim,
