@@ -314,9 +314,10 @@ def _window_padding(
 ) -> list[tuple[int, int]]:
     if name.upper() == "VALID":
         return [(0, 0)] * len(window)
-    if name.upper() != "SAME" or not all(isinstance(n, int) for n in sizes):
+    known = [n for n in sizes if isinstance(n, int)]
+    if name.upper() != "SAME" or len(known) != len(window):
         raise OpError(f"reduce_window: padding is 'VALID', 'SAME' (of known sizes) or pairs, got {name!r}")
-    totals = [builtins.max((-(-n // s) - 1) * s + w - n, 0) for n, w, s in zip(sizes, window, strides)]  # type: ignore[operator, type-var]
+    totals = [builtins.max((-(-n // s) - 1) * s + w - n, 0) for n, w, s in zip(known, window, strides)]
     return [(total // 2, total - total // 2) for total in totals]
 
 

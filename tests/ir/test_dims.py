@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 import rlx
 from rlx.errors import BindingError, ParseError, ShapeError, TraceError
 from rlx.ir.dim_algebra import at_most
+from rlx.ir.dim_binding import DimBinding
 from rlx.ir.dims import (
     Dim,
-    DimBinding,
     DimConstraint,
     DimEnv,
     as_dim,

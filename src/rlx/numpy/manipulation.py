@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -308,7 +308,7 @@ def _line(x: Any, axis: int | None, function: str) -> tuple[Any, int, int]:
     return x, axis, static_size(dims_of(x)[axis], function)
 
 
-def trim_zeros(filt: Any, trim: str = "fb") -> Any:
+def trim_zeros(filt: Any, trim: Literal["f", "b", "fb", "bf"] = "fb") -> Any:
     """A vector without the zeros at its front ("f") and back ("b"); how many there are must be known."""
     from rlx.numpy.creation import asarray
 
