@@ -169,6 +169,21 @@ def test_a_call_that_comes_again_asks_the_driver_for_its_launch_alone(fake):
     np.testing.assert_allclose(y, np.tanh(np.asarray(x) * 2 + 1), rtol=1e-5)
 
 
+def test_weights_that_were_replaced_are_freed_and_not_read(fake):
+    graph = rlx.Graph("scaled")
+    x, w = graph.input("x", (4,)), graph.param("w", (4,))
+    graph.set_outputs([x * w])
+    c = rlx.Session("cuda").compile(graph)
+    x = normal(4)
+    used = []
+    for factor in (1.0, 2.0, 3.0, 4.0):
+        c.set_params({"w": np.full(4, factor, "f4")})
+        np.testing.assert_allclose(np.asarray(c.run(x=x)[0]), x * factor, rtol=1e-6)
+        gc.collect()
+        used.append(fake.used)
+    assert used[-1] == used[-2]
+
+
 def test_times_of_kernels(fake):
     c = rlx.Session("cuda").compile(appending())
     given = {"cache": np.zeros((8, 4), "f4"), "row": np.ones((1, 4), "f4"), "at": np.array(1, "i4")}
