@@ -23,6 +23,7 @@ from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.rope_tables import changes_at, rope_tables
 from rlx.runtime.arrays import given_away
 from rlx.runtime.compiled_graph import CompiledGraph
+from rlx.runtime.device_arrays import DeviceArray, space_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = npt.NDArray[np.float32]
@@ -45,12 +46,14 @@ class DecoderRunner:
         self._cache_types = [types[name] for name in self.cache_names]
         self._tables = lru_cache(4)(self._make_tables)
 
-    def _make_tables(self, capacity: int) -> dict[str, F32]:
+    def _make_tables(self, capacity: int) -> dict[str, Any]:
         tables: dict[str, F32] = {}
         for name, rope in (("rope", self.config.rope), ("rope.local", self.config.local_rope)):
             if rope is not None:
                 tables[f"{name}.cos"], tables[f"{name}.sin"] = _tables_of(rope, capacity)
-        return tables
+        space = space_of(self.program.device)
+        # Where the program runs, so that they do not go there for each token.
+        return tables if space is None else {name: DeviceArray(space.put(table)) for name, table in tables.items()}
 
     def run(
         self, tokens: Array, positions: Array, kv_len: Array, rows: Array, caches: list[Array]

@@ -113,6 +113,15 @@ def _gelu(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def check_assembled(executable: Any) -> None:
+    """No tensor-core code was serialized, spilled or denied its registers; what the driver has kept says nothing."""
+    codes = [step.code for step in executable.programs.main.steps if hasattr(step, "code")]
+    for form in (form for code in codes for form in code.forms):
+        for function in form._functions.values():
+            assert "(C75" not in function.module.log, f"{form.name}: {function.module.log[:400]}"
+            assert function.resources.local_bytes == 0, f"{form.name} uses the stack"
+
+
 def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str) -> float:
     """A product against f64, with what is done to it: every element of C is looked at."""
     import rlx.numpy as rnp  # noqa: F401
@@ -146,6 +155,7 @@ def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str
     executable = CudaBackend().compile(graph, None)
     got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(6))
     assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
+    check_assembled(executable)
     error = distance(got, want)
     # Each element, too: a wrong tile must not hide behind a large matrix.
     scale = np.abs(want).max()
@@ -283,6 +293,7 @@ def run_attention(name: str) -> float:
     assert "wgmma attention" in str(executable.report), str(executable.report)
     got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(4))
     assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
+    check_assembled(executable)
     (node,) = (n for n in graph.nodes if isinstance(n.op, Attention))
     order = [given[n] for n in ("q", "k", "v", "lengths", "positions") if n in given]
     want = np.asarray(node.op.eval(*(np.nan_to_num(a.astype("f8")) if a.dtype.kind not in "iu" else a for a in order)))

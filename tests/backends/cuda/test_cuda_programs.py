@@ -2,6 +2,8 @@
 
 import gc
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.interpret import interpret
 from rlx.kernels.ir.verify import verify
+from rlx.models import kv_cache
+from rlx.models.model_files import open_decoder
 
 rng = np.random.default_rng(0)
 
@@ -167,6 +171,35 @@ def test_a_call_that_comes_again_asks_the_driver_for_its_launch_alone(fake):
     # Memory of the result before is used again, and so are the arguments.
     assert fake.log == ["cuCtxSetCurrent", "cuLaunchKernel"]
     np.testing.assert_allclose(y, np.tanh(np.asarray(x) * 2 + 1), rtol=1e-5)
+
+
+def test_weights_that_were_replaced_are_freed_and_not_read(fake):
+    graph = rlx.Graph("scaled")
+    x, w = graph.input("x", (4,)), graph.param("w", (4,))
+    graph.set_outputs([x * w])
+    c = rlx.Session("cuda").compile(graph)
+    x = normal(4)
+    used = []
+    for factor in (1.0, 2.0, 3.0, 4.0):
+        c.set_params({"w": np.full(4, factor, "f4")})
+        np.testing.assert_allclose(np.asarray(c.run(x=x)[0]), x * factor, rtol=1e-6)
+        gc.collect()
+        used.append(fake.used)
+    assert used[-1] == used[-2]
+
+
+def test_rotary_tables_of_a_model_go_to_the_device_once(fake):
+    files = open_decoder(Path(kv_cache.__file__).parent / "data" / "tiny.gguf", True)
+    tables = []
+    for device in ("cpu", "cuda"):
+        runner = kv_cache.DecoderRunner(files.config, SimpleNamespace(device=device, input_types={}), [])
+        tables.append(runner._tables(16))
+        assert runner._tables(16) is tables[-1]
+    host, placed = tables
+    assert host.keys() == placed.keys() == {"rope.cos", "rope.sin"}
+    for name in host:
+        assert isinstance(host[name], np.ndarray) and isinstance(placed[name], rlx.DeviceArray)
+        np.testing.assert_array_equal(np.asarray(placed[name]), host[name])
 
 
 def test_times_of_kernels(fake):

@@ -7,6 +7,7 @@ arguments, so the next round of a loop may change them at once.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function
+from rlx.backends.cuda.params import CudaParams
 from rlx.backends.cuda.streams import Event, GraphExec, Stream
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
 from rlx.errors import InternalError
@@ -77,8 +79,12 @@ class Context:
         self.plan, self.stream, self._driver = plan, stream, stream.gpu.driver
         self._codes = codes
         self.values: Words = np.zeros(max(1, plan.values), np.int64)
+        # The same memory, for single words, without NumPy's conversions.
+        self.words = self.values.data
         for number, address in constants.items():
-            self.values[number] = address
+            self.words[number] = address
+        # Those whose addresses are in place; an idle context must not keep the weights of a model.
+        self._params: weakref.ref[CudaParams] | None = None
         self._slots: Words = np.concatenate([plan.slots, np.zeros(1, np.int64)])
         self._slots_at = self._slots.ctypes.data
         self._pointers: Words = self._slots_at + 8 * np.arange(len(self._slots), dtype=np.int64)
@@ -98,7 +104,14 @@ class Context:
         if self._arena is None and self.plan.arena_bytes:
             what = f"values between kernels of @{self.plan.program.name}"
             self._arena = self.stream.gpu.pool.allocate(self.plan.arena_bytes, self.stream, what)
-        self.values[ARENA] = 0 if self._arena is None else self._arena.address
+            self.words[ARENA] = self._arena.address
+
+    def place_params(self, params: CudaParams) -> None:
+        """Params stay where they are until others come."""
+        if self._params is None or self._params() is not params:
+            program = self.plan.program
+            self.values[program.first_param : program.addresses] = params.addresses
+            self._params = weakref.ref(params)
 
     def _prepared(self, table: Table) -> list[_SegmentCalls]:
         return [self._segment(s) for s in table.segments]

@@ -95,12 +95,13 @@ class Runner:
     def _execute(
         self, plan: Plan, context: Context, inputs: list[DeviceArray], params: CudaParams
     ) -> list[DeviceArray]:
-        program, values = self.program, context.values
+        program, words = self.program, context.words
         context.take_arena()
         stored = [DeviceArray.empty(dims, dtype, self.stream, "an output") for dims, dtype in plan.stored]
         whole = [*inputs, *stored]
-        values[ARENA + 1 : ARENA + 1 + len(whole)] = [a.address for a in whole]
-        values[program.first_param : program.addresses] = params.addresses
+        for number, array in enumerate(whole, ARENA + 1):
+            words[number] = array.address
+        context.place_params(params)
         host = None if self._is_native else _HostCalls(self, plan, context)
         noted = times.get()
         for part in plan.parts:
