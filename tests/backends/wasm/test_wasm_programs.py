@@ -9,9 +9,16 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
+from rlx.backends.api import CompileOptions
+from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.backends.program.params import CpuParams
+from rlx.backends.program.program import build_program
 from rlx.backends.wasm import sandbox
+from rlx.backends.wasm.code import RELAXED, codes_of, link_codes, wasm_loading
+from rlx.backends.wasm.runner import Runner
 from rlx.compile.target import Absent, select
 from rlx.errors import BackendError, BindingError, NotInstalled
+from rlx.kernels.machines import WASM
 
 
 def test_without_wasmtime_it_says_what_to_install(monkeypatch):
@@ -62,6 +69,21 @@ def test_weights_and_sizes_may_change_between_runs():
             x = rng.standard_normal((batch, 4)).astype(np.float32)
             (got,) = compiled.run({"x": x})
             np.testing.assert_allclose(np.asarray(got), np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.targets
+def test_the_module_with_fused_products_computes_the_same():
+    """Both modules of a page, by the opcode that one of them has."""
+    graph, rng = symbolic_mlp(), np.random.default_rng(5)
+    compiled = compile_with_options(graph, "wasm", CompileOptions())
+    weight, x = rng.standard_normal((4, 2)).astype(np.float32), rng.standard_normal((7, 4)).astype(np.float32)
+    multiply_add = b"\xfd\x85\x02"
+    for machine, is_there in ((WASM, False), (RELAXED, True)):
+        program = build_program(compiled.lir, loading=wasm_loading(machine))
+        assert (multiply_add in link_codes(codes_of(program)).module) is is_there
+        values = {leaf.name: weight for leaf in program.params}
+        (got,) = Runner(program).run({"x": x}, CpuParams(program, values))
+        np.testing.assert_allclose(got, np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.targets

@@ -55,6 +55,7 @@ def test_a_folder_has_all_that_a_page_needs(page):
         "program.d.ts",
         "program.json",
         "program.wasm",
+        "relaxed.wasm",
         "rlx.d.ts",
         "rlx.js",
         "threads.js",
@@ -66,7 +67,10 @@ def test_a_folder_has_all_that_a_page_needs(page):
     content = (page / "page" / part["file"]).read_bytes()
     assert (len(content), zlib.crc32(content)) == (part["size"], part["crc32"])
     assert np.frombuffer(content, np.float32)[:8].tolist() == list(range(8))
-    assert (page / "page" / "program.wasm").read_bytes().startswith(b"\0asm")
+    for module, flags in found["memoryFlags"].items():
+        content = (page / "page" / module).read_bytes()
+        # Without the flag of shared memory, which the runtime sets.
+        assert content.startswith(b"\0asm") and content[flags] == 1
     # Without weights a page is small.
     assert sum(f.stat().st_size for f in (page / "page").iterdir()) < 100_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from weakref import WeakValueDictionary
 
@@ -14,7 +15,7 @@ from rlx.backends.program.program import ConstantValue, Loading, LoopStep, Nativ
 from rlx.backends.wasm.linker import Export, Linked, link
 from rlx.errors import InternalError
 from rlx.kernels.ir.loop_ir import Kernel, packed_symbol
-from rlx.kernels.machines import Machine, machine_named
+from rlx.kernels.machines import WASM, Machine
 
 _numbers = itertools.count(1)
 
@@ -62,11 +63,15 @@ class WasmLoader:
         return code
 
 
+# The same with a product and a sum as one instruction, rounded once or twice as the chip does it faster. Chromium has
+# it since 2023, Safari does not.
+RELAXED = replace(WASM, name="wasm32-relaxed", features=f"{WASM.features},+relaxed-simd")
+
+
 @cache
-def wasm_loading() -> Loading:
+def wasm_loading(machine: Machine = WASM) -> Loading:
     """How programs for WebAssembly are made."""
-    loader = WasmLoader(machine_named("wasm32"))
-    return Loading(loader.machine, loader.load)
+    return Loading(machine, WasmLoader(machine).load)
 
 
 def steps_inside(program: Program) -> Iterator[NativeStep | LoopStep]:

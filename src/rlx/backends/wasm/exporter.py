@@ -1,6 +1,7 @@
 """Programs as folders for browsers: what `rlx export web MODEL DIR` writes. Any file server can serve one.
 
     program.wasm    the kernels, linked            rlx.js, rlx.d.ts      the runtime, and its types
+    relaxed.wasm    the same with faster products, for browsers that have the instruction
     program.json    steps, sizes, types            program.d.ts          what this program takes and gives
     weights.*.bin   weights as kernels read them   index.html            a page to try it
 
@@ -27,10 +28,11 @@ from rlx.backends.options_to_pipeline import compile_with_options
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import build_program, host_loading, preparations
 from rlx.backends.program.signature import Signature
-from rlx.backends.wasm.code import link_codes, wasm_loading
+from rlx.backends.wasm.code import RELAXED, codes_of, link_codes, wasm_loading
+from rlx.backends.wasm.linker import Linked
 from rlx.backends.wasm.sandbox import aligned, require_room
 from rlx.backends.wasm.web_program import FORMAT, WebProgram, check_types, declaration, parts_of
-from rlx.errors import RlxError
+from rlx.errors import InternalError, RlxError
 from rlx.ir.graph import Graph
 
 PART_MB = 32
@@ -84,31 +86,34 @@ class WebExporter(Exporter):
         part_bytes = _part_bytes(self.checked(options))
         signature = Signature.of(graph)
         check_types(signature.inputs)
-        program = _compiled(graph, signature, params)
-        linked = link_codes(program.codes)
-        start = aligned(linked.data_end)
-        require_room(f"@{graph.name}", {"weights": program.weight_bytes, "code": start})
+        program, modules = _compiled(graph, signature, params)
+        data_end = max(linked.data_end for linked in modules.values())
+        require_room(f"@{graph.name}", {"weights": program.weight_bytes, "code": aligned(data_end)})
         with _whole_folder(out) as folder:
             parts = []
             for number, part in enumerate(parts_of(program, part_bytes)):
                 name = f"weights.{number:03}.bin"
                 (folder / name).write_bytes(part)
                 parts.append({"file": name, "size": len(part), "crc32": zlib.crc32(part)})
-            document = {**program.document, "dataEnd": linked.data_end, "parts": parts}
-            document["memoryFlags"] = linked.memory_flags
-            _write_json(folder / "program.json", document)
-            (folder / "program.wasm").write_bytes(linked.module)
+            flags = {name: linked.memory_flags for name, linked in modules.items()}
+            _write_json(
+                folder / "program.json",
+                {**program.document, "dataEnd": data_end, "memoryFlags": flags, "parts": parts},
+            )
+            for name, linked in modules.items():
+                (folder / name).write_bytes(linked.module)
             (folder / "program.d.ts").write_text(declaration(signature), encoding="utf-8")
-            page, *scripts = PAGES["program" if notes is None else notes["kind"]]
-            (folder / "index.html").write_bytes(_resource(page))
+            shown, *scripts = PAGES["program" if notes is None else notes["kind"]]
+            (folder / "index.html").write_bytes(_resource(shown))
             for name in (*RUNTIME, *scripts):
                 (folder / name).write_bytes(_resource(name))
             if notes is not None:
                 _write_json(folder / "model.json", notes)
             sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-        data = {name: size for name, size in sizes.items() if name.endswith(".bin") or name == "model.json"}
-        besides = sum(sizes.values()) - sum(data.values())
-        figures = {"page": f"{besides / 1e3:.0f} kB", "weights": f"{program.weight_bytes / 1e6:.1f} MB"}
+        # What a browser loads before weights: one of the modules, and no types.
+        loaded = {name for name in sizes if not name.endswith((".bin", ".d.ts")) and name != "model.json"}
+        page = sum(sizes[name] for name in loaded - {*modules}) + max(sizes[name] for name in modules)
+        figures = {"page": f"{page / 1e3:.0f} kB", "weights": f"{program.weight_bytes / 1e6:.1f} MB"}
         if notes is not None:
             figures["tokenizer"] = f"{sizes['model.json'] / 1e3:.0f} kB"
         figures["kernels"] = str(len(program.codes))
@@ -123,16 +128,20 @@ def _part_bytes(options: Mapping[str, str]) -> int:
     return int(given) << 20
 
 
-def _compiled(graph: Graph, signature: Signature, params: Mapping[str, Array]) -> WebProgram:
-    """The program, and its weights as its kernels read them. What is made of weights once is made here, by the kernels
-    of this machine: the same arrays come out."""
+def _compiled(graph: Graph, signature: Signature, params: Mapping[str, Array]) -> tuple[WebProgram, dict[str, Linked]]:
+    """The program with its weights as its kernels read them, and its modules, which have the same kernels. What is made
+    of weights once is made here, by the kernels of this machine: the same arrays come out."""
     compiled = compile_with_options(graph, "wasm", CompileOptions())
     main = build_program(compiled.lir, loading=wasm_loading())
     made: dict[str, Array] = {}
     for preparation in preparations(compiled, host_loading()):
         results = Preparer(preparation.program).run({}, CpuParams(preparation.program, params))
         made.update(zip(preparation.results, results, strict=True))
-    return WebProgram(main, signature, CpuParams(main, params, made).arrays)
+    program = WebProgram(main, signature, CpuParams(main, params, made).arrays)
+    relaxed = codes_of(build_program(compiled.lir, loading=wasm_loading(RELAXED)))
+    if [code.name for code in relaxed.values()] != [code.name for code in program.codes.values()]:
+        raise InternalError(f"@{graph.name}: the modules of a page have different kernels")
+    return program, {"program.wasm": link_codes(program.codes), "relaxed.wasm": link_codes(relaxed)}
 
 
 def _resource(name: str) -> bytes:

@@ -3,7 +3,7 @@
 //   const model = await LanguageModel.load();
 //   for await (const piece of model.generate("Once upon a time", { maxTokens: 32 })) show(piece);
 //
-// Greedy unless a temperature is given; then the same numbers come as from `rlx.load(...).generate` on a CPU.
+// Greedy text, which it is unless a temperature is given, is that of `rlx.load(...).generate` on a CPU.
 
 import { load, reader, readJson } from "./rlx.js";
 import { Tokenizer } from "./tokenizer.js";

@@ -90,9 +90,10 @@ export async function load(base = new URL(".", import.meta.url), { read = reader
   const document = await readJson(read, "program.json");
   if (document.format !== "rlx.web" || document.version !== 1)
     throw new Error(`program.json is no program that this runtime reads (${document.format} ${document.version})`);
-  const code = Uint8Array.from(await read("program.wasm")), shared = threads > 1 && canShare();
+  const file = WebAssembly.validate(relaxedModule()) ? "relaxed.wasm" : "program.wasm";
+  const code = Uint8Array.from(await read(file)), shared = threads > 1 && canShare();
   // The same code, for memory that is shared.
-  if (shared) code[document.memoryFlags] |= 2;
+  if (shared) code[document.memoryFlags[file]] |= 2;
   const start = aligned(document.dataEnd), needed = start + document.weightBytes;
   if (needed > LIMIT) throw new Error(`the weights need ${needed} bytes, and WebAssembly has ${LIMIT}`);
   const memory = new WebAssembly.Memory({ initial: Math.ceil(needed / PAGE) + 1, maximum: LIMIT / PAGE, shared });
@@ -112,6 +113,13 @@ export async function load(base = new URL(".", import.meta.url), { read = reader
     program.team = await Team.start(threads - 1, module, memory, program.kernels, takeStack);
   }
   return program;
+}
+
+/** The smallest module with the instruction that multiplies and adds, which not all engines have. */
+function relaxedModule() {
+  const constant = [0xfd, 0x0c, ...new Array(16).fill(0)];
+  const body = [0, ...constant, ...constant, ...constant, 0xfd, 0x85, 0x02, 0x1a, 0x0b];
+  return Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 0x60, 0, 0, 3, 2, 1, 0, 10, body.length + 2, 1, body.length, ...body);
 }
 
 /** A program in memory. Runs follow each other. */
