@@ -11,6 +11,7 @@ import rlx.sparse
 from conformance.suite import OPS, cases
 from rlx.backends.xla import adapter
 from rlx.backends.xla.buckets import free_symbols
+from rlx.backends.xla.forms_quant import DECODERS
 from rlx.backends.xla.lowering import claimed_ops, lowered, require_all
 from rlx.backends.xla.stablehlo import module_of
 from rlx.backends.xla.text import Block, Kind
@@ -19,6 +20,9 @@ from rlx.compile.target import Absent, select
 from rlx.errors import NotInstalled
 from rlx.ir.binding import bind_graph
 from rlx.ir.dtype import DType
+from rlx.ir.interpret import interpret
+from rlx.ops.quant.quantized_weights import DequantMoEWeights
+from rlx.quant.schemes import QuantScheme
 
 # Ops that users can write and XLA cannot run, whole or for some types. A name may only leave this list.
 REFUSED = {
@@ -106,6 +110,20 @@ def test_sizes_that_may_be_rounded_up(build, free):
     x, w = g.input("x", ("B", 4), "f32"), g.input("w", (4, "N"), "f32")
     g.set_outputs([build(x, w)])
     assert free_symbols(g) == free
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_blocks_of_weights_are_decoded_as_defined(kind):
+    scheme = QuantScheme.of(kind)
+    k, n = scheme.gguf_block_size, 3
+    op = DequantMoEWeights(scheme, 2, k, n)
+    rng = np.random.default_rng(0)
+    packed = rng.integers(0, 256, 2 * scheme.packed_bytes(k, n), np.uint8)
+    g = rlx.Graph("blocks")
+    g.set_outputs([g.append_node(op, [g.input("x", packed.shape, "u8")])])
+    with np.errstate(all="ignore"):
+        (got,) = interpret(lowered(g), [packed])
+        np.testing.assert_allclose(got, op.eval(packed), rtol=1e-6)
 
 
 def test_a_refusal_names_the_op_and_its_reason():

@@ -11,10 +11,9 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ops.define.operands import same_graph
 from rlx.ops.define.rules import zeros_of
-from rlx.ops.pointwise.arithmetic import and_, or_, shift_left, shift_right, where
+from rlx.ops.pointwise.arithmetic import and_, maximum, or_, shift_left, shift_right, where
 from rlx.ops.pointwise.bits import bitcast, viewed
 from rlx.ops.pointwise.conversion import cast
-from rlx.ops.pointwise.unary import exp2
 from rlx.ops.quant.quantized_weights import DequantMoEWeights
 from rlx.ops.shape.indexing import gather
 from rlx.ops.shape.movement import concat, expand_dims, narrow, reshape, swapaxes
@@ -170,10 +169,29 @@ def _iq4_xs(b: Any) -> Any:
 
 
 def _mxfp4(b: Any) -> Any:
-    # In two steps, because the smallest and the largest are no f32.
-    halved = exp2(0.5 * (_float(_take(b, 0, 1)) - 127.0))
-    whole = exp2(_float(_take(b, 0, 1)) - 127.0)
-    return where(whole > 0.0, whole, halved * halved) * _looked_up(FP4_VALUES, _nibbles(_take(b, 1, 17)))
+    # Half the step for twice the values, since the largest step is no f32; the two smallest are subnormal.
+    code = cast(_take(b, 0, 1), DType.U32)
+    bits = where(code < 2, shift_left(code + 1, np.uint32(21)), shift_left(maximum(code, 1) - 1, np.uint32(23)))
+    return bitcast(bits, DType.F32) * _looked_up(2.0 * FP4_VALUES, _nibbles(_take(b, 1, 17)))
+
+
+def _nvfp4(b: Any) -> Any:
+    codes = _take(b, 0, 4)
+    mantissa, exponent = _float(and_(codes, np.uint8(7))), and_(shift_right(codes, np.uint8(3)), np.uint8(15))
+    normal = (1.0 + mantissa / 8.0) * _looked_up(2.0 ** (np.arange(16) - 7.0), exponent)
+    step = where(exponent == 0, mantissa * 2.0**-9, normal)
+    step = expand_dims(where(codes == 0x7F, 0.0, step), -1)
+    values = _looked_up(FP4_VALUES, _nibbles(reshape(_take(b, 4, 36), (_count(b), 4, 8))))
+    return reshape(step * values, (_count(b), 64))
+
+
+def _q1_0(b: Any) -> Any:
+    return where(_flat_bits(_take(b, 2, 18)) == 1, _half(b, 0), -_half(b, 0))
+
+
+def _q2_0(b: Any) -> Any:
+    codes = reshape(swapaxes(_pairs(_take(b, 2, 18)), -1, -2), (_count(b), 64))
+    return _half(b, 0) * (_float(codes) - 1.0)
 
 
 DECODERS: dict[str, Decoder] = {
@@ -192,6 +210,9 @@ DECODERS: dict[str, Decoder] = {
     "gguf_iq4_nl": lambda b: _half(b, 0) * _looked_up(IQ4_VALUES, _nibbles(_take(b, 2, 18))),
     "gguf_iq4_xs": _iq4_xs,
     "gguf_mxfp4": _mxfp4,
+    "gguf_nvfp4": _nvfp4,
+    "gguf_q1_0": _q1_0,
+    "gguf_q2_0": _q2_0,
     "gguf_tq2_0": lambda b: _half(b, 64) * (_float(_low_pairs(b, 0, (256,))) - 1.0),
 }
 

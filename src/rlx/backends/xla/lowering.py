@@ -17,6 +17,7 @@ from rlx.backends.engine import OP_FORMS
 from rlx.backends.xla import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
 from rlx.backends.xla.forms_collectives import COLLECTIVE_FORMS
 from rlx.backends.xla.forms_complex import COMPLEX_FORMS
+from rlx.backends.xla.forms_conv import CONV_FORMS, is_by_channel
 from rlx.backends.xla.forms_factors import FACTOR_STEPS
 from rlx.backends.xla.forms_order import ORDER_FORMS
 from rlx.backends.xla.forms_quant import QUANT_FORMS
@@ -32,6 +33,7 @@ from rlx.ir.op import OP_CLASSES, Op, kind_of
 from rlx.ir.rewrite.dead_code import DeadCodeElimination
 from rlx.ir.rewrite.rebuild import Replacement, all_bodies, map_bodies, rebuild
 from rlx.ir.shape import Shape
+from rlx.ops.nn.convolution import Conv
 from rlx.ops.pointwise.arithmetic import Binary
 from rlx.ops.pointwise.unary import Activation
 from rlx.ops.reduction.reductions import Reduce, ReduceOp
@@ -45,6 +47,7 @@ FORMS: dict[type[Op], Callable[..., Form | None]] = {
     **FACTOR_FORMS,
     **FACTOR_STEPS,
     **COMPLEX_FORMS,
+    **CONV_FORMS,
     **LOSS_FORMS,
     **ORDER_FORMS,
     **QUANT_FORMS,
@@ -79,6 +82,8 @@ def has_rule(op: Op, types: Sequence[Shape]) -> bool:
             return rules_pointwise.has_binary(op)
         case Activation():
             return rules_pointwise.has_activation(op, types[0].dtype)
+        case Conv():
+            return not is_by_channel(op, types)
         case Reduce(kind=kind) | ReduceWindow(kind=kind):
             return kind is not ReduceOp.Mean
     return type(op) in RULES
