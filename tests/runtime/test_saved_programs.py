@@ -129,9 +129,10 @@ def test_other_versions_and_machines_are_refused(tmp_path, monkeypatch):
 
 def test_what_cannot_be_saved_is_named_and_leaves_nothing(tmp_path):
     def loop(x):
-        return rlx.scan(lambda c, x: (c + x, c), np.float32(0), x)[0]
+        return rlx.scan(lambda c, x: (c + x, c), x[0], x)[0]
 
-    g = rlx.jit(loop).lower(np.ones(4, "f4")).graph
+    # Rows so wide that the rounds are kernels.
+    g = rlx.jit(loop).lower(np.ones((4, 30), "f4")).graph
     with pytest.raises(BackendError, match=r"@loop cannot be saved: its scan is a loop of kernels"):
         rlx.Session("cpu").compile(g).save(tmp_path / "m.rlxc")
     calls = rlx.Graph("calls")
@@ -146,6 +147,14 @@ def test_what_cannot_be_saved_is_named_and_leaves_nothing(tmp_path):
     with pytest.raises(RlxError, match="weights is one of inside, beside, none, got 'outside'"):
         compiled().save(tmp_path / "m.rlxc", weights="outside")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_that_is_one_kernel_is_saved(tmp_path):
+    f = rlx.jit(lambda x: rlx.scan(lambda c, x: (c * 0.9 + x, c), np.float32(0), x)).lower(np.ones(4, "f4")).compile()
+    f.save(tmp_path / "f.rlxc")
+    x = rng.normal(size=4).astype("f4")
+    for got, wanted in zip(rlx.load_compiled(tmp_path / "f.rlxc").run(x=x), f(x), strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 def test_a_jitted_function_is_saved_by_its_inputs(tmp_path):
