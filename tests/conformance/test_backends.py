@@ -14,13 +14,13 @@ from hypothesis import given, settings
 import rlx
 from compile.family_programs import FAMILIES, forward, training, values_for
 from conformance import suite
+from conformance.backends_here import OTHER_LAYOUTS, OWN, each_backend
 from conformance.differences import DIFFERENCES
 from conformance.suite import OPS, available, cases, check, check_program, tenth, value_sets
 from random_graphs import BINDING, STEPS, graphs, inputs_for
 from rlx.backends import api
 from rlx.compile import target as targets
 from rlx.compile.claims.legalize import LegalizeError
-from rlx.compile.target import Absent, select
 from rlx.ir.interpret import interpret
 from runtime.fake_device import FakeSpace, fake_target
 
@@ -30,8 +30,6 @@ NAMES = [name for name in OPS if name not in EFFECTS]
 # Steps after which a rounding stays a rounding.
 CONTINUOUS = tuple(step for step in STEPS if step[0].__name__ not in ("compare", "select", "cast"))
 WAYS = {"forward": forward, "training": training}
-# Ops of the compiler whose samples have weights as another machine reads them; programs get them as theirs does.
-OTHER_LAYOUTS = {"wasm": {"Int8MatMul"}}
 
 
 @pytest.fixture
@@ -43,22 +41,6 @@ def space(monkeypatch):
     rlx.clear_compile_cache()
     yield made
     rlx.clear_compile_cache()
-
-
-# They need tools that users need not have, and compile in seconds, not milliseconds.
-BY_OTHERS = ("xla", "wasm")
-OWN = [backend for backend in available() if backend not in BY_OTHERS]
-
-
-def each_backend(with_tools):
-    """All backends that are here, those that need tools under a marker; without its tools a backend says what it
-    needs."""
-    marked = []
-    for name in BY_OTHERS:
-        found = select(name).target.probe()
-        skips = [pytest.mark.skip(reason=f"{found.reason}; {found.remedy}")] if isinstance(found, Absent) else []
-        marked.append(pytest.param(name, marks=[with_tools, *skips]))
-    return [*OWN, *marked]
 
 
 def assert_conforms(chosen, backend):

@@ -458,8 +458,8 @@ class _Module:
         absent, progress = f.word(pool, PoolState.ABSENT), f.word(pool, PoolState.PROGRESS)
         with f.forever():
             following = f.b.add(f.load(mail), self.i64(1))
-            mail, spot = f.word(box, Mailbox.MAIL), f.word(box, Mailbox.SPOT)
-            f.b.call(self.wait_until, [mail, following, spot, self.i64(IDLE_NS)])
+            slot, spot = f.word(box, Mailbox.MAIL), f.word(box, Mailbox.SPOT)
+            f.b.call(self.wait_until, [slot, following, spot, self.i64(IDLE_NS)])
             f.b.store(f.atomic_load(f.word(box, Mailbox.MAIL), "acquire"), mail)
             f.returns_if(f.b.icmp_signed("==", f.load(mail), self.i64(LEAVE)))
             f.atomic_add(absent, self.i64(-1), "seq_cst")

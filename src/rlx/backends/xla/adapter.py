@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.errors import BackendError, InternalError, NotInstalled
+from rlx.errors import BackendError, InternalError, NotInstalled, OutOfMemory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # A value of XLA, on one device.
@@ -115,7 +115,10 @@ class Client:
     def put(self, array: Array, index: int) -> Buffer:
         """A copy of an array of the host on a device."""
         # XLA may read the memory of the host for as long as the value lives, so it gets its own.
-        owned = np.array(array, order="C", copy=True)
+        try:
+            owned = np.array(array, order="C", copy=True)
+        except MemoryError:
+            raise OutOfMemory(f"there is no memory for a copy of {array.dtype}{list(array.shape)}") from None
         device = self._devices[index]
         kind = _Type(owned)
         return _private().batched_device_put(kind, self._sharding(index), [owned], [device], enable_x64=True)

@@ -7,6 +7,7 @@ Inputs that the program may store over (`graph.aliases`) are donated.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
@@ -20,12 +21,13 @@ from rlx.backends.xla.arrays import Outcome, XlaSpace, XlaValue
 from rlx.backends.xla.buckets import bucket, free_symbols
 from rlx.backends.xla.lowering import lowered
 from rlx.backends.xla.stablehlo import module_of
-from rlx.errors import BindingError, RlxError
+from rlx.errors import BindingError, OutOfMemory, RlxError
 from rlx.ir.binding import bind_graph, infer_binding
 from rlx.ir.graph import Graph
 from rlx.ir.index_checks import check_ids, id_checks
 from rlx.ir.leaves import Input, Param
 from rlx.ir.lir import LirBufferPlan, LirModule
+from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.ir.shape import Shape
 from rlx.knobs import knobs
 from rlx.locks import fork_safe_lock
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 # Combinations of sizes whose programs are kept; a compile takes a thousand times as long as to look one up.
 KEPT = 64
+
+# What a process can address. XLA ends it where a value has more bytes than it can count.
+MOST_BYTES = 1 << 47
 
 
 class XlaParams(Prepared):
@@ -193,7 +198,9 @@ class XlaExecutable(Executable):
                 text = ", ".join(free)
                 raise BindingError(f"graph @{graph.name}: no input determines the size of {text}; bind it first")
             graph = bind_graph(graph, binding)
-        module = module_of(lowered(graph), self._donated)
+        made = lowered(graph)
+        _require_memory(made)
+        module = module_of(made, self._donated)
         program = self._space.client.compile(module.text, self._space.index, graph.name)
         return _Bound(program, module.failures, graph)
 
@@ -220,3 +227,16 @@ def _donated(graph: Graph) -> dict[str, int]:
     """The output that is stored over an input, by its name, where both have one type."""
     shapes: dict[str, Shape] = {str(n.op.key): n.shape for n in graph.nodes if isinstance(n.op, Input)}
     return {key: number for number, key in graph.aliases.items() if graph.shape(graph.outputs[number]) == shapes[key]}
+
+
+def _require_memory(graph: Graph) -> None:
+    """Refuse values that no memory holds, before XLA sees them."""
+    for part in (graph, *all_bodies(graph)):
+        for node in part.nodes:
+            for shape in node.shapes:
+                size = math.prod(shape.static_dims) * shape.dtype.numpy.itemsize
+                if size > MOST_BYTES:
+                    raise OutOfMemory(
+                        f"@{graph.name}: there is no memory for {node!r}, {size} bytes; run the program on smaller "
+                        "inputs, or on parts of them"
+                    )

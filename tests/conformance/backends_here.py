@@ -1,0 +1,25 @@
+"""The backends that tests run on: our own in `make test`, those that need tools in `make test-targets`."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.suite import available
+from rlx.compile.target import Absent, select
+
+# Ops of the compiler whose samples have weights as another machine reads them; programs get them as theirs does.
+OTHER_LAYOUTS = {"wasm": {"Int8MatMul"}}
+# They need tools that users need not have, and compile in seconds, not milliseconds.
+BY_OTHERS = ("xla", "wasm")
+OWN = [backend for backend in available() if backend not in BY_OTHERS]
+
+
+def each_backend(with_tools):
+    """All backends that are here, those that need tools under a marker; without its tools a backend says what it
+    needs."""
+    marked = []
+    for name in BY_OTHERS:
+        found = select(name).target.probe()
+        skips = [pytest.mark.skip(reason=f"{found.reason}; {found.remedy}")] if isinstance(found, Absent) else []
+        marked.append(pytest.param(name, marks=[with_tools, *skips]))
+    return [*OWN, *marked]
