@@ -76,6 +76,7 @@ def guarded(filling: int):
     """Inside, the CPU device has all memory of runs from a `Guarded`, and no arena is used twice."""
     given = Guarded(filling)
     places = [(m, "aligned_empty", given.empty) for m in (memory, runner, arena)]
+    places.append((memory, "SMALL_RESULT", -1))
     places.append((arena.Arenas, "give", lambda self, used: None))
     before = [getattr(where, name) for where, name, _ in places]
     try:

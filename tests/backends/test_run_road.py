@@ -15,7 +15,9 @@ ROOT = Path(rlx.__file__).parent
 ROAD = {
     "locks.py": {},
     "backends/api.py": {},
-    "backends/cuda/arrays.py": {},
+    "backends/cuda/arrays.py": dict.fromkeys(
+        ("__dlpack__", "__dlpack_device__", "adopt"), "arrays of other libraries, before a run or after it"
+    ),
     "backends/cuda/context.py": {},
     "backends/cuda/device.py": dict.fromkeys(("pool", "staging", "stream"), "loaded by `cuda/runner.py` before a run"),
     "backends/cuda/driver.py": {},
@@ -30,13 +32,13 @@ ROAD = {
     "backends/memory_space.py": {},
     "backends/native/kernels.py": {
         "__call__": "kernels of tests; programs call code",
-        "_object": "while compiling",
+        "_compiled": "while compiling",
         "_print_code": "while compiling",
     },
     "backends/program/arena.py": {},
     "backends/cpu/context.py": {},
     "backends/cpu/copies.py": {"copy_kernel": "made before the first run, for programs with loops"},
-    "backends/cpu/executable.py": {"where": "only reports ask"},
+    "backends/cpu/executable.py": {"where": "only reports ask", "save": "no run"},
     "backends/program/grid.py": {},
     "backends/cpu/host_bodies.py": {"_program": "`prepare_for_bodies` has imported them"},
     "backends/cpu/host_calls.py": {},
@@ -45,7 +47,9 @@ ROAD = {
     "backends/cpu/plan.py": {},
     "backends/cpu/pool.py": {},
     "backends/program/prepared_store.py": {},
-    "backends/program/program.py": dict.fromkeys(("_made", "_preparations", "build_program"), "while compiling"),
+    "backends/program/program.py": dict.fromkeys(
+        ("_made", "preparations", "build_program", "_start_all"), "while compiling"
+    ),
     "backends/cpu/preparer.py": {},
     "backends/cpu/table_layout.py": {},
     "backends/cpu/runner.py": {},
@@ -56,8 +60,9 @@ ROAD = {
     "ir/binding.py": {},
     "ir/index_checks.py": {},
     "runtime/arrays.py": {"_run_eagerly": "only operands that are no arrays of the host; imported with the runtime"},
-    "runtime/compiled_graph.py": {"load_compiled": "before the first run", "save": "no run"},
+    "runtime/compiled_graph.py": {"load_compiled": "before the first run"},
     "runtime/jit_runtime.py": {},
+    "trace/nan_checks.py": {},
     "runtime/handles.py": {},
     "runtime/donation.py": {},
     "runtime/typed_io.py": {},

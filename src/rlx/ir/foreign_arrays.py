@@ -77,8 +77,10 @@ def to_dlpack(array: Array, *, max_version: tuple[int, int] | None = None, **opt
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether a value is an array of another library; NumPy's own scalars are not."""
-    return hasattr(value, "__dlpack__") and not hasattr(value, "__array_interface__")
+    """Whether a value is an array of another library; NumPy's own scalars and arrays of our devices are not."""
+    if not hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
+        return False
+    return not type(value).__module__.startswith("rlx.")
 
 
 def host_array(value: Any) -> Array:

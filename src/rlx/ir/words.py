@@ -6,7 +6,6 @@ know (`+` for `add`) are read as the member they mean; text and files always hol
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +14,8 @@ from rlx.errors import OpError
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """ " (did you mean 'relu'?)" for a near miss of a known word, else nothing."""
+    import difflib  # only where something is wrong
+
     found = difflib.get_close_matches(str(word), [str(k) for k in known], 1)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
