@@ -27,6 +27,12 @@ BLOCK_TYPES = [name for name, layout in PANEL_FORMATS.items() if has_byte_codes(
 rng = np.random.default_rng(11)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers_in_any_order():
+    global rng
+    rng = np.random.default_rng(11)
+
+
 def product(target: Machine, n: int, k: int, out: DType = I32, epilogue: Epilogue | None = None) -> Kernel:
     a, b, c = Matrix("a", U8, k), Matrix("b", I8, 0), Matrix("c", out, n)
     return int8_matmul_kernel("product", target, Product("m", n, k, a, b, c, epilogue))
