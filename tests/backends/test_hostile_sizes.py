@@ -148,7 +148,13 @@ def test_backends_do_what_the_reference_does(backend, name, sample):
     dtype = "f32" if "f32" in sample.dtypes else sample.dtypes[0]
     if name in OTHER_LAYOUTS.get(backend, ()):
         pytest.skip("its samples have weights as the host's kernels read them")
-    reference, own = (rlx.Session(d).compile(applied(sample.op, sample.shapes(dtype))) for d in ("reference", backend))
+    reference = rlx.Session("reference").compile(applied(sample.op, sample.shapes(dtype)))
+    try:
+        own = rlx.Session(backend).compile(applied(sample.op, sample.shapes(dtype)))
+    except LegalizeError as refusal:
+        if backend not in BY_OTHERS:
+            raise
+        pytest.skip(str(refusal))
     for binding in near(sample.binding):
         try:
             arrays = sample._replace(binding=binding).arrays(dtype)
@@ -156,8 +162,6 @@ def test_backends_do_what_the_reference_does(backend, name, sample):
             continue  # The sample's values are given for its own sizes only, or an operand's size would be negative.
         inputs = {f"x{i}": array for i, array in enumerate(arrays)}
         (wanted, refused), (got, error) = (attempt(compiled.run, inputs) for compiled in (reference, own))
-        if isinstance(error, LegalizeError) and backend in BY_OTHERS:
-            pytest.skip(str(error))
         # What is lowered for known sizes meets the rules of other ops, some of which are stricter about nothing at all.
         if refused is None and isinstance(error, ShapeError) and backend in BY_OTHERS and 0 in binding.values():
             continue
