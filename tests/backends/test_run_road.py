@@ -24,7 +24,7 @@ ROAD = {
     "backends/cuda/executable.py": {"_where": "only reports ask"},
     "backends/cuda/memory.py": {"__init__": "streams are loaded with the runner, which takes one"},
     "backends/cuda/params.py": {},
-    "backends/cuda/runner.py": {"call": "loaded with the runner: plans of both devices are the same"},
+    "backends/cuda/runner.py": {},
     "backends/cuda/streams.py": {},
     "backends/donation.py": {},
     "backends/kernel_times.py": {},

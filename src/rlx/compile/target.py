@@ -63,6 +63,23 @@ class Absent(NamedTuple):
     remedy: str
 
 
+# What fusion forms for targets whose kernels are generated: ops that a kernel computes as a whole.
+GENERATED = frozenset(
+    {
+        "MatMul",
+        "DotGeneral",
+        "ElementwiseRegion",
+        "FusedMatMulBiasAct",
+        "FusedResidualLN",
+        "FusedResidualRmsNorm",
+        "FusedSwiGLU",
+        "FusedAttentionBlock",
+        "If",
+        "While",
+    }
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """Where programs run, or what they are exported for. Every callable loads what it needs when it is called."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.backends.api import Backend
 from rlx.backends.export import Exporter
 from rlx.compile.generators import Generator
-from rlx.compile.target import DeviceInfo, Found, Selection, Target
+from rlx.compile.target import GENERATED, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
 
 
@@ -48,19 +48,6 @@ TARGET = Target(
     generator=_generator,
     backend=_backend,
     exporter=_exporter,
-    claims=frozenset(
-        {
-            "MatMul",
-            "DotGeneral",
-            "ElementwiseRegion",
-            "FusedMatMulBiasAct",
-            "FusedResidualLN",
-            "FusedResidualRmsNorm",
-            "FusedSwiGLU",
-            "FusedAttentionBlock",
-            "If",
-            "While",
-        }
-    ),
+    claims=GENERATED,
     region_limits=None,
 )

@@ -7,13 +7,13 @@ the run's sizes, and memory for values between kernels. Runs of one program on o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from rlx.backends.cpu.plan import HostCall, Plan
+from rlx.backends.cpu.host_calls import HostCalls
+from rlx.backends.cpu.plan import HostCall, Located, Plan
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.context import COPY, Context, Contexts, codes_of
 from rlx.backends.cuda.device import Gpu
@@ -21,11 +21,10 @@ from rlx.backends.cuda.memory import Array, DeviceBuffer
 from rlx.backends.cuda.params import CudaParams
 from rlx.backends.kernel_times import times
 from rlx.backends.program.program import ARENA, Leaf, Program
-from rlx.errors import BindingError, InternalError
+from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import Dim, DimConstraint
 from rlx.ir.graph import NodeId
-from rlx.ops.control.bodies import bodies_run_by
 
 # Combinations of shapes whose launches are kept.
 KEPT_PLANS = 64
@@ -126,46 +125,31 @@ class Runner:
             self.gpu.driver.cuMemcpyDtoDAsync_v2(to, source, size, self.stream.handle)
 
 
-class _HostCalls:
-    """Ops that run on the host in the middle of a program, on copies of the values that they read."""
+class _HostCalls(HostCalls):
+    """Ops that run on the host, on copies of the values that they read."""
 
     def __init__(self, runner: Runner, plan: Plan, context: Context) -> None:
-        self._runner, self._plan, self._context = runner, plan, context
-        # Of ops with several results or none, which are on the host until they have been taken apart.
-        self._several: dict[NodeId, tuple[Array, ...]] = {}
+        super().__init__(plan)
+        self._runner, self._context = runner, context
         self._kept: list[DeviceBuffer] = []
 
     def _address(self, node: NodeId) -> int:
         located = self._plan.arrays[node]
         return int(self._context.values[located.value]) + located.offset
 
-    def _arrays(self, node: NodeId) -> tuple[Array, ...]:
-        if node in self._several:
-            return self._several[node]
+    def array(self, node: NodeId) -> Array:
         located = self._plan.arrays[node]
         array = np.empty(located.dims, located.dtype)
         self._runner.gpu.staging.download(self._address(node), array, self._runner.stream)
-        return (array,)
+        return array
 
-    def call(self, call: HostCall) -> None:
-        from rlx.backends.cpu.host_bodies import run_compiled
-
-        operands = [a for node in call.operands for a in self._arrays(node)]
-        with bodies_run_by(run_compiled) if call.op.bodies else nullcontext():
-            result: Any = call.op.eval(*operands)
-        if call.node not in self._plan.arrays:
-            self._several[call.node] = tuple(np.asarray(r) for r in result)
-            return
-        located = self._plan.arrays[call.node]
-        array = np.ascontiguousarray(result[0] if isinstance(result, tuple) else result).reshape(located.dims)
-        if array.dtype != located.dtype:
-            raise InternalError(f"{call.op.mnemonic} returned {array.dtype} instead of {located.dtype}")
+    def keep(self, call: HostCall, located: Located, array: Array) -> None:
         stream = self._runner.stream
         if located.value != ARENA:
             buffer = self._runner.gpu.pool.allocate(array.nbytes, stream, f"the result of {call.op.mnemonic}")
             self._kept.append(buffer)
             self._context.values[located.value] = buffer.address
-        self._runner.gpu.staging.upload(array, self._address(call.node), stream)
+        self._runner.gpu.staging.upload(np.ascontiguousarray(array), self._address(call.node), stream)
 
     def output(self, node: NodeId) -> DeviceArray:
         """A copy of a value, for the caller to keep."""

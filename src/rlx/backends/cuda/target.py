@@ -6,7 +6,7 @@ from __future__ import annotations
 from rlx.backends.api import Backend
 from rlx.backends.memory_space import MemorySpace
 from rlx.compile.generators import Generator
-from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target
+from rlx.compile.target import GENERATED, Absence, Absent, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
 
 
@@ -55,19 +55,6 @@ TARGET = Target(
     generator=_generator,
     backend=_backend,
     open=_open,
-    claims=frozenset(
-        {
-            "MatMul",
-            "DotGeneral",
-            "ElementwiseRegion",
-            "FusedMatMulBiasAct",
-            "FusedResidualLN",
-            "FusedResidualRmsNorm",
-            "FusedSwiGLU",
-            "FusedAttentionBlock",
-            "If",
-            "While",
-        }
-    ),
+    claims=GENERATED,
     extra="cuda",
 )

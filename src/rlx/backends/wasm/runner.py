@@ -7,13 +7,12 @@ Inputs are copied in and outputs out. What does not fit is refused before anythi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from rlx.backends.cpu.host_bodies import run_compiled
+from rlx.backends.cpu.host_calls import HostCalls
 from rlx.backends.cpu.plan import HostCall, Located, Plan
 from rlx.backends.kernel_times import times
 from rlx.backends.memory import Array
@@ -22,11 +21,10 @@ from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.backends.wasm.code import codes_of, constants_inside, export_names, link_codes
 from rlx.backends.wasm.context import COPY, Context
 from rlx.backends.wasm.sandbox import Sandbox, aligned, require_room
-from rlx.errors import BindingError, InternalError
+from rlx.errors import BindingError
 from rlx.ir.binding import infer_binding
 from rlx.ir.graph import NodeId
 from rlx.locks import fork_safe_lock
-from rlx.ops.control.bodies import bodies_run_by
 
 # Combinations of shapes whose plans are kept.
 KEPT_PLANS = 64
@@ -160,29 +158,17 @@ def read(context: Context, located: Located) -> Array:
     return context.sandbox.read(address, located.dims, located.dtype)
 
 
-class _HostCalls:
-    """Ops that run on the host in the middle of a program, on copies of what they read. Reports name them."""
+class _HostCalls(HostCalls):
+    """Ops that run on the host, on copies of what they read."""
 
     def __init__(self, context: Context, memory: _Bump) -> None:
-        self._context, self._plan, self._memory = context, context.plan, memory
-        # Of ops with several results or none; the results are numbered when they have been taken apart.
-        self._several: dict[NodeId, tuple[Array, ...]] = {}
+        super().__init__(context.plan)
+        self._context, self._memory = context, memory
 
-    def _arrays(self, node: NodeId) -> tuple[Array, ...]:
-        return self._several[node] if node in self._several else (read(self._context, self._plan.arrays[node]),)
+    def array(self, node: NodeId) -> Array:
+        return read(self._context, self._plan.arrays[node])
 
-    def call(self, call: HostCall) -> None:
-        operands = [a for node in call.operands for a in self._arrays(node)]
-        with bodies_run_by(run_compiled) if call.op.bodies else nullcontext():
-            result: Any = call.op.eval(*operands)
-        if call.node not in self._plan.arrays:
-            self._several[call.node] = tuple(np.asarray(r) for r in result)
-            return
-        located = self._plan.arrays[call.node]
-        array = np.asarray(result[0] if isinstance(result, tuple) else result)
-        if array.shape != located.dims or array.dtype != located.dtype:
-            wanted = f"{located.dtype}{list(located.dims)}"
-            raise InternalError(f"{call.op.mnemonic} returned {array.dtype}{list(array.shape)} instead of {wanted}")
+    def keep(self, call: HostCall, located: Located, array: Array) -> None:
         if located.value == ARENA:
             self._context.sandbox.write(int(self._context.values[ARENA]) + located.offset, array)
         else:

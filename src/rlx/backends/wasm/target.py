@@ -7,7 +7,7 @@ import importlib.util
 from rlx.backends.api import Backend
 from rlx.backends.export import Exporter
 from rlx.compile.generators import Generator
-from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target
+from rlx.compile.target import GENERATED, Absence, Absent, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
 
 
@@ -51,20 +51,7 @@ TARGET = Target(
     generator=_generator,
     backend=_backend,
     exporter=_exporter,
-    claims=frozenset(
-        {
-            "MatMul",
-            "DotGeneral",
-            "ElementwiseRegion",
-            "FusedMatMulBiasAct",
-            "FusedResidualLN",
-            "FusedResidualRmsNorm",
-            "FusedSwiGLU",
-            "FusedAttentionBlock",
-            "If",
-            "While",
-        }
-    ),
+    claims=GENERATED,
     region_limits=None,
     extra="web",
 )
