@@ -15,10 +15,9 @@ from pathlib import Path
 import rlx
 from rlx.errors import RlxError
 from rlx.models.language_model import LanguageModel
-from rlx.models.pull import pull
+from rlx.models.pull import SHIPPED, pull
 
 QUESTION = "What does a compiler do? Answer in one sentence."
-SHIPPED = Path(rlx.models.__file__).parent / "data" / "tiny.gguf"
 REPORT = Path(__file__).resolve().parent.parent / "build" / "demo-report.html"
 
 
@@ -36,7 +35,7 @@ def main() -> None:
 
 
 def without_smollm2() -> None:
-    if not SHIPPED.is_file():
+    if not SHIPPED["tiny"].is_file():
         from tour import tour
 
         print("This copy of rlx has no model of its own either, so here is a tour without one.")
@@ -44,7 +43,7 @@ def without_smollm2() -> None:
         return
     print("Instead, the small model that comes with rlx: trained on Shakespeare by examples/train_tiny_model.py, it")
     print("knows no facts.")
-    lm = loaded(SHIPPED)
+    lm = loaded(SHIPPED["tiny"])
     show(lm, lm.tokenizer.encode("ROMEO:"), max_tokens=80)
 
 

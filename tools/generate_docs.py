@@ -3,11 +3,12 @@
     python tools/generate_docs.py            # writes
     python tools/generate_docs.py --check    # changes nothing; fails and names the pages that are out of date
     python tools/generate_docs.py --real     # also what needs pulled models, which it pulls
+    python tools/generate_docs.py docs/api   # only the pages whose names begin so
 
 Generated as a whole: docs/ops.md (from the op registry), docs/backends.md (by compiling the samples of all ops) and
-docs/knobs.md (from rlx.knobs). Generated in part:
-docs/primitives.md, between its two comments. Written by hand, with outputs from running their Python blocks (see
-tools/doc_pages.py): all others. docs/benchmarks.md is written by tools/benchmark_page.py.
+docs/knobs.md (from rlx.knobs). Generated in part: docs/primitives.md, between its two comments, and docs/api/, below
+one (see tools/api_pages.py). Written by hand, with outputs from running their Python blocks (see tools/doc_pages.py):
+all others. docs/benchmarks.md is written by tools/benchmark_page.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from api_pages import api_pages
 from backend_pages import backends_page
 from doc_pages import ROOT, PageError, documentation, refreshed
 from op_pages import ops_page, primitives_table
@@ -76,6 +78,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/backends.md": lambda: backends_page(NOTE),
     "docs/knobs.md": knobs_page,
     "docs/primitives.md": primitives_page,
+    **api_pages(),
 }
 
 
@@ -87,9 +90,10 @@ def write(page: Path, text: str, check: bool) -> bool:
     return stale
 
 
-def main(check: bool, real: bool = False) -> int:
-    stale = [name for name, text in GENERATED.items() if write(ROOT / name, text(), check)]
-    pages = documentation()
+def main(check: bool, real: bool = False, wanted: tuple[str, ...] = ("",)) -> int:
+    generated = {name: text for name, text in GENERATED.items() if name.startswith(wanted)}
+    stale = [name for name, text in generated.items() if write(ROOT / name, text(), check)]
+    pages = [page for page in documentation() if page.relative_to(ROOT).as_posix().startswith(wanted)]
     with ThreadPoolExecutor(max_workers=2) as pool:
         for page, text in zip(pages, pool.map(lambda page: refreshed(page, real), pages)):
             if write(page, text, check):
@@ -103,6 +107,7 @@ def main(check: bool, real: bool = False) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main("--check" in sys.argv[1:], "--real" in sys.argv[1:]))
+        names = tuple(word for word in sys.argv[1:] if not word.startswith("--"))
+        sys.exit(main("--check" in sys.argv[1:], "--real" in sys.argv[1:], names or ("",)))
     except PageError as failure:
         sys.exit(str(failure))

@@ -52,6 +52,19 @@ def test_wrong_usage_is_2(args):
     assert stop.value.code == 2
 
 
+def test_a_text_may_follow_options(capsys):
+    words = ["generate", "tiny", "--max-tokens", "2", "Once upon a time"]
+    assert main(words) == 0
+    after = capsys.readouterr().out
+    assert main([*words[:2], words[-1], *words[2:4]]) == 0
+    assert capsys.readouterr().out == after
+    for more in (["another"], ["--prompt", "another"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*words, *more])
+    with pytest.raises(SystemExit, match="2"):
+        main(["perplexity", "tiny", "book.txt"])
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])

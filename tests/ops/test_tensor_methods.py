@@ -5,7 +5,7 @@ import operator
 import numpy as np
 import pytest
 
-from rlx.errors import OpError, ShapeError, TraceError
+from rlx.errors import OpError, RlxError, ShapeError, TraceError
 from rlx.ir.graph import Graph
 
 rng = np.random.default_rng(13)
@@ -34,6 +34,20 @@ def test_operators_on_floats_and_ints(traced, name):
     same(traced, lambda x: f(x, 2), I)
     same(traced, lambda x: f(7, x), J)
     same(traced, lambda x: f(np.arange(4.0) + 1, x), Y)
+
+
+def test_changing_a_part_in_place_names_the_way(traced):
+    def change(x):
+        x[0] = 1.0
+        return x
+
+    with pytest.raises(RlxError, match=r"x\.at\[i\]\.set"):
+        traced(change, X)
+
+
+@pytest.mark.parametrize("decimals", [0, 2, -1])
+def test_rounding_to_places(traced, decimals):
+    same(traced, lambda x: x.round(decimals), X * 10)
 
 
 @pytest.mark.parametrize("name", ["and_", "or_", "xor", "lshift", "rshift"])

@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     _print_whatever_comes()
     parser = _parser(given)
-    args = parser.parse_args(given)
+    args, late = parser.parse_known_args(given)
+    if late and not _took_text(args, late):
+        parser.error(f"unrecognized arguments: {' '.join(late)}")
     if args.command is None:
         parser.print_help()
         return 0
@@ -80,6 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A fault of rlx, and no reason to show its insides to somebody who wants an answer.
         kind = type(error).__name__
         return _failed(args.command, f"{UNEXPECTED} {kind}: {error}; please report it; RLX_DEBUG=1 shows where it was")
+
+
+def _took_text(args: argparse.Namespace, late: list[str]) -> bool:
+    """`rlx generate MODEL --max-tokens 8 "a text"`: argparse looks for the text beside the model only."""
+    given_otherwise = any(getattr(args, name, None) is not None for name in ("text", "prompt", "message", "file"))
+    if len(late) > 1 or late[0].startswith("-") or given_otherwise or args.command not in ("chat", "generate"):
+        return False
+    args.text = late[0]
+    return True
 
 
 # What the message about a fault of rlx begins with.

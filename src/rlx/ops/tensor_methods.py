@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from rlx.errors import TraceError
+from rlx.errors import RlxError, TraceError
 from rlx.ir import tensor as tensor_module
 from rlx.ir.array_functions import array_functions
 from rlx.ir.dims import Dim
@@ -160,6 +160,9 @@ class TensorMethods:
     def __getitem__(self, key: Any) -> Tensor:
         return index(self, key)
 
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise RlxError("rlx arrays cannot be changed in place; use x.at[i].set(v), or np.array(x) for a NumPy copy")
+
     @property
     def at(self) -> AtIndexer:
         """`x.at[key].set(v)`: a copy with a part changed."""
@@ -299,8 +302,8 @@ class TensorMethods:
             limited = arithmetic.minimum(limited, max)
         return limited
 
-    def round(self) -> Tensor:
-        return unary.round_(self)
+    def round(self, decimals: int = 0) -> Tensor:
+        return unary.round_(self) if decimals == 0 else self.__array_namespace__().round(self, decimals)
 
     def dot(self, other: Any) -> Tensor:
         return contraction.dot(self, other)

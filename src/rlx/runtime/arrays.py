@@ -7,7 +7,7 @@ cost) with two differences: it is immutable, and its operators and methods mean 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -40,9 +40,6 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
     @property
     def device(self) -> str:  # type: ignore[override]
         return "cpu"
-
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise RlxError("rlx arrays cannot be changed in place; use x.at[i].set(v), or np.array(x) for a NumPy copy")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in Array.__slots__:

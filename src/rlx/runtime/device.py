@@ -72,6 +72,7 @@ def default_device() -> str:
 
 
 def available_devices() -> list[Device]:
+    """The devices that programs can run on here."""
     return [d for d in Device if is_available(d)]
 
 

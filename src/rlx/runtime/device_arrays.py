@@ -19,7 +19,7 @@ import numpy as np
 from rlx.backends.api import Executable
 from rlx.backends.memory_space import DeviceValue, HostArray, MemorySpace
 from rlx.compile.target import require, select
-from rlx.errors import BindingError, RlxError
+from rlx.errors import BindingError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
@@ -130,9 +130,6 @@ class DeviceArray(TensorMethods):
 
     def __bool__(self) -> bool:
         return bool(self._value.numpy())
-
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise RlxError("rlx arrays cannot be changed in place; use x.at[i].set(v)")
 
     def __repr__(self) -> str:
         values = np.array2string(np.asarray(self), separator=", ", prefix="Array(")

@@ -44,7 +44,6 @@ __all__ = [
     "read_png",
     "read_scene",
     "render",
-    "splat",
     "splat_image",
     "ssim",
     "synthetic_cameras",

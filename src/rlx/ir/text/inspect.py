@@ -84,15 +84,18 @@ def _describe_block(op: Op) -> tuple[str, str]:
 
 
 def inspect_mir(mir: MirModule | Graph) -> str:
+    """The nodes of a program, a line each."""
     graph = _graph(mir, "inspect_mir")
     return f"mir @{graph.name} {{\n{inspect_graph(graph)}}}\n"
 
 
 def inspect_mir_stats(mir: MirModule | Graph) -> str:
+    """Name, counts, bytes of all values and the histogram of op kinds of a program."""
     return pretty_stats(_graph(mir, "inspect_mir_stats"))
 
 
 def inspect_mir_diff(before: MirModule | Graph, after: MirModule | Graph) -> str:
+    """How a pass changed a program; see `inspect_graph_diff`."""
     return inspect_graph_diff(_graph(before, "inspect_mir_diff"), _graph(after, "inspect_mir_diff"))
 
 
