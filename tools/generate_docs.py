@@ -6,7 +6,8 @@
     python tools/generate_docs.py docs/api   # only the pages whose names begin so
 
 Generated as a whole: docs/ops.md (from the op registry), docs/backends.md (by compiling the samples of all ops) and
-docs/knobs.md (from rlx.knobs). Generated in part: docs/primitives.md, between its two comments, and docs/api/, below
+docs/knobs.md (from rlx.knobs). The picture
+docs/pictures/benchmarks.svg shows the means of docs/benchmarks.md. Generated in part: docs/primitives.md, between its two comments, and docs/api/, below
 one (see tools/api_pages.py). Written by hand, with outputs from running their Python blocks (see tools/doc_pages.py):
 all others. docs/benchmarks.md is written by tools/benchmark_page.py.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from api_pages import api_pages
 from backend_pages import backends_page
+from benchmark_bars import bars
 from doc_pages import ROOT, PageError, documentation, refreshed
 from op_pages import ops_page, primitives_table
 
@@ -78,6 +80,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/backends.md": lambda: backends_page(NOTE),
     "docs/knobs.md": knobs_page,
     "docs/primitives.md": primitives_page,
+    "docs/pictures/benchmarks.svg": bars,
     **api_pages(),
 }
 
