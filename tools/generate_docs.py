@@ -5,11 +5,10 @@
     python tools/generate_docs.py --real     # also what needs pulled models, which it pulls
     python tools/generate_docs.py docs/api   # only the pages whose names begin so
 
-Generated as a whole: docs/ops.md (from the op registry), docs/backends.md (by compiling the samples of all ops) and
-docs/knobs.md (from rlx.knobs). The picture
-docs/pictures/benchmarks.svg shows the means of docs/benchmarks.md. Generated in part: docs/primitives.md, between its two comments, and docs/api/, below
-one (see tools/api_pages.py). Written by hand, with outputs from running their Python blocks (see tools/doc_pages.py):
-all others. docs/benchmarks.md is written by tools/benchmark_page.py.
+Generated as a whole: docs/ops.md (from the op registry), docs/backends.md (by compiling the samples of all ops),
+docs/knobs.md (from rlx.knobs) and docs/pictures/benchmarks.svg (from docs/benchmarks.md, which tools/benchmark_page.py
+writes). Generated in part: docs/primitives.md, between its two comments, and docs/api/, below one (see
+tools/api_pages.py). Written by hand, with outputs from running their Python blocks (see tools/doc_pages.py): all others.
 """
 
 from __future__ import annotations
