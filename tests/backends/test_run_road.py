@@ -39,7 +39,7 @@ ROAD = {
     "backends/cpu/context.py": {},
     "backends/cpu/copies.py": {"copy_kernel": "made before the first run, for programs with loops"},
     "backends/cpu/executable.py": {"where": "only reports ask", "save": "no run"},
-    "backends/program/grid.py": {},
+    "backends/program/grid.py": {"_asking": "a program that is compiled has imported it by then"},
     "backends/cpu/host_bodies.py": {"_program": "`prepare_for_bodies` has imported them"},
     "backends/cpu/host_calls.py": {},
     "backends/cpu/loop_plan.py": {},

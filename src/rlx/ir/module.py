@@ -16,7 +16,7 @@ from rlx.errors import FormatError, LowerError
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.graph import Graph, Node, NodeId, TensorLike
-from rlx.ir.op import Op
+from rlx.ir.op import Op, load_all_ops
 from rlx.ir.provenance import NodeOrigin
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ir.shape import Shape
@@ -92,6 +92,8 @@ class HirModule(HirBuilders, Graph):  # type: ignore[misc]
     fusion_policy: FusionPolicy
 
     def __init__(self, name: str = "main", fusion_policy: FusionPolicy = FusionPolicy.Direct) -> None:
+        # The blocks bring the methods that build them, some in the place of methods of graphs.
+        load_all_ops()
         super().__init__(name)
         self.fusion_policy = FusionPolicy(fusion_policy)
 

@@ -11,8 +11,9 @@ and `import rlx` must stay fast.
 from __future__ import annotations
 
 import enum
+import importlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -424,12 +425,57 @@ def _bind_value(value: Any, binding: Mapping[str, int | Dim]) -> Any:
     return value
 
 
+_V = TypeVar("_V")
+# Modules with ops that few programs hold; see `register_later`.
+_later: list[str] = []
+
+
+class Registry(MutableMapping[str, _V]):
+    """What ops have registered. Who asks for what is not there, or for all, gets the ops of `register_later` too."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, _V] = {}
+
+    def __getitem__(self, name: str) -> _V:
+        if name not in self.loaded:
+            load_all_ops()
+        return self.loaded[name]
+
+    def __setitem__(self, name: str, value: _V) -> None:
+        self.loaded[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        load_all_ops()
+        return iter(self.loaded)
+
+    def __len__(self) -> int:
+        load_all_ops()
+        return len(self.loaded)
+
+
 # Mnemonic -> constructor from attributes. The text parser, JSON reader and builders find ops here.
-REGISTRY: dict[str, Callable[..., Op]] = {}
+REGISTRY: Registry[Callable[..., Op]] = Registry()
 # Op classes by class name, in order of definition.
-OP_CLASSES: dict[str, type[Op]] = {}
+OP_CLASSES: Registry[type[Op]] = Registry()
 
 _C = TypeVar("_C", bound=type[Op])
+
+
+def register_later(*modules: str) -> None:
+    """Let modules register their ops when one is asked for that is not known: a process starts without loading them."""
+    _later.extend(modules)
+
+
+def load_all_ops() -> None:
+    """Import what `register_later` has named; the registry is complete behind it."""
+    for module in tuple(_later):
+        importlib.import_module(module)
+        # Not before it is there: another thread that finds the list empty relies on it.
+        if module in _later:
+            _later.remove(module)
 
 
 def _refuse_holes(cls: type[Op]) -> None:
@@ -447,7 +493,9 @@ def _refuse_holes(cls: type[Op]) -> None:
 
 
 def _register(mnemonic: str, cls: type[Op], make: Callable[..., Op]) -> None:
-    if mnemonic in REGISTRY:
+    if not cls.__module__.startswith("rlx."):
+        load_all_ops()
+    if mnemonic in REGISTRY.loaded:
         raise TypeError(f"two ops are called {mnemonic!r}")
     REGISTRY[mnemonic] = make
     OP_CLASSES[cls.__name__] = cls
