@@ -47,9 +47,7 @@ ROAD = {
     "backends/cpu/plan.py": {},
     "backends/cpu/pool.py": {},
     "backends/program/prepared_store.py": {},
-    "backends/program/program.py": dict.fromkeys(
-        ("_made", "preparations", "build_program", "_start_all"), "while compiling"
-    ),
+    "backends/program/program.py": dict.fromkeys(("_made", "preparations", "build_program"), "while compiling"),
     "backends/cpu/preparer.py": {},
     "backends/cpu/table_layout.py": {},
     "backends/cpu/runner.py": {},

@@ -167,6 +167,8 @@ class Op:
     lowered: ClassVar[bool] = False
     # Several ops in one that named fusion forms for targets which claim it; our own kernels join its parts themselves.
     is_fused: ClassVar[bool] = False
+    # Elementwise or transform steps that were joined, as text in its attributes.
+    is_region: ClassVar[bool] = False
     # It moves, repeats or converts elements, or makes positions: nothing that a program is written for.
     only_moves: ClassVar[bool] = False
     # Its result has every element of its operand, and no other.
@@ -176,6 +178,16 @@ class Op:
     # Most of the time of a program goes into ops like this one: what stands before the first and behind the last can be
     # overlapped with other programs.
     is_heavy: ClassVar[bool] = False
+    # An element of the result depends on nothing but the elements of the operands at its place.
+    is_elementwise: ClassVar[bool] = False
+    # A product of matrices, a convolution or a solve, at whose edges fused kernels end.
+    is_blas: ClassVar[bool] = False
+    # It joins the elements of an axis.
+    is_reduction: ClassVar[bool] = False
+    # It chooses from what the heavy part of a program has computed.
+    picks: ClassVar[bool] = False
+    # No region of elementwise steps goes through it; `is_blas` says so too.
+    is_fusion_boundary: ClassVar[bool] = False
     # It is differentiated in the form that it decomposes into, as fused ops are.
     opens_for_autodiff: ClassVar[bool] = False
 
@@ -213,6 +225,7 @@ class Op:
         if not all(isinstance(v, str) for v in cls.__annotations__.values()):
             raise TypeError(f"the module of op {cls.__name__} needs `from __future__ import annotations` at its top")
         own = {k: v for k, v in cls.__annotations__.items() if not v.startswith("ClassVar")}
+        cls.is_fusion_boundary = cls.is_fusion_boundary or cls.is_blas
         cls._fields = (*(f for f in cls._fields if f not in own), *own)
         cls._defaults = {f: getattr(cls, f) for f in cls._fields if hasattr(cls, f)}
         cls._convert = cls._convert | {f: _converter_for(a) for f, a in own.items()}
@@ -340,26 +353,6 @@ class Op:
             found = (fewest, None if code.co_flags & 0x04 else most)
             cls._arity = found
         return found
-
-    @property
-    def is_elementwise(self) -> bool:
-        """Whether an element of the result depends on nothing but the elements of the operands at its place."""
-        return kind_of(self) in _ELEMENTWISE
-
-    @property
-    def is_blas(self) -> bool:
-        """Whether it is a product of matrices, a convolution or a solve, at whose edges fused kernels end."""
-        return kind_of(self) in _BLAS
-
-    @property
-    def is_reduction(self) -> bool:
-        """Whether it joins the elements of an axis."""
-        return kind_of(self) in _REDUCTIONS
-
-    @property
-    def is_fusion_boundary(self) -> bool:
-        """Whether no region of elementwise steps goes through it."""
-        return self.is_blas or kind_of(self).startswith("GaussianSplat")
 
     def num_inputs(self) -> int:
         """The operand count, or 0 when it varies."""
@@ -511,16 +504,6 @@ def op(name: str) -> Callable[[_C], _C]:
         return cls
 
     return register
-
-
-# The classes of ops in the seed documents.
-_ELEMENTWISE = frozenset({"Activation", "Cast", "Binary", "Compare", "Where", "ElementwiseRegion", "StopGradient"})
-_BLAS = frozenset(
-    {"MatMul", "DotGeneral", "DenseSolve", "BatchedDenseSolve", "Conv", "ConvTranspose2d", "FusedMatMulBiasAct"}
-    | {"GroupedMatMul", "DequantGroupedMatMul", "DequantMoEWeights", "LoraMatMul", "DequantMatMul"}
-    | {"QMatMul", "QConv2d"}
-)
-_REDUCTIONS = frozenset({"Reduce", "Softmax", "TopK"})
 
 
 def op_family(kinds: type[enum.StrEnum], prefix: str = "", field: str = "kind") -> Callable[[_C], _C]:
