@@ -38,7 +38,7 @@ ROAD = {
     "backends/program/arena.py": {},
     "backends/cpu/context.py": {},
     "backends/cpu/copies.py": {"copy_kernel": "made before the first run, for programs with loops"},
-    "backends/cpu/executable.py": {"where": "only reports ask", "save": "no run"},
+    "backends/cpu/executable.py": {"where": "only reports ask", "where_tuned": "only reports ask", "save": "no run"},
     "backends/program/grid.py": {"_asking": "a program that is compiled has imported it by then"},
     "backends/cpu/host_bodies.py": {"_program": "`prepare_for_bodies` has imported them"},
     "backends/cpu/host_calls.py": {},

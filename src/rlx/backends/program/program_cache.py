@@ -22,6 +22,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant
 from rlx.ir.text.printed import text_of
 from rlx.kernels.machines import host
+from rlx.kernels.tuning import is_trying, tuned_stamp
 from rlx.knobs import knobs
 from rlx.ops.control.custom import Custom
 from rlx.stamps import source_stamp
@@ -40,7 +41,8 @@ def program_key(graph: Graph, options: CompileOptions) -> str | None:
     if options.verbose or _is_watched() or not _is_known(graph) or not _is_worth_keeping(graph):
         return None
     settings = {name: value for name, value in knobs.values().items() if name not in _IRRELEVANT}
-    parts = (text_of(graph), *map(str, graph.constraints), options.key(), str(settings), repr(host()), compiler_stamp())
+    made_by = (str(settings), repr(host()), tuned_stamp(), compiler_stamp())
+    parts = (text_of(graph), *map(str, graph.constraints), options.key(), *made_by)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -86,6 +88,8 @@ def _is_worth_keeping(graph: Graph) -> bool:
 
 def _is_watched() -> bool:
     """Whether somebody wants to see the compile happen, or to change it."""
+    if is_trying():
+        return True
     shown = knobs.debug or knobs.verbose or knobs.dispatch_report or knobs.fusion_report
     return bool(shown or knobs.dump or knobs.override or knobs.ir_dump or knobs.verify > 1)
 
