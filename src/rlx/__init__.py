@@ -44,10 +44,8 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("verify", "verify_all", "verify_shapes", "VerifyError"), "rlx.ir.verify"),
     **dict.fromkeys(("save_graph", "load_graph"), "rlx.ir.serialize"),
     **dict.fromkeys(("NodeOrigin", "named_scope", "node_label", "stamp_pass_origins"), "rlx.ir.provenance"),
-    **dict.fromkeys(
-        ("GraphModule", "GraphStage", "HirModule", "MirModule", "FusionPolicy", "hir_to_graph"), "rlx.ir.module"
-    ),
-    "HirOp": "rlx.hir",
+    **dict.fromkeys(("GraphModule", "GraphStage", "MirModule"), "rlx.ir.module"),
+    **dict.fromkeys(("FusionPolicy", "HirModule", "HirOp", "hir_to_graph"), "rlx.hir"),
     **dict.fromkeys(("LirModule", "LirBufferPlan"), "rlx.ir.lir"),
     **dict.fromkeys(
         (
@@ -170,13 +168,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"rlx.{name}")
     if name.startswith("_"):
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
-    # Ops and blocks must be known before any graph is built, and the runtime before anything runs.
+    # Ops must be known before any graph is built, and the runtime before anything runs.
     ops = importlib.import_module("rlx.ops")
-    importlib.import_module("rlx.hir")
     importlib.import_module("rlx.runtime")
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in vars(ops) and not isinstance(vars(ops)[name], ModuleType):
+    elif hasattr(ops, name) and not isinstance(getattr(ops, name), ModuleType):
         value = getattr(ops, name)
     elif name in (known := importlib.import_module("rlx.ir.op").OP_CLASSES):
         value = known[name]
@@ -193,7 +190,7 @@ def __dir__() -> list[str]:
     elsewhere = {*dir(arrays), *dir(arrays.linalg), *(f"{name}_" for name in dir(arrays))}
     functions = {
         name
-        for name, value in vars(ops).items()
+        for name, value in ((name, getattr(ops, name)) for name in dir(ops) if not name.startswith("_"))
         if isinstance(value, FunctionType) and value.__module__.split(".")[2] in _SHOWN_OPS
     }
     shown = {n for n in functions - elsewhere if "backward" not in n and not n.startswith("scan_")}

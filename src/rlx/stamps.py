@@ -10,6 +10,7 @@ covers nothing.
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import cache
 from pathlib import Path
 
@@ -23,11 +24,20 @@ def source_stamp(*names: str, package: Path = PACKAGE) -> str:
     """The stamp of files and folders, named relative to the package; "." is all of it."""
     stamp = hashlib.sha256()
     for name in names:
-        root = package / name
-        files = [root] if root.is_file() else sorted(root.rglob("*.py"))
+        files = _sources(package / name)
         if not files:
             raise InternalError(f"no sources at rlx/{name}: the stamp of what they decide must name where they are now")
         for file in files:
-            content = file.read_bytes()
-            stamp.update(f"{file.relative_to(package).as_posix()} {len(content)}\0".encode() + content)
+            with open(file, "rb", buffering=0) as source:
+                content = source.read()
+            path = file.removeprefix(str(package)).replace(os.sep, "/")
+            stamp.update(f"{path} {len(content)}\0".encode())
+            stamp.update(content)
     return stamp.hexdigest()
+
+
+def _sources(root: Path) -> list[str]:
+    """The file, or all Python files below the folder. Strings, not paths: every process reads a thousand of them."""
+    if root.is_file():
+        return [str(root)]
+    return sorted(os.path.join(at, f) for at, _, files in os.walk(root) for f in files if f.endswith(".py"))

@@ -123,7 +123,7 @@ def test_iterations_are_those_of_the_kernel(m, n, k):
     ]
     for kernel in made:
         grid = Grid.of(kernel)
-        assert grid.kernel is None, "no interpreter is needed"
+        assert grid.asked is None, "no interpreter is needed"
         known = {"m": m, "n": n, "k": k}
         named = {p.name: known[p.name] for p in kernel.params if p.name in known}
         assert grid(list(named.values())) == grid_size(kernel, named)

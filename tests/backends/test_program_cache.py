@@ -1,5 +1,6 @@
 """Programs on disk: found again by the next process, compiled anew whenever anything about them is in doubt."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -124,9 +125,20 @@ def test_who_watches_a_compile_gets_one(setting):
         assert program_cache.program_key(network(), CompileOptions()) is None
 
 
-def test_small_programs_and_those_with_effects_are_compiled():
-    assert program_cache.program_key(network(layers=2), CompileOptions()) is None
+def test_programs_with_effects_are_compiled():
     assert program_cache.program_key(network(prints=True), CompileOptions()) is None
+
+
+def test_the_first_small_programs_are_kept_and_no_more(monkeypatch):
+    monkeypatch.setattr(program_cache, "KEPT_SMALL", 2)
+    monkeypatch.setattr(program_cache, "_small_programs", itertools.count())
+    small = network(layers=2)
+    assert len(small.nodes) < program_cache.SMALL
+    with knobs(trace_perfetto="x"):
+        assert program_cache.program_key(small, CompileOptions()) is None, "a trace shows the compile"
+    keys = [program_cache.program_key(small, CompileOptions()) for _ in range(4)]
+    assert None not in keys[:2] and keys[2:] == [None, None]
+    assert program_cache.program_key(network(), CompileOptions()) is not None
 
 
 def rewritten(content):

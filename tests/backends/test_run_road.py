@@ -38,8 +38,8 @@ ROAD = {
     "backends/program/arena.py": {},
     "backends/cpu/context.py": {},
     "backends/cpu/copies.py": {"copy_kernel": "made before the first run, for programs with loops"},
-    "backends/cpu/executable.py": {"where": "only reports ask", "save": "no run"},
-    "backends/program/grid.py": {},
+    "backends/cpu/executable.py": {"where": "only reports ask", "where_tuned": "only reports ask", "save": "no run"},
+    "backends/program/grid.py": {"_asking": "a program that is compiled has imported it by then"},
     "backends/cpu/host_bodies.py": {"_program": "`prepare_for_bodies` has imported them"},
     "backends/cpu/host_calls.py": {},
     "backends/cpu/loop_plan.py": {},
@@ -47,9 +47,7 @@ ROAD = {
     "backends/cpu/plan.py": {},
     "backends/cpu/pool.py": {},
     "backends/program/prepared_store.py": {},
-    "backends/program/program.py": dict.fromkeys(
-        ("_made", "preparations", "build_program", "_start_all"), "while compiling"
-    ),
+    "backends/program/program.py": dict.fromkeys(("_made", "preparations", "build_program"), "while compiling"),
     "backends/cpu/preparer.py": {},
     "backends/cpu/table_layout.py": {},
     "backends/cpu/runner.py": {},

@@ -1,9 +1,28 @@
 """Kinds of kernels: texts as before, and one place for what each needs."""
 
 import json
+import re
+from pathlib import Path
 
+import rlx
 from rlx.ir.kernel_kind import KernelKind
 from rlx.ir.lir import LirKernel
+
+SOURCES = Path(rlx.__file__).parent
+WORDS = "|".join(kind.value for kind in KernelKind)
+# A comparison of a kind with a literal that names one, alone or in a tuple or set of them.
+SPELT = re.compile(rf"kernel\.kind\s*(==|!=|in|not in)\s*[(\[{{]?\s*\"({WORDS})\"")
+
+
+def test_no_file_spells_a_kind():
+    assert SPELT.search('if kernel.kind == "view":') and SPELT.search('kernel.kind in ("call", LOOP)')
+    found = [
+        f"{path.relative_to(SOURCES)}:{number}"
+        for path in sorted(SOURCES.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if SPELT.search(line) and path.name != "kernel_kind.py"
+    ]
+    assert not found, f"compare with the names of rlx.ir.kernel_kind: {found}"
 
 
 def test_a_kind_is_its_text():

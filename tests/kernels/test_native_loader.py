@@ -13,7 +13,7 @@ from kernel_runs import NATIVE_TARGETS
 
 from rlx.backends.native import kernels as native
 from rlx.backends.native.elf import undefined_symbols
-from rlx.backends.native.object_cache import DiskCache, default_directory
+from rlx.backends.native.object_cache import DiskCache
 from rlx.errors import BackendError, BindingError, InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit import llvm_codegen
@@ -21,6 +21,7 @@ from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import AVX512, CORTEX_M4, NEON, SSE2, host
+from rlx.knobs import cache_directory
 
 F32 = DType.F32
 
@@ -206,9 +207,9 @@ def test_trim_keeps_the_newest(tmp_path):
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("RLX_CACHE_DIR", raising=False)
-    assert default_directory() == tmp_path / "rlx"
+    assert cache_directory() == tmp_path / "rlx"
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "mine"))
-    assert default_directory() == tmp_path / "mine"
+    assert cache_directory() == tmp_path / "mine"
 
 
 def test_code_that_nobody_holds_is_unloaded():

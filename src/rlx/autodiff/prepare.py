@@ -18,12 +18,11 @@ from rlx.ops.control.custom_functions import CustomFn
 from rlx.ops.control.scans import Scan
 from rlx.ops.reduction.reductions import Reduce
 
-REGIONS = frozenset({"ElementwiseRegion", "TransformRegion", "BatchElementwiseRegion"})
-
 
 def decompose_fusion_regions(graph: Graph) -> Rebuilt:
     """Take regions of fused elementwise and transform ops apart."""
-    return decompose_kinds(graph, REGIONS, "decompose_fusion_regions")
+    regions = frozenset(kind for kind, cls in OP_CLASSES.items() if cls.is_region)
+    return decompose_kinds(graph, regions, "decompose_fusion_regions")
 
 
 def unfuse_fused_for_autodiff(graph: Graph) -> Rebuilt:

@@ -18,8 +18,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlx.backends.native.object_cache import default_directory
 from rlx.cli import add_command
+from rlx.knobs import cache_directory
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
             clear(kept.path)
     if args.json:
         rows = [kept._asdict() | {"path": str(kept.path)} for kept in found]
-        print(json.dumps({"directory": str(default_directory()), "cleared": clears, "kinds": rows}, indent=2))
+        print(json.dumps({"directory": str(cache_directory()), "cleared": clears, "kinds": rows}, indent=2))
         return 0
-    print(default_directory())
+    print(cache_directory())
     for kept in found:
         done = "  deleted" if clears else ""
         print(f"  {kept.kind:<9} {kept.files:>6} files {kept.bytes / 1e6:>10,.1f} MB  {KINDS[kept.kind]}{done}")
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measured(kind: str) -> Kept:
     """What is there of a kind; links are counted as themselves."""
-    folder, files, size = default_directory() / kind, 0, 0
+    folder, files, size = cache_directory() / kind, 0, 0
     for parent, _, names in os.walk(folder):
         for name in names:
             try:

@@ -26,6 +26,7 @@ from rlx.models.pull import find_model
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
     from rlx.compile.report.report import CompileReport
+    from rlx.ir.graph import Graph
     from rlx.models.language_model import LanguageModel
     from rlx.models.text_encoder import TextEncoder
 
@@ -84,8 +85,7 @@ def _report(path: Path, device: str) -> tuple[CompileReport, LanguageModel | Tex
     from rlx.models.language_model import load
     from rlx.models.text_encoder import load_encoder
 
-    config = path / "config.json"
-    if config.is_file() and is_encoder(read_json(config)):
+    if holds_encoder(path):
         encoder = load_encoder(path, device)
         return encoder.report, encoder
     if path.is_dir() or path.suffix == ".gguf":
@@ -94,10 +94,22 @@ def _report(path: Path, device: str) -> tuple[CompileReport, LanguageModel | Tex
     return _graph_report(path, device), None
 
 
+def holds_encoder(path: Path) -> bool:
+    """Whether a directory is that of a text encoder."""
+    config = path / "config.json"
+    return config.is_file() and is_encoder(read_json(config))
+
+
 def _graph_report(path: Path, device: str) -> CompileReport:
     """The report of a graph that was printed into a file."""
-    from rlx.ir.text.graph_text import parse
     from rlx.runtime.session import Session
+
+    return Session(device).compile(read_graph(path)).report
+
+
+def read_graph(path: Path) -> Graph:
+    """The graph that was printed into a file."""
+    from rlx.ir.text.graph_text import parse
 
     if not path.is_file():
         raise FormatError(f"{path}: a regular file is needed")
@@ -107,4 +119,4 @@ def _graph_report(path: Path, device: str) -> CompileReport:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise FormatError(f"{path}: neither a model (.gguf or a directory) nor the text of a graph") from None
-    return Session(device).compile(parse(text)).report
+    return parse(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,13 +10,10 @@ import numpy as np
 from rlx.errors import RlxError
 from rlx.ir.dims import require_again
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
-from rlx.ir.module import FusionPolicy
+from rlx.ir.module import FusionPolicy, block_program
 from rlx.ir.op import Op
-from rlx.ir.provenance import NodeOrigin
 from rlx.ir.shape import Shape
-from rlx.ir.tensor import building
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,7 +42,7 @@ class Block(Op):
         """The result type (or types), by lowering; operands that are None must be the last ones."""
         shapes = tuple(s for s in operands if s is not None)
         try:
-            program = _lowered(self, FusionPolicy.Fusable, shapes)
+            program = block_program(self, FusionPolicy.Fusable, shapes)
         except RlxError as error:
             raise self.fail(str(error).split("\n")[0]) from None
         for constraint in program.constraints:
@@ -56,19 +52,8 @@ class Block(Op):
 
     def eval(self, *operands: Array) -> Array | tuple[Array, ...]:
         shapes = tuple(Shape(x.shape, DType.of(x.dtype)) for x in operands)
-        results = interpret(_lowered(self, FusionPolicy.Fusable, shapes), operands, outside=False)
+        results = interpret(block_program(self, FusionPolicy.Fusable, shapes), operands, outside=False)
         return tuple(results) if len(results) > 1 else results[0]
 
     def decompose(self, *operands: Any) -> Any:
         return self.lower(FusionPolicy.Fusable, *operands)
-
-
-@lru_cache(maxsize=256)
-def _lowered(block: Block, policy: FusionPolicy, shapes: tuple[Shape, ...]) -> Graph:
-    """The block alone as a program; equal layers of a model share one."""
-    graph = Graph(block.label)
-    with graph.originating(NodeOrigin()), building(graph):
-        operands = [graph.input(f"operand_{i}", shape) for i, shape in enumerate(shapes)]
-        results = block.lower(policy, *operands)
-        graph.set_outputs(results if isinstance(results, tuple) else [results])
-    return graph.freeze()

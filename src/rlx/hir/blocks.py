@@ -15,6 +15,7 @@ from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape
 from rlx.ops.attn.operands import AttentionLayout, MaskKind
 from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.nn.rotary import RopeStyle
 from rlx.ops.pointwise.unary import ActivationKind
 from rlx.quant.schemes import QuantScheme
 
@@ -22,7 +23,9 @@ __all__ = [
     "DepthwiseConv1dCausal",
     "HirAttention",
     "HirDequantMatMul",
+    "HirGated",
     "HirGatedDeltaNet",
+    "HirLayerNorm",
     "HirRmsNorm",
     "HirRoPE",
     "Linear",
@@ -35,10 +38,14 @@ __all__ = [
 
 @op("hir.linear")
 class Linear(Block):
-    """y = act(x·w [+ b]). With a bias, `Direct` is one fused op; everything else is a chain."""
+    """y = act(x·w [+ b]). With a bias, `Direct` is one fused op; everything else is a chain.
+
+    With `transposed`, w is [out, in] as files of models have it, and y = act(x·wᵀ [+ b]).
+    """
 
     activation: ActivationKind | None = None
     has_bias: bool = False
+    transposed: bool = False
 
     @property
     def summary(self) -> str:
@@ -53,6 +60,8 @@ class Linear(Block):
     def lower(self, policy: FusionPolicy, x: Any, w: Any, b: Any = None) -> Any:
         if self.has_bias and b is None:
             raise MissingBias(self.mnemonic)
+        if self.transposed:
+            w = ops.transpose(w, (1, 0))
         if b is not None and policy.is_direct():
             return ops.fused_matmul_bias_act(x, w, b, self.activation)
         y = ops.matmul(x, w)
@@ -66,6 +75,7 @@ class Linear(Block):
         yield sample(cls("silu"), spec(2, 3), spec(3, 4))
         yield sample(cls("gelu", has_bias=True), spec("B", 2, 3), spec(3, 4), spec(4), B=2)
         yield sample(cls(has_bias=True), spec(0, 3), spec(3, 4), spec(4))
+        yield sample(cls(has_bias=True, transposed=True), spec("B", 3), spec(4, 3), spec(4), B=2)
 
 
 @op("hir.linear_fused")
@@ -138,6 +148,28 @@ class SwiGLU(Block):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), spec(2, 3), spec(3, 4), spec(3, 4), spec(4, 3))
         yield sample(cls(), spec("B", 2, 3), spec(3, 5), spec(3, 5), spec(5, 2), B=2)
+
+
+@op("hir.gated")
+class HirGated(Block):
+    """y = act(gate) ⊙ up: what stands between the products of a gated feed-forward part; SwiGLU with silu."""
+
+    activation: ActivationKind
+
+    @property
+    def summary(self) -> str:
+        return f"gated {self.activation.name}"
+
+    def infer(self, gate: Shape, up: Shape) -> Shape | tuple[Shape, ...]:
+        return self.lowered_type(gate, up)
+
+    def lower(self, policy: FusionPolicy, gate: Any, up: Any) -> Any:
+        return ops.mul(ops.activation(self.activation, gate), up)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls("silu"), spec(2, 3), spec(2, 3))
+        yield sample(cls("gelu"), spec("B", 2, 3), spec("B", 2, 3), B=2)
 
 
 @op("hir.residual_rms_norm")
@@ -215,7 +247,8 @@ class _OneOp(Block):
 
 @op("hir.attention")
 class HirAttention(_OneOp):
-    """Attention over q, k, v as `rlx.ops.Attention` defines it, with a mask operand for the kinds custom and bias."""
+    """Attention over q, k, v as `rlx.ops.Attention` defines it, with a mask operand for the kinds custom and bias, and
+    operands for fill levels, positions and scales where the attributes say that there are some."""
 
     num_heads: int
     head_dim: int
@@ -225,6 +258,9 @@ class HirAttention(_OneOp):
     layout: AttentionLayout = AttentionLayout.Bsm
     score_scale: float | None = None
     softcap: float | None = None
+    has_kv_len: bool = False
+    has_positions: bool = False
+    has_scales: bool = False
 
     @property
     def mir(self) -> Op:
@@ -233,8 +269,8 @@ class HirAttention(_OneOp):
     def check(self) -> None:
         _ = self.mir
 
-    def infer(self, q: Shape, k: Shape, v: Shape, mask: Shape | None = None) -> Shape | tuple[Shape, ...]:
-        return self.lowered_type(q, k, v, mask)
+    def infer(self, q: Shape, k: Shape, v: Shape, *extras: Shape) -> Shape | tuple[Shape, ...]:
+        return self.lowered_type(q, k, v, *extras)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -243,6 +279,10 @@ class HirAttention(_OneOp):
         yield sample(cls(4, 2, "sliding_window", 1, 2), spec(1, 3, 8), spec(1, 3, 4), spec(1, 3, 4))
         mask = spec(1, 3, values=[[1.0, 1.0, 0.0]])
         yield sample(cls(2, 4, "custom", softcap=3.0), spec(1, 3, 8), spec(1, 3, 8), spec(1, 3, 8), mask)
+        cache, filled = spec("B", 1, 5, 4), spec("B", dtype="i32", values=[3, 5])
+        places = spec("B", 2, dtype="i32", values=[[1, 2], [3, 4]])
+        cached = cls(2, 4, "causal", 0, 1, "bhsd", has_kv_len=True, has_positions=True)
+        yield sample(cached, spec("B", 2, 2, 4), cache, cache, filled, places, B=2)
 
 
 @op("hir.dequant_matmul")
@@ -309,25 +349,50 @@ class HirGatedDeltaNet(_OneOp):
 
 @op("hir.rope")
 class HirRoPE(_OneOp):
-    """Rotary positions over the first `n_rot` elements of every head of x [B, S, H·D]."""
+    """Rotary positions over the first `n_rot` elements of every head of x, as `rlx.ops.Rope` defines them; with
+    `has_positions` an operand says where each token stands."""
 
     head_dim: int
     n_rot: int
+    style: RopeStyle = RopeStyle.NeoX
+    layout: AttentionLayout = AttentionLayout.Bsm
+    has_positions: bool = False
 
     @property
     def mir(self) -> Op:
-        return ops.Rope(self.head_dim, self.n_rot)
+        return ops.Rope(**self.attributes)
 
     def check(self) -> None:
         _ = self.mir
 
-    def infer(self, x: Shape, cos: Shape, sin: Shape) -> Shape | tuple[Shape, ...]:
-        return self.lowered_type(x, cos, sin)
+    def infer(self, x: Shape, cos: Shape, sin: Shape, positions: Shape | None = None) -> Shape | tuple[Shape, ...]:
+        return self.lowered_type(x, cos, sin, positions)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(4, 4), spec(2, 3, 8), spec(5, 2), spec(5, 2))
         yield sample(cls(4, 2), spec("B", 3, 8), spec(3, 2), spec(3, 2), B=2)
+        places = spec("B", 2, dtype="i32", values=[[4, 0], [2, 3]])
+        yield sample(cls(4, 4, "gptj", "bshd", True), spec("B", 2, 2, 4), spec(5, 2), spec(5, 2), places, B=2)
+
+
+@op("hir.layer_norm")
+class HirLayerNorm(_OneOp):
+    """(x - mean)/√(variance + eps)·gamma + beta over the last axis."""
+
+    eps: float = 1e-5
+
+    @property
+    def mir(self) -> Op:
+        return ops.LayerNorm(-1, self.eps)
+
+    def infer(self, x: Shape, gamma: Shape, beta: Shape) -> Shape | tuple[Shape, ...]:
+        return self.lowered_type(x, gamma, beta)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), spec(3, 4), spec(4), spec(4))
+        yield sample(cls(1e-2), spec("B", 2, 4), spec(4), spec(4), B=2)
 
 
 @op("hir.rms_norm")

@@ -9,18 +9,21 @@ according to the module's `FusionPolicy`. The blocks and the methods that build 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlx.errors import FormatError, LowerError
 from rlx.ir.dims import Dim
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.graph import Graph, Node, NodeId, TensorLike
+from rlx.ir.leaves import Constant, Input
 from rlx.ir.op import Op
 from rlx.ir.provenance import NodeOrigin
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ir.shape import Shape
-from rlx.ir.tensor import Tensor
+from rlx.ir.tensor import Tensor, building
 from rlx.ir.text.graph_text import register_level
 from rlx.ir.words import Words
 
@@ -92,6 +95,8 @@ class HirModule(HirBuilders, Graph):  # type: ignore[misc]
     fusion_policy: FusionPolicy
 
     def __init__(self, name: str = "main", fusion_policy: FusionPolicy = FusionPolicy.Direct) -> None:
+        # It brings the methods that build blocks, some in the place of methods of graphs.
+        importlib.import_module("rlx.hir")
         super().__init__(name)
         self.fusion_policy = FusionPolicy(fusion_policy)
 
@@ -178,11 +183,11 @@ def _lower(hir: HirModule, policy: FusionPolicy) -> Graph:
     def visit(node: Node, operands: list[Any]) -> Replacement:
         if not node.op.is_block:
             return None
-        start, label = len(graph), block_label(node)
-        with graph.originating(_origin(node)):
-            result = _lower_block(node.op, policy, operands)
+        start, label, origin = len(graph), block_label(node), _origin(node)
+        with graph.originating(origin):
+            result = _lower_block(graph, node.op, policy, operands)
         for made in graph.nodes[start:]:
-            made.name = made.name or label
+            made.name, made.origin = made.name or label, origin
         return result
 
     ids = rebuild(hir, visit, into=graph).ids
@@ -196,18 +201,39 @@ def _lower(hir: HirModule, policy: FusionPolicy) -> Graph:
 def _origin(node: Node) -> NodeOrigin:
     origin = node.origin or NodeOrigin()
     label, scope = block_label(node), origin.scope
-    if node.op.is_block and label:
-        # A block is a part of the model.
+    if node.op.is_block and label and (node.name or not origin.written):
+        # A block is a part of the model, unless it was written as something inside of one.
         scope = f"{scope} / {label}" if scope else label
     return NodeOrigin(int(node.id), label, None, origin.source, scope, origin.written)
 
 
-def _lower_block(op: Any, policy: FusionPolicy, operands: list[Any]) -> Replacement:
+def _lower_block(graph: Graph, op: Any, policy: FusionPolicy, operands: list[Any]) -> Replacement:
     fewest, most = op.arity()
     if not (fewest <= len(operands) and (most is None or len(operands) <= most)):
         raise WrongInputCount(op.mnemonic, str(fewest) if fewest == most else f"{fewest} to {most}", len(operands))
-    lowered: Replacement = op.lower(policy, *operands)
-    return lowered
+    program = block_program(op, policy, tuple(x.type for x in operands))
+    if any(isinstance(node.op, Constant) for node in program.nodes):
+        # A graph holds a constant once, whichever blocks use it.
+        lowered: Replacement = op.lower(policy, *operands)
+        return lowered
+    ids: list[NodeId] = []
+    for node in program.nodes:
+        is_operand = isinstance(node.op, Input)
+        ids.append(operands[len(ids)].id if is_operand else graph.append_copy(node, [ids[i] for i in node.inputs]))
+    graph.constraints.extend(program.constraints)
+    results = [Tensor(graph, ids[o]) for o in program.outputs]
+    return results[0] if len(results) == 1 else results
+
+
+@lru_cache(maxsize=256)
+def block_program(block: Any, policy: FusionPolicy, shapes: tuple[Shape, ...]) -> Graph:
+    """A block alone as a program, its inputs first; equal layers of a model share one."""
+    graph = Graph(block.mnemonic)
+    with graph.originating(NodeOrigin()), building(graph):
+        operands = [graph.input(f"operand_{i}", shape) for i, shape in enumerate(shapes)]
+        results = block.lower(policy, *operands)
+        graph.set_outputs(results if isinstance(results, tuple) else [results])
+    return graph.freeze()
 
 
 class HirMut:

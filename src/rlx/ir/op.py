@@ -11,8 +11,9 @@ and `import rlx` must stay fast.
 from __future__ import annotations
 
 import enum
+import importlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -166,6 +167,8 @@ class Op:
     lowered: ClassVar[bool] = False
     # Several ops in one that named fusion forms for targets which claim it; our own kernels join its parts themselves.
     is_fused: ClassVar[bool] = False
+    # Elementwise or transform steps that were joined, as text in its attributes.
+    is_region: ClassVar[bool] = False
     # It moves, repeats or converts elements, or makes positions: nothing that a program is written for.
     only_moves: ClassVar[bool] = False
     # Its result has every element of its operand, and no other.
@@ -175,6 +178,16 @@ class Op:
     # Most of the time of a program goes into ops like this one: what stands before the first and behind the last can be
     # overlapped with other programs.
     is_heavy: ClassVar[bool] = False
+    # An element of the result depends on nothing but the elements of the operands at its place.
+    is_elementwise: ClassVar[bool] = False
+    # A product of matrices, a convolution or a solve, at whose edges fused kernels end.
+    is_blas: ClassVar[bool] = False
+    # It joins the elements of an axis.
+    is_reduction: ClassVar[bool] = False
+    # It chooses from what the heavy part of a program has computed.
+    picks: ClassVar[bool] = False
+    # No region of elementwise steps goes through it; `is_blas` says so too.
+    is_fusion_boundary: ClassVar[bool] = False
     # It is differentiated in the form that it decomposes into, as fused ops are.
     opens_for_autodiff: ClassVar[bool] = False
 
@@ -212,6 +225,7 @@ class Op:
         if not all(isinstance(v, str) for v in cls.__annotations__.values()):
             raise TypeError(f"the module of op {cls.__name__} needs `from __future__ import annotations` at its top")
         own = {k: v for k, v in cls.__annotations__.items() if not v.startswith("ClassVar")}
+        cls.is_fusion_boundary = cls.is_fusion_boundary or cls.is_blas
         cls._fields = (*(f for f in cls._fields if f not in own), *own)
         cls._defaults = {f: getattr(cls, f) for f in cls._fields if hasattr(cls, f)}
         cls._convert = cls._convert | {f: _converter_for(a) for f, a in own.items()}
@@ -340,26 +354,6 @@ class Op:
             cls._arity = found
         return found
 
-    @property
-    def is_elementwise(self) -> bool:
-        """Whether an element of the result depends on nothing but the elements of the operands at its place."""
-        return kind_of(self) in _ELEMENTWISE
-
-    @property
-    def is_blas(self) -> bool:
-        """Whether it is a product of matrices, a convolution or a solve, at whose edges fused kernels end."""
-        return kind_of(self) in _BLAS
-
-    @property
-    def is_reduction(self) -> bool:
-        """Whether it joins the elements of an axis."""
-        return kind_of(self) in _REDUCTIONS
-
-    @property
-    def is_fusion_boundary(self) -> bool:
-        """Whether no region of elementwise steps goes through it."""
-        return self.is_blas or kind_of(self).startswith("GaussianSplat")
-
     def num_inputs(self) -> int:
         """The operand count, or 0 when it varies."""
         fewest, most = self.arity()
@@ -424,12 +418,57 @@ def _bind_value(value: Any, binding: Mapping[str, int | Dim]) -> Any:
     return value
 
 
+_V = TypeVar("_V")
+# Modules with ops that few programs hold; see `register_later`.
+_later: list[str] = []
+
+
+class Registry(MutableMapping[str, _V]):
+    """What ops have registered. Who asks for what is not there, or for all, gets the ops of `register_later` too."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, _V] = {}
+
+    def __getitem__(self, name: str) -> _V:
+        if name not in self.loaded:
+            load_all_ops()
+        return self.loaded[name]
+
+    def __setitem__(self, name: str, value: _V) -> None:
+        self.loaded[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        load_all_ops()
+        return iter(self.loaded)
+
+    def __len__(self) -> int:
+        load_all_ops()
+        return len(self.loaded)
+
+
 # Mnemonic -> constructor from attributes. The text parser, JSON reader and builders find ops here.
-REGISTRY: dict[str, Callable[..., Op]] = {}
+REGISTRY: Registry[Callable[..., Op]] = Registry()
 # Op classes by class name, in order of definition.
-OP_CLASSES: dict[str, type[Op]] = {}
+OP_CLASSES: Registry[type[Op]] = Registry()
 
 _C = TypeVar("_C", bound=type[Op])
+
+
+def register_later(*modules: str) -> None:
+    """Let modules register their ops when one is asked for that is not known: a process starts without loading them."""
+    _later.extend(modules)
+
+
+def load_all_ops() -> None:
+    """Import what `register_later` has named; the registry is complete behind it."""
+    for module in tuple(_later):
+        importlib.import_module(module)
+        # Not before it is there: another thread that finds the list empty relies on it.
+        if module in _later:
+            _later.remove(module)
 
 
 def _refuse_holes(cls: type[Op]) -> None:
@@ -447,7 +486,9 @@ def _refuse_holes(cls: type[Op]) -> None:
 
 
 def _register(mnemonic: str, cls: type[Op], make: Callable[..., Op]) -> None:
-    if mnemonic in REGISTRY:
+    if not cls.__module__.startswith("rlx."):
+        load_all_ops()
+    if mnemonic in REGISTRY.loaded:
         raise TypeError(f"two ops are called {mnemonic!r}")
     REGISTRY[mnemonic] = make
     OP_CLASSES[cls.__name__] = cls
@@ -463,16 +504,6 @@ def op(name: str) -> Callable[[_C], _C]:
         return cls
 
     return register
-
-
-# The classes of ops in the seed documents.
-_ELEMENTWISE = frozenset({"Activation", "Cast", "Binary", "Compare", "Where", "ElementwiseRegion", "StopGradient"})
-_BLAS = frozenset(
-    {"MatMul", "DotGeneral", "DenseSolve", "BatchedDenseSolve", "Conv", "ConvTranspose2d", "FusedMatMulBiasAct"}
-    | {"GroupedMatMul", "DequantGroupedMatMul", "DequantMoEWeights", "LoraMatMul", "DequantMatMul"}
-    | {"QMatMul", "QConv2d"}
-)
-_REDUCTIONS = frozenset({"Reduce", "Softmax", "TopK"})
 
 
 def op_family(kinds: type[enum.StrEnum], prefix: str = "", field: str = "kind") -> Callable[[_C], _C]:

@@ -10,8 +10,6 @@ from rlx.ir.words import Words
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
-_PICKING = frozenset({"Sample", "TopK"})
-
 
 class Phase(Words):
     """When a node runs."""
@@ -69,7 +67,7 @@ def derive_phases(graph: Graph) -> PhaseSchedule:
     Any other node is Epilogue when it comes after the last Sample or TopK, or after the last heavy op (matmuls,
     attention); otherwise it is SteadyState.
     """
-    picks = [type(node.op).__name__ in _PICKING for node in graph.nodes]
+    picks = [node.op.picks for node in graph.nodes]
     lasts = (_last([node.op.is_heavy for node in graph.nodes]), _last(picks))
     first_of_epilogue = min((last + 1 for last in lasts if last is not None), default=len(picks))
     phases = PhaseSchedule()

@@ -80,6 +80,11 @@ def written_as(name: str) -> Iterator[None]:
         _place.reset(token)
 
 
+def is_written() -> bool:
+    """Whether somebody has said what the ops that are built now are called."""
+    return _place.get().written is not None
+
+
 class NodeOrigin(NamedTuple):
     """Provenance of one node; every field is optional.
 

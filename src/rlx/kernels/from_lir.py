@@ -27,6 +27,7 @@ from rlx.compile.lower.bodies import loop_kernel
 from rlx.compile.lower.small_loops import ROUNDS, small_bodies, small_loop
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import MAP, MATMUL, REDUCE, ROW
 from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel
 from rlx.ir.op import Op
@@ -118,11 +119,11 @@ def make_kernel(
     """The loop kernel of a `map`, `row`, `reduce` or `matmul` group, or that of one op: a spec of what it computes, and
     the first schedule that fits it."""
     maker = _Maker(name, graph, kernel, machine, schedules or table_for(machine))
-    if kernel.kind == "matmul":
+    if kernel.kind == MATMUL:
         return maker.matmul()
-    if kernel.kind in ("row", "reduce"):
+    if kernel.kind in (ROW, REDUCE):
         return maker.rows()
-    if kernel.kind == "map":
+    if kernel.kind == MAP:
         return maker.map()
     return maker.small_loop() if kernel.kind == ROUNDS else maker.op()
 

@@ -1,5 +1,7 @@
 """The program of a causal language model: one graph that serves prefill, decode, batches and every length.
 
+It is written in HIR blocks and handed out lowered.
+
 Inputs, with B sequences, S new tokens each, a cache of capacity C, and R rows of logits asked for:
 
     tokens     i32[B,S]          positions  i32[B,S]   where each token stands
@@ -22,12 +24,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlx import ops
+from rlx.hir import functions as blocks
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.module import HirModule
 from rlx.ir.provenance import named_scope, written_as
 from rlx.models.adapters import Adapter
 from rlx.models.config import DecoderConfig, RopeConfig
-from rlx.models.layers import Layers, append_to_cache, gated, quantized_rows, split_last
+from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.attn.operands import MaskKind
 
@@ -75,7 +79,7 @@ class _Decoder:
         self, config: DecoderConfig, file: WeightFile, kv_dtype: DType | None, adapters: Sequence[Adapter]
     ) -> None:
         self.config, self.kv_dtype = config, kv_dtype
-        self.graph = Graph(config.family)
+        self.graph = HirModule(config.family)
         self.layers = Layers(self.graph, file, adapters)
         self.tokens = self.graph.input("tokens", ("B", "S"), DType.I32)
         self.positions = self.graph.input("positions", ("B", "S"), DType.I32)
@@ -110,7 +114,7 @@ class _Decoder:
         self.graph.set_outputs([result, *self.caches.values()])
         for name, updated in self.caches.items():
             self.graph.alias(updated, name)
-        return DecoderProgram(self.graph, self.layers.weights, tuple(self.caches))
+        return DecoderProgram(self.layers.lowered(), self.layers.weights, tuple(self.caches))
 
     def _embedded(self) -> Any:
         c = self.config
@@ -160,12 +164,12 @@ class _Decoder:
         if tables is not None:
             rope, cos, sin = tables
             q, k = (
-                ops.rope(h, cos, sin, c.head_dim, rope.dims, self.positions, style=rope.style, layout="bshd")
+                blocks.rope(h, cos, sin, c.head_dim, rope.dims, self.positions, style=rope.style, layout="bshd")
                 for h in (q, k)
             )
-        keys, k_scale = self._cached(f"k.{layer}", k)
-        values, v_scale = self._cached(f"v.{layer}", v)
-        attended = ops.attention(
+        keys, *k_scale = self._cached(f"k.{layer}", k)
+        values, *v_scale = self._cached(f"v.{layer}", v)
+        attended = blocks.attention(
             ops.transpose(q, (0, 2, 1, 3)),
             keys,
             values,
@@ -176,8 +180,7 @@ class _Decoder:
             softcap=c.attention_softcap,
             kv_len=self.kv_len,
             positions=None if self.kv_dtype is None else self.positions,
-            k_scale=k_scale,
-            v_scale=v_scale,
+            scales=(*k_scale, *v_scale),
         )
         batch, seq = self.tokens.shape
         joined = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (batch, seq, c.heads * c.head_dim))
@@ -197,13 +200,13 @@ class _Decoder:
         batch, seq = self.tokens.shape
         return [ops.reshape(p, (batch, seq, n, c.head_dim)) for p, n in zip(parts, counts)]
 
-    def _cached(self, name: str, new: Any) -> tuple[Any, Any]:
+    def _cached(self, name: str, new: Any) -> tuple[Any, ...]:
         """All keys or values [B,Hkv,C,D] as they are stored, with the new ones [B,S,Hkv,D] appended, and the scales
         [B,Hkv,C] of their rows if they are codes; attention reads them so."""
         if self.kv_dtype is None:
-            return ops.transpose(new, (0, 2, 1, 3)), None
+            return (ops.transpose(new, (0, 2, 1, 3)),)
         if self.kv_dtype is not DType.I8:
-            return self._append(name, new, self.kv_dtype, (self.config.head_dim,)), None
+            return (self._append(name, new, self.kv_dtype, (self.config.head_dim,)),)
         codes, scale = quantized_rows(new)
         all_codes = self._append(name, codes, DType.I8, (self.config.head_dim,))
         return all_codes, self._append(f"{name}.scale", scale, DType.F32, ())
@@ -219,7 +222,7 @@ class _Decoder:
             return self._experts(x, layer)
         if c.fused_gate_up:
             gate, up = split_last(self.layers.linear(x, "gate_up", layer, 2 * c.ffn), (c.ffn, c.ffn))
-            return self.layers.linear(gated(c.activation, gate, up), "down", layer, c.hidden)
+            return self.layers.linear(blocks.gated(c.activation, gate, up), "down", layer, c.hidden)
         return self._dense(x, layer, "", c.ffn)
 
     def _dense(self, x: Any, layer: int, prefix: str, width: int) -> Any:
@@ -227,7 +230,7 @@ class _Decoder:
         up = self.layers.linear(x, f"{prefix}up", layer, width)
         if c.gated:
             gate = self.layers.linear(x, f"{prefix}gate", layer, width)
-            inner = gated(c.activation, gate, up)
+            inner = blocks.gated(c.activation, gate, up)
         else:
             inner = ops.activation(c.activation, up)
         return self.layers.linear(inner, f"{prefix}down", layer, c.hidden)
@@ -248,7 +251,7 @@ class _Decoder:
             self.layers.expert_product(flat, role, layer, moe.experts, moe.ffn, ids)
             for role in ("experts_gate", "experts_up")
         )
-        inner = gated(self.config.activation, gate, up)
+        inner = blocks.gated(self.config.activation, gate, up)
         down = self.layers.expert_product(inner, "experts_down", layer, moe.experts, hidden, ids)
         each = ops.reshape(down, (batch, seq, moe.top_k, hidden))
         y = ops.reduce_sum(ops.mul(each, ops.expand_dims(chances, -1)), (2,))

@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import ops
+from rlx.hir import functions as blocks
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.module import HirModule
 from rlx.ir.provenance import named_scope, written_as
 from rlx.models.adapters import Adapter
 from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
@@ -54,7 +56,7 @@ def build_encoder(config: EncoderConfig, file: WeightFile, adapters: Sequence[Ad
 class _Encoder:
     def __init__(self, config: EncoderConfig, file: WeightFile, adapters: Sequence[Adapter]) -> None:
         self.config = config
-        self.graph = Graph(config.family)
+        self.graph = HirModule(config.family)
         self.layers = Layers(self.graph, file, adapters)
         self.ids = self.graph.input("ids", ("B", "S"), DType.I32)
         self.lengths = self.graph.input("lengths", ("B",), DType.I32)
@@ -86,7 +88,7 @@ class _Encoder:
                 outputs.append(_unit(vector) if c.normalize else vector)
         self.layers.file.refuse_unused(self._is_head)
         self.graph.set_outputs(outputs)
-        return EncoderProgram(self.graph, self.layers.weights)
+        return EncoderProgram(self.layers.lowered(), self.layers.weights)
 
     def _post_normed(self, x: Any, layer: int) -> Any:
         with named_scope("attention"):
@@ -156,9 +158,9 @@ class _Encoder:
         tables = self.local_tables if is_local else self.tables
         if tables is not None:
             rope, cos, sin = tables
-            q, k = (ops.rope(h, cos, sin, c.head_dim, style=rope.style, layout="bsm") for h in (q, k))
+            q, k = (blocks.rope(h, cos, sin, c.head_dim, style=rope.style, layout="bsm") for h in (q, k))
         bias = self.near if is_local else self.bias
-        attended = ops.attention(
+        attended = blocks.attention(
             q,
             k,
             v,
@@ -174,10 +176,10 @@ class _Encoder:
         c = self.config
         if c.fused_gate_up:
             gate, up = split_last(self.layers.linear(x, "gate_up", layer, 2 * c.ffn), (c.ffn, c.ffn))
-            return self.layers.linear(ops.mul(ops.activation(c.activation, gate), up), "down", layer, c.hidden)
+            return self.layers.linear(blocks.gated(c.activation, gate, up), "down", layer, c.hidden)
         up = self.layers.linear(x, "up", layer, c.ffn)
         if c.gated:
-            inner = ops.mul(up, ops.activation(c.activation, self.layers.linear(x, "gate", layer, c.ffn)))
+            inner = blocks.gated(c.activation, self.layers.linear(x, "gate", layer, c.ffn), up)
         else:
             inner = ops.activation(c.activation, up)
         return self.layers.linear(inner, "down", layer, c.hidden)

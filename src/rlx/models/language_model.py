@@ -163,14 +163,15 @@ class LanguageModel:
         """What runs where."""
         return self._compiled.report
 
-    def profile(self, context: int = 16, runs: int = 5) -> Profile:
-        """How long each kernel takes for one more token after `context` others; see `Profile`."""
+    def profile(self, context: int = 16, runs: int = 5, new: int = 1) -> Profile:
+        """How long each kernel takes for `new` more tokens after `context` others; see `Profile`."""
         session = self.session()
-        session.prefill([0] * context)
+        if context:
+            session.prefill([0] * context)
 
         def step() -> None:
             session.truncate(context)
-            session.step(0)
+            session.prefill([0] * new)
 
         return self._compiled.profile_while(step, runs)
 

@@ -1,4 +1,4 @@
-"""The layers that decoders and encoders are built of, on weights as their file stores them."""
+"""The layers that decoders and encoders are built of: HIR blocks, on weights as their file stores them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx import ops
+from rlx.hir import functions as blocks
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph
+from rlx.ir.module import FusionPolicy, HirModule
 from rlx.ir.provenance import written_as
 from rlx.models.adapters import Adapter, row_squares
 from rlx.models.weights import Weight, WeightFile, plain_weight
@@ -17,6 +18,7 @@ from rlx.ops.define.operands import convert
 from rlx.ops.random.randomness import dropout, fold_in
 
 if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
     from rlx.ir.tensor import Tensor
     from rlx.models.config import NormKind
 
@@ -25,10 +27,10 @@ _TINY = 1e-30
 
 
 class Layers:
-    """Appends layers to a graph. Params are called as in the file; those that were used are in `weights`, and with them
-    what `adapters` add. Where there is a `dropout_key`, adapters drop inputs as they say."""
+    """Appends layers to a module. Params are called as in the file; those that were used are in `weights`, and with
+    them what `adapters` add. Where there is a `dropout_key`, adapters drop inputs as they say."""
 
-    def __init__(self, graph: Graph, file: WeightFile, adapters: Sequence[Adapter] = ()) -> None:
+    def __init__(self, graph: HirModule, file: WeightFile, adapters: Sequence[Adapter] = ()) -> None:
         self.graph, self.file, self.adapters = graph, file, tuple(adapters)
         self.dropout_key: Tensor | None = None
         self.weights: dict[str, Weight] = {}
@@ -69,8 +71,8 @@ class Layers:
         """x·Wᵀ for a weight [out, in]."""
         param, weight = self.param(name, (outputs, x.shape[-1]))
         if weight.scheme is not None:
-            return ops.dequant_matmul(x, param, scheme=weight.scheme, n=outputs)
-        return ops.matmul(x, ops.transpose(convert(param, DType.F32), (1, 0)))
+            return blocks.dequant_linear(x, param, weight.scheme, outputs)
+        return blocks.linear(x, convert(param, DType.F32), transposed=True)
 
     def _changes(self, x: Any, y: Any, role: str, layer: int | None) -> Iterator[Any]:
         """What each adapter adds to y = x·Wᵀ."""
@@ -138,7 +140,11 @@ class Layers:
         name, size = self.file.name(role, layer), x.shape[-1]
         gamma = self.vector(f"{name}.weight", size)
         beta = self.vector(f"{name}.bias", size) if self.file.has(role, layer, "bias") else self._zeros(size)
-        return (ops.rms_norm if kind == "rms" else ops.layer_norm)(x, gamma, beta, eps=eps)
+        return (blocks.rms_norm if kind == "rms" else blocks.layer_norm)(x, gamma, beta, eps)
+
+    def lowered(self) -> Graph:
+        """The program of the module: its blocks as chains of ops, which compilers fuse as they see fit."""
+        return self.graph.with_fusion_policy(FusionPolicy.Fusable).lower_to_mir().as_graph()
 
     def _zeros(self, size: int) -> Any:
         """The beta of norms that have none; one for all of them."""
@@ -161,15 +167,6 @@ def quantized_rows(x: Any) -> tuple[Any, Any]:
     scale = ops.div(ops.reduce_max(ops.abs_(x), (-1,)), 127.0)
     divisor = ops.expand_dims(ops.where(ops.gt(scale, 0.0), scale, 1.0), -1)
     return ops.cast(ops.round_(ops.div(x, divisor)), DType.I8), scale
-
-
-def gated(activation: str, gate: Any, up: Any) -> Any:
-    """act(gate)·up; with silu that is what papers call SwiGLU."""
-    with written_as(_GATED.get(activation, f"gated {activation}")):
-        return ops.mul(ops.activation(activation, gate), up)
-
-
-_GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_approx": "geglu"}
 
 
 def split_last(x: Any, sizes: tuple[int, ...]) -> list[Any]:

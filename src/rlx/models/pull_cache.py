@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from rlx.backends.native.object_cache import default_directory
 from rlx.errors import FormatError, RlxError
+from rlx.knobs import cache_directory
 from rlx.models.pull_progress import Progress
 
 # Of one part of a path; file systems allow 255, and names of parts that are still being fetched are longer.
@@ -27,7 +27,7 @@ _CHUNK = 1 << 20
 
 def models_directory() -> Path:
     """`models` in the cache directory (`RLX_CACHE_DIR`, else the user's)."""
-    return default_directory() / "models"
+    return cache_directory() / "models"
 
 
 @contextlib.contextmanager

@@ -12,8 +12,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlx import ops
+from rlx.hir import functions as blocks
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.module import HirModule
 from rlx.models.config_whisper import WhisperConfig
 from rlx.models.layers import Layers, append_to_cache
 from rlx.models.weights import Weight, WeightFile
@@ -75,7 +77,7 @@ def build_whisper(config: WhisperConfig, file: WeightFile) -> WhisperPrograms:
 
 
 def _encoder(c: WhisperConfig, file: WeightFile) -> WhisperProgram:
-    graph = Graph("whisper_encoder")
+    graph = HirModule("whisper_encoder")
     block = _Block(graph, file, "encoder", c.activation)
     x = graph.input("features", ("B", c.mels, c.frames), DType.F32)
     for role, channels, stride in (("conv1", c.mels, 1), ("conv2", c.hidden, 2)):
@@ -89,7 +91,7 @@ def _encoder(c: WhisperConfig, file: WeightFile) -> WhisperProgram:
     for layer in range(c.encoder_layers):
         h = block.norm(x, "self_norm", layer)
         q, k, v = (block.layers.linear(h, f"encoder_self_{part}", layer, c.hidden) for part in "qkv")
-        attended = ops.attention(q, k, v, num_heads=c.encoder_heads, layout="bsm", mask_kind="none")
+        attended = blocks.attention(q, k, v, num_heads=c.encoder_heads, layout="bsm", mask_kind="none")
         x = ops.add(x, block.layers.linear(attended, "encoder_self_o", layer, c.hidden))
         x = block.feed_forward(x, layer, c.encoder_ffn)
     x = block.norm(x, "norm", None)
@@ -99,11 +101,11 @@ def _encoder(c: WhisperConfig, file: WeightFile) -> WhisperProgram:
         for part in "kv"
     }
     graph.set_outputs([x, *kept.values()])
-    return WhisperProgram(graph, block.layers.weights, tuple(kept))
+    return WhisperProgram(block.layers.lowered(), block.layers.weights, tuple(kept))
 
 
 def _decoder(c: WhisperConfig, file: WeightFile) -> WhisperProgram:
-    graph = Graph("whisper_decoder")
+    graph = HirModule("whisper_decoder")
     block = _Block(graph, file, "decoder", c.activation)
     tokens, positions = (graph.input(name, ("B", "T"), DType.I32) for name in ("tokens", "positions"))
     kv_len = graph.input("kv_len", ("B",), DType.I32)
@@ -120,7 +122,7 @@ def _decoder(c: WhisperConfig, file: WeightFile) -> WhisperProgram:
             cache = graph.input(f"{part}.{layer}", ("B", c.decoder_heads, c.context, size), DType.F32)
             split = ops.reshape(new, (*new.shape[:2], c.decoder_heads, size))
             caches[f"{part}.{layer}"] = append_to_cache(cache, split, places)
-        attended = ops.attention(
+        attended = blocks.attention(
             q,
             caches[f"k.{layer}"],
             caches[f"v.{layer}"],
@@ -134,7 +136,7 @@ def _decoder(c: WhisperConfig, file: WeightFile) -> WhisperProgram:
             block.layers.linear(block.norm(x, "cross_norm", layer, ""), "cross_q", layer, c.hidden), c.decoder_heads
         )
         heard = [graph.input(f"cross.{p}.{layer}", ("B", c.decoder_heads, c.positions, size), DType.F32) for p in "kv"]
-        attended = ops.attention(q, *heard, layout="bhsd", mask_kind="none")
+        attended = blocks.attention(q, *heard, layout="bhsd", mask_kind="none")
         x = ops.add(x, block.layers.linear(_joined(attended), "cross_o", layer, c.hidden))
         x = block.feed_forward(x, layer, c.decoder_ffn)
     batch, length, hidden = x.shape
@@ -143,13 +145,13 @@ def _decoder(c: WhisperConfig, file: WeightFile) -> WhisperProgram:
     graph.set_outputs([logits, *caches.values()])
     for name, updated in caches.items():
         graph.alias(updated, name)
-    return WhisperProgram(graph, block.layers.weights, tuple(caches))
+    return WhisperProgram(block.layers.lowered(), block.layers.weights, tuple(caches))
 
 
 class _Block:
     """The parts that both sides have in common."""
 
-    def __init__(self, graph: Graph, file: WeightFile, side: str, activation: ActivationKind) -> None:
+    def __init__(self, graph: HirModule, file: WeightFile, side: str, activation: ActivationKind) -> None:
         self.layers = Layers(graph, file)
         self._side, self._activation = side, activation
 

@@ -197,7 +197,8 @@ def possible_values(name: str) -> tuple[float, ...]:
     levels = np.array(_LEVELS["IQ1_S" if name.startswith("IQ1") else name], np.float32)
     shift = _IQ1_SHIFT if name.startswith("IQ1") else np.float32(0)
     both = np.concatenate([levels + shift, levels - shift]) if shift else np.concatenate([levels, -levels])
-    return tuple(float(v) for v in np.unique(both))
+    # Not `np.unique`: it loads masked arrays, which nothing else needs when a process starts.
+    return tuple(sorted(set(both.ravel().tolist())))
 
 
 _BITMAPS: dict[str, str] = {

@@ -15,7 +15,7 @@ from rlx.backends.api import Backend, CompileOptions, Executable
 from rlx.backends.cpu.executable import CpuExecutable as CpuExecutable
 from rlx.backends.cpu.executor import executor as native_executor
 from rlx.backends.options_to_pipeline import compile_with_options
-from rlx.backends.program.program_cache import find_programs, keep_programs, program_key
+from rlx.backends.program.program_cache import SMALL, find_programs, keep_programs, program_key
 from rlx.ir.graph import Graph
 from rlx.ir.op import OP_CLASSES
 from rlx.kernels.emit.llvm_pages import drop_llvm_pages
@@ -42,6 +42,7 @@ class CpuBackend(Backend):
         executable = CpuExecutable.of(compile_with_options(graph, "cpu", options), options.threads, key or "")
         if key is not None:
             keep_programs(key, executable.programs)
+        if key is not None and len(graph.nodes) >= SMALL:
             # The first run would load LLVM again for it.
             native_executor()
             drop_llvm_pages()

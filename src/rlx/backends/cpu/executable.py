@@ -22,11 +22,12 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.shape import Size
 from rlx.kernels.machines import host
+from rlx.kernels.tuning import is_trying, tuned_stamp
 
 if TYPE_CHECKING:
     from rlx.backends.program.signature import Signature
     from rlx.compile.compiler import CompileResult
-    from rlx.compile.report.report import CompileReport
+    from rlx.compile.report.report import CompileReport, Where
 
 
 class CpuExecutable(Executable):
@@ -71,7 +72,7 @@ class CpuExecutable(Executable):
 
     @property
     def report(self) -> CompileReport:
-        return self.compiled.report("cpu", where)
+        return self.compiled.report("cpu", where_tuned(self.lir))
 
     def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> CpuParams:
         given = {**(before.values if before is not None else {}), **changed}
@@ -127,3 +128,19 @@ def where(graph: Graph, kernel: LirKernel) -> str:
     from rlx.compile.report.report import place_of
 
     return place_of(graph, kernel, f"native {host().name}")
+
+
+def where_tuned(lir: LirModule) -> Where:
+    """`where`, with the parameters of kernels for which `rlx tune` has found others than the usual."""
+    if not is_trying() and not tuned_stamp():
+        return where
+    from rlx.compile.memory.lir_liveness import steps_of
+    from rlx.kernels.tunable import shown, sites
+
+    steps = steps_of(lir)
+    tuned = {steps[n]: shown(s.used) for n, s in sites(lir).items() if s.used != s.sets[0]}
+
+    def told(graph: Graph, kernel: LirKernel) -> str:
+        return where(graph, kernel) + (f", tuned: {tuned[kernel]}" if kernel in tuned else "")
+
+    return told

@@ -31,6 +31,7 @@ from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import ARENA, HostStep, Leaf, LoopStep, Program
 from rlx.errors import BindingError, OutOfMemory
 from rlx.ir.binding import infer_binding
+from rlx.ir.kernel_kind import CALL
 
 # Bindings whose tables are kept; one costs a few hundred bytes for each kernel.
 KEPT_PLANS = 64
@@ -296,7 +297,7 @@ def _call(host: HostValues, call: HostCall) -> None:
     start = time.perf_counter()
     host.call(call)
     if noted is not None:
-        noted.append(KernelTime("call", call.op.mnemonic, time.perf_counter() - start))
+        noted.append(KernelTime(CALL, call.op.mnemonic, time.perf_counter() - start))
 
 
 class _Binder:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.compile.lower.bodies import LOOP
 from rlx.compile.pipeline import lower_to_lir
 from rlx.errors import BackendError
+from rlx.ir.kernel_kind import CALL, LOOP, VIEW
 from rlx.kernels.from_lir import generator, make_kernel
 
 
@@ -29,9 +29,9 @@ def compile_to_ptx(program: Any, arch: str = "sm_90a") -> str:
     graph = lir.as_graph()
     texts = []
     for number, kernel in enumerate(lir.kernels):
-        if kernel.kind == "view":
+        if kernel.kind == VIEW:
             continue
-        if kernel.kind in ("call", LOOP):
+        if kernel.kind in (CALL, LOOP):
             missing = graph.nodes[kernel.nodes[0]].op.mnemonic
             raise BackendError(
                 f"compile_to_ptx: {missing} has no GPU kernel yet; the program uses it in {kernel.nodes[0]}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from rlx.errors import BackendError
-from rlx.knobs import knobs
+from rlx.knobs import cache_directory
 
 _MAGIC = b"rlxobj\x00\x01"  # the last byte is the format version
 _DIGEST_BYTES = 32
@@ -38,13 +38,6 @@ class ObjectCache(Protocol):
         ...
 
     def put(self, key: str, code: bytes) -> None: ...
-
-
-def default_directory() -> Path:
-    """The knob `cache_dir` (`RLX_CACHE_DIR`), else `rlx` in the user's cache directory."""
-    if knobs.cache_dir:
-        return Path(knobs.cache_dir)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx"
 
 
 def open_private(path: Path) -> IO[bytes]:
@@ -108,7 +101,7 @@ class DiskCache:
     `folder` is what entries of one kind are in, inside of the directory."""
 
     def __init__(self, directory: Path | str | None = None, folder: str = "objects") -> None:
-        self.directory = (Path(directory) if directory is not None else default_directory()) / folder
+        self.directory = (Path(directory) if directory is not None else cache_directory()) / folder
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = self.directory.lstat()
         is_private = stat.S_ISDIR(info.st_mode) and not info.st_mode & 0o077

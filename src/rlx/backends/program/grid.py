@@ -9,7 +9,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlx.kernels.ir.interpret import grid_size
 from rlx.kernels.ir.loop_ir import INDEX, Const, Kernel, Let, Value
 
 
@@ -33,14 +32,14 @@ class Grid(NamedTuple):
     """`grid(extents)`: the iterations for the values of the kernel's index parameters, in order.
 
     A straight program: registers hold the extents, then the literals, then the result of each step `(op, a, b)` on two
-    registers; the register `result` has the answer. Without a `result` there is one iteration. A `kernel` is there if
-    its bound is no such program, and is asked instead.
+    registers; the register `result` has the answer. Without a `result` there is one iteration. The kernel is `asked`
+    itself if its bound is no such program.
     """
 
     literals: tuple[int, ...] = ()
     steps: tuple[tuple[str, int, int], ...] = ()
     result: int | None = None
-    kernel: Kernel | None = None
+    asked: Callable[[Sequence[int]], int] | None = None
 
     @staticmethod
     def of(kernel: Kernel) -> Grid:
@@ -51,7 +50,7 @@ class Grid(NamedTuple):
         needed = _needed(loop.stop, lets)
         registers = {p: i for i, p in enumerate(q for q in kernel.params if isinstance(q, Value))}
         if not all(v in registers or isinstance(v, Const) or _is_plain(lets[v]) for v in needed):
-            return Grid(kernel=kernel)
+            return Grid(asked=_asking(kernel))
         literals = [v for v in needed if isinstance(v, Const)]
         registers.update({v: len(registers) + i for i, v in enumerate(literals)})
         steps = []
@@ -63,9 +62,8 @@ class Grid(NamedTuple):
         return Grid(tuple(int(v.literal) for v in literals), tuple(steps), registers[loop.stop])
 
     def __call__(self, extents: Sequence[int]) -> int:
-        if self.kernel is not None:
-            names = [p.name for p in self.kernel.params if isinstance(p, Value)]
-            return grid_size(self.kernel, dict(zip(names, extents, strict=True)))
+        if self.asked is not None:
+            return self.asked(extents)
         if self.result is None:
             return 1
         registers = [*extents, *self.literals]
@@ -76,6 +74,14 @@ class Grid(NamedTuple):
 
 def _is_plain(let: Let) -> bool:
     return let.op in _OPS and let.result.type == INDEX
+
+
+def _asking(kernel: Kernel) -> Callable[[Sequence[int]], int]:
+    # Here, because no program that is read from disk has such a kernel: a start from there loads no interpreter.
+    from rlx.kernels.ir.interpret import grid_size
+
+    names = [p.name for p in kernel.params if isinstance(p, Value)]
+    return lambda extents: grid_size(kernel, dict(zip(names, extents, strict=True)))
 
 
 def _needed(value: Value, lets: dict[Value, Let]) -> list[Value]:

@@ -16,6 +16,7 @@ from rlx.backends.native.code_cache import loader
 from rlx.backends.program.grid import Grid
 from rlx.ir.dims import DimConstraint, distinct
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.kernel_kind import CALL, LOOP, VIEW
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.op import Op
@@ -237,7 +238,7 @@ def build_program(
     loaded: _Loaded = {}
     if loading.start is not None:
         _start_all(maker, lir, loading.start)
-    made = [_made(graph, maker, k, loaded, loading) for k in lir.kernels if k.kind != "view"]
+    made = [_made(graph, maker, k, loaded, loading) for k in lir.kernels if k.kind != VIEW]
     nodes = graph.nodes if leaves is None else [n for n in graph.nodes if n.id in leaves or n.id in graph.outputs]
     inputs = [n for n in nodes if isinstance(n.op, Input)]
     params = [n for n in nodes if isinstance(n.op, Param)]
@@ -321,10 +322,10 @@ class _Made(NamedTuple):
 
 def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel, loaded: _Loaded, loading: Loading) -> _Made:
     node = graph.nodes[kernel.nodes[0]]
-    from rlx.compile.lower.bodies import LOOP, native_bodies
+    from rlx.compile.lower.bodies import native_bodies
     from rlx.kernels.from_lir import generator
 
-    if kernel.kind == "call":
+    if kernel.kind == CALL:
         return _Made(kernel, node, None)
     if kernel.kind == LOOP:
         found = native_bodies(graph, node, generator(maker.machine))
@@ -337,11 +338,9 @@ def _made(graph: Graph, maker: KernelMaker, kernel: LirKernel, loaded: _Loaded, 
 def _start_all(maker: KernelMaker, lir: LirModule, start: Callable[[Kernel], None]) -> None:
     """Make the loops of all kernels, and let code be made of each while the next one is. Each is made once: `maker`
     knows it again."""
-    from rlx.compile.lower.bodies import LOOP
-
     started: dict[int, Kernel] = {}
     for kernel in lir.kernels:
-        if kernel.kind in ("view", "call", LOOP):
+        if kernel.kind in (VIEW, CALL, LOOP):
             continue
         made = maker.make(kernel).kernel
         if id(made) not in started:

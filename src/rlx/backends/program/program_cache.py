@@ -8,6 +8,7 @@ decides how it is compiled, and of the compiler's own sources, so that no other 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from functools import cache
 
 from rlx.backends.compile_options import CompileOptions
@@ -21,22 +22,27 @@ from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant
 from rlx.ir.text.printed import text_of
 from rlx.kernels.machines import host
+from rlx.kernels.tuning import is_trying, tuned_stamp
 from rlx.knobs import knobs
 from rlx.ops.control.custom import Custom
 from rlx.stamps import source_stamp
 
-# Smaller programs compile fast, and there are many of them: entries would fill the disk and save little.
-MIN_NODES = 100
+# Smaller programs compile fast, and there are many of them: entries would fill the disk and save little. The first
+# few of a process are kept all the same: with them on disk the next process starts without loading the compiler.
+SMALL = 100
+KEPT_SMALL = 32
+_small_programs = itertools.count()
 # Knobs that do not change programs.
 _IRRELEVANT = ("threads", "cache_dir", "trace_perfetto")
 
 
 def program_key(graph: Graph, options: CompileOptions) -> str | None:
     """What the programs of a graph are kept under; None if they are to be compiled at any rate."""
-    if len(graph.nodes) < MIN_NODES or options.verbose or _is_watched() or not _is_known(graph):
+    if options.verbose or _is_watched() or not _is_known(graph) or not _is_worth_keeping(graph):
         return None
     settings = {name: value for name, value in knobs.values().items() if name not in _IRRELEVANT}
-    parts = (text_of(graph), *map(str, graph.constraints), options.key(), str(settings), repr(host()), compiler_stamp())
+    made_by = (str(settings), repr(host()), tuned_stamp(), compiler_stamp())
+    parts = (text_of(graph), *map(str, graph.constraints), options.key(), *made_by)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -75,8 +81,15 @@ def _entries() -> DiskCache | None:
         return None
 
 
+def _is_worth_keeping(graph: Graph) -> bool:
+    # A trace of a small program shows how it was compiled.
+    return len(graph.nodes) >= SMALL or (not knobs.trace_perfetto and next(_small_programs) < KEPT_SMALL)
+
+
 def _is_watched() -> bool:
     """Whether somebody wants to see the compile happen, or to change it."""
+    if is_trying():
+        return True
     shown = knobs.debug or knobs.verbose or knobs.dispatch_report or knobs.fusion_report
     return bool(shown or knobs.dump or knobs.override or knobs.ir_dump or knobs.verify > 1)
 

@@ -128,7 +128,7 @@ class _Writer:
         if isinstance(step, HostStep):
             operands = [int(i) for i in step.operands]
             return [step.op.mnemonic, _write_attributes(step.op), int(step.node), operands, step.align]
-        if not isinstance(step, NativeStep) or step.grid.kernel is not None:
+        if not isinstance(step, NativeStep) or step.grid.asked is not None:
             raise _Unwritable
         return [self.code(step), [self.argument(a) for a in step.arguments], *step.label]
 

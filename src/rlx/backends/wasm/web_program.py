@@ -153,7 +153,7 @@ class WebProgram:
 
 
 def _grid(grid: Grid, name: str) -> Json:
-    if grid.kernel is not None:
+    if grid.asked is not None:
         raise BackendError(f"export: the number of iterations of kernel {name} cannot be written down")
     return [list(grid.literals), [list(step) for step in grid.steps], grid.result]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.errors import InternalError
+from rlx.kernels.cpu.matmul.blocks import BlockSizes, distinct_sizes
 from rlx.kernels.cpu.ops import OpSite, build_op_kernel
 from rlx.kernels.cpu.small_loops import SmallLoopSpec, small_loop_kernel
 from rlx.kernels.ir.loop_ir import Kernel
@@ -67,16 +68,30 @@ def _blocks(name: str, machine: Machine, s: ProductSpec) -> Kernel:
     return quant_matmul_kernel(name, machine, _layout(s), s.product)
 
 
-def _pairs(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+def _pairs(name: str, machine: Machine, s: ProductSpec, sizes: BlockSizes) -> Kernel:
     from rlx.kernels.cpu.matmul.pairs import pair_matmul_kernel
 
-    return pair_matmul_kernel(name, machine, s.product)
+    return pair_matmul_kernel(name, machine, s.product, sizes)
 
 
-def _numbers(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+def _pair_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
+    from rlx.kernels.cpu.matmul.pairs import pair_block
+
+    sums = len(s.product.bs) * s.accumulator.size_bytes
+    return distinct_sizes(machine, lambda sizes: pair_block(machine, s.product, sizes), sums)
+
+
+def _numbers(name: str, machine: Machine, s: ProductSpec, sizes: BlockSizes) -> Kernel:
     from rlx.kernels.cpu.matmul.matmul import matmul_kernel
 
-    return matmul_kernel(name, machine, s.product, packed=s.packed, accumulator=s.accumulator)
+    return matmul_kernel(name, machine, s.product, packed=s.packed, accumulator=s.accumulator, sizes=sizes)
+
+
+def _number_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
+    from rlx.kernels.cpu.matmul.matmul import number_block
+
+    sums = len(s.product.bs) * s.accumulator.size_bytes
+    return distinct_sizes(machine, lambda sizes: number_block(machine, s.product, s.packed, s.accumulator, sizes), sums)
 
 
 # By how B is stored, and whether rows have their own: what is more special comes first.
@@ -86,8 +101,8 @@ PRODUCTS = (
     Schedule("blocks by expert", _blocks_by_expert, lambda machine, s: bool(s.experts) and s.layout is not None),
     Schedule("by expert", _by_expert, lambda machine, s: bool(s.experts)),
     Schedule("blocks", _blocks, lambda machine, s: s.layout is not None),
-    Schedule("pairs", _pairs, lambda machine, s: s.has_pairs),
-    Schedule("numbers", _numbers),
+    Schedule("pairs", _pairs, lambda machine, s: s.has_pairs, _pair_sizes),
+    Schedule("numbers", _numbers, sets=_number_sizes),
 )
 
 TABLE = ScheduleTable(

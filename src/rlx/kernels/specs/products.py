@@ -90,3 +90,16 @@ class ProductSpec:
     layout: PanelFormat | None = None
     code_digits: int = 0
     experts: int = 0
+
+    @property
+    def signature(self) -> str:
+        """What decides how fast a schedule is: sizes, types and strides, but not what is done to the sums."""
+        p = self.product
+        sizes = f"{p.batch}x{p.m}x{p.n}x{p.k} {self.accumulator}"
+        matrices = " ".join(_placed(m) for m in (p.a, *p.bs, *p.cs, *(p.epilogue.operands if p.epilogue else ())))
+        stored = "pairs" if self.has_pairs else "packed" if self.packed else "plain"
+        return f"{sizes} {stored} {matrices}"
+
+
+def _placed(m: Matrix) -> str:
+    return f"{m.name}:{m.dtype}[{m.batch_stride},{m.row_stride},{m.col_stride}]"

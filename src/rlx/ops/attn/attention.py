@@ -18,7 +18,7 @@ import numpy as np
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import dim_max
 from rlx.ir.dtype import DType
-from rlx.ir.op import op
+from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ops.attn.operands import (
     AttentionBase,
@@ -316,7 +316,7 @@ def attention_cases() -> Iterator[tuple[dict[str, Any], tuple[Spec, ...], dict[s
 
 
 def build_attention(
-    cls: type[AttentionBase],
+    cls: type[Op],
     operands: tuple[Any, ...],
     mask: Any,
     *,
@@ -331,7 +331,7 @@ def build_attention(
     scales: tuple[Any, ...] = (),
     **attributes: Any,
 ) -> Any:
-    """Apply `cls` (attention or its gradient) to q, k, v, ..; sizes that are not given are read off the shapes."""
+    """Apply `cls` (attention, its gradient or a block) to q, k, v, ..; sizes not given are read off the shapes."""
     q_dims, k_dims = dims_of(operands[0]), dims_of(operands[1])
     chosen = AttentionLayout(layout) if layout is not None else guess_layout(q_dims, num_heads, cls.name)
     head_axis = {AttentionLayout.Bshd: 2, AttentionLayout.Bhsd: 1}.get(chosen)
@@ -376,7 +376,7 @@ def _typed(q: Any, k: Any, v: Any, *dy: Any) -> tuple[Any, ...]:
     return convert(q, wide), convert(k, stored), convert(v, stored), *(convert(x, wide) for x in dy)
 
 
-def _fixed(cls: type[AttentionBase], what: str, size: Size) -> int:
+def _fixed(cls: type[Op], what: str, size: Size) -> int:
     if not isinstance(size, int):
         raise OpError(f"{cls.name}: {what} must be fixed, but the operands say {size}; pass {what}")
     return size

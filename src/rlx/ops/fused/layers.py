@@ -38,6 +38,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class FusedMatMulBiasAct(Op):
     """y = act(x·w + b) with x [.., M, K], w [.., K, N], b [N]; without `activation` there is none."""
 
+    is_blas = True
     is_fused = True
     is_heavy = True
     activation: ActivationKind | None = None

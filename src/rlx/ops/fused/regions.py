@@ -248,6 +248,8 @@ class ElementwiseRegion(Op):
     prologue ResizeNearest2x, input `prologue_input` is [N, C, H/2, W/2] and read at (h//2, w//2).
     """
 
+    is_region = True
+    is_elementwise = True
     precision_class = "elementwise"
 
     chain: Chain
@@ -347,6 +349,7 @@ class ElementwiseRegion(Op):
 class TransformRegion(Op):
     """The last of `steps`, a chain of transforms of whole tensors, such as `resize_nearest_2x(i0)`."""
 
+    is_region = True
     precision_class = "data_movement"
 
     steps: Chain
@@ -385,6 +388,7 @@ class BatchElementwiseRegion(Op):
     is the slice reads it whole, so they must be 0.
     """
 
+    is_region = True
     precision_class = "elementwise"
 
     chain: Chain

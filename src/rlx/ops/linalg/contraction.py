@@ -91,6 +91,7 @@ class MatMul(_Contraction):
     type of the sum and the result, by default that of the operands.
     """
 
+    is_blas = True
     primitive = True
     is_heavy = True
 
@@ -142,6 +143,7 @@ class DotGeneral(_Contraction):
     of `MatMul`.
     """
 
+    is_blas = True
     is_heavy = True
 
     lhs_contracting: tuple[int, ...]
@@ -231,6 +233,7 @@ def _joined(a: Size, b: Size) -> Size:
 class LoraMatMul(Op):
     """y = x.w + scale * (x.a).b, a weight [k, n] with a low-rank correction a [k, r], b [r, n]; x is [.., k]."""
 
+    is_blas = True
     is_heavy = True
     opens_for_autodiff = True
 
@@ -270,6 +273,7 @@ class GroupedMatMul(Op):
     Ids outside of 0..E-1 that the program computed are clipped (negative ones count from the end).
     """
 
+    is_blas = True
     is_heavy = True
 
     multilinear_in = (0, 1)

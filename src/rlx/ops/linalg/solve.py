@@ -143,6 +143,8 @@ def _batch_system(
 class DenseSolve(_DenseSystem):
     """x = A⁻¹ b for A [N, N] and b [N] or [N, K], by LU with partial pivoting; a singular A is an error."""
 
+    is_blas = True
+
     def infer(self, a: Shape, b: Shape) -> Shape:
         require_rank(self, a, 2)
         _require_system(self, a, b, columns=False)
@@ -164,6 +166,7 @@ class DenseSolve(_DenseSystem):
 class BatchedDenseSolve(_DenseSystem):
     """x = A⁻¹ b for every matrix of A [.., N, N] and b [.., N] or [.., N, K]; a singular matrix is an error."""
 
+    is_blas = True
     primitive = True
 
     def infer(self, a: Shape, b: Shape) -> Shape:

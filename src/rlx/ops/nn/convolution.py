@@ -100,6 +100,7 @@ class Conv(ConvBase):
     `precision` and `out_dtype` are those of `MatMul`; a bias is an addition.
     """
 
+    is_blas = True
     primitive = True
     multilinear_in = (0, 1)
     shared: ClassVar[tuple[int, ...]] = (1,)
@@ -216,6 +217,8 @@ class ConvTranspose2d(ConvBase):
 
     x [N, C_in, spatial..], w [C_in, C_out/groups, kernel..]; `output_padding` lengthens the result at its end.
     """
+
+    is_blas = True
 
     output_padding: tuple[int, ...]
     groups: int = 1

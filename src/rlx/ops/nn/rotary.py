@@ -302,8 +302,8 @@ class AxialRope2d(Op):
         yield sample(cls(2, 2, 4, 1), spec("B", 4, 4), B=3)
 
 
-def _build(
-    cls: type[_Rotation],
+def build_rotation(
+    cls: type[Op],
     x: Any,
     tables: tuple[Any, Any],
     head_dim: int,
@@ -313,6 +313,7 @@ def _build(
     layout: AttentionLayout | str | None,
     num_heads: int | None,
 ) -> Any:
+    """Apply `cls` (a rotation, its gradient, or a block of them) to x, which is rotated, and the tables."""
     from rlx.ops.shape.movement import reshape
 
     (x,) = promote_inexact(x)
@@ -338,7 +339,7 @@ def rope(
 
     The layout is taken from the shape: rank 2 and 3 are joined heads, rank 4 needs `layout` or `num_heads`.
     """
-    return _build(Rope, x, (cos, sin), head_dim, n_rot, positions, style, layout, num_heads)
+    return build_rotation(Rope, x, (cos, sin), head_dim, n_rot, positions, style, layout, num_heads)
 
 
 def rope_backward(
@@ -354,7 +355,7 @@ def rope_backward(
     num_heads: int | None = None,
 ) -> Any:
     """The gradient of `rope` with respect to x."""
-    return _build(RopeBackward, dy, (cos, sin), head_dim, n_rot, positions, style, layout, num_heads)
+    return build_rotation(RopeBackward, dy, (cos, sin), head_dim, n_rot, positions, style, layout, num_heads)
 
 
 def axial_rope2d(

@@ -306,6 +306,7 @@ class Binary(Op):
     width or more, give 0 (-1 for `shift_right` of a negative number).
     """
 
+    is_elementwise = True
     precision_class = "elementwise"
 
     kind: BinaryOp
@@ -406,6 +407,7 @@ _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
 class Compare(Op):
     """y = a ? b as bool, elementwise with broadcasting. NaN is unequal to everything, itself included."""
 
+    is_elementwise = True
     primitive = True
     precision_class = "elementwise"
 
@@ -437,6 +439,7 @@ class Compare(Op):
 class Where(Op):
     """y = a where condition holds, else b; all three broadcast. A non-bool condition means `condition != 0`."""
 
+    is_elementwise = True
     primitive = True
     precision_class = "elementwise"
     linear_in = (1, 2)

@@ -25,6 +25,7 @@ class Cast(Op):
     imaginary part 0; complex to real keeps the real part; float to float rounds to nearest even.
     """
 
+    is_elementwise = True
     only_moves = True
     primitive = True
     precision_class = "data_movement"

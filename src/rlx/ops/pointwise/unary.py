@@ -350,6 +350,7 @@ class Activation(Op):
     f16, bf16 and f32 are computed in f64 and rounded once. Some kinds accept integers or complex numbers.
     """
 
+    is_elementwise = True
     precision_class = "elementwise"
 
     Gelu: ClassVar[ActivationKind] = ActivationKind.Gelu
@@ -451,6 +452,7 @@ class Activation(Op):
 class StopGradient(Op):
     """y = x; no gradient and no tangent passes through. Any dtype."""
 
+    is_elementwise = True
     precision_class = "elementwise"
 
     derivative_is_defined = True

@@ -256,6 +256,8 @@ class QMatMul(Op):
     mult = scale_x · scale_w / scale_out is applied in f32.
     """
 
+    is_blas = True
+
     codes_have_tangents = True
 
     x_zp: int
@@ -316,6 +318,8 @@ class QConv2d(Op):
     bias is i32[C_out] or absent. Taps in the padding contribute 0, as if x were x_zp there. Any number of spatial axes
     will do.
     """
+
+    is_blas = True
 
     codes_have_tangents = True
 

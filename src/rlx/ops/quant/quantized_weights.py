@@ -83,6 +83,7 @@ class DequantMatMul(Op):
     `n` may be left out where the operands tell it. W is f32; the sum is held in f32 (f64 for f64) and has x's dtype.
     """
 
+    is_blas = True
     is_heavy = True
 
     scheme: QuantScheme
@@ -233,6 +234,7 @@ class DequantMatMul(Op):
 class DequantMoEWeights(Op):
     """f32[experts, k, n] from the GGUF bytes of `experts` matrices, each stored as n rows of k elements."""
 
+    is_blas = True
     primitive = True
     is_heavy = True
     jvp = NoRule("stored bytes have no derivative; train float weights, or scales beside the codes (dequant_matmul)")
@@ -286,6 +288,7 @@ class DequantGroupedMatMul(Op):
     that the program computed are clipped (negative ones count from the end).
     """
 
+    is_blas = True
     is_heavy = True
 
     linear_in = (0,)

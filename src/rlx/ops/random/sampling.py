@@ -45,6 +45,7 @@ class Sample(Op):
     under key u32[2] for row i.
     """
 
+    picks = True
     precision_class = "reduction"
 
     jvp = vjp = NoRule("integer result; for a differentiable relaxation add rlx.random.gumbel noise and use softmax")

@@ -121,6 +121,7 @@ class Reduce(Op):
     Any false, All true. NaN propagates through Max and Min; integers wrap around; Any and All take bools.
     """
 
+    is_reduction = True
     precision_class = "reduction"
 
     kind: ReduceOp
@@ -291,6 +292,7 @@ class ArgReduce(Op):
 class Softmax(Op):
     """y = e^(x - max) / Σ e^(x - max) along `axis`."""
 
+    is_reduction = True
     precision_class = "reduction"
 
     axis: int = -1

@@ -174,6 +174,8 @@ class TopKWithValues(Op):
 class TopK(Op):
     """The i32 positions of the `k` largest elements along the last axis, descending; ties by position, NaN last."""
 
+    is_reduction = True
+    picks = True
     precision_class = "data_movement"
 
     k: int

@@ -75,6 +75,8 @@ class GaussianSplatRenderBackward(SceneOp):
     colors stand in for band 0 they get its gradient, and band 0 gets 0. operands: the scene, d_rgba.
     """
 
+    is_fusion_boundary = True
+
     loss_grad_clip: float = _BACKWARD_DEFAULTS.loss_grad_clip
     sh_band: int = _BACKWARD_DEFAULTS.sh_band
     max_anisotropy: float = _BACKWARD_DEFAULTS.max_anisotropy

@@ -57,6 +57,8 @@ class GaussianSplatPrepare(SceneOp):
     out, the farthest splats first. The buffer is f64 for scenes in f64, else f32.
     """
 
+    is_fusion_boundary = True
+
     def infer(
         self, positions: Shape, scales: Shape, rotations: Shape, opacities: Shape, colors: Shape, sh: Shape, meta: Shape
     ) -> Shape:

@@ -78,6 +78,8 @@ class GaussianSplatRasterize(PreparedSceneOp):
     all. The background is read from meta. `max_splat_steps` limits gradients, not the image. operands prep, meta.
     """
 
+    is_fusion_boundary = True
+
     def infer(self, prep: Shape, meta: Shape) -> Shape:
         require_rank(self, prep, 1)
         require_dtype(self, prep.dtype in (DType.F32, DType.F64), "f32 or f64", prep, meta)

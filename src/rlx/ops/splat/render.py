@@ -66,6 +66,8 @@ class GaussianSplatRender(SceneOp):
     Computed in f32 (f64 for scenes in f64) and rounded once. operands: the fields of `GaussianSplatInputs`.
     """
 
+    is_fusion_boundary = True
+
     def infer(
         self, positions: Shape, scales: Shape, rotations: Shape, opacities: Shape, colors: Shape, sh: Shape, meta: Shape
     ) -> Shape:

@@ -14,6 +14,7 @@ worth 96 rows (91, with 48 rows 87).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,14 +24,36 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.extents import Extent
 from rlx.kernels.machines import Machine
 
-MAX_TILE_ROWS = 6
-TILES_PER_BLOCK = 8
-# About this many columns share one copy of A.
-BLOCK_COLUMNS = 64
-# Bytes of a row of A, or of a column of B, in one step along K.
-STEP_BYTES = 1536
 # Keeps rows of scratch out of each other's cache sets.
 PAD_BYTES = 64
+
+
+class BlockSizes(NamedTuple):
+    """What may be chosen of a block without any sum being computed in another order; `rlx tune` measures it."""
+
+    # Rows of a register tile, where there are registers enough.
+    tile_rows: int = 6
+    # Tiles below each other in a block.
+    tiles: int = 8
+    # About this many columns share one copy of A.
+    columns: int = 64
+    # Bytes of a row of A, or of a column of B, in one step along K.
+    step_bytes: int = 1536
+
+
+# What is worth measuring, the choice of everybody first.
+BLOCK_SIZES = (
+    BlockSizes(),
+    BlockSizes(tiles=4),
+    BlockSizes(tiles=16),
+    BlockSizes(columns=128),
+    BlockSizes(columns=256),
+    BlockSizes(tiles=4, columns=128),
+    BlockSizes(tiles=16, columns=128),
+    BlockSizes(step_bytes=1024),
+    BlockSizes(step_bytes=3072),
+    BlockSizes(tile_rows=4, tiles=12),
+)
 
 
 class BlockShape(NamedTuple):
@@ -67,6 +90,7 @@ def block_shape(
     copies_b: bool = False,
     copies_a: bool = True,
     reuse: int = 1,
+    sizes: BlockSizes = BLOCK_SIZES[0],
 ) -> BlockShape:
     """The block for a machine: what fits into its registers and scratch.
 
@@ -75,10 +99,10 @@ def block_shape(
     """
     lanes, size = machine.lanes(accumulator), accumulator.size_bytes
     vectors = panel_vectors(machine, accumulator, n)
-    tile_rows = min(MAX_TILE_ROWS, max(2, (machine.vector_registers - vectors - 1) // vectors // 2 * 2))
-    rows = TILES_PER_BLOCK * tile_rows
+    tile_rows = min(sizes.tile_rows, max(2, (machine.vector_registers - vectors - 1) // vectors // 2 * 2))
+    rows = sizes.tiles * tile_rows
     width = lanes * vectors
-    panels = max(1, BLOCK_COLUMNS // width)
+    panels = max(1, sizes.columns // width)
     scratch = machine.scratch_bytes // size
     most = scratch // 2 // (products * width)
     if copies_b and reuse * rows * panels <= most:
@@ -88,8 +112,19 @@ def block_shape(
     pad = max(1, PAD_BYTES // size)
     room = scratch - products * rows * panels * width - (rows * pad if copies_a else 0)
     lines = (rows if copies_a else 0) + (width if copies_b else 0)
-    depth = min(STEP_BYTES // size, room // max(1, lines))
+    depth = min(sizes.step_bytes // size, room // max(1, lines))
     return BlockShape(lanes, vectors, tile_rows, rows, panels, max(lanes, depth // lanes * lanes), pad)
+
+
+def distinct_sizes(machine: Machine, shape_of: Callable[[BlockSizes], BlockShape], sums: int) -> list[BlockSizes]:
+    """The sizes that give blocks of their own, of which `sums` products fit into half of the scratch."""
+    found: dict[BlockShape, BlockSizes] = {}
+    for sizes in BLOCK_SIZES:
+        shape = shape_of(sizes)
+        fits = 2 * sums * shape.rows * shape.columns <= machine.scratch_bytes
+        if sizes == BLOCK_SIZES[0] or fits:
+            found.setdefault(shape, sizes)
+    return list(found.values())
 
 
 def panel_vectors(machine: Machine, accumulator: DType, n: Extent) -> int:

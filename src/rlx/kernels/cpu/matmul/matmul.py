@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
+from rlx.kernels.cpu.matmul.blocks import BLOCK_SIZES, BlockShape, BlockSizes, block_shape
 from rlx.kernels.cpu.matmul.blocks import pack_panels as pack_panels
 from rlx.kernels.cpu.matmul.blocks import panel_width as panel_width
 from rlx.kernels.cpu.matmul.tiles import (
@@ -49,20 +49,31 @@ STREAM_STEPS = 4
 
 
 def matmul_kernel(
-    name: str, machine: Machine, product: Product, *, packed: bool = False, accumulator: DType | None = None
+    name: str,
+    machine: Machine,
+    product: Product,
+    *,
+    packed: bool = False,
+    accumulator: DType | None = None,
+    sizes: BlockSizes = BLOCK_SIZES[0],
 ) -> Kernel:
     """A product of numbers, accumulated in f32 for f16 and bf16.
 
     With `packed`, each B is laid out by `pack_panels` with `panel_width(machine, accumulator, n)`, and of its strides
     only that of the batch is used.
     """
-    a, stored = product.a, product.cs[0].dtype
-    acc = accumulator or compute_dtype(a.dtype)
+    stored = product.cs[0].dtype
+    acc = accumulator or compute_dtype(product.a.dtype)
     if product.epilogue is None and (len(product.bs) > 1 or acc.is_float != stored.is_float):
         raise OpError(f"matmul {name}: accumulates in {acc} and stores {stored}; say the conversion in an epilogue")
-    copies_a = a.col_stride != 1 or a.dtype is not acc
-    shape = block_shape(machine, acc, product.n, len(product.bs), copies_b=not packed, copies_a=copies_a, reuse=2)
-    return MatmulMaker(name, machine, product, packed, acc, shape).build()
+    return MatmulMaker(name, machine, product, packed, acc, number_block(machine, product, packed, acc, sizes)).build()
+
+
+def number_block(machine: Machine, product: Product, packed: bool, acc: DType, sizes: BlockSizes) -> BlockShape:
+    """The block of a product of numbers."""
+    copies_a = product.a.col_stride != 1 or product.a.dtype is not acc
+    products = len(product.bs)
+    return block_shape(machine, acc, product.n, products, copies_b=not packed, copies_a=copies_a, reuse=2, sizes=sizes)
 
 
 class MatrixOperand:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.blocks import block_shape, pack_panels
+from rlx.kernels.cpu.matmul.blocks import BLOCK_SIZES, BlockShape, BlockSizes, block_shape, pack_panels
 from rlx.kernels.cpu.matmul.matmul import MatmulMaker, PanelPart, Product, ResultBlock
 from rlx.kernels.cpu.matmul.tiles import MatrixView, TileStep, copy_elements
 from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value, ValueType
@@ -30,11 +30,16 @@ def has_pairs(machine: Machine, dtype: DType) -> bool:
     return dtype is BF16 and machine.lanes(F32) in machine.dot2_lanes
 
 
-def pair_matmul_kernel(name: str, machine: Machine, product: Product) -> Kernel:
+def pair_matmul_kernel(name: str, machine: Machine, product: Product, sizes: BlockSizes = BLOCK_SIZES[0]) -> Kernel:
     """C[batch, m, n] = epilogue(A[batch, m, k] @ B[k, n]) for bf16 A and B, the latter as `pack_pairs` lays it out in
     panels of `panel_width(machine, f32, n)` columns; k is even."""
-    shape = block_shape(machine, F32, product.n, len(product.bs), copies_a=product.a.col_stride != 1)
+    shape = pair_block(machine, product, sizes)
     return _PairMaker(name, machine, product.in_words(PAIR), True, F32, shape).build()
+
+
+def pair_block(machine: Machine, product: Product, sizes: BlockSizes) -> BlockShape:
+    """The block of a product in pairs."""
+    return block_shape(machine, F32, product.n, len(product.bs), copies_a=product.a.col_stride != 1, sizes=sizes)
 
 
 def pack_pairs(b: np.ndarray[Any, np.dtype[Any]], width: int) -> np.ndarray[Any, np.dtype[Any]]:
