@@ -230,8 +230,14 @@ def recurrent(step, x, codes, gate_count, cell):
             for o, (ws, b) in enumerate(zip(weights, bias))
         ]
         pairs = [
-            cell([gates[t][g * size + u] for g in range(gate_count)], [seen[g * size + u] for g in range(gate_count)],
-                 h[u], kept[u], sigmoid, tanh)
+            cell(
+                [gates[t][g * size + u] for g in range(gate_count)],
+                [seen[g * size + u] for g in range(gate_count)],
+                h[u],
+                kept[u],
+                sigmoid,
+                tanh,
+            )
             for u in range(size)
         ]
         h, kept = [p[0] for p in pairs], [p[1] for p in pairs]

@@ -202,9 +202,7 @@ class Concat(Step):
 
     def build(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
         parts = [
-            self.multipliers.take(i).requantized(
-                cast(t, DType.I32) - v.zero_point, self.out.zero_point, self.out.dtype
-            )
+            self.multipliers.take(i).requantized(cast(t, DType.I32) - v.zero_point, self.out.zero_point, self.out.dtype)
             for i, (v, t) in enumerate(zip(operands, tensors))
         ]
         return concat(parts, axis=len(self.out.dims))

@@ -176,7 +176,9 @@ class _Recurrent(Step):
             total = matmul(h, self.weights.codes.T.astype(np.int32)) + self.bias
             return cast(self.multipliers.requantized(total, 0, DType.I16), DType.I32)
 
-        result = self._scanned(cast(tensors[0], DType.I32), sums, _Integers(self.tables.astype(np.int32), on_tensors=True))
+        result = self._scanned(
+            cast(tensors[0], DType.I32), sums, _Integers(self.tables.astype(np.int32), on_tensors=True)
+        )
         codes = self.out_multiplier.requantized(result, self.out.zero_point, self.out.dtype)
         return self.clamped(codes, self.low, self.high)
 
@@ -208,7 +210,7 @@ class _Recurrent(Step):
 
     @abstractmethod
     def cell(self, x: Sequence[Any], seen: Sequence[Any], carry: Sequence[Any], numbers: _Numbers) -> list[Any]:
-        """The carries after one step, the state first; `x` and `seen` are the gates' sums of the input and the state."""
+        """The carries after one step, the state first; `x` and `seen` are what input and state give to each gate."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Steps that look codes up: functions of one 8-bit code, of one 16-bit code, and softmax with exponentials in a table."""
+"""Steps that look codes up: functions of one code of 8 or 16 bits, and softmax, whose exponentials are a table."""
 
 from __future__ import annotations
 

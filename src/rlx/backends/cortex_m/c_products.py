@@ -1,95 +1,43 @@
-"""C99 of the kernels that a program uses: one function per kind of step and types of its codes.
+"""C99 of products with weights: dense layers, convolutions, depthwise ones.
 
-No function of a library is called. Cores with instructions for pairs of 16-bit products (M4, M7, M33, M55) use them for
-8-bit codes, four output channels at a time; `RLX_PLAIN` leaves them out, and all other cores run the plain loops.
+Cores with instructions for pairs of 16-bit products (M4, M7, M33, M55) use them for 8-bit codes, four output channels
+at a time; `RLX_PLAIN` leaves them out, and all other cores run the plain loops.
 """
 
 from __future__ import annotations
 
 from string import Template
 
-COMMON = """\
-static int32_t limited(int64_t x, int32_t low, int32_t high)
-{
-    return x < low ? low : x > high ? high : (int32_t)x;
-}
-
-/* x / 2^shift, rounded down; C leaves open what a shift of a negative number gives. */
-static int32_t shifted(int32_t x, int32_t shift)
-{
-#if (-1 >> 1) == -1
-    return x >> shift;
-#else
-    return x >= 0 ? x >> shift : ~(~x >> shift);
-#endif
-}
-
-/* An i32 sum times m0 / 2^31 / 2^shift: the high half, ties upwards, then a shift, ties away from zero. m0 >= 0. */
-static int32_t scaled(int32_t acc, int32_t m0, int32_t shift)
-{
-    uint64_t product;
-    int32_t x;
-
-    if (shift < 0) {
-        acc = limited((int64_t)acc * ((int64_t)1 << -shift), INT32_MIN, INT32_MAX);
-    }
-    /* Rounded down: 2^63 more is never negative, and 2^32 too much after the shift, which 32 bits do not see. */
-    product = (uint64_t)((int64_t)acc * m0 + ((int64_t)1 << 30)) + ((uint64_t)1 << 63);
-    x = (int32_t)(uint32_t)(product >> 31);
-    if (shift > 0) {
-        int32_t mask = (int32_t)(((uint32_t)1 << shift) - 1u);
-        int32_t rest = x & mask;
-        x = shifted(x, shift) + (rest > (mask >> 1) + (x < 0));
-    }
-    return x;
-}
-
-static int32_t code(int32_t acc, int32_t m0, int32_t shift, int32_t zero, int32_t low, int32_t high)
-{
-    int32_t x = scaled(acc, m0, shift);
-
-    /* Limits and zero points are codes, so that their differences fit; x + zero may not. */
-    return x < low - zero ? low : x > high - zero ? high : x + zero;
-}
-"""
+from rlx.backends.cortex_m.c_arithmetic import C_TYPES
 
 # The sum of (x - x_zero) * w over `n` neighbours; weights start at element `at`.
-_DOT = {
-    8: Template("""\
-static int32_t dot_$x(const $type *x, int32_t x_zero, const uint8_t *weights, uint32_t at, uint32_t n, int32_t acc)
+_DOT = Template("""\
+static int32_t $name(const $type *x, int32_t x_zero, const uint8_t *weights, uint32_t at, uint32_t n, int32_t acc)
 {
+$body    return acc;
+}
+""")
+
+_BYTES = Template("""\
     const int8_t *w = (const int8_t *)weights + at;
 $fast    while (n > 0u) {
         acc += (*x++ - x_zero) * *w++;
         n--;
     }
-    return acc;
-}
-"""),
-    4: Template("""\
-static int32_t dot4_$x(const $type *x, int32_t x_zero, const uint8_t *weights, uint32_t at, uint32_t n, int32_t acc)
-{
+""")
+
+# Several codes per byte, the first in the lowest bits.
+_PARTS_OF_BYTES = Template("""\
     while (n > 0u) {
-        int32_t w = (weights[at >> 1] >> ((at & 1u) << 2)) & 15;
-        acc += (*x++ - x_zero) * (w > 7 ? w - 16 : w);
+        int32_t w = (weights[at >> $lanes] >> ((at & ${last}u) << $bits)) & $mask;
+        acc += (*x++ - x_zero) * (w > $largest ? w - $codes : w);
         at++;
         n--;
     }
-    return acc;
-}
-"""),
-    2: Template("""\
-static int32_t dot2_$x(const $type *x, int32_t x_zero, const uint8_t *weights, uint32_t at, uint32_t n, int32_t acc)
-{
-    while (n > 0u) {
-        int32_t w = (weights[at >> 2] >> ((at & 3u) << 1)) & 3;
-        acc += (*x++ - x_zero) * (w > 1 ? w - 4 : w);
-        at++;
-        n--;
-    }
-    return acc;
-}
-"""),
+""")
+_PARTS = {
+    4: {"lanes": 1, "last": 1, "bits": 2, "mask": 15, "largest": 7, "codes": 16},
+    2: {"lanes": 2, "last": 3, "bits": 1, "mask": 3, "largest": 1, "codes": 4},
 }
 
 _FAST = """\
@@ -297,111 +245,6 @@ _NINE = Template("""\
 #endif
 """)
 
-POOL_PARAMETERS = """\
-struct pool {
-    int32_t height, width, channels, out_height, out_width;
-    int32_t kernel_height, kernel_width, stride_y, stride_x, top, left;
-};
-"""
-
-_POOL = Template("""\
-static void ${kind}_pool_${x}(const struct pool *p, const $type *x, $type *y)
-{
-    int32_t i, j, c, a, b;
-
-    for (i = 0; i < p->out_height; i++) {
-        for (j = 0; j < p->out_width; j++) {
-            for (c = 0; c < p->channels; c++) {
-                int32_t joined = $start;
-
-                for (a = 0; a < p->kernel_height; a++) {
-                    int32_t row = i * p->stride_y + a - p->top;
-
-                    for (b = 0; b < p->kernel_width; b++) {
-                        int32_t column = j * p->stride_x + b - p->left;
-
-                        if (row >= 0 && row < p->height && column >= 0 && column < p->width) {
-                            int32_t seen = x[(row * p->width + column) * p->channels + c];
-                            $join
-                        }
-                    }
-                }
-                *y++ = ($type)($finish);
-            }
-        }
-    }
-}
-""")
-
-PAIR_PARAMETERS = """\
-struct pair {
-    uint32_t n;
-    int32_t a_zero, b_zero, zero, low, high, headroom;
-    int32_t m0[3], shift[3];
-};
-"""
-
-_ADD = Template("""\
-static void add_${name}(const struct pair *p, const $a_type *a, const $b_type *b, $y_type *y)
-{
-    uint32_t i;
-
-    for (i = 0; i < p->n; i++) {
-        int32_t left = scaled((a[i] - p->a_zero) * p->headroom, p->m0[0], p->shift[0]);
-        int32_t right = scaled((b[i] - p->b_zero) * p->headroom, p->m0[1], p->shift[1]);
-        y[i] = ($y_type)code(left + right, p->m0[2], p->shift[2], p->zero, p->low, p->high);
-    }
-}
-""")
-
-_MUL = Template("""\
-static void mul_${name}(const struct pair *p, const $a_type *a, const $b_type *b, $y_type *y)
-{
-    uint32_t i;
-
-    for (i = 0; i < p->n; i++) {
-        int32_t product = (a[i] - p->a_zero) * (b[i] - p->b_zero);
-        y[i] = ($y_type)code(product, p->m0[0], p->shift[0], p->zero, p->low, p->high);
-    }
-}
-""")
-
-_RESCALE = Template("""\
-static void rescale_${name}(const struct pair *p, const $x_type *x, $y_type *y)
-{
-    uint32_t i;
-
-    for (i = 0; i < p->n; i++) {
-        y[i] = ($y_type)code(x[i] - p->a_zero, p->m0[0], p->shift[0], p->zero, p->low, p->high);
-    }
-}
-""")
-
-_CLAMP = Template("""\
-static void clamp_$x(const struct pair *p, const $type *x, $type *y)
-{
-    uint32_t i;
-
-    for (i = 0; i < p->n; i++) {
-        y[i] = ($type)limited(x[i], p->low, p->high);
-    }
-}
-""")
-
-_ARGMAX = Template("""\
-static void argmax_$x(uint32_t n, const $type *x, int32_t *y)
-{
-    uint32_t i, best = 0;
-
-    for (i = 1; i < n; i++) {
-        if (x[i] > x[best]) {
-            best = i;
-        }
-    }
-    *y = (int32_t)best;
-}
-""")
-
 _FOUR_DENSE = Template("""\
 #if defined(RLX_FAST)
     for (; p->x_zero == 0 && o + 4u <= p->outputs; o += 4u) {
@@ -468,44 +311,6 @@ _FOUR_CONV = Template("""\
 #endif
 """)
 
-_LOOKUP = Template("""\
-static void lookup_$y(const $type *table, uint32_t n, const int8_t *x, $type *y)
-{
-    uint32_t i;
-
-    for (i = 0; i < n; i++) {
-        y[i] = table[x[i] + 128];
-    }
-}
-""")
-
-SOFTMAX = """\
-/* Shares of 256 from exponentials in a table; a row is read before it is overwritten. */
-static void softmax_i8(const int32_t *table, uint32_t rows, uint32_t n, const int8_t *x, int8_t *y)
-{
-    uint32_t r, i;
-
-    for (r = 0; r < rows; r++) {
-        int32_t largest = x[0], total = 0;
-
-        for (i = 1; i < n; i++) {
-            largest = x[i] > largest ? x[i] : largest;
-        }
-        for (i = 0; i < n; i++) {
-            total += table[largest - x[i]];
-        }
-        for (i = 0; i < n; i++) {
-            int32_t share = (256 * table[largest - x[i]] + total / 2) / total - 128;
-            y[i] = (int8_t)(share > 127 ? 127 : share);
-        }
-        x += n;
-        y += n;
-    }
-}
-"""
-
-C_TYPES = {"i8": "int8_t", "i16": "int16_t", "i32": "int32_t"}
-
 
 def dot_name(x: str, bits: int) -> str:
     return f"dot{'' if bits == 8 else bits}_{x}"
@@ -513,11 +318,12 @@ def dot_name(x: str, bits: int) -> str:
 
 def dot(x: str, bits: int) -> str:
     fast = _FAST if (x, bits) == ("i8", 8) else ""
-    return _DOT[bits].substitute(x=x, type=C_TYPES[x], fast=fast) + (f"\n{_DOTS}" if fast else "")
+    body = _BYTES.substitute(fast=fast) if bits == 8 else _PARTS_OF_BYTES.substitute(_PARTS[bits])
+    return _DOT.substitute(name=dot_name(x, bits), type=C_TYPES[x], body=body) + (f"\n{_DOTS}" if fast else "")
 
 
 def _types(x: str, y: str) -> dict[str, str]:
-    return {"x": x, "y": y, "x_type": C_TYPES[x], "y_type": C_TYPES[y]}
+    return {"x_type": C_TYPES[x], "y_type": C_TYPES[y]}
 
 
 def dense(x: str, y: str, bits: int) -> str:
@@ -534,39 +340,3 @@ def depthwise(x: str, y: str) -> str:
     """For 8-bit weights."""
     weight = "((const int8_t *)p->weights)[tap + b]"
     return _DEPTHWISE.substitute(name=f"{x}_{y}_w8", weight=weight, nine=_NINE.substitute(_types(x, y)), **_types(x, y))
-
-
-def max_pool(x: str) -> str:
-    lowest = {"i8": "INT8_MIN", "i16": "INT16_MIN"}[x]
-    parts = {"start": lowest, "join": "joined = seen > joined ? seen : joined;", "finish": "joined"}
-    return _POOL.substitute(kind="max", x=x, type=C_TYPES[x], **parts)
-
-
-def mean_pool(x: str) -> str:
-    count = "(p->kernel_height * p->kernel_width)"
-    finish = f"(joined >= 0 ? joined + {count} / 2 : joined - {count} / 2) / {count}"
-    return _POOL.substitute(kind="mean", x=x, type=C_TYPES[x], start="0", join="joined += seen;", finish=finish)
-
-
-def add(a: str, b: str, y: str) -> str:
-    return _ADD.substitute(name=f"{a}_{b}_{y}", a_type=C_TYPES[a], b_type=C_TYPES[b], y_type=C_TYPES[y])
-
-
-def mul(a: str, b: str, y: str) -> str:
-    return _MUL.substitute(name=f"{a}_{b}_{y}", a_type=C_TYPES[a], b_type=C_TYPES[b], y_type=C_TYPES[y])
-
-
-def rescale(x: str, y: str) -> str:
-    return _RESCALE.substitute(name=f"{x}_{y}", **_types(x, y))
-
-
-def clamp(x: str) -> str:
-    return _CLAMP.substitute(x=x, type=C_TYPES[x])
-
-
-def lookup(y: str) -> str:
-    return _LOOKUP.substitute(y=y, type=C_TYPES[y])
-
-
-def argmax(x: str) -> str:
-    return _ARGMAX.substitute(x=x, type=C_TYPES[x])
