@@ -8,6 +8,15 @@ from __future__ import annotations
 C_TYPES = {"i8": "int8_t", "i16": "int16_t", "i32": "int32_t"}
 C_LIMITS = {"i8": ("INT8_MIN", "INT8_MAX"), "i16": ("INT16_MIN", "INT16_MAX")}
 
+# What every output goes through is not worth a call.
+INLINE = """\
+#if defined(__GNUC__)
+#define RLX_INLINE static inline __attribute__((always_inline))
+#else
+#define RLX_INLINE static
+#endif
+"""
+
 # In the order in which they call each other; a program has those that it uses.
 HELPERS = {
     "limited": """\
@@ -18,7 +27,7 @@ static int32_t limited(int64_t x, int32_t low, int32_t high)
 """,
     "shifted": """\
 /* x / 2^shift, rounded down; C leaves open what a shift of a negative number gives. */
-static int32_t shifted(int32_t x, int32_t shift)
+RLX_INLINE int32_t shifted(int32_t x, int32_t shift)
 {
 #if (-1 >> 1) == -1
     return x >> shift;
@@ -27,14 +36,20 @@ static int32_t shifted(int32_t x, int32_t shift)
 #endif
 }
 """,
+    "grown": """\
+static int32_t grown(int32_t acc, int32_t places)
+{
+    return limited((int64_t)acc * ((int64_t)1 << places), INT32_MIN, INT32_MAX);
+}
+""",
     "scaled": """\
 /* An i32 sum times m0 / 2^31 / 2^shift: the high half, ties upwards, then a shift, ties away from zero. m0 >= 0. */
-static int32_t scaled(int32_t acc, int32_t m0, int32_t shift)
+RLX_INLINE int32_t scaled(int32_t acc, int32_t m0, int32_t shift)
 {
     int32_t x;
 
     if (shift < 0) {
-        acc = limited((int64_t)acc * ((int64_t)1 << -shift), INT32_MIN, INT32_MAX);
+        acc = grown(acc, -shift);
     }
     /* Bits 31 to 62, whatever the sign. They are never the largest number, nor the lowest, as m0 is below 2^31. */
     x = (int32_t)(uint32_t)((uint64_t)((int64_t)acc * m0 + ((int64_t)1 << 30)) >> 31);
@@ -45,7 +60,7 @@ static int32_t scaled(int32_t acc, int32_t m0, int32_t shift)
 }
 """,
     "code": """\
-static int32_t code(int32_t acc, int32_t m0, int32_t shift, int32_t zero, int32_t low, int32_t high)
+RLX_INLINE int32_t code(int32_t acc, int32_t m0, int32_t shift, int32_t zero, int32_t low, int32_t high)
 {
     int32_t x = scaled(acc, m0, shift);
 
@@ -73,4 +88,6 @@ def helpers_for(text: str) -> str:
         if f"{name}(" in text:
             needed.insert(0, HELPERS[name])
             text += HELPERS[name]
+    if any("RLX_INLINE" in text for text in needed):
+        needed.insert(0, INLINE)
     return "\n".join(needed)

@@ -63,15 +63,34 @@ _FAST = """\
 """
 
 # The same for four rows of weights at once, `apart` elements from each other, and zero point 0: x is loaded and widened
-# once for all. Written in assembly, because compilers run out of registers: there are 14, and this takes 13.
+# once for all. One statement of assembly, because compilers run out of registers: there are 14, and this takes 13.
 _DOTS = """\
-#if defined(RLX_FAST)
-#define LOAD(to, from) __asm__("ldr %0, [%1], #4" : "=r"(to), "+r"(from) : : "memory")
-#define LOAD_APART(to, from, apart) __asm__("ldr %0, [%1, %2]" : "=r"(to) : "r"(from), "r"(apart) : "memory")
-#define EVEN(to, from) __asm__("sxtb16 %0, %1" : "=r"(to) : "r"(from))
-#define ODD(to, from) __asm__("sxtb16 %0, %1, ror #8" : "=r"(to) : "r"(from))
-#define ADD(sum, a, b) __asm__("smlad %0, %1, %2, %0" : "+r"(sum) : "r"(a), "r"(b))
-#define ROW(sum, w) EVEN(half, w); ADD(sum, even, half); ODD(w, w); ADD(sum, odd, w)
+#if defined(RLX_HELIUM)
+static void dots_i8(const int8_t *x, const uint8_t *weights, uint32_t at, uint32_t apart, uint32_t n, int32_t *sums)
+{
+    const int8_t *w = (const int8_t *)weights + at;
+    int32_t s0 = sums[0], s1 = sums[1], s2 = sums[2], s3 = sums[3], rest = (int32_t)n;
+
+    while (rest > 0) {
+        mve_pred16_t some = vctp8q((uint32_t)rest);
+        int8x16_t a = vldrbq_z_s8(x, some);
+
+        s0 = vmladavaq_p_s8(s0, a, vldrbq_z_s8(w, some), some);
+        s1 = vmladavaq_p_s8(s1, a, vldrbq_z_s8(w + apart, some), some);
+        s2 = vmladavaq_p_s8(s2, a, vldrbq_z_s8(w + 2u * apart, some), some);
+        s3 = vmladavaq_p_s8(s3, a, vldrbq_z_s8(w + 3u * apart, some), some);
+        x += 16;
+        w += 16;
+        rest -= 16;
+    }
+    sums[0] = s0;
+    sums[1] = s1;
+    sums[2] = s2;
+    sums[3] = s3;
+}
+#elif defined(RLX_FAST)
+#define ROW(sum) "sxtb16 %[half], %[w]; smlad " sum ", %[even], %[half], " sum "; sxtb16 %[w], %[w], ror #8; " \
+    "smlad " sum ", %[odd], %[w], " sum "\\n\\t"
 
 static void dots_i8(const int8_t *x, const uint8_t *weights, uint32_t at, uint32_t apart, uint32_t n, int32_t *sums)
 {
@@ -79,19 +98,19 @@ static void dots_i8(const int8_t *x, const uint8_t *weights, uint32_t at, uint32
     const int8_t *end = x + (n & ~3u);
     int32_t s0 = sums[0], s1 = sums[1], s2 = sums[2], s3 = sums[3];
 
-    while (x != end) {
+    if (x != end) {
         uint32_t even, odd, half, w;
-        LOAD(odd, x);
-        EVEN(even, odd);
-        ODD(odd, odd);
-        LOAD_APART(w, w0, apart);
-        ROW(s1, w);
-        LOAD(w, w0);
-        ROW(s0, w);
-        LOAD_APART(w, w2, apart);
-        ROW(s3, w);
-        LOAD(w, w2);
-        ROW(s2, w);
+        __asm__ volatile(
+            "1: ldr %[odd], [%[x]], #4; sxtb16 %[even], %[odd]; sxtb16 %[odd], %[odd], ror #8\\n\\t"
+            "ldr %[w], [%[w0], %[apart]]\\n\\t" ROW("%[s1]")
+            "ldr %[w], [%[w0]], #4\\n\\t" ROW("%[s0]")
+            "ldr %[w], [%[w2], %[apart]]\\n\\t" ROW("%[s3]")
+            "ldr %[w], [%[w2]], #4\\n\\t" ROW("%[s2]")
+            "cmp %[x], %[end]; bne 1b"
+            : [x] "+r"(x), [w0] "+r"(w0), [w2] "+r"(w2), [s0] "+r"(s0), [s1] "+r"(s1), [s2] "+r"(s2), [s3] "+r"(s3),
+              [even] "=&r"(even), [odd] "=&r"(odd), [half] "=&r"(half), [w] "=&r"(w)
+            : [apart] "r"(apart), [end] "r"(end)
+            : "cc", "memory");
     }
     for (n &= 3u; n > 0u; n--) {
         int32_t a = *x++;
@@ -189,13 +208,12 @@ $four            for (; o < p->outputs; o++) {
 """)
 
 # One channel in, one channel out, without gaps between taps: what lies outside of the image is cut off the loops.
+# Weights lie tap by tap, [kh, kw, channels], as the image does, so that four channels are one load.
 _DEPTHWISE = Template("""\
 static void depthwise_${name}(const struct conv *p, const $x_type *x, $y_type *y)
 {
     int32_t i, j, o, a, b;
-#if defined(RLX_FAST)
-    int32_t is_nine = p->kernel_height == 3 && p->kernel_width == 3 && p->x_zero == 0;
-#endif
+    const int8_t *weights = (const int8_t *)p->weights;
 
     for (i = 0; i < p->out_height; i++) {
         int32_t row = i * p->stride_y - p->top;
@@ -207,47 +225,83 @@ static void depthwise_${name}(const struct conv *p, const $x_type *x, $y_type *y
             int32_t first = column < 0 ? -column : 0;
             int32_t end = p->width - column < p->kernel_width ? p->width - column : p->kernel_width;
 
-            for (o = 0; o < p->outputs; o++) {
+            o = 0;
+$four            for (; o < p->outputs; o++) {
                 int32_t acc = p->bias[o];
 
-$nine                for (a = top; a < bottom; a++) {
-                    int32_t seen = ((row + a) * p->width + column + first) * p->inputs + o;
-                    int32_t tap = (o * p->kernel_height + a) * p->kernel_width;
+                for (a = top; a < bottom; a++) {
+                    const $x_type *seen = x + ((row + a) * p->width + column + first) * p->inputs + o;
+                    const int8_t *w = weights + (a * p->kernel_width + first) * p->inputs + o;
 
                     for (b = first; b < end; b++) {
-                        acc += (x[seen] - p->x_zero) * $weight;
+                        acc += (*seen - p->x_zero) * *w;
                         seen += p->inputs;
+                        w += p->inputs;
                     }
                 }
-                *y++ = ($y_type)code(acc, p->m0[o], p->shift[o], p->zero, p->low, p->high);
+                y[o] = ($y_type)code(acc, p->m0[o], p->shift[o], p->zero, p->low, p->high);
             }
+            y += p->outputs;
         }
     }
 }
 """)
 
-# The most usual window, where all of it lies inside of the image.
-_NINE = Template("""\
+_FOUR_DEPTHWISE = Template("""\
 #if defined(RLX_FAST)
-                if (is_nine && top == 0 && bottom == 3 && first == 0 && end == 3) {
-                    const $x_type *s = x + (row * p->width + column) * p->inputs + o;
-                    const int8_t *w = (const int8_t *)p->weights + 9 * o;
-                    int32_t c = p->inputs, line = p->width * p->inputs;
+            for (; p->x_zero == 0 && o < (p->outputs & ~3); o += 4) {
+                int32_t sums[4], k;
+#if defined(RLX_HELIUM)
+                int32x4_t acc = vldrwq_s32(p->bias + o);
+#else
+                int32_t s0 = p->bias[o], s1 = p->bias[o + 1], s2 = p->bias[o + 2], s3 = p->bias[o + 3];
+#endif
 
-                    acc += s[0] * w[0] + s[c] * w[1] + s[2 * c] * w[2];
-                    s += line;
-                    acc += s[0] * w[3] + s[c] * w[4] + s[2 * c] * w[5];
-                    s += line;
-                    acc += s[0] * w[6] + s[c] * w[7] + s[2 * c] * w[8];
-                    *y++ = ($y_type)code(acc, p->m0[o], p->shift[o], p->zero, p->low, p->high);
-                    continue;
+                for (a = top; a < bottom; a++) {
+                    const int8_t *seen = x + ((row + a) * p->width + column + first) * p->inputs + o;
+                    const int8_t *w = weights + (a * p->kernel_width + first) * p->inputs + o;
+
+                    for (b = first; b < end; b++) {
+#if defined(RLX_HELIUM)
+                        acc = vaddq_s32(acc, vmulq_s32(vldrbq_s32(seen), vldrbq_s32(w)));
+#else
+                        /* Bytes 0 and 2 of both, then 1 and 3, as halves of words. */
+                        uint32_t four, taps, even, odd;
+                        __builtin_memcpy(&four, seen, 4);
+                        __builtin_memcpy(&taps, w, 4);
+                        __asm__("sxtb16 %0, %1" : "=r"(even) : "r"(four));
+                        __asm__("sxtb16 %0, %1" : "=r"(odd) : "r"(taps));
+                        __asm__("smlabb %0, %1, %2, %0" : "+r"(s0) : "r"(even), "r"(odd));
+                        __asm__("smlatt %0, %1, %2, %0" : "+r"(s2) : "r"(even), "r"(odd));
+                        __asm__("sxtb16 %0, %1, ror #8" : "=r"(even) : "r"(four));
+                        __asm__("sxtb16 %0, %1, ror #8" : "=r"(odd) : "r"(taps));
+                        __asm__("smlabb %0, %1, %2, %0" : "+r"(s1) : "r"(even), "r"(odd));
+                        __asm__("smlatt %0, %1, %2, %0" : "+r"(s3) : "r"(even), "r"(odd));
+#endif
+                        seen += p->inputs;
+                        w += p->inputs;
+                    }
                 }
+#if defined(RLX_HELIUM)
+                vstrwq_s32(sums, acc);
+#else
+                sums[0] = s0;
+                sums[1] = s1;
+                sums[2] = s2;
+                sums[3] = s3;
+#endif
+                for (k = 0; k < 4; k++) {
+                    y[o + k] = ($y_type)code(sums[k], p->m0[o + k], p->shift[o + k], p->zero, p->low, p->high);
+                }
+            }
 #endif
 """)
 
 _FOUR_DENSE = Template("""\
 #if defined(RLX_FAST)
-    for (; p->x_zero == 0 && o + 4u <= p->outputs; o += 4u) {
+    uint32_t fours = p->x_zero == 0 ? p->outputs & ~3u : 0u;
+
+    for (; o < fours; o += 4u) {
         int32_t sums[4];
         uint32_t k;
         for (k = 0; k < 4u; k++) {
@@ -266,6 +320,7 @@ _FOUR_CONV = Template("""\
 #if defined(RLX_FAST)
             int32_t taps = p->kernel_height * p->kernel_width * p->inputs;
             int32_t is_small = taps <= 64 && p->kernel_height > 1 && p->group_inputs == p->inputs && p->x_zero == 0;
+            int32_t fours;
             int8_t patch[64];
 
             if (is_small) {
@@ -283,7 +338,8 @@ _FOUR_CONV = Template("""\
                     }
                 }
             }
-            for (o = 0; (is_small || (whole_rows && p->x_zero == 0)) && o + 4 <= p->outputs; o += 4) {
+            fours = is_small || (whole_rows && p->x_zero == 0) ? p->outputs & ~3 : 0;
+            for (o = 0; o < fours; o += 4) {
                 int32_t sums[4];
                 int32_t k;
                 for (k = 0; k < 4; k++) {
@@ -338,5 +394,5 @@ def conv(x: str, y: str, bits: int) -> str:
 
 def depthwise(x: str, y: str) -> str:
     """For 8-bit weights."""
-    weight = "((const int8_t *)p->weights)[tap + b]"
-    return _DEPTHWISE.substitute(name=f"{x}_{y}_w8", weight=weight, nine=_NINE.substitute(_types(x, y)), **_types(x, y))
+    four = _FOUR_DEPTHWISE.substitute(_types(x, y)) if x == "i8" else ""
+    return _DEPTHWISE.substitute(name=f"{x}_{y}_w8", four=four, **_types(x, y))

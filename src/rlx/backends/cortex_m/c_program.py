@@ -15,9 +15,13 @@ from rlx.quantized import Program
 from rlx.quantized.values import Value
 
 _FAST_INCLUDES = """\
-#if defined(__ARM_FEATURE_SIMD32) && !defined(RLX_PLAIN)
+#if defined(__ARM_FEATURE_SIMD32) && defined(__OPTIMIZE__) && !defined(RLX_PLAIN)
 #include <arm_acle.h>
 #define RLX_FAST
+#if defined(__ARM_FEATURE_MVE)
+#include <arm_mve.h>
+#define RLX_HELIUM
+#endif
 #endif
 """
 

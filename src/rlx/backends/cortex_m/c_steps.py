@@ -118,7 +118,7 @@ class Body:
     def _product(self, step: Dense | Conv2d, x: Value, kind: str, parameters: str, sizes: Sequence[int]) -> None:
         codes, out, bits = str(x.dtype), str(step.out.dtype), step.weights.bits
         function = f"{kind}_{codes}_{out}_w{bits}"
-        if isinstance(step, Conv2d) and step.is_depthwise and bits == 8 and step.dilation == (1, 1):
+        if isinstance(step, Conv2d) and _is_plain_depthwise(step):
             function = f"depthwise_{codes}_{out}_w8"
             self._use(parameters, products.depthwise(codes, out))
         else:
@@ -131,6 +131,8 @@ class Body:
 
     def _weights(self, step: Dense | Conv2d | Gru | Lstm) -> str:
         packed, name = step.weights.packed, f"{self._name(step)}_weights"
+        if isinstance(step, Conv2d) and _is_plain_depthwise(step):
+            packed = np.ascontiguousarray(np.moveaxis(step.weights.codes[..., 0], 0, -1)).tobytes()
         self.weight_bytes += len(packed)
         rows = _rows([str(b) for b in packed])
         self.constants.append(f"static const uint8_t {name}[{len(packed)}] = {{\n{rows}\n}};\n")
@@ -266,6 +268,10 @@ class Body:
     def _call(self, step: Step, function: str, parameters: str, constants: Sequence[str] = ()) -> None:
         pointers = [*map(self._pointer, step.inputs), *constants, self._pointer(self._number(step), False)]
         self.calls.append(f"    {function}({', '.join([parameters, *pointers])});\n")
+
+
+def _is_plain_depthwise(step: Conv2d) -> bool:
+    return step.is_depthwise and step.weights.bits == 8 and step.dilation == (1, 1)
 
 
 def _in_31_bits(multipliers: Multipliers) -> tuple[Array, Array]:

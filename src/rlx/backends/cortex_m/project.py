@@ -6,29 +6,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from string import Template
+from typing import NamedTuple
 
 from rlx.errors import RlxError
 
 
+class Region(NamedTuple):
+    """Where memory begins, and how many KiB there are."""
+
+    origin: int
+    length: int
+
+
+_FLASH, _RAM = Region(0x00000000, 512), Region(0x20000000, 256)
+
+
 @dataclass(frozen=True)
 class Core:
-    """A core: how a compiler is told of it, and the machine of QEMU that has it."""
+    """A core: how a compiler is told of it, the machine of QEMU that has it, and the memory of that machine."""
 
     name: str
     flags: str
-    machine: str | None
+    machine: str
     has_fpu: bool = False
-    ram: int = 0x20000000
+    flash: Region = _FLASH
+    ram: Region = _RAM
 
 
 CORES = {
     c.name: c
     for c in (
-        Core("cortex-m0plus", "-mcpu=cortex-m0plus -mthumb", None),
+        # Its instructions are the Cortex-M0's, which this machine has.
+        Core(
+            "cortex-m0plus",
+            "-mcpu=cortex-m0plus -mthumb",
+            "microbit",
+            flash=Region(0x00000000, 256),
+            ram=Region(0x20000000, 16),
+        ),
         Core("cortex-m3", "-mcpu=cortex-m3 -mthumb", "mps2-an385"),
         Core("cortex-m4", "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16", "mps2-an386", True),
         Core("cortex-m7", "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16", "mps2-an500", True),
-        Core("cortex-m33", "-mcpu=cortex-m33 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16", None, True),
+        # It starts in the secure state, which sees its memory at these addresses.
+        Core(
+            "cortex-m33",
+            "-mcpu=cortex-m33 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16",
+            "mps2-an505",
+            True,
+            flash=Region(0x10000000, 512),
+            ram=Region(0x38000000, 256),
+        ),
         Core("cortex-m55", "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard", "mps3-an547", True),
     )
 }
@@ -225,12 +252,12 @@ _FPU = """\
     __asm__ volatile("dsb\\n\\tisb");
 """
 
-_LINKER = """\
-/* The boards mps2 and mps3 of QEMU; change origins and lengths for another part. */
+_LINKER = Template("""\
+/* The memory of $where; change origins and lengths for another part. */
 MEMORY
 {
-    FLASH (rx) : ORIGIN = 0x00000000, LENGTH = 512K
-    RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 256K
+    FLASH (rx) : ORIGIN = $flash
+    RAM (rwx) : ORIGIN = $ram
 }
 ENTRY(reset)
 SECTIONS
@@ -242,7 +269,7 @@ SECTIONS
     .bss (NOLOAD) : { bss_start = .; *(.bss*) *(COMMON) . = ALIGN(4); bss_end = .; } > RAM
     stack_top = ORIGIN(RAM) + LENGTH(RAM);
 }
-"""
+""")
 
 _MAKEFILE = Template("""\
 # make host: runs here. make: an image for the core. make qemu: runs it; both read inputs.bin and write outputs.bin.
@@ -258,7 +285,10 @@ $name.elf: $name.c main.c startup.c link.ld $name.h
 host: $name.c main.c $name.h
 \t$$(CC) $$(WARNINGS) $name.c main.c -o $name
 \t./$name
-$qemu
+
+qemu: $name.elf
+\tqemu-system-arm -M $machine -nographic -semihosting-config enable=on,target=native -kernel $name.elf
+
 size: $name.elf
 \t$$(CROSS)size $name.elf
 
@@ -285,19 +315,18 @@ if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR AND NOT CMAKE_CROSSCOMPILI
 endif()
 """)
 
-_QEMU = Template("""
-qemu: $name.elf
-\tqemu-system-arm -M $machine -nographic -semihosting-config enable=on,target=native -kernel $name.elf
-""")
+
+def _linker(core: Core) -> str:
+    flash, ram = (f"0x{r.origin:08x}, LENGTH = {r.length}K" for r in (core.flash, core.ram))
+    return _LINKER.substitute(where=f"QEMU's {core.machine}", flash=flash, ram=ram)
 
 
 def project_files(name: str, core: Core) -> dict[str, str]:
     """File name -> text, for a program of this name on a core."""
-    qemu = _QEMU.substitute(name=name, machine=core.machine) if core.machine else ""
     return {
         "main.c": _MAIN.substitute(name=name, upper=name.upper()),
         "startup.c": _STARTUP.substitute(fpu=_FPU if core.has_fpu else ""),
-        "link.ld": _LINKER,
+        "link.ld": _linker(core),
         "CMakeLists.txt": _CMAKE.substitute(name=name),
-        "Makefile": _MAKEFILE.substitute(name=name, flags=core.flags, qemu=qemu),
+        "Makefile": _MAKEFILE.substitute(name=name, flags=core.flags, machine=core.machine),
     }
