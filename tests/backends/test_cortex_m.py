@@ -11,6 +11,8 @@ from integer_programs.float_networks import (
     CONVNET_DIMS,
     DS_CNN_DIMS,
     RESIDUAL_DIMS,
+    SEQUENCE_DIMS,
+    SEQUENCES,
     convnet,
     ds_cnn,
     images,
@@ -69,6 +71,17 @@ def test_every_kind_of_step_on_the_host(kind, tmp_path):
 def test_networks_on_the_host(function, dims, options, tmp_path):
     program = network(function, dims, **options)
     codes = program.encode(images(100, dims, seed=8))
+    got = run_on_host(program, tmp_path, written(program, tmp_path), M4, codes)
+    assert got.tolist() == program.run(codes).tolist()
+
+
+@compiler
+@pytest.mark.parametrize("options", [{}, {"bits": 4}, {"activations": "i16"}, {"fraction_bits": 15}], ids=str)
+@pytest.mark.parametrize("function", SEQUENCES, ids=lambda f: f.__name__)
+def test_sequences_on_the_host(function, options, tmp_path):
+    """Transformers, GRU and LSTM, with what they need beside their values."""
+    program = network(function, SEQUENCE_DIMS, **options)
+    codes = program.encode(images(100, SEQUENCE_DIMS, seed=8))
     got = run_on_host(program, tmp_path, written(program, tmp_path), M4, codes)
     assert got.tolist() == program.run(codes).tolist()
 
@@ -208,7 +221,11 @@ def test_every_kind_of_step_in_qemu(core, tmp_path):
 @pytest.mark.targets
 @qemu
 @pytest.mark.parametrize("core", CORES.values(), ids=lambda c: c.name)
-@pytest.mark.parametrize("function, dims", [(residual, RESIDUAL_DIMS), (convnet, CONVNET_DIMS)])
+@pytest.mark.parametrize(
+    "function, dims",
+    [(residual, RESIDUAL_DIMS), (convnet, CONVNET_DIMS), *((f, SEQUENCE_DIMS) for f in SEQUENCES)],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
 def test_networks_in_qemu(function, dims, core, tmp_path):
     """8-bit weights and codes, for which some cores have instructions."""
     program = network(function, dims)

@@ -144,6 +144,10 @@ def argmax(step, x, codes):
     return [values.index(max(values))]
 
 
+def rows(step, x, codes):
+    return [v for row in codes.tolist()[step.start :][: step.out.dims[0]] for line in row for v in line]
+
+
 def interpolated(table, code):
     place = code + 32768
     left, right = table[place // 256], table[place // 256 + 1]

@@ -23,6 +23,7 @@ from rlx.quantized import (
     Multipliers,
     Program,
     Rescale,
+    Rows,
     Softmax,
     Value,
     Weights,
@@ -195,6 +196,13 @@ def softmax(rng):
     return x, Softmax((0,), out, Softmax.table_for(x))
 
 
+def rows(rng):
+    x = value(rng, "x", tuple(map(int, rng.integers(1, 8, 3))))
+    start = int(rng.integers(0, x.dims[0]))
+    out = Value("rows1", (int(rng.integers(1, x.dims[0] - start + 1)), *x.dims[1:]), x.scale, x.zero_point, x.dtype)
+    return x, Rows((0,), out, start)
+
+
 def interpolate(rng):
     x = value(rng, "x", (int(rng.integers(1, 60)),), DType.I16)
     return x, Interpolate((0,), value(rng, "f1", x.dims, DType.I16), rng.integers(-(2**15), 2**15, 257).astype("i2"))
@@ -286,7 +294,7 @@ def lstm(rng):
 
 
 MADE = (dense, conv2d, depthwise, max_pool, mean_pool, add, mul, rescale, clamp, argmax, lookup, softmax)
-MADE += (interpolate, add_constant, concat, layer_norm, attention, gru, lstm)
+MADE += (rows, interpolate, add_constant, concat, layer_norm, attention, gru, lstm)
 KINDS = {f.__name__: f for f in MADE}
 
 

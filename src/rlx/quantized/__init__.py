@@ -23,6 +23,7 @@ from rlx.quantized.plain_steps import MaxPool as MaxPool
 from rlx.quantized.plain_steps import MeanPool as MeanPool
 from rlx.quantized.plain_steps import Mul as Mul
 from rlx.quantized.plain_steps import Rescale as Rescale
+from rlx.quantized.plain_steps import Rows as Rows
 from rlx.quantized.products import Conv2d as Conv2d
 from rlx.quantized.products import Dense as Dense
 from rlx.quantized.program import Program as Program

@@ -50,6 +50,7 @@ KINDS: dict[str, type[Step]] = {
     "softmax": table_steps.Softmax,
     "add_constant": plain_steps.AddConstant,
     "concat": plain_steps.Concat,
+    "rows": plain_steps.Rows,
     "interpolate": table_steps.Interpolate,
     "layer_norm": sequence_steps.LayerNorm,
     "attention": sequence_steps.Attention,

@@ -14,7 +14,7 @@ from rlx.ops.pointwise.arithmetic import add, div, lt, mul, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.reduction.reductions import ReduceOp, argmax
 from rlx.ops.reduction.window_reductions import ReduceWindow
-from rlx.ops.shape.movement import concat, reshape
+from rlx.ops.shape.movement import concat, narrow, reshape
 from rlx.quantized.products import Pads, window_sizes, windows
 from rlx.quantized.steps import Step
 from rlx.quantized.values import ACTIVATIONS, Array, Multipliers, Value, limits
@@ -209,6 +209,30 @@ class Concat(Step):
 
     def simulate(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
         return concat(tensors, axis=len(self.out.dims))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Step):
+    """Rows of [H, W, C] that follow each other, from row `start`; codes keep their meaning."""
+
+    start: int
+
+    def check(self, operands: Sequence[Value]) -> None:
+        super().check(operands)
+        (x,) = self.take(operands, 1)
+        if len(x.dims) != 3 or len(self.out.dims) != 3 or x.dtype not in ACTIVATIONS:
+            raise self.fail(f"takes and gives [H, W, C] of i8 or i16, got {x} and {self.out}")
+        require_same_codes(self, x, (self.out.dims[0], *x.dims[1:]))
+        if self.start < 0 or self.start + self.out.dims[0] > x.dims[0]:
+            raise self.fail(f"{self.out.dims[0]} rows from {self.start} are not among {x.dims[0]}")
+
+    def run(self, operands: Sequence[Value], codes: Sequence[Array]) -> Array:
+        return codes[0][:, self.start : self.start + self.out.dims[0]].copy()
+
+    def build(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
+        return narrow(tensors[0], 1, self.start, self.out.dims[0])
+
+    simulate = build
 
 
 @dataclass(frozen=True, eq=False)

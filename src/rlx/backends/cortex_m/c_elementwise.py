@@ -143,6 +143,17 @@ static void join_${name}(const struct join *p, const $x_type *x, $y_type *y)
 }
 """)
 
+_COPY = Template("""\
+static void copy_$x(uint32_t n, const $type *x, $type *y)
+{
+    uint32_t i;
+
+    for (i = 0; i < n; i++) {
+        y[i] = x[i];
+    }
+}
+""")
+
 INTERPOLATE = """\
 static void interpolate(const int16_t *table, uint32_t n, const int16_t *x, int16_t *y)
 {
@@ -180,6 +191,10 @@ def rescale(x: str, y: str) -> str:
 
 def join(x: str, y: str) -> str:
     return _JOIN.substitute(name=f"{x}_{y}", x_type=C_TYPES[x], y_type=C_TYPES[y])
+
+
+def copy(x: str) -> str:
+    return _COPY.substitute(x=x, type=C_TYPES[x])
 
 
 def clamp(x: str) -> str:

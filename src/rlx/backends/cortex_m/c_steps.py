@@ -32,6 +32,7 @@ from rlx.quantized import (
     Mul,
     Program,
     Rescale,
+    Rows,
     Softmax,
 )
 from rlx.quantized.steps import Step
@@ -103,6 +104,11 @@ class Body:
                 self._add_constant(step, operands[0])
             case Concat():
                 self._concat(step, operands)
+            case Rows():
+                self._use(elementwise.copy(out))
+                first = step.start * operands[0].size // operands[0].dims[0]
+                pointers = [f"{self._pointer(step.inputs[0])} + {first}", self._pointer(self._number(step), False)]
+                self.calls.append(f"    copy_{out}({step.out.size}u, {', '.join(pointers)});\n")
             case LayerNorm():
                 self._layer_norm(step, operands[0])
             case Attention():
