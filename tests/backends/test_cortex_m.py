@@ -1,5 +1,6 @@
 """C of integer programs: the same codes bit for bit on the host and in QEMU, small arenas, refusals before files."""
 
+import re
 import shutil
 import subprocess
 
@@ -264,6 +265,43 @@ def test_every_core_compiles_without_warnings(core, tmp_path):
     has = {word: word in code for word in ("smlad", "vmladava")}
     paired = core.name in ("cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55")
     assert has == {"smlad": paired, "vmladava": core.name == "cortex-m55"}
+
+
+def cells(page):
+    """The rows of all tables of a page."""
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+
+
+def test_a_report_without_tools_says_what_is_missing(tmp_path, monkeypatch):
+    program = network()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    done = export(program, tmp_path / "out", report="net.html")
+    assert done.files[-1] == tmp_path / "out" / "net.html"
+    rows = {row[0]: row[1:] for row in cells(done.files[-1].read_text())}
+    made = c_program(program)
+    assert rows["weights"][0] == f"{made.weight_bytes:,}" and rows["arena"][0] == f"{made.arena.size:,}"
+    assert "arm-none-eabi-gcc is missing" in rows["flash, RAM, stack"][1]
+    assert rows["conv1"][:5] == ["Conv2d", "6x5x5", "i8", f"{program.steps[0].macs:,}", "90"]
+    weights = [
+        int(row[5].replace(",", "")) for row in cells(done.files[-1].read_text()) if len(row) == 9 and row[0] != "step"
+    ]
+    assert sum(weights) == made.weight_bytes
+    with pytest.raises(RlxError, match=r"report is the name of a page such as report.html, got '../x.html'"):
+        export(program, tmp_path / "other", report="../x.html")
+
+
+@pytest.mark.targets
+@qemu
+def test_a_report_has_the_figures_of_the_linker_map(tmp_path):
+    out = tmp_path / "out"
+    export(load("mnist"), out, report="report.html")
+    rows = {row[0]: row[1:] for row in cells((out / "report.html").read_text())}
+    subprocess.run(["make", "-s"], cwd=out, check=True)
+    sizes = dict(re.findall(r"^(\.\w+) +0x[0-9a-f]+ +(0x[0-9a-f]+)", (out / "mnist.map").read_text(), re.MULTILINE))
+    flash, ram = int(sizes[".text"], 16) + int(sizes.get(".data", "0"), 16), int(sizes[".bss"], 16)
+    assert rows["flash"][0] == f"{flash:,}" and rows["RAM"][0] == f"{ram:,}"
+    parts = [int(rows[what][0].replace(",", "")) for what in ("weights", "tables", "code")]
+    assert sum(parts) == flash and 0 < int(rows["stack"][0]) < 512
 
 
 def test_the_names_of_rlx_cortexm():

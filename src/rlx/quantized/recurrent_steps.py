@@ -164,8 +164,8 @@ class _Recurrent(Step):
             # Sums stay below 2^31, so that f64 is exact.
             sums = (carry[0].astype(np.float64) @ weights).astype(np.int64) + self.bias
             seen = np.clip(self.multipliers.scaled(sums), _LOW, _HIGH)
-            parts = (np.split(x, self.gates, axis=-1) for x in (gates[:, t], seen))
-            carry = self.cell(*parts, carry, numbers)
+            row, given = (np.split(x, self.gates, axis=-1) for x in (gates[:, t], seen))
+            carry = self.cell(row, given, carry, numbers)
             states[:, t] = carry[0]
         result = carry[0] if len(self.out.dims) == 1 else states[:, :, None]
         finished = self.out_multiplier.scaled(result) + self.out.zero_point

@@ -102,14 +102,20 @@ def plan_arena(program: Program) -> Arena:
     return Arena(offsets_of, best, bound, {time: place[id(b)] for time, b in scratch.items()})
 
 
-def _buffers(program: Program) -> list[_Buffer]:
-    """The buffer of every value. Step number n reads its inputs and writes its result at time n + 1."""
+def last_uses(program: Program) -> list[int]:
+    """The last step that reads each value, counted from 1; the result is read after all of them."""
     # A value that nobody reads is alive while it is written.
     last_use = list(range(len(program.values)))
     for time, step in enumerate(program.steps, 1):
         for i in step.inputs:
             last_use[i] = time
     last_use[-1] = len(program.steps)
+    return last_use
+
+
+def _buffers(program: Program) -> list[_Buffer]:
+    """The buffer of every value. Step number n reads its inputs and writes its result at time n + 1."""
+    last_use = last_uses(program)
     found = [_Buffer([_Life(_aligned(program.input.size_bytes), 0, last_use[0])])]
     for time, step in enumerate(program.steps, 1):
         life = _Life(_aligned(step.out.size_bytes), time, last_use[time])

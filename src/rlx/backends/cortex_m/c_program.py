@@ -36,6 +36,8 @@ class CProgram:
     arena: Arena
     weight_bytes: int
     table_bytes: int
+    # Of every step: bytes of its weights, and of tables that no step before it has.
+    step_bytes: tuple[tuple[int, int], ...]
 
 
 def c_program(program: Program) -> CProgram:
@@ -43,8 +45,11 @@ def c_program(program: Program) -> CProgram:
     name = identifier(program.name)
     arena = plan_arena(program)
     body = Body(program, arena)
+    step_bytes = []
     for step in program.steps:
+        before = (body.weight_bytes, body.table_bytes)
         body.add(step)
+        step_bytes.append((body.weight_bytes - before[0], body.table_bytes - before[1]))
     return CProgram(
         name,
         _header(name, program, arena),
@@ -52,6 +57,7 @@ def c_program(program: Program) -> CProgram:
         arena,
         body.weight_bytes,
         body.table_bytes,
+        tuple(step_bytes),
     )
 
 

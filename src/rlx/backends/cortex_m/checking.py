@@ -24,7 +24,7 @@ HOST_FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-pedantic", "-Werror")
 _SECONDS = 300
 _TICK_NANOSECONDS = 40
 # Whose timer, on its board of QEMU, ticks that often.
-_COUNTED = ("cortex-m3", "cortex-m4", "cortex-m7")
+COUNTED = ("cortex-m3", "cortex-m4", "cortex-m7")
 
 
 def check_export(program: Program, folder: Path, name: str, core: Core, in_qemu: bool, count: int = 20) -> str:
@@ -72,6 +72,28 @@ class Measured(NamedTuple):
     ram: int
 
 
+class Linked(NamedTuple):
+    """Bytes of an image, with main and start-up code, as the linker made it; RAM is without stack."""
+
+    flash: int
+    ram: int
+
+
+def linked(folder: Path, name: str, core: Core) -> Linked:
+    """What the image of an export takes."""
+    _build_image(folder, name, core)
+    try:
+        return _linked(folder / f"{name}.elf")
+    finally:
+        _remove_image(folder, name)
+
+
+def _linked(image: Path) -> Linked:
+    sections = _sections(image)
+    flash = sum(sections.get(s, 0) for s in (".text", ".ARM.exidx", ".data"))
+    return Linked(flash, sections.get(".data", 0) + sections.get(".bss", 0))
+
+
 def measure(program: Program, folder: Path, name: str, core: Core, codes: Array, plain: bool = False) -> Measured:
     """What runs take in QEMU, instructions as the mean over the codes; `plain` leaves out products of pairs.
 
@@ -79,17 +101,16 @@ def measure(program: Program, folder: Path, name: str, core: Core, codes: Array,
     stack is what was written to below main's own; flash and RAM are the sections that the linker made, with main and
     start-up code.
     """
-    if core.name not in _COUNTED:
-        raise RlxError(f"cortex-m: instructions are counted on {', '.join(_COUNTED)}, got {core.name}")
+    if core.name not in COUNTED:
+        raise RlxError(f"cortex-m: instructions are counted on {', '.join(COUNTED)}, got {core.name}")
     _build_image(folder, name, core, "-DRLX_COUNT" + (" -DRLX_PLAIN" if plain else ""))
     figures = folder / "figures.bin"
     try:
-        sections = _sections(folder / f"{name}.elf")
+        image = _linked(folder / f"{name}.elf")
         _outputs(program, [*_emulator(core, name), "-icount", "shift=0"], folder, codes)
         ticks, stack = np.frombuffer(figures.read_bytes(), "<u4").reshape(-1, 2).T
         instructions = round(float(ticks.mean()) * _TICK_NANOSECONDS)
-        flash = sum(sections.get(s, 0) for s in (".text", ".ARM.exidx", ".data"))
-        return Measured(instructions, int(stack.max()), flash, sections.get(".data", 0) + sections.get(".bss", 0))
+        return Measured(instructions, int(stack.max()), image.flash, image.ram)
     finally:
         figures.unlink(missing_ok=True)
         _remove_image(folder, name)

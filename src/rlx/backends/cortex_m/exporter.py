@@ -13,6 +13,7 @@ import numpy as np
 from rlx.backends.cortex_m.c_program import CProgram, c_program
 from rlx.backends.cortex_m.checking import check_export
 from rlx.backends.cortex_m.project import core_named, project_files
+from rlx.backends.cortex_m.report_page import report_page
 from rlx.backends.export import Exported, Exporter
 from rlx.errors import ExportOnly, RlxError
 from rlx.ir.graph import Graph
@@ -29,6 +30,7 @@ class CortexMExporter(Exporter):
         "ram": "refuse an arena of more bytes than this",
         "flash": "refuse weights and tables of more bytes than this",
         "check": "host or qemu: build it, run it on random inputs, and compare every output",
+        "report": "the name of an HTML page to write beside the C: memory map, work of each step, flash, RAM, stack",
     }
     of_integers = True
 
@@ -43,6 +45,9 @@ class CortexMExporter(Exporter):
         check = chosen.get("check")
         if check not in (None, "host", "qemu"):
             raise RlxError(f"cortex-m: check=host or check=qemu is known, got {check!r}")
+        report = chosen.get("report")
+        if report is not None and (Path(report).name != report or not report.endswith(".html")):
+            raise RlxError(f"cortex-m: report is the name of a page such as report.html, got {report!r}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RlxError(f"{out} exists already; give a new folder, or an empty one")
         made = c_program(program)
@@ -59,6 +64,10 @@ class CortexMExporter(Exporter):
             figures = _figures(program, made)
             if check is not None:
                 figures["checked"] = check_export(program, folder, made.name, core, in_qemu=check == "qemu")
+            if report is not None:
+                page = report_page(program, made, core, folder)
+                (folder / report).write_text(page, encoding="utf-8")
+                texts[report] = page
             if out.exists():
                 out.rmdir()
             shutil.move(folder, out)
