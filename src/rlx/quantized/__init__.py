@@ -36,6 +36,8 @@ from rlx.quantized.sequence_steps import LayerNorm as LayerNorm
 from rlx.quantized.table_steps import Interpolate as Interpolate
 from rlx.quantized.table_steps import Lookup as Lookup
 from rlx.quantized.table_steps import Softmax as Softmax
+from rlx.quantized.tinyconv import read_rlxm as read_rlxm
+from rlx.quantized.tinyconv import write_rlxm as write_rlxm
 from rlx.quantized.values import Multipliers as Multipliers
 from rlx.quantized.values import QuantizedError as QuantizedError
 from rlx.quantized.values import Value as Value

@@ -14,6 +14,7 @@ from rlx.backends.cortex_m.c_program import CProgram, c_program
 from rlx.backends.cortex_m.checking import check_export
 from rlx.backends.cortex_m.project import core_named, project_files
 from rlx.backends.cortex_m.report_page import report_page
+from rlx.backends.cortex_m.thumb import thumb_object
 from rlx.backends.export import Exported, Exporter
 from rlx.errors import ExportOnly, RlxError
 from rlx.ir.graph import Graph
@@ -27,6 +28,7 @@ class CortexMExporter(Exporter):
 
     options: ClassVar[Mapping[str, str]] = {
         "cpu": "the core: cortex-m0plus, m3, m4 (default), m7, m33, m55",
+        "form": "c (default), or object: Thumb code straight from LLVM, for which no C compiler is needed",
         "ram": "refuse an arena of more bytes than this",
         "flash": "refuse weights and tables of more bytes than this",
         "check": "host or qemu: build it, run it on random inputs, and compare every output",
@@ -45,6 +47,11 @@ class CortexMExporter(Exporter):
         check = chosen.get("check")
         if check not in (None, "host", "qemu"):
             raise RlxError(f"cortex-m: check=host or check=qemu is known, got {check!r}")
+        form = chosen.get("form", "c")
+        if form not in ("c", "object"):
+            raise RlxError(f"cortex-m: form=c or form=object is known, got {form!r}")
+        if form == "object" and check == "host":
+            raise RlxError("cortex-m: an object runs on its core alone; check it with check=qemu")
         report = chosen.get("report")
         if report is not None and (Path(report).name != report or not report.endswith(".html")):
             raise RlxError(f"cortex-m: report is the name of a page such as report.html, got {report!r}")
@@ -53,25 +60,30 @@ class CortexMExporter(Exporter):
         made = c_program(program)
         _require_room(program, made, "ram", chosen.get("ram"), made.arena.size)
         _require_room(program, made, "flash", chosen.get("flash"), made.weight_bytes + made.table_bytes)
-        texts = {f"{made.name}.h": made.header, f"{made.name}.c": made.source, **project_files(made.name, core)}
+        files = {f"{made.name}.h": made.header.encode("ascii")}
+        if form == "object":
+            files[f"{made.name}.o"] = thumb_object(program, core)
+        else:
+            files[f"{made.name}.c"] = made.source.encode("ascii")
+        texts = project_files(made.name, core, is_object=form == "object")
+        files |= {name: text.encode("ascii") for name, text in texts.items()}
         out.parent.mkdir(parents=True, exist_ok=True)
         # Built beside the folder, so that it appears whole or not at all.
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
             folder = Path(temporary) / "export"
             folder.mkdir()
-            for name, text in texts.items():
-                (folder / name).write_text(text, encoding="ascii")
+            for name, data in files.items():
+                (folder / name).write_bytes(data)
             figures = _figures(program, made)
             if check is not None:
                 figures["checked"] = check_export(program, folder, made.name, core, in_qemu=check == "qemu")
             if report is not None:
-                page = report_page(program, made, core, folder)
-                (folder / report).write_text(page, encoding="utf-8")
-                texts[report] = page
+                files[report] = report_page(program, made, core, folder).encode()
+                (folder / report).write_bytes(files[report])
             if out.exists():
                 out.rmdir()
             shutil.move(folder, out)
-        return Exported(tuple(out / name for name in texts), figures)
+        return Exported(tuple(out / name for name in files), figures)
 
 
 def _figures(program: Program, made: CProgram) -> dict[str, str]:

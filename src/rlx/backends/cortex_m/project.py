@@ -23,10 +23,11 @@ _FLASH, _RAM = Region(0x00000000, 512), Region(0x20000000, 256)
 
 @dataclass(frozen=True)
 class Core:
-    """A core: how a compiler is told of it, the machine of QEMU that has it, and the memory of that machine."""
+    """A core: how compilers are told of it, the machine of QEMU that has it, and the memory of that machine."""
 
     name: str
     flags: str
+    triple: str
     machine: str
     has_fpu: bool = False
     flash: Region = _FLASH
@@ -40,23 +41,43 @@ CORES = {
         Core(
             "cortex-m0plus",
             "-mcpu=cortex-m0plus -mthumb",
+            "thumbv6m-unknown-none-eabi",
             "microbit",
             flash=Region(0x00000000, 256),
             ram=Region(0x20000000, 16),
         ),
-        Core("cortex-m3", "-mcpu=cortex-m3 -mthumb", "mps2-an385"),
-        Core("cortex-m4", "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16", "mps2-an386", True),
-        Core("cortex-m7", "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16", "mps2-an500", True),
+        Core("cortex-m3", "-mcpu=cortex-m3 -mthumb", "thumbv7m-unknown-none-eabi", "mps2-an385"),
+        Core(
+            "cortex-m4",
+            "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16",
+            "thumbv7em-unknown-none-eabihf",
+            "mps2-an386",
+            True,
+        ),
+        Core(
+            "cortex-m7",
+            "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16",
+            "thumbv7em-unknown-none-eabihf",
+            "mps2-an500",
+            True,
+        ),
         # It starts in the secure state, which sees its memory at these addresses.
         Core(
             "cortex-m33",
             "-mcpu=cortex-m33 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16",
+            "thumbv8m.main-unknown-none-eabihf",
             "mps2-an505",
             True,
             flash=Region(0x10000000, 512),
             ram=Region(0x38000000, 256),
         ),
-        Core("cortex-m55", "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard", "mps3-an547", True),
+        Core(
+            "cortex-m55",
+            "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard",
+            "thumbv8.1m.main-unknown-none-eabihf",
+            "mps3-an547",
+            True,
+        ),
     )
 }
 
@@ -278,13 +299,12 @@ WARNINGS = -std=c99 -O2 -Wall -Wextra -pedantic
 CORE = $flags
 DEFINES =
 
-$name.elf: $name.c main.c startup.c link.ld $name.h
+$name.elf: $code main.c startup.c link.ld $name.h
 \t$$(CROSS)gcc $$(WARNINGS) $$(CORE) $$(DEFINES) -DRLX_SEMIHOSTING -ffreestanding -ffunction-sections -nostdlib \\
-\t    -T link.ld -Wl,--gc-sections -Wl,-Map=$name.map $name.c main.c startup.c -lgcc -o $$@
+\t    -T link.ld -Wl,--gc-sections -Wl,-z,noexecstack -Wl,-Map=$name.map $code main.c startup.c -lgcc -o $$@
 
-host: $name.c main.c $name.h
-\t$$(CC) $$(WARNINGS) $name.c main.c -o $name
-\t./$name
+host: $code main.c $name.h
+\t$host
 
 qemu: $name.elf
 \tqemu-system-arm -M $machine -nographic -semihosting-config enable=on,target=native -kernel $name.elf
@@ -301,14 +321,19 @@ clean:
 _CMAKE = Template("""\
 # A library for a firmware's own project, with whatever compiler and core its toolchain file names:
 #     add_subdirectory(this folder)   target_link_libraries(firmware $name)
-# Alone, it also builds the program that reads inputs.bin and writes outputs.bin on this machine.
 cmake_minimum_required(VERSION 3.13)
 project($name C)
 
-add_library($name STATIC $name.c)
+add_library($name STATIC $code)
+set_target_properties($name PROPERTIES LINKER_LANGUAGE C)
 target_include_directories($name PUBLIC $${CMAKE_CURRENT_SOURCE_DIR})
 set_target_properties($name PROPERTIES C_STANDARD 99 C_EXTENSIONS OFF)
 
+$alone""")
+
+
+_CMAKE_ALONE = Template("""\
+# Alone, it also builds the program that reads inputs.bin and writes outputs.bin on this machine.
 if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR AND NOT CMAKE_CROSSCOMPILING)
     add_executable(${name}_host main.c)
     target_link_libraries(${name}_host $name)
@@ -321,12 +346,17 @@ def _linker(core: Core) -> str:
     return _LINKER.substitute(where=f"QEMU's {core.machine}", flash=flash, ram=ram)
 
 
-def project_files(name: str, core: Core) -> dict[str, str]:
-    """File name -> text, for a program of this name on a core."""
+def project_files(name: str, core: Core, is_object: bool = False) -> dict[str, str]:
+    """File name -> text, for a program of this name on a core, whose functions are in C, or in an object file."""
+    alone = "" if is_object else _CMAKE_ALONE.substitute(name=name)
+    if is_object:
+        made = {"code": f"{name}.o", "host": "@echo 'the object is for the core alone; make qemu runs it'; false"}
+    else:
+        made = {"code": f"{name}.c", "host": f"$(CC) $(WARNINGS) {name}.c main.c -o {name} && ./{name}"}
     return {
         "main.c": _MAIN.substitute(name=name, upper=name.upper()),
         "startup.c": _STARTUP.substitute(fpu=_FPU if core.has_fpu else ""),
         "link.ld": _linker(core),
-        "CMakeLists.txt": _CMAKE.substitute(name=name),
-        "Makefile": _MAKEFILE.substitute(name=name, flags=core.flags, machine=core.machine),
+        "CMakeLists.txt": _CMAKE.substitute(name=name, code=made["code"], alone=alone),
+        "Makefile": _MAKEFILE.substitute(name=name, flags=core.flags, machine=core.machine, **made),
     }

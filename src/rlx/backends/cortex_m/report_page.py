@@ -44,7 +44,7 @@ def report_page(program: Program, made: CProgram, core: Core, folder: Path) -> s
         f"<h1>{escape(title)}</h1>",
         f"<p>{len(program.steps)} steps, {program.macs:,} products per run.</p>",
         "<h2>Memory</h2>",
-        _table(("what", "bytes", ""), _figures(program, made, core, folder)),
+        _table(("what", "amount", ""), _figures(program, made, core, folder)),
         "<h2>Arena over time</h2>",
         f"<p>{made.arena.size:,} bytes; {made.arena.lower_bound:,} are alive at once. A column is a step, a box is a "
         "value from the step that writes it to the last one that reads it.</p>",
@@ -64,20 +64,22 @@ def report_page(program: Program, made: CProgram, core: Core, folder: Path) -> s
 def _figures(program: Program, made: CProgram, core: Core, folder: Path) -> list[tuple[object, ...]]:
     constants = made.weight_bytes + made.table_bytes
     rows: list[tuple[object, ...]] = [
-        ("weights", made.weight_bytes, "in flash"),
-        ("tables", made.table_bytes, "in flash: biases, multipliers, functions"),
-        ("arena", made.arena.size, "in RAM, the caller's"),
+        ("weights", made.weight_bytes, "bytes in flash"),
+        ("tables", made.table_bytes, "bytes in flash: biases, multipliers, functions"),
+        ("arena", made.arena.size, "bytes in RAM, the caller's"),
     ]
     try:
         if core.name in COUNTED:
             codes = np.zeros((1, *program.input.dims), program.input.dtype.numpy)
             run = measure(program, folder, made.name, core, codes)
-            rows.append(("stack", run.stack, "of one run, in RAM, measured in QEMU"))
-            rows.append(("instructions", run.instructions, "of one run on zeros, counted by QEMU; no time"))
+            rows.append(("stack", run.stack, "bytes in RAM, of one run, measured in QEMU"))
+            rows.append(("instructions", run.instructions, "of one run on zeros, counted by QEMU; a count, no time"))
         image = linked(folder, made.name, core)
-        rows.append(("code", image.flash - constants, "in flash: kernels, sizes of steps, main and start-up code"))
-        rows.append(("flash", image.flash, "all of the image, as linked"))
-        rows.append(("RAM", image.ram, "all of the image but the stack, as linked"))
+        rows.append(
+            ("code", image.flash - constants, "bytes in flash: kernels, sizes of steps, main and start-up code")
+        )
+        rows.append(("flash", image.flash, "bytes, all of the image, as linked"))
+        rows.append(("RAM", image.ram, "bytes, all of the image but the stack, as linked"))
     except NotInstalled as missing:
         rows.append(("flash, RAM, stack", "", f"not measured here: {missing}"))
     return rows
@@ -127,5 +129,5 @@ def _memory_map(program: Program, made: CProgram) -> str:
     for n, name in enumerate(["input", *(s.name for s in program.steps)]):
         x, y = _LEFT + _COLUMN * (n + 0.6), _HEIGHT + 14
         content.append(f'<text x="{x:.1f}" y="{y}" transform="rotate(50 {x:.1f} {y})">{escape(name)}</text>')
-    size = f'width="{width + 40}" height="{_HEIGHT + _FOOT}"'
+    size = f'width="{width + 40}" height="{_HEIGHT + _FOOT}" viewBox="0 -8 {width + 40} {_HEIGHT + _FOOT}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="memory map">{"".join(content)}</svg>'
