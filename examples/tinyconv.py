@@ -44,7 +44,7 @@ def logits(params: Any, x: Any, bits: int) -> Any:
         return w if bits == 8 else ops.fake_quantize(w, bits=bits, axis=axis)
 
     # The scale of pixels is part of the format.
-    x = ops.fake_quantize(x, 8, scale_mode="fixed", state=np.float32([1 / 127]))
+    x = ops.fake_quantize(x, 8, scale_mode="fixed", state=np.array([1 / 127], np.float32))
     for name in ("conv1", "conv2"):
         x = nn.max_pool(nn.relu(nn.conv(x, weight(name, 0), params[name]["b"])), 2)
     return x.reshape(x.shape[0], 400) @ weight("fc", 1) + params["fc"]["b"]

@@ -134,6 +134,7 @@ def test_exports_are_the_same_byte_for_byte(tmp_path):
     assert sorted(f.name for f in (tmp_path / "a").iterdir()) == [
         "CMakeLists.txt",
         "Makefile",
+        "host_files.h",
         "link.ld",
         "main.c",
         "residual.c",

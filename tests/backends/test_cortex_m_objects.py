@@ -77,6 +77,7 @@ def test_an_export_of_an_object(tmp_path):
     assert sorted(f.name for f in (tmp_path / "out").iterdir()) == [
         "CMakeLists.txt",
         "Makefile",
+        "host_files.h",
         "link.ld",
         "main.c",
         "net.h",

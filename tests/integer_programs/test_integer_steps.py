@@ -39,6 +39,17 @@ def test_ten_thousand_random_cases_against_python_integers(kind):
     assert programs > 20 and len(distinct) > (5 if kind == "argmax" else 200)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_random_programs_against_python_integers(kind):
+    """Sizes, scales, zero points, limits and widths drawn anew each time."""
+    rng = np.random.default_rng(1000 + sorted(KINDS).index(kind))
+    for _ in range(CASES):
+        program = random_program(kind, rng)
+        codes = codes_for(rng, program.input, 1)
+        assert program.run(codes).tolist() == by_oracle(program, codes).tolist(), program
+
+
 @pytest.mark.parametrize("device, count", [("reference", 12), ("cpu", 3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_give_the_same_codes(kind, device, count):

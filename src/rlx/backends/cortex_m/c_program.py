@@ -40,8 +40,11 @@ class CProgram:
     step_bytes: tuple[tuple[int, int], ...]
 
 
-def c_program(program: Program) -> CProgram:
-    """C of a program; its file names and functions begin with the program's name."""
+def c_program(program: Program, features_of: int | None = None) -> CProgram:
+    """C of a program; its file names and functions begin with the program's name.
+
+    With `features_of`, the number of a step, there is also a function that computes what this step reads, and no more.
+    """
     name = identifier(program.name)
     arena = plan_arena(program)
     body = Body(program, arena)
@@ -52,8 +55,8 @@ def c_program(program: Program) -> CProgram:
         step_bytes.append((body.weight_bytes - before[0], body.table_bytes - before[1]))
     return CProgram(
         name,
-        _header(name, program, arena),
-        _source(name, body),
+        _header(name, program, arena, features_of),
+        _source(name, body, features_of),
         arena,
         body.weight_bytes,
         body.table_bytes,
@@ -61,8 +64,16 @@ def c_program(program: Program) -> CProgram:
     )
 
 
-def _header(name: str, program: Program, arena: Arena) -> str:
+def _header(name: str, program: Program, arena: Arena, features_of: int | None) -> str:
     upper, x, y = name.upper(), program.input, program.result
+    features = ""
+    if features_of is not None:
+        step = program.steps[features_of]
+        features = f"""
+/* What {step.name} reads, without running it or what comes after it. */
+typedef {_c_type(program.operands(step)[0])} {name}_feature_t;
+const {name}_feature_t *{name}_features(void *arena);
+"""
     return f"""\
 /* {name}: an integer network. Generated; do not edit. */
 #ifndef {upper}_H
@@ -89,7 +100,7 @@ typedef {_c_type(y)} {name}_output_t;
 {name}_input_t *{name}_input(void *arena);
 const {name}_output_t *{name}_output(const void *arena);
 void {name}_run(void *arena);
-
+{features}
 #endif
 """
 
@@ -102,8 +113,21 @@ def _c_float(value: float) -> str:
     return f"{value!r}f" if "." in repr(value) or "e" in repr(value) else f"{value!r}.0f"
 
 
-def _source(name: str, body: Body) -> str:
+def _features(name: str, body: Body, features_of: int) -> str:
+    offset = body.arena.offsets[body.program.steps[features_of].inputs[0]]
+    return f"""
+const {name}_feature_t *{name}_features(void *arena)
+{{
+    uint8_t *bytes = (uint8_t *)arena;
+
+{"".join(body.calls[: body.calls_before[features_of]])}    return (const {name}_feature_t *)(bytes + {offset});
+}}
+"""
+
+
+def _source(name: str, body: Body, features_of: int | None) -> str:
     arena, values = body.arena, body.program.values
+    features = "" if features_of is None else _features(name, body, features_of)
     # Structures first: functions take them.
     texts = sorted(body.kernels, key=lambda text: not text.startswith("struct"))
     kernels_text = "\n".join(texts)
@@ -133,4 +157,4 @@ void {name}_run(void *arena)
     uint8_t *bytes = (uint8_t *)arena;
 
 {"".join(body.calls)}}}
-"""
+{features}"""

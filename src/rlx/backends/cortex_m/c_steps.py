@@ -56,6 +56,8 @@ class Body:
         self.kernels: dict[str, None] = {}
         self.constants: list[str] = []
         self.calls: list[str] = []
+        # How many calls there are before those of each step; some have several.
+        self.calls_before: list[int] = []
         self.weight_bytes = self.table_bytes = 0
         # Equal tables are stored once.
         self.tables: dict[str, str] = {}
@@ -65,6 +67,7 @@ class Body:
         return f"s{self._number(step)}_{identifier(step.name)}"
 
     def add(self, step: Step) -> None:
+        self.calls_before.append(len(self.calls))
         operands = self.program.operands(step)
         codes = [str(v.dtype) for v in operands]
         out = str(step.out.dtype)
@@ -140,8 +143,8 @@ class Body:
         if isinstance(step, Conv2d) and _is_plain_depthwise(step):
             packed = np.ascontiguousarray(np.moveaxis(step.weights.codes[..., 0], 0, -1)).tobytes()
         self.weight_bytes += len(packed)
-        rows = _rows([str(b) for b in packed])
-        self.constants.append(f"static const uint8_t {name}[{len(packed)}] = {{\n{rows}\n}};\n")
+        elements = rows([str(b) for b in packed])
+        self.constants.append(f"static const uint8_t {name}[{len(packed)}] = {{\n{elements}\n}};\n")
         return name
 
     def _product_tables(self, step: Dense | Conv2d | Gru | Lstm) -> list[str]:
@@ -264,7 +267,7 @@ class Body:
             self.tables[key] = name
             self.table_bytes += len(values) * {"int8_t": 1, "int16_t": 2, "int32_t": 4}[c_type]
             numbers = [_literal(int(v)) for v in values]
-            self.constants.append(f"static const {c_type} {name}[{len(values)}] = {{\n{_rows(numbers)}\n}};\n")
+            self.constants.append(f"static const {c_type} {name}[{len(values)}] = {{\n{rows(numbers)}\n}};\n")
         return self.tables[key]
 
     def _pointer(self, number: int, is_const: bool = True) -> str:
@@ -291,6 +294,7 @@ def _literal(value: int) -> str:
     return "INT32_MIN" if value == -(2**31) else str(value)
 
 
-def _rows(items: Sequence[str]) -> str:
+def rows(items: Sequence[str]) -> str:
+    """The elements of a table, some per line."""
     lines = (", ".join(items[n : n + _PER_LINE]) for n in range(0, len(items), _PER_LINE))
     return ",\n".join(f"    {line}" for line in lines)

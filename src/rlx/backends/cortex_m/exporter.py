@@ -12,6 +12,8 @@ import numpy as np
 
 from rlx.backends.cortex_m.c_program import CProgram, c_program
 from rlx.backends.cortex_m.checking import check_export
+from rlx.backends.cortex_m.host_programs import stream_files
+from rlx.backends.cortex_m.learning import last_layer, learning_files
 from rlx.backends.cortex_m.project import core_named, project_files
 from rlx.backends.cortex_m.report_page import report_page
 from rlx.backends.cortex_m.thumb import thumb_object
@@ -32,6 +34,8 @@ class CortexMExporter(Exporter):
         "ram": "refuse an arena of more bytes than this",
         "flash": "refuse weights and tables of more bytes than this",
         "check": "host or qemu: build it, run it on random inputs, and compare every output",
+        "stream": "rows that are pushed at a time: also C that runs the network on the last rows of a stream",
+        "learn": "yes: also C that trains the last layer on the device",
         "report": "the name of an HTML page to write beside the C: memory map, work of each step, flash, RAM, stack",
     }
     of_integers = True
@@ -57,7 +61,15 @@ class CortexMExporter(Exporter):
             raise RlxError(f"cortex-m: report is the name of a page such as report.html, got {report!r}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RlxError(f"{out} exists already; give a new folder, or an empty one")
-        made = c_program(program)
+        extras: dict[str, str] = {}
+        learn = chosen.get("learn", "no")
+        if learn not in ("yes", "no") or (learn == "yes" and form == "object"):
+            raise RlxError(f"cortex-m: learn=yes or learn=no is known, in the form c alone, got {learn!r}")
+        made = c_program(program, last_layer(program)[0] if learn == "yes" else None)
+        if learn == "yes":
+            extras |= learning_files(made.name, program)
+        if "stream" in chosen:
+            extras |= stream_files(made.name, *_stream_sizes(program, chosen["stream"]))
         _require_room(program, made, "ram", chosen.get("ram"), made.arena.size)
         _require_room(program, made, "flash", chosen.get("flash"), made.weight_bytes + made.table_bytes)
         files = {f"{made.name}.h": made.header.encode("ascii")}
@@ -65,7 +77,7 @@ class CortexMExporter(Exporter):
             files[f"{made.name}.o"] = thumb_object(program, core)
         else:
             files[f"{made.name}.c"] = made.source.encode("ascii")
-        texts = project_files(made.name, core, is_object=form == "object")
+        texts = project_files(made.name, core, is_object=form == "object") | extras
         files |= {name: text.encode("ascii") for name, text in texts.items()}
         out.parent.mkdir(parents=True, exist_ok=True)
         # Built beside the folder, so that it appears whole or not at all.
@@ -84,6 +96,16 @@ class CortexMExporter(Exporter):
                 out.rmdir()
             shutil.move(folder, out)
         return Exported(tuple(out / name for name in files), figures)
+
+
+def _stream_sizes(program: Program, given: str) -> tuple[int, int, int]:
+    """Rows of a window, codes of a row, rows per push."""
+    x = program.input
+    if len(x.dims) < 2:
+        raise RlxError(f"cortex-m: a stream needs an input of several rows, and {program.name} takes {x.dims}")
+    if not given.isascii() or not given.isdigit() or not 0 < int(given) <= x.dims[0]:
+        raise RlxError(f"cortex-m: stream is a number of rows from 1 to {x.dims[0]}, got {given!r}")
+    return x.dims[0], x.size // x.dims[0], int(given)
 
 
 def _figures(program: Program, made: CProgram) -> dict[str, str]:

@@ -122,12 +122,14 @@ def _memory_map(program: Program, made: CProgram) -> str:
         for n, at in arena.scratch.items()
     ]
     for n, (name, at, size, first, last) in enumerate(boxes):
-        x, y = _LEFT + _COLUMN * first, _HEIGHT - (at + size) * scale
-        place = f'x="{x + 1}" y="{y:.1f}" width="{_COLUMN * (last - first + 1) - 2}" height="{size * scale:.1f}"'
+        left, top = _LEFT + _COLUMN * first, _HEIGHT - (at + size) * scale
+        place = f'x="{left + 1}" y="{top:.1f}" width="{_COLUMN * (last - first + 1) - 2}" height="{size * scale:.1f}"'
         tip = f"{name}: bytes {at} to {at + size}, steps {first} to {last}"
         content.append(f'<rect {place} rx="2" style="--h:{hue(n)}"><title>{escape(tip)}</title></rect>')
     for n, name in enumerate(["input", *(s.name for s in program.steps)]):
-        x, y = _LEFT + _COLUMN * (n + 0.6), _HEIGHT + 14
-        content.append(f'<text x="{x:.1f}" y="{y}" transform="rotate(50 {x:.1f} {y})">{escape(name)}</text>')
-    size = f'width="{width + 40}" height="{_HEIGHT + _FOOT}" viewBox="0 -8 {width + 40} {_HEIGHT + _FOOT}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="memory map">{"".join(content)}</svg>'
+        middle, y = _LEFT + _COLUMN * (n + 0.6), _HEIGHT + 14
+        content.append(f'<text x="{middle:.1f}" y="{y}" transform="rotate(50 {middle:.1f} {y})">{escape(name)}</text>')
+    frame = f'width="{width + 40}" height="{_HEIGHT + _FOOT}" viewBox="0 -8 {width + 40} {_HEIGHT + _FOOT}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {frame} role="img" aria-label="memory map">{"".join(content)}</svg>'
+    )
