@@ -5,17 +5,25 @@ import numpy as np
 from rlx.ir.dtype import DType
 from rlx.quantized import (
     Add,
+    AddConstant,
     Argmax,
+    Attention,
     Clamp,
+    Concat,
     Conv2d,
     Dense,
+    Gru,
+    Interpolate,
+    LayerNorm,
     Lookup,
+    Lstm,
     MaxPool,
     MeanPool,
     Mul,
     Multipliers,
     Program,
     Rescale,
+    Rows,
     Softmax,
     Value,
     Weights,
@@ -188,10 +196,106 @@ def softmax(rng):
     return x, Softmax((0,), out, Softmax.table_for(x))
 
 
-KINDS = {
-    f.__name__: f
-    for f in (dense, conv2d, depthwise, max_pool, mean_pool, add, mul, rescale, clamp, argmax, lookup, softmax)
-}
+def rows(rng):
+    x = value(rng, "x", tuple(map(int, rng.integers(1, 8, 3))))
+    start = int(rng.integers(0, x.dims[0]))
+    out = Value("rows1", (int(rng.integers(1, x.dims[0] - start + 1)), *x.dims[1:]), x.scale, x.zero_point, x.dtype)
+    return x, Rows((0,), out, start)
+
+
+def interpolate(rng):
+    x = value(rng, "x", (int(rng.integers(1, 60)),), DType.I16)
+    return x, Interpolate((0,), value(rng, "f1", x.dims, DType.I16), rng.integers(-(2**15), 2**15, 257).astype("i2"))
+
+
+def add_constant(rng):
+    x = value(rng, "x", tuple(map(int, rng.integers(1, 8, 3))))
+    dtype = rng.choice([np.int8, np.int16])
+    info = np.iinfo(dtype)
+    codes = rng.integers(info.min, info.max + 1, x.dims).astype(dtype)
+    scale = float(np.float32(x.scale * x.largest_distance / info.max * rng.uniform(0.5, 2)))
+    out = value(rng, "add1", x.dims)
+    out = with_scale(out, x.scale * x.largest_distance / out.largest_distance * rng.uniform(0.5, 4))
+    tables = Add.multipliers_for(x, Value("c", x.dims, scale, 0, DType.of(dtype)), out, int(rng.choice([31, 15])))
+    return x, AddConstant((0,), out, codes, scale, tables, *limits_for(rng, out))
+
+
+def concat(rng):
+    """The input beside itself with another scale, once or twice."""
+    x = value(rng, "x", tuple(map(int, rng.integers(1, 7, rng.integers(1, 4)))))
+    other = value(rng, "other", x.dims)
+    other = with_scale(other, x.scale * x.largest_distance / other.largest_distance * rng.uniform(0.5, 2))
+    first = Rescale((0,), other, Multipliers.of(x.scale / other.scale), *limits_for(rng, other))
+    inputs = (0, 1) if rng.random() < 0.5 else (1, 0, 1)
+    out = value(rng, "concat1", (*x.dims[:-1], len(inputs) * x.dims[-1]))
+    out = with_scale(out, x.scale * x.largest_distance / out.largest_distance * rng.uniform(0.5, 2))
+    scales = [(x, other)[i].scale / out.scale for i in inputs]
+    return x, first, Concat(inputs, out, Multipliers.of(scales, int(rng.choice([31, 15]))))
+
+
+def layer_norm(rng):
+    x = value(rng, "x", (*map(int, rng.integers(1, 4, 2)), int(rng.integers(1, 40))))
+    out = with_scale(value(rng, "layer_norm1", x.dims), 1.0)
+    n = x.dims[-1]
+    gamma, beta = rng.uniform(-2, 2, n), rng.uniform(-1, 1, n) * rng.choice([0, 1, 50])
+    out = with_scale(out, (np.abs(gamma).max() * 2 + np.abs(beta).max() + 0.01) / out.largest_distance)
+    eps, bits = float(rng.choice([1e-5, 1e-3, 0.0])), int(rng.choice([31, 15]))
+    return x, LayerNorm.of((0,), x, out, gamma, beta, eps, *limits_for(rng, out), fraction_bits=bits)
+
+
+def attention(rng):
+    heads, head, length = int(rng.choice([1, 2, 4])), int(rng.integers(1, 7)), int(rng.integers(1, 8))
+    kv_heads = int(rng.choice([h for h in (1, 2, 4) if heads % h == 0]))
+    x = value(rng, "x", (length, 1, heads * head), DType.I8)
+    steps = []
+    for name, dtype in (("k", DType.I8), ("v", None)):
+        out = value(rng, name, (length, 1, kv_heads * head), dtype)
+        weights = weights_for(rng, (kv_heads * head, 1, 1, heads * head))
+        steps.append(Conv2d((0,), out, **product_fields(rng, x, out, weights)))
+    k, v = (s.out for s in steps)
+    out = value(rng, "attention1", x.dims)
+    out = with_scale(out, v.scale * v.largest_distance / out.largest_distance * rng.uniform(0.3, 1))
+    # From nearly equal shares to one that takes all.
+    score_scale = 2.0 ** rng.uniform(-8, 0) / head / x.scale / k.scale / 256
+    tables = Attention.multipliers_for(x, k, v, out, score_scale, int(rng.choice([31, 15])))
+    table, causal = Attention.exponentials(), bool(rng.random() < 0.5)
+    fields = (heads, kv_heads, causal, table, tables, *limits_for(rng, out))
+    return x, *steps, Attention((0, 1, 2), out, *fields)
+
+
+def recurrent(rng, made):
+    size, length = int(rng.integers(1, 7)), int(rng.integers(1, 8))
+    x = Value("x", (length, 1, made.gates * size), 2.0**-12, 0, DType.I16)
+    weights = weights_for(rng, (made.gates * size, size))
+    scales = (2.0 ** rng.uniform(-3, 2, made.gates * size) / LARGEST[weights.bits]).astype("f4")
+    weights = Weights(weights.codes, scales, weights.bits)
+    out = value(rng, "state1", (size,) if rng.random() < 0.3 else (length, 1, size))
+    out = with_scale(out, 1 / out.largest_distance)
+    bits = int(rng.choice([31, 15]))
+    return x, made(
+        (0,),
+        out,
+        weights,
+        rng.integers(-(2**20), 2**20, made.gates * size).astype("i4"),
+        made.multipliers_for(weights, bits),
+        made.functions(),
+        Multipliers.of(2.0**-15 / out.scale, bits),
+        *limits_for(rng, out),
+        reverse=bool(rng.random() < 0.3),
+    )
+
+
+def gru(rng):
+    return recurrent(rng, Gru)
+
+
+def lstm(rng):
+    return recurrent(rng, Lstm)
+
+
+MADE = (dense, conv2d, depthwise, max_pool, mean_pool, add, mul, rescale, clamp, argmax, lookup, softmax)
+MADE += (rows, interpolate, add_constant, concat, layer_norm, attention, gru, lstm)
+KINDS = {f.__name__: f for f in MADE}
 
 
 def random_program(kind, rng):

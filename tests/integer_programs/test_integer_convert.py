@@ -5,12 +5,22 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
-from integer_programs.float_networks import CONVNET_DIMS, RESIDUAL_DIMS, convnet, images, residual, traced, weights
+from integer_programs.float_networks import (
+    CONVNET_DIMS,
+    RESIDUAL_DIMS,
+    SEQUENCE_DIMS,
+    SEQUENCES,
+    convnet,
+    images,
+    residual,
+    traced,
+    weights,
+)
 from rlx import nn, ops
 from rlx.compile.ptq.calibrate import calibrate
 from rlx.compile.ptq.insert import insert_q_dq
 from rlx.ir.interpret import interpret
-from rlx.quantized import Conv2d, Dense, QuantizedError, compare, quantize
+from rlx.quantized import Conv2d, Dense, QuantizedError, compare, from_bytes, quantize, to_bytes
 
 
 def quantized(function, dims, **options):
@@ -162,7 +172,6 @@ def refused(function, dims, match, **options):
 def test_refusals_name_the_op_and_what_to_do():
     w4, w3 = weights((4, 3), (3, 3, 1, 1))
     refused(lambda x: rnp.cumsum(x @ w4, axis=1), (4,), r"there is no integer step for it; known: matmul, conv")
-    refused(lambda x: nn.tanh(x @ w4), (4,), "tables of i8 codes, and dense1 has i16", activations="i16")
     refused(
         lambda x: nn.conv(rnp.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=1.0), w3),
         (3, 4, 4),
@@ -217,3 +226,84 @@ def test_weights_that_are_no_numbers():
     w = np.full((4, 3), np.nan, np.float32)
     with pytest.raises(Exception, match="NaN or infinite"):
         quantized(lambda x: x @ w, (4,))
+
+
+@pytest.mark.parametrize(
+    "options, most",
+    [({}, 0.1), ({"activations": "i16"}, 0.03), ({"fraction_bits": 15}, 0.1), ({"bits": 4}, 0.5)],
+    ids=str,
+)
+@pytest.mark.parametrize("network", SEQUENCES, ids=lambda f: f.__name__)
+def test_sequences_are_near_their_floats(network, options, most):
+    graph, program = quantized(network, SEQUENCE_DIMS, **options)
+    assert program.input.dims == (10, 1, 6)
+    assert relative_error(graph, program, SEQUENCE_DIMS) < most
+
+
+@pytest.mark.parametrize("network", SEQUENCES, ids=lambda f: f.__name__)
+def test_sequences_on_every_engine(network):
+    _, program = quantized(network, SEQUENCE_DIMS)
+    x = images(9, SEQUENCE_DIMS, seed=3)
+    codes = program.run(x)
+    for device in ("reference", "cpu"):
+        assert program.run(x, device=device).tolist() == codes.tolist()
+    every = interpret(program.simulation(every_value=True, exact=True), [program.encode(x)])
+    assert all(np.array_equal(a, b) for a, b in zip(every, program.run_all(x)))
+    assert from_bytes(to_bytes(program)).run(x).tolist() == codes.tolist()
+
+
+def test_the_steps_of_a_transformer_and_of_a_gru():
+    kinds = [type(s).__name__ for s in quantized(SEQUENCES[0], SEQUENCE_DIMS)[1].steps]
+    block = [
+        "LayerNorm",
+        *["Conv2d"] * 3,
+        "Attention",
+        "Conv2d",
+        "Add",
+        "LayerNorm",
+        "Conv2d",
+        "Lookup",
+        "Conv2d",
+        "Add",
+    ]
+    assert kinds == ["Conv2d", "AddConstant", *block, *block, "MeanPool", "Dense"]
+    program = quantized(SEQUENCES[2], SEQUENCE_DIMS)[1]
+    assert [type(s).__name__ for s in program.steps] == [
+        "Conv2d",
+        "Gru",
+        "Conv2d",
+        "Gru",
+        "Concat",
+        "MeanPool",
+        "Dense",
+    ]
+    assert [s.reverse for s in program.steps if hasattr(s, "reverse")] == [False, True]
+
+
+def test_a_loop_with_other_arithmetic_is_no_gru():
+    [w, wh] = weights((6, 12), (4, 12))
+
+    def network(x, scale=1.0):
+        def cell(h, row):
+            r, z, n = rnp.split(row, 3, axis=-1)
+            hr, hz, hn = rnp.split(h @ wh, 3, axis=-1)
+            z = nn.sigmoid(z + hz)
+            h = (1 - z) * nn.tanh(scale * n + nn.sigmoid(r + hr) * hn) + z * h
+            return h, h
+
+        rows = rnp.swapaxes(x @ w, 0, 1)
+        return rlx.scan(cell, rnp.zeros((x.shape[0], 4), "f4"), rows)[0]
+
+    graph, program = quantized(network, SEQUENCE_DIMS)
+    assert [type(s).__name__ for s in program.steps] == ["Conv2d", "Gru"] and program.result.dims == (4,)
+    assert relative_error(graph, program, SEQUENCE_DIMS) < 0.05
+    refused(lambda x: network(x, 1.1), SEQUENCE_DIMS, "with the formula of rlx.nn.gru")
+
+
+def test_relu6_is_a_limit():
+    w1, w2 = weights((4, 6), (6, 3), scale=8.0)
+    graph, program = quantized(lambda x: nn.relu6(x @ w1) @ w2, (4,))
+    assert [type(s).__name__ for s in program.steps] == ["Dense", "Dense"]
+    step = program.steps[0]
+    assert step.low == 0 and step.high == round(6 / step.out.scale) == 127
+    assert relative_error(graph, program, (4,)) < 0.05

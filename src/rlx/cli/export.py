@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the target")
     parser.add_argument("--cpu", help="the core to write for, as --option cpu=CORE")
     parser.add_argument("--check", help="run what was written and compare (host, qemu), as --option check=WHERE")
+    parser.add_argument(
+        "--report",
+        nargs="?",
+        const="report.html",
+        metavar="PAGE",
+        help="also write an HTML page about memory and work, as --option report=PAGE",
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -64,7 +71,7 @@ def export(target: str, args: argparse.Namespace) -> int:
             raise RlxError(f"an option is NAME=VALUE, got {given!r}; known: {', '.join(exporter.options) or 'none'}")
         options[name] = value
     # `rlx compile` has the other arguments alone.
-    options |= {name: given for name in ("cpu", "check") if (given := getattr(args, name, None)) is not None}
+    options |= {name: given for name in ("cpu", "check", "report") if (given := getattr(args, name, None)) is not None}
     exporter.checked(options)
     with Waiting(f"exporting {args.model}"):
         if exporter.of_integers:

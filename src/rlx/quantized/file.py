@@ -22,7 +22,7 @@ import numpy as np
 from rlx.errors import FormatError, RlxError
 from rlx.formats.mapped_file import file_bytes, replace_file
 from rlx.ir.dtype import DType
-from rlx.quantized import plain_steps, products, table_steps
+from rlx.quantized import plain_steps, products, recurrent_steps, sequence_steps, table_steps
 from rlx.quantized.packing import packed_size, unpack
 from rlx.quantized.program import Program
 from rlx.quantized.steps import Step
@@ -48,6 +48,14 @@ KINDS: dict[str, type[Step]] = {
     "argmax": plain_steps.Argmax,
     "lookup": table_steps.Lookup,
     "softmax": table_steps.Softmax,
+    "add_constant": plain_steps.AddConstant,
+    "concat": plain_steps.Concat,
+    "rows": plain_steps.Rows,
+    "interpolate": table_steps.Interpolate,
+    "layer_norm": sequence_steps.LayerNorm,
+    "attention": sequence_steps.Attention,
+    "gru": recurrent_steps.Gru,
+    "lstm": recurrent_steps.Lstm,
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -159,7 +167,7 @@ def _decoded(value: Any, blob: memoryview) -> Any:
     if isinstance(value, list):
         return tuple(_decoded(v, blob) for v in value)
     if not isinstance(value, dict):
-        if not isinstance(value, str) and type(value) is not int:
+        if not isinstance(value, str | bool) and type(value) is not int:
             raise ValueError(f"{value!r:.40} has no place in a program")
         return value
     match value["is"]:

@@ -16,7 +16,7 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.interpret import interpret
 from rlx.ir.leaves import Input, Param
 from rlx.ir.rewrite.dead_code import remove_dead_nodes
-from rlx.ops.pointwise.arithmetic import Binary, BinaryOp, Clamp
+from rlx.ops.pointwise.arithmetic import Binary, BinaryOp, Clamp, CmpOp, Compare, Where, binary
 from rlx.ops.pointwise.unary import Activation, ActivationKind
 from rlx.ops.quant.fake_quant import FakeQuantize, FakeQuantizeLSQ, ScaleMode
 from rlx.ops.quant.quant_steps import SMALLEST_STEP
@@ -46,11 +46,38 @@ class Epilogue:
     absorbed: list[NodeId] = field(default_factory=list)
 
 
+def _with_plain_limits(graph: Graph) -> Graph:
+    """`where(x >= c, c, relu(x))`, which is how `nn.relu6` is written, as the smaller of c and relu(x)."""
+    fresh = graph.empty_like()
+    ids: dict[NodeId, NodeId] = {}
+    for node in graph.nodes:
+        inputs = [ids[i] for i in node.inputs]
+        if _is_limit_by_where(graph, node):
+            ids[node.id] = binary(BinaryOp.Min, fresh.tensor(inputs[2]), fresh.tensor(inputs[1])).id
+        else:
+            ids[node.id] = fresh.append_copy(node, inputs)
+    fresh.outputs = [ids[o] for o in graph.outputs]
+    return fresh
+
+
+def _is_limit_by_where(graph: Graph, node: Node) -> bool:
+    if not isinstance(node.op, Where):
+        return False
+    condition, limit, other = (graph.nodes[i] for i in node.inputs)
+    if not isinstance(condition.op, Compare) or condition.op.kind not in (CmpOp.Ge, CmpOp.Gt):
+        return False
+    # The same tensor is compared and limited, before or after its own relu.
+    compared, bound = condition.inputs
+    sources = {other.id, *(other.inputs if isinstance(other.op, Activation) else ())}
+    is_relu = isinstance(other.op, Activation) and other.op.kind is ActivationKind.Relu
+    return bound == limit.id and compared in sources and (is_relu or compared == other.id) and limit.shape.rank == 0
+
+
 class FloatGraph:
     """A graph with one input that matters; everything else is a weight."""
 
     def __init__(self, graph: Graph, params: Mapping[str, Any]) -> None:
-        self.graph = remove_dead_nodes(graph).graph
+        self.graph = remove_dead_nodes(_with_plain_limits(remove_dead_nodes(graph).graph)).graph
         self.params = {k: np.asarray(v) for k, v in params.items()}
         keys = {n.id: n.op.key for n in self.graph.nodes if isinstance(n.op, Input | Param)}
         uses = self.graph.use_map()
@@ -89,7 +116,8 @@ class FloatGraph:
         return [x if key == self.input_name else self.params[key] for key in found]
 
     def fail(self, node: Node, message: str) -> QuantizedError:
-        return QuantizedError(f"quantize: {node.op.mnemonic} ({node.id}, {node.shape}): {message}")
+        shapes = ", ".join(map(str, node.shapes))
+        return QuantizedError(f"quantize: {node.op.mnemonic} ({node.id}, {shapes}): {message}")
 
     def is_constant(self, node_id: NodeId) -> bool:
         return node_id not in self.dynamic

@@ -14,7 +14,7 @@ from rlx.ops.pointwise.arithmetic import add, div, lt, mul, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.reduction.reductions import ReduceOp, argmax
 from rlx.ops.reduction.window_reductions import ReduceWindow
-from rlx.ops.shape.movement import reshape
+from rlx.ops.shape.movement import concat, narrow, reshape
 from rlx.quantized.products import Pads, window_sizes, windows
 from rlx.quantized.steps import Step
 from rlx.quantized.values import ACTIVATIONS, Array, Multipliers, Value, limits
@@ -135,6 +135,104 @@ class Add(Step):
 
     def simulate(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
         return add(*tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class AddConstant(Step):
+    """A value plus codes that are part of the program, such as positions of a sequence; arithmetic as in `Add`."""
+
+    codes: Array
+    scale: float
+    multipliers: Multipliers
+    low: int
+    high: int
+
+    @property
+    def constant(self) -> Value:
+        """What the codes mean."""
+        return Value(f"{self.name}_constant", self.out.dims, self.scale, 0, DType.of(self.codes.dtype))
+
+    def _sum(self) -> Add:
+        return Add((0, 1), self.out, self.multipliers, self.low, self.high)
+
+    def check(self, operands: Sequence[Value]) -> None:
+        super().check(operands)
+        (x,) = self.take(operands, 1)
+        if self.codes.dtype not in (np.int8, np.int16) or self.codes.shape != x.dims:
+            raise self.fail(f"needs codes i8 or i16 {x.dims}, got {self.codes.dtype}{self.codes.shape}")
+        self._sum().check([x, self.constant])
+
+    def run(self, operands: Sequence[Value], codes: Sequence[Array]) -> Array:
+        return self._sum().run([operands[0], self.constant], [codes[0], self.codes[None]])
+
+    def build(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
+        x, headroom = operands[0], Add.headroom_of(operands[0], self.constant)
+        grown = (cast(tensors[0], DType.I32) - x.zero_point) * (1 << headroom)
+        left = self.multipliers.take(0).requantized(grown, 0, DType.I32)
+        right = self.multipliers.take(1).scaled(self.codes.astype(np.int64) << headroom).astype(np.int32)
+        codes = self.multipliers.take(2).requantized(left + right, self.out.zero_point, self.out.dtype)
+        return self.clamped(codes, self.low, self.high)
+
+    def simulate(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
+        return tensors[0] + (self.codes[None] * self.scale).astype(tensors[0].dtype.numpy)
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Step):
+    """Values side by side along the last axis, each brought to the scale of the result by its own multiplier."""
+
+    multipliers: Multipliers
+
+    def check(self, operands: Sequence[Value]) -> None:
+        super().check(operands)
+        if not operands or len(self.multipliers.m0) != len(operands):
+            raise self.fail(f"needs values and one multiplier each, got {len(operands)} and {len(self.multipliers.m0)}")
+        if any(v.dtype not in ACTIVATIONS or not v.dims for v in (*operands, self.out)):
+            raise self.fail("takes and gives i8 or i16 with at least one axis")
+        wanted = (*operands[0].dims[:-1], sum(v.dims[-1] for v in operands))
+        if any(v.dims[:-1] != wanted[:-1] for v in operands) or self.out.dims != wanted:
+            raise self.fail(f"{[v.dims for v in operands]} side by side are not {self.out.dims}")
+
+    def run(self, operands: Sequence[Value], codes: Sequence[Array]) -> Array:
+        parts = [
+            self.multipliers.take(i).scaled(c.astype(np.int64) - v.zero_point) + self.out.zero_point
+            for i, (v, c) in enumerate(zip(operands, codes))
+        ]
+        return np.clip(np.concatenate(parts, axis=-1), *limits(self.out.dtype)).astype(self.out.dtype.numpy)
+
+    def build(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
+        parts = [
+            self.multipliers.take(i).requantized(cast(t, DType.I32) - v.zero_point, self.out.zero_point, self.out.dtype)
+            for i, (v, t) in enumerate(zip(operands, tensors))
+        ]
+        return concat(parts, axis=len(self.out.dims))
+
+    def simulate(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
+        return concat(tensors, axis=len(self.out.dims))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Step):
+    """Rows of [H, W, C] that follow each other, from row `start`; codes keep their meaning."""
+
+    start: int
+
+    def check(self, operands: Sequence[Value]) -> None:
+        super().check(operands)
+        (x,) = self.take(operands, 1)
+        if len(x.dims) != 3 or len(self.out.dims) != 3 or x.dtype not in ACTIVATIONS:
+            raise self.fail(f"takes and gives [H, W, C] of i8 or i16, got {x} and {self.out}")
+        require_same_codes(self, x, (self.out.dims[0], *x.dims[1:]))
+        if self.start < 0 or self.start + self.out.dims[0] > x.dims[0]:
+            raise self.fail(f"{self.out.dims[0]} rows from {self.start} are not among {x.dims[0]}")
+
+    def run(self, operands: Sequence[Value], codes: Sequence[Array]) -> Array:
+        return codes[0][:, self.start : self.start + self.out.dims[0]].copy()
+
+    def build(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
+        return narrow(tensors[0], 1, self.start, self.out.dims[0])
+
+    simulate = build
 
 
 @dataclass(frozen=True, eq=False)

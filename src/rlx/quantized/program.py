@@ -73,6 +73,9 @@ class Program:
         """Codes of a batch of floats that lie as in the model."""
         x = np.asarray(x)
         wanted = tuple(self.input.dims[self.input_axes.index(a)] for a in range(len(self.input_axes)))
+        if len(wanted) == 3 and wanted[1] == 1 and x.shape[1:] == (wanted[0], wanted[2]):
+            # A sequence [T, C] is an image of one column.
+            x = x[:, :, None]
         if x.shape[1:] != wanted:
             raise QuantizedError(f"{self.name}: inputs are [N, {', '.join(map(str, wanted))}], got {list(x.shape)}")
         return np.ascontiguousarray(self.input.encode(x.transpose(0, *(a + 1 for a in self.input_axes))))

@@ -1,4 +1,4 @@
-"""Steps that look codes up: any function of one 8-bit code, and softmax, whose exponentials are a table."""
+"""Steps that look codes up: functions of one code of 8 or 16 bits, and softmax, whose exponentials are a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.ir.dtype import DType
 from rlx.ops.define.rounding import round_half_away
-from rlx.ops.pointwise.arithmetic import clamp, div
+from rlx.ops.pointwise.arithmetic import clamp, div, shift_right
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.reduction.reductions import reduce_max, reduce_sum, softmax
 from rlx.ops.shape.indexing import gather
@@ -48,6 +48,53 @@ class Lookup(Step):
         x = operands[0]
         codes = cast(round_half_away(tensors[0] * (1.0 / x.scale)), DType.I32) + (x.zero_point + 128)
         return gather(self.out.decode(self.table).astype(tensors[0].dtype.numpy), clamp(codes, 0, _CODES - 1))
+
+
+# A table of a function of 16-bit codes: one entry for every 256th code, and one behind the last.
+POINTS = 257
+
+
+def interpolated(table: Array, codes: Array) -> Array:
+    """What lies on the line between the two entries of `table` around each code from -2^15 up; i64, rounded half up."""
+    place = codes + 2**15
+    index, rest = place >> 8, place & 255
+    return np.asarray(table[index] + (((table[index + 1] - table[index]) * rest + 128) >> 8))
+
+
+def interpolated_tensor(table: Array, codes: Any) -> Any:
+    """The same on i32 tensors, with an i32 table."""
+    place = codes + 2**15
+    index = shift_right(place, 8)
+    left, right = gather(table, index), gather(table, index + 1)
+    return left + shift_right((right - left) * (place - index * 256) + 128, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class Interpolate(Step):
+    """A function of one 16-bit code: straight lines between the 257 codes of a table."""
+
+    table: Array
+
+    def check(self, operands: Sequence[Value]) -> None:
+        super().check(operands)
+        (x,) = self.take(operands, 1)
+        if x.dtype is not DType.I16 or self.out.dtype is not DType.I16 or x.dims != self.out.dims:
+            raise self.fail(f"takes and gives i16 of the same sizes, got {x} and {self.out}")
+        if self.table.shape != (POINTS,) or self.table.dtype != np.int16:
+            raise self.fail(f"needs a table of {POINTS} codes i16, got {self.table.dtype}{self.table.shape}")
+
+    def run(self, operands: Sequence[Value], codes: Sequence[Array]) -> Array:
+        return interpolated(self.table.astype(np.int64), codes[0].astype(np.int64)).astype(np.int16)
+
+    def build(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
+        return cast(interpolated_tensor(self.table.astype(np.int32), cast(tensors[0], DType.I32)), DType.I16)
+
+    def simulate(self, operands: Sequence[Value], tensors: Sequence[Any]) -> Any:
+        # The operand holds codes exactly; the lines between entries are what the step means.
+        x = operands[0]
+        codes = cast(round_half_away(tensors[0] * (1.0 / x.scale)), DType.I32) + x.zero_point
+        found = interpolated_tensor(self.table.astype(np.int32), clamp(codes, -(2**15), 2**15 - 1))
+        return cast(found - self.out.zero_point, tensors[0].dtype) * self.out.scale
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,11 +7,25 @@ place. `lower_bound` is the largest number of bytes that are alive at one step; 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlx.quantized import Add, Clamp, Lookup, MaxPool, MeanPool, Mul, Program, Rescale, Softmax
+from rlx.backends.cortex_m.c_sequences import scratch_bytes
+from rlx.quantized import (
+    Add,
+    AddConstant,
+    Clamp,
+    Interpolate,
+    LayerNorm,
+    Lookup,
+    MaxPool,
+    MeanPool,
+    Mul,
+    Program,
+    Rescale,
+    Softmax,
+)
 from rlx.quantized.steps import Step
 
 ALIGNMENT = 4
@@ -20,11 +34,15 @@ _TRIES = 300
 
 @dataclass(frozen=True)
 class Arena:
-    """The offset of every value, the size of all, and what no plan can undercut."""
+    """The offset of every value, the size of all, and what no plan can undercut.
+
+    `scratch` has the offset of what a step needs beside its values, by the number of the value that it gives.
+    """
 
     offsets: tuple[int, ...]
     size: int
     lower_bound: int
+    scratch: Mapping[int, int] = field(default_factory=dict)
 
 
 class _Life(NamedTuple):
@@ -62,7 +80,12 @@ class _Buffer:
 def plan_arena(program: Program) -> Arena:
     """The plan with the smallest arena that some hundred orders of placing give; the same each time."""
     buffer_of = _buffers(program)
-    buffers = list({id(b): b for b in buffer_of}.values())
+    scratch = {
+        time: _Buffer([_Life(_aligned(size), time, time)])
+        for time, step in enumerate(program.steps, 1)
+        if (size := scratch_bytes(step))
+    }
+    buffers = list({id(b): b for b in [*buffer_of, *scratch.values()]}.values())
     bound = max(sum(b.size_at(t) for b in buffers) for t in range(len(program.steps) + 1))
     order = sorted(buffers, key=lambda b: (-max(v.size for v in b.lives), b.lives[0].first))
     shuffle = random.Random(0).shuffle
@@ -75,17 +98,24 @@ def plan_arena(program: Program) -> Arena:
         if size < best:
             best, offsets = size, [b.offset for b in buffers]
     place = {id(b): offset for b, offset in zip(buffers, offsets)}
-    return Arena(tuple(place[id(b)] for b in buffer_of), best, bound)
+    offsets_of = tuple(place[id(b)] for b in buffer_of)
+    return Arena(offsets_of, best, bound, {time: place[id(b)] for time, b in scratch.items()})
 
 
-def _buffers(program: Program) -> list[_Buffer]:
-    """The buffer of every value. Step number n reads its inputs and writes its result at time n + 1."""
+def last_uses(program: Program) -> list[int]:
+    """The last step that reads each value, counted from 1; the result is read after all of them."""
     # A value that nobody reads is alive while it is written.
     last_use = list(range(len(program.values)))
     for time, step in enumerate(program.steps, 1):
         for i in step.inputs:
             last_use[i] = time
     last_use[-1] = len(program.steps)
+    return last_use
+
+
+def _buffers(program: Program) -> list[_Buffer]:
+    """The buffer of every value. Step number n reads its inputs and writes its result at time n + 1."""
+    last_use = last_uses(program)
     found = [_Buffer([_Life(_aligned(program.input.size_bytes), 0, last_use[0])])]
     for time, step in enumerate(program.steps, 1):
         life = _Life(_aligned(step.out.size_bytes), time, last_use[time])
@@ -101,7 +131,7 @@ def _buffers(program: Program) -> list[_Buffer]:
 def _in_place(program: Program, step: Step, index: int) -> bool:
     """Whether the result may lie where the operand is: elements are read before something is written over them."""
     operand = program.values[index]
-    if isinstance(step, Clamp | Rescale | Add | Mul | Lookup | Softmax):
+    if isinstance(step, Clamp | Rescale | Add | AddConstant | Mul | Lookup | Interpolate | Softmax | LayerNorm):
         return operand.dtype is step.out.dtype and step.inputs.count(index) == 1
     # A window lies at or behind the place of its result, in rows and in columns.
     return isinstance(step, MaxPool | MeanPool) and step.padding == ((0, 0), (0, 0))

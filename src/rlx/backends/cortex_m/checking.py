@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 HOST_FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-pedantic", "-Werror")
 _SECONDS = 300
 _TICK_NANOSECONDS = 40
+# Whose timer, on its board of QEMU, ticks that often.
+COUNTED = ("cortex-m3", "cortex-m4", "cortex-m7")
 
 
 def check_export(program: Program, folder: Path, name: str, core: Core, in_qemu: bool, count: int = 20) -> str:
@@ -33,32 +36,87 @@ def check_export(program: Program, folder: Path, name: str, core: Core, in_qemu:
     got = (run_in_qemu if in_qemu else run_on_host)(program, folder, name, core, codes)
     wanted = program.run(codes)
     if got.tolist() != wanted.tolist():
-        wrong = int(np.count_nonzero(got != wanted))
+        wrong = int(np.count_nonzero(got != wanted)) if got.shape == wanted.shape else wanted.size
         raise RlxError(f"cortex-m: {wrong} of {wanted.size} outputs of the C program are not those of {program.name}")
     where = f"QEMU {core.machine}" if in_qemu else "the host"
     return f"{count} random inputs give the same {wanted.size} outputs on {where}"
 
 
+class Around(NamedTuple):
+    """A program around a network: the name of its image, its main, and the file that it needs beside the network."""
+
+    image: str
+    main: str = "main.c"
+    extra: str = ""
+
+
 def run_on_host(program: Program, folder: Path, name: str, core: Core, codes: Array) -> Array:
     """The outputs of the C program for codes, built with the compiler of this machine."""
-    compiler = next((c for c in (os.environ.get("CC", ""), "gcc", "clang", "cc") if c and shutil.which(c)), None)
-    if compiler is None:
-        raise NotInstalled("cortex-m: there is no C compiler here to check with; install gcc or clang")
-    binary = folder / f"{name}.host"
-    _call([compiler, *HOST_FLAGS, f"{name}.c", "main.c", "-o", binary.name], folder)
-    try:
-        return _outputs(program, [str(binary.resolve())], folder, codes)
-    finally:
-        binary.unlink()
+    return _shaped(program, _exchange_on_host(folder, name, Around(name), {"inputs.bin": _bytes(codes)}, "outputs.bin"))
 
 
 def run_in_qemu(program: Program, folder: Path, name: str, core: Core, codes: Array) -> Array:
     """The same on the core itself, as QEMU emulates it."""
-    _build_image(folder, name, core)
+    data = _exchange_in_qemu(folder, name, Around(name), core, {"inputs.bin": _bytes(codes)}, "outputs.bin")
+    return _shaped(program, data)
+
+
+def run_stream(program: Program, folder: Path, name: str, core: Core, rows: Array, in_qemu: bool) -> Array:
+    """What the network says of each window, while rows are pushed."""
+    around = Around(f"{name}_stream", "stream_main.c", f"{name}_stream.c")
+    given = {"inputs.bin": _bytes(rows)}
+    return _shaped(program, _exchange(folder, name, around, core if in_qemu else None, given, "outputs.bin"))
+
+
+def run_learning(folder: Path, name: str, core: Core, codes: Array, labels: Array, in_qemu: bool) -> Array:
+    """The mean loss of each time that the last layer goes through the examples."""
+    around = Around(f"{name}_learn", "learn_main.c", f"{name}_learn.c")
+    records = b"".join(_bytes(c) + int(n).to_bytes(4, "little") for c, n in zip(codes, labels))
+    data = _exchange(folder, name, around, core if in_qemu else None, {"examples.bin": records}, "losses.bin")
+    return np.frombuffer(data, "<f4").copy()
+
+
+def _exchange(
+    folder: Path, name: str, around: Around, core: Core | None, given: Mapping[str, bytes], wanted: str
+) -> bytes:
+    """Build a program, on the host or for a core; what it writes to one file after it was given others."""
+    if core is None:
+        return _exchange_on_host(folder, name, around, given, wanted)
+    return _exchange_in_qemu(folder, name, around, core, given, wanted)
+
+
+def _exchange_on_host(folder: Path, name: str, around: Around, given: Mapping[str, bytes], wanted: str) -> bytes:
+    compiler = next((c for c in (os.environ.get("CC", ""), "gcc", "clang", "cc") if c and shutil.which(c)), None)
+    if compiler is None:
+        raise NotInstalled("cortex-m: there is no C compiler here to check with; install gcc or clang")
+    binary = folder / f"{around.image}.host"
+    sources = [f"{name}.c", around.main, *([around.extra] if around.extra else [])]
+    _call([compiler, *HOST_FLAGS, *sources, "-o", binary.name], folder)
     try:
-        return _outputs(program, _emulator(core, name), folder, codes)
+        return _written([str(binary.resolve())], folder, given, wanted)
     finally:
-        _remove_image(folder, name)
+        binary.unlink()
+
+
+def _exchange_in_qemu(
+    folder: Path, name: str, around: Around, core: Core, given: Mapping[str, bytes], wanted: str
+) -> bytes:
+    _build_image(folder, around, core)
+    try:
+        return _written(_emulator(core, around.image), folder, given, wanted)
+    finally:
+        _remove_image(folder, around.image)
+
+
+def _bytes(codes: Array) -> bytes:
+    return np.ascontiguousarray(codes).astype(codes.dtype.newbyteorder("<")).tobytes()
+
+
+def _shaped(program: Program, data: bytes) -> Array:
+    value = program.result
+    if len(data) % value.size_bytes:
+        raise RlxError(f"cortex-m: {len(data)} bytes came back, which are no whole outputs of {value.size_bytes} bytes")
+    return np.frombuffer(data, value.dtype.numpy).reshape(-1, *value.dims).copy()
 
 
 class Measured(NamedTuple):
@@ -70,6 +128,28 @@ class Measured(NamedTuple):
     ram: int
 
 
+class Linked(NamedTuple):
+    """Bytes of an image, with main and start-up code, as the linker made it; RAM is without stack."""
+
+    flash: int
+    ram: int
+
+
+def linked(folder: Path, name: str, core: Core) -> Linked:
+    """What the image of an export takes."""
+    _build_image(folder, Around(name), core)
+    try:
+        return _linked(folder / f"{name}.elf")
+    finally:
+        _remove_image(folder, name)
+
+
+def _linked(image: Path) -> Linked:
+    sections = _sections(image)
+    flash = sum(sections.get(s, 0) for s in (".text", ".ARM.exidx", ".data"))
+    return Linked(flash, sections.get(".data", 0) + sections.get(".bss", 0))
+
+
 def measure(program: Program, folder: Path, name: str, core: Core, codes: Array, plain: bool = False) -> Measured:
     """What runs take in QEMU, instructions as the mean over the codes; `plain` leaves out products of pairs.
 
@@ -77,29 +157,27 @@ def measure(program: Program, folder: Path, name: str, core: Core, codes: Array,
     stack is what was written to below main's own; flash and RAM are the sections that the linker made, with main and
     start-up code.
     """
-    if core.machine is None or not core.machine.startswith("mps2"):
-        raise RlxError(f"cortex-m: instructions are counted on cortex-m3, m4 and m7, got {core.name}")
-    _build_image(folder, name, core, "-DRLX_COUNT" + (" -DRLX_PLAIN" if plain else ""))
+    if core.name not in COUNTED:
+        raise RlxError(f"cortex-m: instructions are counted on {', '.join(COUNTED)}, got {core.name}")
+    _build_image(folder, Around(name), core, "-DRLX_COUNT" + (" -DRLX_PLAIN" if plain else ""))
     figures = folder / "figures.bin"
     try:
-        sections = _sections(folder / f"{name}.elf")
-        _outputs(program, [*_emulator(core, name), "-icount", "shift=0"], folder, codes)
+        image = _linked(folder / f"{name}.elf")
+        _written([*_emulator(core, name), "-icount", "shift=0"], folder, {"inputs.bin": _bytes(codes)}, "outputs.bin")
         ticks, stack = np.frombuffer(figures.read_bytes(), "<u4").reshape(-1, 2).T
         instructions = round(float(ticks.mean()) * _TICK_NANOSECONDS)
-        flash = sum(sections.get(s, 0) for s in (".text", ".ARM.exidx", ".data"))
-        return Measured(instructions, int(stack.max()), flash, sections.get(".data", 0) + sections.get(".bss", 0))
+        return Measured(instructions, int(stack.max()), image.flash, image.ram)
     finally:
         figures.unlink(missing_ok=True)
         _remove_image(folder, name)
 
 
-def _build_image(folder: Path, name: str, core: Core, defines: str = "") -> None:
-    if core.machine is None:
-        raise RlxError(f"cortex-m: QEMU has no machine with a {core.name} here; check on the host, or use cortex-m4")
+def _build_image(folder: Path, around: Around, core: Core, defines: str = "") -> None:
     for tool in ("arm-none-eabi-gcc", "qemu-system-arm"):
         if shutil.which(tool) is None:
             raise NotInstalled(f"cortex-m: {tool} is missing; tools/install_tools.sh says what to install")
-    _call(["make", "-s", f"{name}.elf", f"DEFINES={defines}"], folder)
+    names = [f"IMAGE={around.image}", f"MAIN={around.main}", f"EXTRA={around.extra}"]
+    _call(["make", "-s", f"{around.image}.elf", f"DEFINES={defines}", *names], folder)
 
 
 def _sections(image: Path) -> dict[str, int]:
@@ -119,18 +197,16 @@ def _emulator(core: Core, name: str) -> list[str]:
     return ["qemu-system-arm", "-M", str(core.machine), *quiet, *files, "-kernel", f"{name}.elf"]
 
 
-def _outputs(program: Program, command: list[str], folder: Path, codes: Array) -> Array:
-    inputs, outputs = folder / "inputs.bin", folder / "outputs.bin"
+def _written(command: list[str], folder: Path, given: Mapping[str, bytes], wanted: str) -> bytes:
+    """What a program writes to a file, given others; all are removed."""
     try:
-        inputs.write_bytes(np.ascontiguousarray(codes).astype(codes.dtype.newbyteorder("<")).tobytes())
+        for name, data in given.items():
+            (folder / name).write_bytes(data)
         _call(command, folder)
-        data = np.frombuffer(outputs.read_bytes(), program.result.dtype.numpy)
-        if data.size != len(codes) * program.result.size:
-            raise RlxError(f"cortex-m: {data.size} outputs came back, and {len(codes) * program.result.size} should")
-        return data.reshape(len(codes), *program.result.dims).copy()
+        return (folder / wanted).read_bytes()
     finally:
-        inputs.unlink(missing_ok=True)
-        outputs.unlink(missing_ok=True)
+        for name in (*given, wanted):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _call(command: list[str], folder: Path) -> str:

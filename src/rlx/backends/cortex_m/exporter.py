@@ -12,7 +12,11 @@ import numpy as np
 
 from rlx.backends.cortex_m.c_program import CProgram, c_program
 from rlx.backends.cortex_m.checking import check_export
+from rlx.backends.cortex_m.host_programs import stream_files
+from rlx.backends.cortex_m.learning import last_layer, learning_files
 from rlx.backends.cortex_m.project import core_named, project_files
+from rlx.backends.cortex_m.report_page import report_page
+from rlx.backends.cortex_m.thumb import thumb_object
 from rlx.backends.export import Exported, Exporter
 from rlx.errors import ExportOnly, RlxError
 from rlx.ir.graph import Graph
@@ -26,9 +30,13 @@ class CortexMExporter(Exporter):
 
     options: ClassVar[Mapping[str, str]] = {
         "cpu": "the core: cortex-m0plus, m3, m4 (default), m7, m33, m55",
+        "form": "c (default), or object: Thumb code straight from LLVM, for which no C compiler is needed",
         "ram": "refuse an arena of more bytes than this",
         "flash": "refuse weights and tables of more bytes than this",
         "check": "host or qemu: build it, run it on random inputs, and compare every output",
+        "stream": "rows that are pushed at a time: also C that runs the network on the last rows of a stream",
+        "learn": "yes: also C that trains the last layer on the device",
+        "report": "the name of an HTML page to write beside the C: memory map, work of each step, flash, RAM, stack",
     }
     of_integers = True
 
@@ -43,26 +51,61 @@ class CortexMExporter(Exporter):
         check = chosen.get("check")
         if check not in (None, "host", "qemu"):
             raise RlxError(f"cortex-m: check=host or check=qemu is known, got {check!r}")
+        form = chosen.get("form", "c")
+        if form not in ("c", "object"):
+            raise RlxError(f"cortex-m: form=c or form=object is known, got {form!r}")
+        if form == "object" and check == "host":
+            raise RlxError("cortex-m: an object runs on its core alone; check it with check=qemu")
+        report = chosen.get("report")
+        if report is not None and (Path(report).name != report or not report.endswith(".html")):
+            raise RlxError(f"cortex-m: report is the name of a page such as report.html, got {report!r}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RlxError(f"{out} exists already; give a new folder, or an empty one")
-        made = c_program(program)
+        extras: dict[str, str] = {}
+        learn = chosen.get("learn", "no")
+        if learn not in ("yes", "no") or (learn == "yes" and form == "object"):
+            raise RlxError(f"cortex-m: learn=yes or learn=no is known, in the form c alone, got {learn!r}")
+        made = c_program(program, last_layer(program)[0] if learn == "yes" else None)
+        if learn == "yes":
+            extras |= learning_files(made.name, program)
+        if "stream" in chosen:
+            extras |= stream_files(made.name, *_stream_sizes(program, chosen["stream"]))
         _require_room(program, made, "ram", chosen.get("ram"), made.arena.size)
         _require_room(program, made, "flash", chosen.get("flash"), made.weight_bytes + made.table_bytes)
-        texts = {f"{made.name}.h": made.header, f"{made.name}.c": made.source, **project_files(made.name, core)}
+        files = {f"{made.name}.h": made.header.encode("ascii")}
+        if form == "object":
+            files[f"{made.name}.o"] = thumb_object(program, core)
+        else:
+            files[f"{made.name}.c"] = made.source.encode("ascii")
+        texts = project_files(made.name, core, is_object=form == "object") | extras
+        files |= {name: text.encode("ascii") for name, text in texts.items()}
         out.parent.mkdir(parents=True, exist_ok=True)
         # Built beside the folder, so that it appears whole or not at all.
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
             folder = Path(temporary) / "export"
             folder.mkdir()
-            for name, text in texts.items():
-                (folder / name).write_text(text, encoding="ascii")
+            for name, data in files.items():
+                (folder / name).write_bytes(data)
             figures = _figures(program, made)
             if check is not None:
                 figures["checked"] = check_export(program, folder, made.name, core, in_qemu=check == "qemu")
+            if report is not None:
+                files[report] = report_page(program, made, core, folder).encode()
+                (folder / report).write_bytes(files[report])
             if out.exists():
                 out.rmdir()
             shutil.move(folder, out)
-        return Exported(tuple(out / name for name in texts), figures)
+        return Exported(tuple(out / name for name in files), figures)
+
+
+def _stream_sizes(program: Program, given: str) -> tuple[int, int, int]:
+    """Rows of a window, codes of a row, rows per push."""
+    x = program.input
+    if len(x.dims) < 2:
+        raise RlxError(f"cortex-m: a stream needs an input of several rows, and {program.name} takes {x.dims}")
+    if not given.isascii() or not given.isdigit() or not 0 < int(given) <= x.dims[0]:
+        raise RlxError(f"cortex-m: stream is a number of rows from 1 to {x.dims[0]}, got {given!r}")
+    return x.dims[0], x.size // x.dims[0], int(given)
 
 
 def _figures(program: Program, made: CProgram) -> dict[str, str]:

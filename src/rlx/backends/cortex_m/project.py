@@ -1,35 +1,82 @@
-"""What stands beside the C of a program: a main that reads inputs and writes outputs, start-up code, linker script,
-Makefile. It runs on the host, and in QEMU, where files are reached through semihosting.
-"""
+"""What stands beside the C of a program: start-up code, linker script, Makefile, CMake file, for each core."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from string import Template
+from typing import NamedTuple
 
+from rlx.backends.cortex_m.host_programs import HOST_FILES, main_program
 from rlx.errors import RlxError
+
+
+class Region(NamedTuple):
+    """Where memory begins, and how many KiB there are."""
+
+    origin: int
+    length: int
+
+
+_FLASH, _RAM = Region(0x00000000, 512), Region(0x20000000, 256)
 
 
 @dataclass(frozen=True)
 class Core:
-    """A core: how a compiler is told of it, and the machine of QEMU that has it."""
+    """A core: how compilers are told of it, the machine of QEMU that has it, and the memory of that machine."""
 
     name: str
     flags: str
-    machine: str | None
+    triple: str
+    machine: str
     has_fpu: bool = False
-    ram: int = 0x20000000
+    flash: Region = _FLASH
+    ram: Region = _RAM
 
 
 CORES = {
     c.name: c
     for c in (
-        Core("cortex-m0plus", "-mcpu=cortex-m0plus -mthumb", None),
-        Core("cortex-m3", "-mcpu=cortex-m3 -mthumb", "mps2-an385"),
-        Core("cortex-m4", "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16", "mps2-an386", True),
-        Core("cortex-m7", "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16", "mps2-an500", True),
-        Core("cortex-m33", "-mcpu=cortex-m33 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16", None, True),
-        Core("cortex-m55", "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard", "mps3-an547", True),
+        # Its instructions are the Cortex-M0's, which this machine has.
+        Core(
+            "cortex-m0plus",
+            "-mcpu=cortex-m0plus -mthumb",
+            "thumbv6m-unknown-none-eabi",
+            "microbit",
+            flash=Region(0x00000000, 256),
+            ram=Region(0x20000000, 16),
+        ),
+        Core("cortex-m3", "-mcpu=cortex-m3 -mthumb", "thumbv7m-unknown-none-eabi", "mps2-an385"),
+        Core(
+            "cortex-m4",
+            "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16",
+            "thumbv7em-unknown-none-eabihf",
+            "mps2-an386",
+            True,
+        ),
+        Core(
+            "cortex-m7",
+            "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16",
+            "thumbv7em-unknown-none-eabihf",
+            "mps2-an500",
+            True,
+        ),
+        # It starts in the secure state, which sees its memory at these addresses.
+        Core(
+            "cortex-m33",
+            "-mcpu=cortex-m33 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16",
+            "thumbv8m.main-unknown-none-eabihf",
+            "mps2-an505",
+            True,
+            flash=Region(0x10000000, 512),
+            ram=Region(0x38000000, 256),
+        ),
+        Core(
+            "cortex-m55",
+            "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard",
+            "thumbv8.1m.main-unknown-none-eabihf",
+            "mps3-an547",
+            True,
+        ),
     )
 }
 
@@ -39,118 +86,6 @@ def core_named(name: str) -> Core:
         raise RlxError(f"cortex-m: there is no core {name!r}; known: {', '.join(CORES)}")
     return CORES[name]
 
-
-_MAIN = Template("""\
-/* Reads inputs from a file, runs each, and writes the outputs: inputs.bin to outputs.bin. */
-#include "$name.h"
-
-static uint32_t arena[(${upper}_ARENA_BYTES + 3u) / 4u];
-
-#if defined(RLX_SEMIHOSTING)
-/* Files of the host, through the debugger or QEMU. */
-static int32_t request(int32_t number, const void *block)
-{
-    register int32_t r0 __asm__("r0") = number;
-    register const void *r1 __asm__("r1") = block;
-    __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
-    return r0;
-}
-
-static int32_t open_file(const char *path, uint32_t length, int32_t mode)
-{
-    uint32_t block[3];
-    block[0] = (uint32_t)path;
-    block[1] = (uint32_t)mode;
-    block[2] = length;
-    return request(0x01, block);
-}
-
-/* How many bytes of a file were not transferred. */
-static uint32_t transfer(int32_t number, int32_t file, const void *data, uint32_t size)
-{
-    uint32_t block[3];
-    block[0] = (uint32_t)file;
-    block[1] = (uint32_t)data;
-    block[2] = size;
-    return (uint32_t)request(number, block);
-}
-
-#if defined(RLX_COUNT)
-/* The timer of the core: 24 bits that count down. */
-static volatile uint32_t *const timer = (volatile uint32_t *)0xE000E010u;
-
-#define PAINTED 8192u
-
-/* Bytes below main's own that a run has written to, out of those that were painted before it. */
-static uint32_t used_stack(volatile uint8_t *top)
-{
-    uint32_t depth = PAINTED;
-    while (depth > 0u && top[-(int32_t)depth] == 0xa5u) {
-        depth--;
-    }
-    return depth;
-}
-#endif
-
-int main(void)
-{
-    int32_t inputs = open_file("inputs.bin", 10u, 1), outputs = open_file("outputs.bin", 11u, 5);
-#if defined(RLX_COUNT)
-    int32_t counts = open_file("figures.bin", 11u, 5);
-    volatile uint8_t here = 0u;
-    uint32_t n;
-    timer[1] = 0xffffffu;
-    timer[2] = 0u;
-    timer[0] = 5u;
-#endif
-    uint32_t taken = ${upper}_INPUT_SIZE * (uint32_t)sizeof(${name}_input_t);
-    uint32_t given = ${upper}_OUTPUT_SIZE * (uint32_t)sizeof(${name}_output_t);
-
-    if (inputs < 0 || outputs < 0) {
-        return 2;
-    }
-    while (transfer(0x06, inputs, ${name}_input(arena), taken) == 0u) {
-#if defined(RLX_COUNT)
-        uint32_t figures[2];
-        for (n = 64u; n <= PAINTED; n++) {
-            (&here)[-(int32_t)n] = 0xa5u;
-        }
-        figures[0] = timer[2];
-        ${name}_run(arena);
-        figures[0] = (figures[0] - timer[2]) & 0xffffffu;
-        figures[1] = used_stack(&here);
-        (void)transfer(0x05, counts, figures, 8u);
-#else
-        ${name}_run(arena);
-#endif
-        if (transfer(0x05, outputs, ${name}_output(arena), given) != 0u) {
-            return 3;
-        }
-    }
-    (void)request(0x02, &outputs);
-    return 0;
-}
-#else
-#include <stdio.h>
-
-int main(void)
-{
-    FILE *inputs = fopen("inputs.bin", "rb"), *outputs = fopen("outputs.bin", "wb");
-
-    if (inputs == NULL || outputs == NULL) {
-        return 2;
-    }
-    while (fread(${name}_input(arena), sizeof(${name}_input_t), ${upper}_INPUT_SIZE, inputs) == ${upper}_INPUT_SIZE) {
-        ${name}_run(arena);
-        size_t given = fwrite(${name}_output(arena), sizeof(${name}_output_t), ${upper}_OUTPUT_SIZE, outputs);
-        if (given != ${upper}_OUTPUT_SIZE) {
-            return 3;
-        }
-    }
-    return fclose(inputs) | fclose(outputs);
-}
-#endif
-""")
 
 _STARTUP = Template("""\
 /* From reset to main, and from main to the end of QEMU with its exit code. */
@@ -225,12 +160,12 @@ _FPU = """\
     __asm__ volatile("dsb\\n\\tisb");
 """
 
-_LINKER = """\
-/* The boards mps2 and mps3 of QEMU; change origins and lengths for another part. */
+_LINKER = Template("""\
+/* The memory of $where; change origins and lengths for another part. */
 MEMORY
 {
-    FLASH (rx) : ORIGIN = 0x00000000, LENGTH = 512K
-    RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 256K
+    FLASH (rx) : ORIGIN = $flash
+    RAM (rwx) : ORIGIN = $ram
 }
 ENTRY(reset)
 SECTIONS
@@ -242,28 +177,35 @@ SECTIONS
     .bss (NOLOAD) : { bss_start = .; *(.bss*) *(COMMON) . = ALIGN(4); bss_end = .; } > RAM
     stack_top = ORIGIN(RAM) + LENGTH(RAM);
 }
-"""
+""")
 
 _MAKEFILE = Template("""\
 # make host: runs here. make: an image for the core. make qemu: runs it; both read inputs.bin and write outputs.bin.
+# Other programs around the network: make qemu IMAGE=stream MAIN=stream_main.c EXTRA=${name}_stream.c
 CROSS ?= arm-none-eabi-
 WARNINGS = -std=c99 -O2 -Wall -Wextra -pedantic
 CORE = $flags
 DEFINES =
+IMAGE = $name
+MAIN = main.c
+EXTRA =
 
-$name.elf: $name.c main.c startup.c link.ld $name.h
+$$(IMAGE).elf: $code $$(MAIN) $$(EXTRA) startup.c link.ld $name.h host_files.h
 \t$$(CROSS)gcc $$(WARNINGS) $$(CORE) $$(DEFINES) -DRLX_SEMIHOSTING -ffreestanding -ffunction-sections -nostdlib \\
-\t    -T link.ld -Wl,--gc-sections -Wl,-Map=$name.map $name.c main.c startup.c -lgcc -o $$@
+\t    -T link.ld -Wl,--gc-sections -Wl,-z,noexecstack -Wl,-Map=$$(IMAGE).map $code $$(MAIN) $$(EXTRA) startup.c \\
+\t    -lgcc -o $$@
 
-host: $name.c main.c $name.h
-\t$$(CC) $$(WARNINGS) $name.c main.c -o $name
-\t./$name
-$qemu
-size: $name.elf
-\t$$(CROSS)size $name.elf
+host: $code $$(MAIN) $$(EXTRA) $name.h host_files.h
+\t$host
+
+qemu: $$(IMAGE).elf
+\tqemu-system-arm -M $machine -nographic -semihosting-config enable=on,target=native -kernel $$(IMAGE).elf
+
+size: $$(IMAGE).elf
+\t$$(CROSS)size $$(IMAGE).elf
 
 clean:
-\trm -f $name $name.elf $name.map outputs.bin
+\trm -f $$(IMAGE) $$(IMAGE).elf $$(IMAGE).map outputs.bin
 
 .PHONY: host qemu size clean
 """)
@@ -271,33 +213,43 @@ clean:
 _CMAKE = Template("""\
 # A library for a firmware's own project, with whatever compiler and core its toolchain file names:
 #     add_subdirectory(this folder)   target_link_libraries(firmware $name)
-# Alone, it also builds the program that reads inputs.bin and writes outputs.bin on this machine.
 cmake_minimum_required(VERSION 3.13)
 project($name C)
 
-add_library($name STATIC $name.c)
+add_library($name STATIC $code)
+set_target_properties($name PROPERTIES LINKER_LANGUAGE C)
 target_include_directories($name PUBLIC $${CMAKE_CURRENT_SOURCE_DIR})
 set_target_properties($name PROPERTIES C_STANDARD 99 C_EXTENSIONS OFF)
 
+$alone""")
+
+
+_CMAKE_ALONE = Template("""\
+# Alone, it also builds the program that reads inputs.bin and writes outputs.bin on this machine.
 if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR AND NOT CMAKE_CROSSCOMPILING)
     add_executable(${name}_host main.c)
     target_link_libraries(${name}_host $name)
 endif()
 """)
 
-_QEMU = Template("""
-qemu: $name.elf
-\tqemu-system-arm -M $machine -nographic -semihosting-config enable=on,target=native -kernel $name.elf
-""")
+
+def _linker(core: Core) -> str:
+    flash, ram = (f"0x{r.origin:08x}, LENGTH = {r.length}K" for r in (core.flash, core.ram))
+    return _LINKER.substitute(where=f"QEMU's {core.machine}", flash=flash, ram=ram)
 
 
-def project_files(name: str, core: Core) -> dict[str, str]:
-    """File name -> text, for a program of this name on a core."""
-    qemu = _QEMU.substitute(name=name, machine=core.machine) if core.machine else ""
+def project_files(name: str, core: Core, is_object: bool = False) -> dict[str, str]:
+    """File name -> text, for a program of this name on a core, whose functions are in C, or in an object file."""
+    alone = "" if is_object else _CMAKE_ALONE.substitute(name=name)
+    if is_object:
+        made = {"code": f"{name}.o", "host": "@echo 'the object is for the core alone; make qemu runs it'; false"}
+    else:
+        made = {"code": f"{name}.c", "host": f"$(CC) $(WARNINGS) {name}.c $(MAIN) $(EXTRA) -o $(IMAGE) && ./$(IMAGE)"}
     return {
-        "main.c": _MAIN.substitute(name=name, upper=name.upper()),
+        "main.c": main_program(name),
+        "host_files.h": HOST_FILES,
         "startup.c": _STARTUP.substitute(fpu=_FPU if core.has_fpu else ""),
-        "link.ld": _LINKER,
-        "CMakeLists.txt": _CMAKE.substitute(name=name),
-        "Makefile": _MAKEFILE.substitute(name=name, flags=core.flags, qemu=qemu),
+        "link.ld": _linker(core),
+        "CMakeLists.txt": _CMAKE.substitute(name=name, code=made["code"], alone=alone),
+        "Makefile": _MAKEFILE.substitute(name=name, flags=core.flags, machine=core.machine, **made),
     }

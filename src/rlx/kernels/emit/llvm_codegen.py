@@ -33,14 +33,24 @@ def compile_assembly(kernel: Kernel, machine: Machine) -> str:
 def compile_optimized_assembly(text: str, machine: Machine, what: str) -> str:
     """Assembly of LLVM IR that was written with variables on the stack and functions to be inlined: LLVM's own passes
     come first. `what` names it in errors."""
+    assembly: str = _llvm_machine(machine).emit_assembly(_optimized(text, machine, what, 3))
+    return assembly
+
+
+def compile_optimized_object(text: str, machine: Machine, what: str) -> bytes:
+    """Object code of the same, for chips on which code takes memory: little is unrolled."""
+    code: bytes = _llvm_machine(machine).emit_object(_optimized(text, machine, what, 2))
+    return code
+
+
+def _optimized(text: str, machine: Machine, what: str, level: int) -> Any:
     from llvmlite import binding
 
-    llvm_machine = _llvm_machine(machine)
     module = _module(text, machine, what)
-    passes = binding.create_pass_builder(llvm_machine, binding.create_pipeline_tuning_options(speed_level=3))
+    options = binding.create_pipeline_tuning_options(speed_level=level)
+    passes = binding.create_pass_builder(_llvm_machine(machine), options)
     passes.getModulePassManager().run(module, passes)
-    assembly: str = llvm_machine.emit_assembly(module)
-    return assembly
+    return module
 
 
 def compile_text(text: str, machine: Machine, what: str) -> bytes:
