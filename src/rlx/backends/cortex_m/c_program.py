@@ -6,7 +6,6 @@ result when it ends. Weights and tables are const, so that they stay in flash.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from rlx.backends.cortex_m import c_kernels as kernels
 from rlx.backends.cortex_m.arena import Arena, plan_arena
+from rlx.backends.export import identifier
 from rlx.errors import RlxError
 from rlx.quantized import (
     Add,
@@ -55,7 +55,7 @@ class CProgram:
 
 def c_program(program: Program) -> CProgram:
     """C of a program; its file names and functions begin with the program's name."""
-    name = identifier(program.name)
+    name = identifier(program.name, taken=("main", "startup"))
     arena = plan_arena(program)
     body = _Body(program, arena)
     for step in program.steps:
@@ -68,12 +68,6 @@ def c_program(program: Program) -> CProgram:
         body.weight_bytes,
         body.table_bytes,
     )
-
-
-def identifier(text: str) -> str:
-    """A name of C that resembles the text."""
-    name = re.sub(r"\W", "_", text, flags=re.ASCII).lower()[:60]
-    return name if name[:1].isalpha() and name not in ("main", "startup") else f"model_{name}"
 
 
 class _Body:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +11,7 @@ import numpy as np
 from rlx.backends.cortex_m.c_program import CProgram, c_program
 from rlx.backends.cortex_m.checking import check_export
 from rlx.backends.cortex_m.project import core_named, project_files
-from rlx.backends.export import Exported, Exporter
+from rlx.backends.export import Exported, Exporter, new_folder, require_new_folder
 from rlx.errors import ExportOnly, RlxError
 from rlx.ir.graph import Graph
 from rlx.quantized import Program
@@ -43,25 +41,17 @@ class CortexMExporter(Exporter):
         check = chosen.get("check")
         if check not in (None, "host", "qemu"):
             raise RlxError(f"cortex-m: check=host or check=qemu is known, got {check!r}")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RlxError(f"{out} exists already; give a new folder, or an empty one")
+        require_new_folder(out)
         made = c_program(program)
         _require_room(program, made, "ram", chosen.get("ram"), made.arena.size)
         _require_room(program, made, "flash", chosen.get("flash"), made.weight_bytes + made.table_bytes)
         texts = {f"{made.name}.h": made.header, f"{made.name}.c": made.source, **project_files(made.name, core)}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Built beside the folder, so that it appears whole or not at all.
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
-            folder = Path(temporary) / "export"
-            folder.mkdir()
+        with new_folder(out) as folder:
             for name, text in texts.items():
                 (folder / name).write_text(text, encoding="ascii")
             figures = _figures(program, made)
             if check is not None:
                 figures["checked"] = check_export(program, folder, made.name, core, in_qemu=check == "qemu")
-            if out.exists():
-                out.rmdir()
-            shutil.move(folder, out)
         return Exported(tuple(out / name for name in texts), figures)
 
 
