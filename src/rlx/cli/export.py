@@ -5,7 +5,7 @@ target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` 
 target web it is a folder with a page that any file server can serve; `rlx serve-web OUT` tries it.
 
 Microcontrollers take integer programs (.rlxq, from `rlx quantize-graph`), or `mnist`, which comes with rlx; OUT is a
-folder with C that needs no library. The target fpga takes them too; OUT is a folder with Verilog, a testbench and projects.
+folder with C that needs no library. The target fpga takes them too; OUT is a folder with Verilog and a testbench.
 
 examples:
   rlx export cpu smollm2 smollm2.rlxc

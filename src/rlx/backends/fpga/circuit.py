@@ -3,8 +3,8 @@
     circuit = circuit_of(program, "digits", {0: LayerSchedule(lanes=4)})
     circuit.clocks, circuit.layers[0].parameters["ACC_BITS"]
 
-Streams are {valid, ready, data}, one code per clock in the order of memory. A value with several readers is given to all
-at once; what two streams join goes through queues of a whole frame, so that no reader can block another.
+Streams are {valid, ready, data}, one code per clock in the order of memory. A value with several readers is given to
+all at once; what two streams join goes through queues of a whole frame, so that no reader can block another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Circuit:
 
     @cached_property
     def times(self) -> dict[int, Array]:
-        """Value -> the clock in which each of its codes is taken, for one frame into an idle circuit; 0 is the first."""
+        """Value -> the clock in which each of its codes is taken, for one frame into an idle circuit."""
         found: dict[int, Array] = {0: np.arange(self.program.input.size)}
         for layer in self.layers:
             taken = [found[i] + (_QUEUE if layer.joins else 0) for i in layer.inputs]

@@ -1,7 +1,7 @@
 """What layers will take of a chip, before any tool has seen them.
 
-Memories and multipliers follow from widths and depths. Lookup tables are counted bit by bit: an adder takes one per bit, a
-choice of two one per bit, and so on; weights of the count were fitted to what Yosys makes of random layers.
+Memories and multipliers follow from widths and depths. Lookup tables are counted bit by bit: an adder takes one per
+bit, a choice of two one per bit, and so on; weights of the count were fitted to what Yosys makes of random layers.
 """
 
 from __future__ import annotations

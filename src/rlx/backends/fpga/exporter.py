@@ -1,4 +1,4 @@
-"""`rlx export fpga PROGRAM.rlxq FOLDER`: an integer program as a circuit, with testbench, golden vectors and projects."""
+"""`rlx export fpga PROGRAM.rlxq FOLDER`: an integer program as a circuit, with testbench and golden vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlx.backends.fpga.projects import project_files
 from rlx.backends.fpga.report import report_page
 from rlx.backends.fpga.rtl_files import ENDINGS, module_text, modules_for, spelled
 from rlx.backends.fpga.schedules import require_fit, schedules_for, search
-from rlx.backends.fpga.testbench import golden_vectors, testbench
+from rlx.backends.fpga.testbench import bench_module, golden_vectors
 from rlx.backends.fpga.top_levels import axis_module, top_module
 from rlx.errors import ExportOnly, RlxError
 from rlx.ir.graph import Graph
@@ -33,7 +33,7 @@ _MOST_FRAMES = 1000
 
 
 class FpgaExporter(Exporter):
-    """Writes a folder: NAME_core and NAME_axis, the modules they use, memory files, NAME_tb with its vectors, projects."""
+    """Writes a folder: NAME_core, NAME_axis, the modules they use, memory files, NAME_tb with its vectors, projects."""
 
     options: ClassVar[Mapping[str, str]] = {
         "part": f"the chip: {', '.join(PARTS)}; refuse what does not fit",
@@ -64,7 +64,7 @@ class FpgaExporter(Exporter):
         sources, texts = circuit_files(circuit, language)
         codes = _random_codes(program, frames)
         bench = f"{circuit.name}_tb{ENDINGS[language]}"
-        texts[bench] = spelled(testbench(circuit, frames), language)
+        texts[bench] = spelled(bench_module(circuit, frames), language)
         texts |= {name: hex_file(table) for name, table in golden_vectors(circuit, codes).items()}
         texts |= project_files(circuit.name, sources, ENDINGS[language], part)
         if chosen.get("report") not in (None, "no"):

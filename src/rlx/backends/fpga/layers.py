@@ -1,4 +1,4 @@
-"""A step of an integer program as an instance of a module: parameters with exact widths, tables, and the clocks it takes.
+"""A step of an integer program as an instance of a module: parameters with exact widths, tables, and its clocks.
 
     layer = layer_of(program, number, ranges, LayerSchedule(lanes=4))
     layer.module, layer.parameters["ACC_BITS"], layer.tables
@@ -27,7 +27,6 @@ from rlx.quantized.values import Value
 Array = np.ndarray[Any, np.dtype[Any]]
 Clocks = Callable[[Sequence[Array]], Array]
 
-WIDEST_SUM = 32
 MOST_WORDS_OF_LOGIC = 32
 # Clocks from a tap to the first sum that the requantiser can take, and from a sum to its code, without the digits.
 _TAP_TO_SUM, _SUM_TO_CODE = 4, 4
@@ -61,7 +60,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Layer:
-    """An instance. `inputs` are numbers of values, `fifo` says whether each comes through a queue of its whole frame."""
+    """An instance. `inputs` are numbers of values; what `joins` has a queue of a whole frame before each."""
 
     name: str
     kind: str
@@ -180,8 +179,8 @@ def _pairwise(step: Add | Mul, name: str, operands: Sequence[Value], known: Sequ
         sums, sum_bits = Range(sum(p.low for p in parts), sum(p.high for p in parts)), part_bits + 1
         last, module, clocks = step.multipliers.take(2), "rlx_add", 2 * (1 + _SUM_TO_CODE)
     else:
-        ends = [a * b for a in differences[0] for b in differences[1]]
-        sums, sum_bits = Range(min(ends), max(ends)), sum(bits_of(v, r) + 1 for v, r in zip(operands, known))
+        products = [a * b for a in differences[0] for b in differences[1]]
+        sums, sum_bits = Range(min(products), max(products)), sum(bits_of(v, r) + 1 for v, r in zip(operands, known))
         last, module, clocks = step.multipliers, "rlx_mul", 1 + _SUM_TO_CODE
     made = requantizer(last, sums, step.out.zero_point, Range(step.low, step.high), out_bits, sum_bits=sum_bits)
     parameters |= _constant(made)
@@ -264,8 +263,6 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
     passes = -(-per_group // lanes)
     difference = known.moved(-x.zero_point)
     on_the_way, sums = sums_of(step, difference)
-    if max(on_the_way.bits, sums.bits) > WIDEST_SUM:
-        raise step.fail(f"sums lie between {sums.low} and {sums.high}, which is more than {WIDEST_SUM} bits")
     in_bits, out_bits = bits_of(x, known), bits_of(step.out, known)
     difference_bits = in_bits + (x.zero_point != 0)
     acc_bits = max(on_the_way.bits, difference_bits + step.weights.bits + 1)

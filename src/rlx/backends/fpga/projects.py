@@ -1,4 +1,4 @@
-"""What tools need beside the circuit: a Makefile for the open ones, projects for Vivado and Quartus, a list of files."""
+"""What tools need beside the circuit: a Makefile for the open ones, projects for Vivado and Quartus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from string import Template
 from rlx.backends.fpga.parts import PARTS, Part
 
 _MAKEFILE = Template("""\
-# make check: simulate with Icarus. make lint: all warnings of Verilator. make: a bitstream for $part with the open tools.
+# make check: simulate with Icarus. make lint: warnings of Verilator. make: a bitstream for $part.
 SOURCES = $sources
 
 $bitstream: $top.json

@@ -1,7 +1,8 @@
-"""One HTML page about a circuit: clocks and resources of each layer, as numbers and as a picture of one frame in time."""
+"""One HTML page about a circuit: clocks and resources of each layer, and a picture of one frame in time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from rlx.backends.fpga.circuit import Circuit
@@ -49,7 +50,7 @@ def report_page(circuit: Circuit, part: Part | None) -> str:
     )
 
 
-def _row(kind: str, cells: list[object]) -> str:
+def _row(kind: str, cells: Sequence[object]) -> str:
     return "<tr>" + "".join(f"<{kind}>{escape(str(c))}</{kind}>" for c in cells) + "</tr>"
 
 

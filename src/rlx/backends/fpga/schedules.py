@@ -2,8 +2,8 @@
 
     schedules = search(program, "digits", part_named("up5k"), max_clocks=20_000)
 
-From one lane everywhere, the layer that gains most clocks per lookup table gets more lanes, until the goal is reached or
-the part is full. Without a goal, the fastest circuit is taken that fits.
+From one lane everywhere, the layer that gains most clocks per lookup table gets more lanes, until the goal is reached
+or the part is full. Without a goal, the fastest circuit is taken that fits.
 """
 
 from __future__ import annotations
@@ -83,20 +83,22 @@ def _grown(
     for n, count in lanes.items():
         step = program.steps[n]
         assert isinstance(step, Product)
-        # The next number of lanes with fewer passes.
-        most = step.channels // getattr(step, "groups", 1)
-        more = next((m for m in range(count + 1, most + 1) if -(-most // m) < -(-most // count)), None)
-        if more is None:
-            continue
-        tried = {**lanes, n: more}
-        circuit = circuit_of(program, name, schedules_for(program, tried, part))
-        gained = now.clocks - circuit.clocks
-        if gained <= 0 or (part is not None and _misfit(circuit, part)):
-            continue
-        worth = gained / max(_area(circuit, part) - area, 1)
-        if found is None or worth > found[0]:
-            found = worth, tried, circuit
+        for more in _next_lanes(step.channels // getattr(step, "groups", 1), count):
+            tried = {**lanes, n: more}
+            circuit = circuit_of(program, name, schedules_for(program, tried, part))
+            gained = now.clocks - circuit.clocks
+            if gained <= 0 or (part is not None and _misfit(circuit, part)):
+                continue
+            worth = gained / max(_area(circuit, part) - area, 1)
+            if found is None or worth > found[0]:
+                found = worth, tried, circuit
     return None if found is None else found[1:]
+
+
+def _next_lanes(channels: int, lanes: int) -> list[int]:
+    """The next numbers of lanes that need fewer passes, and twice as many, since shapes of memories jump."""
+    fewer = [m for m in range(lanes + 1, channels + 1) if -(-channels // m) < -(-channels // (m - 1))]
+    return sorted({*fewer[:1], *[m for m in fewer if m >= 2 * lanes][:1]})
 
 
 def _area(circuit: Circuit, part: Part | None) -> int:

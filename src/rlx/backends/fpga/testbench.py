@@ -79,8 +79,8 @@ module %{name}_tb;
             if (out_valid && out_ready) begin
                 if (got < FRAMES * OUT_SIZE && out_data !== wanted[got]) begin
                     if (wrong < 5)
-                        $display("FAIL frame %%0d code %%0d: %%0h instead of %%0h", got / OUT_SIZE, got %% OUT_SIZE, out_data,
-                                 wanted[got]);
+                        $display("FAIL frame %%0d code %%0d: %%0h instead of %%0h",
+                                 got / OUT_SIZE, got %% OUT_SIZE, out_data, wanted[got]);
                     wrong <= wrong + 1;
                 end
                 got <= got + 1;
@@ -159,7 +159,7 @@ endmodule
 """)
 
 
-def testbench(circuit: Circuit, frames: int) -> str:
+def bench_module(circuit: Circuit, frames: int) -> str:
     """The text of the testbench; `golden_vectors` makes the files that it reads."""
     return _BENCH.substitute(
         name=circuit.name,

@@ -13,8 +13,7 @@ from rlx.backends.fpga.ranges import index_bits
 def top_module(circuit: Circuit) -> str:
     """The module that has a stream of codes in and one of results out."""
     lines = [
-        f"// The integer program {circuit.program.name!r} as a circuit: frames of {circuit.program.input.size} codes in,"
-        f" {circuit.program.result.size} out.",
+        f"// An integer program: frames of {circuit.program.input.size} codes in, {circuit.program.result.size} out.",
         f"module {circuit.name}_core (",
         "    input wire clk,",
         "    input wire rst,",
@@ -30,7 +29,7 @@ def top_module(circuit: Circuit) -> str:
     lines += _stream("v0", circuit.in_bits) + _sent("v0", readers[0])
     lines += ["    assign v0_valid = in_valid;", "    assign v0_data = in_data;", "    assign in_ready = v0_ready;", ""]
     for layer in circuit.layers:
-        lines += _instance(circuit, layer, readers) + [""]
+        lines += [*_instance(circuit, layer, readers), ""]
     last = f"v{circuit.number_of(circuit.layers[-1])}"
     lines += [f"    assign out_valid = {last}_valid;", f"    assign out_data = {last}_data;"]
     lines += [f"    assign {last}_ready = out_ready;", "endmodule"]
@@ -39,7 +38,7 @@ def top_module(circuit: Circuit) -> str:
 
 def _readers(circuit: Circuit) -> dict[int, list[str]]:
     """Value -> the names of the streams that its readers have of it."""
-    found: dict[int, list[str]] = {0: []} | {circuit.number_of(layer): [] for layer in circuit.layers}
+    found: dict[int, list[str]] = {n: [] for n in (0, *(circuit.number_of(layer) for layer in circuit.layers))}
     for layer in circuit.layers:
         for place, i in enumerate(layer.inputs):
             found[i].append(f"{layer.name}_in{place}")
@@ -64,7 +63,7 @@ def _sent(source: str, readers: Sequence[str]) -> list[str]:
 
 def _instance(circuit: Circuit, layer: Layer, readers: Mapping[int, Sequence[str]]) -> list[str]:
     value = f"v{circuit.number_of(layer)}"
-    lines = [f"    // {layer.out.name}: {layer.kind} to {'x'.join(map(str, layer.out.dims)) or 'one number'}"]
+    lines = [f"    // {layer.out.name!r}: {layer.kind} to {'x'.join(map(str, layer.out.dims)) or 'one number'}"]
     lines += _stream(value, layer.out_bits) + _sent(value, readers[circuit.number_of(layer)])
     pins: dict[str, str] = {}
     for place, i in enumerate(layer.inputs):
@@ -117,8 +116,8 @@ def _wrapped(items: Sequence[str], width: int = 110) -> list[str]:
 
 
 _AXIS = Template("""\
-// AXI-Stream around ${name}_core: one code per transfer, and `last` on the last one of a frame. A frame whose `last` comes
-// elsewhere sets `framing_error` until reset, and frames are counted on regardless.
+// AXI-Stream around ${name}_core: one code per transfer, and `last` on the last one of a frame. A frame whose `last`
+// comes elsewhere sets `framing_error` until reset, and frames are counted on regardless.
 module ${name}_axis (
     input wire aclk,
     input wire aresetn,
@@ -135,7 +134,8 @@ module ${name}_axis (
     wire at_end, unused_at_start, unused_at_first;
     wire [$data_high:0] data;
     rlx_counter #(.COUNT($in_size)) count_in (
-        .clk(aclk), .clear(!aresetn), .step(s_axis_tvalid && s_axis_tready), .at_first(unused_at_start), .at_last(at_end)
+        .clk(aclk), .clear(!aresetn), .step(s_axis_tvalid && s_axis_tready), .at_first(unused_at_start),
+        .at_last(at_end)
     );
     rlx_counter #(.COUNT($out_size)) count_out (
         .clk(aclk), .clear(!aresetn), .step(m_axis_tvalid && m_axis_tready), .at_first(unused_at_first),
