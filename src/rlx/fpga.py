@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlx.backends.export import Exported
     from rlx.quantized import Program
 
-__all__ = ["export"]
+__all__ = ["export", "fft"]
 
 
 def export(program: Program, folder: str | os.PathLike[str], **options: str) -> Exported:
@@ -28,6 +28,14 @@ def export(program: Program, folder: str | os.PathLike[str], **options: str) -> 
 
     given = {name.replace("_", "-"): value for name, value in options.items()}
     return FpgaExporter().export_integers(program, Path(folder), given)
+
+
+def fft(points: int, folder: str | os.PathLike[str], bits: int = 16, check: str | None = None) -> Exported:
+    """Write a Fourier transform in fixed point as a circuit: 64 to 1024 complex numbers of so many bits, divided by their
+    count. `check` is icarus or verilator."""
+    from rlx.backends.fpga.fft import FixedFft
+
+    return FixedFft(points, bits).export(Path(folder), check)
 
 
 def __getattr__(name: str) -> Any:

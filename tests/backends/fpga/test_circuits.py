@@ -15,7 +15,7 @@ from rlx.backends.fpga.parts import PARTS
 from rlx.backends.fpga.ranges import Range, ranges_of, signed_bits, sums_of
 from rlx.backends.fpga.rtl_files import ENDINGS
 from rlx.backends.fpga.schedules import digits_for, search
-from rlx.backends.fpga.testbench import bench_module, golden_vectors
+from rlx.backends.fpga.testbench import Streams, bench_module, golden_vectors
 from rlx.cli import main
 from rlx.errors import RlxError
 from rlx.fpga import export
@@ -33,8 +33,9 @@ def written(circuit, folder, codes, language="verilog"):
     """The sources of a circuit and its testbench, in a folder with all their files."""
     sources, texts = circuit_files(circuit, language)
     bench = f"{circuit.name}_tb{ENDINGS[language]}"
-    texts[bench] = bench_module(circuit, len(codes))
-    texts |= {name: hex_file(table) for name, table in golden_vectors(circuit, codes).items()}
+    streams, results = Streams.of(circuit), circuit.program.run(codes)
+    texts[bench] = bench_module(streams, len(codes))
+    texts |= {name: hex_file(table) for name, table in golden_vectors(streams, codes, results).items()}
     folder.mkdir(exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text)
@@ -253,3 +254,40 @@ def test_digits_in_verilator(tmp_path):
     sources, bench = written(circuit, tmp_path, codes)
     done = simulate(tmp_path, "net", [*sources, bench], "verilator")
     assert (done.frames, done.clocks) == (20, circuit.clocks)
+
+
+@icarus
+@yosys
+@pytest.mark.targets
+def test_gates_after_synthesis(tmp_path):
+    """The netlist of Yosys with its models of iCE40 cells: memories and multipliers are those of the chip."""
+    program = perceptron((16, 8, 4), 8)
+    circuit = circuit_of(program, "net", {0: LayerSchedule(2, 4)})
+    sources, bench = written(circuit, tmp_path, codes_for(np.random.default_rng(2), program.input, 3))
+    synthesis = PARTS["up5k"].synthesis.format(top="net_core")
+    call(
+        ["yosys", "-q", "-p", f"read_verilog -defer {' '.join(sources)}; {synthesis}; write_verilog gates.v"], tmp_path
+    )
+    gates = (tmp_path / "gates.v").read_text()
+    assert "SB_MAC16" in gates and "SB_RAM40_4K" in gates and "rlx_product" not in gates
+    cells = call(["yosys-config", "--datdir/ice40/cells_sim.v"], tmp_path).strip()
+    done = simulate(tmp_path, "net", ["gates.v", cells, bench], "icarus")
+    assert done.clocks == circuit.clocks
+
+
+@icarus
+@pytest.mark.targets
+def test_frames_of_ones_own(tmp_path):
+    program = perceptron((16, 8, 4))
+    np.save(tmp_path / "frames.npy", np.random.default_rng(0).uniform(-1, 1, (3, 16)).astype(np.float32))
+    done = export(program, tmp_path / "out", inputs=str(tmp_path / "frames.npy"), check="icarus")
+    assert done.figures["checked"].startswith("3 frames")
+    for name, frames, message in (
+        ("none", None, "no frames"),
+        ("many", np.zeros((1001, 16), np.int8), "got .1001, 16."),
+    ):
+        if frames is not None:
+            np.save(tmp_path / f"{name}.npy", frames)
+        with pytest.raises(RlxError, match=message):
+            export(program, tmp_path / "other", inputs=str(tmp_path / f"{name}.npy"))
+    assert not (tmp_path / "other").exists()

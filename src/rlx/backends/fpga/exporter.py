@@ -18,7 +18,7 @@ from rlx.backends.fpga.projects import project_files
 from rlx.backends.fpga.report import report_page
 from rlx.backends.fpga.rtl_files import ENDINGS, module_text, modules_for, spelled
 from rlx.backends.fpga.schedules import require_fit, schedules_for, search
-from rlx.backends.fpga.testbench import bench_module, golden_vectors
+from rlx.backends.fpga.testbench import Streams, bench_module, golden_vectors
 from rlx.backends.fpga.top_levels import axis_module, top_module
 from rlx.errors import ExportOnly, RlxError
 from rlx.ir.graph import Graph
@@ -41,6 +41,7 @@ class FpgaExporter(Exporter):
         "lanes": "sums at a time, the same for all layers, instead of a search",
         "language": f"{' or '.join(ENDINGS)}; Verilog-2005 if not given",
         "frames": f"how many random frames the testbench runs, {_FRAMES} if not given",
+        "inputs": "a .npy file with the frames that it runs instead, codes or floats [N, ...]",
         "check": f"simulate and compare every code: yes, {' or '.join(SIMULATORS)}",
         "report": "yes: also write report.html",
     }
@@ -62,10 +63,11 @@ class FpgaExporter(Exporter):
         require_new_folder(out)
         circuit = _circuit(program, part, chosen)
         sources, texts = circuit_files(circuit, language)
-        codes = _random_codes(program, frames)
+        codes = _random_codes(program, frames) if "inputs" not in chosen else _given_codes(program, chosen["inputs"])
+        streams = Streams.of(circuit)
         bench = f"{circuit.name}_tb{ENDINGS[language]}"
-        texts[bench] = spelled(bench_module(circuit, frames), language)
-        texts |= {name: hex_file(table) for name, table in golden_vectors(circuit, codes).items()}
+        texts[bench] = spelled(bench_module(streams, len(codes)), language)
+        texts |= {name: hex_file(table) for name, table in golden_vectors(streams, codes, program.run(codes)).items()}
         texts |= project_files(circuit.name, sources, ENDINGS[language], part)
         if chosen.get("report") not in (None, "no"):
             texts["report.html"] = report_page(circuit, part)
@@ -105,6 +107,17 @@ def _random_codes(program: Program, frames: int) -> Array:
     low, high = limits(program.input.dtype)
     rng = np.random.default_rng(0)
     return rng.integers(low, high + 1, (frames, *program.input.dims)).astype(program.input.dtype.numpy)
+
+
+def _given_codes(program: Program, path: str) -> Array:
+    try:
+        given = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise RlxError(f"fpga: {path}: these are no frames for a testbench: {error}") from None
+    codes = program.encode(given) if given.dtype.kind == "f" else given
+    if codes.ndim == 0 or not 0 < len(codes) <= _MOST_FRAMES:
+        raise RlxError(f"fpga: {path}: a testbench runs 1 to {_MOST_FRAMES} frames, got {codes.shape}")
+    return codes
 
 
 def _number(chosen: Mapping[str, str], what: str, most: int = 2**31) -> int | None:

@@ -5,6 +5,7 @@ It prints `PASS` with the clocks of one frame and those between frames, or `FAIL
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from string import Template
 from typing import Any
 
@@ -159,29 +160,42 @@ endmodule
 """)
 
 
-def bench_module(circuit: Circuit, frames: int) -> str:
+@dataclass(frozen=True)
+class Streams:
+    """What a testbench knows of a circuit: the module NAME_core, the frames in and out, and the clocks of one."""
+
+    name: str
+    in_size: int
+    in_bits: int
+    out_size: int
+    out_bits: int
+    clocks: int
+
+    @staticmethod
+    def of(circuit: Circuit) -> Streams:
+        sizes = circuit.program.input.size, circuit.in_bits, circuit.program.result.size, circuit.out_bits
+        return Streams(circuit.name, *sizes, circuit.clocks)
+
+
+def bench_module(streams: Streams, frames: int) -> str:
     """The text of the testbench; `golden_vectors` makes the files that it reads."""
     return _BENCH.substitute(
-        name=circuit.name,
+        name=streams.name,
         frames=frames,
-        in_size=circuit.program.input.size,
-        out_size=circuit.program.result.size,
+        in_size=streams.in_size,
+        out_size=streams.out_size,
         gap_frames=min(frames, 2),
-        in_high=circuit.in_bits - 1,
-        out_high=circuit.out_bits - 1,
+        in_high=streams.in_bits - 1,
+        out_high=streams.out_bits - 1,
         # Gaps let one clock of four through, and a queue may wait for all before it.
-        patience=8 * circuit.clocks + 1000,
+        patience=8 * streams.clocks + 1000,
     )
 
 
-def golden_vectors(circuit: Circuit, codes: Array) -> dict[str, Table]:
-    """File -> its words: frames of codes, and what NumPy makes of them."""
-    results = circuit.program.run(codes)
-    return {
-        "tb_inputs.hex": _words(codes, circuit.in_bits),
-        "tb_wanted.hex": _words(results, circuit.out_bits),
-    }
+def golden_vectors(streams: Streams, inputs: Array, results: Array) -> dict[str, Table]:
+    """File -> its words: frames of numbers, and what NumPy makes of them."""
+    return {"tb_inputs.hex": _words(inputs, streams.in_bits), "tb_wanted.hex": _words(results, streams.out_bits)}
 
 
-def _words(codes: Array, bits: int) -> Table:
-    return Table(bits, tuple((codes.astype(np.int64).reshape(-1) % 2**bits).tolist()))
+def _words(numbers: Array, bits: int) -> Table:
+    return Table(bits, tuple((numbers.astype(np.int64).reshape(-1) % 2**bits).tolist()))
