@@ -31,8 +31,8 @@ def export(program: Program, folder: str | os.PathLike[str], **options: str) -> 
 
 
 def fft(points: int, folder: str | os.PathLike[str], bits: int = 16, check: str | None = None) -> Exported:
-    """Write a Fourier transform in fixed point as a circuit: 64 to 1024 complex numbers of so many bits, divided by their
-    count. `check` is icarus or verilator."""
+    """Write a Fourier transform in fixed point as a circuit: 64 to 1024 complex numbers of so many bits, divided by
+    their count. `check` is icarus or verilator."""
     from rlx.backends.fpga.fft import FixedFft
 
     return FixedFft(points, bits).export(Path(folder), check)

@@ -265,9 +265,8 @@ def test_gates_after_synthesis(tmp_path):
     circuit = circuit_of(program, "net", {0: LayerSchedule(2, 4)})
     sources, bench = written(circuit, tmp_path, codes_for(np.random.default_rng(2), program.input, 3))
     synthesis = PARTS["up5k"].synthesis.format(top="net_core")
-    call(
-        ["yosys", "-q", "-p", f"read_verilog -defer {' '.join(sources)}; {synthesis}; write_verilog gates.v"], tmp_path
-    )
+    script = f"read_verilog -defer {' '.join(sources)}; {synthesis}; write_verilog -noattr gates.v"
+    call(["yosys", "-q", "-p", script], tmp_path)
     gates = (tmp_path / "gates.v").read_text()
     assert "SB_MAC16" in gates and "SB_RAM40_4K" in gates and "rlx_product" not in gates
     cells = call(["yosys-config", "--datdir/ice40/cells_sim.v"], tmp_path).strip()
@@ -282,12 +281,11 @@ def test_frames_of_ones_own(tmp_path):
     np.save(tmp_path / "frames.npy", np.random.default_rng(0).uniform(-1, 1, (3, 16)).astype(np.float32))
     done = export(program, tmp_path / "out", inputs=str(tmp_path / "frames.npy"), check="icarus")
     assert done.figures["checked"].startswith("3 frames")
-    for name, frames, message in (
-        ("none", None, "no frames"),
-        ("many", np.zeros((1001, 16), np.int8), "got .1001, 16."),
+    np.save(tmp_path / "many.npy", np.zeros((1001, 16), np.int8))
+    for name, message in (
+        ("none.npy", "no frames for a testbench"),
+        ("many.npy", r"1 to 1000 frames, got \(1001, 16\)"),
     ):
-        if frames is not None:
-            np.save(tmp_path / f"{name}.npy", frames)
         with pytest.raises(RlxError, match=message):
-            export(program, tmp_path / "other", inputs=str(tmp_path / f"{name}.npy"))
+            export(program, tmp_path / "other", inputs=str(tmp_path / name))
     assert not (tmp_path / "other").exists()

@@ -18,22 +18,11 @@ def signals(points, bits):
     """Noise, the largest numbers of all signs, a tone, an impulse."""
     rng = np.random.default_rng(points)
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    noise, ends = rng.integers(low, high + 1, (2, points)), rng.choice([low, high], (2, points))
     tone = high * np.exp(2j * np.pi * 5 * np.arange(points) / points)
-    impulse = np.eye(1, points, 3) * high
-    re = [
-        rng.integers(low, high + 1, points),
-        rng.choice([low, high], points),
-        np.full(points, low),
-        tone.real,
-        impulse[0],
-    ]
-    im = [
-        rng.integers(low, high + 1, points),
-        rng.choice([low, high], points),
-        np.full(points, low),
-        tone.imag,
-        0 * tone.real,
-    ]
+    impulse, nothing = high * np.eye(1, points, 3)[0], np.zeros(points)
+    re = [noise[0], ends[0], np.full(points, low), tone.real, impulse]
+    im = [noise[1], ends[1], np.full(points, low), tone.imag, nothing]
     return np.array(re).round().astype(np.int64), np.array(im).round().astype(np.int64)
 
 

@@ -102,12 +102,7 @@ class FixedFft:
         parts = [np.asarray(p).astype(np.int64) for p in (re, im)]
         low, high = -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
         for part in parts:
-            if (
-                part.ndim != 2
-                or part.shape[1] != self.points
-                or part.min(initial=0) < low
-                or part.max(initial=0) > high
-            ):
+            if part.ndim != 2 or part.shape[1] != self.points or np.any((part < low) | (part > high)):
                 raise RlxError(f"fpga: a transform takes [N, {self.points}] integers from {low} to {high}")
         places = np.arange(self.points)
         reversed_places = sum(((places >> n) & 1) << (self.stages - 1 - n) for n in range(self.stages))
