@@ -51,3 +51,10 @@ from_debian browser chromium chromium chromium-browser google-chrome
 # Microcontrollers: a compiler for their cores and an emulator of them.
 from_debian "Cortex-M compiler" gcc-arm-none-eabi arm-none-eabi-gcc
 from_debian "Cortex-M emulator" qemu-system-arm qemu-system-arm
+
+# Circuits: two simulators, synthesis, placement and bitstreams for iCE40.
+from_debian "Verilog simulator" iverilog iverilog
+from_debian "Verilog lint and simulator" verilator verilator
+from_debian synthesis yosys yosys
+from_debian placement nextpnr-ice40 nextpnr-ice40
+from_debian bitstreams fpga-icestorm icepack

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -67,3 +71,37 @@ class Exporter(ABC):
     def export_integers(self, program: Program, out: Path, options: Mapping[str, str] | None = None) -> Exported:
         """The same for an integer program; for targets `of_integers`."""
         raise RlxError("export: this target takes float graphs and no integer programs")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder that appears as `out` when the block ends well; however else it ends, nothing is left."""
+    require_new_folder(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Built beside the folder, so that it appears whole or not at all.
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        folder = Path(temporary) / "export"
+        folder.mkdir()
+        yield folder
+        if out.exists():
+            out.rmdir()
+        shutil.move(folder, out)
+
+
+def require_new_folder(out: Path) -> None:
+    """Raise if something is there already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RlxError(f"{out} exists already; give a new folder, or an empty one")
+
+
+def page_name(given: str | None) -> str | None:
+    """The name of the page that the option `report` asks for, which is written beside the other files."""
+    if given is not None and (Path(given).name != given or not given.endswith(".html")):
+        raise RlxError(f"report is the name of a page such as report.html, got {given!r}")
+    return given
+
+
+def identifier(text: str, taken: Collection[str] = ()) -> str:
+    """A name of C and Verilog that resembles the text, and is none of those that are taken."""
+    name = re.sub(r"\W", "_", text, flags=re.ASCII).lower()[:60]
+    return name if name[:1].isalpha() and name not in taken else f"model_{name}"

@@ -5,13 +5,14 @@ target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` 
 target web it is a folder with a page that any file server can serve; `rlx serve-web OUT` tries it.
 
 Microcontrollers take integer programs (.rlxq, from `rlx quantize-graph`), or `mnist`, which comes with rlx; OUT is a
-folder with C that needs no library.
+folder with C that needs no library. The target fpga takes them too; OUT is a folder with Verilog and a testbench.
 
 examples:
   rlx export cpu smollm2 smollm2.rlxc
   rlx export cpu graph.rlx graph.rlxc --option weights=none
   rlx export web smollm2 page
   rlx export cortex-m digits.rlxq digits-m4 --cpu cortex-m4 --check host
+  rlx export fpga mnist digits-up5k --part up5k --max-cycles 400000 --report --check
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="the file or folder to write")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the target")
     parser.add_argument("--cpu", help="the core to write for, as --option cpu=CORE")
-    parser.add_argument("--check", help="run what was written and compare (host, qemu), as --option check=WHERE")
+    parser.add_argument("--part", help="the chip to write for, as --option part=PART")
+    parser.add_argument("--max-cycles", metavar="N", help="the most clocks per inference, as --option max-cycles=N")
+    where = "run what was written and compare (host, qemu, icarus, verilator), as --option check=WHERE"
+    parser.add_argument("--check", nargs="?", const="yes", metavar="WHERE", help=where)
     parser.add_argument(
         "--report",
         nargs="?",
@@ -71,7 +75,9 @@ def export(target: str, args: argparse.Namespace) -> int:
             raise RlxError(f"an option is NAME=VALUE, got {given!r}; known: {', '.join(exporter.options) or 'none'}")
         options[name] = value
     # `rlx compile` has the other arguments alone.
-    options |= {name: given for name in ("cpu", "check", "report") if (given := getattr(args, name, None)) is not None}
+    for name in ("cpu", "part", "max-cycles", "report", "check"):
+        if (given := getattr(args, name.replace("-", "_"), None)) is not None:
+            options[name] = given
     exporter.checked(options)
     with Waiting(f"exporting {args.model}"):
         if exporter.of_integers:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rlx.backends.cortex_m.arena import Arena, plan_arena
 from rlx.backends.cortex_m.c_arithmetic import C_TYPES, helpers_for
-from rlx.backends.cortex_m.c_steps import Body, identifier
+from rlx.backends.cortex_m.c_steps import Body, program_name
 from rlx.quantized import Program
 from rlx.quantized.values import Value
 
@@ -45,7 +45,7 @@ def c_program(program: Program, features_of: int | None = None) -> CProgram:
 
     With `features_of`, the number of a step, there is also a function that computes what this step reads, and no more.
     """
-    name = identifier(program.name)
+    name = program_name(program)
     arena = plan_arena(program)
     body = Body(program, arena)
     step_bytes = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ from rlx.backends.cortex_m import c_products as products
 from rlx.backends.cortex_m import c_sequences as sequences
 from rlx.backends.cortex_m.arena import Arena
 from rlx.backends.cortex_m.c_arithmetic import C_TYPES
+from rlx.backends.export import identifier
 from rlx.errors import RlxError
 from rlx.quantized import (
     Add,
@@ -41,10 +41,9 @@ from rlx.quantized.values import Array, Multipliers, Value, limits
 _PER_LINE = 16
 
 
-def identifier(text: str) -> str:
-    """A name of C that resembles the text."""
-    name = re.sub(r"\W", "_", text, flags=re.ASCII).lower()[:60]
-    return name if name[:1].isalpha() and name not in ("main", "startup") else f"model_{name}"
+def program_name(program: Program) -> str:
+    """What files and functions of a program are called; the project that they are in has others."""
+    return identifier(program.name, taken=("main", "startup"))
 
 
 class Body:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +15,7 @@ from rlx.backends.cortex_m.learning import last_layer, learning_files
 from rlx.backends.cortex_m.project import core_named, project_files
 from rlx.backends.cortex_m.report_page import report_page
 from rlx.backends.cortex_m.thumb import thumb_object
-from rlx.backends.export import Exported, Exporter
+from rlx.backends.export import Exported, Exporter, new_folder, page_name, require_new_folder
 from rlx.errors import ExportOnly, RlxError
 from rlx.ir.graph import Graph
 from rlx.quantized import Program
@@ -33,7 +31,7 @@ class CortexMExporter(Exporter):
         "form": "c (default), or object: Thumb code straight from LLVM, for which no C compiler is needed",
         "ram": "refuse an arena of more bytes than this",
         "flash": "refuse weights and tables of more bytes than this",
-        "check": "host or qemu: build it, run it on random inputs, and compare every output",
+        "check": "host or qemu (yes): build it, run it on random inputs, and compare every output",
         "stream": "rows that are pushed at a time: also C that runs the network on the last rows of a stream",
         "learn": "yes: also C that trains the last layer on the device",
         "report": "the name of an HTML page to write beside the C: memory map, work of each step, flash, RAM, stack",
@@ -48,7 +46,7 @@ class CortexMExporter(Exporter):
     def export_integers(self, program: Program, out: Path, options: Mapping[str, str] | None = None) -> Exported:
         chosen = self.checked(options)
         core = core_named(chosen.get("cpu", "cortex-m4"))
-        check = chosen.get("check")
+        check = "qemu" if chosen.get("check") == "yes" else chosen.get("check")
         if check not in (None, "host", "qemu"):
             raise RlxError(f"cortex-m: check=host or check=qemu is known, got {check!r}")
         form = chosen.get("form", "c")
@@ -56,11 +54,8 @@ class CortexMExporter(Exporter):
             raise RlxError(f"cortex-m: form=c or form=object is known, got {form!r}")
         if form == "object" and check == "host":
             raise RlxError("cortex-m: an object runs on its core alone; check it with check=qemu")
-        report = chosen.get("report")
-        if report is not None and (Path(report).name != report or not report.endswith(".html")):
-            raise RlxError(f"cortex-m: report is the name of a page such as report.html, got {report!r}")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RlxError(f"{out} exists already; give a new folder, or an empty one")
+        report = page_name(chosen.get("report"))
+        require_new_folder(out)
         extras: dict[str, str] = {}
         learn = chosen.get("learn", "no")
         if learn not in ("yes", "no") or (learn == "yes" and form == "object"):
@@ -79,11 +74,7 @@ class CortexMExporter(Exporter):
             files[f"{made.name}.c"] = made.source.encode("ascii")
         texts = project_files(made.name, core, is_object=form == "object") | extras
         files |= {name: text.encode("ascii") for name, text in texts.items()}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Built beside the folder, so that it appears whole or not at all.
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
-            folder = Path(temporary) / "export"
-            folder.mkdir()
+        with new_folder(out) as folder:
             for name, data in files.items():
                 (folder / name).write_bytes(data)
             figures = _figures(program, made)
@@ -92,9 +83,6 @@ class CortexMExporter(Exporter):
             if report is not None:
                 files[report] = report_page(program, made, core, folder).encode()
                 (folder / report).write_bytes(files[report])
-            if out.exists():
-                out.rmdir()
-            shutil.move(folder, out)
         return Exported(tuple(out / name for name in files), figures)
 
 

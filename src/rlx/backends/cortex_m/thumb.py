@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 
 from rlx.backends.cortex_m.arena import Arena, plan_arena
-from rlx.backends.cortex_m.c_steps import identifier
+from rlx.backends.cortex_m.c_steps import program_name
 from rlx.backends.cortex_m.project import Core
 from rlx.backends.cortex_m.thumb_ir import I8, I16, I32, Loops, Number
 from rlx.errors import RlxError
@@ -48,14 +48,14 @@ _BOTH_ENDS = (-(2**31), 2**31 - 1)
 
 def thumb_object(program: Program, core: Core) -> bytes:
     """The object file of a program for a core."""
-    name = identifier(program.name)
+    name = program_name(program)
     machine = Machine(name=core.name, triple=core.triple, cpu=core.name, vector_bytes=4)
     return compile_optimized_object(thumb_text(program, core.triple), machine, f"cortex-m: {name}")
 
 
 def thumb_text(program: Program, triple: str) -> str:
     """LLVM IR of a program."""
-    name, arena = identifier(program.name), plan_arena(program)
+    name, arena = program_name(program), plan_arena(program)
     module = ir.Module(name)
     module.triple = triple
     writing = _Writing(module, program, arena)

@@ -1,0 +1,395 @@
+"""A step of an integer program as an instance of a module: parameters with exact widths, tables, and its clocks.
+
+    layer = layer_of(program, number, ranges, LayerSchedule(lanes=4))
+    layer.module, layer.parameters["ACC_BITS"], layer.tables
+
+The times of `Layer.clocks` are exact: for every element, the clock in which it is taken from the layer, when nothing
+behind it ever waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.fpga.ranges import Range, index_bits, signed_bits, sums_of
+from rlx.backends.fpga.requantizers import Requantizer, requantizer
+from rlx.errors import RlxError
+from rlx.ir.dtype import DType
+from rlx.quantized import Add, Argmax, Clamp, Conv2d, Lookup, MaxPool, MeanPool, Mul, Program, Rescale
+from rlx.quantized.products import Pads, Product
+from rlx.quantized.steps import Step
+from rlx.quantized.values import Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Clocks = Callable[[Sequence[Array]], Array]
+
+MOST_WORDS_OF_LOGIC = 32
+# Clocks from a tap to the first sum that the requantiser can take, and from a sum to its code, without the digits.
+_TAP_TO_SUM, _SUM_TO_CODE = 4, 4
+# Clocks from the last tap of a window to its result.
+_TAP_TO_RESULT = 3
+
+
+@dataclass(frozen=True)
+class LayerSchedule:
+    """How often a layer uses its hardware again: `lanes` sums at a time, a requantiser that takes `digits` clocks."""
+
+    lanes: int = 1
+    digits: int = 1
+    dsp: bool = True
+    requantize_dsp: bool = False
+    spram: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Words of memory, as non-negative numbers; those that are negative are in two's complement."""
+
+    bits: int
+    words: tuple[int, ...]
+
+    @property
+    def in_block(self) -> bool:
+        """Whether it is worth a block of memory; what is smaller becomes logic."""
+        return len(self.words) > MOST_WORDS_OF_LOGIC
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An instance. `inputs` are numbers of values; what `joins` has a queue of a whole frame before each."""
+
+    name: str
+    kind: str
+    module: str
+    parameters: dict[str, int | str]
+    inputs: tuple[int, ...]
+    out: Value
+    out_bits: int
+    clocks: Clocks
+    tables: dict[str, Table] = field(default_factory=dict)
+    joins: bool = False
+    macs: int = 0
+    lanes: int = 1
+
+
+def bits_of(value: Value, known: Range) -> int:
+    """The width of a stream: that of its codes, or what a label needs."""
+    return index_bits(known.high + 1) if value.dtype is DType.I32 else value.dtype.size_bytes * 8
+
+
+def queue_words(value: Value) -> int:
+    """How many codes the queue before a joining layer holds: a whole frame."""
+    return max(value.size, 2)
+
+
+def layer_of(program: Program, number: int, ranges: Sequence[Range], schedule: LayerSchedule) -> Layer:
+    """The instance for step `number`; an error names what has none."""
+    step, name = program.steps[number], f"s{number + 1}"
+    operands, known = program.operands(step), [ranges[i] for i in step.inputs]
+    match step:
+        case Product():
+            return _product(step, name, operands[0], known[0], schedule)
+        case MaxPool() | MeanPool():
+            return _pool(step, name, operands[0], known[0], schedule)
+        case Add() | Mul():
+            return _pairwise(step, name, operands, known)
+        case Rescale():
+            return _rescale(step, name, operands[0], known[0])
+        case Clamp():
+            bits = bits_of(step.out, known[0])
+            parameters = {"BITS": bits, "LOW": step.low, "HIGH": step.high}
+            return _plain(step, name, "rlx_clamp", parameters, bits, _delayed(1))
+        case Lookup():
+            return _lookup(step, name, ranges[number + 1])
+        case Argmax():
+            bits = index_bits(operands[0].size)
+            parameters = {"IN_BITS": bits_of(operands[0], known[0]), "COUNT": operands[0].size, "OUT_BITS": bits}
+            return _plain(step, name, "rlx_argmax", parameters, bits, lambda times: times[0][-1:] + 1)
+    raise RlxError(f"fpga: {step.name}: there is no circuit for a {type(step).__name__}, step {number + 1}")
+
+
+def _plain(
+    step: Step, name: str, module: str, parameters: dict[str, Any], bits: int, clocks: Clocks, **more: Any
+) -> Layer:
+    return Layer(name, type(step).__name__, module, parameters, step.inputs, step.out, bits, clocks, **more)
+
+
+def _delayed(clocks: int) -> Clocks:
+    return lambda times: times[0] + clocks
+
+
+def _lookup(step: Lookup, name: str, result: Range) -> Layer:
+    bits = bits_of(step.out, result)
+    # Codes address the table as they are, so that negative ones lie in its upper half.
+    words = Table(bits, tuple(int(c) % 2**bits for c in np.roll(step.table, 128)))
+    file = f"{name}_table.hex"
+    parameters = {"IN_BITS": 8, "OUT_BITS": bits, "FILE": file}
+    return _plain(step, name, "rlx_lookup", parameters, bits, _delayed(1), tables={file: words})
+
+
+def _rescale(step: Rescale, name: str, x: Value, known: Range) -> Layer:
+    in_bits, out_bits = bits_of(x, known), bits_of(step.out, known)
+    sums = Range(*(c - x.zero_point for c in known))
+    made = requantizer(
+        step.multipliers, sums, step.out.zero_point, Range(step.low, step.high), out_bits, sum_bits=in_bits + 2
+    )
+    parameters = {"IN_BITS": in_bits, "IN_ZERO_POINT": x.zero_point, **_constant(made)}
+    return _plain(step, name, "rlx_rescale", parameters, out_bits, _delayed(1 + _SUM_TO_CODE))
+
+
+def _constant(made: Requantizer) -> dict[str, int]:
+    """Parameters of a layer with one multiplier, which takes a sum per clock."""
+    dropped = ("DIGIT_BITS", "DIGITS", "DIGIT_COUNT_BITS", "SHIFT_BITS")
+    return {
+        **{k: v for k, v in made.parameters.items() if k not in dropped},
+        "MULTIPLIER": made.multipliers[0],
+        "MULTIPLIER_BITS": made.parameters["DIGIT_BITS"],
+        "LEFT": made.lefts[0],
+    }
+
+
+def _pairwise(step: Add | Mul, name: str, operands: Sequence[Value], known: Sequence[Range]) -> Layer:
+    out_bits = bits_of(step.out, known[0])
+    differences = [r.moved(-v.zero_point) for v, r in zip(operands, known)]
+    parameters: dict[str, int | str] = {}
+    for prefix, value, codes in zip("AB", operands, known):
+        parameters |= {f"{prefix}_BITS": bits_of(value, codes), f"{prefix}_ZERO_POINT": value.zero_point}
+    if isinstance(step, Add):
+        doubled, parts = step.headroom_of(*operands), []
+        for number, (prefix, value, codes) in enumerate(zip("AB", operands, differences)):
+            one = step.multipliers.take(number)
+            ends = one.scaled(np.array([codes.low << doubled, codes.high << doubled]))
+            parts.append(Range(int(ends[0]), int(ends[1])))
+            wide = bits_of(value, codes) + 2
+            line = requantizer(one, codes, 0, parts[-1], parts[-1].bits, sum_bits=wide, doubled=doubled)
+            parameters |= {
+                f"{prefix}_SUM_BITS": wide,
+                f"{prefix}_MULTIPLIER": line.multipliers[0],
+                f"{prefix}_MULTIPLIER_BITS": line.parameters["DIGIT_BITS"],
+                f"{prefix}_FRACTION_BITS": line.parameters["FRACTION_BITS"],
+                f"{prefix}_SHIFT": line.parameters["SHIFT_MIN"],
+                f"{prefix}_WIDE_BITS": line.parameters["WIDE_BITS"],
+            }
+        part_bits = max(p.bits for p in parts)
+        parameters["PART_BITS"] = part_bits
+        sums, sum_bits = Range(sum(p.low for p in parts), sum(p.high for p in parts)), part_bits + 1
+        last, module, clocks = step.multipliers.take(2), "rlx_add", 2 * (1 + _SUM_TO_CODE)
+    else:
+        products = [a * b for a in differences[0] for b in differences[1]]
+        sums, sum_bits = Range(min(products), max(products)), sum(bits_of(v, r) + 1 for v, r in zip(operands, known))
+        last, module, clocks = step.multipliers, "rlx_mul", 1 + _SUM_TO_CODE
+    made = requantizer(last, sums, step.out.zero_point, Range(step.low, step.high), out_bits, sum_bits=sum_bits)
+    parameters |= _constant(made)
+    return _plain(step, name, module, parameters, out_bits, _joined(clocks), joins=True)
+
+
+def _joined(clocks: int) -> Clocks:
+    """A pair is taken when both are there, one per clock."""
+
+    def times(taken: Sequence[Array]) -> Array:
+        both, order = np.maximum(*taken), np.arange(len(taken[0]))
+        return np.maximum.accumulate(both - order) + order + clocks
+
+    return times
+
+
+def _frame(
+    operand: Value,
+    out: Value,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: Pads,
+    dilation: tuple[int, int],
+    groups: int,
+    passes: int,
+    spram: bool,
+) -> dict[str, int]:
+    """Parameters of rlx_frame for windows over an image; a row of codes is an image of one place."""
+    (height, width, channels), (rows, columns) = operand.dims, out.dims[:2]
+    (kh, kw), kc = kernel, channels // groups
+    row, place = width * channels, channels
+    across = dilation[1] * place
+    to_window_row = dilation[0] * row - (kw - 1) * across - (kc - 1)
+    to_column = stride[1] * place - (groups - 1) * kc
+    to_row = stride[0] * row - (columns - 1) * stride[1] * place - (groups - 1) * kc
+    address_bits = index_bits(operand.size)
+    padded = any(p for pads in padding for p in pads)
+    reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip((rows, columns), stride, kernel, dilation)]
+    modulus = 2**address_bits
+    return {
+        "WORDS": operand.size,
+        "ADDRESS_BITS": address_bits,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "GROUPS": groups,
+        "PASSES": passes,
+        "KH": kh,
+        "KW": kw,
+        "KC": kc,
+        "START": -(padding[0][0] * row + padding[1][0] * place) % modulus,
+        "TO_COLUMN_OF_WINDOW": (across - (kc - 1)) % modulus,
+        "TO_ROW_OF_WINDOW": to_window_row % modulus,
+        "TO_COLUMN": to_column % modulus,
+        "TO_ROW": to_row % modulus,
+        "PADDED": int(padded),
+        "HEIGHT": height,
+        "WIDTH": width,
+        # One bit more than the largest place, so that negative ones are larger than all.
+        "EDGE_BITS": index_bits(max(height, width, *reach) + 1) + 1,
+        "TOP": padding[0][0],
+        "LEFT": padding[1][0],
+        "DILATION_Y": dilation[0],
+        "DILATION_X": dilation[1],
+        "STRIDE_Y": stride[0],
+        "STRIDE_X": stride[1],
+        "SPRAM": int(spram),
+    }
+
+
+def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSchedule) -> Layer:
+    codes = step.weights.codes.astype(np.int64)
+    if isinstance(step, Conv2d):
+        image, out, groups = x, step.out, step.groups
+        geometry = (step.kernel, step.stride, step.padding, step.dilation)
+    else:
+        image, out, groups = Value(x.name, (1, 1, x.size)), Value(step.name, (1, 1, step.channels)), 1
+        geometry = ((1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))
+    per_group = step.channels // groups
+    lanes = min(schedule.lanes, per_group)
+    passes = -(-per_group // lanes)
+    difference = known.moved(-x.zero_point)
+    on_the_way, sums = sums_of(step, difference)
+    in_bits, out_bits = bits_of(x, known), bits_of(step.out, known)
+    difference_bits = in_bits + (x.zero_point != 0)
+    acc_bits = max(on_the_way.bits, difference_bits + step.weights.bits + 1)
+    bias_bits = signed_bits(int(step.bias.min()), int(step.bias.max()))
+    made = requantizer(
+        step.multipliers,
+        sums,
+        step.out.zero_point,
+        Range(step.low, step.high),
+        out_bits,
+        digits=schedule.digits,
+        dsp=schedule.requantize_dsp,
+        sum_bits=max(sums.bits, acc_bits + 1, bias_bits + 1),
+    )
+    weights = _weight_table(codes.reshape(groups, per_group, -1), lanes, step.weights.bits)
+    channels = _channel_table(step, made, bias_bits)
+    files = {f"{name}_weights.hex": weights, f"{name}_channels.hex": channels}
+    taps = codes[0].size
+    parameters: dict[str, int | str] = {
+        "IN_BITS": in_bits,
+        "IN_ZERO_POINT": x.zero_point,
+        "DIFFERENCE_BITS": difference_bits,
+        **_frame(image, out, *geometry, groups, passes, schedule.spram),
+        "LANES": lanes,
+        "LAST_LANES": per_group - (passes - 1) * lanes,
+        "LANE_BITS": index_bits(lanes + 1),
+        "WEIGHT_BITS": step.weights.bits,
+        "WEIGHT_WORDS": len(weights.words),
+        "WEIGHT_ADDRESS_BITS": index_bits(len(weights.words)),
+        "WEIGHT_BLOCK": int(weights.in_block),
+        "WEIGHT_FILE": f"{name}_weights.hex",
+        "ACC_BITS": acc_bits,
+        "CHANNELS": step.channels,
+        "CHANNEL_BITS": index_bits(len(channels.words)),
+        "CHANNEL_WORDS": len(channels.words),
+        "CHANNEL_BLOCK": int(channels.in_block),
+        "CHANNEL_FILE": f"{name}_channels.hex",
+        "BIAS_BITS": bias_bits,
+        **made.parameters,
+        "SHIFTS_DIFFER": int(made.shifts_differ),
+        "DSP": int(schedule.dsp),
+        "REQUANTIZE_DSP": int(schedule.requantize_dsp),
+    }
+    positions = out.dims[0] * out.dims[1]
+    in_pass = [lanes] * (passes - 1) + [per_group - (passes - 1) * lanes]
+    return Layer(
+        name,
+        type(step).__name__,
+        "rlx_product",
+        parameters,
+        step.inputs,
+        step.out,
+        out_bits,
+        lambda times: product_clocks(int(times[0][-1]), taps, made.digits, in_pass * (positions * groups)),
+        files,
+        macs=step.macs,
+        lanes=lanes,
+    )
+
+
+def _weight_table(codes: Array, lanes: int, bits: int) -> Table:
+    """[group, channel of it, tap] in the order of use: group, pass, tap; the first lane in the lowest bits."""
+    groups, channels, taps = codes.shape
+    passes = -(-channels // lanes)
+    padded = np.zeros((groups, passes * lanes, taps), np.int64)
+    padded[:, :channels] = codes
+    ordered = padded.reshape(groups, passes, lanes, taps).transpose(0, 1, 3, 2).reshape(-1, lanes) % 2**bits
+    words = [sum(int(c) << (bits * n) for n, c in enumerate(row)) for row in ordered]
+    return Table(bits * lanes, _at_least_two(words))
+
+
+def _channel_table(step: Product, made: Requantizer, bias_bits: int) -> Table:
+    parameters = made.parameters
+    words, bits = [0] * step.channels, 0
+    fields: list[tuple[Sequence[int], int]] = [
+        ([int(b) % 2**bias_bits for b in step.bias], bias_bits),
+        (made.multipliers, parameters["DIGITS"] * parameters["DIGIT_BITS"]),
+    ]
+    if parameters["LEFT_SHIFTED"]:
+        fields.append((made.lefts, parameters["LEFT_BITS"]))
+    if made.shifts_differ:
+        fields.append((made.shifts, parameters["SHIFT_BITS"]))
+    for numbers, width in fields:
+        words = [w | n << bits for w, n in zip(words, numbers)]
+        bits += width
+    return Table(bits, _at_least_two(words))
+
+
+def _at_least_two(words: Sequence[int]) -> tuple[int, ...]:
+    """Memories of one word need no address, which tools do not agree about."""
+    return tuple(words) if len(words) > 1 else (*words, 0)
+
+
+def product_clocks(loaded: int, taps: int, digits: int, sums: Sequence[int]) -> Array:
+    """When each code leaves, for a frame whose last code came at `loaded`; `sums` says how many each pass makes.
+
+    The last tap of a pass waits until the requantiser has taken all sums of the pass before.
+    """
+    last_tap, taken, found = loaded, -digits, []
+    for count in sums:
+        last_tap = max(last_tap + taps, taken + 1)
+        first = max(last_tap + _TAP_TO_SUM, taken + digits)
+        taken = first + (count - 1) * digits
+        found.append(first + digits * np.arange(count))
+    return np.concatenate(found) + digits + _SUM_TO_CODE
+
+
+def _pool(step: MaxPool | MeanPool, name: str, x: Value, known: Range, schedule: LayerSchedule) -> Layer:
+    bits, count, mean = bits_of(x, known), step.kernel[0] * step.kernel[1], isinstance(step, MeanPool)
+    # A channel is a group of its own.
+    parameters: dict[str, int | str] = {
+        "BITS": bits,
+        **_frame(x, step.out, step.kernel, step.stride, step.padding, (1, 1), x.dims[2], 1, schedule.spram),
+        "MEAN": int(mean),
+    }
+    if mean:
+        sum_bits = max(signed_bits(known.low * count, known.high * count), bits + 1)
+        # n // count = n * ceil(2^s / count) >> s for all n below 2^b, with s = b + the bits of count.
+        shift = sum_bits + 1 + count.bit_length()
+        factor = -(-(2**shift) // count)
+        parameters |= {"SUM_BITS": sum_bits, "ROUNDING": count // 2, "RECIPROCAL_SHIFT": shift}
+        parameters |= {"RECIPROCAL": factor, "RECIPROCAL_BITS": factor.bit_length() + 1}
+    positions, delay = step.out.size, 2 if mean else 1
+    last_taps = count * np.arange(1, positions + 1)
+    if count < _TAP_TO_RESULT + 1:
+        last_taps = count + (_TAP_TO_RESULT + 1) * np.arange(positions)
+
+    return _plain(
+        step, name, "rlx_pool", parameters, bits, lambda times: times[0][-1] + last_taps + _TAP_TO_RESULT + delay
+    )
