@@ -27,10 +27,13 @@ from rlx.ops.control.scans import *
 from rlx.ops.fused.blocks import *
 from rlx.ops.fused.layers import *
 from rlx.ops.fused.regions import *
+from rlx.ops.linalg.analytic_functions import *
 from rlx.ops.linalg.contraction import *
 from rlx.ops.linalg.einsum_notation import *
 from rlx.ops.linalg.factorizations import *
+from rlx.ops.linalg.general_eigen import *
 from rlx.ops.linalg.matrix_functions import *
+from rlx.ops.linalg.schur import *
 from rlx.ops.linalg.solve import *
 from rlx.ops.nn.convolution import *
 from rlx.ops.nn.convolution_gradients import *
