@@ -21,6 +21,7 @@ from rlx.compile.lower.concat import done_to_parts
 from rlx.compile.lower.conv import conv_form
 from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
+from rlx.compile.lower.large_factors import LARGE_FORMS
 from rlx.compile.lower.fft import fft_form
 from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sort import ORDER_FORMS
@@ -395,6 +396,7 @@ _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     Reduce: _two_steps,
     **ORDER_FORMS,
     **FACTOR_FORMS,
+    **LARGE_FORMS,
     **SPLAT_FORMS,
     Conv: conv_form,
     Fft: fft_form,

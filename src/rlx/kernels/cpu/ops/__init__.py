@@ -51,6 +51,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "int8_blocks": ("Int8Blocks",),
     "jacobi": ("OrthogonalRows",),
     "int8_panels": ("Int8Panels",),
+    "plane_rotations": ("TridiagonalRotations", "RotatedRows"),
     "pool": ("ReduceWindow", "MaxPool2dBackward"),
     "quant_gather": ("PanelGather",),
     "quant_layout": ("QuantPanels",),
@@ -61,6 +62,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "sort": ("SortOrder", "TopK", "TopKWithValues", "SearchSorted"),
     "splat_blend": ("GaussianSplatRasterize", "SplatBlend", "SplatPulls", "SplatGather"),
     "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),
+    "tridiagonal": ("Tridiagonalized", "TridiagonalBasis"),
     "ssm": ("SelectiveScan", "GatedDeltaNet"),
 }
 _FAMILY_OF = {op: family for family, names in FAMILIES.items() for op in names}
