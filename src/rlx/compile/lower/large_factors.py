@@ -11,12 +11,15 @@ from typing import Any
 from rlx.compile.lower.factorizations import FACTOR_FORMS, in_order, symmetric
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
-from rlx.ops.linalg.factorizations import Eigh
+from rlx.ops.linalg.factorizations import Eigh, Svd
+from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations, ReflectedRows
+from rlx.ops.lowered.factor_steps import RequireFactors
 from rlx.ops.lowered.sort_order import SortOrder
-from rlx.ops.lowered.tridiagonal_steps import RotatedRows, TridiagonalBasis, TridiagonalRotations, Tridiagonalized
-from rlx.ops.pointwise.arithmetic import where
+from rlx.ops.lowered.tridiagonal_steps import RotatedRows, TridiagonalBasis, Tridiagonalized, TridiagonalRotations
+from rlx.ops.pointwise.arithmetic import ge, where
 from rlx.ops.pointwise.conversion import cast
-from rlx.ops.shape.movement import expand_dims, swapaxes
+from rlx.ops.pointwise.unary import abs_
+from rlx.ops.shape.movement import concat, expand_dims, narrow, swapaxes
 
 Form = Callable[..., Any]
 
@@ -44,4 +47,39 @@ def _eigh(op: Op, a: Any) -> Form | None:
     return build
 
 
-LARGE_FORMS: dict[type[Op], Callable[..., Form | None]] = {Eigh: _eigh}
+def _svd(op: Op, a: Any) -> Form | None:
+    """A = U B Vᵀ; rotations of its rows and columns make B diagonal, and Uᵀ and Vᵀ the transposed singular vectors. A
+    matrix that has more columns than rows is turned over first."""
+    assert isinstance(op, Svd)
+    sizes = a.shape[-2:]
+    if a.dtype.is_complex or not all(isinstance(s, int) for s in sizes) or min(sizes) < TRIDIAGONAL:
+        return FACTOR_FORMS[Svd](op, a)
+    is_flat = sizes[1] > sizes[0]
+    rows, columns = max(sizes), min(sizes)
+
+    def build(a: Any) -> Any:
+        wide = cast(a, DType.F64)
+        tall = swapaxes(wide, -1, -2) if is_flat else wide
+        left, left_scales, right, right_scales, diagonal, beside, unit, _, _ = Bidiagonalized()(tall)
+        signed, of_rows, of_columns, sweeps, count, is_found, _ = BidiagonalRotations()(diagonal, beside)
+        sizes = abs_(signed)
+        order, _ = SortOrder(descending=True)(sizes)
+        values = cast(in_order(sizes * expand_dims(unit, -1), order), a.dtype)
+        if not op.compute_uv:
+            RequireFactors("svd")(is_found)
+            return values
+        height = rows if op.full_matrices else columns
+        rotate = RotatedRows(downwards=True)
+        u = rotate(ReflectedRows(height)(left, left_scales), of_rows, sweeps, count)
+        v = rotate(ReflectedRows(columns, 1)(right, right_scales), of_columns, sweeps, count)
+        v = in_order(where(expand_dims(ge(signed, 0.0), -1), v, -v), order)
+        known = in_order(narrow(u, -2, 0, columns), order)
+        u = concat([known, narrow(u, -2, columns, rows - columns)], -2) if height > columns else known
+        result = (swapaxes(v, -1, -2), values, u) if is_flat else (swapaxes(u, -1, -2), values, v)
+        RequireFactors("svd")(is_found)
+        return cast(result[0], a.dtype), values, cast(result[2], a.dtype)
+
+    return build
+
+
+LARGE_FORMS: dict[type[Op], Callable[..., Form | None]] = {Eigh: _eigh, Svd: _svd}

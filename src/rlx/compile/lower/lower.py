@@ -21,8 +21,8 @@ from rlx.compile.lower.concat import done_to_parts
 from rlx.compile.lower.conv import conv_form
 from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
-from rlx.compile.lower.large_factors import LARGE_FORMS
 from rlx.compile.lower.fft import fft_form
+from rlx.compile.lower.large_factors import LARGE_FORMS
 from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sort import ORDER_FORMS
 from rlx.compile.lower.splat import SPLAT_FORMS

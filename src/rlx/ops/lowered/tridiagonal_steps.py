@@ -1,5 +1,5 @@
-"""Steps of the eigenvalues of one large symmetric matrix as kernels do them; `rlx.compile.lower.large_factors` puts them
-together: A = Q T Qᵀ with T tridiagonal, T made diagonal by plane rotations, and these applied to Qᵀ.
+"""Steps of the eigenvalues of one large symmetric matrix as kernels do them; `rlx.compile.lower.large_factors` puts
+them together: A = Q T Qᵀ with T tridiagonal, T made diagonal by plane rotations, and these applied to Qᵀ.
 
 All are in double precision and real, and none of them fails.
 """
@@ -20,7 +20,12 @@ from rlx.ops.define.rules import batch_by_loop_over_leading
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.solve import require_matrix
 
-__all__ = ["RotatedRows", "TridiagonalBasis", "TridiagonalRotations", "Tridiagonalized", "most_rotations", "most_sweeps"]
+__all__ = [
+    "RotatedRows",
+    "TridiagonalBasis",
+    "TridiagonalRotations",
+    "Tridiagonalized",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,8 +33,8 @@ _INTERNAL = NoRule("it is made by compilers, from ops that have been differentia
 # Below this, in units of the largest element, a number is as good as 0: its square would lose digits.
 TINY = 1e-140
 EPS = 2.0**-52
-# A reflection, an element beside the diagonal: so small against the whole matrix that it is below its last digit.
-NEGLIGIBLE = 1e-30
+# In the same units, an element that is below the last digit of the matrix as a whole.
+NEGLIGIBLE = 2.0**-54
 
 _SYMMETRIC = ((4.0, 1.0, 0.5, 2.0), (1.0, 3.0, -1.0, 0.0), (0.5, -1.0, 5.0, 1.0), (2.0, 0.0, 1.0, -2.0))
 
@@ -215,11 +220,14 @@ def _is_negligible(d: Array, e: Array, m: int) -> bool:
 
 @op("rotated_rows")
 class RotatedRows(Op):
-    """The rows of a matrix [.., N, M] after all sweeps of `TridiagonalRotations`: cosine·x - sine·y and sine·x + cosine·y
-    in place of x and y, the rows i and i + 1."""
+    """The rows of a matrix [.., N, M] after all sweeps of `TridiagonalRotations`: cosine·x - sine·y and
+    sine·x + cosine·y in place of x and y, the rows i and i + 1. With `downwards` a sweep begins with its
+    first row, not with its last."""
 
     primitive = True
     lowered = True
+
+    downwards: bool = False
 
     def infer(self, rows: Shape, rotations: Shape, sweeps: Shape, count: Shape) -> Shape:
         require_dtype(self, rows.dtype is DType.F64 and rotations.dtype is DType.F64, "f64", rows, rotations)
@@ -231,8 +239,9 @@ class RotatedRows(Op):
         found = rows.copy()
         for at in np.ndindex(*rows.shape[:-2]):
             for first, last, number in sweeps[at][: count[at]]:
-                for i in range(last, first - 1, -1):
-                    cosine, sine = rotations[at][number + last - i]
+                places = range(first, last + 1) if self.downwards else range(last, first - 1, -1)
+                for step, i in enumerate(places):
+                    cosine, sine = rotations[at][number + step]
                     x, y = found[at][i].copy(), found[at][i + 1]
                     found[at][i], found[at][i + 1] = cosine * x - sine * y, sine * x + cosine * y
         return found
@@ -243,7 +252,9 @@ class RotatedRows(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         sweeps = spec(2, 3, dtype="i32", values=((0, 1, 0), (1, 1, 2)))
-        yield sample(cls(), spec(3, 5), spec(4, 2), sweeps, spec(dtype="i32", values=2), dtypes=("f64",))
+        for downwards in (False, True):
+            operands = (spec(3, 5), spec(4, 2), sweeps, spec(dtype="i32", values=2))
+            yield sample(cls(downwards), *operands, dtypes=("f64",))
         count = spec(2, dtype="i32", values=(1, 2))
         batch = spec(2, 2, 3, dtype="i32", values=((0, 1, 0), (1, 1, 2)))
         yield sample(cls(), spec(2, 3, 9), spec(2, 4, 2), batch, count, dtypes=("f64",))

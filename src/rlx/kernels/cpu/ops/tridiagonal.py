@@ -239,7 +239,7 @@ def _basis_rows(
         tail = k.lane_mask(i - vectors, LANES)
 
         def add(sums: Sequence[Value], at: Value, mask: Value | None) -> list[Value]:
-            u = k.load(packed.buffer, v + at, lanes=LANES, mask=mask)  # noqa: B023
+            u = k.load(packed.buffer, v + at, lanes=LANES, mask=mask)
             return [
                 k.fma(k.load(basis.buffer, start + at, lanes=LANES, mask=mask), u, s) for start, s in zip(starts, sums)
             ]
@@ -250,8 +250,8 @@ def _basis_rows(
         shares = [k.splat(k.reduce("add", s) * scale, LANES) for s in add(fold.results, vectors, tail)]
 
         def take(at: Value, mask: Value | None) -> None:
-            u = k.load(packed.buffer, v + at, lanes=LANES, mask=mask)  # noqa: B023
-            for start, share in zip(starts, shares):  # noqa: B023
+            u = k.load(packed.buffer, v + at, lanes=LANES, mask=mask)
+            for start, share in zip(starts, shares):
                 x = k.load(basis.buffer, start + at, lanes=LANES, mask=mask)
                 k.store(basis.buffer, start + at, k.fma(-share, u, x), mask=mask)
 
