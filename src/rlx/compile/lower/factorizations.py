@@ -31,7 +31,7 @@ from rlx.ops.shape.movement import concat, exceeds, expand_dims, narrow, reshape
 Form = Callable[..., Any]
 
 
-def _require(op: Op, factor: Any) -> None:
+def require(op: Op, factor: Any) -> None:
     """Let the program stop if there is a 0 on the diagonal of a factor."""
     with same_graph(factor):
         on_diagonal = eye(factor.shape[-1], dtype=DType.BOOL)
@@ -51,7 +51,7 @@ def _solve(op: Op, a: Any, b: Any) -> Form | None:
         x = TriangularSolve(lower=False)(factors, y)
         result = cast(reshaped(x, b.shape), b.dtype)
         # Last, so that kernels are not interrupted.
-        _require(op, factors)
+        require(op, factors)
         return result
 
     return build
@@ -64,7 +64,7 @@ def _cholesky(op: Op, a: Any) -> Form | None:
     def build(a: Any) -> Any:
         factor = CholeskyFactor()(cast(a, DType.F64))
         result = cast(factor, a.dtype)
-        _require(op, factor)
+        require(op, factor)
         return result
 
     return build

@@ -8,10 +8,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rlx.compile.lower.factorizations import FACTOR_FORMS, in_order, symmetric
+from rlx.compile.lower import blocked_factors as blocked
+from rlx.compile.lower.factorizations import FACTOR_FORMS, in_order, require, symmetric
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
-from rlx.ops.linalg.factorizations import Eigh, Svd
+from rlx.ops.linalg.factorizations import Cholesky, Eigh, Lu, Qr, Svd
+from rlx.ops.linalg.solve import TriangularSolve
 from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations, ReflectedRows
 from rlx.ops.lowered.factor_steps import RequireFactors
 from rlx.ops.lowered.sort_order import SortOrder
@@ -25,6 +27,7 @@ Form = Callable[..., Any]
 
 # From this size on it is faster to make a symmetric matrix tridiagonal first than to rotate all pairs of rows.
 TRIDIAGONAL = 16
+FEW_COLUMNS = 32
 
 
 def _eigh(op: Op, a: Any) -> Form | None:
@@ -82,4 +85,68 @@ def _svd(op: Op, a: Any) -> Form | None:
     return build
 
 
-LARGE_FORMS: dict[type[Op], Callable[..., Form | None]] = {Eigh: _eigh, Svd: _svd}
+def _is_large(a: Any, limit: int) -> bool:
+    """Whether the matrices are real, of a size that is known, and larger than a limit in both directions."""
+    sizes = a.shape[-2:]
+    return not a.dtype.is_complex and all(isinstance(s, int) and s > limit for s in sizes)
+
+
+def _cholesky(op: Op, a: Any) -> Form | None:
+    if not _is_large(a, blocked.CHOLESKY):
+        return FACTOR_FORMS[Cholesky](op, a)
+
+    def build(a: Any) -> Any:
+        factor = blocked.cholesky_factor(cast(a, DType.F64))
+        result = cast(factor, a.dtype)
+        require(op, factor)
+        return result
+
+    return build
+
+
+def _lu(op: Op, a: Any) -> Form | None:
+    if not _is_large(a, blocked.LU):
+        return FACTOR_FORMS[Lu](op, a)
+
+    def build(a: Any) -> Any:
+        packed, pivots, permutation = blocked.lu_factors(cast(a, DType.F64))
+        return cast(packed, a.dtype), pivots, permutation
+
+    return build
+
+
+def _qr(op: Op, a: Any) -> Form | None:
+    assert isinstance(op, Qr)
+    if not _is_large(a, 2 * blocked.PANEL):
+        return FACTOR_FORMS[Qr](op, a)
+
+    def build(a: Any) -> Any:
+        rows, columns = a.shape[-2:]
+        q, r = blocked.qr_factors(cast(a, DType.F64), rows if op.full_matrices else min(rows, columns))
+        return cast(q, a.dtype), cast(r, a.dtype)
+
+    return build
+
+
+def _triangular_solve(op: Op, a: Any, b: Any) -> Form | None:
+    assert isinstance(op, TriangularSolve)
+    columns = b.shape[-1]
+    # Products with few columns are no faster than substitution.
+    if not _is_large(a, blocked.SOLVE) or not isinstance(columns, int) or columns < FEW_COLUMNS:
+        return None
+
+    def build(a: Any, b: Any) -> Any:
+        x = blocked.triangular_solve(op, cast(a, DType.F64), cast(b, DType.F64))
+        return cast(x, b.dtype)
+
+    return build
+
+
+LARGE_FORMS: dict[type[Op], Callable[..., Form | None]] = {
+    Cholesky: _cholesky,
+    Eigh: _eigh,
+    Lu: _lu,
+    Qr: _qr,
+    Svd: _svd,
+    TriangularSolve: _triangular_solve,
+}
