@@ -17,6 +17,7 @@ LOWERED = {
     "BidiagonalRotations",
     "ReflectedRows",
     "RotatedRows",
+    "SmallSolve",
     "TridiagonalBasis",
     "TridiagonalRotations",
     "Tridiagonalized",

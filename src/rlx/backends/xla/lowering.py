@@ -65,7 +65,7 @@ REFUSED: dict[str, str] = {
     "Custom": "it is known by what its OpExtension computes in Python; build it from other ops, or register a block",
     **dict.fromkeys(("Eig", "Schur", "Sqrtm", "Logm"), _GENERAL),
     **dict.fromkeys(("Tridiagonalized", "TridiagonalBasis", "TridiagonalRotations", "RotatedRows"), _BY_GENERATOR),
-    **dict.fromkeys(("Bidiagonalized", "BidiagonalRotations", "ReflectedRows"), _BY_GENERATOR),
+    **dict.fromkeys(("Bidiagonalized", "BidiagonalRotations", "ReflectedRows", "SmallSolve"), _BY_GENERATOR),
     **dict.fromkeys(
         (
             "CsrTriangularSolve",

@@ -80,7 +80,7 @@ def triangular_solve(op: TriangularSolve, a: Any, b: Any) -> Any:
 
 
 def lu_factors(a: Any) -> tuple[Any, Any, Any]:
-    """`Lu` of [A1 A2]: that of A1, whose row exchanges and eliminations A2 goes through, and that of what is left of it."""
+    """`Lu` of [A1 A2]: that of A1, whose exchanges and eliminations A2 goes through, and that of what is left of A2."""
     rows, columns = a.shape[-2:]
     steps = min(rows, columns)
     if steps <= LU:

@@ -1,4 +1,4 @@
-"""Steps of the singular values of one large matrix as kernels do them; `rlx.compile.lower.large_factors` puts them
+"""Steps of the singular values of one large matrix as kernels do them; `rlx.compile.lower.sized_factors` puts them
 together: A = U B Vᵀ with B bidiagonal, B made diagonal by plane rotations, and these applied to Uᵀ and Vᵀ.
 
 All are in double precision and real, and none of them fails. `RotatedRows` applies the rotations.
@@ -34,8 +34,8 @@ class Bidiagonalized(Op):
     """B and reflections with A = U B Vᵀ for A [.., M, N], M >= N: seven results, and space that the kernel works in.
 
     Row k of `left` [.., N, M] is the direction of a reflection 1 - scale·v·vᵀ, 0 before element k, which is 1; U is
-    their product, the first one first. So is V that of `right` [.., N, N], where they begin with element k + 1. There are
-    scales of both. B has `diagonal` and, above it, `beside` (its last element is 0), in units of `unit`, a power of two.
+    their product, the first one first. So is V that of `right` [.., N, N], where they begin with element k + 1.
+    Both have scales. B has `diagonal` and, above it, `beside` (its last element is 0), in units of a power of two, `unit`.
     """
 
     primitive = True

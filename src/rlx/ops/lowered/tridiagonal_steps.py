@@ -1,4 +1,4 @@
-"""Steps of the eigenvalues of one large symmetric matrix as kernels do them; `rlx.compile.lower.large_factors` puts
+"""Steps of the eigenvalues of one large symmetric matrix as kernels do them; `rlx.compile.lower.sized_factors` puts
 them together: A = Q T Qᵀ with T tridiagonal, T made diagonal by plane rotations, and these applied to Qᵀ.
 
 All are in double precision and real, and none of them fails.

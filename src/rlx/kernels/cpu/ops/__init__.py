@@ -60,6 +60,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "reflectors": ("Reflectors", "ReflectedBasis"),
     "scatter": ("ScatterNd",),
     "slices": ("DynamicSlice", "DynamicUpdateSlice"),
+    "small_matrices": ("SmallSolve",),
     "sort": ("SortOrder", "TopK", "TopKWithValues", "SearchSorted"),
     "splat_blend": ("GaussianSplatRasterize", "SplatBlend", "SplatPulls", "SplatGather"),
     "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),

@@ -8,6 +8,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.tiles import transposed
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.ops.matrix_strips import VECTORS, Strip, are_doubles, copy_matrix, each_matrix, strips_of
+from rlx.kernels.cpu.ops.small_matrices import small_cholesky
 from rlx.kernels.ir.loop_ir import Value, ValueType
 from rlx.ops.linalg.factorizations import Lu
 from rlx.ops.lowered.factor_steps import CholeskyFactor
@@ -16,6 +17,8 @@ from rlx.ops.lowered.factor_steps import CholeskyFactor
 PANEL = 32
 # Rows of a Cholesky factor that are made together.
 TOGETHER = 4
+# Up to this size matrices are factorised many at a time.
+SMALL = 6
 
 
 @op_kernel(Lu, kind="factorize", supports=are_doubles)
@@ -112,7 +115,11 @@ class _Lu:
 @op_kernel(CholeskyFactor, kind="factorize", supports=are_doubles)
 def cholesky(site: OpSite) -> None:
     """U = Lᵀ row by row above the diagonal: U[i, i:] = (A[i:, i] - Σ U[p, i]·U[p, i:]) / U[i, i]; turned at the end."""
-    _Cholesky(site).build()
+    size = site.inputs[0].shape.dims[-1]
+    if isinstance(size, int) and size <= SMALL:
+        small_cholesky(site)
+    else:
+        _Cholesky(site).build()
 
 
 class _Cholesky:

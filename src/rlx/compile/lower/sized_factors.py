@@ -1,5 +1,6 @@
-"""Forms of factorisations for matrices that are large and of a size that is known: the work is in products, or in loops
-that all threads share. Part of the table of `kernel_forms`; small ones have the forms of `factorizations`.
+"""Forms of factorisations for matrices of a size that is known. Of large ones the work is in products, or in loops that
+all threads share; small ones are solved many at a time. Part of the table of `kernel_forms`; others have the forms of
+`factorizations`.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from rlx.compile.lower.factorizations import FACTOR_FORMS, in_order, require, sy
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ops.linalg.factorizations import Cholesky, Eigh, Lu, Qr, Svd
-from rlx.ops.linalg.solve import TriangularSolve
+from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
 from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations, ReflectedRows
-from rlx.ops.lowered.factor_steps import RequireFactors
+from rlx.ops.lowered.factor_steps import RequireFactors, SmallSolve
 from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.lowered.tridiagonal_steps import RotatedRows, TridiagonalBasis, Tridiagonalized, TridiagonalRotations
 from rlx.ops.pointwise.arithmetic import ge, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
-from rlx.ops.shape.movement import concat, expand_dims, narrow, swapaxes
+from rlx.ops.shape.movement import concat, expand_dims, narrow, reshaped, swapaxes
 
 Form = Callable[..., Any]
 
 # From this size on it is faster to make a symmetric matrix tridiagonal first than to rotate all pairs of rows.
 TRIDIAGONAL = 16
 FEW_COLUMNS = 32
+# Up to this size systems are solved many at a time.
+SMALL = 6
 
 
 def _eigh(op: Op, a: Any) -> Form | None:
@@ -91,6 +94,22 @@ def _is_large(a: Any, limit: int) -> bool:
     return not a.dtype.is_complex and all(isinstance(s, int) and s > limit for s in sizes)
 
 
+def _solve(op: Op, a: Any, b: Any) -> Form | None:
+    """Small systems many at a time, without factors."""
+    size = a.shape[-1]
+    columns = 1 if b.ndim < a.ndim else b.shape[-1]
+    is_small = all(isinstance(n, int) and n <= limit for n, limit in ((size, SMALL), (columns, 2 * SMALL)))
+    if a.dtype.is_complex or not is_small or size == 0:
+        return FACTOR_FORMS[type(op)](op, a, b)
+
+    def build(a: Any, b: Any) -> Any:
+        x, found = SmallSolve()(a, expand_dims(b, -1) if b.ndim < a.ndim else b)
+        RequireFactors(op.mnemonic)(found)
+        return reshaped(x, b.shape)
+
+    return build
+
+
 def _cholesky(op: Op, a: Any) -> Form | None:
     if not _is_large(a, blocked.CHOLESKY):
         return FACTOR_FORMS[Cholesky](op, a)
@@ -142,8 +161,10 @@ def _triangular_solve(op: Op, a: Any, b: Any) -> Form | None:
     return build
 
 
-LARGE_FORMS: dict[type[Op], Callable[..., Form | None]] = {
+SIZED_FORMS: dict[type[Op], Callable[..., Form | None]] = {
+    BatchedDenseSolve: _solve,
     Cholesky: _cholesky,
+    DenseSolve: _solve,
     Eigh: _eigh,
     Lu: _lu,
     Qr: _qr,
