@@ -46,7 +46,7 @@ def _column_and_row(c: Any, r: Any) -> tuple[Any, Any]:
         return c, ops.conjugate(c) if dtype_of(c).is_complex else c
     c, r = promoted(c, r)
     lead = broadcast_dims(dims_of(c)[:-1], dims_of(r)[:-1], "toeplitz")
-    return tuple(ops.broadcast_to(x, (*lead, dims_of(x)[-1])) for x in (c, r))  # type: ignore[return-value]
+    return tuple(ops.broadcast_to(x, (*lead, dims_of(x)[-1])) for x in (c, r))
 
 
 @array_function

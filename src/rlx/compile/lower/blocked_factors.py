@@ -121,7 +121,7 @@ def _panel(packed: Any, scales: Any) -> _Panel:
     """S has 1 / scales on its diagonal, and VᵀV above it; a reflection that is none has no part in V."""
     count = scales.shape[-1]
     with same_graph(packed):
-        ones = eye(*packed.shape[-2:], dtype=packed.dtype)
+        ones = eye(packed.shape[-2], packed.shape[-1], dtype=packed.dtype)
         on_diagonal = eye(count, dtype=DType.BOOL)
     is_one = ne(scales, 0.0)
     v = where(expand_dims(is_one, -2), tril(packed, -1) + ones, 0.0)

@@ -35,7 +35,7 @@ class Bidiagonalized(Op):
 
     Row k of `left` [.., N, M] is the direction of a reflection 1 - scale·v·vᵀ, 0 before element k, which is 1; U is
     their product, the first one first. So is V that of `right` [.., N, N], where they begin with element k + 1.
-    Both have scales. B has `diagonal` and, above it, `beside` (its last element is 0), in units of a power of two, `unit`.
+    Both have scales. B has `diagonal` and, above it, `beside` (its last element is 0), in units of `unit`.
     """
 
     primitive = True

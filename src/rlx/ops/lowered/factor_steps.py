@@ -105,7 +105,7 @@ class RequireFactors(Op):
 
 @op("small_solve")
 class SmallSolve(Op):
-    """x with A x = b for A [.., N, N] and b [.., N, K], of fixed sizes N and K, and whether each pivot is not 0 [.., N];
+    """x with A x = b for A [.., N, N] and b [.., N, K], N and K fixed, and whether each pivot is not 0 [.., N];
     what belongs to a matrix with a pivot of 0 is not to be relied on. Any float type; computed in double precision."""
 
     primitive = True
