@@ -45,9 +45,11 @@ WHY_PRIMITIVE = {
     "The sum of products that hardware has units for, and that decides the speed of most models.": "matmul conv",
     "An O(n log n) algorithm; from sums of products it would be O(n²).": "fft",
     "A factorisation or solve with its own pivoting and iteration; the rest of linear algebra follows from these.": """
-        cholesky qr svd eigh lu triangular_solve batched_dense_solve""",
+        cholesky qr svd eigh lu triangular_solve batched_dense_solve eig schur""",
+    "A function of a matrix by its Schur form, which cannot be written as a sum of products.": "sqrtm logm",
     "A step of these as kernels do it, without an error to raise; compilers put it there.": """cholesky_factor
-        reflectors reflected_basis orthogonal_rows""",
+        reflectors reflected_basis orthogonal_rows tridiagonalized tridiagonal_basis tridiagonal_rotations
+        bidiagonalized bidiagonal_rotations reflected_rows rotated_rows small_solve""",
     "Control flow: a body that runs as often as values say.": "if while scan",
     "A value that depends on other participants.": """psum pmean pmax pmin all_gather reduce_scatter all_to_all ppermute
         axis_index""",

@@ -13,6 +13,14 @@ from rlx.ir.serialize import from_bytes, from_json, load_graph, save_graph, to_b
 from rlx.ir.text.graph_text import large_constants, parse, show
 
 LOWERED = {
+    "Bidiagonalized",
+    "BidiagonalRotations",
+    "ReflectedRows",
+    "RotatedRows",
+    "SmallSolve",
+    "TridiagonalBasis",
+    "TridiagonalRotations",
+    "Tridiagonalized",
     "AttentionJoin",
     "AttentionParts",
     "CholeskyFactor",

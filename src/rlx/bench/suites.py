@@ -81,6 +81,20 @@ EMBED = tuple(
 )
 
 
+LINALG = (
+    *(
+        Case(f"{program} {size}", f"{size}x{size}", program, {"size": size})
+        for program in ("cholesky", "solve", "lu", "qr", "eigh", "svd")
+        for size in (100, 300, 1000)
+    ),
+    *(
+        Case(f"{count} {program} of 3x3", "3x3", program, {"size": 3, "count": count})
+        for program in ("cholesky", "solve", "qr", "eigh", "svd")
+        for count in (1, 10000)
+    ),
+)
+
+
 class Suite(NamedTuple):
     """Cases for engines of one family; `model` is the one that is meant where no other is named, "" for none."""
 
@@ -94,6 +108,15 @@ SUITES: dict[str, Suite] = {
     "ops": Suite("programs", OPS),
     "minilm": Suite("programs", MINILM),
     "calls": Suite("programs", CALLS),
+    "linalg": Suite(
+        "matrices",
+        LINALG,
+        "",
+        (
+            "f64; scipy is LAPACK, one matrix at a time; numpy has a loop of its own for batches",
+            "engines were compared by what does not depend on signs: diagonals of factors, eigen- and singular values",
+        ),
+    ),
     "llm": Suite(
         "language_models",
         LANGUAGE_MODEL,

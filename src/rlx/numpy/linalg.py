@@ -24,7 +24,9 @@ __all__ = [
     "cross",
     "det",
     "diagonal",
+    "eig",
     "eigh",
+    "eigvals",
     "eigvalsh",
     "inv",
     "lstsq",
@@ -49,6 +51,13 @@ __all__ = [
     "vecdot",
     "vector_norm",
 ]
+
+
+class EigResult(NamedTuple):
+    """Eigenvalues in no order, and the eigenvectors as columns of length 1."""
+
+    eigenvalues: Any
+    eigenvectors: Any
 
 
 class EighResult(NamedTuple):
@@ -80,11 +89,20 @@ class SVDResult(NamedTuple):
     Vh: Any
 
 
+def _symmetrized(x: Any) -> Any:
+    return 0.5 * (x + _adjoint(x))
+
+
 @array_function
-def cholesky(x: Any, /, *, upper: bool = False) -> Any:
-    """L with x = L·Lᴴ, lower triangular, for positive definite x; with `upper` its adjoint."""
-    factor = ops.cholesky(inexact(x)[0])
-    return ops.conjugate(ops.swapaxes(factor, -1, -2)) if upper else factor
+def cholesky(x: Any, /, *, upper: bool = False, symmetrize_input: bool = True) -> Any:
+    """L with x = L·Lᴴ, lower triangular, for positive definite x; with `upper` its adjoint.
+
+    It is the factor of (x + xᴴ)/2, so that gradients are symmetric, as in JAX. Without `symmetrize_input` only the
+    lower triangle of x is read, as NumPy does, and only that one has a gradient.
+    """
+    (x,) = inexact(x)
+    factor = ops.cholesky(_symmetrized(x) if symmetrize_input else x)
+    return _adjoint(factor) if upper else factor
 
 
 @array_function
@@ -108,17 +126,35 @@ def svdvals(x: Any, /) -> Any:
 
 
 @array_function
-def eigh(x: Any, /, UPLO: str = "L") -> EighResult:
-    """Eigenvalues and eigenvectors of symmetric or Hermitian matrices, read from the lower ("L") or upper triangle."""
-    if UPLO not in ("L", "U"):
+def eigh(x: Any, /, UPLO: str | None = None, *, symmetrize_input: bool | None = None) -> EighResult:
+    """Eigenvalues and eigenvectors of symmetric or Hermitian matrices.
+
+    They are those of (x + xᴴ)/2, so that gradients are symmetric, as in JAX. With UPLO "L" or "U" only the lower or
+    upper triangle is read, as NumPy does, and only that one has a gradient, unless `symmetrize_input` is True.
+    """
+    if UPLO not in ("L", "U", None):
         raise OpError(f"eigh: UPLO must be 'L' or 'U', got {UPLO!r}")
-    return EighResult(*ops.eigh(inexact(x)[0], UPLO == "L"))
+    (x,) = inexact(x)
+    whole = symmetrize_input if symmetrize_input is not None else UPLO is None
+    return EighResult(*ops.eigh(_symmetrized(x) if whole else x, UPLO != "U"))
 
 
 @array_function
-def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:
+def eigvalsh(x: Any, /, UPLO: str | None = None, *, symmetrize_input: bool | None = None) -> Any:
     """The eigenvalues of `eigh`."""
-    return eigh(x, UPLO).eigenvalues
+    return eigh(x, UPLO, symmetrize_input=symmetrize_input).eigenvalues
+
+
+@array_function
+def eig(x: Any, /) -> EigResult:
+    """Eigenvalues and eigenvectors of square matrices, always complex: x·v = v·w, columns of length 1, in no order."""
+    return EigResult(*ops.eig(inexact(x)[0]))
+
+
+@array_function
+def eigvals(x: Any, /) -> Any:
+    """The eigenvalues of `eig`."""
+    return ops.eig(inexact(x)[0], False)
 
 
 @array_function
@@ -208,32 +244,44 @@ def cond(x: Any, p: Any = None) -> Any:
         values = ops.svd(x, False, False)
         largest, smallest = ops.reduce_max(values, -1), ops.reduce_min(values, -1)
         return ops.div(smallest, largest) if p == -2 else ops.div(largest, smallest)
-    return ops.mul(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
+    product = ops.mul(matrix_norm(x, ord=p), matrix_norm(_inverse_or_nan(x), ord=p))
+    has_nan = ops.reduce_any(ops.isnan(ops.abs_(x)), (-2, -1))
+    return ops.where(ops.isnan(product) & ops.logical_not(has_nan), math.inf, product)
+
+
+def _inverse_or_nan(x: Any) -> Any:
+    """The inverse; infinity or NaN, where `inv` has an error, for singular matrices."""
+    packed, _, order = ops.lu(x)
+    size = dims_of(x)[-1]
+    rows = ops.eq(ops.expand_dims(order, -1), ops.iota((size,), DType.I32, 0))
+    y = ops.triangular_solve(packed, convert(rows, dtype_of(x)), unit_diagonal=True)
+    return ops.triangular_solve(packed, y, lower=False)
 
 
 @array_function
 def lstsq(a: Any, b: Any, rcond: Any = None) -> tuple[Any, Any, Any, Any]:
     """x with the smallest |a·x - b|² (of several, the shortest), the residuals, the rank of a, its singular values.
 
-    The residuals are computed for every shape; NumPy leaves them out where a does not have full column rank.
+    Matrices may be batches. The residuals are computed for every shape; NumPy leaves them out where a does not have
+    full column rank. The derivative is that for a constant rank.
     """
     a, b = inexact(a, b)
-    if rank_of(a) != 2 or rank_of(b) not in (1, 2):
-        raise ShapeError(f"lstsq: needs a matrix and a vector or matrix, got shapes {dims_of(a)} and {dims_of(b)}")
-    u, s, vh = ops.svd(a, False)
+    is_vector = rank_of(b) == 1 or rank_of(b) == rank_of(a) - 1
+    if rank_of(a) < 2 or (not is_vector and rank_of(b) != rank_of(a)):
+        raise ShapeError(f"lstsq: needs matrices and vectors or matrices, got shapes {dims_of(a)} and {dims_of(b)}")
     limit = _default_rtol(a, "lstsq") if rcond is None else rcond
-    large = ops.gt(s, ops.reduce_max(s, -1, True) * limit)
-    inverse = convert(ops.where(large, ops.div(1.0, ops.where(large, s, 1)), 0), dtype_of(a))
-    columns = ops.expand_dims(b, -1) if rank_of(b) == 1 else b
-    x = ops.matmul(_adjoint(vh), ops.expand_dims(inverse, -1) * ops.matmul(_adjoint(u), columns))
+    s = ops.svd(a, False, False)
+    rank = ops.reduce_sum(convert(ops.gt(s, ops.reduce_max(s, -1, True) * limit), DType.I32), -1)
+    columns = ops.expand_dims(b, -1) if is_vector else b
+    x = ops.matmul(ops.pinv(a, limit), columns)
     residual = ops.matmul(a, x) - columns
     size = ops.complex_norm_sq(residual) if dtype_of(a).is_complex else residual * residual
-    solution = ops.squeeze(x, -1) if rank_of(b) == 1 else x
-    return solution, ops.reduce_sum(size, 0), ops.reduce_sum(convert(large, DType.I32), -1), s
+    return ops.squeeze(x, -1) if is_vector else x, ops.reduce_sum(size, -2), rank, s
 
 
 def _adjoint(x: Any) -> Any:
-    return ops.conjugate(ops.swapaxes(x, -1, -2))
+    turned = ops.swapaxes(x, -1, -2)
+    return ops.conjugate(turned) if dtype_of(x).is_complex else turned
 
 
 @array_function

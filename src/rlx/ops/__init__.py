@@ -60,8 +60,11 @@ if typing.TYPE_CHECKING:
     from rlx.ops.fused.blocks import *
     from rlx.ops.fused.layers import *
     from rlx.ops.fused.regions import *
+    from rlx.ops.linalg.analytic_functions import *
     from rlx.ops.linalg.factorizations import *
+    from rlx.ops.linalg.general_eigen import *
     from rlx.ops.linalg.matrix_functions import *
+    from rlx.ops.linalg.schur import *
     from rlx.ops.linalg.solve import *
     from rlx.ops.nn.convolution_gradients import *
     from rlx.ops.nn.losses import *
@@ -82,8 +85,11 @@ _LATER = (
     "rlx.ops.fused.blocks",
     "rlx.ops.fused.layers",
     "rlx.ops.fused.regions",
+    "rlx.ops.linalg.analytic_functions",
     "rlx.ops.linalg.factorizations",
+    "rlx.ops.linalg.general_eigen",
     "rlx.ops.linalg.matrix_functions",
+    "rlx.ops.linalg.schur",
     "rlx.ops.linalg.solve",
     "rlx.ops.nn.convolution_gradients",
     "rlx.ops.nn.losses",

@@ -37,6 +37,10 @@ REFUSED = {
     "CsrMaskedProduct",
     "CsrTriangularSolve",
     "DequantMatMul",
+    "Eig",
+    "Logm",
+    "Schur",
+    "Sqrtm",
 }
 
 

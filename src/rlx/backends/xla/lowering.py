@@ -58,10 +58,14 @@ _LIKELY = 8
 _IN_PYTHON = "it calls Python while the program runs, and programs of XLA do not"
 _BY_GENERATOR = "the compiler makes it for kernels of its own generator, which XLA takes the place of"
 _SPARSE = "its steps follow the pattern of a sparse matrix one after the other; use the device cpu"
+_GENERAL = "general eigenvalues are found step by step, which XLA has no program for on every chip; use the device cpu"
 REFUSED: dict[str, str] = {
     "HostCallback": _IN_PYTHON,
     "DebugPrint": _IN_PYTHON,
     "Custom": "it is known by what its OpExtension computes in Python; build it from other ops, or register a block",
+    **dict.fromkeys(("Eig", "Schur", "Sqrtm", "Logm"), _GENERAL),
+    **dict.fromkeys(("Tridiagonalized", "TridiagonalBasis", "TridiagonalRotations", "RotatedRows"), _BY_GENERATOR),
+    **dict.fromkeys(("Bidiagonalized", "BidiagonalRotations", "ReflectedRows", "SmallSolve"), _BY_GENERATOR),
     **dict.fromkeys(
         (
             "CsrTriangularSolve",

@@ -1,7 +1,8 @@
 """The engines that are compared, each loaded only in its own process.
 
 A family of engines runs the same kind of work: `programs` the ones of `rlx.bench.programs`, `language_models` a model
-file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`). Engines of ours are called "rlx", or "rlx" and
+file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`), `matrices` dense linear
+algebra. Engines of ours are called "rlx", or "rlx" and
 what is special about them.
 """
 
@@ -92,10 +93,19 @@ ENCODERS: dict[str, EngineEntry] = {
     "openvino": EngineEntry("onnx_encoders", "OpenVinoEncoder", ("onnx", "tokenizers", "openvino"), _SAME),
 }
 
+# The largest difference of sizes from ours, relative to the largest: all are in double precision.
+_F64 = 1e-9
+MATRICES: dict[str, EngineEntry] = {
+    OURS: EngineEntry("linear_algebra", "RlxMatrices", ("llvmlite",), _F64),
+    "scipy": EngineEntry("linear_algebra", "SciPyMatrices", ("scipy",), _F64),
+    "numpy": EngineEntry("linear_algebra", "NumPyMatrices", ("numpy",), _F64),
+}
+
 FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "programs": ENGINES,
     "language_models": LANGUAGE_MODELS,
     "encoders": ENCODERS,
+    "matrices": MATRICES,
 }
 # Where engines that run a model find it.
 MODEL_VARIABLE = "RLX_BENCH_MODEL"

@@ -31,7 +31,7 @@ from rlx.ops.shape.movement import concat, exceeds, expand_dims, narrow, reshape
 Form = Callable[..., Any]
 
 
-def _require(op: Op, factor: Any) -> None:
+def require(op: Op, factor: Any) -> None:
     """Let the program stop if there is a 0 on the diagonal of a factor."""
     with same_graph(factor):
         on_diagonal = eye(factor.shape[-1], dtype=DType.BOOL)
@@ -46,12 +46,12 @@ def _solve(op: Op, a: Any, b: Any) -> Form | None:
     def build(a: Any, b: Any) -> Any:
         columns = cast(expand_dims(b, -1) if b.ndim < a.ndim else b, DType.F64)
         factors, _, permutation = Lu()(cast(a, DType.F64))
-        rows = _in_order(columns, permutation)
+        rows = in_order(columns, permutation)
         y = TriangularSolve(unit_diagonal=True)(factors, rows)
         x = TriangularSolve(lower=False)(factors, y)
         result = cast(reshaped(x, b.shape), b.dtype)
         # Last, so that kernels are not interrupted.
-        _require(op, factors)
+        require(op, factors)
         return result
 
     return build
@@ -64,7 +64,7 @@ def _cholesky(op: Op, a: Any) -> Form | None:
     def build(a: Any) -> Any:
         factor = CholeskyFactor()(cast(a, DType.F64))
         result = cast(factor, a.dtype)
-        _require(op, factor)
+        require(op, factor)
         return result
 
     return build
@@ -98,7 +98,7 @@ def _qr(op: Op, a: Any) -> Form | None:
     return build
 
 
-def _in_order(rows: Any, order: Any) -> Any:
+def in_order(rows: Any, order: Any) -> Any:
     """Rows of matrices, or elements of vectors, by their numbers."""
     return row_gather(order)(rows, expand_dims(order, -1))
 
@@ -116,13 +116,13 @@ def _svd(op: Op, a: Any) -> Form | None:
         rotated, rotation, lengths, is_found = OrthogonalRows()(wide if is_flat else swapaxes(wide, -1, -2))
         count = dim_min(*a.shape[-2:])
         order, _ = SortOrder(descending=True)(lengths)
-        values = cast(narrow(_in_order(lengths, order), -1, 0, count), a.dtype)
+        values = cast(narrow(in_order(lengths, order), -1, 0, count), a.dtype)
         if not op.compute_uv:
             RequireFactors("svd")(is_found)
             return values
         kept = narrow(order, -1, 0, count)
-        rotation = _in_order(rotation, order if op.full_matrices else kept)
-        across = _directions(_in_order(rotated, kept), op.full_matrices)
+        rotation = in_order(rotation, order if op.full_matrices else kept)
+        across = _directions(in_order(rotated, kept), op.full_matrices)
         left, right = (rotation, across) if is_flat else (across, rotation)
         u, vh = cast(swapaxes(left, -1, -2), a.dtype), cast(right, a.dtype)
         RequireFactors("svd")(is_found)
@@ -154,7 +154,7 @@ def _eigh(op: Op, a: Any) -> Form | None:
 
     def build(a: Any) -> Any:
         wide = cast(a, DType.F64)
-        whole = _symmetric(wide, op.lower)
+        whole = symmetric(wide, op.lower)
         with same_graph(a):
             on_diagonal = eye(a.shape[-1], dtype=DType.BOOL)
         sizes = where(on_diagonal, -whole, abs_(whole))
@@ -163,13 +163,13 @@ def _eigh(op: Op, a: Any) -> Form | None:
         rotation = where(expand_dims(is_found, (-2, -1)), rotation, math.nan)
         values = reduce_sum(matmul(rotation, whole) * rotation, -1)
         order, _ = SortOrder()(values)
-        vectors = swapaxes(_in_order(rotation, order), -1, -2)
-        return cast(_in_order(values, order), a.dtype), cast(vectors, a.dtype)
+        vectors = swapaxes(in_order(rotation, order), -1, -2)
+        return cast(in_order(values, order), a.dtype), cast(vectors, a.dtype)
 
     return build
 
 
-def _symmetric(a: Any, lower: bool) -> Any:
+def symmetric(a: Any, lower: bool) -> Any:
     """The symmetric matrix with one triangle of A."""
     return tril(a) + swapaxes(tril(a, -1), -1, -2) if lower else triu(a) + swapaxes(triu(a, 1), -1, -2)
 

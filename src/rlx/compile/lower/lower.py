@@ -23,6 +23,7 @@ from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.fft import fft_form
 from rlx.compile.lower.scans import checked_behind
+from rlx.compile.lower.sized_factors import SIZED_FORMS
 from rlx.compile.lower.sort import ORDER_FORMS
 from rlx.compile.lower.splat import SPLAT_FORMS
 from rlx.compile.weights.pack_blocks import panel_form
@@ -395,6 +396,7 @@ _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     Reduce: _two_steps,
     **ORDER_FORMS,
     **FACTOR_FORMS,
+    **SIZED_FORMS,
     **SPLAT_FORMS,
     Conv: conv_form,
     Fft: fft_form,

@@ -165,10 +165,11 @@ class _SmallLoop:
                 return [self.constant(np.asarray(node.op.eval()), node.shape)]
             case Concat():
                 return [self.rearranged(node.op, args)]
-        if is_view(graph, node):
-            return [self.rearranged(node.op, args)]
+        # One over axes of size 1 is a view, too, but its definition is not for numbers of elements.
         if isinstance(node.op, Reduce):
             return [self.reduced(node.op, node.shape, args[0])]
+        if is_view(graph, node):
+            return [self.rearranged(node.op, args)]
         return [self.pointwise(graph, node, args)]
 
     def constant(self, array: Scalars, shape: Shape) -> Scalars:

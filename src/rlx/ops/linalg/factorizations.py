@@ -24,7 +24,7 @@ from rlx.ops.define.rules import batch_by_loop_over_leading, zeros_like
 from rlx.ops.define.samples import COMPLEX, Sample, sample, spec
 from rlx.ops.linalg.contraction import adjoint, conjugated, matmul
 from rlx.ops.linalg.solve import REAL, TriangularSolve, not_finite, not_positive_definite, require_matrix, widened
-from rlx.ops.pointwise.arithmetic import and_, ge, where
+from rlx.ops.pointwise.arithmetic import and_, eq, ge, where
 from rlx.ops.pointwise.complex_numbers import real
 from rlx.ops.shape.creation import dim_value, eye, iota, tril, triu
 from rlx.ops.shape.indexing import GatherNd, IndexMode
@@ -50,7 +50,7 @@ _POSITIVE = ((4.0, 1.0, 0.5), (1.0, 3.0, -1.0), (0.5, -1.0, 5.0))
 _COMPLEX_POSITIVE = ((4.0, 1.0j, 0.5), (-1.0j, 3.0, 1.0 - 1.0j), (0.5, 1.0 + 1.0j, 5.0))
 
 
-def _on_diagonal(a: Any) -> Any:
+def on_diagonal(a: Any) -> Any:
     """`a` on the diagonal, 0 elsewhere."""
     with same_graph(a):
         return where(eye(a.shape[-2], a.shape[-1], dtype=DType.BOOL), a, 0)
@@ -58,13 +58,13 @@ def _on_diagonal(a: Any) -> Any:
 
 def _real_diagonal(a: Any) -> Any:
     """The real part of `a` on the diagonal, 0 elsewhere."""
-    return _on_diagonal(convert(real(a), a.dtype))
+    return on_diagonal(convert(real(a), a.dtype))
 
 
-def _diagonal_matrix(values: Any) -> Any:
+def diagonal_matrix(values: Any) -> Any:
     """The matrices with `values` on the diagonal."""
     square = (*values.shape, values.shape[-1])
-    return _on_diagonal(broadcast_to(expand_dims(values, -1), square))
+    return on_diagonal(broadcast_to(expand_dims(values, -1), square))
 
 
 def _cotangent_of_real(ct: Any, dtype: DType) -> Any:
@@ -88,12 +88,15 @@ def _read_cotangent(ct: Any, lower: bool = True) -> Any:
     return _strict(ct + adjoint(ct), lower) + _real_diagonal(ct)
 
 
-def _inverse_gaps(values: Any) -> Any:
-    """1 / (values[j] - values[i]) at [i, j], and 0 on the diagonal."""
-    gaps = expand_dims(values, -2) - expand_dims(values, -1)
-    with same_graph(values):
-        diagonal = eye(values.shape[-1], dtype=DType.BOOL)
-    return where(diagonal, 0, 1.0 / where(diagonal, 1, gaps))
+def reciprocal(x: Any) -> Any:
+    """1 / x, and 0 for 0: what is divided by the gap of two equal values is left out of derivatives."""
+    is_zero = eq(x, 0)
+    return where(is_zero, 0, 1.0 / where(is_zero, 1, x))
+
+
+def inverse_gaps(values: Any) -> Any:
+    """1 / (values[j] - values[i]) at [i, j], and 0 where they are equal, as on the diagonal."""
+    return reciprocal(expand_dims(values, -2) - expand_dims(values, -1))
 
 
 @op("cholesky")
@@ -311,12 +314,12 @@ def _values_cotangent(u: Tensor, vh: Tensor, s_ct: Tensor) -> Any:
 def _svd_gaps(s: Tensor, dtype: DType) -> Any:
     """1 / (s[j]² - s[i]²) at [i, j], and 0 on the diagonal."""
     sums = expand_dims(s, -2) + expand_dims(s, -1)
-    return convert(_inverse_gaps(s) / sums, dtype)
+    return convert(inverse_gaps(s) * reciprocal(sums), dtype)
 
 
 def _phase_part(a: Any) -> Any:
     """The imaginary part of the diagonal: how much the phases of a pair of complex vectors turn against each other."""
-    return _on_diagonal(a) - _real_diagonal(a)
+    return on_diagonal(a) - _real_diagonal(a)
 
 
 def _svd_tangents(u: Tensor, s: Tensor, vh: Tensor, da: Tensor) -> tuple[Any, Any, Any]:
@@ -334,7 +337,7 @@ def _svd_tangents(u: Tensor, s: Tensor, vh: Tensor, da: Tensor) -> tuple[Any, An
     turn_u = gaps * (x * row + column * adjoint(x))
     turn_v = gaps * (column * x + adjoint(x) * row)
     if u.dtype.is_complex:
-        turn_u = turn_u + _phase_part(x) / row
+        turn_u = turn_u + _phase_part(x) * reciprocal(row)
     du = matmul(u, turn_u) + _outside(u, right, row)
     dv = matmul(v, turn_v) + _outside(v, left, row)
     return du, real(diagonal(x, 0, -2, -1)), adjoint(dv)
@@ -344,7 +347,7 @@ def _outside(basis: Any, x: Any, row: Any) -> Any:
     """(1 - B Bᴴ) x S⁻¹, the part of x that the columns of `basis` do not span; a square basis leaves nothing."""
     if basis.shape[-2] == basis.shape[-1]:
         return zeros_like(x)
-    return (x - matmul(basis, matmul(adjoint(basis), x))) / row
+    return (x - matmul(basis, matmul(adjoint(basis), x))) * reciprocal(row)
 
 
 def _svd_cotangent(u: Tensor, s: Tensor, vh: Tensor, u_ct: Tensor, s_ct: Tensor, vh_ct: Tensor) -> Any:
@@ -356,9 +359,9 @@ def _svd_cotangent(u: Tensor, s: Tensor, vh: Tensor, u_ct: Tensor, s_ct: Tensor,
     turn_u, turn_v = matmul(adjoint(u), u_ct), matmul(vh, v_ct)
     from_u, from_v = gaps * turn_u, gaps * turn_v
     x_ct = (from_u + adjoint(from_u)) * row + column * (from_v + adjoint(from_v))
-    x_ct = x_ct + _diagonal_matrix(_cotangent_of_real(s_ct, u.dtype))
+    x_ct = x_ct + diagonal_matrix(_cotangent_of_real(s_ct, u.dtype))
     if u.dtype.is_complex:
-        x_ct = x_ct + _phase_part(turn_u) / row
+        x_ct = x_ct + _phase_part(turn_u) * reciprocal(row)
     left = matmul(u, x_ct) + _outside(u, u_ct, row)
     return matmul(left, vh) + matmul(u, adjoint(_outside(v, v_ct, row)))
 
@@ -391,15 +394,15 @@ class Eigh(Op):
         """With X = Vᴴ dA V: dW = diag X, dV = V (F∘X), F[i, j] = 1 / (w[j] - w[i])."""
         w, v = y
         x = matmul(matmul(adjoint(v), _hermitian(tangents[0], self.lower)), v)
-        turn = convert(_inverse_gaps(w), v.dtype) * x
+        turn = convert(inverse_gaps(w), v.dtype) * x
         return real(diagonal(x, 0, -2, -1)), matmul(v, turn)
 
     def vjp(self, ct: tuple[Tensor | None, Tensor | None], y: tuple[Tensor, Tensor], a: Tensor) -> Any:
         """V (diag W̄ + F∘(Vᴴ V̄)) Vᴴ."""
         (w, v), (w_ct, v_ct) = y, ct
-        inner = _diagonal_matrix(_cotangent_of_real(zeros_like(w) if w_ct is None else w_ct, v.dtype))
+        inner = diagonal_matrix(_cotangent_of_real(zeros_like(w) if w_ct is None else w_ct, v.dtype))
         if v_ct is not None:
-            inner = inner + convert(_inverse_gaps(w), v.dtype) * matmul(adjoint(v), v_ct)
+            inner = inner + convert(inverse_gaps(w), v.dtype) * matmul(adjoint(v), v_ct)
         return _read_cotangent(matmul(matmul(v, inner), adjoint(v)), self.lower)
 
     batch = batch_by_loop_over_leading

@@ -1,8 +1,10 @@
 """Ops that only the compiler makes, on the way from MIR to kernels. They are registered, and not part of `rlx.ops`."""
 
 from rlx.ops.lowered import attention_parts as attention_parts
+from rlx.ops.lowered import bidiagonal_steps as bidiagonal_steps
 from rlx.ops.lowered import expert_products as expert_products
 from rlx.ops.lowered import factor_steps as factor_steps
 from rlx.ops.lowered import int8_products as int8_products
 from rlx.ops.lowered import quantized_panels as quantized_panels
 from rlx.ops.lowered import sort_order as sort_order
+from rlx.ops.lowered import tridiagonal_steps as tridiagonal_steps

@@ -20,7 +20,7 @@ from rlx.ops.define.rules import batch_by_loop_over_leading
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.solve import not_finite, not_positive_definite, require_matrix, singular
 
-__all__ = ["CholeskyFactor", "OrthogonalRows", "ReflectedBasis", "Reflectors", "RequireFactors"]
+__all__ = ["CholeskyFactor", "OrthogonalRows", "ReflectedBasis", "Reflectors", "RequireFactors", "SmallSolve"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -101,6 +101,55 @@ class RequireFactors(Op):
         for name in ("cholesky", "dense_solve", "svd"):
             yield sample(cls(name), spec(2, 3, dtype="bool", values=True), dtypes=("bool",))
         yield sample(cls("dense_solve"), spec("B", 0, dtype="bool"), dtypes=("bool",), B=2)
+
+
+@op("small_solve")
+class SmallSolve(Op):
+    """x with A x = b for A [.., N, N] and b [.., N, K], N and K fixed, and whether each pivot is not 0 [.., N];
+    what belongs to a matrix with a pivot of 0 is not to be relied on. Any float type; computed in double precision."""
+
+    primitive = True
+    lowered = True
+
+    def infer(self, a: Shape, b: Shape) -> tuple[Shape, Shape]:
+        require_matrix(self, a, square=True)
+        fixed = all(isinstance(d, int) for d in (*a.dims[-2:], *b.dims[-2:]))
+        if not fixed or a.dtype is not b.dtype or b.rank != a.rank or b.dims[:-1] != a.dims[:-1]:
+            raise self.fail(f"needs A [..,N,N] and b [..,N,K] of one type and of fixed sizes, got {a} and {b}")
+        return b, Shape(a.dims[:-1], DType.BOOL)
+
+    def eval(self, a: Array, b: Array) -> tuple[Array, Array]:
+        x, found = b.astype(np.float64), np.ones(a.shape[:-1], bool)
+        for at in np.ndindex(*a.shape[:-2]):
+            rows = np.concatenate([a[at], b[at]], -1).astype(np.float64)
+            with np.errstate(all="ignore"):
+                found[at], x[at] = _eliminated(rows, a.shape[-1])
+        return x.astype(b.dtype), found
+
+    jvp = vjp = _INTERNAL
+    batch = batch_by_loop_over_leading
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        regular = ((4.0, 1.0, -1.0), (0.5, 0.0, 1.0), (1.0, -1.0, 5.0))
+        for dtype in ("f32", "f64"):
+            yield sample(cls(), spec(3, 3, values=regular), spec(3, 2), dtypes=(dtype,))
+            yield sample(cls(), spec("B", 3, 3, values=regular), spec("B", 3, 1), dtypes=(dtype,), B=19)
+        yield sample(cls(), spec(2, 1, 1, low=1.0), spec(2, 1, 0), dtypes=("f64",))
+
+
+def _eliminated(rows: Array, size: int) -> tuple[Array, Array]:
+    """Which pivots are not 0, and what the last columns become."""
+    found = np.ones(size, bool)
+    for p in range(size):
+        pivot = p + int(np.argmax(np.abs(rows[p:, p])))
+        rows[[p, pivot]] = rows[[pivot, p]]
+        found[p] = rows[p, p] != 0
+        rows[p + 1 :] -= np.outer(rows[p + 1 :, p] / rows[p, p], rows[p])
+    x = rows[:, size:].copy()
+    for i in reversed(range(size)):
+        x[i] = (x[i] - rows[i, i + 1 : size] @ x[i + 1 :]) / rows[i, i]
+    return found, x
 
 
 @op("reflectors")

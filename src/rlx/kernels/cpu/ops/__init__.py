@@ -42,6 +42,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "attention_backward": ("AttentionBackward",),
     "attention_parts": ("AttentionJoin",),
     "barrier": ("Barrier",),
+    "bidiagonal": ("Bidiagonalized", "ReflectedRows"),
     "complex_parts": ("Real", "Imag", "MakeComplex", "Conjugate"),
     "conv": ("Conv", "Conv2dBackwardInput", "ConvTranspose2d"),
     "cumulative": ("Cumulative",),
@@ -51,6 +52,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "int8_blocks": ("Int8Blocks",),
     "jacobi": ("OrthogonalRows",),
     "int8_panels": ("Int8Panels",),
+    "plane_rotations": ("TridiagonalRotations", "BidiagonalRotations", "RotatedRows"),
     "pool": ("ReduceWindow", "MaxPool2dBackward"),
     "quant_gather": ("PanelGather",),
     "quant_layout": ("QuantPanels",),
@@ -58,9 +60,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "reflectors": ("Reflectors", "ReflectedBasis"),
     "scatter": ("ScatterNd",),
     "slices": ("DynamicSlice", "DynamicUpdateSlice"),
+    "small_matrices": ("SmallSolve",),
     "sort": ("SortOrder", "TopK", "TopKWithValues", "SearchSorted"),
     "splat_blend": ("GaussianSplatRasterize", "SplatBlend", "SplatPulls", "SplatGather"),
     "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),
+    "tridiagonal": ("Tridiagonalized", "TridiagonalBasis"),
     "ssm": ("SelectiveScan", "GatedDeltaNet"),
 }
 _FAMILY_OF = {op: family for family, names in FAMILIES.items() for op in names}

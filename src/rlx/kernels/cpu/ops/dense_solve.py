@@ -13,6 +13,9 @@ from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import FLOATS, Value
 from rlx.ops.linalg.solve import TriangularSolve
 
+# What a register tile has: rows of the matrix, and vectors of right sides.
+ROWS, VECTORS = 4, 4
+
 
 def _are_real(op: Op, operands: Sequence[Shape]) -> bool:
     return all(t.dtype in FLOATS for t in operands)
@@ -21,7 +24,7 @@ def _are_real(op: Op, operands: Sequence[Shape]) -> bool:
 @op_kernel(TriangularSolve, kind="solve", supports=_are_real)
 def triangular_solve(site: OpSite) -> None:
     """x[i] = (b[i] - Σ A[i, j]·x[j]) / A[i, i], over the j that are known already; from the last row up if only those
-    below are. The lanes are right sides; one iteration solves for a vector of them. Sums are formed in f64."""
+    below are. The lanes are right sides; one iteration solves for some vectors of them. Sums are formed in f64."""
     _Substitution(site).build()
 
 
@@ -36,35 +39,66 @@ class _Substitution:
         self.is_forward = site.op.lower != site.op.transpose
 
     def build(self) -> None:
+        """Blocks of several vectors, and for the last columns of single ones."""
         k = self.k
         lead = self.b.dims[:-2]
-        blocks = k.ceildiv(self.columns, self.lanes)
+        width = VECTORS * self.lanes if self.lanes > 1 else 1
+        blocks = k.ceildiv(self.columns, width)
         with k.parallel("block", total(k, lead) * blocks) as block:
-            place = unflatten(block // blocks, lead)
-            first = block % blocks * self.lanes
-            mask = k.lane_mask(self.columns - first, self.lanes) if self.lanes > 1 else None
-            with k.loop("step", 0, self.size) as step:
-                row = step if self.is_forward else self.size - 1 - step
-                self.row(place, row, first, mask)
+            self.place = unflatten(block // blocks, lead)
+            first = block % blocks * width
+            if self.lanes == 1:
+                self.solve([first], None)
+                return
+            with k.when(first + width <= self.columns):
+                self.solve([first + v * self.lanes for v in range(VECTORS)], None)
+            with k.otherwise(), k.loop("vector", first, self.columns, self.lanes) as at:
+                self.solve([at], k.lane_mask(self.columns - at, self.lanes))
 
-    def row(self, place: Sequence[Value], i: Value, first: Value, mask: Value | None) -> None:
+    def solve(self, firsts: Sequence[Value], mask: Value | None) -> None:
+        """Some rows at a time, so that what is known is read once for all of them; then those that are left."""
         k = self.k
-        start, stop = (k.as_index(0), i) if self.is_forward else (i + 1, self.size)
-        with k.fold("j", start, stop, init=[self.load(self.b, [*place, i, first], mask)]) as fold:
-            j = fold.index
-            known = self.load(self.x, [*place, j, first], mask)
-            fold.next(fold.values[0] - self.factor(place, i, j) * known)
-        value = fold.results[0]
-        if not self.op.unit_diagonal:
-            value = value / self.factor(place, i, i)
-        k.store(self.x.buffer, self.x.at(*place, i, first), k.cast(value, self.x.shape.dtype), mask=mask)
+        groups = self.size // ROWS
+        with k.loop("group", 0, groups) as group:
+            start = group * ROWS if self.is_forward else self.size - (group + 1) * ROWS
+            self.rows([start + r for r in range(ROWS)], firsts, mask)
+        with k.loop("rest", groups * ROWS, self.size) as rest:
+            self.rows([rest if self.is_forward else self.size - 1 - rest], firsts, mask)
 
-    def factor(self, place: Sequence[Value], i: Value, j: Value) -> Value:
+    def rows(self, rows: list[Value], firsts: Sequence[Value], mask: Value | None) -> None:
+        k = self.k
+        start, stop = (k.as_index(0), rows[0]) if self.is_forward else (rows[-1] + 1, self.size)
+        sums = [x for i in rows for x in self.load(self.b, i, firsts, mask)]
+        width = len(firsts)
+        with k.fold("j", start, stop, init=sums) as fold:
+            known = self.load(self.x, fold.index, firsts, mask)
+            after = []
+            for r, i in enumerate(rows):
+                factor = self.factor(i, fold.index)
+                after += [s - factor * x for s, x in zip(fold.values[r * width : (r + 1) * width], known)]
+            fold.next(*after)
+        found: dict[int, list[Value]] = {}
+        order = range(len(rows)) if self.is_forward else reversed(range(len(rows)))
+        for r in order:
+            values = list(fold.results[r * width : (r + 1) * width])
+            for other, xs in found.items():
+                factor = self.factor(rows[r], rows[other])
+                values = [value - factor * x for value, x in zip(values, xs)]
+            if not self.op.unit_diagonal:
+                head = self.factor(rows[r], rows[r])
+                values = [value / head for value in values]
+            found[r] = values
+            place = self.x.at(*self.place, rows[r])
+            for c, value in zip(firsts, values):
+                k.store(self.x.buffer, place + c, k.cast(value, self.x.shape.dtype), mask=mask)
+
+    def factor(self, i: Value, j: Value) -> Value:
         """A[i, j] of the matrix that is solved for, in all lanes."""
         index = (j, i) if self.op.transpose else (i, j)
-        value = self.k.load(self.a.buffer, self.a.at(*place, *index))
+        value = self.k.load(self.a.buffer, self.a.at(*self.place, *index))
         return self.k.splat(self.k.cast(value, DType.F64), self.lanes)
 
-    def load(self, slab: Slab, index: Sequence[Value], mask: Value | None) -> Value:
-        value = self.k.load(slab.buffer, slab.at(*index), lanes=self.lanes, mask=mask)
-        return self.k.cast(value, DType.F64)
+    def load(self, slab: Slab, row: Value, firsts: Sequence[Value], mask: Value | None) -> list[Value]:
+        place = slab.at(*self.place, row)
+        values = [self.k.load(slab.buffer, place + c, lanes=self.lanes, mask=mask) for c in firsts]
+        return [self.k.cast(value, DType.F64) for value in values]

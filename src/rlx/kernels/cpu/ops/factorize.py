@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.ir.dtype import DType
+from rlx.kernels.cpu.matmul.tiles import transposed
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.ops.matrix_strips import VECTORS, Strip, are_doubles, copy_matrix, each_matrix, strips_of
-from rlx.kernels.ir.loop_ir import Value
+from rlx.kernels.cpu.ops.small_matrices import small_cholesky
+from rlx.kernels.ir.loop_ir import Value, ValueType
 from rlx.ops.linalg.factorizations import Lu
 from rlx.ops.lowered.factor_steps import CholeskyFactor
 
 # Columns that are eliminated before all others are looked at: what these read stays in the nearest cache.
 PANEL = 32
+# Rows of a Cholesky factor that are made together.
+TOGETHER = 4
+# Up to this size matrices are factorised many at a time.
+SMALL = 6
 
 
 @op_kernel(Lu, kind="factorize", supports=are_doubles)
@@ -109,7 +115,11 @@ class _Lu:
 @op_kernel(CholeskyFactor, kind="factorize", supports=are_doubles)
 def cholesky(site: OpSite) -> None:
     """U = Lᵀ row by row above the diagonal: U[i, i:] = (A[i:, i] - Σ U[p, i]·U[p, i:]) / U[i, i]; turned at the end."""
-    _Cholesky(site).build()
+    size = site.inputs[0].shape.dims[-1]
+    if isinstance(size, int) and size <= SMALL:
+        small_cholesky(site)
+    else:
+        _Cholesky(site).build()
 
 
 class _Cholesky:
@@ -119,34 +129,96 @@ class _Cholesky:
         self.size = self.a.dims[-1]
 
     def build(self) -> None:
-        k, buffer, at = self.k, self.factor.buffer, self.factor.at
+        k = self.k
         with each_matrix(self.site, self.a) as place:
-            with k.loop("i", 0, self.size) as i, k.loop("j", 0, i + 1) as j:
-                k.store(buffer, at(*place, j, i), k.load(self.a.buffer, self.a.at(*place, i, j)))
-            with k.loop("step", 0, self.size) as step:
-                self.row(place, step)
-            with k.loop("i", 0, self.size) as i, k.loop("j", 0, i) as j:
-                k.store(buffer, at(*place, i, j), k.load(buffer, at(*place, j, i)))
-                k.store(buffer, at(*place, j, i), 0.0)
+            self.place = place
+            self.turn_over()
+            groups = self.size // TOGETHER * TOGETHER
+            with k.loop("group", 0, groups, TOGETHER) as first:
+                self.rows([first + r for r in range(TOGETHER)])
+            with k.loop("row", groups, self.size) as row:
+                self.rows([row])
+            self.turn_back()
 
-    def row(self, place: Sequence[Value], i: Value) -> None:
-        k, corner = self.k, self.factor.at(*place, i, i)
+    def turn_over(self) -> None:
+        """The lower triangle of A as the upper one of U; blocks on the diagonal take over both."""
+        k, a, u = self.k, self.a, self.factor
+        lanes = self.site.machine.lanes(DType.F64)
+        whole = self.size // lanes * lanes
+        with k.loop("I", 0, whole, lanes) as i, k.loop("J", 0, i + 1, lanes) as j:
+            rows = [k.load(a.buffer, a.at(*self.place, i + r, j), lanes=lanes) for r in range(lanes)]
+            for c, column in enumerate(transposed(k, rows)):
+                k.store(u.buffer, u.at(*self.place, j + c, i), column)
+        with k.loop("i", whole, self.size) as i, k.loop("j", 0, i + 1) as j:
+            k.store(u.buffer, u.at(*self.place, j, i), k.load(a.buffer, a.at(*self.place, i, j)))
+
+    def turn_back(self) -> None:
+        """L in place of U, and zeros above its diagonal."""
+        k, u = self.k, self.factor
+        lanes = self.site.machine.lanes(DType.F64)
+        whole = self.size // lanes * lanes
+        zero = k.const(0.0, ValueType(DType.F64, lanes))
+        lane = k.iota(DType.I64, lanes)
+
+        def block(i: Value, j: Value) -> list[Value]:
+            rows = [k.load(u.buffer, u.at(*self.place, j + r, i), lanes=lanes) for r in range(lanes)]
+            return transposed(k, rows)
+
+        with k.loop("I", 0, whole, lanes) as i:
+            with k.loop("J", 0, i, lanes) as j:
+                for r, row in enumerate(block(i, j)):
+                    k.store(u.buffer, u.at(*self.place, i + r, j), row)
+                    k.store(u.buffer, u.at(*self.place, j + r, i), zero)
+            for r, row in enumerate(block(i, i)):
+                lower = row if lanes == 1 else k.select(lane > k.splat(k.as_index(r), lanes), 0.0, row)
+                k.store(u.buffer, u.at(*self.place, i + r, i), lower)
+        with k.loop("i", whole, self.size) as i, k.loop("j", 0, i) as j:
+            k.store(u.buffer, u.at(*self.place, i, j), k.load(u.buffer, u.at(*self.place, j, i)))
+            k.store(u.buffer, u.at(*self.place, j, i), 0.0)
+
+    def rows(self, rows: list[Value]) -> None:
+        """Some rows of U: what those above take from them, which are read once for all; then one from the other."""
+        k = self.k
 
         def subtract(strip: Strip) -> None:
-            with k.fold("p", 0, i, init=strip.load(self.factor, *place, i)) as fold:
-                p = fold.index
-                scale = strip.same(k.load(self.factor.buffer, self.factor.at(*place, p, i)))
-                known = strip.load(self.factor, *place, p)
-                fold.next(*(x - scale * y for x, y in zip(fold.values, known)))
-            strip.store(self.factor, [*place, i], fold.results)
+            width = len(strip.firsts)
+            start = [x for i in rows for x in strip.load(self.factor, *self.place, i)]
+            with k.fold("p", 0, rows[0], init=start) as fold:
+                known = strip.load(self.factor, *self.place, fold.index)
+                scales = [strip.same(self.element(fold.index, i)) for i in rows]
+                fold.next(*(x - scales[n // width] * known[n % width] for n, x in enumerate(fold.values)))
+            for r, i in enumerate(rows):
+                strip.store(self.factor, [*self.place, i], fold.results[r * width : (r + 1) * width])
 
-        strips_of(self.site, i, self.size, subtract)
+        # Below the diagonal, in the first columns, nothing of this is read.
+        strips_of(self.site, rows[0], self.size, subtract)
+        for r, i in enumerate(rows):
+            self.finish(i)
+            for below in rows[r + 1 :]:
+                self.take(i, below)
+
+    def finish(self, i: Value) -> None:
+        """The root of what is left on the diagonal, and the row divided by it."""
+        k, corner = self.k, self.factor.at(*self.place, i, i)
         rest = k.load(self.factor.buffer, corner)
         root = k.sqrt(k.select(rest <= 0.0, 0.0, rest))
+        k.store(self.factor.buffer, corner, root)
 
         def divide(strip: Strip) -> None:
-            scaled = [x / strip.same(root) for x in strip.load(self.factor, *place, i)]
-            strip.store(self.factor, [*place, i], scaled)
+            scaled = [x / strip.same(root) for x in strip.load(self.factor, *self.place, i)]
+            strip.store(self.factor, [*self.place, i], scaled)
 
-        k.store(self.factor.buffer, corner, root)
         strips_of(self.site, i + 1, self.size, divide)
+
+    def take(self, i: Value, below: Value) -> None:
+        """The multiple of row i that a row below it has to lose."""
+        factor = self.element(i, below)
+
+        def subtract(strip: Strip) -> None:
+            pairs = zip(*(strip.load(self.factor, *self.place, row) for row in (below, i)))
+            strip.store(self.factor, [*self.place, below], [x - strip.same(factor) * y for x, y in pairs])
+
+        strips_of(self.site, below, self.size, subtract)
+
+    def element(self, i: Value, j: Value) -> Value:
+        return self.k.load(self.factor.buffer, self.factor.at(*self.place, i, j))

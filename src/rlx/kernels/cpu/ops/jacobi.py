@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
-from rlx.kernels.cpu.ops.matrix_strips import are_doubles, each_matrix
+from rlx.kernels.cpu.ops.matrix_strips import are_doubles, each_matrix, unit_of
 from rlx.kernels.ir.loop_ir import Value, ValueType
 from rlx.ops.lowered.factor_steps import OrthogonalRows
 
@@ -21,8 +21,6 @@ MAX_ROUNDS = 40
 # Rows count as orthogonal when the cosine of their angle is √N times this, or their product this small in units of the
 # largest element: then it belongs to a singular value below the last digit of the largest one.
 COSINE, NOTHING = 2.0**-52, 1e-34
-# Of a double: the bits of the exponent, and the smallest that has all digits.
-EXPONENT, SMALLEST = 0x7FF0000000000000, 2.0**-1022
 
 
 @op_kernel(OrthogonalRows, kind="factorize", supports=are_doubles)
@@ -41,7 +39,7 @@ class _Rotations:
     def build(self) -> None:
         k = self.k
         with each_matrix(self.site, self.a) as place:
-            unit = self.unit_of(place)
+            unit = unit_of(self.site, place, self.a)
             with k.loop("i", 0, self.count) as i:
                 self.begin(place, i, unit)
             is_finite = unit < math.inf
@@ -51,18 +49,6 @@ class _Rotations:
             k.store(self.is_found.buffer, self.is_found.at(*place), is_finite & ~rounds.results[0])
             with k.loop("i", 0, self.count) as i:
                 self.finish(place, i, unit)
-
-    def unit_of(self, place: Sequence[Value]) -> Value:
-        """The power of two below the largest element, but a normal number; inf if there is inf or NaN."""
-        k = self.k
-        zero = k.const(0.0, DType.F64)
-        with k.fold("i", 0, self.count, init=[zero]) as rows:
-            with k.fold("j", 0, self.size, init=[rows.values[0]]) as row:
-                x = k.load(self.a.buffer, self.a.at(*place, rows.index, row.index))
-                row.next(k.max(row.values[0], k.abs(x)))
-            rows.next(row.results[0])
-        bits = k.bitcast(rows.results[0], DType.I64) & EXPONENT
-        return k.max(k.bitcast(bits, DType.F64), SMALLEST)
 
     def begin(self, place: Sequence[Value], i: Value, unit: Value) -> None:
         """The row as it is, in units; a row of the identity for its part of the rotation."""

@@ -18,6 +18,8 @@ from rlx.kernels.ir.loop_ir import Value
 
 # Vectors side by side: enough sums at once to hide that each waits for its last term.
 VECTORS = 4
+# Of a double: the bits of the exponent, and the smallest that has all digits.
+EXPONENT, SMALLEST = 0x7FF0000000000000, 2.0**-1022
 
 
 def are_doubles(op: Op, operands: Sequence[Shape]) -> bool:
@@ -75,3 +77,16 @@ def copy_matrix(site: OpSite, place: Sequence[Value], source: Slab, to: Slab) ->
         site.k.store(to.buffer, end + i, value, mask=mask)
 
     along(site.k, site.machine, (DType.F64,), site.k.as_index(0), size, copy)
+
+
+def unit_of(site: OpSite, place: Sequence[Value], slab: Slab) -> Value:
+    """The power of two below the largest element of a matrix, but a normal number; inf if there is inf or NaN."""
+    k = site.k
+    zero = k.const(0.0, DType.F64)
+    with k.fold("i", 0, slab.dims[-2], init=[zero]) as rows:
+        with k.fold("j", 0, slab.dims[-1], init=[rows.values[0]]) as row:
+            x = k.load(slab.buffer, slab.at(*place, rows.index, row.index))
+            row.next(k.max(row.values[0], k.abs(x)))
+        rows.next(row.results[0])
+    bits = k.bitcast(rows.results[0], DType.I64) & EXPONENT
+    return k.max(k.bitcast(bits, DType.F64), SMALLEST)

@@ -1,0 +1,173 @@
+"""Forms of factorisations for matrices of a size that is known. Of large ones the work is in products, or in loops that
+all threads share; small ones are solved many at a time. Part of the table of `kernel_forms`; others have the forms of
+`factorizations`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rlx.compile.lower import blocked_factors as blocked
+from rlx.compile.lower.factorizations import FACTOR_FORMS, in_order, require, symmetric
+from rlx.ir.dtype import DType
+from rlx.ir.op import Op
+from rlx.ops.linalg.factorizations import Cholesky, Eigh, Lu, Qr, Svd
+from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
+from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations, ReflectedRows
+from rlx.ops.lowered.factor_steps import RequireFactors, SmallSolve
+from rlx.ops.lowered.sort_order import SortOrder
+from rlx.ops.lowered.tridiagonal_steps import RotatedRows, TridiagonalBasis, Tridiagonalized, TridiagonalRotations
+from rlx.ops.pointwise.arithmetic import ge, where
+from rlx.ops.pointwise.conversion import cast
+from rlx.ops.pointwise.unary import abs_
+from rlx.ops.shape.movement import concat, expand_dims, narrow, reshaped, swapaxes
+
+Form = Callable[..., Any]
+
+# From this size on it is faster to make a symmetric matrix tridiagonal first than to rotate all pairs of rows.
+TRIDIAGONAL = 16
+FEW_COLUMNS = 32
+# Up to this size systems are solved many at a time.
+SMALL = 6
+
+
+def _eigh(op: Op, a: Any) -> Form | None:
+    """A = Q T Qᵀ; rotations make T diagonal, and Qᵀ the transposed eigenvectors. What could not be found is NaN."""
+    assert isinstance(op, Eigh)
+    size = a.shape[-1]
+    if a.dtype.is_complex or not isinstance(size, int) or size < TRIDIAGONAL:
+        return FACTOR_FORMS[Eigh](op, a)
+
+    def build(a: Any) -> Any:
+        packed, scales, diagonal, beside, unit, _ = Tridiagonalized()(symmetric(cast(a, DType.F64), op.lower))
+        scaled, rotations, sweeps, count, is_found, _ = TridiagonalRotations()(diagonal, beside)
+        rows = RotatedRows()(TridiagonalBasis()(packed, scales), rotations, sweeps, count)
+        found = expand_dims(is_found, -1)
+        values = where(found, scaled * expand_dims(unit, -1), math.nan)
+        order, _ = SortOrder()(values)
+        vectors = swapaxes(in_order(where(expand_dims(found, -1), rows, math.nan), order), -1, -2)
+        return cast(in_order(values, order), a.dtype), cast(vectors, a.dtype)
+
+    return build
+
+
+def _svd(op: Op, a: Any) -> Form | None:
+    """A = U B Vᵀ; rotations of its rows and columns make B diagonal, and Uᵀ and Vᵀ the transposed singular vectors. A
+    matrix that has more columns than rows is turned over first."""
+    assert isinstance(op, Svd)
+    sizes = a.shape[-2:]
+    if a.dtype.is_complex or not all(isinstance(s, int) for s in sizes) or min(sizes) < TRIDIAGONAL:
+        return FACTOR_FORMS[Svd](op, a)
+    is_flat = sizes[1] > sizes[0]
+    rows, columns = max(sizes), min(sizes)
+
+    def build(a: Any) -> Any:
+        wide = cast(a, DType.F64)
+        tall = swapaxes(wide, -1, -2) if is_flat else wide
+        left, left_scales, right, right_scales, diagonal, beside, unit, _, _ = Bidiagonalized()(tall)
+        signed, of_rows, of_columns, sweeps, count, is_found, _ = BidiagonalRotations()(diagonal, beside)
+        sizes = abs_(signed)
+        order, _ = SortOrder(descending=True)(sizes)
+        values = cast(in_order(sizes * expand_dims(unit, -1), order), a.dtype)
+        if not op.compute_uv:
+            RequireFactors("svd")(is_found)
+            return values
+        height = rows if op.full_matrices else columns
+        rotate = RotatedRows(downwards=True)
+        u = rotate(ReflectedRows(height)(left, left_scales), of_rows, sweeps, count)
+        v = rotate(ReflectedRows(columns, 1)(right, right_scales), of_columns, sweeps, count)
+        v = in_order(where(expand_dims(ge(signed, 0.0), -1), v, -v), order)
+        known = in_order(narrow(u, -2, 0, columns), order)
+        u = concat([known, narrow(u, -2, columns, rows - columns)], -2) if height > columns else known
+        result = (swapaxes(v, -1, -2), values, u) if is_flat else (swapaxes(u, -1, -2), values, v)
+        RequireFactors("svd")(is_found)
+        return cast(result[0], a.dtype), values, cast(result[2], a.dtype)
+
+    return build
+
+
+def _is_large(a: Any, limit: int) -> bool:
+    """Whether the matrices are real, of a size that is known, and larger than a limit in both directions."""
+    sizes = a.shape[-2:]
+    return not a.dtype.is_complex and all(isinstance(s, int) and s > limit for s in sizes)
+
+
+def _solve(op: Op, a: Any, b: Any) -> Form | None:
+    """Small systems many at a time, without factors."""
+    size = a.shape[-1]
+    columns = 1 if b.ndim < a.ndim else b.shape[-1]
+    is_small = all(isinstance(n, int) and n <= limit for n, limit in ((size, SMALL), (columns, 2 * SMALL)))
+    if a.dtype.is_complex or not is_small or size == 0:
+        return FACTOR_FORMS[type(op)](op, a, b)
+
+    def build(a: Any, b: Any) -> Any:
+        x, found = SmallSolve()(a, expand_dims(b, -1) if b.ndim < a.ndim else b)
+        RequireFactors(op.mnemonic)(found)
+        return reshaped(x, b.shape)
+
+    return build
+
+
+def _cholesky(op: Op, a: Any) -> Form | None:
+    if not _is_large(a, blocked.CHOLESKY):
+        return FACTOR_FORMS[Cholesky](op, a)
+
+    def build(a: Any) -> Any:
+        factor = blocked.cholesky_factor(cast(a, DType.F64))
+        result = cast(factor, a.dtype)
+        require(op, factor)
+        return result
+
+    return build
+
+
+def _lu(op: Op, a: Any) -> Form | None:
+    if not _is_large(a, blocked.LU):
+        return FACTOR_FORMS[Lu](op, a)
+
+    def build(a: Any) -> Any:
+        packed, pivots, permutation = blocked.lu_factors(cast(a, DType.F64))
+        return cast(packed, a.dtype), pivots, permutation
+
+    return build
+
+
+def _qr(op: Op, a: Any) -> Form | None:
+    assert isinstance(op, Qr)
+    if not _is_large(a, 2 * blocked.PANEL):
+        return FACTOR_FORMS[Qr](op, a)
+
+    def build(a: Any) -> Any:
+        rows, columns = a.shape[-2:]
+        q, r = blocked.qr_factors(cast(a, DType.F64), rows if op.full_matrices else min(rows, columns))
+        return cast(q, a.dtype), cast(r, a.dtype)
+
+    return build
+
+
+def _triangular_solve(op: Op, a: Any, b: Any) -> Form | None:
+    assert isinstance(op, TriangularSolve)
+    columns = b.shape[-1]
+    # Products with few columns are no faster than substitution.
+    if not _is_large(a, blocked.SOLVE) or not isinstance(columns, int) or columns < FEW_COLUMNS:
+        return None
+
+    def build(a: Any, b: Any) -> Any:
+        x = blocked.triangular_solve(op, cast(a, DType.F64), cast(b, DType.F64))
+        return cast(x, b.dtype)
+
+    return build
+
+
+SIZED_FORMS: dict[type[Op], Callable[..., Form | None]] = {
+    BatchedDenseSolve: _solve,
+    Cholesky: _cholesky,
+    DenseSolve: _solve,
+    Eigh: _eigh,
+    Lu: _lu,
+    Qr: _qr,
+    Svd: _svd,
+    TriangularSolve: _triangular_solve,
+}
