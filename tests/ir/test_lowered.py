@@ -18,6 +18,7 @@ LOWERED = {
     "CholeskyFactor",
     "ExpertMatMul",
     "ExpertRoute",
+    "FftLines",
     "Int8BlockMatMul",
     "Int8Blocks",
     "Int8MatMul",

@@ -67,6 +67,7 @@ def generator(machine: Machine) -> Generator:
         width,
         lambda dtype: has_pairs(machine, dtype),
         lambda graph, node: not has_tensor_attention(machine, graph, node),
+        0 if machine.is_gpu else machine.line_bytes,
     )
     return made
 
