@@ -136,7 +136,7 @@ DIFFERENCES = {
                 "ActivationBackward",
                 "FakeQuantizeBackward",
             ),
-            *("GaussianSplatPrepare", "GaussianSplatRender"),
+            *("Fft", "FftHalves", "FftLines", "Irfft", "Rfft", "GaussianSplatPrepare", "GaussianSplatRender"),
         ),
         OVERFLOWING,
         overflown,
@@ -211,7 +211,7 @@ DIFFERENCES = {
     "infinities in transforms": Difference(
         "a transform is a product with a matrix that has zeros in it, and 0 times infinity is NaN: where the "
         "definition has an infinity, kernels may have NaN, and the other way round",
-        ("Fft", "FftLines"),
+        ("Fft", "FftHalves", "FftLines", "Irfft", "Rfft"),
         INFINITE,
         neither_finite,
     ),
@@ -270,9 +270,9 @@ DIFFERENCES = {
         ("xla",),
     ),
     "parts of transforms": Difference(
-        "real and imaginary parts that do not meet are summed apart; in the definition they are multiplied by a complex "
-        "scale, and the Fourier matrix has no zeros in it, so that one part that is not finite spoils the other",
-        ("Fft", "FftLines"),
+        "real and imaginary parts that do not meet are summed apart; in the definition a complex scale multiplies them "
+        "together, so that one part that is not finite spoils the other",
+        ("Fft", "FftHalves", "FftLines", "Irfft", "Rfft"),
         NOT_FINITE,
         lambda found: finite_instead(found) | neither_finite(found),
     ),

@@ -18,6 +18,7 @@ LOWERED = {
     "CholeskyFactor",
     "ExpertMatMul",
     "ExpertRoute",
+    "FftHalves",
     "FftLines",
     "Int8BlockMatMul",
     "Int8Blocks",

@@ -67,6 +67,7 @@ from rlx.ops.shape.selection import *
 from rlx.ops.shape.subscript import *
 from rlx.ops.signal.audio import *
 from rlx.ops.signal.fourier import *
+from rlx.ops.signal.real_fourier import *
 from rlx.ops.splat.render import *
 from rlx.ops.splat.steps import *
 

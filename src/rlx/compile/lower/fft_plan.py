@@ -20,9 +20,10 @@ from rlx.ir.graph import Graph
 from rlx.ir.rewrite.rules import Match, RuleSet, apply_rules, rewrites
 from rlx.ir.tensor import Tensor, lift
 from rlx.ops.define.widening import accumulators, rounded_tensor
-from rlx.ops.lowered.fourier_lines import FftLines, FftStep, factors_of, passes, radices
+from rlx.ops.lowered.fourier_lines import FftHalves, FftLines, FftStep, factors_of, half_factors, passes, radices
 from rlx.ops.shape.movement import Transpose
 from rlx.ops.signal.fourier import Fft
+from rlx.ops.signal.real_fourier import Irfft, Rfft
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,7 +52,24 @@ def plan_transform(op: Fft, x: Any, scratch: int) -> Callable[[Any], Any] | None
     return build
 
 
-Planned = tuple[tuple[FftLines, Array], ...]
+def plan_real_transform(op: Rfft | Irfft, x: Any, scratch: int) -> Callable[[Any], Any] | None:
+    """A transform of real numbers as one of half as many complex ones; None where it is taken apart instead."""
+    inverse = isinstance(op, Irfft)
+    points = op.points if inverse else x.shape[-1]
+    if points % 2 or 0 in x.shape or radices(points // 2) is None:
+        return None
+    scale = op.norm.output_scale(points, inverse)
+    steps = _steps(points // 2, x.dtype.real, scratch, inverse, 1.0)
+    if steps is None:
+        return None
+    halves = FftHalves(points, inverse, scale if inverse else 0.5 * scale)
+    lines = _with_factors([step.replace(real=True) for step in steps])
+    assert lines is not None
+    joined = ((halves, half_factors(halves)),)
+    return lambda x: _run((*joined, *lines) if inverse else (*lines, *joined), x)
+
+
+Planned = tuple[tuple[FftLines | FftHalves, Array], ...]
 
 
 def _run(planned: Planned, x: Any) -> Any:

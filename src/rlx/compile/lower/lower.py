@@ -22,7 +22,7 @@ from rlx.compile.lower.conv import conv_form
 from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.fft import fft_form
-from rlx.compile.lower.fft_plan import plan_transform, transforms_along_axes
+from rlx.compile.lower.fft_plan import plan_real_transform, plan_transform, transforms_along_axes
 from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sort import ORDER_FORMS
 from rlx.compile.lower.splat import SPLAT_FORMS
@@ -68,6 +68,7 @@ from rlx.ops.shape.movement import (
     transpose,
 )
 from rlx.ops.signal.fourier import Fft
+from rlx.ops.signal.real_fourier import Irfft, Rfft
 
 Form = Callable[..., Any]
 
@@ -165,6 +166,8 @@ class _Forms:
             planned = plan_transform(op, operands[0], self.generator.line_bytes)
             if planned is not None:
                 return planned
+        if isinstance(op, Rfft | Irfft) and self.generator.line_bytes:
+            return plan_real_transform(op, operands[0], self.generator.line_bytes)
         better = _BETTER.get(type(op))
         form = complex_form(op, operands)
         return better(op, *operands) if form is None and better is not None else form

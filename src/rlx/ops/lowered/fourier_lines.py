@@ -1,4 +1,4 @@
-"""`FftLines`: Fourier transforms as compilers make kernels of them, with all factors worked out before.
+"""`FftLines` and `FftHalves`: Fourier transforms as compilers make kernels of them, with all factors worked out before.
 
 A transform of n = n1·n2 points is n2 transforms of n1 points, a factor for each value, and n1 transforms of n2 points:
 
@@ -24,7 +24,7 @@ from rlx.ir.words import Words
 from rlx.ops.define.operands import require_dtype, require_inexact
 from rlx.ops.define.samples import Sample, sample, spec
 
-__all__ = ["FftLines", "FftStep"]
+__all__ = ["FftHalves", "FftLines", "FftStep"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -91,7 +91,8 @@ class FftLines(Op):
 
     x is filled up with zeros to `points`, and the result is cut to `kept`. With `before` x is multiplied by factors
     first, with `behind` the result; `scale` multiplies all of it. `first` is n1 of the transform in two steps, 1 for
-    one in a single step; a `step` other than whole is one of the two.
+    one in a single step; a `step` other than whole is one of the two. With `real` the operand is real, or the result of
+    an inverse transform: two neighbours are one complex number.
     """
 
     primitive = True
@@ -107,6 +108,7 @@ class FftLines(Op):
     step: FftStep = FftStep.Whole
     before: int = 0
     behind: bool = False
+    real: bool = False
 
     def check(self) -> None:
         if self.points < 1 or self.first < 1 or self.points % self.first:
@@ -119,6 +121,8 @@ class FftLines(Op):
             raise self.fail(f"at most {self.points} points are read and kept, got {self.before} and {self.kept}")
         if self.first == 1 and self.step is not FftStep.Whole:
             raise self.fail("a transform in a single step has no other steps")
+        if self.real and (self.axis != -1 or self.before or self.kept or self.behind):
+            raise self.fail("real numbers are read or written as they are, along the last axis")
 
     @property
     def second(self) -> int:
@@ -139,6 +143,9 @@ class FftLines(Op):
         return FactorTable(*parts)
 
     def infer(self, x: Shape, factors: Shape) -> Shape:
+        if self.reads_real:
+            require_dtype(self, x.dtype.is_float, "real numbers", x)
+            x = self._halved(x)
         require_inexact(self, x)
         require_dtype(self, factors.dtype is x.dtype.real, "factors of the type of real parts", factors)
         if x.rank < -self.axis or (self.axis != -1 and not x.dtype.is_complex):
@@ -151,9 +158,26 @@ class FftLines(Op):
             raise self.fail(f"axis {self.axis} has the size {wanted}, got {x}")
         dims = list(x.dims)
         dims[self.axis] = parts * self.result_points
-        return x.with_dims(tuple(dims))
+        y = x.with_dims(tuple(dims))
+        return y.with_dims((*y.dims[:-1], 2 * self.points)).with_dtype(y.dtype.real) if self.writes_real else y
+
+    @property
+    def reads_real(self) -> bool:
+        return self.real and not self.inverse and self.step is not FftStep.Rows
+
+    @property
+    def writes_real(self) -> bool:
+        return self.real and self.inverse and self.step is not FftStep.Columns
+
+    def _halved(self, x: Shape) -> Shape:
+        """The type of real numbers, two of them taken for a complex one."""
+        if x.rank == 0 or x.dims[-1] % 2:
+            raise self.fail(f"needs an even number of real numbers, got {x}")
+        return x.with_dims((*x.dims[:-1], x.dims[-1] // 2)).with_dtype(x.dtype.complex)
 
     def eval(self, x: Array, factors: Array) -> Array:
+        if self.reads_real:
+            x = np.ascontiguousarray(x).view(np.result_type(x.dtype, np.complex64))
         is_complex = x.dtype.kind == "c"
         lines = np.moveaxis(x, self.axis, -1).astype(np.complex128 if is_complex else np.float64)
         if not is_complex:
@@ -172,7 +196,8 @@ class FftLines(Op):
         if not is_complex:
             y = np.concatenate([y.real, y.imag], -1)
         with np.errstate(over="ignore"):
-            return np.ascontiguousarray(np.moveaxis(y, -1, self.axis)).astype(x.dtype)
+            result = np.ascontiguousarray(np.moveaxis(y, -1, self.axis)).astype(x.dtype)
+        return result.view(result.real.dtype) if self.writes_real else result
 
     def _transformed(self, z: Array, table: Array) -> Array:
         first, second = self.table.first.of(table), self.table.second.of(table)
@@ -194,9 +219,77 @@ class FftLines(Op):
         yield _sampled(cls(12, 4, kept=5, inverse=True, scale=0.5, before=5, behind=True), 3, 5)
 
 
+@op("fft_halves")
+class FftHalves(Op):
+    """From the transform of real numbers, two of which were taken for a complex one, to the first half of their
+    spectrum: Z[.., m] to X[.., m + 1]; with `inverse` the way back.
+
+    With B[k] the conjugate of A[m - k], where A is the operand, it is scale·(A[k] + B[k]) + factors[k]·(A[k] - B[k]);
+    the ends are sums and differences of real parts. Factors are all real parts, then all imaginary ones.
+    """
+
+    primitive = True
+    lowered = True
+    jvp = vjp = batch = _INTERNAL
+
+    points: int
+    inverse: bool = False
+    scale: float = 1.0
+
+    @property
+    def bins(self) -> tuple[int, int]:
+        """How many values a line of the operand has, and one of the result."""
+        half = self.points // 2
+        return (half + 1, half) if self.inverse else (half, half + 1)
+
+    def check(self) -> None:
+        if self.points < 2 or self.points % 2:
+            raise self.fail(f"needs an even number of points, got {self.points}")
+
+    def infer(self, z: Shape, factors: Shape) -> Shape:
+        require_dtype(self, z.dtype.is_complex and factors.dtype is z.dtype.real, "complex numbers and factors", z)
+        if z.rank == 0 or z.dims[-1] != self.bins[0] or factors.dims != (self.points,):
+            raise self.fail(f"needs {self.bins[0]} values per line and {self.points} factors, got {z} and {factors}")
+        return z.with_dims((*z.dims[:-1], self.bins[1]))
+
+    def eval(self, z: Array, factors: Array) -> Array:
+        half = self.points // 2
+        a = z.astype(np.complex128)
+        y = np.zeros((*z.shape[:-1], self.bins[1]), np.complex128)
+        with np.errstate(all="ignore"):
+            first, last = (a[..., 0].real, a[..., half].real) if self.inverse else (a[..., 0].real, a[..., 0].imag)
+            sums, differences = (2 * self.scale * v for v in (first + last, first - last))
+            if self.inverse:
+                # Half of them, as the middle of the spectrum counts twice.
+                y[..., 0].real, y[..., 0].imag = sums / 2, differences / 2
+            else:
+                y[..., 0].real, y[..., half].real = sums, differences
+            b = a[..., half - 1 : 0 : -1].conj()
+            a = a[..., 1:half]
+            y[..., 1:half] = self.scale * (a + b) + _joined(factors.astype(np.float64))[1:] * (a - b)
+            return y.astype(z.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for n in (2, 8, 26):
+            for inverse in (False, True):
+                made = cls(n, inverse, 1.0 if inverse else 0.5)
+                yield _sampled_with(made, half_factors(made), 3, made.bins[0])
+
+
+def half_factors(made: FftHalves) -> Array:
+    """∓i·scale·W^±k for each k up to half of the points."""
+    sign = 1j if made.inverse else -1j
+    return _apart(sign * made.scale * np.exp(2 * sign * np.pi * np.arange(made.points // 2) / made.points))
+
+
 def _sampled(made: FftLines, *dims: int) -> Sample:
     chirp = np.exp(0.3j * np.arange(max(made.before, made.result_points)))
     factors = factors_of(made, chirp[: made.before], chirp[: made.result_points] if made.behind else ())
+    return _sampled_with(made, factors, *dims)
+
+
+def _sampled_with(made: Op, factors: Array, *dims: int) -> Sample:
     return sample(made, spec(*dims), spec(len(factors), dtype="f32", values=factors), dtypes=("c64",))
 
 

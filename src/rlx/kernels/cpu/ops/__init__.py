@@ -48,7 +48,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dense_solve": ("TriangularSolve",),
     "factorize": ("Lu", "CholeskyFactor"),
     "expert_route": ("ExpertRoute",),
-    "fft": ("FftLines",),
+    "fft": ("FftLines", "FftHalves"),
     "int8_blocks": ("Int8Blocks",),
     "jacobi": ("OrthogonalRows",),
     "int8_panels": ("Int8Panels",),

@@ -17,9 +17,10 @@ from rlx.ir.shape import Shape
 from rlx.kernels.cpu.matmul.tiles import MatrixView, copy_gathered, copy_transposed, transposed
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.ops.fft_passes import Pair, Passes, Scratch, times
+from rlx.kernels.cpu.ops.strips import strips
 from rlx.kernels.ir.extents import total
 from rlx.kernels.ir.loop_ir import Value
-from rlx.ops.lowered.fourier_lines import FftLines, FftStep, Part
+from rlx.ops.lowered.fourier_lines import FftHalves, FftLines, FftStep, Part
 
 # Points that one parallel iteration has at least, where there are so many.
 TOGETHER = 4096
@@ -48,7 +49,7 @@ class _Lines:
         self.k, self.op = site.k, site.op
         (self.x, factors), (self.y,) = site.inputs, site.outputs
         self.factors = factors.buffer
-        self.dtype, self.is_complex = self.x.buffer.dtype, self.x.shape.dtype.is_complex
+        self.dtype, self.is_complex = self.x.buffer.dtype, (self.op.real or self.x.shape.dtype.is_complex)
         self.lanes = site.machine.lanes(self.dtype)
         self.zero = self.k.as_index(0)
         # Complex numbers per line, of the operand and of the result.
@@ -270,3 +271,42 @@ class _Scaled:
 
     def __call__(self, e: Value, z: Pair) -> None:
         self.to.write(e, self.lines.scaled(self.lines.swapped(z)))
+
+
+@op_kernel(FftHalves, kind="fft", supports=_supports)
+def fft_halves(site: OpSite) -> None:
+    """Vectors of values from the front of a line, with those at the same distance from its end in opposite order."""
+    assert isinstance(site.op, FftHalves)
+    k, op, ((z, factors), (y,)) = site.k, site.op, (site.inputs, site.outputs)
+    half, scale = op.points // 2, op.scale
+    lanes = site.machine.lanes(z.buffer.dtype)
+    with strips(k, total(k, z.dims[:-1]), k.as_index(half)) as (row, start, stop):
+        source, to = row * (2 * op.bins[0]), row * (2 * op.bins[1])
+        with k.when(k.eq(start, 0)):
+            first = k.load(z.buffer, source)
+            last = k.load(z.buffer, source + (2 * half if op.inverse else 1))
+            both = scale if op.inverse else 2 * scale
+            ends = (first + last) * both, (first - last) * both
+            if op.inverse:
+                for part in (0, 1):
+                    k.store(y.buffer, to + part, ends[part])
+            else:
+                for place, end in zip((0, 2 * half), ends):
+                    k.store(y.buffer, to + place, end)
+                    k.store(y.buffer, to + place + 1, 0.0)
+        with k.loop("e", k.max(start, 1), stop, lanes) as e:
+            left = stop - e
+            mask, wide_mask = k.lane_mask(left, lanes), k.lane_mask(left * 2, 2 * lanes)
+            ahead = k.load(z.buffer, source + e * 2, lanes=2 * lanes, mask=wide_mask)
+            back_at = source + (k.as_index(half - lanes + 1) - e) * 2
+            # Of the vector that ends at the mirrored place the lanes at its end.
+            mirrored = ~k.lane_mask((k.as_index(lanes) - left) * 2, 2 * lanes)
+            back = k.load(z.buffer, back_at, lanes=2 * lanes, mask=mirrored)
+            a = k.shuffle(ahead, range(0, 2 * lanes, 2)), k.shuffle(ahead, range(1, 2 * lanes, 2))
+            b = k.shuffle(back, range(2 * lanes - 2, -1, -2)), -k.shuffle(back, range(2 * lanes - 1, -1, -2))
+            places = (e, e + half)
+            f = tuple(k.load(factors.buffer, place, lanes=lanes, mask=mask) for place in places)
+            turned = times(k, (a[0] - b[0], a[1] - b[1]), (f[0], f[1]))
+            re, im = (k.fma(p + q, scale, t) for p, q, t in zip(a, b, turned))
+            order = [lane + part * lanes for lane in range(lanes) for part in (0, 1)]
+            k.store(y.buffer, to + e * 2, k.shuffle(re, order, im), mask=wide_mask)
