@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
-from rlx.kernels.cpu.matmul.tiles import SumVectors, in_vectors, multiply_add
+from rlx.kernels.cpu.matmul.tiles import in_vectors
 from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines
+from rlx.kernels.cpu.ops.conv_tiles import ConvTiles, Panel, RowOperand, Step
 from rlx.kernels.ir.extents import total, unflatten
-from rlx.kernels.ir.loop_ir import Buffer, Value
+from rlx.kernels.ir.loop_ir import Value
 from rlx.kernels.specs.expr import compute_dtype
 from rlx.ops.nn.convolution import ConvBase
 
@@ -36,17 +37,6 @@ class _Block(NamedTuple):
     columns: Value
 
 
-class _Weights(NamedTuple):
-    """Weights of a step: those of a row begin at `start + row*distance`."""
-
-    buffer: Buffer
-    start: Value
-    distance: Value
-
-    def row(self, row: Value) -> Value:
-        return self.start + row * self.distance
-
-
 class ConvProduct:
     """y[n, o, p..] = Σ over channels c and taps of x[n, c, ..]·w[..]; w is [o, c, taps..], or [c, o, taps..] in the
     backward direction, the second axis within the group."""
@@ -62,8 +52,8 @@ class ConvProduct:
         self.shape = self._shape()
         self.step = k.as_index(self.shape.columns)
         self.pitch = self.shape.columns + self.shape.lanes
-        self.sums = k.local("sums", self.acc, self.shape.rows * self.shape.columns)
         self.panel = k.local("panel", self.acc, self.shape.depth * self.pitch + self.shape.lanes)
+        self.tiles = ConvTiles(k, self.shape, self.acc, Panel(self.panel, self.pitch))
         self.places = k.local("places", DType.I64, self.shape.depth) if is_backward else None
         size = self.shape.rows * self.shape.depth
         self.copied = k.local("weights", self.acc, size) if is_backward and self._reads_weights_once() else None
@@ -128,62 +118,22 @@ class ConvProduct:
             start = ((block.image * self.op.groups + block.group) * self.reads + first) * size
             end = block.column + block.columns
             self.lines.fill(LinePart(self.x.buffer, start, size, channels, block.column, end))
-            self.weights = self.weights_in_step(block, first, channels)
-            self.tiles(block, first, channels * self.lines.taps)
+            weights = self.weights_in_step(block, first, channels)
+            lines = channels * self.lines.taps
+            self.tiles.add(Step(weights, block.rows, block.columns, lines, k.eq(first, 0)))
         self.finish(block)
 
-    def tiles(self, block: _Block, first: Value, steps: Value) -> None:
-        """All rows of a block times the panel, with as many vectors as there are columns."""
-        k, shape = self.k, self.shape
-        with k.loop("inside", 0, block.columns, shape.width) as inside:
-            left, below = block.columns - inside, 0
-            for vectors in sorted({1, 2, shape.vectors}):
-                is_last = vectors == shape.vectors
-                with k.when(left > below if is_last else (left > below) & (left <= vectors * shape.lanes)):
-                    self.rows_of_tiles(block, first, steps, vectors, inside)
-                below = vectors * shape.lanes
-
-    def rows_of_tiles(self, block: _Block, first: Value, steps: Value, vectors: int, inside: Value) -> None:
-        k, size = self.k, self.shape.tile_rows
-        whole = block.rows // size * size
-        is_new = k.eq(first, 0)
-        with k.loop("row", 0, whole, size) as row:
-            self.tile([row + r for r in range(size)], vectors, inside, steps, is_new)
-        left, below = block.rows - whole, 0
-        for count in self.shape.row_counts:
-            with k.when((left > below) & (left <= count)):
-                rows = [k.min(whole + r, block.rows - 1) for r in range(count)]
-                self.tile(rows, vectors, inside, steps, is_new)
-            below = count
-
-    def tile(self, rows: Sequence[Value], vectors: int, inside: Value, steps: Value, is_new: Value) -> None:
-        k, lanes, count = self.k, self.shape.lanes, len(rows)
-        start, width = rows[0] * self.step + inside, self.shape.columns
-        places = [start + (r * width + v * lanes) for r in range(count) for v in range(vectors)]
-        sums = SumVectors(self.sums, places, lanes)
-        weights = [self.weights.row(row) for row in rows]
-        with k.fold("p", 0, steps, init=sums.known(k, is_new)) as fold:
-            place = fold.index if self.places is None else k.load(self.places, fold.index)
-            line = fold.index * self.pitch + inside
-            seen = [k.load(self.panel, line + v * lanes, lanes=lanes) for v in range(vectors)]
-            totals: list[Value] = []
-            for r, start in enumerate(weights):
-                one = k.splat(k.cast(k.load(self.weights.buffer, start + place), self.acc), lanes)
-                totals += [multiply_add(k, one, x, fold.values[r * vectors + v]) for v, x in enumerate(seen)]
-            fold.next(*totals)
-        sums.store(k, fold.results)
-
-    def weights_in_step(self, block: _Block, first: Value, channels: Value) -> _Weights:
+    def weights_in_step(self, block: _Block, first: Value, channels: Value) -> RowOperand:
         """The weights of a block for channels from `first` on. In the backward direction those of neighbouring lines
         are far apart, but what the block needs of one channel lies side by side."""
         k, taps, between = self.k, self.kernel_taps, self.writes * self.kernel_taps
         if not self.is_backward:
             start = ((block.group * self.writes + block.row) * self.reads + first) * taps
-            return _Weights(self.w.buffer, start, self.reads * taps)
+            return RowOperand(self.w.buffer, start, self.reads * taps)
         start = ((block.group * self.reads + first) * self.writes + block.row) * taps
         if self.copied is None:
             self.find_places(channels, between)
-            return _Weights(self.w.buffer, start, taps)
+            return RowOperand(self.w.buffer, start, taps, self.places)
         has_masks = self.shape.lanes > 1 and self.machine.has_masked_access(self.w.buffer.dtype)
         copied, distance = self.copied, self.shape.rows * taps
         with k.loop("channel", 0, channels) as channel:
@@ -194,7 +144,7 @@ class ConvProduct:
 
             in_vectors(k, "i", block.rows * taps, self.shape.lanes, has_masks, copy)
         self.find_places(channels, distance)
-        return _Weights(copied, k.as_index(0), taps)
+        return RowOperand(copied, k.as_index(0), taps, self.places)
 
     def find_places(self, channels: Value, distance: Value) -> None:
         """Where the weights of each line are, from those of the row on."""
@@ -221,7 +171,7 @@ class ConvProduct:
             else:
 
                 def store(j: Value, width: int, mask: Value | None) -> None:
-                    value = k.load(self.sums, row * self.step + j, lanes=width)
+                    value = k.load(self.tiles.sums, row * self.step + j, lanes=width)
                     k.store(y.buffer, to + block.column + j, k.cast(value, y.buffer.dtype), mask=mask)
 
                 in_vectors(k, "j", block.columns, lanes, has_masks, store)
@@ -239,6 +189,6 @@ class ConvProduct:
                 start = start * size + (at * step + phase)
             start = start * y.dims[-1] + self.phase[-1]
             with k.loop("at", k.max(line * width, block.column), k.min((line + 1) * width, end)) as at:
-                value = k.load(self.sums, row * self.step + (at - block.column))
+                value = k.load(self.tiles.sums, row * self.step + (at - block.column))
                 position = to + start + (at - line * width) * stride
                 k.store(y.buffer, position, k.cast(value, y.buffer.dtype))
