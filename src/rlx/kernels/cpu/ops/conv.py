@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.cpu.ops import OpSite, op_kernel
+from rlx.kernels.cpu.ops.conv_depthwise import DepthwiseConv, has_planes
 from rlx.kernels.cpu.ops.conv_product import ConvProduct
 from rlx.kernels.cpu.ops.windows import WindowAxis, fold_taps, inside_rows, lane_count
 from rlx.kernels.ir.extents import total, unflatten
@@ -53,8 +54,12 @@ def conv(site: OpSite) -> None:
 
 
 def _build(site: OpSite, is_backward: bool) -> None:
-    kernel = ConvProduct if is_product(site, is_backward) else _Convolution
-    kernel(site, is_backward).build()
+    if has_planes(site.machine, site.op, site.inputs[0], site.outputs[0], is_backward):
+        DepthwiseConv(site, is_backward).build()
+    elif is_product(site, is_backward):
+        ConvProduct(site, is_backward).build()
+    else:
+        _Convolution(site, is_backward).build()
 
 
 @op_kernel(Conv2dBackwardInput, ConvTranspose2d, kind="conv", supports=_supports)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
-from rlx.kernels.cpu.matmul.blocks import block_shape
+from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
 from rlx.kernels.cpu.matmul.tiles import in_vectors, transposed
 from rlx.kernels.cpu.ops import OpSite, op_kernel
+from rlx.kernels.cpu.ops.conv_depthwise import DepthwiseWeights, has_planes
 from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines
 from rlx.kernels.cpu.ops.conv_tiles import ConvTiles, Panel, RowOperand, Step
 from rlx.kernels.ir.extents import total, unflatten
@@ -23,8 +24,8 @@ from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import compute_dtype
 from rlx.ops.nn.convolution_gradients import Conv2dBackwardWeight
 
-# Positions of one step, and columns of a block at most.
-STEP_POSITIONS, MOST_COLUMNS = 192, 128
+# Positions of one step, bytes of a row of a block at most, and blocks that are few for several threads.
+STEP_POSITIONS, MOST_COLUMN_BYTES, FEW_BLOCKS = 192, 768, 3
 # Bytes of scratch that a kernel of this kind takes at most.
 SCRATCH = 512 << 10
 
@@ -39,7 +40,10 @@ def _runs_on(machine: Machine) -> bool:
 
 @op_kernel(Conv2dBackwardWeight, kind="conv", supports=_supports, runs_on=_runs_on)
 def conv_weights(site: OpSite) -> None:
-    _WeightProduct(site).build()
+    if has_planes(site.machine, site.op, *site.inputs, is_backward=False):
+        DepthwiseWeights(site).build()
+    else:
+        _WeightProduct(site).build()
 
 
 class _WeightProduct:
@@ -54,9 +58,9 @@ class _WeightProduct:
         self.reads, self.writes = (slab.dims[1] // site.op.groups for slab in (self.x, self.dy))
         self.taps = math.prod(site.op.kernel_size)
         shape = block_shape(site.machine, self.acc, "n", copies_b=True, copies_a=False, reuse=2)
-        self.channels = _channels_together(self.taps, shape.width)
+        self.channels = _channels_together(self.taps, shape, MOST_COLUMN_BYTES // self.acc.size_bytes)
         panels = -(-self.channels * self.taps // shape.width)
-        self.shape = shape._replace(panels=panels, depth=STEP_POSITIONS)
+        self.shape = shape._replace(rows=self._rows(shape), panels=panels, depth=STEP_POSITIONS)
         lanes, columns = self.shape.lanes, self.shape.columns
         self.pitch = STEP_POSITIONS + lanes
         self.seen = k.local("seen", self.acc, columns * self.pitch + lanes)
@@ -66,6 +70,15 @@ class _WeightProduct:
         sizes = zip(settings, self.x.dims[2:], self.dy.dims[2:])
         axes = [LineAxis(k.as_index(n), p, x, s, d, k.as_index(-low)) for (n, s, d, low), x, p in sizes]
         self.lines = Lines(k, axes, self.seen, self.pitch, lanes)
+
+    def _rows(self, shape: BlockShape) -> int:
+        """Rows of a block: fewer where there would be no more than a few blocks to deal out."""
+        writes, reads = self.dy.shape.dims[1], self.x.shape.dims[1]
+        if not isinstance(writes, int) or not isinstance(reads, int):
+            return shape.rows
+        each = writes // self.op.groups
+        blocks = -(-(reads // self.op.groups) // self.channels) * -(-each // shape.rows) * self.op.groups
+        return shape.rows if blocks >= FEW_BLOCKS else max(1, -(-each // (2 * shape.tile_rows))) * shape.tile_rows
 
     def build(self) -> None:
         k, shape = self.k, self.shape
@@ -115,11 +128,12 @@ class _WeightProduct:
                 k.store(self.panel.buffer, (at + i) * self.panel.pitch + column, vector)
 
 
-def _channels_together(taps: int, width: int) -> int:
-    """As many channels as leave the fewest columns of register tiles empty."""
+def _channels_together(taps: int, shape: BlockShape, most: int) -> int:
+    """As many channels as leave the fewest columns of register tiles empty; the last tile may have fewer vectors."""
 
     def share(channels: int) -> float:
-        columns = channels * taps
-        return columns / (-(-columns // width) * width)
+        whole, left = divmod(channels * taps, shape.width)
+        vectors = next(v for v in (0, 1, 2, shape.vectors) if left <= v * shape.lanes)
+        return channels * taps / (whole * shape.width + vectors * shape.lanes)
 
-    return max(range(1, max(1, MOST_COLUMNS // taps) + 1), key=lambda n: (share(n), -n))
+    return max(range(1, max(1, most // taps) + 1), key=lambda n: (round(share(n), 2), -n))
