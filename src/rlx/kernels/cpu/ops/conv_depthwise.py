@@ -101,7 +101,8 @@ class Planes:
     def fill(self, plane: Value, first: Value, rows: Value) -> None:
         """What `rows` rows of the result from `first` on see of a plane, which begins at `plane`."""
         k, axis = self.k, self.row_axis
-        held = (rows - 1) * axis.stride + (axis.reach + 1)
+        # Rows are computed together, whether or not all of them exist.
+        held = (k.ceildiv(rows, ROWS) * ROWS - 1) * axis.stride + (axis.reach + 1)
         with k.loop("held", 0, held) as row:
             to = row * self.row_size
             spread = first * axis.stride + row - axis.padding
@@ -190,7 +191,7 @@ class DepthwiseConv:
         k, planes, lanes = self.k, self.planes, self.planes.lanes
         taps = planes.taps
         # The weights of a channel lie side by side, in the order of the taps or the other way round.
-        start = self.w.at(channel)
+        start = channel * len(taps)
         order = range(len(taps) - 1, -1, -1) if self.is_backward else range(len(taps))
         weights = [k.splat(k.cast(k.load(self.w.buffer, start + i), planes.acc), lanes) for i in order]
         with k.loop("row", 0, rows, ROWS) as row, k.loop("q", 0, planes.width, lanes) as q:
@@ -237,7 +238,7 @@ class DepthwiseWeights:
                 images.next(*strips.results)
             for i, total in enumerate(images.results):
                 value = k.cast(k.reduce("add", total), self.dw.buffer.dtype)
-                k.store(self.dw.buffer, self.dw.at(channel) + i, value)
+                k.store(self.dw.buffer, channel * len(planes.taps) + i, value)
 
     def rows(self, start: Value, rows: Value, sums: Sequence[Value]) -> Sequence[Value]:
         k, planes, lanes = self.k, self.planes, self.planes.lanes

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlx.kernels.cpu.ops.windows import lanes_below
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import total, unflatten
-from rlx.kernels.ir.loop_ir import Buffer, Value
+from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
 
 
 class LineAxis(NamedTuple):
@@ -49,9 +49,14 @@ class Lines:
         self.k, self.axes, self.to, self.pitch, self.lanes = k, axes, to, pitch, lanes
         self.taps = total(k, [axis.taps for axis in axes])
 
-    def fill(self, part: LinePart) -> None:
-        """Row by row of positions: what is stored beyond the end of one row is stored again for the next."""
+    def fill(self, part: LinePart, wanted: Value) -> None:
+        """Row by row of positions: what is stored beyond the end of one row is stored again for the next. So many
+        columns are `wanted`; those that do not exist are 0."""
         k, (*outer, last) = self.k, self.axes
+        whole = (part.end - part.column) // self.lanes * self.lanes
+        lines, zero = part.channels * self.taps, k.const(0, ValueType(self.to.dtype, self.lanes))
+        with k.loop("blank", whole, wanted, self.lanes) as column, k.loop("line", 0, lines) as line:
+            k.store(self.to, line * self.pitch + column, zero)
         width = k.max(last.positions, 1)
         with k.loop("line_row", part.column // width, (part.end + (width - 1)) // width) as row:
             first, stop = k.max(row * width, part.column), k.min((row + 1) * width, part.end)

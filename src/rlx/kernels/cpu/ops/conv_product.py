@@ -117,7 +117,8 @@ class ConvProduct:
             size = total(k, self.x.dims[2:])
             start = ((block.image * self.op.groups + block.group) * self.reads + first) * size
             end = block.column + block.columns
-            self.lines.fill(LinePart(self.x.buffer, start, size, channels, block.column, end))
+            part = LinePart(self.x.buffer, start, size, channels, block.column, end)
+            self.lines.fill(part, self.tiles.columns_read(block.columns))
             weights = self.weights_in_step(block, first, channels)
             lines = channels * self.lines.taps
             self.tiles.add(Step(weights, block.rows, block.columns, lines, k.eq(first, 0)))

@@ -45,12 +45,26 @@ class ConvTiles:
         self.k, self.shape, self.acc, self.panel = k, shape, acc, panel
         self.sums = k.local("sums", acc, shape.rows * shape.columns)
 
+    def columns_read(self, columns: Value) -> Value:
+        """How many columns of a panel tiles read for so many: the last one may have fewer vectors, but whole ones."""
+        k, shape = self.k, self.shape
+        whole = columns // shape.width * shape.width
+        left = columns - whole
+        read: Value = k.as_index(shape.width)
+        for vectors in self._vector_counts[-2::-1]:
+            read = k.select(left <= vectors * shape.lanes, k.as_index(vectors * shape.lanes), read)
+        return whole + k.select(left > 0, read, 0)
+
+    @property
+    def _vector_counts(self) -> list[int]:
+        return sorted({1, min(2, self.shape.vectors), self.shape.vectors})
+
     def add(self, step: Step) -> None:
         """All rows times all columns, with as many vectors at a time as there are columns left."""
         k, shape = self.k, self.shape
         with k.loop("inside", 0, step.columns, shape.width) as inside:
             left, below = step.columns - inside, 0
-            for vectors in sorted({1, min(2, shape.vectors), shape.vectors}):
+            for vectors in self._vector_counts:
                 is_most = vectors == shape.vectors
                 with k.when(left > below if is_most else (left > below) & (left <= vectors * shape.lanes)):
                     self._rows(step, vectors, inside)

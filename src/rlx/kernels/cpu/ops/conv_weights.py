@@ -103,7 +103,8 @@ class _WeightProduct:
             is_there = k.min(self.x.dims[0], 1)
             steps = k.min(positions - first, STEP_POSITIONS) * is_there
             source = ((image * self.op.groups + group) * self.reads + channel) * size
-            self.lines.fill(LinePart(self.x.buffer, source, size, channels, first, first + steps))
+            part = LinePart(self.x.buffer, source, size, channels, first, first + steps)
+            self.lines.fill(part, k.ceildiv(steps, self.shape.lanes) * self.shape.lanes)
             self.turn(steps, columns)
             start = ((image * self.op.groups + group) * self.writes + row) * positions + first
             operand = RowOperand(self.dy.buffer, start, positions)
@@ -121,7 +122,8 @@ class _WeightProduct:
     def turn(self, steps: Value, columns: Value) -> None:
         """From one line per tap to one per position; after the last tap come copies of it."""
         k, lanes = self.k, self.shape.lanes
-        with k.loop("column", 0, columns, lanes) as column, k.loop("at", 0, steps, lanes) as at:
+        read = self.tiles.columns_read(columns)
+        with k.loop("column", 0, read, lanes) as column, k.loop("at", 0, steps, lanes) as at:
             taps = [k.min(column + i, columns - 1) for i in range(lanes)]
             vectors = [k.load(self.seen, tap * self.pitch + at, lanes=lanes) for tap in taps]
             for i, vector in enumerate(transposed(k, vectors)):
