@@ -31,6 +31,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SHORTEST_IN_TWO_STEPS = 256
 # What kernels are planned for: vectors of 64 bytes are the widest, and narrower ones need less scratch.
 VECTOR_BYTES = 64
+# Lines that need more scratch than this are worth a second thread, or would leave the second-level cache.
+MOST_WHOLE = 256 << 10
+
+
+NEAREST_CACHE = 32 << 10
 
 
 def plan_transform(op: Fft, x: Any, scratch: int) -> Callable[[Any], Any] | None:
@@ -55,7 +60,7 @@ def plan_transform(op: Fft, x: Any, scratch: int) -> Callable[[Any], Any] | None
 def plan_real_transform(op: Rfft | Irfft, x: Any, scratch: int) -> Callable[[Any], Any] | None:
     """A transform of real numbers as one of half as many complex ones; None where it is taken apart instead."""
     inverse = isinstance(op, Irfft)
-    points = op.points if inverse else x.shape[-1]
+    points = op.points if isinstance(op, Irfft) else x.shape[-1]
     if points % 2 or 0 in x.shape or radices(points // 2) is None:
         return None
     scale = op.norm.output_scale(points, inverse)
@@ -63,7 +68,7 @@ def plan_real_transform(op: Rfft | Irfft, x: Any, scratch: int) -> Callable[[Any
     if steps is None:
         return None
     halves = FftHalves(points, inverse, scale if inverse else 0.5 * scale)
-    lines = _with_factors([step.replace(real=True) for step in steps])
+    lines = _with_factors([_changed(step, real=True) for step in steps])
     assert lines is not None
     joined = ((halves, half_factors(halves)),)
     return lambda x: _run((*joined, *lines) if inverse else (*lines, *joined), x)
@@ -95,14 +100,13 @@ def _steps(points: int, dtype: DType, scratch: int, inverse: bool, scale: float)
     whole = FftLines(points, first, inverse=inverse, scale=scale)
     if _whole_bytes(whole, dtype) <= min(scratch, MOST_WHOLE):
         return [whole]
-    return [whole.replace(step=FftStep.Columns, scale=1.0), whole.replace(step=FftStep.Rows)]
+    return [_changed(whole, step=FftStep.Columns, scale=1.0), _changed(whole, step=FftStep.Rows)]
 
 
-# Lines that need more scratch than this are worth a second thread, or would leave the second-level cache.
-MOST_WHOLE = 256 << 10
-
-
-NEAREST_CACHE = 32 << 10
+def _changed(step: FftLines, **attributes: Any) -> FftLines:
+    changed = step.replace(**attributes)
+    assert isinstance(changed, FftLines)
+    return changed
 
 
 def _line_bytes(points: int) -> int:
@@ -155,9 +159,9 @@ def _by_convolution(points: int, dtype: DType, scratch: int, inverse: bool, scal
     kernel = np.zeros(size, np.complex128)
     kernel[:points] = chirp.conj()
     kernel[size - points + 1 :] = chirp[:0:-1].conj()
-    forward[0] = forward[0].replace(before=points)
-    forward[-1] = forward[-1].replace(behind=True)
-    back[-1] = back[-1].replace(kept=points, behind=True)
+    forward[0] = _changed(forward[0], before=points)
+    forward[-1] = _changed(forward[-1], behind=True)
+    back[-1] = _changed(back[-1], kept=points, behind=True)
     found = [(step, factors_of(step, chirp if step.before else (), ())) for step in forward[:-1]]
     found.append((forward[-1], factors_of(forward[-1], chirp if forward[-1].before else (), np.fft.fft(kernel))))
     found += [(step, factors_of(step)) for step in back[:-1]]
@@ -192,7 +196,8 @@ def transforms_along_axes(graph: Graph, scratch: int) -> Graph:
             return None
         op = transform.op
         made = FftLines(points, axis=axis, inverse=op.inverse, scale=op.norm.output_scale(points, op.inverse))
-        return _run(((made, factors_of(made)),), x)  # type: ignore[no-any-return]
+        result: Tensor = _run(((made, factors_of(made)),), x)
+        return result
 
     return apply_rules(graph, RuleSet("transforms_along_axes", [transform_in_place]), "transforms_along_axes").graph
 

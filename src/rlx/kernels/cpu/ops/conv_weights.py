@@ -40,7 +40,8 @@ def _runs_on(machine: Machine) -> bool:
 
 @op_kernel(Conv2dBackwardWeight, kind="conv", supports=_supports, runs_on=_runs_on)
 def conv_weights(site: OpSite) -> None:
-    if has_planes(site.machine, site.op, *site.inputs, is_backward=False):
+    x, dy = site.inputs
+    if has_planes(site.machine, site.op, x, dy, is_backward=False):
         DepthwiseWeights(site).build()
     else:
         _WeightProduct(site).build()
