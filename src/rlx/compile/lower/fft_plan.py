@@ -103,8 +103,8 @@ def _steps(points: int, dtype: DType, scratch: int, inverse: bool, scale: float)
     return [_changed(whole, step=FftStep.Columns, scale=1.0), _changed(whole, step=FftStep.Rows)]
 
 
-def _changed(step: FftLines, **attributes: Any) -> FftLines:
-    changed = step.replace(**attributes)
+def _changed(made: FftLines, **attributes: Any) -> FftLines:
+    changed = made.replace(**attributes)
     assert isinstance(changed, FftLines)
     return changed
 
