@@ -136,7 +136,7 @@ DIFFERENCES = {
                 "ActivationBackward",
                 "FakeQuantizeBackward",
             ),
-            *("GaussianSplatPrepare", "GaussianSplatRender"),
+            *("Fft", "FftHalves", "FftLines", "Irfft", "Rfft", "GaussianSplatPrepare", "GaussianSplatRender"),
         ),
         OVERFLOWING,
         overflown,
@@ -211,7 +211,7 @@ DIFFERENCES = {
     "infinities in transforms": Difference(
         "a transform is a product with a matrix that has zeros in it, and 0 times infinity is NaN: where the "
         "definition has an infinity, kernels may have NaN, and the other way round",
-        ("Fft",),
+        ("Fft", "FftHalves", "FftLines", "Irfft", "Rfft"),
         INFINITE,
         neither_finite,
     ),
@@ -269,12 +269,12 @@ DIFFERENCES = {
         lambda found: finite_instead(found) | neither_finite(found),
         ("xla",),
     ),
-    "parts of transforms in XLA": Difference(
-        "real and imaginary parts that do not meet are summed apart, those of the definition together",
-        ("Fft",),
+    "parts of transforms": Difference(
+        "real and imaginary parts that do not meet are summed apart; in the definition a complex scale multiplies them "
+        "together, so that one part that is not finite spoils the other",
+        ("Fft", "FftHalves", "FftLines", "Irfft", "Rfft"),
         NOT_FINITE,
         lambda found: finite_instead(found) | neither_finite(found),
-        ("xla",),
     ),
     "Gaussians that are not finite": Difference(
         "whether a Gaussian covers a pixel is a comparison of numbers that are NaN or overflow in f32 and not in f64; "

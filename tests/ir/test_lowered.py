@@ -26,6 +26,8 @@ LOWERED = {
     "CholeskyFactor",
     "ExpertMatMul",
     "ExpertRoute",
+    "FftHalves",
+    "FftLines",
     "Int8BlockMatMul",
     "Int8Blocks",
     "Int8MatMul",

@@ -193,7 +193,7 @@ def largest_difference(found: Array, wanted: Expected) -> float:
     """The largest difference, relative to the largest element."""
     if len(found) <= wanted.examples[-1] or found[wanted.examples].shape != wanted.values.shape:
         return math.inf
-    difference = np.abs(found[wanted.examples].astype(np.float64) - wanted.values).max(initial=0.0)
+    difference = np.abs(found[wanted.examples].astype(wanted.values.dtype) - wanted.values).max(initial=0.0)
     size = np.abs(wanted.values).max(initial=1e-30)
     return float(difference / size) if math.isfinite(difference) else math.inf
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from rlx.bench.kernel_programs import ExactWords, kernel_programs
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Sizes = Mapping[str, int]
 Value = Any
@@ -202,6 +204,7 @@ PROGRAMS: dict[str, Program] = {
     "encoder": Program(_encoder, _encoder_operands, _encoder_work, {"ids": ("B", "S")}),
     # Three nodes: what a call costs when there is next to nothing to compute.
     "three nodes": Program(lambda m, a: m.mul(m.add(a["x"], a["r"]), m.silu(a["x"])), _rows, _row_work(3, 5)),
+    **{name: Program(*parts) for name, parts in kernel_programs().items()},
 }
 
 
@@ -237,7 +240,7 @@ class _Nothing:
         return lambda *operands, **options: None
 
 
-class NumpyWords:
+class NumpyWords(ExactWords):
     """What is right: the words in NumPy, in the type of the operands (f64 for reference values)."""
 
     def matmul(self, a: Array, b: Array) -> Array:
@@ -318,5 +321,6 @@ def exact(program: str, sizes: Sizes, most_flops: float = math.inf) -> Expected:
     chosen = count if flops <= most_flops else max(1, int(count * most_flops / flops))
     examples = np.unique(np.linspace(count - 1, 0, chosen).astype(np.int64))
     some = {n: x[examples] for n, x in inputs.items()}
-    wide = {n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in {**some, **weights}.items()}
+    types = {"f": np.float64, "c": np.complex128}
+    wide = {n: x.astype(types.get(x.dtype.kind, x.dtype)) for n, x in {**some, **weights}.items()}
     return Expected(examples, PROGRAMS[program].build(NumpyWords(), wide))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rlx.bench.kernel_programs import CONVOLUTIONS, TRANSFORMS
 from rlx.bench.programs import PROGRAMS, Expected, Sizes, exact
 
 # Work in f64 that a check is worth; larger cases are checked on some of their rows or examples.
@@ -66,6 +67,14 @@ MINILM = tuple(
     for batch, seq in ((1, 16), (1, 128), (8, 128), (32, 128))
 )
 
+CONV = tuple(
+    Case(f"{setting.name} {part}", "forward" if part == "forward" else "backward", f"{setting.name} {part}", {})
+    for part in ("forward", "dx", "dw")
+    for setting in CONVOLUTIONS
+)
+
+FFT = tuple(Case(transform.name, transform.group, transform.name, {}) for transform in TRANSFORMS)
+
 CALLS = (Case("run() of 3 nodes", "calls", "three nodes", {"rows": 1, "width": 64}),)
 
 LANGUAGE_MODEL = (
@@ -108,6 +117,8 @@ SUITES: dict[str, Suite] = {
     "ops": Suite("programs", OPS),
     "minilm": Suite("programs", MINILM),
     "calls": Suite("programs", CALLS),
+    "conv": Suite("kernels", CONV),
+    "fft": Suite("kernels", FFT),
     "linalg": Suite(
         "matrices",
         LINALG,

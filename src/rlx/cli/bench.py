@@ -4,6 +4,8 @@ checked first. Peers are used where they are installed, in this Python or in ano
 suites:
   ops       matrix products, fused rows, attention
   minilm    an encoder of 6 layers at several batch sizes
+  conv      convolutions of ResNet-50 and MobileNetV2, and their gradients
+  fft       Fourier transforms: one line, many, two axes, real signals
   startup   import, first compile, compile from disk, one small call
   llm       prefill and decode of a GGUF model, in its own type and in others
   embed     256 sentences to vectors, with tokenisation
@@ -42,9 +44,12 @@ if TYPE_CHECKING:
     from rlx.cli import Subparsers
 
 
+SUITES = ("ops", "minilm", "conv", "fft", "linalg", "startup", "llm", "embed")
+
+
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "bench", __doc__)
-    parser.add_argument("suite", nargs="?", choices=["ops", "minilm", "startup", "llm", "embed", "linalg"])
+    parser.add_argument("suite", nargs="?", choices=SUITES)
     parser.add_argument("--tier", choices=["L1", "L2"], help="measure a device on patterns of this tier, without peers")
     parser.add_argument("--device", metavar="NAME", help="the device of a tier (default: all that are here)")
     parser.add_argument("--warmup", type=not_negative, metavar="N", help="runs of a tier before the clock (default 10)")
@@ -97,7 +102,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_kind(args: argparse.Namespace) -> None:
     if not args.suite and not args.tier:
-        raise RlxError("name a suite (ops, minilm, startup, llm, embed, linalg), or a tier: --tier L1, --tier L2")
+        raise RlxError(
+            "name a suite (ops, minilm, conv, fft, linalg, startup, llm, embed), or a tier: --tier L1, --tier L2"
+        )
     others = OF_SUITES if args.tier else OF_TIERS
     wrong = [name for name in others if getattr(args, name) is not None]
     if wrong:

@@ -27,7 +27,8 @@ class Generator(NamedTuple):
     `panel_width(dtype, n)` is how many columns of a weight with n of them its products read side by side, for sums of
     a type; None if they have no use for panels. `has_pairs(dtype)` says that products of a type read them in panels of
     pairs, as `rlx.compile.weights.pack_floats` has them. `cuts_attention` says whether attention of few rows to many
-    keys is worth being cut into parts; not where its kernel does so itself.
+    keys is worth being cut into parts; not where its kernel does so itself. `line_bytes` is the scratch in which
+    kernels keep lines of values from pass to pass, as Fourier transforms do; 0 if they have none.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -35,6 +36,7 @@ class Generator(NamedTuple):
     panel_width: Callable[[DType, int], int] | None = None
     has_pairs: Callable[[DType], bool] = lambda dtype: False
     cuts_attention: Callable[[Graph, Node], bool] = lambda graph, node: True
+    line_bytes: int = 0
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

@@ -55,7 +55,7 @@ def generator(machine: Machine) -> Generator:
 
     def whole_op(graph: Graph, node: Node) -> OwnKernel | None:
         """The kernel of an op as a whole, or the loop around the kernels of its bodies."""
-        found = own_kernel(graph, node)
+        found = own_kernel(graph, node, machine)
         if found is None and not machine.is_gpu:
             found = small_loop(graph, node, made)
         return found or loop_kernel(graph, node, made)
@@ -68,6 +68,7 @@ def generator(machine: Machine) -> Generator:
         width,
         lambda dtype: has_pairs(machine, dtype),
         lambda graph, node: not has_tensor_attention(machine, graph, node),
+        0 if machine.is_gpu else machine.line_bytes,
     )
     return made
 

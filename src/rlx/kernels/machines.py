@@ -38,6 +38,7 @@ class Machine:
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
+    line_bytes: int = 1 << 20  # the same for lines that go through many passes; 0: none, they would not stay in a cache
 
     @property
     def is_gpu(self) -> bool:
@@ -93,6 +94,7 @@ WASM = Machine(
     # All browsers have these since 2023; without the others LLVM calls functions for copies and conversions.
     features="+simd128,+bulk-memory,+nontrapping-fptoint,+sign-ext,+mutable-globals",
     has_f16_conversion=False,
+    line_bytes=128 << 10,
 )
 CORTEX_M4 = Machine(
     name="cortex-m4",
@@ -103,6 +105,7 @@ CORTEX_M4 = Machine(
     has_rounding=False,
     has_f16_conversion=False,
     scratch_bytes=8 << 10,
+    line_bytes=0,
 )
 # No PTX version is asked for: LLVM takes the oldest that knows the chip, which every driver for the chip accepts.
 SM_90A = Machine(

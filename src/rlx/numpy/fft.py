@@ -5,12 +5,13 @@ float16, bfloat16 and float32 are transformed in complex64, float64 in complex12
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx import ops
 from rlx.errors import DTypeError, OpError, ShapeError
 from rlx.ir.dtype import DTypeLike
+from rlx.ir.fft import FftNorm
 from rlx.numpy.arguments import Axis, array_function, axes_of, axis_of, convert, inexact, rank_of, static_size, value
 from rlx.ops.define.operands import dims_of, dtype_of
 
@@ -41,17 +42,25 @@ def _transform(x: Any, n: int | None, axis: int, norm: str | None, inverse: bool
     axis = axis_of(axis, x, function)
     x = _resized(x, n, axis, function)
     points = static_size(dims_of(x)[axis], function)
-    scale = _scale(points, norm, inverse, function)
-    result = ops.fft_axis(x, axis, inverse)
+    where, scale = _scaling(points, norm, inverse, function)
+    result = ops.fft_axis(x, axis, inverse, where)
     return result if scale == 1 else result * scale
 
 
-def _scale(points: int, norm: str | None, inverse: bool, function: str) -> float:
+def _scaling(points: int, norm: str | None, inverse: bool, function: str) -> tuple[FftNorm, float]:
+    """The scaling that the transform has itself, and what is left to multiply by."""
     if norm not in (None, "backward", "ortho", "forward"):
         raise OpError(f"{function}: norm must be 'backward', 'ortho' or 'forward', got {norm!r}")
     if norm == "ortho":
-        return float(points**-0.5)
-    return 1 / points if (norm == "forward") != inverse else 1
+        return FftNorm.Ortho, 1
+    if inverse:
+        return FftNorm.Backward if norm == "forward" else FftNorm.Forward, 1
+    return FftNorm.Backward, 1 / points if norm == "forward" else 1
+
+
+def _along(x: Any, axis: int, transform: Callable[[Any], Any]) -> Any:
+    """A transform of the last axis, applied along any."""
+    return transform(x) if axis == rank_of(x) - 1 else ops.swapaxes(transform(ops.swapaxes(x, axis, -1)), axis, -1)
 
 
 def _resized(x: Any, n: int | None, axis: int, function: str) -> Any:
@@ -93,9 +102,11 @@ def ifft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = Non
 def rfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """The first n/2 + 1 values of `fft` for real x; the others are their mirror image."""
     x = _real(x, "rfft")
-    full = _transform(convert(x, dtype_of(x).complex), n, axis, norm, False, "rfft")
     axis = axis_of(axis, x, "rfft")
-    return ops.narrow(full, axis, 0, static_size(dims_of(full)[axis], "rfft") // 2 + 1)
+    x = _resized(x, n, axis, "rfft")
+    where, scale = _scaling(static_size(dims_of(x)[axis], "rfft"), norm, False, "rfft")
+    result = _along(x, axis, ops.Rfft(where))
+    return result if scale == 1 else result * scale
 
 
 @array_function
@@ -106,19 +117,8 @@ def irfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = No
     points = 2 * (static_size(dims_of(x)[axis], "irfft") - 1) if n is None else n
     if points < 1:
         raise ShapeError(f"irfft: needs at least one point, got n={points}")
-    half = _resized(x, points // 2 + 1, axis, "irfft")
-    # Value 0 and, for even n, the middle one have no partner; their imaginary parts do not count.
-    mirrored = ops.reverse(ops.narrow(half, axis, 1, (points - 1) // 2), axis)
-    full = ops.concat([_with_real_ends(half, axis, points), ops.conjugate(mirrored)], axis)
-    return ops.real(_transform(full, None, axis, norm, True, "irfft"))
-
-
-def _with_real_ends(half: Any, axis: int, points: int) -> Any:
-    place = ops.iota(tuple(d if i == axis else 1 for i, d in enumerate(dims_of(half))), axis=axis)
-    unpaired = ops.eq(place, 0)
-    if points % 2 == 0:
-        unpaired = ops.or_(unpaired, ops.eq(place, points // 2))
-    return ops.complex_(ops.real(half), ops.where(unpaired, 0, ops.imag(half)))
+    where, _ = _scaling(points, norm, True, "irfft")
+    return _along(_resized(x, points // 2 + 1, axis, "irfft"), axis, ops.Irfft(points, where))
 
 
 @array_function

@@ -76,6 +76,7 @@ if typing.TYPE_CHECKING:
     from rlx.ops.quant.quantized import *
     from rlx.ops.quant.requantization import *
     from rlx.ops.signal.audio import *
+    from rlx.ops.signal.real_fourier import *
     from rlx.ops.splat.render import *
     from rlx.ops.splat.steps import *
 
@@ -101,6 +102,7 @@ _LATER = (
     "rlx.ops.quant.quantized",
     "rlx.ops.quant.requantization",
     "rlx.ops.signal.audio",
+    "rlx.ops.signal.real_fourier",
     "rlx.ops.splat.render",
     "rlx.ops.splat.steps",
 )

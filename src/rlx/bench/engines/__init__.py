@@ -1,9 +1,8 @@
 """The engines that are compared, each loaded only in its own process.
 
-A family of engines runs the same kind of work: `programs` the ones of `rlx.bench.programs`, `language_models` a model
-file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`), `matrices` dense linear
-algebra. Engines of ours are called "rlx", or "rlx" and
-what is special about them.
+A family of engines runs the same kind of work: `programs` and `kernels` those of `rlx.bench.programs`,
+`language_models` a model file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`), `matrices` dense
+linear algebra. Engines of ours are called "rlx", or "rlx" and what is special about them.
 """
 
 from __future__ import annotations
@@ -101,8 +100,14 @@ MATRICES: dict[str, EngineEntry] = {
     "numpy": EngineEntry("linear_algebra", "NumPyMatrices", ("numpy",), _F64),
 }
 
+KERNELS: dict[str, EngineEntry] = {
+    **{name: ENGINES[name] for name in (OURS, "torch", "jax")},
+    "scipy": EngineEntry("scipy_engine", "ScipyEngine", ("scipy",), _F32),
+}
+
 FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "programs": ENGINES,
+    "kernels": KERNELS,
     "language_models": LANGUAGE_MODELS,
     "encoders": ENCODERS,
     "matrices": MATRICES,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.bench.kernel_programs import ConvSetting
 from rlx.bench.programs import PROGRAMS, Array, Sizes, operands_of
 
 jax: Any = importlib.import_module("jax")
@@ -55,6 +56,23 @@ class JaxWords:
         if causal:
             scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
         return jnp.einsum("bhgqk,bhkd->bhgqd", jax.nn.softmax(scores, axis=-1), v).reshape(batch, heads, seq, -1)
+
+    def conv(self, x: Any, w: Any, setting: ConvSetting) -> Any:
+        sides = [(setting.padding, setting.padding)] * 2
+        steps = (setting.stride, setting.stride)
+        return jax.lax.conv_general_dilated(x, w, steps, sides, feature_group_count=setting.groups)
+
+    def conv_input_gradient(self, dy: Any, w: Any, setting: ConvSetting) -> Any:
+        x = jnp.zeros((setting.batch, setting.channels, setting.size, setting.size), dy.dtype)
+        return jax.vjp(lambda x: self.conv(x, w, setting), x)[1](dy)[0]
+
+    def conv_weight_gradient(self, x: Any, dy: Any, setting: ConvSetting) -> Any:
+        w = jnp.zeros((setting.outputs, setting.channels // setting.groups, setting.kernel, setting.kernel), x.dtype)
+        return jax.vjp(lambda w: self.conv(x, w, setting), w)[1](dy)[0][None]
+
+    def fft(self, x: Any, axes: int) -> Any:
+        chosen = tuple(range(-axes, 0))
+        return jnp.fft.fftn(x, axes=chosen) if jnp.iscomplexobj(x) else jnp.fft.rfftn(x, axes=chosen)
 
     def take(self, table: Any, ids: Any) -> Any:
         return table[ids]

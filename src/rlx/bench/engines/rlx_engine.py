@@ -9,6 +9,7 @@ import numpy as np
 
 import rlx
 from rlx import ops
+from rlx.bench.kernel_programs import ConvSetting, conv_op
 from rlx.bench.programs import PROGRAMS, Array, Sizes, operands_of
 from rlx.ir.graph import Graph
 from rlx.knobs import knobs
@@ -48,6 +49,20 @@ class RlxWords:
     def attention(self, q: Any, k: Any, v: Any, causal: bool) -> Any:
         kind = "causal" if causal else "none"
         return ops.attention(q, k, v, layout="bhsd", num_heads=q.shape[1], num_kv_heads=k.shape[1], mask_kind=kind)
+
+    def conv(self, x: Any, w: Any, setting: ConvSetting) -> Any:
+        return conv_op("Conv", setting)(x, w)
+
+    def conv_input_gradient(self, dy: Any, w: Any, setting: ConvSetting) -> Any:
+        return conv_op("Conv2dBackwardInput", setting)(dy, w)
+
+    def conv_weight_gradient(self, x: Any, dy: Any, setting: ConvSetting) -> Any:
+        return ops.expand_dims(conv_op("Conv2dBackwardWeight", setting)(x, dy), 0)
+
+    def fft(self, x: Any, axes: int) -> Any:
+        if x.dtype.is_complex:
+            return ops.fftn(x, tuple(range(-axes, 0)))
+        return ops.fftn(ops.Rfft()(x), tuple(range(-axes, -1)))
 
     def take(self, table: Any, ids: Any) -> Any:
         return ops.gather(table, ids, 0)

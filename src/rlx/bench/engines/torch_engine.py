@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from rlx.bench.kernel_programs import ConvSetting
 from rlx.bench.programs import PROGRAMS, Array, Sizes, operands_of
 
 torch: Any = importlib.import_module("torch")
@@ -46,6 +47,26 @@ class TorchWords:
     def attention(self, q: Any, k: Any, v: Any, causal: bool) -> Any:
         shares = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shares)
+
+    def conv(self, x: Any, w: Any, setting: ConvSetting) -> Any:
+        return F.conv2d(x, w, stride=setting.stride, padding=setting.padding, groups=setting.groups)
+
+    def conv_input_gradient(self, dy: Any, w: Any, setting: ConvSetting) -> Any:
+        x = torch.empty(setting.batch, setting.channels, setting.size, setting.size)
+        return self._gradient(dy, x, w, setting, 0)
+
+    def conv_weight_gradient(self, x: Any, dy: Any, setting: ConvSetting) -> Any:
+        w = torch.empty(setting.outputs, setting.channels // setting.groups, setting.kernel, setting.kernel)
+        return self._gradient(dy, x, w, setting, 1)[None]
+
+    def _gradient(self, dy: Any, x: Any, w: Any, s: ConvSetting, number: int) -> Any:
+        pairs = ([n, n] for n in (s.stride, s.padding, 1))
+        wanted = [n == number for n in range(3)]
+        return torch.ops.aten.convolution_backward(dy, x, w, None, *pairs, False, [0, 0], s.groups, wanted)[number]
+
+    def fft(self, x: Any, axes: int) -> Any:
+        chosen = tuple(range(-axes, 0))
+        return torch.fft.fftn(x, dim=chosen) if x.is_complex() else torch.fft.rfftn(x, dim=chosen)
 
     def take(self, table: Any, ids: Any) -> Any:
         return F.embedding(ids, table)

@@ -37,7 +37,7 @@ SHORT, LONGEST = 64, 256
 
 
 def fft_form(op: Op, *operands: Any) -> Callable[[Any], Any]:
-    """`Fft` by products; a transform of nothing is nothing."""
+    """`Fft` by products, for targets without kernels for it; a transform of nothing is nothing."""
     assert isinstance(op, Fft)
     if 0 in operands[0].shape:
         return lambda x: x

@@ -22,6 +22,7 @@ from rlx.compile.lower.conv import conv_form
 from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.fft import fft_form
+from rlx.compile.lower.fft_plan import plan_real_transform, plan_transform, transforms_along_axes
 from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sized_factors import SIZED_FORMS
 from rlx.compile.lower.sort import ORDER_FORMS
@@ -68,6 +69,7 @@ from rlx.ops.shape.movement import (
     transpose,
 )
 from rlx.ops.signal.fourier import Fft
+from rlx.ops.signal.real_fourier import Irfft, Rfft
 
 Form = Callable[..., Any]
 
@@ -83,6 +85,8 @@ MAX_ROUNDS = 32
 def kernel_forms(graph: Graph, generator: Generator) -> Graph:
     """The graph with every op in the form in which it has kernels, as far as it has one; nothing is computed twice."""
     forms = _Forms(generator)
+    if generator.line_bytes and any(isinstance(n.op, Fft) for n in graph.nodes):
+        graph = transforms_along_axes(graph, generator.line_bytes)
     is_merged = True
     rounds = MAX_ROUNDS + graph.nesting
     for _ in range(rounds):
@@ -144,7 +148,7 @@ class _Forms:
     def form(self, node: Node, operands: list[Tensor]) -> Form | None:
         """How a node is written for kernels; None if it stays as it is."""
         op = node.op
-        if (form := _better_form(op, operands)) is not None:
+        if (form := self.better_form(op, operands)) is not None:
             return form
         if isinstance(op, Transpose) and self.is_only_reader(node) and _turns_heads(op, *operands):
             return _heads_last
@@ -156,6 +160,18 @@ class _Forms:
         # A body that is called is part of the program, whether or not all of it has kernels.
         is_wanted = op.bodies or self.has_kernels(op, tuple(x.type for x in operands))
         return op.decompose if is_wanted else None
+
+    def better_form(self, op: Op, operands: Sequence[Any]) -> Form | None:
+        """A form of an op that suits kernels better than its decomposition."""
+        if isinstance(op, Fft) and self.generator.line_bytes:
+            planned = plan_transform(op, operands[0], self.generator.line_bytes)
+            if planned is not None:
+                return planned
+        if isinstance(op, Rfft | Irfft) and self.generator.line_bytes:
+            return plan_real_transform(op, operands[0], self.generator.line_bytes)
+        better = _BETTER.get(type(op))
+        form = complex_form(op, operands)
+        return better(op, *operands) if form is None and better is not None else form
 
     def is_only_reader(self, node: Node) -> bool:
         (operand,) = node.inputs
@@ -187,16 +203,9 @@ class _Forms:
             return True
         if kernel_kind(graph, node, self.generator) != CALL:
             return True
-        if _better_form(node.op, [graph.tensor(i) for i in node.inputs]) is not None:
+        if self.better_form(node.op, [graph.tensor(i) for i in node.inputs]) is not None:
             return True
         return self.may_decompose(node.op) and self.has_kernels(node.op, tuple(graph.shape(i) for i in node.inputs))
-
-
-def _better_form(op: Op, operands: Sequence[Any]) -> Form | None:
-    """A form of an op that suits kernels better than its decomposition."""
-    better = _BETTER.get(type(op))
-    form = complex_form(op, operands)
-    return better(op, *operands) if form is None and better is not None else form
 
 
 def _alone(build: Form, types: tuple[Shape, ...]) -> Graph:

@@ -4,6 +4,7 @@ from rlx.ops.lowered import attention_parts as attention_parts
 from rlx.ops.lowered import bidiagonal_steps as bidiagonal_steps
 from rlx.ops.lowered import expert_products as expert_products
 from rlx.ops.lowered import factor_steps as factor_steps
+from rlx.ops.lowered import fourier_lines as fourier_lines
 from rlx.ops.lowered import int8_products as int8_products
 from rlx.ops.lowered import quantized_panels as quantized_panels
 from rlx.ops.lowered import sort_order as sort_order

@@ -35,9 +35,10 @@ from rlx.ops.define.operands import (
 )
 from rlx.ops.define.samples import COMPLEX, Sample, sample, spec
 from rlx.ops.pointwise.arithmetic import add, div, ge, mul, ne, sub, where
+from rlx.ops.pointwise.complex_numbers import Imag, MakeComplex, Real
 from rlx.ops.shape.creation import dim_value
 from rlx.ops.shape.indexing import gather
-from rlx.ops.shape.movement import concat, moveaxis, narrow, reshape, reverse, split, swapaxes
+from rlx.ops.shape.movement import concat, moveaxis, narrow, reshape, split, swapaxes
 from rlx.ops.shape.movement import pad as pad_around
 
 __all__ = [
@@ -313,9 +314,14 @@ def fft_batch_real(x: Any, norm: FftNorm | str = FftNorm.Backward, pad: bool = T
 
 def rfft(x: Any, norm: FftNorm | str = FftNorm.Backward, pad: bool = True) -> tuple[Any, Any]:
     """The first n/2 + 1 bins of `fft_real`; the others are their mirror image."""
-    re, im = fft_real(x, norm, pad)
-    half = _last_size(re, "rfft") // 2 + 1
-    return _narrow_last(re, 0, half), _narrow_last(im, 0, half)
+    from rlx.ops.signal.real_fourier import Rfft
+
+    (x,) = _real_operands("rfft", x)
+    if _last_size(x, "rfft") == 0 and not pad:
+        raise ShapeError("rfft: needs at least one sample, got an axis of size 0")
+    signal = convert(pad_last_axis_to_pow2(x) if pad else x, dtype_of(x).accumulator)
+    spectrum = Rfft(FftNorm(norm))(signal)
+    return convert(Real()(spectrum), dtype_of(x)), convert(Imag()(spectrum), dtype_of(x))
 
 
 def ifft_spectrum(re: Any, im: Any, norm: FftNorm | str = FftNorm.Backward) -> Any:
@@ -326,6 +332,8 @@ def ifft_spectrum(re: Any, im: Any, norm: FftNorm | str = FftNorm.Backward) -> A
 
 def irfft(re: Any, im: Any, n: int, norm: FftNorm | str = FftNorm.Backward, pad: bool = True) -> Any:
     """The n real samples whose `rfft` is (re, im); the imaginary part of bin 0 and of the middle bin is ignored."""
+    from rlx.ops.signal.real_fourier import Irfft
+
     re, im = _real_operands("irfft", re, im)
     points = next_pow2(n) if pad else n
     half = points // 2 + 1
@@ -334,10 +342,8 @@ def irfft(re: Any, im: Any, n: int, norm: FftNorm | str = FftNorm.Backward, pad:
             f"irfft: {n} samples {'(padded to ' + str(points) + ') ' if pad else ''}need {half} bins, "
             f"got {_last_size(re, 'irfft')} and {_last_size(im, 'irfft')}; pad must be as in rfft"
         )
-    mirrored = points - half
-    re = concat([re, reverse(_narrow_last(re, 1, mirrored), -1)], axis=-1)
-    im = concat([im, mul(reverse(_narrow_last(im, 1, mirrored), -1), -1.0)], axis=-1)
-    return _narrow_last(ifft_spectrum(re, im, norm), 0, n)
+    spectrum = MakeComplex()(*(convert(part, dtype_of(re).accumulator) for part in (re, im)))
+    return convert(_narrow_last(Irfft(points, FftNorm(norm))(spectrum), 0, n), dtype_of(re))
 
 
 def stft(

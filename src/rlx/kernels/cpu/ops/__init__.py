@@ -45,10 +45,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "bidiagonal": ("Bidiagonalized", "ReflectedRows"),
     "complex_parts": ("Real", "Imag", "MakeComplex", "Conjugate"),
     "conv": ("Conv", "Conv2dBackwardInput", "ConvTranspose2d"),
+    "conv_weights": ("Conv2dBackwardWeight",),
     "cumulative": ("Cumulative",),
     "dense_solve": ("TriangularSolve",),
     "factorize": ("Lu", "CholeskyFactor"),
     "expert_route": ("ExpertRoute",),
+    "fft": ("FftLines", "FftHalves"),
     "int8_blocks": ("Int8Blocks",),
     "jacobi": ("OrthogonalRows",),
     "int8_panels": ("Int8Panels",),
@@ -76,6 +78,7 @@ class OpKernel(NamedTuple):
     own: OwnKernel
     supports: Callable[..., bool]
     build: Callable[[OpSite], None]
+    runs_on: Callable[[Machine], bool]
 
 
 # What an op is: its class, or that of the extension that a custom op refers to.
@@ -90,12 +93,14 @@ def op_kernel(
     supports: Callable[..., bool] = lambda op, operands: True,
     strided: Iterable[int] = (),
     updates: int | None = None,
+    runs_on: Callable[[Machine], bool] = lambda machine: True,
 ) -> Callable[[Callable[[OpSite], None]], Callable[[OpSite], None]]:
-    """Register a function as the kernel of these ops; see `OwnKernel` for `strided` and `updates`."""
+    """Register a function as the kernel of these ops; see `OwnKernel` for `strided` and `updates`. Machines that
+    `runs_on` refuses do as if there were none."""
 
     def register(build: Callable[[OpSite], None]) -> Callable[[OpSite], None]:
         for op in ops:
-            _kernels[op] = OpKernel(OwnKernel(kind, frozenset(strided), updates), supports, build)
+            _kernels[op] = OpKernel(OwnKernel(kind, frozenset(strided), updates), supports, build, runs_on)
         return build
 
     return register
@@ -110,10 +115,10 @@ def _find(op: Op) -> OpKernel | None:
     return _kernels.get(meaning)
 
 
-def own_kernel(graph: Graph, node: Node) -> OwnKernel | None:
-    """The kernel that a node has as a whole, or None."""
+def own_kernel(graph: Graph, node: Node, machine: Machine) -> OwnKernel | None:
+    """The kernel that a node has as a whole on a machine, or None."""
     found = _find(node.op)
-    if found is None:
+    if found is None or not found.runs_on(machine):
         return None
     operands = [graph.nodes[i].shapes for i in node.inputs]
     if any(len(types) != 1 for types in operands):

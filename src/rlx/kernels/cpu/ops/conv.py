@@ -6,11 +6,14 @@ of these channels and each weight once for all positions of a tile; sums stay in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.cpu.ops import OpSite, op_kernel
+from rlx.kernels.cpu.ops.conv_depthwise import DepthwiseConv, has_planes
+from rlx.kernels.cpu.ops.conv_product import ConvProduct
 from rlx.kernels.cpu.ops.windows import WindowAxis, fold_taps, inside_rows, lane_count
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import ALL, FLOATS, Value, ValueType
@@ -18,19 +21,50 @@ from rlx.kernels.specs.expr import compute_dtype
 from rlx.ops.nn.convolution import Conv, ConvBase, ConvTranspose2d
 from rlx.ops.nn.convolution_gradients import Conv2dBackwardInput
 
+# Output channels of a group, and lines, below which products do not pay.
+FEW, FEW_LINES = 3, 8
+LEAST_SCRATCH = 256 << 10
+
 
 def _supports(op: Op, operands: Sequence[Shape]) -> bool:
     return all(t.dtype in ALL for t in operands)
 
 
+def is_product(site: OpSite, is_backward: bool) -> bool:
+    """Whether weights times what windows see is the better way: not for a few channels of a group, which leave most of
+    a register tile empty, and not where iterations are threads."""
+    op = site.op
+    assert isinstance(op, ConvBase)
+    if site.machine.is_gpu or site.machine.line_bytes < LEAST_SCRATCH:
+        return False
+    if compute_dtype(site.outputs[0].shape.dtype) not in FLOATS:
+        return False
+    if is_backward and any(s > 1 and d > 1 for s, d in zip(op.stride, op.dilation)):
+        return False
+    # Sizes that only the run knows are taken for large ones.
+    read, written = (slab.shape.dims[1] for slab in (site.inputs[0], site.outputs[0]))
+    lines = read // op.groups * math.prod(op.kernel_size) if isinstance(read, int) else FEW_LINES
+    rows = written // op.groups if isinstance(written, int) else FEW
+    return lines >= FEW_LINES and rows >= FEW and rows * lines >= FEW * FEW_LINES
+
+
 @op_kernel(Conv, kind="conv", supports=_supports)
 def conv(site: OpSite) -> None:
-    _Convolution(site, is_backward=False).build()
+    _build(site, is_backward=False)
+
+
+def _build(site: OpSite, is_backward: bool) -> None:
+    if has_planes(site.machine, site.op, site.inputs[0], site.outputs[0], is_backward):
+        DepthwiseConv(site, is_backward).build()
+    elif is_product(site, is_backward):
+        ConvProduct(site, is_backward).build()
+    else:
+        _Convolution(site, is_backward).build()
 
 
 @op_kernel(Conv2dBackwardInput, ConvTranspose2d, kind="conv", supports=_supports)
 def transposed_conv(site: OpSite) -> None:
-    _Convolution(site, is_backward=True).build()
+    _build(site, is_backward=True)
 
 
 class _Convolution:

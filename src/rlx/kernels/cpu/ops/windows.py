@@ -72,14 +72,14 @@ class WindowAxis(NamedTuple):
 
     def _inside_lanes(self, k: KernelBuilder, place: Value, apart: int, lanes: int, has_row: Value | None) -> Value:
         """Which of the lanes at place, place + apart, .. are inside."""
-        end = _lanes_below(k, self.size - place, apart)
+        end = lanes_below(k, self.size - place, apart)
         mask = k.lane_mask(end if has_row is None else k.select(has_row, end, 0), lanes)
         if self.padding or self.is_backward:
-            mask = mask & ~k.lane_mask(_lanes_below(k, -place, apart), lanes)
+            mask = mask & ~k.lane_mask(lanes_below(k, -place, apart), lanes)
         return mask
 
 
-def _lanes_below(k: KernelBuilder, distance: Value, apart: int) -> Value:
+def lanes_below(k: KernelBuilder, distance: Value, apart: int) -> Value:
     """How many of the lanes 0, 1, .. lie less than `distance` away, `apart` from each other."""
     return distance if apart == 1 else (k.max(distance, 0) + (apart - 1)) // apart
 
