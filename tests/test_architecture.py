@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent / "src" / "rlx"
 # Each folder may import itself and those before it; errors, env, knobs, locks, perfetto and stamps stand below all.
 ORDER = [
     "ir",
+    "sharding",
     "quant",
     "formats",
     "ops",

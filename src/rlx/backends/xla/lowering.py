@@ -14,7 +14,14 @@ from typing import Any
 
 from rlx.backends.compile_options import CompileOptions
 from rlx.backends.engine import OP_FORMS
-from rlx.backends.xla import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
+from rlx.backends.xla import (
+    rules_control,
+    rules_linalg,
+    rules_movement,
+    rules_parallel,
+    rules_pointwise,
+    rules_reduction,
+)
 from rlx.backends.xla.forms_collectives import COLLECTIVE_FORMS
 from rlx.backends.xla.forms_complex import COMPLEX_FORMS
 from rlx.backends.xla.forms_conv import CONV_FORMS, is_by_channel
@@ -175,4 +182,4 @@ def claimed_ops() -> frozenset[str]:
 
 
 # The modules of rules register what is in them.
-_LOADED = (rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction)
+_LOADED = (rules_control, rules_linalg, rules_movement, rules_parallel, rules_pointwise, rules_reduction)
