@@ -106,6 +106,7 @@ _HOME: dict[str, str] = {
             "keep_precision",
             "linearize",
             "remat",
+            "shard_map",
             "stop_gradient",
             "value_and_grad",
             "vjp",

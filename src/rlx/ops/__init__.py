@@ -41,6 +41,7 @@ from rlx.ops.nn.pooling import *
 from rlx.ops.nn.rotary import *
 from rlx.ops.nn.ssm import *
 from rlx.ops.parallel.collectives import *
+from rlx.ops.parallel.shard_map import *
 from rlx.ops.parallel.sharding_constraint import *
 from rlx.ops.pointwise.activation_gradients import *
 from rlx.ops.pointwise.arithmetic import *

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlx.errors import ShardingError
 from rlx.ir.dims import Dim, require_equal
+from rlx.ir.op import attribute_type
 from rlx.sharding.mesh import Mesh
 from rlx.sharding.partition_spec import UNCONSTRAINED, Entry, PartitionSpec, names_of
 
@@ -25,6 +26,7 @@ _TEXT = re.compile(r"\s*\[([^\]]*)\]\s*\((.*)\)\s*", re.DOTALL)
 _ENTRY = re.compile(r"\s*(?:\(([^()]*)\)|([^,()]+))\s*(?:,|$)")
 
 
+@attribute_type
 class NamedSharding:
     """Immutable. Arrays on all devices of the mesh: in parts along axes with an entry, whole along the others."""
 

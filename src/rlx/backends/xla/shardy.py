@@ -17,6 +17,7 @@ from rlx.backends.xla.adapter import Division
 from rlx.errors import ShardingError
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite.rebuild import all_bodies
+from rlx.ops.parallel.shard_map import ShardMap
 from rlx.ops.parallel.sharding_constraint import ShardingConstraint
 from rlx.sharding import UNCONSTRAINED, Mesh, NamedSharding, PartitionSpec
 from rlx.sharding.partition_spec import names_of
@@ -61,6 +62,7 @@ def meshes_of(graph: Graph) -> set[Mesh]:
     found = set()
     for part in (graph, *all_bodies(graph)):
         found |= {n.op.sharding.mesh for n in part.nodes if isinstance(n.op, ShardingConstraint)}
+        found |= {n.op.mesh for n in part.nodes if isinstance(n.op, ShardMap)}
     return found
 
 
@@ -76,8 +78,11 @@ def wanted_arguments(graph: Graph, leaves: Sequence[int]) -> list[NamedSharding 
     """The sharding of each leaf that is read only by constraints of one sharding; None for the others."""
     users: dict[int, set[NamedSharding | None]] = {}
     for node in graph.nodes:
-        for i in node.inputs:
-            users.setdefault(i, set()).add(_sharding_of(graph, node.id))
+        wanted = (
+            node.op.in_shardings if isinstance(node.op, ShardMap) else [_sharding_of(graph, node.id)] * len(node.inputs)
+        )
+        for i, sharding in zip(node.inputs, wanted):
+            users.setdefault(i, set()).add(sharding)
     for output in graph.outputs:
         users.setdefault(output, set()).add(None)
     found = [users.get(leaf, {None}) for leaf in leaves]

@@ -52,11 +52,18 @@ class Emitter:
     None while there was no check."""
 
     def __init__(
-        self, block: Block, failures: list[RlxError], code: Value | None = None, mesh: Mesh | None = None
+        self,
+        block: Block,
+        failures: list[RlxError],
+        code: Value | None = None,
+        mesh: Mesh | None = None,
+        parts_of: Mesh | None = None,
     ) -> None:
         self.block, self.failures, self.code = block, failures, code
         # What the program is divided over; None: it is for one device.
         self.mesh = mesh
+        # Inside a program on parts: the mesh whose devices have them.
+        self.parts_of = parts_of
 
     def program(self, graph: Graph, leaves: Mapping[str, Value]) -> list[Value]:
         """The outputs of a program for its leaves."""
@@ -86,7 +93,12 @@ class Emitter:
 
     def inside(self, code: Value | None = None) -> Emitter:
         """For a region of an op in this block."""
-        return Emitter(Block(self.block), self.failures, self.code if code is None else code, self.mesh)
+        code = self.code if code is None else code
+        return Emitter(Block(self.block), self.failures, code, self.mesh, self.parts_of)
+
+    def channel(self) -> str:
+        """The attribute that tells one exchange between devices from the others."""
+        return f"channel_handle = #stablehlo.channel_handle<handle = {self.block.number()}, type = 1>"
 
     def require(self, holds: Value, error: RlxError) -> None:
         """Let the run end with an error unless a scalar is true."""

@@ -102,8 +102,12 @@ class Block:
         self.arguments: list[Value] = []
         self.lines: list[str] = []
 
+    def number(self) -> int:
+        """One that nothing else in the module has."""
+        return next(self._numbers)
+
     def _fresh(self) -> str:
-        return f"%{next(self._numbers)}"
+        return f"%{self.number()}"
 
     def argument(self, kind: Kind) -> Value:
         value = Value(self._fresh(), kind)

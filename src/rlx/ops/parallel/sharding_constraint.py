@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.op import Op, attribute_type, op
+from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
 from rlx.ops.define.samples import FLOATS, INTS, Sample, sample, spec
@@ -24,8 +24,6 @@ from rlx.sharding.partition_spec import UNCONSTRAINED
 __all__ = ["ShardingConstraint"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-attribute_type(NamedSharding)
 
 
 @op("sharding_constraint")
