@@ -80,6 +80,14 @@ class DividedPrograms:
             outputs.append(ShardedValue(self._space, buffer, shape.static_dims, shape.dtype.numpy, sharding, outcome))
         return outputs
 
+    def described(self, arguments: Sequence[tuple[tuple[int, ...], NamedSharding | None]]) -> DividedProgram | None:
+        """The program for arguments of such sizes and shardings; None if nothing is divided."""
+        mesh = one_mesh(self._meshes | {s.mesh for _, s in arguments if s is not None}, f"@{self._graph.name}")
+        if mesh is None:
+            return None
+        placed = zip(arguments, self._wanted, strict=True)
+        return self.program_for(mesh, tuple((dims, s or wanted or NamedSharding(mesh)) for (dims, s), wanted in placed))
+
     def program_for(self, mesh: Mesh, key: Key) -> DividedProgram:
         with self._lock:
             found = self._kept.get(key)

@@ -19,7 +19,7 @@ from rlx.backends.api import Array, Executable, Prepared
 from rlx.backends.xla.adapter import LoadedProgram
 from rlx.backends.xla.arrays import Outcome, ShardedValue, XlaSpace, XlaValue
 from rlx.backends.xla.buckets import bucket, free_symbols
-from rlx.backends.xla.divided import DividedPrograms
+from rlx.backends.xla.divided import DividedProgram, DividedPrograms
 from rlx.backends.xla.lowering import lowered
 from rlx.backends.xla.stablehlo import module_of
 from rlx.errors import BindingError, OutOfMemory, RlxError
@@ -32,7 +32,7 @@ from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.ir.shape import Shape
 from rlx.knobs import knobs
 from rlx.locks import fork_safe_lock
-from rlx.sharding import Mesh
+from rlx.sharding import Mesh, NamedSharding
 
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
@@ -131,6 +131,12 @@ class XlaExecutable(Executable):
             for result, shape in zip(results, shapes, strict=True)
         ]
         return [self._cut(v, self._graph.shape(o), sizes) for v, o in zip(outputs, self._graph.outputs)]
+
+    def divided_program(
+        self, arguments: Sequence[tuple[tuple[int, ...], NamedSharding | None]]
+    ) -> DividedProgram | None:
+        """The program for arguments of such sizes and shardings, compiled if it was not; None if nothing is divided."""
+        return self._divided.described(arguments)
 
     def _require_all(self, given: Mapping[str, Any]) -> None:
         missing = [name for name, _ in self._leaves if name not in given]
