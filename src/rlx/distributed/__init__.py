@@ -15,6 +15,8 @@ from typing import Any
 # Public name -> module that defines it.
 _HOME: dict[str, str] = {
     **dict.fromkeys(("Layout", "layout_of"), "layouts"),
+    **dict.fromkeys(("gather", "initialize", "is_initialized", "process_count", "process_index"), "processes"),
+    "wait_for_all": "processes",
     **dict.fromkeys(("ProgramReport", "report"), "reports"),
 }
 

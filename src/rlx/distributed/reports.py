@@ -37,7 +37,7 @@ class CollectiveUse(NamedTuple):
     """All exchanges of one kind: how many, the bytes of their results, and what one device sends."""
 
     kind: str
-    count: int
+    times: int
     result_bytes: int
     moved_bytes: int
 
@@ -61,7 +61,7 @@ class ProgramReport(NamedTuple):
         ]
         for use in self.collectives:
             lines.append(
-                f"{use.kind:<19}{use.count:>4} x, results {_size(use.result_bytes)}, moved {_size(use.moved_bytes)}"
+                f"{use.kind:<19}{use.times:>4} x, results {_size(use.result_bytes)}, moved {_size(use.moved_bytes)}"
             )
         return "\n".join(lines if self.collectives else [*lines, "nothing moves between devices"])
 

@@ -98,7 +98,8 @@ class Client:
         self._client = client
         # Those of this process; all processes together may have more.
         self._devices = client.local_devices()
-        self._by_id = {int(device.id): device for device in client.devices()}
+        # Meshes number devices without gaps; XLA leaves some between processes.
+        self._by_id = dict(enumerate(sorted(client.devices(), key=lambda device: int(device.id))))
         self._lock = threading.Lock()
         self._shardings: dict[int, Any] = {}
         self._divisions: dict[tuple[NamedSharding, int], Any] = {}
@@ -123,7 +124,7 @@ class Client:
 
     def local_index(self, number: int) -> int:
         """The index among the devices of this process of the device with a number."""
-        return next(i for i, device in enumerate(self._devices) if int(device.id) == number)
+        return next(i for i, device in enumerate(self._devices) if device.id == self._by_id[number].id)
 
     def local_positions(self, mesh: Mesh) -> list[int]:
         """The positions in a mesh whose devices belong to this process; an error if one of all is not there."""
@@ -368,7 +369,84 @@ def open_client() -> Client:
     """The devices of the host; made once, because XLA's threads stay for as long as the process."""
     require_installed()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return Client(_xla().make_cpu_client(num_devices=device_count()))
+    if not _connections:
+        return Client(_xla().make_cpu_client(num_devices=device_count()))
+    (joined,) = _connections
+    with _translated("the processes cannot be joined"):
+        collectives = _private().make_gloo_tcp_collectives(distributed_client=joined.client, hostname=joined.host)
+        return Client(
+            _xla().make_cpu_client(
+                distributed_client=joined.client,
+                node_id=joined.rank,
+                num_nodes=joined.processes,
+                collectives=collectives,
+                num_devices=device_count(),
+            )
+        )
+
+
+class Connection:
+    """This process as one of several that run the same program. Process 0 also keeps the service of all."""
+
+    def __init__(self, client: Any, service: Any, rank: int, processes: int, host: str) -> None:
+        self.client, self.service, self.rank, self.processes, self.host = client, service, rank, processes, host
+
+    def wait_for_all(self, name: str, seconds: float) -> None:
+        """Return when all processes have called this with the same name; a name serves once."""
+        with _translated(f"waiting for the other processes at {name!r}"):
+            self.client.wait_at_barrier(name, int(seconds * 1000))
+
+    def tell(self, name: str, value: str) -> None:
+        with _translated(f"a value cannot be told to the other processes: {name!r}"):
+            self.client.key_value_set(name, value)
+
+    def ask(self, name: str, seconds: float) -> str:
+        """What a process has told under a name, as soon as it has."""
+        with _translated(f"waiting for another process to tell {name!r}"):
+            return str(self.client.blocking_key_value_get(name, int(seconds * 1000)))
+
+    def leave(self) -> None:
+        """Wait for the others to be done as well, and part."""
+        with _translated("the processes cannot part"):
+            self.client.shutdown()
+
+
+_connections: list[Connection] = []
+
+
+def connection() -> Connection | None:
+    """How this process is joined to others; None if it is alone."""
+    return _connections[0] if _connections else None
+
+
+def connect(
+    address: str, bind: str, host: str, processes: int, rank: int, timeout: int, heartbeat: int, lost: Any
+) -> Connection:
+    """Join the processes whose service is at an address; process 0 starts it. `lost` is called with a text when another
+    process has not been heard of for `heartbeat` seconds."""
+    require_installed()
+    if open_client.cache_info().currsize:
+        raise ShardingError("initialize: devices are in use already; call it before anything runs on xla")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    service = None
+    with _translated("the processes cannot be joined"):
+        if rank == 0:
+            service = _private().get_distributed_runtime_service(
+                bind, processes, heartbeat_timeout=heartbeat, cluster_register_timeout=timeout, shutdown_timeout=timeout
+            )
+        client = _private().get_distributed_runtime_client(
+            address,
+            rank,
+            init_timeout=timeout,
+            shutdown_timeout=timeout,
+            heartbeat_timeout=heartbeat,
+            missed_heartbeat_callback=lambda status: lost(str(status)),
+            shutdown_on_destruction=False,
+        )
+        client.connect()
+    made = Connection(client, service, rank, processes, host)
+    _connections.append(made)
+    return made
 
 
 def checked_module(text: str) -> str:
