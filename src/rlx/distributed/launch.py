@@ -58,7 +58,8 @@ def launch(
         raise ShardingError("launch: several nodes need --coordinator, the same host:port for all of them")
     if command[0] != "-m" and not os.path.isfile(command[0]):
         raise ShardingError(f"launch: there is no script {command[0]!r}")
-    for attempt in range(restarts + 1):
+    left = restarts
+    while True:
         host, _, port = (coordinator or f"127.0.0.1:{_free_port()}").rpartition(":")
         settings = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(processes * nodes)}
         if devices is not None:
@@ -66,10 +67,13 @@ def launch(
         death = _run_once(command, processes, node * processes, settings)
         if death is None:
             return 0
-        left = restarts - attempt
-        after = f"starting again, {left} time{'' if left == 1 else 's'} left" if left else "the others were ended"
+        after = (
+            f"starting all again, {left} restart{'' if left == 1 else 's'} left" if left else "the others were ended"
+        )
         print(f"rlx launch: {death}; {after}", file=sys.stderr, flush=True)
-    return death.exit_code
+        if not left:
+            return death.exit_code
+        left -= 1
 
 
 def _free_port() -> int:

@@ -16,13 +16,16 @@ import itertools
 import os
 import socket
 import sys
-from typing import Any, NoReturn
+import threading
+import time
+from typing import Any
 
 import numpy as np
 
 import rlx
 from rlx.backends.xla import adapter
 from rlx.distributed.launchers import find_place
+from rlx.distributed.rendezvous import meet
 from rlx.errors import InternalError, ShardingError
 from rlx.sharding import NamedSharding
 from rlx.trace.pytree import tree_map
@@ -35,6 +38,7 @@ HEARTBEAT = 10
 EXIT_LOST = 75
 
 _barriers = itertools.count()
+_left = threading.Event()
 
 
 def initialize(
@@ -59,15 +63,20 @@ def initialize(
         raise ShardingError(f"initialize: rank {rank} is not one of {processes} processes, which count from 0")
     if adapter.connection() is not None:
         raise ShardingError("initialize: this process has joined the others already")
+    adapter.require_unused()
     host, port = _address(coordinator)
     local = _is_loopback(host)
-    bind = f"127.0.0.1:{port}" if local else f"[::]:{port}"
+    releases = f"rlx {rlx.__version__}, jaxlib {getattr(adapter.installed(), 'version', '?')}"
+    bind = "127.0.0.1" if local else "::"
+    meet(host, port, bind, processes, rank, releases, timeout)
     own = "127.0.0.1" if local else _own_address(host, port)
+    listens = f"{bind}:{port}" if local else f"[{bind}]:{port}"
     try:
-        joined = adapter.connect(f"{host}:{port}", bind, own, processes, rank, timeout, HEARTBEAT, _lost)
-        _require_same(joined, timeout)
+        joined = adapter.connect(f"{host}:{port}", listens, own, processes, rank, timeout)
+        joined.beat()
     except InternalError as error:
-        raise ShardingError(_why_not(coordinator, processes, rank, timeout, error)) from None
+        raise ShardingError(f"initialize: process {rank} of {processes} cannot join the others: {error}") from None
+    _Watch(joined, HEARTBEAT).start()
     atexit.register(_leave, joined)
 
 
@@ -95,37 +104,44 @@ def _own_address(host: str, port: int) -> str:
         raise ShardingError(f"initialize: there is no way to the coordinator {host!r}: {error}") from None
 
 
-def _why_not(coordinator: str, processes: int, rank: int, timeout: int, error: Exception) -> str:
-    text = str(error)
-    start = f"initialize: process {rank} of {processes} cannot join the others at {coordinator}"
-    if rank == 0 and ("in use" in text or "Failed to start" in text or "bind" in text.lower()):
-        return f"{start}: the port is taken; choose another ({text})"
-    if "DEADLINE_EXCEEDED" in text or "UNAVAILABLE" in text:
-        return (
-            f"{start} within {timeout} s; does process 0 run there, do all {processes} run, and is the port open "
-            f"to all? ({text.splitlines()[0]})"
-        )
-    return f"{start}: {text}"
+class _Watch(threading.Thread):
+    """Says that this process lives, and ends it when another one does not: collectives would wait for it for ever."""
 
+    def __init__(self, joined: adapter.Connection, limit: float) -> None:
+        super().__init__(name="rlx heartbeat", daemon=True)
+        self._joined, self._limit = joined, limit
+        # What each process said last, and when it was new.
+        self._seen = dict.fromkeys(range(joined.processes), (0, time.monotonic()))
 
-def _require_same(joined: adapter.Connection, timeout: int) -> None:
-    """All processes must run the same releases with as many processes in mind: they compile the same programs."""
-    found = adapter.installed()
-    mine = f"rlx {rlx.__version__}, jaxlib {getattr(found, 'version', '?')}, {joined.processes} processes"
-    joined.tell(f"rlx/version/{joined.rank}", mine)
-    first = joined.ask("rlx/version/0", timeout)
-    if first != mine:
-        raise ShardingError(f"initialize: process {joined.rank} runs {mine}, process 0 runs {first}; use the same")
+    def run(self) -> None:
+        pause = self._limit / 10
+        failed_since: float | None = None
+        while not _left.wait(pause):
+            now = time.monotonic()
+            try:
+                counts = self._joined.beat()
+                failed_since = None
+            except InternalError as error:
+                failed_since = failed_since or now
+                if now - failed_since > self._limit / 2:
+                    self._end(f"process 0 does not answer: {str(error).splitlines()[0]}")
+                continue
+            for rank, (known, since) in self._seen.items():
+                count = counts.get(rank, 0)
+                if count != known:
+                    self._seen[rank] = (count, now)
+                elif now - since > self._limit:
+                    self._end(f"process {rank} has been silent for {self._limit:g} s")
 
-
-def _lost(status: str) -> NoReturn:
-    """Another process is gone. The collectives that wait for it would wait for ever."""
-    text = status.splitlines()[0] if status else ""
-    print(f"rlx: another process has ended or is not heard of; this one ends too ({text})", file=sys.stderr, flush=True)
-    os._exit(EXIT_LOST)
+    def _end(self, why: str) -> None:
+        # Who has left well is silent, too; then this process is about to leave as well.
+        if not _left.is_set():
+            print(f"rlx: {why}; this process ends too", file=sys.stderr, flush=True)
+            os._exit(EXIT_LOST)
 
 
 def _leave(joined: adapter.Connection) -> None:
+    _left.set()
     if getattr(sys, "last_exc", None) is not None or getattr(sys, "last_type", None) is not None:
         # This process has failed: the others learn it the sooner the less it waits for them.
         sys.stderr.flush()
@@ -160,11 +176,14 @@ def wait_for_all(what: str = "barrier", timeout: float = 300.0) -> None:
     try:
         joined.wait_for_all(f"rlx/{what}/{next(_barriers)}", timeout)
     except InternalError as error:
-        raise ShardingError(f"{what}: not all of {joined.processes} processes came within {timeout} s: {error}") from None
+        raise ShardingError(
+            f"{what}: not all of {joined.processes} processes came within {timeout} s: {error}"
+        ) from None
 
 
 def gather(x: Any) -> Any:
     """A tree of arrays with all of each in every process, as NumPy arrays. All processes must call it."""
+
     def whole(value: Any) -> Any:
         sharding = getattr(value, "sharding", None)
         if sharding is None or sharding.is_fully_replicated:

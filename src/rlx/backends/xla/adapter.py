@@ -396,14 +396,12 @@ class Connection:
         with _translated(f"waiting for the other processes at {name!r}"):
             self.client.wait_at_barrier(name, int(seconds * 1000))
 
-    def tell(self, name: str, value: str) -> None:
-        with _translated(f"a value cannot be told to the other processes: {name!r}"):
-            self.client.key_value_set(name, value)
-
-    def ask(self, name: str, seconds: float) -> str:
-        """What a process has told under a name, as soon as it has."""
-        with _translated(f"waiting for another process to tell {name!r}"):
-            return str(self.client.blocking_key_value_get(name, int(seconds * 1000)))
+    def beat(self) -> dict[int, int]:
+        """Say that this process lives; how often each one, by its rank, has said so."""
+        with _translated("the service of the processes does not answer"):
+            self.client.key_value_increment(f"{_ALIVE}/{self.rank}", 1)
+            told = self.client.key_value_dir_get(_ALIVE)
+        return {int(name.rpartition("/")[2]): int(count) for name, count in told}
 
     def leave(self) -> None:
         """Wait for the others to be done as well, and part."""
@@ -411,6 +409,7 @@ class Connection:
             self.client.shutdown()
 
 
+_ALIVE = "rlx/alive"
 _connections: list[Connection] = []
 
 
@@ -419,29 +418,26 @@ def connection() -> Connection | None:
     return _connections[0] if _connections else None
 
 
-def connect(
-    address: str, bind: str, host: str, processes: int, rank: int, timeout: int, heartbeat: int, lost: Any
-) -> Connection:
-    """Join the processes whose service is at an address; process 0 starts it. `lost` is called with a text when another
-    process has not been heard of for `heartbeat` seconds."""
+def require_unused() -> None:
+    """Processes are joined before the first device is used."""
     require_installed()
     if open_client.cache_info().currsize:
         raise ShardingError("initialize: devices are in use already; call it before anything runs on xla")
+
+
+def connect(address: str, bind: str, host: str, processes: int, rank: int, timeout: int) -> Connection:
+    """Join the processes whose service is at an address; process 0 starts it."""
+    require_unused()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     service = None
     with _translated("the processes cannot be joined"):
         if rank == 0:
             service = _private().get_distributed_runtime_service(
-                bind, processes, heartbeat_timeout=heartbeat, cluster_register_timeout=timeout, shutdown_timeout=timeout
+                bind, processes, cluster_register_timeout=timeout, shutdown_timeout=timeout
             )
+        # A callback for missed heartbeats gets a status that jaxlib cannot hand to Python; `Connection.beat` is ours.
         client = _private().get_distributed_runtime_client(
-            address,
-            rank,
-            init_timeout=timeout,
-            shutdown_timeout=timeout,
-            heartbeat_timeout=heartbeat,
-            missed_heartbeat_callback=lambda status: lost(str(status)),
-            shutdown_on_destruction=False,
+            address, rank, init_timeout=timeout, shutdown_timeout=timeout, shutdown_on_destruction=False
         )
         client.connect()
     made = Connection(client, service, rank, processes, host)
