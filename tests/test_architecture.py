@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent / "src" / "rlx"
 # Each folder may import itself and those before it; errors, env, knobs, locks, perfetto and stamps stand below all.
 ORDER = [
     "ir",
+    "sharding",
     "quant",
     "formats",
     "ops",
@@ -27,7 +28,14 @@ ORDER += ["models", "finetune", "splat", "bench", "cli"]
 BASE = {"errors", "env", "knobs", "locks", "perfetto", "stamps"}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}
-SURFACE |= {"optim": "runtime", "train": "runtime", "audio": "runtime", "rf": "runtime", "sparse": "runtime"}
+SURFACE |= {
+    "distributed": "runtime",
+    "optim": "runtime",
+    "train": "runtime",
+    "audio": "runtime",
+    "rf": "runtime",
+    "sparse": "runtime",
+}
 SURFACE |= {"fusion": "compile", "opt": "compile", "linalg": "runtime", "gguf": "runtime", "prelude": "splat"}
 SURFACE |= dict.fromkeys(("driver", "macros", "cortexm", "fpga"), "runtime")
 SURFACE |= {"scipy": "runtime", "lax": "autodiff", "random_distributions": "trace"}

@@ -79,7 +79,10 @@ _HOME: dict[str, str] = {
     "CompileOptions": "rlx.backends.compile_options",
     **dict.fromkeys(("compile_count", "compile_log", "clear_compile_cache"), "rlx.runtime.compile_cache"),
     "Array": "rlx.runtime.arrays",
-    **dict.fromkeys(("DeviceArray", "device_put"), "rlx.runtime.device_arrays"),
+    **dict.fromkeys(("DeviceArray", "device_put", "make_array_from_callback"), "rlx.runtime.device_arrays"),
+    **dict.fromkeys(("Mesh", "NamedSharding", "P", "PartitionSpec"), "rlx.sharding"),
+    **dict.fromkeys(("devices", "make_mesh"), "rlx.runtime.meshes"),
+    "with_sharding_constraint": "rlx.trace.shardings",
     **dict.fromkeys(("disable_jit", "jit"), "rlx.trace.jit"),
     **dict.fromkeys(("eval_shape", "make_graph"), "rlx.trace.abstract"),
     "debug_nans": "rlx.trace.nan_checks",
@@ -101,6 +104,7 @@ _HOME: dict[str, str] = {
             "keep_precision",
             "linearize",
             "remat",
+            "shard_map",
             "stop_gradient",
             "value_and_grad",
             "vjp",
@@ -136,7 +140,7 @@ _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
     | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
     | {"quant", "gguf", "linalg", "bench", "prelude", "driver", "macros", "cortexm", "fpga", "compat", "errors"}
-    | {"lax", "scipy", "finetune", "quantized"}
+    | {"lax", "scipy", "finetune", "quantized", "sharding", "distributed"}
 )
 # Folders of ops whose functions `dir` shows; gradients, quantised and fused ops are found in `rlx.ops`.
 _SHOWN_OPS = ("pointwise", "shape", "reduction", "linalg", "nn", "attn", "control", "parallel")

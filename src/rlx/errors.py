@@ -127,6 +127,10 @@ class OutOfMemory(BackendError, MemoryError):
     """There is no memory for what a run with these sizes needs."""
 
 
+class ShardingError(RlxError, ValueError):
+    """Arrays, meshes or processes do not fit together."""
+
+
 class TrainingError(RlxError):
     """A training run cannot go on, or cannot save what it has; the last checkpoint stays as it was."""
 

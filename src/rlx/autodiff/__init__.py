@@ -24,6 +24,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(
         ("checkpoint", "custom_jvp", "custom_vjp", "keep_precision", "remat", "stop_gradient"), "custom_rules"
     ),
+    "shard_map": "sharded_functions",
     **dict.fromkeys(
         ("GradWithLossOptions", "grad_with_loss", "grad_with_loss_opts", "quantized_weight_bits"), "graphs"
     ),

@@ -17,7 +17,7 @@ from rlx.ir.tensor import Tensor, lift
 from rlx.ops.define.rules import mapped_axis, put_batch_first
 from rlx.ops.parallel.named_axes import named_axis
 from rlx.trace.arguments import function_name
-from rlx.trace.pytree import tree_flatten, tree_leaves
+from rlx.trace.pytree import broadcast_prefix, tree_leaves
 from rlx.trace.tracing import Spec
 
 
@@ -80,14 +80,12 @@ def _is_axis(value: Any) -> bool:
 
 def _broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[int | None]:
     """One entry of `prefix` per leaf of `tree`; an int or None stands for everything below it."""
-    axes, structure = tree_flatten(prefix, _is_axis)
-    if not all(_is_axis(a) for a in axes):
+    if not all(_is_axis(a) for a in tree_leaves(prefix, _is_axis)):
         raise AutodiffError(f"{what} must be ints, None, or trees of them, got {prefix!r}")
     try:
-        parts = structure.flatten_up_to(tree)
+        return broadcast_prefix(prefix, tree, _is_axis)
     except TreeError as error:
         raise AutodiffError(f"{what} {prefix!r} does not fit the values: {error}") from None
-    return [axis for axis, part in zip(axes, parts) for _ in tree_leaves(part)]
 
 
 def _size(name: str, leaves: Sequence[Tensor], axes: Sequence[int | None], declared: int | str | None) -> Size:

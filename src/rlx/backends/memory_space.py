@@ -7,9 +7,15 @@ What went wrong in between is raised by the first who waits, with the name of th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from rlx.errors import ShardingError
+from rlx.sharding import MeshDevice, NamedSharding
+from rlx.sharding.named_sharding import Index
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,6 +39,16 @@ class DeviceValue(ABC):
         """A copy on the host; waits for what computes it."""
 
 
+@dataclass(frozen=True)
+class Shard:
+    """One part of a divided array: on which device, which part, its content, and which copy of it this is."""
+
+    device: MeshDevice
+    index: Index
+    data: Any
+    replica_id: int
+
+
 class MemorySpace(ABC):
     """The memory of one device. All methods may be called from any thread."""
 
@@ -47,6 +63,12 @@ class MemorySpace(ABC):
     def adopt(self, value: Any) -> DeviceValue | None:
         """An array of another library that lies in this memory, without a copy; None if it is none."""
         return None
+
+    def put_parts(
+        self, part: Callable[[Index], HostArray], dims: tuple[int, ...], sharding: NamedSharding
+    ) -> DeviceValue:
+        """An array divided over a mesh, of the parts that belong to devices of this process."""
+        raise ShardingError(f"arrays on {self.device} are not divided over devices; those on xla are")
 
     @abstractmethod
     def copy(self, value: DeviceValue) -> DeviceValue:

@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "perplexity": "how well a model predicts a text",
     "finetune": "tune a language model on your texts or chats",
     "train": "train a small language model from nothing",
+    "launch": "run a script in several processes",
     "bench": "measure models on this machine",
     "tune": "measure how kernels are best cut on this machine",
     "explain": "what was fused into which kernel, and why",

@@ -44,12 +44,13 @@ if TYPE_CHECKING:
     from rlx.cli import Subparsers
 
 
-SUITES = ("ops", "minilm", "conv", "fft", "linalg", "startup", "llm", "embed")
+# Those of users; `calls` and others are for the makers of rlx.
+SHOWN_SUITES = ("ops", "minilm", "conv", "fft", "linalg", "startup", "llm", "embed")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "bench", __doc__)
-    parser.add_argument("suite", nargs="?", choices=SUITES)
+    parser.add_argument("suite", nargs="?", choices=SHOWN_SUITES)
     parser.add_argument("--tier", choices=["L1", "L2"], help="measure a device on patterns of this tier, without peers")
     parser.add_argument("--device", metavar="NAME", help="the device of a tier (default: all that are here)")
     parser.add_argument("--warmup", type=not_negative, metavar="N", help="runs of a tier before the clock (default 10)")

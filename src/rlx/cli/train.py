@@ -6,6 +6,8 @@ already, use `rlx finetune`.
 examples:
   rlx train --data book.txt --steps 2000 --out run
   rlx train --data book.txt --steps 2000 --out run --resume --sample 500
+  RLX_XLA_DEVICES=8 rlx train --data book.txt --out run --mesh data=4,tensor=2
+  rlx launch -n 2 --devices 4 -m rlx train --data book.txt --out run --resume --mesh data=4,tensor=2
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from rlx.errors import RlxError
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
+    from rlx.distributed.layouts import Layout
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -35,6 +38,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--length", type=positive, default=128, metavar="L", help="bytes it looks back (default: 128)")
     parser.add_argument("--batch", type=positive, default=8, metavar="B", help="windows in a step (default: 8)")
     parser.add_argument("--rate", type=float, default=1e-3, metavar="X", help="the learning rate (default: 1e-3)")
+    parser.add_argument("--mesh", metavar="MESH", help="divide the work over devices, such as data=4,tensor=2")
     parser.add_argument("--save-every", type=positive, default=200, metavar="N", help="steps between checkpoints (200)")
     parser.add_argument("--sample", type=not_negative, default=300, metavar="N", help="characters to write (300)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -42,12 +46,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
+    from rlx.distributed import gather, process_index
     from rlx.train import CharGpt, char_gpt_text, train_char_gpt
 
     if args.width % args.heads:
         raise RlxError(f"--heads {args.heads} do not divide --width {args.width}")
     if not 0 < args.rate < 10:
         raise RlxError(f"--rate must be above 0 and below 10, got {args.rate}")
+    layout = None if args.mesh is None else _layout(args.mesh)
     model = CharGpt(args.layers, args.width, args.heads, args.length)
     result = train_char_gpt(
         args.data,
@@ -58,11 +64,15 @@ def run(args: argparse.Namespace) -> int:
         rate=args.rate,
         save_every=args.save_every,
         resume=args.resume,
+        layout=layout,
     )
+    params = result.state.params if layout is None else gather(result.state.params)
+    if process_index() > 0:
+        return 0
     if not result.history:
         raise RlxError(f"{args.out}: the run has ended, and its metrics.jsonl is gone; choose another folder")
     last = result.history[-1]
-    text = char_gpt_text(result.state.params, model, b"\n", args.sample) if args.sample else ""
+    text = char_gpt_text(params, model, b"\n", args.sample) if args.sample else ""
     if args.json:
         facts = {"path": str(args.out), "steps": last["step"], "loss": last["loss"], "eval_loss": last.get("eval_loss")}
         print(json.dumps({**facts, "text": text}))
@@ -70,3 +80,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.out}: loss {last['loss']:.4f}, on text it has not seen {last.get('eval_loss', math.nan):.4f}")
         print(text)
     return 0
+
+
+def _layout(mesh: str) -> Layout:
+    """The layout that the axes of a mesh are named after; as one of many processes if a launcher has started this."""
+    import os
+
+    from rlx.distributed import initialize, layout_of
+    from rlx.distributed.launchers import find_place
+    from rlx.sharding import Mesh
+
+    layout = layout_of(Mesh.of(mesh)).checked()
+    if find_place(os.environ) is not None:
+        initialize()
+    return layout

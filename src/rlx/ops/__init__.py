@@ -71,6 +71,8 @@ if typing.TYPE_CHECKING:
     from rlx.ops.nn.norm_gradients import *
     from rlx.ops.nn.pooling import *
     from rlx.ops.nn.ssm import *
+    from rlx.ops.parallel.shard_map import *
+    from rlx.ops.parallel.sharding_constraint import *
     from rlx.ops.pointwise.activation_gradients import *
     from rlx.ops.quant.fake_quant import *
     from rlx.ops.quant.quantized import *
@@ -97,6 +99,8 @@ _LATER = (
     "rlx.ops.nn.norm_gradients",
     "rlx.ops.nn.pooling",
     "rlx.ops.nn.ssm",
+    "rlx.ops.parallel.shard_map",
+    "rlx.ops.parallel.sharding_constraint",
     "rlx.ops.pointwise.activation_gradients",
     "rlx.ops.quant.fake_quant",
     "rlx.ops.quant.quantized",

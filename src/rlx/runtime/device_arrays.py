@@ -10,16 +10,17 @@ Nothing is copied to the host unless somebody asks for values there. Arrays of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
 
 from rlx.backends.api import Executable
-from rlx.backends.memory_space import DeviceValue, HostArray, MemorySpace
+from rlx.backends.memory_space import DeviceValue, HostArray, MemorySpace, Shard
 from rlx.compile.target import require, select
-from rlx.errors import BindingError
+from rlx.errors import BindingError, RlxError, ShardingError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
@@ -27,6 +28,9 @@ from rlx.ir.shape import Shape
 from rlx.ir.tensor import constant_data, emit_into
 from rlx.ops.tensor_methods import TensorMethods
 from rlx.runtime.arrays import as_array
+from rlx.sharding import NamedSharding
+from rlx.trace.jit import jit
+from rlx.trace.shardings import shardings_of
 
 
 class DeviceArray(TensorMethods):
@@ -68,6 +72,29 @@ class DeviceArray(TensorMethods):
     def value(self) -> DeviceValue:
         """What the device has of it."""
         return self._value
+
+    @property
+    def sharding(self) -> NamedSharding | None:
+        """How it is divided over devices; None for an array on one device."""
+        return getattr(self._value, "sharding", None)
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all parts lie on devices of this process."""
+        return bool(getattr(self._value, "is_fully_addressable", True))
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device has all of it."""
+        return self.sharding is None or self.sharding.is_fully_replicated
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """The parts on devices of this process; the content of each is an array on one device."""
+        found: list[Shard] | None = getattr(self._value, "addressable_shards", None)
+        if found is None:
+            raise ShardingError(f"this array lies on {self.device} alone; rlx.device_put(x, sharding) divides it")
+        return [replace(shard, data=DeviceArray(shard.data)) for shard in found]
 
     def given_away(self) -> None:
         """The memory belongs to a program now, which stores over it."""
@@ -168,13 +195,18 @@ def common_device(values: Sequence[Any], what: str) -> str | None:
     return next(iter(found), None)
 
 
-def device_put(value: Any, device: str | None = None) -> Any:
+def device_put(value: Any, device: Any = None) -> Any:
     """A tree of arrays and numbers as arrays on a device; None is the host.
 
-    What lives there already is returned as it is. An array of another device goes by way of the host.
+    What lives there already is returned as it is. An array of another device goes by way of the host. In the place of
+    a device may stand a sharding, or a tree of shardings above the values; see `rlx.NamedSharding`.
     """
-    from rlx.trace.pytree import tree_map
+    from rlx.trace.pytree import tree_flatten, tree_map
 
+    if device is not None and not isinstance(device, str):
+        leaves, structure = tree_flatten(value)
+        chosen = shardings_of(device, value, "device_put")
+        return structure.unflatten([_divided(x, s) for x, s in zip(leaves, chosen)])
     space = None if device is None else space_of(device)
     return tree_map(lambda x: _put(x, space), value)
 
@@ -191,6 +223,32 @@ def _put(value: Any, space: MemorySpace | None) -> Any:
         return DeviceArray(adopted)
     # Not `ascontiguousarray`, which gives numbers an axis.
     return DeviceArray(space.put(np.asarray(constant_data(value).array, order="C")))
+
+
+def _divided(value: Any, sharding: NamedSharding | None) -> Any:
+    if sharding is None:
+        return _put(value, space_of("xla"))
+    if isinstance(value, DeviceArray):
+        if value.sharding == sharding:
+            return value
+        if value.sharding is not None and value.sharding.mesh == sharding.mesh:
+            # Only what has to move moves, and not by way of the host.
+            return jit(_same, out_shardings=sharding)(value)
+        value = np.asarray(value)
+    array = np.asarray(constant_data(value).array)
+    return make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def make_array_from_callback(shape: Sequence[int], sharding: NamedSharding, part: Callable[[Any], Any]) -> DeviceArray:
+    """A divided array of what `part(index)` returns for the parts on devices of this process, an index being a tuple of
+    slices: so a process reads only what it holds."""
+    space = space_of("xla")
+    assert space is not None
+    return DeviceArray(space.put_parts(lambda index: np.asarray(part(index)), tuple(shape), sharding))
 
 
 def space_of(device: str) -> MemorySpace | None:

@@ -25,7 +25,8 @@ from rlx.locks import fork_safe_lock
 from rlx.ops.parallel.named_axes import bound_axes
 from rlx.trace.arguments import FlatCall, Signature
 from rlx.trace.nan_checks import looks_for_nans, refuse_nans
-from rlx.trace.pytree import tree_difference
+from rlx.trace.pytree import tree_difference, tree_flatten, tree_leaves
+from rlx.trace.shardings import constrained, is_entry, shardings_of
 from rlx.trace.tracing import Spec, Traced, TracedFunction, category, entered, spec_of, trace_flat
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -206,6 +207,8 @@ class JitFunction:
         static_argnames: str | Iterable[str] = (),
         donate_argnums: int | Iterable[int] = (),
         device: str | None = None,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
     ) -> None:
         if not callable(fn):
             raise BindingError(f"jit: a function is needed, got {fn!r}")
@@ -213,7 +216,10 @@ class JitFunction:
         self._fn = fn
         self._signature = Signature(fn, static_argnums, static_argnames)
         self._donated_positions = {donate_argnums} if isinstance(donate_argnums, int) else set(donate_argnums)
-        self._device = device
+        is_divided = any(s is not None for s in tree_leaves((in_shardings, out_shardings), is_entry))
+        self._in_shardings, self._out_shardings = in_shardings, out_shardings
+        # Programs are divided over devices by XLA.
+        self._device = "xla" if is_divided and device is None else device
         self._lock = fork_safe_lock()
         self._traces: dict[Hashable, Traced] = {}
         self._compiled: dict[Hashable, Compiled] = {}
@@ -313,10 +319,25 @@ class JitFunction:
 
     def _trace_again(self, call: FlatCall, specs: Sequence[Spec]) -> Traced:
         def run(tensors: list[Tensor]) -> Any:
-            args, kwargs = self._signature.unflatten(call, tensors)
-            return self._fn(*args, **kwargs)
+            args, kwargs = self._signature.unflatten(call, self._constrained(call, tensors))
+            results = self._fn(*args, **kwargs)
+            if self._out_shardings is None:
+                return results
+            leaves, structure = tree_flatten(results)
+            chosen = shardings_of(self._out_shardings, results, f"jit({self._signature.name}): out_shardings")
+            return structure.unflatten([constrained(x, s) for x, s in zip(leaves, chosen)])
 
         return trace_flat(self._signature.name, run, specs, self._signature.leaf_names(call), can_capture=True)
+
+    def _constrained(self, call: FlatCall, tensors: list[Tensor]) -> list[Tensor]:
+        """The arguments as `in_shardings` wants them. A tuple is for arguments by position, in their order."""
+        if self._in_shardings is None:
+            return tensors
+        args, kwargs = call.structure.unflatten(tensors)
+        what = f"jit({self._signature.name}): in_shardings"
+        named = self._in_shardings if is_entry(self._in_shardings) else None
+        chosen = shardings_of(self._in_shardings, args, what) + shardings_of(named, kwargs, what)
+        return [constrained(x, s) for x, s in zip(tensors, chosen, strict=True)]
 
     def _inline(self, graph: Graph, call: FlatCall) -> Any:
         """Inside another program, a jitted function becomes a part of it."""
@@ -381,6 +402,8 @@ def jit(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] = (),
     device: str | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Any:
     """`fn` as a compiled program over trees of arrays; also a decorator, with or without options.
 
@@ -388,8 +411,11 @@ def jit(
     pure: what it does besides returning a value happens while tracing only. Static arguments are passed to `fn` as
     they are and need a hash. Buffers of donated arguments may be reused for results. Inside another traced function
     the program becomes a part of that one.
+
+    With shardings the program is divided over the devices of their mesh by XLA: one for all arguments (or results), or
+    a tree of them above the arguments (a tuple, one for each) or the results; None leaves the choice to XLA.
     """
-    options = (static_argnums, static_argnames, donate_argnums, device)
+    options = (static_argnums, static_argnames, donate_argnums, device, in_shardings, out_shardings)
     if fn is None:
         return lambda f: JitFunction(f, *options)
     return JitFunction(fn, *options)

@@ -306,6 +306,12 @@ def tree_structure(tree: Any, is_leaf: IsLeaf = None) -> TreeDef:
     return tree_flatten(tree, is_leaf)[1]
 
 
+def broadcast_prefix(prefix: Any, tree: Any, is_entry: Callable[[Any], bool]) -> list[Any]:
+    """One entry of `prefix` per leaf of `tree`: an entry stands for everything below its place."""
+    entries, structure = tree_flatten(prefix, is_entry)
+    return [entry for entry, part in zip(entries, structure.flatten_up_to(tree)) for _ in tree_leaves(part)]
+
+
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
     """`f` applied to every leaf, and to what each tree of `rest` has in its place.
 

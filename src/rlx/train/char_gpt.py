@@ -9,6 +9,7 @@ Tokens are the bytes of the file, which is mapped. A run that was stopped goes o
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,12 @@ import numpy as np
 import rlx
 import rlx.numpy as rnp
 from rlx import nn, optim
+from rlx.distributed.layouts import Layout
 from rlx.train.data import open_tokens, token_batches
 from rlx.train.loop import FitResult, fit
 from rlx.train.steps import init_state, make_step
 
-__all__ = ["CharGpt", "char_gpt_text", "train_char_gpt"]
+__all__ = ["CharGpt", "char_gpt_loss", "char_gpt_text", "train_char_gpt"]
 
 _VOCAB = 256
 
@@ -74,6 +76,16 @@ def char_gpt_text(params: Any, model: CharGpt, prompt: bytes, count: int, seed: 
     return bytes(ids).decode("utf-8", errors="replace")
 
 
+def char_gpt_loss(model: CharGpt, layout: Layout | None = None) -> Callable[[Any, Any, Any], Any]:
+    """How badly a model foretells the next byte of each window; a layout divides texts and tokens over devices."""
+
+    def loss(params: Any, window: Any, key: Any) -> Any:
+        ids = window[:, :-1] if layout is None else layout.tokens(window[:, :-1])
+        return rnp.mean(nn.cross_entropy(model.logits(params, ids, key), window[:, 1:]))
+
+    return loss
+
+
 def train_char_gpt(
     data: str | os.PathLike[str],
     steps: int = 2000,
@@ -85,16 +97,19 @@ def train_char_gpt(
     seed: int = 0,
     save_every: int = 200,
     resume: bool = True,
+    layout: Layout | None = None,
 ) -> FitResult:
-    """Train on nine tenths of a file; the last tenth says how well it does on text that it has not seen."""
+    """Train on nine tenths of a file; the last tenth says how well it does on text that it has not seen.
+
+    With a layout the work is divided over the devices of its mesh; see `rlx.distributed`.
+    """
     model = model or CharGpt()
     ids = open_tokens(data)
     split = len(ids) * 9 // 10
     batches = token_batches(ids[:split], batch, model.length)
     held_out = token_batches(ids[split:], batch, model.length)
 
-    def loss(params: Any, window: Any, key: Any) -> Any:
-        return rnp.mean(nn.cross_entropy(model.logits(params, window[:, :-1], key), window[:, 1:]))
+    loss = char_gpt_loss(model, layout)
 
     held_out_loss = rlx.jit(
         lambda params, window: rnp.mean(nn.cross_entropy(model.logits(params, window[:, :-1]), window[:, 1:]))
@@ -106,10 +121,11 @@ def train_char_gpt(
 
     schedule = optim.warmup_cosine(rate, steps // 20, steps, end=rate / 10)
     optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(schedule, b2=0.95, weight_decay=0.1))
+    state = init_state(model.init(rlx.random.key(seed)), optimizer)
     return fit(
         make_step(loss, optimizer),
-        init_state(model.init(rlx.random.key(seed)), optimizer),
-        batches,
+        state if layout is None else layout.place_state(state),
+        batches if layout is None else layout.batches(batches),
         steps,
         out=out,
         resume=resume,

@@ -3,7 +3,8 @@
     rlx.train.save_checkpoint("run", state, step=100, keep=3)
     state, info = rlx.train.load_checkpoint("run", like=state)      # the newest one
 
-Leaves are named by their paths (`params.head.w`). One run writes into a folder at a time.
+Leaves are named by their paths (`params.head.w`). One run writes into a folder at a time. A state that is divided over
+devices is written by all processes together, as a folder `step-00000100.sharded`; see `rlx.distributed.checkpoints`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlx import tree
+from rlx.distributed.checkpoints import is_divided, read_sharded, sharded_info, write_sharded
+from rlx.distributed.processes import process_index
 from rlx.errors import FormatError, TrainingError, TreeError
 from rlx.formats.safetensors import open_safetensors, write_safetensors
+from rlx.runtime.device_arrays import device_put
 
 __all__ = ["CheckpointInfo", "checkpoint_files", "load_checkpoint", "save_checkpoint"]
 
-_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_NAME = re.compile(r"step-(\d{8,})\.(?:safetensors|sharded)")
 _VERSION = "1"
 
 
@@ -37,7 +43,7 @@ class CheckpointInfo(NamedTuple):
 def checkpoint_files(folder: str | os.PathLike[str]) -> list[tuple[int, Path]]:
     """Steps and files of a folder, oldest first."""
     place = Path(folder)
-    found = ((_NAME.fullmatch(file.name), file) for file in place.glob("step-*.safetensors"))
+    found = ((_NAME.fullmatch(file.name), file) for file in place.glob("step-*"))
     return sorted((int(match[1]), file) for match, file in found if match)
 
 
@@ -61,11 +67,15 @@ def save_checkpoint(
     if keep < 1:
         raise TrainingError(f"save_checkpoint: keep must be 1 or more, got {keep}")
     place = Path(folder)
-    path = place / f"step-{step:08}.safetensors"
-    arrays = {name: np.asarray(leaf) for name, leaf in _named_leaves(state).items()}
-    metadata = {"rlx.checkpoint": _VERSION, "step": str(step), "extra": json.dumps(extra or {})}
+    leaves = _named_leaves(state)
+    divided = any(map(is_divided, leaves.values()))
+    path = place / f"step-{step:08}.{'sharded' if divided else 'safetensors'}"
     try:
-        write_safetensors(path, arrays, metadata)
+        if divided:
+            write_sharded(path, leaves, step, extra or {})
+        else:
+            metadata = {"rlx.checkpoint": _VERSION, "step": str(step), "extra": json.dumps(extra or {})}
+            write_safetensors(path, {name: np.asarray(leaf) for name, leaf in leaves.items()}, metadata)
         _sync_folder(place)
     except OSError as error:
         kept = [file.name for _, file in checkpoint_files(place)] if place.is_dir() else []
@@ -73,9 +83,17 @@ def save_checkpoint(
         raise TrainingError(
             f"{path}: the checkpoint cannot be written: {error.strerror or error}; {last}. Make room and resume"
         ) from error
-    for _, old in checkpoint_files(place)[:-keep]:
-        old.unlink(missing_ok=True)
+    if process_index() == 0:
+        for _, old in checkpoint_files(place)[:-keep]:
+            _remove(old)
     return path
+
+
+def _remove(checkpoint: Path) -> None:
+    if checkpoint.is_dir():
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    else:
+        checkpoint.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -89,26 +107,26 @@ def _sync_folder(folder: Path) -> None:
 
 def remove_unfinished(folder: Path) -> None:
     """Parts of files that a killed run left behind."""
-    for part in folder.glob(".step-*.safetensors.*"):
-        part.unlink(missing_ok=True)
+    if process_index() == 0:
+        for part in (*folder.glob(".step-*.safetensors.*"), *folder.glob(".step-*.sharded.part")):
+            _remove(part)
 
 
 def load_checkpoint(path: str | os.PathLike[str], like: Any) -> tuple[Any, CheckpointInfo]:
     """The tree of a checkpoint file, or of the newest one of a folder, with the structure and types of `like`."""
     place = Path(path)
-    if place.is_dir():
+    if place.is_dir() and not _NAME.fullmatch(place.name):
         found = checkpoint_files(place)
         if not found:
             raise TrainingError(f"{place}: there is no checkpoint (step-*.safetensors) in this folder")
         place = found[-1][1]
+    if place.is_dir():
+        return _load_sharded(place, like)
     with open_safetensors(place) as file:
         if file.metadata.get("rlx.checkpoint") != _VERSION:
             raise FormatError(f"{place}: not a checkpoint of rlx.train, version {_VERSION}")
         wanted = _named_leaves(like)
-        missing, unknown = sorted(wanted.keys() - file.tensors.keys()), sorted(file.tensors.keys() - wanted.keys())
-        if missing or unknown:
-            which = f"lacks {missing[0]!r}" if missing else f"has {unknown[0]!r}, which is not wanted"
-            raise FormatError(f"{place}: the checkpoint is of another model or optimiser: it {which}")
+        _require_same_names(place, wanted, file.tensors)
         leaves = [_array(place, name, leaf, file.tensors[name].array()) for name, leaf in wanted.items()]
         try:
             info = CheckpointInfo(place, int(file.metadata["step"]), json.loads(file.metadata["extra"]))
@@ -119,12 +137,26 @@ def load_checkpoint(path: str | os.PathLike[str], like: Any) -> tuple[Any, Check
     return tree.structure(like).unflatten(leaves), info
 
 
+def _load_sharded(place: Path, like: Any) -> tuple[Any, CheckpointInfo]:
+    wanted, info = _named_leaves(like), sharded_info(place)
+    _require_same_names(place, wanted, info.leaves)
+    leaves = read_sharded(place, wanted)
+    return tree.structure(like).unflatten(leaves.values()), CheckpointInfo(place, info.step, info.extra)
+
+
+def _require_same_names(place: Path, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    missing, unknown = sorted(wanted.keys() - stored.keys()), sorted(stored.keys() - wanted.keys())
+    if missing or unknown:
+        which = f"lacks {missing[0]!r}" if missing else f"has {unknown[0]!r}, which is not wanted"
+        raise FormatError(f"{place}: the checkpoint is of another model or optimiser: it {which}")
+
+
 def _array(place: Path, name: str, like: Any, found: Any) -> Any:
-    wanted = np.asarray(like)
+    wanted = like if is_divided(like) else np.asarray(like)
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise FormatError(
             f"{place}: the checkpoint is of another model: {name!r} is {found.dtype}{list(found.shape)}, "
             f"{wanted.dtype}{list(wanted.shape)} is wanted"
         )
     # A copy: the file may be removed, and the array will be donated.
-    return np.array(found)
+    return device_put(np.array(found), like.sharding) if is_divided(like) else np.array(found)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx.distributed.processes import process_index
 from rlx.errors import TrainingError
 from rlx.train.checkpoints import checkpoint_files, load_checkpoint, remove_unfinished, save_checkpoint
 from rlx.train.curves import curve_text, write_curve
@@ -111,7 +112,9 @@ def fit(
             state, info = load_checkpoint(folder, state)
             saved = info.extra
     first = int(state.step)
-    run = _Run(step, state, folder, keep, Journal(folder and folder / "metrics.jsonl", first), _Best(saved))
+    # Of many processes only the first one writes what all of them know.
+    told = folder if process_index() == 0 else None
+    run = _Run(step, state, folder, keep, Journal(told and told / "metrics.jsonl", first), _Best(saved))
     line = ProgressLine(first, steps, getattr(batches, "tokens_per_batch", None))
     reason = run.reason(patience)
     try:
@@ -140,8 +143,8 @@ def fit(
         run.journal.close()
     points = [(row["step"], math.nan if row["loss"] is None else row["loss"]) for row in run.journal.rows]
     has_curve = any(math.isfinite(loss) for _, loss in points)
-    if has_curve and folder is not None:
-        write_curve(folder / "loss.png", points)
+    if has_curve and told is not None:
+        write_curve(told / "loss.png", points)
     if has_curve and line.on:
         print(curve_text(points), file=sys.stderr)
     return FitResult(run.state, run.journal.rows, run.best.row, reason)

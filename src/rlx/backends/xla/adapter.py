@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.errors import BackendError, InternalError, NotInstalled, OutOfMemory
+from rlx.errors import BackendError, InternalError, NotInstalled, OutOfMemory, ShardingError
+from rlx.sharding import Mesh, MeshDevice, NamedSharding
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # A value of XLA, on one device.
@@ -95,9 +96,13 @@ class Client:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._devices = client.devices()
+        # Those of this process; all processes together may have more.
+        self._devices = client.local_devices()
+        # Meshes number devices without gaps; XLA leaves some between processes.
+        self._by_id = dict(enumerate(sorted(client.devices(), key=lambda device: int(device.id))))
         self._lock = threading.Lock()
         self._shardings: dict[int, Any] = {}
+        self._divisions: dict[tuple[NamedSharding, int], Any] = {}
 
     @property
     def platform(self) -> str:
@@ -106,6 +111,32 @@ class Client:
     @property
     def device_names(self) -> list[str]:
         return [str(device.device_kind) for device in self._devices]
+
+    @property
+    def mesh_devices(self) -> list[MeshDevice]:
+        """The devices of all processes, in the order of their numbers."""
+        found = sorted(self._by_id.items())
+        return [MeshDevice(number, int(d.process_index), str(d.device_kind)) for number, d in found]
+
+    @property
+    def process_index(self) -> int:
+        return int(self._client.process_index())
+
+    def local_index(self, number: int) -> int:
+        """The index among the devices of this process of the device with a number."""
+        return next(i for i, device in enumerate(self._devices) if device.id == self._by_id[number].id)
+
+    def local_positions(self, mesh: Mesh) -> list[int]:
+        """The positions in a mesh whose devices belong to this process; an error if one of all is not there."""
+        missing = [i for i in mesh.flat_ids if i not in self._by_id]
+        if missing:
+            raise ShardingError(
+                f"xla: the mesh {mesh} has {mesh.size} devices, up to number {max(mesh.flat_ids)}, and there are "
+                f"{len(self._by_id)}; set RLX_XLA_DEVICES={max(mesh.flat_ids) + 1} before the process starts, start "
+                "more processes, or make the mesh smaller"
+            )
+        mine = self.process_index
+        return [p for p, i in enumerate(mesh.flat_ids) if int(self._by_id[i].process_index) == mine]
 
     @property
     def is_host(self) -> bool:
@@ -129,6 +160,36 @@ class Client:
                 alone = _xla().HloSharding.replicate().to_proto()
                 self._shardings[index] = _private().GSPMDSharding((self._devices[index],), alone)
             return self._shardings[index]
+
+    def put_parts(self, parts: Sequence[Array], dims: tuple[int, ...], sharding: NamedSharding) -> Buffer:
+        """An array divided over a mesh, of the parts of this process in the order of its positions in the mesh. They
+        belong to XLA from now on."""
+        devices = [self._by_id[sharding.mesh.flat_ids[p]] for p in self.local_positions(sharding.mesh)]
+        if not parts:
+            raise ShardingError(f"xla: the mesh {sharding.mesh} has no device of process {self.process_index}")
+        kind = _Type(np.broadcast_to(np.zeros((), parts[0].dtype), dims))
+        with _translated("an array cannot be put on devices"):
+            return _private().batched_device_put(
+                kind, self._division(sharding, len(dims)), list(parts), devices, enable_x64=True
+            )
+
+    def joined(self, parts: Sequence[Buffer], dims: tuple[int, ...], dtype: np.dtype[Any], s: NamedSharding) -> Buffer:
+        """Results of one program on the devices of this process as one divided array."""
+        kind = _Type(np.broadcast_to(np.zeros((), dtype), dims))
+        return _private().ArrayImpl(kind, self._division(s, len(dims)), list(parts), committed=True, _skip_checks=True)
+
+    def parts(self, buffer: Buffer) -> list[Buffer]:
+        """The parts of a divided array on the devices of this process, each a value of one device."""
+        return list(buffer._arrays)
+
+    def _division(self, sharding: NamedSharding, rank: int) -> Any:
+        with self._lock:
+            found = self._divisions.get((sharding, rank))
+            if found is None:
+                devices = tuple(self._by_id[i] for i in sharding.mesh.flat_ids)
+                found = _private().GSPMDSharding(devices, _op_sharding(sharding, rank))
+                self._divisions[sharding, rank] = found
+            return found
 
     def fetch(self, buffer: Buffer) -> Array:
         """A copy of a value on the host; waits for it."""
@@ -158,15 +219,52 @@ class Client:
 
     def compile(self, text: str, index: int, name: str) -> LoadedProgram:
         """A module of StableHLO text for one device."""
-        options = _xla().CompileOptions()
-        options.num_replicas = options.num_partitions = 1
         device = self._devices[index]
-        options.device_assignment = _xla().DeviceAssignment.create(np.array([[device.id]]))
-        # A cast to fewer digits rounds, also where XLA could do without it.
-        options.env_option_overrides = [("xla_allow_excess_precision", False)]
         with _translated(f"@{name} cannot be compiled"):
-            made = self._client.compile_and_load(text, _xla().DeviceList((device,)), options)
+            made = self._client.compile_and_load(text, _xla().DeviceList((device,)), _options([device]))
         return LoadedProgram(made)
+
+    def compile_divided(self, text: str, mesh: Mesh, name: str) -> LoadedProgram:
+        """A module of StableHLO text with shardings for all devices of a mesh; every process compiles it."""
+        self.local_positions(mesh)
+        devices = [self._by_id[i] for i in mesh.flat_ids]
+        options = _options(devices)
+        build = options.executable_build_options
+        build.use_spmd_partitioning = build.use_shardy_partitioner = True
+        build.allow_spmd_sharding_propagation_to_output = [True]
+        with _translated(f"@{name} cannot be compiled for the mesh {mesh}"):
+            made = self._client.compile_and_load(text, _xla().DeviceList(tuple(devices)), options)
+        return LoadedProgram(made)
+
+
+class Division(NamedTuple):
+    """How often each axis of an array is cut, and which part each device has, by its position in the mesh."""
+
+    counts: tuple[int, ...]
+    part_of: tuple[int, ...]
+
+    @staticmethod
+    def of(hlo: Any) -> Division:
+        if hlo.is_replicated() or hlo.is_maximal():
+            return Division((), ())
+        dims = list(hlo.tile_assignment_dimensions())
+        kept = len(dims) - len(hlo.subgroup_types()) - (1 if hlo.replicate_on_last_tile_dim() else 0)
+        devices = np.asarray(hlo.tile_assignment_devices()).reshape(int(np.prod(dims[:kept])), -1)
+        part_of = {int(device): part for part, row in enumerate(devices) for device in row}
+        return Division(tuple(int(d) for d in dims[:kept]), tuple(part_of[i] for i in range(len(part_of))))
+
+
+class ProgramMemory(NamedTuple):
+    """Bytes that a program needs on one device. Results that lie in the memory of arguments are in both."""
+
+    arguments: int
+    results: int
+    shared: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.results - self.shared + self.temporary
 
 
 class LoadedProgram:
@@ -180,6 +278,28 @@ class LoadedProgram:
         with _translated("a program cannot be started"):
             results = self._executable.execute_sharded(arguments)
             return [parts[0] for parts in results.disassemble_into_single_device_arrays()]
+
+    def run_divided(self, arguments: Sequence[Buffer]) -> list[list[Buffer]]:
+        """For each result its parts on the devices of this process."""
+        with _translated("a program cannot be started"):
+            results = self._executable.execute_sharded(arguments)
+            return [list(parts) for parts in results.disassemble_into_single_device_arrays()]
+
+    def result_divisions(self) -> list[Division]:
+        """How XLA has divided each result."""
+        found = [_xla().HloSharding.from_proto(proto) for proto in self._executable.get_output_shardings() or ()]
+        return [Division.of(hlo) for hlo in found]
+
+    @property
+    def memory(self) -> ProgramMemory:
+        """Bytes on each device."""
+        stats = self._executable.get_compiled_memory_stats()
+        return ProgramMemory(
+            int(stats.argument_size_in_bytes),
+            int(stats.output_size_in_bytes),
+            int(stats.alias_size_in_bytes),
+            int(stats.temp_size_in_bytes),
+        )
 
     @property
     def code_bytes(self) -> int:
@@ -212,6 +332,32 @@ class _translated:
             raise InternalError(f"xla: {self._what}: {text}") from error
 
 
+def _options(devices: Sequence[Any]) -> Any:
+    """How a program for so many devices, one partition on each, is compiled."""
+    options = _xla().CompileOptions()
+    options.num_replicas, options.num_partitions = 1, len(devices)
+    options.device_assignment = _xla().DeviceAssignment.create(np.array([[device.id for device in devices]]))
+    # A cast to fewer digits rounds, also where XLA could do without it.
+    options.env_option_overrides = [("xla_allow_excess_precision", False)]
+    return options
+
+
+def _op_sharding(sharding: NamedSharding, rank: int) -> Any:
+    """A sharding as XLA's own description, whose devices are positions in the mesh."""
+    counts = sharding.counts(rank)
+    if all(count == 1 for count in counts):
+        return _xla().HloSharding.replicate().to_proto()
+    starts = [tuple(s.start for s in index) for index in sharding.indices(counts)]
+    order = sorted(range(len(starts)), key=lambda p: (starts[p], p))
+    copies = sharding.mesh.size // int(np.prod(counts))
+    proto = _xla().OpSharding()
+    proto.type = _xla().OpSharding.Type.OTHER
+    proto.tile_assignment_dimensions = [*counts, copies] if copies > 1 else counts
+    proto.tile_assignment_devices = order
+    proto.replicate_on_last_tile_dim = copies > 1
+    return proto
+
+
 def require_installed() -> None:
     found = installed()
     if isinstance(found, Unusable):
@@ -223,7 +369,80 @@ def open_client() -> Client:
     """The devices of the host; made once, because XLA's threads stay for as long as the process."""
     require_installed()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return Client(_xla().make_cpu_client(num_devices=device_count()))
+    if not _connections:
+        return Client(_xla().make_cpu_client(num_devices=device_count()))
+    (joined,) = _connections
+    with _translated("the processes cannot be joined"):
+        collectives = _private().make_gloo_tcp_collectives(distributed_client=joined.client, hostname=joined.host)
+        return Client(
+            _xla().make_cpu_client(
+                distributed_client=joined.client,
+                node_id=joined.rank,
+                num_nodes=joined.processes,
+                collectives=collectives,
+                num_devices=device_count(),
+            )
+        )
+
+
+class Connection:
+    """This process as one of several that run the same program. Process 0 also keeps the service of all."""
+
+    def __init__(self, client: Any, service: Any, rank: int, processes: int, host: str) -> None:
+        self.client, self.service, self.rank, self.processes, self.host = client, service, rank, processes, host
+
+    def wait_for_all(self, name: str, seconds: float) -> None:
+        """Return when all processes have called this with the same name; a name serves once."""
+        with _translated(f"waiting for the other processes at {name!r}"):
+            self.client.wait_at_barrier(name, int(seconds * 1000))
+
+    def beat(self) -> dict[int, int]:
+        """Say that this process lives; how often each one, by its rank, has said so."""
+        with _translated("the service of the processes does not answer"):
+            self.client.key_value_increment(f"{_ALIVE}/{self.rank}", 1)
+            told = self.client.key_value_dir_get(_ALIVE)
+        return {int(name.rpartition("/")[2]): int(count) for name, count in told}
+
+    def leave(self) -> None:
+        """Wait for the others to be done as well, and part."""
+        with _translated("the processes cannot part"):
+            self.client.shutdown()
+
+
+_ALIVE = "rlx/alive"
+_connections: list[Connection] = []
+
+
+def connection() -> Connection | None:
+    """How this process is joined to others; None if it is alone."""
+    return _connections[0] if _connections else None
+
+
+def require_unused() -> None:
+    """Processes are joined before the first device is used."""
+    require_installed()
+    if open_client.cache_info().currsize:
+        raise ShardingError("initialize: devices are in use already; call it before anything runs on xla")
+
+
+def connect(address: str, bind: str, host: str, processes: int, rank: int, timeout: int) -> Connection:
+    """Join the processes whose service is at an address; process 0 starts it."""
+    require_unused()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    service = None
+    with _translated("the processes cannot be joined"):
+        if rank == 0:
+            service = _private().get_distributed_runtime_service(
+                bind, processes, cluster_register_timeout=timeout, shutdown_timeout=timeout
+            )
+        # A callback for missed heartbeats gets a status that jaxlib cannot hand to Python; `Connection.beat` is ours.
+        client = _private().get_distributed_runtime_client(
+            address, rank, init_timeout=timeout, shutdown_timeout=timeout, shutdown_on_destruction=False
+        )
+        client.connect()
+    made = Connection(client, service, rank, processes, host)
+    _connections.append(made)
+    return made
 
 
 def checked_module(text: str) -> str:
@@ -231,14 +450,14 @@ def checked_module(text: str) -> str:
     require_installed()
     from jaxlib.mlir import ir
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-    from jaxlib.mlir.dialects import chlo, stablehlo
+    from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
     context = ir.Context()
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
-    for dialect in (stablehlo, chlo):
+    for dialect in (stablehlo, chlo, sdy):
         dialect.register_dialect(context)
     with context, _translated("the verifier of StableHLO refuses a module"):
         return str(ir.Module.parse(text))

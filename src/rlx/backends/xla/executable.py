@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rlx.backends.api import Array, Executable, Prepared
 from rlx.backends.xla.adapter import LoadedProgram
-from rlx.backends.xla.arrays import Outcome, XlaSpace, XlaValue
+from rlx.backends.xla.arrays import Outcome, ShardedValue, XlaSpace, XlaValue
 from rlx.backends.xla.buckets import bucket, free_symbols
+from rlx.backends.xla.divided import DividedProgram, DividedPrograms
 from rlx.backends.xla.lowering import lowered
 from rlx.backends.xla.stablehlo import module_of
 from rlx.errors import BindingError, OutOfMemory, RlxError
@@ -31,6 +32,7 @@ from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.ir.shape import Shape
 from rlx.knobs import knobs
 from rlx.locks import fork_safe_lock
+from rlx.sharding import Mesh, NamedSharding
 
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
@@ -48,6 +50,13 @@ class XlaParams(Prepared):
     def __init__(self, values: Mapping[str, Array], placed: Mapping[str, XlaValue]) -> None:
         super().__init__(values)
         self.placed = placed
+        # On the devices of a mesh, from the first run that was divided over it.
+        self._divided: dict[tuple[Mesh, str], ShardedValue] = {}
+
+    def divided(self, mesh: Mesh, name: str, put: Callable[[Array], ShardedValue]) -> ShardedValue:
+        if (mesh, name) not in self._divided:
+            self._divided[mesh, name] = put(self.values[name])
+        return self._divided[mesh, name]
 
     @property
     def byte_size(self) -> int:
@@ -74,7 +83,8 @@ class XlaExecutable(Executable):
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], _Bound] = OrderedDict()
         self._made = 0
         self._lock = fork_safe_lock()
-        if not graph.has_dynamic_dims():
+        self._divided = DividedPrograms(graph, space, self._donated, self._graph_for)
+        if not graph.has_dynamic_dims() and self._divided.mesh_for(()) is None:
             self._program_for(tuple(shape.static_dims for _, shape in self._leaves))
 
     @cached_property
@@ -97,13 +107,14 @@ class XlaExecutable(Executable):
 
     def run(  # type: ignore[override]  # values of the device in and out
         self, inputs: Mapping[str, Array | XlaValue], params: Mapping[str, Array] | Prepared
-    ) -> list[XlaValue]:
+    ) -> list[XlaValue] | list[ShardedValue]:
         """The outputs where they were computed. Nothing waits for them: reading one does."""
         placed = params if isinstance(params, XlaParams) else self.prepare(_values_of(params))
+        mesh = self._divided.mesh_for([*inputs.values()])
+        if mesh is not None:
+            return self._run_divided(mesh, inputs, placed)
         given = {**placed.placed, **{name: self._placed(name, value) for name, value in inputs.items()}}
-        missing = [name for name, _ in self._leaves if name not in given]
-        if missing:
-            raise BindingError(f"@{self._graph.name}: no value for {', '.join(map(repr, missing))}")
+        self._require_all(given)
         values = [given[name] for name, _ in self._leaves]
         sizes = self._rounded(values)
         if sizes:
@@ -120,6 +131,33 @@ class XlaExecutable(Executable):
             for result, shape in zip(results, shapes, strict=True)
         ]
         return [self._cut(v, self._graph.shape(o), sizes) for v, o in zip(outputs, self._graph.outputs)]
+
+    def divided_program(
+        self, arguments: Sequence[tuple[tuple[int, ...], NamedSharding | None]]
+    ) -> DividedProgram | None:
+        """The program for arguments of such sizes and shardings, compiled if it was not; None if nothing is divided."""
+        return self._divided.described(arguments)
+
+    def _require_all(self, given: Mapping[str, Any]) -> None:
+        missing = [name for name, _ in self._leaves if name not in given]
+        if missing:
+            raise BindingError(f"@{self._graph.name}: no value for {', '.join(map(repr, missing))}")
+
+    def _run_divided(self, mesh: Mesh, inputs: Mapping[str, Any], params: XlaParams) -> list[ShardedValue]:
+        """A run over the devices of a mesh."""
+        for name, value in inputs.items():
+            self._check_type(name, value)
+        given = {**params.values, **inputs}
+        self._require_all(given)
+        values = []
+        for number, (name, _) in enumerate(self._leaves):
+            if name in inputs:
+                values.append(self._divided.placed(mesh, number, inputs[name]))
+            else:
+                values.append(params.divided(mesh, name, partial(self._divided.placed, mesh, number)))
+        bound = self._graph_for([v.shape for v in values]) if self._checks else self._graph
+        self._check_ids(bound, {name: v for (name, _), v in zip(self._leaves, values) if v.is_fully_addressable})
+        return self._divided.run(mesh, self._exclusive(values))
 
     def _rounded(self, values: list[XlaValue]) -> dict[str, tuple[int, int]]:
         """The size of each symbol that is rounded up, and what it is rounded to."""
@@ -146,22 +184,26 @@ class XlaExecutable(Executable):
         return self._space.put(value.look()[tuple(slice(n) for n in kept)])
 
     def _placed(self, name: str, value: Any) -> XlaValue:
+        self._check_type(name, value)
+        return value if isinstance(value, XlaValue) else self._space.put(np.asarray(value))
+
+    def _check_type(self, name: str, value: Any) -> None:
         shape = dict(self._leaves).get(name)
         if shape is None:
             raise BindingError(f"@{self._graph.name} has no input {name!r}")
         if value.dtype != shape.dtype.numpy:
             got = f"{value.dtype}{list(value.shape)}"
             raise BindingError(f"@{self._graph.name}: input {name!r} is declared {shape}, got {got}")
-        return value if isinstance(value, XlaValue) else self._space.put(np.asarray(value))
 
-    def _check_ids(self, graph: Graph, given: Mapping[str, XlaValue]) -> None:
+    def _check_ids(self, graph: Graph, given: Mapping[str, XlaValue] | Mapping[str, ShardedValue]) -> None:
         """Ids from outside are errors where they are not valid; those in memory of the host can be looked at."""
         if not self._checks or not self._space.client.is_host:
             return
         for check in id_checks(graph) if graph is not self._graph else self._checks:
-            check_ids(check.op, given[check.key].look(), check.sizes, check.key)
+            if check.key in given:
+                check_ids(check.op, given[check.key].look(), check.sizes, check.key)
 
-    def _exclusive(self, values: list[XlaValue]) -> list[XlaValue]:
+    def _exclusive(self, values: list[Any]) -> list[Any]:
         """Values with those copied that are given away though another argument is the same one."""
         if not self._donated:
             return values
@@ -190,6 +232,15 @@ class XlaExecutable(Executable):
             return made
 
     def _compiled(self, dims: tuple[tuple[int, ...], ...]) -> _Bound:
+        graph = self._graph_for(dims)
+        made = lowered(graph)
+        _require_memory(made)
+        module = module_of(made, self._donated)
+        program = self._space.client.compile(module.text, self._space.index, graph.name)
+        return _Bound(program, module.failures, graph)
+
+    def _graph_for(self, dims: Sequence[tuple[int, ...]]) -> Graph:
+        """The program with the sizes that its leaves have."""
         graph = self._graph
         binding = infer_binding((name, shape, size) for (name, shape), size in zip(self._leaves, dims))
         if graph.has_dynamic_dims():
@@ -198,23 +249,19 @@ class XlaExecutable(Executable):
                 text = ", ".join(free)
                 raise BindingError(f"graph @{graph.name}: no input determines the size of {text}; bind it first")
             graph = bind_graph(graph, binding)
-        made = lowered(graph)
-        _require_memory(made)
-        module = module_of(made, self._donated)
-        program = self._space.client.compile(module.text, self._space.index, graph.name)
-        return _Bound(program, module.failures, graph)
+        return graph
 
     @property
     def programs_made(self) -> int:
         """How many combinations of sizes have been compiled so far."""
-        return self._made
+        return self._made + self._divided.made
 
     @property
     def report(self) -> CompileReport:
         from rlx.compile.report.report import CompileReport
 
         where = f"{self._space.device} ({self._space.client.platform})"
-        made = f"{self._made} program{'' if self._made == 1 else 's'} compiled so far"
+        made = f"{self.programs_made} program{'' if self.programs_made == 1 else 's'} compiled so far"
         unplanned = LirBufferPlan(schedule=[n.id for n in self._graph.nodes])
         return CompileReport(LirModule(self._graph, unplanned), "xla", lambda graph, kernel: f"{where}, {made}")
 

@@ -14,7 +14,14 @@ from typing import Any
 
 from rlx.backends.compile_options import CompileOptions
 from rlx.backends.engine import OP_FORMS
-from rlx.backends.xla import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
+from rlx.backends.xla import (
+    rules_control,
+    rules_linalg,
+    rules_movement,
+    rules_parallel,
+    rules_pointwise,
+    rules_reduction,
+)
 from rlx.backends.xla.forms_collectives import COLLECTIVE_FORMS
 from rlx.backends.xla.forms_complex import COMPLEX_FORMS
 from rlx.backends.xla.forms_conv import CONV_FORMS, is_by_channel
@@ -34,6 +41,8 @@ from rlx.ir.rewrite.dead_code import DeadCodeElimination
 from rlx.ir.rewrite.rebuild import Replacement, all_bodies, map_bodies, rebuild
 from rlx.ir.shape import Shape
 from rlx.ops.nn.convolution import Conv
+from rlx.ops.parallel.collectives import Collective
+from rlx.ops.parallel.shard_map import ShardMap
 from rlx.ops.pointwise.arithmetic import Binary
 from rlx.ops.pointwise.unary import Activation
 from rlx.ops.reduction.reductions import Reduce, ReduceOp
@@ -79,9 +88,11 @@ REFUSED: dict[str, str] = {
 }
 
 
-def has_rule(op: Op, types: Sequence[Shape]) -> bool:
-    """Whether an op is written as it is."""
+def has_rule(op: Op, types: Sequence[Shape], axes: frozenset[str] = frozenset()) -> bool:
+    """Whether an op is written as it is; inside a program on parts, devices speak to each other along `axes`."""
     match op:
+        case Collective():
+            return op.axis_name in axes
         case Binary():
             return rules_pointwise.has_binary(op)
         case Activation():
@@ -93,8 +104,17 @@ def has_rule(op: Op, types: Sequence[Shape]) -> bool:
     return type(op) in RULES
 
 
-def _is_done(graph: Graph, node: Node) -> bool:
-    return node.op.is_structural or has_rule(node.op, [graph.shape(i) for i in node.inputs])
+def _all_done(graph: Graph, axes: frozenset[str]) -> bool:
+    return all(
+        (node.op.is_structural or has_rule(node.op, [graph.shape(i) for i in node.inputs], axes))
+        and all(_all_done(body, _axes_inside(node.op, axes)) for body in node.op.bodies.values())
+        for node in graph.nodes
+    )
+
+
+def _axes_inside(op: Op, axes: frozenset[str]) -> frozenset[str]:
+    """The axes along which devices speak to each other in the bodies of an op."""
+    return frozenset(op.mesh.axis_names) if isinstance(op, ShardMap) else axes
 
 
 def _form(op: Op, operands: Sequence[Any]) -> Form | None:
@@ -104,27 +124,28 @@ def _form(op: Op, operands: Sequence[Any]) -> Form | None:
     return op.decompose if found is None else found
 
 
-def lowered(graph: Graph) -> Graph:
+def lowered(graph: Graph, axes: frozenset[str] = frozenset()) -> Graph:
     """A program with bound sizes in ops that have rules, without what nothing reads."""
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        if isinstance(node.op, Input | Param | Constant | Project):
+            return None
+        if not has_rule(node.op, [x.type for x in operands], axes):
+            form = _form(node.op, operands)
+            if form is None:
+                raise _refusal([node])
+            result: Replacement = form(*operands)
+            return result
+        inside = _axes_inside(node.op, axes)
+        op = map_bodies(node.op, lambda body: lowered(body, inside))
+        replaced: Replacement = None if op is node.op else op(*operands)
+        return replaced
+
     while True:
         graph = DeadCodeElimination().run(graph)
-        if all(_is_done(g, node) for g in (graph, *all_bodies(graph)) for node in g.nodes):
+        if _all_done(graph, axes):
             return graph
-        graph = rebuild(graph, _visit, "xla").graph
-
-
-def _visit(node: Node, operands: list[Any]) -> Replacement:
-    if isinstance(node.op, Input | Param | Constant | Project):
-        return None
-    if not has_rule(node.op, [x.type for x in operands]):
-        form = _form(node.op, operands)
-        if form is None:
-            raise _refusal([node])
-        result: Replacement = form(*operands)
-        return result
-    op = map_bodies(node.op, lowered)
-    replaced: Replacement = None if op is node.op else op(*operands)
-    return replaced
+        graph = rebuild(graph, visit, "xla").graph
 
 
 def require_all(graph: Graph, options: CompileOptions) -> Graph:
@@ -179,4 +200,4 @@ def claimed_ops() -> frozenset[str]:
 
 
 # The modules of rules register what is in them.
-_LOADED = (rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction)
+_LOADED = (rules_control, rules_linalg, rules_movement, rules_parallel, rules_pointwise, rules_reduction)

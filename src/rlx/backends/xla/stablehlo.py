@@ -14,12 +14,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rlx.backends.xla.shardy import Placement
 from rlx.backends.xla.text import Block, Kind, Value, function
 from rlx.errors import InternalError, RlxError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import Op
+from rlx.sharding import Mesh
 
 Rule = Callable[..., "Value | Sequence[Value]"]
 
@@ -49,8 +51,19 @@ class Emitter:
     """Writes programs into a block. `code` is the number of the first check that did not hold so far, 0 for none; it is
     None while there was no check."""
 
-    def __init__(self, block: Block, failures: list[RlxError], code: Value | None = None) -> None:
+    def __init__(
+        self,
+        block: Block,
+        failures: list[RlxError],
+        code: Value | None = None,
+        mesh: Mesh | None = None,
+        parts_of: Mesh | None = None,
+    ) -> None:
         self.block, self.failures, self.code = block, failures, code
+        # What the program is divided over; None: it is for one device.
+        self.mesh = mesh
+        # Inside a program on parts: the mesh whose devices have them.
+        self.parts_of = parts_of
 
     def program(self, graph: Graph, leaves: Mapping[str, Value]) -> list[Value]:
         """The outputs of a program for its leaves."""
@@ -80,7 +93,12 @@ class Emitter:
 
     def inside(self, code: Value | None = None) -> Emitter:
         """For a region of an op in this block."""
-        return Emitter(Block(self.block), self.failures, self.code if code is None else code)
+        code = self.code if code is None else code
+        return Emitter(Block(self.block), self.failures, code, self.mesh, self.parts_of)
+
+    def channel(self) -> str:
+        """The attribute that tells one exchange between devices from the others."""
+        return f"channel_handle = #stablehlo.channel_handle<handle = {self.block.number()}, type = 1>"
 
     def require(self, holds: Value, error: RlxError) -> None:
         """Let the run end with an error unless a scalar is true."""
@@ -94,11 +112,11 @@ class Emitter:
         return self.block.constant(0, DType.I32) if self.code is None else self.code
 
 
-def module_of(graph: Graph, donated: Mapping[str, int] | None = None) -> Module:
+def module_of(graph: Graph, donated: Mapping[str, int] | None = None, placement: Placement | None = None) -> Module:
     """A program as a module with one function, whose arguments are the leaves in their order. `donated` has the number
-    of the output that may be stored over a leaf."""
+    of the output that may be stored over a leaf; `placement` says how it is divided over devices."""
     block = Block()
-    emitter = Emitter(block, [])
+    emitter = Emitter(block, [], mesh=None if placement is None else placement.mesh)
     nodes = [node for node in graph.nodes if isinstance(node.op, Input | Param)]
     leaves = {_key(node): block.argument(Kind.of(node.shape)) for node in nodes}
     outputs = emitter.program(graph, leaves)
@@ -108,13 +126,26 @@ def module_of(graph: Graph, donated: Mapping[str, int] | None = None) -> Module:
     homes = [(donated or {}).get(_key(node)) for node in nodes]
 
     def attributes(number: int) -> str:
-        home = homes[number]
-        return "" if home is None else f" {{tf.aliasing_output = {home} : i32}}"
+        found = []
+        if placement is not None:
+            found.append(placement.argument_attribute(number, block.arguments[number].kind.rank))
+        if homes[number] is not None:
+            found.append(f"tf.aliasing_output = {homes[number]} : i32")
+        return f" {{{', '.join(found)}}}" if found else ""
 
-    main = function("main", block, [v.kind for v in outputs], attributes, public=True)
+    def result(number: int, kind: Kind) -> str:
+        if placement is None or number >= len(placement.results):
+            return str(kind)
+        found = placement.result_attribute(number, kind.rank)
+        return f"{kind} {{{found}}}" if found else str(kind)
+
+    results = [result(i, v.kind) for i, v in enumerate(outputs)]
+    main = function("main", block, results, attributes, public=True)
     name = re.sub(r"\W", "_", graph.name) or "main"
-    head = "attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32}"
-    return Module(f"module @{name} {head} {{\n{main}\n}}\n", tuple(emitter.failures))
+    count = 1 if placement is None else placement.mesh.size
+    head = f"attributes {{mhlo.num_partitions = {count} : i32, mhlo.num_replicas = 1 : i32}}"
+    mesh = "" if placement is None else f"{placement.declaration}\n"
+    return Module(f"module @{name} {head} {{\n{mesh}{main}\n}}\n", tuple(emitter.failures))
 
 
 def _key(node: Node) -> str:

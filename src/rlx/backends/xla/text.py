@@ -102,8 +102,12 @@ class Block:
         self.arguments: list[Value] = []
         self.lines: list[str] = []
 
+    def number(self) -> int:
+        """One that nothing else in the module has."""
+        return next(self._numbers)
+
     def _fresh(self) -> str:
-        return f"%{next(self._numbers)}"
+        return f"%{self.number()}"
 
     def argument(self, kind: Kind) -> Value:
         value = Value(self._fresh(), kind)
@@ -253,9 +257,9 @@ def _constant(block: Block, array: Array, dtype: DType) -> Value:
     return block.op("constant", [], kind, f"value = {text} : {kind}")
 
 
-def function(name: str, block: Block, results: Sequence[Kind], attributes: Callable[[int], str], public: bool) -> str:
-    """A block as a function; `attributes` are those of an argument with a number."""
+def function(name: str, block: Block, results: Sequence[str], attributes: Callable[[int], str], public: bool) -> str:
+    """A block as a function; `attributes` are those of an argument with a number, `results` types with theirs."""
     arguments = ", ".join(f"{v.name}: {v.kind}{attributes(i)}" for i, v in enumerate(block.arguments))
     shown = "public" if public else "private"
     lines = "\n".join(block.lines)
-    return f"func.func {shown} @{name}({arguments}) -> ({', '.join(map(str, results))}) {{\n{lines}\n}}"
+    return f"func.func {shown} @{name}({arguments}) -> ({', '.join(results)}) {{\n{lines}\n}}"

@@ -7,6 +7,7 @@ here; only they call rules, so they are there whenever a rule runs. All function
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,13 +42,20 @@ def set_engines(engines: Engines) -> None:
     _engines[:] = [engines]
 
 
+def _engine() -> Engines:
+    if not _engines:
+        # A program from a file may be batched by the form that it decomposes into, though nobody has transformed it.
+        importlib.import_module("rlx.autodiff")
+    return _engines[0]
+
+
 def push_body(
     body: Graph, operands: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The outputs of `body` and their tangents; None is zero."""
     ids = [n.id for n in body.inputs]
     known = {i: t for i, t in zip(ids, tangents, strict=True) if t is not None}
-    return _engines[0].push_forward(body, dict(zip(ids, operands, strict=True)), known)
+    return _engine().push_forward(body, dict(zip(ids, operands, strict=True)), known)
 
 
 def pull_body(
@@ -56,7 +64,7 @@ def pull_body(
     """One cotangent per operand for cotangents of the outputs; None is zero, also for operands not in `wrt`."""
     ids = [n.id for n in body.inputs]
     chosen = [i for i, flag in zip(ids, wrt, strict=True) if flag]
-    found = iter(_engines[0].pull_back(body, dict(zip(ids, operands, strict=True)), chosen, cotangents))
+    found = iter(_engine().pull_back(body, dict(zip(ids, operands, strict=True)), chosen, cotangents))
     return [next(found) if flag else None for flag in wrt]
 
 
@@ -66,7 +74,7 @@ def batch_body(
     """The outputs of `body` over a leading axis of the batched operands, and which outputs have that axis."""
     ids = [n.id for n in body.inputs]
     chosen = [i for i, flag in zip(ids, batched, strict=True) if flag]
-    return _engines[0].batch(body, dict(zip(ids, operands, strict=True)), chosen, size, current_mapped_axis())
+    return _engine().batch(body, dict(zip(ids, operands, strict=True)), chosen, size, current_mapped_axis())
 
 
 def depends_on(graph: Graph, sources: Collection[NodeId]) -> set[NodeId]:
