@@ -42,6 +42,9 @@ fi
 # XLA for the device `xla`, in the version that its adapter knows.
 from_pypi XLA jaxlib "$(sed -n 's/^xla = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")"
 
+# MLX for the device `mlx`, with the part of it that computes on a CPU.
+from_pypi MLX mlx.core "mlx[cpu]>=0.32"
+
 # WebAssembly in this process. Pages are run by node, and by a browser where there is one.
 from_pypi WebAssembly wasmtime "wasmtime>=20"
 from_debian JavaScript nodejs node

@@ -184,6 +184,11 @@ class Knobs:
     xla_buckets = Knob(
         *_OFF, "round sizes of XLA programs up to powers of two where rows are independent, so that fewer are compiled"
     )
+    mlx_mode = Knob[str | None](
+        None,
+        _choice(lazy="", compiled="", eager=""),
+        "how MLX runs programs: lazy, compiled or eager; unset: compiled on a GPU, lazy on a CPU",
+    )
     arena_align = Knob(64, _power_of_two, "alignment of buffers in the arena, in bytes")
 
     def __call__(self, **values: object) -> AbstractContextManager[Knobs]:

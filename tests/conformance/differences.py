@@ -228,8 +228,8 @@ DIFFERENCES = {
         ("several poisons",),
         lambda found: np.isinf(found.got) & found.changed,
     ),
-    "overflow in XLA": Difference(
-        "as for others, in ops that it takes apart or joins otherwise: a sum of equal numbers is a product, and layers "
+    "overflow in engines": Difference(
+        "as for others, in ops that they take apart or join otherwise: a sum of equal numbers is a product, and layers "
         "of blocks are not fused",
         (
             *("AllReduce", "GaussianSplatRender", "HirAttention", "HirRmsNorm", "LlamaDecoderBlock", "Pinv"),
@@ -237,7 +237,7 @@ DIFFERENCES = {
         ),
         OVERFLOWING,
         everything,
-        ("xla",),
+        ("xla", "mlx"),
     ),
     "quotients in XLA": Difference(
         "a finite complex number by an infinite one is 0 there, NaN where the definition divides part by part",
@@ -261,13 +261,13 @@ DIFFERENCES = {
         as_far_as_plain,
         ("xla",),
     ),
-    "padding in XLA": Difference(
-        "its convolutions add up existing products alone, the definition multiplies zeros around the image by the "
+    "padding in engines": Difference(
+        "their convolutions add up existing products alone, the definition multiplies zeros around the image by the "
         "weights, which lets NaN and infinities of these through",
         ("Conv",),
         NOT_FINITE,
         lambda found: finite_instead(found) | neither_finite(found),
-        ("xla",),
+        ("xla", "mlx"),
     ),
     "parts of transforms in XLA": Difference(
         "real and imaginary parts that do not meet are summed apart, those of the definition together",

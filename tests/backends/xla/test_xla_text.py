@@ -4,6 +4,7 @@ from importlib import metadata
 
 import numpy as np
 import pytest
+from rlx.backends.xla.forms_quant import DECODERS
 
 import rlx
 import rlx.hir
@@ -11,7 +12,6 @@ import rlx.sparse
 from conformance.suite import OPS, cases
 from rlx.backends.xla import adapter
 from rlx.backends.xla.buckets import free_symbols
-from rlx.backends.xla.forms_quant import DECODERS
 from rlx.backends.xla.lowering import claimed_ops, lowered, require_all
 from rlx.backends.xla.stablehlo import module_of
 from rlx.backends.xla.text import Block, Kind
