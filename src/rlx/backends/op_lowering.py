@@ -23,6 +23,8 @@ from rlx.ir.op import OP_CLASSES, Op, kind_of
 from rlx.ir.rewrite.dead_code import DeadCodeElimination
 from rlx.ir.rewrite.rebuild import Replacement, all_bodies, map_bodies, rebuild
 from rlx.ir.shape import Shape
+from rlx.ops.control.effects import RuntimeAssert
+from rlx.ops.lowered.factor_steps import RequireFactors
 
 Form = Callable[..., Any]
 # An op and its operands to a builder, or None.
@@ -30,6 +32,13 @@ Forms = Mapping[type[Op], Callable[..., Form | None]]
 
 # A size that most programs have a meaning for.
 _LIKELY = 8
+
+
+def has_checks(graph: Graph) -> bool:
+    """Whether a run of a program may end with an error that depends on its numbers."""
+    return any(
+        isinstance(node.op, RuntimeAssert | RequireFactors) for g in (graph, *all_bodies(graph)) for node in g.nodes
+    )
 
 
 class OpLowering:

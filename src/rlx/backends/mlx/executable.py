@@ -23,8 +23,10 @@ from rlx.backends.mlx.arrays import MlxSpace, MlxValue, Outcome
 from rlx.backends.mlx.device import has_gpu, in_stream, most_bytes, mx
 from rlx.backends.mlx.dtypes import LONGEST
 from rlx.backends.mlx.lowering import LOWERING
+from rlx.backends.mlx.quantized_weights import packed, weights_to_pack
 from rlx.backends.mlx.rules_control import host_decisions, is_traceable
 from rlx.backends.mlx.walk import Constant, Traced, Walk
+from rlx.backends.op_lowering import has_checks
 from rlx.compile.weights.split import split_prepare
 from rlx.errors import OutOfMemory
 from rlx.ir.graph import Graph
@@ -58,8 +60,8 @@ class _Program:
 
     @cached_property
     def is_nothing(self) -> bool:
-        """Whether no result has an element, so that there is nothing to compute."""
-        return all(0 in shape.static_dims for shape in self.shapes)
+        """Whether no result has an element and nothing is checked, so that there is nothing to compute."""
+        return all(0 in shape.static_dims for shape in self.shapes) and not has_checks(self._lowered)
 
     @cached_property
     def _is_traceable(self) -> bool:
@@ -131,11 +133,23 @@ class MlxExecutable(ExecutableBySizes[_Program, MlxValue]):
         self._ids = id_checks(graph)
         parts = split_prepare(graph)
         self._prepare = None if parts.prepare is None else _Prepare(parts.prepare.freeze(), parts.prepared, space)
+        self._to_pack = weights_to_pack(parts.main) if parts.prepare is None else {}
         super().__init__(parts.main.freeze(), space)
 
     def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> MlxParams:
         params = super().prepare(changed, before, source)
-        return MlxParams(params.values, params.placed, self._prepare)
+        placed = {name: self._packed(name, value) for name, value in params.placed.items()}
+        return MlxParams(params.values, placed, self._prepare)
+
+    def _packed(self, name: str, value: MlxValue) -> MlxValue:
+        """A weight as products read it."""
+        found = self._to_pack.get(name)
+        if found is None or isinstance(value.array, tuple):
+            return value
+        with in_stream():
+            parts = packed(found.form, value.array, (), found.k, found.n)
+            mx.async_eval(*parts)
+        return MlxValue(self._space, parts, value.shape, value.dtype)
 
     def run(  # type: ignore[override]  # values of the device in and out
         self, inputs: Mapping[str, Array | MlxValue], params: Mapping[str, Array] | Prepared
@@ -161,7 +175,7 @@ class MlxExecutable(ExecutableBySizes[_Program, MlxValue]):
 
     def _value(self, array: Any, dims: tuple[int, ...], dtype: Any, outcome: Outcome | None) -> MlxValue:
         if not math.prod(dims):
-            return self._space.put(np.empty(dims, dtype))
+            array = self._space.put(np.empty(dims, dtype)).array
         return MlxValue(self._space, array, dims, dtype, outcome)
 
     def _check_ids(self, graph: Graph, given: Mapping[str, MlxValue]) -> None:

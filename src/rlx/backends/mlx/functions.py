@@ -40,7 +40,7 @@ def _sin(x: Any) -> Any:
     if x.dtype != mx.float64:
         return mx.sin(x)
     t = mx.tan(0.5 * x)
-    return mx.where(x == 0, x, 2.0 * t / (1.0 + t * t))
+    return mx.where(mx.abs(x) < 1e-8, x, 2.0 * t / (1.0 + t * t))
 
 
 def _cos(x: Any) -> Any:

@@ -8,18 +8,30 @@ from rlx.backends.forms.collectives import COLLECTIVE_FORMS
 from rlx.backends.forms.factor_steps import FACTOR_STEPS
 from rlx.backends.forms.gguf_blocks import QUANT_FORMS
 from rlx.backends.forms.running_joins import ORDER_FORMS
-from rlx.backends.mlx import rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction
+from rlx.backends.mlx import (
+    rules_control,
+    rules_fused,
+    rules_linalg,
+    rules_movement,
+    rules_pointwise,
+    rules_reduction,
+)
 from rlx.backends.mlx.dtypes import objection
 from rlx.backends.mlx.walk import RULES
 from rlx.backends.op_lowering import Forms, OpLowering
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.lower import LOSS_FORMS
+from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
+from rlx.ops.attn.attention import Attention
+from rlx.ops.nn.norms import LayerNorm, RmsNorm
 from rlx.ops.pointwise.arithmetic import Binary
 from rlx.ops.pointwise.bits import BitUnary
 from rlx.ops.pointwise.unary import Activation
-from rlx.ops.reduction.reductions import Reduce, ReduceOp
+from rlx.ops.quant.quantized_weights import DequantMatMul
+from rlx.ops.reduction.cumulative import Cumulative
+from rlx.ops.reduction.reductions import Reduce, ReduceOp, Softmax
 from rlx.ops.reduction.window_reductions import ReduceWindow
 from rlx.ops.signal.fourier import Fft
 
@@ -62,6 +74,16 @@ def has_rule(op: Op, types: Sequence[Shape]) -> bool:
             return rules_pointwise.has_activation(op, types[0].dtype)
         case BitUnary():
             return rules_pointwise.has_bit_unary(op)
+        case Attention():
+            return rules_fused.has_attention(op, types)
+        case LayerNorm() | RmsNorm():
+            return rules_fused.has_norm(op, types)
+        case Softmax():
+            return types[0].dtype is not DType.F64
+        case Cumulative():
+            return rules_fused.has_running(op, types)
+        case DequantMatMul():
+            return rules_fused.has_packed_product(op, types)
         case Fft():
             return rules_linalg.has_fft(types)
         case Reduce(kind=kind) | ReduceWindow(kind=kind):
@@ -72,4 +94,4 @@ def has_rule(op: Op, types: Sequence[Shape]) -> bool:
 LOWERING = OpLowering("mlx", "MLX", RULES, has_rule, FORMS, REFUSED, objection)
 
 # The modules of rules register what is in them.
-_LOADED = (rules_control, rules_linalg, rules_movement, rules_pointwise, rules_reduction)
+_LOADED = (rules_control, rules_fused, rules_linalg, rules_movement, rules_pointwise, rules_reduction)

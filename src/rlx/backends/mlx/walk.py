@@ -38,10 +38,10 @@ def rule(*kinds: type[Op]) -> Callable[[Rule], Rule]:
 
 
 class Typed(NamedTuple):
-    """An array of MLX, and the type that it stands for."""
+    """An array of MLX, and what it stands for. Weights in a format of MLX are several arrays."""
 
     array: Any
-    dtype: DType
+    type: Shape
 
 
 class Constant(NamedTuple):
@@ -63,8 +63,13 @@ class Call(NamedTuple):
 
     walk: Walk
     op: Any
-    dtypes: list[DType]
+    operands: list[Shape]
     results: tuple[Shape, ...]
+
+    @property
+    def dtypes(self) -> list[DType]:
+        """The types of the operands."""
+        return [shape.dtype for shape in self.operands]
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -102,15 +107,15 @@ class Walk(Engine[Typed]):
         """Copied once for all walks."""
         if id(array) not in self.constants:
             self.constants[id(array)] = Constant(array, to_mlx(array))
-        return Typed(self.constants[id(array)].there, DType.of(array.dtype))
+        return Typed(self.constants[id(array)].there, Shape(array.shape, DType.of(array.dtype)))
 
     def fetch(self, value: Typed) -> Array:
-        return to_numpy(value.array, value.dtype, tuple(value.array.shape))
+        return to_numpy(value.array, value.type.dtype, value.type.static_dims)
 
     def emit(self, node: Node, operands: Sequence[Typed]) -> Sequence[Typed]:
-        call = Call(self, node.op, [v.dtype for v in operands], node.shapes)
+        call = Call(self, node.op, [v.type for v in operands], node.shapes)
         arrays = [v.array for v in operands]
-        is_double = DType.F64 in (*call.dtypes, *(s.dtype for s in node.shapes))
+        is_double = any(shape.dtype is DType.F64 for shape in (*call.operands, *node.shapes))
         if is_double and has_gpu():
             with in_stream(of_cpu=True):
                 told = RULES[type(node.op)](call, *arrays)
@@ -122,11 +127,11 @@ class Walk(Engine[Typed]):
                 raise InternalError(f"mlx: the rule of {node!r} gives {result.dtype}{result.shape}, not {shape}")
         if self.is_eager:
             mx.eval(results)
-        return [Typed(result, shape.dtype) for result, shape in zip(results, node.shapes)]
+        return [Typed(result, shape) for result, shape in zip(results, node.shapes)]
 
     def outputs(self, graph: Graph, leaves: dict[str, Any]) -> list[Any]:
         """The outputs of a program for arrays of its leaves."""
-        types = {str(n.op.key): n.shape.dtype for n in graph.nodes if n.is_leaf and hasattr(n.op, "key")}
+        types = {str(n.op.key): n.shape for n in graph.nodes if n.is_leaf and hasattr(n.op, "key")}
         return [v.array for v in self.walk(graph, {key: Typed(leaves[key], types[key]) for key in leaves})]
 
     def body(self, graph: Graph, operands: Sequence[Any]) -> list[Any]:

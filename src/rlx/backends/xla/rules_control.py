@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlx.backends.op_lowering import has_checks
 from rlx.backends.xla.rules_pointwise import truth
 from rlx.backends.xla.stablehlo import CODE, Emitter, rule
 from rlx.backends.xla.text import Block, Kind, Value
 from rlx.errors import AssertionFailed
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.ops.control.branches import If, Switch, While
 from rlx.ops.control.effects import RuntimeAssert
 from rlx.ops.control.recomputation import Barrier
@@ -25,12 +25,6 @@ Kinds = tuple[Kind, ...]
 # What a loop is made of: functions of the region, the number of the step and the values that are carried.
 GoesOn = Callable[[Emitter, Value, list[Value]], Value]
 Step = Callable[[Emitter, Value, list[Value]], list[Value]]
-
-_CHECKS = (RuntimeAssert, RequireFactors)
-
-
-def has_checks(graph: Graph) -> bool:
-    return any(isinstance(node.op, _CHECKS) for g in (graph, *all_bodies(graph)) for node in g.nodes)
 
 
 def _all(block: Block, x: Value) -> Value:
