@@ -269,16 +269,16 @@ DIFFERENCES = {
         lambda found: finite_instead(found) | neither_finite(found),
         ("xla", "mlx"),
     ),
-    "parts of transforms in XLA": Difference(
+    "parts of transforms in engines": Difference(
         "real and imaginary parts that do not meet are summed apart, those of the definition together",
         ("Fft",),
         NOT_FINITE,
         lambda found: finite_instead(found) | neither_finite(found),
-        ("xla",),
+        ("xla", "mlx"),
     ),
     "scores that are infinite in MLX": Difference(
-        "its attention has a large number in place of -inf for keys that a row does not see: where a row sees scores of "
-        "-inf alone, which is 0 by the definition, it is NaN, or the keys that are not seen weigh the same",
+        "its attention has a large number in place of -inf for keys that a row does not see: where a row sees scores "
+        "of -inf alone, which is 0 by the definition, it is NaN, or the keys that are not seen weigh the same",
         ("Attention",),
         INFINITE,
         changed,

@@ -4,12 +4,12 @@ from importlib import metadata
 
 import numpy as np
 import pytest
-from rlx.backends.xla.forms_quant import DECODERS
 
 import rlx
 import rlx.hir
 import rlx.sparse
 from conformance.suite import OPS, cases
+from rlx.backends.forms.gguf_blocks import DECODERS
 from rlx.backends.xla import adapter
 from rlx.backends.xla.buckets import free_symbols
 from rlx.backends.xla.lowering import claimed_ops, lowered, require_all

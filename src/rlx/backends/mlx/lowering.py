@@ -47,11 +47,13 @@ FORMS: Forms = {
 
 _IN_PYTHON = "it calls Python while the program runs, and MLX computes when it likes"
 _SPARSE = "its steps follow the pattern of a sparse matrix one after the other; use the device cpu"
+_WIDE = "complex matrices are factored in double precision, and MLX has no c128; use the device cpu or xla"
 REFUSED: dict[str, str] = {
     "HostCallback": _IN_PYTHON,
     "DebugPrint": _IN_PYTHON,
     "Custom": "it is known by what its OpExtension computes in Python; build it from other ops, or register a block",
     "Fft": "MLX has no transforms of double precision; use f32 or c64, or the device cpu or xla",
+    **dict.fromkeys(("Qr", "Svd", "Eigh"), _WIDE),
     **dict.fromkeys(
         (
             "CsrTriangularSolve",
