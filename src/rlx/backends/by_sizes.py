@@ -115,8 +115,9 @@ class ExecutableBySizes(Executable, Generic[P, V]):
         """The device, and what else there is to say about runs, for the report."""
 
     def _put(self, array: Array) -> V:
+        # The space of an engine has values of its own kind.
         value: Any = self._memory.put(array)
-        return value  # type: ignore[no-any-return]  # the space of an engine has its own values
+        return value
 
     def prepare(
         self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = ""
@@ -147,7 +148,7 @@ class ExecutableBySizes(Executable, Generic[P, V]):
             got = f"{value.dtype}{list(value.shape)}"
             raise BindingError(f"@{self._graph.name}: input {name!r} is declared {shape}, got {got}")
         found: Any = value if isinstance(value, DeviceValue) else self._put(np.asarray(value))
-        return found  # type: ignore[no-any-return]  # values of other spaces do not come here
+        return found
 
     @property
     def programs_made(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rlx.backends.mlx.device import mx
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, NodeId
 from rlx.ir.leaves import Param
 from rlx.ir.shape import Shape
 from rlx.ops.quant.quantized_weights import DequantMatMul
@@ -168,7 +168,7 @@ def weights_to_pack(graph: Graph) -> dict[str, WeightToPack]:
     return found
 
 
-def _packed_by(graph: Graph, reader: int, weight: int) -> WeightToPack | None:
+def _packed_by(graph: Graph, reader: NodeId, weight: NodeId) -> WeightToPack | None:
     node = graph.nodes[reader]
     if not isinstance(node.op, DequantMatMul) or list(node.inputs).count(weight) != 1 or node.inputs[1] != weight:
         return None
