@@ -193,8 +193,8 @@ def children(tmp_path_factory):
     return folder, texts
 
 
-# Seen by tests/backends/xla and tests/backends/mlx, which need what it is for.
-OF_ENGINES = {"xla_devices", "xla_buckets", "mlx_mode"}
+# Seen by tests/backends/xla, mlx and tpu, which need what it is for.
+OF_ENGINES = {"xla_devices", "xla_buckets", "mlx_mode", "tpu_hlo_dump"}
 
 
 def test_no_knob_is_forgotten():

@@ -1,7 +1,8 @@
 """docs/backends.md: what becomes of every op on every backend, found by compiling the samples of the op.
 
 Nothing is run and no device is needed: where a target has a generator of kernels and a backend that runs them, its
-pipeline says what it does with a program; the rules of XLA and MLX say what they are told; the others are named with what they are for.
+pipeline says what it does with a program; the rules of XLA and MLX say what they are told; the others are named with
+what they are for.
 """
 
 from __future__ import annotations
@@ -130,9 +131,7 @@ def _on_engine(target: str, cls: type[Op], graph: Graph) -> set[str]:
 
 
 # Targets that bring kernels for whole ops: what they do with an op in a program of its own.
-ENGINES: dict[str, Callable[[type[Op], Graph], set[str]]] = {
-    name: partial(_on_engine, name) for name in ("mlx", "xla")
-}
+ENGINES: dict[str, Callable[[type[Op], Graph], set[str]]] = {name: partial(_on_engine, name) for name in ("mlx", "xla")}
 
 
 def _reason(graph: Graph, node: Node) -> str:

@@ -5,13 +5,14 @@ target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` 
 target web it is a folder with a page that any file server can serve; `rlx serve-web OUT` tries it.
 
 Microcontrollers take integer programs (.rlxq, from `rlx quantize-graph`), or `mnist`, which comes with rlx; OUT is a
-folder with C that needs no library.
+folder with C that needs no library. For TPUs OUT is a folder with an executable and a report of its memory.
 
 examples:
   rlx export cpu smollm2 smollm2.rlxc
   rlx export cpu graph.rlx graph.rlxc --option weights=none
   rlx export web smollm2 page
   rlx export cortex-m digits.rlxq digits-m4 --cpu cortex-m4 --check host
+  rlx export tpu graph.rlx graph-v5e --topology v5e:2x4
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the target")
     parser.add_argument("--cpu", help="the core to write for, as --option cpu=CORE")
     parser.add_argument("--check", help="run what was written and compare (host, qemu), as --option check=WHERE")
+    parser.add_argument("--topology", help="the TPUs to compile for (v5e:2x4), as --option topology=CHIPS")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -64,7 +66,9 @@ def export(target: str, args: argparse.Namespace) -> int:
             raise RlxError(f"an option is NAME=VALUE, got {given!r}; known: {', '.join(exporter.options) or 'none'}")
         options[name] = value
     # `rlx compile` has the other arguments alone.
-    options |= {name: given for name in ("cpu", "check") if (given := getattr(args, name, None)) is not None}
+    options |= {
+        name: given for name in ("cpu", "check", "topology") if (given := getattr(args, name, None)) is not None
+    }
     exporter.checked(options)
     with Waiting(f"exporting {args.model}"):
         if exporter.of_integers:

@@ -31,7 +31,7 @@ from rlx.knobs import knobs
 MOST_BYTES = 1 << 47
 
 
-class _Bound(NamedTuple):
+class BoundProgram(NamedTuple):
     """The program for one combination of sizes."""
 
     program: LoadedProgram
@@ -39,15 +39,13 @@ class _Bound(NamedTuple):
     graph: Graph
 
 
-class XlaExecutable(ExecutableBySizes[_Bound, XlaValue]):
+class XlaExecutable(ExecutableBySizes[BoundProgram, XlaValue]):
     """A program for one device of XLA."""
 
-    name = "xla"
-
     def __init__(self, graph: Graph, space: XlaSpace) -> None:
-        self._space = space
+        self._space, self.name = space, space.target
         self._checks = id_checks(graph)
-        self._donated = _donated(graph)
+        self._donated = donated_inputs(graph)
         super().__init__(graph, space)
 
     @cached_property
@@ -122,18 +120,18 @@ class XlaExecutable(ExecutableBySizes[_Bound, XlaValue]):
             seen.add(id(values[number].buffer))
         return values
 
-    def _compiled(self, graph: Graph) -> _Bound:
+    def _compiled(self, graph: Graph) -> BoundProgram:
         made = lowered(graph)
         require_memory(made, MOST_BYTES)
         module = module_of(made, self._donated)
         program = self._space.client.compile(module.text, self._space.index, graph.name)
-        return _Bound(program, module.failures, graph)
+        return BoundProgram(program, module.failures, graph)
 
     def _where(self) -> str:
         return f"{self._space.device} ({self._space.client.platform})"
 
 
-def _donated(graph: Graph) -> dict[str, int]:
+def donated_inputs(graph: Graph) -> dict[str, int]:
     """The output that is stored over an input, by its name, where both have one type."""
     shapes: dict[str, Shape] = {str(n.op.key): n.shape for n in graph.nodes if isinstance(n.op, Input)}
     return {key: number for number, key in graph.aliases.items() if graph.shape(graph.outputs[number]) == shapes[key]}
