@@ -60,6 +60,7 @@ otherwise.
 {chr(10).join(rows)}
 
 Not in this table, since they have no kernels that rlx runs: {"; ".join(f"`{t.name}` ({t.about})" for t in others)}.
+Programs for TPUs are those of the column xla.
 """
 
 

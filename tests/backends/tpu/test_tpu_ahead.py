@@ -81,9 +81,7 @@ def test_products_are_bf16_unless_somebody_says_otherwise():
 
 
 def test_a_topology_that_does_not_exist():
-    with pytest.raises(
-        RlxError, match="there is no topology 'v99:1'; write chips and their arrangement"
-    ):
+    with pytest.raises(RlxError, match="there is no topology 'v99:1'; write chips and their arrangement"):
         compile_ahead(dense(), "v99:1")
 
 
@@ -120,7 +118,7 @@ class TestWithLibtpu:
 
             return w - 0.1 * rlx.grad(loss)(w)
 
-        g = rlx.trace(step)(np.ones((128, 128), "f4"), np.ones((6, 8, 128), "f4"))
+        g = rlx.trace(step, np.ones((128, 128), "f4"), np.ones((6, 8, 128), "f4"))
         assert compile_ahead(getattr(g, "graph", g)).fits
 
     def test_sizes_that_are_not_known(self):

@@ -102,8 +102,9 @@ def compile_ahead(
     if topology.partition(":")[0] not in CHIP_BYTES:
         raise RlxError(f"tpu: there is no topology {topology!r}; write chips and their arrangement, as in v5e:2x4")
     library = require_library()
-    # Nobody is asked which TPU this machine is.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    # Nobody is asked which TPU this machine is, and other processes may compile as well: no chip is taken.
+    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
+        os.environ.setdefault(name, "1")
     bound = bind_graph(graph, dict(sizes)) if sizes else graph
     free = bound.dynamic_symbols()
     if free:

@@ -232,8 +232,11 @@ def load_plugin(name: str, library: str) -> None:
     require_installed()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with _translated(f"the plugin {library} cannot be loaded"):
-        _xla().load_pjrt_plugin_dynamically(name, library)
-        _xla().initialize_pjrt_plugin(name)
+        # What failed halfway is not done again.
+        if not _xla().pjrt_plugin_loaded(name):
+            _xla().load_pjrt_plugin_dynamically(name, library)
+        if not _xla().pjrt_plugin_initialized(name):
+            _xla().initialize_pjrt_plugin(name)
 
 
 @cache
