@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager
 from functools import cache
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -22,19 +21,18 @@ OLDEST = (0, 32)
 REMEDY = 'pip install "rlx[mlx]"'
 
 
-class _Module:
-    """A module that is imported when it is first asked for something."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+class _Mlx:
+    """The module, imported when it is first asked for something."""
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(import_module(self._name), name)
+        import mlx.core
+
+        value = getattr(mlx.core, name)
         setattr(self, name, value)
         return value
 
 
-mx: Any = _Module("mlx.core")
+mx: Any = _Mlx()
 
 
 class Installed(NamedTuple):
