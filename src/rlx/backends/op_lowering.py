@@ -15,7 +15,7 @@ from typing import Any
 from rlx.backends.compile_options import CompileOptions
 from rlx.backends.engine import OP_FORMS
 from rlx.compile.claims.legalize import LegalizeError, Offender
-from rlx.errors import BindingError, OpError, ShapeError
+from rlx.errors import BindingError, OpError, RlxError, ShapeError
 from rlx.ir.binding import bind_graph
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant, Input, Param, Project
@@ -24,6 +24,7 @@ from rlx.ir.rewrite.dead_code import DeadCodeElimination
 from rlx.ir.rewrite.rebuild import Replacement, all_bodies, map_bodies, rebuild
 from rlx.ir.shape import Shape
 from rlx.ops.control.effects import RuntimeAssert
+from rlx.ops.linalg.solve import not_finite, not_positive_definite, singular
 from rlx.ops.lowered.factor_steps import RequireFactors
 
 Form = Callable[..., Any]
@@ -39,6 +40,13 @@ def has_checks(graph: Graph) -> bool:
     return any(
         isinstance(node.op, RuntimeAssert | RequireFactors) for g in (graph, *all_bodies(graph)) for node in g.nodes
     )
+
+
+def failed_factors(op: RequireFactors, size: int) -> RlxError:
+    """What a run ends with if matrices of a size do not have the factors that are asked for."""
+    if op.of == "cholesky":
+        return not_positive_definite(op.of)
+    return not_finite(op.of) if op.of == "svd" else singular(op.of, size)
 
 
 class OpLowering:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,8 @@ def test_the_report_says_how_programs_run():
         assert c.run(x=np.ones((rows, 4), "f4"))[0].shape == (rows, 4)
     with rlx.knobs(mlx_mode="lazy"):
         assert "lazy, 2 programs compiled so far" in c.report
+    looped = rlx.Session("mlx").compile(rlx.trace(flow, np.ones((4, 2), "f4"), np.int32(0)).graph)
+    assert "4 loops and branches driven from the host, 1 program compiled so far" in looped.report
 
 
 def test_a_mode_that_does_not_exist():
@@ -189,6 +192,17 @@ def test_weights_in_formats_of_mlx(name, mode, monkeypatch):
     assert asked and set(asked) == {8 if "8" in name else 4}
     for got, wanted in zip(*results):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_other_scales_are_seen():
+    g = rlx.Graph("g")
+    x, w = g.input("x", (1, 32), "f32"), g.param("w", (32, 2), "i8")
+    g.set_outputs([DequantMatMul(QuantScheme.int8_block(32), 2)(x, w, g.param("s", (1, 2), "f32"))])
+    c = rlx.Session("mlx").compile(g)
+    c.set_param("w", np.ones((32, 2), "i1"))
+    for scale in (1.0, 3.0):
+        c.set_param("s", np.full((1, 2), scale, "f4"))
+        np.testing.assert_allclose(c.run(x=np.ones((1, 32), "f4"))[0], np.full((1, 2), 32 * scale))
 
 
 def test_params_stay_on_the_device(monkeypatch):
@@ -295,3 +309,9 @@ print(type(x).__name__, x.device, (x + 1).device, rlx.jit(lambda x: x * 2)(np.on
 print(rlx.grad(lambda x: (x * x).sum())(np.ones(3, "f4")).device)
 """
     assert alone(code, RLX_BACKEND="mlx", RLX_MLX_MODE="lazy") == ["DeviceArray", "mlx", "mlx", "mlx", "mlx"]
+
+
+def test_a_language_model_says_the_same():
+    path = str(resources.files("rlx.models") / "data" / "tiny.gguf")
+    texts = [rlx.load(path, device=device).generate("Once", max_tokens=8, temperature=0) for device in ("mlx", "cpu")]
+    assert texts[0] == texts[1]

@@ -24,7 +24,7 @@ from rlx.backends.mlx.device import has_gpu, in_stream, most_bytes, mx
 from rlx.backends.mlx.dtypes import LONGEST
 from rlx.backends.mlx.lowering import LOWERING
 from rlx.backends.mlx.quantized_weights import packed, weights_to_pack
-from rlx.backends.mlx.rules_control import host_decisions, is_traceable
+from rlx.backends.mlx.rules_control import driven_from_host, is_traceable
 from rlx.backends.mlx.walk import Constant, Traced, Walk
 from rlx.backends.op_lowering import has_checks
 from rlx.compile.weights.split import split_prepare
@@ -55,7 +55,7 @@ class _Program:
         self._keys = [str(n.op.key) for n in graph.nodes if isinstance(n.op, Input | Param)]
         self._constants: dict[int, Constant] = {}
         self._bodies: dict[int, Any] = {}
-        self.host_decisions = host_decisions(self._lowered)
+        self.driven = driven_from_host(self._lowered)
         self._traced: Traced | None = None
 
     @cached_property
@@ -133,23 +133,30 @@ class MlxExecutable(ExecutableBySizes[_Program, MlxValue]):
         self._ids = id_checks(graph)
         parts = split_prepare(graph)
         self._prepare = None if parts.prepare is None else _Prepare(parts.prepare.freeze(), parts.prepared, space)
-        self._to_pack = weights_to_pack(parts.main) if parts.prepare is None else {}
+        read_before = {str(n.op.key) for n in parts.prepare.params} if parts.prepare is not None else set()
+        self._to_pack = {key: how for key, how in weights_to_pack(parts.main).items() if key not in read_before}
+        # Loops and branches in the program that was made last.
+        self._driven = 0
         super().__init__(parts.main.freeze(), space)
 
     def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> MlxParams:
         params = super().prepare(changed, before, source)
-        placed = {name: self._packed(name, value) for name, value in params.placed.items()}
-        return MlxParams(params.values, placed, self._prepare)
+        return MlxParams(params.values, self._packed(params, changed), self._prepare)
 
-    def _packed(self, name: str, value: MlxValue) -> MlxValue:
-        """A weight as products read it."""
-        found = self._to_pack.get(name)
-        if found is None or isinstance(value.array, tuple):
-            return value
-        with in_stream():
-            parts = packed(found.form, value.array, (), found.k, found.n)
-            mx.async_eval(*parts)
-        return MlxValue(self._space, parts, value.shape, value.dtype)
+    def _packed(self, params: PlacedParams[MlxValue], changed: Mapping[str, Array]) -> dict[str, MlxValue]:
+        """Params with weights as products read them, once all that belongs to one is there."""
+        placed = dict(params.placed)
+        for name, how in self._to_pack.items():
+            parts = {name, *how.sides}
+            if not parts <= placed.keys() or (isinstance(placed[name].array, tuple) and not parts & changed.keys()):
+                continue
+            value = placed[name]
+            raw = self._space.put(params.values[name]) if isinstance(value.array, tuple) else value
+            with in_stream():
+                made = packed(how.form, raw.array, [placed[side].array for side in how.sides], how.k, how.n)
+                mx.async_eval(*made)
+            placed[name] = MlxValue(self._space, made, value.shape, value.dtype)
+        return placed
 
     def run(  # type: ignore[override]  # values of the device in and out
         self, inputs: Mapping[str, Array | MlxValue], params: Mapping[str, Array] | Prepared
@@ -185,7 +192,10 @@ class MlxExecutable(ExecutableBySizes[_Program, MlxValue]):
                 check_ids(check.op, given[check.key].numpy(), check.sizes, check.key)
 
     def _compiled(self, graph: Graph) -> _Program:
-        return _Program(graph)
+        made = _Program(graph)
+        self._driven = made.driven
+        return made
 
     def _where(self) -> str:
-        return f"{self._space.about}, {mode()}"
+        loops = f", {self._driven} loops and branches driven from the host" if self._driven else ""
+        return f"{self._space.about}, {mode()}{loops}"

@@ -149,15 +149,16 @@ def _beside(form: Packing, weight: Any, sides: Sequence[Any], k: int, n: int) ->
 
 
 class WeightToPack(NamedTuple):
-    """A param that products read packed."""
+    """A param that products read packed; `sides` are the params with its scales and zero points."""
 
     form: Packing
+    sides: tuple[str, ...]
     k: int
     n: int
 
 
 def weights_to_pack(graph: Graph) -> dict[str, WeightToPack]:
-    """The params that nothing reads but products with weights in GGUF blocks, all in one form, by name."""
+    """The params that nothing reads but products with weights that MLX has a format for, all in one form, by name."""
     uses = graph.use_map()
     found: dict[str, WeightToPack] = {}
     for node in graph.params:
@@ -174,7 +175,8 @@ def _packed_by(graph: Graph, reader: NodeId, weight: NodeId) -> WeightToPack | N
         return None
     types = [graph.shape(i) for i in node.inputs]
     form = packing_of(node.op, types)
-    # Scales beside the codes may not be params, so these are packed by the run.
-    if form is None or not form.scheme.is_gguf:
+    sides = [graph.nodes[i].op for i in node.inputs[2:]]
+    if form is None or not all(isinstance(side, Param) for side in sides):
         return None
-    return WeightToPack(form, int(types[0].dims[-1]), int(node.shape.dims[-1]))
+    keys = tuple(str(side.key) for side in sides if isinstance(side, Param))
+    return WeightToPack(form, keys, int(types[0].dims[-1]), int(node.shape.dims[-1]))

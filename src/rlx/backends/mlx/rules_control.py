@@ -16,6 +16,7 @@ from rlx.backends.mlx.dtypes import mlx_type
 from rlx.backends.mlx.rules_movement import whole
 from rlx.backends.mlx.rules_pointwise import truth
 from rlx.backends.mlx.walk import Call, rule
+from rlx.backends.op_lowering import failed_factors
 from rlx.errors import AssertionFailed
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite.rebuild import all_bodies
@@ -23,7 +24,6 @@ from rlx.ops.control.branches import If, Switch, While
 from rlx.ops.control.effects import RuntimeAssert
 from rlx.ops.control.recomputation import Barrier
 from rlx.ops.control.scans import Scan, checkpoint_steps
-from rlx.ops.linalg.solve import not_finite, not_positive_definite, singular
 from rlx.ops.lowered.factor_steps import RequireFactors
 
 # A scan of more steps would make a compiled program long; and so many steps are told before MLX begins to compute.
@@ -39,9 +39,9 @@ def _needs_host(op: Any) -> bool:
     return isinstance(op, If | Switch | While) or (isinstance(op, Scan) and int(op.length) > _FEW_STEPS)
 
 
-def host_decisions(graph: Graph) -> int:
-    """The ops for which a run waits for numbers."""
-    return sum(isinstance(n.op, If | Switch | While) for g in (graph, *all_bodies(graph)) for n in g.nodes)
+def driven_from_host(graph: Graph) -> int:
+    """The loops and branches of a program, none of which MLX has a form for."""
+    return sum(isinstance(n.op, If | Switch | While | Scan) for g in (graph, *all_bodies(graph)) for n in g.nodes)
 
 
 def _inside(call: Call, body: Graph, operands: Sequence[Any]) -> list[Any]:
@@ -126,10 +126,5 @@ def _runtime_assert(call: Call, x: Any, condition: Any) -> Any:
 
 @rule(RequireFactors)
 def _require_factors(call: Call, found: Any) -> Any:
-    of = call.op.of
-    if of == "cholesky":
-        error = not_positive_definite(of)
-    else:
-        error = not_finite(of) if of == "svd" else singular(of, found.shape[-1])
-    call.walk.require(_all(found), error)
+    call.walk.require(_all(found), failed_factors(call.op, found.shape[-1]))
     return found
