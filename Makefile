@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-cuda lint types unit unit-avx2 docs tools test-targets test-targets-full test-peers test-long test-real clean
+.PHONY: demo test test-cuda lint types unit unit-avx2 docs tools tools-full test-targets test-targets-full test-peers test-long test-real clean
 
 demo: $(VENV)/.llm
 	$(BIN)/python examples/demo.py
@@ -33,6 +33,9 @@ docs: $(VENV)/.llm
 
 tools: $(VENV)/.dev
 	tools/install_tools.sh $(BIN)/python
+
+tools-full: $(VENV)/.dev
+	tools/install_tools.sh $(BIN)/python full
 
 test-targets: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m targets

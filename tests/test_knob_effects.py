@@ -193,12 +193,12 @@ def children(tmp_path_factory):
     return folder, texts
 
 
-# Seen by tests/backends/xla, which need what it is for.
-OF_XLA = {"xla_devices", "xla_buckets"}
+# Seen by tests/backends/xla, mlx and tpu, which need what it is for.
+OF_ENGINES = {"xla_devices", "xla_buckets", "mlx_mode", "tpu_hlo_dump"}
 
 
 def test_no_knob_is_forgotten():
-    listed = {name.partition("=")[0] for name in SEEN} | set(FILES) | {"override"} | OF_XLA
+    listed = {name.partition("=")[0] for name in SEEN} | set(FILES) | {"override"} | OF_ENGINES
     assert listed == {knob.name for knob in all_knobs()}
 
 

@@ -1,11 +1,13 @@
 """docs/backends.md: what becomes of every op on every backend, found by compiling the samples of the op.
 
 Nothing is run and no device is needed: where a target has a generator of kernels and a backend that runs them, its
-pipeline says what it does with a program; XLA's rules say what they write; the others are named with what they are for.
+pipeline says what it does with a program; the rules of XLA and MLX say what they are told; the others are named with
+what they are for.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -39,7 +41,7 @@ def backends_page(note: str) -> str:
 
 Every op on every backend that compiles programs, found by compiling the samples that the op declares:
 
-- **native**: a kernel, or part of one; on `xla` it is written as it is, in ops of StableHLO;
+- **native**: a kernel, or part of one; `xla` and `mlx` are told it as it is, in their own ops;
 - **lowered**: it becomes other ops first, which have kernels;
 - **host**: it, or what it becomes, runs by its definition in NumPy on the host, for the reason given;
   "partly" for some samples, or for a part of what it becomes. tests/backends/test_native_coverage.py keeps the list for
@@ -58,6 +60,7 @@ otherwise.
 {chr(10).join(rows)}
 
 Not in this table, since they have no kernels that rlx runs: {"; ".join(f"`{t.name}` ({t.about})" for t in others)}.
+Programs for TPUs are those of the column xla.
 """
 
 
@@ -116,20 +119,20 @@ def _verdicts(cls: type[Op], graph: Graph, pipeline: CompilePipeline) -> set[str
     return verdicts or {"lowered"}
 
 
-def _on_xla(cls: type[Op], graph: Graph) -> set[str]:
-    from rlx.backends.xla.lowering import has_rule, lowered, refusal_of
+def _on_engine(target: str, cls: type[Op], graph: Graph) -> set[str]:
     from rlx.compile.claims.legalize import LegalizeError
 
+    lowering = importlib.import_module(f"rlx.backends.{target}.lowering").LOWERING
     node = next(n for n in graph.nodes if type(n.op) is cls)
     try:
-        lowered(graph)
+        lowering.lowered(graph)
     except LegalizeError as error:
-        return {f"refused: {refusal_of(error.offenders[0].kind)}"}
-    return {"native" if has_rule(node.op, [graph.shape(i) for i in node.inputs]) else "lowered"}
+        return {f"refused: {error.reasons[error.offenders[0].kind]}"}
+    return {"native" if lowering.has_rule(node.op, [graph.shape(i) for i in node.inputs]) else "lowered"}
 
 
 # Targets that bring kernels for whole ops: what they do with an op in a program of its own.
-ENGINES: dict[str, Callable[[type[Op], Graph], set[str]]] = {"xla": _on_xla}
+ENGINES: dict[str, Callable[[type[Op], Graph], set[str]]] = {name: partial(_on_engine, name) for name in ("mlx", "xla")}
 
 
 def _reason(graph: Graph, node: Node) -> str:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what `make test-targets` needs and this machine lacks; a second run finds everything and does nothing. What
 # cannot be had is named, and the tests that need it are skipped: it is no reason to stop.
-# Usage: tools/install_tools.sh PYTHON, the interpreter whose environment gets the packages.
+# Usage: tools/install_tools.sh PYTHON [full], the interpreter whose environment gets the packages; with `full`, those
+# of more than 500 MB too.
 set -euo pipefail
-python=${1:?usage: tools/install_tools.sh PYTHON}
+python=${1:?usage: tools/install_tools.sh PYTHON [full]}
 root=$(dirname "$0")/..
 
 # from_pypi WHAT MODULE REQUIREMENT: a Python package, unless it is there in a version that will do.
@@ -41,6 +42,14 @@ fi
 
 # XLA for the device `xla`, in the version that its adapter knows.
 from_pypi XLA jaxlib "$(sed -n 's/^xla = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")"
+
+# The compiler for TPUs, which needs none of them; it is proprietary, and large.
+if [ "${2:-}" = full ]; then
+    from_pypi TPU libtpu libtpu
+fi
+
+# MLX for the device `mlx`, with the part of it that computes on a CPU.
+from_pypi MLX mlx.core "mlx[cpu]>=0.32"
 
 # WebAssembly in this process. Pages are run by node, and by a browser where there is one.
 from_pypi WebAssembly wasmtime "wasmtime>=20"

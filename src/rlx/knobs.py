@@ -187,6 +187,12 @@ class Knobs:
     xla_buckets = Knob(
         *_OFF, "round sizes of XLA programs up to powers of two where rows are independent, so that fewer are compiled"
     )
+    mlx_mode = Knob[str | None](
+        None,
+        _choice(lazy="", compiled="", eager=""),
+        "how MLX runs programs: lazy, compiled or eager; unset: compiled on a GPU, lazy on a CPU",
+    )
+    tpu_hlo_dump = Knob(*_TEXT, "directory that receives programs for TPUs as StableHLO, and as HLO when XLA is done")
     arena_align = Knob(64, _power_of_two, "alignment of buffers in the arena, in bytes")
 
     def __call__(self, **values: object) -> AbstractContextManager[Knobs]:

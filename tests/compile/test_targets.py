@@ -77,7 +77,7 @@ def test_reasons_of_absence_are_errors_of_their_own(why, error):
         require(Selection(absent))
 
 
-@pytest.mark.parametrize("name", [n for n in KNOWN if n not in ("cpu", "reference", "cuda", "xla", "wasm")])
+@pytest.mark.parametrize("name", [n for n in KNOWN if n not in ("cpu", "reference", "cuda", "xla", "mlx", "wasm")])
 def test_what_is_not_here_says_so_without_the_words_of_the_unknown(name):
     with pytest.raises(BackendError) as caught:
         rlx.Session(name)

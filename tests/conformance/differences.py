@@ -228,8 +228,8 @@ DIFFERENCES = {
         ("several poisons",),
         lambda found: np.isinf(found.got) & found.changed,
     ),
-    "overflow in XLA": Difference(
-        "as for others, in ops that it takes apart or joins otherwise: a sum of equal numbers is a product, and layers "
+    "overflow in engines": Difference(
+        "as for others, in ops that they take apart or join otherwise: a sum of equal numbers is a product, and layers "
         "of blocks are not fused",
         (
             *("AllReduce", "GaussianSplatRender", "HirAttention", "HirRmsNorm", "LlamaDecoderBlock", "Pinv"),
@@ -237,7 +237,7 @@ DIFFERENCES = {
         ),
         OVERFLOWING,
         everything,
-        ("xla",),
+        ("xla", "mlx"),
     ),
     "quotients in XLA": Difference(
         "a finite complex number by an infinite one is 0 there, NaN where the definition divides part by part",
@@ -261,13 +261,13 @@ DIFFERENCES = {
         as_far_as_plain,
         ("xla",),
     ),
-    "padding in XLA": Difference(
-        "its convolutions add up existing products alone, the definition multiplies zeros around the image by the "
+    "padding in engines": Difference(
+        "their convolutions add up existing products alone, the definition multiplies zeros around the image by the "
         "weights, which lets NaN and infinities of these through",
         ("Conv",),
         NOT_FINITE,
         lambda found: finite_instead(found) | neither_finite(found),
-        ("xla",),
+        ("xla", "mlx"),
     ),
     "parts of transforms": Difference(
         "real and imaginary parts that do not meet are summed apart; in the definition a complex scale multiplies them "
@@ -275,6 +275,14 @@ DIFFERENCES = {
         ("Fft", "FftHalves", "FftLines", "Irfft", "Rfft"),
         NOT_FINITE,
         lambda found: finite_instead(found) | neither_finite(found),
+    ),
+    "scores that are infinite in MLX": Difference(
+        "its attention has a large number in place of -inf for keys that a row does not see: where a row sees scores "
+        "of -inf alone, which is 0 by the definition, it is NaN, or the keys that are not seen weigh the same",
+        ("Attention",),
+        INFINITE,
+        changed,
+        ("mlx",),
     ),
     "Gaussians that are not finite": Difference(
         "whether a Gaussian covers a pixel is a comparison of numbers that are NaN or overflow in f32 and not in f64; "

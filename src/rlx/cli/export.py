@@ -5,7 +5,8 @@ target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` 
 target web it is a folder with a page that any file server can serve; `rlx serve-web OUT` tries it.
 
 Microcontrollers take integer programs (.rlxq, from `rlx quantize-graph`), or `mnist`, which comes with rlx; OUT is a
-folder with C that needs no library. The target fpga takes them too; OUT is a folder with Verilog and a testbench.
+folder with C that needs no library. The target fpga takes them too; OUT is a folder with Verilog and a testbench. For
+TPUs OUT is a folder with an executable and a report of its memory.
 
 examples:
   rlx export cpu smollm2 smollm2.rlxc
@@ -13,6 +14,7 @@ examples:
   rlx export web smollm2 page
   rlx export cortex-m digits.rlxq digits-m4 --cpu cortex-m4 --check host
   rlx export fpga mnist digits-up5k --part up5k --max-cycles 400000 --report --check
+  rlx export tpu graph.rlx graph-v5e --topology v5e:2x4
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PAGE",
         help="also write an HTML page about memory and work, as --option report=PAGE",
     )
+    parser.add_argument("--topology", help="the TPUs to compile for (v5e:2x4), as --option topology=CHIPS")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -75,7 +78,7 @@ def export(target: str, args: argparse.Namespace) -> int:
             raise RlxError(f"an option is NAME=VALUE, got {given!r}; known: {', '.join(exporter.options) or 'none'}")
         options[name] = value
     # `rlx compile` has the other arguments alone.
-    for name in ("cpu", "part", "max-cycles", "report", "check"):
+    for name in ("cpu", "part", "max-cycles", "report", "check", "topology"):
         if (given := getattr(args, name.replace("-", "_"), None)) is not None:
             options[name] = given
     exporter.checked(options)

@@ -20,7 +20,7 @@ import numpy as np
 from rlx.backends.api import Executable
 from rlx.backends.memory_space import DeviceValue, HostArray, MemorySpace, Shard
 from rlx.compile.target import require, select
-from rlx.errors import BindingError, RlxError, ShardingError
+from rlx.errors import BindingError, ShardingError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op

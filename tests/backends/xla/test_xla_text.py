@@ -9,9 +9,9 @@ import rlx
 import rlx.hir
 import rlx.sparse
 from conformance.suite import OPS, cases
+from rlx.backends.forms.gguf_blocks import DECODERS
 from rlx.backends.xla import adapter
 from rlx.backends.xla.buckets import free_symbols
-from rlx.backends.xla.forms_quant import DECODERS
 from rlx.backends.xla.lowering import claimed_ops, lowered, require_all
 from rlx.backends.xla.stablehlo import module_of
 from rlx.backends.xla.text import Block, Kind

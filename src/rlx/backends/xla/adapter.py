@@ -445,9 +445,89 @@ def connect(address: str, bind: str, host: str, processes: int, rank: int, timeo
     return made
 
 
+@cache
+def load_plugin(name: str, library: str) -> None:
+    """Make a plugin of PJRT known, by the path of its library; a process loads one once."""
+    require_installed()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with _translated(f"the plugin {library} cannot be loaded"):
+        # What failed halfway is not done again.
+        if not _xla().pjrt_plugin_loaded(name):
+            _xla().load_pjrt_plugin_dynamically(name, library)
+        if not _xla().pjrt_plugin_initialized(name):
+            _xla().initialize_pjrt_plugin(name)
+
+
+@cache
+def open_plugin(name: str, library: str) -> Client:
+    """The devices that a plugin finds."""
+    load_plugin(name, library)
+    with _translated(f"the plugin {library} finds no device"):
+        return Client(_xla().make_c_api_client(name, {}, None))
+
+
+class AheadProgram:
+    """A module compiled for a device that need not be here."""
+
+    def __init__(self, executable: Any, device_kind: str) -> None:
+        self._executable, self.device_kind = executable, device_kind
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes on the device."""
+        found = self._executable.get_compiled_memory_stats()
+        names = {"arguments": "argument", "results": "output", "shared": "alias", "scratch": "temp"}
+        names["code"] = "generated_code"
+        return {ours: int(getattr(found, f"{theirs}_size_in_bytes")) for ours, theirs in names.items()}
+
+    @property
+    def layouts(self) -> tuple[list[str], list[str]]:
+        """How arguments and results lie in memory."""
+        made = self._executable
+        return [str(x) for x in made.get_parameter_layouts()], [str(x) for x in made.get_output_layouts()]
+
+    @property
+    def flops(self) -> float:
+        """What XLA counts for a run. The seconds that it expects are of no use: they come out negative."""
+        return float(self._executable.cost_analysis().get("flops", 0.0))
+
+    def serialized(self) -> bytes:
+        return bytes(self._executable.serialize())
+
+    def optimized_text(self) -> str:
+        """What XLA made of the program, as HLO."""
+        return "\n".join(module.to_string() for module in self._executable.hlo_modules())
+
+
+def compile_for_topology(name: str, library: str, topology: str, text: str, program: str) -> AheadProgram:
+    """A module for one chip of a topology of the TPU plugin, none of which need be here."""
+    load_plugin(name, library)
+    with _translated(f"there is no topology {topology!r}"):
+        devices = _xla().make_tfrt_tpu_c_api_device_topology(topology)._make_compile_only_devices()
+    options = _xla().CompileOptions()
+    options.num_replicas = options.num_partitions = 1
+    options.device_assignment = _xla().DeviceAssignment.create(np.array([[devices[0].id]]))
+    with _translated(f"@{program} cannot be compiled for {topology}"), _mlir_context():
+        chosen = _xla().DeviceList((devices[0],))
+        made = devices[0].client.compile(_parsed(text), executable_devices=chosen, compile_options=options)
+    return AheadProgram(made, str(devices[0].device_kind))
+
+
 def checked_module(text: str) -> str:
     """The text again as jaxlib's parser writes it, once its verifier has found nothing wrong."""
     require_installed()
+    with _mlir_context(), _translated("the verifier of StableHLO refuses a module"):
+        return str(_parsed(text))
+
+
+def _parsed(text: str) -> Any:
+    from jaxlib.mlir import ir
+
+    return ir.Module.parse(text)
+
+
+def _mlir_context() -> Any:
+    """What modules of StableHLO are parsed in."""
     from jaxlib.mlir import ir
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
     from jaxlib.mlir.dialects import chlo, sdy, stablehlo
@@ -459,5 +539,4 @@ def checked_module(text: str) -> str:
     context.load_all_available_dialects()
     for dialect in (stablehlo, chlo, sdy):
         dialect.register_dialect(context)
-    with context, _translated("the verifier of StableHLO refuses a module"):
-        return str(ir.Module.parse(text))
+    return context

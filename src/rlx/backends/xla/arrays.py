@@ -140,9 +140,9 @@ class ShardedValue(DeviceValue):
 class XlaSpace(MemorySpace):
     """The memory of one device."""
 
-    def __init__(self, client: Client, index: int) -> None:
-        self.client, self.index = client, index
-        self.device = f"xla:{index}" if index else "xla"
+    def __init__(self, client: Client, index: int, target: str = "xla") -> None:
+        self.client, self.index, self.target = client, index, target
+        self.device = f"{target}:{index}" if index else target
 
     @property
     def mesh_devices(self) -> list[MeshDevice]:

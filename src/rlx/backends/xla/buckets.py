@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.backends.xla.rules_control import has_checks
+from rlx.backends.op_lowering import has_checks
 from rlx.errors import RlxError
 from rlx.ir.dims import Dim, product
 from rlx.ir.graph import Graph, Node

@@ -7,30 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlx.backends.op_lowering import failed_factors, has_checks
 from rlx.backends.xla.rules_pointwise import truth
 from rlx.backends.xla.stablehlo import CODE, Emitter, rule
 from rlx.backends.xla.text import Block, Kind, Value
 from rlx.errors import AssertionFailed
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.ops.control.branches import If, Switch, While
 from rlx.ops.control.effects import RuntimeAssert
 from rlx.ops.control.recomputation import Barrier
 from rlx.ops.control.scans import Scan, checkpoint_steps
-from rlx.ops.linalg.solve import not_finite, not_positive_definite, singular
 from rlx.ops.lowered.factor_steps import RequireFactors
 
 Kinds = tuple[Kind, ...]
 # What a loop is made of: functions of the region, the number of the step and the values that are carried.
 GoesOn = Callable[[Emitter, Value, list[Value]], Value]
 Step = Callable[[Emitter, Value, list[Value]], list[Value]]
-
-_CHECKS = (RuntimeAssert, RequireFactors)
-
-
-def has_checks(graph: Graph) -> bool:
-    return any(isinstance(node.op, _CHECKS) for g in (graph, *all_bodies(graph)) for node in g.nodes)
 
 
 def _all(block: Block, x: Value) -> Value:
@@ -187,9 +180,5 @@ def _runtime_assert(e: Emitter, op: RuntimeAssert, operands: list[Value], kinds:
 @rule(RequireFactors)
 def _require_factors(e: Emitter, op: RequireFactors, operands: list[Value], kinds: Kinds) -> Value:
     (found,) = operands
-    if op.of == "cholesky":
-        error = not_positive_definite(op.of)
-    else:
-        error = not_finite(op.of) if op.of == "svd" else singular(op.of, found.dims[-1])
-    e.require(_all(e.block, found), error)
+    e.require(_all(e.block, found), failed_factors(op, found.dims[-1]))
     return found

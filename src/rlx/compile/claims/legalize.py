@@ -45,11 +45,11 @@ class LegalizeResult(NamedTuple):
 
 
 class LegalizeError(BackendError):
-    """A program that a backend cannot run, even rewritten; `offenders` says why."""
+    """A program that a backend cannot run, even rewritten; `offenders` says which nodes, `reasons` why, by kind."""
 
     def __init__(self, backend: str, offenders: Sequence[Offender], reasons: Mapping[str, str] | None = None) -> None:
         super().__init__(format_legalize_error(backend, offenders, reasons))
-        self.offenders = tuple(offenders)
+        self.offenders, self.reasons = tuple(offenders), dict(reasons or {})
 
 
 def legalize_for_backend(graph: Graph, supported: Collection[str]) -> LegalizeResult:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rlx.backends.xla.forms_factors import orthogonal_rows, reflected_basis, reflectors
+from rlx.backends.forms.factor_steps import orthogonal_rows, reflected_basis, reflectors
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.ir.dims import dim_min
 from rlx.ir.dtype import DType
