@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rlx.backends.wgpu.code import WgslCode
 from rlx.errors import InternalError
-from rlx.kernels.emit.wgsl_emit import ARGUMENTS, MOST_ARGUMENTS, Bound, WgslKernel, wgsl_module
+from rlx.kernels.emit.wgsl_emit import Bound, WgslKernel, wgsl_module
 
 # Bind groups that are remembered.
 KEPT_GROUPS = 4096
@@ -34,7 +34,7 @@ class Form(NamedTuple):
 
     @property
     def argument_bytes(self) -> int:
-        return 4 * (ARGUMENTS if self.code.scalars <= ARGUMENTS else MOST_ARGUMENTS)
+        return 4 * self.code.argument_words
 
 
 class Pipelines:

@@ -83,7 +83,9 @@ class Recorder:
         step = -(-form.argument_bytes // _ALIGN) * _ALIGN
         if self._end + step > ARGUMENT_BYTES:
             self.flush()
-        self._arguments[self._end // 4 : self._end // 4 + len(starts) + len(scalars)] = [*starts, *scalars]
+        first = self._end // 4
+        self._arguments[first : first + len(starts) + len(scalars)] = [*starts, *scalars]
+        self._arguments[first + code.argument_words - 1] = 0
         self._commands.append(_Dispatch(form, tuple(order), self._end, blocks))
         self._end += step
 

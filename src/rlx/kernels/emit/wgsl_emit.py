@@ -5,6 +5,9 @@ forbids to bind memory that is written twice: a `Bound` for each buffer paramete
 than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers begin, then
 sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
 
+Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a >= b. The loop IR means what it says:
+where two operations could become one, the value between them is joined with a word that only the run knows to be 0.
+
 >>> from rlx.ir.dtype import DType
 >>> from rlx.kernels.ir.builder import KernelBuilder
 >>> from rlx.kernels.words.words import in_words
@@ -65,13 +68,14 @@ from rlx.kernels.ir.loop_ir import (
 
 # Blocks side by side; a dimension of a grid has at most 65535.
 GRID_ROW = 32768
-# Scalars of most kernels, and of the largest.
+# Words of arguments of most kernels, and of the largest; the last of them is always 0.
 ARGUMENTS, MOST_ARGUMENTS = 64, 1024
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "quotient": "/", "rem": "%", "and": "&", "or": "|", "xor": "^"}
 _LOGICAL = {"and": "&&", "or": "||", "xor": "!="}
 _CALLS = {"sqrt", "floor", "ceil", "trunc", "round", "abs", "fma"}
+_SUMS = {"add", "sub", "fma"}
 _LANES = "xyzw"
 
 
@@ -91,8 +95,9 @@ class WgslKernel(NamedTuple):
     bounds: tuple[Bound, ...]
 
 
-def scalar_count(kernel: Kernel) -> int:
-    return sum(isinstance(p, Value) for p in kernel.params)
+def argument_words(kernel: Kernel) -> int:
+    """How many words of arguments are bound to a kernel."""
+    return ARGUMENTS if sum(isinstance(p, Value) for p in kernel.params) < ARGUMENTS else MOST_ARGUMENTS
 
 
 def wgsl_module(kernels: Sequence[WgslKernel]) -> str:
@@ -120,6 +125,9 @@ class _Function(TextLayer):
         self.atomic_bindings = {b.first for buffer, b in self.bounds.items() if buffer in changed}
         self.arrays: dict[Buffer, str] = {}
         self.threads = self.kernel.thread_count
+        self.made = {s.result: s for s in walk(self.kernel.body) if isinstance(s, Let)}
+        self.last_argument = ""
+        self.uses_nothing = False
 
     def text(self) -> str:
         self.scalars()
@@ -135,14 +143,17 @@ class _Function(TextLayer):
                 )
         builtins = "@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32"
         head = [f"@compute @workgroup_size({self.threads})", f"fn {self.entry}({builtins}) {{"]
+        if self.uses_nothing:
+            head.append(f"    let nothing = bitcast<u32>({self.last_argument});")
         return "\n".join([*head, *self.lines, "}", ""])
 
     def scalars(self) -> None:
         params = [p for p in self.kernel.params if isinstance(p, Value)]
-        if len(params) > MOST_ARGUMENTS:
-            raise InternalError(f"kernel {self.kernel.name} has {len(params)} sizes, more than {MOST_ARGUMENTS}")
-        is_small = len(params) <= ARGUMENTS
+        if len(params) >= MOST_ARGUMENTS:
+            raise InternalError(f"kernel {self.kernel.name} has {len(params)} sizes, more than {MOST_ARGUMENTS - 1}")
+        is_small = argument_words(self.kernel) == ARGUMENTS
         name, size = ("args", ARGUMENTS // 4) if is_small else ("many_args", MOST_ARGUMENTS // 4)
+        self.last_argument = f"{name}[{size - 1}].w"
         self.declarations.append(f"@group(0) @binding(0) var<uniform> {name}: array<vec4<i32>, {size}>;")
         for number, param in enumerate(params):
             self.line(f"let {self.fresh(param)} = {name}[{number // 4}].{_LANES[number % 4]};")
@@ -243,9 +254,38 @@ class _Function(TextLayer):
                 self.line(f"{self.declared(arg)} = {literal};")
             args = [self.names[a] for a in let.args]
         else:
-            args = [self.at(a) for a in let.args]
+            args = [self.kept(let, a) if self.could_merge(let, a) else self.at(a) for a in let.args]
         expression = self.expression(let, args)
         self.line(f"let {self.fresh(let.result)} = {expression};")
+
+    def could_merge(self, let: Let, arg: Value) -> bool:
+        """Whether a compiler that takes floats for real numbers could do without an operation on this operand."""
+        if isinstance(arg, Const) or arg not in self.made:
+            # Times 0, plus 0, and a number less itself or by itself: NaN, infinity and -0 are not like others.
+            return let.op in _SUMS | {"mul", "div"} and arg.dtype is DType.F32 and self.is_trivial(let, arg)
+        before = self.made[arg]
+        if let.op == "not":
+            return before.op in COMPARISONS and before.args[0].dtype is DType.F32
+        if arg.dtype is not DType.F32 or let.op not in _SUMS | {"mul", "div"}:
+            return False
+        if self.is_trivial(let, arg):
+            return True
+        group = _SUMS if let.op in _SUMS else {"mul", "div"}
+        others = {_number(a) for a in let.args if a is not arg}
+        return before.op in group and not others.isdisjoint(_number(a) for a in before.args)
+
+    def is_trivial(self, let: Let, arg: Value) -> bool:
+        """Whether the other operand is 0 or the same."""
+        if isinstance(arg, Const):
+            return False
+        others = [a for a in let.args if a is not arg]
+        return len(others) < len(let.args) - 1 or any(isinstance(a, Const) and a.literal == 0 for a in others)
+
+    def kept(self, let: Let, arg: Value) -> str:
+        self.uses_nothing = True
+        if arg.dtype is DType.BOOL:
+            return f"({self.at(arg)} != (nothing != 0u))"
+        return f"bitcast<f32>(bitcast<u32>({self.at(arg)}) | nothing)"
 
     def expression(self, let: Let, args: Sequence[str]) -> str:
         op, source = let.op, let.args[0].dtype
@@ -318,6 +358,11 @@ class _Function(TextLayer):
         start, stop, step = (self.at(v) for v in (loop.start, loop.stop, loop.step))
         index = self.fresh(loop.index)
         return f"for (var {index} = {start}; {index} < {stop}; {index} += {step}) {{"
+
+
+def _number(value: Value) -> Value | float:
+    """What an operand is known by: literals by their size."""
+    return abs(value.literal) if isinstance(value, Const) else value
 
 
 def _by_window(head: str, bound: Bound, cases: Sequence[str]) -> str:
