@@ -28,6 +28,7 @@ class Machine:
     vector_registers: int = 16
     masked_bytes: int = 0  # the smallest element that masked loads and stores handle natively; 0: none
     has_rounding: bool = True  # floor, ceil, trunc and round are instructions
+    has_f64: bool = True  # f64 is a type of values
     has_scale2: bool = False  # x * 2**n is an instruction for whole vectors
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
     has_bf16_conversion: bool = False  # f32 -> bf16 is an instruction that rounds to nearest even
@@ -37,6 +38,7 @@ class Machine:
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
+    shared_bytes: int = 48 << 10  # what the threads of a block may share
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
 
     @property
@@ -124,8 +126,8 @@ WGSL = Machine(
     name="wgsl",
     triple="",
     cpu="",
-    vector_bytes=4,
-    vector_registers=64,
+    shared_bytes=16 << 10,
+    has_f64=False,
     has_f16_conversion=False,
     gpu="wgsl",
     scratch_bytes=8 << 10,

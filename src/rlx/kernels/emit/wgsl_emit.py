@@ -41,6 +41,7 @@ fn k0(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -76,6 +77,7 @@ _BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "quotient": "/", "rem
 _LOGICAL = {"and": "&&", "or": "||", "xor": "!="}
 _CALLS = {"sqrt", "floor", "ceil", "trunc", "round", "abs", "fma"}
 _SUMS = {"add", "sub", "fma"}
+_PRODUCTS = {"mul", "div", "quotient"}
 _LANES = "xyzw"
 
 
@@ -178,7 +180,12 @@ class _Function(TextLayer):
     def word(self, buffer: Buffer, offset: Value) -> str:
         """A word where it is read."""
         if buffer in self.arrays:
-            return f"{self.arrays[buffer]}[{self.at(offset)}]"
+            place = self.at(offset)
+            if isinstance(offset, Const) and not 0 <= offset.literal < (buffer.size or 0):
+                # In a branch that is never taken; WGSL refuses what it knows to be outside.
+                self.uses_nothing = True
+                place = f"{place} + i32(nothing)"
+            return f"{self.arrays[buffer]}[{place}]"
         bound = self.bounds[buffer]
         is_atomic = bound.first in self.atomic_bindings
         if bound.count > 1:
@@ -254,35 +261,38 @@ class _Function(TextLayer):
                 self.line(f"{self.declared(arg)} = {literal};")
             args = [self.names[a] for a in let.args]
         else:
-            args = [self.kept(let, a) if self.could_merge(let, a) else self.at(a) for a in let.args]
+            args = self.operands(let)
         expression = self.expression(let, args)
         self.line(f"let {self.fresh(let.result)} = {expression};")
 
+    def operands(self, let: Let) -> list[str]:
+        """Operands such that no compiler that takes floats for real numbers does without the operation: not (a + b) - b,
+        not a + 0 or a * 0, not a - a."""
+        found = []
+        for number, arg in enumerate(let.args):
+            is_merged = self.could_merge(let, arg) or (arg in let.args[:number] and _is_real(let))
+            found.append(self.kept(arg) if is_merged else self.at(arg))
+        return found
+
     def could_merge(self, let: Let, arg: Value) -> bool:
-        """Whether a compiler that takes floats for real numbers could do without an operation on this operand."""
-        if isinstance(arg, Const) or arg not in self.made:
-            # Times 0, plus 0, and a number less itself or by itself: NaN, infinity and -0 are not like others.
-            return let.op in _SUMS | {"mul", "div"} and arg.dtype is DType.F32 and self.is_trivial(let, arg)
+        if isinstance(arg, Const):
+            return _is_real(let) and arg.literal == 0
+        if arg not in self.made:
+            return False
         before = self.made[arg]
         if let.op == "not":
             return before.op in COMPARISONS and before.args[0].dtype is DType.F32
-        if arg.dtype is not DType.F32 or let.op not in _SUMS | {"mul", "div"}:
+        if not _is_real(let):
             return False
-        if self.is_trivial(let, arg):
-            return True
-        group = _SUMS if let.op in _SUMS else {"mul", "div"}
         others = {_number(a) for a in let.args if a is not arg}
-        return before.op in group and not others.isdisjoint(_number(a) for a in before.args)
+        return (before.op in _SUMS) == (let.op in _SUMS) and not others.isdisjoint(map(_number, before.args))
 
-    def is_trivial(self, let: Let, arg: Value) -> bool:
-        """Whether the other operand is 0 or the same."""
-        if isinstance(arg, Const):
-            return False
-        others = [a for a in let.args if a is not arg]
-        return len(others) < len(let.args) - 1 or any(isinstance(a, Const) and a.literal == 0 for a in others)
-
-    def kept(self, let: Let, arg: Value) -> str:
+    def kept(self, arg: Value) -> str:
+        """A value that compilers know nothing of."""
         self.uses_nothing = True
+        if isinstance(arg, Const):
+            zero = "bitcast<f32>(nothing)"
+            return f"(-{zero})" if math.copysign(1.0, arg.literal) < 0 else zero
         if arg.dtype is DType.BOOL:
             return f"({self.at(arg)} != (nothing != 0u))"
         return f"bitcast<f32>(bitcast<u32>({self.at(arg)}) | nothing)"
@@ -358,6 +368,11 @@ class _Function(TextLayer):
         start, stop, step = (self.at(v) for v in (loop.start, loop.stop, loop.step))
         index = self.fresh(loop.index)
         return f"for (var {index} = {start}; {index} < {stop}; {index} += {step}) {{"
+
+
+def _is_real(let: Let) -> bool:
+    """Whether it is an operation on floats that is another one for real numbers."""
+    return let.result.dtype is DType.F32 and let.op in _SUMS | _PRODUCTS
 
 
 def _number(value: Value) -> Value | float:

@@ -14,7 +14,7 @@ from rlx.kernels.specs.products import ProductSpec
 
 
 def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
-    return gpu_matmul_kernel(name, spec.product, spec.accumulator)
+    return gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes)
 
 
 def _is_plain(machine: Machine, spec: ProductSpec) -> bool:

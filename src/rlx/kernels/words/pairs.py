@@ -172,13 +172,12 @@ def to_f32(k: KernelBuilder, a: Pair, is_signed: bool) -> Value:
 def from_f32(k: KernelBuilder, x: Value, is_signed: bool) -> Pair:
     """Truncated; the nearest end beyond the range, 0 for NaN."""
     lowest, beyond = (-(2.0**63), 2.0**63) if is_signed else (0.0, 2.0**64)
-    whole = k.op("trunc", x)
+    whole = k.abs(k.op("trunc", x))
     # Both parts are exact: a float has 24 bits.
     high = k.op("floor", whole * 2.0**-32)
-    low = whole - high * 2.0**32
-    signed_high = k.bitcast(k.cast(high, I32), U32) if is_signed else k.cast(high, U32)
-    pair = Pair(k.cast(low, U32), signed_high)
+    pair = Pair(k.cast(whole - high * 2.0**32, U32), k.cast(high, U32))
+    if is_signed:
+        pair = choose(k, x < 0.0, neg(k, pair), pair)
     pair = choose(k, x >= beyond, Pair.of(k, (1 << 63) - 1 if is_signed else (1 << 64) - 1), pair)
     pair = choose(k, x <= lowest, Pair.of(k, int(lowest)), pair)
     return choose(k, k.ne(x, x), Pair.of(k, 0), pair)
-

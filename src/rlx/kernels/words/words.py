@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlx.compile.claims.legalize import LegalizeError
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
@@ -45,8 +46,12 @@ from rlx.kernels.words.pairs import Pair
 from rlx.kernels.words.ranges import LONG, is_word, wide_values
 
 
-class NotInWords(BackendError):
+class NotInWords(LegalizeError):
     """A kernel that machines with words of 32 bits cannot run, and why."""
+
+    def __init__(self, reason: str) -> None:
+        BackendError.__init__(self, reason)
+        self.offenders = ()
 
 
 def in_words(kernel: Kernel, trusts_alignment: bool = True) -> Kernel:
