@@ -39,6 +39,7 @@ class Machine:
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     shared_bytes: int = 48 << 10  # what the threads of a block may share
+    few_rows: int = 8  # rows up to which a product has code for each number of them
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
 
     @property
@@ -127,6 +128,8 @@ WGSL = Machine(
     triple="",
     cpu="",
     shared_bytes=16 << 10,
+    # Compilers of WGSL take seconds for kernels of many thousand instructions.
+    few_rows=1,
     has_f64=False,
     has_f16_conversion=False,
     gpu="wgsl",

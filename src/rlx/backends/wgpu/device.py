@@ -40,6 +40,7 @@ class Gpu:
         self.pool = Pool(self.handle, largest)
         self.pipelines = Pipelines(self.handle)
         self.lock = fork_safe_lock()
+        self._mark: DeviceBuffer | None = None
 
     def allocate(self, size: int, what: str) -> DeviceBuffer:
         with self.lock:
@@ -79,8 +80,11 @@ class Gpu:
         return np.frombuffer(found, np.uint8).copy()
 
     def wait(self) -> None:
+        """Return when all work is done. A read says so everywhere; wgpu 0.32 cannot wait for its queue itself."""
         with self.lock:
-            self.queue.on_submitted_work_done_sync()
+            if self._mark is None:
+                self._mark = self.pool.allocate(4, "a mark")
+            self._read(self._mark.number, 0, 4)
 
 
 def open_gpu(index: int = 0, variant: str = "") -> Gpu:

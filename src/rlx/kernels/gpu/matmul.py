@@ -71,22 +71,27 @@ def tile_shape(acc: DType, product: Product, shared_bytes: int = SHARED_BYTES) -
 
 
 def gpu_matmul_kernel(
-    name: str, product: Product, accumulator: DType | None = None, shared_bytes: int = SHARED_BYTES
+    name: str,
+    product: Product,
+    accumulator: DType | None = None,
+    shared_bytes: int = SHARED_BYTES,
+    few_rows: int = FEW_ROWS,
 ) -> Kernel:
-    """A product of numbers, accumulated in f32 for f16 and bf16. Parameters are those of `matmul_kernel`."""
+    """A product of numbers, accumulated in f32 for f16 and bf16. Parameters are those of `matmul_kernel`; up to
+    `few_rows` rows go their own way."""
     acc = accumulator or compute_dtype(product.a.dtype)
     stored = product.cs[0].dtype
     if product.epilogue is None and (len(product.bs) > 1 or acc.is_float != stored.is_float):
         raise OpError(f"matmul {name}: accumulates in {acc} and stores {stored}; say the conversion in an epilogue")
-    kernel = _Maker(name, product, acc, shared_bytes).build()
+    kernel = _Maker(name, product, acc, shared_bytes, few_rows).build()
     kernel.origin = ProductOrigin(product, acc)
     return kernel
 
 
 class _Maker:
-    def __init__(self, name: str, product: Product, acc: DType, shared_bytes: int) -> None:
+    def __init__(self, name: str, product: Product, acc: DType, shared_bytes: int, few_rows: int) -> None:
         k = self.k = KernelBuilder(name)
-        self.product, self.acc, self.epilogue = product, acc, product.epilogue
+        self.product, self.acc, self.epilogue, self.few_rows_most = product, acc, product.epilogue, few_rows
         form = few_form(product)
         align = VECTOR_BYTES if form.is_aligned and self.may_be_few else 0
         self.a = MatrixOperand(k, product.a, align=align if form.along_k else 0)
@@ -101,11 +106,11 @@ class _Maker:
         for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
         self.shape = tile_shape(acc, product, shared_bytes)
-        self.few = FewRows(k, self.a, self.bs, (self.m, self.n, self.depth), acc, THREADS, form)
+        self.few = FewRows(k, self.a, self.bs, (self.m, self.n, self.depth), acc, THREADS, form, few_rows)
 
     @property
     def may_be_few(self) -> bool:
-        return not isinstance(self.product.m, int) or self.product.m <= FEW_ROWS
+        return not isinstance(self.product.m, int) or self.product.m <= self.few_rows_most
 
     def build(self) -> Kernel:
         """Blocks of tiles, or of the way for few rows."""
@@ -117,9 +122,9 @@ class _Maker:
             with self.blocks(few if self.may_be_few else tiles) as (batch, block, thread):
                 self.few_rows(batch, block, thread) if self.may_be_few else self.tile(batch, block, row_blocks, thread)
             return k.build()
-        is_few = k.min(k.max(k.as_index(FEW_ROWS + 1) - self.m, 0), 1)
+        is_few = k.min(k.max(k.as_index(self.few_rows_most + 1) - self.m, 0), 1)
         with self.blocks(is_few * few + (1 - is_few) * tiles) as (batch, block, thread):
-            with k.when(self.m <= FEW_ROWS):
+            with k.when(self.m <= self.few_rows_most):
                 self.few_rows(batch, block, thread)
             with k.otherwise():
                 self.tile(batch, block, row_blocks, thread)

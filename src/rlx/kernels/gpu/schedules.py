@@ -14,7 +14,7 @@ from rlx.kernels.specs.products import ProductSpec
 
 
 def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
-    return gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes)
+    return gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes, machine.few_rows)
 
 
 def _is_plain(machine: Machine, spec: ProductSpec) -> bool:
