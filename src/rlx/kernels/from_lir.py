@@ -243,8 +243,9 @@ class _Maker:
         return ProductSpec(product, form.accumulator, packed, form.has_pairs, layout, form.code_digits, experts)
 
     def has_panels(self, form: ProductForm, n: Extent) -> bool:
-        """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side."""
-        if not isinstance(n, int):
+        """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side. GPUs have
+        their own way for those."""
+        if not isinstance(n, int) or (self.machine.is_gpu and not form.packed):
             return False
         width = panel_width(self.machine, form.accumulator, n)
         if form.packed not in (0, width):

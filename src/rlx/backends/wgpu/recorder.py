@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx.backends.wgpu.code import WgslCode
 from rlx.backends.wgpu.device import Gpu
-from rlx.backends.wgpu.memory import Place
+from rlx.backends.wgpu.memory import DeviceBuffer, Place
 from rlx.backends.wgpu.pipelines import KEPT_GROUPS, Form
 from rlx.errors import BackendError, BindingError
 from rlx.kernels.emit.wgsl_emit import GRID_ROW, Bound
@@ -50,6 +50,8 @@ class Recorder:
         self._end = 0
         usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         self._argument_buffer: Any = gpu.handle.create_buffer(size=ARGUMENT_BYTES, usage=usage)
+        self._scratch: DeviceBuffer | None = None
+        self._held: list[DeviceBuffer] = []  # by commands that have not been sent
         self._groups: dict[tuple[int, tuple[int, ...]], Any] = {}
 
     # Commands.
@@ -58,9 +60,12 @@ class Recorder:
         """A kernel on one argument per parameter: an address, or a size."""
         places = [Place.of(word) for word, size in zip(words, code.sizes) if size]
         sizes = [size for size in code.sizes if size]
+        bound = [*places]
+        if code.scratch_words:
+            bound.append(self._scratch_for(4 * code.scratch_words * code.threads * blocks, label))
         order: dict[int, Bound] = {}
         following = 1
-        for place in places:
+        for place in bound:
             if place.number not in order:
                 windows = self._windows(place.number)
                 window = self._gpu.binding_bytes // 4 if windows > 1 else 0
@@ -73,7 +78,7 @@ class Recorder:
             )
         starts = [place.offset // size for place, size in zip(places, sizes)]
         is_aligned = all(place.offset % 4 == 0 for place in places)
-        form = Form(code, tuple(order[p.number] for p in places), is_aligned)
+        form = Form(code, tuple(order[p.number] for p in bound), is_aligned)
         scalars = [word for word, size in zip(words, code.sizes) if not size]
         for number in scalars:
             if not -(2**31) <= number < 2**31:
@@ -88,6 +93,14 @@ class Recorder:
         self._arguments[first + code.argument_words - 1] = 0
         self._commands.append(_Dispatch(form, tuple(order), self._end, blocks))
         self._end += step
+
+    def _scratch_for(self, size: int, label: str) -> Place:
+        """Memory for the arrays of threads, of which commands have one after the other."""
+        if self._scratch is None or self._scratch.size < size:
+            if self._scratch is not None:
+                self._held.append(self._scratch)
+            self._scratch = self._gpu.pool.allocate(size, f"scratch of {label}")
+        return Place.of(self._scratch.address)
 
     def copy(self, source: int, to: int, size: int) -> None:
         """Bytes from one place to another that does not overlap it; all of them words."""
@@ -129,6 +142,7 @@ class Recorder:
         if compute is not None:
             compute.end()
         gpu.queue.submit([encoder.finish()])
+        self._held.clear()
 
     def _encode_copy(self, encoder: Any, copy: _Copy) -> None:
         handles = self._gpu.pool.handles
@@ -136,6 +150,7 @@ class Recorder:
         if source is to:
             # A buffer is not copied into itself.
             between = self._gpu.pool.allocate(copy.size, "a copy")
+            self._held.append(between)
             handle = handles[between.number]
             encoder.copy_buffer_to_buffer(source, copy.source.offset, handle, 0, copy.size)
             encoder.copy_buffer_to_buffer(handle, 0, to, copy.to.offset, copy.size)

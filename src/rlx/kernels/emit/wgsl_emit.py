@@ -8,6 +8,9 @@ sizes. A block is a workgroup; blocks are numbered through a grid of two dimensi
 Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a >= b. The loop IR means what it says:
 where two operations could become one, the value between them is joined with a word that only the run knows to be 0.
 
+WGSL begins variables with zeros, and compilers write them out one by one, in time that grows with their square: larger
+arrays of a thread lie in a buffer of scratch, for which there is one more `Bound`.
+
 >>> from rlx.ir.dtype import DType
 >>> from rlx.kernels.ir.builder import KernelBuilder
 >>> from rlx.kernels.words.words import in_words
@@ -41,6 +44,7 @@ fn k0(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -69,6 +73,8 @@ from rlx.kernels.ir.loop_ir import (
 
 # Blocks side by side; a dimension of a grid has at most 65535.
 GRID_ROW = 32768
+# Elements of the largest array of a thread that is a variable.
+LARGEST_VARIABLE = 64
 # Words of arguments of most kernels, and of the largest; the last of them is always 0.
 ARGUMENTS, MOST_ARGUMENTS = 64, 1024
 
@@ -97,6 +103,16 @@ class WgslKernel(NamedTuple):
     bounds: tuple[Bound, ...]
 
 
+def scratch_arrays(kernel: Kernel) -> list[Buffer]:
+    """The arrays of a thread that lie in scratch."""
+    return [a for a in kernel.arrays if a.space is Space.LOCAL and (a.size or 0) > LARGEST_VARIABLE]
+
+
+def scratch_words(kernel: Kernel) -> int:
+    """Words of scratch that a thread needs."""
+    return sum(a.size or 0 for a in scratch_arrays(kernel))
+
+
 def argument_words(kernel: Kernel) -> int:
     """How many words of arguments are bound to a kernel."""
     return ARGUMENTS if sum(isinstance(p, Value) for p in kernel.params) < ARGUMENTS else MOST_ARGUMENTS
@@ -121,7 +137,13 @@ class _Function(TextLayer):
         self.entry, self.kernel, self.prelude = made.entry, made.kernel, prelude
         self.declarations: list[str] = []
         buffers = [p for p in self.kernel.params if isinstance(p, Buffer)]
+        inside = scratch_arrays(self.kernel)
+        if inside:
+            # Arrays of a thread one after the other, and those of the next thread after them.
+            buffers += inside
+            made = made._replace(bounds=(*made.bounds[:-1], *[made.bounds[-1]] * len(inside)))
         self.bounds = dict(zip(buffers, made.bounds, strict=True))
+        self.inside = dict(zip(inside, itertools.accumulate([0, *(a.size or 0 for a in inside)])))
         changed = {s.buffer for s in walk(self.kernel.body) if isinstance(s, Atomic)}
         # All parameters of a binding see the same type.
         self.atomic_bindings = {b.first for buffer, b in self.bounds.items() if buffer in changed}
@@ -133,8 +155,12 @@ class _Function(TextLayer):
 
     def text(self) -> str:
         self.scalars()
+        if self.inside:
+            block = f"i32(group.x + group.y * {GRID_ROW}u)"
+            self.line(f"let scratch = ({block} * {self.threads} + i32(thread)) * {scratch_words(self.kernel)};")
         for number, array in enumerate(self.kernel.arrays):
-            self.array(array, number)
+            if array not in self.inside:
+                self.array(array, number)
         self.block(self.kernel.body)
         for bound in self.bounds.values():
             for number in range(bound.first, bound.first + bound.count):
@@ -177,21 +203,29 @@ class _Function(TextLayer):
     def binding(self, bound: Bound, number: int) -> str:
         return f"{'a' if bound.first in self.atomic_bindings else 'w'}{number}"
 
+    def place(self, buffer: Buffer, offset: Value) -> str:
+        """The number of a word in its binding or array."""
+        place = self.at(offset)
+        if buffer in self.inside:
+            return f"scratch + {self.inside[buffer]} + {place}"
+        if buffer in self.arrays and isinstance(offset, Const) and not 0 <= offset.literal < (buffer.size or 0):
+            # In a branch that is never taken; WGSL refuses what it knows to be outside.
+            self.uses_nothing = True
+            return f"{place} + i32(nothing)"
+        return place
+
     def word(self, buffer: Buffer, offset: Value) -> str:
         """A word where it is read."""
+        place = self.place(buffer, offset)
         if buffer in self.arrays:
-            place = self.at(offset)
-            if isinstance(offset, Const) and not 0 <= offset.literal < (buffer.size or 0):
-                # In a branch that is never taken; WGSL refuses what it knows to be outside.
-                self.uses_nothing = True
-                place = f"{place} + i32(nothing)"
             return f"{self.arrays[buffer]}[{place}]"
         bound = self.bounds[buffer]
-        is_atomic = bound.first in self.atomic_bindings
         if bound.count > 1:
-            return f"{self.read_function(bound)}({self.at(offset)})"
-        name = f"{self.binding(bound, bound.first)}[{self.at(offset)}]"
-        return f"atomicLoad(&{name})" if is_atomic else name
+            word = f"{self.read_function(bound)}({place})"
+        else:
+            name = f"{self.binding(bound, bound.first)}[{place}]"
+            word = f"atomicLoad(&{name})" if bound.first in self.atomic_bindings else name
+        return word if buffer.dtype is DType.U32 else f"bitcast<{TYPE[buffer.dtype]}>({word})"
 
     def load(self, load: Load) -> None:
         word = self.word(load.buffer, load.offset)
@@ -202,14 +236,26 @@ class _Function(TextLayer):
         self.line(f"if ({self.at(load.mask)}) {{ {self.names[load.result]} = {word}; }}")
 
     def store(self, store: Store) -> None:
-        value, place = self.at(store.value), self.at(store.offset)
-        text = f"{self.word(store.buffer, store.offset)} = {value};"
+        value, place = self.at(store.value), self.place(store.buffer, store.offset)
         bound = self.bounds.get(store.buffer)
-        if bound is not None and bound.count > 1:
-            text = f"{self.write_function(bound, 'store')}({place}, {value});"
-        elif bound is not None and bound.first in self.atomic_bindings:
-            text = f"atomicStore(&{self.binding(bound, bound.first)}[{place}], {value});"
+        if bound is None:
+            text = f"{self.arrays[store.buffer]}[{place}] = {value};"
+        else:
+            text = self.written(bound, place, value if store.value.dtype is DType.U32 else self.bits_of(store.value))
         self.line(text if store.mask is None else f"if ({self.at(store.mask)}) {{ {text} }}")
+
+    def bits_of(self, value: Value) -> str:
+        if isinstance(value, Const):
+            literal = self.at(value)
+            self.line(f"{self.declared(value)} = {literal};")
+            return f"bitcast<u32>({self.names[value]})"
+        return f"bitcast<u32>({self.at(value)})"
+
+    def written(self, bound: Bound, place: str, word: str) -> str:
+        if bound.count > 1:
+            return f"{self.write_function(bound, 'store')}({place}, {word});"
+        name = f"{self.binding(bound, bound.first)}[{place}]"
+        return f"atomicStore(&{name}, {word});" if bound.first in self.atomic_bindings else f"{name} = {word};"
 
     def atomic(self, atomic: Atomic) -> None:
         bound = self.bounds[atomic.buffer]
@@ -381,14 +427,8 @@ def _number(value: Value) -> Value | float:
 
 
 def _by_window(head: str, bound: Bound, cases: Sequence[str]) -> str:
-    lines = [head]
-    for i, case in enumerate(cases):
-        end = (i + 1) * bound.window
-        lines.append(f"    if (place < {end}) {{ {case} }}" if i + 1 < bound.count else f"    {case}")
+    """A function that does the case of the binding which has the word `place`."""
+    lines = [f"    if (place < {(i + 1) * bound.window}) {{ {case} }}" for i, case in enumerate(cases[:-1])]
     if not cases[0].startswith("return"):
-        # Only one of the windows has the place.
-        lines = [head]
-        for i, case in enumerate(cases):
-            is_other = f"place >= {i * bound.window}" + (f" && place < {(i + 1) * bound.window}" if i + 1 < bound.count else "")
-            lines.append(f"    if ({is_other}) {{ {case} }}")
-    return "\n".join([*lines, "}", ""])
+        lines = [line.replace(" }", " return; }") for line in lines]
+    return "\n".join([head, *lines, f"    {cases[-1]}", "}", ""])
