@@ -66,13 +66,16 @@ def generator(machine: Machine) -> Generator:
         whole_op,
         width,
         lambda dtype: has_pairs(machine, dtype),
-        lambda graph, node: not has_tensor_attention(machine, graph, node),
+        lambda graph, node: not has_own_attention(machine, graph, node),
     )
     return made
 
 
-def has_tensor_attention(machine: Machine, graph: Graph, node: Node) -> bool:
-    """Whether an attention has kernels for tensor cores, which share keys among blocks themselves."""
+def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:
+    """Whether an attention is not to be cut: WGSL has one form for all, and kernels for tensor cores share keys among
+    blocks themselves."""
+    if machine.gpu == "wgsl":
+        return True
     from rlx.kernels.gpu.attention import tensor_refusal
 
     assert isinstance(node.op, Attention)

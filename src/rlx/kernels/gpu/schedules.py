@@ -12,6 +12,7 @@ from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
 from rlx.kernels.schedules import Schedule
 from rlx.kernels.specs.products import ProductSpec
+from rlx.ops.attn.attention import Attention
 
 
 def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
@@ -40,6 +41,16 @@ def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
     return iterations_as_threads(CPU_TABLE.make(name, machine, spec))
 
 
+def _attention_rows(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.attention_rows import attention_rows_kernel
+
+    return attention_rows_kernel(site)
+
+
+def _is_row_attention(machine: Machine, site: OpSite) -> bool:
+    return machine.gpu == "wgsl" and type(site.op) is Attention
+
+
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
     origin = attention_origin(site)
     kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site))
@@ -55,6 +66,9 @@ TABLE = CPU_TABLE.over(
             Schedule("thread per column", _column_codes, _has_column_codes),
             Schedule("thread per block", _spread_product),
         ],
-        OpSite: [Schedule("thread per iteration", _spread_op)],
+        OpSite: [
+            Schedule("thread per query", _attention_rows, _is_row_attention),
+            Schedule("thread per iteration", _spread_op),
+        ],
     }
 )
