@@ -253,7 +253,9 @@ def on_backend(compiled, backend: str, inputs: dict[str, np.ndarray]):
     """The results of a program as arrays of the host; a device with memory of its own gets its operands in it."""
     try:
         if select(backend).target.open is not None:
-            inputs = {name: rlx.device_put(a, backend) for name, a in inputs.items()}
+            # Ids come from the host, which looks at them; those of a device are clamped by its kernels.
+            ids = {check.key for check in compiled._id_checks}
+            inputs = {name: a if name in ids else rlx.device_put(a, backend) for name, a in inputs.items()}
         # Ops that run by their definition on the host may warn of what is not finite.
         with np.errstate(all="ignore"):
             return [np.asarray(r) for r in compiled.run(inputs)], None

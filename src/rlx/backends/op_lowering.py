@@ -51,6 +51,20 @@ def failed_factors(op: RequireFactors, size: int) -> RlxError:
     return not_finite(op.of) if op.of == "svd" else singular(op.of, size)
 
 
+def refusals_of(engine: str) -> dict[str, str]:
+    """Why engines refuse what they all refuse, by the names of ops."""
+    in_python = f"it calls Python while the program runs, and programs of {engine} do not"
+    sparse = "its steps follow the pattern of a sparse matrix one after the other; use the device cpu"
+    general = f"general eigenvalues are found step by step, for which {engine} has no program; use the device cpu"
+    solvers = ("CsrTriangularSolve", "CsrIncompleteLu", "CsrIncompleteCholesky", "CsrDirectSolve", "CsrMaskedProduct")
+    return {
+        **dict.fromkeys(("HostCallback", "DebugPrint"), in_python),
+        "Custom": "it is known by what its OpExtension computes in Python; build it from other ops, or register a block",
+        **dict.fromkeys(("Eig", "Schur", "Sqrtm", "Logm"), general),
+        **dict.fromkeys(solvers, sparse),
+    }
+
+
 def _axes_inside(op: Op, axes: frozenset[str]) -> frozenset[str]:
     """The axes along which devices speak to each other in the bodies of an op."""
     return frozenset(op.mesh.axis_names) if isinstance(op, ShardMap) else axes

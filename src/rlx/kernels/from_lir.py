@@ -67,14 +67,17 @@ def generator(machine: Machine) -> Generator:
         whole_op,
         width,
         lambda dtype: has_pairs(machine, dtype),
-        lambda graph, node: not has_tensor_attention(machine, graph, node),
+        lambda graph, node: not has_own_attention(machine, graph, node),
         0 if machine.is_gpu else machine.line_bytes,
     )
     return made
 
 
-def has_tensor_attention(machine: Machine, graph: Graph, node: Node) -> bool:
-    """Whether an attention has kernels for tensor cores, which share keys among blocks themselves."""
+def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:
+    """Whether an attention is not to be cut: WGSL has one form for all, and kernels for tensor cores share keys among
+    blocks themselves."""
+    if machine.gpu == "wgsl":
+        return True
     from rlx.kernels.gpu.attention import tensor_refusal
 
     assert isinstance(node.op, Attention)
@@ -245,8 +248,9 @@ class _Maker:
         return ProductSpec(product, form.accumulator, packed, form.has_pairs, layout, form.code_digits, experts)
 
     def has_panels(self, form: ProductForm, n: Extent) -> bool:
-        """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side."""
-        if not isinstance(n, int):
+        """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side. GPUs have
+        their own way for those."""
+        if not isinstance(n, int) or (self.machine.is_gpu and not form.packed):
             return False
         width = panel_width(self.machine, form.accumulator, n)
         if form.packed not in (0, width):

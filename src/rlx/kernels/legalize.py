@@ -64,6 +64,9 @@ class _LegalBuilder(KernelBuilder):
         size = kind.lanes * kind.dtype.size_bytes
         return self.machine.has_scale2 and (size in _VECTOR_SIZES or size % max(_VECTOR_SIZES) == 0)
 
+    def has_f64(self) -> bool:
+        return self.machine.has_f64
+
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         expansion = self._expansion(op, args, attr)
         return super().pure(op, args, attr) if expansion is None else expansion(self, *args)

@@ -28,15 +28,18 @@ class Machine:
     vector_registers: int = 16
     masked_bytes: int = 0  # the smallest element that masked loads and stores handle natively; 0: none
     has_rounding: bool = True  # floor, ceil, trunc and round are instructions
+    has_f64: bool = True  # f64 is a type of values
     has_scale2: bool = False  # x * 2**n is an instruction for whole vectors
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
     has_bf16_conversion: bool = False  # f32 -> bf16 is an instruction that rounds to nearest even
     has_exp2: bool = False  # 2**x is an instruction, right to the last bits but one
     has_quick_division: bool = False  # f32 division right to the last bits but one is several times as fast
-    gpu: str = ""  # "nvptx" or "amdgcn": which built-ins give the block and thread numbers
+    gpu: str = ""  # "nvptx", "amdgcn" or "wgsl": which built-ins give the block and thread numbers
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
+    shared_bytes: int = 48 << 10  # what the threads of a block may share
+    few_rows: int = 8  # rows up to which a product has code for each number of them
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
     line_bytes: int = 1 << 20  # the same for lines that go through many passes; 0: none, they would not stay in a cache
 
@@ -122,6 +125,19 @@ SM_90A = Machine(
 GFX942 = Machine(
     name="gfx942", triple="amdgcn-amd-amdhsa", cpu="gfx942", vector_registers=256, gpu="amdgcn", scratch_bytes=32 << 10
 )
+# Any GPU through WebGPU: kernels are text in words of 32 bits (`rlx.kernels.words`), and no instruction is promised.
+WGSL = Machine(
+    name="wgsl",
+    triple="",
+    cpu="",
+    shared_bytes=16 << 10,
+    # Compilers of WGSL take seconds for kernels of many thousand instructions.
+    few_rows=1,
+    has_f64=False,
+    has_f16_conversion=False,
+    gpu="wgsl",
+    scratch_bytes=8 << 10,
+)
 
 # The same machines with instructions for dot products of bytes, and of bf16.
 AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+avx512vnni", dot4_lanes=(4, 8, 16))
@@ -139,7 +155,7 @@ LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, 
 
 def machine_named(name: str) -> Machine:
     """A machine by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
-    known = {**MACHINES, **DOT_MACHINES, **LEVELS}
+    known = {**MACHINES, **DOT_MACHINES, **LEVELS, WGSL.name: WGSL}
     if name in known:
         return known[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.

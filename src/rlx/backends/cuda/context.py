@@ -17,7 +17,8 @@ import numpy as np
 from rlx.backends.api import KernelTime
 from rlx.backends.cpu.command_table import Segment, Table
 from rlx.backends.cpu.plan import Plan
-from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
+from rlx.backends.cpu.table_layout import Command, Control, Patch
+from rlx.backends.cpu.table_walk import Words, decide
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function
@@ -32,8 +33,6 @@ KEPT_GRAPHS = 4
 
 # The entry that stands for a copy of bytes: the driver copies them itself.
 COPY = -1
-
-Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def codes_of(program: Program) -> dict[int, GpuCode]:
@@ -208,7 +207,7 @@ class Context:
                 launch(self._anywhere(call) if everywhere else call)
             if segment.control < 0:
                 return
-            number = self._decide(table, table.controls[segment.control].tolist(), counters)
+            number = decide(table, table.controls[segment.control].tolist(), counters, self.values, self._byte_at)
 
     def _is_aligned(self, segment: _SegmentCalls) -> bool:
         slots, masks = segment.aligned
@@ -242,19 +241,6 @@ class Context:
         if not prepared:
             prepared = _before_stream(call.code.function(self.stream.gpu), call.blocks, call.code.threads)
         self._driver.cuLaunchKernel(*prepared, stream, arguments, None)
-
-    def _decide(self, table: Table, control: list[int], counters: list[int]) -> int:
-        counter = control[Control.COUNTER]
-        count = counters[counter] = counters[counter] + 1 if control[Control.STEP] else 0
-        holds = count < control[Control.LIMIT]
-        if holds and control[Control.PREDICATE] >= 0:
-            holds = self._byte_at(int(self.values[control[Control.PREDICATE]]) + control[Control.PREDICATE_OFFSET])
-        first = control[Control.MOVES]
-        for move in table.moves[first : first + control[Control.MOVE_COUNT]].tolist():
-            source = Move.FIRST if count == 0 else Move.ODD if count % 2 else Move.EVEN
-            row = count * move[Move.NUMERATOR] // move[Move.DENOMINATOR]
-            self.values[move[Move.TO]] = self.values[move[source]] + move[source + 1] + row * move[Move.STRIDE]
-        return int(control[Control.THEN if holds else Control.ELSE])
 
     def _byte_at(self, address: int) -> bool:
         byte = ctypes.c_uint8()

@@ -10,8 +10,8 @@ import numpy as np
 from rlx.backends.api import Array, Prepared
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.streams import Stream
-from rlx.backends.program.program import Leaf, Program
-from rlx.errors import BindingError
+from rlx.backends.program.params import checked_param
+from rlx.backends.program.program import Program
 
 
 class CudaParams(Prepared):
@@ -35,7 +35,7 @@ class CudaParams(Prepared):
                 # The same array as before: its copy is there.
                 self.arrays[leaf.name] = before.arrays[leaf.name]
             else:
-                array = _checked(program, leaf, given)
+                array = checked_param(program, leaf, given)
                 self.arrays[leaf.name] = DeviceArray.of(array, stream, f"the weight {leaf.name!r}")
         self.addresses = np.array([self.arrays[leaf.name].address for leaf in program.params], np.int64)
         self.symbolic_shapes = tuple(self.arrays[p.name].shape for p in program.params if not p.shape.is_static)
@@ -48,13 +48,3 @@ class CudaParams(Prepared):
         twin = copy.copy(self)
         twin.values = {name: value for name, value in self.values.items() if name in self._read}
         return twin
-
-
-def _checked(program: Program, leaf: Leaf, values: Mapping[str, Array]) -> Array:
-    if leaf.name not in values:
-        raise BindingError(f"@{program.name}: param {leaf.name!r} ({leaf.shape}) has no value yet")
-    array = np.asarray(values[leaf.name])
-    if array.dtype != leaf.dtype or (leaf.shape.is_static and array.shape != leaf.shape.dims):
-        got = f"{array.dtype}{list(array.shape)}"
-        raise BindingError(f"@{program.name}: param {leaf.name!r} is declared {leaf.shape}, got {got}")
-    return array

@@ -18,7 +18,7 @@ from rlx.backends.mlx import (
 )
 from rlx.backends.mlx.dtypes import objection
 from rlx.backends.mlx.walk import RULES
-from rlx.backends.op_lowering import Forms, OpLowering
+from rlx.backends.op_lowering import Forms, OpLowering, refusals_of
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.lower import LOSS_FORMS
 from rlx.ir.dtype import DType
@@ -45,25 +45,11 @@ FORMS: Forms = {
     **QUANT_FORMS,
 }
 
-_IN_PYTHON = "it calls Python while the program runs, and MLX computes when it likes"
-_SPARSE = "its steps follow the pattern of a sparse matrix one after the other; use the device cpu"
 _WIDE = "complex matrices are factored in double precision, and MLX has no c128; use the device cpu or xla"
-REFUSED: dict[str, str] = {
-    "HostCallback": _IN_PYTHON,
-    "DebugPrint": _IN_PYTHON,
-    "Custom": "it is known by what its OpExtension computes in Python; build it from other ops, or register a block",
+REFUSED = {
+    **refusals_of("MLX"),
     "Fft": "MLX has no transforms of double precision; use f32 or c64, or the device cpu or xla",
     **dict.fromkeys(("Qr", "Svd", "Eigh"), _WIDE),
-    **dict.fromkeys(
-        (
-            "CsrTriangularSolve",
-            "CsrIncompleteLu",
-            "CsrIncompleteCholesky",
-            "CsrDirectSolve",
-            "CsrMaskedProduct",
-        ),
-        _SPARSE,
-    ),
 }
 
 

@@ -28,7 +28,7 @@ class CpuParams(Prepared):
         self._read = {leaf.name for leaf in program.params}
         self.serial = next(_serials)
         values = {**given, **(made or {})}
-        fitted = [fit(_checked(program, leaf, values), leaf.align) for leaf in program.params]
+        fitted = [fit(checked_param(program, leaf, values), leaf.align) for leaf in program.params]
         self.arrays = tuple(array for array, _ in fitted)
         self.addresses = np.array([address for _, address in fitted], np.int64)
         # Sizes of the program may depend on them; fixed shapes have been checked.
@@ -45,7 +45,8 @@ class CpuParams(Prepared):
         return twin
 
 
-def _checked(program: Program, leaf: Leaf, values: Mapping[str, Array]) -> Array:
+def checked_param(program: Program, leaf: Leaf, values: Mapping[str, Array]) -> Array:
+    """The value of a param, or an error that says what was wanted and what came."""
     if leaf.name not in values:
         raise BindingError(f"@{program.name}: param {leaf.name!r} ({leaf.shape}) has no value yet")
     array = np.asarray(values[leaf.name])

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from rlx.backends.api import KernelTime
 from rlx.backends.cpu.command_table import Segment, Table
 from rlx.backends.cpu.plan import Plan
-from rlx.backends.cpu.table_layout import Command, Control, Move
+from rlx.backends.cpu.table_layout import Command
+from rlx.backends.cpu.table_walk import Call, Times, Words, walk
 from rlx.backends.wasm.sandbox import Sandbox
 from rlx.errors import InternalError
 
 # The entry that stands for a copy of bytes, which needs no kernel.
 COPY = -1
-
-Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Context:
@@ -30,37 +28,22 @@ class Context:
         sandbox.write(slots_at, plan.slots)
 
     def run(self, table: Table) -> None:
-        self._walk(table, lambda number, command: self._call(command))
+        self._walk(table, lambda place, command: self._call(command))
 
     def run_timed(self, table: Table) -> list[KernelTime]:
         """How long each command took, over all rounds of loops."""
-        labels = [label for segment in table.segments for label in segment.labels]
-        starts = np.cumsum([0, *(len(segment.commands) for segment in table.segments)])
-        seconds = [0.0] * len(labels)
+        taken = Times(table)
 
         def measured(place: tuple[int, int], command: list[int]) -> None:
             start = time.perf_counter()
             self._call(command)
-            seconds[int(starts[place[0]]) + place[1]] += time.perf_counter() - start
+            taken.add(place, time.perf_counter() - start)
 
         self._walk(table, measured)
-        return [KernelTime(*label, s) for label, s in zip(labels, seconds) if label != ("", "")]
+        return taken.found()
 
-    def _walk(self, table: Table, call: Callable[[tuple[int, int], list[int]], None]) -> None:
-        counters = [0] * table.counters
-        number = 0
-        while True:
-            segment = table.segments[number]
-            self._patch(segment)
-            control = -1
-            for position, command in enumerate(segment.commands.tolist()):
-                if command[Command.ENTRY] == 0:
-                    control = command[Command.ARGS]
-                else:
-                    call((number, position), command)
-            if control < 0:
-                return
-            number = self._decide(table, table.controls[control].tolist(), counters)
+    def _walk(self, table: Table, call: Call) -> None:
+        walk(table, self.values, self._patch, call, lambda address: bool(self.sandbox.bytes[address]))
 
     def _patch(self, segment: Segment) -> None:
         """Addresses into argument slots."""
@@ -78,17 +61,3 @@ class Context:
         if entry not in self._names:
             raise InternalError(f"@{self.plan.program.name}: code {entry} is not in its module")
         self.sandbox.call(self._names[entry], arguments, command[Command.ITERATIONS])
-
-    def _decide(self, table: Table, control: list[int], counters: list[int]) -> int:
-        counter = control[Control.COUNTER]
-        count = counters[counter] = counters[counter] + 1 if control[Control.STEP] else 0
-        holds = count < control[Control.LIMIT]
-        if holds and control[Control.PREDICATE] >= 0:
-            address = int(self.values[control[Control.PREDICATE]]) + control[Control.PREDICATE_OFFSET]
-            holds = bool(self.sandbox.bytes[address])
-        first = control[Control.MOVES]
-        for move in table.moves[first : first + control[Control.MOVE_COUNT]].tolist():
-            source = Move.FIRST if count == 0 else Move.ODD if count % 2 else Move.EVEN
-            row = count * move[Move.NUMERATOR] // move[Move.DENOMINATOR]
-            self.values[move[Move.TO]] = self.values[move[source]] + move[source + 1] + row * move[Move.STRIDE]
-        return int(control[Control.THEN if holds else Control.ELSE])

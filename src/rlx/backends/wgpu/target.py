@@ -1,8 +1,44 @@
-"""Any GPU through WebGPU: WGSL shaders."""
+"""Any GPU through WebGPU: the kernels of the generator as WGSL."""
 
 from __future__ import annotations
 
-from rlx.compile.target import Absence, Absent, Target
+from rlx.backends.api import Backend
+from rlx.backends.memory_space import MemorySpace
+from rlx.compile.generators import Generator
+from rlx.compile.target import GENERATED, Absent, Found, Selection, Target
+from rlx.kernels.machines import Machine
+
+
+def _machine(name: str | None) -> Machine:
+    from rlx.kernels.machines import machine_named
+
+    return machine_named("wgsl" if name is None else name)
+
+
+def _generator(machine: Machine) -> Generator:
+    from rlx.kernels.from_lir import generator
+
+    return generator(machine)
+
+
+def _backend(chosen: Selection) -> Backend:
+    from rlx.backends.wgpu.executable import WgpuBackend
+
+    return WgpuBackend(chosen.index, chosen.variant)
+
+
+def _open(index: int) -> MemorySpace:
+    from rlx.backends.wgpu.arrays import WgpuSpace
+    from rlx.backends.wgpu.device import open_gpu
+
+    return WgpuSpace.of(open_gpu(index))
+
+
+def _probe() -> Found | Absent:
+    from rlx.backends.wgpu.adapters import probe
+
+    return probe()
+
 
 TARGET = Target(
     name="wgpu",
@@ -18,22 +54,11 @@ TARGET = Target(
         "gl": "opengl",
         "webgpu": "webgpu",
     },
-    probe=lambda: Absent(
-        Absence.NotInstalled,
-        "programs do not run through WebGPU yet",
-        "compile for the device cpu meanwhile",
-    ),
-    claims=frozenset(
-        {
-            "MatMul",
-            "ElementwiseRegion",
-            "FusedMatMulBiasAct",
-            "FusedResidualLN",
-            "FusedResidualRmsNorm",
-            "FusedSwiGLU",
-            "FusedAttentionBlock",
-            "FusedTransformerLayer",
-        }
-    ),
+    probe=_probe,
+    machine=_machine,
+    generator=_generator,
+    backend=_backend,
+    open=_open,
+    claims=GENERATED,
     extra="wgpu",
 )

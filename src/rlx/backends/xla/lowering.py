@@ -16,7 +16,7 @@ from rlx.backends.forms.complex_factors import COMPLEX_FORMS
 from rlx.backends.forms.factor_steps import FACTOR_STEPS
 from rlx.backends.forms.gguf_blocks import QUANT_FORMS
 from rlx.backends.forms.running_joins import ORDER_FORMS
-from rlx.backends.op_lowering import Forms, OpLowering
+from rlx.backends.op_lowering import Forms, OpLowering, refusals_of
 from rlx.backends.xla import (
     rules_control,
     rules_linalg,
@@ -50,25 +50,7 @@ FORMS: Forms = {
     **QUANT_FORMS,
 }
 
-_IN_PYTHON = "it calls Python while the program runs, and programs of XLA do not"
-_SPARSE = "its steps follow the pattern of a sparse matrix one after the other; use the device cpu"
-_GENERAL = "general eigenvalues are found step by step, which XLA has no program for on every chip; use the device cpu"
-REFUSED: dict[str, str] = {
-    "HostCallback": _IN_PYTHON,
-    "DebugPrint": _IN_PYTHON,
-    "Custom": "it is known by what its OpExtension computes in Python; build it from other ops, or register a block",
-    **dict.fromkeys(("Eig", "Schur", "Sqrtm", "Logm"), _GENERAL),
-    **dict.fromkeys(
-        (
-            "CsrTriangularSolve",
-            "CsrIncompleteLu",
-            "CsrIncompleteCholesky",
-            "CsrDirectSolve",
-            "CsrMaskedProduct",
-        ),
-        _SPARSE,
-    ),
-}
+REFUSED = refusals_of("XLA")
 
 
 def has_rule(op: Op, types: Sequence[Shape]) -> bool:

@@ -35,18 +35,13 @@ from rlx.kernels.emit.c_text import HEADER, MEMORY_TYPE, VALUE_TYPE, Prelude, id
 from rlx.kernels.ir.groups import refuse_groups
 from rlx.kernels.ir.loop_ir import (
     Atomic,
-    Barrier,
-    Block,
     Buffer,
     Const,
     For,
-    If,
     Kernel,
-    Let,
     Load,
     LoopKind,
     Space,
-    Statement,
     Store,
     Value,
 )
@@ -135,27 +130,12 @@ class _Function(COps):
 
     # Statements.
 
-    def block(self, block: Block) -> None:
-        for statement in block.statements:
-            self.statement(statement)
+    def atomic(self, atomic: Atomic) -> None:
+        name = self.prelude.atomic(atomic.op, atomic.value.dtype)
+        self.line(f"{name}(&{self.buffers[atomic.buffer]}[{self.at(atomic.offset)}], {self.at(atomic.value)});")
 
-    def statement(self, statement: Statement) -> None:
-        match statement:
-            case Let():
-                self.let(statement)
-            case Load():
-                self.load(statement)
-            case Store():
-                self.store(statement)
-            case Atomic(op, buffer, offset, value):
-                name = self.prelude.atomic(op, value.dtype)
-                self.line(f"{name}(&{self.buffers[buffer]}[{self.at(offset)}], {self.at(value)});")
-            case Barrier():
-                raise BackendError(f"kernel {self.kernel.name} has barriers between threads; C has none")
-            case If():
-                self.branch(statement)
-            case For():
-                self.loop(statement)
+    def barrier(self) -> None:
+        raise BackendError(f"kernel {self.kernel.name} has barriers between threads; C has none")
 
     def place(self, buffer: Buffer, offset: Value, lanes: int) -> str:
         """The index of lane `l` of an access."""
@@ -184,10 +164,10 @@ class _Function(COps):
 
     # Control.
 
-    def loop(self, loop: For) -> None:
-        for init, carried in zip(loop.inits, loop.carried):
-            self.line(f"{self.declared(carried)};")
-            self.copy(self.names[carried], init)
+    def flag(self, name: str, condition: str) -> str:
+        return f"const bool {name} = {condition}"
+
+    def loop_head(self, loop: For) -> str:
         start, stop, step = (self.at(v) for v in (loop.start, loop.stop, loop.step))
         index = self.index_name(loop.index)
         following = f"{index}++" if isinstance(loop.step, Const) and loop.step.literal == 1 else f"{index} += {step}"
@@ -196,12 +176,10 @@ class _Function(COps):
             bounds = f"{index} = first > 0 ? first : 0, {last} = last < {stop} ? last : {stop}"
         else:
             bounds, last = f"{index} = {start}", stop
-        self.line(f"for (int64_t {bounds}; {index} < {last}; {following}) {{")
-        self.nested(loop.body, [self.names[c] for c in loop.carried], loop.carried)
-        self.line("}")
-        self.taken.discard(index)
-        for carried, result in zip(loop.carried, loop.results):
-            self.names[result] = self.names[carried]
+        return f"for (int64_t {bounds}; {index} < {last}; {following}) {{"
+
+    def loop_ends(self, loop: For) -> None:
+        self.taken.discard(self.names[loop.index])
 
     def index_name(self, value: Value) -> str:
         """The loop's own name for its index, unless something else is called so."""
@@ -211,35 +189,3 @@ class _Function(COps):
         self.names[value] = name
         self.taken.add(name)
         return name
-
-    def branch(self, branch: If) -> None:
-        for result in branch.results:
-            self.line(f"{self.declared(result)};")
-        targets = [self.names[r] for r in branch.results]
-        self.line(f"if ({self.at(branch.condition)}) {{")
-        self.nested(branch.then, targets)
-        if branch.otherwise.statements or branch.otherwise.yields:
-            self.line("} else {")
-            self.nested(branch.otherwise, targets)
-        self.line("}")
-
-    def nested(self, block: Block, targets: Sequence[str], carried: Sequence[Value] = ()) -> None:
-        """A block in braces whose yields go to variables, all at once."""
-        outer, self.indent = self.indent, f"{self.indent}    "
-        self.block(block)
-        if block.again is not None:
-            # Looked at before the carried values, of which it may be one, become those of the next round.
-            self.line(f"const bool goes_on_ = {self.at(block.again)};")
-        sources = list(block.yields)
-        for position, source in enumerate(sources):
-            # One that is a carried value of this loop would be overwritten before it is read.
-            if source in carried and carried.index(source) != position:
-                sources[position] = kept = Value(source.builder, source.type)
-                self.line(f"{self.declared(kept)};")
-                self.copy(self.names[kept], source)
-        for target, source in zip(targets, sources):
-            if isinstance(source, Const) or self.names[source] != target:
-                self.copy(target, source)
-        if block.again is not None:
-            self.line("if (!goes_on_) break;")
-        self.indent = outer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_text import VALUE_TYPE, Prelude, literal_text
+from rlx.kernels.emit.text_layer import TextLayer
 from rlx.kernels.ir.loop_ir import COMPARISONS, FLOATS, Const, Let, Value, ValueType
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -15,24 +16,13 @@ _TRUNCATING = {"div": "/", "rem": "%", "shr": ">>"}
 _LIBRARY = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint", "abs": "fabs"}
 
 
-class COps:
+class COps(TextLayer):
     """Appends the statements of `Let`; a vector is an array, and a loop over its lanes computes it."""
 
     def __init__(self, prelude: Prelude, fused: bool) -> None:
+        super().__init__()
         self.prelude = prelude
         self.fused = fused
-        self.names: dict[Value, str] = {}
-        self.lines: list[str] = []
-        self.indent = "    "
-        self.count = 0
-
-    def line(self, text: str) -> None:
-        self.lines.append(f"{self.indent}{text}")
-
-    def fresh(self, value: Value) -> str:
-        name = self.names[value] = f"v{self.count}"
-        self.count += 1
-        return name
 
     def declared(self, value: Value) -> str:
         """A declaration of a new variable for the value."""

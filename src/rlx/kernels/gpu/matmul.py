@@ -23,6 +23,8 @@ from rlx.kernels.specs.expr import compute_dtype, lower_expr
 THREADS = 256
 # Threads along the rows and along the columns of a tile.
 SIDE = 16
+# Bytes that the threads of a block share on most GPUs.
+SHARED_BYTES = 48 << 10
 # Bytes of what a thread reads from shared memory at a time.
 VECTOR_BYTES = 16
 
@@ -52,31 +54,44 @@ class ProductOrigin(NamedTuple):
     acc: DType
 
 
-def tile_shape(acc: DType, product: Product) -> TileShape:
-    """Large tiles where there are rows and columns for them, and registers for the sums."""
+def tile_shape(acc: DType, product: Product, shared_bytes: int = SHARED_BYTES) -> TileShape:
+    """Large tiles where there are rows and columns for them, and registers for the sums; steps as deep as half of the
+    shared memory has room for, of which products of few rows may have the other."""
     lanes = VECTOR_BYTES // acc.size_bytes
     small = SIDE * lanes
     has_many_rows = not isinstance(product.m, int) or product.m > small
     has_many_columns = not isinstance(product.n, int) or product.n > small
     wide = lanes == 4 and has_many_rows and has_many_columns
-    return TileShape(2 * small if wide else small, 2 * small if wide and len(product.bs) == 1 else small, 16, lanes)
+    rows, columns = 2 * small if wide else small, 2 * small if wide and len(product.bs) == 1 else small
+    lines = rows + lanes + len(product.bs) * (columns + lanes)
+    depth = 16
+    while depth > 2 and depth * lines * acc.size_bytes > shared_bytes // 2:
+        depth //= 2
+    return TileShape(rows, columns, depth, lanes)
 
 
-def gpu_matmul_kernel(name: str, product: Product, accumulator: DType | None = None) -> Kernel:
-    """A product of numbers, accumulated in f32 for f16 and bf16. Parameters are those of `matmul_kernel`."""
+def gpu_matmul_kernel(
+    name: str,
+    product: Product,
+    accumulator: DType | None = None,
+    shared_bytes: int = SHARED_BYTES,
+    few_rows: int = FEW_ROWS,
+) -> Kernel:
+    """A product of numbers, accumulated in f32 for f16 and bf16. Parameters are those of `matmul_kernel`; up to
+    `few_rows` rows go their own way."""
     acc = accumulator or compute_dtype(product.a.dtype)
     stored = product.cs[0].dtype
     if product.epilogue is None and (len(product.bs) > 1 or acc.is_float != stored.is_float):
         raise OpError(f"matmul {name}: accumulates in {acc} and stores {stored}; say the conversion in an epilogue")
-    kernel = _Maker(name, product, acc).build()
+    kernel = _Maker(name, product, acc, shared_bytes, few_rows).build()
     kernel.origin = ProductOrigin(product, acc)
     return kernel
 
 
 class _Maker:
-    def __init__(self, name: str, product: Product, acc: DType) -> None:
+    def __init__(self, name: str, product: Product, acc: DType, shared_bytes: int, few_rows: int) -> None:
         k = self.k = KernelBuilder(name)
-        self.product, self.acc, self.epilogue = product, acc, product.epilogue
+        self.product, self.acc, self.epilogue, self.few_rows_most = product, acc, product.epilogue, few_rows
         form = few_form(product)
         align = VECTOR_BYTES if form.is_aligned and self.may_be_few else 0
         self.a = MatrixOperand(k, product.a, align=align if form.along_k else 0)
@@ -90,12 +105,12 @@ class _Maker:
         self.m, self.n, self.depth, self.batches = (extents(s) for s in sizes)
         for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
-        self.shape = tile_shape(acc, product)
-        self.few = FewRows(k, self.a, self.bs, (self.m, self.n, self.depth), acc, THREADS, form)
+        self.shape = tile_shape(acc, product, shared_bytes)
+        self.few = FewRows(k, self.a, self.bs, (self.m, self.n, self.depth), acc, THREADS, form, few_rows)
 
     @property
     def may_be_few(self) -> bool:
-        return not isinstance(self.product.m, int) or self.product.m <= FEW_ROWS
+        return not isinstance(self.product.m, int) or self.product.m <= self.few_rows_most
 
     def build(self) -> Kernel:
         """Blocks of tiles, or of the way for few rows."""
@@ -107,9 +122,9 @@ class _Maker:
             with self.blocks(few if self.may_be_few else tiles) as (batch, block, thread):
                 self.few_rows(batch, block, thread) if self.may_be_few else self.tile(batch, block, row_blocks, thread)
             return k.build()
-        is_few = k.min(k.max(k.as_index(FEW_ROWS + 1) - self.m, 0), 1)
+        is_few = k.min(k.max(k.as_index(self.few_rows_most + 1) - self.m, 0), 1)
         with self.blocks(is_few * few + (1 - is_few) * tiles) as (batch, block, thread):
-            with k.when(self.m <= FEW_ROWS):
+            with k.when(self.m <= self.few_rows_most):
                 self.few_rows(batch, block, thread)
             with k.otherwise():
                 self.tile(batch, block, row_blocks, thread)

@@ -80,8 +80,10 @@ class FewRows:
         acc: DType,
         threads: int,
         form: FewForm,
+        most: int = FEW_ROWS,
     ) -> None:
         self.k, self.a, self.bs, self.acc, self.threads, self.form = k, a, bs, acc, threads, form
+        self.most = most
         self.m, self.n, self.depth = sizes
         self.along_k, self.lanes = form.along_k, form.lanes
 
@@ -100,7 +102,7 @@ class FewRows:
     def run(self, batch: Value, block: Value, thread: Value, store: Store) -> None:
         """The results of a block; for each number of rows its own code."""
         k, below = self.k, 0
-        for rows in (1, 4, FEW_ROWS):
+        for rows in sorted({r for r in (1, 4) if r < self.most} | {self.most}):
             if isinstance(self.m, Const):
                 if below < self.m.literal <= rows:
                     self.rows(rows, batch, block, thread, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.schedules import TABLE as CPU_TABLE
 from rlx.kernels.gpu.attention import attention_origin
@@ -11,10 +12,11 @@ from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
 from rlx.kernels.schedules import Schedule
 from rlx.kernels.specs.products import ProductSpec
+from rlx.ops.attn.attention import Attention
 
 
 def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
-    return gpu_matmul_kernel(name, spec.product, spec.accumulator)
+    return gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes, machine.few_rows)
 
 
 def _is_plain(machine: Machine, spec: ProductSpec) -> bool:
@@ -22,8 +24,31 @@ def _is_plain(machine: Machine, spec: ProductSpec) -> bool:
     return not (spec.packed or spec.has_pairs or spec.layout or spec.code_digits or spec.experts)
 
 
+def _column_codes(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
+    from rlx.kernels.gpu.matmul_codes import gpu_codes_kernel
+
+    assert spec.layout is not None
+    return gpu_codes_kernel(name, machine, spec.layout, spec.product)
+
+
+def _has_column_codes(machine: Machine, spec: ProductSpec) -> bool:
+    """Stored blocks where compilers take their time for the many forms of the CPU's kernel."""
+    is_plain = spec.layout is not None and not (spec.code_digits or spec.experts)
+    return machine.gpu == "wgsl" and is_plain and spec.accumulator is DType.F32
+
+
 def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
     return iterations_as_threads(CPU_TABLE.make(name, machine, spec))
+
+
+def _attention_rows(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.attention_rows import attention_rows_kernel
+
+    return attention_rows_kernel(site)
+
+
+def _is_row_attention(machine: Machine, site: OpSite) -> bool:
+    return machine.gpu == "wgsl" and type(site.op) is Attention
 
 
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
@@ -36,7 +61,14 @@ def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
 # Maps and rows know GPUs themselves.
 TABLE = CPU_TABLE.over(
     {
-        ProductSpec: [Schedule("tiles", _tiles, _is_plain), Schedule("thread per block", _spread_product)],
-        OpSite: [Schedule("thread per iteration", _spread_op)],
+        ProductSpec: [
+            Schedule("tiles", _tiles, _is_plain),
+            Schedule("thread per column", _column_codes, _has_column_codes),
+            Schedule("thread per block", _spread_product),
+        ],
+        OpSite: [
+            Schedule("thread per query", _attention_rows, _is_row_attention),
+            Schedule("thread per iteration", _spread_op),
+        ],
     }
 )

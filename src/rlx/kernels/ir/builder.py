@@ -254,6 +254,10 @@ class KernelBuilder:
         """Whether `scale2` is an instruction for values of a type; only who builds for a target knows."""
         return False
 
+    def has_f64(self) -> bool:
+        """Whether there are values of f64; only who builds for a target knows."""
+        return True
+
     def fma(self, a: Operand, b: Operand, c: Operand) -> Value:
         return self.op("fma", a, b, c)
 

@@ -8,7 +8,6 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Value
 from rlx.kernels.math.vector_math import (
-    F64_FORMAT,
     at_most,
     exp,
     exp_sum,
@@ -19,8 +18,11 @@ from rlx.kernels.math.vector_math import (
     split_exponent,
 )
 
-# 2/3 in two parts, and (2 atanh(s) - 2 s - 2/3 s**3) / s**5 in s**2, s**2 <= 0.03, to 2**-73 of the logarithm.
-_TWO_THIRDS = (2.0 / 3.0, 3.700743415417188e-17)
+# 2/3 in two parts of each type, and (2 atanh(s) - 2 s - 2/3 s**3) / s**5 in s**2, s**2 <= 0.03, to 2**-73 of the logarithm.
+_TWO_THIRDS = {
+    DType.F64: (2.0 / 3.0, 3.700743415417188e-17),
+    DType.F32: (0.6666666865348816, -1.9868214962137642e-08),
+}
 _LOG_TAIL = (
     0.39999999999999974,
     0.28571428571446317,
@@ -51,30 +53,31 @@ def pow(k: KernelBuilder, x: Value, y: Value) -> Value:
 
 def _power(k: KernelBuilder, x: Value, y: Value) -> Value:
     """x**y for x >= 0."""
-    if x.dtype is DType.F32:
+    f = float_format(x)
+    if x.dtype is DType.F32 and k.has_f64():
         wide = k.cast(y, DType.F64) * log(k, k.cast(x, DType.F64))
         return k.cast(exp(k, wide), DType.F32)
     high, low = _log_pair(k, x)
     product, error = _exact_product(k, y, high)
     low_product = k.fma(y, low, error)
-    is_ordinary = k.abs(product) < 2.0 * -F64_FORMAT.exp_range[0]
-    inside = at_most(k, product, F64_FORMAT.exp_range[1])
+    is_ordinary = k.abs(product) < 2.0 * -f.exp_range[0]
+    inside = at_most(k, product, f.exp_range[1])
     return exp_sum(k, inside, k.select(is_ordinary, low_product, 0.0), lift=1)
 
 
 def _log_pair(k: KernelBuilder, x: Value) -> _Pair:
-    """log(x) in two parts, good to about 2**-65 of it.
+    """log(x) in two parts, good to about 2**-65 of it, or 2**-35 in f32.
 
     log(x) = e ln2 + 2s + s z (2/3 + z q(z)) with s = (m-1)/(m+1), z = s*s; all but z q(z) is carried in pairs.
     """
-    f = F64_FORMAT
+    f, (two_thirds, rest_of_it) = float_format(x), _TWO_THIRDS[x.dtype]
     e, m = split_exponent(k, x)
     r = m - 1.0
     s = _quotient(k, r, m)
     z = _product(k, s, s)
     tail = z[0] * polynomial(k, z[0], _LOG_TAIL)
-    leading, lost = _quick_sum(k, k.const(_TWO_THIRDS[0], x.type), tail)
-    factor = (leading, lost + _TWO_THIRDS[1])
+    leading, lost = _quick_sum(k, k.const(two_thirds, x.type), tail)
+    factor = (leading, lost + rest_of_it)
     cubic = _product(k, s, _product(k, z, factor))
     doubled = _quick_sum(k, s[0] * 2.0, cubic[0])
     mantissa_part = (doubled[0], doubled[1] + (k.fma(s[1], 2.0, cubic[1])))
@@ -94,9 +97,9 @@ def _quotient(k: KernelBuilder, r: Value, m: Value) -> _Pair:
 
 
 def _halves(k: KernelBuilder, a: Value) -> _Pair:
-    """a in two parts of at most 26 bits each, whose products are exact."""
-    f = F64_FORMAT
-    high = k.bitcast(k.bitcast(a, f.signed) & -(1 << 27), a.dtype)
+    """a in two parts of at most half its bits each, whose products are exact."""
+    f = float_format(a)
+    high = k.bitcast(k.bitcast(a, f.signed) & -(1 << (f.mantissa // 2 + 1)), a.dtype)
     return high, a - high
 
 

@@ -1,0 +1,444 @@
+"""Loop IR in 32-bit words -> WGSL: one module of many kernels.
+
+Buffers are bound as arrays of u32. Which parameters share a binding is decided by whoever runs the kernel, since WebGPU
+forbids to bind memory that is written twice: a `Bound` for each buffer parameter says where its words are. Memory larger
+than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers begin, then
+sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
+
+Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a >= b. The loop IR means what it says:
+where two operations could become one, the value between them is joined with a word that only the run knows to be 0.
+
+WGSL begins variables with zeros, and compilers write them out one by one, in time that grows with their square: larger
+arrays of a thread lie in a buffer of scratch, for which there is one more `Bound`.
+
+>>> from rlx.ir.dtype import DType
+>>> from rlx.kernels.ir.builder import KernelBuilder
+>>> from rlx.kernels.words.words import in_words
+>>> k = KernelBuilder("double")
+>>> x, y, n = k.pointer("x", DType.F32), k.pointer("y", DType.F32, write=True), k.index("n")
+>>> with k.parallel("i", n) as i:
+...     k.store(y, i, k.load(x, i) * 2.0)
+>>> print(wgsl_module([WgslKernel("k0", in_words(k.build()), (Bound(1), Bound(2)))]))
+@group(0) @binding(0) var<uniform> args: array<vec4<i32>, 16>;
+@group(0) @binding(1) var<storage, read_write> w1: array<u32>;
+@group(0) @binding(2) var<storage, read_write> w2: array<u32>;
+<BLANKLINE>
+@compute @workgroup_size(1)
+fn k0(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let v0 = args[0].x;
+    let v1 = args[0].y;
+    let v2 = args[0].z;
+    let v3 = i32(group.x + group.y * 32768u);
+    if (v3 < v2) {
+        let v4 = v0 + v3;
+        let v5 = w1[v4];
+        let v6 = bitcast<f32>(v5);
+        let v7 = v6 * 0x1p+1f;
+        let v8 = v1 + v3;
+        let v9 = bitcast<u32>(v7);
+        w2[v8] = v9;
+    }
+}
+<BLANKLINE>
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlx.errors import InternalError
+from rlx.ir.dtype import DType
+from rlx.kernels.emit.text_layer import TextLayer
+from rlx.kernels.emit.wgsl_text import TYPE, Prelude
+from rlx.kernels.ir.loop_ir import (
+    COMPARISONS,
+    Atomic,
+    Block,
+    Buffer,
+    Const,
+    For,
+    Kernel,
+    Let,
+    Load,
+    LoopKind,
+    Space,
+    Statement,
+    Store,
+    Value,
+    walk,
+)
+
+# Blocks side by side; a dimension of a grid has at most 65535.
+GRID_ROW = 32768
+# Elements of the largest array of a thread that is a variable.
+LARGEST_VARIABLE = 64
+# Words of arguments of most kernels, and of the largest; the last of them is always 0.
+ARGUMENTS, MOST_ARGUMENTS = 64, 1024
+
+_SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "quotient": "/",
+    "rem": "%",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
+_LOGICAL = {"and": "&&", "or": "||", "xor": "!="}
+_CALLS = {"sqrt", "floor", "ceil", "trunc", "round", "abs", "fma"}
+_SUMS = {"add", "sub", "fma"}
+_PRODUCTS = {"mul", "div", "quotient"}
+_LANES = "xyzw"
+
+
+class Bound(NamedTuple):
+    """Where a parameter's words are: the first binding, how many there are, and the words of all but the last."""
+
+    first: int
+    count: int = 1
+    window: int = 0
+
+
+class WgslKernel(NamedTuple):
+    """A kernel in words, its name in the module, and where its buffers are."""
+
+    entry: str
+    kernel: Kernel
+    bounds: tuple[Bound, ...]
+
+
+def scratch_arrays(kernel: Kernel) -> list[Buffer]:
+    """The arrays of a thread that lie in scratch."""
+    return [a for a in kernel.arrays if a.space is Space.LOCAL and (a.size or 0) > LARGEST_VARIABLE]
+
+
+def scratch_words(kernel: Kernel) -> int:
+    """Words of scratch that a thread needs."""
+    return sum(a.size or 0 for a in scratch_arrays(kernel))
+
+
+def argument_words(kernel: Kernel) -> int:
+    """How many words of arguments are bound to a kernel."""
+    return ARGUMENTS if sum(isinstance(p, Value) for p in kernel.params) < ARGUMENTS else MOST_ARGUMENTS
+
+
+def wgsl_module(kernels: Sequence[WgslKernel]) -> str:
+    """The text of a module with an entry point for each kernel."""
+    prelude = Prelude()
+    functions = [_Function(k, prelude) for k in kernels]
+    texts = [f.text() for f in functions]
+    declared: dict[str, None] = {}
+    for function in functions:
+        declared.update(dict.fromkeys(function.declarations))
+    return "\n".join([*sorted(declared)]) + "\n" + prelude.text + "\n" + "\n".join(texts)
+
+
+class _Function(TextLayer):
+    has_bare_statements = False
+
+    def __init__(self, made: WgslKernel, prelude: Prelude) -> None:
+        super().__init__()
+        self.entry, self.kernel, self.prelude = made.entry, made.kernel, prelude
+        self.declarations: list[str] = []
+        buffers = [p for p in self.kernel.params if isinstance(p, Buffer)]
+        inside = scratch_arrays(self.kernel)
+        if inside:
+            # Arrays of a thread one after the other, and those of the next thread after them.
+            buffers += inside
+            made = made._replace(bounds=(*made.bounds[:-1], *[made.bounds[-1]] * len(inside)))
+        self.bounds = dict(zip(buffers, made.bounds, strict=True))
+        self.inside = dict(zip(inside, itertools.accumulate([0, *(a.size or 0 for a in inside)])))
+        changed = {s.buffer for s in walk(self.kernel.body) if isinstance(s, Atomic)}
+        # All parameters of a binding see the same type.
+        self.atomic_bindings = {b.first for buffer, b in self.bounds.items() if buffer in changed}
+        self.arrays: dict[Buffer, str] = {}
+        self.threads = self.kernel.thread_count
+        self.made = {s.result: s for s in walk(self.kernel.body) if isinstance(s, Let)}
+        self.last_argument = ""
+        self.uses_nothing = False
+
+    def text(self) -> str:
+        self.scalars()
+        if self.inside:
+            block = f"i32(group.x + group.y * {GRID_ROW}u)"
+            self.line(f"let scratch = ({block} * {self.threads} + i32(thread)) * {scratch_words(self.kernel)};")
+        for number, array in enumerate(self.kernel.arrays):
+            if array not in self.inside:
+                self.array(array, number)
+        self.block(self.kernel.body)
+        for bound in self.bounds.values():
+            for number in range(bound.first, bound.first + bound.count):
+                kind = "atomic<u32>" if bound.first in self.atomic_bindings else "u32"
+                name = self.binding(bound, number)
+                self.declarations.append(
+                    f"@group(0) @binding({number}) var<storage, read_write> {name}: array<{kind}>;"
+                )
+        builtins = "@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32"
+        head = [f"@compute @workgroup_size({self.threads})", f"fn {self.entry}({builtins}) {{"]
+        if self.uses_nothing:
+            head.append(f"    let nothing = bitcast<u32>({self.last_argument});")
+        return "\n".join([*head, *self.lines, "}", ""])
+
+    def scalars(self) -> None:
+        params = [p for p in self.kernel.params if isinstance(p, Value)]
+        if len(params) >= MOST_ARGUMENTS:
+            raise InternalError(f"kernel {self.kernel.name} has {len(params)} sizes, more than {MOST_ARGUMENTS - 1}")
+        is_small = argument_words(self.kernel) == ARGUMENTS
+        name, size = ("args", ARGUMENTS // 4) if is_small else ("many_args", MOST_ARGUMENTS // 4)
+        self.last_argument = f"{name}[{size - 1}].w"
+        self.declarations.append(f"@group(0) @binding(0) var<uniform> {name}: array<vec4<i32>, {size}>;")
+        for number, param in enumerate(params):
+            self.line(f"let {self.fresh(param)} = {name}[{number // 4}].{_LANES[number % 4]};")
+
+    # Memory.
+
+    def array(self, array: Buffer, number: int) -> None:
+        kind = f"array<{TYPE[array.dtype]}, {max(1, array.size or 0)}>"
+        name = self.arrays[array] = f"m{number}" if array.space is Space.LOCAL else f"{self.entry}_m{number}"
+        match array.space:
+            case Space.LOCAL:
+                self.line(f"var {name}: {kind};")
+            case Space.SHARED:
+                self.declarations.append(f"var<workgroup> {name}: {kind};")
+            case _:
+                data = ", ".join(self.prelude.literal(array.dtype, x) for x in array.data)
+                self.declarations.append(f"var<private> {name}: {kind} = {kind}({data});")
+
+    def binding(self, bound: Bound, number: int) -> str:
+        return f"{'a' if bound.first in self.atomic_bindings else 'w'}{number}"
+
+    def place(self, buffer: Buffer, offset: Value) -> str:
+        """The number of a word in its binding or array."""
+        place = self.at(offset)
+        if buffer in self.inside:
+            return f"scratch + {self.inside[buffer]} + {place}"
+        if buffer in self.arrays and isinstance(offset, Const) and not 0 <= offset.literal < (buffer.size or 0):
+            # In a branch that is never taken; WGSL refuses what it knows to be outside.
+            self.uses_nothing = True
+            return f"{place} + i32(nothing)"
+        return place
+
+    def word(self, buffer: Buffer, offset: Value) -> str:
+        """A word where it is read."""
+        place = self.place(buffer, offset)
+        if buffer in self.arrays:
+            return f"{self.arrays[buffer]}[{place}]"
+        bound = self.bounds[buffer]
+        if bound.count > 1:
+            word = f"{self.read_function(bound)}({place})"
+        else:
+            name = f"{self.binding(bound, bound.first)}[{place}]"
+            word = f"atomicLoad(&{name})" if bound.first in self.atomic_bindings else name
+        return word if buffer.dtype is DType.U32 else f"bitcast<{TYPE[buffer.dtype]}>({word})"
+
+    def load(self, load: Load) -> None:
+        word = self.word(load.buffer, load.offset)
+        if load.mask is None or load.other is None:
+            self.line(f"let {self.fresh(load.result)} = {word};")
+            return
+        self.line(f"{self.declared(load.result)} = {self.at(load.other)};")
+        self.line(f"if ({self.at(load.mask)}) {{ {self.names[load.result]} = {word}; }}")
+
+    def store(self, store: Store) -> None:
+        value, place = self.at(store.value), self.place(store.buffer, store.offset)
+        bound = self.bounds.get(store.buffer)
+        if bound is None:
+            text = f"{self.arrays[store.buffer]}[{place}] = {value};"
+        else:
+            text = self.written(bound, place, value if store.value.dtype is DType.U32 else self.bits_of(store.value))
+        self.line(text if store.mask is None else f"if ({self.at(store.mask)}) {{ {text} }}")
+
+    def bits_of(self, value: Value) -> str:
+        if isinstance(value, Const):
+            literal = self.at(value)
+            self.line(f"{self.declared(value)} = {literal};")
+            return f"bitcast<u32>({self.names[value]})"
+        return f"bitcast<u32>({self.at(value)})"
+
+    def written(self, bound: Bound, place: str, word: str) -> str:
+        if bound.count > 1:
+            return f"{self.write_function(bound, 'store')}({place}, {word});"
+        name = f"{self.binding(bound, bound.first)}[{place}]"
+        return f"atomicStore(&{name}, {word});" if bound.first in self.atomic_bindings else f"{name} = {word};"
+
+    def atomic(self, atomic: Atomic) -> None:
+        bound = self.bounds[atomic.buffer]
+        place, value = self.at(atomic.offset), self.at(atomic.value)
+        if bound.count > 1:
+            self.line(f"{self.write_function(bound, atomic.op)}({place}, {value});")
+        else:
+            call = f"atomic{atomic.op.capitalize()}"
+            self.line(f"{call}(&{self.binding(bound, bound.first)}[{place}], {value});")
+
+    def read_function(self, bound: Bound) -> str:
+        is_atomic = bound.first in self.atomic_bindings
+        cases = []
+        for i in range(bound.count):
+            name = f"{self.binding(bound, bound.first + i)}[place - {i * bound.window}]"
+            cases.append(f"return {f'atomicLoad(&{name})' if is_atomic else name};")
+        name = f"read_{'a' if is_atomic else 'w'}{bound.first}_{bound.count}_{bound.window}"
+        return self.prelude.define(name, _by_window(f"fn {name}(place: i32) -> u32 {{", bound, cases))
+
+    def write_function(self, bound: Bound, op: str) -> str:
+        is_atomic = bound.first in self.atomic_bindings
+        cases = []
+        for i in range(bound.count):
+            name = f"{self.binding(bound, bound.first + i)}[place - {i * bound.window}]"
+            cases.append(f"atomic{op.capitalize()}(&{name}, x);" if is_atomic else f"{name} = x;")
+        name = f"{op}_{'a' if is_atomic else 'w'}{bound.first}_{bound.count}_{bound.window}"
+        return self.prelude.define(name, _by_window(f"fn {name}(place: i32, x: u32) {{", bound, cases))
+
+    def barrier(self) -> None:
+        self.line("storageBarrier();")
+        self.line("workgroupBarrier();")
+
+    # Operations.
+
+    def at(self, value: Value) -> str:
+        return self.prelude.literal(value.dtype, value.literal) if isinstance(value, Const) else self.names[value]
+
+    def declared(self, value: Value) -> str:
+        return f"var {self.fresh(value)}: {TYPE[value.dtype]}"
+
+    def flag(self, name: str, condition: str) -> str:
+        return f"let {name} = {condition}"
+
+    def let(self, let: Let) -> None:
+        if all(isinstance(a, Const) for a in let.args):
+            # A constant expression that overflows is an error; one of variables is not.
+            for arg in dict.fromkeys(let.args):
+                literal = self.at(arg)
+                self.line(f"{self.declared(arg)} = {literal};")
+            args = [self.names[a] for a in let.args]
+        else:
+            args = self.operands(let)
+        expression = self.expression(let, args)
+        self.line(f"let {self.fresh(let.result)} = {expression};")
+
+    def operands(self, let: Let) -> list[str]:
+        """Operands such that no compiler that takes floats for real numbers does without the operation: not (a + b) - b,
+        not a + 0 or a * 0, not a - a."""
+        found = []
+        for number, arg in enumerate(let.args):
+            is_merged = self.could_merge(let, arg) or (arg in let.args[:number] and _is_real(let))
+            found.append(self.kept(arg) if is_merged else self.at(arg))
+        return found
+
+    def could_merge(self, let: Let, arg: Value) -> bool:
+        if isinstance(arg, Const):
+            return _is_real(let) and arg.literal == 0
+        if arg not in self.made:
+            return False
+        before = self.made[arg]
+        if let.op == "not":
+            return before.op in COMPARISONS and before.args[0].dtype is DType.F32
+        if not _is_real(let):
+            return False
+        others = {_number(a) for a in let.args if a is not arg}
+        return (before.op in _SUMS) == (let.op in _SUMS) and not others.isdisjoint(map(_number, before.args))
+
+    def kept(self, arg: Value) -> str:
+        """A value that compilers know nothing of."""
+        self.uses_nothing = True
+        if isinstance(arg, Const):
+            zero = "bitcast<f32>(nothing)"
+            return f"(-{zero})" if math.copysign(1.0, arg.literal) < 0 else zero
+        if arg.dtype is DType.BOOL:
+            return f"({self.at(arg)} != (nothing != 0u))"
+        return f"bitcast<f32>(bitcast<u32>({self.at(arg)}) | nothing)"
+
+    def expression(self, let: Let, args: Sequence[str]) -> str:
+        op, source = let.op, let.args[0].dtype
+        is_float = source is DType.F32
+        if op == "ne" and let.args[0] is let.args[1] and is_float:
+            return f"{self.prelude.function('is_nan')}({args[0]})"
+        if op in COMPARISONS:
+            return f"{args[0]} {_SIGNS[op]} {args[1]}"
+        if op in _LOGICAL and source is DType.BOOL:
+            return f"{args[0]} {_LOGICAL[op]} {args[1]}"
+        if op in ("min", "max"):
+            if not is_float:
+                return f"{op}({args[0]}, {args[1]})"
+            if isinstance(let.args[1], Const):
+                args = [args[1], args[0]]
+            return f"{self.prelude.function(f'{op}_f32')}({args[0]}, {args[1]})"
+        if op in _BINARY:
+            return f"{args[0]} {_BINARY[op]} {args[1]}"
+        if op in _CALLS:
+            return f"{op}({', '.join(args)})"
+        match op:
+            case "shl" | "shr":
+                count = args[1] if let.args[1].dtype is DType.U32 else f"u32({args[1]})"
+                return f"{args[0]} {'<<' if op == 'shl' else '>>'} {count}"
+            case "neg":
+                return f"-{args[0]}"
+            case "not":
+                return f"!{args[0]}" if source is DType.BOOL else f"~{args[0]}"
+            case "select":
+                return f"select({args[2]}, {args[1]}, {args[0]})"
+            case "cast":
+                return self.cast(args[0], source, let.result.dtype)
+            case "bitcast":
+                return f"bitcast<{TYPE[let.result.dtype]}>({args[0]})"
+        raise InternalError(f"{op} on {source} reached the WGSL emitter; legalize expands it first")
+
+    def cast(self, x: str, source: DType, to: DType) -> str:
+        if to is DType.BOOL:
+            return f"{x} != {self.prelude.literal(source, 0)}"
+        if source is DType.F32 and to is not DType.F32:
+            return f"{self.prelude.function(f'{TYPE[to]}_from_f32')}({x})"
+        return f"{TYPE[to]}({x})"
+
+    # Control.
+
+    def block(self, block: Block) -> None:
+        for statement in block.statements:
+            is_last = statement is block.statements[-1]
+            if not self.grid_loop(statement, is_last):
+                self.statement(statement)
+
+    def grid_loop(self, statement: Statement, is_last: bool) -> bool:
+        """Loops that the machine runs: a block or a thread has one iteration."""
+        if not isinstance(statement, For) or statement.kind not in (LoopKind.PARALLEL, LoopKind.THREADS):
+            return False
+        name = self.fresh(statement.index)
+        if statement.kind is LoopKind.THREADS:
+            self.line(f"let {name} = i32(thread);")
+            self.block(statement.body)
+            if not is_last:
+                self.barrier()
+            return True
+        self.line(f"let {name} = i32(group.x + group.y * {GRID_ROW}u);")
+        self.line(f"if ({name} < {self.at(statement.stop)}) {{")
+        self.nested(statement.body, ())
+        self.line("}")
+        return True
+
+    def loop_head(self, loop: For) -> str:
+        start, stop, step = (self.at(v) for v in (loop.start, loop.stop, loop.step))
+        index = self.fresh(loop.index)
+        return f"for (var {index} = {start}; {index} < {stop}; {index} += {step}) {{"
+
+
+def _is_real(let: Let) -> bool:
+    """Whether it is an operation on floats that is another one for real numbers."""
+    return let.result.dtype is DType.F32 and let.op in _SUMS | _PRODUCTS
+
+
+def _number(value: Value) -> Value | float:
+    """What an operand is known by: literals by their size."""
+    return abs(value.literal) if isinstance(value, Const) else value
+
+
+def _by_window(head: str, bound: Bound, cases: Sequence[str]) -> str:
+    """A function that does the case of the binding which has the word `place`."""
+    lines = [f"    if (place < {(i + 1) * bound.window}) {{ {case} }}" for i, case in enumerate(cases[:-1])]
+    if not cases[0].startswith("return"):
+        lines = [line.replace(" }", " return; }") for line in lines]
+    return "\n".join([head, *lines, f"    {cases[-1]}", "}", ""])
