@@ -59,7 +59,7 @@ def refusals_of(engine: str) -> dict[str, str]:
     solvers = ("CsrTriangularSolve", "CsrIncompleteLu", "CsrIncompleteCholesky", "CsrDirectSolve", "CsrMaskedProduct")
     return {
         **dict.fromkeys(("HostCallback", "DebugPrint"), in_python),
-        "Custom": "it is known by what its OpExtension computes in Python; build it from other ops, or register a block",
+        "Custom": "its OpExtension computes it in Python; build it from other ops, or register a block",
         **dict.fromkeys(("Eig", "Schur", "Sqrtm", "Logm"), general),
         **dict.fromkeys(solvers, sparse),
     }
