@@ -17,14 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Generic, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 from rlx import env
 from rlx.errors import RlxError
 from rlx.locks import fork_safe_lock
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _T = TypeVar("_T")
 _Values = Mapping[str, object]
@@ -269,13 +266,3 @@ def _accepted(values: _Values) -> _Values:
 
 
 knobs = Knobs()
-
-
-def cache_directory() -> Path:
-    """Where things are kept: the knob `cache_dir` (`RLX_CACHE_DIR`), else `rlx` in the user's cache directory."""
-    import os
-    from pathlib import Path
-
-    if knobs.cache_dir:
-        return Path(knobs.cache_dir)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx"

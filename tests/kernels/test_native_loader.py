@@ -14,6 +14,7 @@ from kernel_runs import NATIVE_TARGETS
 from rlx.backends.native import kernels as native
 from rlx.backends.native.elf import undefined_symbols
 from rlx.backends.native.object_cache import DiskCache
+from rlx.cache_directory import cache_directory
 from rlx.errors import BackendError, BindingError, InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit import llvm_codegen
@@ -21,7 +22,6 @@ from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import AVX512, CORTEX_M4, NEON, SSE2, host
-from rlx.knobs import cache_directory
 
 F32 = DType.F32
 

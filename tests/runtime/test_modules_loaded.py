@@ -26,7 +26,16 @@ TEXT = """mir @f(%x: f32[2,2]) {
 # With the program on disk. Most of what is left are the ops that programs are usually made of, and the runtime.
 MOST = 250
 UNUSED = ("rlx.autodiff.", "rlx.compile.pipeline", "rlx.kernels.cpu", "rlx.kernels.gpu", "rlx.models", "rlx.hir")
-UNUSED += ("rlx.ops.splat", "rlx.ops.lowered", "llvmlite", "numpy.ma", "statistics", "shutil", "difflib")
+UNUSED += (
+    "rlx.ops.splat",
+    "rlx.ops.lowered",
+    "rlx.backends.export",
+    "llvmlite",
+    "numpy.ma",
+    "statistics",
+    "shutil",
+    "difflib",
+)
 
 
 def loaded(cache):

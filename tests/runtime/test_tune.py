@@ -124,15 +124,38 @@ def test_a_kernel_that_is_best_as_usual_is_forgotten(few_sets):
     assert read_document(tuned_file().read_text()) == {} and tuned_stamp() == ""
 
 
-@pytest.mark.parametrize("sizes", BLOCK_SIZES, ids=str)
-def test_no_set_changes_a_bit(sizes):
-    usual = answer()
-    found = sites(build().report.lir)
-    rlx.clear_compile_cache()
-    with trying({site.key: sizes._asdict() for site in found.values()}):
-        np.testing.assert_array_equal(answer(), usual)
-        used = {site.used for site in sites(build().report.lir).values()}
-    assert used <= {sizes, BLOCK_SIZES[0]}
+def products(dtype):
+    """Weights in panels, a matrix that is not packed, and one whose columns lie side by side; K of several steps."""
+    g = rlx.Graph("products")
+    x, y = g.input("x", ("B", 1000), dtype), g.input("y", (1000, 72), dtype)
+    z = g.input("z", (72, 1000), dtype)
+    g.set_outputs([rlx.relu(x @ g.param("w", (1000, 80), dtype)), x @ y, x @ rlx.transpose(z, (1, 0))])
+    return g
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_no_set_changes_a_bit(dtype):
+    """Not even where K is cut elsewhere, and whatever the number of rows is."""
+    graph, source = products(dtype), np.random.default_rng(8)
+    numpy_type = graph.inputs[0].shape.dtype.numpy
+    given = {k: source.normal(size=s).astype(numpy_type) for k, s in {"y": (1000, 72), "z": (72, 1000)}.items()}
+    weight = source.normal(size=(1000, 80)).astype(numpy_type)
+    rows = {b: source.normal(size=(b, 1000)).astype(numpy_type) for b in (1, 3, 5, 50, 200)}
+
+    def outputs():
+        rlx.clear_compile_cache()
+        compiled = rlx.Session("cpu").compile(graph)
+        compiled.set_param("w", weight)
+        return compiled, [np.asarray(y).tobytes() for x in rows.values() for y in compiled.run(x=x, **given)]
+
+    compiled, usual = outputs()
+    found = {site.key: site for site in sites(compiled.report.lir).values()}
+    assert len(found) == 3
+    for sizes in BLOCK_SIZES[1:]:
+        with trying({key: sizes._asdict() for key in found}):
+            compiled, got = outputs()
+            used = {site.used for site in sites(compiled.report.lir).values()}
+        assert got == usual and used <= {sizes, BLOCK_SIZES[0]}, sizes
 
 
 @pytest.mark.parametrize("machine", [AVX512, AVX2, SSE2], ids=lambda m: m.name)

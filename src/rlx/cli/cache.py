@@ -18,8 +18,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlx.cache_directory import cache_directory
 from rlx.cli import add_command
-from rlx.knobs import cache_directory
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers

@@ -430,8 +430,8 @@ class Registry(MutableMapping[str, _V]):
         self.loaded: dict[str, _V] = {}
 
     def __getitem__(self, name: str) -> _V:
-        if name not in self.loaded:
-            load_all_ops()
+        while name not in self.loaded and _later:
+            _load_next()
         return self.loaded[name]
 
     def __setitem__(self, name: str, value: _V) -> None:
@@ -464,11 +464,16 @@ def register_later(*modules: str) -> None:
 
 def load_all_ops() -> None:
     """Import what `register_later` has named; the registry is complete behind it."""
-    for module in tuple(_later):
-        importlib.import_module(module)
-        # Not before it is there: another thread that finds the list empty relies on it.
-        if module in _later:
-            _later.remove(module)
+    while _later:
+        _load_next()
+
+
+def _load_next() -> None:
+    module = _later[0]
+    importlib.import_module(module)
+    # Not before it is there: another thread that finds the list empty relies on it.
+    if module in _later:
+        _later.remove(module)
 
 
 def _refuse_holes(cls: type[Op]) -> None:

@@ -18,9 +18,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlx.cache_directory import cache_directory
 from rlx.errors import FormatError
 from rlx.kernels.machines import Machine
-from rlx.knobs import cache_directory
 
 FORMAT, VERSION = "rlx.tuned", 1
 

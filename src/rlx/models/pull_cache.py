@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from rlx.cache_directory import cache_directory
 from rlx.errors import FormatError, RlxError
-from rlx.knobs import cache_directory
 from rlx.models.pull_progress import Progress
 
 # Of one part of a path; file systems allow 255, and names of parts that are still being fetched are longer.

@@ -37,8 +37,6 @@ from rlx.ops.pointwise.bits import *
 from rlx.ops.pointwise.complex_numbers import *
 from rlx.ops.pointwise.conversion import *
 from rlx.ops.pointwise.unary import *
-from rlx.ops.quant.quantized_lookup import *
-from rlx.ops.quant.quantized_weights import *
 from rlx.ops.random.randomness import *
 from rlx.ops.random.sampling import *
 from rlx.ops.reduction.cumulative import *
@@ -76,13 +74,18 @@ if typing.TYPE_CHECKING:
     from rlx.ops.pointwise.activation_gradients import *
     from rlx.ops.quant.fake_quant import *
     from rlx.ops.quant.quantized import *
+    from rlx.ops.quant.quantized_lookup import *
+    from rlx.ops.quant.quantized_weights import *
     from rlx.ops.quant.requantization import *
     from rlx.ops.signal.audio import *
     from rlx.ops.signal.real_fourier import *
     from rlx.ops.splat.render import *
     from rlx.ops.splat.steps import *
 
+# In the order in which a name is looked for: what models hold comes first.
 _LATER = (
+    "rlx.ops.quant.quantized_weights",
+    "rlx.ops.quant.quantized_lookup",
     "rlx.ops.attn.gradients",
     "rlx.ops.control.scan_gradients",
     "rlx.ops.fused.blocks",
@@ -114,13 +117,14 @@ _LATER = (
 
 def __getattr__(name: str) -> object:
     if not name.startswith("_"):
-        _registry.load_all_ops()
-        if name in globals():
-            return globals()[name]
         for module in map(importlib.import_module, _LATER):
             if name in module.__all__:
                 globals()[name] = getattr(module, name)
                 return globals()[name]
+        _registry.load_all_ops()
+        if name in globals():
+            # The folder of ops that only the compiler makes.
+            return globals()[name]
     raise AttributeError(f"module 'rlx.ops' has no attribute {name!r}")
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from rlx.backends.api import Backend
-from rlx.backends.export import Exporter
-from rlx.compile.generators import Generator
+from typing import TYPE_CHECKING
+
 from rlx.compile.target import GENERATED, DeviceInfo, Found, Selection, Target
-from rlx.kernels.machines import Machine
+
+if TYPE_CHECKING:
+    from rlx.backends.api import Backend
+    from rlx.backends.export import Exporter
+    from rlx.compile.generators import Generator
+    from rlx.kernels.machines import Machine
 
 
 def _backend(chosen: Selection) -> Backend:

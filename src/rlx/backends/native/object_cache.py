@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol
 
+from rlx.cache_directory import cache_directory
 from rlx.errors import BackendError
-from rlx.knobs import cache_directory
 
 _MAGIC = b"rlxobj\x00\x01"  # the last byte is the format version
 _DIGEST_BYTES = 32

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import ops
 from rlx.ops.builders.base import Builder, DeclaredShape
-from rlx.quant.schemes import QuantScheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import TensorLike
     from rlx.ir.tensor import Tensor
     from rlx.ops.quant.fake_quant import ScaleMode, SteKind
+    from rlx.quant.schemes import QuantScheme
 
 
 class QuantizedBuilders(Builder):
@@ -119,7 +119,7 @@ class QuantizedBuilders(Builder):
         shape: DeclaredShape = None,
     ) -> Tensor:
         """x·W with W stored as FP4 codes, an FP8 scale per 16 of them and one global scale."""
-        scheme = QuantScheme.of("nvfp4")
+        scheme = "nvfp4"
         return self._build(ops.dequant_matmul, x, w_q, block_scales, global_scale, scheme=scheme, shape=shape)
 
     def dequant_grouped_matmul(
