@@ -306,5 +306,6 @@ def test_a_report_has_the_figures_of_the_linker_map(tmp_path):
 
 
 def test_the_names_of_rlx_cortexm():
-    with pytest.raises(RlxError, match="this is not there yet"):
-        _ = rlx.cortexm.TinyConv
+    assert set(rlx.cortexm.__all__) == {name for name in rlx.cortexm.__all__ if callable(getattr(rlx.cortexm, name))}
+    with pytest.raises(AttributeError, match="no attribute 'Firmware'; it has TinyConv, export"):
+        _ = rlx.cortexm.Firmware
