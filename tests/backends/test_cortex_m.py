@@ -108,7 +108,8 @@ def chains(count):
 
 
 def test_arenas_are_as_small_as_what_is_alive():
-    for program in [*chains(60), network(), network(convnet, CONVNET_DIMS)]:
+    sequences = [network(function, SEQUENCE_DIMS) for function in SEQUENCES]
+    for program in [*chains(60), network(), network(convnet, CONVNET_DIMS), *sequences]:
         plan = plan_arena(program)
         assert plan.lower_bound <= plan.size <= 1.05 * plan.lower_bound
         ends = [o + v.size_bytes for o, v in zip(plan.offsets, program.values)]
@@ -289,6 +290,24 @@ def test_a_report_without_tools_says_what_is_missing(tmp_path, monkeypatch):
     assert sum(weights) == made.weight_bytes
     with pytest.raises(RlxError, match=r"report is the name of a page such as report.html, got '../x.html'"):
         export(program, tmp_path / "other", report="../x.html")
+
+
+@pytest.mark.targets
+@compiler
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_make_and_cmake_build_what_runs_here(tmp_path):
+    program = network()
+    codes = program.encode(images(10, RESIDUAL_DIMS, seed=8))
+    for folder, commands in {
+        "make": [["make", "-s", "host"]],
+        "cmake": [["cmake", "-S", ".", "-B", "."], ["cmake", "--build", "."], ["./residual_host"]],
+    }.items():
+        out = tmp_path / folder
+        export(program, out)
+        codes.tofile(out / "inputs.bin")
+        for command in commands:
+            subprocess.run(command, cwd=out, check=True, capture_output=True)
+        assert np.fromfile(out / "outputs.bin", "i4").tolist() == program.run(codes).tolist()
 
 
 @pytest.mark.targets
