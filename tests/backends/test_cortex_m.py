@@ -108,7 +108,8 @@ def chains(count):
 
 
 def test_arenas_are_as_small_as_what_is_alive():
-    for program in [*chains(60), network(), network(convnet, CONVNET_DIMS)]:
+    sequences = [network(function, SEQUENCE_DIMS) for function in SEQUENCES]
+    for program in [*chains(60), network(), network(convnet, CONVNET_DIMS), *sequences]:
         plan = plan_arena(program)
         assert plan.lower_bound <= plan.size <= 1.05 * plan.lower_bound
         ends = [o + v.size_bytes for o, v in zip(plan.offsets, program.values)]
@@ -292,6 +293,24 @@ def test_a_report_without_tools_says_what_is_missing(tmp_path, monkeypatch):
 
 
 @pytest.mark.targets
+@compiler
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_make_and_cmake_build_what_runs_here(tmp_path):
+    program = network()
+    codes = program.encode(images(10, RESIDUAL_DIMS, seed=8))
+    for folder, commands in {
+        "make": [["make", "-s", "host"]],
+        "cmake": [["cmake", "-S", ".", "-B", "."], ["cmake", "--build", "."], ["./residual_host"]],
+    }.items():
+        out = tmp_path / folder
+        export(program, out)
+        codes.tofile(out / "inputs.bin")
+        for command in commands:
+            subprocess.run(command, cwd=out, check=True, capture_output=True)
+        assert np.fromfile(out / "outputs.bin", "i4").tolist() == program.run(codes).tolist()
+
+
+@pytest.mark.targets
 @qemu
 def test_a_report_has_the_figures_of_the_linker_map(tmp_path):
     out = tmp_path / "out"
@@ -306,5 +325,6 @@ def test_a_report_has_the_figures_of_the_linker_map(tmp_path):
 
 
 def test_the_names_of_rlx_cortexm():
-    with pytest.raises(RlxError, match="this is not there yet"):
-        _ = rlx.cortexm.TinyConv
+    assert set(rlx.cortexm.__all__) == {name for name in rlx.cortexm.__all__ if callable(getattr(rlx.cortexm, name))}
+    with pytest.raises(AttributeError, match="no attribute 'Firmware'; it has TinyConv, export"):
+        _ = rlx.cortexm.Firmware

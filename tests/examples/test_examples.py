@@ -73,6 +73,26 @@ def test_mnist_int8_makes_the_same_labels_in_integers(digits, capsys):
     assert rlx.quantized.load(digits / "digits_int4.rlxq").steps[0].weights.bits == 4
 
 
+@pytest.mark.parametrize("model", ["gru", pytest.param("transformer", marks=pytest.mark.long)])
+def test_sequences_in_integers_are_as_good(model, digits):
+    module, out = example("sequence_int8"), digits / "rows.rlxq"
+    options = ["--data", str(digits), "--train", "tiny", "--test", "test", "--batch", "20", "--epochs", "12"]
+    scores = module.main([*options, "--model", model, "--width", "16", "--out", str(out)])
+    assert set(scores) == {"float", "int8", "int4 weights", "int16 values"}
+    assert scores["int8"] >= scores["float"] - 0.1 and scores["int16 values"] >= scores["float"] - 0.1
+    assert rlx.quantized.load(out).input.dims == (28, 1, 28)
+
+
+def test_tinyconv_writes_a_file_for_each_width(digits, capsys):
+    module = example("tinyconv")
+    options = ["--data", str(digits), "--train", "tiny", "--test", "test", "--batch", "20", "--epochs", "4"]
+    scores = module.main([*options, "--out", str(digits / "weights")])
+    assert scores["8 bits"] >= scores["float, 8 bits"] - 0.1
+    assert capsys.readouterr().out.count("labels from the file are the same: True") == 3
+    sizes = {f.name: f.stat().st_size for f in (digits / "weights").iterdir()}
+    assert sizes == {"tinyconv8.rlxm": 6456, "tinyconv4.rlxm": 3844, "tinyconv2.rlxm": 2538}
+
+
 def test_vae_draws(digits):
     module = example("vae")
     out = digits / "run"

@@ -281,6 +281,7 @@ def recurrent(rng, made):
         made.functions(),
         Multipliers.of(2.0**-15 / out.scale, bits),
         *limits_for(rng, out),
+        length=length,
         reverse=bool(rng.random() < 0.3),
     )
 

@@ -108,6 +108,15 @@ def test_functions_and_softmax_are_tables():
         assert program.run(x, device=device).tolist() == program.run(x).tolist()
 
 
+def test_softmax_of_16_bit_codes():
+    w1, w2 = weights((6, 5), (5, 4))
+    graph, program = quantized(lambda x: nn.softmax(nn.tanh(x @ w1) @ w2), (6,), activations="i16")
+    assert [type(s).__name__ for s in program.steps] == ["Dense", "Interpolate", "Dense", "Rescale", "Softmax"]
+    x = images(64, (6,))
+    [wanted] = interpret(graph, [x])
+    assert np.abs(program.result.decode(program.run(x)) - wanted).max() < 0.01
+
+
 def fake_quantised(x, bits=4, lsq=True):
     w1, b1, w2, b2 = weights((6, 3, 3, 3), (6,), (6 * 4 * 4, 10), (10,))
 

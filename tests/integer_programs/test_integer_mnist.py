@@ -75,7 +75,7 @@ def test_the_same_labels_in_c(tmp_path):
 
 @pytest.mark.targets
 @tools_needed
-@pytest.mark.parametrize("core", ["cortex-m4", "cortex-m7", "cortex-m55"])
+@pytest.mark.parametrize("core", CORES)
 def test_the_same_labels_in_qemu(core, tmp_path):
     program = load("mnist")
     x = strokes(50) if FOLDER is None else digits()[0][:500]
@@ -88,6 +88,17 @@ def digits():
     folder = Path(FOLDER or "")
     images = train.read_idx(folder / "train5k-images-idx3-ubyte.gz")
     return np.float32(images[:, None]) / 255, train.read_idx(folder / "train5k-labels-idx1-ubyte.gz")
+
+
+@pytest.mark.long
+@images_needed
+@tools_needed
+@pytest.mark.parametrize("core", ["cortex-m4", "cortex-m7", "cortex-m55"])
+def test_all_labels_in_qemu(core, tmp_path):
+    program, chosen = load("mnist"), CORES[core]
+    codes = program.encode(digits()[0])
+    got = run_in_qemu(program, tmp_path, written(program, tmp_path, chosen), chosen, codes)
+    assert got.tolist() == program.run(codes).tolist()
 
 
 @images_needed

@@ -97,7 +97,7 @@ def test_states_are_near_those_of_floats(made):
     tables = (made.multipliers_for(weights), made.functions(), Multipliers.of(1.0))
     bias = rng.integers(-(2**16), 2**16, made.gates * 16).astype("i4")
     out = Value("state", (30, 1, 16), 2.0**-15, 0, DType.I16)
-    program = Program("states", x, (0, 1, 2), (made((0,), out, weights, bias, *tables, -(2**15), 2**15 - 1),))
+    program = Program("states", x, (0, 1, 2), (made((0,), out, weights, bias, *tables, -(2**15), 2**15 - 1, 30),))
     codes = x.encode(2 * rng.standard_normal((20, *x.dims)))
     [floats] = interpret(program.simulation(), [codes])
     got = program.run(codes)

@@ -262,8 +262,14 @@ class Building(SequenceBuilding):
         held, x = self.operand(node)
         assert isinstance(node.op, FloatSoftmax)
         rank = node.shape.rank
-        if rank not in (2, 3) or node.op.axis % rank != rank - 1 or x.dtype is not DType.I8:
-            raise self.source.fail(node, "it is taken over the columns of rows [N, K] or [N, T, K], with i8 codes")
+        if rank not in (2, 3) or node.op.axis % rank != rank - 1:
+            raise self.source.fail(node, "it is taken over the columns of rows [N, K] or [N, T, K]")
+        if x.dtype is not DType.I8:
+            # Its table has an entry for each difference of two codes.
+            narrow = Value(self.new_name("rescale"), x.dims, float(np.float32(x.scale * 256)))
+            factor = Multipliers.of(np.float32(x.scale) / np.float32(narrow.scale), self.fraction_bits)
+            self.add(Rescale((held.index,), narrow, factor, *limits(narrow.dtype)))
+            held, x = Held(len(self.steps), held.flattened), narrow
         out = Value(self.new_name("softmax"), x.dims, SHARE_SCALE, SHARE_ZERO)
         self.add(Softmax((held.index,), out, Softmax.table_for(x)), node.id, flattened=held.flattened)
 

@@ -76,6 +76,7 @@ class SequenceBuilding(BuildingState):
             Multipliers.of(np.float32(STATE_SCALE / out.scale), self.fraction_bits),
             low,
             high,
+            length,
             cell.reverse,
         )
         self.add(step, node.id, end.end.id)

@@ -101,8 +101,8 @@ _Numbers = _Integers | _Floats
 class _Recurrent(Step):
     """Weights [gates·size, size] of the state; the multipliers bring bias + Σ w·h to the scale of the input.
 
-    The result is every state [T, 1, size], or the last one [size]; it starts at 0, and runs from the end with
-    `reverse`. `tables` are sigmoid and tanh of sums, 257 codes i16 each; the last multiplier is that of the result.
+    `length` is T. The result is every state [T, 1, size], or the last one [size]; it starts at 0, and runs from the
+    end with `reverse`. `tables` are sigmoid and tanh of sums, 257 codes i16 each; `out_multiplier` is of the result.
     """
 
     weights: Weights
@@ -112,6 +112,7 @@ class _Recurrent(Step):
     out_multiplier: Multipliers
     low: int
     high: int
+    length: int
     reverse: bool = False
 
     gates: ClassVar[int]
@@ -131,13 +132,17 @@ class _Recurrent(Step):
     def size(self) -> int:
         return self.weights.codes.shape[1]
 
+    @property
+    def macs(self) -> int:
+        return self.length * self.weights.codes.size
+
     def check(self, operands: Sequence[Value]) -> None:
         super().check(operands)
         (x,) = self.take(operands, 1)
         rows, size = self.gates * self.size, self.size
         if x.dtype is not DType.I16 or x.zero_point or x.scale != GATE_SCALE:
             raise self.fail(f"takes sums of gates as i16 with scale {GATE_SCALE} and zero point 0, got {x}")
-        if len(x.dims) != 3 or x.dims[1:] != (1, rows) or self.weights.codes.shape != (rows, size):
+        if x.dims != (self.length, 1, rows) or self.weights.codes.shape != (rows, size):
             raise self.fail(f"{x.dims} and weights {self.weights.codes.shape} are not {self.gates} gates of one size")
         if self.out.dims not in ((size,), (x.dims[0], 1, size)) or self.out.dtype not in ACTIVATIONS:
             raise self.fail(f"gives i8 or i16 ({size},) or {(x.dims[0], 1, size)}, but declared is {self.out}")

@@ -3,11 +3,13 @@
     data = thumb_object(program, core)           # ELF, relocatable: the functions of the header, weights as constants
 
 The functions are those of the C form: NAME_input, NAME_output and NAME_run, over the same arena. Sizes are numbers in
-the code, which LLVM unrolls and simplifies by. Programs with layer norm, attention, GRU or LSTM have only the C form.
+the code, which LLVM simplifies by. Divisions of 64 bits, and all of them on cores that have none, call the compiler's
+own functions (libgcc, compiler-rt), as the C form does.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from rlx.backends.cortex_m.arena import Arena, plan_arena
 from rlx.backends.cortex_m.c_steps import program_name
 from rlx.backends.cortex_m.project import Core
 from rlx.backends.cortex_m.thumb_ir import I8, I16, I32, Loops, Number
+from rlx.backends.cortex_m.thumb_sequences import attention, layer_norm, recurrent
 from rlx.errors import RlxError
 from rlx.kernels.emit.llvm_codegen import compile_optimized_object
 from rlx.kernels.machines import Machine
@@ -25,12 +28,16 @@ from rlx.quantized import (
     Add,
     AddConstant,
     Argmax,
+    Attention,
     Clamp,
     Concat,
     Conv2d,
     Dense,
+    Gru,
     Interpolate,
+    LayerNorm,
     Lookup,
+    Lstm,
     MaxPool,
     MeanPool,
     Mul,
@@ -58,7 +65,7 @@ def thumb_text(program: Program, triple: str) -> str:
     name, arena = program_name(program), plan_arena(program)
     module = ir.Module(name)
     module.triple = triple
-    writing = _Writing(module, program, arena)
+    writing = Writing(module, program, arena)
     functions = [writing.step(n, step) for n, step in enumerate(program.steps, 1)]
     run = Loops(module, f"{name}_run", is_internal=False)
     for function in functions:
@@ -69,10 +76,11 @@ def thumb_text(program: Program, triple: str) -> str:
         function = ir.Function(module, ir.FunctionType(pointer, [pointer]), f"{name}_{what}")
         builder = ir.IRBuilder(function.append_basic_block("entry"))
         builder.ret(builder.gep(function.args[0], [ir.Constant(I32, offset)]))
-    return str(module)
+    # Loops that clear or copy stay loops: there may be no library with memclr and memcpy.
+    return re.sub(r"^(define .*)$", r'\1 "no-builtins"', str(module), flags=re.MULTILINE)
 
 
-class _Writing:
+class Writing:
     """The functions of the steps of one program."""
 
     def __init__(self, module: Any, program: Program, arena: Arena) -> None:
@@ -95,7 +103,7 @@ class _Writing:
             case Add():
                 self._add(b, step, operands, xs, y)
             case AddConstant():
-                self._add(b, step, [operands[0], step.constant], [xs[0], self._table(b, step.codes)], y)
+                self._add(b, step, [operands[0], step.constant], [xs[0], self.table(b, step.codes)], y)
             case Argmax():
                 self._argmax(b, operands[0], xs[0], y)
             case Softmax():
@@ -105,6 +113,12 @@ class _Writing:
             case Rows():
                 first = step.start * operands[0].size // operands[0].dims[0]
                 self._each(b, step, y, lambda i: b.load(xs[0], i + first))
+            case LayerNorm():
+                layer_norm(self, b, step, operands[0], xs[0], y)
+            case Attention():
+                attention(self, b, step, operands, xs, y, b.pointer(self.arena.scratch[number], I32))
+            case Gru() | Lstm():
+                recurrent(self, b, step, xs[0], y, b.pointer(self.arena.scratch[number], I16))
             case Mul() | Rescale() | Clamp() | Lookup() | Interpolate():
                 self._each(b, step, y, self._pointwise(b, step, operands, xs))
             case _:
@@ -116,7 +130,7 @@ class _Writing:
     def _pointer(self, b: Loops, number: int) -> Any:
         return b.pointer(self.arena.offsets[number], _WIDTHS[str(self.program.values[number].dtype)])
 
-    def _table(self, b: Loops, values: Array) -> Any:
+    def table(self, b: Loops, values: Array) -> Any:
         """A pointer to constants; equal ones are stored once."""
         values = np.ascontiguousarray(values).reshape(-1)
         width = {1: I8, 2: I16, 4: I32}[values.dtype.itemsize]
@@ -129,27 +143,27 @@ class _Writing:
             self.tables[key] = table
         return b.builder.gep(self.tables[key], [ir.Constant(I32, 0)] * 2)
 
-    def _scaled(self, b: Loops, tables: Multipliers, channel: Number | int, acc: Number) -> Number:
+    def scaled(self, b: Loops, tables: Multipliers, channel: Number | int, acc: Number) -> Number:
         """An i32 sum times its multiplier; 15 bits give the same when they are shifted into 31."""
         m0 = (tables.m0.astype(np.int64) << (31 - tables.fraction_bits)).astype(np.int32)
-        shift = b.load(self._table(b, tables.shift), channel)
+        shift = b.load(self.table(b, tables.shift), channel)
         if np.any(tables.shift < 0):
             left = (0 - shift).most(0)
             acc = (acc.widened() << left.widened()).limited(*_BOTH_ENDS).narrowed()
-        product = acc.widened() * b.load(self._table(b, m0), channel).widened()
+        product = acc.widened() * b.load(self.table(b, m0), channel).widened()
         x = ((product + 2**30) >> 31).narrowed()
         shifted = ((x + (x >> 31)) >> (shift - 1).most(0)) + 1 >> 1
         return shift.compare(">", 0).pick(shifted, x)
 
-    def _code(self, b: Loops, step: Any, tables: Multipliers, channel: Number | int, acc: Number) -> Number:
+    def code(self, b: Loops, step: Any, tables: Multipliers, channel: Number | int, acc: Number) -> Number:
         zero = step.out.zero_point
         low, high = getattr(step, "low", None), getattr(step, "high", None)
         low, high = limits(step.out.dtype) if low is None or high is None else (low, high)
-        return self._scaled(b, tables, channel, acc).limited(low - zero, high - zero) + zero
+        return self.scaled(b, tables, channel, acc).limited(low - zero, high - zero) + zero
 
-    def _weight(self, b: Loops, weights: Weights, index: Number) -> Number:
+    def weight(self, b: Loops, weights: Weights, index: Number) -> Number:
         packed = np.frombuffer(weights.packed, np.int8)
-        table = self._table(b, packed)
+        table = self.table(b, packed)
         if weights.bits == 8:
             return b.load(table, index)
         lanes = 8 // weights.bits
@@ -157,20 +171,25 @@ class _Writing:
         lane = index & (lanes - 1)
         return (byte << (32 - weights.bits - lane * weights.bits)) >> (32 - weights.bits)
 
+    def interpolated(self, b: Loops, table: Array, code: Number) -> Number:
+        place, entries = code + 2**15, self.table(b, table)
+        left, right = b.load(entries, place >> 8), b.load(entries, (place >> 8) + 1)
+        return left + (((right - left) * (place & 255) + 128) >> 8)
+
     def _dense(self, b: Loops, step: Dense, x: Value, source: Any, y: Any) -> None:
         with b.loop(step.channels) as o:
-            acc = b.variable(b.load(self._table(b, step.bias), o))
+            acc = b.variable(b.load(self.table(b, step.bias), o))
             with b.loop(x.size) as i:
-                w = self._weight(b, step.weights, o * x.size + i)
+                w = self.weight(b, step.weights, o * x.size + i)
                 b.set(acc, b.get(acc) + (b.load(source, i) - x.zero_point) * w)
-            b.store(y, o, self._code(b, step, step.multipliers, o, b.get(acc)))
+            b.store(y, o, self.code(b, step, step.multipliers, o, b.get(acc)))
 
     def _conv(self, b: Loops, step: Conv2d, x: Value, source: Any, y: Any) -> None:
         height, width, inputs = x.dims
         rows, columns, channels = step.out.dims
         (kh, kw), inside = step.kernel, inputs // step.groups
         with b.loop(rows) as i, b.loop(columns) as j, b.loop(channels) as o:
-            acc = b.variable(b.load(self._table(b, step.bias), o))
+            acc = b.variable(b.load(self.table(b, step.bias), o))
             first = o // (channels // step.groups) * inside if step.groups > 1 else b.number(0)
             with b.loop(kh) as a:
                 row = i * step.stride[0] + a * step.dilation[0] - step.padding[0][0]
@@ -180,9 +199,9 @@ class _Writing:
                         at, tap = (row * width + column) * inputs + first, ((o * kh + a) * kw + c) * inside
                         with b.loop(inside) as k:
                             seen = b.load(source, at + k) - x.zero_point
-                            b.set(acc, b.get(acc) + seen * self._weight(b, step.weights, tap + k))
+                            b.set(acc, b.get(acc) + seen * self.weight(b, step.weights, tap + k))
             place = (i * columns + j) * channels + o
-            b.store(y, place, self._code(b, step, step.multipliers, o, b.get(acc)))
+            b.store(y, place, self.code(b, step, step.multipliers, o, b.get(acc)))
 
     def _pool(self, b: Loops, step: MaxPool | MeanPool, x: Value, source: Any, y: Any) -> None:
         height, width, channels = x.dims
@@ -219,15 +238,13 @@ class _Writing:
                 case Clamp():
                     return first.limited(step.low, step.high)
                 case Lookup():
-                    return b.load(self._table(b, step.table), first + 128)
+                    return b.load(self.table(b, step.table), first + 128)
                 case Interpolate():
-                    place, table = first + 2**15, self._table(b, step.table)
-                    left, right = b.load(table, place >> 8), b.load(table, (place >> 8) + 1)
-                    return left + (((right - left) * (place & 255) + 128) >> 8)
+                    return self.interpolated(b, step.table, first)
             acc = first - operands[0].zero_point
             if isinstance(step, Mul):
                 acc = acc * (b.load(xs[1], i) - operands[1].zero_point)
-            return self._code(b, step, step.multipliers, 0, acc)
+            return self.code(b, step, step.multipliers, 0, acc)
 
         return value
 
@@ -236,10 +253,10 @@ class _Writing:
 
         def sum_at(i: Number) -> Number:
             left, right = (
-                self._scaled(b, step.multipliers.take(n), 0, (b.load(x, i) - v.zero_point) << headroom)
+                self.scaled(b, step.multipliers.take(n), 0, (b.load(x, i) - v.zero_point) << headroom)
                 for n, (x, v) in enumerate(zip(xs, operands))
             )
-            return self._code(b, step, step.multipliers.take(2), 0, left + right)
+            return self.code(b, step, step.multipliers.take(2), 0, left + right)
 
         self._each(b, step, y, sum_at)
 
@@ -249,7 +266,7 @@ class _Writing:
             wide = v.dims[-1]
             with b.loop(v.size // wide) as r, b.loop(wide) as i:
                 acc = b.load(x, r * wide + i) - v.zero_point
-                b.store(y, r * width + i + at, self._code(b, step, step.multipliers.take(n), 0, acc))
+                b.store(y, r * width + i + at, self.code(b, step, step.multipliers.take(n), 0, acc))
             at += wide
 
     def _argmax(self, b: Loops, x: Value, source: Any, y: Any) -> None:
@@ -261,7 +278,7 @@ class _Writing:
     def _softmax(self, b: Loops, step: Softmax, source: Any, y: Any) -> None:
         n = step.out.dims[-1]
         with b.loop(step.out.size // n) as r:
-            table = self._table(b, step.table)
+            table = self.table(b, step.table)
             largest, total = b.variable(-128), b.variable(0)
             with b.loop(n) as i:
                 b.set(largest, b.get(largest).most(b.load(source, r * n + i)))

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+# A value of LLVM that is an address.
+Pointer: TypeAlias = Any
 
 
 class Number:
@@ -103,9 +105,19 @@ class Loops:
     def number(self, value: int) -> Number:
         return Number(self.builder, ir.Constant(I32, value))
 
-    def variable(self, start: Number | int) -> Any:
+    def wide(self, value: int) -> Number:
+        """An i64."""
+        return Number(self.builder, ir.Constant(I64, value))
+
+    def variable(self, start: Number | int) -> Pointer:
+        return self._variable(I32, start)
+
+    def wide_variable(self, start: Number | int) -> Pointer:
+        return self._variable(I64, start)
+
+    def _variable(self, width: Any, start: Number | int) -> Pointer:
         # All of them in front of everything: inside of a loop, each round would take stack.
-        place = ir.IRBuilder(self.entry).alloca(I32)
+        place = ir.IRBuilder(self.entry).alloca(width)
         self.set(place, start)
         return place
 
@@ -113,7 +125,8 @@ class Loops:
         return Number(self.builder, self.builder.load(place))
 
     def set(self, place: Any, value: Number | int) -> None:
-        self.builder.store(value.value if isinstance(value, Number) else ir.Constant(I32, value), place)
+        width = place.type.pointee
+        self.builder.store(value.value if isinstance(value, Number) else ir.Constant(width, value), place)
 
     def pointer(self, offset: int, width: Any) -> Any:
         """To a value of the arena."""
