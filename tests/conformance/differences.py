@@ -262,8 +262,8 @@ DIFFERENCES = {
         ("xla",),
     ),
     "rows near 0 in engines": Difference(
-        "a norm divides a row that is almost 0 by its size, and what f32 has rounded off before grows with it; the same "
-        "values in f64 are right",
+        "a norm divides a row that is almost 0 by its size, and what f32 has rounded off before grows with it; the "
+        "same values in f64 are right",
         ("LlamaDecoderBlock",),
         ("subnormal",),
         lambda found: np.abs(found.got - found.wanted) <= 1e-4 * np.abs(found.wanted).max(),
