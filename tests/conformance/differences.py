@@ -261,6 +261,14 @@ DIFFERENCES = {
         as_far_as_plain,
         ("xla",),
     ),
+    "rows near 0 in engines": Difference(
+        "a norm divides a row that is almost 0 by its size, and what f32 has rounded off before grows with it; the "
+        "same values in f64 are right",
+        ("LlamaDecoderBlock",),
+        ("subnormal",),
+        lambda found: np.abs(found.got - found.wanted) <= 1e-4 * np.abs(found.wanted).max(),
+        ("xla", "mlx"),
+    ),
     "padding in engines": Difference(
         "their convolutions add up existing products alone, the definition multiplies zeros around the image by the "
         "weights, which lets NaN and infinities of these through",
@@ -279,7 +287,7 @@ DIFFERENCES = {
     "scores that are infinite in MLX": Difference(
         "its attention has a large number in place of -inf for keys that a row does not see: where a row sees scores "
         "of -inf alone, which is 0 by the definition, it is NaN, or the keys that are not seen weigh the same",
-        ("Attention",),
+        ("Attention", "LlamaDecoderBlock", "Qwen35MtpHead"),
         INFINITE,
         changed,
         ("mlx",),

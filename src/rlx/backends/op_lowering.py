@@ -44,11 +44,11 @@ def has_checks(graph: Graph) -> bool:
     )
 
 
-def failed_factors(op: RequireFactors, size: int) -> RlxError:
-    """What a run ends with if matrices of a size do not have the factors that are asked for."""
+def failed_factors(op: RequireFactors, dims: Sequence[int]) -> RlxError:
+    """What a run ends with if matrices do not have the factors that are asked for; `dims` are those of the answers."""
     if op.of == "cholesky":
         return not_positive_definite(op.of)
-    return not_finite(op.of) if op.of == "svd" else singular(op.of, size)
+    return not_finite(op.of) if op.of == "svd" else singular(op.of, dims[-1])
 
 
 def refusals_of(engine: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.api import Array, Prepared
-from rlx.backends.by_sizes import ExecutableBySizes, PlacedParams, require_memory
+from rlx.backends.by_sizes import ExecutableBySizes, PlacedParams, leaves_of, require_memory
 from rlx.backends.mlx.arrays import MlxSpace, MlxValue, Outcome
 from rlx.backends.mlx.device import has_gpu, in_stream, most_bytes, mx
 from rlx.backends.mlx.dtypes import LONGEST
@@ -31,7 +31,6 @@ from rlx.compile.weights.split import split_prepare
 from rlx.errors import OutOfMemory
 from rlx.ir.graph import Graph
 from rlx.ir.index_checks import check_ids, id_checks
-from rlx.ir.leaves import Input, Param
 from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.knobs import knobs
 
@@ -52,7 +51,7 @@ class _Program:
         self.shapes = [graph.shape(o) for o in graph.outputs]
         self._lowered = LOWERING.lowered(graph)
         require_memory(self._lowered, most_bytes())
-        self._keys = [str(n.op.key) for n in graph.nodes if isinstance(n.op, Input | Param)]
+        self._keys = [key for key, _ in leaves_of(graph)]
         self._constants: dict[int, Constant] = {}
         self._bodies: dict[int, Any] = {}
         self.driven = driven_from_host(self._lowered)
@@ -109,7 +108,7 @@ class _Prepare:
 
     def __init__(self, graph: Graph, names: tuple[str, ...], space: MlxSpace) -> None:
         self._program, self._names, self._space = _Program(graph), names, space
-        self._keys = [str(n.op.key) for n in graph.nodes if isinstance(n.op, Param)]
+        self._keys = [key for key, _ in leaves_of(graph)]
 
     def run(self, placed: Mapping[str, MlxValue]) -> dict[str, MlxValue]:
         if any(key not in placed for key in self._keys):
@@ -133,7 +132,7 @@ class MlxExecutable(ExecutableBySizes[_Program, MlxValue]):
         self._ids = id_checks(graph)
         parts = split_prepare(graph)
         self._prepare = None if parts.prepare is None else _Prepare(parts.prepare.freeze(), parts.prepared, space)
-        read_before = {str(n.op.key) for n in parts.prepare.params} if parts.prepare is not None else set()
+        read_before = {key for key, _ in leaves_of(parts.prepare)} if parts.prepare is not None else set()
         self._to_pack = {key: how for key, how in weights_to_pack(parts.main).items() if key not in read_before}
         # Loops and branches in the program that was made last.
         self._driven = 0

@@ -126,5 +126,5 @@ def _runtime_assert(call: Call, x: Any, condition: Any) -> Any:
 
 @rule(RequireFactors)
 def _require_factors(call: Call, found: Any) -> Any:
-    call.walk.require(_all(found), failed_factors(call.op, found.shape[-1]))
+    call.walk.require(_all(found), failed_factors(call.op, found.shape))
     return found

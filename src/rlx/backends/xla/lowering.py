@@ -77,11 +77,6 @@ def require_all(graph: Graph, options: CompileOptions) -> Graph:
     return LOWERING.require_all(graph, options)
 
 
-def refusal_of(kind: str) -> str:
-    """Why an op is refused."""
-    return LOWERING.refusal_of(kind)
-
-
 def claimed_ops() -> frozenset[str]:
     """The kinds that programs may have without being refused."""
     return LOWERING.claimed_ops()

@@ -180,5 +180,5 @@ def _runtime_assert(e: Emitter, op: RuntimeAssert, operands: list[Value], kinds:
 @rule(RequireFactors)
 def _require_factors(e: Emitter, op: RequireFactors, operands: list[Value], kinds: Kinds) -> Value:
     (found,) = operands
-    e.require(_all(e.block, found), failed_factors(op, found.dims[-1]))
+    e.require(_all(e.block, found), failed_factors(op, found.dims))
     return found
