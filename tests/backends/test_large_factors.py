@@ -187,3 +187,11 @@ def test_small_systems_that_have_no_solution():
     got, found = native(SmallSolve(), turned, np.arange(4.0)[:, None])
     np.testing.assert_array_equal(got, turned.T @ np.arange(4.0)[:, None])
     assert found.all()
+
+
+def test_batches_that_would_need_too_much_room_take_another_way(monkeypatch):
+    from rlx.compile.lower import sized_factors
+
+    monkeypatch.setattr(sized_factors, "MOST_ROTATIONS", 1000)
+    check_eigh(random(2, 18, 18))
+    check_svd(random(2, 18, 17))
