@@ -42,9 +42,13 @@ SMALL = 6
 
 
 def _has_room(a: Any, size: int) -> bool:
-    """Whether the rotations of all matrices of a batch can be kept; one by one, Jacobi's method needs no room."""
+    """Whether the rotations of all matrices of a batch can be kept: Jacobi's method needs no room for them. For a
+    single matrix it would take too long."""
     lead = a.shape[:-2]
-    return all(isinstance(d, int) for d in lead) and math.prod(lead) * most_rotations(size) <= MOST_ROTATIONS
+    if not all(isinstance(d, int) for d in lead):
+        return False
+    count = math.prod(lead)
+    return count <= 1 or count * most_rotations(size) <= MOST_ROTATIONS
 
 
 def _eigh(op: Op, a: Any) -> Form | None:
