@@ -162,6 +162,13 @@ DIFFERENCES = {
         OVERFLOWING,
         everything,
     ),
+    "a thousand squarings": Difference(
+        "of the exponential of 1e308 nothing is known but that it is very large or very small: each squaring doubles "
+        "the error of the one before",
+        ("Expm",),
+        OVERFLOWING,
+        everything,
+    ),
     "unseen keys": Difference(
         UNSEEN,
         ("Attention", "AttentionBackward"),
@@ -197,7 +204,7 @@ DIFFERENCES = {
     "factorisations": Difference(
         "where a matrix that is not finite spoils its factors first depends on the order of the steps, which LAPACK, "
         "behind the definition, chooses otherwise",
-        ("Qr", "Reflectors", "DenseSolve", "BatchedDenseSolve"),
+        ("Qr", "Reflectors", "DenseSolve", "BatchedDenseSolve", "ReflectedRows", "TridiagonalBasis"),
         NOT_FINITE,
         in_spoilt_matrix,
     ),

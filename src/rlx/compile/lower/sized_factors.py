@@ -18,7 +18,13 @@ from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
 from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations, ReflectedRows
 from rlx.ops.lowered.factor_steps import RequireFactors, SmallSolve
 from rlx.ops.lowered.sort_order import SortOrder
-from rlx.ops.lowered.tridiagonal_steps import RotatedRows, TridiagonalBasis, Tridiagonalized, TridiagonalRotations
+from rlx.ops.lowered.tridiagonal_steps import (
+    RotatedRows,
+    TridiagonalBasis,
+    Tridiagonalized,
+    TridiagonalRotations,
+    most_rotations,
+)
 from rlx.ops.pointwise.arithmetic import ge, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
@@ -29,15 +35,27 @@ Form = Callable[..., Any]
 # From this size on it is faster to make a symmetric matrix tridiagonal first than to rotate all pairs of rows.
 TRIDIAGONAL = 16
 FEW_COLUMNS = 32
+# Rotations that are kept at most, of 16 bytes each.
+MOST_ROTATIONS = 1 << 24
 # Up to this size systems are solved many at a time.
 SMALL = 6
+
+
+def _has_room(a: Any, size: int) -> bool:
+    """Whether the rotations of all matrices of a batch can be kept: Jacobi's method needs no room for them. For a
+    single matrix it would take too long."""
+    lead = a.shape[:-2]
+    if not all(isinstance(d, int) for d in lead):
+        return False
+    count = math.prod(lead)
+    return count <= 1 or count * most_rotations(size) <= MOST_ROTATIONS
 
 
 def _eigh(op: Op, a: Any) -> Form | None:
     """A = Q T Qᵀ; rotations make T diagonal, and Qᵀ the transposed eigenvectors. What could not be found is NaN."""
     assert isinstance(op, Eigh)
     size = a.shape[-1]
-    if a.dtype.is_complex or not isinstance(size, int) or size < TRIDIAGONAL:
+    if a.dtype.is_complex or not isinstance(size, int) or size < TRIDIAGONAL or not _has_room(a, size):
         return FACTOR_FORMS[Eigh](op, a)
 
     def build(a: Any) -> Any:
@@ -58,7 +76,8 @@ def _svd(op: Op, a: Any) -> Form | None:
     matrix that has more columns than rows is turned over first."""
     assert isinstance(op, Svd)
     sizes = a.shape[-2:]
-    if a.dtype.is_complex or not all(isinstance(s, int) for s in sizes) or min(sizes) < TRIDIAGONAL:
+    is_sized = not a.dtype.is_complex and all(isinstance(s, int) for s in sizes)
+    if not is_sized or min(sizes) < TRIDIAGONAL or not _has_room(a, min(sizes)):
         return FACTOR_FORMS[Svd](op, a)
     is_flat = sizes[1] > sizes[0]
     rows, columns = max(sizes), min(sizes)

@@ -18,7 +18,7 @@ from rlx.ir.shape import Shape
 from rlx.ops.define.operands import convert, dtype_of, promote_inexact
 from rlx.ops.define.rules import batch_by_loop_over_leading
 from rlx.ops.define.samples import COMPLEX, Sample, sample, spec
-from rlx.ops.linalg.solve import REAL, require_matrix, widened
+from rlx.ops.linalg.solve import REAL, require_matrix, unit_of, widened
 
 __all__ = ["Schur", "schur"]
 
@@ -65,12 +65,10 @@ def schur_of(a: Array) -> tuple[Array, Array]:
     t, z = np.empty_like(a), np.empty_like(a)
     reduce = _complex_schur if a.dtype.kind == "c" else _real_schur
     for at in np.ndindex(*lead):
-        largest = np.abs(a[at]).max(initial=0.0)
-        if not math.isfinite(largest):
+        if not np.isfinite(a[at]).all():
             t[at] = z[at] = np.nan
             continue
-        # In units of the largest element no square overflows or gets lost.
-        unit = 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
+        unit = unit_of(a[at])
         t[at], z[at] = reduce(a[at] / unit)
         t[at] *= unit
     return t, z

@@ -6,6 +6,7 @@ f32, f64 and complex operands; computed in double precision and rounded once. Fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,12 @@ def require_matrix(op: Op, a: Shape, square: bool = False) -> None:
 def widened(a: Array) -> Array:
     """In double precision."""
     return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+
+
+def unit_of(a: Array) -> float:
+    """The power of two below the largest element: in units of it no square overflows or gets lost. 1 for zeros."""
+    largest = np.abs(a).max(initial=0.0)
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if 0 < largest < math.inf else 1.0
 
 
 def singular(op: str, size: int) -> OpError:

@@ -19,7 +19,7 @@ from rlx.ir.shape import Shape
 from rlx.ops.define.operands import require_dtype
 from rlx.ops.define.rules import batch_by_loop_over_leading
 from rlx.ops.define.samples import Sample, sample, spec
-from rlx.ops.linalg.solve import require_matrix
+from rlx.ops.linalg.solve import require_matrix, unit_of
 from rlx.ops.lowered.tridiagonal_steps import EPS, NEGLIGIBLE, TINY, most_rotations, most_sweeps
 
 __all__ = ["BidiagonalRotations", "Bidiagonalized", "ReflectedRows"]
@@ -57,8 +57,7 @@ class Bidiagonalized(Op):
         lines = [np.zeros((*lead, columns)) for _ in range(4)]
         units = np.ones(lead)
         for at in np.ndindex(*lead):
-            largest = np.abs(a[at]).max(initial=0.0)
-            unit = 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
+            unit = unit_of(a[at])
             units[at] = unit
             _reduce(a[at] / unit, left[at], right[at], *(x[at] for x in lines))
         left_scales, right_scales, diagonal, beside = lines

@@ -18,7 +18,7 @@ from rlx.ir.shape import Shape
 from rlx.ops.define.operands import require_dtype
 from rlx.ops.define.rules import batch_by_loop_over_leading
 from rlx.ops.define.samples import Sample, sample, spec
-from rlx.ops.linalg.solve import require_matrix
+from rlx.ops.linalg.solve import require_matrix, unit_of
 
 __all__ = [
     "RotatedRows",
@@ -71,8 +71,7 @@ class Tridiagonalized(Op):
     def eval(self, a: Array) -> tuple[Array, ...]:
         found = [x.copy() for x in (np.zeros_like(a), *(np.zeros(a.shape[:-1]),) * 3, np.zeros(a.shape[:-2]))]
         for at in np.ndindex(*a.shape[:-2]):
-            largest = np.abs(a[at]).max(initial=0.0)
-            unit = 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
+            unit = unit_of(a[at])
             found[4][at] = unit
             _reduce(a[at] / unit, *(x[at] for x in found[:4]))
         return *found, np.zeros((*a.shape[:-2], 4, a.shape[-1]))
