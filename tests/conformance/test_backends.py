@@ -14,7 +14,7 @@ from hypothesis import given, settings
 import rlx
 from compile.family_programs import FAMILIES, forward, training, values_for
 from conformance import suite
-from conformance.backends_here import OTHER_LAYOUTS, OWN, each_backend
+from conformance.backends_here import OWN, each_backend, skip_other_samples
 from conformance.differences import DIFFERENCES
 from conformance.suite import OPS, available, cases, check, check_program, tenth, value_sets
 from random_graphs import BINDING, STEPS, graphs, inputs_for
@@ -60,8 +60,7 @@ def assert_conforms(chosen, backend):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", each_backend(pytest.mark.targets))
 def test_a_tenth(backend, name):
-    if name in OTHER_LAYOUTS.get(backend, ()):
-        pytest.skip("its samples have weights as the host's kernels read them")
+    skip_other_samples(backend, name)
     assert_conforms(tenth(name), backend)
 
 
@@ -75,8 +74,7 @@ def test_all(backend, name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", each_backend(pytest.mark.targets_full)[len(OWN) :])
 def test_all_with_tools(backend, name):
-    if name in OTHER_LAYOUTS.get(backend, ()):
-        pytest.skip("its samples have weights as the host's kernels read them")
+    skip_other_samples(backend, name)
     assert_conforms(cases(name), backend)
 
 

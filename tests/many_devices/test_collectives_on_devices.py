@@ -1,8 +1,10 @@
 """`shard_map` on eight devices: every device runs its part, and XLA's collectives are in the program."""
 
+import subprocess
+import sys
 from pathlib import Path
 
-from many_devices_runs import many_devices, needs_xla
+from many_devices_runs import SOURCE, environment, many_devices, needs_xla
 
 pytestmark = needs_xla
 
@@ -66,6 +68,24 @@ def test_the_collectives_are_in_the_program():
         assert "sdy.manual_computation" in text and "stablehlo.all_reduce" in text
         assert "[[0, 1], [2, 3], [4, 5], [6, 7]]" in text, text
     """)
+
+
+def test_samples_of_the_ops_conform():
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "targets"]
+    places = ["tests/conformance", "tests/backends/test_hostile_sizes.py"]
+    settings = {**environment(4), "PYTHONPATH": f"{SOURCE}:{root / 'tests'}"}
+    done = subprocess.run(
+        [*command, *places, "-k", "xla and (ShardMap or ShardingConstraint)"],
+        env=settings,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout
+    assert ".." in done.stdout
 
 
 def test_checks_on_parts_end_the_run():

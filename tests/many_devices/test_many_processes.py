@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +70,29 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path, one_process):
 @pytest.mark.targets_full
 def test_four_processes_of_two_devices(tmp_path, one_process):
     told = launched(["-n", "4", "--devices", "2"], SCRIPT, tmp_path, "data=2,fsdp=2,tensor=2", 6)
+    np.testing.assert_allclose(losses_in(told), one_process, rtol=0, atol=1e-5)
+
+
+@pytest.mark.targets_full
+@pytest.mark.parametrize("seed", range(4))
+def test_kills_at_random_moments(tmp_path, one_process, seed):
+    """From outside, at any time from the start of the processes to their end."""
+    moment = np.random.default_rng(seed).uniform(0.5, 25)
+    options = ["-n", "2", "--devices", "2", "--restarts", "1"]
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "rlx", "launch", *options, SCRIPT, str(tmp_path), "data=2,fsdp=2", "6"],
+        env=environment(1),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    time.sleep(moment)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    if children:
+        os.kill(int(children[seed % len(children)]), signal.SIGKILL)
+    told, _ = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, (moment, told)
+    assert not children or "was killed by SIGKILL; starting all again" in told, (moment, told)
     np.testing.assert_allclose(losses_in(told), one_process, rtol=0, atol=1e-5)
 
 
@@ -154,6 +179,7 @@ rank = rlx.distributed.process_index()
 mesh = rlx.make_mesh((2,), ("x",))
 a = rlx.device_put(np.arange(4.0), NamedSharding(mesh, P("x")))
 print("all", rlx.distributed.gather(a).tolist(), a.is_fully_addressable, len(a.addressable_shards))
+print(a)
 print("total", float(rlx.jit(lambda a: a.sum())(a)))
 rlx.distributed.wait_for_all()
 if rank == 1:
@@ -165,6 +191,7 @@ rlx.distributed.wait_for_all()
     told = launched(["-n", "2", "--devices", "1"], str(script), fails=True)
     for rank in (0, 1):
         assert f"[{rank}] all [0.0, 1.0, 2.0, 3.0] False 1" in told and f"[{rank}] total 6.0" in told, told
+        assert f"[{rank}] Array(float64[4], sharding=[x=2](x), device=xla)" in told
     assert "ValueError: out of luck" in told and "rlx launch: process" in told
 
 

@@ -7,7 +7,7 @@ from collective_programs import MESH, PROGRAMS, arguments, run_in_step
 import rlx
 import rlx.numpy as rnp
 from rlx import Mesh, NamedSharding, P
-from rlx.errors import OpError, ShardingError
+from rlx.errors import OpError, ShapeError, ShardingError
 from rlx.ops.parallel.shard_map import ShardMap
 
 
@@ -115,5 +115,5 @@ def test_attributes_are_checked():
         ShardMap(body, (rows, rows), (rows,))
     with pytest.raises(OpError, match="one mesh"):
         ShardMap(body, (rows,), (NamedSharding(Mesh((2,), ("x",))),))
-    with pytest.raises(OpError, match=r"is f32\[2,3\], the parts of f32\[16,3\] are f32\[4,3\]"):
+    with pytest.raises(ShapeError, match=r"the body takes 'a' as f32\[2,3\], got f32\[4,3\]"):
         ShardMap(body, (rows,), (rows,))(np.ones((16, 3), "f4"))

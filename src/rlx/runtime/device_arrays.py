@@ -159,6 +159,9 @@ class DeviceArray(TensorMethods):
         return bool(self._value.numpy())
 
     def __repr__(self) -> str:
+        if not self.is_fully_addressable and not self.is_fully_replicated:
+            # Other processes have parts of it, and printing must not wait for them.
+            return f"Array({self.dtype.name}{list(self.shape)}, sharding={self.sharding}, device={self.device})"
         values = np.array2string(np.asarray(self), separator=", ", prefix="Array(")
         return f"Array({values}, dtype={self.dtype.name}, device={self.device})"
 

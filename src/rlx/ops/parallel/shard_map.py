@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dims import dims_equal
 from rlx.ir.graph import Graph
 from rlx.ir.op import op
-from rlx.ir.rewrite.inline import inline_graph
+from rlx.ir.rewrite.inline import check_operands, inline_graph
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
 from rlx.ops.control.bodies import Array, TransformableBodyOp, build_body, one_or_tuple, output_types, run_body
@@ -79,12 +78,9 @@ class ShardMap(TransformableBodyOp):
         return len(self.in_shardings)
 
     def infer(self, *operands: Shape) -> tuple[Shape, ...]:
-        for node, whole, sharding in zip(self.body.inputs, operands, self.in_shardings, strict=True):
+        for whole, sharding in zip(operands, self.in_shardings, strict=True):
             sharding.require_divides(whole.dims, self.mnemonic)
-            part = _part(whole, sharding)
-            is_same = part.rank == node.shape.rank and part.dtype is node.shape.dtype
-            if not is_same or any(dims_equal(a, b) is False for a, b in zip(part.dims, node.shape.dims)):
-                raise self.fail(f"{node.name!r} of @{self.body.name} is {node.shape}, the parts of {whole} are {part}")
+        check_operands(self.body, [_part(x, s) for x, s in zip(operands, self.in_shardings)], self.mnemonic)
         return tuple(_whole(t, s) for t, s in zip(output_types(self.body), self.out_shardings))
 
     def eval(self, *operands: Array) -> Any:
