@@ -1,6 +1,7 @@
 """Integer programs as circuits: simulated bit for bit, clocks as foretold, refusals before files."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rlx.backends.fpga.exporter import circuit_files
 from rlx.backends.fpga.layers import LayerSchedule, product_clocks
 from rlx.backends.fpga.parts import PARTS
 from rlx.backends.fpga.ranges import Range, ranges_of, signed_bits, sums_of
+from rlx.backends.fpga.requantizers import requantizer
 from rlx.backends.fpga.rtl_files import ENDINGS
 from rlx.backends.fpga.schedules import digits_for, search
 from rlx.backends.fpga.testbench import Streams, bench_module, golden_vectors
@@ -44,7 +46,7 @@ def written(circuit, folder, codes, language="verilog"):
 
 def random_schedules(rng, program):
     return {
-        n: LayerSchedule(int(rng.integers(1, 6)), int(rng.choice([1, 2, 3, 8, 24])), bool(rng.integers(2)))
+        n: LayerSchedule(int(rng.integers(1, 6)), int(rng.choice([1, 2, 3, 6, 24])), *map(bool, rng.integers(0, 2, 2)))
         for n in range(len(program.steps))
     }
 
@@ -141,18 +143,27 @@ def test_sums_have_the_bits_that_they_need():
         assert bits == 1 or not -(2 ** (bits - 2)) <= low <= high < 2 ** (bits - 2)
 
 
+def made_for(digits, pipelined=False):
+    return requantizer(
+        Multipliers.of([0.3]), Range(-100, 100), 0, Range(-128, 127), 8, digits=digits, pipelined=pipelined
+    )
+
+
 def test_a_slow_requantiser_holds_back_the_taps():
     """By hand: 4 taps, 2 sums of 3 clocks each. The second pass ends when the first has handed on its last sum."""
-    assert product_clocks(0, 4, 3, [2, 2]).tolist() == [15, 18, 23, 26]
+    assert product_clocks(0, 4, made_for(3), [2, 2]).tolist() == [15, 18, 23, 26]
     # 10 taps leave room for all of it.
-    assert product_clocks(0, 10, 3, [2, 2]).tolist() == [21, 24, 31, 34]
+    assert product_clocks(0, 10, made_for(3), [2, 2]).tolist() == [21, 24, 31, 34]
+    # A pipeline takes a sum each clock, and holds back only the shortest passes.
+    assert product_clocks(0, 4, made_for(3, pipelined=True), [2, 2]).tolist() == [15, 16, 21, 22]
 
 
 def test_requantisers_keep_up():
     for taps in (1, 9, 72, 784):
         for lanes in (1, 2, 8, 32):
-            clocks = product_clocks(0, taps, digits_for(taps, lanes), [lanes] * 20)
-            fastest = product_clocks(0, taps, 1, [lanes] * 20)
+            digits = digits_for(taps, lanes)
+            clocks = product_clocks(0, taps, made_for(digits or 6, digits is None), [lanes] * 20)
+            fastest = product_clocks(0, taps, made_for(6, pipelined=True), [lanes] * 20)
             assert clocks[-1] - clocks[lanes - 1] == fastest[-1] - fastest[lanes - 1]
 
 
@@ -269,8 +280,8 @@ def test_gates_after_synthesis(tmp_path):
     call(["yosys", "-q", "-p", script], tmp_path)
     gates = (tmp_path / "gates.v").read_text()
     assert "SB_MAC16" in gates and "SB_RAM40_4K" in gates and "rlx_product" not in gates
-    cells = call(["yosys-config", "--datdir/ice40/cells_sim.v"], tmp_path).strip()
-    done = simulate(tmp_path, "net", ["gates.v", cells, bench], "icarus")
+    cells = Path(shutil.which("yosys")).resolve().parent.parent / "share" / "yosys" / "ice40" / "cells_sim.v"
+    done = simulate(tmp_path, "net", ["gates.v", str(cells), bench], "icarus")
     assert done.clocks == circuit.clocks
 
 
