@@ -1,5 +1,6 @@
 """Integer programs as circuits: simulated bit for bit, clocks as foretold, refusals before files."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from backends.fpga.circuit_programs import perceptron, product, shortcut, tinyco
 from integer_programs.random_steps import KINDS, codes_for, random_program
 from rlx.backends.fpga.checking import call, simulate
 from rlx.backends.fpga.circuit import circuit_of, hex_file
+from rlx.backends.fpga.estimates import estimated_total
 from rlx.backends.fpga.exporter import circuit_files
 from rlx.backends.fpga.layers import LayerSchedule, product_clocks
 from rlx.backends.fpga.parts import PARTS
@@ -110,17 +112,29 @@ def test_no_warnings_of_verilator(language, tmp_path):
         assert said == "", program
 
 
+# Part -> the cells of Yosys that count as lookup tables, each with how many it is; multipliers; blocks of memory.
+CELLS = {
+    "up5k": ({"SB_LUT4": 1}, {"SB_MAC16": 1}, {"SB_RAM40_4K": 1}),
+    "ecp5-25k": ({"LUT4": 1, "CCU2C": 2}, {"MULT18X18D": 1}, {"DP16KD": 1, "PDPW16KD": 1}),
+}
+
+
 @yosys
 @pytest.mark.targets
 @pytest.mark.parametrize("part", PARTS)
-def test_yosys_has_no_warnings(part, tmp_path):
-    program = perceptron((16, 8, 4), 4)
-    circuit = circuit_of(program, "net", {0: LayerSchedule(2, 4)})
+def test_yosys_has_no_warnings_and_takes_what_was_estimated(part, tmp_path):
+    program = perceptron((64, 16, 4), 8)
+    circuit = circuit_of(program, "net", {0: LayerSchedule(4, 8), 1: LayerSchedule(1, 6)})
     sources, _ = written(circuit, tmp_path, codes_for(np.random.default_rng(0), program.input, 1))
-    script = f"read_verilog -defer {' '.join(sources)}; {PARTS[part].synthesis.format(top='net_axis')}"
+    script = f"read_verilog -defer {' '.join(sources)}; {PARTS[part].synthesis.format(top='net_core')}"
     said = call(["yosys", "-p", script], tmp_path)
     # ABC has warnings of its own about how it is called.
-    assert [line for line in said.splitlines() if line.startswith("Warning")] == [] and "End of script" in said
+    assert [line for line in said.splitlines() if line.startswith("Warning")] == []
+    counts = dict(re.findall(r"^ +(\w+) +(\d+)$", said[said.rindex("Number of cells") :], re.MULTILINE))
+    luts, dsps, brams = (sum(n * int(counts.get(cell, 0)) for cell, n in cells.items()) for cells in CELLS[part])
+    estimate = estimated_total(circuit, PARTS[part])
+    assert (estimate.dsps, estimate.brams) == (dsps, brams)
+    assert 0.8 * luts < estimate.luts < 1.2 * luts
 
 
 def test_sums_have_the_bits_that_they_need():
