@@ -17,7 +17,8 @@ _TABLE = 1.1
 
 def estimate(circuit: Circuit, part: Part) -> dict[str, Resources]:
     """Layer -> what it takes, with its queues and tables."""
-    return {layer.name: layer_resources(circuit, layer, part) for layer in circuit.layers}
+    found = {layer.name: layer_resources(circuit, layer, part) for layer in circuit.layers}
+    return {name: r._replace(luts=round(r.luts * part.lut_factor)) for name, r in found.items()}
 
 
 def estimated_total(circuit: Circuit, part: Part) -> Resources:
@@ -25,6 +26,7 @@ def estimated_total(circuit: Circuit, part: Part) -> Resources:
 
 
 def layer_resources(circuit: Circuit, layer: Layer, part: Part) -> Resources:
+    """As counted, before the factor of the part."""
     found = Resources()
     for table in layer.tables.values():
         found = found.plus(_table(table, part))

@@ -23,7 +23,7 @@ Schedules = Mapping[int, LayerSchedule]
 # Digits of at most four bits: each bit is an adder, and they stand in a row.
 _DIGITS = (24, 12, 8, 6)
 # Estimates of logic may be low by so much, and routing needs room.
-_LUT_SHARE = 0.8
+_LUT_SHARE = 0.736
 _WORDS_OF_SPRAM = 512
 
 
