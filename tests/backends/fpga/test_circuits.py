@@ -288,9 +288,9 @@ def test_gates_after_synthesis(tmp_path):
     gates = (tmp_path / "gates.v").read_text()
     assert "SB_MAC16" in gates and "SB_RAM40_4K" in gates and "rlx_product" not in gates
     cells = Path(shutil.which("yosys")).resolve().parent.parent / "share" / "yosys" / "ice40" / "cells_sim.v"
-    # Ports of cells have values where they are not connected, which Icarus takes in SystemVerilog alone.
-    shutil.copy(cells, tmp_path / "cells.sv")
-    done = simulate(tmp_path, "net", ["gates.v", "cells.sv", bench], "icarus")
+    # Icarus 11 knows no values of ports that are not connected; the netlist connects those that matter.
+    (tmp_path / "cells.v").write_text(f"`define NO_ICE40_DEFAULT_ASSIGNMENTS\n{cells.read_text()}")
+    done = simulate(tmp_path, "net", ["gates.v", "cells.v", bench], "icarus")
     assert done.clocks == circuit.clocks
 
 
