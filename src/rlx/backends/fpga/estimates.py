@@ -17,7 +17,8 @@ _TABLE = 1.1
 
 def estimate(circuit: Circuit, part: Part) -> dict[str, Resources]:
     """Layer -> what it takes, with its queues and tables."""
-    return {layer.name: layer_resources(circuit, layer, part) for layer in circuit.layers}
+    found = {layer.name: layer_resources(circuit, layer, part) for layer in circuit.layers}
+    return {name: r._replace(luts=round(r.luts * part.lut_factor)) for name, r in found.items()}
 
 
 def estimated_total(circuit: Circuit, part: Part) -> Resources:
@@ -25,6 +26,7 @@ def estimated_total(circuit: Circuit, part: Part) -> Resources:
 
 
 def layer_resources(circuit: Circuit, layer: Layer, part: Part) -> Resources:
+    """As counted, before the factor of the part."""
     found = Resources()
     for table in layer.tables.values():
         found = found.plus(_table(table, part))
@@ -112,7 +114,7 @@ def _constant(n: dict[str, int], part: Part) -> Resources:
     """A requantiser with one multiplier that is known: additions of the bits that it has."""
     ones = bin(n["MULTIPLIER"]).count("1")
     adders = ones * (n["GROWN_BITS"] + 2)
-    whole = {**n, "DIGITS": 1, "DIGIT_BITS": 0, "SHIFT_BITS": 1, "SHIFTS_DIFFER": 0}
+    whole = {**n, "PIPELINED": 0, "DIGITS": 1, "DIGIT_BITS": 0, "SHIFT_BITS": 1, "SHIFTS_DIFFER": 0}
     return _requantize(whole, 0, part).plus(Resources(adders + n["SUM_BITS"]))
 
 
@@ -123,12 +125,16 @@ def _requantize(n: dict[str, int], dsp: int, part: Part) -> Resources:
     differ = n.get("SHIFTS_DIFFER", 0)
     luts = rounded * (2 + (2 * n["SHIFT_BITS"] if differ else 0))
     luts += (rounded if n["ZERO_POINT"] else 0) + rounded // 2 + n["OUT_BITS"]
-    if digits > 1:
+    units = digits if n["PIPELINED"] else 1
+    if n["PIPELINED"]:
+        luts += digits * (grown + digit * digits // 2)
+    elif digits > 1:
         luts += 2 * product + digit * digits
     if n["LEFT_SHIFTED"]:
         luts += grown * 4
     found = Resources(luts + 10)
-    return found if digit == 0 else found.plus(_multiply(grown, digit + 1, dsp, part))
+    unit = _multiply(grown, digit + 1, dsp, part) if digit else Resources()
+    return found.plus(Resources(*(units * x for x in unit)))
 
 
 def _multiply(a_bits: int, b_bits: int, dsp: int, part: Part) -> Resources:

@@ -36,10 +36,12 @@ _TAP_TO_RESULT = 3
 
 @dataclass(frozen=True)
 class LayerSchedule:
-    """How often a layer uses its hardware again: `lanes` sums at a time, a requantiser that takes `digits` clocks."""
+    """How often a layer uses its hardware again: `lanes` sums at a time, a requantiser that takes `digits` clocks for
+    each, or is `pipelined` and takes one."""
 
     lanes: int = 1
-    digits: int = 1
+    digits: int = 6
+    pipelined: bool = False
     dsp: bool = True
     requantize_dsp: bool = False
     spram: bool = False
@@ -138,16 +140,15 @@ def _rescale(step: Rescale, name: str, x: Value, known: Range) -> Layer:
         step.multipliers, sums, step.out.zero_point, Range(step.low, step.high), out_bits, sum_bits=in_bits + 2
     )
     parameters = {"IN_BITS": in_bits, "IN_ZERO_POINT": x.zero_point, **_constant(made)}
-    return _plain(step, name, "rlx_rescale", parameters, out_bits, _delayed(1 + _SUM_TO_CODE))
+    return _plain(step, name, "rlx_rescale", parameters, out_bits, _delayed(made.digits + _SUM_TO_CODE))
 
 
 def _constant(made: Requantizer) -> dict[str, int]:
     """Parameters of a layer with one multiplier, which takes a sum per clock."""
-    dropped = ("DIGIT_BITS", "DIGITS", "DIGIT_COUNT_BITS", "SHIFT_BITS")
+    dropped = ("PIPELINED", "SHIFT_BITS")
     return {
         **{k: v for k, v in made.parameters.items() if k not in dropped},
         "MULTIPLIER": made.multipliers[0],
-        "MULTIPLIER_BITS": made.parameters["DIGIT_BITS"],
         "LEFT": made.lefts[0],
     }
 
@@ -156,6 +157,7 @@ def _pairwise(step: Add | Mul, name: str, operands: Sequence[Value], known: Sequ
     out_bits = bits_of(step.out, known[0])
     differences = [r.moved(-v.zero_point) for v, r in zip(operands, known)]
     parameters: dict[str, int | str] = {}
+    clocks = 0
     for prefix, value, codes in zip("AB", operands, known):
         parameters |= {f"{prefix}_BITS": bits_of(value, codes), f"{prefix}_ZERO_POINT": value.zero_point}
     if isinstance(step, Add):
@@ -166,24 +168,28 @@ def _pairwise(step: Add | Mul, name: str, operands: Sequence[Value], known: Sequ
             parts.append(Range(int(ends[0]), int(ends[1])))
             wide = bits_of(value, codes) + 2
             line = requantizer(one, codes, 0, parts[-1], parts[-1].bits, sum_bits=wide, doubled=doubled)
+            clocks = line.digits + _SUM_TO_CODE
             parameters |= {
                 f"{prefix}_SUM_BITS": wide,
                 f"{prefix}_MULTIPLIER": line.multipliers[0],
-                f"{prefix}_MULTIPLIER_BITS": line.parameters["DIGIT_BITS"],
-                f"{prefix}_FRACTION_BITS": line.parameters["FRACTION_BITS"],
+                **{
+                    f"{prefix}_{k}": line.parameters[k]
+                    for k in ("DIGIT_BITS", "DIGITS", "DIGIT_COUNT_BITS", "FRACTION_BITS")
+                },
                 f"{prefix}_SHIFT": line.parameters["SHIFT_MIN"],
                 f"{prefix}_WIDE_BITS": line.parameters["WIDE_BITS"],
             }
         part_bits = max(p.bits for p in parts)
         parameters["PART_BITS"] = part_bits
         sums, sum_bits = Range(sum(p.low for p in parts), sum(p.high for p in parts)), part_bits + 1
-        last, module, clocks = step.multipliers.take(2), "rlx_add", 2 * (1 + _SUM_TO_CODE)
+        last, module = step.multipliers.take(2), "rlx_add"
     else:
         products = [a * b for a in differences[0] for b in differences[1]]
         sums, sum_bits = Range(min(products), max(products)), sum(bits_of(v, r) + 1 for v, r in zip(operands, known))
-        last, module, clocks = step.multipliers, "rlx_mul", 1 + _SUM_TO_CODE
+        last, module = step.multipliers, "rlx_mul"
     made = requantizer(last, sums, step.out.zero_point, Range(step.low, step.high), out_bits, sum_bits=sum_bits)
     parameters |= _constant(made)
+    clocks += made.digits + _SUM_TO_CODE
     return _plain(step, name, module, parameters, out_bits, _joined(clocks), joins=True)
 
 
@@ -274,6 +280,7 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         Range(step.low, step.high),
         out_bits,
         digits=schedule.digits,
+        pipelined=schedule.pipelined,
         dsp=schedule.requantize_dsp,
         sum_bits=max(sums.bits, acc_bits + 1, bias_bits + 1),
     )
@@ -316,7 +323,7 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         step.inputs,
         step.out,
         out_bits,
-        lambda times: product_clocks(int(times[0][-1]), taps, made.digits, in_pass * (positions * groups)),
+        lambda times: product_clocks(int(times[0][-1]), taps, made, in_pass * (positions * groups)),
         files,
         macs=step.macs,
         lanes=lanes,
@@ -356,18 +363,19 @@ def _at_least_two(words: Sequence[int]) -> tuple[int, ...]:
     return tuple(words) if len(words) > 1 else (*words, 0)
 
 
-def product_clocks(loaded: int, taps: int, digits: int, sums: Sequence[int]) -> Array:
+def product_clocks(loaded: int, taps: int, made: Requantizer, sums: Sequence[int]) -> Array:
     """When each code leaves, for a frame whose last code came at `loaded`; `sums` says how many each pass makes.
 
     The last tap of a pass waits until the requantiser has taken all sums of the pass before.
     """
-    last_tap, taken, found = loaded, -digits, []
+    interval = made.interval
+    last_tap, taken, found = loaded, -interval, []
     for count in sums:
         last_tap = max(last_tap + taps, taken + 1)
-        first = max(last_tap + _TAP_TO_SUM, taken + digits)
-        taken = first + (count - 1) * digits
-        found.append(first + digits * np.arange(count))
-    return np.concatenate(found) + digits + _SUM_TO_CODE
+        first = max(last_tap + _TAP_TO_SUM, taken + interval)
+        taken = first + (count - 1) * interval
+        found.append(first + interval * np.arange(count))
+    return np.concatenate(found) + made.digits + _SUM_TO_CODE
 
 
 def _pool(step: MaxPool | MeanPool, name: str, x: Value, known: Range, schedule: LayerSchedule) -> Layer:

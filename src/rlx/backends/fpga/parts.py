@@ -31,6 +31,8 @@ class Part:
     has: Resources
     block_shapes: tuple[tuple[int, int], ...]
     dsp_bits: tuple[int, int]
+    # What Yosys made of whole circuits for it, per lookup table that was counted.
+    lut_factor: float
     synthesis: str
     placement: str
     packing: str
@@ -53,6 +55,7 @@ PARTS = {
             Resources(5280, 8, 30, 4),
             ((256, 16), (512, 8), (1024, 4), (2048, 2)),
             (16, 16),
+            0.92,
             "synth_ice40 -dsp -spram -top {top} -json {top}.json",
             "nextpnr-ice40 --up5k --package sg48 --json {top}.json --asc {top}.asc --pcf-allow-unconstrained",
             "icepack {top}.asc {top}.bin",
@@ -63,6 +66,7 @@ PARTS = {
             Resources(24288, 28, 56, 0),
             ((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1)),
             (18, 18),
+            1.35,
             "synth_ecp5 -top {top} -json {top}.json",
             "nextpnr-ecp5 --25k --package CABGA381 --json {top}.json --textcfg {top}.config --lpf-allow-unconstrained",
             "ecppack {top}.config {top}.bit",

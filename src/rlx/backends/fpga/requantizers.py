@@ -12,6 +12,8 @@ from rlx.backends.fpga.ranges import Range, index_bits, signed_bits
 from rlx.quantized.values import Multipliers
 
 _I32_BITS = 32
+# Digits of a multiplier that is the same for all channels, a stage each.
+CONSTANT_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class Requantizer:
         return self.parameters["DIGITS"]
 
     @property
+    def interval(self) -> int:
+        """Clocks from one sum to the next."""
+        return 1 if self.parameters["PIPELINED"] else self.digits
+
+    @property
     def shifts_differ(self) -> bool:
         return len(set(self.shifts)) > 1
 
@@ -39,7 +46,8 @@ def requantizer(
     clamp: Range,
     out_bits: int,
     *,
-    digits: int = 1,
+    digits: int = CONSTANT_DIGITS,
+    pipelined: bool = True,
     dsp: bool = False,
     sum_bits: int | None = None,
     doubled: int = 0,
@@ -73,6 +81,7 @@ def requantizer(
             "DIGIT_BITS": digit_bits,
             "DIGITS": digits,
             "DIGIT_COUNT_BITS": index_bits(digits),
+            "PIPELINED": int(pipelined),
             "DSP": int(dsp),
             "FRACTION_BITS": fraction,
             "SHIFT_MIN": smallest,

@@ -20,15 +20,16 @@ from rlx.quantized.products import Product
 
 Schedules = Mapping[int, LayerSchedule]
 
-_DIGITS = (24, 12, 8, 6, 4, 3, 2, 1)
+# Digits of at most four bits: each bit is an adder, and they stand in a row.
+_DIGITS = (24, 12, 8, 6)
 # Estimates of logic may be low by so much, and routing needs room.
-_LUT_SHARE = 0.8
+_LUT_SHARE = 0.736
 _WORDS_OF_SPRAM = 512
 
 
-def digits_for(taps: int, lanes: int) -> int:
-    """The slowest, and smallest, requantiser that keeps up with the taps of a pass."""
-    return next((d for d in _DIGITS if max(5 + (lanes - 1) * d, lanes * d) <= taps), 1)
+def digits_for(taps: int, lanes: int) -> int | None:
+    """The slowest, and smallest, requantiser that keeps up with the taps of a pass; None if only a pipeline does."""
+    return next((d for d in _DIGITS if max(5 + (lanes - 1) * d, lanes * d) <= taps), None)
 
 
 def schedules_for(program: Program, lanes: Mapping[int, int], part: Part | None = None) -> dict[int, LayerSchedule]:
@@ -48,7 +49,8 @@ def schedules_for(program: Program, lanes: Mapping[int, int], part: Part | None 
     found = {n: LayerSchedule(spram=n in in_spram) for n in framed}
     for n, step in products.items():
         count, taps = lanes.get(n, 1), step.weights.codes[0].size
-        found[n] = LayerSchedule(count, digits_for(taps, count), n in in_dsp, spram=n in in_spram)
+        digits = digits_for(taps, count)
+        found[n] = LayerSchedule(count, digits or _DIGITS[-1], digits is None, n in in_dsp, spram=n in in_spram)
     return found
 
 

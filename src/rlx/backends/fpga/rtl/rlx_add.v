@@ -4,7 +4,9 @@ module rlx_add #(
     parameter A_ZERO_POINT = 0,
     parameter A_SUM_BITS = 10,
     parameter A_MULTIPLIER = 1,
-    parameter A_MULTIPLIER_BITS = 24,
+    parameter A_DIGIT_BITS = 4,
+    parameter A_DIGITS = 6,
+    parameter A_DIGIT_COUNT_BITS = 3,
     parameter A_FRACTION_BITS = 4,
     parameter A_SHIFT = 0,
     parameter A_WIDE_BITS = 34,
@@ -12,7 +14,9 @@ module rlx_add #(
     parameter B_ZERO_POINT = 0,
     parameter B_SUM_BITS = 10,
     parameter B_MULTIPLIER = 1,
-    parameter B_MULTIPLIER_BITS = 24,
+    parameter B_DIGIT_BITS = 4,
+    parameter B_DIGITS = 6,
+    parameter B_DIGIT_COUNT_BITS = 3,
     parameter B_FRACTION_BITS = 4,
     parameter B_SHIFT = 0,
     parameter B_WIDE_BITS = 34,
@@ -24,7 +28,9 @@ module rlx_add #(
     parameter LEFT_BITS = 1,
     parameter LEFT = 0,
     parameter MULTIPLIER = 1,
-    parameter MULTIPLIER_BITS = 24,
+    parameter DIGIT_BITS = 4,
+    parameter DIGITS = 6,
+    parameter DIGIT_COUNT_BITS = 3,
     parameter DSP = 0,
     parameter FRACTION_BITS = 24,
     parameter SHIFT_MIN = 0,
@@ -45,6 +51,7 @@ module rlx_add #(
     input wire out_ready,
     output wire [OUT_BITS-1:0] out_data
 );
+    localparam MULTIPLIER_BITS = DIGITS * DIGIT_BITS;
     localparam [31:0] FACTOR_32 = MULTIPLIER;
     localparam [MULTIPLIER_BITS-1:0] FACTOR = FACTOR_32[MULTIPLIER_BITS-1:0];
     localparam [31:0] LEFTWARDS_32 = LEFT;
@@ -57,7 +64,7 @@ module rlx_add #(
     assign b_ready = b_line_ready && a_valid;
     rlx_rescale #(
         .IN_BITS(A_BITS), .IN_ZERO_POINT(A_ZERO_POINT), .OUT_BITS(PART_BITS), .SUM_BITS(A_SUM_BITS), .GROWN_BITS(A_SUM_BITS),
-        .MULTIPLIER(A_MULTIPLIER), .MULTIPLIER_BITS(A_MULTIPLIER_BITS), .DSP(DSP), .FRACTION_BITS(A_FRACTION_BITS),
+        .MULTIPLIER(A_MULTIPLIER), .DIGIT_BITS(A_DIGIT_BITS), .DIGITS(A_DIGITS), .DIGIT_COUNT_BITS(A_DIGIT_COUNT_BITS), .DSP(DSP), .FRACTION_BITS(A_FRACTION_BITS),
         .SHIFT_MIN(A_SHIFT), .WIDE_BITS(A_WIDE_BITS), .CLAMPED(0)
     ) a_line (
         .clk(clk), .rst(rst), .in_valid(a_valid && b_valid), .in_ready(a_line_ready), .in_data(a_data),
@@ -65,7 +72,7 @@ module rlx_add #(
     );
     rlx_rescale #(
         .IN_BITS(B_BITS), .IN_ZERO_POINT(B_ZERO_POINT), .OUT_BITS(PART_BITS), .SUM_BITS(B_SUM_BITS), .GROWN_BITS(B_SUM_BITS),
-        .MULTIPLIER(B_MULTIPLIER), .MULTIPLIER_BITS(B_MULTIPLIER_BITS), .DSP(DSP), .FRACTION_BITS(B_FRACTION_BITS),
+        .MULTIPLIER(B_MULTIPLIER), .DIGIT_BITS(B_DIGIT_BITS), .DIGITS(B_DIGITS), .DIGIT_COUNT_BITS(B_DIGIT_COUNT_BITS), .DSP(DSP), .FRACTION_BITS(B_FRACTION_BITS),
         .SHIFT_MIN(B_SHIFT), .WIDE_BITS(B_WIDE_BITS), .CLAMPED(0)
     ) b_line (
         .clk(clk), .rst(rst), .in_valid(a_valid && b_valid), .in_ready(b_line_ready), .in_data(b_data),
@@ -75,7 +82,7 @@ module rlx_add #(
                                    + {{(SUM_BITS - PART_BITS){b_part[PART_BITS-1]}}, b_part};
     rlx_requantize #(
         .SUM_BITS(SUM_BITS), .GROWN_BITS(GROWN_BITS), .LEFT_SHIFTED(LEFT_SHIFTED), .LEFT_BITS(LEFT_BITS),
-        .DIGIT_BITS(MULTIPLIER_BITS), .DIGITS(1), .DIGIT_COUNT_BITS(1), .DSP(DSP), .FRACTION_BITS(FRACTION_BITS),
+        .DIGIT_BITS(DIGIT_BITS), .DIGITS(DIGITS), .DIGIT_COUNT_BITS(DIGIT_COUNT_BITS), .PIPELINED(1), .DSP(DSP), .FRACTION_BITS(FRACTION_BITS),
         .SHIFT_MIN(SHIFT_MIN), .SHIFT_BITS(1), .WIDE_BITS(WIDE_BITS), .ZERO_POINT(ZERO_POINT), .LOW(LOW), .HIGH(HIGH),
         .OUT_BITS(OUT_BITS)
     ) requantize (

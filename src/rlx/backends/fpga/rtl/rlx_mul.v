@@ -11,7 +11,9 @@ module rlx_mul #(
     parameter LEFT_BITS = 1,
     parameter LEFT = 0,
     parameter MULTIPLIER = 1,
-    parameter MULTIPLIER_BITS = 24,
+    parameter DIGIT_BITS = 4,
+    parameter DIGITS = 6,
+    parameter DIGIT_COUNT_BITS = 3,
     parameter DSP = 0,
     parameter FRACTION_BITS = 24,
     parameter SHIFT_MIN = 0,
@@ -38,6 +40,7 @@ module rlx_mul #(
     localparam [A_WIDE-1:0] A_ZERO = A_ZERO_32[A_WIDE-1:0];
     localparam [31:0] B_ZERO_32 = B_ZERO_POINT;
     localparam [B_WIDE-1:0] B_ZERO = B_ZERO_32[B_WIDE-1:0];
+    localparam MULTIPLIER_BITS = DIGITS * DIGIT_BITS;
     localparam [31:0] FACTOR_32 = MULTIPLIER;
     localparam [MULTIPLIER_BITS-1:0] FACTOR = FACTOR_32[MULTIPLIER_BITS-1:0];
     localparam [31:0] LEFTWARDS_32 = LEFT;
@@ -54,7 +57,7 @@ module rlx_mul #(
     );
     rlx_requantize #(
         .SUM_BITS(SUM_BITS), .GROWN_BITS(GROWN_BITS), .LEFT_SHIFTED(LEFT_SHIFTED), .LEFT_BITS(LEFT_BITS),
-        .DIGIT_BITS(MULTIPLIER_BITS), .DIGITS(1), .DIGIT_COUNT_BITS(1), .DSP(DSP), .FRACTION_BITS(FRACTION_BITS),
+        .DIGIT_BITS(DIGIT_BITS), .DIGITS(DIGITS), .DIGIT_COUNT_BITS(DIGIT_COUNT_BITS), .PIPELINED(1), .DSP(DSP), .FRACTION_BITS(FRACTION_BITS),
         .SHIFT_MIN(SHIFT_MIN), .SHIFT_BITS(1), .WIDE_BITS(WIDE_BITS), .ZERO_POINT(ZERO_POINT), .LOW(LOW), .HIGH(HIGH),
         .OUT_BITS(OUT_BITS)
     ) requantize (

@@ -1,7 +1,6 @@
 // Sums become codes: clamp(rdpot(srdhm(sum << left, multiplier), shift) + zero point), bit for bit as in NumPy.
 //
-// The multiplier enters digit by digit, the highest first, one digit per clock; all stages stand still while the code at
-// the end is not taken. Bits of the multiplier that are 0 in all channels are left out, and FRACTION_BITS is what
+// All stages stand still while the code at the end is not taken. Bits of the multiplier that are 0 in all channels are left out, and FRACTION_BITS is what
 // remains of 31 (or 15). A code leaves DIGITS + 4 clocks after its sum came.
 module rlx_requantize #(
     parameter SUM_BITS = 20,
@@ -11,6 +10,7 @@ module rlx_requantize #(
     parameter DIGIT_BITS = 8,
     parameter DIGITS = 3,
     parameter DIGIT_COUNT_BITS = 2,
+    parameter PIPELINED = 0,
     parameter DSP = 0,
     parameter FRACTION_BITS = 24,
     parameter SHIFT_MIN = 0,
@@ -36,10 +36,7 @@ module rlx_requantize #(
 );
     localparam MULTIPLIER_BITS = DIGITS * DIGIT_BITS;
     localparam PRODUCT_BITS = GROWN_BITS + MULTIPLIER_BITS + 1;
-    localparam PART_BITS = GROWN_BITS + DIGIT_BITS + 1;
     localparam ROUNDED_BITS = PRODUCT_BITS - FRACTION_BITS;
-    localparam [31:0] LAST_DIGIT_32 = DIGITS - 1;
-    localparam [DIGIT_COUNT_BITS-1:0] LAST_DIGIT = LAST_DIGIT_32[DIGIT_COUNT_BITS-1:0];
     // Constants are cut to their widths by part-selects, which no tool takes for a mistake.
     localparam [63:0] ONE = 64'd1;
     localparam [63:0] HALF_64 = ONE << (FRACTION_BITS - 1);
@@ -58,10 +55,8 @@ module rlx_requantize #(
     wire signed [WIDE_BITS-1:0] highest = high_64[WIDE_BITS-1:0];
 
     wire go = !out_valid || out_ready;
-    reg busy, product_valid, rounded_valid, scaled_valid;
-    reg [DIGIT_COUNT_BITS-1:0] digit;
-    wire at_last_digit = digit == LAST_DIGIT;
-    assign in_ready = go && (!busy || at_last_digit);
+    wire product_valid;
+    reg rounded_valid, scaled_valid;
 
     // Multipliers of 1 and more shift the sum left first; it saturates where it would leave 32 bits.
     wire signed [GROWN_BITS-1:0] grown;
@@ -76,26 +71,18 @@ module rlx_requantize #(
         end
     endgenerate
 
-    reg signed [GROWN_BITS-1:0] sum;
-    reg [MULTIPLIER_BITS-1:0] multiplier;
-    reg signed [PRODUCT_BITS-1:0] product;
-    wire signed [PART_BITS-1:0] part;
-    rlx_multiply #(
-        .A_BITS(GROWN_BITS), .B_BITS(DIGIT_BITS + 1), .DSP(DSP)
-    ) multiply (
-        .a(sum), .b({1'b0, multiplier[MULTIPLIER_BITS-1-:DIGIT_BITS]}), .product(part)
+    wire signed [PRODUCT_BITS-1:0] product;
+    wire [SHIFT_BITS-1:0] shift_of_product;
+    rlx_scale #(
+        .SUM_BITS(GROWN_BITS), .DIGIT_BITS(DIGIT_BITS), .DIGITS(DIGITS), .DIGIT_COUNT_BITS(DIGIT_COUNT_BITS),
+        .PIPELINED(PIPELINED), .DSP(DSP), .SHIFT_BITS(SHIFT_BITS)
+    ) scale (
+        .clk(clk), .rst(rst), .go(go), .in_valid(in_valid), .in_ready(in_ready), .in_sum(grown),
+        .in_multiplier(in_multiplier), .in_shift(in_shift), .out_valid(product_valid), .out_product(product),
+        .out_shift(shift_of_product)
     );
-    wire signed [PRODUCT_BITS-1:0] wide_part;
-    generate
-        if (DIGITS == 1) begin : one_digit
-            assign wide_part = part;
-        end else begin : more_digits
-            wire signed [PRODUCT_BITS-1:0] earlier = (digit == 0) ? {PRODUCT_BITS{1'b0}} : product <<< DIGIT_BITS;
-            assign wide_part = earlier + {{(PRODUCT_BITS - PART_BITS){part[PART_BITS-1]}}, part};
-        end
-    endgenerate
 
-    reg [SHIFT_BITS-1:0] shift_of_sum, shift_of_product, shift_of_rounded;
+    reg [SHIFT_BITS-1:0] shift_of_rounded;
     wire signed [PRODUCT_BITS-1:0] nudged = product + HALF;
     reg signed [ROUNDED_BITS-1:0] rounded;
     wire signed [WIDE_BITS-1:0] wide_rounded = {{(WIDE_BITS - ROUNDED_BITS){rounded[ROUNDED_BITS-1]}}, rounded};
@@ -114,33 +101,16 @@ module rlx_requantize #(
 
     always @(posedge clk) begin
         if (go) begin
-            if (in_valid && in_ready) begin
-                sum <= grown;
-                multiplier <= in_multiplier;
-                shift_of_sum <= in_shift;
-            end else begin
-                multiplier <= multiplier << DIGIT_BITS;
-            end
-            if (busy) begin
-                product <= wide_part;
-                shift_of_product <= shift_of_sum;
-            end
             rounded <= nudged[PRODUCT_BITS-1:FRACTION_BITS];
             shift_of_rounded <= shift_of_product;
             scaled <= quotient;
             out_code <= clamped[OUT_BITS-1:0];
         end
         if (rst) begin
-            busy <= 1'b0;
-            digit <= 0;
-            product_valid <= 1'b0;
             rounded_valid <= 1'b0;
             scaled_valid <= 1'b0;
             out_valid <= 1'b0;
         end else if (go) begin
-            busy <= (in_valid && in_ready) || (busy && !at_last_digit);
-            digit <= (busy && !at_last_digit) ? digit + 1'b1 : 0;
-            product_valid <= busy && at_last_digit;
             rounded_valid <= product_valid;
             scaled_valid <= rounded_valid;
             out_valid <= scaled_valid;
