@@ -48,6 +48,7 @@ WHY_PRIMITIVE = {
         cholesky qr svd eigh lu triangular_solve batched_dense_solve""",
     "A step of these as kernels do it, without an error to raise; compilers put it there.": """cholesky_factor
         reflectors reflected_basis orthogonal_rows""",
+    "A transform as kernels do it, with factors that were planned; compilers put it there.": "fft_lines fft_halves",
     "Control flow: a body that runs as often as values say.": "if while scan",
     "A value that depends on other participants.": """psum pmean pmax pmin all_gather reduce_scatter all_to_all ppermute
         axis_index""",
