@@ -142,6 +142,15 @@ def test_gradient_of_a_spectrogram_is_a_difference_quotient():
     assert math.isclose(got, wanted, rel_tol=1e-6)
 
 
+def test_silence_has_a_gradient_of_zero_and_nan_stays_nan():
+    def loudness(x):
+        return rnp.sum(audio.spectrogram(x, 64, power=1.0))
+
+    slope = np.asarray(rlx.jit(rlx.grad(loudness))(np.zeros(400, "f4")))
+    assert not slope.any() and np.isfinite(slope).all()
+    assert np.isnan(loudness(np.full(400, np.nan, "f4")))
+
+
 def test_vmap_is_a_loop():
     def features(x):
         return audio.mfcc(x, 8000, 5, 64, n_mels=10)

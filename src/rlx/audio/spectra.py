@@ -56,28 +56,8 @@ def overlap_add(frames: Any, hop: int) -> Any:
 
 
 def real_spectrum(frames: Any) -> tuple[Any, Any]:
-    """Real and imaginary parts [.., n//2 + 1] of the spectra of real frames [.., n].
-
-    An even number of samples is transformed as half as many complex ones, made of neighbours.
-    """
-    n = samples_of(frames, "stft")
-    if n % 2 or n < 4:
-        return ops.rfft(frames, pad=False)
-    half, lead = n // 2, dims_of(frames)[:-1]
-    pairs = rnp.swapaxes(frames.reshape(*lead, half, 2), -1, -2).reshape(*lead, n)
-    transformed = ops.fft(pairs)
-    re, im = (_closed(part) for part in ops.split_spectrum(transformed))
-    # With z of the even and odd samples: E[k] = (z[k] + z̄[-k])/2, O[k] = (z[k] - z̄[-k])/2i, X = E + exp(-2πik/n)·O.
-    back_re, back_im = rnp.flip(re, -1), rnp.flip(im, -1)
-    angle = 2 * np.pi * np.arange(half + 1) / n
-    c, s = (0.5 * wave(angle).astype(dtype_of(re).numpy) for wave in (np.cos, np.sin))
-    odd_re, odd_im = im + back_im, back_re - re
-    return 0.5 * (re + back_re) + odd_re * c + odd_im * s, 0.5 * (im - back_im) + odd_im * c - odd_re * s
-
-
-def _closed(part: Any) -> Any:
-    """The first bin again behind the last."""
-    return rnp.concatenate([part, part[..., :1]], -1)
+    """Real and imaginary parts [.., n//2 + 1] of the spectra of real frames [.., n]."""
+    return ops.rfft(frames, pad=False)
 
 
 def framed(x: Any, n_fft: int, hop: int, window: Window, center: bool, pad_mode: str, function: str) -> Any:
@@ -152,8 +132,16 @@ def spectrogram(
 ) -> Any:
     """|stft|^power, real [.., bins, frames]."""
     squared = power_frames(x, n_fft, hop_of(hop, n_fft), window, center, pad_mode, "spectrogram")
-    (turned,) = frames_last(squared if power == 2.0 else squared ** (power / 2.0))
+    (turned,) = frames_last(squared if power == 2.0 else _magnitude_power(squared, power / 2.0))
     return turned
+
+
+def _magnitude_power(squared: Any, exponent: float) -> Any:
+    """|z|² to a power. As |z| has, roots of it have the slope 0 where z is 0, not an infinite one."""
+    if not 0 < exponent < 1:
+        return squared**exponent
+    is_zero = squared == 0
+    return rnp.where(is_zero, 0.0, rnp.where(is_zero, 1.0, squared) ** exponent)
 
 
 @array_function

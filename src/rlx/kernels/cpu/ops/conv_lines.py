@@ -14,6 +14,7 @@ from rlx.kernels.cpu.ops.windows import lanes_below
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
+from rlx.ops.nn.convolution import ConvBase
 
 
 class LineAxis(NamedTuple):
@@ -28,6 +29,14 @@ class LineAxis(NamedTuple):
 
     def seen(self, position: Value, tap: Value) -> Value:
         return position * self.step + tap * self.turn + self.shift
+
+
+def plain_axis(k: KernelBuilder, op: ConvBase, sizes: Sequence[Value]) -> list[LineAxis] | None:
+    """All axes as one, where windows of one element go everywhere; None for others."""
+    if {*op.kernel_size, *op.stride} != {1} or any(op.padding):
+        return None
+    count, zero = total(k, sizes), k.as_index(0)
+    return [LineAxis(k.as_index(1), count, count, 1, 1, zero)]
 
 
 class LinePart(NamedTuple):

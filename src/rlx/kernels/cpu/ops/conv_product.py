@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
 from rlx.kernels.cpu.matmul.tiles import in_vectors
 from rlx.kernels.cpu.ops import OpSite
-from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines
+from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines, plain_axis
 from rlx.kernels.cpu.ops.conv_tiles import ConvTiles, Panel, RowOperand, Step
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import Value
@@ -96,7 +96,10 @@ class ConvProduct:
 
     def axes(self, phase: Sequence[Value]) -> list[LineAxis]:
         """The axes of positions: all of them, or those that are `phase` behind a multiple of the stride."""
-        k, op, axes = self.k, self.op, []
+        k, op, axes = self.k, self.op, plain_axis(self.k, self.op, self.y.dims[2:])
+        if axes is not None:
+            return axes
+        axes = []
         settings = zip(op.kernel_size, op.stride, op.dilation, op.padding, self.x.dims[2:], self.y.dims[2:], phase)
         for taps, stride, dilation, padding, size, positions, at in settings:
             if not self.is_backward:

@@ -16,7 +16,7 @@ from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
 from rlx.kernels.cpu.matmul.tiles import in_vectors, transposed
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.ops.conv_depthwise import DepthwiseWeights, has_planes
-from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines
+from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines, plain_axis
 from rlx.kernels.cpu.ops.conv_tiles import ConvTiles, Panel, RowOperand, Step
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import FLOATS, Value
@@ -70,7 +70,8 @@ class _WeightProduct:
         settings = zip(site.op.kernel_size, site.op.stride, site.op.dilation, site.op.padding)
         sizes = zip(settings, self.x.dims[2:], self.dy.dims[2:])
         axes = [LineAxis(k.as_index(n), p, x, s, d, k.as_index(-low)) for (n, s, d, low), x, p in sizes]
-        self.lines = Lines(k, axes, self.seen, self.pitch, lanes)
+        plain = plain_axis(k, site.op, self.x.dims[2:])
+        self.lines = Lines(k, plain or axes, self.seen, self.pitch, lanes)
 
     def _rows(self, shape: BlockShape) -> int:
         """Rows of a block: fewer where there would be no more than a few blocks to deal out."""
