@@ -9,7 +9,8 @@ Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a 
 where two operations could become one, the value between them is joined with a word that only the run knows to be 0.
 
 WGSL begins variables with zeros, and compilers write them out one by one, in time that grows with their square: larger
-arrays of a thread lie in a buffer of scratch, for which there is one more `Bound`.
+arrays of a thread lie in a buffer of scratch, and larger tables in one of their words, for each of which there is one
+more `Bound`.
 
 >>> from rlx.ir.dtype import DType
 >>> from rlx.kernels.ir.builder import KernelBuilder
@@ -48,6 +49,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
@@ -108,6 +111,17 @@ def scratch_arrays(kernel: Kernel) -> list[Buffer]:
     return [a for a in kernel.arrays if a.space is Space.LOCAL and (a.size or 0) > LARGEST_VARIABLE]
 
 
+def stored_tables(kernel: Kernel) -> list[Buffer]:
+    """The tables that are too large for a variable."""
+    return [a for a in kernel.arrays if a.space is Space.TABLE and (a.size or 0) > LARGEST_VARIABLE]
+
+
+def table_words(kernel: Kernel) -> list[int]:
+    """The words of these tables, one after the other."""
+    kinds = {DType.F32: np.float32, DType.I32: np.int32, DType.U32: np.uint32}
+    return [int(w) for a in stored_tables(kernel) for w in np.array(a.data, kinds[a.dtype]).view(np.uint32)]
+
+
 def scratch_words(kernel: Kernel) -> int:
     """Words of scratch that a thread needs."""
     return sum(a.size or 0 for a in scratch_arrays(kernel))
@@ -137,13 +151,15 @@ class _Function(TextLayer):
         self.entry, self.kernel, self.prelude = made.entry, made.kernel, prelude
         self.declarations: list[str] = []
         buffers = [p for p in self.kernel.params if isinstance(p, Buffer)]
-        inside = scratch_arrays(self.kernel)
-        if inside:
-            # Arrays of a thread one after the other, and those of the next thread after them.
-            buffers += inside
-            made = made._replace(bounds=(*made.bounds[:-1], *[made.bounds[-1]] * len(inside)))
-        self.bounds = dict(zip(buffers, made.bounds, strict=True))
-        self.inside = dict(zip(inside, itertools.accumulate([0, *(a.size or 0 for a in inside)])))
+        self.bounds = dict(zip(buffers, made.bounds))
+        rest = list(made.bounds[len(buffers) :])
+        # Where arrays begin in what they share: those of a thread in its part of the scratch, and tables.
+        self.inside: dict[Buffer, str] = {}
+        for group, base in ((scratch_arrays(self.kernel), "scratch + "), (stored_tables(self.kernel), "")):
+            starts = itertools.accumulate([0, *(a.size or 0 for a in group)])
+            self.inside.update({a: f"{base}{start} + " for a, start in zip(group, starts)})
+            if group:
+                self.bounds.update(dict.fromkeys(group, rest.pop(0)))
         changed = {s.buffer for s in walk(self.kernel.body) if isinstance(s, Atomic)}
         # All parameters of a binding see the same type.
         self.atomic_bindings = {b.first for buffer, b in self.bounds.items() if buffer in changed}
@@ -155,7 +171,7 @@ class _Function(TextLayer):
 
     def text(self) -> str:
         self.scalars()
-        if self.inside:
+        if scratch_arrays(self.kernel):
             block = f"i32(group.x + group.y * {GRID_ROW}u)"
             self.line(f"let scratch = ({block} * {self.threads} + i32(thread)) * {scratch_words(self.kernel)};")
         for number, array in enumerate(self.kernel.arrays):
@@ -207,7 +223,7 @@ class _Function(TextLayer):
         """The number of a word in its binding or array."""
         place = self.at(offset)
         if buffer in self.inside:
-            return f"scratch + {self.inside[buffer]} + {place}"
+            return f"{self.inside[buffer]}{place}"
         if buffer in self.arrays and isinstance(offset, Const) and not 0 <= offset.literal < (buffer.size or 0):
             # In a branch that is never taken; WGSL refuses what it knows to be outside.
             self.uses_nothing = True
