@@ -8,9 +8,9 @@ from conformance.suite import available
 from rlx.compile.target import Absent, select
 
 # Ops of the compiler whose samples have weights as another machine reads them; programs get them as theirs does.
-OTHER_LAYOUTS = {"wasm": {"Int8MatMul"}}
+OTHER_LAYOUTS = {"wasm": {"Int8MatMul"}, "wgpu": {"Int8MatMul"}}
 # They need tools that users need not have, and compile in seconds, not milliseconds.
-BY_OTHERS = ("xla", "wasm")
+BY_OTHERS = ("xla", "wasm", "wgpu")
 OWN = [backend for backend in available() if backend not in BY_OTHERS]
 
 

@@ -87,6 +87,7 @@ _LOGICAL = {"and": "&&", "or": "||", "xor": "!="}
 _CALLS = {"sqrt", "floor", "ceil", "trunc", "round", "abs", "fma"}
 _SUMS = {"add", "sub", "fma"}
 _PRODUCTS = {"mul", "div", "quotient"}
+_DIFFERENCES = {"sub", "div", "quotient"}
 _LANES = "xyzw"
 
 
@@ -332,7 +333,8 @@ class _Function(TextLayer):
         not a + 0 or a * 0, not a - a."""
         found = []
         for number, arg in enumerate(let.args):
-            is_merged = self.could_merge(let, arg) or (arg in let.args[:number] and _is_real(let))
+            is_same = arg in let.args[:number] and let.op in _DIFFERENCES and _is_real(let)
+            is_merged = is_same or self.could_merge(let, arg)
             found.append(self.kept(arg) if is_merged else self.at(arg))
         return found
 
