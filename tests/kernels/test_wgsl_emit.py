@@ -14,7 +14,10 @@ from rlx.kernels.machines import WGSL
 from rlx.kernels.words.words import in_words
 
 
-def text_of(build, dtype=DType.F32, bounds=(Bound(1), Bound(2))):
+APART = (Bound(1), Bound(2))
+
+
+def text_of(build, dtype=DType.F32, bounds=APART):
     k = KernelBuilder("kernel")
     x, y, n = k.pointer("x", dtype), k.pointer("y", dtype, write=True), k.index("n")
     with k.parallel("i", n) as i:

@@ -1,5 +1,4 @@
-"""Kernels in 32-bit words compute what they computed before, bit by bit: both are loop IR, and the interpreter runs them.
-"""
+"""Kernels in 32-bit words compute what they computed before, bit by bit: the interpreter runs both."""
 
 from __future__ import annotations
 
@@ -173,7 +172,7 @@ def test_positions_have_one_word_and_data_two():
     assert loads[0].result in wide
     assert kernel.parallel_loop.index not in wide
     arrays = {"ids": np.array([2, 0, 4]), "x": np.arange(15, dtype=np.float32), "y": np.zeros(3, np.float32)}
-    plain, found, _ = run_both(k.build(), arrays, n=3, stride=3)
+    _plain, found, _ = run_both(k.build(), arrays, n=3, stride=3)
     np.testing.assert_array_equal(found["y"], [6, 0, 12])
 
 
@@ -182,7 +181,7 @@ def test_positions_that_become_data_are_exact():
     y, n = k.pointer("y", DType.I64, write=True), k.index("n")
     with k.parallel("i", n) as i:
         k.store(y, i, (i + 100_000) * (i + 100_000))
-    plain, found, _ = run_both(k.build(), {"y": np.zeros(4, np.int64)}, n=4)
+    _plain, found, _ = run_both(k.build(), {"y": np.zeros(4, np.int64)}, n=4)
     np.testing.assert_array_equal(found["y"], (np.arange(4) + 100_000) ** 2)
 
 

@@ -41,9 +41,7 @@ def walk(
         number = decide(table, table.controls[control].tolist(), counters, values, byte_at)
 
 
-def decide(
-    table: Table, control: list[int], counters: list[int], values: Words, byte_at: Callable[[int], bool]
-) -> int:
+def decide(table: Table, control: list[int], counters: list[int], values: Words, byte_at: Callable[[int], bool]) -> int:
     """Do what a control says, on its counter and on the addresses of a run; gives the segment that follows."""
     counter = control[Control.COUNTER]
     count = counters[counter] = counters[counter] + 1 if control[Control.STEP] else 0

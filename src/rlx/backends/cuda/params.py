@@ -48,4 +48,3 @@ class CudaParams(Prepared):
         twin = copy.copy(self)
         twin.values = {name: value for name, value in self.values.items() if name in self._read}
         return twin
-

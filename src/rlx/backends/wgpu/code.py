@@ -78,9 +78,14 @@ class WgslLoader:
 
 
 @cache
+def loader() -> WgslLoader:
+    return WgslLoader()
+
+
+@cache
 def wgsl_loading() -> Loading:
     """How programs for WebGPU are made."""
-    return Loading(WGSL, WgslLoader().load)
+    return Loading(WGSL, loader().load)
 
 
 def codes_of(program: Program) -> dict[int, WgslCode]:

@@ -30,7 +30,7 @@ class Form(NamedTuple):
 
     @property
     def bindings(self) -> int:
-        return max((b.first + b.count - 1 for b in self.bounds), default=0)
+        return max((b.first + b.windows - 1 for b in self.bounds), default=0)
 
     @property
     def argument_bytes(self) -> int:
@@ -44,9 +44,9 @@ class Pipelines:
         self._device = device
         self._made: dict[tuple[str, tuple[Bound, ...], bool], Any] = {}
         self.layout = cache(self._layout)
-        self._pipeline_layout = cache(lambda bindings: device.create_pipeline_layout(
-            bind_group_layouts=[self.layout(bindings)]
-        ))
+        self._pipeline_layout = cache(
+            lambda bindings: device.create_pipeline_layout(bind_group_layouts=[self.layout(bindings)])
+        )
 
     def __len__(self) -> int:
         return len(self._made)
@@ -80,8 +80,8 @@ class Pipelines:
     def _layout(self, bindings: int) -> Any:
         import wgpu
 
-        uniform = {"type": "uniform", "has_dynamic_offset": True}
-        kinds: list[dict[str, object]] = [uniform, *({"type": "storage"} for _ in range(bindings))]
+        kinds: list[dict[str, object]] = [{"type": "uniform", "has_dynamic_offset": True}]
+        kinds += [{"type": "storage"}] * bindings
         entries = [
             {"binding": number, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": kind}
             for number, kind in enumerate(kinds)

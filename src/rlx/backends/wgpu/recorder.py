@@ -195,4 +195,3 @@ class Recorder:
             numbers = {*gone}
             self._groups = {key: g for key, g in self._groups.items() if numbers.isdisjoint(key[1])}
             gone.clear()
-

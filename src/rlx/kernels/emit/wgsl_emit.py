@@ -1,8 +1,8 @@
 """Loop IR in 32-bit words -> WGSL: one module of many kernels.
 
 Buffers are bound as arrays of u32. Which parameters share a binding is decided by whoever runs the kernel, since WebGPU
-forbids to bind memory that is written twice: a `Bound` for each buffer parameter says where its words are. Memory larger
-than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers begin, then
+forbids to bind memory that is written twice: a `Bound` for each buffer parameter says where its words are. Memory
+larger than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers begin, then
 sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
 
 Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a >= b. The loop IR means what it says:
@@ -82,7 +82,17 @@ LARGEST_VARIABLE = 64
 ARGUMENTS, MOST_ARGUMENTS = 64, 1024
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "quotient": "/", "rem": "%", "and": "&", "or": "|", "xor": "^"}
+_BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "quotient": "/",
+    "rem": "%",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
 _LOGICAL = {"and": "&&", "or": "||", "xor": "!="}
 _CALLS = {"sqrt", "floor", "ceil", "trunc", "round", "abs", "fma"}
 _SUMS = {"add", "sub", "fma"}
@@ -95,7 +105,7 @@ class Bound(NamedTuple):
     """Where a parameter's words are: the first binding, how many there are, and the words of all but the last."""
 
     first: int
-    count: int = 1
+    windows: int = 1
     window: int = 0
 
 
@@ -180,7 +190,7 @@ class _Function(TextLayer):
                 self.array(array, number)
         self.block(self.kernel.body)
         for bound in self.bounds.values():
-            for number in range(bound.first, bound.first + bound.count):
+            for number in range(bound.first, bound.first + bound.windows):
                 kind = "atomic<u32>" if bound.first in self.atomic_bindings else "u32"
                 name = self.binding(bound, number)
                 self.declarations.append(
@@ -237,7 +247,7 @@ class _Function(TextLayer):
         if buffer in self.arrays:
             return f"{self.arrays[buffer]}[{place}]"
         bound = self.bounds[buffer]
-        if bound.count > 1:
+        if bound.windows > 1:
             word = f"{self.read_function(bound)}({place})"
         else:
             name = f"{self.binding(bound, bound.first)}[{place}]"
@@ -269,7 +279,7 @@ class _Function(TextLayer):
         return f"bitcast<u32>({self.at(value)})"
 
     def written(self, bound: Bound, place: str, word: str) -> str:
-        if bound.count > 1:
+        if bound.windows > 1:
             return f"{self.write_function(bound, 'store')}({place}, {word});"
         name = f"{self.binding(bound, bound.first)}[{place}]"
         return f"atomicStore(&{name}, {word});" if bound.first in self.atomic_bindings else f"{name} = {word};"
@@ -277,7 +287,7 @@ class _Function(TextLayer):
     def atomic(self, atomic: Atomic) -> None:
         bound = self.bounds[atomic.buffer]
         place, value = self.at(atomic.offset), self.at(atomic.value)
-        if bound.count > 1:
+        if bound.windows > 1:
             self.line(f"{self.write_function(bound, atomic.op)}({place}, {value});")
         else:
             call = f"atomic{atomic.op.capitalize()}"
@@ -286,19 +296,19 @@ class _Function(TextLayer):
     def read_function(self, bound: Bound) -> str:
         is_atomic = bound.first in self.atomic_bindings
         cases = []
-        for i in range(bound.count):
+        for i in range(bound.windows):
             name = f"{self.binding(bound, bound.first + i)}[place - {i * bound.window}]"
             cases.append(f"return {f'atomicLoad(&{name})' if is_atomic else name};")
-        name = f"read_{'a' if is_atomic else 'w'}{bound.first}_{bound.count}_{bound.window}"
+        name = f"read_{'a' if is_atomic else 'w'}{bound.first}_{bound.windows}_{bound.window}"
         return self.prelude.define(name, _by_window(f"fn {name}(place: i32) -> u32 {{", bound, cases))
 
     def write_function(self, bound: Bound, op: str) -> str:
         is_atomic = bound.first in self.atomic_bindings
         cases = []
-        for i in range(bound.count):
+        for i in range(bound.windows):
             name = f"{self.binding(bound, bound.first + i)}[place - {i * bound.window}]"
             cases.append(f"atomic{op.capitalize()}(&{name}, x);" if is_atomic else f"{name} = x;")
-        name = f"{op}_{'a' if is_atomic else 'w'}{bound.first}_{bound.count}_{bound.window}"
+        name = f"{op}_{'a' if is_atomic else 'w'}{bound.first}_{bound.windows}_{bound.window}"
         return self.prelude.define(name, _by_window(f"fn {name}(place: i32, x: u32) {{", bound, cases))
 
     def barrier(self) -> None:
@@ -329,8 +339,8 @@ class _Function(TextLayer):
         self.line(f"let {self.fresh(let.result)} = {expression};")
 
     def operands(self, let: Let) -> list[str]:
-        """Operands such that no compiler that takes floats for real numbers does without the operation: not (a + b) - b,
-        not a + 0 or a * 0, not a - a."""
+        """Operands such that no compiler that takes floats for real numbers does without the operation: (a + b) - b,
+        a + 0, a * 0, a - a."""
         found = []
         for number, arg in enumerate(let.args):
             is_same = arg in let.args[:number] and let.op in _DIFFERENCES and _is_real(let)
@@ -427,6 +437,9 @@ class _Function(TextLayer):
         self.nested(statement.body, ())
         self.line("}")
         return True
+
+    def loop_ends(self, loop: For) -> None:
+        """Every index has a name of its own."""
 
     def loop_head(self, loop: For) -> str:
         start, stop, step = (self.at(v) for v in (loop.start, loop.stop, loop.step))

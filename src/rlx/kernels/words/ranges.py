@@ -164,8 +164,8 @@ class _Analysis:
                 for group in zip(statement.inits, statement.carried, statement.body.yields, statement.results):
                     self.join(group)
             case If(then=then, otherwise=otherwise, results=results):
-                for group in zip(then.yields, otherwise.yields, results):
-                    self.join(group)
+                for sides in zip(then.yields, otherwise.yields, results):
+                    self.join(sides)
 
     def join(self, group: Sequence[Value]) -> None:
         """Values that are one variable: all of them need two words, or none."""
@@ -182,9 +182,7 @@ class _Analysis:
             if any(map(self.is_wide, let.args)):
                 self.exact.update(longs)
             return
-        if let.op in ("cast", "bitcast"):
-            self.exact.update(longs)
-        elif let.result in self.exact or self.is_wide(let.result):
+        if let.op in ("cast", "bitcast") or let.result in self.exact or self.is_wide(let.result):
             self.exact.update(longs)
         if let.result.dtype is DType.I64 and self.needs_two(let):
             self.wide.add(let.result)

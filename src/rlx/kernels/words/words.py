@@ -2,7 +2,7 @@
 
 What comes out has values of bool, i32, u32 and f32, and positions (i64, of which 32 bits count); buffers of words; no
 vectors. It is loop IR like what went in, so the interpreter runs both. Every buffer parameter `x` gets a scalar
-parameter `x_at`: the element of its memory at which it begins. Parameters are the buffers, then these, then the scalars.
+parameter `x_at`: the element of its memory at which it begins. Parameters are buffers, then these, then scalars.
 
     kernel @half(x: read f16, y: write f16, %n: i64)
     ->
@@ -224,7 +224,12 @@ class _Pass:
         size = access.buffer.dtype.size_bytes
         if not self.trusts_alignment or access.mask is not None or access.offset.lanes > 1:
             return False
-        return access.buffer.space is Space.GLOBAL and size < WORD and access.align % WORD == 0 and lanes * size % WORD == 0
+        return (
+            access.buffer.space is Space.GLOBAL
+            and size < WORD
+            and access.align % WORD == 0
+            and lanes * size % WORD == 0
+        )
 
     def load(self, load: Load) -> list[Parts]:
         lanes = load.result.lanes
