@@ -13,7 +13,6 @@ from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import WGSL
 from rlx.kernels.words.words import in_words
 
-
 APART = (Bound(1), Bound(2))
 
 

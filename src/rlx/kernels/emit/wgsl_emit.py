@@ -2,8 +2,8 @@
 
 Buffers are bound as arrays of u32. Which parameters share a binding is decided by whoever runs the kernel, since WebGPU
 forbids to bind memory that is written twice: a `Bound` for each buffer parameter says where its words are. Memory
-larger than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers begin, then
-sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
+larger than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers
+begin, then sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
 
 Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a >= b. The loop IR means what it says:
 where two operations could become one, the value between them is joined with a word that only the run knows to be 0.
