@@ -41,7 +41,7 @@ SURFACE |= dict.fromkeys(("driver", "macros", "cortexm", "fpga"), "runtime")
 SURFACE |= {"scipy": "runtime", "lax": "autodiff", "random_distributions": "trace"}
 # The same inside folders: what stands in a folder itself comes after all its subfolders.
 INSIDE = {
-    "kernels": ["machines", "tuning", "ir", "math", "specs", "schedules", "cpu", "gpu", "legalize", "emit"],
+    "kernels": ["machines", "tuning", "ir", "math", "specs", "schedules", "cpu", "gpu", "legalize", "words", "emit"],
     "backends": [
         "compile_options",
         "donation",

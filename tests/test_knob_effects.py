@@ -56,7 +56,7 @@ def threshold():
     q, k, v = (ops.narrow(qkv, -1, 16 * i, 16) for i in range(3))
     y = ops.attention(q, k, v, mask, num_heads=2, head_dim=8, layout="bsm")
     g.set_outputs([y @ g.param("o", (16, 16)) + g.param("o_bias", (16,))])
-    return str(rlx.CompilePipeline.new("wgpu").compile(g).fusion.fused_attention_block)
+    return str(rlx.CompilePipeline.new("mlx").compile(g).fusion.fused_attention_block)
 
 def dispatch():
     from rlx.compile.claims.logical_kernel import KernelDispatchConfig

@@ -57,6 +57,15 @@ from_debian JavaScript nodejs node
 from_pypi "browser driver" playwright playwright
 from_debian browser chromium chromium chromium-browser google-chrome
 
+# GPUs through WebGPU, on a processor that stands in for one: a Vulkan driver is no command but a file that names it.
+from_pypi WebGPU wgpu "$(sed -n 's/^wgpu = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")"
+if ls /usr/share/vulkan/icd.d/lvp_icd*.json >/dev/null 2>&1; then
+    echo "Vulkan driver: $(ls /usr/share/vulkan/icd.d/lvp_icd*.json | head -n 1)"
+else
+    from_debian "Vulkan loader" libvulkan1 no-such-command
+    from_debian "Vulkan driver" mesa-vulkan-drivers no-such-command
+fi
+
 # Microcontrollers: a compiler for their cores and an emulator of them.
 from_debian "Cortex-M compiler" gcc-arm-none-eabi arm-none-eabi-gcc
 from_debian "Cortex-M emulator" qemu-system-arm qemu-system-arm

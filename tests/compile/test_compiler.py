@@ -99,7 +99,7 @@ def test_swiglu_is_recognised_in_primitive_form():
         x = h.input("x", (2, 16))
         return h.swiglu_ffn(x, h.param("up", (16, 32)), h.param("gate", (16, 32)), h.param("down", (32, 16)))
 
-    result = CompilePipeline.new("wgpu").compile(rlx.Graph.define("ffn", build))
+    result = CompilePipeline.new("mlx").compile(rlx.Graph.define("ffn", build))
     assert result.fusion.fused_swiglu >= 1
     # The joined weight is made once, not at every run.
     assert [n.op.mnemonic for n in result.prepare.as_graph().nodes if not n.is_leaf] == ["concat"]

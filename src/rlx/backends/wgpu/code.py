@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.program.program import Loading, LoopStep, NativeStep, Program
 from rlx.errors import InternalError
-from rlx.kernels.emit.wgsl_emit import argument_words, scratch_words
+from rlx.kernels.emit.wgsl_emit import argument_words, scratch_words, table_words
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.ir.loop_ir import Buffer, Kernel, Space
 from rlx.kernels.legalize import legalize
@@ -37,6 +39,7 @@ class WgslCode:
         self.words = in_words(legalize(kernel, WGSL))
         self.threads = kernel.thread_count
         self.argument_words, self.scratch_words = argument_words(self.words), scratch_words(self.words)
+        self.tables = np.array(table_words(self.words), np.uint32)
         shared = sum(4 * (a.size or 0) for a in self.words.arrays if a.space is Space.SHARED)
         if self.threads > MOST_THREADS or shared > MOST_SHARED:
             raise NotInWords(
@@ -75,9 +78,14 @@ class WgslLoader:
 
 
 @cache
+def loader() -> WgslLoader:
+    return WgslLoader()
+
+
+@cache
 def wgsl_loading() -> Loading:
     """How programs for WebGPU are made."""
-    return Loading(WGSL, WgslLoader().load)
+    return Loading(WGSL, loader().load)
 
 
 def codes_of(program: Program) -> dict[int, WgslCode]:

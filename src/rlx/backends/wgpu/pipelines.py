@@ -30,7 +30,7 @@ class Form(NamedTuple):
 
     @property
     def bindings(self) -> int:
-        return max((b.first + b.count - 1 for b in self.bounds), default=0)
+        return max((b.first + b.windows - 1 for b in self.bounds), default=0)
 
     @property
     def argument_bytes(self) -> int:
@@ -80,8 +80,8 @@ class Pipelines:
     def _layout(self, bindings: int) -> Any:
         import wgpu
 
-        uniform = {"type": "uniform", "has_dynamic_offset": True}
-        kinds: list[dict[str, object]] = [uniform, *({"type": "storage"} for _ in range(bindings))]
+        kinds: list[dict[str, object]] = [{"type": "uniform", "has_dynamic_offset": True}]
+        kinds += [{"type": "storage"}] * bindings
         entries = [
             {"binding": number, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": kind}
             for number, kind in enumerate(kinds)

@@ -51,6 +51,7 @@ class Recorder:
         usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         self._argument_buffer: Any = gpu.handle.create_buffer(size=ARGUMENT_BYTES, usage=usage)
         self._scratch: DeviceBuffer | None = None
+        self._tables: dict[str, DeviceBuffer] = {}
         self._held: list[DeviceBuffer] = []  # by commands that have not been sent
         self._groups: dict[tuple[int, tuple[int, ...]], Any] = {}
 
@@ -63,6 +64,8 @@ class Recorder:
         bound = [*places]
         if code.scratch_words:
             bound.append(self._scratch_for(4 * code.scratch_words * code.threads * blocks, label))
+        if len(code.tables):
+            bound.append(self._tables_of(code))
         order: dict[int, Bound] = {}
         following = 1
         for place in bound:
@@ -101,6 +104,13 @@ class Recorder:
                 self._held.append(self._scratch)
             self._scratch = self._gpu.pool.allocate(size, f"scratch of {label}")
         return Place.of(self._scratch.address)
+
+    def _tables_of(self, code: WgslCode) -> Place:
+        """Where the tables of a kernel lie, written once."""
+        if code.key not in self._tables:
+            self._tables[code.key] = buffer = self._gpu.pool.allocate(code.tables.nbytes, f"tables of {code.name}")
+            self._gpu.write(buffer.address, code.tables)
+        return Place.of(self._tables[code.key].address)
 
     def copy(self, source: int, to: int, size: int) -> None:
         """Bytes from one place to another that does not overlap it; all of them words."""

@@ -19,7 +19,7 @@ from rlx.backends.cpu.table_walk import Call, Times, Words, walk
 from rlx.backends.kernel_times import times
 from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.backends.wgpu.arrays import DeviceArray
-from rlx.backends.wgpu.code import codes_of, wgsl_loading
+from rlx.backends.wgpu.code import codes_of, loader
 from rlx.backends.wgpu.device import Gpu
 from rlx.backends.wgpu.memory import Array, DeviceBuffer
 from rlx.backends.wgpu.params import WgpuParams
@@ -163,8 +163,9 @@ class _Run:
         elif size:
             from rlx.backends.cpu.copies import CHUNK, copy_kernel
 
-            code = wgsl_loading().load(copy_kernel()).code
-            blocks = -(-(-(-size // CHUNK)) // code.threads)
+            code = loader().load(copy_kernel()).code
+            chunks = -(-size // CHUNK)
+            blocks = -(-chunks // code.threads)
             self.recorder.call(code, [source, to, size], blocks, "a copy")
 
 

@@ -59,6 +59,6 @@ TARGET = Target(
     generator=_generator,
     backend=_backend,
     open=_open,
-    claims=GENERATED,
+    claims=GENERATED | {"FusedTransformerLayer"},
     extra="wgpu",
 )

@@ -70,6 +70,7 @@ class TextLayer(ABC):
         """A variable of the source's type gets its value."""
         self.line(f"{target} = {self.at(source)};")
 
+    @abstractmethod
     def loop_ends(self, loop: For) -> None:
         """After a loop, where its index is no longer known."""
 

@@ -1,15 +1,16 @@
 """Loop IR in 32-bit words -> WGSL: one module of many kernels.
 
 Buffers are bound as arrays of u32. Which parameters share a binding is decided by whoever runs the kernel, since WebGPU
-forbids to bind memory that is written twice: a `Bound` for each buffer parameter says where its words are. Memory larger
-than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers begin, then
-sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
+forbids to bind memory that is written twice: a `Bound` for each buffer parameter says where its words are. Memory
+larger than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers
+begin, then sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
 
 Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a >= b. The loop IR means what it says:
 where two operations could become one, the value between them is joined with a word that only the run knows to be 0.
 
 WGSL begins variables with zeros, and compilers write them out one by one, in time that grows with their square: larger
-arrays of a thread lie in a buffer of scratch, for which there is one more `Bound`.
+arrays of a thread lie in a buffer of scratch, and larger tables in one of their words, for each of which there is one
+more `Bound`.
 
 >>> from rlx.ir.dtype import DType
 >>> from rlx.kernels.ir.builder import KernelBuilder
@@ -48,6 +49,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
@@ -94,6 +97,7 @@ _LOGICAL = {"and": "&&", "or": "||", "xor": "!="}
 _CALLS = {"sqrt", "floor", "ceil", "trunc", "round", "abs", "fma"}
 _SUMS = {"add", "sub", "fma"}
 _PRODUCTS = {"mul", "div", "quotient"}
+_DIFFERENCES = {"sub", "div", "quotient"}
 _LANES = "xyzw"
 
 
@@ -101,7 +105,7 @@ class Bound(NamedTuple):
     """Where a parameter's words are: the first binding, how many there are, and the words of all but the last."""
 
     first: int
-    count: int = 1
+    windows: int = 1
     window: int = 0
 
 
@@ -116,6 +120,17 @@ class WgslKernel(NamedTuple):
 def scratch_arrays(kernel: Kernel) -> list[Buffer]:
     """The arrays of a thread that lie in scratch."""
     return [a for a in kernel.arrays if a.space is Space.LOCAL and (a.size or 0) > LARGEST_VARIABLE]
+
+
+def stored_tables(kernel: Kernel) -> list[Buffer]:
+    """The tables that are too large for a variable."""
+    return [a for a in kernel.arrays if a.space is Space.TABLE and (a.size or 0) > LARGEST_VARIABLE]
+
+
+def table_words(kernel: Kernel) -> list[int]:
+    """The words of these tables, one after the other."""
+    kinds = {DType.F32: np.float32, DType.I32: np.int32, DType.U32: np.uint32}
+    return [int(w) for a in stored_tables(kernel) for w in np.array(a.data, kinds[a.dtype]).view(np.uint32)]
 
 
 def scratch_words(kernel: Kernel) -> int:
@@ -147,13 +162,15 @@ class _Function(TextLayer):
         self.entry, self.kernel, self.prelude = made.entry, made.kernel, prelude
         self.declarations: list[str] = []
         buffers = [p for p in self.kernel.params if isinstance(p, Buffer)]
-        inside = scratch_arrays(self.kernel)
-        if inside:
-            # Arrays of a thread one after the other, and those of the next thread after them.
-            buffers += inside
-            made = made._replace(bounds=(*made.bounds[:-1], *[made.bounds[-1]] * len(inside)))
-        self.bounds = dict(zip(buffers, made.bounds, strict=True))
-        self.inside = dict(zip(inside, itertools.accumulate([0, *(a.size or 0 for a in inside)])))
+        self.bounds = dict(zip(buffers, made.bounds))
+        rest = list(made.bounds[len(buffers) :])
+        # Where arrays begin in what they share: those of a thread in its part of the scratch, and tables.
+        self.inside: dict[Buffer, str] = {}
+        for group, base in ((scratch_arrays(self.kernel), "scratch + "), (stored_tables(self.kernel), "")):
+            starts = itertools.accumulate([0, *(a.size or 0 for a in group)])
+            self.inside.update({a: f"{base}{start} + " for a, start in zip(group, starts)})
+            if group:
+                self.bounds.update(dict.fromkeys(group, rest.pop(0)))
         changed = {s.buffer for s in walk(self.kernel.body) if isinstance(s, Atomic)}
         # All parameters of a binding see the same type.
         self.atomic_bindings = {b.first for buffer, b in self.bounds.items() if buffer in changed}
@@ -165,7 +182,7 @@ class _Function(TextLayer):
 
     def text(self) -> str:
         self.scalars()
-        if self.inside:
+        if scratch_arrays(self.kernel):
             block = f"i32(group.x + group.y * {GRID_ROW}u)"
             self.line(f"let scratch = ({block} * {self.threads} + i32(thread)) * {scratch_words(self.kernel)};")
         for number, array in enumerate(self.kernel.arrays):
@@ -173,7 +190,7 @@ class _Function(TextLayer):
                 self.array(array, number)
         self.block(self.kernel.body)
         for bound in self.bounds.values():
-            for number in range(bound.first, bound.first + bound.count):
+            for number in range(bound.first, bound.first + bound.windows):
                 kind = "atomic<u32>" if bound.first in self.atomic_bindings else "u32"
                 name = self.binding(bound, number)
                 self.declarations.append(
@@ -217,7 +234,7 @@ class _Function(TextLayer):
         """The number of a word in its binding or array."""
         place = self.at(offset)
         if buffer in self.inside:
-            return f"scratch + {self.inside[buffer]} + {place}"
+            return f"{self.inside[buffer]}{place}"
         if buffer in self.arrays and isinstance(offset, Const) and not 0 <= offset.literal < (buffer.size or 0):
             # In a branch that is never taken; WGSL refuses what it knows to be outside.
             self.uses_nothing = True
@@ -230,7 +247,7 @@ class _Function(TextLayer):
         if buffer in self.arrays:
             return f"{self.arrays[buffer]}[{place}]"
         bound = self.bounds[buffer]
-        if bound.count > 1:
+        if bound.windows > 1:
             word = f"{self.read_function(bound)}({place})"
         else:
             name = f"{self.binding(bound, bound.first)}[{place}]"
@@ -262,7 +279,7 @@ class _Function(TextLayer):
         return f"bitcast<u32>({self.at(value)})"
 
     def written(self, bound: Bound, place: str, word: str) -> str:
-        if bound.count > 1:
+        if bound.windows > 1:
             return f"{self.write_function(bound, 'store')}({place}, {word});"
         name = f"{self.binding(bound, bound.first)}[{place}]"
         return f"atomicStore(&{name}, {word});" if bound.first in self.atomic_bindings else f"{name} = {word};"
@@ -270,7 +287,7 @@ class _Function(TextLayer):
     def atomic(self, atomic: Atomic) -> None:
         bound = self.bounds[atomic.buffer]
         place, value = self.at(atomic.offset), self.at(atomic.value)
-        if bound.count > 1:
+        if bound.windows > 1:
             self.line(f"{self.write_function(bound, atomic.op)}({place}, {value});")
         else:
             call = f"atomic{atomic.op.capitalize()}"
@@ -279,19 +296,19 @@ class _Function(TextLayer):
     def read_function(self, bound: Bound) -> str:
         is_atomic = bound.first in self.atomic_bindings
         cases = []
-        for i in range(bound.count):
+        for i in range(bound.windows):
             name = f"{self.binding(bound, bound.first + i)}[place - {i * bound.window}]"
             cases.append(f"return {f'atomicLoad(&{name})' if is_atomic else name};")
-        name = f"read_{'a' if is_atomic else 'w'}{bound.first}_{bound.count}_{bound.window}"
+        name = f"read_{'a' if is_atomic else 'w'}{bound.first}_{bound.windows}_{bound.window}"
         return self.prelude.define(name, _by_window(f"fn {name}(place: i32) -> u32 {{", bound, cases))
 
     def write_function(self, bound: Bound, op: str) -> str:
         is_atomic = bound.first in self.atomic_bindings
         cases = []
-        for i in range(bound.count):
+        for i in range(bound.windows):
             name = f"{self.binding(bound, bound.first + i)}[place - {i * bound.window}]"
             cases.append(f"atomic{op.capitalize()}(&{name}, x);" if is_atomic else f"{name} = x;")
-        name = f"{op}_{'a' if is_atomic else 'w'}{bound.first}_{bound.count}_{bound.window}"
+        name = f"{op}_{'a' if is_atomic else 'w'}{bound.first}_{bound.windows}_{bound.window}"
         return self.prelude.define(name, _by_window(f"fn {name}(place: i32, x: u32) {{", bound, cases))
 
     def barrier(self) -> None:
@@ -322,11 +339,12 @@ class _Function(TextLayer):
         self.line(f"let {self.fresh(let.result)} = {expression};")
 
     def operands(self, let: Let) -> list[str]:
-        """Operands such that no compiler that takes floats for real numbers does without the operation: not (a + b) - b,
-        not a + 0 or a * 0, not a - a."""
+        """Operands such that no compiler that takes floats for real numbers does without the operation: (a + b) - b,
+        a + 0, a * 0, a - a."""
         found = []
         for number, arg in enumerate(let.args):
-            is_merged = self.could_merge(let, arg) or (arg in let.args[:number] and _is_real(let))
+            is_same = arg in let.args[:number] and let.op in _DIFFERENCES and _is_real(let)
+            is_merged = is_same or self.could_merge(let, arg)
             found.append(self.kept(arg) if is_merged else self.at(arg))
         return found
 
@@ -419,6 +437,9 @@ class _Function(TextLayer):
         self.nested(statement.body, ())
         self.line("}")
         return True
+
+    def loop_ends(self, loop: For) -> None:
+        """Every index has a name of its own."""
 
     def loop_head(self, loop: For) -> str:
         start, stop, step = (self.at(v) for v in (loop.start, loop.stop, loop.step))

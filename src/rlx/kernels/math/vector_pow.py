@@ -18,7 +18,7 @@ from rlx.kernels.math.vector_math import (
     split_exponent,
 )
 
-# 2/3 in two parts of each type, and (2 atanh(s) - 2 s - 2/3 s**3) / s**5 in s**2, s**2 <= 0.03, to 2**-73 of the logarithm.
+# 2/3 in two parts by type, and (2 atanh(s) - 2 s - 2/3 s**3) / s**5 in s**2, s**2 <= 0.03, to 2**-73 of the logarithm.
 _TWO_THIRDS = {
     DType.F64: (2.0 / 3.0, 3.700743415417188e-17),
     DType.F32: (0.6666666865348816, -1.9868214962137642e-08),

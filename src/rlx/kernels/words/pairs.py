@@ -156,7 +156,8 @@ def to_f32(k: KernelBuilder, a: Pair, is_signed: bool) -> Value:
     size = magnitude(k, a) if is_signed else a
     has_high = k.ne(size.high, 0)
     # How far the high word is from filling its word, by halves.
-    shift, word = k.const(0, U32), size.high
+    shift: Value = k.const(0, U32)
+    word = size.high
     for step in (16, 8, 4, 2, 1):
         is_empty = k.eq(word >> (32 - step), 0)
         shift = k.select(is_empty, shift + step, shift)

@@ -164,8 +164,8 @@ class _Analysis:
                 for group in zip(statement.inits, statement.carried, statement.body.yields, statement.results):
                     self.join(group)
             case If(then=then, otherwise=otherwise, results=results):
-                for group in zip(then.yields, otherwise.yields, results):
-                    self.join(group)
+                for sides in zip(then.yields, otherwise.yields, results):
+                    self.join(sides)
 
     def join(self, group: Sequence[Value]) -> None:
         """Values that are one variable: all of them need two words, or none."""

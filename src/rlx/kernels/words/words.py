@@ -2,7 +2,7 @@
 
 What comes out has values of bool, i32, u32 and f32, and positions (i64, of which 32 bits count); buffers of words; no
 vectors. It is loop IR like what went in, so the interpreter runs both. Every buffer parameter `x` gets a scalar
-parameter `x_at`: the element of its memory at which it begins. Parameters are the buffers, then these, then the scalars.
+parameter `x_at`: the element of its memory at which it begins. Parameters are buffers, then these, then scalars.
 
     kernel @half(x: read f16, y: write f16, %n: i64)
     ->
