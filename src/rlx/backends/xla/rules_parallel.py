@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.xla.rules_control import has_checks
+from rlx.backends.op_lowering import has_checks
 from rlx.backends.xla.shardy import attribute, inner_attribute
 from rlx.backends.xla.stablehlo import CODE, Emitter, rule
 from rlx.backends.xla.text import Block, Kind, Value, int_table
