@@ -74,6 +74,8 @@ def test_types():
         "metal_unfuse_regions": False,
         "xla_devices": None,
         "xla_buckets": False,
+        "mlx_mode": None,
+        "tpu_hlo_dump": None,
         "arena_align": 64,
     }
 

@@ -165,7 +165,7 @@ ABSENT = {
         polynomial""",
     "helpers of NumPy's type system; use result_type and isdtype": """ScalarType common_type dtypes mintypecode
         sctypeDict typecodes typename True_ False_""",
-    "eigenvalues of matrices that are not symmetric": "linalg.eig linalg.eigvals roots",
+    "leading zeros of its operand decide the size of the result": "roots",
     "the order of products is chosen while the program is built": "einsum_path",
     "randomness needs explicit keys; see rlx.random": "random",
     "errors are children of rlx.errors.RlxError": "linalg.LinAlgError",

@@ -188,10 +188,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What users type. Op functions that `rlx.numpy` has under the same name are shown there."""
-    ops = importlib.import_module("rlx.ops")
-    arrays = importlib.import_module("rlx.numpy")
-    elsewhere = {*dir(arrays), *dir(arrays.linalg), *(f"{name}_" for name in dir(arrays))}
+    """What users type. Op functions that `rlx.numpy` or `rlx.linalg` has under the same name are shown there."""
+    ops, arrays, matrices = (importlib.import_module(f"rlx.{name}") for name in ("ops", "numpy", "linalg"))
+    elsewhere = {*dir(arrays), *dir(matrices), *(f"{name}_" for name in dir(arrays))}
     functions = {
         name
         for name, value in ((name, getattr(ops, name)) for name in dir(ops) if not name.startswith("_"))

@@ -6,6 +6,7 @@ import scipy.linalg
 
 import rlx
 import rlx.linalg as linalg
+import rlx.numpy as rnp
 from rlx.errors import OpError, ShapeError
 
 
@@ -295,3 +296,11 @@ def test_what_is_wrong_is_said():
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+@kinds
+def test_general_eigenvalues_by_numpys_names(is_complex):
+    a = drawn(2, 4, 4, is_complex=is_complex)
+    values, vectors = map(np.asarray, both(rnp.linalg.eig, a))
+    close(a @ vectors, vectors * values[..., None, :])
+    close(np.sort_complex(np.asarray(rnp.linalg.eigvals(a))), np.sort_complex(np.linalg.eigvals(a)))

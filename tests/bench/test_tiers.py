@@ -111,7 +111,7 @@ def test_bad_requests_are_refused_before_anything_runs():
     with pytest.raises(UnknownDevice):
         run_benchmark(matmul(1, 1, 1), "abacus")
     with pytest.raises(NotInstalled):
-        run_benchmark(matmul(1, 1, 1), "wgpu")
+        run_benchmark(matmul(1, 1, 1), "metal")
     with pytest.raises(RlxError, match="sizes from 1 on, got k=0"):
         matmul(1, 0, 1)
     with pytest.raises(RlxError, match="there is no tier 'L3'"):

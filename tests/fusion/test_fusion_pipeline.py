@@ -153,7 +153,7 @@ def test_native_branches_are_not_lowered():
 
     graph = program("branch", build)
     assert "If" in kind_counts(run_passes(graph, fusion_passes(FusionTarget.Cpu)))
-    assert "If" not in kind_counts(run_passes(graph, fusion_passes(FusionTarget.Wgpu)))
+    assert "If" not in kind_counts(run_passes(graph, fusion_passes(FusionTarget.Tpu)))
 
 
 def test_specific_patterns_come_before_regions():
