@@ -299,6 +299,21 @@ DIFFERENCES = {
         changed,
         ("mlx",),
     ),
+    "spectra that are completed": Difference(
+        "half a spectrum is completed and transformed as complex numbers, whose products with 1 + 0i mix their parts: an "
+        "infinite part makes the other NaN; the definition adds up real numbers",
+        ("Irfft",),
+        NOT_FINITE,
+        lambda found: ~np.isfinite(found.got),
+        ("xla", "mlx", "wasm", "wgpu"),
+    ),
+    "shaders": Difference(
+        "WGSL lets compilers assume that numbers are finite: lavapipe takes 0 x for 0, and a x - a y for a (x - y)",
+        ("Conv", "FftButterflyStage", "ShardMap"),
+        NOT_FINITE,
+        everything,
+        ("wgpu",),
+    ),
     "Gaussians that are not finite": Difference(
         "whether a Gaussian covers a pixel is a comparison of numbers that are NaN or overflow in f32 and not in f64; "
         "those of others at the same pixel follow",

@@ -173,7 +173,10 @@ def test_random_graphs(graph):
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(graph=graphs(steps=CONTINUOUS))
 def test_random_graphs_with_tools(backend, graph):
-    assert check_program(graph, inputs_for(graph), BINDING, backend) == []
+    try:
+        assert check_program(graph, inputs_for(graph), BINDING, backend) == []
+    except LegalizeError as refusal:
+        assert backend == "wgpu" and "WGSL has no f64" in str(refusal)
 
 
 @pytest.mark.long

@@ -34,7 +34,9 @@ REFUSED = {
     "CsrMaskedProduct",
     "CsrTriangularSolve",
     "DequantMatMul",
+    "Eig",
     "Fft",
+    "Schur",
 }
 # Factorisations and sparse products of complex matrices, which are computed in c128.
 REFUSED_IN_COMPLEX = {
@@ -46,9 +48,13 @@ REFUSED_IN_COMPLEX = {
     "CsrTransposedMatMul",
     "DenseSolve",
     "Eigh",
+    "Expm",
+    "Logm",
     "Lu",
     "Pinv",
+    "PolarFactor",
     "Qr",
+    "Sqrtm",
     "Svd",
     "TriangularSolve",
 }

@@ -114,13 +114,13 @@ class _Pass:
 
     def parts(self, value: Value, lane: int, wide: bool | None = None) -> Parts:
         """A lane of a value, in two parts if `wide`, by default as it is. A scalar has the same in every lane."""
-        has_two = self.is_wide(value)
-        wide = has_two if wide is None else wide
+        wide = self.is_wide(value) if wide is None else wide
         if isinstance(value, Const):
             return self.literal(value, wide)
         lanes = self.lanes[value]
         found = lanes[lane if len(lanes) > 1 else 0]
-        if value.dtype not in LONG or wide == has_two:
+        # Indices of loops have one part, whatever is computed from them.
+        if value.dtype not in LONG or wide == (len(found) == 2):
             return found
         return self.widened(found[0]) if wide else (self.position(found[0]),)
 

@@ -15,6 +15,7 @@ from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ops.define.operands import require_dtype, same_graph
 from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.pointwise.arithmetic import where
 from rlx.ops.pointwise.complex_numbers import Conjugate, Imag, MakeComplex, Real
 from rlx.ops.shape.creation import zeros_like
 from rlx.ops.shape.movement import concat, narrow, reverse
@@ -111,10 +112,9 @@ class Irfft(Op):
     def decompose(self, z: Any) -> Any:
         mirrored = Conjugate()(reverse(narrow(z, -1, 1, (self.points - 1) // 2), -1))
         with same_graph(z):
-            paired = (_counted_twice(self.points, self.points // 2 + 1, z.dtype.real.numpy) > 1).astype(
-                z.dtype.real.numpy
-            )
-            half = MakeComplex()(Real()(z), Imag()(z) * paired)
+            # Not by a product with 0: what does not count may be NaN.
+            counts = _counted_twice(self.points, self.points // 2 + 1, z.dtype.real.numpy) > 1
+            half = MakeComplex()(Real()(z), where(counts, Imag()(z), 0.0))
         return Real()(Fft(True, self.norm)(concat([half, mirrored], -1)))
 
     def vjp(self, ct: Any, y: Any, z: Any) -> Any:
