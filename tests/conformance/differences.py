@@ -300,8 +300,8 @@ DIFFERENCES = {
         ("mlx",),
     ),
     "spectra that are completed": Difference(
-        "half a spectrum is completed and transformed as complex numbers, whose products with 1 + 0i mix their parts: an "
-        "infinite part makes the other NaN; the definition adds up real numbers",
+        "half a spectrum is completed and transformed as complex numbers, whose products with 1 + 0i mix their parts: "
+        "an infinite part makes the other NaN; the definition adds up real numbers",
         ("Irfft",),
         NOT_FINITE,
         lambda found: ~np.isfinite(found.got),
