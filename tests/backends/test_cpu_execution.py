@@ -313,7 +313,7 @@ def test_a_known_shape_costs_no_planning(monkeypatch):
     prepared = run.prepare(WEIGHTS)
     first = run.run({"x": x}, prepared)
     monkeypatch.setattr(runner, "Plan", lambda *_: pytest.fail("planned again"))
-    monkeypatch.setattr(runner, "infer_binding", lambda *_: pytest.fail("bound again"))
+    monkeypatch.setattr(runner, "bound_sizes", lambda *_: pytest.fail("bound again"))
     for a, b in zip(first, run.run({"x": x}, prepared), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -16,7 +16,7 @@ from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.backend import REPLACED, CudaBackend
 from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.executable import CudaExecutable
-from rlx.backends.cuda.params import CudaParams
+from rlx.backends.program.device_programs import DeviceParams
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import BackendError, BindingError
 from rlx.ir.dtype import DType
@@ -66,7 +66,7 @@ def test_weights_are_copied_once(fake):
     graph.set_outputs([x @ w])
     executable = CudaBackend().compile(graph)
     params = executable.prepare({"w": normal(6, 3)})
-    assert isinstance(params, CudaParams) and params.byte_size == 6 * 3 * 4
+    assert isinstance(params, DeviceParams) and params.byte_size == 6 * 3 * 4
     executable.run({"x": normal(2, 6)}, params)
     fake.log.clear()
     executable.run({"x": normal(2, 6)}, params)

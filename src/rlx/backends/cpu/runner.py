@@ -10,7 +10,7 @@ import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from rlx.backends.donation import Held, HeldInput
 from rlx.backends.kernel_times import times
 from rlx.backends.memory import address_of, aligned_empty, fit, result_empty
 from rlx.backends.program.arena import Arena, Arenas
+from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import ARENA, HostStep, Leaf, LoopStep, Program
-from rlx.errors import BindingError, OutOfMemory
-from rlx.ir.binding import infer_binding
+from rlx.errors import OutOfMemory
 from rlx.ir.kernel_kind import CALL
 
 # Bindings whose tables are kept; one costs a few hundred bytes for each kernel.
@@ -38,8 +38,6 @@ KEPT_PLANS = 64
 
 # One thread, as native code takes it.
 _ALONE = ctypes.c_int64(1)
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Runner:
@@ -204,10 +202,7 @@ class Runner:
         array = inputs.get(leaf.name)
         if isinstance(array, np.ndarray) and array.dtype == leaf.dtype:
             return fit(array, leaf.align)
-        if array is None:
-            raise BindingError(f"@{self.program.name}: no value for input {leaf.name!r} ({leaf.shape})")
-        got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise BindingError(f"@{self.program.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
+        raise wrong_input(self.program, leaf, array)
 
     def _make_exclusive(self, arrays: list[Array], addresses: list[int]) -> None:
         """Copy inputs that the run writes into and must not: read-only arrays, and memory that two inputs share."""
@@ -305,12 +300,6 @@ class _Binder:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._leaves = [*program.inputs, *(p for p in program.params if not p.shape.is_static)]
 
     def __call__(self, inputs: Shapes, params: Shapes) -> Contexts:
-        leaves = zip(self._leaves, (*inputs, *params), strict=True)
-        binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
-        for constraint in self._program.constraints:
-            if constraint.symbols <= binding.keys():
-                constraint.check(binding)
-        return Contexts(Plan(self._program, binding))
+        return Contexts(Plan(self._program, bound_sizes(self._program, inputs, params)))

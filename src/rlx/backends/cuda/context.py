@@ -22,8 +22,8 @@ from rlx.backends.cpu.table_walk import Words, decide
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function
-from rlx.backends.cuda.params import CudaParams
 from rlx.backends.cuda.streams import Event, GraphExec, Stream
+from rlx.backends.program.device_programs import DeviceParams
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
 from rlx.errors import InternalError
 
@@ -83,7 +83,7 @@ class Context:
         for number, address in constants.items():
             self.words[number] = address
         # Those whose addresses are in place; an idle context must not keep the weights of a model.
-        self._params: weakref.ref[CudaParams] | None = None
+        self._params: weakref.ref[DeviceParams[Any]] | None = None
         self._slots: Words = np.concatenate([plan.slots, np.zeros(1, np.int64)])
         self._slots_at = self._slots.ctypes.data
         self._pointers: Words = self._slots_at + 8 * np.arange(len(self._slots), dtype=np.int64)
@@ -105,7 +105,7 @@ class Context:
             self._arena = self.stream.gpu.pool.allocate(self.plan.arena_bytes, self.stream, what)
             self.words[ARENA] = self._arena.address
 
-    def place_params(self, params: CudaParams) -> None:
+    def place_params(self, params: DeviceParams[Any]) -> None:
         """Params stay where they are until others come."""
         if self._params is None or self._params() is not params:
             program = self.plan.program

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
 
@@ -18,18 +17,14 @@ from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.context import COPY, Context, Contexts, codes_of
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.memory import Array, DeviceBuffer
-from rlx.backends.cuda.params import CudaParams
 from rlx.backends.kernel_times import times
+from rlx.backends.program.device_programs import DeviceParams
+from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
 from rlx.backends.program.program import ARENA, Leaf, Program
-from rlx.errors import BindingError
-from rlx.ir.binding import infer_binding
-from rlx.ir.dims import Dim, DimConstraint
 from rlx.ir.graph import NodeId
 
 # Combinations of shapes whose launches are kept.
 KEPT_PLANS = 64
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Runner:
@@ -40,10 +35,9 @@ class Runner:
         self._codes = codes_of(program)
         self._is_native = program.is_native
         self._constants: dict[int, DeviceArray] = {}
-        self._symbolic = [p for p in program.params if not p.shape.is_static]
         self._contexts = lru_cache(KEPT_PLANS)(self._bound)
 
-    def run(self, inputs: Mapping[str, Array | DeviceArray], params: CudaParams) -> list[DeviceArray]:
+    def run(self, inputs: Mapping[str, Array | DeviceArray], params: DeviceParams[DeviceArray]) -> list[DeviceArray]:
         """The outputs, in the memory of the GPU; they may still be being computed. An input that the program stores
         over is stored over if it lies on the GPU."""
         self.gpu.use()
@@ -63,10 +57,7 @@ class Runner:
             return given
         if isinstance(given, np.ndarray) and given.dtype == leaf.dtype:
             return DeviceArray.of(given, self.stream, f"the input {leaf.name!r}")
-        if given is None:
-            raise BindingError(f"@{self.program.name}: no value for input {leaf.name!r} ({leaf.shape})")
-        got = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray | DeviceArray) else type(given)
-        raise BindingError(f"@{self.program.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
+        raise wrong_input(self.program, leaf, given)
 
     def _make_exclusive(self, arrays: list[DeviceArray]) -> None:
         """Copy inputs that the run writes into where another input lies in the same memory."""
@@ -77,11 +68,7 @@ class Runner:
 
     def _bound(self, inputs: Shapes, params: Shapes) -> Contexts:
         """The contexts for the shapes of inputs and of those params that have symbolic sizes."""
-        leaves = zip([*self.program.inputs, *self._symbolic], (*inputs, *params), strict=True)
-        binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
-        for constraint in self.program.constraints:
-            if _symbols(constraint) <= binding.keys():
-                constraint.check(binding)
+        binding = bound_sizes(self.program, inputs, params)
         return Contexts(Plan(self.program, binding, lambda: COPY), self._context)
 
     def _context(self, plan: Plan) -> Context:
@@ -92,7 +79,7 @@ class Runner:
         return Context(plan, self._codes, addresses, self.stream)
 
     def _execute(
-        self, plan: Plan, context: Context, inputs: list[DeviceArray], params: CudaParams
+        self, plan: Plan, context: Context, inputs: list[DeviceArray], params: DeviceParams[DeviceArray]
     ) -> list[DeviceArray]:
         program, words = self.program, context.words
         context.take_arena()
@@ -157,7 +144,3 @@ class _HostCalls(HostCalls):
         array = DeviceArray.empty(located.dims, located.dtype, self._runner.stream, "an output")
         self._runner._copy_bytes(self._address(node), array.address, array.nbytes)
         return array
-
-
-def _symbols(constraint: DimConstraint) -> set[str]:
-    return {s for d in (constraint.left, constraint.right) if isinstance(d, Dim) for s in d.symbols}

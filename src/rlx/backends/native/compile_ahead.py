@@ -77,6 +77,7 @@ class CompileAhead:
             try:
                 job.code = job.context.run(self._compile, job.kernel)
             except Exception:
+                # Whoever needs the kernel compiles it again, and sees the error where it belongs.
                 job.code = None
             finally:
                 job.is_done.set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -16,20 +16,17 @@ from rlx.backends.cpu.host_calls import HostCalls
 from rlx.backends.cpu.plan import HostCall, Located, Plan
 from rlx.backends.kernel_times import times
 from rlx.backends.memory import Array
+from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.backends.wasm.code import codes_of, constants_inside, export_names, link_codes
 from rlx.backends.wasm.context import COPY, Context
 from rlx.backends.wasm.sandbox import Sandbox, aligned, require_room
-from rlx.errors import BindingError
-from rlx.ir.binding import infer_binding
 from rlx.ir.graph import NodeId
 from rlx.locks import fork_safe_lock
 
 # Combinations of shapes whose plans are kept.
 KEPT_PLANS = 64
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Runner:
@@ -41,7 +38,6 @@ class Runner:
         self._names, self._linked = export_names(codes), link_codes(codes)
         self._sandbox: Sandbox | None = None
         self._plans = lru_cache(KEPT_PLANS)(self._plan)
-        self._symbolic = [p for p in program.params if not p.shape.is_static]
         self._serial = -1  # of the params that are in memory
         self._params: list[int] = []
         self._constants: dict[int, int] = {}
@@ -58,18 +54,10 @@ class Runner:
         given = inputs.get(leaf.name)
         if isinstance(given, np.ndarray) and given.dtype == leaf.dtype:
             return given
-        if given is None:
-            raise BindingError(f"@{self.program.name}: no value for input {leaf.name!r} ({leaf.shape})")
-        got = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
-        raise BindingError(f"@{self.program.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
+        raise wrong_input(self.program, leaf, given)
 
     def _plan(self, inputs: Shapes, params: Shapes) -> Plan:
-        leaves = zip([*self.program.inputs, *self._symbolic], (*inputs, *params), strict=True)
-        binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
-        for constraint in self.program.constraints:
-            if constraint.symbols <= binding.keys():
-                constraint.check(binding)
-        return Plan(self.program, binding, lambda: COPY)
+        return Plan(self.program, bound_sizes(self.program, inputs, params), lambda: COPY)
 
     def _execute(self, plan: Plan, arrays: list[Array], params: CpuParams) -> list[Array]:
         program = self.program

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
 
@@ -17,23 +16,21 @@ from rlx.backends.cpu.plan import HostCall, Located, Plan
 from rlx.backends.cpu.table_layout import Command
 from rlx.backends.cpu.table_walk import Call, Times, Words, walk
 from rlx.backends.kernel_times import times
+from rlx.backends.program.device_programs import DeviceParams
+from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
 from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.backends.wgpu.arrays import DeviceArray
 from rlx.backends.wgpu.code import codes_of, loader
 from rlx.backends.wgpu.device import Gpu
 from rlx.backends.wgpu.memory import Array, DeviceBuffer
-from rlx.backends.wgpu.params import WgpuParams
 from rlx.backends.wgpu.recorder import Recorder
-from rlx.errors import BindingError, InternalError
-from rlx.ir.binding import infer_binding
+from rlx.errors import InternalError
 from rlx.ir.graph import NodeId
 
 # Combinations of shapes whose plans are kept.
 KEPT_PLANS = 64
 # The entry that stands for a copy of bytes, which needs no kernel where all of them are words.
 COPY = -1
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Runner:
@@ -43,10 +40,9 @@ class Runner:
         self.program, self.gpu = program, gpu
         self.codes = codes_of(program)
         self._constants: dict[int, DeviceArray] = {}
-        self._symbolic = [p for p in program.params if not p.shape.is_static]
         self._plans = lru_cache(KEPT_PLANS)(self._plan)
 
-    def run(self, inputs: Mapping[str, Array | DeviceArray], params: WgpuParams) -> list[DeviceArray]:
+    def run(self, inputs: Mapping[str, Array | DeviceArray], params: DeviceParams[DeviceArray]) -> list[DeviceArray]:
         arrays = [self._input(leaf, inputs) for leaf in self.program.inputs]
         plan = self._plans(tuple(a.shape for a in arrays), params.symbolic_shapes)
         with self.gpu.lock:
@@ -59,10 +55,7 @@ class Runner:
             return given
         if isinstance(given, np.ndarray) and given.dtype == leaf.dtype:
             return DeviceArray.of(self.gpu, given, f"the input {leaf.name!r}")
-        if given is None:
-            raise BindingError(f"@{self.program.name}: no value for input {leaf.name!r} ({leaf.shape})")
-        got = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray | DeviceArray) else type(given)
-        raise BindingError(f"@{self.program.name}: input {leaf.name!r} is declared {leaf.shape}, got {got}")
+        raise wrong_input(self.program, leaf, given)
 
     def _make_exclusive(self, arrays: list[DeviceArray]) -> None:
         """Copy inputs that the run writes into where another input lies in the same memory."""
@@ -72,12 +65,7 @@ class Runner:
                 arrays[number] = arrays[number].space.copy(arrays[number])
 
     def _plan(self, inputs: Shapes, params: Shapes) -> Plan:
-        leaves = zip([*self.program.inputs, *self._symbolic], (*inputs, *params), strict=True)
-        binding = infer_binding((leaf.name, leaf.shape, dims) for leaf, dims in leaves)
-        for constraint in self.program.constraints:
-            if constraint.symbols <= binding.keys():
-                constraint.check(binding)
-        return Plan(self.program, binding, lambda: COPY)
+        return Plan(self.program, bound_sizes(self.program, inputs, params), lambda: COPY)
 
     def constant(self, array: Array) -> int:
         """The address of a constant, which stays on the GPU."""
@@ -89,7 +77,9 @@ class Runner:
 class _Run:
     """One run: the addresses of its values, and its memory until all is on its way to the GPU."""
 
-    def __init__(self, runner: Runner, plan: Plan, inputs: list[DeviceArray], params: WgpuParams) -> None:
+    def __init__(
+        self, runner: Runner, plan: Plan, inputs: list[DeviceArray], params: DeviceParams[DeviceArray]
+    ) -> None:
         self.runner, self.plan, self.gpu, self.program = runner, plan, runner.gpu, runner.program
         self.recorder = recorder_of(self.gpu)
         stored = [DeviceArray.empty(self.gpu, dims, dtype, "an output") for dims, dtype in plan.stored]

@@ -6,6 +6,7 @@ Factors are unique up to signs, so what engines are compared by are sizes: of di
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +34,14 @@ def _sizes_of(program: str, result: Any) -> Array:
     return np.abs(np.diagonal(values, axis1=-2, axis2=-1) if program in ("qr", "lu", "cholesky") else values)
 
 
-class _Matrices:
+class _Matrices(ABC):
     """An engine by what it calls for each program."""
 
     version: str
 
+    @abstractmethod
     def functions(self) -> dict[str, Callable[..., Any]]:
-        raise NotImplementedError
+        """Program -> what the engine has for it."""
 
     def prepare(self, program: str, sizes: Sizes) -> Callable[[], Any]:
         a, b = operands_of(program, sizes)
