@@ -145,6 +145,18 @@ def test_lower_compile_with_symbolic_sizes():
         compiled({"v": np.ones((2, 3), "f4")}, np.ones(3, "f4"))
 
 
+def test_a_compiled_function_tells_what_it_became():
+    compiled = (
+        rlx.jit(lambda p, x: rlx.nn.relu(x @ p["w"])).lower({"w": np.ones((8, 4), "f4")}, Spec(("B", 8))).compile()
+    )
+    assert "matmul + relu" in compiled.report.replace(" + transpose", "")
+    assert compiled.compiled_graph.input_types.keys() == {"p.w", "x"}
+    times = compiled.profile({"w": np.ones((8, 4), "f4")}, np.ones((3, 8), "f4"), runs=1)
+    assert [kernel.kind for kernel in times.kernels][-1] == "matmul"
+    with pytest.raises(BindingError, match=r"'x' is f32\[B,8\], got f64\[3,8\]"):
+        compiled.profile({"w": np.ones((8, 4), "f4")}, np.ones((3, 8)))
+
+
 def test_argument_errors_name_the_argument():
     f = jit(lambda p, x: x)
     with pytest.raises(TraceError, match=r"jit\(lambda\): 'p.mode' is a str \('fast'\).*static_argnames"):

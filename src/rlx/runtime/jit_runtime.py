@@ -19,7 +19,7 @@ from rlx.runtime.compiled_graph import CompiledGraph
 from rlx.runtime.device import default_device
 from rlx.runtime.device_arrays import DeviceArray, common_device, results_of, values_for
 from rlx.runtime.donation import Back, Lending, Shapes
-from rlx.trace.jit import Run, add_host_array, set_compiler, set_device_finder, set_saver
+from rlx.trace.jit import Run, add_host_array, set_compiled_graph, set_compiler, set_device_finder
 
 
 def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -> Run:
@@ -93,13 +93,13 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
     return run
 
 
-def save_function(graph: Graph, device: str | None, path: Any) -> None:
-    """Write a traced function as a file; see `CompiledGraph.save`."""
+def graph_of_function(graph: Graph, device: str | None) -> CompiledGraph:
+    """A traced function as `Session.compile` would give it; the program is the one that runs."""
     where = default_device() if device is None else device
-    CompiledGraph(graph, compiled_program(graph, where, CompileOptions(verify=False)), where).save(path)
+    return CompiledGraph(graph, compiled_program(graph, where, CompileOptions(verify=False)), where)
 
 
 set_compiler(compile_function)
 add_host_array(Array)
-set_saver(save_function)
+set_compiled_graph(graph_of_function)
 set_device_finder(common_device)

@@ -69,17 +69,17 @@ def device_of_arguments(leaves: Sequence[Any], what: str, wanted: str | None = N
     return wanted if wanted is not None else _device_of_arguments(leaves, what)
 
 
-def _no_saver(graph: Graph, device: str | None, path: Any) -> None:
-    raise BindingError("save: programs are saved by a runtime, and none is loaded; import rlx.runtime")
+def _no_compiled_graph(graph: Graph, device: str | None) -> Any:
+    raise BindingError("reports and files are made by a runtime, and none is loaded; import rlx.runtime")
 
 
-_saver: Callable[[Graph, str | None, Any], None] = _no_saver
+_compiled_graph: Callable[[Graph, str | None], Any] = _no_compiled_graph
 
 
-def set_saver(save: Callable[[Graph, str | None, Any], None]) -> None:
-    """Let `save` write compiled functions to files; called by the runtime when it is imported."""
-    global _saver
-    _saver = save
+def set_compiled_graph(make: Callable[[Graph, str | None], Any]) -> None:
+    """Let `make` give the `CompiledGraph` of a traced function; called by the runtime when it is imported."""
+    global _compiled_graph
+    _compiled_graph = make
 
 
 def set_device_finder(find: Callable[[Sequence[Any], str], str | None]) -> None:
@@ -142,24 +142,40 @@ class Compiled:
         self._run = compile_graph(traced.graph, lowered.device, lowered.donated)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self._leaves(args, kwargs))
+
+    @property
+    def compiled_graph(self) -> Any:
+        """The same program as `Session.compile` gives it: inputs are named as the arguments are."""
+        return _compiled_graph(self._graph, self._device)
+
+    @property
+    def report(self) -> Any:
+        """What became which kernel and where each runs; prints as text, `report.html(path)` is a page."""
+        return self.compiled_graph.report
+
+    def profile(self, *args: Any, runs: int = 5, **kwargs: Any) -> Any:
+        """The times of the kernels for such arguments; see `CompiledGraph.profile`."""
+        leaves = zip(self._inputs, self._leaves(args, kwargs), self.dtypes)
+        return self.compiled_graph.profile({str(node.name): concrete(x, dtype) for node, x, dtype in leaves}, runs)
+
+    def save(self, path: Any) -> None:
+        """Write the program as a file that `rlx.load_compiled` reads; its inputs are named as the arguments are."""
+        self.compiled_graph.save(path)
+
+    def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The arguments one by one, if the program was compiled for such."""
         call = self._signature.flatten(args, kwargs)
         difference = tree_difference(self._in_tree, call.structure)
         if difference is not None:
             raise BindingError(f"{self._signature.name}: it was compiled for other arguments; {difference}")
-        self._check(call)
-        return self.run(call.leaves)
-
-    def save(self, path: Any) -> None:
-        """Write the program as a file that `rlx.load_compiled` reads; its inputs are named as the arguments are."""
-        _saver(self._graph, self._device, path)
-
-    def _check(self, call: FlatCall) -> None:
         specs = _specs(self._signature, call)
         for node, spec in zip(self._inputs, specs):
             fits = spec.weak and category(spec.dtype) <= category(node.shape.dtype)
             if spec.dtype is not node.shape.dtype and not fits:
                 raise BindingError(f"{self._signature.name}: {node.name!r} is {node.shape}, got {spec.type}")
         infer_binding((str(n.name), n.shape, s.type.static_dims) for n, s in zip(self._inputs, specs))
+        return call.leaves
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """The results for arguments that are known to fit."""
