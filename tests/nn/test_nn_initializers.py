@@ -69,3 +69,16 @@ def test_refusals():
         initializers.he_normal()(KEY, (3,))
     with pytest.raises(OpError, match="mode must be fan_in"):
         initializers.variance_scaling(1.0, "fan", "normal")
+
+
+def test_large_weights_are_drawn_by_a_compiled_program():
+    shape = (512, 300)
+    assert math.prod(shape) >= initializers._LARGE
+    compiled = initializers._compiled_truncated()
+    before = compiled.cache_info().misses
+    drawn = initializers.truncated_normal(0.5, 1.0)(KEY, shape)
+    wanted = np.asarray(random.truncated_normal(KEY, -2.0, 2.0, shape)) * np.float32(0.5) + 1
+    np.testing.assert_allclose(drawn, wanted, atol=1e-6)
+    # Another deviation is another argument, not another program.
+    initializers.truncated_normal(0.25, 1.0)(KEY, shape)
+    assert compiled.cache_info().misses == before + 1

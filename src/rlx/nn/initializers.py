@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from rlx import ops
@@ -77,9 +78,25 @@ def truncated_normal(stddev: float = 0.01, mean: float = 0.0, lower: float = -2.
     """Normal values within `lower` and `upper` standard deviations."""
 
     def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
-        return randomness.truncated_normal(key, lower, upper, shape, dtype) * stddev + mean
+        draw = _compiled_truncated() if math.prod(shape) >= _LARGE else _truncated
+        return draw(key, stddev, mean, lower, upper, tuple(shape), dtype)
 
     return make
+
+
+# Weights of so many values are drawn by a compiled program: outside of one, NumPy calls Python's erf for each value.
+_LARGE = 1 << 17
+
+
+def _truncated(key: Any, stddev: Any, mean: Any, lower: float, upper: float, shape: Any, dtype: DTypeLike) -> Any:
+    return randomness.truncated_normal(key, lower, upper, shape, dtype) * stddev + mean
+
+
+@cache
+def _compiled_truncated() -> Callable[..., Any]:
+    from rlx.trace.jit import jit
+
+    return jit(_truncated, static_argnums=(3, 4, 5, 6))
 
 
 # The standard deviation of a standard normal variable between -2 and 2.
