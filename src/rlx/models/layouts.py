@@ -12,6 +12,7 @@ blocks. What does not divide stays whole: the numbers are the same in any case.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +30,10 @@ _FFN_ROWS, _FFN_COLUMNS = frozenset({"gate", "up"}), frozenset({"down"})
 _WORDS = frozenset({"embed", "head"})
 # Stacks of matrices [expert, out, in]: the axis that tensor parallelism divides.
 _EXPERTS = {"experts_gate": 1, "experts_up": 1, "experts_down": 2}
+
+# A is [rank, in], B is [out, rank]; a number follows the names of a second adapter.
+_ADAPTER = re.compile(r"(.+)\.(lora_A|lora_B)(?:\.\d+)?")
+_ADAPTER_AXES = {"lora_A": 1, "lora_B": 0}
 
 
 class ValuePlaces(NamedTuple):
@@ -85,14 +90,21 @@ def cache_sharding(layout: Layout, config: DecoderConfig) -> NamedSharding:
 def weight_shardings(
     layout: Layout, config: DecoderConfig | EncoderConfig, file: WeightFile, weights: Mapping[str, Weight]
 ) -> dict[str, NamedSharding]:
-    """The sharding of each weight that a program needs; adapters and what has no role are on every device."""
+    """The sharding of each weight that a program needs. Of adapters the side that lies beside a divided axis of their
+    matrix is divided like it, over tensor alone; what has no role is on every device."""
     layout.checked()
     roles = file.roles(config.layers)
     found = {}
     for name, weight in weights.items():
         entries: list[Entry] = [None] * len(weight.packed_dims)
+        adapted = _ADAPTER.fullmatch(name)
         if name in roles:
             _divide(entries, layout, config, *roles[name], weight)
+        elif adapted and f"{adapted[1]}.weight" in roles and layout.tensor is not None:
+            role, axis = roles[f"{adapted[1]}.weight"][0], _ADAPTER_AXES[adapted[2]]
+            fits = weight.dims[axis] % layout.mesh.shape[layout.tensor] == 0
+            if fits and _tensor_axis(layout, config, role, "weight") == axis:
+                entries[axis] = layout.tensor
         found[name] = layout.sharding(*entries)
     return found
 
