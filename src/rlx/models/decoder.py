@@ -122,7 +122,7 @@ class _Decoder:
             states = self._norm(wanted, "final_norm", None)
             result = states if gives_states else self._logits(states)
             if self.value_places is not None:
-                result = self.value_places.of_result(result)
+                result = self.value_places.of_result(result if gives_states else self.value_places.of_logits(result))
         head = f"{self.layers.file.name('head')}."
         self.layers.file.refuse_unused(lambda n: self._is_no_weight(n) or (gives_states and n.startswith(head)))
         self.graph.set_outputs([result, *self.caches.values()])

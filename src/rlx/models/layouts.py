@@ -37,11 +37,12 @@ _ADAPTER_AXES = {"lora_A": 1, "lora_B": 0}
 
 
 class ValuePlaces(NamedTuple):
-    """Where the values between layers lie: hidden states [B, S, D], those of the rows asked for [B, R, D], and what the
-    program gives [B, R, ..]."""
+    """Where the values between layers lie: hidden states [B, S, D], those of the rows asked for [B, R, D], logits
+    [B, R, V] as they are made, and what the program gives [B, R, ..]."""
 
     hidden: NamedSharding
     rows: NamedSharding
+    logits: NamedSharding
     result: NamedSharding
 
     def of_hidden(self, x: Any) -> Any:
@@ -49,6 +50,9 @@ class ValuePlaces(NamedTuple):
 
     def of_rows(self, x: Any) -> Any:
         return ShardingConstraint(self.rows)(x)
+
+    def of_logits(self, x: Any) -> Any:
+        return ShardingConstraint(self.logits)(x)
 
     def of_result(self, x: Any) -> Any:
         return ShardingConstraint(self.result)(x)
@@ -59,16 +63,16 @@ def training_places(layout: Layout, all_rows: bool = True) -> ValuePlaces:
     numbers of them need not divide. How logits lie along words is left to the compiler."""
     batch = layout.batch_axes or None
     rows = layout.sequence if all_rows else None
-    return ValuePlaces(
-        layout.sharding(batch, layout.sequence),
-        layout.sharding(batch, rows),
-        layout.sharding(batch, rows, UNCONSTRAINED),
-    )
+    logits = layout.sharding(batch, rows, UNCONSTRAINED)
+    return ValuePlaces(layout.sharding(batch, layout.sequence), layout.sharding(batch, rows), logits, logits)
 
 
-def whole_places(layout: Layout) -> ValuePlaces:
-    """Hidden states and results are on every device, so that every process can read the results."""
-    return ValuePlaces(layout.sharding(), layout.sharding(), layout.sharding())
+def whole_places(layout: Layout, config: DecoderConfig | EncoderConfig) -> ValuePlaces:
+    """Hidden states and results are on every device, so that every process can read the results. Logits are made where
+    the words of the head lie: otherwise the head would move, and not they."""
+    whole = layout.sharding()
+    words = layout.tensor is not None and config.vocab % layout.mesh.shape[layout.tensor] == 0
+    return ValuePlaces(whole, whole, layout.sharding(None, None, layout.tensor) if words else whole, whole)
 
 
 def divides_attention(layout: Layout, config: DecoderConfig | EncoderConfig) -> bool:
