@@ -17,7 +17,7 @@ from rlx.models.layouts import cache_sharding, weight_shardings
 from rlx.models.weights import WeightFile, plain_weight
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from models.tiny_models import BERT, LLAMA, bert_arrays, encoder_weights, gguf_file, llama_arrays  # noqa: E402
+from models.tiny_models import BERT, LLAMA, bert_arrays, encoder_weights, gguf_file, llama_arrays
 
 TESTS = Path(__file__).parents[1]
 FIELDS = {
@@ -180,5 +180,3 @@ print("same", len(shards))
         )
         told = launched(["-n", "2", "--devices", "1"], str(script))
         assert told.count("same 1") == 2, told
-
-

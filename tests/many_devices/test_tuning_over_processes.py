@@ -1,4 +1,4 @@
-"""`rlx launch ... rlx finetune --mesh`: adapters trained by several processes, with the losses and the result of one."""
+"""`rlx launch ... rlx finetune --mesh`: adapters trained by several processes, with the losses of one."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from rlx.formats.safetensors import open_safetensors
 
 pytest.importorskip("tokenizers")
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from models.random_directories import random_directory  # noqa: E402
+from models.random_directories import random_directory
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 12
 

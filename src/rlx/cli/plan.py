@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "plan", __doc__)
-    parser.add_argument("model", metavar="MODEL", help="a published shape, a GGUF file, a Hugging Face directory, a name")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a published shape, a GGUF file, a Hugging Face directory, a name"
+    )
     parser.add_argument("--mesh", required=True, metavar="MESH", help="a number of devices, or axes such as data=8")
     parser.add_argument("--chip", required=True, metavar="NAME", help="v4, v5e, v5p, v6e, a100, h100, h200, mi300x")
     parser.add_argument("--batch", type=positive, metavar="B", help="texts of a step (default: one for each device)")

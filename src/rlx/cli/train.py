@@ -79,4 +79,3 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.out}: loss {last['loss']:.4f}, on text it has not seen {last.get('eval_loss', math.nan):.4f}")
         print(text)
     return 0
-

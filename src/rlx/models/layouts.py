@@ -4,9 +4,9 @@ applied to weights by their role and to the values between layers.
     layout = rlx.distributed.layout_of(rlx.Mesh.of("fsdp=2,tensor=4"))
     weight_shardings(layout, config, file, built.weights)     # {"blk.0.attn_q.weight": NamedSharding(...), ...}
 
-Matrices are [out, in]. Tensor parallelism divides `q k v gate up` by rows and `o down` by columns, so that one sum joins
-each pair, and words of embedding and head; attention only where it divides into whole heads of keys. Fused `qkv` and
-`gate_up` stay whole, since their parts would not lie beside what they are used with. Packed weights are cut between
+Matrices are [out, in]. Tensor parallelism divides `q k v gate up` by rows and `o down` by columns, so that one sum
+joins each pair, and words of embedding and head; attention only where it divides into whole heads of keys. Fused `qkv`
+and `gate_up` stay whole, since their parts would not lie beside what they are used with. Packed weights are cut between
 blocks. What does not divide stays whole: the numbers are the same in any case.
 """
 
@@ -23,7 +23,15 @@ from rlx.ops.parallel.sharding_constraint import ShardingConstraint
 from rlx.sharding import UNCONSTRAINED, NamedSharding
 from rlx.sharding.partition_spec import Entry
 
-__all__ = ["ValuePlaces", "cache_sharding", "divides_attention", "divides_ffn", "training_places", "weight_shardings", "whole_places"]
+__all__ = [
+    "ValuePlaces",
+    "cache_sharding",
+    "divides_attention",
+    "divides_ffn",
+    "training_places",
+    "weight_shardings",
+    "whole_places",
+]
 
 _ATTENTION_ROWS, _ATTENTION_COLUMNS = frozenset("qkv"), frozenset("o")
 _FFN_ROWS, _FFN_COLUMNS = frozenset({"gate", "up"}), frozenset({"down"})

@@ -4,10 +4,11 @@
 
 Sources, by name: Google Cloud TPU documentation, pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" (memory, bandwidth,
 peak of bf16, interconnect per chip, chips of a pod); NVIDIA data sheets "A100 Tensor Core GPU", "H100 Tensor Core GPU",
-"H200 Tensor Core GPU" (SXM, dense), and the user guides "DGX A100" and "DGX H100" (GPUs joined by NVSwitch, network
-adapters per GPU); AMD data sheet "Instinct MI300X". Peaks are those of f32 products as XLA forms them by default: with
-one pass of bf16 on TPUs, as TF32 (dense, half of what is stated with sparsity) on GPUs. Makers state links in both directions together; here they are what
-one device sends: in a collective along one axis of a mesh, which on a torus goes both ways round one ring.
+"H200 Tensor Core GPU" (SXM), and the user guides "DGX A100" and "DGX H100" (GPUs joined by NVSwitch, network adapters
+per GPU); AMD data sheet "Instinct MI300X" (its network is taken to be that of a DGX). Peaks are those of f32 products
+as XLA forms them by default: with one pass of bf16 on TPUs, as TF32 on GPUs (dense, half of what is stated with
+sparsity). Makers state links in both directions together; here they are what one device sends: in a collective along
+one axis of a mesh, which on a torus goes both ways round one ring.
 
 Three figures are estimates, not published: `share_of_peak`, which products of usual sizes reach, `hop_seconds`, the
 delay of one step of a ring, and the share of a host's network that each TPU has.

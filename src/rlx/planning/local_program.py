@@ -37,7 +37,8 @@ from rlx.planning.shapes import ModelShape, ShapeFile
 from rlx.trace.abstract import eval_shape
 from rlx.trace.tracing import Spec
 
-__all__ = ["LocalCost", "Work", "local_cost", "local_config"]
+__all__ = ["LocalCost", "Work", "local_config", "local_cost"]
+
 
 class Work(NamedTuple):
     """A training step in f32: texts of all devices together, tokens of each, and the rank of the adapter that is

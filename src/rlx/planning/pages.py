@@ -1,8 +1,8 @@
 """Plans as text, as a picture of the mesh, and as a page.
 
-    plan_text(plan, 12)                  # a table for terminals
-    mesh_svg(plan, plan.picked)          # devices with what each holds, and what moves along which axis
-    write_page(plan, "plan.html")        # both, with bars of memory and time; one file, nothing from elsewhere
+plan_text(plan, 12)                  # a table for terminals
+mesh_svg(plan, plan.picked)          # devices with what each holds, and what moves along which axis
+write_page(plan, "plan.html")        # both, with bars of memory and time; one file, nothing from elsewhere
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ body{margin:0 auto;padding:28px 32px 64px;max-width:1120px;background:var(--pape
 font:14px/1.5 ui-sans-serif,system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:24px;margin:0 0 2px} h2{font-size:17px;margin:32px 0 10px} p{color:var(--faint);max-width:100ch}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th{text-align:left;font-size:12.5px;color:var(--faint)} th,td{padding:5px 12px 5px 4px;border-bottom:1px solid var(--line)}
+th{text-align:left;font-size:12.5px;color:var(--faint)}
+th,td{padding:5px 12px 5px 4px;border-bottom:1px solid var(--line)}
 td.n,th.n{text-align:right;white-space:nowrap} tr.no td{color:var(--faint)} tr.best td{font-weight:600}
 .frame{overflow:auto;border:1px solid var(--line);border-radius:10px;padding:8px}
 .bar{display:flex;height:10px;width:190px;background:var(--card)} .bar i{display:block;height:10px}
@@ -163,7 +164,9 @@ def mesh_svg(plan: Plan, each: LayoutPlan) -> str:
     width = max(left * 2 + wide * (_BOX + _GAP), 520)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{bottom + 8}"'
     label = escape(f"the mesh {layout.mesh}")
-    return f'{head} role="img" aria-label="{label}"><style>{_PICTURE_STYLE}</style>\n' + "\n".join(content) + "\n</svg>\n"
+    return (
+        f'{head} role="img" aria-label="{label}"><style>{_PICTURE_STYLE}</style>\n' + "\n".join(content) + "\n</svg>\n"
+    )
 
 
 def _caption(layout: Layout, columns: int, rows: int) -> str:
