@@ -24,7 +24,7 @@ ORDER = [
     "runtime",
     "compat",
 ]
-ORDER += ["models", "finetune", "splat", "bench", "cli"]
+ORDER += ["models", "finetune", "planning", "splat", "bench", "cli"]
 BASE = {"errors", "env", "knobs", "locks", "perfetto", "stamps", "cache_directory"}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}

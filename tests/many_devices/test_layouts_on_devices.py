@@ -11,12 +11,13 @@ HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom gp
 full = pytest.mark.targets_full
 
 
-def losses_agree(mesh, model="MODEL", dropout=False):
-    many_devices(
+def losses_agree(mesh, model="MODEL", dropout=False, steps=20):
+    return many_devices(
         HERE
         + f"""
-want, one = losses(model={model}, dropout={dropout})
-got, state = losses({mesh!r}, model={model}, dropout={dropout})
+want, one = losses(model={model}, dropout={dropout}, steps={steps})
+got, state = losses({mesh!r}, model={model}, dropout={dropout}, steps={steps})
+print("largest difference", np.abs(np.subtract(got, want)).max())
 np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 assert want[-1] < want[0] - 0.5
 for a, b in zip(rlx.tree.leaves(state.params), rlx.tree.leaves(one.params)):
@@ -35,6 +36,14 @@ def test_losses_are_those_of_one_device(mesh):
 @pytest.mark.parametrize("mesh", ["data=8", "fsdp=8", "tensor=4", "data=2,sequence=2,tensor=2"])
 def test_losses_of_other_layouts_are_those_of_one_device(mesh):
     losses_agree(mesh)
+
+
+@full
+@pytest.mark.parametrize(
+    "mesh", ["data=8", "fsdp=8", "tensor=4", "data=2,sequence=4", "data=2,expert=4", "data=2,fsdp=2,tensor=2"]
+)
+def test_fifty_steps(mesh):
+    print(mesh, losses_agree(mesh, "EXPERTS" if "expert" in mesh else "MODEL", steps=50))
 
 
 @full

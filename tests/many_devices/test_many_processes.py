@@ -77,8 +77,19 @@ def test_four_processes_of_two_devices(tmp_path, one_process):
 @pytest.mark.parametrize("seed", range(4))
 def test_kills_at_random_moments(tmp_path, one_process, seed):
     """From outside, at any time from the start of the processes to their end."""
+    killed_run_ends_the_same(tmp_path, one_process, seed, ["-n", "2", "--devices", "2"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4, 24))
+def test_twenty_more_kills_of_four_processes(tmp_path, one_process, seed):
+    killed_run_ends_the_same(tmp_path, one_process, seed, ["-n", "4", "--devices", "1"])
+
+
+def killed_run_ends_the_same(tmp_path, one_process, seed, processes):
+    """The moment and the process follow from the seed."""
     moment = np.random.default_rng(seed).uniform(0.5, 25)
-    options = ["-n", "2", "--devices", "2", "--restarts", "1"]
+    options = [*processes, "--restarts", "1"]
     launcher = subprocess.Popen(
         [sys.executable, "-m", "rlx", "launch", *options, SCRIPT, str(tmp_path), "data=2,fsdp=2", "6"],
         env=environment(1),

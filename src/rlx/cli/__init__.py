@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "finetune": "tune a language model on your texts or chats",
     "train": "train a small language model from nothing",
     "launch": "run a script in several processes",
+    "plan": "what training on many chips would need, and which layout is fastest",
     "bench": "measure models on this machine",
     "tune": "measure how kernels are best cut on this machine",
     "explain": "what was fused into which kernel, and why",

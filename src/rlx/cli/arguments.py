@@ -6,8 +6,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlx.errors import FormatError, RlxError
+
+if TYPE_CHECKING:
+    from rlx.distributed.layouts import Layout
 
 
 def path(text: str) -> Path:
@@ -97,3 +101,15 @@ def require_new(target: Path, force: bool, source: Path | None = None) -> None:
         raise RlxError(f"{target} is a directory; give the name of a file")
     if target.exists() and (not force or (source is not None and target.samefile(source))):
         raise RlxError(f"{target} exists already; choose another name, or --force if it is not the source")
+
+
+def joined_layout(mesh: str) -> Layout:
+    """The layout that the axes of a mesh are named after; as one of many processes if a launcher has started this."""
+    from rlx.distributed import initialize, is_initialized, layout_of
+    from rlx.distributed.launchers import find_place
+    from rlx.sharding import Mesh
+
+    layout = layout_of(Mesh.of(mesh)).checked()
+    if find_place(os.environ) is not None and not is_initialized():
+        initialize()
+    return layout

@@ -10,6 +10,7 @@ examples:
   rlx chat smollm2 --adapter run
   rlx finetune model.gguf --data book.txt --lora 16 --dora --target q_proj --target v_proj --out run
   rlx convert smollm2 merged.gguf --adapter run
+  rlx launch -n 4 -m rlx finetune smollm2 --data chats.jsonl --batch 8 --out run --mesh data=4
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
-from rlx.cli.arguments import not_negative, path, positive
+from rlx.cli.arguments import joined_layout, not_negative, path, positive
 from rlx.cli.waiting import Waiting
 from rlx.errors import RlxError
 
@@ -52,6 +53,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=positive, default=1, metavar="B", help="windows or chats of a step (1)")
     parser.add_argument("--length", type=positive, default=256, metavar="L", help="tokens of each, at most (256)")
     parser.add_argument("--rate", type=float, metavar="X", help="the learning rate (default: 2e-4; with --full 2e-5)")
+    parser.add_argument("--mesh", metavar="MESH", help="divide the work over devices, such as data=2,tensor=2")
     parser.add_argument("--seed", type=not_negative, default=0, metavar="S", help="default: 0")
     parser.add_argument("--save-every", type=positive, default=50, metavar="N", help="steps between checkpoints (50)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -59,12 +61,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
+    from rlx.distributed import process_index
     from rlx.finetune import AdapterConfig, finetune
     from rlx.models.adapters import ALL_LINEAR
 
     if args.full and (args.alpha is not None or args.dora or args.dropout or args.target):
         raise RlxError("--alpha, --dora, --dropout and --target are about adapters, and --full trains none")
     targets = tuple(args.target) or (ALL_LINEAR,)
+    layout = None if args.mesh is None else joined_layout(args.mesh)
     adapter = None if args.full else AdapterConfig(args.lora, args.alpha, args.dropout, targets, args.dora)
     with ExitStack() as waiting:
         waiting.enter_context(Waiting("compiling the step"))
@@ -82,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
             resume=args.resume,
             # The first step has been made: from here on the line of the run says how it goes.
             callbacks=[lambda report: waiting.close()],
+            layout=layout,
         )
+    if process_index() > 0:
+        # The first process tells it for all.
+        return 0
     losses = [row["loss"] for row in done.fit.history] or [math.nan]
     first, last = losses[0], losses[-1]
     if args.json:

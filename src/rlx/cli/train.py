@@ -18,12 +18,11 @@ import math
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
-from rlx.cli.arguments import not_negative, path, positive
+from rlx.cli.arguments import joined_layout, not_negative, path, positive
 from rlx.errors import RlxError
 
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
-    from rlx.distributed.layouts import Layout
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise RlxError(f"--heads {args.heads} do not divide --width {args.width}")
     if not 0 < args.rate < 10:
         raise RlxError(f"--rate must be above 0 and below 10, got {args.rate}")
-    layout = None if args.mesh is None else _layout(args.mesh)
+    layout = None if args.mesh is None else joined_layout(args.mesh)
     model = CharGpt(args.layers, args.width, args.heads, args.length)
     result = train_char_gpt(
         args.data,
@@ -80,17 +79,3 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.out}: loss {last['loss']:.4f}, on text it has not seen {last.get('eval_loss', math.nan):.4f}")
         print(text)
     return 0
-
-
-def _layout(mesh: str) -> Layout:
-    """The layout that the axes of a mesh are named after; as one of many processes if a launcher has started this."""
-    import os
-
-    from rlx.distributed import initialize, layout_of
-    from rlx.distributed.launchers import find_place
-    from rlx.sharding import Mesh
-
-    layout = layout_of(Mesh.of(mesh)).checked()
-    if find_place(os.environ) is not None:
-        initialize()
-    return layout

@@ -18,6 +18,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("gather", "initialize", "is_initialized", "process_count", "process_index"), "processes"),
     "wait_for_all": "processes",
     **dict.fromkeys(("ProgramReport", "report"), "reports"),
+    **dict.fromkeys(("RankReport", "RankWatch"), "stragglers"),
 }
 
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlx import tree
-from rlx.backends.api import CompileOptions
+from rlx.backends.api import CompileOptions, Executable
 from rlx.backends.xla.adapter import ProgramMemory
 from rlx.backends.xla.executable import XlaExecutable
 from rlx.errors import ShardingError
 from rlx.runtime.compile_cache import compiled_program
+from rlx.sharding import NamedSharding
 
-__all__ = ["CollectiveUse", "ProgramReport", "collectives_of", "report"]
+__all__ = ["CollectiveUse", "ProgramReport", "collectives_of", "report", "report_of"]
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -48,6 +50,8 @@ class ProgramReport(NamedTuple):
     mesh: str
     memory: ProgramMemory
     collectives: tuple[CollectiveUse, ...]
+    # Arithmetic of one device as XLA counts it.
+    flops: float = 0.0
 
     @property
     def moved_bytes(self) -> int:
@@ -77,12 +81,21 @@ def report(fn: Any, *args: Any) -> ProgramReport:
         raise ShardingError(f"report: a function of rlx.jit or rlx.train.make_step is needed, got {fn!r}")
     graph = lower(*args).graph
     executable = compiled_program(graph, "xla", CompileOptions(verify=False))
-    assert isinstance(executable, XlaExecutable)
-    made = executable.divided_program([(tuple(x.shape), getattr(x, "sharding", None)) for x in tree.leaves(args)])
+    return report_of(executable, [(tuple(x.shape), getattr(x, "sharding", None)) for x in tree.leaves(args)])
+
+
+def report_of(
+    executable: Executable, arguments: Sequence[tuple[tuple[int, ...], NamedSharding | None]]
+) -> ProgramReport:
+    """What a compiled program does with arguments of such sizes and shardings."""
+    if not isinstance(executable, XlaExecutable):
+        raise ShardingError("report: only programs of xla are divided over devices")
+    made = executable.divided_program(arguments)
     if made is None:
         raise ShardingError("report: neither the arguments nor the program are divided over devices; see device_put")
     text = made.program.optimized_text()
-    return ProgramReport(str(made.placement.mesh), made.program.memory, collectives_of(text, made.placement.mesh.size))
+    moved = collectives_of(text, made.placement.mesh.size)
+    return ProgramReport(str(made.placement.mesh), made.program.memory, moved, made.program.flops)
 
 
 def collectives_of(hlo: str, devices: int) -> tuple[CollectiveUse, ...]:

@@ -22,12 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx import nn, optim, train
+from rlx.distributed.layouts import Layout, PlacedBatches
+from rlx.distributed.processes import gather, process_index, wait_for_all
 from rlx.errors import OpError, TrainingError
+from rlx.finetune.divided import place_frozen, place_state
 from rlx.finetune.examples import IGNORED, ExampleBatches, example_batches
 from rlx.finetune.trainable import Trainable, trainable_decoder
 from rlx.formats.mapped_file import replace_file
 from rlx.models.adapter_files import write_peft
 from rlx.models.adapters import ALL_LINEAR, AdapterConfig
+from rlx.models.layouts import training_places
 from rlx.models.merging import write_changed
 from rlx.models.model_files import DecoderFiles, open_decoder, read_json
 from rlx.models.pull import find_model
@@ -48,13 +52,15 @@ class FinetuneResult(NamedTuple):
     fit: train.FitResult
 
 
-def causal_loss(model: Trainable) -> Callable[..., Any]:
+def causal_loss(model: Trainable, layout: Layout | None = None) -> Callable[..., Any]:
     """The loss of a decoder: the mean cross-entropy of the labels that count. Batches have `tokens`, `labels`, perhaps
-    `rows` (see `rlx.finetune.examples`), and `frozen`, the arrays that stay as they are."""
+    `rows` (see `rlx.finetune.examples`), and `frozen`, the arrays that stay as they are. A layout divides texts and
+    tokens over devices."""
     drops = model.adapter is not None and model.adapter.dropout > 0
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        logits = model.logits(params, batch["frozen"], batch["tokens"], key if drops else None, batch.get("rows"))
+        tokens = batch["tokens"] if layout is None else layout.tokens(batch["tokens"])
+        logits = model.logits(params, batch["frozen"], tokens, key if drops else None, batch.get("rows"))
         return nn.cross_entropy(logits, batch["labels"], ignore_index=IGNORED)
 
     return loss
@@ -74,12 +80,14 @@ def finetune(
     save_every: int = 50,
     resume: bool = False,
     callbacks: Sequence[Callable[[train.StepReport], object]] = (),
+    layout: Layout | None = None,
 ) -> FinetuneResult:
     """Tune a language model on a .txt file, or on the answers of a .jsonl file of chats; see `rlx.finetune.examples`.
 
     With `adapter=None` all weights of a float model are trained. The learning rate rises to `rate` (2e-4, or 2e-5 for
     all weights) within ten steps and stays there, so that a resumed run may be given more steps. `callbacks` are those
-    of `rlx.train.fit`.
+    of `rlx.train.fit`. With a `layout` the work is divided over the devices of its mesh, and over processes: each puts
+    its parts of the weights on its devices, and the first one writes the result; see `rlx.finetune.divided`.
     """
     files = open_decoder(find_model(model))
     if length > files.config.context:
@@ -98,28 +106,37 @@ def finetune(
         "seed": seed,
     }
     batches = example_batches(data, files.tokenizer(), batch, length, files.config.vocab, seed)
-    trainable = trainable_decoder(files, adapter, seed)
-    _agree(place, settings)
+    places = None if layout is None else training_places(layout.checked(), "rows" not in batches(0))
+    trainable = trainable_decoder(files, adapter, seed, places)
+    if process_index() == 0:
+        _agree(place, settings)
+    wait_for_all("finetune")
     warmup = optim.linear(peak / _WARMUP, peak, _WARMUP)
     optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(warmup, weight_decay=0.0))
+    state, frozen = train.init_state(trainable.params, optimizer, seed=seed), trainable.frozen
+    if layout is not None:
+        state, frozen = place_state(layout, trainable, state), place_frozen(layout, trainable)
     done = train.fit(
-        train.make_step(causal_loss(trainable), optimizer),
-        train.init_state(trainable.params, optimizer, seed=seed),
-        _WithFrozen(batches, trainable.frozen),
+        train.make_step(causal_loss(trainable, layout), optimizer),
+        state,
+        _WithFrozen(batches if layout is None else layout.batches(batches), frozen),
         steps,
         out=place,
         resume=resume,
         save_every=save_every,
         callbacks=callbacks,
     )
-    _write(place, files, trainable, done.state.params, str(model), adapter)
+    params = done.state.params if layout is None else gather(done.state.params)
+    if process_index() == 0:
+        _write(place, files, trainable, params, str(model), adapter)
+    wait_for_all("finetune")
     return FinetuneResult(place, sum(p.size for p in trainable.params.values()), done)
 
 
 class _WithFrozen:
     """Batches with the arrays that stay as they are: arguments of the step, so that the program has no copy of them."""
 
-    def __init__(self, batches: ExampleBatches, frozen: dict[str, Any]) -> None:
+    def __init__(self, batches: ExampleBatches | PlacedBatches, frozen: dict[str, Any]) -> None:
         self._batches, self._frozen = batches, frozen
         self.tokens_per_batch = batches.tokens_per_batch
 

@@ -28,6 +28,7 @@ from rlx.models.adapters import Adapter, AdapterConfig, new_adapter
 from rlx.models.config import DecoderConfig, EncoderConfig, RopeConfig
 from rlx.models.decoder import build_decoder
 from rlx.models.encoder import build_encoder, relative_buckets
+from rlx.models.layouts import ValuePlaces
 from rlx.models.model_files import DecoderFiles
 from rlx.models.rope_tables import rope_tables
 from rlx.models.weights import Array, Weight, WeightFile
@@ -95,10 +96,16 @@ class Trainable:
         return tables
 
 
-def trainable_decoder(files: DecoderFiles, adapter: AdapterConfig | Adapter | None, seed: int = 0) -> Trainable:
-    """A language model whose `adapter` is trained, a new one or one that exists; with None all weights are."""
+def trainable_decoder(
+    files: DecoderFiles,
+    adapter: AdapterConfig | Adapter | None,
+    seed: int = 0,
+    places: ValuePlaces | None = None,
+) -> Trainable:
+    """A language model whose `adapter` is trained, a new one or one that exists; with None all weights are. `places`
+    say where the values between layers lie if the training is divided over devices."""
     weights, made = _prepared(files.config, files.weights, adapter, seed)
-    built = build_decoder(files.config, weights, None, adapters=[] if made is None else [made])
+    built = build_decoder(files.config, weights, None, adapters=[] if made is None else [made], places=places)
     return _trainable(files.config, weights, made, built.graph, built.weights)
 
 

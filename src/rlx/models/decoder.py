@@ -21,7 +21,7 @@ adapters that drop inputs there is also `dropout_key` u32[2].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx import ops
 from rlx.hir import functions as blocks
@@ -34,6 +34,9 @@ from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.attn.operands import MaskKind
+
+if TYPE_CHECKING:
+    from rlx.models.layouts import ValuePlaces
 
 # Endings of tensors that hold tables or masks which the program makes itself.
 _NOT_WEIGHTS = (
@@ -66,19 +69,26 @@ def build_decoder(
     kv_dtype: DType | None = DType.F32,
     gives_states: bool = False,
     adapters: Sequence[Adapter] = (),
+    places: ValuePlaces | None = None,
 ) -> DecoderProgram:
     """The program of `config` on the weights of `file` and `adapters`, with caches of `kv_dtype`. With `gives_states`
     its first output is not the logits, but the hidden states f32[B,R,D] that logits are made of.
 
-    With `kv_dtype=None` there are no caches: every sequence is read from its beginning, as in training."""
-    return _Decoder(config, file, kv_dtype, adapters).build(gives_states)
+    With `kv_dtype=None` there are no caches: every sequence is read from its beginning, as in training. `places` say
+    where the values between layers lie in a program that is divided over devices."""
+    return _Decoder(config, file, kv_dtype, adapters, places).build(gives_states)
 
 
 class _Decoder:
     def __init__(
-        self, config: DecoderConfig, file: WeightFile, kv_dtype: DType | None, adapters: Sequence[Adapter]
+        self,
+        config: DecoderConfig,
+        file: WeightFile,
+        kv_dtype: DType | None,
+        adapters: Sequence[Adapter],
+        places: ValuePlaces | None,
     ) -> None:
-        self.config, self.kv_dtype = config, kv_dtype
+        self.config, self.kv_dtype, self.value_places = config, kv_dtype, places
         self.graph = HirModule(config.family)
         self.layers = Layers(self.graph, file, adapters)
         self.tokens = self.graph.input("tokens", ("B", "S"), DType.I32)
@@ -101,20 +111,27 @@ class _Decoder:
     def build(self, gives_states: bool = False) -> DecoderProgram:
         c = self.config
         with named_scope("embedding"):
-            x = self._embedded()
+            x = self._placed(self._embedded())
         for layer in range(c.layers):
             with named_scope(f"layer {layer}"):
-                x = self._layer(x, layer)
+                x = self._placed(self._layer(x, layer))
         with named_scope("head"):
             wanted = ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
+            if self.value_places is not None:
+                wanted = self.value_places.of_rows(wanted)
             states = self._norm(wanted, "final_norm", None)
             result = states if gives_states else self._logits(states)
+            if self.value_places is not None:
+                result = self.value_places.of_result(result if gives_states else self.value_places.of_logits(result))
         head = f"{self.layers.file.name('head')}."
         self.layers.file.refuse_unused(lambda n: self._is_no_weight(n) or (gives_states and n.startswith(head)))
         self.graph.set_outputs([result, *self.caches.values()])
         for name, updated in self.caches.items():
             self.graph.alias(updated, name)
         return DecoderProgram(self.layers.lowered(), self.layers.weights, tuple(self.caches))
+
+    def _placed(self, x: Any) -> Any:
+        return x if self.value_places is None else self.value_places.of_hidden(x)
 
     def _embedded(self) -> Any:
         c = self.config

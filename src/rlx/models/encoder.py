@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
 from rlx.models.layers import Layers, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.define.operands import same_graph
+
+if TYPE_CHECKING:
+    from rlx.models.layouts import ValuePlaces
 
 _TINY = 1e-12
 # What is added to the score of a token that is too far away: nothing is left of it, and sums stay finite.
@@ -48,14 +51,18 @@ class EncoderProgram(NamedTuple):
     weights: dict[str, Weight]
 
 
-def build_encoder(config: EncoderConfig, file: WeightFile, adapters: Sequence[Adapter] = ()) -> EncoderProgram:
-    """The program of `config` on the weights of `file` and of `adapters`."""
-    return _Encoder(config, file, adapters).build()
+def build_encoder(
+    config: EncoderConfig, file: WeightFile, adapters: Sequence[Adapter] = (), places: ValuePlaces | None = None
+) -> EncoderProgram:
+    """The program of `config` on the weights of `file` and of `adapters`; `places` are those of `build_decoder`."""
+    return _Encoder(config, file, adapters, places).build()
 
 
 class _Encoder:
-    def __init__(self, config: EncoderConfig, file: WeightFile, adapters: Sequence[Adapter]) -> None:
-        self.config = config
+    def __init__(
+        self, config: EncoderConfig, file: WeightFile, adapters: Sequence[Adapter], places: ValuePlaces | None
+    ) -> None:
+        self.config, self.value_places = config, places
         self.graph = HirModule(config.family)
         self.layers = Layers(self.graph, file, adapters)
         self.ids = self.graph.input("ids", ("B", "S"), DType.I32)
@@ -74,10 +81,10 @@ class _Encoder:
     def build(self) -> EncoderProgram:
         c = self.config
         with named_scope("embedding"):
-            x = self._norm(self._embedded(), "embed_norm", None)
+            x = self._placed(self._norm(self._embedded(), "embed_norm", None))
         for layer in range(c.layers):
             with named_scope(f"layer {layer}"):
-                x = self._pre_normed(x, layer) if c.pre_norms else self._post_normed(x, layer)
+                x = self._placed(self._pre_normed(x, layer) if c.pre_norms else self._post_normed(x, layer))
         if c.pre_norms:
             x = self._norm(x, "final_norm", None)
         outputs = [x]
@@ -86,9 +93,14 @@ class _Encoder:
                 pooled = [self._pooled(x, mode) for mode in c.pooling]
                 vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
                 outputs.append(_unit(vector) if c.normalize else vector)
+        if self.value_places is not None:
+            outputs = [self.value_places.of_result(y) for y in outputs]
         self.layers.file.refuse_unused(self._is_head)
         self.graph.set_outputs(outputs)
         return EncoderProgram(self.layers.lowered(), self.layers.weights)
+
+    def _placed(self, x: Any) -> Any:
+        return x if self.value_places is None else self.value_places.of_hidden(x)
 
     def _post_normed(self, x: Any, layer: int) -> Any:
         with named_scope("attention"):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from rlx.models.rope_tables import changes_at, rope_tables
 from rlx.runtime.arrays import given_away
 from rlx.runtime.compiled_graph import CompiledGraph
 from rlx.runtime.device_arrays import DeviceArray, space_of
+
+if TYPE_CHECKING:
+    from rlx.models.divided import DividedProgram
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = npt.NDArray[np.float32]
@@ -40,8 +43,16 @@ class ContextOverflow(RlxError):
 class DecoderRunner:
     """A compiled decoder program with its rotary tables. Any number of threads may run it."""
 
-    def __init__(self, config: DecoderConfig, program: CompiledGraph, cache_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        program: CompiledGraph | DividedProgram,
+        cache_names: Sequence[str],
+        on_host: Callable[[Any], Array] = np.asarray,
+    ) -> None:
+        """`on_host` gives the content of a cache that the program has returned."""
         self.config, self.program, self.cache_names = config, program, tuple(cache_names)
+        self.on_host = on_host
         types = program.input_types
         self._cache_types = [types[name] for name in self.cache_names]
         self._tables = lru_cache(4)(self._make_tables)
@@ -116,7 +127,7 @@ class SequenceBatch:
         copy.tokens = [list(tokens) for tokens in self.tokens for _ in range(count)]
         copy._caches = self._runner.new_caches(len(copy.tokens), self.capacity + 1) if self._caches else []
         for new, old in zip(copy._caches, self._caches):
-            new[...] = np.repeat(old, count, axis=0)
+            new[...] = np.repeat(self._runner.on_host(old), count, axis=0)
         return copy
 
     def extend(self, new: Sequence[Sequence[int]]) -> F32:
@@ -194,7 +205,7 @@ class SequenceBatch:
             self._read_again()
             return
         for new_cache, old_cache in zip(grown, old):
-            new_cache[:, :, :before] = old_cache[:, :, :before]
+            new_cache[:, :, :before] = self._runner.on_host(old_cache)[:, :, :before]
 
     def _read_again(self) -> None:
         """Compute all keys and values anew."""

@@ -21,9 +21,9 @@ from rlx.backends.api import CompileOptions
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig
-from rlx.models.decoder import KV_DTYPES, build_decoder
+from rlx.models.decoder import KV_DTYPES, DecoderProgram, build_decoder
 from rlx.models.generation import Completion, write
-from rlx.models.kv_cache import PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
+from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.pull import find_model
 from rlx.models.weights import read_weights
@@ -33,9 +33,12 @@ from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
+    from rlx.distributed.layouts import Layout
+    from rlx.distributed.reports import ProgramReport
     from rlx.models.adapters import Adapter
     from rlx.models.tokenizer import Tokenizer
     from rlx.runtime.inspection import Profile
+    from rlx.sharding import Mesh
 
 F32 = npt.NDArray[np.float32]
 Message = Mapping[str, Any]
@@ -60,6 +63,7 @@ def load(
     weights: str | None = None,
     mmap: bool = True,
     adapter: AdapterPaths | None = None,
+    mesh: Mesh | Layout | str | None = None,
 ) -> LanguageModel:
     """A language model from a GGUF file, a Hugging Face directory or a name such as "smollm2".
 
@@ -68,6 +72,10 @@ def load(
     `activations="int8"` products multiply codes of 8 bits, faster and not exactly; with "int16" prompts are read faster
     than with floats, and answers are the same but for the last digits. `report` says which products.
     `adapter` is a PEFT folder or a GGUF adapter, or several whose changes add up; weights stay as they are.
+
+    With a `mesh` such as "tensor=4" or "fsdp=2,tensor=4" the weights are divided over its devices, through XLA: each
+    process reads only the parts that its devices hold. `exchanges()` says before anything runs what a step moves and
+    needs.
 
     The file is mapped, which is fast and takes no memory of its own; if another process cuts it while the model is in
     use, the system ends this one. With `mmap=False` it is read, and may become of it what will.
@@ -87,7 +95,14 @@ def load(
         # Otherwise these are no longer the weights of the file.
         return files if weights is None and adapter is None else files._replace(source="")
 
-    return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened)
+    layout = None
+    if mesh is not None:
+        from rlx.models.divided import mesh_layout
+
+        if device not in ("cpu", "xla"):
+            raise OpError(f"load: a mesh is of devices of xla, and not of {device!r}")
+        device, layout = "xla", mesh_layout(mesh, "load")
+    return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened, layout)
 
 
 def read_adapters(adapter: AdapterPaths, files: DecoderFiles) -> tuple[Adapter, ...]:
@@ -133,18 +148,19 @@ class LanguageModel:
         kv_dtype: DType = DType.F32,
         activations: str = "f32",
         open_again: Callable[[], DecoderFiles] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         """`open_again` gives the files once more, for a second program of the same weights; without it they are kept,
-        and what they hold of the weights with them."""
+        and what they hold of the weights with them. A `layout` divides the model over the devices of its mesh."""
         self.config: DecoderConfig = files.config
         self.path: Path = files.path
         self._make_tokenizer = files.tokenizer
-        built = build_decoder(files.config, files.weights, kv_dtype, adapters=files.adapters)
-        self.graph = built.graph
+        self._layout = layout
         self._session = Session(device, CompileOptions(threads=threads, activations=activations))
-        self._compiled = self._session.compile(built.graph)
-        read_weights(built.weights, self._compiled, files.source)
-        self._runner = DecoderRunner(files.config, self._compiled, built.caches)
+        built = self._built(files, kv_dtype)
+        self.graph = built.graph
+        self._runner = self._runner_of(built, files)
+        self._compiled = self._runner.program
         self._open_again = open_again if open_again is not None else lambda: files
         self._idle: list[SequenceBatch] = []
         self._lock = threading.Lock()
@@ -329,10 +345,37 @@ class LanguageModel:
     @cached_property
     def _state_runner(self) -> DecoderRunner:
         files = self._open_again()
-        built = build_decoder(self.config, files.weights, gives_states=True, adapters=files.adapters)
+        return self._runner_of(self._built(files, gives_states=True), files)
+
+    def _built(
+        self, files: DecoderFiles, kv_dtype: DType | None = DType.F32, gives_states: bool = False
+    ) -> DecoderProgram:
+        places = None
+        if self._layout is not None:
+            from rlx.models.layouts import whole_places
+
+            places = whole_places(self._layout, files.config)
+        return build_decoder(files.config, files.weights, kv_dtype, gives_states, files.adapters, places)
+
+    def _runner_of(self, built: DecoderProgram, files: DecoderFiles) -> DecoderRunner:
+        """A program with its weights."""
+        if self._layout is not None:
+            from rlx.models.divided import divide, on_host
+
+            parts = (files.config, files.weights, built.graph, built.weights, built.caches)
+            return DecoderRunner(self.config, divide(self._session, self._layout, *parts), built.caches, on_host)
         program = self._session.compile(built.graph)
         read_weights(built.weights, program, files.source)
         return DecoderRunner(self.config, program, built.caches)
+
+    def exchanges(self, new: int = 1, context: int = FIRST_CAPACITY, batch: int = 1) -> ProgramReport:
+        """Of a model on a mesh: what a step of `new` tokens with room for `context` moves between devices and needs on
+        each of them. Nothing runs."""
+        from rlx.models.divided import DividedProgram
+
+        if not isinstance(self._compiled, DividedProgram):
+            raise OpError("exchanges: this model is on one device; load it with a mesh, such as mesh='tensor=4'")
+        return self._compiled.exchanges({"B": batch, "S": new, "R": 1, "C": context})
 
     def perplexity(
         self,

@@ -30,9 +30,14 @@ from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
+    from rlx.distributed.layouts import Layout
+    from rlx.distributed.reports import ProgramReport
     from rlx.models.adapters import Adapter
+    from rlx.models.divided import DividedProgram
     from rlx.models.tokenizer import Tokenizer
+    from rlx.runtime.compiled_graph import CompiledGraph
     from rlx.runtime.inspection import Profile
+    from rlx.sharding import Mesh
 
 F32 = npt.NDArray[np.float32]
 Progress = Callable[[int, int], None]
@@ -49,6 +54,7 @@ def load_encoder(
     activations: str = "f32",
     mmap: bool = True,
     adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    mesh: Mesh | Layout | str | None = None,
 ) -> TextEncoder:
     """A text encoder from a Hugging Face directory or a name such as "minilm".
 
@@ -56,7 +62,7 @@ def load_encoder(
     eight bits. With `activations="int8"` products multiply codes of 8 bits, of weights and of activations: about twice
     as fast, and vectors that differ a little.
     With `mmap=False` the weights are read into memory instead of being mapped; see `rlx.load`. `adapter` is a PEFT
-    folder, or several whose changes add up.
+    folder, or several whose changes add up. A `mesh` divides the weights over its devices; see `rlx.load`.
     """
     from rlx.models.adapter_files import read_adapter
     from rlx.models.tokenizer import Tokenizer
@@ -75,9 +81,15 @@ def load_encoder(
     if adapter is not None:
         paths = [adapter] if isinstance(adapter, str | os.PathLike) else adapter
         adapters, source = [read_adapter(place, config, file) for place in paths], ""
-    return TextEncoder(
-        config, file, lambda: Tokenizer.from_directory(path), path, device, threads, activations, source, adapters
-    )
+    layout = None
+    if mesh is not None:
+        from rlx.models.divided import mesh_layout
+
+        if device not in ("cpu", "xla"):
+            raise OpError(f"load_encoder: a mesh is of devices of xla, and not of {device!r}")
+        device, layout = "xla", mesh_layout(mesh, "load_encoder")
+    made = lambda: Tokenizer.from_directory(path)  # noqa: E731
+    return TextEncoder(config, file, made, path, device, threads, activations, source, adapters, layout)
 
 
 def open_encoder(path: Path, mmap: bool = True) -> tuple[EncoderConfig, WeightFile]:
@@ -130,14 +142,25 @@ class TextEncoder:
         activations: str = "f32",
         source: str = "",
         adapters: Sequence[Adapter] = (),
+        layout: Layout | None = None,
     ) -> None:
-        """`source` says which weights these are; see `CompiledGraph.freeze_params`."""
+        """`source` says which weights these are; see `CompiledGraph.freeze_params`. A `layout` divides the model over
+        the devices of its mesh."""
         self.config, self.path = config, path
         self._make_tokenizer = tokenizer
-        built = build_encoder(config, weights, adapters)
+        session = Session(device, CompileOptions(threads=threads, activations=activations))
+        self._compiled: CompiledGraph | DividedProgram
+        if layout is None:
+            built = build_encoder(config, weights, adapters)
+            self._compiled = session.compile(built.graph)
+            read_weights(built.weights, self._compiled, source)
+        else:
+            from rlx.models.divided import divide
+            from rlx.models.layouts import whole_places
+
+            built = build_encoder(config, weights, adapters, whole_places(layout, config))
+            self._compiled = divide(session, layout, config, weights, built.graph, built.weights)
         self.graph = built.graph
-        self._compiled = Session(device, CompileOptions(threads=threads, activations=activations)).compile(built.graph)
-        read_weights(built.weights, self._compiled, source)
         self._position_inputs = lru_cache(64)(self._make_position_inputs)
 
     @cached_property
@@ -162,6 +185,15 @@ class TextEncoder:
     def report(self) -> CompileReport:
         """What runs where."""
         return self._compiled.report
+
+    def exchanges(self, length: int = 128, batch: int = 1) -> ProgramReport:
+        """Of a model on a mesh: what texts of so many tokens move between devices and need on each of them. Nothing
+        runs."""
+        from rlx.models.divided import DividedProgram
+
+        if not isinstance(self._compiled, DividedProgram):
+            raise OpError("exchanges: this model is on one device; load it with a mesh, such as mesh='tensor=4'")
+        return self._compiled.exchanges({"B": batch, "S": length})
 
     def profile(self, text: str = "How long does each kernel take?", runs: int = 5) -> Profile:
         """How long each kernel takes for one text; see `Profile`."""

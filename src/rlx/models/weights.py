@@ -125,6 +125,17 @@ class WeightFile:
                     if self.has(role, layer, part):
                         yield role, layer, part, self._weights[f"{self.name(role, layer)}.{part}"]
 
+    def roles(self, layers: int) -> dict[str, tuple[str, str]]:
+        """Role and part (`weight` or `bias`) of each tensor that has a role, by its name."""
+        found: dict[str, tuple[str, str]] = {}
+        for role, name in self._names.items():
+            for layer in range(layers) if "{i}" in name else (None,):
+                for part in ("weight", "bias"):
+                    if self.has(role, layer, part):
+                        # Of roles that share a name the first is the one that is not fused.
+                        found.setdefault(f"{self.name(role, layer)}.{part}", (role, part))
+        return found
+
     def refuse_unused(self, ignored: Callable[[str], bool]) -> None:
         """Refuse a file with tensors that nobody asked for, except those whose names are `ignored`."""
         unknown = [n for n in self._weights if n not in self._used and not ignored(n)]

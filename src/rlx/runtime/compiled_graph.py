@@ -110,6 +110,11 @@ class CompiledGraph:
         return self._name
 
     @property
+    def executable(self) -> Executable:
+        """What the backend has made."""
+        return self._executable
+
+    @property
     def report(self) -> CompileReport:
         """What runs where: `print` it, or see more of it with `.json()` and `.html(path)`."""
         return self._executable.report

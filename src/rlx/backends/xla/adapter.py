@@ -302,6 +302,11 @@ class LoadedProgram:
         )
 
     @property
+    def flops(self) -> float:
+        """Arithmetic on each device, as XLA counts it."""
+        return float(self._executable.cost_analysis().get("flops", 0.0))
+
+    @property
     def code_bytes(self) -> int:
         return int(self._executable.size_of_generated_code_in_bytes())
 

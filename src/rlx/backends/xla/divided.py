@@ -127,6 +127,9 @@ class DividedPrograms:
 
     def _chosen(self, placement: Placement, program: LoadedProgram, graph: Graph) -> tuple[NamedSharding | None, ...]:
         """The shardings of all results; None where XLA's choice has no name."""
+        if placement.mesh.size == 1:
+            # XLA divides nothing, and says nothing of it either.
+            return tuple(known or NamedSharding(placement.mesh) for known in placement.results)
         divisions = program.result_divisions()
         found = []
         for number, known in enumerate(placement.results):
