@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -102,7 +103,8 @@ _LANES = "xyzw"
 
 
 class Bound(NamedTuple):
-    """Where a parameter's words are: the first binding, how many there are, and the words of all but the last."""
+    """Where a parameter's words are: the first binding, how many there are, and the words of all but the last. Without
+    windows that is not known yet: `first` is the number of the memory in an `OpenKernel`."""
 
     first: int
     windows: int = 1
@@ -115,6 +117,14 @@ class WgslKernel(NamedTuple):
     entry: str
     kernel: Kernel
     bounds: tuple[Bound, ...]
+
+
+class OpenKernel(NamedTuple):
+    """A kernel whose memory somebody else binds: the text of its entry point and of what it declares, and of each
+    memory which functions are to be written for it: `read0(place: i32) -> u32`, `store0(place: i32, x: u32)`, `or0`."""
+
+    text: str
+    calls: tuple[tuple[str, ...], ...]
 
 
 def scratch_arrays(kernel: Kernel) -> list[Buffer]:
@@ -154,6 +164,16 @@ def wgsl_module(kernels: Sequence[WgslKernel]) -> str:
     return "\n".join([*sorted(declared)]) + "\n" + prelude.text + "\n" + "\n".join(texts)
 
 
+def open_kernel(kernel: Kernel, prelude: Prelude) -> OpenKernel:
+    """A kernel with the entry point `main` for whoever binds its memory. The functions in `prelude` belong to it."""
+    count = sum(isinstance(p, Buffer) for p in kernel.params)
+    count += bool(scratch_arrays(kernel)) + bool(stored_tables(kernel))
+    made = _Function(WgslKernel("main", kernel, tuple(Bound(n, 0) for n in range(count))), prelude)
+    text = made.text()
+    declared = "".join(f"{line}\n" for line in dict.fromkeys(made.declarations))
+    return OpenKernel(declared + text, tuple(tuple(made.calls[n]) for n in range(count)))
+
+
 class _Function(TextLayer):
     has_bare_statements = False
 
@@ -179,6 +199,8 @@ class _Function(TextLayer):
         self.made = {s.result: s for s in walk(self.kernel.body) if isinstance(s, Let)}
         self.last_argument = ""
         self.uses_nothing = False
+        # Of memory that is bound elsewhere, what is done with it.
+        self.calls: defaultdict[int, dict[str, None]] = defaultdict(dict)
 
     def text(self) -> str:
         self.scalars()
@@ -247,7 +269,7 @@ class _Function(TextLayer):
         if buffer in self.arrays:
             return f"{self.arrays[buffer]}[{place}]"
         bound = self.bounds[buffer]
-        if bound.windows > 1:
+        if bound.windows != 1:
             word = f"{self.read_function(bound)}({place})"
         else:
             name = f"{self.binding(bound, bound.first)}[{place}]"
@@ -279,7 +301,7 @@ class _Function(TextLayer):
         return f"bitcast<u32>({self.at(value)})"
 
     def written(self, bound: Bound, place: str, word: str) -> str:
-        if bound.windows > 1:
+        if bound.windows != 1:
             return f"{self.write_function(bound, 'store')}({place}, {word});"
         name = f"{self.binding(bound, bound.first)}[{place}]"
         return f"atomicStore(&{name}, {word});" if bound.first in self.atomic_bindings else f"{name} = {word};"
@@ -287,13 +309,19 @@ class _Function(TextLayer):
     def atomic(self, atomic: Atomic) -> None:
         bound = self.bounds[atomic.buffer]
         place, value = self.at(atomic.offset), self.at(atomic.value)
-        if bound.windows > 1:
+        if bound.windows != 1:
             self.line(f"{self.write_function(bound, atomic.op)}({place}, {value});")
         else:
             call = f"atomic{atomic.op.capitalize()}"
             self.line(f"{call}(&{self.binding(bound, bound.first)}[{place}], {value});")
 
+    def open_function(self, bound: Bound, op: str) -> str:
+        self.calls[bound.first][op] = None
+        return f"{op}{bound.first}"
+
     def read_function(self, bound: Bound) -> str:
+        if not bound.windows:
+            return self.open_function(bound, "read")
         is_atomic = bound.first in self.atomic_bindings
         cases = []
         for i in range(bound.windows):
@@ -303,6 +331,8 @@ class _Function(TextLayer):
         return self.prelude.define(name, _by_window(f"fn {name}(place: i32) -> u32 {{", bound, cases))
 
     def write_function(self, bound: Bound, op: str) -> str:
+        if not bound.windows:
+            return self.open_function(bound, op)
         is_atomic = bound.first in self.atomic_bindings
         cases = []
         for i in range(bound.windows):
