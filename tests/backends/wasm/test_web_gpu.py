@@ -24,6 +24,7 @@ from rlx.ir.binding import bind_graph
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
+from rlx.models.pull import locate
 
 TINY = str(resources.files("rlx.models") / "data" / "tiny.gguf")
 GPU = {"gpu": "yes"}
@@ -36,11 +37,12 @@ def linear():
     return graph, {"w": np.arange(8, dtype=np.float32).reshape(4, 2)}
 
 
-def test_a_folder_for_gpus_has_its_own_program_and_weights(tmp_path):
+def test_a_folder_for_gpus_has_a_second_program(tmp_path):
     done = WebExporter().export(*linear(), tmp_path / "page", GPU)
     names = {path.name for path in (tmp_path / "page").iterdir()}
-    assert {"gpu.json.gz", "gpu.000.bin", "gpu_machine.js", "gpu_kernels.js", "program.wasm"} <= names
-    assert "weights for GPUs" in done.figures
+    assert {"gpu.json.gz", "gpu_machine.js", "gpu_kernels.js", "program.wasm", "weights.000.bin"} <= names
+    # Both programs read this weight as it is.
+    assert "gpu.000.bin" not in names and done.figures["weights for GPUs alone"] == "0.0 MB"
     found = json.loads(gzip.decompress((tmp_path / "page" / "gpu.json.gz").read_bytes()))
     assert found["format"] == "rlx.web" and sum(found["buffers"]) == found["weightBytes"] == found["parts"][0]["size"]
     (kernel,) = found["kernels"]
@@ -50,6 +52,15 @@ def test_a_folder_for_gpus_has_its_own_program_and_weights(tmp_path):
     assert aligned["calls"] == [["read"], ["read"], ["store"]] and anywhere is None and found["copy"] is None
     WebExporter().export(*linear(), tmp_path / "page")
     assert not any(path.name.startswith("gpu") for path in (tmp_path / "page").iterdir())
+
+
+def test_weights_that_gpus_read_in_another_order_are_written_twice(tmp_path):
+    graph = Graph("wide")
+    graph.set_outputs([rlx.ops.matmul(graph.input("x", ("B", 8), "f32"), graph.param("w", (8, 64), "f32"))])
+    weight = np.arange(512, dtype=np.float32).reshape(8, 64)
+    WebExporter().export(graph, {"w": weight}, tmp_path / "page", GPU)
+    one, other = ((tmp_path / "page" / f"{name}.000.bin").read_bytes() for name in ("weights", "gpu"))
+    assert np.frombuffer(other, np.float32).tolist() == weight.ravel().tolist() and one != other
 
 
 def test_what_wgsl_does_not_have_is_refused_and_leaves_nothing(tmp_path):
@@ -153,7 +164,7 @@ def test_a_page_can_be_told_not_to_use_the_gpu(page, folder):
 
 @pytest.mark.targets
 def test_damage_is_named_and_is_no_reason_to_go_on_without_a_gpu(page, folder, tmp_path):
-    for file, words in (("gpu.000.bin", "gpu.000.bin is damaged"), ("gpu.json.gz", "gpu.json.gz is damaged")):
+    for file, words in (("weights.000.bin", "weights.000.bin is dam"), ("gpu.json.gz", "gpu.json.gz is damaged")):
         damaged = tmp_path / file
         shutil.copytree(folder, damaged)
         content = bytearray((damaged / file).read_bytes())
@@ -163,6 +174,30 @@ def test_damage_is_named_and_is_no_reason_to_go_on_without_a_gpu(page, folder, t
             page.goto(url)
             page.wait_for_selector("#talk .error", timeout=60_000)
         assert words in page.inner_text("#talk .error")
+
+
+_WRITE = """async ([prompt, count]) => {
+  const { LanguageModel } = await import("/language_model.js"), ids = [];
+  const model = await LanguageModel.load(new URL("/", location.href), { gpu: true });
+  for await (const id of model.generateIds(prompt, { maxTokens: count })) ids.push(id);
+  return { device: model.program.device, ids };
+}"""
+
+
+@pytest.mark.real
+def test_smollm2_writes_by_webgpu_what_it_writes_on_the_cpu(page, tmp_path):
+    try:
+        model = locate("smollm2")
+    except RlxError as error:
+        pytest.skip(f"{error}")
+    assert main(["export", "web", str(model), str(tmp_path / "page"), "--gpu"]) == 0
+    # The weights are blocks of a file, which both programs read alike.
+    assert not list((tmp_path / "page").glob("gpu.*.bin"))
+    page.set_default_timeout(600_000)
+    with serving(tmp_path / "page") as url:
+        blank(page, url)
+        said = page.evaluate(_WRITE, ["The capital of France is", 32])
+    assert said == {"device": "webgpu", "ids": rlx.load(model).complete(["The capital of France is"], 32)[0].token_ids}
 
 
 # Any program.

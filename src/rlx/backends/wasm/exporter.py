@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -100,7 +100,8 @@ class WebExporter(Exporter):
         with _whole_folder(out) as folder:
             parts = _write_parts(program, folder, "weights", part_bytes)
             if gpu is not None:
-                (folder / GPU_FILE).write_bytes(gpu.file(_write_parts(gpu.web, folder, "gpu", part_bytes)))
+                gpu_parts = _write_parts(gpu.web, folder, "gpu", part_bytes, parts)
+                (folder / GPU_FILE).write_bytes(gpu.file(gpu_parts))
             flags = {name: linked.memory_flags for name, linked in modules.items()}
             _write_json(
                 folder / "program.json",
@@ -127,7 +128,8 @@ class WebExporter(Exporter):
         page = sum(sizes[name] for name in loaded - {*modules}) + max(sizes[name] for name in modules)
         figures = {"page": f"{page / 1e3:.0f} kB", "weights": f"{program.weight_bytes / 1e6:.1f} MB"}
         if gpu is not None:
-            figures["weights for GPUs"] = f"{gpu.web.weight_bytes / 1e6:.1f} MB"
+            own = sum(size for name, size in sizes.items() if name.startswith("gpu.") and name.endswith(".bin"))
+            figures["weights for GPUs alone"] = f"{own / 1e6:.1f} MB"
         if notes is not None:
             figures["tokenizer"] = f"{sizes['model.json'] / 1e3:.0f} kB"
         figures["kernels"] = str(len(program.document["grids"]))
@@ -161,10 +163,17 @@ def _compiled(graph: Graph, signature: Signature, params: Mapping[str, Array]) -
     return program, {"program.wasm": link_codes(codes), "relaxed.wasm": link_codes(relaxed)}
 
 
-def _write_parts(program: WebProgram, folder: Path, name: str, part_bytes: int) -> list[dict[str, Any]]:
-    """The files `name.000.bin`, ... with the memory of a program, and what documents say of them."""
-    found = []
+def _write_parts(
+    program: WebProgram, folder: Path, name: str, part_bytes: int, others: Sequence[Mapping[str, Any]] = ()
+) -> list[Mapping[str, Any]]:
+    """The files `name.000.bin`, ... with the memory of a program, and what documents say of them. Parts of another
+    program that have the same bytes are not written again: blocks of GGUF files are laid out alike for all machines."""
+    found: list[Mapping[str, Any]] = []
     for number, part in enumerate(parts_of(program, part_bytes)):
+        other = others[number] if number < len(others) else None
+        if other is not None and (folder / other["file"]).read_bytes() == part:
+            found.append(other)
+            continue
         file = f"{name}.{number:03}.bin"
         (folder / file).write_bytes(part)
         found.append({"file": file, "size": len(part), "crc32": zlib.crc32(part)})

@@ -1,4 +1,5 @@
-"""A program for browsers with WebGPU, which lies beside the one in WebAssembly: `gpu.json.gz`, and weights of its own.
+"""A program for browsers with WebGPU, which lies beside the one in WebAssembly: `gpu.json.gz`, and those weights that
+its kernels read in another order.
 
 The document is that of `web_program`, and has as well:
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlx.backends.api import CompileOptions
@@ -47,9 +48,9 @@ class GpuProgram(NamedTuple):
     web: WebProgram
     document: Mapping[str, Any]
 
-    def file(self, parts: list[dict[str, Any]]) -> bytes:
+    def file(self, parts: Sequence[Mapping[str, Any]]) -> bytes:
         """The content of `gpu.json.gz`; texts of kernels are repetitive."""
-        text = json.dumps({**self.document, "parts": parts}, separators=(",", ":"), allow_nan=False)
+        text = json.dumps({**self.document, "parts": [*parts]}, separators=(",", ":"), allow_nan=False)
         return gzip.compress(text.encode(), 9, mtime=0)
 
 

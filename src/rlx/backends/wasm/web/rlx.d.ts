@@ -37,7 +37,8 @@ export interface LoadOptions {
   gpu?: boolean;
 }
 
-export declare class Program<Inputs = Record<string, TypedArray | Tensor>, Outputs = Tensor[]> {
+/** `Ran` is what a run gives: outputs, or, where it may be a GPU that runs it, perhaps the promise of them. */
+export declare class Program<Inputs = Record<string, TypedArray | Tensor>, Outputs = Tensor[], Ran = Outputs> {
   readonly inputs: readonly { name: string; dtype: string; shape: readonly string[] }[];
   /** Zeros that stay in memory; as an input they are not copied, and an output stored over them is the same object. */
   zeros(dtype: string, shape: readonly number[]): Resident;
@@ -48,14 +49,17 @@ export declare class Program<Inputs = Record<string, TypedArray | Tensor>, Outpu
   /** Why a GPU was asked for and is not used; empty otherwise. */
   readonly note: string;
   /** By a GPU the promise of outputs, until which inputs must stay as they are; so `await` it after asking for one. */
-  run(inputs: Inputs): Outputs | Promise<Outputs>;
+  run(inputs: Inputs): Ran;
   /** End the helpers of a program with several threads, or let go of the GPU. */
   close(): void;
 }
 
 export declare function load<Inputs = Record<string, TypedArray | Tensor>, Outputs = Tensor[]>(
-  base?: string | URL, options?: LoadOptions,
+  base?: string | URL, options?: LoadOptions & { gpu?: false },
 ): Promise<Program<Inputs, Outputs>>;
+export declare function load<Inputs = Record<string, TypedArray | Tensor>, Outputs = Tensor[]>(
+  base: string | URL | undefined, options: LoadOptions,
+): Promise<Program<Inputs, Outputs, Outputs | Promise<Outputs>>>;
 /** The typed array of each dtype. */
 export declare const ARRAYS: Record<string, new (buffer: ArrayBuffer) => TypedArray>;
 export declare function byteLength(dtype: string, shape: readonly number[]): number;
