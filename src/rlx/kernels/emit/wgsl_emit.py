@@ -5,8 +5,9 @@ forbids to bind memory that is written twice: a `Bound` for each buffer paramete
 larger than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers
 begin, then sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
 
-Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a >= b. The loop IR means what it says:
-where two operations could become one, the value between them is joined with a word that only the run knows to be 0.
+Compilers of WGSL may compute (a + b) - b as a, a - a as 0, a x - a y as a (x - y), 0 x as 0 and not (a < b) as a >= b.
+The loop IR means what it says: where two operations could become one, the value between them is joined with a word that
+only the run knows to be 0, and zeros are made of that word.
 
 WGSL begins variables with zeros, and compilers write them out one by one, in time that grows with their square: larger
 arrays of a thread lie in a buffer of scratch, and larger tables in one of their words, for each of which there is one
@@ -281,7 +282,7 @@ class _Function(TextLayer):
         if load.mask is None or load.other is None:
             self.line(f"let {self.fresh(load.result)} = {word};")
             return
-        self.line(f"{self.declared(load.result)} = {self.at(load.other)};")
+        self.line(f"{self.declared(load.result)} = {self.unknown_zero(load.other)};")
         self.line(f"if ({self.at(load.mask)}) {{ {self.names[load.result]} = {word}; }}")
 
     def store(self, store: Store) -> None:
@@ -380,7 +381,7 @@ class _Function(TextLayer):
 
     def could_merge(self, let: Let, arg: Value) -> bool:
         if isinstance(arg, Const):
-            return _is_real(let) and arg.literal == 0
+            return arg.literal == 0 and (_is_real(let) or let.op == "select") and arg.dtype is DType.F32
         if arg not in self.made:
             return False
         before = self.made[arg]
@@ -388,12 +389,31 @@ class _Function(TextLayer):
             return before.op in COMPARISONS and before.args[0].dtype is DType.F32
         if not _is_real(let):
             return False
+        if let.op in _SUMS and self.shares_factor(let, arg):
+            return True
         others = {_number(a) for a in let.args if a is not arg}
         return (before.op in _SUMS) == (let.op in _SUMS) and not others.isdisjoint(map(_number, before.args))
+
+    def shares_factor(self, let: Let, arg: Value) -> bool:
+        """Whether the terms of a sum are products with a common factor: a * x - a * y."""
+        products = [self.made[a] for a in let.args if a in self.made and self.made[a].op == "mul"]
+        if let.op == "fma" or len(products) < 2 or arg is not let.args[0]:
+            return False
+        return not {*map(_number, products[0].args)}.isdisjoint(map(_number, products[1].args))
+
+    def copy(self, target: str, source: Value) -> None:
+        self.line(f"{target} = {self.unknown_zero(source)};")
+
+    def unknown_zero(self, value: Value) -> str:
+        """A value where it is one of several that a variable may have; of 0 compilers would know that 0 * x is 0."""
+        is_zero = isinstance(value, Const) and value.dtype in (DType.F32, DType.U32) and value.literal == 0
+        return self.kept(value) if is_zero else self.at(value)
 
     def kept(self, arg: Value) -> str:
         """A value that compilers know nothing of."""
         self.uses_nothing = True
+        if isinstance(arg, Const) and arg.dtype is DType.U32:
+            return "nothing"
         if isinstance(arg, Const):
             zero = "bitcast<f32>(nothing)"
             return f"(-{zero})" if math.copysign(1.0, arg.literal) < 0 else zero
@@ -406,6 +426,8 @@ class _Function(TextLayer):
         is_float = source is DType.F32
         if op == "ne" and let.args[0] is let.args[1] and is_float:
             return f"{self.prelude.function('is_nan')}({args[0]})"
+        if op == "ne" and is_float:
+            return self.differs(args[0], args[1])
         if op in COMPARISONS:
             return f"{args[0]} {_SIGNS[op]} {args[1]}"
         if op in _LOGICAL and source is DType.BOOL:
@@ -436,7 +458,14 @@ class _Function(TextLayer):
                 return f"bitcast<{TYPE[let.result.dtype]}>({args[0]})"
         raise InternalError(f"{op} on {source} reached the WGSL emitter; legalize expands it first")
 
+    def differs(self, a: str, b: str) -> str:
+        """a != b of floats: that sign of WGSL is false of NaN with some compilers, and what they make of !(a == b)."""
+        self.uses_nothing = True
+        return f"({a} == {b}) == (nothing != 0u)"
+
     def cast(self, x: str, source: DType, to: DType) -> str:
+        if to is DType.BOOL and source is DType.F32:
+            return self.differs(x, self.prelude.literal(source, 0))
         if to is DType.BOOL:
             return f"{x} != {self.prelude.literal(source, 0)}"
         if source is DType.F32 and to is not DType.F32:
