@@ -307,13 +307,6 @@ DIFFERENCES = {
         lambda found: ~np.isfinite(found.got),
         ("xla", "mlx", "wasm", "wgpu"),
     ),
-    "shaders": Difference(
-        "WGSL lets compilers assume that numbers are finite: lavapipe takes 0 x for 0, and a x - a y for a (x - y)",
-        ("Conv", "FftButterflyStage", "ShardMap"),
-        NOT_FINITE,
-        everything,
-        ("wgpu",),
-    ),
     "Gaussians that are not finite": Difference(
         "whether a Gaussian covers a pixel is a comparison of numbers that are NaN or overflow in f32 and not in f64; "
         "those of others at the same pixel follow",

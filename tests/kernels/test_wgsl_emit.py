@@ -7,7 +7,8 @@ import math
 import pytest
 
 from rlx.ir.dtype import DType
-from rlx.kernels.emit.wgsl_emit import Bound, WgslKernel, scratch_words, table_words, wgsl_module
+from rlx.kernels.emit.wgsl_emit import Bound, WgslKernel, open_kernel, scratch_words, table_words, wgsl_module
+from rlx.kernels.emit.wgsl_text import Prelude
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import WGSL
@@ -32,8 +33,11 @@ def text_of(build, dtype=DType.F32, bounds=APART):
         (lambda k, x: x * 0.0, "* bitcast<f32>(nothing)"),
         (lambda k, x: x - x, " - bitcast<f32>(bitcast<u32>("),
         (lambda k, x: k.select(~(x < 1.0), x, 0.5), "!= (nothing != 0u)"),
+        (lambda k, x: x * 3.0 - x * 5.0, "| nothing) - v"),
+        (lambda k, x: k.select(x < 1.0, x, 0.0), "select(bitcast<f32>(nothing), "),
+        (lambda k, x: k.select(k.ne(x, 2.0), x, 0.5), "== 0x1p+1f) == (nothing != 0u)"),
     ],
-    ids=["sum", "zero", "product", "difference", "not"],
+    ids=["sum", "zero", "product", "difference", "not", "common factor", "chosen zero", "unequal"],
 )
 def test_operations_that_real_numbers_could_do_without(build, kept):
     text = text_of(build)
@@ -43,6 +47,27 @@ def test_operations_that_real_numbers_could_do_without(build, kept):
 
 def test_ordinary_arithmetic_is_plain():
     assert "nothing" not in text_of(lambda k, x: k.fma(x, x, 2.0) / (x + 1.0))
+
+
+def test_a_zero_that_stands_for_what_is_not_read_is_unknown():
+    """A product with it is not 0 where the other factor is NaN."""
+    k = KernelBuilder("masked")
+    x, y, n = k.pointer("x", DType.F32), k.pointer("y", DType.F32, write=True), k.index("n")
+    with k.parallel("i", n) as i:
+        k.store(y, i, k.load(x, i, mask=i < 5, other=0.0) * k.load(x, i))
+    text = wgsl_module([WgslKernel("k0", in_words(legalize(k.build(), WGSL)), APART)])
+    assert ": u32 = nothing;" in text or ": f32 = bitcast<f32>(nothing);" in text
+
+
+def test_memory_that_is_bound_later():
+    k = KernelBuilder("open")
+    x, y, n = k.pointer("x", DType.F32), k.pointer("y", DType.U8, write=True), k.index("n")
+    with k.parallel("i", n) as i:
+        k.store(y, i, k.cast(k.load(x, i), DType.U8))
+    prelude = Prelude()
+    made = open_kernel(in_words(legalize(k.build(), WGSL)), prelude)
+    assert made.calls == (("read",), ("and", "or")) and "fn main(" in made.text and "fn is_nan" in prelude.text
+    assert "read0(" in made.text and "or1(" in made.text and "var<storage" not in made.text
 
 
 def test_nan_and_infinity():

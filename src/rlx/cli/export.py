@@ -11,7 +11,7 @@ TPUs OUT is a folder with an executable and a report of its memory.
 examples:
   rlx export cpu smollm2 smollm2.rlxc
   rlx export cpu graph.rlx graph.rlxc --option weights=none
-  rlx export web smollm2 page
+  rlx export web smollm2 page --gpu
   rlx export cortex-m digits.rlxq digits-m4 --cpu cortex-m4 --check host
   rlx export fpga mnist digits-up5k --part up5k --max-cycles 400000 --report --check
   rlx export tpu graph.rlx graph-v5e --topology v5e:2x4
@@ -57,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write an HTML page about memory and work, as --option report=PAGE",
     )
     parser.add_argument("--topology", help="the TPUs to compile for (v5e:2x4), as --option topology=CHIPS")
+    gpu = "also write what browsers with WebGPU run, as --option gpu=yes"
+    parser.add_argument("--gpu", action="store_const", const="yes", help=gpu)
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -78,7 +80,7 @@ def export(target: str, args: argparse.Namespace) -> int:
             raise RlxError(f"an option is NAME=VALUE, got {given!r}; known: {', '.join(exporter.options) or 'none'}")
         options[name] = value
     # `rlx compile` has the other arguments alone.
-    for name in ("cpu", "part", "max-cycles", "report", "check", "topology"):
+    for name in ("cpu", "part", "max-cycles", "report", "check", "topology", "gpu"):
         if (given := getattr(args, name.replace("-", "_"), None)) is not None:
             options[name] = given
     exporter.checked(options)

@@ -106,6 +106,11 @@ def _packs_weights(settings: Settings) -> bool:
     return settings.has_prepare and settings.generator is not None and settings.generator.panel_width is not None
 
 
+def _packs_blocks(settings: Settings) -> bool:
+    """Blocks of files lie in panels of the same width on every machine."""
+    return settings.has_prepare and settings.generator is not None
+
+
 def _lower_blocks(c: Compilation) -> Compilation:
     graph = lower_blocks(c.graph)
     return c if graph is c.graph else replace(c, graph=graph)
@@ -166,7 +171,7 @@ def _pack_floats(graph: Graph, settings: Settings) -> Graph:
 
 
 def _split_prepare(c: Compilation) -> Compilation:
-    done = split_prepare(c.graph, stored_panels(c.graph) if _packs_weights(c.settings) else ())
+    done = split_prepare(c.graph, stored_panels(c.graph) if _packs_blocks(c.settings) else ())
     if done.prepare is None:
         return replace(c, graph=done.main)
     prepare = Compilation(done.prepare, c.settings, part="prepare")
@@ -315,7 +320,7 @@ STEPS: tuple[Step, ...] = (
         Stage.Weights,
         on_graph(lambda graph, _: pack_quantized(graph)),
         "Products read blocks of files in panels, which are made once.",
-        _packs_weights,
+        _packs_blocks,
         optional=True,
     ),
     Step(

@@ -1,16 +1,26 @@
-"""Exported folders at work, in node."""
+"""Exported folders at work, in node and in a browser."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rlx.cli.serve_web import page_server
 from rlx.ir.dtype import DType
+
+# The box to write in, when the page waits for a text.
+READY = "#text:not([disabled])"
+# What lets Chromium have WebGPU without a GPU.
+SOFTWARE_GPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 
 
 def node_command() -> str:
@@ -65,3 +75,63 @@ def run_page(folder: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         np.frombuffer((folder / f"output{i}.bin").read_bytes(), DType(dtype).numpy).reshape(shape)
         for i, (dtype, shape) in enumerate(said["types"])
     ]
+
+
+@contextmanager
+def driving() -> Iterator[Callable[..., Any]]:
+    """What opens Chromium with flags, for a block; the test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make tools)")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no browser: chromium is not on the path (make tools)")
+    with playwright.sync_playwright() as driver:
+        opened = []
+
+        def browser(*flags: str) -> Any:
+            args = ["--no-sandbox", "--disable-dev-shm-usage", *flags]
+            opened.append(driver.chromium.launch(executable_path=found, args=args))
+            return opened[-1]
+
+        yield browser
+        for one in opened:
+            one.close()
+
+
+@contextmanager
+def watched(browser: Any) -> Iterator[Any]:
+    """A page whose `faults` are the errors that it reports."""
+    context = browser.new_context(viewport={"width": 900, "height": 700})
+    opened = context.new_page()
+    opened.faults = []
+    opened.on("pageerror", lambda error: opened.faults.append(str(error)))
+    opened.on("console", lambda message: message.type == "error" and opened.faults.append(message.text))
+    yield opened
+    context.close()
+
+
+class serving:
+    """A server of a folder, for the time of a block."""
+
+    def __init__(self, folder, server=None):
+        self.server = page_server(folder) if server is None else server
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+        return f"http://127.0.0.1:{self.server.server_port}/"
+
+    def __exit__(self, *error):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+def ask(page, text, tokens=32):
+    page.fill("#tokens", str(tokens))
+    page.fill("#text", text)
+    page.press("#text", "Enter")
+
+
+def answered(page):
+    page.wait_for_selector(READY, timeout=60_000)
+    return page.inner_text("#talk .model:last-child")

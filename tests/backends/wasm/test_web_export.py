@@ -58,7 +58,9 @@ def test_a_folder_has_all_that_a_page_needs(page):
         "relaxed.wasm",
         "rlx.d.ts",
         "rlx.js",
+        "sizes.js",
         "threads.js",
+        "wasm_machine.js",
         "weights.000.bin",
     }
     assert [path.name for path in page.iterdir()] == ["page"], "nothing is left beside it"
@@ -233,12 +235,12 @@ def test_residents_are_stored_over_in_their_place(tmp_path):
     WebExporter().export(graph, {}, tmp_path / "page")
     script = """
 import { load } from "./page/rlx.js";
-const program = await load(), state = program.zeros("f32", [3]), before = program.heap.holes.length;
+const program = await load(), state = program.zeros("f32", [3]), before = program.machine.heap.holes.length;
 let same = true;
 for (let i = 0; i < 5; i++) same &&= program.run({ state })[0] === state;
 const data = Array.from(state.data), [copied] = program.run({ state: new Float32Array(2) });
 state.free();
-const holes = [before, program.heap.holes.length];
+const holes = [before, program.machine.heap.holes.length];
 console.log(JSON.stringify({ same, data, copied: Array.from(copied.data), holes }));
 """
     found = run_node(script, tmp_path)
@@ -290,11 +292,11 @@ const x = Float32Array.from({ length: 512 * 96 }, (_, i) => Math.sin(i)), one = 
 const several = await load(undefined, { threads: 3 }), [{ data: wanted }] = one.run({ x });
 let isSame = true, runs = 0;
 // Helpers come when they are ready.
-for (const start = Date.now(); Date.now() - start < 60000 && (runs < 20 || several.team.helped < 20); runs++) {
+for (const start = Date.now(); Date.now() - start < 60000 && (runs < 20 || several.machine.team.helped < 20); runs++) {
   const [{ data }] = several.run({ x });
   isSame &&= wanted.every((value, i) => value === data[i]);
 }
-const { helped } = several.team, { threads } = several;
+const { helped } = several.machine.team, { threads } = several;
 several.close();
 console.log(JSON.stringify({ isSame, helped, threads: [one.threads, threads, several.threads] }));
 process.exit();

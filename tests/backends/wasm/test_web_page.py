@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import zlib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 
 import pytest
+from page_runs import READY, answered, ask, driving, serving, watched
 
 import rlx
 from rlx.cli import main
-from rlx.cli.serve_web import page_server
 
 pytestmark = pytest.mark.targets
 
 TINY = str(resources.files("rlx.models") / "data" / "tiny.gguf")
-READY = "#text:not([disabled])"
 
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make tools)")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no browser: chromium is not on the path (make tools)")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield opened
-        opened.close()
+    with driving() as open_browser:
+        yield open_browser()
 
 
 @pytest.fixture(scope="module")
@@ -47,43 +39,10 @@ def address(folder):
         yield url
 
 
-class serving:
-    """A server of a folder, for the time of a block."""
-
-    def __init__(self, folder, server=None):
-        self.server = page_server(folder) if server is None else server
-
-    def __enter__(self):
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
-        self.thread.start()
-        return f"http://127.0.0.1:{self.server.server_port}/"
-
-    def __exit__(self, *error):
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
 @pytest.fixture
 def page(browser):
-    context = browser.new_context(viewport={"width": 900, "height": 700})
-    opened = context.new_page()
-    opened.faults = []
-    opened.on("pageerror", lambda error: opened.faults.append(str(error)))
-    opened.on("console", lambda message: message.type == "error" and opened.faults.append(message.text))
-    yield opened
-    context.close()
-
-
-def ask(page, text, tokens=32):
-    page.fill("#tokens", str(tokens))
-    page.fill("#text", text)
-    page.press("#text", "Enter")
-
-
-def answered(page):
-    page.wait_for_selector(READY, timeout=60_000)
-    return page.inner_text("#talk .model:last-child")
+    with watched(browser) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -170,3 +170,28 @@ class TestRefusals:
     def test_empty_arrays(self):
         wanted, got = both(lambda x: x * 2.0, np.zeros((0, 3), np.float32))
         assert got.shape == wanted.shape == (0, 3)
+
+
+def test_weights_of_files_are_laid_out_once_and_not_in_every_run():
+    from rlx.backends.api import CompileOptions
+    from rlx.backends.options_to_pipeline import compile_with_options
+    from rlx.models.exporting import model_program
+
+    program = model_program(str(Path(rlx.models.__file__).parent / "data" / "tiny.gguf"))
+    compiled = compile_with_options(program.graph, "wgpu", CompileOptions())
+    assert "matmul" in {k.kind for k in compiled.lir.kernels} and "layout" not in {k.kind for k in compiled.lir.kernels}
+    assert "layout" in {k.kind for k in compiled.prepare.kernels}
+
+
+@pytest.mark.real
+@on_gpu
+def test_smollm2_writes_what_it_writes_on_the_cpu():
+    from rlx.errors import RlxError
+    from rlx.models.pull import locate
+
+    try:
+        path = locate("smollm2")
+    except RlxError as error:
+        pytest.skip(f"{error}")
+    cpu, gpu = (rlx.load(path, device=d).complete(["The capital of France is"], 32)[0] for d in ("cpu", "wgpu"))
+    assert gpu.token_ids == cpu.token_ids and len(gpu.token_ids) > 20

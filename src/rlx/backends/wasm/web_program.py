@@ -18,9 +18,8 @@ import numpy as np
 
 from rlx.backends.memory import Array
 from rlx.backends.program.grid import Grid
-from rlx.backends.program.program import HostStep, LoopStep, NativeStep, Operand, Place, Program
+from rlx.backends.program.program import Code, HostStep, LoopStep, NativeStep, Operand, Place, Program
 from rlx.backends.program.signature import Signature
-from rlx.backends.wasm.code import WasmCode, codes_of
 from rlx.backends.wasm.sandbox import aligned
 from rlx.errors import BackendError
 from rlx.ir.dim_algebra import DimAtom
@@ -35,12 +34,14 @@ Json = Any
 
 
 class WebProgram:
-    """The document of a program, without its parts, and the pieces of its memory in order: `(offset, array)`."""
+    """The document of a program, without its parts, and the pieces of its memory in order: `(offset, array)`. Kernels
+    have the numbers of their place in `codes`, which are those of the program and of the bodies of its loops."""
 
-    def __init__(self, program: Program, signature: Signature, params: Sequence[Array]) -> None:
-        self.codes: dict[int, WasmCode] = codes_of(program)
-        self._kernels = {number: position for position, number in enumerate(self.codes)}
-        self._grids: list[Json] = [[] for _ in self.codes]
+    def __init__(
+        self, program: Program, codes: Mapping[int, Code], signature: Signature, params: Sequence[Array]
+    ) -> None:
+        self._kernels = {number: position for position, number in enumerate(codes)}
+        self._grids: list[Json] = [[] for _ in codes]
         self._sizes: dict[Size, int] = {}
         self._programs: list[Json] = []
         self.pieces: list[tuple[int, Array]] = []

@@ -5,8 +5,9 @@ forbids to bind memory that is written twice: a `Bound` for each buffer paramete
 larger than a binding may be takes several of them. Scalars come in a uniform array: first the places where buffers
 begin, then sizes. A block is a workgroup; blocks are numbered through a grid of two dimensions.
 
-Compilers of WGSL may compute (a + b) - b as a, a - a as 0 and not (a < b) as a >= b. The loop IR means what it says:
-where two operations could become one, the value between them is joined with a word that only the run knows to be 0.
+Compilers of WGSL may compute (a + b) - b as a, a - a as 0, a x - a y as a (x - y), 0 x as 0 and not (a < b) as a >= b.
+The loop IR means what it says: where two operations could become one, the value between them is joined with a word that
+only the run knows to be 0, and zeros are made of that word.
 
 WGSL begins variables with zeros, and compilers write them out one by one, in time that grows with their square: larger
 arrays of a thread lie in a buffer of scratch, and larger tables in one of their words, for each of which there is one
@@ -47,6 +48,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -102,7 +104,8 @@ _LANES = "xyzw"
 
 
 class Bound(NamedTuple):
-    """Where a parameter's words are: the first binding, how many there are, and the words of all but the last."""
+    """Where a parameter's words are: the first binding, how many there are, and the words of all but the last. Without
+    windows that is not known yet: `first` is the number of the memory in an `OpenKernel`."""
 
     first: int
     windows: int = 1
@@ -115,6 +118,14 @@ class WgslKernel(NamedTuple):
     entry: str
     kernel: Kernel
     bounds: tuple[Bound, ...]
+
+
+class OpenKernel(NamedTuple):
+    """A kernel whose memory somebody else binds: the text of its entry point and of what it declares, and of each
+    memory which functions are to be written for it: `read0(place: i32) -> u32`, `store0(place: i32, x: u32)`, `or0`."""
+
+    text: str
+    calls: tuple[tuple[str, ...], ...]
 
 
 def scratch_arrays(kernel: Kernel) -> list[Buffer]:
@@ -154,6 +165,16 @@ def wgsl_module(kernels: Sequence[WgslKernel]) -> str:
     return "\n".join([*sorted(declared)]) + "\n" + prelude.text + "\n" + "\n".join(texts)
 
 
+def open_kernel(kernel: Kernel, prelude: Prelude) -> OpenKernel:
+    """A kernel with the entry point `main` for whoever binds its memory. The functions in `prelude` belong to it."""
+    count = sum(isinstance(p, Buffer) for p in kernel.params)
+    count += bool(scratch_arrays(kernel)) + bool(stored_tables(kernel))
+    made = _Function(WgslKernel("main", kernel, tuple(Bound(n, 0) for n in range(count))), prelude)
+    text = made.text()
+    declared = "".join(f"{line}\n" for line in dict.fromkeys(made.declarations))
+    return OpenKernel(declared + text, tuple(tuple(made.calls[n]) for n in range(count)))
+
+
 class _Function(TextLayer):
     has_bare_statements = False
 
@@ -179,6 +200,8 @@ class _Function(TextLayer):
         self.made = {s.result: s for s in walk(self.kernel.body) if isinstance(s, Let)}
         self.last_argument = ""
         self.uses_nothing = False
+        # Of memory that is bound elsewhere, what is done with it.
+        self.calls: defaultdict[int, dict[str, None]] = defaultdict(dict)
 
     def text(self) -> str:
         self.scalars()
@@ -247,7 +270,7 @@ class _Function(TextLayer):
         if buffer in self.arrays:
             return f"{self.arrays[buffer]}[{place}]"
         bound = self.bounds[buffer]
-        if bound.windows > 1:
+        if bound.windows != 1:
             word = f"{self.read_function(bound)}({place})"
         else:
             name = f"{self.binding(bound, bound.first)}[{place}]"
@@ -259,7 +282,7 @@ class _Function(TextLayer):
         if load.mask is None or load.other is None:
             self.line(f"let {self.fresh(load.result)} = {word};")
             return
-        self.line(f"{self.declared(load.result)} = {self.at(load.other)};")
+        self.line(f"{self.declared(load.result)} = {self.unknown_zero(load.other)};")
         self.line(f"if ({self.at(load.mask)}) {{ {self.names[load.result]} = {word}; }}")
 
     def store(self, store: Store) -> None:
@@ -279,7 +302,7 @@ class _Function(TextLayer):
         return f"bitcast<u32>({self.at(value)})"
 
     def written(self, bound: Bound, place: str, word: str) -> str:
-        if bound.windows > 1:
+        if bound.windows != 1:
             return f"{self.write_function(bound, 'store')}({place}, {word});"
         name = f"{self.binding(bound, bound.first)}[{place}]"
         return f"atomicStore(&{name}, {word});" if bound.first in self.atomic_bindings else f"{name} = {word};"
@@ -287,13 +310,19 @@ class _Function(TextLayer):
     def atomic(self, atomic: Atomic) -> None:
         bound = self.bounds[atomic.buffer]
         place, value = self.at(atomic.offset), self.at(atomic.value)
-        if bound.windows > 1:
+        if bound.windows != 1:
             self.line(f"{self.write_function(bound, atomic.op)}({place}, {value});")
         else:
             call = f"atomic{atomic.op.capitalize()}"
             self.line(f"{call}(&{self.binding(bound, bound.first)}[{place}], {value});")
 
+    def open_function(self, bound: Bound, op: str) -> str:
+        self.calls[bound.first][op] = None
+        return f"{op}{bound.first}"
+
     def read_function(self, bound: Bound) -> str:
+        if not bound.windows:
+            return self.open_function(bound, "read")
         is_atomic = bound.first in self.atomic_bindings
         cases = []
         for i in range(bound.windows):
@@ -303,6 +332,8 @@ class _Function(TextLayer):
         return self.prelude.define(name, _by_window(f"fn {name}(place: i32) -> u32 {{", bound, cases))
 
     def write_function(self, bound: Bound, op: str) -> str:
+        if not bound.windows:
+            return self.open_function(bound, op)
         is_atomic = bound.first in self.atomic_bindings
         cases = []
         for i in range(bound.windows):
@@ -350,7 +381,7 @@ class _Function(TextLayer):
 
     def could_merge(self, let: Let, arg: Value) -> bool:
         if isinstance(arg, Const):
-            return _is_real(let) and arg.literal == 0
+            return arg.literal == 0 and (_is_real(let) or let.op == "select") and arg.dtype is DType.F32
         if arg not in self.made:
             return False
         before = self.made[arg]
@@ -358,12 +389,31 @@ class _Function(TextLayer):
             return before.op in COMPARISONS and before.args[0].dtype is DType.F32
         if not _is_real(let):
             return False
+        if let.op in _SUMS and self.shares_factor(let, arg):
+            return True
         others = {_number(a) for a in let.args if a is not arg}
         return (before.op in _SUMS) == (let.op in _SUMS) and not others.isdisjoint(map(_number, before.args))
+
+    def shares_factor(self, let: Let, arg: Value) -> bool:
+        """Whether the terms of a sum are products with a common factor: a * x - a * y."""
+        products = [self.made[a] for a in let.args if a in self.made and self.made[a].op == "mul"]
+        if let.op == "fma" or len(products) < 2 or arg is not let.args[0]:
+            return False
+        return not {*map(_number, products[0].args)}.isdisjoint(map(_number, products[1].args))
+
+    def copy(self, target: str, source: Value) -> None:
+        self.line(f"{target} = {self.unknown_zero(source)};")
+
+    def unknown_zero(self, value: Value) -> str:
+        """A value where it is one of several that a variable may have; of 0 compilers would know that 0 * x is 0."""
+        is_zero = isinstance(value, Const) and value.dtype in (DType.F32, DType.U32) and value.literal == 0
+        return self.kept(value) if is_zero else self.at(value)
 
     def kept(self, arg: Value) -> str:
         """A value that compilers know nothing of."""
         self.uses_nothing = True
+        if isinstance(arg, Const) and arg.dtype is DType.U32:
+            return "nothing"
         if isinstance(arg, Const):
             zero = "bitcast<f32>(nothing)"
             return f"(-{zero})" if math.copysign(1.0, arg.literal) < 0 else zero
@@ -376,6 +426,8 @@ class _Function(TextLayer):
         is_float = source is DType.F32
         if op == "ne" and let.args[0] is let.args[1] and is_float:
             return f"{self.prelude.function('is_nan')}({args[0]})"
+        if op == "ne" and is_float:
+            return self.differs(args[0], args[1])
         if op in COMPARISONS:
             return f"{args[0]} {_SIGNS[op]} {args[1]}"
         if op in _LOGICAL and source is DType.BOOL:
@@ -406,7 +458,14 @@ class _Function(TextLayer):
                 return f"bitcast<{TYPE[let.result.dtype]}>({args[0]})"
         raise InternalError(f"{op} on {source} reached the WGSL emitter; legalize expands it first")
 
+    def differs(self, a: str, b: str) -> str:
+        """a != b of floats: that sign of WGSL is false of NaN with some compilers, and what they make of !(a == b)."""
+        self.uses_nothing = True
+        return f"({a} == {b}) == (nothing != 0u)"
+
     def cast(self, x: str, source: DType, to: DType) -> str:
+        if to is DType.BOOL and source is DType.F32:
+            return self.differs(x, self.prelude.literal(source, 0))
         if to is DType.BOOL:
             return f"{x} != {self.prelude.literal(source, 0)}"
         if source is DType.F32 and to is not DType.F32:

@@ -26,18 +26,20 @@ export class Embedder {
     return [...before, ...plain.slice(0, this.notes.context - before.length - after.length), ...after];
   }
 
-  /** One vector for each text; a single string gives a single vector. */
+  /** One vector for each text; a single string gives a single vector. With a GPU it is the promise of them. */
   embed(texts) {
     if (!this.notes.pools) throw new Error("this encoder gives no vectors of texts; use `states`");
     const many = typeof texts === "string" ? [texts] : texts;
-    const [, { data, shape }] = many.length ? this.#run(many) : [null, { data: new Float32Array(0), shape: [0, 0] }];
-    const vectors = many.map((_, i) => data.slice(i * shape[1], (i + 1) * shape[1]));
-    return typeof texts === "string" ? vectors[0] : vectors;
+    if (!many.length) return [];
+    return then(this.#run(many), ([, { data, shape }]) => {
+      const vectors = many.map((_, i) => data.slice(i * shape[1], (i + 1) * shape[1]));
+      return typeof texts === "string" ? vectors[0] : vectors;
+    });
   }
 
   /** The hidden states [texts, tokens, size] of texts; those of padding mean nothing. */
   states(texts) {
-    return this.#run(texts)[0];
+    return then(this.#run(texts), ([states]) => states);
   }
 
   #run(texts) {
@@ -57,6 +59,9 @@ export class Embedder {
     return this.program.run(inputs);
   }
 }
+
+/** A function of a value, or of what a promise will give. */
+const then = (found, f) => (found instanceof Promise ? found.then(f) : f(found));
 
 /** How alike two vectors are, from -1 to 1. */
 export function cosine(a, b) {

@@ -1,6 +1,6 @@
 // Types of language_model.js.
 
-import type { LoadOptions, Program } from "./rlx.js";
+import type { LoadOptions, Program, Tensor, TypedArray } from "./rlx.js";
 
 export interface WritingOptions {
   /** 64 unless told. */
@@ -15,7 +15,7 @@ export interface WritingOptions {
 
 export declare class LanguageModel {
   static load(base?: string | URL, options?: LoadOptions): Promise<LanguageModel>;
-  readonly program: Program;
+  readonly program: Program<Record<string, TypedArray | Tensor>, Tensor[], Tensor[] | Promise<Tensor[]>>;
   readonly tokenizer: { encode(text: string, addSpecial?: boolean): number[]; decode(ids: number[]): string };
   /** Whether there is a template for conversations. */
   readonly chats: boolean;

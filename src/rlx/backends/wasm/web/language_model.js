@@ -51,7 +51,7 @@ export class LanguageModel {
     if (!ids.length) throw new Error("the prompt has no tokens; this model needs at least one");
     if (ids.length >= this.notes.context)
       throw new Error(`the prompt has ${ids.length} tokens, and the context of this model ${this.notes.context}`);
-    let logits = this.#read(ids), rested = performance.now();
+    let logits = await this.#read(ids), rested = performance.now();
     for (let written = 0; written < maxTokens; written++) {
       const id = temperature > 0 ? sampled(logits, temperature, topK) : largest(logits);
       if (this.notes.ends.includes(id)) return;
@@ -62,7 +62,7 @@ export class LanguageModel {
         rested = performance.now();
       }
       if (signal?.aborted || written + 1 === maxTokens || this.tokens.length >= this.notes.context) return;
-      logits = this.#extend([id]);
+      logits = await this.#extend([id]);
     }
   }
 
@@ -74,14 +74,14 @@ export class LanguageModel {
     return this.#extend(ids.slice(same));
   }
 
-  #extend(ids) {
+  async #extend(ids) {
     this.#reserve(this.tokens.length + ids.length);
     let logits;
-    for (let at = 0; at < ids.length; at += this.notes.chunk) logits = this.#advance(ids.slice(at, at + this.notes.chunk));
+    for (let at = 0; at < ids.length; at += this.notes.chunk) logits = await this.#advance(ids.slice(at, at + this.notes.chunk));
     return logits;
   }
 
-  #advance(ids) {
+  async #advance(ids) {
     const before = this.tokens.length, wrong = ids.find((id) => !(id >= 0 && id < this.notes.vocab));
     if (wrong !== undefined) throw new Error(`token ${wrong} is not one of the ${this.notes.vocab} of this model`);
     const inputs = {
@@ -92,7 +92,7 @@ export class LanguageModel {
       ...this.tables,
     };
     this.notes.caches.forEach((name, i) => (inputs[name] = this.caches[i]));
-    const [logits] = this.program.run(inputs);
+    const [logits] = await this.program.run(inputs);
     this.tokens.push(...ids);
     return logits.data;
   }
@@ -110,28 +110,23 @@ export class LanguageModel {
       return this.program.zeros(dtype, declared.map((d) => sizes[d] ?? Number(d)));
     });
     grown.forEach((to, i) => {
-      if (this.caches[i]) copyRows(this.caches[i], to);
+      // [1, heads, places, ...]: what there is of each head.
+      if (this.caches[i]) to.copyParts(this.caches[i], to.shape[1]);
       this.caches[i]?.free();
     });
     Object.values(this.tables ?? {}).forEach((table) => table.free());
     this.tables = {};
     for (const [name, { angles, gain }] of Object.entries(this.notes.rope)) {
       for (const [part, turn] of [["cos", Math.cos], ["sin", Math.sin]]) {
-        const table = (this.tables[`${name}.${part}`] = this.program.zeros("f32", [capacity, angles.length]));
-        const { data } = table;
+        const data = new Float32Array(capacity * angles.length);
         // The spare place is no position.
         for (let row = 0; row < capacity; row++)
           angles.forEach((angle, i) => (data[row * angles.length + i] = turn((row === capacity - 1 ? 0 : row) * angle) * gain));
+        this.tables[`${name}.${part}`] = this.program.put("f32", [capacity, angles.length], data);
       }
     }
     [this.caches, this.capacity] = [grown, capacity];
   }
-}
-
-/** What a cache [1, heads, places, ...] holds, into one with more places. */
-function copyRows(from, to) {
-  const heads = from.shape[1], a = from.data, b = to.data, [old, now] = [a.length / heads, b.length / heads];
-  for (let head = 0; head < heads; head++) b.set(a.subarray(head * old, (head + 1) * old), head * now);
 }
 
 function largest(logits) {

@@ -36,11 +36,13 @@ function ask(text) {
 
 const HANDLERS = {
   progress: (part) => (at("bar").value = part),
-  ready: ({ name, context, chats: hasTemplate, threads, seconds }) => {
+  ready: ({ name, context, chats: hasTemplate, threads, device, gpuName, note, seconds }) => {
     chats = hasTemplate;
     at("title").textContent = document.title = name;
     const how = chats ? "chat" : "continues your text", many = threads === 1 ? "1 thread" : `${threads} threads`;
-    at("about").textContent = `ready in ${seconds.toFixed(1)} s · ${context} tokens of context · ${many} · ${how}`;
+    const where = device === "webgpu" ? `WebGPU${gpuName && ` (${gpuName})`}` : many;
+    at("about").textContent = `ready in ${seconds.toFixed(1)} s · ${context} tokens of context · ${where} · ${how}`;
+    at("note").textContent = note && `${note}; WebAssembly computes instead`;
     at("text").placeholder = chats ? "Ask something" : "Begin a text";
     at("loading").hidden = true;
     busy(false);
@@ -82,7 +84,8 @@ at("clear").onclick = () => {
   turns = [];
   at("talk").replaceChildren();
 };
-worker.postMessage({ load: true });
+// By `?device=wasm` in its address a page does not look for a GPU.
+worker.postMessage({ load: { gpu: new URLSearchParams(location.search).get("device") !== "wasm" } });
 
 /** Have files kept, where the browser allows it; the page does not depend on it. */
 async function keepOffline() {

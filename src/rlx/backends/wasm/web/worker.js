@@ -1,19 +1,21 @@
-// The model beside the page, so that the page stays awake. Messages in: {load}, {ask: turns | text, ...}, {stop}.
+// The model beside the page, so that the page stays awake. Messages in: {load: {gpu}}, {ask: turns | text, ...}, {stop}.
 // Messages out: {progress}, {ready}, {piece}, {done}, {error}.
 
 import { LanguageModel } from "./language_model.js";
 
 let model = null, stopper = new AbortController();
 
-async function open() {
+async function open({ gpu }) {
   const start = performance.now();
   model = await LanguageModel.load(new URL(".", import.meta.url), {
     onProgress: (done, total) => postMessage({ progress: done / total }),
     // As many as there are cores, up to where a token has too little work for more.
     threads: Math.min(navigator.hardwareConcurrency || 1, 8),
+    gpu,
   });
-  const { notes: { name, context }, chats, program: { threads } } = model;
-  postMessage({ ready: { name, context, chats, threads, seconds: (performance.now() - start) / 1000 } });
+  const { notes: { name, context }, chats, program: { threads, device, note, machine } } = model;
+  const seconds = (performance.now() - start) / 1000, gpuName = machine.about ?? "";
+  postMessage({ ready: { name, context, chats, threads, device, gpuName, note, seconds } });
 }
 
 async function answer({ turns, maxTokens, temperature }) {
@@ -34,7 +36,7 @@ const rate = (count, first) => (count > 1 ? (count - 1) / ((performance.now() - 
 
 onmessage = async ({ data }) => {
   try {
-    if (data.load) await open();
+    if (data.load) await open(data.load);
     else if (data.stop) stopper.abort();
     else if (data.ask) await answer(data.ask);
   } catch (error) {
