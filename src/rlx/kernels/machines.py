@@ -146,6 +146,8 @@ WGSL = Machine(
 # Any device through OpenCL: its C has all types. Devices without f64 get the second.
 OPENCL = replace(WGSL, name="opencl", gpu="opencl", has_f64=True, scratch_bytes=32 << 10)
 OPENCL_F32 = replace(OPENCL, name="opencl-f32", has_f64=False)
+# Apple GPUs: all types but f64.
+METAL = replace(OPENCL_F32, name="metal", gpu="metal", scratch_bytes=8 << 10)
 
 # The same machines with instructions for dot products of bytes, and of bf16.
 AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+avx512vnni", dot4_lanes=(4, 8, 16))
@@ -163,7 +165,7 @@ LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, 
 
 def machine_named(name: str) -> Machine:
     """A machine by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
-    known = {**MACHINES, **DOT_MACHINES, **LEVELS, **{t.name: t for t in (WGSL, OPENCL, OPENCL_F32)}}
+    known = {**MACHINES, **DOT_MACHINES, **LEVELS, **{t.name: t for t in (WGSL, OPENCL, OPENCL_F32, METAL)}}
     if name in known:
         return known[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.

@@ -190,7 +190,11 @@ class _Queue:
         self._gpu.driver.call("clFlush", self._gpu.queue)
 
 
-@cache
 def open_gpu(index: int = 0) -> OpenClGpu:
     """The device with a number, the same for all that use it."""
+    return _opened(index)
+
+
+@cache
+def _opened(index: int) -> OpenClGpu:
     return OpenClGpu(choose(index))

@@ -51,12 +51,25 @@ class DeviceArray(DeviceValue):
     def numpy(self) -> HostArray:
         return self.gpu.read(self.address, self.shape, self.dtype)
 
+    def view(self) -> HostArray | None:
+        found = self.gpu.view(self.address, (self.nbytes,), np.dtype(np.uint8)) if self.nbytes else self.numpy()
+        return None if found is None else np.asarray(_Held(found, self.buffer)).view(self.dtype).reshape(self.shape)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
     def __repr__(self) -> str:
         return f"DeviceArray({self.dtype}{list(self.shape)}, {self.gpu.about})"
+
+
+class _Held:
+    """Bytes of a buffer for NumPy to look at, which keep the buffer from being handed out again."""
+
+    def __init__(self, array: HostArray, buffer: DeviceBuffer) -> None:
+        self._array, self._buffer = array, buffer
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, True)}
 
 
 class GpuSpace(MemorySpace):

@@ -56,6 +56,10 @@ class TextGpu(ABC):
     def read(self, address: int, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A copy on the host, when all work before it is done."""
 
+    def view(self, address: int, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+        """The memory itself, when all work before it is done, where the host shares it."""
+        return None
+
     @abstractmethod
     def wait(self) -> None:
         """Return when all work is done."""

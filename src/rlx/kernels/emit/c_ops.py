@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
-from rlx.kernels.emit.c_text import VALUE_TYPE, Prelude, literal_text
+from rlx.kernels.emit.c_text import VALUE_TYPE, Prelude
 from rlx.kernels.emit.text_layer import TextLayer
 from rlx.kernels.ir.loop_ir import COMPARISONS, FLOATS, Const, Let, Value, ValueType
 
@@ -36,7 +36,7 @@ class COps(TextLayer):
     def at(self, value: Value, lane: str = "l") -> str:
         """One lane of a value; a scalar has the same in every lane."""
         if isinstance(value, Const):
-            return literal_text(value.dtype, value.literal)
+            return self.prelude.literal(value.dtype, value.literal)
         return self.names[value] if value.lanes == 1 else f"{self.names[value]}[{lane}]"
 
     def assign(self, result: Value, expression: str) -> None:
@@ -129,7 +129,7 @@ class COps(TextLayer):
     def bitcast(self, let: Let) -> None:
         (x,) = let.args
         if isinstance(x, Const):
-            self.assign(x, literal_text(x.dtype, x.literal))
+            self.assign(x, self.prelude.literal(x.dtype, x.literal))
         source = self.names[x]
         self.line(f"{self.declared(let.result)};")
         target = self.names[let.result]

@@ -97,6 +97,9 @@ class Prelude:
     def text(self) -> str:
         return "".join(f"\n{text}" for text in self._functions.values())
 
+    def literal(self, dtype: DType, literal: Literal) -> str:
+        return literal_text(dtype, literal)
+
     def define(self, name: str, result: str, params: str, body: str) -> str:
         self._functions.setdefault(name, f"static inline {result} {name}({params}) {{\n    {body}\n}}\n")
         return name
@@ -128,11 +131,11 @@ class Prelude:
         number, kind = VALUE_TYPE[source], VALUE_TYPE[to]
         bits = 8 * to.size_bytes
         lowest, beyond = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if to.is_signed else (0, 2**bits)
-        low, high = literal_text(to, lowest), literal_text(to, beyond - 1)
+        low, high = self.literal(to, lowest), self.literal(to, beyond - 1)
         lines = [
             "if (x != x) return 0;",
-            f"if (x <= {literal_text(source, lowest)}) return {low};",
-            f"if (x >= {literal_text(source, beyond)}) return {high};",
+            f"if (x <= {self.literal(source, lowest)}) return {low};",
+            f"if (x >= {self.literal(source, beyond)}) return {high};",
             f"return ({kind})x;",
         ]
         return self.define(f"{to}_from_{source}", kind, f"{number} x", "\n    ".join(lines))

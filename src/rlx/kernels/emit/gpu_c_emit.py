@@ -15,10 +15,10 @@ from typing import ClassVar, NamedTuple
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_emit import CFunction
-from rlx.kernels.emit.c_text import MEMORY_TYPE, VALUE_TYPE, Prelude, literal_text
+from rlx.kernels.emit.c_text import MEMORY_TYPE, VALUE_TYPE, Prelude
 from rlx.kernels.emit.text_layer import GridLayer
 from rlx.kernels.ir.groups import refuse_groups
-from rlx.kernels.ir.loop_ir import FLOATS, Buffer, For, Kernel, Let, LoopKind, Space, Value
+from rlx.kernels.ir.loop_ir import FLOATS, Buffer, Const, For, Kernel, Let, LoopKind, Space, Value
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import Machine
 
@@ -137,7 +137,7 @@ class GpuCFunction(GridLayer, CFunction):
 
     def table(self, array: Buffer) -> str:
         self.buffers[array] = name = f"{self.entry}_{array.name}"
-        data = ", ".join(literal_text(array.dtype, x) for x in array.data)
+        data = ", ".join(self.prelude.literal(array.dtype, x) for x in array.data)
         return f"{self.spaces[Space.TABLE]} {MEMORY_TYPE[array.dtype]} {name}[{array.size}] = {{{data}}};"
 
     def element(self, buffer: Buffer) -> str:
@@ -161,7 +161,9 @@ class GpuCFunction(GridLayer, CFunction):
         (x,) = let.args
         to = VALUE_TYPE[let.result.dtype]
         if let.result.lanes == x.lanes:
-            self.assign(let.result, self.as_type(to, self.at(x)))
+            # A literal of a narrow type has the width of an int.
+            bits = f"({VALUE_TYPE[x.dtype]}){self.at(x)}" if isinstance(x, Const) else self.at(x)
+            self.assign(let.result, self.as_type(to, bits))
             return
         # Lanes of other widths share the memory of both.
         both = f"{self.fresh(let.result)}_bits"
