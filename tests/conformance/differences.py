@@ -305,7 +305,7 @@ DIFFERENCES = {
         ("Irfft",),
         NOT_FINITE,
         lambda found: ~np.isfinite(found.got),
-        ("xla", "mlx", "wasm", "wgpu"),
+        ("xla", "mlx", "wasm", "wgpu", "opencl", "metal"),
     ),
     "shaders": Difference(
         "WGSL lets compilers assume that numbers are finite: lavapipe takes 0 x for 0, and a x - a y for a (x - y)",

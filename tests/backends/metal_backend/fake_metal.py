@@ -102,7 +102,7 @@ class Function:
         self.name, self.entry = name, getattr(library, name)
         head = re.search(rf"kernel void {name}\((.*?)\) {{", text, re.S)
         require(head, f"{name} has no head")
-        self.element = {int(i): _BYTES[kind] for _, kind, i in _PARAMETER.findall(head[1])}
+        self.element = {int(i): _BYTES[kind.removesuffix("_seen_otherwise")] for _, kind, i in _PARAMETER.findall(head[1])}
         require(sorted(self.element) == [*range(len(self.element))], f"{name} has gaps between its buffers")
 
 

@@ -22,16 +22,16 @@ from rlx.compile.claims.legalize import LegalizeError
 pytestmark = pytest.mark.targets
 # They print, or call into Python: tests/ops/test_effects.py looks at what they do.
 EFFECTS = {"DebugPrint", "HostCallback"}
-# A seeded tenth of the ops that `make test-targets` runs on other backends; `make test-targets-full` runs them all.
-NAMES = [name for name in OPS if name not in EFFECTS | OTHER_LAYOUTS["wgpu"]]
-CHOSEN = sorted(np.random.default_rng(21).choice(NAMES, len(NAMES) // 10, replace=False))
+NAMES = [name for name in OPS if name not in EFFECTS | OTHER_LAYOUTS["metal"]]
 
 
 def normal(*dims, seed=0):
     return np.random.default_rng(seed).standard_normal(dims, np.float32)
 
 
-def assert_conforms(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tenth(stand_in, name):
+    """Of the samples of each op, as on other backends that need tools."""
     failures, refusals = [], []
     chosen = tenth(name)
     for case in chosen:
@@ -42,17 +42,6 @@ def assert_conforms(name):
     assert not failures, "\n".join(map(str, failures[:10]))
     if len(refusals) == len(chosen):
         pytest.skip(refusals[0])
-
-
-@pytest.mark.parametrize("name", CHOSEN)
-def test_a_tenth(stand_in, name):
-    assert_conforms(name)
-
-
-@pytest.mark.targets_full
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in CHOSEN])
-def test_the_others(stand_in, name):
-    assert_conforms(name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
