@@ -85,7 +85,7 @@ def test_one_compile_serves_every_size_and_specialises():
 
 
 def test_linear_layers_fuse_where_targets_claim_it():
-    result = CompilePipeline.new("metal").compile(two_layers("fusable"))
+    result = CompilePipeline.new("mlx").compile(two_layers("fusable"))
     assert result.fusion.fused_matmul_bias_act == 2
     assert result.fusion.matmul_after == 0
     own = CompilePipeline.new("cpu").compile(two_layers())
@@ -144,13 +144,13 @@ def test_an_explicit_claim_is_obeyed():
 
 
 def test_fusion_can_be_required():
-    clean = CompilePipeline.new("metal").with_assert_fusion_clean()
+    clean = CompilePipeline.new("mlx").with_assert_fusion_clean()
     clean.compile(two_layers())
     g = Graph("shared")
     x, w, b = g.input("x", (4, 8)), g.param("w", (8, 8)), g.param("b", (8,))
     product = x @ w
     g.set_outputs([rlx.gelu(product + b), product])
-    with pytest.raises(RlxError, match=r"assert_fusion_clean: 1 patterns did not fuse for metal:\n  matmul_bias_act"):
+    with pytest.raises(RlxError, match=r"assert_fusion_clean: 1 patterns did not fuse for mlx:\n  matmul_bias_act"):
         clean.compile(g)
 
 
@@ -209,7 +209,7 @@ def test_options_and_builders():
 def test_the_report_is_printed_on_request(capsys):
     with rlx.knobs(fusion_report=True):
         CompilePipeline.new().compile(two_layers())
-        CompilePipeline.new("metal").compile(two_layers("fusable"))
+        CompilePipeline.new("mlx").compile(two_layers("fusable"))
     shown = capsys.readouterr().err
     assert "cpu: @two_layers" in shown
     assert "product_operand" in shown
@@ -264,7 +264,7 @@ def test_blocks_are_differentiated_in_their_primitive_form():
 
     module = rlx.Graph.define("loss", build)
     hir_id = module.as_hir().leaf("w").id
-    result = CompilePipeline.new("metal").compile_training(module, [hir_id])
+    result = CompilePipeline.new("mlx").compile_training(module, [hir_id])
     assert result.forward.fusion.fused_matmul_bias_act == 1
     graph = grad_with_loss(module.as_hir().lower_for_autodiff().as_graph(), ["w"])
     values = random_values(graph, {"B": 2})

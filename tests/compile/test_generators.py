@@ -9,7 +9,7 @@ from rlx.compile.generators import generator_for
 
 COMPILE_ALONE = """
 from rlx.compile.generators import generator_for
-print([generator_for(t) is not None for t in ("cpu", "cuda", "metal")])
+print([generator_for(t) is not None for t in ("cpu", "cuda", "mlx")])
 """
 PIPELINE_ALONE = """
 import rlx.ops
@@ -31,4 +31,4 @@ def test_a_process_that_imports_the_compiler_alone_has_them(program, answer):
 
 
 def test_targets_without_one():
-    assert generator_for("metal") is None
+    assert generator_for("mlx") is None

@@ -59,8 +59,8 @@ def test_sessions_give_reports():
 
 
 def test_json_says_all():
-    result = compiled(llama(), "metal")
-    document = json.loads(result.report("metal").json())
+    result = compiled(llama(), "mlx")
+    document = json.loads(result.report("mlx").json())
     assert document["program"] == "llama"
     assert document["fingerprint"] == str(result.lir.fingerprint())
     assert [k["kind"] for k in document["kernels"]] == [k.kind for k in result.lir.kernels]
@@ -239,7 +239,7 @@ class Page(HTMLParser):
             self.headings.append(data)
 
 
-@pytest.mark.parametrize("target", ["cpu", "metal"])
+@pytest.mark.parametrize("target", ["cpu", "mlx"])
 def test_the_page_is_whole(tmp_path, target):
     result = compiled(llama(), target)
     report = result.report(target)
@@ -384,7 +384,7 @@ def test_the_page_names_missed_patterns_with_their_line():
     x, w, b = g.input("x", (4, 8)), g.param("w", (8, 8)), g.param("b", (8,))
     product = x @ w
     g.set_outputs([rlx.gelu(product + b), product])
-    text = compiled(g, "metal").report("metal").html()
+    text = compiled(g, "mlx").report("mlx").html()
     assert "Patterns that did not fuse" in text
     assert "is_output" in text
     assert re.search(r"test_report\.py:\d+", text)

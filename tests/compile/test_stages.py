@@ -246,7 +246,7 @@ def test_a_bad_edit_is_refused(tmp_path, old, new, message):
 
 
 def test_inspection_shows_every_stage():
-    shown = inspect_pipeline(CompilePipeline.new("metal"), two_layers("fusable"))
+    shown = inspect_pipeline(CompilePipeline.new("mlx"), two_layers("fusable"))
     assert shown.hir.startswith("hir @two_layers")
     assert shown.mir_lowered.startswith("mir @two_layers")
     assert "FusedMatMulBiasAct+2" in shown.mir_diff

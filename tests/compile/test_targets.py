@@ -11,7 +11,7 @@ from rlx.compile import target as targets_module
 from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target, require, select, targets
 from rlx.errors import BackendError, ExportOnly, NoDevice, NotInstalled, UnknownDevice
 
-KNOWN = ["ane", "cortex-m", "cpu", "cuda", "fpga", "metal", "mlx", "reference", "rocm", "tpu", "wasm", "wgpu", "xla"]
+KNOWN = ["ane", "cortex-m", "cpu", "cuda", "fpga", "metal", "mlx", "opencl", "reference", "rocm", "tpu", "wasm", "wgpu", "xla"]
 
 
 def test_every_target_is_a_folder():
@@ -77,7 +77,7 @@ def test_reasons_of_absence_are_errors_of_their_own(why, error):
         require(Selection(absent))
 
 
-HERE = ("cpu", "reference", "cuda", "xla", "mlx", "wasm", "wgpu")
+HERE = ("cpu", "reference", "cuda", "xla", "mlx", "wasm", "wgpu", "opencl")
 
 
 @pytest.mark.parametrize("name", [n for n in KNOWN if n not in HERE])

@@ -305,7 +305,7 @@ DIFFERENCES = {
         ("Irfft",),
         NOT_FINITE,
         lambda found: ~np.isfinite(found.got),
-        ("xla", "mlx", "wasm", "wgpu"),
+        ("xla", "mlx", "wasm", "wgpu", "opencl", "metal"),
     ),
     "Gaussians that are not finite": Difference(
         "whether a Gaussian covers a pixel is a comparison of numbers that are NaN or overflow in f32 and not in f64; "

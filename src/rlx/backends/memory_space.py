@@ -38,6 +38,10 @@ class DeviceValue(ABC):
     def numpy(self) -> HostArray:
         """A copy on the host; waits for what computes it."""
 
+    def view(self) -> HostArray | None:
+        """The memory itself, not to be written, where the host can read it; waits like `numpy`. None elsewhere."""
+        return None
+
 
 @dataclass(frozen=True)
 class Shard:

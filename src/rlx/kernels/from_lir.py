@@ -74,9 +74,9 @@ def generator(machine: Machine) -> Generator:
 
 
 def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:
-    """Whether an attention is not to be cut: WGSL has one form for all, and kernels for tensor cores share keys among
-    blocks themselves."""
-    if machine.gpu == "wgsl":
+    """Whether an attention is not to be cut: GPUs that compile text have one form for all, and kernels for tensor cores
+    share keys among blocks themselves."""
+    if machine.is_text:
         return True
     from rlx.kernels.gpu.attention import tensor_refusal
 

@@ -34,7 +34,7 @@ class Machine:
     has_bf16_conversion: bool = False  # f32 -> bf16 is an instruction that rounds to nearest even
     has_exp2: bool = False  # 2**x is an instruction, right to the last bits but one
     has_quick_division: bool = False  # f32 division right to the last bits but one is several times as fast
-    gpu: str = ""  # "nvptx", "amdgcn" or "wgsl": which built-ins give the block and thread numbers
+    gpu: str = ""  # "nvptx", "amdgcn", "wgsl", "opencl" or "metal": in which words kernels are written
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
@@ -46,6 +46,11 @@ class Machine:
     @property
     def is_gpu(self) -> bool:
         return bool(self.gpu)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a GPU's own compiler makes code of text, and takes its time for large kernels."""
+        return self.gpu in ("wgsl", "opencl", "metal")
 
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""
@@ -138,6 +143,11 @@ WGSL = Machine(
     gpu="wgsl",
     scratch_bytes=8 << 10,
 )
+# Any device through OpenCL: its C has all types. Devices without f64 get the second.
+OPENCL = replace(WGSL, name="opencl", gpu="opencl", has_f64=True, scratch_bytes=32 << 10)
+OPENCL_F32 = replace(OPENCL, name="opencl-f32", has_f64=False)
+# Apple GPUs: all types but f64.
+METAL = replace(OPENCL_F32, name="metal", gpu="metal", scratch_bytes=8 << 10)
 
 # The same machines with instructions for dot products of bytes, and of bf16.
 AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+avx512vnni", dot4_lanes=(4, 8, 16))
@@ -155,7 +165,7 @@ LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, 
 
 def machine_named(name: str) -> Machine:
     """A machine by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
-    known = {**MACHINES, **DOT_MACHINES, **LEVELS, WGSL.name: WGSL}
+    known = {**MACHINES, **DOT_MACHINES, **LEVELS, **{t.name: t for t in (WGSL, OPENCL, OPENCL_F32, METAL)}}
     if name in known:
         return known[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.

@@ -106,10 +106,10 @@ class DeviceArray(TensorMethods):
         return self
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:
-        """A copy on the host."""
-        if copy is False:
+        """A copy on the host; with `copy=False` the memory itself where the host shares it, not to be written."""
+        array = self._value.view() if copy is False else self._value.numpy()
+        if array is None:
             raise ValueError(f"an array on {self.device} cannot be read without a copy")
-        array = self._value.numpy()
         return array if dtype is None else array.astype(dtype)
 
     @property

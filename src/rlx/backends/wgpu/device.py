@@ -1,17 +1,21 @@
-"""`Gpu`: one adapter at work: its limits, its memory, its queue, the pipelines that were made for it."""
+"""`Gpu`: one adapter of WebGPU at work: its limits, its memory, its queue, the pipelines that were made for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.text_gpu.code import TextCode
+from rlx.backends.text_gpu.device import TextGpu
+from rlx.backends.text_gpu.memory import Array, DeviceBuffer, Place, Pool
 from rlx.backends.wgpu.adapters import Adapter, choose
-from rlx.backends.wgpu.memory import Array, DeviceBuffer, Place, Pool
+from rlx.backends.wgpu.code import loader
 from rlx.backends.wgpu.pipelines import Pipelines
-from rlx.errors import BackendError
-from rlx.locks import fork_safe_lock
+from rlx.backends.wgpu.recorder import Recorder
+from rlx.errors import BackendError, OutOfMemory
 
 # Positions are counted in 32 bits.
 MOST_BYTES = 2**31 - 256
@@ -19,13 +23,16 @@ MOST_BYTES = 2**31 - 256
 _RAISED_LIMITS = ("max-storage-buffer-binding-size", "max-buffer-size", "max-storage-buffers-per-shader-stage")
 
 
-class Gpu:
-    """A device of WebGPU. Runs of all threads follow each other under its `lock`."""
+class Gpu(TextGpu):
+    """A device of WebGPU."""
+
+    name = "wgpu"
 
     def __init__(self, adapter: Adapter) -> None:
         import wgpu
 
-        self.adapter = adapter
+        super().__init__()
+        self.adapter, self.about, self.loader = adapter, str(adapter), loader()
         limits = {name: adapter.handle.limits[name] for name in _RAISED_LIMITS}
         try:
             self.handle: Any = adapter.handle.request_device_sync(required_limits=limits)
@@ -37,17 +44,24 @@ class Gpu:
         self.most_bindings: int = limits["max-storage-buffers-per-shader-stage"]
         self.shared_bytes: int = self.handle.limits["max-compute-workgroup-storage-size"]
         largest = min(limits["max-buffer-size"], MOST_BYTES, self.binding_bytes * self.most_bindings)
-        self.pool = Pool(self.handle, largest)
+        self.pool = Pool(self.name, largest, self._create)
         self.pipelines = Pipelines(self.handle)
-        self.lock = fork_safe_lock()
+        self.commands = Recorder(self)
         self._mark: DeviceBuffer | None = None
 
-    def allocate(self, size: int, what: str) -> DeviceBuffer:
-        with self.lock:
-            return self.pool.allocate(size, what)
+    def _create(self, size: int, what: str) -> Any:
+        import wgpu
+
+        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        try:
+            return self.handle.create_buffer(size=size, usage=usage)
+        except wgpu.GPUError as error:
+            raise OutOfMemory(f"wgpu: there is no memory for {size} bytes of {what}: {error}") from None
+
+    def load(self, codes: Iterable[TextCode]) -> None:
+        """Pipelines are made when it is known which buffers a command binds."""
 
     def write(self, address: int, array: Array) -> None:
-        """Copy an array of the host; it may change as soon as this returns."""
         if not array.nbytes:
             return
         place = Place.of(address)
@@ -63,7 +77,6 @@ class Gpu:
             self.queue.write_buffer(self.pool.handles[place.number], place.offset, data)
 
     def read(self, address: int, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A copy on the host, when all work before it is done."""
         size = dtype.itemsize
         for dim in dims:
             size *= dim

@@ -8,16 +8,18 @@ in its buffer is an argument of the kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rlx.backends.text_gpu.memory import DeviceBuffer, Place
 from rlx.backends.wgpu.code import WgslCode
-from rlx.backends.wgpu.device import Gpu
-from rlx.backends.wgpu.memory import DeviceBuffer, Place
 from rlx.backends.wgpu.pipelines import KEPT_GROUPS, Form
 from rlx.errors import BackendError, BindingError
 from rlx.kernels.emit.wgsl_emit import GRID_ROW, Bound
+
+if TYPE_CHECKING:
+    from rlx.backends.wgpu.device import Gpu
 
 # Bytes of the buffer of arguments: as many commands are collected at most as it has room for.
 ARGUMENT_BYTES = 1 << 20

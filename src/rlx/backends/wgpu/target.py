@@ -28,10 +28,10 @@ def _backend(chosen: Selection) -> Backend:
 
 
 def _open(index: int) -> MemorySpace:
-    from rlx.backends.wgpu.arrays import WgpuSpace
+    from rlx.backends.text_gpu.arrays import GpuSpace
     from rlx.backends.wgpu.device import open_gpu
 
-    return WgpuSpace.of(open_gpu(index))
+    return GpuSpace.of(open_gpu(index))
 
 
 def _probe() -> Found | Absent:

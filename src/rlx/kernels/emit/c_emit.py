@@ -73,11 +73,13 @@ def c_source(kernels: Sequence[Kernel], machine: Machine, fused: bool = True) ->
     legal = [legalize(k, plain) for k in kernels]
     for kernel in legal:
         refuse_groups(kernel, "the C emitter")
-    functions = [_Function(kernel, prelude, fused).text() for kernel in legal]
+    functions = [CFunction(kernel, prelude, fused).text() for kernel in legal]
     return "\n".join([HEADER + prelude.text, *functions])
 
 
-class _Function(COps):
+class CFunction(COps):
+    """One kernel as C."""
+
     def __init__(self, kernel: Kernel, prelude: Prelude, fused: bool) -> None:
         super().__init__(prelude, fused)
         self.kernel = kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
-from rlx.kernels.emit.c_text import VALUE_TYPE, Prelude, literal_text
+from rlx.kernels.emit.c_text import VALUE_TYPE, Prelude
 from rlx.kernels.emit.text_layer import TextLayer
 from rlx.kernels.ir.loop_ir import COMPARISONS, FLOATS, Const, Let, Value, ValueType
 
@@ -24,6 +24,10 @@ class COps(TextLayer):
         self.prelude = prelude
         self.fused = fused
 
+    def function(self, name: str, dtype: DType) -> str:
+        """A function of the math library for a type."""
+        return f"{name}f" if dtype is DType.F32 else name
+
     def declared(self, value: Value) -> str:
         """A declaration of a new variable for the value."""
         name = self.fresh(value)
@@ -32,7 +36,7 @@ class COps(TextLayer):
     def at(self, value: Value, lane: str = "l") -> str:
         """One lane of a value; a scalar has the same in every lane."""
         if isinstance(value, Const):
-            return literal_text(value.dtype, value.literal)
+            return self.prelude.literal(value.dtype, value.literal)
         return self.names[value] if value.lanes == 1 else f"{self.names[value]}[{lane}]"
 
     def assign(self, result: Value, expression: str) -> None:
@@ -79,7 +83,7 @@ class COps(TextLayer):
         if source in FLOATS and op in _FLOAT_SIGNS:
             return f"{args[0]} {_FLOAT_SIGNS[op]} {args[1]}"
         if source in FLOATS and op in _LIBRARY:
-            return f"{_LIBRARY[op]}{_suffix(source)}({args[0]})"
+            return f"{self.function(_LIBRARY[op], source)}({args[0]})"
         if op in _BIT_SIGNS:
             return f"({VALUE_TYPE[source]})({args[0]} {_BIT_SIGNS[op]} {args[1]})"
         if op in _TRUNCATING:
@@ -88,7 +92,7 @@ class COps(TextLayer):
             return f"{self.prelude.wrapped(op, source)}({args[0]}, {args[1]})"
         match op:
             case "fma" if self.fused:
-                return f"fma{_suffix(source)}({', '.join(args)})"
+                return f"{self.function('fma', source)}({', '.join(args)})"
             case "fma":
                 return f"{args[0]} * {args[1]} + {args[2]}"
             case "scale2":
@@ -125,7 +129,7 @@ class COps(TextLayer):
     def bitcast(self, let: Let) -> None:
         (x,) = let.args
         if isinstance(x, Const):
-            self.assign(x, literal_text(x.dtype, x.literal))
+            self.assign(x, self.prelude.literal(x.dtype, x.literal))
         source = self.names[x]
         self.line(f"{self.declared(let.result)};")
         target = self.names[let.result]
@@ -152,7 +156,3 @@ class COps(TextLayer):
         # Products of bytes and sums of four of them fit an int; only the last addition may wrap.
         add = self.prelude.wrapped("add", DType.I32)
         self.assign(let.result, f"{add}({self.at(total)}, {' + '.join(products)})")
-
-
-def _suffix(dtype: DType) -> str:
-    return "f" if dtype is DType.F32 else ""

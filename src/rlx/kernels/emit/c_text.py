@@ -97,7 +97,10 @@ class Prelude:
     def text(self) -> str:
         return "".join(f"\n{text}" for text in self._functions.values())
 
-    def _define(self, name: str, result: str, params: str, body: str) -> str:
+    def literal(self, dtype: DType, literal: Literal) -> str:
+        return literal_text(dtype, literal)
+
+    def define(self, name: str, result: str, params: str, body: str) -> str:
         self._functions.setdefault(name, f"static inline {result} {name}({params}) {{\n    {body}\n}}\n")
         return name
 
@@ -107,40 +110,40 @@ class Prelude:
         # Narrow unsigned integers would be promoted to int, which overflows.
         wide = "uint64_t" if dtype.size_bytes == 8 else "uint32_t"
         if op == "neg":
-            return self._define(f"neg_{dtype}", kind, f"{kind} a", f"return ({kind})(0 - ({wide})a);")
+            return self.define(f"neg_{dtype}", kind, f"{kind} a", f"return ({kind})(0 - ({wide})a);")
         sign = {"add": "+", "sub": "-", "mul": "*", "shl": "<<"}[op]
         right = "b" if op == "shl" else f"({wide})b"
-        return self._define(f"{op}_{dtype}", kind, f"{kind} a, {kind} b", f"return ({kind})(({wide})a {sign} {right});")
+        return self.define(f"{op}_{dtype}", kind, f"{kind} a, {kind} b", f"return ({kind})(({wide})a {sign} {right});")
 
     def absolute(self, dtype: DType) -> str:
         kind = VALUE_TYPE[dtype]
         negated = self.wrapped("neg", dtype)
-        return self._define(f"abs_{dtype}", kind, f"{kind} a", f"return a < 0 ? {negated}(a) : a;")
+        return self.define(f"abs_{dtype}", kind, f"{kind} a", f"return a < 0 ? {negated}(a) : a;")
 
     def extreme(self, op: str, dtype: DType) -> str:
         """min or max; of floats, NaN if either operand is NaN."""
         kind, sign = VALUE_TYPE[dtype], "<" if op == "min" else ">"
         nan = " || a != a" if dtype in FLOATS else ""
-        return self._define(f"{op}_{dtype}", kind, f"{kind} a, {kind} b", f"return a {sign} b{nan} ? a : b;")
+        return self.define(f"{op}_{dtype}", kind, f"{kind} a, {kind} b", f"return a {sign} b{nan} ? a : b;")
 
     def saturated(self, source: DType, to: DType) -> str:
         """A float to an integer: truncated, the nearest end if it is out of range, 0 for NaN."""
         number, kind = VALUE_TYPE[source], VALUE_TYPE[to]
         bits = 8 * to.size_bytes
         lowest, beyond = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if to.is_signed else (0, 2**bits)
-        low, high = literal_text(to, lowest), literal_text(to, beyond - 1)
+        low, high = self.literal(to, lowest), self.literal(to, beyond - 1)
         lines = [
             "if (x != x) return 0;",
-            f"if (x <= {literal_text(source, lowest)}) return {low};",
-            f"if (x >= {literal_text(source, beyond)}) return {high};",
+            f"if (x <= {self.literal(source, lowest)}) return {low};",
+            f"if (x >= {self.literal(source, beyond)}) return {high};",
             f"return ({kind})x;",
         ]
-        return self._define(f"{to}_from_{source}", kind, f"{number} x", "\n    ".join(lines))
+        return self.define(f"{to}_from_{source}", kind, f"{number} x", "\n    ".join(lines))
 
     def scale2(self, dtype: DType) -> str:
         """x * 2**n, rounded once, for whole n."""
         kind, call = VALUE_TYPE[dtype], "scalbnf" if dtype is DType.F32 else "scalbn"
-        return self._define(
+        return self.define(
             f"scale2_{dtype}", kind, f"{kind} x, {kind} n", f"return {call}(x, isfinite(n) ? (int)n : 0);"
         )
 
@@ -148,11 +151,11 @@ class Prelude:
         """A load from memory that is also seen as another type."""
         kind = MEMORY_TYPE[dtype]
         body = f"{kind} x;\n    memcpy(&x, p, sizeof x);\n    return x;"
-        return self._define(f"fetch_{dtype}", kind, "const void *p", body)
+        return self.define(f"fetch_{dtype}", kind, "const void *p", body)
 
     def put(self, dtype: DType) -> str:
         """A store to memory that is also seen as another type."""
-        return self._define(f"put_{dtype}", "void", f"void *p, {MEMORY_TYPE[dtype]} x", "memcpy(p, &x, sizeof x);")
+        return self.define(f"put_{dtype}", "void", f"void *p, {MEMORY_TYPE[dtype]} x", "memcpy(p, &x, sizeof x);")
 
     def atomic(self, op: str, dtype: DType) -> str:
         """`*p = op(*p, x)`, whole where threads exist: C99 knows none, GCC and Clang do."""
@@ -176,4 +179,4 @@ class Prelude:
     new = {combined};
     *p = new;
 #endif"""
-        return self._define(f"atomic_{op}_{dtype}", "void", f"{kind} *p, {kind} x", body)
+        return self.define(f"atomic_{op}_{dtype}", "void", f"{kind} *p, {kind} x", body)

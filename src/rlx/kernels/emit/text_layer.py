@@ -18,6 +18,7 @@ from rlx.kernels.ir.loop_ir import (
     If,
     Let,
     Load,
+    LoopKind,
     Statement,
     Store,
     Value,
@@ -152,3 +153,29 @@ class TextLayer(ABC):
 
     # Whether an `if` may have a statement without braces.
     has_bare_statements = True
+
+
+class GridLayer(TextLayer):
+    """For machines that run parallel loops and loops over threads themselves: each has one iteration, by its number."""
+
+    @abstractmethod
+    def number(self, loop: For) -> None:
+        """The index of such a loop as a constant: the number of the block, or of the thread in it."""
+
+    def block_loop(self, loop: For, is_last: bool) -> None:
+        self.number(loop)
+        self.block(loop.body, is_last)
+
+    def block(self, block: Block, is_last: bool = False) -> None:
+        """Statements; nothing follows the last of them if the block `is_last`."""
+        for statement in block.statements:
+            ends = is_last and statement is block.statements[-1]
+            if isinstance(statement, For) and statement.kind is LoopKind.PARALLEL:
+                self.block_loop(statement, ends)
+            elif isinstance(statement, For) and statement.kind is LoopKind.THREADS:
+                self.number(statement)
+                self.block(statement.body)
+                if not ends:
+                    self.barrier()
+            else:
+                self.statement(statement)

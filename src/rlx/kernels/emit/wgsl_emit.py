@@ -56,12 +56,11 @@ import numpy as np
 
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
-from rlx.kernels.emit.text_layer import TextLayer
+from rlx.kernels.emit.text_layer import GridLayer
 from rlx.kernels.emit.wgsl_text import TYPE, Prelude
 from rlx.kernels.ir.loop_ir import (
     COMPARISONS,
     Atomic,
-    Block,
     Buffer,
     Const,
     For,
@@ -70,7 +69,6 @@ from rlx.kernels.ir.loop_ir import (
     Load,
     LoopKind,
     Space,
-    Statement,
     Store,
     Value,
     walk,
@@ -175,7 +173,7 @@ def open_kernel(kernel: Kernel, prelude: Prelude) -> OpenKernel:
     return OpenKernel(declared + text, tuple(tuple(made.calls[n]) for n in range(count)))
 
 
-class _Function(TextLayer):
+class _Function(GridLayer):
     has_bare_statements = False
 
     def __init__(self, made: WgslKernel, prelude: Prelude) -> None:
@@ -211,7 +209,7 @@ class _Function(TextLayer):
         for number, array in enumerate(self.kernel.arrays):
             if array not in self.inside:
                 self.array(array, number)
-        self.block(self.kernel.body)
+        self.block(self.kernel.body, is_last=True)
         for bound in self.bounds.values():
             for number in range(bound.first, bound.first + bound.windows):
                 kind = "atomic<u32>" if bound.first in self.atomic_bindings else "u32"
@@ -474,28 +472,18 @@ class _Function(TextLayer):
 
     # Control.
 
-    def block(self, block: Block) -> None:
-        for statement in block.statements:
-            is_last = statement is block.statements[-1]
-            if not self.grid_loop(statement, is_last):
-                self.statement(statement)
+    def number(self, loop: For) -> None:
+        which = "thread" if loop.kind is LoopKind.THREADS else f"group.x + group.y * {GRID_ROW}u"
+        self.line(f"let {self.fresh(loop.index)} = i32({which});")
 
-    def grid_loop(self, statement: Statement, is_last: bool) -> bool:
-        """Loops that the machine runs: a block or a thread has one iteration."""
-        if not isinstance(statement, For) or statement.kind not in (LoopKind.PARALLEL, LoopKind.THREADS):
-            return False
-        name = self.fresh(statement.index)
-        if statement.kind is LoopKind.THREADS:
-            self.line(f"let {name} = i32(thread);")
-            self.block(statement.body)
-            if not is_last:
-                self.barrier()
-            return True
-        self.line(f"let {name} = i32(group.x + group.y * {GRID_ROW}u);")
-        self.line(f"if ({name} < {self.at(statement.stop)}) {{")
-        self.nested(statement.body, ())
+    def block_loop(self, loop: For, is_last: bool) -> None:
+        self.number(loop)
+        # A grid of two dimensions has more blocks than there are iterations.
+        self.line(f"if ({self.names[loop.index]} < {self.at(loop.stop)}) {{")
+        outer, self.indent = self.indent, f"{self.indent}    "
+        self.block(loop.body, is_last)
+        self.indent = outer
         self.line("}")
-        return True
 
     def loop_ends(self, loop: For) -> None:
         """Every index has a name of its own."""

@@ -34,7 +34,7 @@ def _column_codes(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
 def _has_column_codes(machine: Machine, spec: ProductSpec) -> bool:
     """Stored blocks where compilers take their time for the many forms of the CPU's kernel."""
     is_plain = spec.layout is not None and not (spec.code_digits or spec.experts)
-    return machine.gpu == "wgsl" and is_plain and spec.accumulator is DType.F32
+    return machine.is_text and is_plain and spec.accumulator is DType.F32
 
 
 def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
@@ -48,7 +48,7 @@ def _attention_rows(name: str, machine: Machine, site: OpSite) -> Kernel:
 
 
 def _is_row_attention(machine: Machine, site: OpSite) -> bool:
-    return machine.gpu == "wgsl" and type(site.op) is Attention
+    return machine.is_text and type(site.op) is Attention
 
 
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +56,17 @@ def rounded(size: int) -> int:
 
 
 class Pool:
-    """Buffers of one device; used by one thread at a time, but given back by any."""
+    """Buffers of one device; used by one thread at a time, but given back by any. `create` makes one of so many bytes,
+    and raises OutOfMemory where there is no room; `release` is told of one that nobody needs any longer."""
 
-    def __init__(self, device: Any, largest: int) -> None:
-        self._device, self._largest = device, largest
+    def __init__(
+        self,
+        name: str,
+        largest: int,
+        create: Callable[[int, str], Any],
+        release: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._name, self._largest, self._make, self._release = name, largest, create, release
         self.handles: dict[int, Any] = {}
         self._free: dict[int, list[int]] = {}
         self._kept = 0
@@ -71,7 +79,7 @@ class Pool:
         """Memory for so many bytes. What is too large is refused before the GPU hears of it."""
         if size > self._largest:
             raise OutOfMemory(
-                f"wgpu: {what} has {size} bytes, and a buffer of this GPU has at most {self._largest}; "
+                f"{self._name}: {what} has {size} bytes, and a buffer of this GPU has at most {self._largest}; "
                 "use smaller inputs, or quantised weights"
             )
         self._collect()
@@ -87,13 +95,7 @@ class Pool:
         return buffer
 
     def _create(self, size: int, what: str) -> int:
-        import wgpu
-
-        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
-        try:
-            handle = self._device.create_buffer(size=size, usage=usage)
-        except wgpu.GPUError as error:
-            raise OutOfMemory(f"wgpu: there is no memory for {size} bytes of {what}: {error}") from None
+        handle = self._make(size, what)
         number = self._next
         self._next += 1
         self.handles[number] = handle
@@ -104,7 +106,9 @@ class Pool:
         while self._returned:
             number, size = self._returned.popleft()
             if self._kept + size > KEPT_BYTES:
-                del self.handles[number]
+                handle = self.handles.pop(number)
+                if self._release is not None:
+                    self._release(handle)
                 self.gone.append(number)
             else:
                 self._free.setdefault(size, []).append(number)

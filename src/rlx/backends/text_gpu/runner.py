@@ -19,11 +19,10 @@ from rlx.backends.kernel_times import times
 from rlx.backends.program.device_programs import DeviceParams
 from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
 from rlx.backends.program.program import ARENA, Leaf, Program
-from rlx.backends.wgpu.arrays import DeviceArray
-from rlx.backends.wgpu.code import codes_of, loader
-from rlx.backends.wgpu.device import Gpu
-from rlx.backends.wgpu.memory import Array, DeviceBuffer
-from rlx.backends.wgpu.recorder import Recorder
+from rlx.backends.text_gpu.arrays import DeviceArray
+from rlx.backends.text_gpu.code import codes_of
+from rlx.backends.text_gpu.device import TextGpu
+from rlx.backends.text_gpu.memory import Array, DeviceBuffer
 from rlx.errors import InternalError
 from rlx.ir.graph import NodeId
 
@@ -36,9 +35,10 @@ COPY = -1
 class Runner:
     """A program on a GPU with its plans."""
 
-    def __init__(self, program: Program, gpu: Gpu) -> None:
+    def __init__(self, program: Program, gpu: TextGpu) -> None:
         self.program, self.gpu = program, gpu
         self.codes = codes_of(program)
+        self._is_loaded = False
         self._constants: dict[int, DeviceArray] = {}
         self._plans = lru_cache(KEPT_PLANS)(self._plan)
 
@@ -46,6 +46,9 @@ class Runner:
         arrays = [self._input(leaf, inputs) for leaf in self.program.inputs]
         plan = self._plans(tuple(a.shape for a in arrays), params.symbolic_shapes)
         with self.gpu.lock:
+            if not self._is_loaded:
+                self.gpu.load(self.codes.values())
+                self._is_loaded = True
             self._make_exclusive(arrays)
             return _Run(self, plan, arrays, params).results()
 
@@ -81,7 +84,7 @@ class _Run:
         self, runner: Runner, plan: Plan, inputs: list[DeviceArray], params: DeviceParams[DeviceArray]
     ) -> None:
         self.runner, self.plan, self.gpu, self.program = runner, plan, runner.gpu, runner.program
-        self.recorder = recorder_of(self.gpu)
+        self.commands = self.gpu.commands
         stored = [DeviceArray.empty(self.gpu, dims, dtype, "an output") for dims, dtype in plan.stored]
         self.inputs, self.whole = inputs, [*inputs, *stored]
         self._arena = self.gpu.allocate(plan.arena_bytes, f"values between kernels of @{self.program.name}")
@@ -97,7 +100,7 @@ class _Run:
         host, noted, program = _HostCalls(self), times.get(), self.program
         for part in self.plan.parts:
             if isinstance(part, HostCall):
-                self.recorder.flush()
+                self.commands.flush()
                 host.call(part)
             elif noted is None:
                 self._walk(part, lambda place, command: self._call(command))
@@ -107,7 +110,7 @@ class _Run:
         for output, number in program.moved:
             self.copy_bytes(results[output].address, self.inputs[number].address, results[output].nbytes)
             results[output] = self.inputs[number]
-        self.recorder.flush()
+        self.commands.flush()
         return results
 
     def _timed(self, table: Table) -> list[KernelTime]:
@@ -117,7 +120,7 @@ class _Run:
             self.gpu.wait()
             start = time.perf_counter()
             self._call(command)
-            self.recorder.flush()
+            self.commands.flush()
             self.gpu.wait()
             taken.add(place, time.perf_counter() - start)
 
@@ -133,7 +136,7 @@ class _Run:
             self.slots[where] = self.values[which] + offsets
 
     def _byte_at(self, address: int) -> bool:
-        self.recorder.flush()
+        self.commands.flush()
         return bool(self.gpu.read(address, (1,), np.dtype(np.uint8))[0])
 
     def _call(self, command: list[int]) -> None:
@@ -145,18 +148,18 @@ class _Run:
         if code is None:
             raise InternalError(f"@{self.program.name}: code {entry} is not in its program")
         words = self.slots[first : first + len(code.sizes)].tolist()
-        self.recorder.call(code, words, command[Command.ITERATIONS], f"@{self.program.name}")
+        self.commands.call(code, words, command[Command.ITERATIONS], f"@{self.program.name}")
 
     def copy_bytes(self, source: int, to: int, size: int) -> None:
         if not (source % 4 or to % 4 or size % 4):
-            self.recorder.copy(source, to, size)
+            self.commands.copy(source, to, size)
         elif size:
             from rlx.backends.cpu.copies import CHUNK, copy_kernel
 
-            code = loader().load(copy_kernel()).code
+            code = self.gpu.loader.load(copy_kernel()).code
             chunks = -(-size // CHUNK)
             blocks = -(-chunks // code.threads)
-            self.recorder.call(code, [source, to, size], blocks, "a copy")
+            self.commands.call(code, [source, to, size], blocks, "a copy")
 
 
 class _HostCalls(HostCalls):
@@ -188,13 +191,3 @@ class _HostCalls(HostCalls):
         array = DeviceArray.empty(self._run.gpu, located.dims, located.dtype, "an output")
         self._run.copy_bytes(self._address(node), array.address, array.nbytes)
         return array
-
-
-_recorders: dict[int, Recorder] = {}
-
-
-def recorder_of(gpu: Gpu) -> Recorder:
-    """The one of a device, under whose lock it is used."""
-    if id(gpu) not in _recorders:
-        _recorders[id(gpu)] = Recorder(gpu)
-    return _recorders[id(gpu)]

@@ -1,0 +1,58 @@
+"""Any device with an OpenCL driver: the kernels of the generator as OpenCL C."""
+
+from __future__ import annotations
+
+from rlx.backends.api import Backend
+from rlx.backends.memory_space import MemorySpace
+from rlx.compile.generators import Generator
+from rlx.compile.target import GENERATED, Absent, Found, Selection, Target
+from rlx.kernels.machines import Machine
+
+
+def _machine(name: str | None) -> Machine:
+    from rlx.kernels.machines import OPENCL, machine_named
+
+    if name is not None:
+        return machine_named(name)
+    from rlx.backends.opencl.device import machine_of
+    from rlx.backends.opencl.devices import listed
+
+    return machine_of(listed()[0]) if listed() else OPENCL
+
+
+def _generator(machine: Machine) -> Generator:
+    from rlx.kernels.from_lir import generator
+
+    return generator(machine)
+
+
+def _backend(chosen: Selection) -> Backend:
+    from rlx.backends.opencl.executable import OpenClBackend
+
+    return OpenClBackend(chosen.index)
+
+
+def _open(index: int) -> MemorySpace:
+    from rlx.backends.opencl.device import open_gpu
+    from rlx.backends.text_gpu.arrays import GpuSpace
+
+    return GpuSpace.of(open_gpu(index))
+
+
+def _probe() -> Found | Absent:
+    from rlx.backends.opencl.devices import probe
+
+    return probe()
+
+
+TARGET = Target(
+    name="opencl",
+    about="GPUs and processors, through OpenCL",
+    aliases=("cl", "pocl"),
+    probe=_probe,
+    machine=_machine,
+    generator=_generator,
+    backend=_backend,
+    open=_open,
+    claims=GENERATED | {"FusedTransformerLayer"},
+)
