@@ -3,7 +3,7 @@
     found = read_code_object(image)
     found.arch                        # "gfx942"
     found.kernels["add"].vgprs        # registers of a thread, from the metadata
-    found.kernels["add"].occupancy(found.arch, 256)
+    found.kernels["add"].occupancy(found.arch)
 
 What the runtime relies on is checked: a descriptor for each kernel in memory that is only read, its entry point in
 memory that is executed, arguments where metadata and descriptor agree. What does not hold is an `InternalError`.
@@ -90,15 +90,15 @@ class KernelInfo:
     sgprs: int
     spilled: int
     wave: int
-    most_threads: int
+    threads: int  # of a block, as it must be launched
     entry: int
 
-    def occupancy(self, arch: str, threads: int) -> int:
-        """Waves of a SIMD that run at the same time, in launches of blocks of `threads`."""
+    def occupancy(self, arch: str) -> int:
+        """Waves of a SIMD that run at the same time."""
         chip = CHIPS[arch]
         given = -(-max(self.vgprs, 1) // chip.granule) * chip.granule
         waves = min(chip.waves, chip.registers // given)
-        of_block = -(-threads // self.wave)
+        of_block = -(-self.threads // self.wave)
         blocks = waves * chip.simds // of_block
         if self.lds_bytes:
             blocks = min(blocks, chip.lds_bytes // self.lds_bytes)
@@ -111,6 +111,16 @@ class CodeObject(NamedTuple):
     symbols: Mapping[str, Symbol]
     metadata: Mapping[str, Item]
     kernels: Mapping[str, KernelInfo]
+
+
+def resource_table(found: CodeObject) -> list[str]:
+    """A table in Markdown of what each kernel needs, and of how many waves there are then."""
+    lines = ["| kernel | threads | VGPR | SGPR | LDS | scratch | spilled | waves |", "|---|---|---|---|---|---|---|---|"]
+    for kernel in found.kernels.values():
+        needs = (kernel.threads, kernel.vgprs, kernel.sgprs, kernel.lds_bytes, kernel.scratch_bytes, kernel.spilled)
+        cells = " | ".join(map(str, (*needs, kernel.occupancy(found.arch))))
+        lines.append(f"| `{kernel.name}` | {cells} |")
+    return lines
 
 
 def read_code_object(image: bytes) -> CodeObject:
@@ -211,7 +221,7 @@ class _Reader:
             sgprs=number(".sgpr_count"),
             spilled=number(".vgpr_spill_count") + number(".sgpr_spill_count"),
             wave=number(".wavefront_size"),
-            most_threads=number(".max_flat_workgroup_size"),
+            threads=number(".max_flat_workgroup_size"),
             entry=entry,
         )
 
