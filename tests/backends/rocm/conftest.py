@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "cuda"))
-
 from fake_hip import FakeHip
 
 from rlx.backends.rocm import code

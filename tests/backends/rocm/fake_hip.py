@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-from fake_libcuda import POISON, FakeCuda, _number, _set
+from backends.cuda.fake_libcuda import POISON, FakeCuda, _number, _set
 
 from rlx.backends.rocm.code_object import read_code_object
 from rlx.errors import RlxError
