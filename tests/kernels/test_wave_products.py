@@ -153,7 +153,14 @@ def test_what_has_no_instructions_is_refused_and_gets_another_schedule():
     with pytest.raises(OpError, match="gfx1030 has no instructions for products of f16 in f32"):
         wave_matmul_kernel("mm", GFX1030, spec.product, F32)
     names = {chip.name: TABLE.make("mm", chip, spec).text.count("wave mma") > 0 for chip in (*AMD_CHIPS, SM_90A)}
-    assert names == {"gfx90a": True, "gfx942": True, "gfx1030": False, "gfx1100": True, "gfx1201": True, "sm_90a": False}
+    assert names == {
+        "gfx90a": True,
+        "gfx942": True,
+        "gfx1030": False,
+        "gfx1100": True,
+        "gfx1201": True,
+        "sm_90a": False,
+    }
     for other in (product(64, 64, 64, F32), product(4, 64, 64, F16)):
         assert "wave mma" not in TABLE.make("mm", GFX942, ProductSpec(other, F32)).text
 

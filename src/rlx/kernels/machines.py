@@ -177,9 +177,7 @@ GFX1100 = replace(
     # Both halves of a wave have all of A and B.
     matrix=MatrixUnit(threads=32, factor_lanes=16, sum_lanes=8, interleaves_rows=True),
 )
-GFX1201 = replace(
-    GFX1030, name="gfx1201", cpu="gfx1201", matrix=MatrixUnit(threads=32, factor_lanes=8, sum_lanes=8)
-)
+GFX1201 = replace(GFX1030, name="gfx1201", cpu="gfx1201", matrix=MatrixUnit(threads=32, factor_lanes=8, sum_lanes=8))
 AMD_CHIPS = (GFX90A, GFX942, GFX1030, GFX1100, GFX1201)
 # Any GPU through WebGPU: kernels are text in words of 32 bits (`rlx.kernels.words`), and no instruction is promised.
 WGSL = Machine(

@@ -14,7 +14,7 @@ import numpy as np
 from backends.cuda.fake_libcuda import POISON, FakeCuda, _number, _set
 
 from rlx.backends.rocm.code_object import read_code_object
-from rlx.errors import RlxError
+from rlx.errors import InternalError
 
 # Numbers of hipDeviceAttribute_t.
 _VALUES = {23: 9, 61: 4, 63: 304, 19: 4 << 20, 74: 64 << 10, 57: 2048, 87: 64, 56: 1024}
@@ -61,6 +61,7 @@ class FakeHip(FakeCuda):
     def __init__(self, arch="gfx942", version=60_443_483, devices=1, memory=1 << 30):
         super().__init__(devices=devices, version=version, memory=memory)
         self.arch, self.queues, self.faults, self.current = arch, {}, [], None
+        self._events = {}  # event -> its stream, and whether it has happened
 
     def __getattribute__(self, name):
         if not name.startswith("hip"):
@@ -136,7 +137,6 @@ class FakeHip(FakeCuda):
     def hipEventRecord(self, event, stream):
         self._recorded_at[_number(event)] = next(self._clock)
         done = [False]
-        self._events = getattr(self, "_events", {})
         self._events[_number(event)] = (_number(stream), done)
         self._work(stream, lambda: done.__setitem__(0, True))
 
@@ -200,7 +200,7 @@ class FakeHip(FakeCuda):
     def hipModuleLoadData(self, out, image):
         try:
             found = read_code_object(image)
-        except RlxError:
+        except InternalError:
             return 218
         if found.arch != self.arch:
             return 209

@@ -94,7 +94,9 @@ class DeviceArray(DeviceValue):
         return to_capsule(self.copy() if copy else self, stream)
 
     def __repr__(self) -> str:
-        return f"DeviceArray({self.dtype}{list(self.shape)}, {self.stream.gpu.driver.device}:{self.stream.gpu.info.index})"
+        return (
+            f"DeviceArray({self.dtype}{list(self.shape)}, {self.stream.gpu.driver.device}:{self.stream.gpu.info.index})"
+        )
 
 
 class CudaSpace(MemorySpace):

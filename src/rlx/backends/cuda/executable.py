@@ -53,7 +53,9 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
     @property
     def _gpu_here(self) -> Gpu:
         if self._gpu is None:
-            raise BackendError(f"{self.device}: this program was compiled for {self.arch} without a GPU, and cannot run here")
+            raise BackendError(
+                f"{self.device}: this program was compiled for {self.arch} without a GPU, and cannot run here"
+            )
         return self._gpu
 
     @property

@@ -115,7 +115,10 @@ class CodeObject(NamedTuple):
 
 def resource_table(found: CodeObject) -> list[str]:
     """A table in Markdown of what each kernel needs, and of how many waves there are then."""
-    lines = ["| kernel | threads | VGPR | SGPR | LDS | scratch | spilled | waves |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| kernel | threads | VGPR | SGPR | LDS | scratch | spilled | waves |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for kernel in found.kernels.values():
         needs = (kernel.threads, kernel.vgprs, kernel.sgprs, kernel.lds_bytes, kernel.scratch_bytes, kernel.spilled)
         cells = " | ".join(map(str, (*needs, kernel.occupancy(found.arch))))
@@ -205,7 +208,8 @@ class _Reader:
         self._require(entry == code.value and entry % 256 == 0, f"{name} begins at {code.value:#x}, not at {entry:#x}")
         self._at(entry, code.size, _READ | _EXECUTE, f"the code of {name}")
         wanted = tuple(
-            number(f".{key}") for key in ("group_segment_fixed_size", "private_segment_fixed_size", "kernarg_segment_size")
+            number(f".{key}")
+            for key in ("group_segment_fixed_size", "private_segment_fixed_size", "kernarg_segment_size")
         )
         self._require((lds, scratch, kernarg) == wanted, f"descriptor and metadata of {name} differ")
         listed = item.get(".args", [])

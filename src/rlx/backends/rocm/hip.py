@@ -116,7 +116,9 @@ class HipDriver(Driver):
 
     def check_version(self) -> None:
         if self.version < OLDEST:
-            raise BackendError(f"rocm: {self.version_name} is too old, HIP 6.0 or later is needed; install a newer ROCm")
+            raise BackendError(
+                f"rocm: {self.version_name} is too old, HIP 6.0 or later is needed; install a newer ROCm"
+            )
 
     @property
     def version_name(self) -> str:

@@ -248,7 +248,9 @@ class _Linker:
         programs = self._segments(note, dynamic)
         (flags,) = self.flags
         count = len(parts) + 2
-        head = struct.pack("<HHIQQQIHHHHHH", 3, AMDGPU, 1, 0, 64, sections_at, flags, 64, 56, _SEGMENTS, 64, count, count - 1)
+        head = struct.pack(
+            "<HHIQQQIHHHHHH", 3, AMDGPU, 1, 0, 64, sections_at, flags, 64, 56, _SEGMENTS, 64, count, count - 1
+        )
         image[: 64 + len(programs)] = IDENT + head + programs
         return bytes(image)
 

@@ -275,9 +275,7 @@ def _is_group_loop(statement: Statement) -> bool:
     return isinstance(statement, For) and statement.kind in (LoopKind.ELEMENTS, LoopKind.WALK)
 
 
-def refuse_groups(
-    kernel: Kernel, emitter: str, with_exchange: bool = False, matrix: MatrixUnit | None = None
-) -> None:
+def refuse_groups(kernel: Kernel, emitter: str, with_exchange: bool = False, matrix: MatrixUnit | None = None) -> None:
     """Emitters that know no groups say so before they write anything; some know what threads exchange, and products of
     one unit."""
     for statement in walk(kernel.body):
