@@ -15,7 +15,7 @@ from rlx.runtime.compile_cache import clear_compile_cache
 
 @pytest.fixture(params=["gfx942"])
 def hip(request, monkeypatch):
-    """HIP with one GPU; the code objects that it is given are remembered with the loop kernels that they are made of."""
+    """HIP with one GPU; the code objects that it is given are remembered with the loop kernels of which they are."""
     library = FakeHip(arch=request.param)
     made = code.code_object
 

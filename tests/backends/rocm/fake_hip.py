@@ -8,11 +8,12 @@ from code objects as the loader reads them, and `kernels` has the loop kernel th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 import numpy as np
-from backends.cuda.fake_libcuda import POISON, FakeCuda, _number, _set
 
+from backends.cuda.fake_libcuda import POISON, FakeCuda, _number, _set
 from rlx.backends.rocm.code_object import read_code_object
 from rlx.errors import InternalError
 
@@ -233,10 +234,8 @@ class FakeHip(FakeCuda):
             do = queue[-1]
 
             def guarded():
-                try:
+                with contextlib.suppress(_Fault):
                     do()
-                except _Fault:
-                    pass
 
             queue[-1] = guarded
         return code

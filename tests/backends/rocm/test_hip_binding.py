@@ -19,7 +19,8 @@ from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.memory import STAGE_BYTES
 from rlx.backends.cuda.modules import Arguments, Launch, Module, launch
 from rlx.backends.cuda.streams import Event, Stream
-from rlx.backends.rocm import code, hip as hip_module
+from rlx.backends.rocm import code
+from rlx.backends.rocm import hip as hip_module
 from rlx.backends.rocm.device import amd_infos, open_amd_gpu
 from rlx.backends.rocm.hip import NAMES, HipDriver, HipError, probe, using
 from rlx.errors import BackendError
@@ -90,7 +91,7 @@ def test_errors_speak_of_hip(hip, amd_gpu):
         amd_gpu.stream.synchronize()
     assert caught.value.is_fatal and isinstance(caught.value, CudaError)
     hip.fail["hipSetDevice"] = [304]
-    with pytest.raises(HipError, match="rocm: hipSetDevice: OPERATING_SYSTEM: .*/dev/kfd"):
+    with pytest.raises(HipError, match=r"rocm: hipSetDevice: OPERATING_SYSTEM: .*/dev/kfd"):
         amd_gpu.use()
     with pytest.raises(HipError, match=r"hipMallocFromPoolAsync: OUT_OF_MEMORY: .*2048\.0 MiB wanted for a model"):
         amd_gpu.pool.allocate(2 << 30, amd_gpu.stream, "a model")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import ml_dtypes
 import numpy as np
 import pytest
-from conformance.suite import check_program
-from compile.family_programs import FAMILIES, forward, values_for
 
 import rlx
 import rlx.numpy as rnp
+from compile.family_programs import FAMILIES, forward, values_for
+from conformance.suite import check_program
 from rlx import nn, ops
 from rlx.backends.rocm import compile_to_code_object
 from rlx.backends.rocm.code_object import read_code_object
@@ -23,6 +24,7 @@ from rlx.errors import BackendError, RlxError
 from rlx.kernels.machines import AMD_CHIPS
 
 rng = np.random.default_rng(0)
+CHIPS = [chip.name for chip in AMD_CHIPS]
 
 
 def normal(*dims):
@@ -79,8 +81,11 @@ def test_a_family_runs(hip):
 
 
 @pytest.mark.targets
-@pytest.mark.parametrize("hip", [chip.name for chip in AMD_CHIPS], indirect=True)
-@pytest.mark.parametrize("name", ["bert_block", "scan_rnn", "mixture_of_experts"])
+@pytest.mark.parametrize(
+    ("hip", "name"),
+    [("gfx90a", "bert_block"), ("gfx1030", "scan_rnn"), ("gfx1201", "mixture_of_experts")],
+    indirect=["hip"],
+)
 def test_more_families_run(hip, name):
     graph = forward(FAMILIES[name], "f32")
     assert check_program(graph, values_for(FAMILIES[name], graph), {"B": 2}, "rocm") == []
@@ -147,9 +152,15 @@ def test_devices_and_doctor_say_what_was_never_done(hip, capsys, monkeypatch):
     assert isinstance(found, Absent) and "never been executed on an AMD GPU" in found.reason
 
 
-@pytest.mark.targets
-@pytest.mark.parametrize("chip", [chip.name for chip in AMD_CHIPS])
-@pytest.mark.parametrize("name", FAMILIES)
+# Each family on one of the chips; on all of them with more time.
+EACH = list(zip(FAMILIES, itertools.cycle(CHIPS)))
+ALL = [(name, chip) for name in FAMILIES for chip in CHIPS if (name, chip) not in EACH]
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"),
+    [pytest.param(*case, marks=pytest.mark.targets if case in EACH else pytest.mark.long) for case in [*EACH, *ALL]],
+)
 def test_families_assemble(name, chip):
     found = read_code_object(compile_to_code_object(forward(FAMILIES[name], "bf16"), chip))
     assert found.kernels and all(k.spilled == 0 for k in found.kernels.values())

@@ -122,8 +122,8 @@ class Driver:
     def check_process(self) -> None:
         if self.is_forked:
             raise BackendError(
-                f"{self.device}: this process was forked from one that uses the GPU, and the driver does not survive a fork; "
-                "start processes with multiprocessing's 'spawn' or 'forkserver', or fork before the first use"
+                f"{self.device}: this process was forked from one that uses the GPU, and the driver does not survive a "
+                "fork; start processes with multiprocessing's 'spawn' or 'forkserver', or fork before the first use"
             )
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from rlx.errors import InternalError
 
-Item: TypeAlias = "str | int | bool | None | Sequence[Item] | Mapping[str, Item]"
+Item: TypeAlias = "str | int | bool | Sequence[Item] | Mapping[str, Item] | None"
 
 # First byte -> how a number, or the length of what follows, is written.
 _NUMBERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}

@@ -2,8 +2,8 @@
 
 A block of four waves computes a tile of C, each wave a quarter of it in sums that never leave its registers. Step by
 step along K the block puts tiles of A and B into shared memory, line by line along K, while the elements of the next
-step are on their way to registers; a wave reads vectors of 16 bytes and multiplies them 16 by 16. Which thread has which
-element is the machine's `MatrixUnit`; that a step takes the elements of K in another order does not matter, since
+step are on their way to registers; a wave reads vectors of 16 bytes and multiplies them 16 by 16. Which thread has
+which element is the machine's `MatrixUnit`; that a step takes the elements of K in another order does not matter, since
 A and B take the same. At the end sums pass through shared memory, so that rows of C are stored in vectors.
 
 Rows, columns and elements of K that do not exist are read as others or as 0 and are not stored.
@@ -78,7 +78,7 @@ class _WaveMaker(ProductMaker):
         self.shape = TileShape(rows, columns, DEPTH, LANES)
 
     def tile(self, batch: Value, block: Value, row_blocks: Value, thread: Value) -> None:
-        k, shape = self.k, self.shape
+        shape = self.shape
         row, column = block % row_blocks * shape.rows, block // row_blocks * shape.columns
         a = _LineTile(self, "rows", self.a, shape.rows, True)
         bs = [_LineTile(self, f"columns{n}", b, shape.columns, False) for n, b in enumerate(self.bs)]

@@ -40,8 +40,8 @@ from rlx.kernels.ir.loop_ir import (
     Store,
     ValueType,
 )
-from rlx.kernels.machines import MATRIX_SIDE
 from rlx.kernels.ir.races import Agent, Clock, Race, Races, join
+from rlx.kernels.machines import MATRIX_SIDE
 
 
 @dataclass(eq=False)
