@@ -3,6 +3,7 @@
 HIP has nearly the functions of CUDA's driver, with the same arguments and error codes: `NAMES` says what each is
 called. The few that differ are written out. No AMD GPU has run this: it has been exercised with a library that stands
 in for HIP and keeps books.
+"""
 
 from __future__ import annotations
 
