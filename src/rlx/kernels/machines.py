@@ -17,6 +17,37 @@ from rlx.knobs import knobs
 
 
 @dataclass(frozen=True)
+class MatrixUnit:
+    """Instructions that add a product of 16x16 matrices of f16 or bf16 to sums in f32, all three of them spread over
+    the registers of a wave of `threads`. Thread t has, of row t % 16 of A and of column t % 16 of B, the `factor_lanes`
+    elements from `first_element(t)` on, and `sum_lanes` sums of column t % 16 of C."""
+
+    threads: int
+    factor_lanes: int
+    sum_lanes: int
+    interleaves_rows: bool = False  # threads take rows of C in turns; else each has rows side by side
+
+    def first_element(self, thread: int) -> int:
+        """Where along K the elements of a thread begin."""
+        return thread // MATRIX_SIDE * self.factor_lanes % MATRIX_SIDE
+
+    def row(self, thread: int, lane: int) -> int:
+        """The row of C that a sum of a thread belongs to.
+
+        >>> [MatrixUnit(64, 4, 4).row(17, lane) for lane in range(4)]
+        [4, 5, 6, 7]
+        >>> [MatrixUnit(32, 16, 8, True).row(17, lane) for lane in range(4)]
+        [1, 3, 5, 7]
+        """
+        group = thread // MATRIX_SIDE
+        return lane * (self.threads // MATRIX_SIDE) + group if self.interleaves_rows else group * self.sum_lanes + lane
+
+
+# Rows, columns and depth of what one instruction multiplies.
+MATRIX_SIDE = 16
+
+
+@dataclass(frozen=True)
 class Machine:
     """One chip family. Machines with equal fields get equal code, so a machine's repr is part of every cache key."""
 
@@ -41,6 +72,8 @@ class Machine:
     shared_bytes: int = 48 << 10  # what the threads of a block may share
     few_rows: int = 8  # rows up to which a product has code for each number of them
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
+    wave: int = 32  # threads of a GPU that run together
+    matrix: MatrixUnit | None = None  # instructions for whole matrices
     line_bytes: int = 1 << 20  # the same for lines that go through many passes; 0: none, they would not stay in a cache
 
     @property
@@ -127,9 +160,30 @@ SM_90A = Machine(
     gpu="nvptx",
     scratch_bytes=32 << 10,
 )
+# AMD's GPUs of two families: for computing (gfx9), with waves of 64 and MFMA, and for graphics (gfx10 and later), with
+# waves of 32 and, from gfx11 on, WMMA. Registers are those that one thread may have.
 GFX942 = Machine(
-    name="gfx942", triple="amdgcn-amd-amdhsa", cpu="gfx942", vector_registers=256, gpu="amdgcn", scratch_bytes=32 << 10
+    name="gfx942",
+    triple="amdgcn-amd-amdhsa",
+    cpu="gfx942",
+    vector_registers=256,
+    gpu="amdgcn",
+    shared_bytes=64 << 10,
+    scratch_bytes=32 << 10,
+    wave=64,
+    matrix=MatrixUnit(threads=64, factor_lanes=4, sum_lanes=4),
 )
+GFX90A = replace(GFX942, name="gfx90a", cpu="gfx90a")
+GFX1030 = replace(GFX942, name="gfx1030", cpu="gfx1030", features="+wavefrontsize32", wave=32, matrix=None)
+GFX1100 = replace(
+    GFX1030,
+    name="gfx1100",
+    cpu="gfx1100",
+    # Both halves of a wave have all of A and B.
+    matrix=MatrixUnit(threads=32, factor_lanes=16, sum_lanes=8, interleaves_rows=True),
+)
+GFX1201 = replace(GFX1030, name="gfx1201", cpu="gfx1201", matrix=MatrixUnit(threads=32, factor_lanes=8, sum_lanes=8))
+AMD_CHIPS = (GFX90A, GFX942, GFX1030, GFX1100, GFX1201)
 # Any GPU through WebGPU: kernels are text in words of 32 bits (`rlx.kernels.words`), and no instruction is promised.
 WGSL = Machine(
     name="wgsl",
@@ -165,7 +219,8 @@ LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, 
 
 def machine_named(name: str) -> Machine:
     """A machine by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
-    known = {**MACHINES, **DOT_MACHINES, **LEVELS, **{t.name: t for t in (WGSL, OPENCL, OPENCL_F32, METAL)}}
+    others = (WGSL, OPENCL, OPENCL_F32, METAL, *AMD_CHIPS)
+    known = {**MACHINES, **DOT_MACHINES, **LEVELS, **{machine.name: machine for machine in others}}
     if name in known:
         return known[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
@@ -173,7 +228,8 @@ def machine_named(name: str) -> Machine:
         is_ampere = int(re.sub(r"\D", "", name)) >= 80
         return replace(SM_90A, name=name, cpu=name, has_bf16_conversion=is_ampere)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
-        return replace(GFX942, name=name, cpu=name)
+        # No more is promised than all chips of a family have.
+        return replace(GFX942 if re.fullmatch(r"gfx9..", name) else GFX1030, name=name, cpu=name, matrix=None)
     raise BackendError(f"unknown machine {name!r}; use one of: {' '.join(known)}, or sm_NN, or gfxNNN")
 
 

@@ -26,7 +26,7 @@ from rlx.kernels.ir.builder import KernelBuilder
 
 
 def test_without_a_library_there_is_a_reason(monkeypatch):
-    monkeypatch.setattr(driver_module, "_driver", None)
+    monkeypatch.setattr(driver_module.PROCESS, "started", None)
     monkeypatch.setattr(driver_module, "_LIBRARIES", ("libcuda_that_is_not_there.so",))
     found = probe()
     assert isinstance(found, Missing)

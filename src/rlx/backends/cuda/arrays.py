@@ -81,9 +81,7 @@ class DeviceArray(DeviceValue):
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        from rlx.backends.cuda.dlpack import CUDA
-
-        return CUDA, self.stream.gpu.info.index
+        return self.stream.gpu.driver.dlpack_kinds[0], self.stream.gpu.info.index
 
     def __dlpack__(
         self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
@@ -96,7 +94,9 @@ class DeviceArray(DeviceValue):
         return to_capsule(self.copy() if copy else self, stream)
 
     def __repr__(self) -> str:
-        return f"DeviceArray({self.dtype}{list(self.shape)}, cuda:{self.stream.gpu.info.index})"
+        return (
+            f"DeviceArray({self.dtype}{list(self.shape)}, {self.stream.gpu.driver.device}:{self.stream.gpu.info.index})"
+        )
 
 
 class CudaSpace(MemorySpace):
@@ -105,7 +105,7 @@ class CudaSpace(MemorySpace):
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         index = gpu.info.index
-        self.device = f"cuda:{index}" if index else "cuda"
+        self.device = f"{gpu.driver.device}:{index}" if index else gpu.driver.device
 
     @staticmethod
     def of(gpu: Gpu) -> CudaSpace:
@@ -117,10 +117,10 @@ class CudaSpace(MemorySpace):
         return DeviceArray.of(array, self.gpu.stream, "an array")
 
     def adopt(self, value: Any) -> DeviceArray | None:
-        from rlx.backends.cuda.dlpack import CUDA, CUDA_MANAGED, from_array
+        from rlx.backends.cuda.dlpack import from_array
 
         where = getattr(value, "__dlpack_device__", None)
-        if where is None or where()[0] not in (CUDA, CUDA_MANAGED) or where()[1] != self.gpu.info.index:
+        if where is None or where()[0] not in self.gpu.driver.dlpack_kinds or where()[1] != self.gpu.info.index:
             return None
         return from_array(value, self.gpu.stream)
 

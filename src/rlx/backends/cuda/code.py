@@ -113,13 +113,17 @@ class PtxLoader:
             return found
 
     def _code(self, kernel: Kernel, key: str) -> GpuCode:
+        aligned, made = needed_alignments(kernel), cache(lambda: self.load(without_alignment(kernel)))
+        return self._made(kernel, key, aligned, (lambda: made().code) if aligned else None)
+
+    def _made(
+        self, kernel: Kernel, key: str, aligned: tuple[tuple[int, int], ...], anywhere: Callable[[], GpuCode] | None
+    ) -> GpuCode:
         def compiled() -> str:
             from rlx.kernels.emit.llvm_codegen import compile_assembly
 
             return compile_assembly(kernel, self.machine)
 
-        aligned, made = needed_alignments(kernel), cache(lambda: self.load(without_alignment(kernel)))
-        anywhere = (lambda: made().code) if aligned else None
         code = GpuCode(kernel.name, key, lambda: kept_ptx(key, compiled), kernel.thread_count, aligned, anywhere)
         code.forms, code.refusal = tensor_forms(kernel, self.machine)
         return code
@@ -175,15 +179,15 @@ def ptx_loader(arch: str) -> PtxLoader:
 
 @cache
 def ptx_cache() -> DiskCache | None:
-    return _disk_cache("ptx")
+    return disk_cache("ptx")
 
 
 @cache
 def cubin_cache() -> DiskCache | None:
-    return _disk_cache("cubins")
+    return disk_cache("cubins")
 
 
-def _disk_cache(folder: str) -> DiskCache | None:
+def disk_cache(folder: str) -> DiskCache | None:
     """None where nothing can be written."""
     try:
         return DiskCache(folder=folder)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.backends.cuda.driver import Driver, Missing, driver, probe, version_text
+from rlx.backends.cuda.driver import PROCESS, Driver, Missing, ProcessDriver, version_text
 from rlx.backends.cuda.driver_types import DeviceAttribute
 from rlx.errors import BackendError
 
@@ -67,7 +67,20 @@ class Gpu:
         handle = c_int()
         started.cuDeviceGet(ctypes.byref(handle), index)
         self._device = handle.value
-        self.info = _describe(started, self._device, index)
+        self.info = self.described(started, self._device, index)
+        self.check_chip()
+        context = c_void_p()
+        started.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._device)
+        self.context = context
+
+    @staticmethod
+    def described(started: Driver, device: int, index: int) -> GpuInfo:
+        """What a device is, by the handle that the driver has for it."""
+        return _describe(started, device, index)
+
+    def check_chip(self) -> None:
+        """Refuse a chip that kernels are not written for."""
+        index = self.info.index
         if self.info.capability < OLDEST_CAPABILITY:
             oldest = ".".join(map(str, OLDEST_CAPABILITY))
             own = ".".join(map(str, self.info.capability))
@@ -75,9 +88,6 @@ class Gpu:
                 f"cuda: {self.info.name} (cuda:{index}) has compute capability {own}, kernels need {oldest} or later; "
                 "use another GPU, or the device 'cpu'"
             )
-        context = c_void_p()
-        started.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._device)
-        self.context = context
 
     def use(self) -> None:
         """Make this device the one that calls of this thread mean."""
@@ -119,38 +129,51 @@ class Gpu:
         self.driver.cuCtxSynchronize()
 
 
-_lock = threading.Lock()
-_gpus: dict[tuple[int, int], Gpu] = {}
+class Gpus:
+    """The GPUs that a driver has; each is opened once."""
+
+    def __init__(self, process: ProcessDriver, make: type[Gpu]) -> None:
+        self._process, self._make, self._lock = process, make, threading.Lock()
+        self._open: dict[tuple[int, int], Gpu] = {}
+
+    def open(self, index: int) -> Gpu:
+        found = self._process.probe()
+        if isinstance(found, Missing):
+            raise BackendError(found.reason)
+        started = self._process.get()
+        if not 0 <= index < found.devices:
+            known = ", ".join(f"{started.device}:{i}" for i in range(found.devices))
+            raise BackendError(f"{started.device}: there is no GPU number {index}; this machine has {known}")
+        key = (id(started), index)
+        with self._lock:
+            gpu = self._open.get(key)
+            if gpu is None or gpu.driver is not started:
+                gpu = self._open[key] = self._make(started, index)
+            return gpu
+
+    def infos(self) -> list[GpuInfo]:
+        found = self._process.probe()
+        if isinstance(found, Missing):
+            return []
+        started, infos = self._process.get(), []
+        for index in range(found.devices):
+            handle = c_int()
+            started.cuDeviceGet(ctypes.byref(handle), index)
+            infos.append(self._make.described(started, handle.value, index))
+        return infos
+
+
+_GPUS = Gpus(PROCESS, Gpu)
 
 
 def open_gpu(index: int = 0) -> Gpu:
     """The GPU of that number; `BackendError` where it does not exist, with the reason."""
-    found = probe()
-    if isinstance(found, Missing):
-        raise BackendError(found.reason)
-    if not 0 <= index < found.devices:
-        known = ", ".join(f"cuda:{i}" for i in range(found.devices))
-        raise BackendError(f"cuda: there is no GPU number {index}; this machine has {known}")
-    started = driver()
-    key = (id(started), index)
-    with _lock:
-        gpu = _gpus.get(key)
-        if gpu is None or gpu.driver is not started:
-            gpu = _gpus[key] = Gpu(started, index)
-        return gpu
+    return _GPUS.open(index)
 
 
 def gpu_infos() -> list[GpuInfo]:
     """All GPUs of this machine; none where there is no driver."""
-    found = probe()
-    if isinstance(found, Missing):
-        return []
-    started, infos = driver(), []
-    for index in range(found.devices):
-        handle = c_int()
-        started.cuDeviceGet(ctypes.byref(handle), index)
-        infos.append(_describe(started, handle.value, index))
-    return infos
+    return _GPUS.infos()
 
 
 def _describe(started: Driver, device: int, index: int) -> GpuInfo:

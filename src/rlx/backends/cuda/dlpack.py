@@ -24,8 +24,6 @@ from rlx.ir.dtype import DType
 if TYPE_CHECKING:
     from rlx.backends.cuda.streams import Stream
 
-# kDLCUDA, and memory that the driver moves between host and GPU.
-CUDA, CUDA_MANAGED = 2, 13
 # The stream 0 of a process by its handle, which is also what a consumer that names no stream means.
 LEGACY_STREAM = 1
 # A consumer that will not have its stream wait.
@@ -113,7 +111,7 @@ def to_capsule(array: DeviceArray, stream: int | None = None) -> Any:
         own.gpu.driver.cuStreamWaitEvent(c_void_p(consumer), ready.handle, 0)
     code, bits = _code_of(array.dtype)
     shape = (c_int64 * max(1, len(array.shape)))(*array.shape)
-    tensor = _Tensor(array.address, CUDA, own.gpu.info.index, len(array.shape), code, bits, 1)
+    tensor = _Tensor(array.address, own.gpu.driver.dlpack_kinds[0], own.gpu.info.index, len(array.shape), code, bits, 1)
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(c_int64))
     managed = _Managed(tensor, None, _deleter)
     _given[ctypes.addressof(managed)] = (managed, shape, tensor, array, consumer)
@@ -149,8 +147,10 @@ class _External:
 def from_array(x: Any, stream: Stream) -> DeviceArray:
     """An array of another library on this GPU, as ours."""
     kind, index = x.__dlpack_device__()
-    if kind not in (CUDA, CUDA_MANAGED) or index != stream.gpu.info.index:
-        raise BindingError(f"dlpack: the array lives on device ({kind}, {index}), not on cuda:{stream.gpu.info.index}")
+    driver = stream.gpu.driver
+    if kind not in driver.dlpack_kinds or index != stream.gpu.info.index:
+        here = f"{driver.device}:{stream.gpu.info.index}"
+        raise BindingError(f"dlpack: the array lives on device ({kind}, {index}), not on {here}")
     stream.gpu.use()
     capsule = x.__dlpack__(stream=stream.handle.value or LEGACY_STREAM)
     if not _python.PyCapsule_IsValid(capsule, _NAME):

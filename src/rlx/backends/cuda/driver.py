@@ -2,6 +2,9 @@
 
 `driver()` loads and starts it once, and raises `BackendError` with the reason and the way out where that fails;
 `probe()` answers the same question without an exception. Tests put their own library in its place by `using`.
+
+Streams, memory, modules and all that stands on them call functions by the names that CUDA has for them. A driver of
+another vendor with the same ideas is a class derived from `Driver` that finds its own functions for these names.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import c_int
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 from rlx.backends.cuda.driver_types import FUNCTIONS
@@ -44,8 +47,14 @@ class Driver:
     `library` is what ctypes loads, or an object that has the same functions.
     """
 
+    device: ClassVar[str] = "cuda"
+    # How DLPack numbers devices of this kind: their own memory first, then memory that moves to and from the host.
+    dlpack_kinds: ClassVar[tuple[int, ...]] = (2, 13)
+    no_gpu: ClassVar[str] = "cuda: the driver finds no GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES"
+
     def __init__(self, library: Any) -> None:
         self._library = library
+        self._raw: dict[str, Any] = {}
         # Set in a forked child; asking for the number of the process would be a system call at every use.
         self.is_forked = False
         _started.add(self)
@@ -53,36 +62,57 @@ class Driver:
         version = c_int()
         self.cuDriverGetVersion(ctypes.byref(version))
         self.version = version.value
+        self.check_version()
+
+    def check_version(self) -> None:
+        """Refuse a driver that is too old."""
         if self.version < OLDEST:
             raise BackendError(
                 f"cuda: the NVIDIA driver supports CUDA {version_text(self.version)}, {version_text(OLDEST)} or later "
                 "is needed; install a newer driver"
             )
 
+    @property
+    def version_name(self) -> str:
+        """What the driver is, for people."""
+        return f"CUDA {version_text(self.version)}"
+
+    def error(self, code: int, what: str, detail: str = "") -> CudaError:
+        """The exception for a code that the function `what`, or something with a name of its own, gave."""
+        return CudaError(code, what, detail)
+
+    def bound(self, name: str) -> Any:
+        """The function of the library that does what CUDA calls so; None if it has none."""
+        return self.typed(name, FUNCTIONS[name])
+
+    def typed(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """A function of the library that takes such arguments and returns a code."""
+        function = getattr(self._library, name, None)
+        if function is not None and isinstance(self._library, ctypes.CDLL):
+            function.argtypes, function.restype = arguments, c_int
+        return function
+
     def __getattr__(self, name: str) -> Any:
         """A function of the driver, bound on its first use."""
         if name not in FUNCTIONS:
             raise AttributeError(f"the driver's function {name!r} is not declared in driver_types")
-        function = getattr(self._library, name, None)
+        function = self.bound(name)
         if function is None:
-            raise BackendError(
-                f"cuda: this driver (CUDA {version_text(self.version)}) lacks {name}; install a newer one"
-            )
-        if isinstance(self._library, ctypes.CDLL):
-            function.argtypes, function.restype = FUNCTIONS[name], c_int
+            raise BackendError(f"{self.device}: this driver ({self.version_name}) lacks {name}; install a newer one")
 
         def checked(*arguments: Any) -> None:
             code = function(*arguments)
             if code != SUCCESS:
-                raise CudaError(code, name)
+                raise self.error(code, name)
 
+        self._raw[name] = function
         self.__dict__[name] = checked
         return checked
 
     def raw(self, name: str) -> Any:
         """A function that returns its code, for callers to whom some codes are answers."""
         getattr(self, name)
-        return getattr(self._library, name)
+        return self._raw[name]
 
     @property
     def is_usable(self) -> bool:
@@ -92,8 +122,8 @@ class Driver:
     def check_process(self) -> None:
         if self.is_forked:
             raise BackendError(
-                "cuda: this process was forked from one that uses the GPU, and the driver does not survive a fork; "
-                "start processes with multiprocessing's 'spawn' or 'forkserver', or fork before the first use"
+                f"{self.device}: this process was forked from one that uses the GPU, and the driver does not survive a "
+                "fork; start processes with multiprocessing's 'spawn' or 'forkserver', or fork before the first use"
             )
 
 
@@ -110,46 +140,57 @@ class Missing(NamedTuple):
     reason: str
 
 
-_lock = threading.Lock()
-_driver: Driver | None = None
+class ProcessDriver:
+    """The driver of this process, loaded and started on the first use."""
+
+    def __init__(self, make: type[Driver], load: Callable[[], Any]) -> None:
+        self._make, self._load, self._lock = make, load, threading.Lock()
+        self.started: Driver | None = None
+
+    def get(self) -> Driver:
+        known = self.started
+        if known is None:
+            with self._lock:
+                if self.started is None:
+                    self.started = self._make(self._load())
+                known = self.started
+        known.check_process()
+        return known
+
+    def probe(self) -> Present | Missing:
+        try:
+            started = self.get()
+            count = c_int()
+            started.cuDeviceGetCount(ctypes.byref(count))
+        except BackendError as error:
+            return Missing(str(error))
+        return Present(started.version, count.value) if count.value else Missing(self._make.no_gpu)
+
+    @contextmanager
+    def using(self, library: Any) -> Iterator[Driver]:
+        before = self.started
+        self.started = self._make(library)
+        try:
+            yield self.started
+        finally:
+            self.started = before
 
 
 def driver() -> Driver:
     """The driver of this process, loaded and started on the first call."""
-    global _driver
-    known = _driver
-    if known is None:
-        with _lock:
-            if _driver is None:
-                _driver = Driver(_load())
-            known = _driver
-    known.check_process()
-    return known
+    return PROCESS.get()
 
 
 def probe() -> Present | Missing:
     """Whether programs can run on a GPU here; costs some milliseconds once."""
-    try:
-        started = driver()
-        count = c_int()
-        started.cuDeviceGetCount(ctypes.byref(count))
-    except BackendError as error:
-        return Missing(str(error))
-    if count.value == 0:
-        return Missing("cuda: the driver finds no GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES")
-    return Present(started.version, count.value)
+    return PROCESS.probe()
 
 
 @contextmanager
 def using(library: Any) -> Iterator[Driver]:
     """Inside the block the driver is `library`: an object with the functions of libcuda."""
-    global _driver
-    before = _driver
-    _driver = Driver(library)
-    try:
-        yield _driver
-    finally:
-        _driver = before
+    with PROCESS.using(library) as started:
+        yield started
 
 
 def version_text(version: int) -> str:
@@ -170,3 +211,6 @@ def _load() -> Any:
         f"cuda: there is no NVIDIA driver on this machine ({_LIBRARIES[0]} is not found); install it, or use the "
         "device 'cpu'. PTX can be made without: rlx.backends.cuda.compile_to_ptx"
     )
+
+
+PROCESS = ProcessDriver(Driver, _load)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 from rlx.errors import BackendError
 
@@ -71,10 +72,13 @@ FATAL = frozenset(code for code, entry in CODES.items() if entry.advice is _REST
 class CudaError(BackendError):
     """A call of the driver that failed: its code and name, and whether the process can go on."""
 
+    device: ClassVar[str] = "cuda"
+    codes: ClassVar[Mapping[int, ErrorCode]] = CODES
+
     def __init__(self, code: int, what: str, detail: str = "") -> None:
-        known = CODES.get(code)
+        known = self.codes.get(code)
         self.code = code
         self.name = known.name if known is not None else f"code {code}"
         self.is_fatal = code in FATAL
         meaning = f"{known.meaning}; {known.advice}" if known is not None else "the driver's manual explains the code"
-        super().__init__(f"cuda: {what}: {self.name}: {meaning}{f' ({detail})' if detail else ''}")
+        super().__init__(f"{self.device}: {what}: {self.name}: {meaning}{f' ({detail})' if detail else ''}")

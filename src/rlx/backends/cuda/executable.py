@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rlx.backends.api import Array
 from rlx.backends.cuda.arrays import CudaSpace, DeviceArray
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 class CudaExecutable(DeviceExecutable[DeviceArray]):
     """A program for one kind of GPU."""
+
+    device: ClassVar[str] = "cuda"
 
     def __init__(self, compiled: CompileResult, programs: Programs, arch: str, gpu: Gpu | None) -> None:
         """Without a `gpu` there is code to look at, and nothing runs."""
@@ -51,12 +53,14 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
     @property
     def _gpu_here(self) -> Gpu:
         if self._gpu is None:
-            raise BackendError(f"cuda: this program was compiled for {self.arch} without a GPU, and cannot run here")
+            raise BackendError(
+                f"{self.device}: this program was compiled for {self.arch} without a GPU, and cannot run here"
+            )
         return self._gpu
 
     @property
     def report(self) -> CompileReport:
-        return self.compiled.report("cuda", self._where)
+        return self.compiled.report(self.device, self._where)
 
     def _where(self, graph: Graph, kernel: LirKernel) -> str:
         """Where a kernel runs, with the ways on tensor cores that it has, or why it has none."""

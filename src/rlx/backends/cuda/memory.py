@@ -17,7 +17,7 @@ from rlx.backends.cuda.driver_types import (
     MemPoolProps,
     PoolAttribute,
 )
-from rlx.backends.cuda.errors import OUT_OF_MEMORY, SUCCESS, CudaError
+from rlx.backends.cuda.errors import OUT_OF_MEMORY, SUCCESS
 from rlx.backends.memory import address_of
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Pool:
         if code != SUCCESS:
             free, total = self._gpu.free_memory()
             detail = f"{_mib(size)} wanted{f' for {what}' if what else ''}, {_mib(free)} of {_mib(total)} free"
-            raise CudaError(code, "cuMemAllocFromPoolAsync", detail)
+            raise self._driver.error(code, "cuMemAllocFromPoolAsync", detail)
         return DeviceBuffer(stream, address.value, size, kept)
 
     def _allocate(self, address: c_ulonglong, size: int, stream: Stream) -> int:

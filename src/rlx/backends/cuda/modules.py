@@ -15,7 +15,7 @@ from rlx.backends.cuda.driver_types import (
     LaunchAttributeId,
     LaunchConfig,
 )
-from rlx.backends.cuda.errors import SUCCESS, CudaError
+from rlx.backends.cuda.errors import SUCCESS
 
 if TYPE_CHECKING:
     from rlx.backends.cuda.device import Gpu
@@ -74,7 +74,7 @@ def assemble(gpu: Gpu, ptx: str, what: str = "kernel", max_registers: int = 0) -
         if code == SUCCESS:
             code = driver.raw("cuLinkComplete")(state, ctypes.byref(cubin), ctypes.byref(size))
         if code != SUCCESS:
-            raise CudaError(code, f"{what} could not be assembled", options.error)
+            raise driver.error(code, f"{what} could not be assembled", options.error)
         return Assembled(ctypes.string_at(cubin.value or 0, size.value), options.info)
     finally:
         driver.cuLinkDestroy(state)
@@ -94,7 +94,7 @@ class Module:
         )
         self.log = options.info
         if code != SUCCESS:
-            raise CudaError(code, f"{what} could not be loaded", options.error)
+            raise self._driver.error(code, f"{what} could not be loaded", options.error)
         self._functions: dict[str, Function] = {}
 
     def function(self, name: str) -> Function:

@@ -15,11 +15,12 @@ from rlx.backends.cuda.driver_types import (
     STREAM_NON_BLOCKING,
     GraphExecUpdateResultInfo,
 )
-from rlx.backends.cuda.errors import NOT_READY, SUCCESS, CudaError
+from rlx.backends.cuda.errors import NOT_READY, SUCCESS
 from rlx.errors import BackendError
 
 if TYPE_CHECKING:
     from rlx.backends.cuda.device import Gpu
+    from rlx.backends.cuda.driver import Driver
 
 
 class Event:
@@ -37,7 +38,7 @@ class Event:
 
     @property
     def is_done(self) -> bool:
-        return _is_done(self._driver.raw("cuEventQuery")(self.handle), "cuEventQuery")
+        return _is_done(self._driver, "cuEventQuery", self.handle)
 
     def seconds_since(self, start: Event) -> float:
         """The time between two events that have happened."""
@@ -65,7 +66,7 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        return _is_done(self._driver.raw("cuStreamQuery")(self.handle), "cuStreamQuery")
+        return _is_done(self._driver, "cuStreamQuery", self.handle)
 
     def record(self, event: Event | None = None) -> Event:
         event = event or Event(self.gpu)
@@ -123,7 +124,7 @@ class GraphExec:
 
     def __init__(self, graph: Graph) -> None:
         if not graph.handle:
-            raise BackendError("cuda: a graph is instantiated after its recording has ended")
+            raise BackendError(f"{graph.gpu.driver.device}: a graph is instantiated after its recording has ended")
         self._driver = graph.gpu.driver
         self.handle = c_void_p()
         self._driver.cuGraphInstantiateWithFlags(ctypes.byref(self.handle), graph.handle, 0)
@@ -136,7 +137,7 @@ class GraphExec:
         info = GraphExecUpdateResultInfo()
         code = self._driver.raw("cuGraphExecUpdate_v2")(self.handle, graph.handle, ctypes.byref(info))
         if code not in (SUCCESS, 910):
-            raise CudaError(code, "cuGraphExecUpdate_v2")
+            raise self._driver.error(code, "cuGraphExecUpdate_v2")
         return bool(code == SUCCESS)
 
     def __del__(self) -> None:
@@ -144,7 +145,8 @@ class GraphExec:
             self._driver.raw("cuGraphExecDestroy")(self.handle)
 
 
-def _is_done(code: int, what: str) -> bool:
+def _is_done(driver: Driver, query: str, handle: c_void_p) -> bool:
+    code = int(driver.raw(query)(handle))
     if code not in (SUCCESS, NOT_READY):
-        raise CudaError(code, what)
+        raise driver.error(code, query)
     return code == SUCCESS

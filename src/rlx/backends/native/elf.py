@@ -40,6 +40,9 @@ class Symbol(NamedTuple):
     name: str
     section: int
     value: int
+    size: int = 0
+    info: int = 0  # the binding, shifted by 4, and the type
+    other: int = 0  # the visibility
 
 
 class ElfObject:
@@ -52,7 +55,7 @@ class ElfObject:
         try:
             self.machine: int = struct.unpack_from("<H", code, 18)[0]
             self.sections = tuple(self._sections())
-            self.symbols = tuple(s for table in self.sections if table.kind == SYMBOLS for s in self._symbols(table))
+            self.symbols = tuple(s for table in self.sections if table.kind == SYMBOLS for s in self.symbols_of(table))
         except _DAMAGES as error:
             raise damaged(error) from None
 
@@ -63,14 +66,16 @@ class ElfObject:
         for number in range(count):
             yield Section(*struct.unpack_from(header, self.code, at + number * size))
 
-    def _symbols(self, table: Section) -> Iterator[Symbol]:
+    def symbols_of(self, table: Section) -> Iterator[Symbol]:
+        """The entries of a table of symbols."""
         names = self.sections[table.link].at
         fields = struct.Struct("<IBBHQQ" if self.is_64 else "<IIIBBH")
         for at in range(table.at, table.at + table.size, fields.size):
             entry: Sequence[int] = fields.unpack_from(self.code, at)
             start = names + entry[0]
             name = self.code[start : self.code.index(b"\0", start)].decode("utf-8", "replace")
-            yield Symbol(name, entry[3], entry[4]) if self.is_64 else Symbol(name, entry[5], entry[1])
+            info, other, section, value, size = entry[1:] if self.is_64 else (*entry[3:], *entry[1:3])
+            yield Symbol(name, section, value, size, info, other)
 
     @property
     def undefined(self) -> frozenset[str]:

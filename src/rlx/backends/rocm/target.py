@@ -1,10 +1,21 @@
-"""AMD GPUs: the kernels of the GPU makers through AMDGPU code."""
+"""AMD GPUs: the kernels of the generator as code objects, and HIP. No toolkit is needed, neither to compile nor to
+run."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlx.compile.generators import Generator
-from rlx.compile.target import Absence, Absent, Target
+from rlx.compile.target import GENERATED, Absence, Absent, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
+
+if TYPE_CHECKING:
+    from rlx.backends.api import Backend
+    from rlx.backends.export import Exporter
+    from rlx.backends.memory_space import MemorySpace
+
+# What has been done with it so far, for everybody who asks.
+STATE = "code is assembled and inspected for five chips, and has never been executed on an AMD GPU"
 
 
 def _machine(name: str | None) -> Machine:
@@ -19,30 +30,48 @@ def _generator(machine: Machine) -> Generator:
     return generator(machine)
 
 
+def _backend(chosen: Selection) -> Backend:
+    from rlx.backends.rocm.backend import RocmBackend
+
+    return RocmBackend(chosen.index)
+
+
+def _open(index: int) -> MemorySpace:
+    from rlx.backends.cuda.arrays import CudaSpace
+    from rlx.backends.rocm.device import open_amd_gpu
+
+    return CudaSpace.of(open_amd_gpu(index))
+
+
+def _exporter() -> Exporter:
+    from rlx.backends.rocm.exporter import RocmExporter
+
+    return RocmExporter()
+
+
+def _probe() -> Found | Absent:
+    from rlx.backends.cuda.driver import Missing
+    from rlx.backends.rocm.device import amd_infos
+    from rlx.backends.rocm.hip import probe
+
+    found = probe()
+    if isinstance(found, Missing):
+        reason = f"{found.reason.removeprefix('rocm: ')}; {STATE}"
+        return Absent(Absence.NoDevice, reason, "look at rocminfo; a container needs /dev/kfd and /dev/dri")
+    # Programs would run, and nobody has seen that they do.
+    return Found(tuple(DeviceInfo(i.index, i.name, f"{i.arch}; {STATE}", i.memory_bytes) for i in amd_infos()))
+
+
 TARGET = Target(
     name="rocm",
     about="AMD GPUs",
     aliases=("hip", "amd"),
-    probe=lambda: Absent(
-        Absence.NotInstalled,
-        "programs do not run on AMD GPUs yet: their code can be made and looked at",
-        "compile for the device cpu meanwhile",
-    ),
+    probe=_probe,
     machine=_machine,
     generator=_generator,
-    claims=frozenset(
-        {
-            "MatMul",
-            "ElementwiseRegion",
-            "FusedMatMulBiasAct",
-            "FusedResidualLN",
-            "FusedResidualRmsNorm",
-            "If",
-            "While",
-            "DotGeneral",
-            "FusedSwiGLU",
-            "FusedAttentionBlock",
-        }
-    ),
+    backend=_backend,
+    open=_open,
+    exporter=_exporter,
+    claims=GENERATED,
     extra="rocm",
 )

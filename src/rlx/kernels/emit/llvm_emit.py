@@ -14,7 +14,7 @@ from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_exchange import ExchangeOps
 from rlx.kernels.emit.llvm_text import ELEMENT, literal_text, llvm_type, mangled, vector_type
-from rlx.kernels.ir.groups import Exchange, refuse_groups
+from rlx.kernels.ir.groups import Exchange, WaveMma, refuse_groups
 from rlx.kernels.ir.loop_ir import (
     FLOATS,
     Atomic,
@@ -40,12 +40,22 @@ _GPU_BUILTINS = {
     "nvptx": ("llvm.nvvm.read.ptx.sreg.ctaid.x", "llvm.nvvm.read.ptx.sreg.tid.x"),
     "amdgcn": ("llvm.amdgcn.workgroup.id.x", "llvm.amdgcn.workitem.id.x"),
 }
+# Code objects of version 5 of AMD's interface, and what no kernel asks of it: registers are not spent on it.
+_AMD_FLAGS = ["!llvm.module.flags = !{!0}", '!0 = !{i32 1, !"amdhsa_code_object_version", i32 500}']
+_AMD_UNUSED = '"uniform-work-group-size"="true" "amdgpu-implicitarg-num-bytes"="0" ' + " ".join(
+    f'"amdgpu-no-{what}"'
+    for what in (
+        *("dispatch-ptr", "dispatch-id", "queue-ptr", "implicitarg-ptr", "lds-kernel-id", "hostcall-ptr", "heap-ptr"),
+        *("workgroup-id-y", "workgroup-id-z", "workitem-id-y", "workitem-id-z", "default-queue", "completion-action"),
+        *("multigrid-sync-arg", "flat-scratch-init"),
+    )
+)
 _GPU_SPACES = {Space.GLOBAL: 1, Space.SHARED: 3, Space.TABLE: 1}
 
 
 def emit_llvm(kernel: Kernel, machine: Machine) -> str:
     """The LLVM module of one kernel."""
-    refuse_groups(kernel, f"the LLVM emitter for {machine.name}", with_exchange=machine.is_gpu)
+    refuse_groups(kernel, f"the LLVM emitter for {machine.name}", machine.is_gpu, machine.matrix)
     return _Emitter(kernel, machine).module()
 
 
@@ -61,7 +71,8 @@ class _Emitter(ExchangeOps):
     def module(self) -> str:
         head = f'target triple = "{self.machine.triple}"'
         entry = self.gpu_entry() if self.machine.is_gpu else self.cpu_entry()
-        return "\n".join([head, *sorted(self.declared), *self.globals, *entry, ""])
+        tail = _AMD_FLAGS if self.machine.gpu == "amdgcn" else []
+        return "\n".join([head, *sorted(self.declared), *self.globals, *entry, *tail, ""])
 
     # Functions.
 
@@ -114,7 +125,7 @@ class _Emitter(ExchangeOps):
         if self.machine.gpu == "nvptx":
             convention, bound = "ptx_kernel", f'"nvvm.maxntid"="{threads}"'
         else:
-            convention, bound = "amdgpu_kernel", f'"amdgpu-flat-work-group-size"="1,{threads}"'
+            convention, bound = "amdgpu_kernel", f'"amdgpu-flat-work-group-size"="{threads},{threads}" {_AMD_UNUSED}'
         self.body()
         return [
             f"define {convention} void @{self.kernel.name}({params}) nounwind {bound} {{",
@@ -186,6 +197,8 @@ class _Emitter(ExchangeOps):
                 self.barrier()
             case Exchange():
                 self.names[statement.result] = self.exchange(statement)
+            case WaveMma():
+                self.names[statement.result] = self.wave_mma(statement)
             case If():
                 self.branch(statement)
             case For(kind=LoopKind.THREADS):

@@ -1,12 +1,12 @@
-"""What the threads of a subgroup exchange, as instructions of NVIDIA's and AMD's GPUs."""
+"""What the threads of a subgroup exchange and multiply together, as instructions of NVIDIA's and AMD's GPUs."""
 
 from __future__ import annotations
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_ops import PureOps
-from rlx.kernels.emit.llvm_text import llvm_type
-from rlx.kernels.ir.groups import Exchange
+from rlx.kernels.emit.llvm_text import llvm_type, mangled, vector_type
+from rlx.kernels.ir.groups import Exchange, WaveMma
 from rlx.kernels.ir.loop_ir import Let, Value
 from rlx.kernels.machines import Machine
 
@@ -15,7 +15,7 @@ _SUBGROUP = 32
 
 
 class ExchangeOps(PureOps):
-    """Appends instructions for `Exchange`."""
+    """Appends instructions for `Exchange` and `WaveMma`."""
 
     machine: Machine
 
@@ -68,3 +68,19 @@ class ExchangeOps(PureOps):
         source = self.emit(f"or i32 {first}, {lane}") if how == "lane" else self.emit(f"xor i32 {own}, {lane}")
         address = self.emit(f"shl i32 {source}, 2")
         return self.call("llvm.amdgcn.ds.bpermute", "i32", [("i32", address), ("i32", word)])
+
+    def wave_mma(self, product: WaveMma) -> str:
+        """MFMA where waves have 64 threads, WMMA where they have 32."""
+        dtype, lanes = product.a.dtype, product.unit.factor_lanes
+        sums = llvm_type(product.total.type)
+        factor = vector_type("half" if dtype is DType.F16 else "i16", lanes)
+        factors = []
+        for value in (product.a, product.b):
+            text = self.ref(value)
+            factors.append(text if dtype is DType.BF16 else self.emit(f"bitcast {self.typed(value)} to {factor}"))
+        operands = [*((factor, text) for text in factors), (sums, self.ref(product.total))]
+        if product.unit.threads == 64:
+            name = f"llvm.amdgcn.mfma.f32.16x16x16{'f16' if dtype is DType.F16 else 'bf16.1k'}"
+            return self.call(name, sums, [*operands, *[("i32", "0")] * 3])
+        name = f"llvm.amdgcn.wmma.f32.16x16x16.{dtype}.{mangled(sums)}.{mangled(factor)}"
+        return self.call(name, sums, operands)

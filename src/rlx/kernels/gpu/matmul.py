@@ -83,14 +83,18 @@ def gpu_matmul_kernel(
     stored = product.cs[0].dtype
     if product.epilogue is None and (len(product.bs) > 1 or acc.is_float != stored.is_float):
         raise OpError(f"matmul {name}: accumulates in {acc} and stores {stored}; say the conversion in an epilogue")
-    kernel = _Maker(name, product, acc, shared_bytes, few_rows).build()
+    kernel = ProductMaker(KernelBuilder(name), product, acc, shared_bytes, few_rows).build()
     kernel.origin = ProductOrigin(product, acc)
     return kernel
 
 
-class _Maker:
-    def __init__(self, name: str, product: Product, acc: DType, shared_bytes: int, few_rows: int) -> None:
-        k = self.k = KernelBuilder(name)
+class ProductMaker:
+    """Tiles in the registers of threads; other ways to compute a tile give their own `shape` and `tile`."""
+
+    threads = THREADS
+
+    def __init__(self, k: KernelBuilder, product: Product, acc: DType, shared_bytes: int, few_rows: int) -> None:
+        self.k = k
         self.product, self.acc, self.epilogue, self.few_rows_most = product, acc, product.epilogue, few_rows
         form = few_form(product)
         align = VECTOR_BYTES if form.is_aligned and self.may_be_few else 0
@@ -106,7 +110,7 @@ class _Maker:
         for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
         self.shape = tile_shape(acc, product, shared_bytes)
-        self.few = FewRows(k, self.a, self.bs, (self.m, self.n, self.depth), acc, THREADS, form, few_rows)
+        self.few = FewRows(k, self.a, self.bs, (self.m, self.n, self.depth), acc, self.threads, form, few_rows)
 
     @property
     def may_be_few(self) -> bool:
@@ -131,7 +135,7 @@ class _Maker:
         return k.build()
 
     def blocks(self, count: Value) -> _Blocks:
-        return _Blocks(self.k, count, self.batches)
+        return _Blocks(self.k, count, self.batches, self.threads)
 
     def few_rows(self, batch: Value, block: Value, thread: Value) -> None:
         self.few.run(batch, block, thread, lambda row, column, lanes, sums: self.store(batch, row, column, lanes, sums))
@@ -246,10 +250,10 @@ def store_elements(
 class _Blocks:
     """The parallel loop over blocks of all batches, and the threads in it."""
 
-    def __init__(self, k: KernelBuilder, count: Value, batches: Value) -> None:
+    def __init__(self, k: KernelBuilder, count: Value, batches: Value, threads: int) -> None:
         self._k, self._count = k, count
         self._parallel = k.parallel("block", count * batches)
-        self._threads = k.threads("thread", THREADS)
+        self._threads = k.threads("thread", threads)
 
     def __enter__(self) -> tuple[Value, Value, Value]:
         block = self._parallel.__enter__()

@@ -19,6 +19,23 @@ def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
     return gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes, machine.few_rows)
 
 
+def _waves(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
+    from rlx.kernels.gpu.matmul_waves import wave_matmul_kernel
+
+    return wave_matmul_kernel(name, machine, spec.product, spec.accumulator)
+
+
+def _has_waves(machine: Machine, spec: ProductSpec) -> bool:
+    """Products that instructions for whole matrices compute; those of few rows are bound by memory."""
+    if machine.matrix is None or not _is_plain(machine, spec):
+        return False
+    from rlx.kernels.gpu.matmul_waves import is_wave_product
+
+    rows = spec.product.m
+    is_few = isinstance(rows, int) and rows <= machine.few_rows
+    return not is_few and is_wave_product(machine, spec.product, spec.accumulator)
+
+
 def _is_plain(machine: Machine, spec: ProductSpec) -> bool:
     """Whether B is numbers that lie by their strides."""
     return not (spec.packed or spec.has_pairs or spec.layout or spec.code_digits or spec.experts)
@@ -62,6 +79,7 @@ def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
 TABLE = CPU_TABLE.over(
     {
         ProductSpec: [
+            Schedule("waves", _waves, _has_waves),
             Schedule("tiles", _tiles, _is_plain),
             Schedule("thread per column", _column_codes, _has_column_codes),
             Schedule("thread per block", _spread_product),

@@ -55,8 +55,10 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    WaveMma,
 )
 from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, LoopKind, Operand, Space, Value
+from rlx.kernels.machines import MatrixUnit
 
 
 class RoleList:
@@ -149,6 +151,12 @@ class GroupBuilder(KernelBuilder):
             raise OpError(f"kernel {self.name}: a subgroup has a power of two of threads, got {width}")
         result = Value(self, value.type)
         self.append(Exchange(result, how, value, self.as_index(lane), width))
+        return result
+
+    def wave_mma(self, unit: MatrixUnit, a: Value, b: Value, total: Value) -> Value:
+        """`total + a @ b` of matrices in the registers of a wave: see `WaveMma`."""
+        result = Value(self, total.type)
+        self.append(WaveMma(result, a, b, total, unit))
         return result
 
     @contextmanager

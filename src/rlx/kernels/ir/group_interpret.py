@@ -25,6 +25,7 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    WaveMma,
 )
 from rlx.kernels.ir.interpret import Frame, Interpreter, KernelFault, Lanes, apply
 from rlx.kernels.ir.loop_ir import (
@@ -40,6 +41,7 @@ from rlx.kernels.ir.loop_ir import (
     ValueType,
 )
 from rlx.kernels.ir.races import Agent, Clock, Race, Races, join
+from rlx.kernels.machines import MATRIX_SIDE
 
 
 @dataclass(eq=False)
@@ -234,16 +236,19 @@ class GroupInterpreter(Interpreter):
             agent.tick()
 
     def exchanged(self, loop: For, threads: Sequence[_GroupFrame], waiting: dict[int, object]) -> bool:
-        """Let the subgroups go on of which all threads have come to the same exchange."""
+        """Let the subgroups go on of which all threads have come to the same exchange or product."""
         progress = False
-        for statement in {s for s in waiting.values() if isinstance(s, Exchange)}:
+        for statement in {s for s in waiting.values() if isinstance(s, Exchange | WaveMma)}:
             for start in range(0, len(threads), statement.width):
                 members = range(start, min(start + statement.width, len(threads)))
                 if any(waiting.get(t) is not statement for t in members):
                     continue
-                values = [threads[t].read(statement.value) for t in members]
-                for place, t in enumerate(members):
-                    threads[t].values[statement.result] = self.exchange(statement, values, place, threads[t])
+                if isinstance(statement, WaveMma):
+                    self.wave_product(statement, [threads[t] for t in members])
+                else:
+                    values = [threads[t].read(statement.value) for t in members]
+                    for place, t in enumerate(members):
+                        threads[t].values[statement.result] = self.exchange(statement, values, place, threads[t])
                 for t in members:
                     del waiting[t]
                 progress = True
@@ -258,6 +263,21 @@ class GroupInterpreter(Interpreter):
         if not 0 <= source < len(values):
             raise self.fault(statement, f"thread {place} asks for thread {source} of a subgroup of {len(values)}")
         return values[source]
+
+    def wave_product(self, statement: WaveMma, threads: Sequence[_GroupFrame]) -> None:
+        """Matrices put together from the registers of a wave, multiplied, and the sums given back."""
+        unit, side = statement.unit, MATRIX_SIDE
+        if len(threads) != unit.threads:
+            raise self.fault(statement, f"a wave of {len(threads)} threads; the unit has {unit.threads}")
+        a, b = (np.full((side, side), np.nan, np.float32) for _ in range(2))
+        for t, thread in enumerate(threads):
+            first = unit.first_element(t)
+            for matrix, value in ((a, statement.a), (b, statement.b)):
+                matrix[t % side, first : first + unit.factor_lanes] = thread.read(value).astype(np.float32)
+        product = a @ b.T
+        for t, thread in enumerate(threads):
+            rows = [unit.row(t, lane) for lane in range(unit.sum_lanes)]
+            thread.values[statement.result] = thread.read(statement.total) + product[rows, t % side]
 
     def iterations(self, loop: For, frame: Frame) -> Sequence[int]:
         if loop.kind is LoopKind.WALK:
@@ -293,9 +313,9 @@ class GroupInterpreter(Interpreter):
                 yield _Wait(lambda: all(o.is_done for o in started), lambda: token.name)
                 for operation in started:
                     join(group.agent.clock, operation.agent.clock)
-            case Exchange():
+            case Exchange() | WaveMma():
                 yield statement
-        if not isinstance(statement, Exchange | Roles):
+        if not isinstance(statement, Exchange | WaveMma | Roles):
             yield _Wait(lambda: True, lambda: "its turn")
 
     def state(self, statement: Statement, barrier: Signal, group: _GroupFrame) -> _Phases:

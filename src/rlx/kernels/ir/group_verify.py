@@ -17,6 +17,7 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    WaveMma,
 )
 from rlx.kernels.ir.loop_ir import (
     FLOATS,
@@ -103,6 +104,10 @@ def check_group_statement(statement: GroupStatement, buffers: set[Buffer], requi
             require(value.lanes == 1 and result.type == value.type, f"exchange of {value.type} as {result.type}")
             require(lane.type == INDEX and width >= 1 and width & (width - 1) == 0, f"a subgroup of {width} threads")
             require(how in ("lane", "xor") or value.dtype in NUMBERS, f"{value.type} cannot be combined")
+        case WaveMma(result, a, b, total, unit):
+            factor, sums = ValueType(a.dtype, unit.factor_lanes), ValueType(DType.F32, unit.sum_lanes)
+            require(a.dtype in HALVES and a.type == b.type == factor, f"a wave's product of {a.type} and {b.type}")
+            require(total.type == result.type == sums, f"a wave's sums are {sums}, got {total.type} to {result.type}")
         case Roles(roles):
             names = [r.name for r in roles]
             require(len(set(names)) == len(names) > 0, f"roles need different names, got {names}")

@@ -16,6 +16,7 @@ happens once.
   layout nobody knows. They are copied as a whole, are operands of products, reduce along rows, and inside a loop over
   `elements` each element is loaded and stored by whoever has it.
 - `Exchange`: the threads of a subgroup see each other's values.
+- `WaveMma`: the threads of a wave multiply matrices that lie in their registers as the machine's unit has them.
 - A `walk` loop is a block's share of iterations: those of its own number, and every so many blocks one more.
 """
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from rlx.errors import BackendError
 from rlx.kernels.ir.loop_ir import Block, Buffer, For, GroupStatement, Kernel, LoopKind, Space, Statement, Value, walk
+from rlx.kernels.machines import MatrixUnit
 
 Use = Callable[[Value], str]
 Renew = Callable[[Value], Value]
@@ -211,6 +213,37 @@ class Exchange(GroupStatement):
 
 
 @dataclass(eq=False, slots=True)
+class WaveMma(GroupStatement):
+    """`result = total + a @ b` for 16x16 matrices of which each thread of a wave has the elements that `unit` says, in
+    the lanes of its vectors. All threads of the wave take part."""
+
+    result: Value
+    a: Value
+    b: Value
+    total: Value
+    unit: MatrixUnit
+
+    @property
+    def width(self) -> int:
+        return self.unit.threads
+
+    def operands(self) -> tuple[Value, ...]:
+        return (self.a, self.b, self.total)
+
+    def results(self) -> tuple[Value, ...]:
+        return (self.result,)
+
+    def text(self, use: Use) -> str:
+        unit = self.unit
+        form = f"{unit.threads}, {unit.factor_lanes}, {unit.sum_lanes}{', in turns' if unit.interleaves_rows else ''}"
+        return f"wave mma {use(self.total)}, {use(self.a)}, {use(self.b)} {{{form}}}"
+
+    def renewed(self, new: Renew) -> WaveMma:
+        result = Value(self.result.builder, self.result.type, self.result.name)
+        return WaveMma(result, new(self.a), new(self.b), new(self.total), self.unit)
+
+
+@dataclass(eq=False, slots=True)
 class Role:
     """`copies` groups of `threads` threads that run one body; `index` tells them apart. `registers` is how many each
     thread may have, 0 for no preference."""
@@ -242,10 +275,12 @@ def _is_group_loop(statement: Statement) -> bool:
     return isinstance(statement, For) and statement.kind in (LoopKind.ELEMENTS, LoopKind.WALK)
 
 
-def refuse_groups(kernel: Kernel, emitter: str, with_exchange: bool = False) -> None:
-    """Emitters that know no groups say so before they write anything; some know what threads exchange."""
+def refuse_groups(kernel: Kernel, emitter: str, with_exchange: bool = False, matrix: MatrixUnit | None = None) -> None:
+    """Emitters that know no groups say so before they write anything; some know what threads exchange, and products of
+    one unit."""
     for statement in walk(kernel.body):
         spelled = isinstance(statement, Exchange) and with_exchange
+        spelled |= isinstance(statement, WaveMma) and statement.unit == matrix
         if not spelled and (isinstance(statement, GroupStatement) or _is_group_loop(statement)):
             raise BackendError(
                 f"kernel {kernel.name} has roles, fragments, or asynchronous or exchanging threads, which {emitter} "
