@@ -33,6 +33,7 @@ from rlx.ops.lowered.int8_products import (
     Int8Blocks,
     Int8MatMul,
     Int8Panels,
+    codes_per_byte,
     has_byte_codes,
 )
 from rlx.ops.lowered.quantized_panels import PanelMatMul
@@ -41,6 +42,7 @@ from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_, round_
 from rlx.ops.quant.quantized_weights import DequantMatMul
 from rlx.ops.reduction.reductions import reduce_max
+from rlx.quant.schemes import QuantScheme
 
 # Products with fewer columns cost less than turning their rows into codes.
 MIN_COLUMNS = 16
@@ -84,7 +86,7 @@ def int8_activations(graph: Graph, panel_width: PanelWidth, kind: str = "int8") 
             return None
         x, weight = operands
         if isinstance(node.op, PanelMatMul):
-            return Int8BlockMatMul(node.op.scheme, node.op.n, digits)(rows.blocks(x), weight)
+            return Int8BlockMatMul(node.op.scheme, node.op.n, digits)(rows.blocks(x, node.op.scheme), weight)
         n = int(node.shape.dims[-1])
         if node.inputs[1] not in panels:
             panels[node.inputs[1]] = Int8Panels(panel_width(DType.I32, n))(weight)
@@ -101,7 +103,7 @@ class _Rows:
     def __init__(self, digits: int) -> None:
         self._digits = digits
         self._codes: dict[NodeId, tuple[Any, Any]] = {}
-        self._blocks: dict[NodeId, Any] = {}
+        self._blocks: dict[tuple[NodeId, int], Any] = {}
 
     def codes(self, x: Any) -> tuple[Any, Any]:
         """u8 codes with 128 for 0, and a scale for each row: scale = max|x|/127."""
@@ -111,10 +113,13 @@ class _Rows:
             self._codes[x.id] = cast(round_(mul(x, inverse)) + float(ZERO), DType.U8), scale
         return self._codes[x.id]
 
-    def blocks(self, x: Any) -> Any:
-        if x.id not in self._blocks:
-            self._blocks[x.id] = Int8Blocks(self._digits)(x)
-        return self._blocks[x.id]
+    def blocks(self, x: Any, scheme: QuantScheme) -> Any:
+        layout = scheme.panel_format
+        assert layout is not None
+        per_byte = codes_per_byte(layout)
+        if (x.id, per_byte) not in self._blocks:
+            self._blocks[x.id, per_byte] = Int8Blocks(self._digits, per_byte)(x)
+        return self._blocks[x.id, per_byte]
 
 
 def _is_candidate(node: Node, fixed: Container[NodeId]) -> bool:
