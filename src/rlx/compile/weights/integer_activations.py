@@ -6,6 +6,10 @@
 A value that several products read is turned into codes once. Codes of weights follow from weights alone and so become
 part of `prepare`. Answers change: activations keep 8 bits of what they had. With 16 bits they change by less than
 what tells two words apart, and only products with blocks of files take part: weights that are floats stay so.
+
+"auto" is what language models do by themselves: 16 bits where blocks allow it, for any number of rows. Against f64 the
+answers then have a KL divergence below 1e-6 and keep their likeliest tokens (`benchmarks/parity.py`), and one row, few
+and many are all faster than with floats. Machines without dot products of bytes keep floats.
 """
 
 from __future__ import annotations
@@ -33,7 +37,6 @@ from rlx.ops.lowered.int8_products import (
     Int8Blocks,
     Int8MatMul,
     Int8Panels,
-    codes_per_byte,
     has_byte_codes,
 )
 from rlx.ops.lowered.quantized_panels import PanelMatMul
@@ -70,10 +73,11 @@ class Int8Result(NamedTuple):
 def int8_activations(graph: Graph, panel_width: PanelWidth, kind: str = "int8") -> Int8Result:
     """The graph with the products of activations and stored weights in codes, and what became of each; `kind` is one
     of `ACTIVATIONS`."""
-    digits = ACTIVATIONS[kind]
+    digits, is_auto = ACTIVATIONS[kind], kind == "auto"
+    kind = "int16" if is_auto else kind
     leaves = {n.id: (n.id,) for n in graph.nodes if isinstance(n.op, Param | Constant)}
     fixed: dict[NodeId, Collection[NodeId]] = {**leaves, **fixed_sources(graph)}
-    reasons = {n.id: _obstacle(graph, n, digits) for n in graph.nodes if _is_candidate(n, fixed)}
+    reasons = {n.id: _obstacle(graph, n, digits) for n in graph.nodes if _is_candidate(n, fixed, is_auto)}
     changes = tuple(_change(graph, graph.nodes[i], kind, reason, fixed) for i, reason in reasons.items())
     chosen = {i for i, reason in reasons.items() if not reason}
     if not chosen:
@@ -116,15 +120,15 @@ class _Rows:
     def blocks(self, x: Any, scheme: QuantScheme) -> Any:
         layout = scheme.panel_format
         assert layout is not None
-        per_byte = codes_per_byte(layout)
+        per_byte = layout.per_byte
         if (x.id, per_byte) not in self._blocks:
             self._blocks[x.id, per_byte] = Int8Blocks(self._digits, per_byte)(x)
         return self._blocks[x.id, per_byte]
 
 
-def _is_candidate(node: Node, fixed: Container[NodeId]) -> bool:
+def _is_candidate(node: Node, fixed: Container[NodeId], only_blocks: bool) -> bool:
     """A product of something that is computed in every run by something that is not."""
-    if not isinstance(node.op, MatMul | PanelMatMul | ExpertMatMul | DequantMatMul):
+    if not isinstance(node.op, PanelMatMul if only_blocks else MatMul | PanelMatMul | ExpertMatMul | DequantMatMul):
         return False
     return node.inputs[1] in fixed and node.inputs[0] not in fixed
 

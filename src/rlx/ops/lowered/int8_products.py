@@ -17,15 +17,16 @@ from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape
 from rlx.ops.define.operands import require_dtype, require_float
 from rlx.ops.define.samples import Sample, sample, spec
-from rlx.quant.panels import PANEL_ROWS, PanelFormat, unpack_rows
+from rlx.quant.panels import PANEL_ROWS, PanelFormat, unpack_rows, word_order
 from rlx.quant.schemes import QuantScheme
 
 __all__ = ["Int8BlockMatMul", "Int8Blocks", "Int8MatMul", "Int8Panels"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# How activations may be multiplied with stored weights, and how many codes of 8 bits one then is.
-ACTIVATIONS = {"f32": 0, "int8": 1, "int16": 2}
+# How activations may be multiplied with stored weights, and how many codes of 8 bits one then is. "auto" is the fastest
+# that keeps answers, which `rlx.compile.weights.integer_activations` chooses for each product.
+ACTIVATIONS = {"f32": 0, "int8": 1, "int16": 2, "auto": 2}
 # Codes of activations are stored as code + ZERO, without a sign, and lie between -LEVELS and LEVELS.
 ZERO = 128
 LEVELS = 127
@@ -207,7 +208,7 @@ class Int8BlockMatMul(_Int8Op):
         weights = 256.0 ** np.arange(self.digits)
         ordered = (planes.reshape(*records.shape[:-1], self.digits, BLOCK) * weights[:, None]).sum(-2)
         codes = np.empty_like(ordered)
-        codes[..., word_order(codes_per_byte(layout))] = ordered
+        codes[..., word_order(layout.per_byte)] = ordered
         scales = np.ascontiguousarray(records[..., self.digits * BLOCK :][..., :4]).view("<f4").astype(np.float64)
         with np.errstate(all="ignore"):
             x = (codes * scales).reshape(*rows.shape[:-1], k)
@@ -225,7 +226,7 @@ class Int8BlockMatMul(_Int8Op):
             # Bytes among which no half is huge or not a number, wherever one may lie.
             values = ((np.arange(size[0] * size[1]) * 37 + 11) % 256 & 0xBB).reshape(size)
             stored = spec(*size, dtype="u8", values=values)
-            row = Int8Blocks(digits, codes_per_byte(layout)).eval(rng.standard_normal((1, k)).astype(np.float32))
+            row = Int8Blocks(digits, layout.per_byte).eval(rng.standard_normal((1, k)).astype(np.float32))
             rows = spec(2, block_bytes(k, digits), values=row)
             yield sample(cls(scheme, n, digits), rows, stored, dtypes=("u8",))
         many = spec("B", "S", block_bytes(k), values=row)
@@ -242,22 +243,6 @@ def block_bytes(k: int, digits: int = 1) -> int:
     return k // BLOCK * (digits * BLOCK + SUMS_BYTES)
 
 
-def word_order(per_byte: int) -> list[int]:
-    """The elements of a record in the order in which dot products meet them, four at a time, where `per_byte` codes of
-    the weight share a byte.
-
-    >>> word_order(2)[:12]
-    [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14]
-    """
-    run = WORD * per_byte
-    return [first + j + per_byte * b for first in range(0, BLOCK, run) for j in range(per_byte) for b in range(WORD)]
-
-
-def codes_per_byte(layout: PanelFormat) -> int:
-    """How many codes of a weight share a byte of the first plane of its panels."""
-    return 8 // layout.planes[0]
-
-
 def highest_code(digits: int) -> int:
     """The code of the largest activation of a block."""
     return LEVELS if digits == 1 else LEVELS * 257
@@ -265,4 +250,5 @@ def highest_code(digits: int) -> int:
 
 def has_byte_codes(layout: PanelFormat) -> bool:
     """Whether codes can be taken four at a time out of words, as the bytes of a dot product."""
-    return len(layout.planes) == 1 and layout.planes[0] in (2, 4, 8) and not layout.table
+    first, *others = layout.planes
+    return first in (2, 4, 8) and all(width in (1, 2) for width in others) and not layout.table

@@ -13,7 +13,7 @@ that stay in the first cache.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
@@ -24,20 +24,20 @@ from rlx.kernels.cpu.matmul.tiles import SumVectors
 from rlx.kernels.cpu.quant_codes import WORD, Codes, Panel
 from rlx.kernels.ir.loop_ir import Kernel, Value, ValueType
 from rlx.kernels.machines import Machine
-from rlx.ops.lowered.int8_products import block_bytes, codes_per_byte
+from rlx.ops.lowered.int8_products import block_bytes
 from rlx.quant.panels import PANEL_ROWS, RECORD, PanelFormat
 
 F32, I8, I32 = DType.F32, DType.I8, DType.I32
 # Rows that meet a stream of panels together, and the numbers of them that there is code for.
 FEW_ROWS = 8
-FEW_COUNTS = (1, 2, 4, 6, 8)
+FEW_COUNTS = (1, 2, 4, 8)
 # Rows and vectors of a tile of many rows: with two digits 16 dot products and 8 sums are in registers.
 TILE_ROWS = 4
 TILE_VECTORS = 2
 # Records that tiles go through before the next rows come: two panels of them stay in the first cache.
 SOME_RECORDS = 32
-# Words of a record are written out for so many dot products of each; more are a loop.
-WRITTEN_OUT = 16
+# Up to so many sums the words of a record are written out; for more they are a loop, which costs less than it saves.
+WRITTEN_OUT = 4
 
 
 def int8_block_kernel(name: str, machine: Machine, layout: PanelFormat, product: Product, *, digits: int = 1) -> Kernel:
@@ -52,8 +52,8 @@ def _shape(machine: Machine, product: Product) -> BlockShape:
 
 
 class _Tile(NamedTuple):
-    """`rows` rows of A, where each begins in memory, and vectors of columns of the B of that number, from column
-    `inside` of a block on, over records `start` to `stop`."""
+    """Rows of A, by where they begin, from row `row` of a block on, and vectors of columns of the B of that number,
+    from column `inside` on, over records `start` to `stop`."""
 
     number: int
     rows: list[Value]
@@ -75,7 +75,7 @@ class _BlockMaker(MatmulMaker):
         self.codes = [Codes(self.k, self.machine, layout, b.buffer, self.lanes) for b in self.bs]
         self.records = k // RECORD
         self.record_bytes = block_bytes(RECORD, digits)
-        self.per_byte = codes_per_byte(layout)
+        self.per_byte = layout.per_byte
         # A sign is turned into an offset.
         self.bias = layout.bias + (128 if layout.planes == (8,) else 0)
         room = self.shape._replace(tile_rows=FEW_ROWS)
@@ -92,10 +92,15 @@ class _BlockMaker(MatmulMaker):
         return FEW_ROWS
 
     def few(self, block: ResultBlock) -> None:
-        """Panel by panel, all records of it."""
-        for number in range(len(self.bs)):
-            with self.k.loop("column", 0, block.columns, self.lanes) as inside:
-                self.tiles_of_rows(block, number, inside, FEW_COUNTS, self.zero, (self.zero, self.k.as_index(self.records)))
+        """Panel by panel, all records of it, all rows in the smallest tile that holds them."""
+        k, below = self.k, 0
+        records = self.zero, k.as_index(self.records)
+        for count in FEW_COUNTS:
+            with k.when((block.rows > below) & (block.rows <= count)):
+                for number in range(len(self.bs)):
+                    with k.loop("column", 0, block.columns, self.lanes) as inside:
+                        self.tile_sums(self.tile_of(block, number, inside, self.zero, (count, 1), records))
+            below = count
 
     def panels(self, block: ResultBlock) -> None:
         """Some records at a time, every tile of every B."""
@@ -104,29 +109,9 @@ class _BlockMaker(MatmulMaker):
         with k.loop("step", 0, self.records, self.some) as start:
             records = start, k.min(start + self.some, self.records)
             for number in range(len(self.bs)):
-                with k.loop("column", 0, block.columns, vectors * self.lanes) as inside:
-                    whole = block.rows // TILE_ROWS * TILE_ROWS
-                    with k.loop("row", 0, whole, TILE_ROWS) as row:
-                        self.tile_sums(self.tile_of(block, number, inside, row, TILE_ROWS, vectors, records))
-                    self.tiles_of_rows(block, number, inside, (1, 2, TILE_ROWS), whole, records, vectors)
-
-    def tiles_of_rows(
-        self,
-        block: ResultBlock,
-        number: int,
-        inside: Value,
-        counts: Iterable[int],
-        row: Value,
-        records: tuple[Value, Value],
-        vectors: int = 1,
-    ) -> None:
-        """The rows from `row` on in the smallest tile that holds them; the last one is repeated where there are
-        fewer."""
-        k, left, below = self.k, block.rows - row, 0
-        for count in counts:
-            with k.when((left > below) & (left <= count)):
-                self.tile_sums(self.tile_of(block, number, inside, row, count, vectors, records))
-            below = count
+                columns = k.loop("column", 0, block.columns, vectors * self.lanes)
+                with columns as inside, k.loop("row", 0, block.rows, TILE_ROWS) as row:
+                    self.tile_sums(self.tile_of(block, number, inside, row, (TILE_ROWS, vectors), records))
 
     def tile_of(
         self,
@@ -134,11 +119,11 @@ class _BlockMaker(MatmulMaker):
         number: int,
         inside: Value,
         row: Value,
-        count: int,
-        vectors: int,
+        size: tuple[int, int],
         records: tuple[Value, Value],
     ) -> _Tile:
-        k = self.k
+        """A tile of so many rows and vectors; where there are fewer rows the last one is repeated."""
+        k, (count, vectors) = self.k, size
         lines = [k.min(row + r, block.rows - 1) if r else row for r in range(count)]
         rows = [self.a.at(block.batch, block.row + line, self.zero).at(0, 0) for line in lines]
         panels = [self.panel_at(number, block.column + inside + v * self.lanes) for v in range(vectors)]
@@ -168,9 +153,7 @@ class _BlockMaker(MatmulMaker):
                 runs.next(*fold.results)
         sums.store(k, runs.results)
 
-    def record_sums(
-        self, tile: _Tile, heads: list[list[Value]], record: Value, before: Sequence[Value]
-    ) -> list[Value]:
+    def record_sums(self, tile: _Tile, heads: list[list[Value]], record: Value, before: Sequence[Value]) -> list[Value]:
         """Sums with those of one record added."""
         k, groups, vectors = self.k, self.layout.groups, len(tile.panels)
         sums = list(before)
@@ -201,9 +184,7 @@ class _BlockMaker(MatmulMaker):
         found = k.bitcast(k.load(self.a.buffer, place, lanes=F32.size_bytes), ValueType(F32))
         return k.splat(found, self.lanes)
 
-    def group_dots(
-        self, tile: _Tile, places: list[Value], lines: list[Value], words: range
-    ) -> list[tuple[Value, ...]]:
+    def group_dots(self, tile: _Tile, places: list[Value], lines: list[Value], words: range) -> list[tuple[Value, ...]]:
         """Dot products of rows and columns over some words of a record, of each digit of the rows."""
         k, digits = self.k, self.digits
         zero: Value = k.const(0, ValueType(I32, self.lanes))

@@ -10,7 +10,8 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
-from rlx.ops.lowered.int8_products import BLOCK, Int8Blocks, block_bytes, highest_code, word_order
+from rlx.ops.lowered.int8_products import BLOCK, Int8Blocks, block_bytes, highest_code
+from rlx.quant.panels import word_order
 
 # Elements that one parallel iteration turns into codes, about.
 CHUNK_ELEMENTS = 1 << 14
