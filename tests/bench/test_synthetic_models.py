@@ -63,5 +63,5 @@ def test_files_are_made_once_and_alike(monkeypatch, tmp_path):
 def test_what_cannot_be_made():
     with pytest.raises(RlxError, match="no shape is called '2b'; there are: 1b, 4b, 8b"):
         synthetic_model("2b", "Q4_K")
-    with pytest.raises(RlxError, match="models are made in the types Q4_K, .* got 'IQ1_S'"):
+    with pytest.raises(RlxError, match=r"models are made in the types Q4_K, .* got 'IQ1_S'"):
         synthetic_model("1b", "IQ1_S")

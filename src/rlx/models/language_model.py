@@ -65,9 +65,9 @@ def load(
 
     `kv_dtype` is how keys and values are kept: f32, f16, bf16, or q8 (one byte per element and a scale per row).
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
-    `activations="auto"` products with GGUF blocks multiply codes of 16 bits where the machine has dot products of bytes:
-    faster than "f32", and the answers are the same but for the last digits. "int8" is faster still, and not exact; with
-    "int16" machines without such instructions use codes too. `report` says which products.
+    `activations="auto"` products with GGUF blocks multiply codes of 16 bits where the machine has dot products of
+    bytes: faster than "f32", and the answers are the same but for the last digits. "int8" is faster still, and not
+    exact; with "int16" machines without such instructions use codes too. `report` says which products.
     `adapter` is a PEFT folder or a GGUF adapter, or several whose changes add up; weights stay as they are.
 
     The file is mapped, which is fast and takes no memory of its own; if another process cuts it while the model is in

@@ -62,9 +62,7 @@ class Codes:
         if planes == (8,):
             words = [self.read(place + (lane * WORD + (chunk * 2 + i) * LINE), DType.U32) for i in range(2)]
             # The byte with its sign, from the top of the word.
-            tops = [
-                words[j // WORD] << (24 - 8 * (j % WORD)) if j % WORD < 3 else words[j // WORD] for j in range(CHUNK)
-            ]
+            tops = [word << up if up else word for word in words for up in (24, 16, 8, 0)]
             return [k.cast(k.bitcast(top, I32) >> 24, F32) for top in tops]
         words = [self.word(place + lane * WORD, plane, chunk) for plane in range(len(planes))]
         if self.has_lookup:
