@@ -187,14 +187,14 @@ def _tokenizer(vocabulary: int) -> dict[str, MetadataValue | np.generic | TypedV
     """Byte pairs: every byte, then as many pairs of them as there is room for, and an end of text."""
     bytes_ = _byte_characters()
     pairs = [(a, b) for a in bytes_ for b in bytes_][: vocabulary - len(bytes_) - 1]
-    tokens = [*bytes_, *(a + b for a, b in pairs), "<|end|>"]
+    tokens: list[MetadataValue] = [*bytes_, *(a + b for a, b in pairs), "<|end|>"]
     control, normal = 3, 1
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array([normal] * (vocabulary - 1) + [control], np.int32),
-        "tokenizer.ggml.merges": [f"{a} {b}" for a, b in pairs],
+        "tokenizer.ggml.merges": list[MetadataValue](f"{a} {b}" for a, b in pairs),
         "tokenizer.ggml.bos_token_id": vocabulary - 1,
         "tokenizer.ggml.eos_token_id": vocabulary - 1,
         "tokenizer.ggml.add_bos_token": False,
