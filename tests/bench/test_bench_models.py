@@ -23,7 +23,7 @@ from rlx.errors import RlxError
 from rlx.formats.gguf import open_gguf
 
 TINY = Path(rlx.models.__file__).parent / "data" / "tiny.gguf"
-OWN_MODELS = ["rlx", "rlx Q4_0", "rlx Q8_0", "rlx int16", "rlx int8"]
+OWN_MODELS = ["rlx", "rlx Q4_0", "rlx Q8_0", "rlx f32", "rlx int8"]
 
 
 @pytest.fixture
@@ -101,7 +101,19 @@ def test_a_language_model_runs_through_the_suite(own_cache, quick_limits):
         assert all(t.seconds > 0 and t.limit > 0 and not t.problem for t in case.timings.values())
         assert case.timings["rlx"].error == 0 < case.timings["rlx int8"].error
     assert all("has the type" in reason for reason in result.missing.values())
-    assert "prefill 9 tokens, rlx int8" in table(result) and "rlx is exact" in table(result)
+    assert "prefill 9 tokens, rlx int8" in table(result) and "rlx f32 rounds nothing more" in table(result)
+
+
+def test_several_sequences_run_through_the_suite(own_cache, quick_limits):
+    cases = [Case("step", "decode", "decode", {"tokens": 5})]
+    cases += [Case("steps", "decode", "decode many", {"tokens": 5, "sequences": 3})]
+    options = {"rounds": 1, "round_seconds": 0.001, "threads": 1}
+    result = run_suite("llm-shapes", cases, family="language_shapes", peers=[], model=TINY, **options)
+    assert list(result.cases[1].timings) == ["rlx", "rlx f32", "rlx int8"]
+    assert all(t.seconds > 0 and t.error < 0.1 for t in result.cases[1].timings.values())
+    # Weights are read once, caches for each sequence.
+    (flops, nbytes), (more, read) = (decoder_work(TINY, "decode", 5), decoder_work(TINY, "decode many", 5, 3))
+    assert more == 3 * flops and nbytes < read < nbytes * 1.1
 
 
 def test_logits_of_an_engine_are_those_of_the_model():
@@ -150,5 +162,6 @@ def test_errors():
 
 def test_every_suite_says_what_it_compares():
     without_models = {"programs", "kernels", "matrices"}
-    assert {suite.family for suite in SUITES.values()} == {*without_models, "language_models", "encoders"}
-    assert all(suite.model and suite.notes for suite in SUITES.values() if suite.family not in without_models)
+    with_models = {"language_models", "language_shapes", "encoders"}
+    assert {suite.family for suite in SUITES.values()} == without_models | with_models
+    assert all(suite.notes for suite in SUITES.values() if suite.family in with_models)

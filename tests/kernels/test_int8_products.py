@@ -120,16 +120,24 @@ def blocks(name: str, rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return pack_rows(PANEL_FORMATS[name], stored, rows, k), FORMATS[name].decode(stored).reshape(rows, k)
 
 
-def activations(m: int, k: int, digits: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of codes and scales, and the numbers that they stand for."""
+def activations(m: int, k: int, name: str, digits: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of codes and scales for weights of a type, and the numbers that they stand for."""
     given = (rng.normal(size=(m, k)) * rng.lognormal(size=(m, 1))).astype(np.float32)
-    rows = Int8Blocks(digits).eval(given)
-    planes = np.ascontiguousarray(rows[:, : digits * k]).view(np.int8).astype(np.float64)
-    codes = sum(planes[:, d * k : (d + 1) * k] * 256.0**d for d in range(digits))
-    scales = np.repeat(np.ascontiguousarray(rows[:, digits * k :]).view("<f4").astype(np.float64), BLOCK, axis=1)
+    per_byte = 8 // PANEL_FORMATS[name].planes[0]
+    rows = Int8Blocks(digits, per_byte).eval(given)
+    records = rows.reshape(m, k // BLOCK, digits * BLOCK + 16)
+    planes = records[..., : digits * BLOCK].view(np.int8).astype(np.float64).reshape(m, k // BLOCK, digits, BLOCK)
+    ordered = sum(planes[:, :, d] * 256.0**d for d in range(digits))
+    # Byte b of word j of a run holds its element j + per_byte*b.
+    runs = ordered.reshape(m, k // BLOCK, 8 // per_byte, per_byte, 4)
+    codes = runs.swapaxes(-1, -2).reshape(m, k // BLOCK, BLOCK)
+    scale, *sums = np.moveaxis(records[..., digits * BLOCK :].copy().view("<f4").astype(np.float64), -1, 0)
+    x = codes * scale[..., None]
     # Half a step, and what f32 makes of the largest codes.
-    assert (np.abs(codes * scales - given) <= scales * (0.5 + 2.0 ** (8 * digits - 23))).all()
-    return rows, codes * scales
+    assert (np.abs(x.reshape(m, k) - given) <= np.repeat(scale, BLOCK, 1) * (0.5 + 2.0 ** (8 * digits - 23))).all()
+    wanted = [x[..., :16].sum(-1), x[..., 16:].sum(-1), x.sum(-1)]
+    np.testing.assert_allclose(sums, wanted, rtol=1e-6, atol=1e-30)
+    return rows, x.reshape(m, k)
 
 
 def close(found: np.ndarray, x: np.ndarray, weights: np.ndarray) -> None:
@@ -151,18 +159,18 @@ def test_blocks_of_every_type(name: str, target: Machine, digits: int):
     n, k = 83, 512
     panels, weights = blocks(name, n, k)
     kernel = block_product(name, target, n, k, digits)
-    for m in (0, 1, 3, 6, 7, 50):
-        rows, x = activations(m, k, digits)
+    for m in (0, 1, 2, 3, 6, 8, 9, 51):
+        rows, x = activations(m, k, name, digits)
         args = {"a": rows, "b": panels, "c": np.full((m, n), np.nan, np.float32), "m": m}
         close(ran_natively(kernel, args, target)["c"], x, weights)
 
 
 @pytest.mark.parametrize("n", [1, 16, 40, 64])
-def test_rows_longer_than_the_scratch(n: int):
+def test_rows_longer_than_a_step(n: int):
     k, target = 32 * 140, MACHINES[0]
     panels, weights = blocks("Q4_1", n, k)
     for m in (1, 5, 51):
-        rows, x = activations(m, k)
+        rows, x = activations(m, k, "Q4_1")
         args = {"a": rows, "b": panels, "c": np.zeros((m, n), np.float32), "m": m}
         close(ran_natively(block_product("Q4_1", target, n, k), args, target)["c"], x, weights)
 
@@ -174,11 +182,11 @@ def test_rows_longer_than_the_scratch(n: int):
 def test_blocks_in_the_interpreter(name: str, target: Machine, m: int):
     n, k = 17, 256 if name == "Q2_K" else 64
     panels, weights = blocks(name, n, k)
-    rows, x = activations(m, k)
+    rows, x = activations(m, k, name)
     args = {"a": rows, "b": panels, "c": np.zeros((m, n), np.float32), "m": m}
     close(interpreted(block_product(name, target, n, k), args)["c"], x, weights)
 
 
 def test_types_whose_codes_are_bytes_or_parts_of_them():
-    assert {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q2_K"} <= set(BLOCK_TYPES)
-    assert not {"Q5_0", "Q6_K", "IQ4_NL", "MXFP4"} & set(BLOCK_TYPES)
+    assert {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q2_K", "Q5_K", "Q6_K", "Q3_K"} <= set(BLOCK_TYPES)
+    assert not {"IQ4_NL", "MXFP4"} & set(BLOCK_TYPES)

@@ -33,15 +33,26 @@ def rotate(x, base, interleaved):
     return np.concatenate([z.real, z.imag], -1)
 
 
+class _Exact:
+    """Weights in f64, each when it is asked for."""
+
+    def __init__(self, weights):
+        self._weights = weights
+
+    def __getitem__(self, name):
+        return np.asarray(self._weights[name], np.float64)
+
+
 def llama_logits(
     w, tokens, *, layers, heads, kv_heads, base, eps, interleaved, head="output.weight", stored=lambda rows: rows
 ):
     """f64[S, V] from weights `w` by GGUF names; linear weights are [out, in].
 
-    `stored` is what a cache makes of the keys or values [S, D] of one head.
+    `stored` is what a cache makes of the keys or values [S, D] of one head. Norms of the queries and keys of heads are
+    those of qwen3.
     """
-    w = {name: np.asarray(value, np.float64) for name, value in w.items()}
-    x = w["token_embd.weight"][np.asarray(tokens)]
+    weights, w = w, _Exact(w)
+    x = np.asarray(weights["token_embd.weight"][np.asarray(tokens)], np.float64)
     seq = len(tokens)
     visible = np.tril(np.ones((seq, seq), bool))
     for i in range(layers):
@@ -52,8 +63,10 @@ def llama_logits(
         out = []
         for head_no in range(heads):
             shared = head_no // (heads // kv_heads)
-            qh = rotate(q[:, head_no * d : (head_no + 1) * d], base, interleaved)
-            kh = stored(rotate(k[:, shared * d : (shared + 1) * d], base, interleaved))
+            qh, kh = q[:, head_no * d : (head_no + 1) * d], k[:, shared * d : (shared + 1) * d]
+            if f"{b}attn_q_norm.weight" in weights:
+                qh, kh = (rms_norm(rows, w[f"{b}attn_{n}_norm.weight"], eps) for rows, n in ((qh, "q"), (kh, "k")))
+            qh, kh = rotate(qh, base, interleaved), stored(rotate(kh, base, interleaved))
             scores = np.where(visible, qh @ kh.T / np.sqrt(d), -np.inf)
             out.append(softmax(scores) @ stored(v[:, shared * d : (shared + 1) * d]))
         x = x + np.concatenate(out, -1) @ w[b + "attn_output.weight"].T
@@ -62,7 +75,7 @@ def llama_logits(
         inner = gate / (1 + np.exp(-gate)) * (h @ w[b + "ffn_up.weight"].T)
         x = x + inner @ w[b + "ffn_down.weight"].T
     x = rms_norm(x, w["output_norm.weight"], eps)
-    return x @ w.get(head, w["token_embd.weight"]).T
+    return x @ w[head if head in weights else "token_embd.weight"].T
 
 
 def bert_hidden(w, tokens, *, layers, heads, eps, prefix="bert."):

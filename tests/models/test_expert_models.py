@@ -91,7 +91,7 @@ def test_a_quantised_mixture_is_the_model_of_its_decoded_weights(type, tmp_path)
     with open_gguf(path) as file:
         assert file.tensors["blk.1.ffn_down_exps.weight"].type.name == type
     wanted = logits(stored_weights(path), TOKENS)
-    model = rlx.load(path)
+    model = rlx.load(path, activations="f32")
     np.testing.assert_allclose(model.logits(TOKENS), wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
     session = model.session()
     session.prefill(TOKENS[:30])

@@ -57,12 +57,14 @@ def test_greedy_text_is_that_of_f64(smollm2):
     assert "Paris" in answer.text
 
 
-def test_512_positions_agree_with_f64(smollm2):
-    lm, path = smollm2
+@pytest.mark.parametrize(("activations", "bar"), [("auto", 1e-6), ("f32", 1e-9)])
+def test_512_positions_agree_with_f64(smollm2, activations, bar):
+    _, path = smollm2
+    lm = rlx.load(path, activations=activations)
     text = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
     tokens = lm.tokenizer.encode(text)[:512]
     found = compare_logits(gguf_logits(path, tokens), lm.logits(tokens))
-    assert found.positions == 512 and found.top1 == 1.0 and found.mean_kl < 1e-9
+    assert found.positions == 512 and found.top1 == 1.0 and found.mean_kl < bar
 
 
 def test_vectors_of_minilm_are_those_of_f64(minilm):

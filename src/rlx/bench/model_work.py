@@ -21,18 +21,20 @@ def work_of(case: Case, model: Path | None) -> tuple[float, float]:
         return case.work
     if case.program == "embed":
         return encoder_work(model, case.sizes["texts"])
-    return decoder_work(model, case.program, case.sizes["tokens"]) if model.suffix == ".gguf" else (0.0, 0.0)
+    if model.suffix != ".gguf":
+        return 0.0, 0.0
+    return decoder_work(model, case.program, case.sizes["tokens"], case.sizes.get("sequences", 1))
 
 
-def decoder_work(path: Path, program: str, tokens: int) -> tuple[float, float]:
-    """Of `prefill` of so many tokens, or of `decode` of one token after them.
+def decoder_work(path: Path, program: str, tokens: int, sequences: int = 1) -> tuple[float, float]:
+    """Of `prefill` of so many tokens, of `decode` of one token after them, or of `decode many`, one for each sequence.
 
     A token meets every matrix once, of experts those that are chosen; only the last one meets the output matrix, and
     the embeddings are looked up, unless they are the output matrix too. Queries see the keys before them.
     """
     c = open_decoder(path).config
     flops = nbytes = 0.0
-    read = tokens if program == "prefill" else 1
+    read = tokens if program == "prefill" else sequences
     with open_gguf(path) as file:
         head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
         for name, tensor in file.tensors.items():
@@ -43,11 +45,11 @@ def decoder_work(path: Path, program: str, tokens: int) -> tuple[float, float]:
             # Many tokens together meet all experts.
             nbytes += tensor.nbytes * (share if read == 1 else 1.0)
             if len(tensor.shape) > 1:
-                flops += 2.0 * math.prod(tensor.shape) * share * (1 if name == head else read)
-    keys = tokens * (tokens + 1) / 2 if program == "prefill" else tokens + 1.0
+                flops += 2.0 * math.prod(tensor.shape) * share * (sequences if name == head else read)
+    keys = tokens * (tokens + 1) / 2 if program == "prefill" else sequences * (tokens + 1.0)
     flops += 4.0 * c.layers * c.heads * c.head_dim * keys
-    if program == "decode":
-        nbytes += 2.0 * c.layers * c.kv_heads * c.head_dim * _CACHE_BYTES * (tokens + 1)
+    if program != "prefill":
+        nbytes += 2.0 * c.layers * c.kv_heads * c.head_dim * _CACHE_BYTES * keys
     return flops, nbytes
 
 

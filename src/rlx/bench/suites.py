@@ -84,6 +84,12 @@ LANGUAGE_MODEL = (
     Case("decode after 512 tokens", "decode", "decode", {"tokens": 512}),
 )
 
+LANGUAGE_SHAPES = (
+    Case("prefill 512 tokens", "prefill", "prefill", {"tokens": 512}),
+    Case("decode", "decode", "decode", {"tokens": 16}),
+    Case("decode 8 sequences", "decode 8", "decode many", {"tokens": 16, "sequences": 8}),
+)
+
 EMBED = tuple(
     Case(f"{count} {what}", "embed", "embed", {"texts": count})
     for count, what in ((256, "sentences of mixed length"), (1, "sentence"))
@@ -133,14 +139,26 @@ SUITES: dict[str, Suite] = {
         LANGUAGE_MODEL,
         "smollm2",
         (
-            "rlx is exact: weights are those of the file, activations and caches f32, so that the answers are those of "
-            "the model; llama.cpp and rlx int8 round activations to 8 bits, rlx int16 to 16; benchmarks/parity.py "
-            "measures what that does to answers",
+            "rlx: weights are those of the file, activations of 16 bits where weights are blocks, caches f32, so that "
+            "the answers are those of the model; rlx f32 rounds nothing more, llama.cpp and rlx int8 round activations "
+            "to 8 bits; benchmarks/parity.py measures what that does to answers",
             "Q4_0, Q8_0: the same model with all matrices in that type, converted from the file's weights by "
             "`rlx quantize`; every row shows how many times as long each peer takes",
-            "limit of prefill: f32 multiply-adds, which int8 and int16 may pass; of decode: all weights of the file "
-            "and the cache read once",
+            "limit of prefill: f32 multiply-adds, which codes of 8 and 16 bits may pass; of decode: all weights of the "
+            "file and the cache read once",
             "results were compared with those of rlx on the same weights",
+        ),
+    ),
+    "llm-shapes": Suite(
+        "language_shapes",
+        LANGUAGE_SHAPES,
+        "",
+        (
+            "a model with the widths of a real one and random weights: fewer layers and a smaller vocabulary",
+            "rlx: activations of 16 bits where weights are blocks; rlx f32 rounds nothing more, llama.cpp and rlx int8 "
+            "round activations to 8 bits",
+            "limit of prefill: f32 multiply-adds, which codes of 8 and 16 bits may pass; of decode: all weights of the "
+            "file and the caches read once",
         ),
     ),
     "embed": Suite(

@@ -21,6 +21,7 @@ examples:
   rlx bench minilm --peer-python path/to/other/env/bin/python --json minilm.json --plot minilm.svg
   rlx bench ops --only attention --rounds 15
   rlx bench llm --model smollm2 --peers llama.cpp
+  rlx bench llm --shape 1b --type Q4_K --peer-python path/to/other/env/bin/python
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="a model or the name of a pulled one: a GGUF file for llm (default smollm2), a Hugging Face directory for "
         "embed (default minilm)",
     )
+    parser.add_argument(
+        "--shape", metavar="SIZE", help="llm: a model of random weights with real widths in place of a file: 1b, 4b, 8b"
+    )
+    parser.add_argument("--type", metavar="TYPE", help="the type of its matrices: Q6_K, Q4_K_M, F16 ... (default Q4_K)")
     parser.add_argument("--rounds", type=positive, metavar="N", help="rounds of every engine (default 7)")
     parser.add_argument("--threads", type=threads, metavar="N", help="threads of every engine (default: all)")
     parser.add_argument(
@@ -79,8 +84,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 # Options that mean nothing to the other kind of measurement.
-OF_SUITES = ("suite", "peers", "peer_python", "model", "rounds", "plot")
+OF_SUITES = ("suite", "peers", "peer_python", "model", "shape", "type", "rounds", "plot")
 OF_TIERS = ("tier", "device", "warmup", "runs")
+# Of the matrices of models with random weights.
+DEFAULT_TYPE = "Q4_K"
 # How long the runs of a pattern may take when their number is not given.
 TIER_SECONDS = 5.0
 
@@ -112,13 +119,24 @@ def _check_kind(args: argparse.Namespace) -> None:
         named = ", ".join(name if name == "suite" else f"--{name.replace('_', '-')}" for name in wrong)
         kind = "a tier measures one device by itself" if args.tier else "these belong to --tier"
         raise RlxError(f"{named} cannot be used here; {kind}")
+    if (args.shape and (args.suite != "llm" or args.model)) or (args.type and not args.shape):
+        raise RlxError("--shape belongs to the suite llm and stands in for --model; --type belongs to --shape")
 
 
 def _suite(args: argparse.Namespace) -> tuple[object, str]:
     result = _measured(args)
     if args.plot:
         args.plot.write_text(plot(result), encoding="utf-8")
-    return to_json(result), table(result)
+    return to_json(result), _title(args) + table(result)
+
+
+def _title(args: argparse.Namespace) -> str:
+    """What a model with random weights is, where one was asked for."""
+    if not args.shape:
+        return ""
+    from rlx.bench.synthetic_models import described
+
+    return f"{(args.type or DEFAULT_TYPE).upper()}, {described(args.shape)}\n\n"
 
 
 def _tier(args: argparse.Namespace) -> tuple[object, str]:
@@ -170,18 +188,19 @@ def _measured(args: argparse.Namespace) -> BenchResult:
             threads=threads,
             progress=_progress,
         )
-    suite = SUITES[args.suite]
+    name = "llm-shapes" if args.shape else args.suite
+    suite = SUITES[name]
     cases = [c for c in suite.cases if args.only is None or args.only in c.name]
     if not cases:
         names = ", ".join(c.name for c in suite.cases)
         raise RlxError(f"no case of {args.suite} has {args.only!r} in its name; there are: {names}")
     return run_suite(
-        args.suite,
+        name,
         cases,
         family=suite.family,
         peers=args.peers,
         peer_python=args.peer_python,
-        model=_model(args.model or suite.model),
+        model=_synthetic(args.shape, args.type or DEFAULT_TYPE) if args.shape else _model(args.model or suite.model),
         rounds=args.rounds or 7,
         threads=threads,
         progress=_progress,
@@ -196,6 +215,12 @@ def _model(name: str) -> Path | None:
 
     path = locate(name)
     return next(iter(sorted(path.glob("*.gguf"))), path) if path.is_dir() else path
+
+
+def _synthetic(shape: str, type: str) -> Path:
+    from rlx.bench.synthetic_models import synthetic_model
+
+    return synthetic_model(shape, type, _progress)
 
 
 def _processors() -> int:

@@ -38,8 +38,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
     parser.add_argument(
         "--activations",
         choices=tuple(ACTIVATIONS),
-        default="f32",
-        help="int8 is fastest, and not exact; int16 is between (default: f32)",
+        default="auto",
+        help="auto: 16 bits where that is fast; f32: exact; int8: fastest, and not exact (default: auto)",
     )
     parser.add_argument(
         "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"

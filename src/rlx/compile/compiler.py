@@ -155,7 +155,7 @@ class CompilePipeline:
     precision: PrecisionPolicy = PrecisionPolicy.AlwaysF32
     # Whether what follows from weights alone becomes a program of its own; training changes weights at every step.
     prepare_params: bool = True
-    # "int8", "int16": products with stored weights multiply codes of activations, which changes their answers.
+    # "int8", "int16", "auto": products with stored weights multiply codes of activations, which changes their answers.
     activations: str = "f32"
     # The chip that kernels are cut for, by its name ("avx2", "sm_90a"); None: the one that is found here.
     machine: str | None = None

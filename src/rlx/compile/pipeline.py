@@ -111,6 +111,13 @@ def _packs_blocks(settings: Settings) -> bool:
     return settings.has_prepare and settings.generator is not None
 
 
+def _has_integers(settings: Settings) -> bool:
+    """Whether products multiply codes of activations: where that was asked for, or left to the machine."""
+    if not _packs_weights(settings) or settings.generator is None:
+        return False
+    return settings.generator.has_byte_dots if settings.activations == "auto" else settings.activations != "f32"
+
+
 def _lower_blocks(c: Compilation) -> Compilation:
     graph = lower_blocks(c.graph)
     return c if graph is c.graph else replace(c, graph=graph)
@@ -328,7 +335,7 @@ STEPS: tuple[Step, ...] = (
         Stage.Weights,
         _use_integers,
         "Only where it was asked for; it needs blocks in panels, and decides which float weights become codes.",
-        lambda settings: _packs_weights(settings) and settings.activations != "f32",
+        _has_integers,
     ),
     Step(
         "sink_casts",

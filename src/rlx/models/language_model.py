@@ -58,7 +58,7 @@ def load(
     path_or_name: str | os.PathLike[str],
     device: str = "cpu",
     threads: int | None = None,
-    activations: str = "f32",
+    activations: str = "auto",
     kv_dtype: str = "f32",
     weights: str | None = None,
     mmap: bool = True,
@@ -69,8 +69,9 @@ def load(
 
     `kv_dtype` is how keys and values are kept: f32, f16, bf16, or q8 (one byte per element and a scale per row).
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
-    `activations="int8"` products multiply codes of 8 bits, faster and not exactly; with "int16" prompts are read faster
-    than with floats, and answers are the same but for the last digits. `report` says which products.
+    `activations="auto"` products with GGUF blocks multiply codes of 16 bits where the machine has dot products of
+    bytes: faster than "f32", and the answers are the same but for the last digits. "int8" is faster still, and not
+    exact; with "int16" machines without such instructions use codes too. `report` says which products.
     `adapter` is a PEFT folder or a GGUF adapter, or several whose changes add up; weights stay as they are.
 
     With a `mesh` such as "tensor=4" or "fsdp=2,tensor=4" the weights are divided over its devices, through XLA: each

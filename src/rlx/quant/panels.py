@@ -4,10 +4,13 @@ A weight of n rows of k elements becomes panels of 16 rows. A panel is a run of 
 its rows, in the order of k; formats with scales in two levels have a header in front of every 8 records. All is bytes:
 
     header   16 f16 scales, then 16 f16 scales of the minimums if there are some      (two levels only)
-    record   the codes: planes of 4, 2 and 1 bits as words u32[bits, 16] with a field for each of 32/bits neighbours
-             along k, lowest first; a plane of 8 bits as i8[32, 16]
+    record   the codes: planes of 8, 4, 2 and 1 bits as words u32[bits, 16]
              then the steps of its groups, then their minimums: f16 or f32[groups, 16], or u8/i8[groups, 16] under
              a header
+
+Dot products take codes out of words four at a time, one of each byte, so the elements of a record come in fours in the
+order of `word_order`: those of neighbouring bytes of the first plane, whose fields lie in the order of k. A word of any
+plane has the fields of four number f in its bytes, those of four f+1 above them, and so on (`field_place`).
 
 An element is `step·value + minimum` with value = code - bias, or a table's entry; a header multiplies steps and
 minimums. Nothing is rounded: fields are the file's own, and where a step is computed (the codebook types, MXFP4) it is
@@ -27,6 +30,7 @@ from rlx.quant.codebooks import CodebookType
 PANEL_ROWS = 16
 RECORD = 32
 _SUPER = 8
+_BYTE, _WORD = 8, 4
 
 
 class Fields(NamedTuple):
@@ -52,6 +56,19 @@ class PanelFormat(NamedTuple):
     step_bytes: int = 2
     signed_steps: bool = False
     book: CodebookType | None = None
+
+    @property
+    def per_byte(self) -> int:
+        """Codes that share a byte of the first plane."""
+        return _BYTE // self.planes[0]
+
+    def field_place(self, plane: int, element: int) -> tuple[int, int]:
+        """The word of a plane that has the field of an element of a record, and the lowest bit of it."""
+        run, inside = divmod(element, _WORD * self.per_byte)
+        byte, slot = divmod(inside, self.per_byte)
+        width = self.planes[plane]
+        word, above = divmod(run * self.per_byte + slot, _BYTE // width)
+        return word, byte * _BYTE + above * width
 
     @property
     def groups(self) -> int:
@@ -108,7 +125,7 @@ def pack_rows(layout: PanelFormat, blocks: U8, rows: int, k: int) -> U8:
 
     records = k // RECORD
     codes = by_panel(fields.codes, k).reshape(panels, PANEL_ROWS, records, RECORD)
-    parts = [_plane(codes, layout.planes, number) for number in range(len(layout.planes))]
+    parts = [_plane(codes, layout, number) for number in range(len(layout.planes))]
     for scales in (fields.steps, fields.minimums):
         if scales is not None:
             # [panels, 16, records, groups, bytes] with the rows moved next to the bytes.
@@ -124,19 +141,26 @@ def pack_rows(layout: PanelFormat, blocks: U8, rows: int, k: int) -> U8:
     return np.concatenate([heads, packed.reshape(panels, runs, -1)], axis=2).reshape(panels, -1)
 
 
-def _plane(codes: U8, planes: tuple[int, ...], number: int) -> U8:
+def word_order(per_byte: int) -> list[int]:
+    """The elements of a record in fours, as dot products meet them, where `per_byte` codes share a byte.
+
+    >>> word_order(2)[:12]
+    [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14]
+    """
+    run = _WORD * per_byte
+    return [first + j + per_byte * b for first in range(0, RECORD, run) for j in range(per_byte) for b in range(_WORD)]
+
+
+def _plane(codes: U8, layout: PanelFormat, number: int) -> U8:
     """One plane of codes [panels, 16, records, 32] as bytes [panels, records, bytes]."""
     panels, _, records, _ = codes.shape
-    width = planes[number]
-    if width == 8:
-        return codes.transpose(0, 2, 3, 1).reshape(panels, records, -1)
-    fields = (codes >> np.uint8(sum(planes[:number]))) & np.uint8(2**width - 1)
-    # [.., words, neighbours]: a byte holds 8/width neighbours, and a word four such bytes.
-    per_byte = 8 // width
-    grouped = fields.reshape(*codes.shape[:3], width, 4, per_byte)
-    packed = np.zeros(grouped.shape[:-1], np.uint8)
-    for position in range(per_byte):
-        packed |= grouped[..., position] << np.uint8(width * position)
+    width = layout.planes[number]
+    fields = (codes >> np.uint8(sum(layout.planes[:number]))) & np.uint8(2**width - 1)
+    # [.., words, fours in a word, bytes]
+    grouped = fields[..., word_order(layout.per_byte)].reshape(*codes.shape[:3], width, _BYTE // width, _WORD)
+    packed = np.zeros((*codes.shape[:3], width, _WORD), np.uint8)
+    for above in range(_BYTE // width):
+        packed |= grouped[..., above, :] << np.uint8(width * above)
     return packed.transpose(0, 2, 3, 1, 4).reshape(panels, records, -1)
 
 
@@ -172,22 +196,20 @@ def unpack_rows(layout: PanelFormat, panels: U8, rows: int, k: int) -> F32:
 def _values(layout: PanelFormat, codes: U8) -> F32:
     """[panels, records, bytes] -> f32[panels, records, 32, 16]."""
     panels, records, _ = codes.shape
-    if layout.planes == (8,):
-        signed: F32 = np.ascontiguousarray(codes).view(np.int8).astype(np.float32)
-        return signed.reshape(panels, records, RECORD, PANEL_ROWS)
     total = np.zeros((panels, records, RECORD, PANEL_ROWS), np.uint8)
     start = shift = 0
     for width in layout.planes:
         size = width * 4 * PANEL_ROWS
-        words = codes[..., start : start + size].reshape(panels, records, width, PANEL_ROWS, 4)
-        per_byte = 8 // width
-        steps = np.arange(per_byte, dtype=np.uint8) * np.uint8(width)
+        words = codes[..., start : start + size].reshape(panels, records, width, PANEL_ROWS, _WORD)
+        steps = np.arange(_BYTE // width, dtype=np.uint8) * np.uint8(width)
         fields = (words[..., None] >> steps) & np.uint8(2**width - 1)
-        # [.., words, 16, bytes, fields] -> [.., words, bytes, fields, 16]
-        ordered = fields.transpose(0, 1, 2, 4, 5, 3).reshape(panels, records, RECORD, PANEL_ROWS)
-        total |= ordered << np.uint8(shift)
+        # [.., words, 16, bytes, fours in a word] -> [.., words, fours in a word, bytes, 16]
+        ordered = fields.transpose(0, 1, 2, 5, 4, 3).reshape(panels, records, RECORD, PANEL_ROWS)
+        total[:, :, word_order(layout.per_byte)] |= ordered << np.uint8(shift)
         start, shift = start + size, shift + width
     if layout.table:
         table: F32 = np.array(layout.table, np.float32)
         return table[total]
+    if layout.planes == (8,):
+        return total.view(np.int8).astype(np.float32)
     return total.astype(np.float32) - np.float32(layout.bias)

@@ -1,8 +1,8 @@
 """The engines that are compared, each loaded only in its own process.
 
 A family of engines runs the same kind of work: `programs` and `kernels` those of `rlx.bench.programs`,
-`language_models` a model file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`), `matrices` dense
-linear algebra. Engines of ours are called "rlx", or "rlx" and what is special about them.
+`language_models` and `language_shapes` a model file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`),
+`matrices` dense linear algebra. Engines of ours are called "rlx", or "rlx" and what is special about them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ LANGUAGE_MODELS: dict[str, EngineEntry] = {
         f"{OURS} {kind}": EngineEntry("language_models", "RlxModel", ("llvmlite",), _ROUNDED, kind)
         for kind in _OTHER_TYPES
     },
-    f"{OURS} int16": EngineEntry("language_models", "Int16RlxModel", ("llvmlite",), _ROUNDED),
+    f"{OURS} f32": EngineEntry("language_models", "ExactRlxModel", ("llvmlite",), _ROUNDED),
     f"{OURS} int8": EngineEntry("language_models", "Int8RlxModel", ("llvmlite",), _ROUNDED),
     "llama.cpp": EngineEntry("language_models", "LlamaCppModel", ("llama_cpp",), _ROUNDED),
     **{
@@ -78,6 +78,9 @@ LANGUAGE_MODELS: dict[str, EngineEntry] = {
         for kind in _OTHER_TYPES
     },
 }
+
+# The same for files of one type.
+LANGUAGE_SHAPES: dict[str, EngineEntry] = {name: e for name, e in LANGUAGE_MODELS.items() if not e.model_type}
 
 # 1 less the mean cosine between its vectors and the exact ones.
 _SAME, _CLOSE, _NEAR = 1e-5, 1e-3, 4e-3
@@ -109,6 +112,7 @@ FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "programs": ENGINES,
     "kernels": KERNELS,
     "language_models": LANGUAGE_MODELS,
+    "language_shapes": LANGUAGE_SHAPES,
     "encoders": ENCODERS,
     "matrices": MATRICES,
 }

@@ -31,9 +31,9 @@ def tokens_of(count: int, vocabulary: int) -> list[int]:
 
 
 class RlxModel:
-    """Exact: activations in f32, weights as the file has them."""
+    """As it comes: weights as the file has them, activations of 16 bits where they are blocks."""
 
-    activations = "f32"
+    activations = "auto"
 
     def __init__(self, threads: int) -> None:
         import rlx
@@ -43,6 +43,8 @@ class RlxModel:
 
     def prepare(self, program: str, sizes: Sizes) -> Callable[[], Any]:
         tokens = tokens_of(sizes["tokens"], self._model.config.vocab)
+        if program == "decode many":
+            return self._many(tokens, sizes["sequences"])
         session = self._model.session()
         if program == "prefill":
 
@@ -59,6 +61,20 @@ class RlxModel:
 
         return step
 
+    def _many(self, tokens: list[int], sequences: int) -> Callable[[], Any]:
+        """A token more for each of some sequences that are equally long."""
+        from rlx.models.kv_cache import SequenceBatch
+
+        batch = SequenceBatch(self._model._runner, sequences)
+        batch.extend([tokens] * sequences)
+
+        def step() -> Any:
+            for row in range(sequences):
+                batch.truncate(row, len(tokens))
+            return batch.extend([tokens[:1]] * sequences)[-1]
+
+        return step
+
     def logits(self, tokens: list[int]) -> Array:
         return self._model.logits(tokens)
 
@@ -66,10 +82,10 @@ class RlxModel:
         return np.asarray(result, np.float32).reshape(-1)
 
 
-class Int16RlxModel(RlxModel):
-    """Activations rounded to 16 bits."""
+class ExactRlxModel(RlxModel):
+    """Activations in f32."""
 
-    activations = "int16"
+    activations = "f32"
 
 
 class Int8RlxModel(RlxModel):
@@ -84,6 +100,7 @@ class LlamaCppModel:
     def __init__(self, threads: int) -> None:
         llama: Any = importlib.import_module("llama_cpp")
         self.version = str(llama.__version__)
+        self._api, self._threads = llama, threads
         self._open = functools.partial(
             llama.Llama, os.environ[MODEL_VARIABLE], n_threads=threads, n_threads_batch=threads, verbose=False
         )
@@ -92,6 +109,8 @@ class LlamaCppModel:
     def prepare(self, program: str, sizes: Sizes) -> Callable[[], Any]:
         model = self._model
         tokens = tokens_of(sizes["tokens"], model.n_vocab())
+        if program == "decode many":
+            return self._many(tokens, sizes["sequences"])
         if program == "prefill":
 
             def prefill() -> Any:
@@ -107,6 +126,35 @@ class LlamaCppModel:
             self._forget(len(tokens))
             model.eval(tokens[:1])
             return self._logits()
+
+        return step
+
+    def _many(self, tokens: list[int], sequences: int) -> Callable[[], Any]:
+        """A token more for each of some sequences, in one batch of a context of their own."""
+        api = self._api
+        settings = api.llama_context_default_params()
+        settings.n_ctx, settings.n_seq_max = CONTEXT * sequences, sequences
+        settings.n_threads = settings.n_threads_batch = self._threads
+        context = api.llama_init_from_model(self._model._model.model, settings)
+        memory = api.llama_get_memory(context)
+        batch = api.llama_batch_init(sequences, 0, 1)
+
+        def advance(token: int, position: int) -> None:
+            batch.n_tokens = sequences
+            for i in range(sequences):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, True
+                batch.seq_id[i][0] = i
+            if api.llama_decode(context, batch):
+                raise RuntimeError("llama_decode failed")
+
+        for position, token in enumerate(tokens):
+            advance(token, position)
+
+        def step() -> Any:
+            for i in range(sequences):
+                api.llama_memory_seq_rm(memory, i, len(tokens), -1)
+            advance(tokens[0], len(tokens))
+            return api.llama_get_logits_ith(context, sequences - 1)
 
         return step
 

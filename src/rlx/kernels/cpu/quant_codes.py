@@ -13,8 +13,9 @@ from rlx.quant.panels import PANEL_ROWS, PanelFormat
 F32, I32 = DType.F32, DType.I32
 # Elements of a record that code is written out for.
 CHUNK = 8
-# Bytes of a word.
+# Bytes of a word, and of the words of all columns of a panel.
 WORD = 4
+LINE = WORD * PANEL_ROWS
 
 
 class Codes:
@@ -59,13 +60,11 @@ class Codes:
         """What the codes of the elements of a chunk stand for, without `bias` and times 2^`shifts`: f32."""
         k, planes = self.k, self.layout.planes
         if planes == (8,):
-            first = place + (lane + chunk * (CHUNK * PANEL_ROWS))
-            return [k.cast(self.read(first + j * PANEL_ROWS, DType.I8), F32) for j in range(CHUNK)]
-        words = []
-        start = 0
-        for width in planes:
-            words.append(self.word(place + (lane * 4 + start), width, chunk))
-            start += width * 4 * PANEL_ROWS
+            words = [self.read(place + (lane * WORD + (chunk * 2 + i) * LINE), DType.U32) for i in range(2)]
+            # The byte with its sign, from the top of the word.
+            tops = [word << up if up else word for word in words for up in (24, 16, 8, 0)]
+            return [k.cast(k.bitcast(top, I32) >> 24, F32) for top in tops]
+        words = [self.word(place + lane * WORD, plane, chunk) for plane in range(len(planes))]
         if self.has_lookup:
             return [self.looked_up(k.bitcast(words[0] >> (planes[0] * j), I32)) for j in range(CHUNK)]
         if any(self.shifts):
@@ -77,39 +76,47 @@ class Codes:
             return [k.cast(k.bitcast(field, I32), F32) for field in fields]
         return [self.number(words, j) for j in range(CHUNK)]
 
-    def word(self, place: Value, width: int, chunk: Value) -> Value:
-        """The words of a plane with the fields of a chunk, the first of them lowest."""
-        bit = chunk * (CHUNK * width)
-        words = self.read(place + bit // 32 * (4 * PANEL_ROWS), DType.U32)
-        return words if CHUNK * width % 32 == 0 else words >> self.k.splat(self.k.cast(bit % 32, DType.U32), self.lanes)
+    def word(self, place: Value, plane: int, chunk: Value) -> Value:
+        """The words of a plane with the fields of a chunk, moved down so that they lie like those of the first one."""
+        places = [self.layout.field_place(plane, CHUNK * c) for c in range(3)]
+        # Chunks 0 and 1, and 2 and 3, are pairs.
+        word, bit = (chunk % 2 * second + chunk // 2 * third for _, second, third in zip(*places))
+        words = self.read(place + (word * LINE + self.plane_start(plane)), DType.U32)
+        moves = any(b for _, b in places)
+        return words >> self.k.splat(self.k.cast(bit, DType.U32), self.lanes) if moves else words
+
+    def plane_start(self, plane: int) -> int:
+        return sum(self.layout.planes[:plane]) * LINE
 
     def fours(self, place: Value, lane: Value, word: Value) -> list[Value]:
         """The codes in a word of each column, four at a time: bytes without a sign, as dot products want them.
 
-        Of the 32/bits neighbours along k in a word, byte b of item j holds number j + 8/bits·b; where codes have a
-        sign, 128 is added to them."""
-        k, lanes, (width,) = self.k, self.lanes, self.layout.planes
-        kind = ValueType(DType.U8, WORD * lanes)
+        They come in the order of `word_order`; where codes have a sign, 128 is added to them."""
+        k, lanes, (width, *others) = self.k, self.lanes, self.layout.planes
+        kind, count = ValueType(DType.U8, WORD * lanes), self.layout.per_byte
+        words = self.read(place + (lane * WORD + word * LINE), DType.U32)
         if width == 8:
-            begin = place + (lane + word * (WORD * PANEL_ROWS))
-            turned = [j * lanes + column for column in range(lanes) for j in range(WORD)]
-            if lanes == 1:
-                return [k.load(self.buffer, begin, lanes=WORD, stride=PANEL_ROWS) ^ 128]
-            if lanes == PANEL_ROWS:
-                return [k.shuffle(k.load(self.buffer, begin, lanes=WORD * lanes), turned) ^ 128]
-            lines = [k.load(self.buffer, begin + j * PANEL_ROWS, lanes=lanes) for j in range(WORD)]
-            halves = [k.shuffle(x, range(2 * lanes), y) for x, y in (lines[:2], lines[2:])]
-            return [k.shuffle(halves[0], turned, halves[1]) ^ 128]
-        words = self.read(place + (lane * WORD + word * (WORD * PANEL_ROWS)), DType.U32)
-        mask = sum((2**width - 1) << (8 * b) for b in range(WORD))
-        fields = [words >> (width * j) if j else words for j in range(8 // width)]
-        return [k.bitcast(field & mask, kind) for field in fields]
+            return [k.bitcast(words, kind) ^ 128]
+        fields = [(words >> (width * j) if j else words) & _in_bytes(2**width - 1) for j in range(count)]
+        shift = width
+        for plane, more in enumerate(others, 1):
+            # So many words of the first plane have their other bits in one word of this one.
+            shared = 8 // more // count
+            start = lane * WORD + self.plane_start(plane)
+            bits = self.read(place + (start + word // shared * LINE), DType.U32)
+            bits = bits >> k.splat(k.cast(word % shared * (more * count), DType.U32), lanes)
+            for j in range(count):
+                up = shift - more * j
+                moved = bits << up if up > 0 else bits >> -up if up else bits
+                fields[j] = fields[j] | moved & _in_bytes((2**more - 1) << shift)
+            shift += more
+        return [k.bitcast(field, kind) for field in fields]
 
     def number(self, words: list[Value], j: int) -> Value:
         """The value of one code, from the planes of its bits."""
         k, code, shift = self.k, None, 0  # type: KernelBuilder, Value | None, int
-        for width, word in zip(self.layout.planes, words):
-            down = width * j - shift
+        for plane, (width, word) in enumerate(zip(self.layout.planes, words)):
+            down = self.layout.field_place(plane, j)[1] - shift
             field = (word >> down if down >= 0 else word << -down) & ((2**width - 1) << shift)
             code = field if code is None else code | field
             shift += width
@@ -157,6 +164,11 @@ class Codes:
             return k.cast(self.read(place + (lane * layout.step_bytes + at), kind), F32)
         kind = DType.I8 if layout.signed_steps and number == 0 else DType.U8
         return k.cast(self.read(place + (lane + at), kind), F32) * heads[number]
+
+
+def _in_bytes(mask: int) -> int:
+    """A mask in every byte of a word."""
+    return mask * 0x01010101
 
 
 class Panel(NamedTuple):

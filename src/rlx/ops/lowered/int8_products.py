@@ -17,15 +17,16 @@ from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Shape
 from rlx.ops.define.operands import require_dtype, require_float
 from rlx.ops.define.samples import Sample, sample, spec
-from rlx.quant.panels import PANEL_ROWS, PanelFormat, unpack_rows
+from rlx.quant.panels import PANEL_ROWS, PanelFormat, unpack_rows, word_order
 from rlx.quant.schemes import QuantScheme
 
 __all__ = ["Int8BlockMatMul", "Int8Blocks", "Int8MatMul", "Int8Panels"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# How activations may be multiplied with stored weights, and how many codes of 8 bits one then is.
-ACTIVATIONS = {"f32": 0, "int8": 1, "int16": 2}
+# How activations may be multiplied with stored weights, and how many codes of 8 bits one then is. "auto" is the fastest
+# that keeps answers, which `rlx.compile.weights.integer_activations` chooses for each product.
+ACTIVATIONS = {"f32": 0, "int8": 1, "int16": 2, "auto": 2}
 # Codes of activations are stored as code + ZERO, without a sign, and lie between -LEVELS and LEVELS.
 ZERO = 128
 LEVELS = 127
@@ -35,6 +36,8 @@ MAX_DIGITS = max(ACTIVATIONS.values())
 WORD = 4
 # Activations that share a scale where weights come in blocks.
 BLOCK = 32
+# Of the scale and the sums behind the codes of a block.
+SUMS_BYTES = 16
 
 _INTERNAL = NoRule("the compiler makes this op, after derivatives and batches are taken; use matmul")
 
@@ -122,18 +125,22 @@ class Int8MatMul(_Int8Op):
 
 @op("int8_blocks")
 class Int8Blocks(_Int8Op):
-    """Rows of k floats in blocks of 32 as bytes u8[.., digits·k + k/8]: k i8 for each digit of the codes, the lowest
-    first, then a scale f32 for each block.
+    """Rows of k floats as bytes, a record for every block of 32: 32 i8 for each digit of the codes, the lowest digit
+    first, then four f32: the scale, and it times the sums of the first half of the codes, the second half and all.
 
     x ≈ code·scale with scale = max|x|/most of its block, code = round(x/scale), half to even; the most a code can be
-    is 127, and 127·257 where it has two digits, code = low + 256·high.
+    is 127, and 127·257 where it has two digits, code = low + 256·high. Codes lie in the order of `word_order`: the one
+    in which a product finds those of the weight, of which `per_byte` share a byte.
     """
 
     digits: int = 1
+    per_byte: int = 1
 
     def infer(self, x: Shape) -> Shape:
         require_float(self, x)
         _require_digits(self, self.digits)
+        if self.per_byte not in (1, 2, 4):
+            raise self.fail(f"1, 2 or 4 codes of a weight share a byte, got per_byte={self.per_byte}")
         if x.rank == 0 or not isinstance(x.dims[-1], int) or x.dims[-1] % BLOCK:
             raise self.fail(f"the last axis must be fixed and a multiple of {BLOCK}, got {x}")
         return Shape((*x.dims[:-1], block_bytes(x.dims[-1], self.digits)), DType.U8)
@@ -142,22 +149,26 @@ class Int8Blocks(_Int8Op):
         blocks = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK).astype(np.float32)
         most = highest_code(self.digits)
         with np.errstate(all="ignore"):
-            scale = np.abs(blocks).max(-1) * np.float32(1 / most)
+            scale = np.abs(blocks).max(-1, keepdims=True) * np.float32(1 / most)
             inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
             # What is no number has no code; its scale makes the block one of which every product is none.
-            found = np.nan_to_num(np.rint(blocks * inverse[..., None]), nan=0.0)
-        rest = np.clip(found, -most, most).astype(np.int32).reshape(x.shape)
-        planes = []
+            found = np.nan_to_num(np.rint(blocks * inverse), nan=0.0)
+            codes = np.clip(found, -most, most).astype(np.int32)
+            halves = codes.reshape(*codes.shape[:-1], 2, BLOCK // 2).sum(-1)
+            sums = np.concatenate([halves, halves.sum(-1, keepdims=True)], axis=-1).astype(np.float32) * scale
+        parts, rest = [], codes[..., word_order(self.per_byte)]
         for _ in range(self.digits):
             digit = ((rest + 128) & 255) - 128
-            planes.append(digit.astype(np.int8).view(np.uint8))
+            parts.append(digit.astype(np.int8).view(np.uint8))
             rest = (rest - digit) >> 8
-        return np.concatenate([*planes, scale.astype("<f4").view(np.uint8)], axis=-1)
+        numbers = np.concatenate([scale, sums], axis=-1).astype("<f4")
+        parts.append(np.ascontiguousarray(numbers).view(np.uint8))
+        return np.concatenate(parts, axis=-1).reshape(*x.shape[:-1], block_bytes(x.shape[-1], self.digits))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for digits, dims in ((1, (3, 64)), (2, (1, 32)), (1, (5, 160)), (2, (5, 96))):
-            yield sample(cls(digits), spec(*dims), dtypes=("f32",))
+        for digits, per_byte, dims in ((1, 1, (3, 64)), (2, 2, (1, 32)), (1, 4, (5, 160)), (2, 1, (5, 96))):
+            yield sample(cls(digits, per_byte), spec(*dims), dtypes=("f32",))
         yield sample(cls(), spec("B", "S", 96), dtypes=("f32",), B=2, S=3)
 
 
@@ -192,11 +203,15 @@ class Int8BlockMatMul(_Int8Op):
     def eval(self, rows: Array, panels: Array) -> Array:
         layout, k = self.scheme.panel_format, rows.shape[-1] * BLOCK // block_bytes(BLOCK, self.digits)
         assert layout is not None
-        planes = np.ascontiguousarray(rows[..., : self.digits * k]).view(np.int8).astype(np.float64)
-        codes = sum(planes[..., d * k : (d + 1) * k] * 256.0**d for d in range(self.digits))
-        scales = np.ascontiguousarray(rows[..., self.digits * k :]).view("<f4").astype(np.float64)
+        records = np.ascontiguousarray(rows).reshape(*rows.shape[:-1], k // BLOCK, block_bytes(BLOCK, self.digits))
+        planes = np.ascontiguousarray(records[..., : self.digits * BLOCK]).view(np.int8)
+        weights = 256.0 ** np.arange(self.digits)
+        ordered = (planes.reshape(*records.shape[:-1], self.digits, BLOCK) * weights[:, None]).sum(-2)
+        codes = np.empty_like(ordered)
+        codes[..., word_order(layout.per_byte)] = ordered
+        scales = np.ascontiguousarray(records[..., self.digits * BLOCK :][..., :4]).view("<f4").astype(np.float64)
         with np.errstate(all="ignore"):
-            x = codes * np.repeat(scales, BLOCK, axis=-1)
+            x = (codes * scales).reshape(*rows.shape[:-1], k)
             w = unpack_rows(layout, panels, self.n, k)
             return np.asarray(x @ w.T.astype(np.float64)).astype(np.float32)
 
@@ -211,7 +226,7 @@ class Int8BlockMatMul(_Int8Op):
             # Bytes among which no half is huge or not a number, wherever one may lie.
             values = ((np.arange(size[0] * size[1]) * 37 + 11) % 256 & 0xBB).reshape(size)
             stored = spec(*size, dtype="u8", values=values)
-            row = Int8Blocks(digits).eval(rng.standard_normal((1, k)).astype(np.float32))
+            row = Int8Blocks(digits, layout.per_byte).eval(rng.standard_normal((1, k)).astype(np.float32))
             rows = spec(2, block_bytes(k, digits), values=row)
             yield sample(cls(scheme, n, digits), rows, stored, dtypes=("u8",))
         many = spec("B", "S", block_bytes(k), values=row)
@@ -225,7 +240,7 @@ def _require_digits(op: Op, digits: int) -> None:
 
 def block_bytes(k: int, digits: int = 1) -> int:
     """Bytes of a row of k activations."""
-    return digits * k + k // BLOCK * 4
+    return k // BLOCK * (digits * BLOCK + SUMS_BYTES)
 
 
 def highest_code(digits: int) -> int:
@@ -235,4 +250,5 @@ def highest_code(digits: int) -> int:
 
 def has_byte_codes(layout: PanelFormat) -> bool:
     """Whether codes can be taken four at a time out of words, as the bytes of a dot product."""
-    return len(layout.planes) == 1 and layout.planes[0] in (2, 4, 8) and not layout.table
+    first, *others = layout.planes
+    return first in (2, 4, 8) and all(width in (1, 2) for width in others) and not layout.table

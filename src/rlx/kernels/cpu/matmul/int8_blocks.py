@@ -2,30 +2,42 @@
 
 Both sides have a scale for every block of 32: y = Σ s·(t·Σ a·q + m·Σ a), where the inner sums are of whole numbers.
 Codes are taken out of the words of a panel four at a time, as the bytes of a dot product; words hold neighbours along K
-in another order than memory, so activations are copied to scratch in theirs. Codes with a sign are made unsigned, and
-the sums of activations take that back together with the minimums. Activations of 16 bits are two digits, each of which
-is multiplied like one of 8 bits.
+in another order than memory, in which `Int8Blocks` has stored the activations, with their scales and sums behind them:
+rows are read where they are. Codes with a sign are made unsigned, and the sums of activations take that back together
+with the minimums. Activations of 16 bits are two digits, each of which is multiplied like one of 8 bits.
+
+Few rows meet one panel after the other, as one stream that is read once; more rows meet a few records of two panels
+that stay in the first cache.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
+from rlx.kernels.cpu.matmul.blocks import BlockShape, BlockSizes, block_shape
 from rlx.kernels.cpu.matmul.matmul import MatmulMaker, Product, ResultBlock
 from rlx.kernels.cpu.matmul.quant import few_columns
 from rlx.kernels.cpu.matmul.tiles import SumVectors
-from rlx.kernels.cpu.quant_codes import WORD, Codes
+from rlx.kernels.cpu.quant_codes import WORD, Codes, Panel
 from rlx.kernels.ir.loop_ir import Kernel, Value, ValueType
 from rlx.kernels.machines import Machine
+from rlx.ops.lowered.int8_products import block_bytes
 from rlx.quant.panels import PANEL_ROWS, RECORD, PanelFormat
 
-F32, I8, I32, U8, U32 = DType.F32, DType.I8, DType.I32, DType.U8, DType.U32
-# Words of the activations of a record.
-WORDS = RECORD // WORD
+F32, I8, I32 = DType.F32, DType.I8, DType.I32
+# Rows that meet a stream of panels together, and the numbers of them that there is code for.
+FEW_ROWS = 8
+FEW_COUNTS = (1, 2, 4, 8)
+# Rows and vectors of a tile of many rows: with two digits 16 dot products and 8 sums are in registers.
+TILE_ROWS = 4
+TILE_VECTORS = 2
+# Records that tiles go through before the next rows come: two panels of them stay in the first cache.
+SOME_RECORDS = 32
+# Up to so many sums the words of a record are written out; for more they are a loop, which costs less than it saves.
+WRITTEN_OUT = 4
 
 
 def int8_block_kernel(name: str, machine: Machine, layout: PanelFormat, product: Product, *, digits: int = 1) -> Kernel:
@@ -34,183 +46,176 @@ def int8_block_kernel(name: str, machine: Machine, layout: PanelFormat, product:
     return _BlockMaker(name, machine, layout, product, digits).build()
 
 
-class _Strip(NamedTuple):
-    """So many vectors of columns of the B of that number, from column `inside` of a block on, over some records."""
+def _shape(machine: Machine, product: Product) -> BlockShape:
+    sizes = BlockSizes(tile_rows=TILE_ROWS, tiles=12, columns=128)
+    return block_shape(machine, F32, product.n, len(product.bs), copies_a=False, sizes=sizes)
 
-    block: ResultBlock
+
+class _Tile(NamedTuple):
+    """Rows of A, by where they begin, from row `row` of a block on, and vectors of columns of the B of that number,
+    from column `inside` on, over records `start` to `stop`."""
+
     number: int
-    vectors: int
+    rows: list[Value]
+    row: Value
+    panels: list[Panel]
     inside: Value
     start: Value
     stop: Value
 
 
-class _Columns(NamedTuple):
-    """A vector of columns: where their panel begins, and which of its columns is the first."""
-
-    base: Value
-    first: Value
-
-
 class _BlockMaker(MatmulMaker):
     def __init__(self, name: str, machine: Machine, layout: PanelFormat, product: Product, digits: int) -> None:
-        super().__init__(name, machine, product, True, F32)
+        super().__init__(name, machine, product, True, F32, _shape(machine, product))
         k, n = product.weight_shape
-        self.layout, self.inner, self.digits = layout, k, digits
+        self.layout, self.digits = layout, digits
         self.last_panel = -(-n // PANEL_ROWS) - 1
         self.panel_bytes = layout.panel_bytes(k)
         self.lanes = min(self.shape.lanes, PANEL_ROWS)
         self.codes = [Codes(self.k, self.machine, layout, b.buffer, self.lanes) for b in self.bs]
         self.records = k // RECORD
-        # Elements of a word of the panel, and how many of them are in one of its bytes.
-        self.width = layout.planes[0]
-        self.run, self.per_byte = 32 // self.width, 8 // self.width
+        self.record_bytes = block_bytes(RECORD, digits)
+        self.per_byte = layout.per_byte
         # A sign is turned into an offset.
-        self.bias = layout.bias + (128 if self.width == 8 else 0)
-        self.few_columns = few_columns(self.shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
-        # Rows of A are words here, in the scratch that products of floats have for floats.
-        shape, groups = self.shape, layout.groups
-        taken = shape.rows * (shape.depth + shape.pad + len(self.bs) * shape.columns) * F32.size_bytes
-        room = (self.machine.scratch_bytes - taken) // (shape.rows * F32.size_bytes * (1 + groups))
-        self.some = max(1, min(self.records, shape.depth // (WORDS * digits), room))
-        self.scales = self.k.local("scales", F32, shape.rows * self.some)
-        self.totals = self.k.local("totals", F32, shape.rows * self.some * groups)
+        self.bias = layout.bias + (128 if layout.planes == (8,) else 0)
+        room = self.shape._replace(tile_rows=FEW_ROWS)
+        self.few_columns = few_columns(room, self.last_panel + 1, self.panel_bytes * len(self.bs))
+        # Headers belong to whole runs.
+        self.some = max(layout.records, SOME_RECORDS // layout.records * layout.records)
 
     def block_columns(self) -> Value:
-        k, few = self.k, self.shape.tile_rows
-        is_small = k.min(k.max(k.as_index(few + 1) - self.m, 0), 1)
+        k = self.k
+        is_small = k.min(k.max(k.as_index(FEW_ROWS + 1) - self.m, 0), 1)
         return is_small * self.few_columns + (1 - is_small) * self.shape.columns
 
     def few_rows(self) -> int:
-        return 0
+        return FEW_ROWS
 
-    def panels(self, block: ResultBlock) -> None:
-        """Some records at a time: rows of A to scratch, then every tile of every B."""
-        k, few = self.k, self.shape.tile_rows
-        # Tiles of few rows read one panel after the other, as one stream; more rows share what is taken out of two.
-        many_vectors = 2 if self.shape.columns % (2 * self.lanes) == 0 else 1
-        with k.loop("step", 0, self.records, self.some) as start:
-            stop = k.min(start + self.some, self.records)
-            self.copy_rows(block, start, stop)
-            for number in range(len(self.bs)):
-                with k.when(block.rows <= few), k.loop("column", 0, block.columns, self.lanes) as inside:
-                    self.last_tiles(_Strip(block, number, 1, inside, start, stop), self.zero)
-                wide = many_vectors * self.lanes
-                with k.when(block.rows > few), k.loop("column", 0, block.columns, wide) as inside:
-                    strip = _Strip(block, number, many_vectors, inside, start, stop)
-                    whole = block.rows // few * few
-                    with k.loop("row", 0, whole, few) as row:
-                        self.tile_sums(strip, few, row)
-                    self.last_tiles(strip, whole)
-
-    def last_tiles(self, strip: _Strip, row: Value) -> None:
-        """The rows from `row` on, at most as many as a whole tile has; one may be computed twice."""
-        k, left, below = self.k, strip.block.rows - row, 0
-        for count in self.shape.row_counts:
-            with k.when((left > below) & (left <= count)):
-                self.tile_sums(strip, count, row)
+    def few(self, block: ResultBlock) -> None:
+        """Panel by panel, all records of it, all rows in the smallest tile that holds them."""
+        k, below = self.k, 0
+        records = self.zero, k.as_index(self.records)
+        for count in FEW_COUNTS:
+            with k.when((block.rows > below) & (block.rows <= count)):
+                for number in range(len(self.bs)):
+                    with k.loop("column", 0, block.columns, self.lanes) as inside:
+                        self.tile_sums(self.tile_of(block, number, inside, self.zero, (count, 1), records))
             below = count
 
-    # A in scratch: codes in the order of the panel's words, scales, and sums of groups.
-
-    def copy_rows(self, block: ResultBlock, start: Value, stop: Value) -> None:
-        """Records of the rows of a block; with an odd number of rows the last one twice."""
+    def panels(self, block: ResultBlock) -> None:
+        """Some records at a time, every tile of every B."""
         k = self.k
-        # Element j + per_byte*b of a run goes to byte b of word j.
-        order = [
-            first + j + self.per_byte * b
-            for first in range(0, RECORD, self.run)
-            for j in range(self.per_byte)
-            for b in range(WORD)
-        ]
-        padded = k.max((block.rows + 1) // 2 * 2 * k.min(block.rows - 1, 1), k.min(block.rows, 1))
-        ones = k.const(1, ValueType(U8, RECORD))
-        zeros = k.const(0, ValueType(I32, WORDS))
-        with k.loop("line", 0, padded) as line, k.loop("record", start, stop) as record:
-            row = self.a.at(block.batch, block.row + k.min(line, block.rows - 1), self.zero)
-            scale_bytes = k.load(row.buffer, row.at(0, record * WORD + self.digits * self.inner), lanes=WORD)
-            scale = k.bitcast(scale_bytes, ValueType(F32))
-            place = line * self.some + (record - start)
-            k.store(self.scales, place, scale)
-            # Fours of neighbours, of which a group has a whole number.
-            fours: Value = zeros
-            for digit in reversed(range(self.digits)):
-                codes = k.bitcast(k.load(row.buffer, row.at(0, record * RECORD + digit * self.inner), lanes=RECORD), I8)
-                words = k.bitcast(k.shuffle(codes, order), ValueType(F32, WORDS))
-                k.store(self.rows_of_a, (place * self.digits + digit) * WORDS, words)
-                fours = k.dot4(fours << 8, ones, codes)
-            per_group = WORDS // self.layout.groups
-            for group in range(self.layout.groups):
-                part = k.shuffle(fours, range(group * per_group, (group + 1) * per_group))
-                total = k.cast(k.reduce("add", part), F32) * scale
-                k.store(self.totals, place * self.layout.groups + group, total)
+        vectors = TILE_VECTORS if self.shape.columns % (TILE_VECTORS * self.lanes) == 0 else 1
+        with k.loop("step", 0, self.records, self.some) as start:
+            records = start, k.min(start + self.some, self.records)
+            for number in range(len(self.bs)):
+                columns = k.loop("column", 0, block.columns, vectors * self.lanes)
+                with columns as inside, k.loop("row", 0, block.rows, TILE_ROWS) as row:
+                    self.tile_sums(self.tile_of(block, number, inside, row, (TILE_ROWS, vectors), records))
 
-    # Tiles.
+    def tile_of(
+        self,
+        block: ResultBlock,
+        number: int,
+        inside: Value,
+        row: Value,
+        size: tuple[int, int],
+        records: tuple[Value, Value],
+    ) -> _Tile:
+        """A tile of so many rows and vectors; where there are fewer rows the last one is repeated."""
+        k, (count, vectors) = self.k, size
+        lines = [k.min(row + r, block.rows - 1) if r else row for r in range(count)]
+        rows = [self.a.at(block.batch, block.row + line, self.zero).at(0, 0) for line in lines]
+        panels = [self.panel_at(number, block.column + inside + v * self.lanes) for v in range(vectors)]
+        return _Tile(number, rows, row, panels, inside, *records)
 
-    def tile_sums(self, strip: _Strip, count: int, row: Value) -> None:
-        """Add the products of `count` rows and a strip of columns over some records to the sums."""
-        k, lanes, vectors, start = self.k, self.lanes, range(strip.vectors), strip.start
-        grid = self.sums_of(strip.number)
-        places = [grid.at(row + r, strip.inside + v * lanes) for r in range(count) for v in vectors]
-        sums = SumVectors(self.sums, places, lanes)
-        known = sums.known(k, k.eq(start, 0))
-        columns = [self.columns(strip.number, strip.block.column + strip.inside + v * lanes) for v in vectors]
-        with k.fold("record", start, strip.stop, init=known) as fold:
-            lines = [(row + r) * self.some + (fold.index - start) for r in range(count)]
-            fold.next(*self.record_sums(self.codes[strip.number], columns, fold.index, lines, fold.values))
-        sums.store(k, fold.results)
-
-    def columns(self, number: int, column: Value) -> _Columns:
-        """The columns from `column` on; those after the last panel are its own."""
+    def panel_at(self, number: int, column: Value) -> Panel:
+        """The panel of a vector of columns; those after the last one are its own."""
         panel = self.k.min(column // PANEL_ROWS, self.last_panel)
-        return _Columns(self.bs[number].offset + panel * self.panel_bytes, column % PANEL_ROWS)
+        return Panel(self.codes[number], self.bs[number].offset + panel * self.panel_bytes, column % PANEL_ROWS)
 
-    def record_sums(
-        self, codes: Codes, columns: list[_Columns], record: Value, lines: list[Value], before: Sequence[Value]
-    ) -> list[Value]:
-        """Sums with those of one record added; `lines` are the places of the rows in scratch."""
-        k, groups = self.k, self.layout.groups
+    def tile_sums(self, tile: _Tile) -> None:
+        """Add the products of some rows and columns over some records to the sums."""
+        k, grid, length = self.k, self.sums_of(tile.number), self.layout.records
+        places = [
+            grid.at(tile.row + r, tile.inside + v * self.lanes)
+            for r in range(len(tile.rows))
+            for v in range(len(tile.panels))
+        ]
+        sums = SumVectors(self.sums, places, self.lanes)
+        with k.fold("run", tile.start, tile.stop, length, init=sums.known(k, k.eq(tile.start, 0))) as runs:
+            heads = [p.codes.heads(p.base, p.lane, runs.index) for p in tile.panels]
+            if length == 1:
+                runs.next(*self.record_sums(tile, heads, runs.index, runs.values))
+            else:
+                with k.fold("record", runs.index, runs.index + length, init=runs.values) as fold:
+                    fold.next(*self.record_sums(tile, heads, fold.index, fold.values))
+                runs.next(*fold.results)
+        sums.store(k, runs.results)
+
+    def record_sums(self, tile: _Tile, heads: list[list[Value]], record: Value, before: Sequence[Value]) -> list[Value]:
+        """Sums with those of one record added."""
+        k, groups, vectors = self.k, self.layout.groups, len(tile.panels)
         sums = list(before)
-        places = [codes.place(c.base, record) for c in columns]
-        heads = [codes.heads(c.base, c.first, record) for c in columns]
-        scales = [k.load(self.scales, line) for line in lines]
-        words = RECORD // self.run // groups
+        places = [p.codes.place(p.base, record) for p in tile.panels]
+        lines = [row + record * self.record_bytes for row in tile.rows]
+        words = self.layout.planes[0] // groups
         for group in range(groups):
-            dots = self.record_dots(codes, columns, places, lines, range(group * words, (group + 1) * words))
-            for v, (place, c) in enumerate(zip(places, columns)):
-                step, minimum = codes.scales(place, c.first, group, heads[v])
+            dots = self.group_dots(tile, places, lines, range(group * words, (group + 1) * words))
+            for v, (place, panel) in enumerate(zip(places, tile.panels)):
+                step, minimum = panel.codes.scales(place, panel.lane, group, heads[v])
                 if self.bias:
                     shift = step * float(-self.bias)
                     minimum = shift if minimum is None else minimum + shift
                 for r, line in enumerate(lines):
-                    at = r * len(columns) + v
+                    at = r * vectors + v
                     product = k.cast(functools.reduce(_lower_digit, reversed(dots[at])), F32)
-                    sums[at] = k.fma(k.splat(scales[r], step.lanes) * step, product, sums[at])
+                    scale = self.number(line, 0)
+                    sums[at] = k.fma(scale * step, product, sums[at])
                     if minimum is not None:
-                        total = k.load(self.totals, line * groups + group)
-                        sums[at] = k.fma(k.splat(total, minimum.lanes), minimum, sums[at])
+                        total = self.number(line, 1 + group if groups == 2 else 3)
+                        sums[at] = k.fma(total, minimum, sums[at])
         return sums
 
-    def record_dots(
-        self, codes: Codes, columns: list[_Columns], places: list[Value], lines: list[Value], words: range
-    ) -> list[tuple[Value, ...]]:
-        """Dot products of rows and columns over some words of a record, of each digit of the rows; `places` are where
-        the record begins."""
-        k, lanes, digits = self.k, self.lanes, self.digits
-        zero = k.const(0, ValueType(I32, lanes))
-        with k.fold("word", words.start, words.stop, init=[zero] * (len(lines) * len(columns) * digits)) as fold:
-            totals = list(fold.values)
-            fours = [codes.fours(place, c.first, fold.index) for place, c in zip(places, columns)]
+    def number(self, line: Value, which: int) -> Value:
+        """One of the numbers behind the codes of a record, in all lanes."""
+        k = self.k
+        place = line + (self.digits * RECORD + which * F32.size_bytes)
+        found = k.bitcast(k.load(self.a.buffer, place, lanes=F32.size_bytes), ValueType(F32))
+        return k.splat(found, self.lanes)
+
+    def group_dots(self, tile: _Tile, places: list[Value], lines: list[Value], words: range) -> list[tuple[Value, ...]]:
+        """Dot products of rows and columns over some words of a record, of each digit of the rows."""
+        k, digits = self.k, self.digits
+        zero: Value = k.const(0, ValueType(I32, self.lanes))
+        count = len(lines) * len(places) * digits
+        if count <= WRITTEN_OUT:
+            totals: Sequence[Value] = [zero] * count
+            for word in words:
+                totals = self.word_dots(tile, places, lines, k.as_index(word), totals)
+        else:
+            with k.fold("word", words.start, words.stop, init=[zero] * count) as fold:
+                fold.next(*self.word_dots(tile, places, lines, fold.index, fold.values))
+            totals = fold.results
+        return [tuple(totals[i : i + digits]) for i in range(0, count, digits)]
+
+    def word_dots(
+        self, tile: _Tile, places: list[Value], lines: list[Value], word: Value, before: Sequence[Value]
+    ) -> list[Value]:
+        """Sums with the products of one word of codes added."""
+        k, digits, vectors = self.k, self.digits, len(places)
+        totals = list(before)
+        fours = [p.codes.fours(place, p.lane, word) for place, p in zip(places, tile.panels)]
+        for j in range(self.per_byte):
             for r, line in enumerate(lines):
-                for digit, j in itertools.product(range(digits), range(self.per_byte)):
-                    at = (line * digits + digit) * WORDS + (fold.index * self.per_byte + j)
-                    splat = k.splat(k.bitcast(k.load(self.rows_of_a, at), I32), lanes)
-                    activations = k.bitcast(splat, ValueType(I8, WORD * lanes))
+                for digit in range(digits):
+                    at = line + (word * self.per_byte + j) * WORD + digit * RECORD
+                    bits = k.bitcast(k.load(self.a.buffer, at, lanes=WORD), ValueType(I32))
+                    activations = k.bitcast(k.splat(bits, self.lanes), ValueType(I8, WORD * self.lanes))
                     for v, four in enumerate(fours):
-                        number = (r * len(columns) + v) * digits + digit
+                        number = (r * vectors + v) * digits + digit
                         totals[number] = k.dot4(totals[number], four[j], activations)
-            fold.next(*totals)
-        return [fold.results[i : i + digits] for i in range(0, len(fold.results), digits)]
+        return totals
 
 
 def _lower_digit(high: Value, low: Value) -> Value:

@@ -10,13 +10,12 @@ import numpy as np
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.block_bits import NOWHERE, Field, Term, block_bits, book_bits
-from rlx.kernels.cpu.matmul.tiles import transposed
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
 from rlx.ops.lowered.quantized_panels import QuantPanels
 from rlx.quant.codebooks import signed_entries
-from rlx.quant.panels import PANEL_ROWS, RECORD, PanelFormat
+from rlx.quant.panels import PANEL_ROWS, RECORD, PanelFormat, word_order
 
 U8 = DType.U8
 WORD = 4
@@ -65,31 +64,17 @@ class _Writer:
 
     def blocks(self, place: Value, stride: Value, to: Value, rows: Value) -> None:
         """One block of each row, a stride apart."""
-        k = self.k
-        if self.layout.planes != (8,) or self.records != 1:
-            with k.loop("row", 0, rows) as row:
-                self.block(place + row * stride, to, row)
-            return
-        # Bytes would be stored one by one: 16 rows are turned in registers.
-        with k.when(k.eq(rows, PANEL_ROWS)):
-            for half in range(0, RECORD, PANEL_ROWS):
-                lines = [self.read(place + stride * r, self.bits.codes, half, PANEL_ROWS) for r in range(PANEL_ROWS)]
-                for i, column in enumerate(transposed(k, lines)):
-                    k.store(self.to, to + (half + i) * PANEL_ROWS, column)
-            with k.loop("row", 0, PANEL_ROWS) as row:
-                self.block(place + row * stride, to, row, has_codes=True)
-        with k.otherwise(), k.loop("row", 0, rows) as row:
+        with self.k.loop("row", 0, rows) as row:
             self.block(place + row * stride, to, row)
 
-    def block(self, place: Value, to: Value, row: Value, has_codes: bool = False) -> None:
-        """One block of one row, without its codes if they are there."""
+    def block(self, place: Value, to: Value, row: Value) -> None:
+        """One block of one row."""
         layout, bits = self.layout, self.bits
         if bits.headers is not None:
             self.scales(bits.headers, range(layout.header_bytes // (2 * PANEL_ROWS)), 2, place, to, row)
         for record in range(self.records):
             start = to + (layout.header_bytes + record * layout.record_bytes)
-            if not has_codes:
-                self.codes(self.read(place, bits.codes, record * RECORD, RECORD), start, row)
+            self.codes(self.read(place, bits.codes, record * RECORD, RECORD), start, row)
             groups = range(record * layout.groups, (record + 1) * layout.groups)
             self.scales(bits.steps, groups, layout.step_bytes, place, start + layout.code_bytes, row)
             if bits.minimums is not None:
@@ -104,19 +89,19 @@ class _Writer:
 
     def codes(self, codes: Value, to: Value, row: Value) -> None:
         """The planes of a record."""
-        k, shift, start = self.k, 0, 0
+        k, order, shift, start = self.k, word_order(self.layout.per_byte), 0, 0
         for width in self.layout.planes:
-            if width == 8:
-                k.store(self.to, to + row, codes, stride=PANEL_ROWS)
-                return
-            fields = (codes >> shift if shift else codes) & (2**width - 1)
-            per_byte = 8 // width
-            parts = [k.shuffle(fields, range(j, RECORD, per_byte)) << (width * j) for j in range(per_byte)]
-            packed = parts[0]
-            for part in parts[1:]:
-                packed = packed | part
+            fields = (codes >> shift if shift else codes) & (2**width - 1) if width < 8 else codes
+            per_word = 8 // width
+            packed: Value | None = None
+            for above in range(per_word):
+                fours = [order[(word * per_word + above) * WORD :][:WORD] for word in range(width)]
+                part = k.shuffle(fields, [element for four in fours for element in four])
+                part = part << (width * above) if above else part
+                packed = part if packed is None else packed | part
+            assert packed is not None
             for word in range(width):
-                four = k.shuffle(packed, range(word * WORD, (word + 1) * WORD))
+                four = k.shuffle(packed, range(word * WORD, (word + 1) * WORD)) if width > 1 else packed
                 k.store(self.to, to + (row * WORD + (start + word * WORD * PANEL_ROWS)), four)
             start += width * WORD * PANEL_ROWS
             shift += width
@@ -179,7 +164,7 @@ class _BookWriter(_Writer):
         self.factors = k.table("factors", DType.F32, book.factors)
         self.found = k.local("found", U8, RECORD)
 
-    def block(self, place: Value, to: Value, row: Value, has_codes: bool = False) -> None:
+    def block(self, place: Value, to: Value, row: Value) -> None:
         k, layout, book = self.k, self.layout, self.book
         # Put together as a number: some versions of LLVM stop at bytes that are read as a half.
         low, high = (k.cast(self.read(place, book.d, byte, 1), DType.U16) for byte in range(2))
