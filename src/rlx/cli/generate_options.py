@@ -14,7 +14,7 @@ from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
 from rlx.models.pull import find_model
 from rlx.models.writing_options import OPTIONS
-from rlx.ops.lowered.int8_products import ACTIVATIONS
+from rlx.models.decoder import MODEL_ACTIVATIONS
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -37,9 +37,9 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
     parser.add_argument("--weights", metavar="TYPE", help="quantise float matrices to this GGUF type, such as q8_0")
     parser.add_argument(
         "--activations",
-        choices=tuple(ACTIVATIONS),
+        choices=MODEL_ACTIVATIONS,
         default="f32",
-        help="int8 is fastest, and not exact; int16 is between (default: f32)",
+        help="int8 is fastest on CPUs, bf16 on GPUs, and neither exact; int16 is between (default: f32)",
     )
     parser.add_argument(
         "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"

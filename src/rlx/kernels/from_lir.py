@@ -69,6 +69,7 @@ def generator(machine: Machine) -> Generator:
         lambda dtype: has_pairs(machine, dtype),
         lambda graph, node: not has_own_attention(machine, graph, node),
         0 if machine.is_gpu else machine.line_bytes,
+        machine.gpu == "nvptx",
     )
     return made
 

@@ -21,14 +21,13 @@ from rlx.backends.api import CompileOptions
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig
-from rlx.models.decoder import KV_DTYPES, build_decoder
+from rlx.models.decoder import KV_DTYPES, MODEL_ACTIVATIONS, build_decoder
 from rlx.models.generation import Completion, write
 from rlx.models.kv_cache import PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.pull import find_model
 from rlx.models.weights import read_weights
 from rlx.models.writing_options import ReadOptions, WritingOptions, read_options, require_count, shows_options
-from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -66,14 +65,15 @@ def load(
     `kv_dtype` is how keys and values are kept: f32, f16, bf16, or q8 (one byte per element and a scale per row).
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
     `activations="int8"` products multiply codes of 8 bits, faster and not exactly; with "int16" prompts are read faster
-    than with floats, and answers are the same but for the last digits. `report` says which products.
+    than with floats, and answers are the same but for the last digits. With "bf16" and "f16" values between layers have
+    16 bits, as most libraries compute on GPUs: several times as fast there. `report` says which products.
     `adapter` is a PEFT folder or a GGUF adapter, or several whose changes add up; weights stay as they are.
 
     The file is mapped, which is fast and takes no memory of its own; if another process cuts it while the model is in
     use, the system ends this one. With `mmap=False` it is read, and may become of it what will.
     """
-    if activations not in ACTIVATIONS:
-        raise OpError(f"load: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
+    if activations not in MODEL_ACTIVATIONS:
+        raise OpError(f"load: activations must be one of {', '.join(MODEL_ACTIVATIONS)}, got {activations!r}")
     if kv_dtype not in KV_DTYPES:
         raise OpError(f"load: kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
     path = find_model(path_or_name)
@@ -88,6 +88,13 @@ def load(
         return files if weights is None and adapter is None else files._replace(source="")
 
     return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened)
+
+
+def compile_options(threads: int | None, activations: str) -> CompileOptions:
+    """How a model is compiled whose values between layers are as `activations` says."""
+    if activations in ("bf16", "f16"):
+        return CompileOptions(threads=threads, precision=activations)
+    return CompileOptions(threads=threads, activations=activations)
 
 
 def read_adapters(adapter: AdapterPaths, files: DecoderFiles) -> tuple[Adapter, ...]:
@@ -141,7 +148,7 @@ class LanguageModel:
         self._make_tokenizer = files.tokenizer
         built = build_decoder(files.config, files.weights, kv_dtype, adapters=files.adapters)
         self.graph = built.graph
-        self._session = Session(device, CompileOptions(threads=threads, activations=activations))
+        self._session = Session(device, compile_options(threads, activations))
         self._compiled = self._session.compile(built.graph)
         read_weights(built.weights, self._compiled, files.source)
         self._runner = DecoderRunner(files.config, self._compiled, built.caches)
