@@ -55,7 +55,9 @@ def weight_dims(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
         "up": (c.ffn, c.hidden),
         "down": (c.hidden, c.ffn),
     }
-    found = {"embed": (c.vocab, c.hidden), "final_norm": (c.hidden,)} | ({} if c.tied else {"head": (c.vocab, c.hidden)})
+    found = {"embed": (c.vocab, c.hidden), "final_norm": (c.hidden,)}
+    if not c.tied:
+        found["head"] = (c.vocab, c.hidden)
     dims = {f"{names[role]}.weight": d for role, d in found.items()}
     for i in range(c.layers):
         dims |= {f"{names[role].replace('{i}', str(i))}.weight": d for role, d in of_layer.items()}

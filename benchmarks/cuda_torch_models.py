@@ -104,6 +104,13 @@ class TorchModel:
             x = (layer or self.layer)(x, weights, keys, values, places, cos, sin, seen, tokens.shape[0] > 1)
         return (last or self.last)(x, self.gain, self.head)
 
+    def logits(self, tokens: Any, start: int) -> Any:
+        """After tokens that stand at `start` and behind it, on the host."""
+        places = torch.arange(start, start + len(tokens), device="cuda")
+        with torch.no_grad():
+            found = self.step(torch.tensor(tokens, device="cuda"), places, start + len(tokens))[0]
+        return found.float().cpu().numpy()
+
     def as_graph(self, tokens: Any, start: int, is_compiled: bool) -> Callable[[int], Any]:
         """A step at places from `start` on as one CUDA graph, which feeds a single token back."""
         import torch._inductor.config

@@ -10,11 +10,11 @@ from typing import Any
 
 from rlx.cli.arguments import not_negative, positive, threads
 from rlx.cli.waiting import Waiting
+from rlx.models.decoder import MODEL_ACTIVATIONS
 from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
 from rlx.models.pull import find_model
 from rlx.models.writing_options import OPTIONS
-from rlx.models.decoder import MODEL_ACTIVATIONS
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
