@@ -21,11 +21,12 @@ from rlx.backends.cpu.table_layout import Command, Control, Patch
 from rlx.backends.cpu.table_walk import Words, decide
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.memory import DeviceBuffer
-from rlx.backends.cuda.modules import Function
+from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Event, GraphExec, Stream
 from rlx.backends.program.device_programs import DeviceParams
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
 from rlx.errors import InternalError
+from rlx.kernels.machines import machine_named
 
 # Launches from which on one graph costs less than each by itself, and graphs that a context keeps.
 GRAPH_FROM = 3
@@ -76,6 +77,7 @@ class Context:
     def __init__(self, plan: Plan, codes: Mapping[int, GpuCode], constants: Mapping[int, int], stream: Stream) -> None:
         """`constants` are the addresses of the values of the plan that never change."""
         self.plan, self.stream, self._driver = plan, stream, stream.gpu.driver
+        self._begins_early = machine_named(stream.gpu.info.arch).has_early_launch
         self._codes = codes
         self.values: Words = np.zeros(max(1, plan.values), np.int64)
         # The same memory, for single words, without NumPy's conversions.
@@ -97,6 +99,8 @@ class Context:
         # By table and addresses; and those of the last runs, which are recorded when they come again.
         self._graphs: dict[tuple[int, bytes], GraphExec] = {}
         self._seen: deque[tuple[int, bytes]] = deque(maxlen=2 * KEPT_GRAPHS)
+        # While a graph is recorded: whether the next kernel follows another one, and may begin before it ends.
+        self._follows_kernel = False
 
     def take_arena(self) -> None:
         """Memory for values between kernels; it stays with the context, so that its addresses do not change."""
@@ -163,7 +167,7 @@ class Context:
             with self.stream.capture() as graph:
                 self._walk(table, self._launch)
         finally:
-            self.stream = stream
+            self.stream, self._follows_kernel = stream, False
         while len(self._graphs) >= KEPT_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         ready = self._graphs[key] = graph.instantiate()
@@ -231,12 +235,18 @@ class Context:
         if call.code is None:
             source, to, size = (int(x) for x in self._slots[call.arguments : call.arguments + 3])
             self._driver.cuMemcpyDtoDAsync_v2(to, source, size, stream)
+            self._follows_kernel = False
             return
+        early, self._follows_kernel = self._follows_kernel, self.stream.is_capturing and self._begins_early
         if call.code.forms:
             words = self._slots[call.arguments : call.arguments + call.code.forms[0].argument_count].tolist()
-            if any(form.launch(words, self.stream) for form in call.code.forms):
+            if any(form.launch(words, self.stream, early) for form in call.code.forms):
                 return
         arguments = self._pointers_at + 8 * call.arguments
+        if early:
+            function = call.function or call.code.function(self.stream.gpu)
+            launch(function, Launch(call.blocks, call.code.threads, dependent=True), arguments, self.stream)
+            return
         prepared = call.prepared
         if not prepared:
             prepared = _before_stream(call.code.function(self.stream.gpu), call.blocks, call.code.threads)

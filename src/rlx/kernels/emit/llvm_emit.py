@@ -40,6 +40,11 @@ _GPU_BUILTINS = {
     "nvptx": ("llvm.nvvm.read.ptx.sreg.ctaid.x", "llvm.nvvm.read.ptx.sreg.tid.x"),
     "amdgcn": ("llvm.amdgcn.workgroup.id.x", "llvm.amdgcn.workitem.id.x"),
 }
+# The kernel behind may be brought to the multiprocessors when all blocks of this one have begun; it waits in the same
+# way for what this one stores. Where launches do not ask for it, both do nothing.
+EARLY_LAUNCH = tuple(
+    f'  call void asm sideeffect "griddepcontrol.{what};", "~{{memory}}"()' for what in ("launch_dependents", "wait")
+)
 _GPU_SPACES = {Space.GLOBAL: 1, Space.SHARED: 3, Space.TABLE: 1}
 
 
@@ -116,6 +121,8 @@ class _Emitter(ExchangeOps):
         else:
             convention, bound = "amdgpu_kernel", f'"amdgpu-flat-work-group-size"="1,{threads}"'
         self.body()
+        if self.machine.has_early_launch:
+            self.lines[1:1] = EARLY_LAUNCH
         return [
             f"define {convention} void @{self.kernel.name}({params}) nounwind {bound} {{",
             *self.lines,

@@ -30,6 +30,7 @@ class DecodeShape(NamedTuple):
 
     attention: AttentionShape
     tiles: int
+    begins_early: bool = False
 
     @property
     def rows(self) -> int:
@@ -91,6 +92,9 @@ class _Decode(Lanes):
 
     def text(self, triple: str) -> str:
         w = self.w
+        if self.shape.begins_early:
+            w.let_next_begin()
+            w.wait_for_others()
         self.attend()
         w.asm("bar.sync 0;")
         self.join_warps()

@@ -16,8 +16,8 @@ from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 
-# Rows up to which the weights alone count. One row has no use for tensor cores: its loop kernel is as fast.
-FEWEST_ROWS, MOST_ROWS = 2, 16
+# Rows up to which the weights alone count.
+MOST_ROWS = 16
 # Chips before these have no `mma` of bf16.
 _OLDEST = 80
 
@@ -38,8 +38,8 @@ def few_rows_refusal(product: Product, acc: DType, machine: Machine) -> str:
         return "batches"
     if a.col_stride != 1 or any(b.row_stride != 1 for b in bs):
         return "weights that are not [n, k]"
-    if isinstance(product.m, int) and not FEWEST_ROWS <= product.m <= MOST_ROWS:
-        return "one row" if product.m < FEWEST_ROWS else "many rows"
+    if isinstance(product.m, int) and not 0 < product.m <= MOST_ROWS:
+        return "many rows"
     if product.epilogue is not None and any(e.dtype is DType.BOOL for e in product.epilogue.operands):
         return "an epilogue that reads bool"
     return ""
@@ -59,7 +59,8 @@ class FewRowsForm(TensorForm):
         self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
 
     def shape(self, tiles: int) -> FewShape:
-        return FewShape(len(self.product.bs), tiles, ELEMENTS[self.product.a.dtype])
+        element = ELEMENTS[self.product.a.dtype]
+        return FewShape(len(self.product.bs), tiles, element, self.machine.has_early_launch)
 
     def ptx(self, tiles: int) -> str:
         finish = finish_of(self.product, self._finish, self.machine)
@@ -69,7 +70,7 @@ class FewRowsForm(TensorForm):
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
-        if not FEWEST_ROWS <= m <= MOST_ROWS or n == 0 or k == 0 or k % 8:
+        if not 0 < m <= MOST_ROWS or n == 0 or k == 0 or k % 8:
             return NOTHING
         lines = [self._line(product.a, product.a.row_stride, m, words)]
         lines += [self._line(b, b.col_stride, n, words) for b in product.bs]

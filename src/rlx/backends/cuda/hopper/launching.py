@@ -73,8 +73,9 @@ class TensorForm(ABC):
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         """What is launched for these arguments, or `NOTHING`."""
 
-    def launch(self, words: Sequence[int], stream: Stream) -> bool:
-        """Launch with the arguments of the loop kernel; False, and nothing is done, where it must run instead."""
+    def launch(self, words: Sequence[int], stream: Stream, begins_early: bool = False) -> bool:
+        """Launch with the arguments of the loop kernel; False, and nothing is done, where it must run instead. With
+        `begins_early` it need not wait for the end of the kernel in front: its code does."""
         key = (id(stream.gpu), tuple(words))
         known = self._ready.get(key)
         if known is None:
@@ -83,12 +84,9 @@ class TensorForm(ABC):
             known = self._ready[key] = self.prepared(words, stream.gpu)
         if known.function is None:
             return False
-        launch(known.function, known.shape, known.block.address, stream)
+        shape = known.shape._replace(dependent=True) if begins_early else known.shape
+        launch(known.function, shape, known.block.address, stream)
         return True
-
-    def forget(self) -> None:
-        """Drop the launches that are kept."""
-        self._ready.clear()
 
     def number(self, extent: Extent, words: Sequence[int]) -> int:
         return extent if isinstance(extent, int) else words[self.places[extent]]
