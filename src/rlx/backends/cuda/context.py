@@ -59,6 +59,7 @@ class _Call(NamedTuple):
     arguments: int  # the number of the first one
     label: tuple[str, str]
     prepared: tuple[Any, ...] = ()  # what the driver is given before the stream and the arguments
+    fixed: frozenset[int] = frozenset()  # arguments, by number, that point to what no kernel writes
 
 
 class _SegmentCalls(NamedTuple):
@@ -121,6 +122,7 @@ class Context:
 
     def _segment(self, segment: Segment) -> _SegmentCalls:
         calls, control = [], -1
+        values = dict(segment.patches[:, [Patch.SLOT, Patch.VALUE]].tolist())
         for command, label in zip(segment.commands.tolist(), segment.labels):
             entry = command[Command.ENTRY]
             if entry == 0:
@@ -131,11 +133,19 @@ class Context:
             function = None if code is None or code.forms else code.function(self.stream.gpu)
             blocks, first = command[Command.ITERATIONS], command[Command.ARGS]
             prepared = () if code is None or function is None else _before_stream(function, blocks, code.threads)
-            calls.append(_Call(code, function, blocks, first, label, prepared))
+            fixed = self._fixed_arguments(code, first, values) if code is not None else frozenset[int]()
+            calls.append(_Call(code, function, blocks, first, label, prepared, fixed))
         aligned = [(c.arguments + n, size - 1) for c in calls if c.code is not None for n, size in c.code.aligned]
         slots, masks = np.ascontiguousarray(np.array(aligned, np.int64).reshape(-1, 2).T)
         where, which, offsets = np.ascontiguousarray(segment.patches[:, [Patch.SLOT, Patch.VALUE, Patch.OFFSET]].T)
         return _SegmentCalls((where, which, offsets), tuple(calls), (slots, masks), control)
+
+    def _fixed_arguments(self, code: GpuCode, first: int, values: Mapping[int, int]) -> frozenset[int]:
+        """Of a call whose arguments begin at slot `first`; `values` are those whose addresses go into slots."""
+        program = self.plan.program
+        count = code.forms[0].argument_count if code.forms else 0
+        params = range(program.first_param, program.addresses)
+        return frozenset(n for n in range(count) if values.get(first + n) in params)
 
     def run(self, table: Table) -> None:
         """Enqueue a table; where a branch depends on a value, wait for it. A table that is run again with the same
@@ -240,7 +250,7 @@ class Context:
         early, self._follows_kernel = self._follows_kernel, self.stream.is_capturing and self._begins_early
         if call.code.forms:
             words = self._slots[call.arguments : call.arguments + call.code.forms[0].argument_count].tolist()
-            if any(form.launch(words, self.stream, early) for form in call.code.forms):
+            if any(form.launch(words, self.stream, early, call.fixed) for form in call.code.forms):
                 return
         arguments = self._pointers_at + 8 * call.arguments
         if early:

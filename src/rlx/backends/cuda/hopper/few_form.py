@@ -1,4 +1,7 @@
-"""`FewRowsForm`: products of few rows with weights [n, k]: which have this form, and its launch."""
+"""`FewRowsForm`: products of few rows with weights [n, k]: which have this form, and its launches.
+
+Where the chip has a copy engine, up to eight rows stream their weights through shared memory (`stream_rows`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.few_rows import COLUMNS, ROWS, THREADS, FewShape, few_rows_text
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.stream_rows import DEPTH as STREAM_DEPTH
+from rlx.backends.cuda.hopper.stream_rows import ROWS as STREAM_ROWS
+from rlx.backends.cuda.hopper.stream_rows import THREADS as STREAM_THREADS
+from rlx.backends.cuda.hopper.stream_rows import UNIT, StreamShape, stream_rows_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
@@ -67,7 +74,19 @@ class FewRowsForm(TensorForm):
         text = few_rows_text(self.entry, self.shape(tiles), finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a product of few rows")
 
+    def stream_ptx(self) -> str:
+        finish = finish_of(self.product, self._finish, self.machine)
+        text = stream_rows_text(self.entry, self.stream_shape, finish, self.machine.triple)
+        return compile_optimized_assembly(text, self.machine, "a product of few rows")
+
+    @property
+    def stream_shape(self) -> StreamShape:
+        return StreamShape(len(self.product.bs), ELEMENTS[self.product.a.dtype])
+
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
+        return self.prepared_with(words, gpu, frozenset())
+
+    def prepared_with(self, words: Sequence[int], gpu: Gpu, fixed: frozenset[int]) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
         if not 0 < m <= MOST_ROWS or n == 0 or k == 0 or k % 8:
@@ -77,14 +96,27 @@ class FewRowsForm(TensorForm):
         aligned = [words[place] % align == 0 for place, align in self._aligned]
         if not all(aligned) or any(at % 16 or pitch % 16 for at, pitch in lines):
             return NOTHING
+        addresses = [x for line in lines for x in line]
+        passed = [words[i] for i in self._passed]
+        if self.machine.has_early_launch and m <= STREAM_ROWS and k >= STREAM_DEPTH:
+            is_fixed = all(self.places[b.name] in fixed for b in product.bs)
+            return self._stream([*addresses, m, n, k, int(is_fixed), *passed], -(-n // UNIT), gpu)
         tiles = -(-m // ROWS)
         shape = self.shape(tiles)
         what = f"{shape}\0{product}\0{self._finish.text}"
         function = self.function(tiles, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
-        arguments = [*(x for line in lines for x in line), m, n, k, *(words[i] for i in self._passed)]
+        arguments = [*addresses, m, n, k, *passed]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)
         return Ready(function, Launch(-(-n // COLUMNS), THREADS, shape.shared_bytes), block)
+
+    def _stream(self, arguments: Sequence[int], units: int, gpu: Gpu) -> Ready:
+        shape = self.stream_shape
+        what = f"{shape}\0{self.product}\0{self._finish.text}"
+        function = self.function("stream", shape.shared_bytes, what, self.stream_ptx, gpu)
+        block = ArgumentBlock(0, len(arguments))
+        block.set_words(arguments)
+        return Ready(function, Launch(min(gpu.info.multiprocessors, units), STREAM_THREADS, shape.shared_bytes), block)
 
     def _line(self, matrix: Matrix, pitch: int | str, count: int, words: Sequence[int]) -> tuple[int, int]:
         """The address of the first row, and bytes to the next; one row may have any distance to it."""
