@@ -12,9 +12,9 @@ from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.few_rows import COLUMNS, ROWS, THREADS, FewShape, few_rows_text
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
 from rlx.backends.cuda.hopper.stream_rows import DEPTH as STREAM_DEPTH
+from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, UNIT, StreamShape, stream_rows_text
 from rlx.backends.cuda.hopper.stream_rows import ROWS as STREAM_ROWS
 from rlx.backends.cuda.hopper.stream_rows import THREADS as STREAM_THREADS
-from rlx.backends.cuda.hopper.stream_rows import UNIT, StreamShape, stream_rows_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
@@ -100,7 +100,7 @@ class FewRowsForm(TensorForm):
         passed = [words[i] for i in self._passed]
         if self.machine.has_early_launch and m <= STREAM_ROWS and k >= STREAM_DEPTH:
             is_fixed = all(self.places[b.name] in fixed for b in product.bs)
-            return self._stream([*addresses, m, n, k, int(is_fixed), *passed], -(-n // UNIT), gpu)
+            return self._stream([*addresses, m, n, k], [int(is_fixed), *passed], n, k, gpu)
         tiles = -(-m // ROWS)
         shape = self.shape(tiles)
         what = f"{shape}\0{product}\0{self._finish.text}"
@@ -110,13 +110,17 @@ class FewRowsForm(TensorForm):
         block.set_words(arguments)
         return Ready(function, Launch(-(-n // COLUMNS), THREADS, shape.shared_bytes), block)
 
-    def _stream(self, arguments: Sequence[int], units: int, gpu: Gpu) -> Ready:
-        shape = self.stream_shape
+    def _stream(self, first: Sequence[int], last: Sequence[int], n: int, k: int, gpu: Gpu) -> Ready:
+        """One block on each multiprocessor; between its first and its last arguments is how many stages it has."""
+        shape, units = self.stream_shape, -(-n // UNIT)
+        blocks = min(gpu.info.multiprocessors, units)
+        stages = shape.stages(-(-units // blocks), k)
         what = f"{shape}\0{self.product}\0{self._finish.text}"
-        function = self.function("stream", shape.shared_bytes, what, self.stream_ptx, gpu)
+        function = self.function("stream", shape.shared_bytes(MOST_STAGES), what, self.stream_ptx, gpu)
+        arguments = [*first, stages, *last]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)
-        return Ready(function, Launch(min(gpu.info.multiprocessors, units), STREAM_THREADS, shape.shared_bytes), block)
+        return Ready(function, Launch(blocks, STREAM_THREADS, shape.shared_bytes(stages)), block)
 
     def _line(self, matrix: Matrix, pitch: int | str, count: int, words: Sequence[int]) -> tuple[int, int]:
         """The address of the first row, and bytes to the next; one row may have any distance to it."""

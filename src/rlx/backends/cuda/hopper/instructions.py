@@ -95,7 +95,7 @@ def descriptor(w: Writer, address: Val, leading: int, stride: int) -> Val:
 class Ring:
     """A position in a ring of stages: the number of the stage, and the parity of the current turn."""
 
-    def __init__(self, w: Writer, stages: int) -> None:
+    def __init__(self, w: Writer, stages: Val | int) -> None:
         self._w, self._stages = w, stages
         self.stage, self.parity = Var(w, 0), Var(w, 0)
 

@@ -28,10 +28,11 @@ SHARE, STEP = DEPTH // WARPS, 32
 # Half a line of memory more for each row of a stage, so that neighbouring rows begin at other banks.
 PITCH = 2 * DEPTH + 64
 STAGE_BYTES = UNIT * PITCH
-# Two blocks have room on a multiprocessor: that of the next product fills its ring while this one ends.
-STAGES = 6
-# Stages that are filled while kernels in front still run: more would keep what those read waiting.
-EARLY_STAGES = 4
+# Stages at most. What is on its way before the kernel in front has ended is time won, byte for byte; but a block that
+# needs few of them leaves room for that of the next product beside it.
+MOST_STAGES = 12
+# Barriers of a stage: it is full, it is empty.
+BARRIER_BYTES = MOST_STAGES * 16
 
 
 class StreamShape(NamedTuple):
@@ -46,48 +47,56 @@ class StreamShape(NamedTuple):
         return WARPS * self.parts * ROWS * UNIT * 4
 
     @property
-    def shared_bytes(self) -> int:
-        # Sums of two units, so that those of one are read while the next are written.
-        return STAGES * (STAGE_BYTES + 16) + 2 * self.sums_bytes
+    def ring_at(self) -> int:
+        """Where the stages begin: behind barriers, and sums of two units, so that those of one are read while the next
+        are written."""
+        return -(-(BARRIER_BYTES + 2 * self.sums_bytes) // 128) * 128
+
+    def shared_bytes(self, stages: int) -> int:
+        return self.ring_at + stages * STAGE_BYTES
+
+    def stages(self, units: int, depth: int) -> int:
+        """For a block that has so many units: no more than it fills."""
+        return min(MOST_STAGES, units * self.parts * -(-depth // DEPTH))
 
 
 def stream_rows_text(name: str, shape: StreamShape, finish: FinishCall, triple: str) -> str:
     """The LLVM module. Parameters: the address of A and its pitch in bytes, the same of every weight (i64), then
-    rows, columns, depth, and whether weights are there before kernels in front have ended (i32), then those of the
-    epilogue. The depth is a multiple of 8."""
+    rows, columns, depth, stages, and whether weights are there before kernels in front have ended (i32), then those of
+    the epilogue. The depth is a multiple of 8."""
     return _StreamRows(name, shape, finish).text(triple)
 
 
 class _StreamRows:
     def __init__(self, name: str, shape: StreamShape, finish: FinishCall) -> None:
+        # Registers for two blocks: that of the next product comes while this one ends.
         w = self.w = Writer(name, THREADS, 2)
         self.shape = shape
         self.a, self.a_pitch = w.param("a_at", "i64"), w.param("a_pitch", "i64")
         self.bs = [(w.param(f"b{i}_at", "i64"), w.param(f"b{i}_pitch", "i64")) for i in range(shape.parts)]
-        names = ("rows", "columns", "depth", "is_fixed")
-        self.rows, self.columns, self.depth, self.is_fixed = (w.param(n, "i32") for n in names)
+        self.rows, self.columns, self.depth = (w.param(n, "i32") for n in ("rows", "columns", "depth"))
+        self.stages, self.is_fixed = (w.param(n, "i32") for n in ("stages", "is_fixed"))
         self.epilogue = EpilogueWriter(w, finish)
         self.memory = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
-        self.barriers = self.memory + STAGES * STAGE_BYTES
-        self.sums = self.barriers + STAGES * 16
+        self.sums = self.memory + BARRIER_BYTES
+        self.ring = self.memory + shape.ring_at
         self.thread = w.register("tid.x")
         self.lane, self.warp = self.thread & 31, self.thread >> 5
         self.first, self.stride = w.register("ctaid.x"), w.register("nctaid.x")
         self.units = (self.columns + (UNIT - 1)) // UNIT
 
     def full(self, stage: Val) -> Val:
-        return self.barriers + stage * 8
+        return self.memory + stage * 16
 
     def empty(self, stage: Val) -> Val:
-        return self.barriers + (stage + STAGES) * 8
+        return self.memory + stage * 16 + 8
 
     def text(self, triple: str) -> str:
         w = self.w
         w.let_next_begin()
-        with w.when(self.thread.equals(0)):
-            for stage in map(w.value, range(STAGES)):
-                barrier_init(w, self.full(stage), 1)
-                barrier_init(w, self.empty(stage), WARPS)
+        with w.when(self.thread < self.stages):
+            barrier_init(w, self.full(self.thread), 1)
+            barrier_init(w, self.empty(self.thread), WARPS)
             w.asm("fence.mbarrier_init.release.cluster;")
         w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
         w.either(self.thread < CONSUMERS, self.consume, self.produce)
@@ -104,15 +113,12 @@ class _StreamRows:
         with w.when(self.lane < UNIT):
             with w.when(self.is_fixed.equals(0)):
                 w.wait_for_others()
-            ring, issued = Ring(w, STAGES), Var(w, 0)
+            ring = Ring(w, self.stages)
             with w.loop(self.first, self.units, self.stride) as unit:
                 for at, pitch in self.bs:
                     row = self.line(at, pitch, unit * UNIT + self.lane, self.columns)
                     with w.loop(0, self.depth, DEPTH) as start:
-                        with w.when(issued.get().equals(EARLY_STAGES)):
-                            w.wait_for_others()
                         self.bring(row, start, ring)
-                        issued.set(issued.get() + 1)
 
     def bring(self, row: Val, start: Val, ring: Ring) -> None:
         w, stage = self.w, ring.stage.get()
@@ -122,7 +128,7 @@ class _StreamRows:
         with w.when(self.lane.equals(0)):
             w.asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [<b>], <n>;", b=full, n=size * UNIT)
         w.asm(f"bar.warp.sync {(1 << UNIT) - 1};")
-        copy_line(w, self.memory + stage * STAGE_BYTES + self.lane * PITCH, row + (w.wide(start) << 1), size, full)
+        copy_line(w, self.ring + stage * STAGE_BYTES + self.lane * PITCH, row + (w.wide(start) << 1), size, full)
         ring.advance()
 
     # The warps that multiply.
@@ -130,7 +136,7 @@ class _StreamRows:
     def consume(self) -> None:
         w, shape = self.w, self.shape
         w.wait_for_others()
-        ring, turn = Ring(w, STAGES), Var(w, 0)
+        ring, turn = Ring(w, self.stages), Var(w, 0)
         own = self.lane >> 2
         has_row = own < self.rows
         line = self.line(self.a, self.a_pitch, own, self.rows)
@@ -158,7 +164,7 @@ class _StreamRows:
         rows = [self.row(line, place, has_row & is_there) for place, is_there in zip(places, there)]
         stage = ring.stage.get()
         barrier_wait(w, self.full(stage), ring.parity.get())
-        at = self.memory + stage * STAGE_BYTES + (self.lane >> 2) * PITCH + self.warp * (2 * SHARE)
+        at = self.ring + stage * STAGE_BYTES + (self.lane >> 2) * PITCH + self.warp * (2 * SHARE)
         at = at + (self.lane & 3) * 16
         weights = [
             w.asm("ld.shared.v4.b32 {$0, $1, $2, $3}, [<a>];", results=["i32"] * 4, a=at + i * 2 * STEP)
