@@ -335,7 +335,102 @@ def small() -> Iterator[Work]:
     yield Work("3 nodes f32 128x128", 0, 0, columns | ({"rlx": mine} if mine else {}), 200)
 
 
+# Shapes and how many of their layers are there.
+MODELS = (("1B", 16), ("8B", 8))
+
+
+def models() -> Iterator[tuple[str, Any, Any, Any]]:
+    """Name, configuration, rlx's model and torch's, checked against each other: logits after a prompt and after one
+    more token, both against torch in f32."""
+    from cuda_models import OwnModel, config_of
+    from cuda_torch_models import TorchModel, divergence, on_host, seeded_weights
+
+    for name, layers in MODELS:
+        if name not in ARGS.models:
+            continue
+        c = config_of(name, layers)
+        weights = seeded_weights(c)
+        own_model = OwnModel(c, lambda n, weights=weights: on_host(weights[n]))
+        theirs = TorchModel(c, weights)
+        prompt = np.random.default_rng(7).integers(0, c.vocab, 65)
+        exact, found = TorchModel(c, weights, F32), {}
+        for model in (own_model, theirs, exact):
+            model.start(127)
+        found["rlx"] = [np.asarray(own_model.run(own_model.inputs(p, s)))[0, 0] for p, s in split(prompt)]
+        for key, model in (("torch", theirs), ("f32", exact)):
+            found[key] = [model.logits(p, s) for p, s in split(prompt)]
+        del exact
+        torch.cuda.empty_cache()
+        for key in ("rlx", "torch"):
+            apart = [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(found[key], found["f32"])]
+            kl = [divergence(a, b) for a, b in zip(found[key], found["f32"])]
+            shown = f"off by {apart[0]:.1e} and {apart[1]:.1e}, KL {kl[0]:.1e} and {kl[1]:.1e}"
+            print(f"  {name} {key} against torch in f32: {shown}", flush=True)
+        yield f"{name} of {layers} layers", c, own_model, theirs
+
+
+def split(prompt: Any) -> list[tuple[Any, int]]:
+    """A prompt, and the last token by itself, with the place where each begins."""
+    return [(prompt[:-1], 0), (prompt[-1:], len(prompt) - 1)]
+
+
+def decode_model() -> Iterator[Work]:
+    """One token of a decoder at a context: everything it reads, as a share of the bandwidth of a copy."""
+    from cuda_models import step_bytes
+
+    for name, c, own_model, theirs in models():
+        for context in (512, 4096):
+            own_model.start(context + 64)
+            prompt = np.random.default_rng(1).integers(0, c.vocab, context - 1)
+            for start in range(0, len(prompt), 2048):
+                own_model.run(own_model.inputs(prompt[start : start + 2048], start))
+            given = own_model.inputs([11], context - 1)
+            columns: dict[str, Callable[[int], Any]] = {"rlx": lambda i, m=own_model, given=given: m.run(given)}
+            if context == 512:
+                show_profile(own_model, given)
+            if not ARGS.no_peers:
+                theirs.start(context)
+                for key in ("eager", "compile"):
+                    began = time.time()
+                    columns[key] = theirs.as_graph([11], context - 1, key == "compile")
+                    print(f"  torch {key}: ready after {time.time() - began:.1f} s", flush=True)
+            yield Work(f"decode {name} at {context}", step_bytes(c, context), 0, columns, 20)
+
+
+def prefill_model() -> Iterator[Work]:
+    """A prompt of 2048 tokens."""
+    from cuda_models import prefill_flops
+
+    tokens = 2048
+    for name, c, own_model, theirs in models():
+        prompt = np.random.default_rng(1).integers(0, c.vocab, tokens)
+        own_model.start(tokens)
+        given = own_model.inputs(prompt, 0)
+        columns: dict[str, Callable[[int], Any]] = {"rlx": lambda i, m=own_model, given=given: m.run(given)}
+        show_profile(own_model, given)
+        if not ARGS.no_peers:
+            theirs.start(tokens)
+            for key in ("eager", "compile"):
+                began = time.time()
+                columns[key] = theirs.as_graph(prompt, 0, key == "compile")
+                print(f"  torch {key}: ready after {time.time() - began:.1f} s", flush=True)
+        yield Work(f"prefill {name}, {tokens} tokens", 0, prefill_flops(c, tokens), columns, 3)
+
+
+def show_profile(model: Any, given: dict[str, Any]) -> None:
+    """Where the time of a step goes, kernel by kernel with a pause after each."""
+    for _ in range(3):
+        model.run(given)
+    total: dict[tuple[str, str], list[float]] = {}
+    for kernel in model.program.profile_while(lambda: model.run(given), 3).kernels:
+        total.setdefault((kernel.kind, kernel.what), []).append(kernel.seconds)
+    for (kind, ops), seconds in sorted(total.items(), key=lambda item: -sum(item[1])):
+        print(f"  {sum(seconds) * 1e6:8.1f} us in {len(seconds):3} {kind}: {ops[:90]}", flush=True)
+
+
 GROUPS = {
+    "decode_model": decode_model,
+    "prefill_model": prefill_model,
     "maps": maps,
     "products": products,
     "few_rows": few_rows,
@@ -406,6 +501,8 @@ if __name__ == "__main__":
     parser.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--no-rlx", action="store_true")
+    parser.add_argument("--no-peers", action="store_true", help="whole models: without torch's own times")
+    parser.add_argument("--models", nargs="+", default=[name for name, _ in MODELS])
     ARGS = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("cuda_peers: torch finds no GPU here")

@@ -10,11 +10,11 @@ from typing import Any
 
 from rlx.cli.arguments import not_negative, positive, threads
 from rlx.cli.waiting import Waiting
+from rlx.models.decoder import MODEL_ACTIVATIONS
 from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
 from rlx.models.pull import find_model
 from rlx.models.writing_options import OPTIONS
-from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -37,9 +37,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
     parser.add_argument("--weights", metavar="TYPE", help="quantise float matrices to this GGUF type, such as q8_0")
     parser.add_argument(
         "--activations",
-        choices=tuple(ACTIVATIONS),
+        choices=MODEL_ACTIVATIONS,
         default="auto",
-        help="auto: 16 bits where that is fast; f32: exact; int8: fastest, and not exact (default: auto)",
+        help="auto: 16 bits where that is fast; f32: exact; not exact: int8, fastest on CPUs, and bf16, on GPUs "
+        "(default: auto)",
     )
     parser.add_argument(
         "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"

@@ -29,7 +29,8 @@ class Generator(NamedTuple):
     pairs, as `rlx.compile.weights.pack_floats` has them. `cuts_attention` says whether attention of few rows to many
     keys is worth being cut into parts; not where its kernel does so itself. `line_bytes` is the scratch in which
     kernels keep lines of values from pass to pass, as Fourier transforms do; 0 if they have none. `has_byte_dots` says
-    that the sum of four products of bytes is an instruction.
+    that the sum of four products of bytes is an instruction. With `reads_rows` products read weights [n, k] as they
+    lie, and widen what they read of those that are narrower.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -39,6 +40,7 @@ class Generator(NamedTuple):
     cuts_attention: Callable[[Graph, Node], bool] = lambda graph, node: True
     line_bytes: int = 0
     has_byte_dots: bool = False
+    reads_rows: bool = False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

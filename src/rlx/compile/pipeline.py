@@ -34,9 +34,10 @@ from rlx.compile.weights.integer_activations import int8_activations
 from rlx.compile.weights.join_products import join_products
 from rlx.compile.weights.pack_blocks import pack_quantized
 from rlx.compile.weights.pack_floats import pack_weights, stored_panels
+from rlx.compile.weights.row_weights import join_rows, stored_rows
 from rlx.compile.weights.sink_casts import widen_late
 from rlx.compile.weights.split import split_prepare
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import KernelKind
 from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel, LirModule
@@ -118,6 +119,10 @@ def _has_integers(settings: Settings) -> bool:
     return settings.generator.has_byte_dots if settings.activations == "auto" else settings.activations != "f32"
 
 
+def _keeps_rows(settings: Settings) -> bool:
+    return settings.has_prepare and settings.generator is not None and settings.generator.reads_rows
+
+
 def _lower_blocks(c: Compilation) -> Compilation:
     graph = lower_blocks(c.graph)
     return c if graph is c.graph else replace(c, graph=graph)
@@ -178,7 +183,10 @@ def _pack_floats(graph: Graph, settings: Settings) -> Graph:
 
 
 def _split_prepare(c: Compilation) -> Compilation:
-    done = split_prepare(c.graph, stored_panels(c.graph) if _packs_blocks(c.settings) else ())
+    stored: set[NodeId] = stored_panels(c.graph) if _packs_blocks(c.settings) else set()
+    if _keeps_rows(c.settings):
+        stored |= stored_rows(c.graph)
+    done = split_prepare(c.graph, stored)
     if done.prepare is None:
         return replace(c, graph=done.main)
     prepare = Compilation(done.prepare, c.settings, part="prepare")
@@ -342,7 +350,7 @@ STEPS: tuple[Step, ...] = (
         Stage.Weights,
         on_graph(lambda graph, _: widen_late(graph)),
         "Weights are kept as narrow as they are stored, which panels must know.",
-        _packs_weights,
+        lambda settings: _packs_weights(settings) or _keeps_rows(settings),
         optional=True,
     ),
     Step(
@@ -351,6 +359,14 @@ STEPS: tuple[Step, ...] = (
         on_graph(_pack_floats),
         "Products read weights in panels as wide as registers, which are made once.",
         _packs_weights,
+        optional=True,
+    ),
+    Step(
+        "join_rows",
+        Stage.Weights,
+        on_graph(lambda graph, _: join_rows(graph)),
+        "Products that read weights by their strides need no turned copies.",
+        _keeps_rows,
         optional=True,
     ),
     Step(

@@ -70,6 +70,7 @@ def generator(machine: Machine) -> Generator:
         lambda graph, node: not has_own_attention(machine, graph, node),
         0 if machine.is_gpu else machine.line_bytes,
         bool(machine.dot4_lanes),
+        machine.gpu == "nvptx",
     )
     return made
 

@@ -66,6 +66,7 @@ class Machine:
     has_exp2: bool = False  # 2**x is an instruction, right to the last bits but one
     has_quick_division: bool = False  # f32 division right to the last bits but one is several times as fast
     gpu: str = ""  # "nvptx", "amdgcn", "wgsl", "opencl" or "metal": in which words kernels are written
+    has_early_launch: bool = False  # a kernel may begin before the one in front of it ends, and wait for it
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
@@ -157,6 +158,7 @@ SM_90A = Machine(
     has_bf16_conversion=True,
     has_exp2=True,
     has_quick_division=True,
+    has_early_launch=True,
     gpu="nvptx",
     scratch_bytes=32 << 10,
 )
@@ -225,8 +227,8 @@ def machine_named(name: str) -> Machine:
         return known[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
     if re.fullmatch(r"sm_\d+[af]?", name):
-        is_ampere = int(re.sub(r"\D", "", name)) >= 80
-        return replace(SM_90A, name=name, cpu=name, has_bf16_conversion=is_ampere)
+        number = int(re.sub(r"\D", "", name))
+        return replace(SM_90A, name=name, cpu=name, has_bf16_conversion=number >= 80, has_early_launch=number >= 90)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         # No more is promised than all chips of a family have.
         return replace(GFX942 if re.fullmatch(r"gfx9..", name) else GFX1030, name=name, cpu=name, matrix=None)

@@ -34,6 +34,7 @@ from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.attn.operands import MaskKind
+from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
     from rlx.models.layouts import ValuePlaces
@@ -61,6 +62,8 @@ class DecoderProgram(NamedTuple):
 
 # How caches are kept; i8 has a scale for each row.
 KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "q8": DType.I8}
+# How values between layers are kept: in floats, or as codes where stored weights are multiplied by them.
+MODEL_ACTIVATIONS = (*ACTIVATIONS, "bf16", "f16")
 
 
 def build_decoder(

@@ -21,14 +21,13 @@ from rlx.backends.api import CompileOptions
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig
-from rlx.models.decoder import KV_DTYPES, DecoderProgram, build_decoder
+from rlx.models.decoder import KV_DTYPES, MODEL_ACTIVATIONS, DecoderProgram, build_decoder
 from rlx.models.generation import Completion, write
 from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.pull import find_model
 from rlx.models.weights import read_weights
 from rlx.models.writing_options import ReadOptions, WritingOptions, read_options, require_count, shows_options
-from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -71,7 +70,8 @@ def load(
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
     `activations="auto"` products with GGUF blocks multiply codes of 16 bits where the machine has dot products of
     bytes: faster than "f32", and the answers are the same but for the last digits. "int8" is faster still, and not
-    exact; with "int16" machines without such instructions use codes too. `report` says which products.
+    exact; with "int16" machines without such instructions use codes too. With "bf16" and "f16" values between layers
+    have 16 bits, as most libraries compute on GPUs: several times as fast there. `report` says which products.
     `adapter` is a PEFT folder or a GGUF adapter, or several whose changes add up; weights stay as they are.
 
     With a `mesh` such as "tensor=4" or "fsdp=2,tensor=4" the weights are divided over its devices, through XLA: each
@@ -81,8 +81,8 @@ def load(
     The file is mapped, which is fast and takes no memory of its own; if another process cuts it while the model is in
     use, the system ends this one. With `mmap=False` it is read, and may become of it what will.
     """
-    if activations not in ACTIVATIONS:
-        raise OpError(f"load: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
+    if activations not in MODEL_ACTIVATIONS:
+        raise OpError(f"load: activations must be one of {', '.join(MODEL_ACTIVATIONS)}, got {activations!r}")
     if kv_dtype not in KV_DTYPES:
         raise OpError(f"load: kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
     path = find_model(path_or_name)
@@ -104,6 +104,13 @@ def load(
             raise OpError(f"load: a mesh is of devices of xla, and not of {device!r}")
         device, layout = "xla", mesh_layout(mesh, "load")
     return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened, layout)
+
+
+def compile_options(threads: int | None, activations: str) -> CompileOptions:
+    """How a model is compiled whose values between layers are as `activations` says."""
+    if activations in ("bf16", "f16"):
+        return CompileOptions(threads=threads, precision=activations)
+    return CompileOptions(threads=threads, activations=activations)
 
 
 def read_adapters(adapter: AdapterPaths, files: DecoderFiles) -> tuple[Adapter, ...]:
@@ -157,7 +164,7 @@ class LanguageModel:
         self.path: Path = files.path
         self._make_tokenizer = files.tokenizer
         self._layout = layout
-        self._session = Session(device, CompileOptions(threads=threads, activations=activations))
+        self._session = Session(device, compile_options(threads, activations))
         built = self._built(files, kv_dtype)
         self.graph = built.graph
         self._runner = self._runner_of(built, files)

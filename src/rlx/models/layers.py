@@ -156,10 +156,12 @@ class Layers:
 def append_to_cache(cache: Any, new: Any, places: Any) -> Any:
     """`cache` [B, H, C, ..] with `new` [B, S, H, ..] at places[b, s, 0] of its third axis.
 
-    Rows may stand at different places. Places beyond the capacity C are dropped: those of padding can be.
+    Rows may stand at different places, no two of a sequence at one but those of padding, which nobody reads. Places
+    beyond the capacity C are dropped.
     """
     with written_as("cache write"):
-        return ops.scatter_nd(cache, places, convert(new, cache.dtype), axes=(2,), batch_dims=1, mode="drop")
+        given = convert(new, cache.dtype)
+        return ops.scatter_nd(cache, places, given, axes=(2,), batch_dims=1, mode="drop", unique=True)
 
 
 def quantized_rows(x: Any) -> tuple[Any, Any]:

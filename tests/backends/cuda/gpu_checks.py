@@ -32,6 +32,8 @@ TIMES = {
     "decode": ["decode_attention"],
     "few_rows": ["few_rows"],
     "small": ["small"],
+    "decode_model": ["decode_model"],
+    "prefill_model": ["prefill_model"],
 }
 
 

@@ -172,6 +172,13 @@ PRODUCTS = [
     for epilogue in ("none", "gelu", "residual")
     for size in ((1, 264, 136), (5, 264, 136), (9, 264, 136), (130, 264, 72), (300, 257, 200), (1000, 776, 328))
 ] + [("bf16", "turned", "none", 2048, 2048, 1024), ("bf16", "plain", "gelu", 2048, 2048, 1024)]
+# Few rows whose weights stream through shared memory.
+PRODUCTS += [
+    (dtype, "turned", epilogue, *size)
+    for dtype in ("bf16", "f16")
+    for epilogue in ("none", "gelu", "residual")
+    for size in ((1, 1000, 2056), (8, 257, 1544), (3, 4099, 1024), (1, 2048, 8192))
+]
 
 
 class AttentionProgram(NamedTuple):

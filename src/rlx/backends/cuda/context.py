@@ -21,11 +21,12 @@ from rlx.backends.cpu.table_layout import Command, Control, Patch
 from rlx.backends.cpu.table_walk import Words, decide
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.memory import DeviceBuffer
-from rlx.backends.cuda.modules import Function
+from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Event, GraphExec, Stream
 from rlx.backends.program.device_programs import DeviceParams
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
 from rlx.errors import InternalError
+from rlx.kernels.machines import machine_named
 
 # Launches from which on one graph costs less than each by itself, and graphs that a context keeps.
 GRAPH_FROM = 3
@@ -58,6 +59,7 @@ class _Call(NamedTuple):
     arguments: int  # the number of the first one
     label: tuple[str, str]
     prepared: tuple[Any, ...] = ()  # what the driver is given before the stream and the arguments
+    fixed: frozenset[int] = frozenset()  # arguments, by number, that point to what no kernel writes
 
 
 class _SegmentCalls(NamedTuple):
@@ -76,6 +78,7 @@ class Context:
     def __init__(self, plan: Plan, codes: Mapping[int, GpuCode], constants: Mapping[int, int], stream: Stream) -> None:
         """`constants` are the addresses of the values of the plan that never change."""
         self.plan, self.stream, self._driver = plan, stream, stream.gpu.driver
+        self._begins_early = machine_named(stream.gpu.info.arch).has_early_launch
         self._codes = codes
         self.values: Words = np.zeros(max(1, plan.values), np.int64)
         # The same memory, for single words, without NumPy's conversions.
@@ -97,6 +100,8 @@ class Context:
         # By table and addresses; and those of the last runs, which are recorded when they come again.
         self._graphs: dict[tuple[int, bytes], GraphExec] = {}
         self._seen: deque[tuple[int, bytes]] = deque(maxlen=2 * KEPT_GRAPHS)
+        # While a graph is recorded: whether the next kernel follows another one, and may begin before it ends.
+        self._follows_kernel = False
 
     def take_arena(self) -> None:
         """Memory for values between kernels; it stays with the context, so that its addresses do not change."""
@@ -117,6 +122,7 @@ class Context:
 
     def _segment(self, segment: Segment) -> _SegmentCalls:
         calls, control = [], -1
+        values = dict(segment.patches[:, [Patch.SLOT, Patch.VALUE]].tolist())
         for command, label in zip(segment.commands.tolist(), segment.labels):
             entry = command[Command.ENTRY]
             if entry == 0:
@@ -127,11 +133,19 @@ class Context:
             function = None if code is None or code.forms else code.function(self.stream.gpu)
             blocks, first = command[Command.ITERATIONS], command[Command.ARGS]
             prepared = () if code is None or function is None else _before_stream(function, blocks, code.threads)
-            calls.append(_Call(code, function, blocks, first, label, prepared))
+            fixed = self._fixed_arguments(code, first, values) if code is not None else frozenset[int]()
+            calls.append(_Call(code, function, blocks, first, label, prepared, fixed))
         aligned = [(c.arguments + n, size - 1) for c in calls if c.code is not None for n, size in c.code.aligned]
         slots, masks = np.ascontiguousarray(np.array(aligned, np.int64).reshape(-1, 2).T)
         where, which, offsets = np.ascontiguousarray(segment.patches[:, [Patch.SLOT, Patch.VALUE, Patch.OFFSET]].T)
         return _SegmentCalls((where, which, offsets), tuple(calls), (slots, masks), control)
+
+    def _fixed_arguments(self, code: GpuCode, first: int, values: Mapping[int, int]) -> frozenset[int]:
+        """Of a call whose arguments begin at slot `first`; `values` are those whose addresses go into slots."""
+        program = self.plan.program
+        count = code.forms[0].argument_count if code.forms else 0
+        params = range(program.first_param, program.addresses)
+        return frozenset(n for n in range(count) if values.get(first + n) in params)
 
     def run(self, table: Table) -> None:
         """Enqueue a table; where a branch depends on a value, wait for it. A table that is run again with the same
@@ -163,7 +177,7 @@ class Context:
             with self.stream.capture() as graph:
                 self._walk(table, self._launch)
         finally:
-            self.stream = stream
+            self.stream, self._follows_kernel = stream, False
         while len(self._graphs) >= KEPT_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         ready = self._graphs[key] = graph.instantiate()
@@ -231,12 +245,18 @@ class Context:
         if call.code is None:
             source, to, size = (int(x) for x in self._slots[call.arguments : call.arguments + 3])
             self._driver.cuMemcpyDtoDAsync_v2(to, source, size, stream)
+            self._follows_kernel = False
             return
+        early, self._follows_kernel = self._follows_kernel, self.stream.is_capturing and self._begins_early
         if call.code.forms:
             words = self._slots[call.arguments : call.arguments + call.code.forms[0].argument_count].tolist()
-            if any(form.launch(words, self.stream) for form in call.code.forms):
+            if any(form.launch(words, self.stream, early, call.fixed) for form in call.code.forms):
                 return
         arguments = self._pointers_at + 8 * call.arguments
+        if early:
+            function = call.function or call.code.function(self.stream.gpu)
+            launch(function, Launch(call.blocks, call.code.threads, dependent=True), arguments, self.stream)
+            return
         prepared = call.prepared
         if not prepared:
             prepared = _before_stream(call.code.function(self.stream.gpu), call.blocks, call.code.threads)

@@ -18,7 +18,7 @@ from rlx.compile.fuse.node_roles import (
     may_be_transparent,
 )
 from rlx.compile.generators import Generator
-from rlx.compile.weights.pack_floats import widens_panels
+from rlx.compile.weights.sink_casts import widened_dtype
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, MAP, VIEW
 
@@ -40,7 +40,7 @@ class KernelReads:
         self.graph, self.generator = graph, generator
         self.uses = graph.use_map()
         self.outputs = set(graph.outputs)
-        self.transparent = {n.id for n in graph.nodes if may_be_transparent(graph, n)}
+        self.transparent = {n.id for n in graph.nodes if may_be_transparent(graph, n, generator, self.uses[n.id])}
         # From the end: a view that somebody needs may itself need what it is a view of.
         for node in reversed(graph.nodes):
             if node.id in self.transparent and self.is_needed_in_memory(node):
@@ -87,7 +87,7 @@ class KernelReads:
         found: set[NodeId] = set()
         while node.id in self.transparent:
             found.add(node.id)
-            if not is_view(self.graph, node) and not widens_panels(self.graph, node):
+            if not is_view(self.graph, node) and widened_dtype(self.graph, node) is None:
                 break
             node = self.graph.nodes[node.inputs[0]]
         return found

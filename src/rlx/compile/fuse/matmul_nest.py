@@ -12,6 +12,7 @@ from rlx.compile.fuse.index_maps import Layout, Unmappable, exact_quotient, layo
 from rlx.compile.fuse.loop_nest import KernelPoints
 from rlx.compile.fuse.loop_nest import operand_layout as operand_layout
 from rlx.compile.weights.pack_floats import panels_below, sum_dtype
+from rlx.compile.weights.sink_casts import widened_dtype
 from rlx.ir.dims import floordiv, product
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
@@ -72,7 +73,7 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
     panels = panels_below(graph, node.inputs[1], transparent)
     try:
         left = operand_layout(graph, node.inputs[0], transparent)
-        right = (panels.node, 0, (0, 0)) if panels else operand_layout(graph, node.inputs[1], transparent)
+        right = (panels.node, 0, (0, 0)) if panels else _weight_layout(graph, node.inputs[1], transparent)
     except Unmappable:
         return None
     packed, has_pairs = (panels.width, panels.has_pairs) if panels else (0, False)
@@ -90,6 +91,15 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
     rows = MatrixLayout(left[0], left[1], (batches[0], a[-2], a[-1]))
     weight = MatrixLayout(right[0], right[1], (batches[1], b[-2], b[-1]))
     return ProductForm(product(lead), m, n, k, rows, weight, accumulator, packed, has_pairs=has_pairs)
+
+
+def _weight_layout(
+    graph: Graph, operand: NodeId, transparent: Container[NodeId]
+) -> tuple[NodeId, Size, tuple[Size, ...]]:
+    """The layout of a second operand; that of what it is widened from where kernels do so as they read."""
+    node = graph.nodes[operand]
+    is_widened = operand in transparent and widened_dtype(graph, node) is not None
+    return operand_layout(graph, node.inputs[0] if is_widened else operand, transparent)
 
 
 def _quantized_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:

@@ -10,6 +10,7 @@ from rlx.compile.fuse.matmul_nest import is_product, product_form
 from rlx.compile.generators import Generator
 from rlx.compile.memory.liveness import is_pure_view
 from rlx.compile.weights.pack_floats import widens_panels
+from rlx.compile.weights.row_weights import widens_weight
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, VIEW
 from rlx.ir.leaves import Constant
@@ -54,12 +55,14 @@ def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Con
     return MAP if is_map else CALL
 
 
-def may_be_transparent(graph: Graph, node: Node) -> bool:
+def may_be_transparent(graph: Graph, node: Node, generator: Generator, users: list[NodeId]) -> bool:
     """Whether kernels can read through a node: a view, a weight as products widen it, or something made of positions
     and sizes alone."""
     if is_memory(node) or not is_native(node):
         return False
-    return is_view(graph, node) or isinstance(node.op, Iota | DimValue) or widens_panels(graph, node)
+    if is_view(graph, node) or isinstance(node.op, Iota | DimValue):
+        return True
+    return widens_weight(graph, node, users) if generator.reads_rows else widens_panels(graph, node)
 
 
 def is_memory(node: Node) -> bool:

@@ -72,7 +72,7 @@ WIDE_OPERANDS: dict[str, Container[int]] = {
     "DequantGroupedMatMul": (2,),
     "SoftmaxCrossEntropyWithLogits": (1,),
     "SoftmaxCrossEntropyBackward": (1,),
-    "Rope": (3,),
+    "Rope": (1, 2, 3),
     "RopeBackward": (3,),
     "DynamicSlice": range(1, 64),
     "DynamicUpdateSlice": range(2, 64),

@@ -118,7 +118,9 @@ class _PartMaker:
         self.nest = LoopNest(k, extents, part.shape, buffers, part.inputs, part.outputs, part.all_exprs)
         self.part, self.inner = part, len(part.shape) - 1
         outer = range(self.inner)
-        self.serial = [a for a in outer if part.move is not None and not part.outputs[0].moves_along(a)]
+        # CPUs have workers enough without the axes along which the place alone changes.
+        is_ordered = part.move is not None and not (part.move.is_unique and machine.is_gpu)
+        self.serial = [a for a in outer if is_ordered and not part.outputs[0].moves_along(a)]
         self.dealt = [a for a in outer if a not in self.serial]
         self.inner_size = part.shape[-1]
         nodes = self.nest.nodes

@@ -50,6 +50,11 @@ _AMD_UNUSED = '"uniform-work-group-size"="true" "amdgpu-implicitarg-num-bytes"="
         *("multigrid-sync-arg", "flat-scratch-init"),
     )
 )
+# The kernel behind may be brought to the multiprocessors when all blocks of this one have begun; it waits in the same
+# way for what this one stores. Where launches do not ask for it, both do nothing.
+EARLY_LAUNCH = tuple(
+    f'  call void asm sideeffect "griddepcontrol.{what};", "~{{memory}}"()' for what in ("launch_dependents", "wait")
+)
 _GPU_SPACES = {Space.GLOBAL: 1, Space.SHARED: 3, Space.TABLE: 1}
 
 
@@ -127,6 +132,8 @@ class _Emitter(ExchangeOps):
         else:
             convention, bound = "amdgpu_kernel", f'"amdgpu-flat-work-group-size"="{threads},{threads}" {_AMD_UNUSED}'
         self.body()
+        if self.machine.has_early_launch:
+            self.lines[1:1] = EARLY_LAUNCH
         return [
             f"define {convention} void @{self.kernel.name}({params}) nounwind {bound} {{",
             *self.lines,

@@ -83,7 +83,8 @@ def part_of(graph: Graph, part: PartPoints, naming: Naming) -> MapPart:
     loops, move = maker.make(), None
     if isinstance(root.op, ScatterNd):
         ids = [maker.values[i] for i in part.points.needed]
-        move = Move(*maker.position_of(part.place, ids, root.op.mode is not IndexMode.Clip))
+        place = maker.position_of(part.place, ids, root.op.mode is not IndexMode.Clip)
+        move = Move(*place, is_unique=root.op.unique)
     return MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs, move)
 
 

@@ -11,10 +11,12 @@ from rlx.kernels.specs.scopes import Access
 
 
 class Move(NamedTuple):
-    """How far from where its access says an element is stored, in elements; it is not stored unless `exists`."""
+    """How far from where its access says an element is stored, in elements; it is not stored unless `exists`. With
+    `is_unique` no place is written twice."""
 
     by: Expr
     exists: Expr | None = None
+    is_unique: bool = False
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class MapPart:
 
     Accesses with one name are one buffer, in all parts of a kernel. With a `move` each element of the only output is
     stored at a place that is computed, which must not change along the last axis. Where the access of the output stands
-    still, the same place may be written again: such axes are visited in their order, by one worker.
+    still, the same place may be written again: unless the move `is_unique`, such axes are visited in their order, by
+    one worker.
     """
 
     shape: tuple[Extent, ...]
@@ -34,7 +37,8 @@ class MapPart:
 
     @property
     def all_exprs(self) -> tuple[Expr, ...]:
-        return (*self.exprs, *(e for e in self.move or () if e is not None))
+        moved = () if self.move is None else (self.move.by, self.move.exists)
+        return (*self.exprs, *(e for e in moved if e is not None))
 
 
 @dataclass(frozen=True)

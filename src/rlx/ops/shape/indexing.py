@@ -260,7 +260,8 @@ class ScatterNd(Op):
     """x with updates[b.., k.., r..] brought to the places that `GatherNd` reads for the same `indices`.
 
     The kind says how an update meets the value there. Updates are applied in row-major order, so of several `set` to
-    one place the last wins; sums and products of f16, bf16 and f32 are rounded once.
+    one place the last wins; sums and products of f16, bf16 and f32 are rounded once. With `unique` the caller promises
+    that no two updates that matter go to one place, so that they may be applied in any order.
     """
 
     primitive = True
@@ -270,6 +271,7 @@ class ScatterNd(Op):
     axes: tuple[int, ...]
     batch_dims: int = 0
     mode: IndexMode = IndexMode.Checked
+    unique: bool = False
 
     def check(self) -> None:
         _require_mode(self, self.mode, _WRITE_MODES)
@@ -369,7 +371,7 @@ class ScatterNd(Op):
         x, updates = (put_batch_first(operands[i], batched[i], size) for i in (0, 2))
         axes = tuple(a + 1 for a in self.axes)
         if batched[1]:
-            return ScatterNd(self.kind, axes, self.batch_dims + 1, self.mode)(x, operands[1], updates)
+            return self.replace(axes=axes, batch_dims=self.batch_dims + 1)(x, operands[1], updates)
         # With shared indices the new axis is the first of r..
         x, updates = moveaxis(x, 0, self.batch_dims), moveaxis(updates, 0, operands[1].ndim - 1)
         result = ScatterNd(self.kind, axes, self.batch_dims, self.mode)(x, operands[1], updates)
@@ -602,9 +604,11 @@ def scatter_nd(
     axes: Sequence[int] | None = None,
     batch_dims: int = 0,
     mode: IndexMode | str = IndexMode.Checked,
+    unique: bool = False,
 ) -> Any:
     """`x` with `updates` brought to the places that `gather_nd` reads; see `ScatterNd`."""
-    scatter = ScatterNd(ScatterKind(kind), _coordinate_axes(indices, axes, batch_dims), batch_dims, IndexMode(mode))
+    places = _coordinate_axes(indices, axes, batch_dims)
+    scatter = ScatterNd(ScatterKind(kind), places, batch_dims, IndexMode(mode), unique)
     return scatter(x, indices, convert(updates, dtype_of(x)))
 
 

@@ -94,6 +94,8 @@ class _Attention(Lanes):
 
     def text(self, triple: str) -> str:
         w = self.w
+        w.let_next_begin()
+        w.wait_for_others()
         with w.when(self.thread.equals(0)):
             barrier_init(w, self.q_full, 1)
             barrier_init(w, self.q_empty, 2)

@@ -116,11 +116,15 @@ class DecodeForm(_OfAttention):
 
     def __init__(self, origin: AttentionOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(origin, params, machine, load)
-        # What blocks find, by GPU. Launches follow each other in one stream.
-        self._found: dict[int, DeviceBuffer] = {}
+        # What blocks find, by GPU. Launches follow each other in one stream. Smaller memory of before stays: there may
+        # be recorded launches that use it.
+        self._found: dict[int, list[DeviceBuffer]] = {}
+
+    def decode_shape(self, tiles: int) -> DecodeShape:
+        return DecodeShape(self.shape, tiles, self.machine.has_early_launch)
 
     def ptx(self, tiles: int) -> str:
-        text = decode_text(self.entry, DecodeShape(self.shape, tiles), self.machine.triple)
+        text = decode_text(self.entry, self.decode_shape(tiles), self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "attention of few rows")
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
@@ -136,7 +140,7 @@ class DecodeForm(_OfAttention):
             return NOTHING
         rows = queries * self.shape.group
         tiles = 1 if rows <= 8 else 2
-        shape = DecodeShape(self.shape, tiles)
+        shape = self.decode_shape(tiles)
         row_tiles = -(-rows // shape.rows)
         items = batch * (self.shape.heads // self.shape.group) * row_tiles
         # As many blocks as there are multiprocessors, and not more than there are keys for.
@@ -153,11 +157,8 @@ class DecodeForm(_OfAttention):
         """The addresses of memory for what blocks find, and of counters that are 0 between launches, one for each tile
         of which several blocks share the keys: there are fewer of those than multiprocessors."""
         of_counters = 4 * -(-gpu.info.multiprocessors // 64) * 64
-        buffer = self._found.get(id(gpu))
-        if buffer is None or buffer.size < of_counters + size:
-            # Launches that know the memory before are made again.
-            self.forget()
-            buffer = gpu.pool.allocate(of_counters + size, gpu.stream, "attention of few rows")
-            self._found[id(gpu)] = buffer
-            gpu.driver.cuMemsetD8Async(buffer.address, 0, of_counters, gpu.stream.handle)
-        return buffer.address + of_counters, buffer.address
+        buffers = self._found.setdefault(id(gpu), [])
+        if not buffers or buffers[-1].size < of_counters + size:
+            buffers.append(gpu.pool.allocate(of_counters + size, gpu.stream, "attention of few rows"))
+            gpu.driver.cuMemsetD8Async(buffers[-1].address, 0, of_counters, gpu.stream.handle)
+        return buffers[-1].address + of_counters, buffers[-1].address

@@ -23,6 +23,8 @@ WARPS = 8
 THREADS = 32 * WARPS
 # Keys that a warp looks at together.
 KEYS = 16
+# Blocks whose parts are read at the same time.
+JOINED = 8
 
 
 class DecodeShape(NamedTuple):
@@ -30,6 +32,7 @@ class DecodeShape(NamedTuple):
 
     attention: AttentionShape
     tiles: int
+    begins_early: bool = False
 
     @property
     def rows(self) -> int:
@@ -91,10 +94,31 @@ class _Decode(Lanes):
 
     def text(self, triple: str) -> str:
         w = self.w
+        if self.shape.begins_early:
+            w.let_next_begin()
+            self.ask_for_keys()
+            w.wait_for_others()
         self.attend()
         w.asm("bar.sync 0;")
         self.join_warps()
         return w.module(triple)
+
+    def ask_for_keys(self) -> None:
+        """Bring the first keys and values of a warp to the L2 cache while kernels in front still run. A length that
+        one of those writes may be read here as it was before: then other keys are brought than are needed."""
+        w, attention = self.w, self.attention
+        if attention.window is not None:
+            return
+        count = self.seen.key_count(self.seen.given_length(self.batch))
+        key = (self.split * WARPS + self.warp) * KEYS + self.lane % KEYS
+        with w.when(key < count):
+            for operand, half, size in (
+                ("k", self.lane < KEYS, attention.depth),
+                ("v", self.lane > KEYS - 1, attention.width),
+            ):
+                with w.when(half):
+                    line = self.start(operand, self.head) + w.wide(key) * self.operands[operand][3]
+                    w.asm("cp.async.bulk.prefetch.L2.global [<a>], <n>;", a=line, n=2 * size)
 
     # One warp.
 
@@ -355,19 +379,22 @@ class _Decode(Lanes):
                 row, element = i // (width // 2), i % (width // 2) * 2
                 place = (row * width + element + 2 * shape.rows) << 2
                 highest = Var(w, -math.inf, "float")
-                with w.loop(0, self.splits) as n:
-                    found = self.load_global(tile + w.wide(n) * bytes_of_one + w.wide(row << 2))
-                    highest.set(self.larger(highest.get(), found))
-                base = self.base(highest.get())
                 total, *both = (Var(w, 0.0, "float") for _ in range(3))
-                with w.loop(0, self.splits) as n:
-                    start = tile + w.wide(n) * bytes_of_one
-                    factor = self.exp2(self.load_global(start + w.wide(row << 2)) - base)
-                    part = self.load_global(start + w.wide((row << 2) + 4 * shape.rows))
-                    total.set(total.get() + factor * part)
-                    for e, variable in enumerate(both):
-                        value = self.load_global(start + w.wide(place + 4 * e))
-                        variable.set(variable.get() + factor * value)
+                offsets = [w.wide(row << 2) + 4 * shape.rows, w.wide(place), w.wide(place + 4)]
+                with w.loop(0, self.splits, JOINED) as first:
+                    # All reads of some blocks before the first is used: one wait instead of many.
+                    starts = [tile + w.wide(w.least(first + n, self.splits - 1)) * bytes_of_one for n in range(JOINED)]
+                    peaks = [self.load_global(start + w.wide(row << 2)) for start in starts]
+                    values = [[self.load_global(start + offset) for start in starts] for offset in offsets]
+                    there = [first + n < self.splits for n in range(JOINED)]
+                    before, above = highest.get(), highest.get()
+                    for peak in peaks:
+                        above = self.larger(above, peak)
+                    base = self.base(above)
+                    factors = [w.select(t, self.exp2(p - base), 0.0, "float") for t, p in zip(there, peaks)]
+                    for variable, parts in zip((total, *both), values):
+                        variable.set(self.weighed([self.exp2(before - base), *factors], [variable.get(), *parts]))
+                    highest.set(above)
                 self.store(row, element, total.get(), [v.get() for v in both])
             with w.when(self.thread.equals(0)):
                 # For the next launch.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.writer import Val, Writer
@@ -146,7 +147,9 @@ def _read_of(matrix: Matrix, n: Extent) -> OperandRead:
 
 def finish_of(product: Product, finish: Kernel, machine: Machine) -> FinishCall:
     """The function of `finish_kernel` as LLVM text, and how it is called."""
-    text = emit_llvm(legalize(finish, machine), machine)
+    # The kernel that it becomes a part of has waited already.
+    inner = replace(machine, has_early_launch=False)
+    text = emit_llvm(legalize(finish, inner), inner)
     head, body = text.split("define ptx_kernel void @finish(", 1)
     signature, rest = body.split("{\n", 1)
     parameters = signature[: signature.rindex(")")]

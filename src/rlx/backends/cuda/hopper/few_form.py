@@ -1,4 +1,7 @@
-"""`FewRowsForm`: products of few rows with weights [n, k]: which have this form, and its launch."""
+"""`FewRowsForm`: products of few rows with weights [n, k]: which have this form, and its launches.
+
+Where the chip has a copy engine, up to eight rows stream their weights through shared memory (`stream_rows`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.few_rows import COLUMNS, ROWS, THREADS, FewShape, few_rows_text
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.stream_rows import DEPTH as STREAM_DEPTH
+from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, UNIT, StreamShape, stream_rows_text
+from rlx.backends.cuda.hopper.stream_rows import ROWS as STREAM_ROWS
+from rlx.backends.cuda.hopper.stream_rows import THREADS as STREAM_THREADS
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
@@ -16,8 +23,8 @@ from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 
-# Rows up to which the weights alone count. One row has no use for tensor cores: its loop kernel is as fast.
-FEWEST_ROWS, MOST_ROWS = 2, 16
+# Rows up to which the weights alone count.
+MOST_ROWS = 16
 # Chips before these have no `mma` of bf16.
 _OLDEST = 80
 
@@ -38,8 +45,8 @@ def few_rows_refusal(product: Product, acc: DType, machine: Machine) -> str:
         return "batches"
     if a.col_stride != 1 or any(b.row_stride != 1 for b in bs):
         return "weights that are not [n, k]"
-    if isinstance(product.m, int) and not FEWEST_ROWS <= product.m <= MOST_ROWS:
-        return "one row" if product.m < FEWEST_ROWS else "many rows"
+    if isinstance(product.m, int) and not 0 < product.m <= MOST_ROWS:
+        return "many rows"
     if product.epilogue is not None and any(e.dtype is DType.BOOL for e in product.epilogue.operands):
         return "an epilogue that reads bool"
     return ""
@@ -59,31 +66,61 @@ class FewRowsForm(TensorForm):
         self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
 
     def shape(self, tiles: int) -> FewShape:
-        return FewShape(len(self.product.bs), tiles, ELEMENTS[self.product.a.dtype])
+        element = ELEMENTS[self.product.a.dtype]
+        return FewShape(len(self.product.bs), tiles, element, self.machine.has_early_launch)
 
     def ptx(self, tiles: int) -> str:
         finish = finish_of(self.product, self._finish, self.machine)
         text = few_rows_text(self.entry, self.shape(tiles), finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a product of few rows")
 
+    def stream_ptx(self) -> str:
+        finish = finish_of(self.product, self._finish, self.machine)
+        text = stream_rows_text(self.entry, self.stream_shape, finish, self.machine.triple)
+        return compile_optimized_assembly(text, self.machine, "a product of few rows")
+
+    @property
+    def stream_shape(self) -> StreamShape:
+        return StreamShape(len(self.product.bs), ELEMENTS[self.product.a.dtype])
+
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
+        return self.prepared_with(words, gpu, frozenset())
+
+    def prepared_with(self, words: Sequence[int], gpu: Gpu, fixed: frozenset[int]) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
-        if not FEWEST_ROWS <= m <= MOST_ROWS or n == 0 or k == 0 or k % 8:
+        if not 0 < m <= MOST_ROWS or n == 0 or k == 0 or k % 8:
             return NOTHING
         lines = [self._line(product.a, product.a.row_stride, m, words)]
         lines += [self._line(b, b.col_stride, n, words) for b in product.bs]
         aligned = [words[place] % align == 0 for place, align in self._aligned]
         if not all(aligned) or any(at % 16 or pitch % 16 for at, pitch in lines):
             return NOTHING
+        addresses = [x for line in lines for x in line]
+        passed = [words[i] for i in self._passed]
+        if self.machine.has_early_launch and m <= STREAM_ROWS and k >= STREAM_DEPTH:
+            is_fixed = all(self.places[b.name] in fixed for b in product.bs)
+            return self._stream([*addresses, m, n, k], [int(is_fixed), *passed], n, k, gpu)
         tiles = -(-m // ROWS)
         shape = self.shape(tiles)
         what = f"{shape}\0{product}\0{self._finish.text}"
         function = self.function(tiles, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
-        arguments = [*(x for line in lines for x in line), m, n, k, *(words[i] for i in self._passed)]
+        arguments = [*addresses, m, n, k, *passed]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)
         return Ready(function, Launch(-(-n // COLUMNS), THREADS, shape.shared_bytes), block)
+
+    def _stream(self, first: Sequence[int], last: Sequence[int], n: int, k: int, gpu: Gpu) -> Ready:
+        """One block on each multiprocessor; between its first and its last arguments is how many stages it has."""
+        shape, units = self.stream_shape, -(-n // UNIT)
+        blocks = min(gpu.info.multiprocessors, units)
+        stages = shape.stages(-(-units // blocks), k)
+        what = f"{shape}\0{self.product}\0{self._finish.text}"
+        function = self.function("stream", shape.shared_bytes(MOST_STAGES), what, self.stream_ptx, gpu)
+        arguments = [*first, stages, *last]
+        block = ArgumentBlock(0, len(arguments))
+        block.set_words(arguments)
+        return Ready(function, Launch(blocks, STREAM_THREADS, shape.shared_bytes(stages)), block)
 
     def _line(self, matrix: Matrix, pitch: int | str, count: int, words: Sequence[int]) -> tuple[int, int]:
         """The address of the first row, and bytes to the next; one row may have any distance to it."""

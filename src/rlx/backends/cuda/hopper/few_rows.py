@@ -24,6 +24,8 @@ ROWS = 8
 # Elements of K that the four lanes of a row read at a time, and how often before the first is used.
 STEP, AHEAD = 32, 4
 CHUNK = STEP * AHEAD
+# Bytes of the weights of a block that are brought to the L2 cache while the kernel in front still runs.
+EARLY_BYTES = 32 << 10
 
 
 class FewShape(NamedTuple):
@@ -32,6 +34,7 @@ class FewShape(NamedTuple):
     parts: int
     tiles: int
     element: str  # "bf16" or "f16"
+    begins_early: bool = False
 
     @property
     def sums(self) -> int:
@@ -68,6 +71,8 @@ class _FewRows:
 
     def text(self, triple: str) -> str:
         w, shape = self.w, self.shape
+        if shape.begins_early:
+            self.begin_early()
         inside = (self.lane & 3) * 8
         own = self.lane >> 2
         rows = [self.line(self.a, self.a_pitch, own + t * ROWS, self.rows) for t in range(shape.tiles)]
@@ -86,6 +91,18 @@ class _FewRows:
         w.asm("bar.sync 0;")
         self.join()
         return w.module(triple, self.epilogue.call.text)
+
+    def begin_early(self) -> None:
+        """Ask for the first weights before what the kernel in front stores is there: a row by each thread."""
+        w, parts = self.w, self.shape.parts
+        w.let_next_begin()
+        size = w.least(self.depth << 1, EARLY_BYTES // (parts * COLUMNS)) & -16
+        for number, (at, pitch) in enumerate(self.bs):
+            own = self.thread - number * COLUMNS
+            with w.when((own > -1) & (own < COLUMNS)):
+                address = self.line(at, pitch, self.first + own, self.columns)
+                w.asm("cp.async.bulk.prefetch.L2.global [<a>], <n>;", a=address, n=size)
+        w.wait_for_others()
 
     def line(self, start: Val, pitch: Val, number: Val, count: Val) -> Val:
         """The address of a row; behind the last one is the last one."""

@@ -51,6 +51,14 @@ def copy_box(w: Writer, to: Val, tensor_map: Val, at: Sequence[Val | int], barri
     )
 
 
+def copy_line(w: Writer, to: Val, source: Val, size: Val, barrier: Val) -> None:
+    """Let the copy engine bring bytes that lie side by side, a multiple of 16; they count at the barrier."""
+    w.asm(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [<to>], [<from>], <n>, [<b>];",
+        named={"to": to, "from": source, "n": size, "b": barrier},
+    )
+
+
 def store_box(w: Writer, tensor_map: Val, at: Sequence[Val | int], source: Val) -> None:
     """Let the copy engine write a box of shared memory; it belongs to the group of copies that is open."""
     places = ", ".join(f"<x{i}>" for i in range(len(at)))
@@ -87,7 +95,7 @@ def descriptor(w: Writer, address: Val, leading: int, stride: int) -> Val:
 class Ring:
     """A position in a ring of stages: the number of the stage, and the parity of the current turn."""
 
-    def __init__(self, w: Writer, stages: int) -> None:
+    def __init__(self, w: Writer, stages: Val | int) -> None:
         self._w, self._stages = w, stages
         self.stage, self.parity = Var(w, 0), Var(w, 0)
 

@@ -73,22 +73,31 @@ class TensorForm(ABC):
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         """What is launched for these arguments, or `NOTHING`."""
 
-    def launch(self, words: Sequence[int], stream: Stream) -> bool:
-        """Launch with the arguments of the loop kernel; False, and nothing is done, where it must run instead."""
+    def prepared_with(self, words: Sequence[int], gpu: Gpu, fixed: frozenset[int]) -> Ready:
+        """The same where it matters that some arguments, by number, point to what no kernel writes."""
+        return self.prepared(words, gpu)
+
+    def launch(
+        self,
+        words: Sequence[int],
+        stream: Stream,
+        begins_early: bool = False,
+        fixed: frozenset[int] = frozenset(),
+    ) -> bool:
+        """Launch with the arguments of the loop kernel; False, and nothing is done, where it must run instead. With
+        `begins_early` it need not wait for the end of the kernel in front: its code does. `fixed` are arguments, by
+        number, that point to weights."""
         key = (id(stream.gpu), tuple(words))
         known = self._ready.get(key)
         if known is None:
             if len(self._ready) >= KEPT:
                 self._ready.clear()
-            known = self._ready[key] = self.prepared(words, stream.gpu)
+            known = self._ready[key] = self.prepared_with(words, stream.gpu, fixed)
         if known.function is None:
             return False
-        launch(known.function, known.shape, known.block.address, stream)
+        shape = known.shape._replace(dependent=True) if begins_early else known.shape
+        launch(known.function, shape, known.block.address, stream)
         return True
-
-    def forget(self) -> None:
-        """Drop the launches that are kept."""
-        self._ready.clear()
 
     def number(self, extent: Extent, words: Sequence[int]) -> int:
         return extent if isinstance(extent, int) else words[self.places[extent]]

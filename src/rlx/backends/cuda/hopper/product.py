@@ -91,6 +91,8 @@ class _Product:
 
     def text(self, triple: str) -> str:
         w = self.w
+        w.let_next_begin()
+        w.wait_for_others()
         # Without it a way around all wgmma would join those that run, and the assembler would serialize them.
         w.assume(self.steps > 0)
         with w.when(self.thread.equals(0)):

@@ -132,6 +132,14 @@ class Writer:
         self._declared.add(f"declare {type} @{name}({', '.join(a.type for a in arguments)})")
         return self.emit(f"call {type} @{name}({', '.join(f'{a.type} {a.name}' for a in arguments)})", type)
 
+    def let_next_begin(self) -> None:
+        """The kernel behind may be brought to the multiprocessors when all blocks of this one have come here."""
+        self.asm("griddepcontrol.launch_dependents;")
+
+    def wait_for_others(self) -> None:
+        """Wait for all that kernels in front have stored; before it, only weights may be read."""
+        self.asm("griddepcontrol.wait;")
+
     def register(self, name: str) -> Val:
         return self.call(f"llvm.nvvm.read.ptx.sreg.{name}", "i32")
 
