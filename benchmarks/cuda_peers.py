@@ -64,7 +64,7 @@ def own(
 
     graph = Graph("bench")
     names = [f"x{i}" for i in range(len(arrays))]
-    dtype = {BF16: "bf16", F32: "f32", torch.int64: "i64", torch.int32: "i32"}
+    dtype = {BF16: "bf16", F32: "f32", torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8"}
     leaves = [graph.input(n, tuple(a.shape), dtype[a.dtype]) for n, a in zip(names, arrays)]
     try:
         with building(graph):
@@ -300,6 +300,52 @@ def few_rows() -> Iterator[Work]:
         yield Work(f"16 products {m}x{n}x{k} bf16", 16 * 2 * n * k, 16 * 2 * m * n * k, columns, 4)
 
 
+def quantised() -> Iterator[Work]:
+    """Products with stored GGUF blocks, f32 in and out, beside those with bf16 weights: bytes are those stored. Eight
+    weights take turns, in one graph; the first is checked against f64 on some of its rows."""
+    from random_panels import random_panels
+
+    from rlx.ops.lowered.quantized_panels import PanelMatMul
+    from rlx.quant.panels import unpack_rows
+    from rlx.quant.schemes import QuantScheme
+
+    n, k, copies = 14336, 4096, 8
+
+    def graph_of(mine: Callable[[int], Any]) -> Callable[[int], Any]:
+        with STREAM.capture() as recorded:
+            for i in range(2 * copies):
+                mine(i)
+        ready = recorded.instantiate()
+        return lambda i: ready.launch(STREAM)
+
+    for m in (1, 4, 8, 512):
+        a, weights = randn(m, k), [randn(n, k) for _ in range(copies)]
+        mine = own(lambda a, w: a @ w.T, a, weights[0], turns=[{"x1": w} for w in weights[1:]])
+        if mine is not None:
+            columns = {"rlx": graph_of(mine)}
+            yield Work(f"16 products {m}x{n}x{k} bf16", 16 * 2 * n * k, 16 * 2 * m * n * k, columns, 4)
+    for name in ("Q4_K", "Q8_0", "Q4_0", "Q6_K"):
+        layout = QuantScheme.of_ggml(name).panel_format
+        assert layout is not None
+        given = [random_panels(layout, n, k, seed) for seed in range(copies)]
+        panels = [torch.from_numpy(p).cuda() for p in given]
+        op = PanelMatMul(QuantScheme.of_ggml(name), n)
+        wide = unpack_rows(layout, given[0][:4], 64, k).astype("f8")
+        for m in (1, 4, 8, 512):
+            for dtype in (F32, BF16) if m in (1, 512) else (F32,):
+                a = randn(m, k, dtype=dtype)
+                mine = own(op, a, panels[0], turns=[{"x1": p} for p in panels[1:]])
+                if mine is None:
+                    continue
+                got = np.asarray(mine(0)[0]).astype("f8")[:, :64]
+                want = a.double().cpu().numpy() @ wide.T
+                error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+                label = f"{name} {'f32' if dtype is F32 else 'bf16'}"
+                print(f"  {label} {m} rows: off by {error:.2g}", flush=True)
+                moved = 2 * copies * given[0].nbytes
+                yield Work(f"16 products {m}x{n}x{k} {label}", moved, 32 * m * n * k, {"rlx": graph_of(mine)}, 4)
+
+
 def reductions() -> Iterator[Work]:
     """Sums along rows, along columns, and of everything; and attention of a short sequence by the generic schedule."""
     import rlx.numpy as rnp
@@ -339,6 +385,7 @@ GROUPS = {
     "maps": maps,
     "products": products,
     "few_rows": few_rows,
+    "quantised": quantised,
     "epilogues": epilogues,
     "attention": attention,
     "decode_attention": decode_attention,

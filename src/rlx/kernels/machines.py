@@ -47,6 +47,11 @@ class Machine:
     def is_gpu(self) -> bool:
         return bool(self.gpu)
 
+    @property
+    def generation(self) -> int:
+        """The number of an NVIDIA architecture, 90 for sm_90a; 0 for other machines."""
+        return int("".join(filter(str.isdigit, self.name))) if self.gpu == "nvptx" else 0
+
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""
         return max(1, self.vector_bytes // dtype.size_bytes)

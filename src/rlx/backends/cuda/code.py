@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm, attention_refusal
+from rlx.backends.cuda.hopper.code_form import CodeRowsForm, codes_refusal
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
 from rlx.backends.cuda.hopper.launching import TensorForm
@@ -23,6 +24,7 @@ from rlx.errors import BackendError
 from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import ProductOrigin
+from rlx.kernels.gpu.matmul_codes import CodesOrigin
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine, machine_named
 
@@ -151,6 +153,9 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
         few = () if few_refusal else (FewRowsForm(product, params, machine, tensor_code),)
         many = () if refusal else (HopperForm(product, params, machine, tensor_code),)
         return (*few, *many), "" if few or many else refusal
+    if isinstance(kernel.origin, CodesOrigin):
+        refusal = codes_refusal(kernel.origin, machine)
+        return () if refusal else (CodeRowsForm(kernel.origin, params, machine, tensor_code),), refusal
     if isinstance(kernel.origin, AttentionOrigin):
         refusal = attention_refusal(kernel.origin)
         if refusal:
