@@ -51,14 +51,19 @@ def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def own(
-    function: Callable[..., Any], *arrays: torch.Tensor, turns: Sequence[dict[str, torch.Tensor]] = ()
+    function: Callable[..., Any],
+    *arrays: torch.Tensor,
+    turns: Sequence[dict[str, torch.Tensor]] = (),
+    arch: str | None = None,
 ) -> Callable[[int], Any] | None:
     """The same function of rlx as a launch on arrays of the GPU; None, with a note, if it does not compile. In `turns`
-    are other arrays for its arguments x0, x1, .., which take turns with them."""
+    are other arrays for its arguments x0, x1, .., which take turns with them; `arch` is an older chip to compile for."""
     if ARGS.no_rlx:
         return None
     from rlx.backends.compile_options import CompileOptions
     from rlx.backends.cuda.backend import CudaBackend
+    from rlx.backends.cuda.executable import CudaExecutable
+    from rlx.compile.compiler import CompilePipeline
     from rlx.ir.graph import Graph
     from rlx.ir.tensor import building
 
@@ -70,7 +75,10 @@ def own(
         with building(graph):
             result = function(*leaves)
         graph.set_outputs(list(result) if isinstance(result, tuple) else [result])
-        executable = CudaBackend().compile(graph, CompileOptions())
+        if arch is None:
+            executable = CudaBackend().compile(graph, CompileOptions())
+        else:
+            executable = CudaExecutable.of(CompilePipeline.new("cuda").compile(graph), GPU, arch)
         given = [{n: on_device(a) for n, a in zip(names, arrays)}]
         given += [{**given[0], **{n: on_device(a) for n, a in others.items()}} for others in turns]
         params = executable.prepare({})
@@ -178,6 +186,9 @@ def products() -> Iterator[Work]:
         columns = {"cublas": lambda i, a=a, bs=bs: a @ bs[i % len(bs)].T}
         mine = own(lambda a, w: a @ w.T, a, bs[0], turns=[{"x1": b} for b in bs[1:]])
         columns |= {"rlx": mine} if mine else {}
+        # What chips without wgmma run, here as well.
+        older = own(lambda a, w: a @ w.T, a, bs[0], turns=[{"x1": b} for b in bs[1:]], arch="sm_80")
+        columns |= {"rlx sm_80": older} if older else {}
         yield Work(f"product {m}x{n}x{k} bf16", 2 * (m * k + n * k + m * n), 2 * m * n * k, columns, 5)
 
 

@@ -165,8 +165,10 @@ def machine_named(name: str) -> Machine:
         return known[name]
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
     if re.fullmatch(r"sm_\d+[af]?", name):
-        is_ampere = int(re.sub(r"\D", "", name)) >= 80
-        return replace(SM_90A, name=name, cpu=name, has_bf16_conversion=is_ampere)
+        number = int(re.sub(r"\D", "", name))
+        # Loads and copies that say how they use the caches are younger than these chips.
+        features = "+ptx74" if 80 <= number < 89 else ""
+        return replace(SM_90A, name=name, cpu=name, features=features, has_bf16_conversion=number >= 80)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         return replace(GFX942, name=name, cpu=name)
     raise BackendError(f"unknown machine {name!r}; use one of: {' '.join(known)}, or sm_NN, or gfxNNN")

@@ -122,11 +122,15 @@ def check_assembled(executable: Any) -> None:
             assert function.resources.local_bytes == 0, f"{form.name} uses the stack"
 
 
-def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str) -> float:
-    """A product against f64, with what is done to it: every element of C is looked at."""
+def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str, arch: str = "") -> float:
+    """A product against f64, with what is done to it: every element of C is looked at. `arch` is an older chip whose
+    code this one runs."""
     import rlx.numpy as rnp  # noqa: F401
     from rlx import nn
     from rlx.backends.cuda.backend import CudaBackend
+    from rlx.backends.cuda.device import open_gpu
+    from rlx.backends.cuda.executable import CudaExecutable
+    from rlx.compile.compiler import CompilePipeline
     from rlx.ir.dtype import DType
     from rlx.ir.graph import Graph
     from rlx.ir.tensor import building
@@ -152,7 +156,11 @@ def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str
             y = y + graph.input("residual", ("M", columns), dtype)
             given["residual"], want = residual, want + wide[3]
     graph.set_outputs([y])
-    executable = CudaBackend().compile(graph, None)
+    if arch:
+        executable = CudaExecutable.of(CompilePipeline.new("cuda").compile(graph), open_gpu(0), arch)
+        assert "mma tiles" in str(executable.report), str(executable.report)
+    else:
+        executable = CudaBackend().compile(graph, None)
     got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(6))
     assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
     check_assembled(executable)
@@ -172,6 +180,13 @@ PRODUCTS = [
     for epilogue in ("none", "gelu", "residual")
     for size in ((1, 264, 136), (5, 264, 136), (9, 264, 136), (130, 264, 72), (300, 257, 200), (1000, 776, 328))
 ] + [("bf16", "turned", "none", 2048, 2048, 1024), ("bf16", "plain", "gelu", 2048, 2048, 1024)]
+PRODUCTS += [
+    (dtype, turned, epilogue, *size, "sm_80")
+    for dtype in ("bf16", "f16")
+    for turned in ("plain", "turned")
+    for epilogue in ("none", "gelu", "residual")
+    for size in ((17, 264, 136), (130, 264, 72), (300, 264, 200), (1000, 776, 328), (2048, 2048, 1024))
+]
 
 
 def run_codes(name: str, dtype: str, epilogue: str, m: str, n: str, k: str) -> float:

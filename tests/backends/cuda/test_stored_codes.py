@@ -64,7 +64,7 @@ def run(name, m, k, n, dtype="f32", panel=0):
     found = {}
     for block in range(row_blocks):
         number = panel // shape.panels * row_blocks + block
-        found |= run_block(text, arguments, memory, number, shared=shape.shared_bytes)
+        found |= run_block(text, arguments, memory, number, 32 * shape.warps, shape.shared_bytes)
     columns = range(panel * 16, panel * 16 + 16, 2)
     got = np.array([[value for c in columns for value in found[row, c]] for row in range(m)])
     weights = unpack_rows(layout, panels, -(-n // 16) * 16, k)[panel * 16 : panel * 16 + 16]
@@ -103,12 +103,12 @@ def test_what_is_no_number_stays_none(bad):
     a[0, 100] = bad
     panels = random_panels(PANEL_FORMATS["Q4_0"], 16, 256, 5)
     memory = np.concatenate([a.view(np.uint8).reshape(-1), panels.reshape(-1)])
-    found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1], memory, shared=shape.shared_bytes)
+    found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
     assert all(np.isnan(value) for values in found.values() for value in values)
     # Numbers that are almost none, and zeros.
     for size in (1e-30, 0.0):
         memory[: a.nbytes] = np.full(256, size, "f4").view(np.uint8)
-        found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1], memory, shared=shape.shared_bytes)
+        found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
         want = unpack_rows(PANEL_FORMATS["Q4_0"], panels, 16, 256).astype("f8").sum(1) * size
         got = np.array([value for column in range(0, 16, 2) for value in found[0, column]])
         np.testing.assert_allclose(got, want, atol=1e-5 * abs(want).max())

@@ -251,6 +251,9 @@ class _Warp:
         offset = np.uint64(next(iter(re.findall(r"\[\$\d+\+(\d+)\]", code)), 0))
         if "ld.shared" in code:
             return self.loaded(self.shared, inputs[0] + offset, code, outputs, self.active)
+        if code.startswith("ldmatrix"):
+            assert self.active.all()
+            return self.matrices(inputs[0] + offset, ".trans" in code)
         if "ld.global" in code:
             mask = self.active
             limit = re.search(r"setp\.lt\.s32 p, \$\d+, (\d+|\$\d+);", code)
@@ -282,6 +285,13 @@ class _Warp:
         data[mask, :size] = memory.load(at[mask], size)
         words = data.view(np.uint32)
         return [np.ascontiguousarray(words[:, i]) for i in range(outputs)]
+
+    def matrices(self, at: Any, is_turned: bool) -> list[Any]:
+        """Four of 8 x 8 halves: lanes 8i .. 8i + 7 say where the rows of matrix i are; lane 4g + t gets two of row g."""
+        rows = self.shared.load(at, 16).view(np.uint16).reshape(4, 8, 8)
+        if is_turned:
+            rows = rows.transpose(0, 2, 1)
+        return [np.ascontiguousarray(matrix).view(np.uint32).reshape(LANES) for matrix in rows]
 
     def copies(self, code: str, inputs: Sequence[Any]) -> None:
         if "commit_group" in code:

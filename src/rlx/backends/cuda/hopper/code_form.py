@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.code_rows import BYTES, DIGITS, THREADS, TILE, CodeShape, code_rows_text
+from rlx.backends.cuda.hopper.code_rows import BYTES, DIGITS, TILE, CodeShape, code_rows_text
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.launching import NOTHING, Load, Ready, TensorForm
 from rlx.backends.cuda.hopper.stored_codes import StoredFormat
@@ -62,20 +62,23 @@ class CodeRowsForm(TensorForm):
         buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
         self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
 
-    def shape(self, m: int) -> CodeShape:
+    def shape(self, m: int, multiprocessors: int = 132) -> CodeShape:
         """For m rows: one of them, or as many as tiles of digits have room for."""
         product, element = self.product, _ELEMENTS[self.product.a.dtype]
         digits = DIGITS[element]
         tiles = min(MOST_TILES, -(-m * digits // TILE))
         rows = 1 if m == 1 else tiles * TILE // digits
         # Panels of a block share what is made of A.
-        panels = 2 if 1 < m and len(product.bs) == 1 else 1
-        waits = self.machine.generation >= 90
-        return CodeShape(self._stored, len(product.bs), panels, rows, product.weight_shape[0], element, waits)
+        most_rows = 16 if self._stored.groups == 1 else 8
+        panels = 2 if 1 < m and rows <= most_rows and len(product.bs) == 1 else 1
+        depth, columns = product.weight_shape
+        shape = CodeShape(self._stored, len(product.bs), panels, rows, depth, element)
+        blocks = -(-columns // (PANEL_ROWS * panels)) * -(-m // rows)
+        return shape.for_blocks(-(-blocks // multiprocessors))
 
-    def ptx(self, m: int) -> str:
+    def ptx(self, shape: CodeShape) -> str:
         finish = finish_of(self.product, self._finish, self.machine)
-        text = code_rows_text(self.entry, self.shape(m), finish, self.machine.triple)
+        text = code_rows_text(self.entry, shape, finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a product with stored blocks")
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
@@ -90,13 +93,13 @@ class CodeRowsForm(TensorForm):
         aligned = [words[place] % align == 0 for place, align in self._aligned]
         if not all(aligned) or any(address % 16 for address in (at, pitch, *weights)):
             return NOTHING
-        shape = self.shape(m)
+        shape = self.shape(m, gpu.info.multiprocessors)
         what = f"{shape}\0{product}\0{self._finish.text}"
-        function = self.function(shape.rows, shape.shared_bytes, what, lambda: self.ptx(m), gpu)
+        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(shape), gpu)
         row_blocks = -(-m // shape.rows)
         panels = -(-n // PANEL_ROWS)
         arguments = [at, pitch, *weights, m, row_blocks, panels, *(words[i] for i in self._passed)]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)
         blocks = -(-panels // shape.panels) * row_blocks
-        return Ready(function, Launch(blocks, THREADS, shape.shared_bytes, dependent=shape.waits), block)
+        return Ready(function, Launch(blocks, 32 * shape.warps, shape.shared_bytes), block)

@@ -30,8 +30,6 @@ from rlx.backends.cuda.hopper.stored_codes import (
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 from rlx.quant.panels import PANEL_ROWS, RECORD
 
-WARPS = 8
-THREADS = 32 * WARPS
 # Elements of K in a chunk: eight for each lane.
 CHUNK = RECORDS * RECORD
 # Columns of one `mma`: digits of rows of A.
@@ -40,8 +38,11 @@ TILE = 8
 PITCH = CHUNK + 32
 # Bytes of the sums of a column of C for the 16 rows of a panel.
 LINE = PANEL_ROWS * 4
-# What the rings of a block may take, so that several blocks have room.
-RING_BYTES = 56 << 10
+# Chunks that a warp has on their way.
+MOST_STAGES = 4
+# What blocks of a multiprocessor may share, and warps that it shall have.
+SHARED_BYTES = 220 << 10
+MOST_WARPS = 28
 # Rows of A whose elements are on their way at the same time.
 ROWS_AT_ONCE = 4
 
@@ -51,8 +52,8 @@ BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 class CodeShape(NamedTuple):
-    """`parts` products of the same A, `rows` rows of it and `panels` panels in a block, K = `depth`. `waits`: the kernel
-    may begin before the one in front of it has ended."""
+    """`parts` products of the same A, `rows` rows of it and `panels` panels in a block, K = `depth`. `warps`
+    of a block have `stages` chunks each on their way."""
 
     stored: StoredFormat
     parts: int
@@ -60,7 +61,20 @@ class CodeShape(NamedTuple):
     rows: int
     depth: int
     element: str
-    waits: bool
+    warps: int = 8
+    stages: int = 2
+
+    def for_blocks(self, count: int) -> CodeShape:
+        """With as many warps and stages as leave room for so many blocks on a multiprocessor at the same time: blocks
+        of a second wave would begin with nothing on its way."""
+        for warps in (16, 8, 4, 2):
+            most = min(MOST_STAGES, max(2, -(-self.chunks // warps)))
+            for stages in range(most, 1, -1):
+                made = self._replace(warps=warps, stages=stages)
+                has_room = count * made.shared_bytes <= SHARED_BYTES and count * warps <= MOST_WARPS
+                if has_room and (warps <= self.chunks or warps == 2):
+                    return made
+        return self._replace(warps=4 if self.chunks > 2 else 2, stages=2)
 
     @property
     def streams(self) -> int:
@@ -85,11 +99,6 @@ class CodeShape(NamedTuple):
         return -(-self.depth // CHUNK)
 
     @property
-    def stages(self) -> int:
-        most = RING_BYTES // (WARPS * self.stage_bytes)
-        return max(2, min(4, most, -(-self.chunks // WARPS)))
-
-    @property
     def stage_bytes(self) -> int:
         return self.streams * self.stored.chunk_bytes
 
@@ -111,11 +120,15 @@ class CodeShape(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        return WARPS * max(self.warp_bytes, self.streams * self.sums_bytes)
+        return self.warps * max(self.warp_bytes, self.streams * self.sums_bytes)
 
     @property
     def blocks_per_multiprocessor(self) -> int:
-        return max(1, min(4 if self.rows == 1 else 2, (224 << 10) // self.shared_bytes))
+        """What registers shall leave room for: many blocks of one row, as many as there may be of others."""
+        if self.rows > 1 or self.streams > 1:
+            return 1
+        # Two steps in a record need more registers.
+        return max(1, (MOST_WARPS if self.stored.groups == 1 else 20) // self.warps)
 
 
 def code_rows_text(name: str, shape: CodeShape, finish: FinishCall, triple: str) -> str:
@@ -126,7 +139,7 @@ def code_rows_text(name: str, shape: CodeShape, finish: FinishCall, triple: str)
 
 class _CodeRows:
     def __init__(self, name: str, shape: CodeShape, finish: FinishCall) -> None:
-        w = self.w = Writer(name, THREADS, shape.blocks_per_multiprocessor)
+        w = self.w = Writer(name, 32 * shape.warps, shape.blocks_per_multiprocessor)
         self.shape, self.stored = shape, shape.stored
         self.a, self.a_pitch = w.param("a_at", "i64"), w.param("a_pitch", "i64")
         weights = [w.param(f"b{i}_at", "i64") for i in range(shape.parts)]
@@ -157,18 +170,12 @@ class _CodeRows:
 
     def text(self, triple: str) -> str:
         w, shape = self.w, self.shape
-        first = [self.warp + stage * WARPS for stage in range(shape.stages)]
-        if shape.waits:
-            # The next kernel may begin, and weights are on their way to the cache, whoever wrote them.
-            w.asm("griddepcontrol.launch_dependents;")
-            for chunk in first:
-                self.prefetch(chunk)
-            w.asm("griddepcontrol.wait;")
+        first = [self.warp + stage * shape.warps for stage in range(shape.stages)]
         for stage, chunk in enumerate(first):
             self.bring(chunk, self.ring + stage * shape.stage_bytes)
         sums = self.zeros()
         stage = Var(w, 0)
-        with w.loop(self.warp, w.value(shape.chunks), WARPS) as chunk:
+        with w.loop(self.warp, w.value(shape.chunks), shape.warps) as chunk:
             place = self.ring + stage.get() * shape.stage_bytes
             totals = self.digits_of_rows(chunk)
             w.asm(f"cp.async.wait_group {shape.stages - 1};")
@@ -179,7 +186,7 @@ class _CodeRows:
             self.multiply(place, sums)
             # Everybody has read the stage before it is filled again.
             w.asm("bar.warp.sync -1;")
-            self.bring(chunk + shape.stages * WARPS, place)
+            self.bring(chunk + shape.stages * shape.warps, place)
             following = stage.get() + 1
             stage.set(w.select(following.equals(shape.stages), 0, following))
         w.asm("cp.async.wait_all;")
@@ -194,15 +201,6 @@ class _CodeRows:
         return [[Var(self.w, 0.0, "float") for _ in range(4)] for _ in range(self.shape.streams * self.shape.tiles)]
 
     # Copies.
-
-    def prefetch(self, chunk: Val) -> None:
-        w, size = self.w, self.stored.chunk_bytes
-        for at in self.weights:
-            for start in range(0, size, 4096):
-                inside = self.lane * 128 + start
-                offset = chunk * size + inside
-                with w.when(offset < self.panel_bytes), w.when(inside < size):
-                    w.asm("prefetch.global.L2 [<a>];", a=at + w.wide(offset))
 
     def bring(self, chunk: Val, to: Val) -> None:
         """Start the copies of a chunk of every stream."""
@@ -431,9 +429,9 @@ class _CodeRows:
         w, shape = self.w, self.shape
         pairs = PANEL_ROWS // 2
         each = shape.rows * pairs
-        rounds = -(-each * shape.panels // THREADS)
-        for turn in range(rounds):
-            number = self.thread + turn * THREADS
+        threads = 32 * shape.warps
+        for start in range(0, each * shape.panels, threads):
+            number = self.thread + start
             with w.when(number < each * shape.panels):
                 panel, inside = number // each, number % each
                 row, pair = inside // pairs, inside % pairs
@@ -447,7 +445,7 @@ class _CodeRows:
         base = self.memory + (panel + part * shape.panels) * shape.sums_bytes + pair * 8
         digits, taken = base + row * (shape.digits * LINE), base + row * LINE
         both: list[Val] = []
-        for warp in range(WARPS):
+        for warp in range(shape.warps):
             start = warp * shape.streams * shape.sums_bytes
             for digit in range(shape.digits):
                 found = load_shared(w, digits, 2, "float", start + digit * LINE)
