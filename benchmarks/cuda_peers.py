@@ -51,26 +51,34 @@ def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def own(
-    function: Callable[..., Any], *arrays: torch.Tensor, turns: Sequence[dict[str, torch.Tensor]] = ()
+    function: Callable[..., Any],
+    *arrays: torch.Tensor,
+    turns: Sequence[dict[str, torch.Tensor]] = (),
+    arch: str | None = None,
 ) -> Callable[[int], Any] | None:
     """The same function of rlx as a launch on arrays of the GPU; None, with a note, if it does not compile. In `turns`
-    are other arrays for its arguments x0, x1, .., which take turns with them."""
+    are other arrays for its arguments x0, x1, .., which take turns with them; `arch` is an older chip to compile for."""
     if ARGS.no_rlx:
         return None
     from rlx.backends.compile_options import CompileOptions
     from rlx.backends.cuda.backend import CudaBackend
+    from rlx.backends.cuda.executable import CudaExecutable
+    from rlx.compile.compiler import CompilePipeline
     from rlx.ir.graph import Graph
     from rlx.ir.tensor import building
 
     graph = Graph("bench")
     names = [f"x{i}" for i in range(len(arrays))]
-    dtype = {BF16: "bf16", F32: "f32", torch.int64: "i64", torch.int32: "i32"}
+    dtype = {BF16: "bf16", F32: "f32", torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8"}
     leaves = [graph.input(n, tuple(a.shape), dtype[a.dtype]) for n, a in zip(names, arrays)]
     try:
         with building(graph):
             result = function(*leaves)
         graph.set_outputs(list(result) if isinstance(result, tuple) else [result])
-        executable = CudaBackend().compile(graph, CompileOptions())
+        if arch is None:
+            executable = CudaBackend().compile(graph, CompileOptions())
+        else:
+            executable = CudaExecutable.of(CompilePipeline.new("cuda").compile(graph), GPU, arch)
         given = [{n: on_device(a) for n, a in zip(names, arrays)}]
         given += [{**given[0], **{n: on_device(a) for n, a in others.items()}} for others in turns]
         params = executable.prepare({})
@@ -178,6 +186,9 @@ def products() -> Iterator[Work]:
         columns = {"cublas": lambda i, a=a, bs=bs: a @ bs[i % len(bs)].T}
         mine = own(lambda a, w: a @ w.T, a, bs[0], turns=[{"x1": b} for b in bs[1:]])
         columns |= {"rlx": mine} if mine else {}
+        # What chips without wgmma run, here as well.
+        older = own(lambda a, w: a @ w.T, a, bs[0], turns=[{"x1": b} for b in bs[1:]], arch="sm_80")
+        columns |= {"rlx sm_80": older} if older else {}
         yield Work(f"product {m}x{n}x{k} bf16", 2 * (m * k + n * k + m * n), 2 * m * n * k, columns, 5)
 
 
@@ -298,6 +309,52 @@ def few_rows() -> Iterator[Work]:
                 print(f"  rlx: not in a graph: {str(error)[:200]}", flush=True)
                 columns["rlx"] = lambda i, mine=mine: [mine(j) for j in range(16)]
         yield Work(f"16 products {m}x{n}x{k} bf16", 16 * 2 * n * k, 16 * 2 * m * n * k, columns, 4)
+
+
+def quantised() -> Iterator[Work]:
+    """Products with stored GGUF blocks, f32 in and out, beside those with bf16 weights: bytes are those stored. Eight
+    weights take turns, in one graph; the first is checked against f64 on some of its rows."""
+    from random_panels import random_panels
+
+    from rlx.ops.lowered.quantized_panels import PanelMatMul
+    from rlx.quant.panels import unpack_rows
+    from rlx.quant.schemes import QuantScheme
+
+    n, k, copies = 14336, 4096, 8
+
+    def graph_of(mine: Callable[[int], Any]) -> Callable[[int], Any]:
+        with STREAM.capture() as recorded:
+            for i in range(2 * copies):
+                mine(i)
+        ready = recorded.instantiate()
+        return lambda i: ready.launch(STREAM)
+
+    for m in (1, 4, 8, 512):
+        a, weights = randn(m, k), [randn(n, k) for _ in range(copies)]
+        mine = own(lambda a, w: a @ w.T, a, weights[0], turns=[{"x1": w} for w in weights[1:]])
+        if mine is not None:
+            columns = {"rlx": graph_of(mine)}
+            yield Work(f"16 products {m}x{n}x{k} bf16", 16 * 2 * n * k, 16 * 2 * m * n * k, columns, 4)
+    for name in ("Q4_K", "Q8_0", "Q4_0", "Q6_K"):
+        layout = QuantScheme.of_ggml(name).panel_format
+        assert layout is not None
+        given = [random_panels(layout, n, k, seed) for seed in range(copies)]
+        panels = [torch.from_numpy(p).cuda() for p in given]
+        op = PanelMatMul(QuantScheme.of_ggml(name), n)
+        wide = unpack_rows(layout, given[0][:4], 64, k).astype("f8")
+        for m in (1, 4, 8, 512):
+            for dtype in (F32, BF16) if m in (1, 512) else (F32,):
+                a = randn(m, k, dtype=dtype)
+                mine = own(op, a, panels[0], turns=[{"x1": p} for p in panels[1:]])
+                if mine is None:
+                    continue
+                got = np.asarray(mine(0)[0]).astype("f8")[:, :64]
+                want = a.double().cpu().numpy() @ wide.T
+                error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+                label = f"{name} {'f32' if dtype is F32 else 'bf16'}"
+                print(f"  {label} {m} rows: off by {error:.2g}", flush=True)
+                moved = 2 * copies * given[0].nbytes
+                yield Work(f"16 products {m}x{n}x{k} {label}", moved, 32 * m * n * k, {"rlx": graph_of(mine)}, 4)
 
 
 def reductions() -> Iterator[Work]:
@@ -434,6 +491,7 @@ GROUPS = {
     "maps": maps,
     "products": products,
     "few_rows": few_rows,
+    "quantised": quantised,
     "epilogues": epilogues,
     "attention": attention,
     "decode_attention": decode_attention,

@@ -86,6 +86,11 @@ class Machine:
         """Whether a GPU's own compiler makes code of text, and takes its time for large kernels."""
         return self.gpu in ("wgsl", "opencl", "metal")
 
+    @property
+    def generation(self) -> int:
+        """The number of an NVIDIA architecture, 90 for sm_90a; 0 for other machines."""
+        return int("".join(filter(str.isdigit, self.name))) if self.gpu == "nvptx" else 0
+
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""
         return max(1, self.vector_bytes // dtype.size_bytes)
@@ -228,7 +233,10 @@ def machine_named(name: str) -> Machine:
     # LLVM ends the process on names it cannot make sense of, so nothing else is passed on.
     if re.fullmatch(r"sm_\d+[af]?", name):
         number = int(re.sub(r"\D", "", name))
-        return replace(SM_90A, name=name, cpu=name, has_bf16_conversion=number >= 80, has_early_launch=number >= 90)
+        # Loads and copies that say how they use the caches are younger than these chips.
+        features = "+ptx74" if 80 <= number < 89 else ""
+        has = {"has_bf16_conversion": number >= 80, "has_early_launch": number >= 90}
+        return replace(SM_90A, name=name, cpu=name, features=features, **has)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         # No more is promised than all chips of a family have.
         return replace(GFX942 if re.fullmatch(r"gfx9..", name) else GFX1030, name=name, cpu=name, matrix=None)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "compile")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "compile"), str(HERE.parents[2] / "benchmarks")]
 
 POLICIES = ("AlwaysF32", "AutoMixed", "AutoMixedBf16")
 # How far results may be from those of the CPU engine, relative to their length: the same arithmetic in another order.
@@ -122,11 +122,15 @@ def check_assembled(executable: Any) -> None:
             assert function.resources.local_bytes == 0, f"{form.name} uses the stack"
 
 
-def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str) -> float:
-    """A product against f64, with what is done to it: every element of C is looked at."""
+def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str, arch: str = "") -> float:
+    """A product against f64, with what is done to it: every element of C is looked at. `arch` is an older chip whose
+    code this one runs."""
     import rlx.numpy as rnp  # noqa: F401
     from rlx import nn
     from rlx.backends.cuda.backend import CudaBackend
+    from rlx.backends.cuda.device import open_gpu
+    from rlx.backends.cuda.executable import CudaExecutable
+    from rlx.compile.compiler import CompilePipeline
     from rlx.ir.dtype import DType
     from rlx.ir.graph import Graph
     from rlx.ir.tensor import building
@@ -152,7 +156,11 @@ def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str
             y = y + graph.input("residual", ("M", columns), dtype)
             given["residual"], want = residual, want + wide[3]
     graph.set_outputs([y])
-    executable = CudaBackend().compile(graph, None)
+    if arch:
+        executable = CudaExecutable.of(CompilePipeline.new("cuda").compile(graph), open_gpu(0), arch)
+        assert "mma tiles" in str(executable.report), str(executable.report)
+    else:
+        executable = CudaBackend().compile(graph, None)
     got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(6))
     assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
     check_assembled(executable)
@@ -179,6 +187,74 @@ PRODUCTS += [
     for epilogue in ("none", "gelu", "residual")
     for size in ((1, 1000, 2056), (8, 257, 1544), (3, 4099, 1024), (1, 2048, 8192))
 ]
+PRODUCTS += [
+    (dtype, turned, epilogue, *size, "sm_80")
+    for dtype in ("bf16", "f16")
+    for turned in ("plain", "turned")
+    for epilogue in ("none", "gelu", "residual")
+    for size in ((17, 264, 136), (130, 264, 72), (300, 264, 200), (1000, 776, 328), (2048, 2048, 1024))
+]
+
+
+def run_codes(name: str, dtype: str, epilogue: str, m: str, n: str, k: str) -> float:
+    """A product with stored GGUF blocks against f64: every element, and twice the same bits."""
+    from random_panels import random_panels
+
+    from rlx import nn
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.dtype import DType
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+    from rlx.ops.lowered.quantized_panels import PanelMatMul
+    from rlx.quant.panels import unpack_rows
+    from rlx.quant.schemes import QuantScheme
+
+    rows, columns, depth = int(m), int(n), int(k)
+    scheme = QuantScheme.of_ggml(name)
+    layout = scheme.panel_format
+    assert layout is not None
+    rng = np.random.default_rng(rows * columns + depth)
+    a = rng.standard_normal((rows, depth)).astype("f4").astype(DType.of(dtype).numpy)
+    panels = random_panels(layout, columns, depth, 3)
+    graph, given = Graph("codes"), {"a": a, "panels": panels}
+    x, w = graph.input("a", ("M", depth), dtype), graph.input("panels", panels.shape, "u8")
+    want = a.astype("f8") @ unpack_rows(layout, panels, columns, depth).astype("f8").T
+    with building(graph):
+        y = PanelMatMul(scheme, columns)(x, w)
+        if epilogue == "residual":
+            given["residual"] = rng.standard_normal((rows, columns)).astype("f4").astype(a.dtype)
+            y, want = y + graph.input("residual", ("M", columns), dtype), want + given["residual"].astype("f8")
+        if epilogue == "gated":
+            half = columns // 2
+            y = nn.silu(y[:, :half]) * y[:, half:]
+            want = want[:, :half] / (1 + np.exp(-want[:, :half])) * want[:, half:]
+    graph.set_outputs([y])
+    executable = CudaBackend().compile(graph, None)
+    assert "mma of codes" in str(executable.report), str(executable.report)
+    got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(4))
+    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
+    check_assembled(executable)
+    error = distance(got, want)
+    worst = float(np.abs(got.astype("f8") - want).max() / np.abs(want).max())
+    bound = {"f32": 4e-6, "f16": 2e-3, "bf16": 1.6e-2}[dtype]
+    assert error <= bound and worst <= 2 * bound, f"off by {error:.2g}, an element by {worst:.2g}"
+    return error
+
+
+def code_products() -> Iterator[tuple[Any, ...]]:
+    """Every panel format; then rows, epilogues and types of A for some."""
+    from rlx.quant.fields import PANEL_FORMATS
+    from rlx.quant.schemes import QuantScheme
+
+    for name in PANEL_FORMATS:
+        yield (name, "f32", "none", 1, 72, 768)
+        # 864 is no multiple of a chunk.
+        yield (name, "f32", "none", 5, 72, 768 if 864 % (QuantScheme.of_ggml(name).gguf_block_size or 1) else 864)
+    for name in ("Q4_K", "Q8_0", "Q6_K", "Q4_0"):
+        for dtype in ("f32", "bf16", "f16"):
+            for rows in (1, 2, 4, 8, 9, 16, 50):
+                yield (name, dtype, "residual" if rows % 2 else "none", rows, 104, 2048)
+            yield (name, dtype, "gated", 3, 96, 1024)
 
 
 class AttentionProgram(NamedTuple):
@@ -360,6 +436,8 @@ def items(only: list[str]) -> Iterator[list[str]]:
     if "products" in only:
         for product in PRODUCTS:
             yield ["product", *map(str, product)]
+        for product in code_products():
+            yield ["codes", *map(str, product)]
     if "attention" in only:
         for program in attention_programs():
             yield ["attention", program.name]
@@ -389,6 +467,7 @@ def work() -> None:
         "op": run_op,
         "driver": run_driver,
         "product": run_product,
+        "codes": run_codes,
         "attention": run_attention,
         "model": run_model,
     }

@@ -12,9 +12,11 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm, attention_refusal
+from rlx.backends.cuda.hopper.code_form import CodeRowsForm, codes_refusal
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
 from rlx.backends.cuda.hopper.launching import TensorForm
+from rlx.backends.cuda.hopper.mma_form import MmaForm, mma_refusal
 from rlx.backends.cuda.modules import Function, Module, assemble
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
@@ -23,6 +25,7 @@ from rlx.errors import BackendError
 from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import ProductOrigin
+from rlx.kernels.gpu.matmul_codes import CodesOrigin
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine, machine_named
 
@@ -153,8 +156,13 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
         product, acc = kernel.origin
         refusal, few_refusal = (f(product, acc, machine) for f in (product_refusal, few_rows_refusal))
         few = () if few_refusal else (FewRowsForm(product, params, machine, tensor_code),)
-        many = () if refusal else (HopperForm(product, params, machine, tensor_code),)
+        many: tuple[TensorForm, ...] = () if refusal else (HopperForm(product, params, machine, tensor_code),)
+        if refusal and not mma_refusal(product, acc, machine):
+            many = (MmaForm(product, params, machine, tensor_code),)
         return (*few, *many), "" if few or many else refusal
+    if isinstance(kernel.origin, CodesOrigin):
+        refusal = codes_refusal(kernel.origin, machine)
+        return () if refusal else (CodeRowsForm(kernel.origin, params, machine, tensor_code),), refusal
     if isinstance(kernel.origin, AttentionOrigin):
         refusal = attention_refusal(kernel.origin)
         if refusal:

@@ -6,6 +6,8 @@ have neighbouring columns of a panel, whose words lie side by side. No weight is
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import MatrixOperand, Product
 from rlx.kernels.cpu.quant_codes import CHUNK, Codes
@@ -19,6 +21,14 @@ from rlx.quant.panels import PANEL_ROWS, RECORD, PanelFormat
 THREADS = 64
 # Rows that a thread has sums for; a single row has code of its own.
 ROWS = 4
+
+
+class CodesOrigin(NamedTuple):
+    """What a kernel with stored blocks was made of: the product, the type of its sums, and how B is stored."""
+
+    product: Product
+    acc: DType
+    layout: PanelFormat
 
 
 def gpu_codes_kernel(name: str, machine: Machine, layout: PanelFormat, product: Product) -> Kernel:

@@ -55,7 +55,12 @@ def _has_column_codes(machine: Machine, spec: ProductSpec) -> bool:
 
 
 def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
-    return iterations_as_threads(CPU_TABLE.make(name, machine, spec))
+    kernel = iterations_as_threads(CPU_TABLE.make(name, machine, spec))
+    if spec.layout is not None and not (spec.code_digits or spec.experts):
+        from rlx.kernels.gpu.matmul_codes import CodesOrigin
+
+        kernel.origin = CodesOrigin(spec.product, spec.accumulator, spec.layout)
+    return kernel
 
 
 def _attention_rows(name: str, machine: Machine, site: OpSite) -> Kernel:

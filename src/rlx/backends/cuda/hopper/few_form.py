@@ -32,8 +32,7 @@ _OLDEST = 80
 def few_rows_refusal(product: Product, acc: DType, machine: Machine) -> str:
     """Why a product has no form for few rows; empty if it has one."""
     a, bs = product.a, product.bs
-    generation = "".join(filter(str.isdigit, machine.name))
-    if not generation or int(generation) < _OLDEST:
+    if machine.generation < _OLDEST:
         return f"{machine.name} has no mma of bf16"
     if a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs):
         return f"{a.dtype} @ {bs[0].dtype}"

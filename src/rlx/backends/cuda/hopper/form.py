@@ -35,10 +35,10 @@ def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Ma
     return HopperForm(product, params, machine, load)
 
 
-def product_refusal(product: Product, acc: DType, machine: Machine) -> str:
+def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma: bool = True) -> str:
     """Why a product has no form; empty if it has one."""
     a, bs = product.a, product.bs
-    if machine.name != "sm_90a":
+    if needs_wgmma and machine.name != "sm_90a":
         return f"{machine.name} has no wgmma"
     if a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs):
         return f"{a.dtype} @ {bs[0].dtype}"

@@ -52,10 +52,10 @@ class Val:
     def __xor__(self, other: Val | int) -> Val:
         return self._op("xor", other)
 
-    def __lshift__(self, other: int) -> Val:
+    def __lshift__(self, other: Val | int) -> Val:
         return self._op("shl", other)
 
-    def __rshift__(self, other: int) -> Val:
+    def __rshift__(self, other: Val | int) -> Val:
         return self._op("lshr", other)
 
     def __lt__(self, other: Val | int) -> Val:

@@ -1,0 +1,97 @@
+"""`MmaForm`: products of many rows on chips without wgmma, from sm_80 on: which have this form, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
+from rlx.backends.cuda.hopper.form import FEWEST_ROWS, product_refusal
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.mma_product import THREADS, MmaShape, mma_product_text
+from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
+from rlx.backends.cuda.modules import Launch
+from rlx.ir.dtype import DType
+from rlx.kernels.cpu.matmul.matmul import Matrix, Product
+from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
+from rlx.kernels.ir.loop_ir import Buffer
+from rlx.kernels.machines import Machine
+
+_OLDEST = 80
+# Bytes that a block may have on chips whose multiprocessors share less than those of the large ones, and on those.
+_SMALL_CHIPS = {86: 99 << 10, 89: 99 << 10, 120: 99 << 10, 121: 99 << 10, 80: 163 << 10, 87: 163 << 10}
+_LARGE_CHIPS = 227 << 10
+_MOST_STAGES = 4
+# What an element of C costs in tiles that are smaller than the largest: fragments are read more often. Estimates.
+_COSTS = {(128, 256): 1.0, (128, 128): 1.15, (64, 128): 1.4, (64, 64): 1.9}
+
+
+def mma_refusal(product: Product, acc: DType, machine: Machine) -> str:
+    """Why a product has no such form; empty if it has one."""
+    if machine.generation < _OLDEST:
+        return f"{machine.name} has no mma of bf16"
+    if machine.name == "sm_90a":
+        return "sm_90a has wgmma"
+    return product_refusal(product, acc, machine, needs_wgmma=False)
+
+
+class MmaForm(TensorForm):
+    """One product, with code for some sizes of tiles."""
+
+    name, entry = "mma tiles", "mma_product"
+
+    def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
+        super().__init__(params, machine, load)
+        self.product, self._element = product, ELEMENTS[product.a.dtype]
+        self._along_k = all(b.row_stride == 1 for b in product.bs)
+        self._finish = finish_kernel(product)
+        self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
+        buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
+        self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
+
+    def ptx(self, shape: MmaShape) -> str:
+        text = mma_product_text(
+            self.entry, shape, finish_of(self.product, self._finish, self.machine), self.machine.triple
+        )
+        return compile_optimized_assembly(text, self.machine, "a product on tensor cores")
+
+    def shape(self, m: int, n: int, multiprocessors: int) -> MmaShape:
+        """Tiles with which the multiprocessor that has most to do needs the least time."""
+        parts = len(self.product.bs)
+
+        def longest(size: tuple[int, int]) -> float:
+            rows, columns = size
+            tiles = -(-m // rows) * -(-n * parts // columns)
+            return -(-tiles // multiprocessors) * rows * columns * _COSTS[size]
+
+        rows, columns = min((s for s in _COSTS if s[1] // parts >= 64), key=longest)
+        room = _SMALL_CHIPS.get(self.machine.generation, _LARGE_CHIPS)
+        shape = MmaShape(rows, columns // parts, parts, 2, self._along_k, self._element)
+        return shape._replace(stages=min(_MOST_STAGES, (room - 128) // shape.stage_bytes))
+
+    def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
+        product = self.product
+        m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
+        # What lies side by side comes in pieces of 16 bytes.
+        if m < FEWEST_ROWS or n == 0 or k == 0 or k % 8 or (n % 8 and not self._along_k):
+            return NOTHING
+        lines = [self._line(product.a, product.a.row_stride, m, words)]
+        for b in product.bs:
+            pitch, count = (b.col_stride, n) if self._along_k else (b.row_stride, k)
+            lines.append(self._line(b, pitch, count, words))
+        aligned = [words[place] % align == 0 for place, align in self._aligned]
+        if not all(aligned) or any(at % 16 or pitch % 16 for at, pitch in lines):
+            return NOTHING
+        shape = self.shape(m, n, gpu.info.multiprocessors)
+        what = f"{shape}\0{product}\0{self._finish.text}"
+        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(shape), gpu)
+        arguments = [*(x for line in lines for x in line), m, n, k, *(words[i] for i in self._passed)]
+        block = ArgumentBlock(0, len(arguments))
+        block.set_words(arguments)
+        tiles = -(-m // shape.rows) * -(-n // shape.columns)
+        return Ready(function, Launch(tiles, THREADS, shape.shared_bytes), block)
+
+    def _line(self, matrix: Matrix, pitch: int | str, count: int, words: Sequence[int]) -> tuple[int, int]:
+        """The address of the first line, and bytes to the next; one line may have any distance to it."""
+        address = words[self.places[matrix.name]] + 2 * self.number(matrix.offset, words)
+        return address, 2 * self.number(pitch, words) if count > 1 else 0

@@ -1,0 +1,76 @@
+"""Products by `mma`, `cp.async` and `ldmatrix` (sm_80 and later): what the kernel computes, run warp by warp without a
+GPU, its code, and which chips take it. On a GPU: `gpu_suite.py --only products --match sm_80`."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from backends.cuda.test_hopper_products import kernel_of, layer
+from backends.cuda.warp_text import GLOBAL, run_block
+
+from rlx.backends.cuda.code import tensor_forms
+from rlx.backends.cuda.hopper.epilogue import finish_of
+from rlx.backends.cuda.hopper.mma_form import MmaForm
+from rlx.backends.cuda.hopper.mma_product import MmaShape, mma_product_text
+from rlx.errors import InternalError
+from rlx.kernels.machines import machine_named
+
+SM_80 = machine_named("sm_80")
+
+
+def form_of(function, *types, machine=SM_80):
+    forms, refusal = tensor_forms(kernel_of(function, *types, machine=machine), machine)
+    found = [form for form in forms if isinstance(form, MmaForm)]
+    assert bool(forms) == (not refusal)
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("turned", [True, False], ids=["n k", "k n"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "m", "n", "k", "block"), [(64, 64, 70, 72, 136, 3), (128, 128, 40, 200, 72, 1)]
+)
+def test_sums(rows, columns, m, n, k, block, turned):
+    """Tiles that hang over all edges, and as many steps as stages or more."""
+    function = (lambda a, w: a @ w.T) if turned else (lambda a, w: a @ w)
+    form = form_of(function, (("B", k), "bf16"), ((n, k) if turned else (k, n), "bf16"))
+    shape = MmaShape(rows, columns, 1, 3, turned, "bf16")
+    text = mma_product_text("product", shape, finish_of(form.product, form._finish, SM_80), SM_80.triple)
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, k), (n, k) if turned else (k, n)))
+    memory = np.concatenate([x.reshape(-1).view(np.uint8) for x in (a, b)])
+    arguments = [GLOBAL, 2 * k, GLOBAL + a.nbytes, 2 * b.shape[1], m, n, k]
+    found = run_block(text, arguments, memory, block, 256, shape.shared_bytes)
+    row_tiles = -(-m // rows)
+    top, left = block % row_tiles * rows, block // row_tiles * columns
+    want = a.astype("f8") @ (b.astype("f8").T if turned else b.astype("f8"))
+    assert len(found) == rows * columns // 2
+    inside = {at: values for at, values in found.items() if at[0] < m and at[1] < n}
+    assert len(inside) == (min(m, top + rows) - top) * (min(n, left + columns) - left) // 2
+    for (row, column), values in inside.items():
+        np.testing.assert_allclose(values, want[row, column : column + 2], atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100", "sm_120"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_code(arch, dtype):
+    form = form_of(layer, (("B", 512), dtype), ((1024, 512), dtype), ((1024,), dtype), machine=machine_named(arch))
+    shape = form.shape(4096, 4096, 132)
+    ptx = form.ptx(shape)
+    assert f".target {arch}" in ptx and ".local" not in ptx and "ex2.approx" in ptx
+    # Four steps of 16 for 4 x 8 (or 4 x 4) fragments of a warp.
+    fragments = shape.height // 16 * shape.width // 8
+    assert ptx.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32") == 4 * fragments
+    assert "ldmatrix.sync.aligned.m8n8.x4.shared.b16" in ptx and "cp.async.cg.shared.global" in ptx
+    assert "wgmma" not in ptx and "tensor.2d" not in ptx
+    small = arch in ("sm_89", "sm_120")
+    assert shape.stages >= 2 and shape.shared_bytes <= (99 if small else 163 if arch == "sm_80" else 227) << 10
+
+
+def test_who_takes_it():
+    types = [((64, 64), "bf16"), ((64, 64), "bf16")]
+    names = {arch: form_of(lambda a, w: a @ w, *types, machine=machine_named(arch)) for arch in ("sm_75", "sm_90a")}
+    assert names == {"sm_75": None, "sm_90a": None}
+    for arch in ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120"):
+        assert form_of(lambda a, w: a @ w, *types, machine=machine_named(arch)) is not None
+    assert form_of(lambda a, w: a.T @ w, *types) is None and form_of(lambda a, w: a[:1] @ w, *types) is None
+    with pytest.raises(InternalError, match="tiles of 32 x 64"):
+        mma_product_text("product", MmaShape(32, 64, 1, 2, True, "bf16"), None, "")

@@ -1,0 +1,114 @@
+"""Products with GGUF panels by `mma` of bytes: what the kernels compute, run warp by warp without a GPU, and their code.
+On a GPU: `gpu_suite.py --only products --match codes`."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backends.cuda.warp_text import GLOBAL, run_block
+
+import rlx
+from rlx.backends.cuda.code import tensor_forms
+from rlx.backends.cuda.hopper.code_form import CodeRowsForm
+from rlx.backends.cuda.hopper.code_rows import code_rows_text
+from rlx.backends.cuda.hopper.epilogue import finish_of
+from rlx.compile.compiler import CompilePipeline
+from rlx.ir.dtype import DType
+from rlx.ir.tensor import building
+from rlx.kernels.from_lir import make_kernel
+from rlx.kernels.machines import machine_named
+from rlx.ops.lowered.quantized_panels import PanelMatMul
+from rlx.quant.fields import PANEL_FORMATS
+from rlx.quant.panels import unpack_rows
+from rlx.quant.schemes import QuantScheme
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+from random_panels import random_panels  # noqa: E402
+
+SM_90A = machine_named("sm_90a")
+
+
+def kernel_of(name, k, n, dtype="f32", rows="B", machine=SM_90A, then=lambda y: y):
+    """The loop kernel of a product with panels."""
+    graph = rlx.Graph("product")
+    op = PanelMatMul(QuantScheme.of_ggml(name), n)
+    with building(graph):
+        x = graph.input("x", (rows, k), dtype)
+        result = then(op(x, graph.input("w", op.panels(k, n).static_dims, "u8")))
+    graph.set_outputs([result])
+    lir = CompilePipeline.new("cuda").compile(graph).lir
+    (kernel,) = (found for found in lir.kernels if found.kind != "view")
+    return make_kernel("product", lir.as_graph(), kernel, machine).kernel
+
+
+def form_of(name, k, n, dtype="f32", machine=SM_90A, then=lambda y: y):
+    ((form,), refusal) = tensor_forms(kernel_of(name, k, n, dtype, machine=machine, then=then), machine)
+    assert isinstance(form, CodeRowsForm) and not refusal
+    return form
+
+
+def run(name, m, k, n, dtype="f32", panel=0):
+    """The sums of all rows and the columns of one panel, and what they should be in f64."""
+    form, layout = form_of(name, k, n, dtype), PANEL_FORMATS[name]
+    shape = form.shape(m)
+    text = code_rows_text("product", shape, finish_of(form.product, form._finish, SM_90A), SM_90A.triple)
+    rng = np.random.default_rng(7)
+    # Some are much larger than others.
+    a = rng.standard_normal((m, k)) * np.exp(rng.standard_normal((m, k)))
+    a = a.astype("f4").astype(DType.of(dtype).numpy)
+    panels = random_panels(layout, n, k, 5)
+    memory = np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in (a, panels)])
+    row_blocks = -(-m // shape.rows)
+    arguments = [GLOBAL, a[0].nbytes, GLOBAL + a.nbytes, m, row_blocks, -(-n // 16)]
+    found = {}
+    for block in range(row_blocks):
+        number = panel // shape.panels * row_blocks + block
+        found |= run_block(text, arguments, memory, number, 32 * shape.warps, shape.shared_bytes)
+    columns = range(panel * 16, panel * 16 + 16, 2)
+    got = np.array([[value for c in columns for value in found[row, c]] for row in range(m)])
+    weights = unpack_rows(layout, panels, -(-n // 16) * 16, k)[panel * 16 : panel * 16 + 16]
+    return got, a.astype("f8") @ weights.astype("f8").T
+
+
+@pytest.mark.parametrize("name", PANEL_FORMATS)
+def test_every_format(name):
+    got, want = run(name, 1, 512, 48, panel=2)
+    assert np.linalg.norm(got - want) <= 2e-6 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "k", "dtype", "bound"),
+    [
+        ("Q4_K", 2, 2304, "f32", 2e-6),
+        ("Q8_0", 3, 288, "f32", 2e-6),
+        ("Q6_K", 8, 256, "f32", 2e-6),
+        ("Q4_0", 13, 96, "f32", 2e-6),
+        ("Q5_K", 4, 256, "bf16", 1e-4),
+        ("IQ4_XS", 9, 256, "f16", 2**-11),
+    ],
+)
+def test_rows_and_types(name, m, k, dtype, bound):
+    """Chunks that are not whole, more chunks than stages, more rows than a block has."""
+    got, want = run(name, m, k, 16, dtype)
+    assert np.linalg.norm(got - want) <= bound * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_stays_none(bad):
+    form = form_of("Q4_0", 256, 16)
+    shape = form.shape(1)
+    text = code_rows_text("product", shape, finish_of(form.product, form._finish, SM_90A), SM_90A.triple)
+    a = np.ones((1, 256), "f4")
+    a[0, 100] = bad
+    panels = random_panels(PANEL_FORMATS["Q4_0"], 16, 256, 5)
+    memory = np.concatenate([a.view(np.uint8).reshape(-1), panels.reshape(-1)])
+    found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
+    assert all(np.isnan(value) for values in found.values() for value in values)
+    # Numbers that are almost none, and zeros.
+    for size in (1e-30, 0.0):
+        memory[: a.nbytes] = np.full(256, size, "f4").view(np.uint8)
+        found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
+        want = unpack_rows(PANEL_FORMATS["Q4_0"], panels, 16, 256).astype("f8").sum(1) * size
+        got = np.array([value for column in range(0, 16, 2) for value in found[0, column]])
+        np.testing.assert_allclose(got, want, atol=1e-5 * abs(want).max())
