@@ -28,7 +28,8 @@ class Generator(NamedTuple):
     a type; None if they have no use for panels. `has_pairs(dtype)` says that products of a type read them in panels of
     pairs, as `rlx.compile.weights.pack_floats` has them. `cuts_attention` says whether attention of few rows to many
     keys is worth being cut into parts; not where its kernel does so itself. `line_bytes` is the scratch in which
-    kernels keep lines of values from pass to pass, as Fourier transforms do; 0 if they have none.
+    kernels keep lines of values from pass to pass, as Fourier transforms do; 0 if they have none. `shares_logs` says of
+    a gradient of attention that there are kernels for `attention_with_logs` and `attention_gradients` in its place.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -37,6 +38,7 @@ class Generator(NamedTuple):
     has_pairs: Callable[[DType], bool] = lambda dtype: False
     cuts_attention: Callable[[Graph, Node], bool] = lambda graph, node: True
     line_bytes: int = 0
+    shares_logs: Callable[[Graph, Node], bool] = lambda graph, node: False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

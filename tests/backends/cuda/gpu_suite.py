@@ -344,6 +344,12 @@ def run_driver(name: str) -> float:
     return 0.0
 
 
+def run_gradients(name: str) -> float:
+    import gpu_gradient_checks
+
+    return gpu_gradient_checks.run_gradients(name)
+
+
 def items(only: list[str]) -> Iterator[list[str]]:
     if "driver" in only:
         import gpu_driver_checks
@@ -356,6 +362,11 @@ def items(only: list[str]) -> Iterator[list[str]]:
     if "attention" in only:
         for program in attention_programs():
             yield ["attention", program.name]
+    if "gradients" in only:
+        import gpu_gradient_checks
+
+        for gradient_program in gpu_gradient_checks.programs():
+            yield ["gradients", gradient_program.name]
     if "models" in only:
         for kv_dtype in ("f32", "f16", "bf16", "q8"):
             yield ["model", kv_dtype]
@@ -383,6 +394,7 @@ def work() -> None:
         "driver": run_driver,
         "product": run_product,
         "attention": run_attention,
+        "gradients": run_gradients,
         "model": run_model,
     }
     sys.stdout = sys.stderr
@@ -425,7 +437,8 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--only", nargs="+", default=["driver", "products", "attention", "models", "families", "ops"])
+    groups = ["driver", "products", "attention", "gradients", "models", "families", "ops"]
+    parser.add_argument("--only", nargs="+", default=groups)
     parser.add_argument("--match", default="")
     parser.add_argument("--out")
     parser.add_argument("--seconds", type=float, default=1e9)
