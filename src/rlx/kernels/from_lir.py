@@ -71,6 +71,7 @@ def generator(machine: Machine) -> Generator:
         lambda graph, node: not has_own_attention(machine, graph, node),
         0 if machine.is_gpu else machine.line_bytes,
         lambda graph, node: _has_gradient_kernels(machine, graph, node),
+        machine.gpu == "nvptx",
     )
     return made
 

@@ -108,7 +108,6 @@ def run_gradients(name: str) -> float:
     got, *again = ([np.asarray(r) for r in executable.run(given, {})] for _ in range(4))
     for others in again:
         assert [a.tobytes() for a in others] == [a.tobytes() for a in got], "runs differ"
-    check_assembled(executable)
     codes = [step.code for step in executable.programs.main.steps if hasattr(step, "code")]
     launched = [form.name for code in codes for form in code.forms if form._functions]
     # With a window and fewer or more queries than keys the loop kernel runs.
@@ -124,4 +123,5 @@ def run_gradients(name: str) -> float:
         furthest = float(np.abs(a.astype("f8") - b).max())
         assert furthest <= 0.05 * scale, f"an element of {label} is off by {furthest:.2g} of {scale:.2g}"
         worst = max(worst, error)
+    check_assembled(executable)
     return worst

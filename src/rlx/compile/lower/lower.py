@@ -16,6 +16,7 @@ from rlx.compile.fuse.can_join import SMALL_ROW
 from rlx.compile.fuse.index_maps import without_ones
 from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
+from rlx.compile.lower.column_sums import column_parts
 from rlx.compile.lower.complex_numbers import complex_form
 from rlx.compile.lower.concat import done_to_parts
 from rlx.compile.lower.conv import conv_form
@@ -149,6 +150,8 @@ class _Forms:
         """How a node is written for kernels; None if it stays as it is."""
         op = node.op
         if (form := self.better_form(op, operands)) is not None:
+            return form
+        if self.generator.cuts_columns and isinstance(op, Reduce) and (form := column_parts(op, *operands)) is not None:
             return form
         if isinstance(op, Transpose) and self.is_only_reader(node) and _turns_heads(op, *operands):
             return _heads_last

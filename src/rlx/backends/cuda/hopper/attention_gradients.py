@@ -54,6 +54,19 @@ class _Queries(NamedTuple):
     end: Val
 
 
+class _Rows(NamedTuple):
+    """Tiles of queries or of dy, and the numbers that belong to their rows: where they lie and go, and what says so."""
+
+    start: Val
+    tensor: Val
+    full: Callable[[Val], Val]
+    empty: Callable[[Val], Val]
+    numbers: Val
+    steps: Sequence[Val]
+    to: Val
+    missing: float
+
+
 class _Gradients(Lanes):
     def __init__(self, name: str, shape: GradientShape) -> None:
         w = Writer(name, THREADS)
@@ -144,45 +157,53 @@ class _Gradients(Lanes):
     def produce(self) -> None:
         w = self.w
         w.asm("setmaxnreg.dec.sync.aligned.u32 40;")
-        with w.when(self.thread < 32):
-            self.bring()
-        with w.when(self.thread.equals(32)):
+        with w.when(self.thread.equals(0)):
             self.add_queries()
-
-    def bring(self) -> None:
-        w, shape, depth = self.w, self.shape, self.shape.depth
-        with w.when(self.lane.equals(0)):
-            barrier_expect(w, self.kv_full, 2 * shape.key_bytes)
-            for start, tensor in ((self.k_at, self.map_k), (self.v_at, self.map_v)):
-                for slab in range(depth // 64):
-                    place = (w.value(slab * 64), self.first_key, self.kv_head, self.batch)
-                    copy_box(w, start + slab * KEYS * 128, tensor, place, self.kv_full)
-        ring, tiles = Ring(w, STAGES), self.seeing()
-        sides = (
-            (self.q_at, self.map_q, self.q_full, self.q_empty, self.logs, self.log_steps, self.logs_at, math.inf),
-            (self.dy_at, self.map_dy, self.dy_full, self.dy_empty, self.means, self.mean_steps, self.means_at, 0.0),
+        # Queries that do not exist weigh nothing.
+        of_queries = _Rows(
+            self.q_at, self.map_q, self.q_full, self.q_empty, self.logs, self.log_steps, self.logs_at, math.inf
         )
+        of_changes = _Rows(
+            self.dy_at, self.map_dy, self.dy_full, self.dy_empty, self.means, self.mean_steps, self.means_at, 0.0
+        )
+        warp = self.thread >> 5
+        with w.when(warp.equals(1)):
+            with w.when(self.lane.equals(0)):
+                self.bring_keys()
+            self.bring(of_queries)
+        with w.when(warp.equals(2)):
+            self.bring(of_changes)
+
+    def bring_keys(self) -> None:
+        w, shape = self.w, self.shape
+        barrier_expect(w, self.kv_full, 2 * shape.key_bytes)
+        for start, tensor in ((self.k_at, self.map_k), (self.v_at, self.map_v)):
+            for slab in range(shape.depth // 64):
+                place = (w.value(slab * 64), self.first_key, self.kv_head, self.batch)
+                copy_box(w, start + slab * KEYS * 128, tensor, place, self.kv_full)
+
+    def bring(self, rows: _Rows) -> None:
+        """Tiles of rows, by one lane, and the numbers that belong to them, by all."""
+        w, shape = self.w, self.shape
+        ring, tiles = Ring(w, STAGES), self.seeing()
         with self.each_head() as head, w.loop(tiles.first, tiles.end) as tile:
             stage = ring.stage.get()
-            for start, tensor, full, empty, numbers, steps, to, missing in sides:
-                barrier_wait(w, empty(stage), ring.parity.get() ^ 1)
-                with w.when(self.lane.equals(0)):
-                    barrier_expect(w, full(stage), shape.row_bytes)
-                    for slab in range(depth // 64):
-                        place = (w.value(slab * 64), tile * shape.rows, head, self.batch)
-                        at = start + stage * shape.row_bytes + slab * shape.rows * 128
-                        copy_box(w, at, tensor, place, full(stage))
-                row = numbers + (w.wide(self.batch) * steps[0] + w.wide(head) * steps[1]) * 4
-                for part in range(shape.rows // 32):
-                    inside = self.lane + part * 32
-                    query = tile * shape.rows + inside
-                    # Queries that do not exist weigh nothing.
-                    exists = query < self.queries
-                    address = row + w.wide(w.select(exists, query, 0)) * steps[2] * 4
-                    (found,) = w.asm("ld.global.nc.f32 $0, [<a>];", results=["float"], a=address)
-                    at = to + (stage * shape.rows + inside) * 4
-                    w.asm("st.shared.f32 [<a>], <x>;", a=at, x=w.select(exists, found, missing, "float"))
-                barrier_arrive(w, full(stage))
+            barrier_wait(w, rows.empty(stage), ring.parity.get() ^ 1)
+            with w.when(self.lane.equals(0)):
+                barrier_expect(w, rows.full(stage), shape.row_bytes)
+                for slab in range(shape.depth // 64):
+                    place = (w.value(slab * 64), tile * shape.rows, head, self.batch)
+                    at = rows.start + stage * shape.row_bytes + slab * shape.rows * 128
+                    copy_box(w, at, rows.tensor, place, rows.full(stage))
+            first = rows.numbers + (w.wide(self.batch) * rows.steps[0] + w.wide(head) * rows.steps[1]) * 4
+            with w.loop(self.lane, w.value(shape.rows), 32) as inside:
+                query = tile * shape.rows + inside
+                exists = query < self.queries
+                address = first + w.wide(w.select(exists, query, 0)) * rows.steps[2] * 4
+                (found,) = w.asm("ld.global.nc.f32 $0, [<a>];", results=["float"], a=address)
+                at = rows.to + (stage * shape.rows + inside) * 4
+                w.asm("st.shared.f32 [<a>], <x>;", a=at, x=w.select(exists, found, rows.missing, "float"))
+            barrier_arrive(w, rows.full(stage))
             ring.advance()
 
     def add_queries(self) -> None:
@@ -262,15 +283,11 @@ class _Gradients(Lanes):
         products = self.multiply_rows(self.v_rows, dy_tile)
         scores = w.asm("wgmma.wait_group.sync.aligned 1;", scores)
         column = (self.lane & 3) * 8
-        powers, slopes = self.weigh(scores, self.logs_at + stage * (rows * 4) + column, tile)
-        weights = self.packed(powers)
+        weights, factors = self.weigh(scores, self.logs_at + stage * (rows * 4) + column, tile)
         self.add_product(self.dv, weights, dy_tile)
         products = w.asm("wgmma.wait_group.sync.aligned 1;", products)
-        means = self.pairs(self.means_at + stage * (rows * 4) + column)
-        changes = [p * (x - means[i // 4 * 2 + i % 2]) for i, (p, x) in enumerate(zip(powers, products))]
-        if slopes:
-            changes = [x * slope for x, slope in zip(changes, slopes)]
-        words = self.packed(changes)
+        means = self.by_column(self.means_at + stage * (rows * 4) + column)
+        words = self.packed([factors(i) * (products[i] - mean) for i, mean in means])
         ds_tile = self.ds_at + stage * shape.change_bytes
         self.exchange(ds_tile, words)
         dq = self.multiply_changes(ds_tile)
@@ -288,45 +305,63 @@ class _Gradients(Lanes):
         for variable, value in zip(sums, self.w.asm(text, [x.get() for x in sums])):
             variable.set(value)
 
-    def pairs(self, address: Val) -> list[Val]:
-        """The numbers of the columns of this thread, 8j + 2 (lane % 4) + e, two for each j."""
-        found: list[Val] = []
+    def by_column(self, address: Val) -> Iterator[tuple[int, Val]]:
+        """The numbers of the results of this thread, with what belongs to their columns: of four, 4j.., the first and
+        third are of column 8j + 2 (lane % 4), the others of the next one. Loaded where they are used: all of them would
+        not fit into the registers."""
         for j in range(self.shape.rows // 8):
-            found += self.w.asm("ld.shared.v2.f32 {$0, $1}, [<a>];", results=["float"] * 2, a=address + 32 * j)
-        return found
+            pair = self.w.asm("ld.shared.v2.f32 {$0, $1}, [<a>];", results=["float"] * 2, a=address + 32 * j)
+            yield from ((4 * j + i, pair[i % 2]) for i in range(4))
 
-    def weigh(self, scores: Sequence[Val], logs_at: Val, tile: Val | None) -> tuple[list[Val], list[Val]]:
-        """Weights, and with a softcap what changes of scores are multiplied by; this thread has two keys, eight apart."""
+
+    def weigh(
+        self, scores: Sequence[Val], logs_at: Val, tile: Val | None
+    ) -> tuple[list[Val], Callable[[int], Val]]:
+        """Weights as words, and what dP - D is multiplied by: the weight, with a softcap times its slope."""
         w, attention, cap = self.w, self.attention, self.attention.softcap
-        logs = self.pairs(logs_at)
-        if cap is None:
-            scale, slopes = attention.scale * math.log2(math.e), []
-        else:
-            top = cap * math.log2(math.e)
-            scores = [self.capped(x, cap) for x in scores]
-            parts = [x * (1 / top) for x in scores]
-            scale, slopes = 1.0, [w.value(1.0, "float") - x * x for x in parts]
-        powers = [self.exp2(x * scale - logs[i // 4 * 2 + i % 2]) for i, x in enumerate(scores)]
-        if tile is None:
-            return powers, slopes
+        sees = None if tile is None else self.sees(tile)
+        powers: list[Val] = []
+        factors: list[Val] = []
+        for i, log in self.by_column(logs_at):
+            score = scores[i] if cap is None else self.capped(scores[i], cap)
+            scale = attention.scale * math.log2(math.e) if cap is None else 1.0
+            power = self.exp2(score * scale - log)
+            powers.append(power if sees is None else w.select(sees(i), power, 0.0, "float"))
+            if cap is not None:
+                part = score * (1 / (cap * math.log2(math.e)))
+                factors.append(powers[i] - powers[i] * part * part)
+        words = self.packed(powers)
+        if cap is not None:
+            return words, factors.__getitem__
+        # Registers do not hold both.
+        return words, lambda i: self.unpacked(words[i // 2], i % 2)
+
+    def sees(self, tile: Val) -> Callable[[int], Val]:
+        """Whether the query of a result sees its key; this thread has two keys, eight apart."""
+        w, attention = self.w, self.attention
         # The first column that sees a key; none where there is no key.
-        seen: list[Callable[[int], Val]] = []
+        firsts: list[Val] = []
         start = tile * self.shape.rows + self.offset + (self.lane & 3) * 2
         for r in range(2):
             key = self.first_key + self.group * 64 + (self.inside >> 5) * 16 + (self.lane >> 2) + 8 * r
             from_key = key if attention.is_causal else w.value(-FAR)
             first = w.select(key < self.keys, from_key, FAR) - start
-            seen.append(self._sees(first))
-        return [w.select(seen[i % 4 // 2](i // 4 * 8 + i % 2), x, 0.0, "float") for i, x in enumerate(powers)], slopes
+            firsts.append(first)
 
-    def _sees(self, first: Val) -> Callable[[int], Val]:
-        window = self.attention.window
-
-        def seen(column: int) -> Val:
+        def seen(i: int) -> Val:
+            column, first = i // 4 * 8 + i % 2, firsts[i % 4 // 2]
             found = first < column + 1
-            return found if window is None else found & (first > column - window - 1)
+            return found if attention.window is None else found & (first > column - attention.window - 1)
 
         return seen
+
+    def unpacked(self, word: Val, which: int) -> Val:
+        """One of the two numbers of a word."""
+        w = self.w
+        kind = "bfloat" if self.attention.element == "bf16" else "half"
+        both = w.emit(f"bitcast i32 {word.name} to <2 x {kind}>", f"<2 x {kind}>")
+        one = w.emit(f"extractelement <2 x {kind}> {both.name}, i32 {which}", kind)
+        return w.emit(f"fpext {kind} {one.name} to float", "float")
 
     def packed(self, numbers: Sequence[Val]) -> list[Val]:
         return [self.pair(numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2)]
