@@ -30,7 +30,8 @@ class Generator(NamedTuple):
     keys is worth being cut into parts; not where its kernel does so itself. `line_bytes` is the scratch in which
     kernels keep lines of values from pass to pass, as Fourier transforms do; 0 if they have none. `shares_logs` says of
     a gradient of attention that there are kernels for `attention_with_logs` and `attention_gradients` in its place.
-    `cuts_columns` says that sums of long columns are to be formed in parts.
+    `cuts_columns` says that sums of long columns are to be formed in parts, `reads_turned` that products read matrices
+    that lie across as fast as others.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -41,6 +42,7 @@ class Generator(NamedTuple):
     line_bytes: int = 0
     shares_logs: Callable[[Graph, Node], bool] = lambda graph, node: False
     cuts_columns: bool = False
+    reads_turned: bool = False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

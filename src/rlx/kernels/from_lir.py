@@ -71,7 +71,8 @@ def generator(machine: Machine) -> Generator:
         lambda graph, node: not has_own_attention(machine, graph, node),
         0 if machine.is_gpu else machine.line_bytes,
         lambda graph, node: _has_gradient_kernels(machine, graph, node),
-        machine.gpu == "nvptx",
+        cuts_columns=machine.gpu == "nvptx",
+        reads_turned=machine.name == "sm_90a",
     )
     return made
 

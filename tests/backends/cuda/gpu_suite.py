@@ -140,11 +140,14 @@ def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str
     bias, residual = draw(columns), draw(rows, columns)
     graph = Graph("product")
     given = {"a": a, "b": b}
-    x, w = graph.input("a", ("M", depth), dtype), graph.input("b", b.shape, dtype)
+    # "across": A lies along its rows, as in the gradient of a weight.
+    across = b_turned == "across"
+    x, w = graph.input("a", (depth, "M") if across else ("M", depth), dtype), graph.input("b", b.shape, dtype)
+    given["a"] = np.ascontiguousarray(a.T) if across else a
     wide = [v.astype("f8") for v in (a, b.T if turned else b, bias, residual)]
     want = wide[0] @ wide[1]
     with building(graph):
-        y = x @ (w.T if turned else w)
+        y = (x.T if across else x) @ (w.T if turned else w)
         if epilogue == "gelu":
             y = nn.gelu(y + graph.input("bias", bias.shape, dtype), approximate=True)
             given["bias"], want = bias, _gelu(want + wide[2])
@@ -172,6 +175,12 @@ PRODUCTS = [
     for epilogue in ("none", "gelu", "residual")
     for size in ((1, 264, 136), (5, 264, 136), (9, 264, 136), (130, 264, 72), (300, 257, 200), (1000, 776, 328))
 ] + [("bf16", "turned", "none", 2048, 2048, 1024), ("bf16", "plain", "gelu", 2048, 2048, 1024)]
+PRODUCTS += [
+    (dtype, "across", epilogue, *size)
+    for dtype in ("bf16", "f16")
+    for epilogue in ("none", "residual")
+    for size in ((8, 264, 136), (264, 136, 200), (300, 257, 200), (1000, 776, 328), (768, 768, 4096))
+]
 
 
 class AttentionProgram(NamedTuple):
