@@ -70,7 +70,7 @@ def generator(machine: Machine) -> Generator:
         lambda dtype: has_pairs(machine, dtype),
         lambda graph, node: not has_own_attention(machine, graph, node),
         0 if machine.is_gpu else machine.line_bytes,
-        lambda graph, node: _has_gradient_kernels(machine, graph, node),
+        shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),
         cuts_columns=machine.gpu == "nvptx",
         reads_turned=machine.name == "sm_90a",
     )

@@ -3,7 +3,7 @@
     y = attention(q, k, v); dq, dk, dv = attention_backward(q, k, v, dy)
     ->
     y, logs = attention_with_logs(q, k, v)
-    dq, dk, dv = attention_gradients(q, k, v, dy, logs, sum of dy*y over each row)
+    dq, dk, dv = attention_gradients(q, k, v, dy, y, logs)
 
 A gradient whose attention is not in the program, as where values are computed again, gets one of its own.
 """
@@ -17,11 +17,9 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ops.attn.attention import Attention
 from rlx.ops.attn.gradients import AttentionBackward, AttentionBwdWrt
-from rlx.ops.attn.operands import AttentionBase, AttentionLayout
+from rlx.ops.attn.operands import AttentionBase
 from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWithLogs
 from rlx.ops.pointwise.conversion import cast
-from rlx.ops.reduction.reductions import reduce_sum
-from rlx.ops.shape import movement
 
 # What an attention is: its attributes and operands.
 _Key = tuple[tuple[object, ...], tuple[NodeId, ...]]
@@ -48,9 +46,7 @@ def share_logs(graph: Graph, generator: Generator) -> Graph:
         assert isinstance(op, AttentionBackward)
         q, k, v, dy, *extras = operands
         y, logs = _with_logs(op, wanted[node.id], [q, k, v, *extras])
-        wide = q.dtype.accumulator
-        means = _row_sums(cast(dy, wide) * cast(y, wide), op)
-        dq, dk, dv = AttentionGradients(**_attributes(op))(q, k, v, dy, logs, means, *extras)
+        dq, dk, dv = AttentionGradients(**_attributes(op))(q, k, v, dy, y, logs, *extras)
         return cast(dq, q.dtype), dk, dv
 
     def _with_logs(op: AttentionBase, key: _Key, operands: list[Any]) -> tuple[Any, Any]:
@@ -59,15 +55,6 @@ def share_logs(graph: Graph, generator: Generator) -> Graph:
         return made[key]
 
     return rebuild(graph, visit, "share_logs").graph
-
-
-def _row_sums(x: Any, op: AttentionBase) -> Any:
-    """The sums over the elements of heads, [B, H, S]."""
-    if op.layout is AttentionLayout.Bhsd:
-        return reduce_sum(x, (-1,))
-    if op.layout is AttentionLayout.Bsm:
-        x = movement.reshape(x, (*((1,) if len(x.shape) == 2 else ()), *x.shape[:-1], op.num_heads, -1))
-    return movement.transpose(reduce_sum(x, (-1,)), (0, 2, 1))
 
 
 def _attributes(op: AttentionBase) -> dict[str, Any]:

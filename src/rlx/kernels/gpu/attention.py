@@ -64,7 +64,7 @@ class AttentionOrigin(NamedTuple):
 
 
 class GradientOrigin(NamedTuple):
-    """q, k, v, dy and the results as [batch, head, position, element]; logs and means as [batch, head, query]."""
+    """q, k, v, dy, y and the results as [batch, head, position, element]; logs as [batch, head, query]."""
 
     op: AttentionGradients
     refusal: str
@@ -72,8 +72,8 @@ class GradientOrigin(NamedTuple):
     k: Strided
     v: Strided
     dy: Strided
+    y: Strided
     logs: Strided
-    means: Strided
     dq: Strided
     dk: Strided
     dv: Strided
@@ -150,15 +150,14 @@ def attention_origin(site: OpSite) -> AttentionOrigin | GradientOrigin | Attenti
 
 
 def _gradient_origin(site: OpSite, op: AttentionGradients) -> GradientOrigin:
-    q, k, v, dy = (_by_heads(x, op.layout, op.head_dim) for x in site.inputs[:4])
+    q, k, v, dy, y = (_by_heads(x, op.layout, op.head_dim) for x in site.inputs[:5])
     dq, dk, dv = (_by_heads(x, op.layout, op.head_dim) for x in site.outputs)
-    logs, means = (_strided(x) for x in site.inputs[4:6])
     q_dims, k_dims = (x.dims for x in site.inputs[:2])
     sequence = SEQUENCES[op.layout]
     return GradientOrigin(
         op,
         gradient_refusal(site.machine, op, [x.shape for x in site.inputs]),
-        *(q, k, v, dy, logs, means, dq, dk, dv),
+        *(q, k, v, dy, y, _strided(site.inputs[5]), dq, dk, dv),
         1 if len(q_dims) == 2 else _extent(q_dims[0]),
         _extent(q_dims[sequence]),
         _extent(k_dims[sequence]),

@@ -67,38 +67,39 @@ class AttentionWithLogs(AttentionBase):
 
 @op("attention_gradients")
 class AttentionGradients(AttentionBase):
-    """dq, dk, dv of an attention; operands q, k, v, dy, logs and means, and then those that may be missing.
+    """dq, dk, dv of an attention; operands q, k, v, dy, y and logs, and then those that may be missing.
 
-    `logs` are those of `AttentionWithLogs`, `means` [B, H, Sq] the sum of dy⊙y over each row, both in the type of sums.
-    dq is in that type, since parts of it are added from many sides; dk and dv are in that of k and v.
+    `y` and `logs` are the results of `AttentionWithLogs`. dq is in the type of sums, since parts of it are added from
+    many sides; dk and dv are in that of k and v.
     """
 
     primitive = True
     lowered = True
 
     def infer(
-        self, q: Shape, k: Shape, v: Shape, dy: Shape, logs: Shape, means: Shape, *extras: Shape
+        self, q: Shape, k: Shape, v: Shape, dy: Shape, y: Shape, logs: Shape, *extras: Shape
     ) -> tuple[Shape, Shape, Shape]:
         self.check_operands(q, k, v, self.extras(extras))
         batch, seq = self._batch_and_length("q", q, self.num_heads, self.head_dim)
         wanted, wide = self.result_dims(q.dims, v.dims), q.dtype.accumulator
-        if not self._agree(dy.dims, wanted) or dy.dtype is not q.dtype:
-            raise self.fail(f"dy must have the type of the result, {q.with_dims(wanted)}, got {dy}")
-        for name, x in (("logs", logs), ("means", means)):
-            self._check_form(name, x, {3: (batch, self.num_heads, seq)})
-            require_dtype(self, x.dtype is wide, f"{wide} {name}", x)
+        for name, x in (("dy", dy), ("y", y)):
+            if not self._agree(x.dims, wanted) or x.dtype is not q.dtype:
+                raise self.fail(f"{name} must have the type of the result, {q.with_dims(wanted)}, got {x}")
+        self._check_form("logs", logs, {3: (batch, self.num_heads, seq)})
+        require_dtype(self, logs.dtype is wide, f"{wide} logs", logs)
         return Shape(q.dims, wide), k, v
 
     @np.errstate(all="ignore")
-    def eval(self, q: Array, k: Array, v: Array, dy: Array, logs: Array, means: Array, *extras: Array) -> Any:
+    def eval(self, q: Array, k: Array, v: Array, dy: Array, y: Array, logs: Array, *extras: Array) -> Any:
         named = self.extras(extras)
         qh, kh, vh = operand_arrays(self, q, k, v, named)
         scores, slope = attention_scores(self, qh, kh, named)
-        wide_dy, logs, means = as_f64(dy, logs, means)
+        wide_dy, wide_y, logs = as_f64(dy, y, logs)
         wide = DType.of(q.dtype).accumulator
         weights = np.exp(scores - logs[..., None] / score_unit(wide))
         rows_p = self.fold_queries(np, weights)
-        rows_dy = self.fold_queries(np, heads_first(np, wide_dy, self.layout, self.num_heads))
+        by_head, y_by_head = (heads_first(np, x, self.layout, self.num_heads) for x in (wide_dy, wide_y))
+        rows_dy, means = self.fold_queries(np, by_head), (by_head * y_by_head).sum(-1)
         d_p = np.matmul(rows_dy, vh.swapaxes(-1, -2)).reshape(weights.shape)
         changes = weights * (d_p - means[..., None])
         rows_s = self.fold_queries(np, changes if slope is None else changes * slope)
@@ -119,4 +120,4 @@ class AttentionGradients(AttentionBase):
         q, k, v, dy = spec(2, 4, 3, 5), spec(2, 2, 6, 5), spec(2, 2, 6, 4), spec(2, 4, 3, 4)
         row = spec(2, 4, 3, low=3.0, high=6.0)
         for options in ({}, {"mask_kind": "causal", "softcap": 2.0}, {"mask_kind": "sliding_window", "window": 1}):
-            yield sample(cls(**base, **options), q, k, v, dy, row, row, dtypes=("f32", "f64"))
+            yield sample(cls(**base, **options), q, k, v, dy, dy, row, dtypes=("f32", "f64"))

@@ -39,8 +39,8 @@ FAR = 1 << 29
 
 def gradients_text(name: str, shape: GradientShape, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of q, k, v, dy, dq, dk and dv, each as [batch, head, position, element];
-    i64: the addresses of logs, means and counters, and strides of logs and means (batch, head, query) in elements; i32:
-    tiles of queries and of keys, queries, keys, heads of k of all batches, and how many of them take turns."""
+    i64: the addresses of logs, of sums of dy*y and of counters; strides (batch, head, query) of logs and of the sums in
+    elements; i32: tiles of queries and of keys, queries, keys, heads of k of all batches, and how many of them take turns."""
     return _Gradients(name, shape).text(triple)
 
 
@@ -114,6 +114,7 @@ class _Gradients(Lanes):
 
     def text(self, triple: str) -> str:
         w = self.w
+        w.asm("griddepcontrol.wait;")
         with w.when(self.thread.equals(0)):
             barrier_init(w, self.kv_full, 1)
             barrier_init(w, self.dq_full, 256)
@@ -149,6 +150,9 @@ class _Gradients(Lanes):
     def each_head(self) -> Iterator[Val]:
         """The heads of q that read the keys."""
         group = self.attention.group
+        if group == 1:
+            yield self.kv_head
+            return
         with self.w.loop(0, self.w.value(group)) as member:
             yield self.kv_head * group + member
 
@@ -330,11 +334,10 @@ class _Gradients(Lanes):
             if cap is not None:
                 part = score * (1 / (cap * math.log2(math.e)))
                 factors.append(powers[i] - powers[i] * part * part)
+        # Registers do not hold the numbers beside the words, which are what they are rounded to anyway.
         words = self.packed(powers)
-        if cap is not None:
-            return words, factors.__getitem__
-        # Registers do not hold both.
-        return words, lambda i: self.unpacked(words[i // 2], i % 2)
+        kept = words if cap is None else self.packed(factors)
+        return words, lambda i: self.unpacked(kept[i // 2], i % 2)
 
     def sees(self, tile: Val) -> Callable[[int], Val]:
         """Whether the query of a result sees its key; this thread has two keys, eight apart."""
@@ -354,14 +357,6 @@ class _Gradients(Lanes):
             return found if attention.window is None else found & (first > column - attention.window - 1)
 
         return seen
-
-    def unpacked(self, word: Val, which: int) -> Val:
-        """One of the two numbers of a word."""
-        w = self.w
-        kind = "bfloat" if self.attention.element == "bf16" else "half"
-        both = w.emit(f"bitcast i32 {word.name} to <2 x {kind}>", f"<2 x {kind}>")
-        one = w.emit(f"extractelement <2 x {kind}> {both.name}, i32 {which}", kind)
-        return w.emit(f"fpext {kind} {one.name} to float", "float")
 
     def packed(self, numbers: Sequence[Val]) -> list[Val]:
         return [self.pair(numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2)]

@@ -127,7 +127,7 @@ class Gradients(OneByOne):
     def __init__(self, site: OpSite) -> None:
         super().__init__(site, site.inputs[6:])
         self.dy = self.heads(site.inputs[3], self.width)
-        self.logs, self.means = site.inputs[4:6]
+        self.y, self.logs = self.heads(site.inputs[4], self.width), site.inputs[5]
         widths = (self.depth, self.depth, self.width)
         self.dq, self.dk, self.dv = (self.heads(x, width) for x, width in zip(site.outputs, widths))
 
@@ -138,7 +138,7 @@ class Gradients(OneByOne):
         weight = self.power(score - k.load(self.logs.buffer, self.logs.at(p.batch, p.head, p.query)))
         rows = self.dy.row(p.batch, p.head, p.query), self.values.row(p.batch, p.kv_head, p.key)
         change = self.dot(self.dy, rows[0], self.values, rows[1], self.width)
-        change = weight * (change - k.load(self.means.buffer, self.means.at(p.batch, p.head, p.query)))
+        change = weight * (change - self.dot(self.dy, rows[0], self.y, self.y.row(p.batch, p.head, p.query), self.width))
         if self.op.softcap is not None:
             capped = score * (1.0 / (self.op.softcap_in(self.acc) * self.unit))
             change = change * k.fma(-capped, capped, k.const(1.0, capped.type))
