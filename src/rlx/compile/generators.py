@@ -31,7 +31,8 @@ class Generator(NamedTuple):
     kernels keep lines of values from pass to pass, as Fourier transforms do; 0 if they have none. `shares_logs` says of
     a gradient of attention that there are kernels for `attention_with_logs` and `attention_gradients` in its place.
     `cuts_columns` says that sums of long columns are to be formed in parts, `reads_turned` that products read matrices
-    that lie across as fast as others.
+    that lie across as fast as others. `costly_epilogue` is how many ops that take many instructions products still do
+    to their results faster than another kernel would.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -43,6 +44,7 @@ class Generator(NamedTuple):
     shares_logs: Callable[[Graph, Node], bool] = lambda graph, node: False
     cuts_columns: bool = False
     reads_turned: bool = False
+    costly_epilogue: int = 1 << 30
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

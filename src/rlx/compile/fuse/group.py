@@ -375,6 +375,9 @@ class _Grouping:
         if rest.kind != MAP or self.fits.has_reductions(rest.nodes):
             return FusionBarrier.ProductResult
         nodes = [*main.nodes, *rest.nodes]
+        costly = sum(self.graph.nodes[n].op.mnemonic not in CHEAP for n in nodes if n != main.head)
+        if costly > self.reads.generator.costly_epilogue:
+            return FusionBarrier.TooLarge
         roots = self.reads.roots(nodes)
         if len(roots) != 1:
             return self.stored_elsewhere(r for r in roots if r in producer.nodes)
