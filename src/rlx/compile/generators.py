@@ -32,7 +32,8 @@ class Generator(NamedTuple):
     a gradient of attention that there are kernels for `attention_with_logs` and `attention_gradients` in its place.
     `cuts_columns` says that sums of long columns are to be formed in parts, `reads_turned` that products read matrices
     that lie across as fast as others. `costly_epilogue` is how many ops that take many instructions products still do
-    to their results faster than another kernel would.
+    to their results faster than another kernel would. With `repeats_powers` a power costs less than its way through
+    memory, with `widens_late` a result is stored as narrow as it is and widened by its readers.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -45,6 +46,8 @@ class Generator(NamedTuple):
     cuts_columns: bool = False
     reads_turned: bool = False
     costly_epilogue: int = 1 << 30
+    repeats_powers: bool = False
+    widens_late: bool = False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

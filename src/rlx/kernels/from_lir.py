@@ -72,6 +72,8 @@ def generator(machine: Machine) -> Generator:
         0 if machine.is_gpu else machine.line_bytes,
         shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),
         cuts_columns=machine.gpu == "nvptx",
+        repeats_powers=machine.gpu == "nvptx",
+        widens_late=machine.gpu == "nvptx",
         reads_turned=machine.name == "sm_90a",
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.name == "sm_90a" else 1 << 30,

@@ -8,6 +8,7 @@ a value, and a sum of everything is formed row by row first, so that all threads
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -157,6 +158,8 @@ class _Forms:
     def form(self, node: Node, operands: list[Tensor]) -> Form | None:
         """How a node is written for kernels; None if it stays as it is."""
         op = node.op
+        if self.generator.repeats_powers and isinstance(op, SoftmaxCrossEntropyBackward):
+            return _repeated_powers
         if (form := self.better_form(op, operands)) is not None:
             return form
         if self.generator.reads_turned and (form := self.turned_form(node, operands)) is not None:
@@ -275,6 +278,18 @@ def _cross_entropy_gradient(op: Op, *operands: Any) -> Form:
         return rounded_tensor(change * expand_dims(upstream, -1), logits.dtype)
 
     return build
+
+
+def _repeated_powers(logits: Any, labels: Any, dloss: Any) -> Any:
+    """The same with powers of its own, e^(x - log Σ e^x): those of the loss would be stored for it, as wide as sums are.
+    Rows without a gradient weigh nothing; so powers cannot be formed before the gradient is known, by the loss."""
+    wide, upstream = accumulators(logits, dloss)
+    upstream = expand_dims(upstream, -1)
+    highest = reduce_max(wide, (-1,), keepdims=True)
+    log_total = log(reduce_sum(exp(wide - highest), (-1,), keepdims=True))
+    share = exp(wide - where(eq(upstream, 0.0), math.inf, highest + log_total))
+    change = where(_is_label(logits, labels), share - 1.0, share)
+    return rounded_tensor(change * upstream, logits.dtype)
 
 
 def _padding(op: Op, *operands: Any) -> Form:

@@ -84,7 +84,7 @@ class _Sums(_OfGradients):
         steps = [self.number(s, words) for x in operands for s in x.strides[:3]]
         if not 0 < rows < 2**31 - SUM_THREADS or any(a % 16 for a in addresses) or any(s % 8 for s in steps):
             return NOTHING
-        function = self.function((), 0, repr(self.shape), self.ptx, gpu)
+        function = self.function((), 0, f"{self.entry}\0{self.shape!r}", self.ptx, gpu)
         arguments = [*addresses, self.place(words, gpu), *steps, queries, rows]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)
@@ -136,7 +136,7 @@ class GradientForm(_OfGradients):
         blocks, counters = batch * kv_heads * key_tiles, batch * attention.heads * query_tiles
         if not all(spec.is_possible for spec in specs) or max(blocks, counters) >= 2**29:
             return NOTHING
-        function = self.function((), shape.shared_bytes, repr(shape), self.ptx, gpu)
+        function = self.function((), shape.shared_bytes, f"{self.entry}\0{shape!r}", self.ptx, gpu)
         span = max(1, min(16, _TOGETHER // (queries * depth * 4 * attention.group)))
         arguments = [self.address(origin.logs, words), self.sums.place(words, gpu)]
         # Counters are 0 between launches.
