@@ -66,6 +66,8 @@ WHY_PRIMITIVE = {
         routed_matmul""",
     "Codes of 8 bits and their exact products in whole numbers, for which hardware has dot-product units.": """
         int8_blocks int8_block_matmul int8_matmul""",
+    "Attention with what its gradients need, and these, block by block: no kernel of others has such results.": """
+        attention_with_logs attention_gradients""",
     "Attention in two steps, parts of its keys and their sum, so that threads share a long cache.": """attention_parts
         attention_join""",
     "Products with a sparse matrix and their derivatives: rows of entries at places that only the run knows.": """

@@ -30,7 +30,12 @@ class Generator(NamedTuple):
     keys is worth being cut into parts; not where its kernel does so itself. `line_bytes` is the scratch in which
     kernels keep lines of values from pass to pass, as Fourier transforms do; 0 if they have none. `has_byte_dots` says
     that the sum of four products of bytes is an instruction. With `reads_rows` products read weights [n, k] as they
-    lie, and widen what they read of those that are narrower.
+    lie, and widen what they read of those that are narrower. `shares_logs` says of a gradient of attention that there
+    are kernels for `attention_with_logs` and `attention_gradients` in its place. `cuts_columns` says that sums of long
+    columns are to be formed in parts, `reads_turned` that products read matrices that lie across as fast as others.
+    `costly_epilogue` is how many ops that take many instructions products still do to their results faster than another
+    kernel would. With `repeats_powers` a power costs less than its way through memory, with `widens_late` a result is
+    stored as narrow as it is and widened by its readers.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -41,6 +46,12 @@ class Generator(NamedTuple):
     line_bytes: int = 0
     has_byte_dots: bool = False
     reads_rows: bool = False
+    shares_logs: Callable[[Graph, Node], bool] = lambda graph, node: False
+    cuts_columns: bool = False
+    reads_turned: bool = False
+    costly_epilogue: int = 1 << 30
+    repeats_powers: bool = False
+    widens_late: bool = False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

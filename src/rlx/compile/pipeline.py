@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.compile.fuse.group import group
 from rlx.compile.generators import Generator
 from rlx.compile.lower.attention import split_attention
+from rlx.compile.lower.attention_logs import share_logs
 from rlx.compile.lower.lower import kernel_forms, name_results
 from rlx.compile.memory.in_place import store_in_place, with_copies
 from rlx.compile.memory.liveness import is_pure_view
@@ -375,6 +376,14 @@ STEPS: tuple[Step, ...] = (
         _split_prepare,
         "What follows from weights alone leaves the program; from here on there are two.",
         _has_prepare,
+        optional=True,
+    ),
+    Step(
+        "share_attention_logs",
+        Stage.Kernels,
+        _for_generator(share_logs),
+        "Gradients of attention are still whole ops; what they become has sums and casts of its own.",
+        _has_generator,
         optional=True,
     ),
     Step(

@@ -46,6 +46,7 @@ from rlx.kernels.specs.from_nest import is_pointwise as is_pointwise
 from rlx.kernels.specs.map_parts import MapPart, MapSpec, RowSpec
 from rlx.kernels.specs.products import Epilogue, Matrix, Product, ProductSpec
 from rlx.ops.attn.attention import Attention
+from rlx.ops.attn.gradients import AttentionBackward
 from rlx.ops.lowered.expert_products import ExpertMatMul
 
 
@@ -69,8 +70,15 @@ def generator(machine: Machine) -> Generator:
         lambda dtype: has_pairs(machine, dtype),
         lambda graph, node: not has_own_attention(machine, graph, node),
         0 if machine.is_gpu else machine.line_bytes,
-        bool(machine.dot4_lanes),
-        machine.gpu == "nvptx",
+        has_byte_dots=bool(machine.dot4_lanes),
+        reads_rows=machine.gpu == "nvptx",
+        shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),
+        cuts_columns=machine.gpu == "nvptx",
+        repeats_powers=machine.gpu == "nvptx",
+        widens_late=machine.gpu == "nvptx",
+        reads_turned=machine.name == "sm_90a",
+        # Few warps multiply, and while they finish a tile the tensor cores wait.
+        costly_epilogue=1 if machine.name == "sm_90a" else 1 << 30,
     )
     return made
 
@@ -84,6 +92,13 @@ def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:
 
     assert isinstance(node.op, Attention)
     return not tensor_refusal(machine, node.op, [graph.shape(i) for i in node.inputs])
+
+
+def _has_gradient_kernels(machine: Machine, graph: Graph, node: Node) -> bool:
+    from rlx.kernels.gpu.attention import gradient_refusal
+
+    assert isinstance(node.op, AttentionBackward)
+    return not gradient_refusal(machine, node.op, [graph.shape(i) for i in node.inputs])
 
 
 class MadeKernel(NamedTuple):

@@ -144,11 +144,14 @@ def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str
     bias, residual = draw(columns), draw(rows, columns)
     graph = Graph("product")
     given = {"a": a, "b": b}
-    x, w = graph.input("a", ("M", depth), dtype), graph.input("b", b.shape, dtype)
+    # "across": A lies along its rows, as in the gradient of a weight.
+    across = b_turned == "across"
+    x, w = graph.input("a", (depth, "M") if across else ("M", depth), dtype), graph.input("b", b.shape, dtype)
+    given["a"] = np.ascontiguousarray(a.T) if across else a
     wide = [v.astype("f8") for v in (a, b.T if turned else b, bias, residual)]
     want = wide[0] @ wide[1]
     with building(graph):
-        y = x @ (w.T if turned else w)
+        y = (x.T if across else x) @ (w.T if turned else w)
         if epilogue == "gelu":
             y = nn.gelu(y + graph.input("bias", bias.shape, dtype), approximate=True)
             given["bias"], want = bias, _gelu(want + wide[2])
@@ -186,6 +189,12 @@ PRODUCTS += [
     for dtype in ("bf16", "f16")
     for epilogue in ("none", "gelu", "residual")
     for size in ((1, 1000, 2056), (8, 257, 1544), (3, 4099, 1024), (1, 2048, 8192))
+]
+PRODUCTS += [
+    (dtype, "across", epilogue, *size)
+    for dtype in ("bf16", "f16")
+    for epilogue in ("none", "residual")
+    for size in ((8, 264, 136), (264, 136, 200), (300, 257, 200), (1000, 776, 328), (768, 768, 4096))
 ]
 PRODUCTS += [
     (dtype, turned, epilogue, *size, "sm_80")
@@ -427,6 +436,12 @@ def run_driver(name: str) -> float:
     return 0.0
 
 
+def run_gradients(name: str) -> float:
+    import gpu_gradient_checks
+
+    return gpu_gradient_checks.run_gradients(name)
+
+
 def items(only: list[str]) -> Iterator[list[str]]:
     if "driver" in only:
         import gpu_driver_checks
@@ -441,6 +456,11 @@ def items(only: list[str]) -> Iterator[list[str]]:
     if "attention" in only:
         for program in attention_programs():
             yield ["attention", program.name]
+    if "gradients" in only:
+        import gpu_gradient_checks
+
+        for gradient_program in gpu_gradient_checks.programs():
+            yield ["gradients", gradient_program.name]
     if "models" in only:
         for kv_dtype in ("f32", "f16", "bf16", "q8"):
             yield ["model", kv_dtype]
@@ -469,6 +489,7 @@ def work() -> None:
         "product": run_product,
         "codes": run_codes,
         "attention": run_attention,
+        "gradients": run_gradients,
         "model": run_model,
     }
     sys.stdout = sys.stderr
@@ -511,7 +532,8 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--only", nargs="+", default=["driver", "products", "attention", "models", "families", "ops"])
+    groups = ["driver", "products", "attention", "gradients", "models", "families", "ops"]
+    parser.add_argument("--only", nargs="+", default=groups)
     parser.add_argument("--match", default="")
     parser.add_argument("--out")
     parser.add_argument("--seconds", type=float, default=1e9)

@@ -15,6 +15,7 @@ from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm, a
 from rlx.backends.cuda.hopper.code_form import CodeRowsForm, codes_refusal
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
+from rlx.backends.cuda.hopper.gradient_form import GradientForm, gradient_form_refusal
 from rlx.backends.cuda.hopper.launching import TensorForm
 from rlx.backends.cuda.hopper.mma_form import MmaForm, mma_refusal
 from rlx.backends.cuda.modules import Function, Module, assemble
@@ -22,7 +23,7 @@ from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
 from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
-from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal
+from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal, GradientOrigin
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import ProductOrigin
 from rlx.kernels.gpu.matmul_codes import CodesOrigin
@@ -167,7 +168,12 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
         refusal = attention_refusal(kernel.origin)
         if refusal:
             return (), refusal
-        return tuple(form(kernel.origin, params, machine, tensor_code) for form in (DecodeForm, AttentionForm)), ""
+        # The form of few rows has no logarithms.
+        ways = (DecodeForm, AttentionForm) if kernel.origin.logs is None else (AttentionForm,)
+        return tuple(form(kernel.origin, params, machine, tensor_code) for form in ways), ""
+    if isinstance(kernel.origin, GradientOrigin):
+        refusal = gradient_form_refusal(kernel.origin)
+        return (() if refusal else (GradientForm(kernel.origin, params, machine, tensor_code),)), refusal
     return (), kernel.origin.reason if isinstance(kernel.origin, AttentionRefusal) else ""
 
 

@@ -26,6 +26,7 @@ from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, REDUCE, ROW, SEVERAL, V
 from rlx.ir.leaves import Project
 from rlx.ir.lir import LirKernel
 from rlx.ir.shape import normalize_axis
+from rlx.ops.pointwise.conversion import Cast
 from rlx.ops.shape.indexing import Gather
 from rlx.ops.shape.movement import Concat, Reshape
 
@@ -129,6 +130,8 @@ class _Grouping:
 
     def join(self) -> None:
         """Join along values until nothing changes, first with every op in a kernel, then with cheap ones in all."""
+        if self.reads.generator.widens_late:
+            self.dissolve_widened_products()
         self.join_chains()
         self.join_followers()
         if self.dissolve_cheap_groups():
@@ -274,6 +277,20 @@ class _Grouping:
         cheap = [g for g in dict.fromkeys(self.group_of.values()) if self.is_cheap(g)]
         return sum([self.dissolve(group) for group in cheap]) > 0
 
+    def dissolve_widened_products(self) -> None:
+        """Let several readers widen a product themselves: memory moves it once, and as narrow as it is."""
+        for group in [g for g in dict.fromkeys(self.group_of.values()) if self.is_widened_product(g)]:
+            self.dissolve(group)
+
+    def is_widened_product(self, group: Group) -> bool:
+        node = self.graph.nodes[group.head]
+        if len(group.nodes) != 1 or not isinstance(node.op, Cast) or not self.is_cheap(group):
+            return False
+        made = [self.group_of.get(b) for b in self.reads.bases(node.id)]
+        if any(m is None or m.kind != MATMUL for m in made) or len({*self.reads.readers(node.id)}) < 2:
+            return False
+        return node.op.to.size_bytes > self.graph.shape(node.inputs[0]).dtype.size_bytes
+
     def is_cheap(self, group: Group) -> bool:
         """Whether a kernel is a few cheap ops on one value, and all that read it are maps and rows."""
         nodes = [self.graph.nodes[n] for n in group.nodes]
@@ -375,6 +392,9 @@ class _Grouping:
         if rest.kind != MAP or self.fits.has_reductions(rest.nodes):
             return FusionBarrier.ProductResult
         nodes = [*main.nodes, *rest.nodes]
+        costly = sum(self.graph.nodes[n].op.mnemonic not in CHEAP for n in nodes if n != main.head)
+        if costly > self.reads.generator.costly_epilogue:
+            return FusionBarrier.TooLarge
         roots = self.reads.roots(nodes)
         if len(roots) != 1:
             return self.stored_elsewhere(r for r in roots if r in producer.nodes)

@@ -8,6 +8,7 @@ a value, and a sum of everything is formed row by row first, so that all threads
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from rlx.compile.fuse.can_join import SMALL_ROW
 from rlx.compile.fuse.index_maps import without_ones
 from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
+from rlx.compile.lower.column_sums import column_parts
 from rlx.compile.lower.complex_numbers import complex_form
 from rlx.compile.lower.concat import done_to_parts
 from rlx.compile.lower.conv import conv_form
@@ -145,10 +147,24 @@ class _Forms:
         result: Replacement = None if form is None else form(*operands)
         return result
 
+    def turned_form(self, node: Node, operands: list[Tensor]) -> Form | None:
+        """Where it costs nothing that a product reads operands across, they are not turned before, nor results after."""
+        if isinstance(node.op, Reshape):
+            return _joined_behind(node.op, *operands)
+        if isinstance(node.op, Transpose) and self.is_only_reader(node):
+            return _turned_product(node.op, *operands)
+        return None
+
     def form(self, node: Node, operands: list[Tensor]) -> Form | None:
         """How a node is written for kernels; None if it stays as it is."""
         op = node.op
+        if self.generator.repeats_powers and isinstance(op, SoftmaxCrossEntropyBackward):
+            return _repeated_powers
         if (form := self.better_form(op, operands)) is not None:
+            return form
+        if self.generator.reads_turned and (form := self.turned_form(node, operands)) is not None:
+            return form
+        if self.generator.cuts_columns and isinstance(op, Reduce) and (form := column_parts(op, *operands)) is not None:
             return form
         if isinstance(op, Transpose) and self.is_only_reader(node) and _turns_heads(op, *operands):
             return _heads_last
@@ -264,6 +280,18 @@ def _cross_entropy_gradient(op: Op, *operands: Any) -> Form:
     return build
 
 
+def _repeated_powers(logits: Any, labels: Any, dloss: Any) -> Any:
+    """The same with powers of its own, e^(x - log Σ e^x): those of the loss would be stored for it, as wide as sums are.
+    Rows without a gradient weigh nothing; so powers cannot be formed before the gradient is known, by the loss."""
+    wide, upstream = accumulators(logits, dloss)
+    upstream = expand_dims(upstream, -1)
+    highest = reduce_max(wide, (-1,), keepdims=True)
+    log_total = log(reduce_sum(exp(wide - highest), (-1,), keepdims=True))
+    share = exp(wide - where(eq(upstream, 0.0), math.inf, highest + log_total))
+    change = where(_is_label(logits, labels), share - 1.0, share)
+    return rounded_tensor(change * upstream, logits.dtype)
+
+
 def _padding(op: Op, *operands: Any) -> Form:
     """Constants joined between elements, in front and behind, axis by axis, and what is too much cut off."""
     assert isinstance(op, Pad)
@@ -373,6 +401,31 @@ def _unchanged(op: Op, *operands: Any) -> Form | None:
             assert isinstance(op, Cast)
             is_same = op.to is x.dtype
     return (lambda x: x) if is_same else None
+
+
+def _joined_behind(op: Reshape, x: Tensor) -> Form | None:
+    """A matrix of joined axes that were turned, as a turned matrix of joined axes: products read that by its strides,
+    as those of gradients of weights do. [B, S, K] -> [K, B, S] -> [K, B·S] is [B, S, K] -> [B·S, K] -> [K, B·S]."""
+    turned = x.node.op
+    if not isinstance(turned, Transpose) or x.ndim < 3 or len(op.new_shape) != 2:
+        return None
+    last = x.ndim - turned.perm[0]
+    if turned.perm != (*range(turned.perm[0], x.ndim), *range(turned.perm[0])):
+        return None
+    rows, columns = product(x.shape[:last]), product(x.shape[last:])
+    if op.new_shape != (rows, columns):
+        return None
+    source = x.node.inputs[0]
+    return lambda x: transpose(reshape(x.graph.tensor(source), (columns, rows)), (1, 0))
+
+
+def _turned_product(op: Transpose, x: Tensor) -> Form | None:
+    """(A·B)ᵀ as Bᵀ·Aᵀ."""
+    made = x.node.op
+    if not isinstance(made, MatMul) or x.ndim != 2 or op.perm != (1, 0):
+        return None
+    a, b = (x.graph.tensor(i) for i in x.node.inputs)
+    return None if a.ndim != 2 or b.ndim != 2 else lambda x: made(transpose(b, (1, 0)), transpose(a, (1, 0)))
 
 
 _SWAP_HEADS = TO_BHSD[AttentionLayout.Bshd]

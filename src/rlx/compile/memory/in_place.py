@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rlx.compile.generators import Generator
 from rlx.compile.memory.interpret import may_overwrite
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ir.kernel_kind import CALL, MAP, VIEW, KernelKind
+from rlx.ir.kernel_kind import CALL, MAP, REDUCE, VIEW, KernelKind
 from rlx.ir.lir import LirKernel
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ir.tensor import Tensor
@@ -206,9 +206,9 @@ class _Placing:
         if kernel.kind == CALL:
             return False
         if number in readers:
-            # The kernel reads each element of the input where it writes it.
+            # The kernel reads each element of the input where it writes it; one that joins rows when they are joined.
             through_views = any(self.value(i) == source != i for i in kernel.inputs)
-            if kernel.kind != MAP or through_views or not may_overwrite(self.graph, kernel, source):
+            if kernel.kind not in (MAP, REDUCE) or through_views or not may_overwrite(self.graph, kernel, source):
                 return False
         return self.order.add((reader, number) for reader in readers - {number})
 

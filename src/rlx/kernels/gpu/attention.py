@@ -18,12 +18,18 @@ from rlx.kernels.ir.extents import Extent
 from rlx.kernels.ir.loop_ir import Const, Value
 from rlx.kernels.machines import Machine
 from rlx.ops.attn.attention import Attention
-from rlx.ops.attn.operands import AttentionForward, AttentionLayout
+from rlx.ops.attn.gradients import AttentionBackward
+from rlx.ops.attn.operands import AttentionBase, AttentionLayout
+from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWithLogs
 from rlx.ops.lowered.attention_parts import AttentionParts
 
 TENSOR_TYPES = (DType.F16, DType.BF16)
 # Widths of heads: multiples of the widest swizzled row, as far as registers hold the sums.
 TENSOR_WIDTHS = (64, 128, 192, 256)
+# The axis of positions.
+SEQUENCES = {AttentionLayout.Bsm: -2, AttentionLayout.Bshd: 1, AttentionLayout.Bhsd: 2}
+# Heads whose gradients registers hold beside the scores.
+WIDEST_GRADIENTS = 128
 # Positions and lengths are cut to this, so that sums of them fit into 32 bits.
 FAR = 1 << 29
 
@@ -42,7 +48,7 @@ class AttentionOrigin(NamedTuple):
     """q, k, v and the result as [batch, head, position, element]; lengths [batch] and positions [batch, query], which
     may have no stride along the batch."""
 
-    op: Attention
+    op: AttentionBase
     refusal: str  # why there is no kernel for tensor cores, whatever the strides
     q: Strided
     k: Strided
@@ -54,9 +60,29 @@ class AttentionOrigin(NamedTuple):
     keys: Extent
     lengths: Strided | None
     positions: Strided | None
+    logs: Strided | None
 
 
-def tensor_refusal(machine: Machine, op: AttentionForward, operands: Sequence[Shape]) -> str:
+class GradientOrigin(NamedTuple):
+    """q, k, v, dy, y and the results as [batch, head, position, element]; logs as [batch, head, query]."""
+
+    op: AttentionGradients
+    refusal: str
+    q: Strided
+    k: Strided
+    v: Strided
+    dy: Strided
+    y: Strided
+    logs: Strided
+    dq: Strided
+    dk: Strided
+    dv: Strided
+    batch: Extent
+    queries: Extent
+    keys: Extent
+
+
+def tensor_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
     """Why an attention has no kernel for tensor cores, wherever its operands lie; empty if it has one."""
     q, k, v = operands[:3]
     if machine.name != "sm_90a":
@@ -74,23 +100,38 @@ def tensor_refusal(machine: Machine, op: AttentionForward, operands: Sequence[Sh
     return ""
 
 
+def gradient_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
+    """The same of the gradients of an attention; operands q, k, v, and what may be missing at the end."""
+    reason = tensor_refusal(machine, op, operands[:3])
+    if reason:
+        return reason
+    if op.has_kv_len or op.has_positions:
+        return "lengths or positions"
+    widths = op.head_dim, value_width(op, operands[2])
+    return "" if widths[0] == widths[1] <= WIDEST_GRADIENTS else f"gradients of heads of {widths[0]} and {widths[1]}"
+
+
 class AttentionRefusal(NamedTuple):
     """Why an attention that was cut into parts has no kernel for tensor cores."""
 
     reason: str
 
 
-def attention_origin(site: OpSite) -> AttentionOrigin | AttentionRefusal | None:
+def attention_origin(site: OpSite) -> AttentionOrigin | GradientOrigin | AttentionRefusal | None:
     """That of a site; None if it is no attention."""
     op = site.op
     if isinstance(op, AttentionParts):
         return AttentionRefusal(tensor_refusal(site.machine, op, [x.shape for x in site.inputs]))
-    if type(op) is not Attention:
+    if isinstance(op, AttentionBackward):
+        return AttentionRefusal(gradient_refusal(site.machine, op, [x.shape for x in site.inputs]))
+    if isinstance(op, AttentionGradients):
+        return _gradient_origin(site, op)
+    if not isinstance(op, Attention | AttentionWithLogs):
         return None
     named = op.extras(site.inputs[3:])
     q, k, v = site.inputs[:3]
     width = value_width(op, v.shape)
-    sequence = {AttentionLayout.Bsm: -2, AttentionLayout.Bshd: 1, AttentionLayout.Bhsd: 2}[op.layout]
+    sequence = SEQUENCES[op.layout]
     return AttentionOrigin(
         op,
         tensor_refusal(site.machine, op, [x.shape for x in site.inputs]),
@@ -104,6 +145,22 @@ def attention_origin(site: OpSite) -> AttentionOrigin | AttentionRefusal | None:
         _extent(k.dims[sequence]),
         None if named.kv_len is None else _strided(named.kv_len),
         None if named.positions is None else _per_batch(_strided(named.positions)),
+        _strided(site.outputs[1]) if isinstance(op, AttentionWithLogs) else None,
+    )
+
+
+def _gradient_origin(site: OpSite, op: AttentionGradients) -> GradientOrigin:
+    q, k, v, dy, y = (_by_heads(x, op.layout, op.head_dim) for x in site.inputs[:5])
+    dq, dk, dv = (_by_heads(x, op.layout, op.head_dim) for x in site.outputs)
+    q_dims, k_dims = (x.dims for x in site.inputs[:2])
+    sequence = SEQUENCES[op.layout]
+    return GradientOrigin(
+        op,
+        gradient_refusal(site.machine, op, [x.shape for x in site.inputs]),
+        *(q, k, v, dy, y, _strided(site.inputs[5]), dq, dk, dv),
+        1 if len(q_dims) == 2 else _extent(q_dims[0]),
+        _extent(q_dims[sequence]),
+        _extent(k_dims[sequence]),
     )
 
 

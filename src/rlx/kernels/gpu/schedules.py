@@ -13,6 +13,7 @@ from rlx.kernels.machines import Machine
 from rlx.kernels.schedules import Schedule
 from rlx.kernels.specs.products import ProductSpec
 from rlx.ops.attn.attention import Attention
+from rlx.ops.shape.indexing import ScatterNd
 
 
 def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
@@ -73,6 +74,20 @@ def _is_row_attention(machine: Machine, site: OpSite) -> bool:
     return machine.is_text and type(site.op) is Attention
 
 
+def _scatter_rows(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.scatter_rows import scatter_rows_kernel
+
+    return scatter_rows_kernel(site)
+
+
+def _is_row_scatter(machine: Machine, site: OpSite) -> bool:
+    if machine.gpu != "nvptx" or not isinstance(site.op, ScatterNd):
+        return False
+    from rlx.kernels.gpu.scatter_rows import is_row_scatter
+
+    return is_row_scatter(site)
+
+
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
     origin = attention_origin(site)
     kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site))
@@ -91,6 +106,7 @@ TABLE = CPU_TABLE.over(
         ],
         OpSite: [
             Schedule("thread per query", _attention_rows, _is_row_attention),
+            Schedule("block per update", _scatter_rows, _is_row_scatter),
             Schedule("thread per iteration", _spread_op),
         ],
     }

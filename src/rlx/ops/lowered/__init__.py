@@ -1,5 +1,6 @@
 """Ops that only the compiler makes, on the way from MIR to kernels. They are registered, and not part of `rlx.ops`."""
 
+from rlx.ops.lowered import attention_gradients as attention_gradients
 from rlx.ops.lowered import attention_parts as attention_parts
 from rlx.ops.lowered import bidiagonal_steps as bidiagonal_steps
 from rlx.ops.lowered import expert_products as expert_products

@@ -38,7 +38,7 @@ _NOTED = 5
 
 def attention_text(name: str, shape: AttentionShape, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of q, k, v and the result, each as [batch, head, position, element];
-    i32: tiles of queries, items of work, queries, keys; then those of `SeenKeys`."""
+    i32: tiles of queries, items of work, queries, keys; then those of `SeenKeys`, and the address of logarithms."""
     return _Attention(name, shape).text(triple)
 
 
@@ -60,6 +60,7 @@ class _Attention(Lanes):
             w.param(n, "i32") for n in ("tiles", "work", "queries", "keys")
         )
         self.seen = SeenKeys(w, shape, self.queries, self.key_limit)
+        self.logs = w.param("logs", "i64") if shape.has_logs else None
         base = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
         self.q_at = (base + 1023) & -1024
         self.k_at = self.q_at + shape.q_bytes
@@ -279,7 +280,10 @@ class _Attention(Lanes):
         v_stage = self.v_ring.stage.get()
         barrier_wait(w, self.v_full(v_stage), self.v_ring.parity.get())
         self.multiply_values()
-        shares = [self.share(self.of_row(total.get())) for total in self.total]
+        totals = [self.of_row(total.get()) for total in self.total]
+        shares = [self.share(total) for total in totals]
+        if self.logs is not None:
+            self.store_logs(self.logs, tile, totals)
         done = w.asm("wgmma.wait_group.sync.aligned 0;", [s.get() for s in self.sums])
         self.arrive(self.v_empty(v_stage))
         self.v_ring.advance()
@@ -309,13 +313,30 @@ class _Attention(Lanes):
         for i, variable in enumerate(self.sums):
             variable.set(done[i] * factors[i % 4 // 2])
 
+    def first_row(self, tile: _Tile) -> Val:
+        """The first of the two queries of this thread, which are eight apart."""
+        return tile.number * ROWS + self.group * 64 + (self.inside >> 5) * 16 + (self.lane >> 2)
+
+    def store_logs(self, logs: Val, tile: _Tile, totals: Sequence[Val]) -> None:
+        w, shape = self.w, self.shape
+        scale = 1.0 if shape.softcap is not None else shape.scale * math.log2(math.e)
+        head = tile.batch * shape.heads + tile.head
+        for r, total in enumerate(totals):
+            row = self.first_row(tile) + 8 * r
+            log = w.call("llvm.nvvm.lg2.approx.ftz.f", "float", total) + self.highest[r].get() * scale
+            # A query that sees nothing has no weights.
+            log = w.select(self.is_seen(self.highest[r].get()), log, math.inf, "float")
+            with w.when((self.lane & 3).equals(0) & (row < self.queries)):
+                address = logs + (w.wide(head) * w.wide(self.queries) + w.wide(row)) * 4
+                w.asm("st.global.f32 [<a>], <x>;", a=address, x=log)
+
     def row_limits(self, tile: _Tile) -> list[tuple[Val | None, Val | None]]:
         """For both rows of this thread the end of the keys that it sees, None: all, and the first one."""
         shape = self.shape
         if not shape.is_causal:
             return [(None, None)] * 2
         length = self.seen.given_length(tile.batch)
-        first_row = tile.number * ROWS + self.group * 64 + (self.inside >> 5) * 16 + (self.lane >> 2)
+        first_row = self.first_row(tile)
         found: list[tuple[Val | None, Val | None]] = []
         for r in range(2):
             position = self.seen.position(tile.batch, first_row + 8 * r, length)

@@ -18,7 +18,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.attention import FAR, AttentionOrigin, Strided
 from rlx.kernels.machines import Machine
-from rlx.ops.attn.operands import MaskKind
+from rlx.ops.attn.operands import AttentionBase, MaskKind
 
 # Queries of a sequence that are few.
 MOST_QUERIES = 8
@@ -32,24 +32,33 @@ def attention_refusal(origin: AttentionOrigin) -> str:
     return origin.refusal
 
 
+def attention_shape(op: AttentionBase, dtype: DType, width: int) -> AttentionShape:
+    """That of an attention without operands that say which keys there are, to values whose heads are so wide."""
+    return AttentionShape(
+        op.head_dim,
+        width,
+        ELEMENTS[dtype],
+        op.num_heads,
+        op.num_heads // op.kv_heads,
+        op.mask_kind.is_positional,
+        op.window if op.mask_kind is MaskKind.SlidingWindow else None,
+        op.scale,
+        None if op.softcap is None else op.softcap_in(DType.F32),
+        None,
+        None,
+    )
+
+
 class _OfAttention(TensorForm):
     """What both have."""
 
     def __init__(self, origin: AttentionOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(params, machine, load)
-        self.origin, op = origin, origin.op
-        self.shape = AttentionShape(
-            op.head_dim,
-            origin.width,
-            ELEMENTS[origin.q.dtype],
-            op.num_heads,
-            op.num_heads // op.kv_heads,
-            op.mask_kind.is_positional,
-            op.window if op.mask_kind is MaskKind.SlidingWindow else None,
-            op.scale,
-            None if op.softcap is None else op.softcap_in(DType.F32),
-            None if origin.lengths is None else _INTEGERS[origin.lengths.dtype],
-            None if origin.positions is None else _INTEGERS[origin.positions.dtype],
+        self.origin = origin
+        self.shape = attention_shape(origin.op, origin.q.dtype, origin.width)._replace(
+            lengths=None if origin.lengths is None else _INTEGERS[origin.lengths.dtype],
+            positions=None if origin.positions is None else _INTEGERS[origin.positions.dtype],
+            has_logs=origin.logs is not None,
         )
 
     def sizes(self, words: Sequence[int]) -> tuple[int, int, int] | None:
@@ -96,6 +105,8 @@ class AttentionForm(_OfAttention):
             return NOTHING
         function = self.function((), shape.shared_bytes, repr(shape), self.ptx, gpu)
         arguments = [tiles, work, queries, keys, *self.seen_keys(words)]
+        if origin.logs is not None:
+            arguments.append(self.address(origin.logs, words))
         block = ArgumentBlock(len(specs), len(arguments))
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))

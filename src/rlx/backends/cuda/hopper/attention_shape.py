@@ -19,7 +19,8 @@ class Integers(NamedTuple):
 
 class AttentionShape(NamedTuple):
     """What a kernel is made for. Heads of q and k are `depth` wide, those of v `width`, multiples of 64; `group` heads
-    of q share one of k. `window` is how many keys before its own a query sees; None: all of them."""
+    of q share one of k. `window` is how many keys before its own a query sees; None: all of them. With `has_logs` the
+    logarithms (of base 2) of the sums of powers are a result, too, [batch, head, query]."""
 
     depth: int
     width: int
@@ -32,6 +33,7 @@ class AttentionShape(NamedTuple):
     softcap: float | None
     lengths: Integers | None
     positions: Integers | None
+    has_logs: bool = False
 
     @property
     def keys(self) -> int:

@@ -28,8 +28,8 @@ _COSTS = {1: 1.0, 2: 1.1, 4: 1.4}
 
 
 def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Machine, load: Load) -> HopperForm | None:
-    """The form of a product of f16 or bf16 with sums in f32, of which A lies side by side along K; `params` are the
-    names of the parameters of its loop kernel."""
+    """The form of a product of f16 or bf16 with sums in f32; `params` are the names of the parameters of its loop
+    kernel."""
     if product_refusal(product, acc, machine):
         return None
     return HopperForm(product, params, machine, load)
@@ -49,7 +49,7 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     if product.batch != 1:
         return "batches"
     along_k = all(b.row_stride == 1 for b in bs)
-    if a.col_stride != 1 or (not along_k and any(b.col_stride != 1 for b in bs)):
+    if (a.col_stride != 1 and a.row_stride != 1) or (not along_k and any(b.col_stride != 1 for b in bs)):
         return "strides"
     if isinstance(product.m, int) and product.m < FEWEST_ROWS:
         return "one row"
@@ -69,6 +69,7 @@ class HopperForm(TensorForm):
         super().__init__(params, machine, load)
         self.product, self._element = product, ELEMENTS[product.a.dtype]
         self._along_k = all(b.row_stride == 1 for b in product.bs)
+        self._is_turned = product.a.col_stride != 1
         self._finish = finish_kernel(product)
         self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
         buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
@@ -79,7 +80,7 @@ class HopperForm(TensorForm):
         return _ptx(self._shape(columns), self.machine, self._finish, self.product)
 
     def _shape(self, columns: int) -> ProductShape:
-        return ProductShape(columns, len(self.product.bs), self._along_k, self._element)
+        return ProductShape(columns, len(self.product.bs), self._along_k, self._element, self._is_turned)
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
@@ -87,7 +88,7 @@ class HopperForm(TensorForm):
         if m < FEWEST_ROWS or k == 0:
             return NOTHING
         columns = self._columns(m, n, gpu)
-        specs = [self._map(product.a, words, (m, k), ROWS)]
+        specs = [self._map(product.a, words, *(((k, m), 64) if self._is_turned else ((m, k), ROWS)))]
         for b in product.bs:
             size, box = ((n, k), columns) if self._along_k else ((k, n), 64)
             specs.append(self._map(b, words, size, box))
@@ -117,7 +118,7 @@ class HopperForm(TensorForm):
         return min((c for c in (wide, wide // 2, wide // 4) if c >= 64), key=longest)
 
     def _map(self, matrix: Matrix, words: Sequence[int], size: tuple[int, int], box: int) -> MapSpec:
-        is_turned = matrix is not self.product.a and self._along_k
+        is_turned = self._is_turned if matrix is self.product.a else self._along_k
         pitch = self.number(matrix.col_stride if is_turned else matrix.row_stride, words)
         address = words[self.places[matrix.name]] + 2 * self.number(matrix.offset, words)
         # One row may have any distance to the next.

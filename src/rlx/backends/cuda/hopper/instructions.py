@@ -70,6 +70,29 @@ def store_box(w: Writer, tensor_map: Val, at: Sequence[Val | int], source: Val) 
     )
 
 
+def add_box(w: Writer, tensor_map: Val, at: Sequence[Val | int], source: Val) -> None:
+    """The same, added to what lies there."""
+    places = ", ".join(f"<x{i}>" for i in range(len(at)))
+    w.asm(
+        f"cp.reduce.async.bulk.tensor.{len(at)}d.global.shared::cta.add.tile.bulk_group [<map>, {{{places}}}], [<source>];",
+        map=tensor_map,
+        source=source,
+        named={f"x{i}": x for i, x in enumerate(at)},
+    )
+
+
+def counter_wait(w: Writer, address: Val, value: Val) -> None:
+    """Wait until a counter in the memory of the GPU has a value, and see what was stored before it got it."""
+    w.asm(
+        f"""{{ .reg .pred p; .reg .b32 c; .reg .b64 t0, t1; mov.u64 t0, %globaltimer;
+        SPIN: ld.acquire.gpu.global.b32 c, [<a>]; setp.eq.s32 p, c, <v>; @p bra DONE;
+        mov.u64 t1, %globaltimer; sub.u64 t1, t1, t0; setp.lt.u64 p, t1, {PATIENCE}; @p bra SPIN; trap;
+        DONE: }}""",
+        a=address,
+        v=value,
+    )
+
+
 def mma(w: Writer, element: str, total: Sequence[Var], a: Sequence[Val], b: Sequence[Val]) -> None:
     """Sixteen rows of A, 16 deep, times eight columns of B, added to the four sums that a lane has."""
     named: dict[str, Val | int] = {f"a{i}": v for i, v in enumerate(a)}

@@ -35,6 +35,14 @@ class Lanes:
         both = w.call(f"llvm.nvvm.ff2{element}x2.rn", f"<2 x {kind}>", high, low)
         return w.emit(f"bitcast <2 x {kind}> {both.name} to i32", "i32")
 
+    def unpacked(self, word: Val, which: int) -> Val:
+        """One of the two numbers of a word."""
+        w = self.w
+        kind = "bfloat" if self.attention.element == "bf16" else "half"
+        both = w.emit(f"bitcast i32 {word.name} to <2 x {kind}>", f"<2 x {kind}>")
+        one = w.emit(f"extractelement <2 x {kind}> {both.name}, i32 {which}", kind)
+        return w.emit(f"fpext {kind} {one.name} to float", "float")
+
     def is_seen(self, highest: Val) -> Val:
         """Whether a row has seen anything: its highest score is one."""
         w = self.w

@@ -34,12 +34,14 @@ BAND = 8
 
 
 class ProductShape(NamedTuple):
-    """`columns` of C in a tile, for each of `parts` products of the same A; whether B lies side by side along K."""
+    """`columns` of C in a tile, for each of `parts` products of the same A; whether B lies side by side along K, and
+    whether A does not, but along its rows."""
 
     columns: int
     parts: int
     along_k: bool
     element: str  # "bf16" or "f16"
+    is_turned: bool = False
 
     @property
     def stage_bytes(self) -> int:
@@ -127,11 +129,19 @@ class _Product:
                     barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
                     barrier_expect(w, self.full(stage), shape.stage_bytes)
                     a = self.memory + stage * shape.stage_bytes
-                    copy_box(w, a, self.map_a, (step * DEPTH, row), self.full(stage))
+                    self.copy_a(a, row, step * DEPTH, self.full(stage))
                     for number, map_b in enumerate(self.maps_b):
                         b = a + (ROWS * DEPTH * 2 + number * shape.part_bytes)
                         self.copy_b(b, map_b, column, step * DEPTH, self.full(stage))
                     ring.advance()
+
+    def copy_a(self, to: Val, row: Val, depth: Val, barrier: Val) -> None:
+        if not self.shape.is_turned:
+            copy_box(self.w, to, self.map_a, (depth, row), barrier)
+            return
+        # A slab of 64 rows for each group of warps.
+        for slab in range(ROWS // 64):
+            copy_box(self.w, to + slab * SLAB_BYTES, self.map_a, (row + slab * 64, depth), barrier)
 
     def copy_b(self, to: Val, map_b: Val, column: Val, depth: Val, barrier: Val) -> None:
         if self.shape.along_k:
@@ -176,19 +186,21 @@ class _Product:
         text = "{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; wgmma.fence.sync.aligned;"
         # 16 further along K: 32 bytes inside a swizzled row where K lies side by side, else 16 rows of 128 bytes.
         ahead = 32 if shape.along_k else 2048
+        a_ahead = 2048 if shape.is_turned else 32
         for s in range(DEPTH // 16):
             for part in range(shape.parts):
                 registers = ", ".join(f"${part * count + i}" for i in range(count))
-                text += f"""add.s64 a, <a>, {s * 32 >> 4}; add.s64 b, <b{part}>, {s * ahead >> 4};
+                text += f"""add.s64 a, <a>, {s * a_ahead >> 4}; add.s64 b, <b{part}>, {s * ahead >> 4};
                     wgmma.mma_async.sync.aligned.m64n{shape.columns}k16.f32.{shape.element}.{shape.element}
-                    {{{registers}}}, a, b, p, 1, 1, 0, {0 if shape.along_k else 1};"""
+                    {{{registers}}}, a, b, p, 1, 1, {int(shape.is_turned)}, {0 if shape.along_k else 1};"""
         text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }"
         first = a + ROWS * DEPTH * 2
         views: dict[str, Val | int] = {
             f"b{part}": descriptor(w, first + part * shape.part_bytes, 16 if shape.along_k else SLAB_BYTES, 1024)
             for part in range(shape.parts)
         }
-        new = w.asm(text, [s.get() for s in sums], a=descriptor(w, a + group * SLAB_BYTES, 16, 1024), named=views)
+        leading = SLAB_BYTES if shape.is_turned else 16
+        new = w.asm(text, [s.get() for s in sums], a=descriptor(w, a + group * SLAB_BYTES, leading, 1024), named=views)
         for variable, value in zip(sums, new):
             variable.set(value)
 

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from rlx.backends.cuda.device import Gpu
 
 BYTES = 128
-_TYPES = {"f16": 6, "bf16": 9}
+# What the driver calls them, and their bytes.
+_TYPES = {"f16": (6, 2), "f32": (7, 4), "bf16": (9, 2)}
 _SWIZZLE_128 = 3
 _PROMOTE_128 = 2
 
 
 class MapSpec(NamedTuple):
-    """A tensor of two-byte elements at an address: sizes from the innermost axis on, strides in elements of all axes
+    """A tensor at an address: sizes from the innermost axis on, strides in elements of all axes
     but that one, whose elements lie side by side, and the box in which it is read. What is outside of it reads as
     zeros and is not written."""
 
@@ -33,20 +34,21 @@ class MapSpec(NamedTuple):
     @property
     def is_possible(self) -> bool:
         """What the copy engine asks for: addresses and rows at multiples of 16 bytes."""
-        has_places = self.address % 16 == 0 and all(0 < s < 2**36 and s % 8 == 0 for s in self.strides)
+        steps = [s * _TYPES[self.element][1] for s in self.strides]
+        has_places = self.address % 16 == 0 and all(0 < s < 2**37 and s % 16 == 0 for s in steps)
         return has_places and all(0 < size < 2**31 for size in self.sizes)
 
 
 def encode(gpu: Gpu, spec: MapSpec, to: int) -> None:
     """Write the map to an address of the host, a multiple of 64."""
-    rank = len(spec.sizes)
+    rank, (kind, size) = len(spec.sizes), _TYPES[spec.element]
     gpu.driver.cuTensorMapEncodeTiled(
         to,
-        _TYPES[spec.element],
+        kind,
         rank,
         spec.address,
         (c_uint64 * rank)(*spec.sizes),
-        (c_uint64 * (rank - 1))(*(2 * s for s in spec.strides)),
+        (c_uint64 * (rank - 1))(*(size * s for s in spec.strides)),
         (c_uint32 * rank)(*spec.box),
         (c_uint32 * rank)(*[1] * rank),
         0,

@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "arg_reduce": ("ArgReduce",),
     "attention": ("Attention", "AttentionParts"),
     "attention_backward": ("AttentionBackward",),
+    "attention_gradients": ("AttentionWithLogs", "AttentionGradients"),
     "attention_parts": ("AttentionJoin",),
     "barrier": ("Barrier",),
     "bidiagonal": ("Bidiagonalized", "ReflectedRows"),

@@ -36,10 +36,13 @@ def _supports(op: Op, operands: Sequence[Shape]) -> bool:
 @op_kernel(ScatterNd, kind="scatter", supports=_supports, strided={2}, updates=0)
 def scatter_nd(site: OpSite) -> None:
     """The result lies over x; only the places that updates go to change."""
-    _Scatter(site).build()
+    Scatter(site).build()
 
 
-class _Scatter:
+class Scatter:
+    """A scatter to be written: `outer` are the axes of x that are not indexed and not part of its rows, `length` is that
+    of a row, `points` are the sizes that number the updates."""
+
     def __init__(self, site: OpSite) -> None:
         assert isinstance(site.op, ScatterNd)
         self.site, self.op, self.k = site, site.op, site.k
@@ -90,16 +93,21 @@ class _Scatter:
         source = updates.at(*batch, *point, *others)
 
         def move(i: Value, lanes: int, mask: Value | None) -> None:
-            update = k.load(updates.buffer, source + self.step * i, lanes=lanes, stride=self.step, mask=mask)
-            if self.op.kind is not ScatterKind.Set:
-                update = _meet(k, self.op.kind, k.load(y.buffer, goal + i, lanes=lanes, mask=mask), update)
-            k.store(y.buffer, goal + i, update, mask=mask)
+            self.move(goal + i, source + self.step * i, lanes, mask)
 
         with nullcontext() if exists is None else k.when(exists):
             if self.inner == 0:
                 move(k.as_index(0), 1, None)
             else:
                 along(k, self.site.machine, [y.shape.dtype], start, stop, move)
+
+    def move(self, goal: Value, source: Value, lanes: int, mask: Value | None) -> None:
+        """Elements of an update from `source` on to their places."""
+        k, y = self.k, self.y
+        update = k.load(self.updates.buffer, source, lanes=lanes, stride=self.step, mask=mask)
+        if self.op.kind is not ScatterKind.Set:
+            update = _meet(k, self.op.kind, k.load(y.buffer, goal, lanes=lanes, mask=mask), update)
+        k.store(y.buffer, goal, update, mask=mask)
 
     def place(self, at: Sequence[Value]) -> tuple[Value, Value | None]:
         """How far from the start of its batch a point lies, and whether it exists; None if it surely does."""
