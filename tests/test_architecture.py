@@ -59,6 +59,7 @@ INSIDE = {
         "program",
         "reference",
         "cpu",
+        "text_gpu",
         "cuda",
     ],
 }

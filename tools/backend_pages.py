@@ -49,8 +49,14 @@ Every op on every backend that compiles programs, found by compiling the samples
 - **refused**: an error that says why.
 
 A page of `rlx export web` is WebAssembly without a host: what is **host** in the column wasm is refused by name there.
-WGSL has no f64: on `wgpu` all f64 is refused by name, and so are kernels that compute in it (factorisations of
-matrices, some functions of complex numbers), whatever the column says.
+WGSL and Metal have no f64: on `wgpu` and `metal` all f64 is refused by name, and so are kernels that compute in it
+(factorisations of matrices, some functions of complex numbers), whatever the column says; so it is on `opencl` where
+the device has none.
+
+What was executed how: `cpu` and `wasm` on processors, `cuda` on an H200, `wgpu` on lavapipe and `opencl` on pocl, which
+are processors that stand in for a GPU, `xla` and `mlx` on their CPU builds. `metal` has never been run on an Apple GPU
+nor seen Apple's compiler: its text is compiled unchanged as C++ and run on a processor, and its calls go to a stand-in
+for Metal that checks them (tests/backends/metal_backend).
 
 `reference` runs everything by its definition. `rlx devices` says what this machine has. All backends that have a device
 pass one suite, tests/conformance: each sample in each dtype, on plain and poisoned values (NaN, infinities, the largest

@@ -66,6 +66,19 @@ else
     from_debian "Vulkan driver" mesa-vulkan-drivers no-such-command
 fi
 
+# OpenCL on a processor: the loader and a driver are files, too.
+if ls /usr/lib/*/libOpenCL.so.1 >/dev/null 2>&1 && ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1; then
+    echo "OpenCL driver: $(ls /etc/OpenCL/vendors/*.icd | head -n 1)"
+else
+    from_debian "OpenCL loader" ocl-icd-libopencl1 no-such-command
+    from_debian "OpenCL driver" pocl-opencl-icd no-such-command
+fi
+
+# A C++ compiler for Metal's shaders, which run as C++: ziglang, installed above where there is no C compiler, is one too.
+if ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
+    from_pypi "C++ compiler" ziglang ziglang
+fi
+
 # Microcontrollers: a compiler for their cores and an emulator of them.
 from_debian "Cortex-M compiler" gcc-arm-none-eabi arm-none-eabi-gcc
 from_debian "Cortex-M emulator" qemu-system-arm qemu-system-arm

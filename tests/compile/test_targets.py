@@ -11,7 +11,22 @@ from rlx.compile import target as targets_module
 from rlx.compile.target import Absence, Absent, DeviceInfo, Found, Selection, Target, require, select, targets
 from rlx.errors import BackendError, ExportOnly, NoDevice, NotInstalled, UnknownDevice
 
-KNOWN = ["ane", "cortex-m", "cpu", "cuda", "fpga", "metal", "mlx", "opencl", "reference", "rocm", "tpu", "wasm", "wgpu", "xla"]
+KNOWN = [
+    "ane",
+    "cortex-m",
+    "cpu",
+    "cuda",
+    "fpga",
+    "metal",
+    "mlx",
+    "opencl",
+    "reference",
+    "rocm",
+    "tpu",
+    "wasm",
+    "wgpu",
+    "xla",
+]
 
 
 def test_every_target_is_a_folder():

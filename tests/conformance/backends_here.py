@@ -9,7 +9,7 @@ from rlx.backends.xla.adapter import device_count
 from rlx.compile.target import Absent, select
 
 # Ops of the compiler whose samples have weights as another machine reads them; programs get them as theirs does.
-OTHER_LAYOUTS = dict.fromkeys(("wasm", "wgpu", "opencl", "metal"), {"Int8MatMul"})
+OTHER_LAYOUTS = {name: {"Int8MatMul"} for name in ("wasm", "wgpu", "opencl", "metal")}
 # Ops whose samples lie on so many devices of XLA; tests/many_devices runs them in a process that has them.
 ON_DEVICES = {"ShardMap": 4, "ShardingConstraint": 4}
 # They need tools that users need not have, and compile in seconds, not milliseconds.

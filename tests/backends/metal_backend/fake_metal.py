@@ -1,10 +1,10 @@
 """A stand-in for PyObjC's module `Metal` that keeps books.
 
-Its names and their meaning are those of Metal.framework as PyObjC spells them. What the real one leaves undefined fails
-here with a `WrongUse`: commands after the end of an encoder, two encoders at once, a dispatch without a pipeline or with
-a buffer missing, misaligned or too short, a commit of an open encoder or of nothing. Work is done no sooner than somebody
-waits for it, so that whoever reads memory too early reads what was there before. Around every buffer lies a margin that
-kernels must not touch. Text becomes C++ by the headers in `shim/`.
+Its names and their meaning are those of Metal.framework as PyObjC spells them. What the real one leaves undefined
+fails here with a `WrongUse`: commands after the end of an encoder, two encoders at once, a dispatch without a pipeline
+or with a buffer missing or misaligned, a commit of an open encoder or of nothing. Work is done no sooner than somebody
+waits for it, so that whoever reads memory too early reads what was there before. Around every buffer lies a margin
+that kernels must not touch. Text becomes C++ by the headers in `shim/`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class Function:
         self.name, self.entry = name, getattr(library, name)
         head = re.search(rf"kernel void {name}\((.*?)\) {{", text, re.S)
         require(head, f"{name} has no head")
-        self.element = {int(i): _BYTES[kind.removesuffix("_seen_otherwise")] for _, kind, i in _PARAMETER.findall(head[1])}
+        self.element = {
+            int(i): _BYTES[kind.removesuffix("_seen_otherwise")] for _, kind, i in _PARAMETER.findall(head[1])
+        }
         require(sorted(self.element) == [*range(len(self.element))], f"{name} has gaps between its buffers")
 
 
@@ -257,7 +259,18 @@ class Device:
             source = SHIM / f"{name}.cpp" if text is None else self._folder / f"{name}.cpp"
             if text is not None:
                 source.write_text(text)
-            line = [*self._command, "-std=c++17", "-shared", "-fPIC", "-w", *flags, f"-I{SHIM}", str(source), "-o", made]
+            line = [
+                *self._command,
+                "-std=c++17",
+                "-shared",
+                "-fPIC",
+                "-w",
+                *flags,
+                f"-I{SHIM}",
+                str(source),
+                "-o",
+                made,
+            ]
             done = subprocess.run(line, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(done.stderr[-3000:])

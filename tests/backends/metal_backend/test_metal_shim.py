@@ -39,6 +39,7 @@ def test_a_tenth(stand_in, name):
             failures += check(case, "metal")
         except LegalizeError as refusal:
             refusals.append(str(refusal))
+            assert "f64" in refusals[-1], "Metal refuses nothing else"
     assert not failures, "\n".join(map(str, failures[:10]))
     if len(refusals) == len(chosen):
         pytest.skip(refusals[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from typing import Any
@@ -18,7 +17,9 @@ def metal() -> Any:
     """PyObjC's module; None if it is not installed."""
     if "Metal" not in sys.modules and importlib.util.find_spec("Metal") is None:
         return None
-    return importlib.import_module("Metal")
+    import Metal
+
+    return Metal
 
 
 def gpus(module: Any) -> list[Any]:
@@ -47,9 +48,7 @@ def probe() -> Found | Absent:
     if module is None:
         return Absent(Absence.NotInstalled, NEEDED, REMEDY)
     infos = tuple(
-        DeviceInfo(
-            i, str(d.name()), "shared memory" if d.hasUnifiedMemory() else "", int(d.recommendedMaxWorkingSetSize())
-        )
+        DeviceInfo(i, str(d.name()), "rlx was never tried on such a GPU", int(d.recommendedMaxWorkingSetSize()))
         for i, d in enumerate(gpus(module))
     )
     if not infos:

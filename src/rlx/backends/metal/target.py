@@ -42,7 +42,7 @@ def _probe() -> Found | Absent:
 
 TARGET = Target(
     name="metal",
-    about="Apple GPUs, through Metal",
+    about="Apple GPUs, through Metal; never tried on one",
     aliases=("mtl",),
     probe=_probe,
     machine=_machine,
