@@ -235,8 +235,8 @@ def machine_named(name: str) -> Machine:
         number = int(re.sub(r"\D", "", name))
         # Loads and copies that say how they use the caches are younger than these chips.
         features = "+ptx74" if 80 <= number < 89 else ""
-        has = {"has_bf16_conversion": number >= 80, "has_early_launch": number >= 90}
-        return replace(SM_90A, name=name, cpu=name, features=features, **has)
+        older = replace(SM_90A, has_bf16_conversion=number >= 80, has_early_launch=number >= 90)
+        return replace(older, name=name, cpu=name, features=features)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         # No more is promised than all chips of a family have.
         return replace(GFX942 if re.fullmatch(r"gfx9..", name) else GFX1030, name=name, cpu=name, matrix=None)

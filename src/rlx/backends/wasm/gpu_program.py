@@ -27,11 +27,12 @@ from rlx.backends.memory import Array
 from rlx.backends.options_to_pipeline import compile_with_options
 from rlx.backends.program.program import LoopStep, Operand, Program, build_program
 from rlx.backends.program.signature import Signature
+from rlx.backends.text_gpu.code import TextCode, codes_of
+from rlx.backends.text_gpu.executable import refuse_doubles
 from rlx.backends.wasm.code import steps_inside
 from rlx.backends.wasm.prepared import arrays_of
 from rlx.backends.wasm.web_program import WebProgram
-from rlx.backends.wgpu.code import WgslCode, codes_of, loader, wgsl_loading
-from rlx.backends.wgpu.refusals import refuse_unknown_types
+from rlx.backends.wgpu.code import WgslCode, loader
 from rlx.ir.dim_algebra import DimAtom
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Size
@@ -55,9 +56,9 @@ class GpuProgram(NamedTuple):
 
 
 def gpu_program(graph: Graph, signature: Signature, params: Mapping[str, Array]) -> GpuProgram:
-    refuse_unknown_types(graph)
+    refuse_doubles(graph, "wgpu", "WGSL")
     compiled = compile_with_options(graph, "wgpu", CompileOptions())
-    program = build_program(compiled.lir, loading=wgsl_loading())
+    program = build_program(compiled.lir, loading=loader().loading)
     codes = codes_of(program)
     web = WebProgram(program, codes, signature, arrays_of(program, compiled, params))
     copies = bool(program.moved) or any(isinstance(s, LoopStep) for s in steps_inside(program))
@@ -78,7 +79,8 @@ def gpu_program(graph: Graph, signature: Signature, params: Mapping[str, Array])
     return GpuProgram(web, document)
 
 
-def _kernel(code: WgslCode, prelude: Prelude, has_odd_places: bool) -> dict[str, Any]:
+def _kernel(code: TextCode, prelude: Prelude, has_odd_places: bool) -> dict[str, Any]:
+    assert isinstance(code, WgslCode)
     has_parts = any(0 < size < 4 for size in code.sizes)
     forms = [code.words, code.anywhere if has_parts and has_odd_places else None]
     made = [None if form is None else open_kernel(form, prelude) for form in forms]

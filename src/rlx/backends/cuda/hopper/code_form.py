@@ -12,7 +12,6 @@ from rlx.backends.cuda.hopper.stored_codes import StoredFormat
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.matmul import Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.matmul_codes import CodesOrigin
 from rlx.kernels.ir.loop_ir import Buffer
@@ -70,7 +69,7 @@ class CodeRowsForm(TensorForm):
         rows = 1 if m == 1 else tiles * TILE // digits
         # Panels of a block share what is made of A.
         most_rows = 16 if self._stored.groups == 1 else 8
-        panels = 2 if 1 < m and rows <= most_rows and len(product.bs) == 1 else 1
+        panels = 2 if m > 1 and rows <= most_rows and len(product.bs) == 1 else 1
         depth, columns = product.weight_shape
         shape = CodeShape(self._stored, len(product.bs), panels, rows, depth, element)
         blocks = -(-columns // (PANEL_ROWS * panels)) * -(-m // rows)
