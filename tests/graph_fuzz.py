@@ -299,7 +299,8 @@ def _values(rng: random.Random, shape, binding) -> np.ndarray:
     dims = []
     for d in shape.bind(binding).static_dims:
         dims.append(rng.choice(SIZES) if rng.random() < 0.03 else d)
-    if np.prod([float(d) for d in dims]) > MOST_ELEMENTS:
+    # NumPy holds no array without elements either whose other sizes are too large.
+    if np.prod([float(d) for d in dims]) > MOST_ELEMENTS or np.prod([float(d) for d in dims if d]) > 2.0**59:
         raise MemoryError
     numbers = np.random.default_rng(rng.randrange(1 << 30))
     dtype = shape.dtype.numpy

@@ -65,6 +65,23 @@ LARGE_TILE = """mir @found(%x0: f32[0], %x1: f32[0], %x2: f32[0], %x3: f32[0], %
 """
 
 
+OTHER_AXIS = """mir @found(%x0: f64[B,4]) {
+  %0: f64[2*B,2] = shard_map(%x0) {body=@number(%a: f64[B,2]) {
+      %0: i32[] = axis_index() {axis_name="x", axis_size=17}
+      %1: f64[] = cast(%0) {to=f64}
+      %2: f64[B,2] = add(%a, %1)
+      return %2
+    }, in_shardings=("[x=2](None, x)",), out_shardings=("[x=2](x)",)}
+  return %0
+}
+"""
+
+
+def test_an_axis_of_a_mesh_has_one_size():
+    with pytest.raises(RlxError, match="axis 'x' of the mesh is 2, and 17 in axis_index"):
+        parse(OTHER_AXIS)
+
+
 @pytest.mark.parametrize("filling", [0xFF, 0x3C])
 def test_a_result_with_two_names_is_stored(filling):
     inputs = {"x0": np.ones((3, 2), "f4"), "x1": np.array([True, False])}

@@ -20,6 +20,7 @@ import numpy as np
 from rlx.ir.graph import Graph
 from rlx.ir.op import op
 from rlx.ir.rewrite.inline import check_operands, inline_graph
+from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
 from rlx.ops.control.bodies import Array, TransformableBodyOp, build_body, one_or_tuple, output_types, run_body
@@ -36,7 +37,7 @@ from rlx.ops.control.body_transforms import (
 )
 from rlx.ops.define.rules import mapped_axis
 from rlx.ops.define.samples import Sample, sample, spec
-from rlx.ops.parallel.collectives import AllReduce, AxisIndex
+from rlx.ops.parallel.collectives import AllReduce, AxisIndex, Collective
 from rlx.ops.pointwise.arithmetic import add, div
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import sin
@@ -69,6 +70,14 @@ class ShardMap(TransformableBodyOp):
             raise self.fail("every axis needs an entry that says where it lies; UNCONSTRAINED says nothing")
         if any(isinstance(node.op, ShardMap) for node in self.body.nodes):
             raise self.fail("it cannot be inside of another one: all axes of the mesh are taken")
+        for inner in (node.op for graph in (self.body, *all_bodies(self.body)) for node in graph.nodes):
+            if isinstance(inner, Collective) and inner.axis_size != self.mesh.shape.get(
+                inner.axis_name, inner.axis_size
+            ):
+                size = self.mesh.shape[inner.axis_name]
+                raise self.fail(
+                    f"axis {inner.axis_name!r} of the mesh is {size}, and {inner.axis_size} in {inner.mnemonic}"
+                )
 
     @property
     def mesh(self) -> Mesh:
