@@ -51,7 +51,7 @@ _PICTURE_STYLE = (
 def plan_text(plan: Plan, shown: int) -> str:
     """The table of layouts, the picked one in detail, and why it was picked."""
     lines = [_title(plan), ""]
-    heads = ("layout", "memory", "arithmetic", "exchanges", "step", "tokens/s", "")
+    heads = ("layout", "memory", "work", "exchanges", "step", "tokens/s", "")
     rows = [_row(plan, each) for each in plan.layouts[:shown]]
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     for row in (heads, *rows):
@@ -152,12 +152,12 @@ def mesh_svg(plan: Plan, each: LayoutPlan) -> str:
         took = time_text(seconds(e, layout, plan.chip))
         told = f"{e.what}: {e.times} x {size_text(e.result_bytes)}, {took}"
         by_axis.setdefault(" and ".join(e.axes), []).append(told)
-    for axis, told in by_axis.items():
+    for axis, lines in by_axis.items():
         hue = _HUES.get(axis.split(" ")[0], 0)
         bottom += 8
         content.append(f'<rect x="{left}" y="{bottom - 10}" width="12" height="12" fill="hsl({hue} 60% 60%)"/>')
         content.append(f'<text class="b" x="{left + 18}" y="{bottom}">along {escape(axis)}</text>')
-        for line in told:
+        for line in lines:
             bottom += 18
             content.append(f'<text class="f" x="{left + 18}" y="{bottom}">{escape(line)}</text>')
         bottom += 14
@@ -235,7 +235,7 @@ def _table(plan: Plan) -> str:
         used = _bar([(each.memory_bytes / plan.chip.memory_bytes, 265 if each.fits else 0)])
         numbers = "".join(f'<td class="n">{escape(cell)}</td>' for cell in cells[1:6])
         rows.append(f'<tr class="{css}"><td>{escape(cells[0])}</td>{numbers}<td>{used}</td><td>{bars}</td></tr>')
-    heads = ("memory", "arithmetic", "exchanges", "step", "tokens/s")
+    heads = ("memory", "work", "exchanges", "step", "tokens/s")
     top = "".join(f'<th class="n">{name}</th>' for name in heads)
     top = f"<tr><th>layout</th>{top}<th>of the memory of a chip</th><th>work and exchanges</th></tr>"
     return f"<table>{top}{''.join(rows)}</table>"
