@@ -35,7 +35,7 @@ def beside_jax(code):
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
         env={
             **os.environ,
-            "PYTHONPATH": str(SOURCE),
+            "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
             "RLX_XLA_DEVICES": "8",
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
             "JAX_PLATFORMS": "cpu",
@@ -46,6 +46,7 @@ def beside_jax(code):
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_a_layer_and_its_gradient_move_as_much():
@@ -112,3 +113,49 @@ def test_shard_map_is_jaxs():
         want_grad = jax.jit(jax.grad(lambda a: jnp.sum(jnp.sin(jaxs(a)))))(a)
         np.testing.assert_allclose(np.asarray(ours_grad), np.asarray(want_grad), rtol=1e-4, atol=1e-5)
     """)
+
+
+def test_a_training_step_moves_as_much_and_how_long_it_takes():
+    """Losses and exchanges are asserted; the times, in turn, are printed for who asks (`-s`)."""
+    told = beside_jax("""
+        import time
+        width, depth = 512, 4
+        weights = [{"up": rng.standard_normal((width, 4 * width)).astype("f4") / 32,
+                    "down": rng.standard_normal((4 * width, width)).astype("f4") / 64} for _ in range(depth)]
+        x = rng.standard_normal((64, width)).astype("f4")
+        def step_of(n, grad, tree_map):
+            def loss(w, x):
+                h = x
+                for layer in w:
+                    h = h + n.tanh(h @ layer["up"]) @ layer["down"]
+                return n.mean((h - 1.0) ** 2)
+            def step(w, x):
+                value, g = grad(loss)(w, x)
+                return tree_map(lambda a, b: a - 0.1 * b, w, g), value
+            return step
+        own = [{"up": S(None, "y"), "down": S("y")}] * depth
+        other = [{"up": J(None, "y"), "down": J("y")}] * depth
+        ours = rlx.jit(step_of(rnp, rlx.value_and_grad, rlx.tree.map), donate_argnums=0, out_shardings=(own, S()))
+        jitted = jax.jit(step_of(jnp, jax.value_and_grad, jax.tree.map), donate_argnums=0, out_shardings=(other, J()))
+        a, ax = rlx.device_put(weights, own), rlx.device_put(x, S("x"))
+        b, bx = jax.device_put(weights, other), jax.device_put(x, J("x"))
+        moved = collectives_of(jitted.lower(b, bx).compile().as_text(), 8)
+        found = rlx.distributed.report(ours, a, ax).collectives
+        assert [(u.kind, u.result_bytes) for u in found] == [(u.kind, u.result_bytes) for u in moved], (found, moved)
+        times = {"rlx": [], "jax": []}
+        for n in range(30):
+            started = time.perf_counter()
+            a, mine = ours(a, ax)
+            mine = float(mine)
+            between = time.perf_counter()
+            b, theirs_value = jitted(b, bx)
+            theirs_value = float(theirs_value)
+            if n >= 10:
+                times["rlx"].append(between - started)
+                times["jax"].append(time.perf_counter() - between)
+            assert abs(mine - theirs_value) < 1e-5 * max(1, abs(theirs_value)), (n, mine, theirs_value)
+        quick = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+        print(f"a step: rlx {quick['rlx'] * 1e3:.2f} ms, jax {quick['jax'] * 1e3:.2f} ms, "
+              f"{quick['jax'] / quick['rlx']:.2f} times as fast as jax")
+        """)
+    print(told)

@@ -34,6 +34,9 @@ __all__ = ["gather", "initialize", "is_initialized", "process_count", "process_i
 
 # Seconds after which a process that says nothing is taken for dead.
 HEARTBEAT = 10
+# Seconds that process 0 waits for the others to part.
+PARTING = 10
+_PARTING = "rlx/parting"
 # What a process that ends because another one did returns.
 EXIT_LOST = 75
 
@@ -148,9 +151,52 @@ def _leave(joined: adapter.Connection) -> None:
         sys.stdout.flush()
         os._exit(1)
     try:
-        joined.leave()
+        with _Parting(joined):
+            joined.leave()
     except InternalError as error:
         print(f"rlx: the other processes did not end well: {error}", file=sys.stderr)
+
+
+class _Parting:
+    """Process 0 ends last: XLA ends those that lose its service while they part. Each of the others holds a line to it
+    until it has parted."""
+
+    def __init__(self, joined: adapter.Connection) -> None:
+        self._joined = joined
+        self._line: socket.socket | None = None
+
+    def __enter__(self) -> None:
+        try:
+            if self._joined.rank == 0:
+                self._line = socket.create_server((self._joined.host, 0), backlog=self._joined.processes)
+                self._joined.tell(_PARTING, str(self._line.getsockname()[1]))
+                self._joined.tell(f"{_PARTING}/host", self._joined.host)
+            else:
+                port = int(self._joined.told(_PARTING, PARTING))
+                host = self._joined.told(f"{_PARTING}/host", PARTING)
+                self._line = socket.create_connection((host, port), timeout=PARTING)
+        except (OSError, ValueError, InternalError):
+            # Another process has failed before this one could part from it; what ends them all says so.
+            self._line = None
+
+    def __exit__(self, *error: object) -> None:
+        if self._line is None:
+            return
+        with self._line:
+            if self._joined.rank == 0:
+                self._wait_for_others(self._line)
+
+    def _wait_for_others(self, line: socket.socket) -> None:
+        limit = time.monotonic() + PARTING
+        for _ in range(self._joined.processes - 1):
+            try:
+                line.settimeout(max(limit - time.monotonic(), 0.01))
+                other, _ = line.accept()
+                with other:
+                    other.settimeout(max(limit - time.monotonic(), 0.01))
+                    other.recv(1)
+            except OSError:
+                return
 
 
 def is_initialized() -> bool:

@@ -27,7 +27,7 @@ __all__ = ["mesh_svg", "plan_text", "write_page"]
 _HUES = {"data": 210, "fsdp": 265, "tensor": 20, "sequence": 150, "expert": 325}
 # Devices that are drawn along one side; more are hinted at.
 _DRAWN = 8
-_BOX, _GAP, _HEIGHT = 104, 10, 62
+_BOX, _GAP, _STRIP = 104, 10, 12
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1d2433;--faint:#68728a;--line:#dfe3ea;--paper:#fff;--card:#f6f7fa}
 @media (prefers-color-scheme:dark){:root{--ink:#e8ebf2;--faint:#9aa4b8;--line:#2c3444;--paper:#171b24;--card:#1f2531}}
@@ -51,7 +51,7 @@ _PICTURE_STYLE = (
 def plan_text(plan: Plan, shown: int) -> str:
     """The table of layouts, the picked one in detail, and why it was picked."""
     lines = [_title(plan), ""]
-    heads = ("layout", "memory", "arithmetic", "exchanges", "step", "tokens/s", "")
+    heads = ("layout", "memory", "work", "exchanges", "step", "tokens/s", "")
     rows = [_row(plan, each) for each in plan.layouts[:shown]]
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     for row in (heads, *rows):
@@ -137,12 +137,14 @@ def mesh_svg(plan: Plan, each: LayoutPlan) -> str:
     rows = layout.mesh.size // columns
     wide, high = min(columns, _DRAWN), min(rows, _DRAWN)
     left, top = 16, 30
+    box = 26 + _STRIP * len(layout.mesh.axis_names)
     content = [f'<text class="b" x="{left}" y="18">{escape(_caption(layout, columns, rows))}</text>']
     for row in range(high):
         for column in range(wide):
-            x, y = left + column * (_BOX + _GAP), top + row * (_HEIGHT + _GAP)
-            content += _device(plan, layout, row * columns + column, x, y)
-    bottom = top + high * (_HEIGHT + _GAP) + 14
+            x, y = left + column * (_BOX + _GAP), top + row * (box + _GAP)
+            content.append(f'<rect class="d" x="{x}" y="{y}" width="{_BOX}" height="{box}"/>')
+            content += _device(each, row * columns + column, x, y)
+    bottom = top + high * (box + _GAP) + 14
     more = layout.mesh.size - wide * high
     if more:
         content.append(f'<text class="f" x="{left}" y="{bottom}">and {more} devices more, alike</text>')
@@ -152,16 +154,16 @@ def mesh_svg(plan: Plan, each: LayoutPlan) -> str:
         took = time_text(seconds(e, layout, plan.chip))
         told = f"{e.what}: {e.times} x {size_text(e.result_bytes)}, {took}"
         by_axis.setdefault(" and ".join(e.axes), []).append(told)
-    for axis, told in by_axis.items():
+    for axis, lines in by_axis.items():
         hue = _HUES.get(axis.split(" ")[0], 0)
         bottom += 8
         content.append(f'<rect x="{left}" y="{bottom - 10}" width="12" height="12" fill="hsl({hue} 60% 60%)"/>')
         content.append(f'<text class="b" x="{left + 18}" y="{bottom}">along {escape(axis)}</text>')
-        for line in told:
+        for line in lines:
             bottom += 18
             content.append(f'<text class="f" x="{left + 18}" y="{bottom}">{escape(line)}</text>')
         bottom += 14
-    width = max(left * 2 + wide * (_BOX + _GAP), 520)
+    width = max(left * 2 + wide * (_BOX + _GAP), 640)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{bottom + 8}"'
     label = escape(f"the mesh {layout.mesh}")
     return (
@@ -175,17 +177,17 @@ def _caption(layout: Layout, columns: int, rows: int) -> str:
     return f"mesh {layout.mesh}: to the right {names[-1]} ({columns}){down}"
 
 
-def _device(plan: Plan, layout: Layout, position: int, x: float, y: float) -> Iterator[str]:
-    """A box whose coloured strips are the parts that the device has of what each axis divides."""
-    place = layout.mesh.coordinates(position)
-    yield f'<rect class="d" x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}"/>'
-    yield f'<text class="b" x="{x + 8}" y="{y + 16}">{layout.mesh.flat_ids[position]}</text>'
-    strips = [(axis, index, layout.mesh.shape[axis]) for axis, index in place.items()]
-    for number, (axis, index, count) in enumerate(strips[:3]):
-        length = _BOX - 16
+def _device(each: LayoutPlan, position: int, x: float, y: float) -> Iterator[str]:
+    """The number of a device, the memory that it needs, and strips: the parts that it has of what each axis divides."""
+    mesh = each.layout.mesh
+    yield f'<text class="b" x="{x + 8}" y="{y + 16}">{mesh.flat_ids[position]}</text>'
+    yield f'<text class="f" x="{x + _BOX - 8}" y="{y + 16}" text-anchor="end">{size_text(each.memory_bytes)}</text>'
+    length = _BOX - 16
+    for number, (axis, index) in enumerate(mesh.coordinates(position).items()):
+        count = mesh.shape[axis]
         part = max(length / count, 2)
         start = x + 8 + length * index / count
-        at = y + 24 + number * 12
+        at = y + 24 + number * _STRIP
         hue = _HUES.get(axis, 0)
         yield f'<rect x="{x + 8}" y="{at}" width="{length}" height="7" fill="hsl({hue} 30% 60% / 0.25)"/>'
         tip = f"{_divided(axis)}: part {index + 1} of {count}"
@@ -235,7 +237,7 @@ def _table(plan: Plan) -> str:
         used = _bar([(each.memory_bytes / plan.chip.memory_bytes, 265 if each.fits else 0)])
         numbers = "".join(f'<td class="n">{escape(cell)}</td>' for cell in cells[1:6])
         rows.append(f'<tr class="{css}"><td>{escape(cells[0])}</td>{numbers}<td>{used}</td><td>{bars}</td></tr>')
-    heads = ("memory", "arithmetic", "exchanges", "step", "tokens/s")
+    heads = ("memory", "work", "exchanges", "step", "tokens/s")
     top = "".join(f'<th class="n">{name}</th>' for name in heads)
     top = f"<tr><th>layout</th>{top}<th>of the memory of a chip</th><th>work and exchanges</th></tr>"
     return f"<table>{top}{''.join(rows)}</table>"

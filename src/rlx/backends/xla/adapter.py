@@ -408,6 +408,16 @@ class Connection:
             told = self.client.key_value_dir_get(_ALIVE)
         return {int(name.rpartition("/")[2]): int(count) for name, count in told}
 
+    def tell(self, name: str, text: str) -> None:
+        """Leave a text for the others under a name that serves once."""
+        with _translated(f"{name!r} cannot be told to the other processes"):
+            self.client.key_value_set(name, text)
+
+    def told(self, name: str, seconds: float) -> str:
+        """The text that another process leaves under a name; waits for it."""
+        with _translated(f"{name!r} was not told by another process"):
+            return str(self.client.blocking_key_value_get(name, int(seconds * 1000)))
+
     def leave(self) -> None:
         """Wait for the others to be done as well, and part."""
         with _translated("the processes cannot part"):
