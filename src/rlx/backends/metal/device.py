@@ -59,7 +59,7 @@ class MetalGpu(TextGpu):
         self.queue = device.newCommandQueue()
         self.pool = Pool(self.name, int(device.maxBufferLength()), self._create)
         self.loader = TextLoader(METAL, self._code)
-        self.commands = CommandBuffers(self)
+        self.commands = self._buffers = CommandBuffers(self)
         self.pipelines: dict[str, Any] = {}
 
     def _create(self, size: int, what: str) -> Any:
@@ -128,7 +128,7 @@ class MetalGpu(TextGpu):
 
     def wait(self) -> None:
         with self.lock:
-            self.commands.finish()
+            self._buffers.finish()
 
 
 class CommandBuffers:
