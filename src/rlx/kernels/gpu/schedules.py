@@ -55,7 +55,7 @@ def _has_column_codes(machine: Machine, spec: ProductSpec) -> bool:
 
 
 def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
-    return iterations_as_threads(CPU_TABLE.make(name, machine, spec))
+    return iterations_as_threads(CPU_TABLE.make(name, machine, spec), machine.wave)
 
 
 def _attention_rows(name: str, machine: Machine, site: OpSite) -> Kernel:
@@ -70,7 +70,7 @@ def _is_row_attention(machine: Machine, site: OpSite) -> bool:
 
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
     origin = attention_origin(site)
-    kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site))
+    kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site), machine.wave)
     kernel.origin = origin
     return kernel
 
