@@ -7,8 +7,8 @@
 
 Generated as a whole: docs/ops.md (from the op registry), docs/backends.md (by compiling the samples of all ops),
 docs/knobs.md (from rlx.knobs) and docs/pictures/benchmarks.svg (from docs/benchmarks.md, which tools/benchmark_page.py
-writes). Generated in part: docs/primitives.md, between its two comments, and docs/api/, below one (see
-tools/api_pages.py). All others are written by hand, with outputs from running their Python blocks (tools/doc_pages.py).
+writes). Generated in part: docs/primitives.md and docs/rocm.md (by assembling ten families for five chips), between
+their two comments, and docs/api/, below one (see tools/api_pages.py). All others are written by hand, with outputs from running their Python blocks (tools/doc_pages.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from backend_pages import backends_page
 from benchmark_bars import bars
 from doc_pages import ROOT, PageError, documentation, refreshed
 from op_pages import ops_page, primitives_table
+from rocm_pages import families_table
 
 from rlx.knobs import all_knobs, knobs
 
@@ -63,14 +64,14 @@ def unread_knobs() -> list[str]:
     return [knob.name for knob in all_knobs() if knob.name not in read]
 
 
-def primitives_page() -> str:
+def with_table(name: str, table: Callable[[], str]) -> str:
     """The page as it is, with the table written again."""
-    text = (DOCS / "primitives.md").read_text()
+    text = (DOCS / name).read_text()
     before, start, rest = text.partition(TABLE_START)
     _, end, after = rest.partition(TABLE_END)
     if not start or not end:
-        raise PageError(f"docs/primitives.md needs the comments {TABLE_START!r} and {TABLE_END!r} around its table")
-    return f"{before}{start}\n{primitives_table()}\n{end}{after}"
+        raise PageError(f"docs/{name} needs the comments {TABLE_START!r} and {TABLE_END!r} around its table")
+    return f"{before}{start}\n{table()}\n{end}{after}"
 
 
 # Page -> its text, by definitions in the package alone.
@@ -78,7 +79,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/ops.md": lambda: ops_page(NOTE),
     "docs/backends.md": lambda: backends_page(NOTE),
     "docs/knobs.md": knobs_page,
-    "docs/primitives.md": primitives_page,
+    "docs/primitives.md": lambda: with_table("primitives.md", primitives_table),
+    "docs/rocm.md": lambda: with_table("rocm.md", families_table),
     "docs/pictures/benchmarks.svg": bars,
     **api_pages(),
 }

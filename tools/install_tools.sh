@@ -79,6 +79,9 @@ if ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
     from_pypi "C++ compiler" ziglang ziglang
 fi
 
+# The linker that code objects for AMD's GPUs are compared with; older ones refuse their version.
+from_debian "AMD code objects" lld-19 ld.lld-19 ld.lld-20
+
 # Microcontrollers: a compiler for their cores and an emulator of them.
 from_debian "Cortex-M compiler" gcc-arm-none-eabi arm-none-eabi-gcc
 from_debian "Cortex-M emulator" qemu-system-arm qemu-system-arm

@@ -23,13 +23,11 @@ def test_page_with_real_models(page):
     assert doc_pages.refreshed(page, real=True) == page.read_text(), stale
 
 
-# Every op is compiled for every target.
-SLOW = "docs/backends.md"
+# Every op is compiled for every target, every family for every AMD chip.
+SLOW = {"docs/backends.md": [pytest.mark.targets], "docs/rocm.md": [pytest.mark.long]}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.targets] if n == SLOW else []) for n in generate_docs.GENERATED]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, [])) for n in generate_docs.GENERATED])
 def test_generated_page_is_current(name):
     current = (doc_pages.ROOT / name).read_text()
     # The outputs inside of generated pages are checked by the test above.

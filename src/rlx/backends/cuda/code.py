@@ -108,7 +108,7 @@ class PtxLoader:
         self._lock = threading.Lock()
 
     def load(self, kernel: Kernel) -> GpuKernel:
-        form = iterations_as_threads(kernel)
+        form = iterations_as_threads(kernel, self.machine.wave)
         key = cache_key(form, self.machine)
         with self._lock:
             found = self._kernels.get(key)

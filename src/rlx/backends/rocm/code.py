@@ -13,7 +13,7 @@ from rlx.backends.program.program import HostStep, Loading, LoopStep, Program
 from rlx.backends.rocm.link import link_code_object
 from rlx.errors import BackendError, InternalError
 from rlx.kernels.ir.loop_ir import Kernel
-from rlx.kernels.machines import Machine, machine_named
+from rlx.kernels.machines import AMD_CHIPS, Machine
 
 
 def code_object(kernel: Kernel, machine: Machine) -> bytes:
@@ -101,10 +101,12 @@ def amd_loading(arch: str) -> Loading:
 
 
 def amd_machine(arch: str) -> Machine:
-    machine = machine_named(arch)
-    if machine.gpu != "amdgcn":
-        raise BackendError(f"rocm: {arch!r} is no AMD architecture; use gfx90a, gfx942, gfx1030, gfx1100 or gfx1201")
-    return machine
+    """One of the chips that kernels are made for."""
+    for chip in AMD_CHIPS:
+        if chip.name == arch:
+            return chip
+    known = ", ".join(chip.name for chip in AMD_CHIPS)
+    raise BackendError(f"rocm: no kernels are made for the architecture {arch!r}; use one of: {known}")
 
 
 @cache

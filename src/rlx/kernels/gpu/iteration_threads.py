@@ -15,7 +15,7 @@ from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import For, Kernel, LoopKind, walk
 from rlx.kernels.ir.rewrite import Copier
 
-# One warp: few iterations spread over as many multiprocessors as there are, and no warp has idle lanes.
+# One warp of most GPUs: few iterations spread over as many multiprocessors as there are, and no warp has idle lanes.
 THREADS = 32
 
 

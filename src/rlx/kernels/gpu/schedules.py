@@ -56,7 +56,7 @@ def _has_column_codes(machine: Machine, spec: ProductSpec) -> bool:
 
 
 def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
-    kernel = iterations_as_threads(CPU_TABLE.make(name, machine, spec))
+    kernel = iterations_as_threads(CPU_TABLE.make(name, machine, spec), machine.wave)
     if spec.layout is not None and not (spec.code_digits or spec.experts):
         from rlx.kernels.gpu.matmul_codes import CodesOrigin
 
@@ -90,7 +90,7 @@ def _is_row_scatter(machine: Machine, site: OpSite) -> bool:
 
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
     origin = attention_origin(site)
-    kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site))
+    kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site), machine.wave)
     kernel.origin = origin
     return kernel
 
