@@ -83,7 +83,7 @@ class OwnModel:
 
     def __init__(self, c: DecoderConfig, read: Callable[[str], Any], activations: str = "bf16") -> None:
         """`read` gives a weight by its name, as an array of the host."""
-        self.config = c
+        self.config, self._read = c, read
         weights = {n: Weight(d, DType.BF16, None, lambda n=n: read(n)) for n, d in weight_dims(c).items()}
         started = time.perf_counter()
         built = build_decoder(c, WeightFile("seeded", HF_DECODERS["llama"], weights), DType.BF16)
@@ -92,6 +92,10 @@ class OwnModel:
         read_weights(built.weights, self.program)
         self.runner = DecoderRunner(c, self.program, built.caches)
         self.caches: list[Any] = []
+
+    def with_activations(self, activations: str) -> OwnModel:
+        """The same weights in another program."""
+        return OwnModel(self.config, self._read, activations)
 
     def start(self, capacity: int) -> None:
         """Empty caches on the device."""

@@ -445,6 +445,9 @@ def decode_model() -> Iterator[Work]:
             columns: dict[str, Callable[[int], Any]] = {"rlx": lambda i, m=own_model, given=given: m.run(given)}
             if context == 512:
                 show_profile(own_model, given)
+                exact = own_model.with_activations("f32")
+                exact.start(context + 64)
+                columns["rlx f32"] = lambda i, m=exact, given=given: m.run(given)
             if not ARGS.no_peers:
                 theirs.start(context)
                 for key in ("eager", "compile"):

@@ -266,6 +266,44 @@ def code_products() -> Iterator[tuple[Any, ...]]:
             yield (name, dtype, "gated", 3, 96, 1024)
 
 
+WIDE_PRODUCTS = [(1, 1000, 2056), (2, 4099, 1024), (8, 264, 1544), (1, 2048, 8192)]
+
+
+def run_wide_product(m: str, n: str, k: str) -> float:
+    """f32 rows with a weight that is stored in bf16, against f64: no more is lost than by sums in f32."""
+    from rlx import ops
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.dtype import DType
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+
+    rows, columns, depth = int(m), int(n), int(k)
+    rng = np.random.default_rng(rows * columns + depth)
+    x = (rng.standard_normal((rows, depth)) * np.exp(3 * rng.standard_normal((rows, depth)))).astype("f4")
+    w = rng.standard_normal((columns, depth)).astype(DType.BF16.numpy)
+    graph = Graph("wide")
+    a, b = graph.input("a", ("M", depth), "f32"), graph.param("w", w.shape, "bf16")
+    with building(graph):
+        graph.set_outputs([ops.matmul(a, ops.transpose(ops.cast(b, DType.F32), (1, 0)))])
+    executable = CudaBackend().compile(graph, None)
+    assert "mma of few rows" in str(executable.report), str(executable.report)
+    params = executable.prepare({"w": w})
+    got, *again = (np.asarray(executable.run({"a": x}, params)[0]) for _ in range(4))
+    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
+    check_assembled(executable)
+    x[0, 3] = np.inf
+    assert np.isinf(np.asarray(executable.run({"a": x}, params)[0])[0]).all(), "infinity is lost"
+    x[0, 3] = 0
+    wanted = x.astype("f8") @ w.astype("f8").T
+    found = np.asarray(executable.run({"a": x}, params)[0]).astype("f8")
+    scale = np.abs(x).astype("f8") @ np.abs(w.astype("f8")).T
+    worst = float((np.abs(found - wanted) / scale).max())
+    # Each of eight warps adds 16 elements of K at a time to a sum of f32, which tensor cores cut instead of rounding.
+    bound = max(1, depth // 128) * 2.0**-23
+    assert worst <= bound, f"off by {worst:.2g} of the sum of all sizes"
+    return worst
+
+
 class AttentionProgram(NamedTuple):
     """One attention to check; rows beyond `lengths` of k and v are NaN, which nobody may read."""
 
@@ -453,6 +491,8 @@ def items(only: list[str]) -> Iterator[list[str]]:
             yield ["product", *map(str, product)]
         for product in code_products():
             yield ["codes", *map(str, product)]
+        for size in WIDE_PRODUCTS:
+            yield ["wide", *map(str, size)]
     if "attention" in only:
         for program in attention_programs():
             yield ["attention", program.name]
@@ -488,6 +528,7 @@ def work() -> None:
         "driver": run_driver,
         "product": run_product,
         "codes": run_codes,
+        "wide": run_wide_product,
         "attention": run_attention,
         "gradients": run_gradients,
         "model": run_model,

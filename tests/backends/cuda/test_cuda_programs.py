@@ -169,7 +169,7 @@ def test_a_call_that_comes_again_asks_the_driver_for_its_launch_alone(fake):
     fake.log.clear()
     y = f(x)
     # Memory of the result before is used again, and so are the arguments.
-    assert fake.log == ["cuCtxSetCurrent", "cuLaunchKernel"]
+    assert fake.log == ["cuCtxSetCurrent", "cuLaunchKernelEx"]
     np.testing.assert_allclose(y, np.tanh(np.asarray(x) * 2 + 1), rtol=1e-5)
 
 

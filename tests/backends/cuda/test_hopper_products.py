@@ -4,18 +4,20 @@ computes the right thing is shown on a GPU (`gpu_suite.py`, products)."""
 import pytest
 
 import rlx
-from rlx import nn
+from rlx import nn, ops
 from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper import form as form_module
 from rlx.backends.cuda.hopper import launching
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm
 from rlx.backends.cuda.hopper.product import ProductShape
+from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, StreamShape
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import building
 from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product
+from rlx.kernels.emit.llvm_codegen import compile_assembly
 from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.machines import machine_named
 from rlx.kernels.specs.expr import apply, operand
@@ -192,15 +194,80 @@ def test_a_launch_of_few_rows(fake, gpu, launched):
         assert not made.launch([moved.get(n, 4) for n in names], gpu.stream)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_code_of_streamed_weights(dtype):
+    forms, _ = tensor_forms(kernel_of(layer, (("B", 2048), dtype), ((1024, 2048), dtype), ((1024,), dtype)), SM_90A)
+    ptx = forms[0].stream_ptx()
+    # A share of a stage is four steps of 32, two products for each; one warp brings the weights of all.
+    assert ptx.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32") == 8
+    assert "cp.async.bulk.shared::cluster.global" in ptx and ".local" not in ptx
+    # Weights are asked for before others have ended, if they are not computed; rows of A are not.
+    waits = [line for line in ptx.splitlines() if "griddepcontrol.wait" in line]
+    assert "griddepcontrol.launch_dependents" in ptx and len(waits) == 2
+    two = StreamShape(2, dtype)
+    assert two.shared_bytes(MOST_STAGES) <= 227 << 10
+    # Of a block with little to do there is room beside the next.
+    assert two.shared_bytes(MOST_STAGES) + StreamShape(1, dtype).shared_bytes(4) <= 226 << 10
+    assert two.stages(1, 2048) == 4 and two.stages(3, 8192) == MOST_STAGES
+
+
+def test_a_launch_of_streamed_weights(fake, gpu, launched):
+    made, names, load = few((("B", 2048), "bf16"), ((1000, 2048), "bf16"))
+    addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
+    for rows in (1, 8):
+        assert made.launch([addresses.get(n, rows) for n in names], gpu.stream)
+    # 125 units of eight columns; two stages of 1024 elements of K are all that a block ever fills.
+    assert {(s.blocks, s.threads, s.shared_bytes) for s in launched} == {
+        (125, 288, StreamShape(1, "bf16").shared_bytes(2))
+    }
+    assert made.launch([addresses.get(n, 9) for n in names], gpu.stream) and launched[-1].threads == 256
+    assert load.loaded == ["few_rows"] * 2
+
+
+def test_whether_weights_are_computed_decides_when_they_are_read(fake, gpu, launched):
+    made, names, _ = few((("B", 2048), "bf16"), ((1000, 2048), "bf16"))
+    addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
+    words = [addresses.get(n, 1) for n in names]
+    at = names.index("b0")
+    fixed, computed = (made.prepared_with(words, gpu, f) for f in (frozenset({at}), frozenset({0, 2} - {at})))
+    # Behind the addresses and pitches of both, and four sizes.
+    assert [b.block._words[8] for b in (fixed, computed)] == [1, 0]
+
+
+def test_rows_of_f32_are_cut_into_three_numbers_where_weights_are_bf16():
+    def product(a, w):
+        return a @ ops.transpose(ops.cast(w, DType.F32), (1, 0))
+
+    graph = rlx.Graph("wide")
+    with building(graph):
+        graph.set_outputs([product(graph.input("a", ("B", 2048), "f32"), graph.param("w", (64, 2048), "bf16"))])
+    done = CompilePipeline.new("cuda").compile(graph)
+    (kernel,) = (k for k in done.lir.kernels if k.kind != "view")
+    loop = make_kernel("matmul", done.lir.as_graph(), kernel, SM_90A).kernel
+    (form,), _ = tensor_forms(loop, SM_90A)
+    ptx = form.stream_ptx()
+    # Two parts in one instruction, the third in another.
+    assert ptx.count("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") == 16 and ".local" not in ptx
+    # Older chips have no copy engine: there the loop kernel runs.
+    old = machine_named("sm_80")
+    assert not tensor_forms(make_kernel("matmul", done.lir.as_graph(), kernel, old).kernel, old)[0]
+
+
+def test_kernels_wait_for_others_on_chips_that_let_them_begin_early():
+    kernel = kernel_of(lambda a, w: a + w, ((64,), "f32"), ((64,), "f32"))
+    for name, has_wait in (("sm_80", False), ("sm_90a", True), ("sm_100", True)):
+        machine = machine_named(name)
+        assert ("griddepcontrol.wait" in compile_assembly(kernel, machine)) is has_wait
+
+
 @pytest.mark.parametrize(
     ("function", "types", "reason"),
     [
         (lambda a, w: a @ w, [((4, 64), "bf16"), ((64, 64), "bf16")], "weights that are not [n, k]"),
         (lambda a, w: a @ w.T, [((4, 64), "f32"), ((64, 64), "f32")], "f32 @ f32"),
-        (lambda a, w: a @ w.T, [((1, 64), "bf16"), ((64, 64), "bf16")], "one row"),
         (lambda a, w: a @ w.T, [((64, 64), "bf16"), ((64, 64), "bf16")], "many rows"),
     ],
-    ids=["turned", "f32", "one", "many"],
+    ids=["turned", "f32", "many"],
 )
 def test_products_without_a_form_for_few_rows(function, types, reason):
     product, acc = kernel_of(function, *types).origin

@@ -7,10 +7,11 @@ arguments, so the next round of a loop may change them at once.
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from rlx.backends.cpu.plan import Plan
 from rlx.backends.cpu.table_layout import Command, Control, Patch
 from rlx.backends.cpu.table_walk import Words, decide
 from rlx.backends.cuda.code import GpuCode
+from rlx.backends.cuda.driver_types import LaunchConfig
+from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Event, GraphExec, Stream
@@ -31,6 +34,11 @@ from rlx.kernels.machines import machine_named
 # Launches from which on one graph costs less than each by itself, and graphs that a context keeps.
 GRAPH_FROM = 3
 KEPT_GRAPHS = 4
+# Addresses for which the arguments of a short table are kept in place.
+KEPT_PLACES = 16
+
+# What launches a whole table.
+_Ready: TypeAlias = "GraphExec | _Placed"
 
 # The entry that stands for a copy of bytes: the driver copies them itself.
 COPY = -1
@@ -72,6 +80,31 @@ class _SegmentCalls(NamedTuple):
     control: int
 
 
+class _Placed:
+    """Launches whose arguments are where the driver reads them: one call for each, and nothing to look at."""
+
+    def __init__(self, calls: Sequence[_Call], slots: Words, stream: Stream) -> None:
+        driver = stream.gpu.driver
+        self._launch = driver.raw("cuLaunchKernelEx")
+        # Kept, since the driver has their addresses.
+        self._slots: Words = slots.copy()
+        self._pointers: Words = self._slots.ctypes.data + 8 * np.arange(len(slots), dtype=np.int64)
+        self._configs = [
+            LaunchConfig(c.blocks, 1, 1, c.code.threads, 1, 1, 0, stream.handle, None, 0) for c in calls if c.code
+        ]
+        functions = [c.function or c.code.function(stream.gpu) for c in calls if c.code]
+        arguments = [ctypes.c_void_p(self._pointers.ctypes.data + 8 * c.arguments) for c in calls]
+        self._functions = functions
+        handles = [f.handle for f in functions]
+        self._calls = list(zip(map(ctypes.byref, self._configs), handles, arguments, strict=True))
+
+    def launch(self, stream: Stream) -> None:
+        for config, function, arguments in self._calls:
+            code = self._launch(config, function, arguments, None)
+            if code:
+                raise CudaError(code, "cuLaunchKernelEx")
+
+
 class Context:
     """The launches of a plan on one stream. Only one run at a time may use it."""
 
@@ -98,7 +131,7 @@ class Context:
         # By table, the addresses that its arguments have now, and whether they are multiples of what its kernels ask.
         self._placed: dict[int, tuple[bytes, bool]] = {}
         # By table and addresses; and those of the last runs, which are recorded when they come again.
-        self._graphs: dict[tuple[int, bytes], GraphExec] = {}
+        self._ready: dict[tuple[int, bytes], _Ready] = {}
         self._seen: deque[tuple[int, bytes]] = deque(maxlen=2 * KEPT_GRAPHS)
         # While a graph is recorded: whether the next kernel follows another one, and may begin before it ends.
         self._follows_kernel = False
@@ -150,13 +183,13 @@ class Context:
     def run(self, table: Table) -> None:
         """Enqueue a table; where a branch depends on a value, wait for it. A table that is run again with the same
         addresses becomes a graph, which is one call for all its launches."""
-        if not self._replayable[id(table)]:
-            self._walk(table, self._launch)
-            return
         key = (id(table), self.values.tobytes())
-        graph = self._graphs.get(key)
-        if graph is not None:
-            graph.launch(self.stream)
+        ready = self._ready.get(key)
+        if ready is not None:
+            ready.launch(self.stream)
+        elif not self._replayable[id(table)]:
+            self._walk(table, self._launch)
+            self._place(table, key)
         elif key in self._seen:
             self._record(table, key)
         else:
@@ -178,10 +211,23 @@ class Context:
                 self._walk(table, self._launch)
         finally:
             self.stream, self._follows_kernel = stream, False
-        while len(self._graphs) >= KEPT_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
-        ready = self._graphs[key] = graph.instantiate()
+        ready = self._keep(key, graph.instantiate(), KEPT_GRAPHS)
         ready.launch(stream)
+
+    def _place(self, table: Table, key: tuple[int, bytes]) -> None:
+        """Keep the arguments of a table that has just been walked, if that was nothing but plain launches."""
+        segments = self._tables[id(table)]
+        if len(segments) > 1 or segments[0].control >= 0 or not self._placed[id(table)][1]:
+            return
+        calls = segments[0].calls
+        if all(call.code is not None and not call.code.forms for call in calls):
+            self._keep(key, _Placed(calls, self._slots, self.stream), KEPT_PLACES)
+
+    def _keep(self, key: tuple[int, bytes], ready: _Ready, most: int) -> _Ready:
+        while len(self._ready) >= most:
+            del self._ready[next(iter(self._ready))]
+        self._ready[key] = ready
+        return ready
 
     def run_timed(self, table: Table) -> list[KernelTime]:
         """The same kernel by kernel: how long each took, all rounds of a loop together."""
@@ -282,6 +328,8 @@ class Contexts:
 
     def __init__(self, plan: Plan, make: Callable[[Plan], Context]) -> None:
         self.plan, self._make = plan, make
+        # Dims, type and bytes of the outputs that have memory of their own.
+        self.stored = [(dims, dtype, math.prod(dims) * dtype.itemsize) for dims, dtype in plan.stored]
         # Atomic without a lock.
         self._free: deque[Context] = deque()
 

@@ -36,25 +36,30 @@ class Runner:
         self._is_native = program.is_native
         self._constants: dict[int, DeviceArray] = {}
         self._contexts = lru_cache(KEPT_PLANS)(self._bound)
+        self._leaves = [(leaf, leaf.name, leaf.dtype) for leaf in program.inputs]
 
     def run(self, inputs: Mapping[str, Array | DeviceArray], params: DeviceParams[DeviceArray]) -> list[DeviceArray]:
         """The outputs, in the memory of the GPU; they may still be being computed. An input that the program stores
         over is stored over if it lies on the GPU."""
         self.gpu.use()
-        program = self.program
-        arrays = [self._input(leaf, inputs) for leaf in program.inputs]
-        self._make_exclusive(arrays)
+        stream, arrays = self.stream, []
+        for leaf, name, dtype in self._leaves:
+            given = inputs.get(name)
+            if type(given) is not DeviceArray or given.dtype != dtype or given.stream is not stream:
+                given = self._input(leaf, inputs)
+            arrays.append(given)
+        if self.program.overwritten:
+            self._make_exclusive(arrays)
         contexts = self._contexts(tuple([a.shape for a in arrays]), params.symbolic_shapes)
         context = contexts.take()
         try:
-            return self._execute(contexts.plan, context, arrays, params)
+            return self._execute(contexts, context, arrays, params)
         finally:
             contexts.give(context)
 
     def _input(self, leaf: Leaf, inputs: Mapping[str, Array | DeviceArray]) -> DeviceArray:
+        """An array of the host on the GPU."""
         given = inputs.get(leaf.name)
-        if isinstance(given, DeviceArray) and given.dtype == leaf.dtype and given.stream is self.stream:
-            return given
         if isinstance(given, np.ndarray) and given.dtype == leaf.dtype:
             return DeviceArray.of(given, self.stream, f"the input {leaf.name!r}")
         raise wrong_input(self.program, leaf, given)
@@ -79,12 +84,14 @@ class Runner:
         return Context(plan, self._codes, addresses, self.stream)
 
     def _execute(
-        self, plan: Plan, context: Context, inputs: list[DeviceArray], params: DeviceParams[DeviceArray]
+        self, contexts: Contexts, context: Context, inputs: list[DeviceArray], params: DeviceParams[DeviceArray]
     ) -> list[DeviceArray]:
-        program, words = self.program, context.words
+        program, words, plan, stream = self.program, context.words, contexts.plan, self.stream
         context.take_arena()
-        stored = [DeviceArray.empty(dims, dtype, self.stream, "an output") for dims, dtype in plan.stored]
-        whole = [*inputs, *stored]
+        allocate = self.gpu.pool.allocate
+        whole = inputs.copy()
+        for dims, dtype, size in contexts.stored:
+            whole.append(DeviceArray(allocate(size, stream, "an output"), dims, dtype, stream))
         for number, array in enumerate(whole, ARENA + 1):
             words[number] = array.address
         context.place_params(params)

@@ -34,7 +34,9 @@ def few_rows_refusal(product: Product, acc: DType, machine: Machine) -> str:
     a, bs = product.a, product.bs
     if machine.generation < _OLDEST:
         return f"{machine.name} has no mma of bf16"
-    if a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs):
+    # Where weights stream, f32 may be cut into numbers of bf16.
+    is_wide = a.dtype is DType.F32 and bs[0].dtype is DType.BF16 and machine.has_early_launch
+    if (a.dtype not in ELEMENTS and not is_wide) or any(b.dtype is not (bs[0] if is_wide else a).dtype for b in bs):
         return f"{a.dtype} @ {bs[0].dtype}"
     if acc is not DType.F32:
         return f"sums in {acc}"
@@ -60,6 +62,7 @@ class FewRowsForm(TensorForm):
         super().__init__(params, machine, load)
         self.product = product
         self._finish = finish_kernel(product)
+        self._is_wide = product.a.dtype is DType.F32
         self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
         buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
         self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
@@ -80,7 +83,7 @@ class FewRowsForm(TensorForm):
 
     @property
     def stream_shape(self) -> StreamShape:
-        return StreamShape(len(self.product.bs), ELEMENTS[self.product.a.dtype])
+        return StreamShape(len(self.product.bs), ELEMENTS[self.product.bs[0].dtype], self._is_wide)
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         return self.prepared_with(words, gpu, frozenset())
@@ -100,6 +103,8 @@ class FewRowsForm(TensorForm):
         if self.machine.has_early_launch and m <= STREAM_ROWS and k >= STREAM_DEPTH:
             is_fixed = all(self.places[b.name] in fixed for b in product.bs)
             return self._stream([*addresses, m, n, k], [int(is_fixed), *passed], n, k, gpu)
+        if self._is_wide:
+            return NOTHING
         tiles = -(-m // ROWS)
         shape = self.shape(tiles)
         what = f"{shape}\0{product}\0{self._finish.text}"
@@ -123,5 +128,6 @@ class FewRowsForm(TensorForm):
 
     def _line(self, matrix: Matrix, pitch: int | str, count: int, words: Sequence[int]) -> tuple[int, int]:
         """The address of the first row, and bytes to the next; one row may have any distance to it."""
-        address = words[self.places[matrix.name]] + 2 * self.number(matrix.offset, words)
-        return address, 2 * self.number(pitch, words) if count > 1 else 0
+        size = matrix.dtype.size_bytes
+        address = words[self.places[matrix.name]] + size * self.number(matrix.offset, words)
+        return address, size * self.number(pitch, words) if count > 1 else 0

@@ -6,6 +6,8 @@ stage to the last. Where weights are not computed by a kernel in front, the firs
 has ended. Eight warps share K: the weight is the second operand of `mma`, and the few rows of A are
 read from memory as they are needed. K may be summed up in any order, so a lane's 16 bytes side by side are what the
 instruction calls its elements. The sums of the warps meet in shared memory in an order that does not change.
+
+Rows of A that are f32 are cut into three bf16 numbers each, whose sum they are: nothing is rounded but the sums.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ PITCH = 2 * DEPTH + 64
 STAGE_BYTES = UNIT * PITCH
 # Stages at most. What is on its way before the kernel in front has ended is time won, byte for byte; but a block that
 # needs few of them leaves room for that of the next product beside it.
-MOST_STAGES = 12
+MOST_STAGES = 8
 # Barriers of a stage: it is full, it is empty.
 BARRIER_BYTES = MOST_STAGES * 16
 
@@ -39,7 +41,8 @@ class StreamShape(NamedTuple):
     """`parts` products of the same A."""
 
     parts: int
-    element: str  # "bf16" or "f16"
+    element: str  # "bf16" or "f16", the type of the weights
+    is_wide: bool = False  # A is f32
 
     @property
     def sums_bytes(self) -> int:
@@ -177,17 +180,44 @@ class _StreamRows:
         for x, weight, is_there in zip(rows, weights, there):
             # Behind the end of K is what the stage had before.
             kept = [w.select(is_there, word, 0) for word in weight]
+            parts = self.cut(x) if self.shape.is_wide else [x]
             for i in (0, 2):
-                a = (x[i], zero, x[i + 1], zero)
-                mma(w, self.shape.element, total, a, (kept[i], kept[i + 1]))
+                # Of 16 rows that an instruction multiplies the upper eight may be further parts of the lower ones.
+                for n in range(0, len(parts), 2):
+                    low, high = parts[n], parts[n + 1] if n + 1 < len(parts) else [zero] * 4
+                    a = (low[i], high[i], low[i + 1], high[i + 1])
+                    mma(w, self.shape.element, total, a, (kept[i], kept[i + 1]))
 
     def row(self, line: Val, place: Val, is_there: Val) -> list[Val]:
-        """16 bytes of a row of A, or zeros."""
+        """Eight elements of a row of A as they lie in memory, or zeros."""
+        w = self.w
+        if not self.shape.is_wide:
+            return self.words(line + (w.wide(place) << 1), is_there)
+        start = line + (w.wide(place) << 2)
+        return [*self.words(start, is_there), *self.words(start + 16, is_there)]
+
+    def cut(self, words: Sequence[Val]) -> list[list[Val]]:
+        """Eight elements of f32 as words of two bf16: their first, second and third 8 bits."""
+        w, parts = self.w, []
+        for _ in range(3):
+            parts.append([w.call("llvm.nvvm.prmt", "i32", *words[i : i + 2], w.value(0x7632)) for i in (0, 2, 4, 6)])
+            words = [self.rest(word) for word in words]
+        return parts
+
+    def rest(self, word: Val) -> Val:
+        """What is left of a float without its upper half, exactly; nothing of an infinite one."""
+        w = self.w
+        upper = word & -65536
+        both = [w.emit(f"bitcast i32 {x.name} to float", "float") for x in (word, upper)]
+        left = w.emit(f"bitcast float {(both[0] - both[1]).name} to i32", "i32")
+        return w.select(word.equals(upper), 0, left)
+
+    def words(self, address: Val, is_there: Val) -> list[Val]:
+        """16 bytes, or zeros."""
         w = self.w
         zeros = "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
         load = "@p ld.global.v4.b32 {$0, $1, $2, $3}, [<a>];"
         text = f"{{ .reg .pred p; setp.ne.u32 p, <k>, 0; {zeros} {load} }}"
-        address = line + (w.wide(place) << 1)
         return w.asm(text, results=["i32"] * 4, early=True, a=address, k=w.select(is_there, 1, 0))
 
     def put(self, here: Val, row: Val, sums: Sequence[Sequence[Var]]) -> None:
@@ -195,7 +225,10 @@ class _StreamRows:
         for part, total in enumerate(sums):
             number = (self.warp * self.shape.parts + part) * ROWS + row
             at = here + number * (UNIT * 4) + (self.lane & 3) * 8
-            self.w.asm("st.shared.v2.b32 [<a>], {<x>, <y>};", a=at, x=total[0].get(), y=total[1].get())
+            found = [t.get() for t in total]
+            # The upper rows are parts of the lower ones, or zero.
+            both = [found[i] + found[i + 2] for i in range(2)] if self.shape.is_wide else found[:2]
+            self.w.asm("st.shared.v2.b32 [<a>], {<x>, <y>};", a=at, x=both[0], y=both[1])
 
     def joined(self, here: Val) -> list[Val]:
         """The sums of all warps for the two columns of this thread, of each part."""
