@@ -51,7 +51,7 @@ def form_of(name, k, n, dtype="f32", machine=SM_90A, then=lambda y: y):
 def run(name, m, k, n, dtype="f32", panel=0):
     """The sums of all rows and the columns of one panel, and what they should be in f64."""
     form, layout = form_of(name, k, n, dtype), PANEL_FORMATS[name]
-    shape = form.shape(m)
+    shape = form.shape(m, 2)
     text = code_rows_text("product", shape, finish_of(form.product, form._finish, SM_90A), SM_90A.triple)
     rng = np.random.default_rng(7)
     # Some are much larger than others.
@@ -60,11 +60,11 @@ def run(name, m, k, n, dtype="f32", panel=0):
     panels = random_panels(layout, n, k, 5)
     memory = np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in (a, panels)])
     row_blocks = -(-m // shape.rows)
-    arguments = [GLOBAL, a[0].nbytes, GLOBAL + a.nbytes, m, row_blocks, -(-n // 16)]
+    shares = 2
+    arguments = [GLOBAL, a[0].nbytes, GLOBAL + a.nbytes, m, row_blocks, -(-n // 16), shares]
     found = {}
-    for block in range(row_blocks):
-        number = panel // shape.panels * row_blocks + block
-        found |= run_block(text, arguments, memory, number, 32 * shape.warps, shape.shared_bytes)
+    for block in range((shares - 1) * row_blocks, shares * row_blocks):
+        found |= run_block(text, arguments, memory, block, 32 * shape.warps, shape.shared_bytes)
     columns = range(panel * 16, panel * 16 + 16, 2)
     got = np.array([[value for c in columns for value in found[row, c]] for row in range(m)])
     weights = unpack_rows(layout, panels, -(-n // 16) * 16, k)[panel * 16 : panel * 16 + 16]
@@ -90,7 +90,7 @@ def test_every_format(name):
 )
 def test_rows_and_types(name, m, k, dtype, bound):
     """Chunks that are not whole, more chunks than stages, more rows than a block has."""
-    got, want = run(name, m, k, 16, dtype)
+    got, want = run(name, m, k, 32, dtype, panel=1)
     assert np.linalg.norm(got - want) <= bound * np.linalg.norm(want)
 
 
@@ -103,12 +103,12 @@ def test_what_is_no_number_stays_none(bad):
     a[0, 100] = bad
     panels = random_panels(PANEL_FORMATS["Q4_0"], 16, 256, 5)
     memory = np.concatenate([a.view(np.uint8).reshape(-1), panels.reshape(-1)])
-    found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
+    found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
     assert all(np.isnan(value) for values in found.values() for value in values)
     # Numbers that are almost none, and zeros.
     for size in (1e-30, 0.0):
         memory[: a.nbytes] = np.full(256, size, "f4").view(np.uint8)
-        found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
+        found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
         want = unpack_rows(PANEL_FORMATS["Q4_0"], panels, 16, 256).astype("f8").sum(1) * size
         got = np.array([value for column in range(0, 16, 2) for value in found[0, column]])
         np.testing.assert_allclose(got, want, atol=1e-5 * abs(want).max())
