@@ -1,6 +1,7 @@
 """Products with GGUF panels by `mma` of bytes: what the kernels compute, run warp by warp without a GPU, and their code.
 On a GPU: `gpu_suite.py --only products --match codes`."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from backends.cuda.warp_text import GLOBAL, run_block
 import rlx
 from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper.code_form import CodeRowsForm
-from rlx.backends.cuda.hopper.code_rows import code_rows_text
+from rlx.backends.cuda.hopper.code_rows import CodeShape, code_rows_text
 from rlx.backends.cuda.hopper.epilogue import finish_of
+from rlx.backends.cuda.hopper.launching import block_shared_bytes
+from rlx.backends.cuda.hopper.stored_codes import StoredFormat
 from rlx.compile.compiler import CompilePipeline
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import building
@@ -112,3 +115,48 @@ def test_what_is_no_number_stays_none(bad):
         want = unpack_rows(PANEL_FORMATS["Q4_0"], panels, 16, 256).astype("f8").sum(1) * size
         got = np.array([value for column in range(0, 16, 2) for value in found[0, column]])
         np.testing.assert_allclose(got, want, atol=1e-5 * abs(want).max())
+
+
+def test_gated_products_of_one_a():
+    """Two products whose columns meet in the epilogue: both are read beside each other."""
+    gated = form_of("Q4_K", 256, 64, then=lambda y: y[:, :32] * y[:, 32:])
+    shape = gated.shape(1, 2)
+    assert shape.parts == 2 and gated.product.bs[1].offset
+    ptx = gated.ptx(shape)
+    # Two chunks, each in rounds of 512 bytes for every stage and in the loop.
+    assert ptx.count("cp.async.cg.shared.global") == 2 * 5 * (shape.stages + 1)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100", "sm_120"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ2_XS"])
+def test_code(arch, name):
+    form = form_of(name, 1024, 4096, machine=machine_named(arch))
+    for rows in (1, 8):
+        shape = form.shape(rows)
+        assert shape.shared_bytes <= {"sm_80": 163, "sm_120": 99}.get(arch, 227) << 10
+        assert shape.warps <= 16 and shape.stages >= 2 and shape.batch >= 1
+    ptx = form.ptx(form.shape(1))
+    depth = 16 if name == "IQ2_XS" else 32
+    assert f".target {arch}" in ptx and f"mma.sync.aligned.m16n8k{depth}.row.col.s32.s8.s8.s32" in ptx
+    assert "cp.async.cg.shared.global.L2::128B" in ptx and "redux.sync.max.s32" in ptx and ".local" not in ptx
+    # Eight records, with one or two products each.
+    assert ptx.count("mma.sync") == 8 * 32 // depth
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
+def test_every_shape_has_room(arch):
+    """Whatever K and the number of rows are: chunks of all warps, and the sums of a panel at least."""
+    room = block_shared_bytes(machine_named(arch))
+    for layout in PANEL_FORMATS.values():
+        for k, parts, rows in itertools.product((256, 768, 2048, 4096, 14336), (1, 2), (1, 2, 5, 8, 10)):
+            shape = CodeShape(StoredFormat.of(layout), parts, rows, k, "f32").for_panels(7, room)
+            assert shape.shared_bytes <= room and 1 <= shape.batch <= 7 and 2 <= shape.stages
+            assert 1 <= shape.slots <= shape.chunks and shape.warps <= 16
+
+
+def test_others_keep_their_loops():
+    old = machine_named("sm_75")
+    forms, refusal = tensor_forms(kernel_of("Q4_0", 64, 32, machine=old), old)
+    assert forms == () and refusal == "sm_75 has no mma of bytes"
+    forms, refusal = tensor_forms(kernel_of("Q4_0", 64, 32, "f64"), SM_90A)
+    assert forms == () and refusal == "f64 @ codes"

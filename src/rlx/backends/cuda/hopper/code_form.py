@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.code_rows import BYTES, DIGITS, TILE, CodeShape, code_rows_text
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
-from rlx.backends.cuda.hopper.launching import NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import NOTHING, Load, Ready, TensorForm, block_shared_bytes
 from rlx.backends.cuda.hopper.stored_codes import StoredFormat
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
@@ -71,7 +71,7 @@ class CodeRowsForm(TensorForm):
         depth, columns = product.weight_shape
         shape = CodeShape(self._stored, len(product.bs), rows, depth, element)
         shares = self.shares(m, rows, columns, multiprocessors)
-        return shape.for_panels(-(-columns // (PANEL_ROWS * shares)))
+        return shape.for_panels(-(-columns // (PANEL_ROWS * shares)), block_shared_bytes(self.machine))
 
     def shares(self, m: int, rows: int, columns: int, multiprocessors: int) -> int:
         """In how many parts panels are shared out: blocks of all rows together are one for each multiprocessor."""

@@ -30,6 +30,7 @@ from rlx.backends.cuda.hopper.stored_codes import (
     store_shared,
 )
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+from rlx.errors import InternalError
 from rlx.quant.panels import PANEL_ROWS, RECORD
 
 # Elements of K in a chunk: eight for each lane.
@@ -42,8 +43,7 @@ PITCH = CHUNK + 32
 LINE = PANEL_ROWS * 4
 # Chunks that a warp has on their way.
 MOST_STAGES = 4
-# What a block may have, and warps of it.
-SHARED_BYTES = 224 << 10
+# Warps of a block, if there is room for what they have on their way.
 WARPS = 16
 # Rows of A whose elements are on their way at the same time.
 ROWS_AT_ONCE = 4
@@ -68,24 +68,24 @@ class CodeShape(NamedTuple):
     stages: int = 2
     batch: int = 1
 
-    def for_panels(self, count: int) -> CodeShape:
-        """With as many warps and stages as there is room for, where a block has so many panels."""
+    def for_panels(self, count: int, room: int) -> CodeShape:
+        """With as many warps and stages as there is room for in so many bytes, where a block has so many panels."""
         chunks = self.chunks
 
         def idle(slots: int) -> tuple[float, int]:
             """How much of the time slots have no chunk; then more slots are better."""
             return -(-chunks // slots) * slots / chunks, -slots
 
-        for most in (WARPS, WARPS // 2, WARPS // 4):
+        for most in (WARPS, WARPS // 2, WARPS // 4, WARPS // 8):
             slots = min(range(max(1, most // 2), min(most, chunks) + 1) or [chunks], key=idle)
             made = self._replace(slots=slots, phases=max(1, most // slots))
             # Few panels whose sums meet at a time mean that warps wait for each other often.
             for least, stages in ((8, 4), (8, 3), (4, 3), (4, 2), (1, 2)):
                 made = made._replace(stages=stages, batch=0)
-                batch = (SHARED_BYTES - made.shared_bytes) // made.panel_sums
+                batch = (room - made.shared_bytes) // made.panel_sums
                 if batch >= min(count, least):
                     return made._replace(batch=min(batch, count))
-        return made._replace(batch=1)
+        raise InternalError(f"{self}: one panel needs more than {room} bytes")
 
     @property
     def warps(self) -> int:
