@@ -1,4 +1,4 @@
-"""Products with GGUF panels by `mma` of bytes: what the kernels compute, run warp by warp without a GPU, and their code.
+"""Products with GGUF panels by `mma` of bytes: what kernels compute, run warp by warp without a GPU, and their code.
 On a GPU: `gpu_suite.py --only products --match codes`."""
 
 import itertools
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends.cuda.warp_text import GLOBAL, run_block
 
 import rlx
+from backends.cuda.warp_text import GLOBAL, run_block
 from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper.code_form import CodeRowsForm
 from rlx.backends.cuda.hopper.code_rows import CodeShape, code_rows_text
@@ -27,7 +27,7 @@ from rlx.quant.panels import unpack_rows
 from rlx.quant.schemes import QuantScheme
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-from random_panels import random_panels  # noqa: E402
+from random_panels import random_panels
 
 SM_90A = machine_named("sm_90a")
 
@@ -111,7 +111,9 @@ def test_what_is_no_number_stays_none(bad):
     # Numbers that are almost none, and zeros.
     for size in (1e-30, 0.0):
         memory[: a.nbytes] = np.full(256, size, "f4").view(np.uint8)
-        found = run_block(text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes)
+        found = run_block(
+            text, [GLOBAL, 0, GLOBAL + a.nbytes, 1, 1, 1, 1], memory, 0, 32 * shape.warps, shape.shared_bytes
+        )
         want = unpack_rows(PANEL_FORMATS["Q4_0"], panels, 16, 256).astype("f8").sum(1) * size
         got = np.array([value for column in range(0, 16, 2) for value in found[0, column]])
         np.testing.assert_allclose(got, want, atol=1e-5 * abs(want).max())
@@ -150,7 +152,7 @@ def test_every_shape_has_room(arch):
     for layout in PANEL_FORMATS.values():
         for k, parts, rows in itertools.product((256, 768, 2048, 4096, 14336), (1, 2), (1, 2, 5, 8, 10)):
             shape = CodeShape(StoredFormat.of(layout), parts, rows, k, "f32").for_panels(7, room)
-            assert shape.shared_bytes <= room and 1 <= shape.batch <= 7 and 2 <= shape.stages
+            assert shape.shared_bytes <= room and 1 <= shape.batch <= 7 and shape.stages >= 2
             assert 1 <= shape.slots <= shape.chunks and shape.warps <= 16
 
 

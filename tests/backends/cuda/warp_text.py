@@ -292,7 +292,7 @@ class _Warp:
         return [np.ascontiguousarray(words[:, i]) for i in range(outputs)]
 
     def matrices(self, at: Any, is_turned: bool) -> list[Any]:
-        """Four of 8 x 8 halves: lanes 8i .. 8i + 7 say where the rows of matrix i are; lane 4g + t gets two of row g."""
+        """Four of 8 x 8 halves: lanes 8i .. 8i + 7 say where rows of matrix i are; lane 4g + t gets two of row g."""
         rows = self.shared.load(at, 16).view(np.uint16).reshape(4, 8, 8)
         if is_turned:
             rows = rows.transpose(0, 2, 1)

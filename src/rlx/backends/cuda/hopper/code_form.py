@@ -12,7 +12,6 @@ from rlx.backends.cuda.hopper.stored_codes import StoredFormat
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.matmul import Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.matmul_codes import CodesOrigin
 from rlx.kernels.ir.loop_ir import Buffer

@@ -4,10 +4,10 @@ There is one block for each multiprocessor, with its share of the panels (16 col
 warps share K in chunks of 256; each walks the panels with its own chunks, which it brings into a ring of its own by
 asynchronous copies, so that the stream never stops and no warp waits for another one before sums meet.
 
-Of each chunk a row of A becomes integers of two or three digits (signed bytes) times a power of two, which loses nothing
-that sums in f32 would keep: 22 bits below the largest number of the chunk for f32, 14 for f16 and bf16. Codes are bytes
-as well, so `mma` multiplies and adds exactly; steps are applied to the sums of each group. Minimums, and the bias of
-codes, need only the sums of A in each group.
+Of each chunk a row of A becomes integers of two or three digits (signed bytes) times a power of two: 22 bits below the
+largest number of the chunk for f32, 14 for f16 and bf16, which is what is lost. Codes are bytes as well, so `mma`
+multiplies and adds exactly; steps are applied to the sums of each group, in f32. Minimums, and the bias of codes, need
+only the sums of A in each group. A chunk of A with an infinity or a NaN makes its row of C NaN.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 class CodeShape(NamedTuple):
-    """`parts` products of the same A, `rows` rows of it in a block, K = `depth`. Chunks are shared by `slots` warps, each
-    of which is there `phases` times for different panels, and has `stages` chunks on their way; sums meet after `batch`
-    panels."""
+    """`parts` products of the same A, `rows` rows of it in a block, K = `depth`. Chunks are shared by `slots` warps,
+    each of which is there `phases` times for different panels, and has `stages` chunks on their way; sums meet after
+    `batch` panels."""
 
     stored: StoredFormat
     parts: int
@@ -184,8 +184,8 @@ class _CodeRows:
 
     def text(self, triple: str) -> str:
         w, shape = self.w, self.shape
-        for stage in range(shape.stages):
-            self.bring(self.ring + stage * shape.stage_bytes)
+        for number in range(shape.stages):
+            self.bring(self.ring + number * shape.stage_bytes)
         totals = self.digits_of_rows(self.slot) if shape.is_resident else []
         stage = Var(w, 0)
         with w.loop(self.first, self.last, shape.batch) as batch:
@@ -200,9 +200,9 @@ class _CodeRows:
                     taken = [self.read_scales(part, place, totals) for part in range(shape.parts)]
                     w.asm("bar.warp.sync -1;")
                     sums = self.multiply(place)
-                    number = panel + self.phase - batch
-                    with w.when(number < end - batch):
-                        self.put(number, sums, taken, chunk)
+                    inside = panel + self.phase - batch
+                    with w.when(inside < end - batch):
+                        self.put(inside, sums, taken, chunk)
                     # Everybody has read the stage before it is filled again.
                     w.asm("bar.warp.sync -1;")
                     self.bring(place)
@@ -400,10 +400,11 @@ class _CodeRows:
     def bytes_of(self, four: Sequence[Val]) -> list[Val]:
         """The lowest bytes of four numbers, then the next ones, .."""
         w = self.w
-        pairs = [permuted(w, four[i], four[i + 1], 0x5140) for i in (0, 2)]
-        words = [permuted(w, *pairs, selector) for selector in (0x5410, 0x7632)]
+        low, high = (permuted(w, four[i], four[i + 1], 0x5140) for i in (0, 2))
+        words = [permuted(w, low, high, selector) for selector in (0x5410, 0x7632)]
         if self.shape.digits == 3:
-            words.append(permuted(w, *(permuted(w, four[i], four[i + 1], 0x0062) for i in (0, 2)), 0x5410))
+            low, high = (permuted(w, four[i], four[i + 1], 0x0062) for i in (0, 2))
+            words.append(permuted(w, low, high, 0x5410))
         return words
 
     # Products.

@@ -221,7 +221,11 @@ class ScaleReader:
         if stored.step_bytes != 1:
             return [[], []]
         return [
-            [x for word in load_shared(w, chunk + self.four * 8, 2, offset=number * 2 * PANEL_ROWS) for x in halves(w, word)]
+            [
+                x
+                for word in load_shared(w, chunk + self.four * 8, 2, offset=number * 2 * PANEL_ROWS)
+                for x in halves(w, word)
+            ]
             for number in range(1 + stored.has_minimums)
         ]
 
