@@ -57,7 +57,8 @@ def own(
     arch: str | None = None,
 ) -> Callable[[int], Any] | None:
     """The same function of rlx as a launch on arrays of the GPU; None, with a note, if it does not compile. In `turns`
-    are other arrays for its arguments x0, x1, .., which take turns with them; `arch` is an older chip to compile for."""
+    are other arrays for its arguments x0, x1, .., which take turns with them; `arch` is an older chip to compile
+    for."""
     if ARGS.no_rlx:
         return None
     from rlx.backends.compile_options import CompileOptions

@@ -25,12 +25,16 @@ CHECKS = {
     "few_rows": ["--only", "products", "--match", "turned"],
     "decode": ["--only", "attention", "--match", "bhsd 16"],
     "driver": ["--only", "driver"],
+    "quantised": ["--only", "products", "--match", "codes"],
+    "older_chips": ["--only", "products", "--match", "sm_80"],
     "models": ["--only", "models"],
 }
 TIMES = {
     "attention": ["attention"],
     "decode": ["decode_attention"],
     "few_rows": ["few_rows"],
+    "quantised": ["quantised"],
+    "older_chips": ["products"],
     "small": ["small"],
     "decode_model": ["decode_model"],
     "prefill_model": ["prefill_model"],

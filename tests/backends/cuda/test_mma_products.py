@@ -4,9 +4,9 @@ GPU, its code, and which chips take it. On a GPU: `gpu_suite.py --only products 
 import ml_dtypes
 import numpy as np
 import pytest
+
 from backends.cuda.test_hopper_products import kernel_of, layer
 from backends.cuda.warp_text import GLOBAL, run_block
-
 from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper.epilogue import finish_of
 from rlx.backends.cuda.hopper.mma_form import MmaForm

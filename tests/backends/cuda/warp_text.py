@@ -263,6 +263,12 @@ class _Warp:
                 address = operand(int(re.search(r"\[\$(\d+)", code)[1]))  # type: ignore[index]
                 return self.loaded(self.memory, address + offset, code, outputs, mask)
             return self.loaded(self.memory, inputs[0] + offset, code, outputs, mask)
+        if code.startswith("{ .reg .b16 x, y; mov.b32 {x, y}"):
+            at, word = operand(int(re.search(r"\[\$(\d+)", code)[1])), inputs[0]  # type: ignore[index]
+            for number, place in enumerate(re.findall(r"\+(\d+)\]", code)):
+                half = word[self.active, None].view(np.uint8)[:, 2 * number : 2 * number + 2]
+                self.shared.store(at[self.active] + np.uint32(place), half)
+            return None
         if code.startswith("st.shared"):
             at, *values = inputs
             whole = np.stack([v.view(np.uint32) for v in values], axis=1)
@@ -280,14 +286,13 @@ class _Warp:
         raise AssertionError(f"unknown PTX: {code}")
 
     def loaded(self, memory: Memory, at: Any, code: str, outputs: int, mask: Any) -> list[Any]:
-        size = 2 if "b16 x" in code else 4 * outputs
-        data = np.zeros((LANES, max(size, 4)), np.uint8)
-        data[mask, :size] = memory.load(at[mask], size)
+        data = np.zeros((LANES, 4 * outputs), np.uint8)
+        data[mask] = memory.load(at[mask], 4 * outputs)
         words = data.view(np.uint32)
         return [np.ascontiguousarray(words[:, i]) for i in range(outputs)]
 
     def matrices(self, at: Any, is_turned: bool) -> list[Any]:
-        """Four of 8 x 8 halves: lanes 8i .. 8i + 7 say where the rows of matrix i are; lane 4g + t gets two of row g."""
+        """Four of 8 x 8 halves: lanes 8i .. 8i + 7 say where rows of matrix i are; lane 4g + t gets two of row g."""
         rows = self.shared.load(at, 16).view(np.uint16).reshape(4, 8, 8)
         if is_turned:
             rows = rows.transpose(0, 2, 1)

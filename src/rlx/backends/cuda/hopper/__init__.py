@@ -1,4 +1,5 @@
-"""Products and attention on the tensor cores of Hopper (sm_90a), from LLVM text with inline PTX.
+"""Products and attention on tensor cores, those of Hopper (sm_90a) and of all chips from sm_80 on, from LLVM text with
+inline PTX.
 
 | file | what |
 |---|---|
@@ -9,6 +10,8 @@
 | `epilogue` | what is done to sums of a product, as a function made from loop IR |
 | `product`, `form` | products by wgmma: the kernel; which have one, and its launch |
 | `few_rows`, `few_form` | the same for few rows, by mma at the memory's speed |
+| `mma_product`, `mma_form` | products of many rows by mma, for chips without wgmma |
+| `stored_codes`, `code_rows`, `code_form` | products with GGUF panels by mma of bytes: fields; the kernel; its launch |
 | `attention_shape`, `lanes`, `seen_keys` | what kernels of attention share |
 | `attention`, `decode` | attention of many rows by wgmma, and of few by mma, whose blocks share the keys |
 | `attention_form` | which attentions have them, and their launches |

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.code_rows import BYTES, DIGITS, TILE, CodeShape, code_rows_text
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
-from rlx.backends.cuda.hopper.launching import NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import NOTHING, Load, Ready, TensorForm, block_shared_bytes
 from rlx.backends.cuda.hopper.stored_codes import StoredFormat
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
@@ -67,13 +67,14 @@ class CodeRowsForm(TensorForm):
         digits = DIGITS[element]
         tiles = min(MOST_TILES, -(-m * digits // TILE))
         rows = 1 if m == 1 else tiles * TILE // digits
-        # Panels of a block share what is made of A.
-        most_rows = 16 if self._stored.groups == 1 else 8
-        panels = 2 if m > 1 and rows <= most_rows and len(product.bs) == 1 else 1
         depth, columns = product.weight_shape
-        shape = CodeShape(self._stored, len(product.bs), panels, rows, depth, element)
-        blocks = -(-columns // (PANEL_ROWS * panels)) * -(-m // rows)
-        return shape.for_blocks(-(-blocks // multiprocessors))
+        shape = CodeShape(self._stored, len(product.bs), rows, depth, element)
+        shares = self.shares(m, rows, columns, multiprocessors)
+        return shape.for_panels(-(-columns // (PANEL_ROWS * shares)), block_shared_bytes(self.machine))
+
+    def shares(self, m: int, rows: int, columns: int, multiprocessors: int) -> int:
+        """In how many parts panels are shared out: blocks of all rows together are one for each multiprocessor."""
+        return min(-(-columns // PANEL_ROWS), max(1, multiprocessors // -(-m // rows)))
 
     def ptx(self, shape: CodeShape) -> str:
         finish = finish_of(self.product, self._finish, self.machine)
@@ -96,9 +97,8 @@ class CodeRowsForm(TensorForm):
         what = f"{shape}\0{product}\0{self._finish.text}"
         function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(shape), gpu)
         row_blocks = -(-m // shape.rows)
-        panels = -(-n // PANEL_ROWS)
-        arguments = [at, pitch, *weights, m, row_blocks, panels, *(words[i] for i in self._passed)]
+        shares = self.shares(m, shape.rows, n, gpu.info.multiprocessors)
+        arguments = [at, pitch, *weights, m, row_blocks, -(-n // PANEL_ROWS), shares, *(words[i] for i in self._passed)]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)
-        blocks = -(-panels // shape.panels) * row_blocks
-        return Ready(function, Launch(blocks, 32 * shape.warps, shape.shared_bytes), block)
+        return Ready(function, Launch(shares * row_blocks, 32 * shape.warps, shape.shared_bytes), block)

@@ -1,11 +1,13 @@
 """The kernel of a product with GGUF panels: stored blocks go through the chip once, and meet A as integers.
 
-A block takes the 16 columns of C that a panel is, and some rows of A. Its warps share K in chunks of 256: each brings
-its chunks into a ring of its own in shared memory by asynchronous copies, so that no warp waits for another one before
-the end. Of each chunk a row of A becomes integers of two or three digits (signed bytes) times a power of two, which
-loses nothing that the sums would keep: 22 bits below the largest number of the chunk for f32, 14 for f16 and bf16. Codes
-are bytes as well, so `mma` multiplies and adds exactly; steps are applied to the sums of each group. Minimums, and the
-bias of codes, need only the sums of A in each group.
+There is one block for each multiprocessor, with its share of the panels (16 columns of C each) and some rows of A. Its
+warps share K in chunks of 256; each walks the panels with its own chunks, which it brings into a ring of its own by
+asynchronous copies, so that the stream never stops and no warp waits for another one before sums meet.
+
+Of each chunk a row of A becomes integers of two or three digits (signed bytes) times a power of two: 22 bits below the
+largest number of the chunk for f32, 14 for f16 and bf16, which is what is lost. Codes are bytes as well, so `mma`
+multiplies and adds exactly; steps are applied to the sums of each group, in f32. Minimums, and the bias of codes, need
+only the sums of A in each group. A chunk of A with an infinity or a NaN makes its row of C NaN.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from rlx.backends.cuda.hopper.stored_codes import (
     store_shared,
 )
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+from rlx.errors import InternalError
 from rlx.quant.panels import PANEL_ROWS, RECORD
 
 # Elements of K in a chunk: eight for each lane.
@@ -40,9 +43,8 @@ PITCH = CHUNK + 32
 LINE = PANEL_ROWS * 4
 # Chunks that a warp has on their way.
 MOST_STAGES = 4
-# What blocks of a multiprocessor may share, and warps that it shall have.
-SHARED_BYTES = 220 << 10
-MOST_WARPS = 28
+# Warps of a block, if there is room for what they have on their way.
+WARPS = 16
 # Rows of A whose elements are on their way at the same time.
 ROWS_AT_ONCE = 4
 
@@ -52,34 +54,42 @@ BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 class CodeShape(NamedTuple):
-    """`parts` products of the same A, `rows` rows of it and `panels` panels in a block, K = `depth`. `warps`
-    of a block have `stages` chunks each on their way."""
+    """`parts` products of the same A, `rows` rows of it in a block, K = `depth`. Chunks are shared by `slots` warps,
+    each of which is there `phases` times for different panels, and has `stages` chunks on their way; sums meet after
+    `batch` panels."""
 
     stored: StoredFormat
     parts: int
-    panels: int
     rows: int
     depth: int
     element: str
-    warps: int = 8
+    slots: int = 1
+    phases: int = 1
     stages: int = 2
+    batch: int = 1
 
-    def for_blocks(self, count: int) -> CodeShape:
-        """With as many warps and stages as leave room for so many blocks on a multiprocessor at the same time: blocks
-        of a second wave would begin with nothing on its way."""
-        for warps in (16, 8, 4, 2):
-            most = min(MOST_STAGES, max(2, -(-self.chunks // warps)))
-            for stages in range(most, 1, -1):
-                made = self._replace(warps=warps, stages=stages)
-                has_room = count * made.shared_bytes <= SHARED_BYTES and count * warps <= MOST_WARPS
-                if has_room and (warps <= self.chunks or warps == 2):
-                    return made
-        return self._replace(warps=4 if self.chunks > 2 else 2, stages=2)
+    def for_panels(self, count: int, room: int) -> CodeShape:
+        """With as many warps and stages as there is room for in so many bytes, where a block has so many panels."""
+        chunks = self.chunks
+
+        def idle(slots: int) -> tuple[float, int]:
+            """How much of the time slots have no chunk; then more slots are better."""
+            return -(-chunks // slots) * slots / chunks, -slots
+
+        for most in (WARPS, WARPS // 2, WARPS // 4, WARPS // 8):
+            slots = min(range(max(1, most // 2), min(most, chunks) + 1) or [chunks], key=idle)
+            made = self._replace(slots=slots, phases=max(1, most // slots))
+            # Few panels whose sums meet at a time mean that warps wait for each other often.
+            for least, stages in ((8, 4), (8, 3), (4, 3), (4, 2), (1, 2)):
+                made = made._replace(stages=stages, batch=0)
+                batch = (room - made.shared_bytes) // made.panel_sums
+                if batch >= min(count, least):
+                    return made._replace(batch=min(batch, count))
+        raise InternalError(f"{self}: one panel needs more than {room} bytes")
 
     @property
-    def streams(self) -> int:
-        """Panels of all parts."""
-        return self.parts * self.panels
+    def warps(self) -> int:
+        return self.slots * self.phases
 
     @property
     def digits(self) -> int:
@@ -99,8 +109,13 @@ class CodeShape(NamedTuple):
         return -(-self.depth // CHUNK)
 
     @property
+    def is_resident(self) -> bool:
+        """Whether a warp has one chunk of K for all panels."""
+        return self.slots == self.chunks
+
+    @property
     def stage_bytes(self) -> int:
-        return self.streams * self.stored.chunk_bytes
+        return self.parts * self.stored.chunk_bytes
 
     @property
     def step_bytes(self) -> int:
@@ -110,155 +125,186 @@ class CodeShape(NamedTuple):
     @property
     def warp_bytes(self) -> int:
         """Ring, digits, what they are multiplied by, steps."""
-        steps = self.streams * self.step_bytes
-        return self.stages * self.stage_bytes + self.columns * PITCH + self.tiles * TILE * 4 + steps
+        digits = self.columns * PITCH + self.tiles * TILE * 4
+        return self.stages * self.stage_bytes + digits + self.parts * self.step_bytes
+
+    @property
+    def kept_columns(self) -> int:
+        """Sums of a warp: pairs of digits."""
+        return -(-self.columns // 2) * 2
 
     @property
     def sums_bytes(self) -> int:
-        """Of a warp, for each stream: sums of digits, then what is taken off each row."""
-        return (self.tiles * TILE + self.rows) * LINE
+        """Of a chunk of one panel: sums of digits, then what is taken off each row."""
+        return (self.kept_columns + self.rows * self.stored.has_offsets) * LINE
+
+    @property
+    def panel_sums(self) -> int:
+        """All sums of a panel of every part."""
+        return self.slots * self.parts * self.sums_bytes
 
     @property
     def shared_bytes(self) -> int:
-        return self.warps * max(self.warp_bytes, self.streams * self.sums_bytes)
-
-    @property
-    def blocks_per_multiprocessor(self) -> int:
-        """What registers shall leave room for: many blocks of one row, as many as there may be of others."""
-        if self.rows > 1 or self.streams > 1:
-            return 1
-        # Two steps in a record need more registers.
-        return max(1, (MOST_WARPS if self.stored.groups == 1 else 20) // self.warps)
+        return self.warps * self.warp_bytes + self.batch * self.panel_sums
 
 
 def code_rows_text(name: str, shape: CodeShape, finish: FinishCall, triple: str) -> str:
     """The LLVM module. Parameters: the address of A and its pitch in bytes, the address of every weight (i64), then
-    rows, blocks of rows and panels (i32), then those of the epilogue."""
+    rows, blocks of rows, panels and shares of panels (i32), then those of the epilogue."""
     return _CodeRows(name, shape, finish).text(triple)
 
 
 class _CodeRows:
     def __init__(self, name: str, shape: CodeShape, finish: FinishCall) -> None:
-        w = self.w = Writer(name, 32 * shape.warps, shape.blocks_per_multiprocessor)
+        w = self.w = Writer(name, 32 * shape.warps)
         self.shape, self.stored = shape, shape.stored
         self.a, self.a_pitch = w.param("a_at", "i64"), w.param("a_pitch", "i64")
-        weights = [w.param(f"b{i}_at", "i64") for i in range(shape.parts)]
-        self.rows, self.row_blocks, self.panels = (w.param(n, "i32") for n in ("rows", "row_blocks", "panels"))
+        self.weights = [w.param(f"b{i}_at", "i64") for i in range(shape.parts)]
+        self.rows, row_blocks, panels, shares = (w.param(n, "i32") for n in ("rows", "row_blocks", "panels", "shares"))
         self.epilogue = EpilogueWriter(w, finish)
         self.memory = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
         self.thread = w.register("tid.x")
         self.lane, self.warp = self.thread & 31, self.thread >> 5
+        self.slot, self.phase = self.warp % shape.slots, self.warp // shape.slots
         block = w.register("ctaid.x")
-        # Blocks with the same panels follow each other: they stay in the cache.
-        self.first_panel = block // self.row_blocks * shape.panels
-        self.first_row = block % self.row_blocks * shape.rows
+        share, self.first_row = block // row_blocks, block % row_blocks * shape.rows
+        self.first, self.last = share * panels // shares, (share + 1) * panels // shares
         self.panel_bytes = shape.depth // RECORD * self.stored.record_bytes
         if self.stored.header_bytes:
             self.panel_bytes = shape.depth // CHUNK * self.stored.chunk_bytes
-        # Behind the last panel is the last one, whose results nobody stores.
-        numbers = [w.least(self.first_panel + i, self.panels - 1) for i in range(shape.panels)]
-        self.weights = [at + w.wide(number) * self.panel_bytes for at in weights for number in numbers]
         self.ring = self.memory + self.warp * shape.warp_bytes
         self.digits = self.ring + shape.stages * shape.stage_bytes
         self.factors = self.digits + shape.columns * PITCH
         self.steps = self.factors + shape.tiles * TILE * 4
+        self.sums = self.memory + shape.warps * shape.warp_bytes
         self.reader = CodeReader(w, self.stored, self.lane)
         self.scales = ScaleReader(w, self.stored, self.lane)
-        # What is taken off: for each stream and row of A, of four rows of the panel, those groups that the lane sees.
-        count = shape.streams * shape.rows if self.stored.has_offsets else 0
-        self.offsets = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(count)]
+        # What is brought next: panels from here on, one for each phase, of this batch and chunk.
+        self.next_panel, self.next_batch, self.next_chunk = Var(w, self.first), Var(w, self.first), Var(w, self.slot)
 
     def text(self, triple: str) -> str:
         w, shape = self.w, self.shape
-        first = [self.warp + stage * shape.warps for stage in range(shape.stages)]
-        for stage, chunk in enumerate(first):
-            self.bring(chunk, self.ring + stage * shape.stage_bytes)
-        sums = self.zeros()
+        for number in range(shape.stages):
+            self.bring(self.ring + number * shape.stage_bytes)
+        totals = self.digits_of_rows(self.slot) if shape.is_resident else []
         stage = Var(w, 0)
-        with w.loop(self.warp, w.value(shape.chunks), shape.warps) as chunk:
-            place = self.ring + stage.get() * shape.stage_bytes
-            totals = self.digits_of_rows(chunk)
-            w.asm(f"cp.async.wait_group {shape.stages - 1};")
-            w.asm("bar.warp.sync -1;")
-            for stream in range(shape.streams):
-                self.read_scales(stream, place + stream * self.stored.chunk_bytes, totals)
-            w.asm("bar.warp.sync -1;")
-            self.multiply(place, sums)
-            # Everybody has read the stage before it is filled again.
-            w.asm("bar.warp.sync -1;")
-            self.bring(chunk + shape.stages * shape.warps, place)
-            following = stage.get() + 1
-            stage.set(w.select(following.equals(shape.stages), 0, following))
+        with w.loop(self.first, self.last, shape.batch) as batch:
+            end = w.least(batch + shape.batch, self.last)
+            with w.loop(self.slot, w.value(shape.chunks), shape.slots) as chunk:
+                if not shape.is_resident:
+                    totals = self.digits_of_rows(chunk)
+                with w.loop(batch, end, shape.phases) as panel:
+                    place = self.ring + stage.get() * shape.stage_bytes
+                    w.asm(f"cp.async.wait_group {shape.stages - 1};")
+                    w.asm("bar.warp.sync -1;")
+                    taken = [self.read_scales(part, place, totals) for part in range(shape.parts)]
+                    w.asm("bar.warp.sync -1;")
+                    sums = self.multiply(place)
+                    inside = panel + self.phase - batch
+                    with w.when(inside < end - batch):
+                        self.put(inside, sums, taken, chunk)
+                    # Everybody has read the stage before it is filled again.
+                    w.asm("bar.warp.sync -1;")
+                    self.bring(place)
+                    following = stage.get() + 1
+                    stage.set(w.select(following.equals(shape.stages), 0, following))
+            w.asm("bar.sync 0;")
+            self.join(batch, end)
+            w.asm("bar.sync 0;")
         w.asm("cp.async.wait_all;")
-        w.asm("bar.sync 0;")
-        self.put(sums)
-        w.asm("bar.sync 0;")
-        self.join()
         return w.module(triple, self.epilogue.call.text)
-
-    def zeros(self) -> list[list[Var]]:
-        """Four sums for each stream and tile."""
-        return [[Var(self.w, 0.0, "float") for _ in range(4)] for _ in range(self.shape.streams * self.shape.tiles)]
 
     # Copies.
 
-    def bring(self, chunk: Val, to: Val) -> None:
-        """Start the copies of a chunk of every stream."""
+    def bring(self, to: Val) -> None:
+        """Start the copies of what comes next of every part, if anything does."""
         w, shape, size = self.w, self.shape, self.stored.chunk_bytes
-        own = self.lane * 16
-        whole = shape.depth // CHUNK
-        with w.when(chunk < whole):
-            for stream, at in enumerate(self.weights):
-                source, target = at + w.wide(chunk * size + own), to + own + stream * size
-                for offset in range(0, size, 512):
-                    text = f"cp.async.cg.shared.global.L2::128B [<to>+{offset}], [<from>+{offset}], 16;"
-                    named: dict[str, Val | int] = {"from": source, "to": target}
-                    if offset + 512 <= size:
-                        w.asm(text, named=named)
-                        continue
-                    with w.when(own < size - offset):
-                        w.asm(text, named=named)
-        if whole < shape.chunks:
-            with w.when(chunk.equals(whole)):
-                self.bring_last(to, whole * size)
+        chunk, own, whole = self.next_chunk.get(), self.lane * 16, shape.depth // CHUNK
+        # A phase that has no panel left reads the last one, and keeps nothing of it.
+        panel = w.wide(w.least(self.next_panel.get() + self.phase, self.last - 1)) * self.panel_bytes
+        starts = [at + panel for at in self.weights]
+        with w.when(self.next_batch.get() < self.last):
+            with w.when(chunk < whole):
+                for part, at in enumerate(starts):
+                    source, target = at + w.wide(chunk * size + own), to + own + part * size
+                    for offset in range(0, size, 512):
+                        text = f"cp.async.cg.shared.global.L2::128B [<to>+{offset}], [<from>+{offset}], 16;"
+                        named: dict[str, Val | int] = {"from": source, "to": target}
+                        if offset + 512 <= size:
+                            w.asm(text, named=named)
+                            continue
+                        with w.when(own < size - offset):
+                            w.asm(text, named=named)
+            if whole < shape.chunks:
+                with w.when(chunk.equals(whole)):
+                    self.bring_last(starts, to, whole * size)
         w.asm("cp.async.commit_group;")
+        self.advance()
 
-    def bring_last(self, to: Val, start: int) -> None:
+    def advance(self) -> None:
+        """Panels of a batch first, then the next chunk of them, then the next batch."""
+        w, shape = self.w, self.shape
+        panel, batch, chunk = self.next_panel.get() + shape.phases, self.next_batch.get(), self.next_chunk.get()
+        stays = panel < w.least(batch + shape.batch, self.last)
+        following = chunk + shape.slots
+        same_batch = w.select(following < shape.chunks, batch, batch + shape.batch)
+        batch = w.select(stays, batch, same_batch)
+        self.next_chunk.set(w.select(stays, chunk, w.select(following < shape.chunks, following, self.slot)))
+        self.next_panel.set(w.select(stays, panel, batch))
+        self.next_batch.set(batch)
+
+    def bring_last(self, starts: Sequence[Val], to: Val, start: int) -> None:
         """A chunk that is not whole: what lies behind the end of a panel is zeros."""
         w, size = self.w, self.stored.chunk_bytes
         own = self.lane * 16
-        for stream, at in enumerate(self.weights):
+        for part, at in enumerate(starts):
             for offset in range(0, size, 512):
                 here = own + offset
-                there = w.select(here < self.panel_bytes - start, here, 0)
+                inside = here < self.panel_bytes - start
                 text = "cp.async.cg.shared.global.L2::128B [<to>], [<from>], 16, <n>;"
                 with w.when(here < size):
                     named: dict[str, Val | int] = {
-                        "from": at + w.wide(there + start),
-                        "to": to + here + stream * size,
-                        "n": w.select(here < self.panel_bytes - start, 16, 0),
+                        "from": at + w.wide(w.select(inside, here, 0) + start),
+                        "to": to + here + part * size,
+                        "n": w.select(inside, 16, 0),
                     }
                     w.asm(text, named=named)
 
-    def read_scales(self, stream: int, chunk: Val, totals: Sequence[Val]) -> None:
-        """Steps of a chunk, f32[records * groups, 16], and what is taken off each row of A: `totals` are its sums."""
+    def read_scales(self, part: int, place: Val, totals: Sequence[Val]) -> list[Val]:
+        """Steps of a chunk, f32[records * groups, 16]. What is taken off each row of A, whose sums `totals` are: of one
+        row of the panel for a lane, of four for each number of lanes modulo 4."""
         w, stored, shape = self.w, self.stored, self.shape
+        chunk = place + part * stored.chunk_bytes
         heads = self.scales.heads(chunk)
         at = self.steps + self.scales.line * LINE + self.scales.four * 16
+        taken: list[list[Val]] = [[] for _ in totals]
         for turn in range(stored.groups):
             steps = self.scales.read(chunk, turn, 0, heads)
-            store_shared(w, at, *steps, offset=stream * shape.step_bytes + turn * RECORDS * LINE)
+            store_shared(w, at, *steps, offset=part * shape.step_bytes + turn * RECORDS * LINE)
             if not stored.has_offsets:
                 continue
-            taken = [step * float(stored.bias) for step in steps]
+            factors = [step * float(stored.bias) for step in steps]
             if stored.has_minimums:
-                taken = self.scales.read(chunk, turn, 1, heads)
+                factors = self.scales.read(chunk, turn, 1, heads)
             for row, total in enumerate(totals):
                 if stored.groups == 2:
                     # Sums belong to pairs of lanes.
                     total = self.from_lane(total, (self.scales.line << 1) + turn * 16, "idx")
-                for variable, value in zip(self.offsets[stream * shape.rows + row], taken):
-                    variable.set(variable.get() + value * total)
+                products = [factor * total for factor in factors]
+                taken[row] = [x + y for x, y in zip(taken[row], products)] if turn else products
+        return [self.over_records(four) for four in taken if four]
+
+    def over_records(self, four: Sequence[Val]) -> Val:
+        """Four values of every lane, added up over lanes with the same number modulo 4. Each lane gets one of the
+        sums: the number of it has bits 4 and 3 of the lane's."""
+        w = self.w
+        upper = (self.lane & 16).equals(0)
+        kept = [w.select(upper, four[i], four[i + 2], "float") for i in range(2)]
+        sent = [w.select(upper, four[i + 2], four[i], "float") for i in range(2)]
+        two = [x + self.from_lane(y, 16) for x, y in zip(kept, sent)]
+        upper = (self.lane & 8).equals(0)
+        one = w.select(upper, two[0], two[1], "float") + self.from_lane(w.select(upper, two[1], two[0], "float"), 8)
+        return one + self.from_lane(one, 4)
 
     def from_lane(self, x: Val, lane: Val | int, how: str = "bfly") -> Val:
         w = self.w
@@ -328,59 +374,67 @@ class _CodeRows:
             (number,) = w.asm("cvt.rni.s32.f32 $0, <x>;", results=["i32"], x=x * inverse)
             digits.append((number + ones) ^ ones)
         words = [self.bytes_of([digits[i] for i in four]) for four in self.stored.order]
-        part = (self.lane & 3) * 8
-        if not self.stored.is_wide:
-            # Which of two pairs of lanes will read it, and its half of the record.
-            part = (self.lane & 1) * 16 + ((self.lane >> 1) & 1) * 4
-        at = self.digits + (self.lane >> 2) * 32 + part
         for digit in range(shape.digits):
-            offset = (row * shape.digits + digit) * PITCH
-            both = words[0][digit], words[1][digit]
-            if self.stored.is_wide:
-                store_shared(w, at, *both, offset=offset)
-            else:
-                store_shared(w, at, both[0], offset=offset)
-                store_shared(w, at, both[1], offset=offset + 8)
+            self.keep_digits(words[0][digit], words[1][digit], (row * shape.digits + digit) * PITCH)
         with w.when(self.lane.equals(0)):
             for digit in range(shape.digits):
                 store_shared(w, self.factors, scale * float(256**digit), offset=(row * shape.digits + digit) * 4)
 
+    def keep_digits(self, first: Val, second: Val, offset: int) -> None:
+        """Two words of digits to the lanes that will read them, each of which has eight bytes of a record."""
+        w, lane = self.w, self.lane
+        record, high, half = self.digits + (lane >> 2) * 32, lane & 1, (lane >> 1) & 1
+        if self.stored.is_wide:
+            store_shared(w, record + (lane & 3) * 8, first, second, offset=offset)
+        elif self.stored.planes == (8,):
+            # Two bytes for each of four lanes.
+            for number, word in enumerate((first, second)):
+                text = "{ .reg .b16 x, y; mov.b32 {x, y}, <x>; st.shared.b16 [<a>+%d], x; st.shared.b16 [<a>+%d], y; }"
+                start = offset + 16 * number
+                w.asm(text % (start, start + 8), a=record + half * 4 + high * 2, x=word)
+        else:
+            at = record + high * 16 + half * 4
+            store_shared(w, at, first, offset=offset)
+            store_shared(w, at, second, offset=offset + 8)
+
     def bytes_of(self, four: Sequence[Val]) -> list[Val]:
         """The lowest bytes of four numbers, then the next ones, .."""
         w = self.w
-        pairs = [permuted(w, four[i], four[i + 1], 0x5140) for i in (0, 2)]
-        words = [permuted(w, *pairs, selector) for selector in (0x5410, 0x7632)]
+        low, high = (permuted(w, four[i], four[i + 1], 0x5140) for i in (0, 2))
+        words = [permuted(w, low, high, selector) for selector in (0x5410, 0x7632)]
         if self.shape.digits == 3:
-            words.append(permuted(w, *(permuted(w, four[i], four[i + 1], 0x0062) for i in (0, 2)), 0x5410))
+            low, high = (permuted(w, four[i], four[i + 1], 0x0062) for i in (0, 2))
+            words.append(permuted(w, low, high, 0x5410))
         return words
 
     # Products.
 
-    def multiply(self, place: Val, sums: Sequence[Sequence[Var]]) -> None:
-        """One chunk of all streams."""
+    def multiply(self, place: Val) -> list[list[Val]]:
+        """The sums of a chunk: four for each part and tile."""
         w, shape, stored = self.w, self.shape, self.stored
-        pair, part = self.reader.pair, self.reader.part
+        pair, part_of_lane = self.reader.pair, self.reader.part
         columns = [
-            self.digits + w.least(pair + tile * TILE, shape.columns - 1) * PITCH + part * 8
+            self.digits + w.least(pair + tile * TILE, shape.columns - 1) * PITCH + part_of_lane * 8
             for tile in range(shape.tiles)
         ]
-        inner = self.zeros()
+        sums: list[list[Val]] = [[] for _ in range(shape.parts * shape.tiles)]
         for record in range(RECORDS):
             others = [load_shared(w, column, 2, offset=record * 32) for column in columns]
-            for stream in range(shape.streams):
-                start = stream * stored.chunk_bytes + stored.header_bytes + record * stored.record_bytes
+            for part in range(shape.parts):
+                start = part * stored.chunk_bytes + stored.header_bytes + record * stored.record_bytes
                 codes = self.reader.codes(place, start)
                 found = [self.products(codes, x) for x in others]
                 for group in range(stored.groups):
-                    offset = stream * shape.step_bytes + (record * stored.groups + group) * LINE
+                    offset = part * shape.step_bytes + (record * stored.groups + group) * LINE
                     steps = load_shared(w, self.steps + pair * 8, 2, "float", offset)
                     for tile in range(shape.tiles):
-                        for i, variable in enumerate(inner[stream * shape.tiles + tile]):
-                            variable.set(variable.get() + steps[i // 2] * found[tile][group][i])
-        for number, (four, totals) in enumerate(zip(inner, sums)):
-            factors = load_shared(w, self.factors + part * 8, 2, "float", number % shape.tiles * TILE * 4)
-            for i, (one, total) in enumerate(zip(four, totals)):
-                total.set(total.get() + one.get() * factors[i % 2])
+                        number = part * shape.tiles + tile
+                        products = [steps[i // 2] * found[tile][group][i] for i in range(4)]
+                        sums[number] = [x + y for x, y in zip(sums[number], products)] if sums[number] else products
+        for number, four in enumerate(sums):
+            factors = load_shared(w, self.factors + part_of_lane * 8, 2, "float", number % shape.tiles * TILE * 4)
+            sums[number] = [value * factors[i % 2] for i, value in enumerate(four)]
+        return sums
 
     def products(self, codes: Sequence[Sequence[Val]], x: Sequence[Val]) -> list[list[Val]]:
         """The sums of each group of a record, as f32; codes are those of both rows for each half."""
@@ -405,52 +459,57 @@ class _CodeRows:
 
     # Results.
 
-    def put(self, sums: Sequence[Sequence[Var]]) -> None:
-        """What a warp has: for each stream [digit, column of C], then what is taken off [row of A, column of C]."""
+    def put(self, panel: Val, sums: Sequence[Sequence[Val]], taken: Sequence[Sequence[Val]], chunk: Val) -> None:
+        """What a warp has of a panel: for each part [digit, column of C], then what is taken off [row of A, column]."""
         w, shape = self.w, self.shape
-        start = self.memory + self.warp * (shape.streams * shape.sums_bytes)
+        start = self.sums + (panel * shape.slots + self.slot) * (shape.parts * shape.sums_bytes)
+        is_first = chunk.equals(self.slot)
+
+        def keep(at: Val, offset: int, *values: Val) -> None:
+            if not shape.is_resident:
+                old = load_shared(w, at, len(values), "float", offset)
+                values = tuple(v + w.select(is_first, 0.0, o, "float") for v, o in zip(values, old))
+            store_shared(w, at, *values, offset=offset)
+
         at = start + self.reader.part * (2 * LINE) + self.reader.pair * 8
         for number, four in enumerate(sums):
-            stream, tile = divmod(number, shape.tiles)
-            for i in range(2):
-                offset = stream * shape.sums_bytes + (tile * TILE + i) * LINE
-                store_shared(w, at, four[i].get(), four[i + 2].get(), offset=offset)
-        for number, variables in enumerate(self.offsets):
-            stream, row = divmod(number, shape.rows)
-            values = [v.get() for v in variables]
-            for distance in (4, 8, 16):
-                values = [value + self.from_lane(value, distance) for value in values]
-            with w.when(self.lane < 4):
-                offset = stream * shape.sums_bytes + (shape.tiles * TILE + row) * LINE
-                store_shared(w, start + self.lane * 16, *values, offset=offset)
+            part, tile = divmod(number, shape.tiles)
+            with w.when(self.reader.part * 2 < shape.kept_columns - tile * TILE):
+                for i in range(2):
+                    keep(at, part * shape.sums_bytes + (tile * TILE + i) * LINE, four[i], four[i + 2])
+        # Two lanes have the same.
+        row_of_panel = self.scales.four * 4 + ((self.lane >> 4) << 1) + ((self.lane >> 3) & 1)
+        with w.when((self.lane & 4).equals(0)):
+            for part, values in enumerate(taken):
+                for row, value in enumerate(values):
+                    offset = part * shape.sums_bytes + (shape.kept_columns + row) * LINE
+                    keep(start + row_of_panel * 4, offset, value)
 
-    def join(self) -> None:
+    def join(self, batch: Val, end: Val) -> None:
         """A thread for each pair of columns of a row adds up what the warps have, in their order."""
         w, shape = self.w, self.shape
         pairs = PANEL_ROWS // 2
         each = shape.rows * pairs
-        threads = 32 * shape.warps
-        for start in range(0, each * shape.panels, threads):
+        for start in range(0, each * shape.batch, 32 * shape.warps):
             number = self.thread + start
-            with w.when(number < each * shape.panels):
-                panel, inside = number // each, number % each
+            panel, inside = number // each, number % each
+            with w.when(panel < end - batch):
                 row, pair = inside // pairs, inside % pairs
                 totals = [x for part in range(shape.parts) for x in self.joined(part, panel, row, pair)]
-                column = (self.first_panel + panel) * PANEL_ROWS + pair * 2
-                place = w.wide(self.first_row + row), w.wide(column)
+                place = w.wide(self.first_row + row), w.wide((batch + panel) * PANEL_ROWS + pair * 2)
                 self.epilogue.finish(*place, totals, self.epilogue.read(*place))
 
     def joined(self, part: int, panel: Val, row: Val, pair: Val) -> list[Val]:
         w, shape = self.w, self.shape
-        base = self.memory + (panel + part * shape.panels) * shape.sums_bytes + pair * 8
+        base = self.sums + panel * shape.panel_sums + pair * 8
         digits, taken = base + row * (shape.digits * LINE), base + row * LINE
         both: list[Val] = []
-        for warp in range(shape.warps):
-            start = warp * shape.streams * shape.sums_bytes
+        for slot in range(shape.slots):
+            start = (slot * shape.parts + part) * shape.sums_bytes
             for digit in range(shape.digits):
                 found = load_shared(w, digits, 2, "float", start + digit * LINE)
                 both = [x + y for x, y in zip(both, found)] if both else found
             if self.stored.has_offsets:
-                found = load_shared(w, taken, 2, "float", start + shape.tiles * TILE * LINE)
+                found = load_shared(w, taken, 2, "float", start + shape.kept_columns * LINE)
                 both = [x - y for x, y in zip(both, found)]
         return both

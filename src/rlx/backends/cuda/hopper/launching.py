@@ -30,6 +30,16 @@ SOURCES = ("backends/cuda/hopper", "kernels/ir", "kernels/math", "kernels/emit",
 ELEMENTS = {DType.BF16: "bf16", DType.F16: "f16"}
 
 
+# Bytes that a block may have on chips whose multiprocessors share less than those of the large ones, and on those.
+_SMALL_CHIPS = {86: 99 << 10, 89: 99 << 10, 120: 99 << 10, 121: 99 << 10, 80: 163 << 10, 87: 163 << 10}
+_LARGE_CHIPS = 227 << 10
+
+
+def block_shared_bytes(machine: Machine) -> int:
+    """What a block may have of the memory that its threads share, if it asks for it."""
+    return _SMALL_CHIPS.get(machine.generation, _LARGE_CHIPS)
+
+
 class Loadable(Protocol):
     """Code that can be brought to a GPU."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.form import FEWEST_ROWS, product_refusal
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm, block_shared_bytes
 from rlx.backends.cuda.hopper.mma_product import THREADS, MmaShape, mma_product_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
@@ -18,9 +18,6 @@ from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 
 _OLDEST = 80
-# Bytes that a block may have on chips whose multiprocessors share less than those of the large ones, and on those.
-_SMALL_CHIPS = {86: 99 << 10, 89: 99 << 10, 120: 99 << 10, 121: 99 << 10, 80: 163 << 10, 87: 163 << 10}
-_LARGE_CHIPS = 227 << 10
 _MOST_STAGES = 4
 # What an element of C costs in tiles that are smaller than the largest: fragments are read more often. Estimates.
 _COSTS = {(128, 256): 1.0, (128, 128): 1.15, (64, 128): 1.4, (64, 64): 1.9}
@@ -65,7 +62,7 @@ class MmaForm(TensorForm):
             return -(-tiles // multiprocessors) * rows * columns * _COSTS[size]
 
         rows, columns = min((s for s in _COSTS if s[1] // parts >= 64), key=longest)
-        room = _SMALL_CHIPS.get(self.machine.generation, _LARGE_CHIPS)
+        room = block_shared_bytes(self.machine)
         shape = MmaShape(rows, columns // parts, parts, 2, self._along_k, self._element)
         return shape._replace(stages=min(_MOST_STAGES, (room - 128) // shape.stage_bytes))
 

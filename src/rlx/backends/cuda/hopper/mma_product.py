@@ -179,7 +179,10 @@ class _MmaProduct:
         tall, wide = shape.height // 16, shape.width // 8
         following = self.fragments(stage, 0)
         for step in range(DEPTH // 16):
-            (rows, parts), following = following, self.fragments(stage, step + 1) if step < DEPTH // 16 - 1 else following
+            (rows, parts), following = (
+                following,
+                self.fragments(stage, step + 1) if step < DEPTH // 16 - 1 else following,
+            )
             for part, columns in enumerate(parts):
                 for i, a in enumerate(rows):
                     for j, b in enumerate(columns):

@@ -4,7 +4,8 @@ A record has 32 codes of each of the 16 rows of a panel. Lane 4g + t takes rows 
 what `mma` sees four codes each, as the bytes of one word. Which places along K they have is a matter of the layout:
 
     words of four bits and one step for a record (`is_wide`)    8t + h + 2i            i = 0..3
-    codes of a byte, or numbers of a table                      16h + 4t + i
+    numbers of a table                                          16h + 4t + i
+    codes of a byte                                             16h + 8(i // 2) + 2t + i % 2
     others                                                      16h + 8(t // 2) + t % 2 + 2i
 
 so that a shift and a mask give four codes. Whoever makes the other operand of `mma` follows `order` and `is_wide`.
@@ -134,7 +135,7 @@ class CodeReader:
     """Reads records of one format for the lanes of a warp."""
 
     def __init__(self, w: Writer, stored: StoredFormat, lane: Val) -> None:
-        self.w, self.stored = w, stored
+        self.w, self.stored, self.lane = w, stored, lane
         self.pair, self.part = lane >> 2, lane & 3
         self.high, self.odd = self.part >> 1, self.part & 1
 
@@ -142,8 +143,7 @@ class CodeReader:
         """For each half of the record at a place words with four codes of the first and of the second row."""
         stored, plane = self.stored, self.pair * 8 + record
         if stored.planes == (8,):
-            start = record + self.part * (4 * PANEL_ROWS) + self.pair * 2
-            return [self._bytes(start, offset + half * 16 * PANEL_ROWS) for half in range(2)]
+            return self._bytes(record, offset)
         planes: list[list[list[Val]]] = []
         shift = 0
         for width in stored.planes:
@@ -155,14 +155,12 @@ class CodeReader:
             codes = [[x | y for x, y in zip(*both)] for both in zip(codes, others)]
         return codes
 
-    def _bytes(self, start: Val, offset: int) -> list[Val]:
-        """Codes of a byte lie row by row for each place along K: two rows at a time."""
-        w, words = self.w, []
-        for i in range(4):
-            text = f"{{ .reg .b16 x; ld.shared.b16 x, [<a>+{offset + i * PANEL_ROWS}]; cvt.u32.u16 $0, x; }}"
-            words += w.asm(text, results=["i32"], a=start)
-        low, high = (permuted(w, words[i], words[i + 1], 0x5140) for i in (0, 2))
-        return [permuted(w, low, high, selector) for selector in (0x5410, 0x7632)]
+    def _bytes(self, record: Val, offset: int) -> list[list[Val]]:
+        """Codes of a byte lie row by row for each place along K: pairs of rows are turned while they are read."""
+        w = self.w
+        text = f"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$0, $1, $2, $3}}, [<a>+{offset}];"
+        words = w.asm(text, results=["i32"] * 4, a=record + self.lane * PANEL_ROWS)
+        return [[permuted(w, words[i], words[i + 1], selector) for selector in (0x6420, 0x7531)] for i in (0, 2)]
 
     def _plane(self, plane: Val, width: int, offset: int, shift: int) -> list[list[Val]]:
         """The fields of one plane, `shift` bits further up, for each half and row."""
@@ -223,7 +221,11 @@ class ScaleReader:
         if stored.step_bytes != 1:
             return [[], []]
         return [
-            [x for word in load_shared(w, chunk + self.four * 8, 2, offset=number * 2 * PANEL_ROWS) for x in halves(w, word)]
+            [
+                x
+                for word in load_shared(w, chunk + self.four * 8, 2, offset=number * 2 * PANEL_ROWS)
+                for x in halves(w, word)
+            ]
             for number in range(1 + stored.has_minimums)
         ]
 
