@@ -249,6 +249,66 @@ def attention() -> Iterator[Work]:
                 yield Work(name, 0, flops, columns, 10)
 
 
+def attention_backward() -> Iterator[Work]:
+    """Gradients of q, k and v from what the forward pass has kept: torch's saved values, and y with logarithms."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from rlx import ops
+    from rlx.ops.lowered.attention_gradients import AttentionGradients
+
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    heads = 16
+    for d in (128, 64):
+        for seq, batch in ATTENTION_SIZES[:3]:
+            for causal in (False, True):
+                q, k, v, dy = (randn(batch, heads, seq, d) for _ in range(4))
+                leaves = [x.requires_grad_() for x in (q, k, v)]
+                columns: dict[str, Callable[[int], Any]] = {}
+                for name, backend in backends.items():
+                    with sdpa_kernel(backend):
+                        y = F.scaled_dot_product_attention(*leaves, is_causal=causal)
+                    columns[name] = lambda i, y=y, leaves=leaves, dy=dy: torch.autograd.grad(
+                        y, leaves, dy, retain_graph=True
+                    )
+                with torch.no_grad():
+                    y, logs = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
+                    kept = [x.detach() for x in (q, k, v, dy, y, logs * math.log2(math.e))]
+                op = AttentionGradients(heads, d, mask_kind="causal" if causal else "none")
+
+                def gradients(*operands: Any, op: Any = op) -> Any:
+                    dq, dk, dv = op(*operands)
+                    return ops.cast(dq, "bf16"), dk, dv
+
+                mine = own(gradients, *kept)
+                columns |= {"rlx": mine} if mine else {}
+                flops = 10 * batch * heads * seq * seq * d / (2 if causal else 1)
+                name = f"attention backward {batch}x{heads}x{seq} d{d} {'causal' if causal else 'full'} bf16"
+                yield Work(name, 0, flops, columns, 5)
+
+
+def training() -> Iterator[Work]:
+    """A step of GPT-2 124M, 8x1024 tokens: forward, backward and AdamW."""
+    from gpt2_training import Gpt2, rlx_step, torch_step
+
+    model = Gpt2()
+    theirs = torch_step(model)
+    columns: dict[str, Callable[[int], Any]] = {"compile": lambda i: theirs()}
+    if not ARGS.no_rlx:
+        step, state, batch = rlx_step(model, "cuda")
+        held = [state]
+
+        def ours(i: int) -> None:
+            held[0], _ = step(held[0], batch)
+
+        columns["rlx"] = ours
+    # Six for each weight and token, and the two products of attention, of which half is seen.
+    weights = model.layers * 12 * model.width**2 + model.vocabulary * model.width
+    scores = model.layers * model.length * model.width
+    flops = 6 * model.batch * model.length * (weights + scores)
+    yield Work("GPT-2 124M step 8x1024 bf16", 0, flops, columns, 5)
+    print(f"  torch: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB at most", flush=True)
+
+
 def decode_attention() -> Iterator[Work]:
     """One query of a sequence to a cache, 32 heads of which 8 share keys: bound by keys and values, whose layers take
     turns."""
@@ -498,9 +558,11 @@ GROUPS = {
     "quantised": quantised,
     "epilogues": epilogues,
     "attention": attention,
+    "attention_backward": attention_backward,
     "decode_attention": decode_attention,
     "reductions": reductions,
     "small": small,
+    "training": training,
 }
 
 

@@ -1,9 +1,9 @@
 """One training step of a GPT-2 of 124 million parameters, as users of rlx and of torch write it.
 
-    step, state, batch = rlx_step(Gpt2(), "cuda")     # bf16 arithmetic, f32 weights, AdamW
-    state, metrics = step(state, batch)
-    run = torch_step(Gpt2())                          # the same weights under autocast, torch.compile and fused AdamW
-    loss = run()
+step, state, batch = rlx_step(Gpt2(), "cuda")     # bf16 arithmetic, f32 weights, AdamW
+state, metrics = step(state, batch)
+run = torch_step(Gpt2())                          # the same weights under autocast, torch.compile and fused AdamW
+loss = run()
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ the run's sizes, and memory for values between kernels. Runs of one program on o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -66,9 +67,13 @@ class Runner:
 
     def _make_exclusive(self, arrays: list[DeviceArray]) -> None:
         """Copy inputs that the run writes into where another input lies in the same memory."""
+        if not self.program.overwritten:
+            return
+        owners = Counter([id(a.buffer) for a in arrays])
         for number in self.program.overwritten:
-            others = (a for i, a in enumerate(arrays) if i != number)
-            if any(a.buffer is arrays[number].buffer for a in others):
+            buffer = id(arrays[number].buffer)
+            if owners[buffer] > 1:
+                owners[buffer] -= 1
                 arrays[number] = arrays[number].copy()
 
     def _bound(self, inputs: Shapes, params: Shapes) -> Contexts:

@@ -20,8 +20,8 @@ from rlx.ops.shape.movement import reshape
 
 # Columns beyond which there are threads enough, elements below which one step is as fast, and rows of a part at least.
 MOST_COLUMNS, FEWEST_ELEMENTS, SHORTEST_PART = 1 << 15, 1 << 18, 16
-# Sums of parts, each formed by a thread.
-MOST_SUMS = 1 << 17
+# Sums of parts, each formed by a thread, and how many of them a thread of the second step adds up.
+MOST_SUMS, MOST_PARTS = 1 << 19, 128
 
 
 def column_parts(op: Reduce, x: Any) -> Callable[[Any], Any] | None:
@@ -36,7 +36,7 @@ def column_parts(op: Reduce, x: Any) -> Callable[[Any], Any] | None:
     groups, columns = product(lead), product(x.shape[count:])
     if columns > MOST_COLUMNS or groups * length * columns < FEWEST_ELEMENTS:
         return None
-    most = min(MOST_SUMS // max(1, groups * columns), length // SHORTEST_PART)
+    most = min(MOST_SUMS // max(1, groups * columns), MOST_PARTS // max(1, groups), length // SHORTEST_PART)
     parts = next((p for p in range(most, 1, -1) if length % p == 0), 1)
     if parts == 1:
         return None

@@ -148,7 +148,7 @@ class _Forms:
         return result
 
     def turned_form(self, node: Node, operands: list[Tensor]) -> Form | None:
-        """Where it costs nothing that a product reads operands across, they are not turned before, nor results after."""
+        """Where products read operands across at no cost, these are not turned before, nor results after."""
         if isinstance(node.op, Reshape):
             return _joined_behind(node.op, *operands)
         if isinstance(node.op, Transpose) and self.is_only_reader(node):
@@ -281,7 +281,7 @@ def _cross_entropy_gradient(op: Op, *operands: Any) -> Form:
 
 
 def _repeated_powers(logits: Any, labels: Any, dloss: Any) -> Any:
-    """The same with powers of its own, e^(x - log Σ e^x): those of the loss would be stored for it, as wide as sums are.
+    """The same with powers of its own, e^(x - log Σ e^x): those of the loss would be stored for it, as wide as sums.
     Rows without a gradient weigh nothing; so powers cannot be formed before the gradient is known, by the loss."""
     wide, upstream = accumulators(logits, dloss)
     upstream = expand_dims(upstream, -1)

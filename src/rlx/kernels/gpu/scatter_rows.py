@@ -53,12 +53,12 @@ def scatter_rows_kernel(site: OpSite) -> Kernel:
         k.barrier()
         with k.fold("other", 0, THREADS, init=[zero]) as fold:
             fold.next(fold.values[0] | k.load(earlier, fold.index))
-        with k.when(k.eq(fold.results[0], 0) & (own >= 0)), k.loop("other", 0, THREADS) as other:
-            with k.when(k.ne(k.load(found, other), 0)):
-                first = other * part
-                with k.loop("point", first, k.min(first + part, count)) as point, k.when(k.eq(row(point), own)):
-                    source = scatter.updates.at(*unflatten(point, scatter.points))
-                    with k.loop("column", thread, scatter.length, THREADS) as column:
-                        goal = own + scatter.y.offset + column
-                        scatter.move(goal, source + scatter.step * column, 1, None)
+        is_first = k.eq(fold.results[0], 0) & (own >= 0)
+        with k.when(is_first), k.loop("other", 0, THREADS) as other, k.when(k.ne(k.load(found, other), 0)):
+            first = other * part
+            with k.loop("point", first, k.min(first + part, count)) as point, k.when(k.eq(row(point), own)):
+                source = scatter.updates.at(*unflatten(point, scatter.points))
+                with k.loop("column", thread, scatter.length, THREADS) as column:
+                    goal = own + scatter.y.offset + column
+                    scatter.move(goal, source + scatter.step * column, 1, None)
     return k.build()

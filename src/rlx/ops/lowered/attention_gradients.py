@@ -53,7 +53,10 @@ class AttentionWithLogs(AttentionBase):
         kind = DType.of(q.dtype).accumulator
         return Attention(**self.attributes).eval(q, k, v, *extras), (logs * score_unit(kind)).astype(kind.numpy)
 
-    jvp = vjp = batch = _INTERNAL
+    jvp = vjp = _INTERNAL
+
+    def refusal(self, rule: str) -> NoRule:
+        return _INTERNAL
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -112,7 +115,10 @@ class AttentionGradients(AttentionBase):
             rounded(heads_back(np, d_v, self.layout, v.shape), v.dtype),
         )
 
-    jvp = vjp = batch = _INTERNAL
+    jvp = vjp = _INTERNAL
+
+    def refusal(self, rule: str) -> NoRule:
+        return _INTERNAL
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

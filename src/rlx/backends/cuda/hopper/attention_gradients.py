@@ -40,7 +40,7 @@ FAR = 1 << 29
 def gradients_text(name: str, shape: GradientShape, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of q, k, v, dy, dq, dk and dv, each as [batch, head, position, element];
     i64: the addresses of logs, of sums of dy*y and of counters; strides (batch, head, query) of logs and of the sums in
-    elements; i32: tiles of queries and of keys, queries, keys, heads of k of all batches, and how many of them take turns."""
+    elements; i32: tiles of queries and of keys, queries, keys, heads of k of all batches, how many take turns."""
     return _Gradients(name, shape).text(triple)
 
 
@@ -94,7 +94,7 @@ class _Gradients(Lanes):
         barriers = self.means_at + STAGES * shape.rows * 4
         self.kv_full, self.dq_full, self.dq_empty = (barriers + 8 * i for i in range(3))
         self.q_full, self.q_empty, self.dy_full, self.dy_empty = (
-            (lambda stage, i=i: barriers + (24 + 8 * STAGES * i) + stage * 8) for i in range(4)
+            self.of_stages(barriers + (24 + 8 * STAGES * i)) for i in range(4)
         )
         self.thread = w.register("tid.x")
         self.inside, self.lane = self.thread & 127, self.thread & 31
@@ -111,6 +111,10 @@ class _Gradients(Lanes):
         self.first_key = self.tile * KEYS
         # Where the first query stands among the keys.
         self.offset = w.most(self.keys - self.queries, 0)
+
+    def of_stages(self, first: Val) -> Callable[[Val], Val]:
+        """The barriers of stages, which lie side by side."""
+        return lambda stage: first + stage * 8
 
     def text(self, triple: str) -> str:
         w = self.w
@@ -317,10 +321,7 @@ class _Gradients(Lanes):
             pair = self.w.asm("ld.shared.v2.f32 {$0, $1}, [<a>];", results=["float"] * 2, a=address + 32 * j)
             yield from ((4 * j + i, pair[i % 2]) for i in range(4))
 
-
-    def weigh(
-        self, scores: Sequence[Val], logs_at: Val, tile: Val | None
-    ) -> tuple[list[Val], Callable[[int], Val]]:
+    def weigh(self, scores: Sequence[Val], logs_at: Val, tile: Val | None) -> tuple[list[Val], Callable[[int], Val]]:
         """Weights as words, and what dP - D is multiplied by: the weight, with a softcap times its slope."""
         w, attention, cap = self.w, self.attention, self.attention.softcap
         sees = None if tile is None else self.sees(tile)
@@ -367,7 +368,8 @@ class _Gradients(Lanes):
         """64 rows of keys or values times a tile of queries or dy, begun; elements of a head lie side by side."""
         shape, columns = self.shape, self.shape.rows
         steps = [
-            ((s // 4 * KEYS * 128 + s % 4 * 32), (s // 4 * columns * 128 + s % 4 * 32)) for s in range(shape.depth // 16)
+            ((s // 4 * KEYS * 128 + s % 4 * 32), (s // 4 * columns * 128 + s % 4 * 32))
+            for s in range(shape.depth // 16)
         ]
         return self.wgmma(columns, steps, rows, descriptor(self.w, tile, 16, 1024), "0, 0")
 

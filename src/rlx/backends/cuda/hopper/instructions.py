@@ -74,7 +74,8 @@ def add_box(w: Writer, tensor_map: Val, at: Sequence[Val | int], source: Val) ->
     """The same, added to what lies there."""
     places = ", ".join(f"<x{i}>" for i in range(len(at)))
     w.asm(
-        f"cp.reduce.async.bulk.tensor.{len(at)}d.global.shared::cta.add.tile.bulk_group [<map>, {{{places}}}], [<source>];",
+        f"cp.reduce.async.bulk.tensor.{len(at)}d.global.shared::cta.add.tile.bulk_group"
+        f" [<map>, {{{places}}}], [<source>];",
         map=tensor_map,
         source=source,
         named={f"x{i}": x for i, x in enumerate(at)},

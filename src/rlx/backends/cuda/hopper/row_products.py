@@ -15,8 +15,8 @@ def rows_per_block(shape: GradientShape) -> int:
 
 
 def row_products_text(name: str, shape: GradientShape, triple: str) -> str:
-    """The LLVM module. Parameters (i64): the addresses of dy, y and the sums, and strides (batch, head, query) of dy and
-    of y in elements; i32: queries and rows, which is all queries of all heads. Sums lie side by side."""
+    """The LLVM module. Parameters (i64): the addresses of dy, y and the sums, strides (batch, head, query) of dy and of
+    y in elements; i32: queries and rows, which is all queries of all heads. Sums lie side by side."""
     return _RowProducts(name, shape).text(triple)
 
 

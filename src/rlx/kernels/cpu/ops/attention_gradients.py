@@ -138,7 +138,9 @@ class Gradients(OneByOne):
         weight = self.power(score - k.load(self.logs.buffer, self.logs.at(p.batch, p.head, p.query)))
         rows = self.dy.row(p.batch, p.head, p.query), self.values.row(p.batch, p.kv_head, p.key)
         change = self.dot(self.dy, rows[0], self.values, rows[1], self.width)
-        change = weight * (change - self.dot(self.dy, rows[0], self.y, self.y.row(p.batch, p.head, p.query), self.width))
+        change = weight * (
+            change - self.dot(self.dy, rows[0], self.y, self.y.row(p.batch, p.head, p.query), self.width)
+        )
         if self.op.softcap is not None:
             capped = score * (1.0 / (self.op.softcap_in(self.acc) * self.unit))
             change = change * k.fma(-capped, capped, k.const(1.0, capped.type))

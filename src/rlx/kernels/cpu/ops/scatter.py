@@ -40,8 +40,8 @@ def scatter_nd(site: OpSite) -> None:
 
 
 class Scatter:
-    """A scatter to be written: `outer` are the axes of x that are not indexed and not part of its rows, `length` is that
-    of a row, `points` are the sizes that number the updates."""
+    """A scatter to be written: `outer` are the axes of x that are not indexed nor part of its rows, `length` is that of
+    a row, `points` are the sizes that number the updates."""
 
     def __init__(self, site: OpSite) -> None:
         assert isinstance(site.op, ScatterNd)
