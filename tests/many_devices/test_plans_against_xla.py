@@ -1,4 +1,4 @@
-"""Plans beside what XLA says of the same steps: memory, arithmetic and moved bytes within 10 %, adapters within 20 %."""
+"""Plans beside what XLA says of the same steps: memory, arithmetic, moved bytes within 10 %; adapters within 20 %."""
 
 from pathlib import Path
 
