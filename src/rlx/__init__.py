@@ -140,7 +140,7 @@ _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
     | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
     | {"quant", "gguf", "linalg", "bench", "prelude", "driver", "macros", "cortexm", "fpga", "compat", "errors"}
-    | {"lax", "scipy", "finetune", "quantized", "sharding", "distributed"}
+    | {"lax", "scipy", "finetune", "quantized", "sharding", "distributed", "planning"}
 )
 # Folders of ops whose functions `dir` shows; gradients, quantised and fused ops are found in `rlx.ops`.
 _SHOWN_OPS = ("pointwise", "shape", "reduction", "linalg", "nn", "attn", "control", "parallel")
