@@ -9,10 +9,10 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.interpret import interpret
 from rlx.kernels.ir.loop_ir import Atomic, Buffer, Let, Load, Store, ValueType, walk
-from rlx.kernels.legalize import legalize
+from rlx.kernels.legalize import KernelRefused, legalize
 from rlx.kernels.machines import WGSL
 from rlx.kernels.words.ranges import wide_values
-from rlx.kernels.words.words import NotInWords, in_words
+from rlx.kernels.words.words import in_words
 
 COUNT = 37
 INTS = [DType.I8, DType.U8, DType.I16, DType.U16, DType.I32, DType.U32, DType.I64, DType.U64]
@@ -189,7 +189,7 @@ def test_f64_is_refused_by_name():
     k = KernelBuilder("double")
     x, y = k.pointer("x", DType.F64), k.pointer("y", DType.F64, write=True)
     k.store(y, 0, k.load(x, 0))
-    with pytest.raises(NotInWords, match=r"kernel double: its x is f64, .* use f32, or the device cpu"):
+    with pytest.raises(KernelRefused, match=r"kernel double: its x is f64, .* use f32, or the device cpu"):
         in_words(k.build())
 
 

@@ -12,9 +12,24 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from rlx.compile.claims.legalize import LegalizeError
+from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import Fold, KernelBuilder
-from rlx.kernels.ir.loop_ir import MATH, REDUCTIONS, Attr, Kernel, LoopKind, Operand, Value, ValueType
+from rlx.kernels.ir.loop_ir import (
+    INDEX,
+    MATH,
+    REDUCTIONS,
+    Attr,
+    Buffer,
+    Kernel,
+    Let,
+    LoopKind,
+    Operand,
+    Value,
+    ValueType,
+    walk,
+)
 from rlx.kernels.ir.rewrite import copy_into
 from rlx.kernels.machines import Machine
 from rlx.kernels.math.vector_math import (
@@ -38,6 +53,28 @@ from rlx.kernels.math.vector_trig import atan, cos, sin, tan
 def legalize(kernel: Kernel, machine: Machine) -> Kernel:
     """The same kernel in operations that an emitter for the target takes."""
     return copy_into(kernel, _LegalBuilder(kernel.name, machine))
+
+
+class KernelRefused(LegalizeError):
+    """A kernel that a machine cannot run, and why."""
+
+    def __init__(self, reason: str) -> None:
+        BackendError.__init__(self, reason)
+        self.offenders = ()
+
+
+def refuse_missing_types(kernel: Kernel, has_f64: bool) -> None:
+    """For text: an error if a kernel computes in what a machine does not have, or has scalars that are no sizes."""
+    buffers = [b for b in (*kernel.params, *kernel.arrays) if isinstance(b, Buffer)]
+    named = [b.name for b in buffers if b.dtype is DType.F64]
+    inside = any(isinstance(s, Let) and s.result.dtype is DType.F64 for s in walk(kernel.body))
+    if not has_f64 and (named or inside):
+        where = f"its {named[0]} is f64" if named else "it computes in f64"
+        reason = f"kernel {kernel.name}: {where}, which this machine does not have; use f32, or the device cpu"
+        raise KernelRefused(reason)
+    for param in kernel.params:
+        if isinstance(param, Value) and param.type != INDEX:
+            raise KernelRefused(f"kernel {kernel.name}: the scalar parameter {param.name} is {param.type}, not a size")
 
 
 class _LegalBuilder(KernelBuilder):

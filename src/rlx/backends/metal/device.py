@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.metal.devices import choose
-from rlx.backends.text_gpu.code import NotOnGpu, TextCode, TextLoader
+from rlx.backends.text_gpu.code import TextCode, TextLoader
 from rlx.backends.text_gpu.device import TextGpu
 from rlx.backends.text_gpu.memory import Array, Place, Pool
 from rlx.errors import BackendError, InternalError, OutOfMemory
 from rlx.kernels.emit.gpu_c_emit import GpuKernel, legal_for_text
 from rlx.kernels.emit.msl_emit import msl_module
-from rlx.kernels.ir.loop_ir import Buffer, Kernel, Let, Space, walk
+from rlx.kernels.ir.loop_ir import Kernel, Space
+from rlx.kernels.legalize import KernelRefused
 from rlx.kernels.machines import METAL
 
 # Places for buffers in a kernel's arguments, of which the last is for sizes, and bytes that may be given in place.
@@ -31,21 +32,12 @@ class MetalCode(TextCode):
         self.legal = legal_for_text(kernel, METAL, "Metal")
         shared = (a for a in self.legal.arrays if a.space is Space.SHARED)
         self.shared_bytes = sum(a.dtype.size_bytes * (a.size or 0) for a in shared)
-        _refuse_doubles(self.legal)
         buffers = sum(size > 0 for size in self.sizes)
         if buffers >= MOST_BUFFERS or len(self.sizes) - buffers > MOST_SIZES:
-            raise NotOnGpu(
+            raise KernelRefused(
                 f"kernel {kernel.name} has {buffers} buffers and {len(self.sizes) - buffers} sizes; Metal has places "
                 f"for {MOST_BUFFERS - 1} and {MOST_SIZES}; divide the op, or use the device wgpu or cpu"
             )
-
-
-def _refuse_doubles(kernel: Kernel) -> None:
-    named = [b for b in (*kernel.params, *kernel.arrays) if isinstance(b, Buffer) and b.dtype.numpy == np.float64]
-    inside = any(isinstance(s, Let) and s.result.dtype.numpy == np.float64 for s in walk(kernel.body))
-    if named or inside:
-        where = f"its {named[0].name} is f64" if named else "it computes in f64"
-        raise NotOnGpu(f"kernel {kernel.name}: {where}, which Metal does not have; use f32, or the device cpu")
 
 
 class MetalGpu(TextGpu):
@@ -73,7 +65,7 @@ class MetalGpu(TextGpu):
     def _code(self, kernel: Kernel, key: str) -> MetalCode:
         code, shared = MetalCode(kernel, key), int(self.device.maxThreadgroupMemoryLength())
         if code.shared_bytes > shared:
-            raise NotOnGpu(
+            raise KernelRefused(
                 f"kernel {code.name}: its threads share {code.shared_bytes} bytes, and those of {self.about} at most "
                 f"{shared}; use smaller sizes, or the device cpu"
             )
@@ -98,7 +90,7 @@ class MetalGpu(TextGpu):
             if made is None:
                 raise InternalError(f"metal: there is no pipeline for {code.name}: {error}")
             if made.maxTotalThreadsPerThreadgroup() < code.threads:
-                raise NotOnGpu(
+                raise KernelRefused(
                     f"kernel {code.name} has {code.threads} threads; {self.about} runs "
                     f"{made.maxTotalThreadsPerThreadgroup()} of it; use smaller sizes, or the device cpu"
                 )

@@ -9,7 +9,9 @@ from typing import Any
 from rlx.compile.target import Absence, Absent, DeviceInfo, Found
 from rlx.errors import NoDevice, NotInstalled
 
-NEEDED = "running on Apple GPUs needs PyObjC's binding of Metal, which exists on macOS alone"
+NEEDED = (
+    "running on Apple GPUs, where rlx was never tried, needs PyObjC's binding of Metal, which exists on macOS alone"
+)
 REMEDY = "pip install 'rlx[metal]' on a Mac; elsewhere use the device wgpu or cpu"
 
 

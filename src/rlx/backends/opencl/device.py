@@ -12,13 +12,14 @@ import numpy as np
 
 from rlx.backends.opencl import driver as cl
 from rlx.backends.opencl.devices import Listed, choose
-from rlx.backends.text_gpu.code import NotOnGpu, TextCode, TextLoader
+from rlx.backends.text_gpu.code import TextCode, TextLoader
 from rlx.backends.text_gpu.device import TextGpu
 from rlx.backends.text_gpu.memory import Array, Place, Pool
 from rlx.errors import BackendError, InternalError
 from rlx.kernels.emit.gpu_c_emit import GpuKernel, legal_for_text
 from rlx.kernels.emit.opencl_emit import opencl_module
 from rlx.kernels.ir.loop_ir import Kernel, Space
+from rlx.kernels.legalize import KernelRefused
 from rlx.kernels.machines import OPENCL, OPENCL_F32, Machine
 
 
@@ -56,7 +57,7 @@ class OpenClGpu(TextGpu):
         code = OpenClCode(kernel, key, self.machine)
         device = self.device
         if code.threads > device.most_threads or code.shared_bytes > device.shared_bytes:
-            raise NotOnGpu(
+            raise KernelRefused(
                 f"kernel {code.name}: {code.threads} threads with {code.shared_bytes} bytes between them; {self.about} "
                 f"has {device.most_threads} and {device.shared_bytes}; use smaller sizes, or the device cpu"
             )

@@ -9,21 +9,12 @@ from weakref import WeakValueDictionary
 
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.program.program import Loading, LoopStep, NativeStep, Program
-from rlx.compile.claims.legalize import LegalizeError
-from rlx.errors import BackendError, InternalError
+from rlx.errors import InternalError
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine
 
 _numbers = itertools.count(1)
-
-
-class NotOnGpu(LegalizeError):
-    """A kernel that a device cannot run, and why."""
-
-    def __init__(self, reason: str) -> None:
-        BackendError.__init__(self, reason)
-        self.offenders = ()
 
 
 class TextCode:

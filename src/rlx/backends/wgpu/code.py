@@ -6,10 +6,10 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from rlx.backends.text_gpu.code import NotOnGpu, TextCode, TextLoader
+from rlx.backends.text_gpu.code import TextCode, TextLoader
 from rlx.kernels.emit.wgsl_emit import argument_words, scratch_words, table_words
 from rlx.kernels.ir.loop_ir import Kernel, Space
-from rlx.kernels.legalize import legalize
+from rlx.kernels.legalize import KernelRefused, legalize
 from rlx.kernels.machines import WGSL
 from rlx.kernels.words.words import in_words
 
@@ -28,7 +28,7 @@ class WgslCode(TextCode):
         self.tables = np.array(table_words(self.words), np.uint32)
         shared = sum(4 * (a.size or 0) for a in self.words.arrays if a.space is Space.SHARED)
         if self.threads > MOST_THREADS or shared > MOST_SHARED:
-            raise NotOnGpu(
+            raise KernelRefused(
                 f"kernel {kernel.name}: {self.threads} threads with {shared} bytes between them; WebGPU promises "
                 f"{MOST_THREADS} and {MOST_SHARED}; use smaller sizes, or the device cpu"
             )

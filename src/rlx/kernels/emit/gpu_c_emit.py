@@ -19,7 +19,7 @@ from rlx.kernels.emit.c_text import MEMORY_TYPE, VALUE_TYPE, Prelude
 from rlx.kernels.emit.text_layer import GridLayer
 from rlx.kernels.ir.groups import refuse_groups
 from rlx.kernels.ir.loop_ir import FLOATS, Buffer, Const, For, Kernel, Let, LoopKind, Space, Value
-from rlx.kernels.legalize import legalize
+from rlx.kernels.legalize import legalize, refuse_missing_types
 from rlx.kernels.machines import Machine
 
 # What both languages lack of C's headers: names of types with their widths, and literals of them.
@@ -55,9 +55,10 @@ class GpuKernel(NamedTuple):
 
 
 def legal_for_text(kernel: Kernel, machine: Machine, language: str) -> Kernel:
-    """A kernel in what the C of GPUs has: no f16 but its bits, no operations of groups."""
+    """A kernel in what the C of GPUs has: no f16 but its bits, no operations of groups; an error if it needs others."""
     legal = legalize(kernel, replace(machine, has_f16_conversion=False, dot2_lanes=()))
     refuse_groups(legal, language)
+    refuse_missing_types(legal, machine.has_f64)
     return legal
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlx.compile.claims.legalize import LegalizeError
-from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.groups import refuse_groups
@@ -38,40 +36,20 @@ from rlx.kernels.ir.loop_ir import (
     Store,
     Value,
     ValueType,
-    walk,
 )
+from rlx.kernels.legalize import KernelRefused, refuse_missing_types
 from rlx.kernels.words import pairs
 from rlx.kernels.words.memory import F32, I32, U32, WORD, Memory, Parts, Place, part_type, unpacked
 from rlx.kernels.words.pairs import Pair
 from rlx.kernels.words.ranges import LONG, is_word, wide_values
 
 
-class NotInWords(LegalizeError):
-    """A kernel that machines with words of 32 bits cannot run, and why."""
-
-    def __init__(self, reason: str) -> None:
-        BackendError.__init__(self, reason)
-        self.offenders = ()
-
-
 def in_words(kernel: Kernel, trusts_alignment: bool = True) -> Kernel:
     """The same kernel, legalised before, for a machine with 32-bit words. Without trust in alignment it is also right
     where memory does not begin at the multiples of bytes that the kernel asks for."""
     refuse_groups(kernel, "a machine without groups")
-    _refuse_doubles(kernel)
+    refuse_missing_types(kernel, has_f64=False)
     return _Pass(kernel, trusts_alignment).build()
-
-
-def _refuse_doubles(kernel: Kernel) -> None:
-    buffers = [b for b in (*kernel.params, *kernel.arrays) if isinstance(b, Buffer)]
-    named = [b.name for b in buffers if b.dtype is DType.F64]
-    inside = any(isinstance(s, Let) and s.result.dtype is DType.F64 for s in walk(kernel.body))
-    if named or inside:
-        where = f"its {named[0]} is f64" if named else "it computes in f64"
-        raise NotInWords(f"kernel {kernel.name}: {where}, which this machine does not have; use f32, or the device cpu")
-    for param in kernel.params:
-        if isinstance(param, Value) and param.type != INDEX:
-            raise NotInWords(f"kernel {kernel.name}: the scalar parameter {param.name} is {param.type}, not a size")
 
 
 class _Pass:
@@ -164,7 +142,7 @@ class _Pass:
             case Store():
                 self.store(statement)
             case Atomic(op, buffer, _, _):
-                raise NotInWords(f"kernel {self.kernel.name}: atomic {op} on {buffer.name} has no form in words")
+                raise KernelRefused(f"kernel {self.kernel.name}: atomic {op} on {buffer.name} has no form in words")
             case Barrier():
                 self.k.barrier()
             case For():
@@ -337,7 +315,7 @@ class _Pass:
                 return pairs.magnitude(k, args[0])
             case "div" | "rem":
                 return pairs.divide(k, args[0], args[1], is_signed)[op == "rem"]
-        raise NotInWords(f"kernel {self.kernel.name}: {op} of 64-bit integers has no form in words")
+        raise KernelRefused(f"kernel {self.kernel.name}: {op} of 64-bit integers has no form in words")
 
     def cast(self, let: Let, lane: int) -> Parts:
         k, (x,), to = self.k, let.args, let.result.dtype
