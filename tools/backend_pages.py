@@ -51,6 +51,7 @@ Every op on every backend that compiles programs, found by compiling the samples
 A page of `rlx export web` is WebAssembly without a host: what is **host** in the column wasm is refused by name there.
 WGSL has no f64: on `wgpu` all f64 is refused by name, and so are kernels that compute in it (factorisations of
 matrices, some functions of complex numbers), whatever the column says.
+Code for `rocm` is assembled and inspected, and was never executed on hardware ([rocm.md](rocm.md)).
 
 `reference` runs everything by its definition. `rlx devices` says what this machine has. All backends that have a device
 pass one suite, tests/conformance: each sample in each dtype, on plain and poisoned values (NaN, infinities, the largest
