@@ -56,7 +56,8 @@ the device has none.
 What was executed how: `cpu` and `wasm` on processors, `cuda` on an H200, `wgpu` on lavapipe and `opencl` on pocl, which
 are processors that stand in for a GPU, `xla` and `mlx` on their CPU builds. `metal` has never been run on an Apple GPU
 nor seen Apple's compiler: its text is compiled unchanged as C++ and run on a processor, and its calls go to a stand-in
-for Metal that checks them (tests/backends/metal_backend).
+for Metal that checks them (tests/backends/metal_backend). Code for `rocm` is assembled and
+inspected, and was never executed on hardware ([rocm.md](rocm.md)).
 
 `reference` runs everything by its definition. `rlx devices` says what this machine has. All backends that have a device
 pass one suite, tests/conformance: each sample in each dtype, on plain and poisoned values (NaN, infinities, the largest

@@ -8,7 +8,8 @@
 Generated as a whole: docs/ops.md (from the op registry), docs/backends.md (by compiling the samples of all ops),
 docs/knobs.md (from rlx.knobs) and docs/pictures/benchmarks.svg (from docs/benchmarks.md, which tools/benchmark_page.py
 writes). Generated in part: docs/primitives.md and docs/rocm.md (by assembling ten families for five chips), between
-their two comments, and docs/api/, below one (see tools/api_pages.py). All others are written by hand, with outputs from running their Python blocks (tools/doc_pages.py).
+two comments, and docs/api/, below one (see tools/api_pages.py). All others are written by hand, with outputs from
+running their Python blocks (tools/doc_pages.py).
 """
 
 from __future__ import annotations

@@ -148,6 +148,9 @@ def test_devices_and_doctor_say_what_was_never_done(hip, capsys, monkeypatch):
         assert "never been executed on an AMD GPU" in capsys.readouterr().out
     monkeypatch.setattr("rlx.backends.rocm.hip.blas_library", lambda: "libhipblaslt.so")
     assert "libhipblaslt.so is there, and not used yet" in select("rocm").target.probe().devices[0].detail
+
+
+def test_without_a_device_they_say_it_too(monkeypatch):
     monkeypatch.setattr("rlx.backends.rocm.hip.PROCESS.started", None)
     monkeypatch.setattr("rlx.backends.rocm.hip._LIBRARIES", ("libnothing.so",))
     found = select("rocm").target.probe()
