@@ -52,8 +52,8 @@ NOTHING = Ready(None, Launch(0, 0), ArgumentBlock(0, 1))
 
 
 class TensorForm(ABC):
-    """One way. `name` is how reports call it; `params` are the names of the parameters of the loop kernel. Only code that
-    says that it `waits` for kernels in front (`Writer.wait_for_others`) may begin before they end."""
+    """One way. `name` is how reports call it; `params` are the names of the parameters of the loop kernel. Only code
+    that says that it `waits` for kernels in front (`Writer.wait_for_others`) may begin before they end."""
 
     name: str
     entry: str
