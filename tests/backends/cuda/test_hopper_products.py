@@ -224,6 +224,14 @@ def test_a_launch_of_streamed_weights(fake, gpu, launched):
     assert load.loaded == ["few_rows"] * 2
 
 
+def test_only_code_that_waits_begins_early(fake, gpu, launched):
+    made, names, _ = few((("B", 2048), "bf16"), ((1000, 2048), "bf16"))
+    words = [{"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}.get(n, 1) for n in names]
+    for waits in (True, False):
+        made.waits = waits
+        assert made.launch(words, gpu.stream, begins_early=True) and launched[-1].dependent is waits
+
+
 def test_whether_weights_are_computed_decides_when_they_are_read(fake, gpu, launched):
     made, names, _ = few((("B", 2048), "bf16"), ((1000, 2048), "bf16"))
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}

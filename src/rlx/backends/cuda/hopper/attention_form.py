@@ -81,6 +81,7 @@ class AttentionForm(_OfAttention):
     """One attention. Code is made when it is first launched, and serves all sizes."""
 
     name, entry = "wgmma attention", "attention"
+    waits = True
 
     def ptx(self) -> str:
         text = attention_text(self.entry, self.shape, self.machine.triple)
@@ -124,6 +125,7 @@ class DecodeForm(_OfAttention):
     """The same for few queries: blocks share the keys of a head."""
 
     name, entry = "mma attention of few rows", "decode"
+    waits = True
 
     def __init__(self, origin: AttentionOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(origin, params, machine, load)

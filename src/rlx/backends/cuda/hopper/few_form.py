@@ -57,6 +57,7 @@ class FewRowsForm(TensorForm):
     """One product, for up to 8 or up to 16 rows."""
 
     name, entry = "mma of few rows", "few_rows"
+    waits = True
 
     def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(params, machine, load)

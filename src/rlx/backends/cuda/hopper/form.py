@@ -64,6 +64,7 @@ class HopperForm(TensorForm):
     GPU, for narrow ones."""
 
     name, entry = "wgmma tiles", "product"
+    waits = True
 
     def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(params, machine, load)

@@ -62,10 +62,12 @@ NOTHING = Ready(None, Launch(0, 0), ArgumentBlock(0, 1))
 
 
 class TensorForm(ABC):
-    """One way. `name` is how reports call it; `params` are the names of the parameters of the loop kernel."""
+    """One way. `name` is how reports call it; `params` are the names of the parameters of the loop kernel. Only code
+    that says that it `waits` for kernels in front (`Writer.wait_for_others`) may begin before they end."""
 
     name: str
     entry: str
+    waits = False
 
     def __init__(self, params: Sequence[str], machine: Machine, load: Load) -> None:
         self.machine, self._load = machine, load
@@ -105,7 +107,7 @@ class TensorForm(ABC):
             known = self._ready[key] = self.prepared_with(words, stream.gpu, fixed)
         if known.function is None:
             return False
-        shape = known.shape._replace(dependent=True) if begins_early else known.shape
+        shape = known.shape._replace(dependent=True) if begins_early and self.waits else known.shape
         launch(known.function, shape, known.block.address, stream)
         return True
 
