@@ -65,7 +65,9 @@ class CodeRowsForm(TensorForm):
         """For m rows: one of them, or as many as tiles of digits have room for."""
         product, element = self.product, _ELEMENTS[self.product.a.dtype]
         digits = DIGITS[element]
-        tiles = min(MOST_TILES, -(-m * digits // TILE))
+        # Two steps in a record, or two products, need as many registers as two tiles.
+        most = max(1, MOST_TILES // (self._stored.groups * len(product.bs)))
+        tiles = min(most, -(-m * digits // TILE))
         rows = 1 if m == 1 else tiles * TILE // digits
         depth, columns = product.weight_shape
         shape = CodeShape(self._stored, len(product.bs), rows, depth, element)

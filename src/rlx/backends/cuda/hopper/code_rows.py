@@ -41,8 +41,8 @@ TILE = 8
 PITCH = CHUNK + 32
 # Bytes of the sums of a column of C for the 16 rows of a panel.
 LINE = PANEL_ROWS * 4
-# Chunks that a warp has on their way.
-MOST_STAGES = 4
+# Chunks that a warp has on their way. More are slower on an H200: what waits in front of a chunk makes it late.
+STAGES = 2
 # Warps of a block, if there is room for what they have on their way.
 WARPS = 16
 # Rows of A whose elements are on their way at the same time.
@@ -65,8 +65,8 @@ class CodeShape(NamedTuple):
     element: str
     slots: int = 1
     phases: int = 1
-    stages: int = 2
-    batch: int = 1
+    stages: int = STAGES
+    batch: int = 0
 
     def for_panels(self, count: int, room: int) -> CodeShape:
         """With as many warps and stages as there is room for in so many bytes, where a block has so many panels."""
@@ -76,15 +76,15 @@ class CodeShape(NamedTuple):
             """How much of the time slots have no chunk; then more slots are better."""
             return -(-chunks // slots) * slots / chunks, -slots
 
-        for most in (WARPS, WARPS // 2, WARPS // 4, WARPS // 8):
+        # Many sums need the registers of many warps.
+        largest = WARPS if self.tiles * self.stored.groups * self.parts <= 2 else WARPS // 2
+        for most in (largest, largest // 2, largest // 4):
             slots = min(range(max(1, most // 2), min(most, chunks) + 1) or [chunks], key=idle)
             made = self._replace(slots=slots, phases=max(1, most // slots))
+            batch = (room - made.shared_bytes) // made.panel_sums
             # Few panels whose sums meet at a time mean that warps wait for each other often.
-            for least, stages in ((8, 4), (8, 3), (4, 3), (4, 2), (1, 2)):
-                made = made._replace(stages=stages, batch=0)
-                batch = (room - made.shared_bytes) // made.panel_sums
-                if batch >= min(count, least):
-                    return made._replace(batch=min(batch, count))
+            if batch >= min(count, 2) or (batch == 1 and most == largest // 4):
+                return made._replace(batch=min(batch, count))
         raise InternalError(f"{self}: one panel needs more than {room} bytes")
 
     @property
