@@ -30,7 +30,7 @@ def column_parts(op: Reduce, x: Any) -> Callable[[Any], Any] | None:
         return None
     axes = sorted(normalize_axes(op.axes, x.ndim, op.mnemonic))
     count = len(axes)
-    if axes != list(range(count)) or count == x.ndim or not all(isinstance(d, int) for d in x.shape):
+    if not axes or axes != list(range(count)) or count == x.ndim or not all(isinstance(d, int) for d in x.shape):
         return None
     *lead, length = x.shape[:count]
     groups, columns = product(lead), product(x.shape[count:])
