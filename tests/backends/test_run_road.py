@@ -16,7 +16,7 @@ ROAD = {
     "locks.py": {},
     "backends/api.py": {},
     "backends/cuda/arrays.py": dict.fromkeys(
-        ("__dlpack__", "__dlpack_device__", "adopt"), "arrays of other libraries, before a run or after it"
+        ("__dlpack__", "adopt"), "arrays of other libraries, before a run or after it"
     ),
     "backends/cuda/context.py": {},
     "backends/cuda/device.py": dict.fromkeys(("pool", "staging", "stream"), "loaded by `cuda/runner.py` before a run"),

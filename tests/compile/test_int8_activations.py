@@ -183,7 +183,13 @@ def dequantised(name: str, scheme: QuantScheme, k: int, n: int):
 
 @pytest.mark.parametrize(
     ("name", "scheme"),
-    [("Q4_1", QuantScheme.GgufQ4_1), ("Q8_0", QuantScheme.GgufQ8_0), ("Q4_K", QuantScheme.GgufQ4K)],
+    [
+        ("Q4_1", QuantScheme.GgufQ4_1),
+        ("Q5_0", QuantScheme.GgufQ5_0),
+        ("Q8_0", QuantScheme.GgufQ8_0),
+        ("Q4_K", QuantScheme.GgufQ4K),
+        ("Q6_K", QuantScheme.GgufQ6K),
+    ],
 )
 def test_blocks_meet_activations_in_blocks(name: str, scheme: QuantScheme):
     k, n = 512, 48
@@ -202,18 +208,18 @@ def test_blocks_meet_activations_in_blocks(name: str, scheme: QuantScheme):
 
 
 def test_types_of_other_codes_keep_their_activations():
-    graph, stored, weights = dequantised("Q6_K", QuantScheme.GgufQ6K, 256, 32)
+    graph, stored, weights = dequantised("IQ4_NL", QuantScheme.GgufIQ4NL, 256, 32)
     program = compiled(graph, {"w": stored})
     x = normal(3, 256)
     np.testing.assert_allclose(program.run({"x": x})[0], x @ weights.T, rtol=0, atol=1e-4 * np.abs(x @ weights.T).max())
-    assert "codes of gguf_q6k are not parts of bytes" in program.report
+    assert "codes of gguf_iq4_nl are not parts of bytes" in program.report
 
 
 def test_blocks_of_zeros_and_of_what_is_no_number():
     x = normal(2, 96)
     x[0, :32], x[1, 40] = 0, math.inf
     rows = Int8Blocks().eval(x)
-    assert rows.shape == (2, 108) and (rows[0, :32] == 0).all()
+    assert rows.shape == (2, 144) and (rows[0, :48] == 0).all()
     panels = np.zeros((1, QuantScheme.GgufQ8_0.panel_format.panel_bytes(96)), np.uint8)
     graph = rlx.Graph("blocks")
     a, p = graph.input("a", (2, 96), "f32"), graph.input("p", panels.shape, "u8")

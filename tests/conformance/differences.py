@@ -124,6 +124,7 @@ DIFFERENCES = {
                 "ExpertMatMul",
                 "Attention",
                 "AttentionParts",
+                "AttentionWithLogs",
             ),
             *("Reduce", "Cumulative", "Pool", "SelectiveScan", "GatedDeltaNet", "LogMel", "LogMelBackward"),
             *(
@@ -158,7 +159,7 @@ DIFFERENCES = {
     "overflow on the way": Difference(
         "a row or key whose score or variance overflows in f32 counts for nothing in sums over rows and later layers, "
         "also where the definition rounds to what it is without the poison; what cancels leaves a rounding of 3.4e38",
-        ("AttentionBackward", "FusedTransformerLayer", "GaussianSplatRenderBackward"),
+        ("AttentionBackward", "AttentionGradients", "FusedTransformerLayer", "GaussianSplatRenderBackward"),
         OVERFLOWING,
         everything,
     ),
@@ -171,15 +172,21 @@ DIFFERENCES = {
     ),
     "unseen keys": Difference(
         UNSEEN,
-        ("Attention", "AttentionBackward"),
+        ("Attention", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
         ("nan", "inf", "-inf"),
         as_if_absent,
     ),
     "several unseen keys": Difference(
         UNSEEN,
-        ("Attention", "AttentionBackward"),
+        ("Attention", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
         ("several poisons",),
         finite_instead,
+    ),
+    "keys of weight 0": Difference(
+        "a key whose weight is 0 adds nothing to gradients; in the definition it adds 0 times what may be infinite",
+        ("AttentionGradients",),
+        INFINITE,
+        lambda found: ~np.isfinite(found.wanted),
     ),
     "slopes of softcaps": Difference(
         "far out the slope 1 - tanh² of a softcap is 0 but for a rounding: times infinity it is NaN or infinite",

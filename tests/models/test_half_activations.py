@@ -21,5 +21,5 @@ def test_logits_in_16_bits_are_near_those_in_32():
 
 
 def test_other_words_are_refused():
-    with pytest.raises(OpError, match="activations must be one of f32, int8, int16, bf16, f16, got 'fp4'"):
+    with pytest.raises(OpError, match="activations must be one of f32, int8, int16, auto, bf16, f16, got 'fp4'"):
         rlx.load(TINY, activations="fp4")

@@ -161,7 +161,7 @@ def test_explain_shows_steps_and_times(model, capsys, tmp_path):
     lines = run(capsys, "explain", model, "--passes")[1].splitlines()
     for step in STEPS:
         shown = [i for i, line in enumerate(lines) if line.startswith(f"{step.name} ") and "(prepare)" not in line]
-        is_run = step.when(Settings(generator=generator_for("cpu"), has_prepare=True))
+        is_run = step.when(Settings(generator=generator_for("cpu"), has_prepare=True, activations="auto"))
         assert [lines[i + 1].strip() for i in shown] == [step.reason] * is_run, step.name
     page = tmp_path / "page.html"
     assert run(capsys, "explain", model, "--html", page, "--profile")[0] == 0

@@ -18,12 +18,12 @@ INSIDE = {"matmul", "dequant_matmul", "attention", "rope", "rms_norm", "layer_no
 
 
 def decoder(kv_dtype=DType.F32, config=LLAMA):
-    made = _Decoder(config, gguf_file(llama_arrays(config)), kv_dtype, ())
+    made = _Decoder(config, gguf_file(llama_arrays(config)), kv_dtype, (), None)
     return made.graph, made.build().graph
 
 
 def encoder():
-    made = _Encoder(BERT, encoder_weights(bert_arrays(BERT)), ())
+    made = _Encoder(BERT, encoder_weights(bert_arrays(BERT)), (), None)
     return made.graph, made.build().graph
 
 

@@ -343,7 +343,7 @@ STEPS: tuple[Step, ...] = (
         "integer_activations",
         Stage.Weights,
         _use_integers,
-        "Only where it was asked for; it needs blocks in panels, and decides which float weights become codes.",
+        "It needs blocks in panels, and decides which float weights become codes.",
         _has_integers,
     ),
     Step(

@@ -216,6 +216,8 @@ class Context:
 
     def _place(self, table: Table, key: tuple[int, bytes]) -> None:
         """Keep the arguments of a table that has just been walked, if that was nothing but plain launches."""
+        if self._driver.bound("cuLaunchKernelEx") is None:
+            return
         segments = self._tables[id(table)]
         if len(segments) > 1 or segments[0].control >= 0 or not self._placed[id(table)][1]:
             return

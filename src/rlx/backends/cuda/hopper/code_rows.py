@@ -386,12 +386,6 @@ class _CodeRows:
         record, high, half = self.digits + (lane >> 2) * 32, lane & 1, (lane >> 1) & 1
         if self.stored.is_wide:
             store_shared(w, record + (lane & 3) * 8, first, second, offset=offset)
-        elif self.stored.planes == (8,):
-            # Two bytes for each of four lanes.
-            for number, word in enumerate((first, second)):
-                text = "{ .reg .b16 x, y; mov.b32 {x, y}, <x>; st.shared.b16 [<a>+%d], x; st.shared.b16 [<a>+%d], y; }"
-                start = offset + 16 * number
-                w.asm(text % (start, start + 8), a=record + half * 4 + high * 2, x=word)
         else:
             at = record + high * 16 + half * 4
             store_shared(w, at, first, offset=offset)

@@ -29,6 +29,8 @@ def mma_refusal(product: Product, acc: DType, machine: Machine) -> str:
         return f"{machine.name} has no mma of bf16"
     if machine.name == "sm_90a":
         return "sm_90a has wgmma"
+    if product.a.col_stride != 1:
+        return "strides"
     return product_refusal(product, acc, machine, needs_wgmma=False)
 
 

@@ -4,8 +4,7 @@ A record has 32 codes of each of the 16 rows of a panel. Lane 4g + t takes rows 
 what `mma` sees four codes each, as the bytes of one word. Which places along K they have is a matter of the layout:
 
     words of four bits and one step for a record (`is_wide`)    8t + h + 2i            i = 0..3
-    numbers of a table                                          16h + 4t + i
-    codes of a byte                                             16h + 8(i // 2) + 2t + i % 2
+    numbers of a table, codes of a byte                         16h + 4t + i
     others                                                      16h + 8(t // 2) + t % 2 + 2i
 
 so that a shift and a mask give four codes. Whoever makes the other operand of `mma` follows `order` and `is_wide`.
@@ -50,7 +49,7 @@ class StoredFormat(NamedTuple):
         is_exact = all(abs(t) <= 127 and t * unit == value for t, value in zip(table, layout.table))
         if not is_exact or len(table) not in (0, 16):
             return None
-        is_known = layout.planes == (8,) or (layout.planes[0] in (4, 2) and layout.planes[1:] in ((), (2,), (1,)))
+        is_known = layout.planes in ((8,), (4,), (2,), (4, 2), (4, 1), (2, 1))
         if not is_known or layout.group not in (16, 32) or (table and layout.planes != (4,)):
             return None
         return StoredFormat(
@@ -142,8 +141,6 @@ class CodeReader:
     def codes(self, record: Val, offset: int) -> list[list[Val]]:
         """For each half of the record at a place words with four codes of the first and of the second row."""
         stored, plane = self.stored, self.pair * 8 + record
-        if stored.planes == (8,):
-            return self._bytes(record, offset)
         planes: list[list[list[Val]]] = []
         shift = 0
         for width in stored.planes:
@@ -155,25 +152,16 @@ class CodeReader:
             codes = [[x | y for x, y in zip(*both)] for both in zip(codes, others)]
         return codes
 
-    def _bytes(self, record: Val, offset: int) -> list[list[Val]]:
-        """Codes of a byte lie row by row for each place along K: pairs of rows are turned while they are read."""
-        w = self.w
-        text = f"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$0, $1, $2, $3}}, [<a>+{offset}];"
-        words = w.asm(text, results=["i32"] * 4, a=record + self.lane * PANEL_ROWS)
-        return [[permuted(w, words[i], words[i + 1], selector) for selector in (0x6420, 0x7531)] for i in (0, 2)]
-
     def _plane(self, plane: Val, width: int, offset: int, shift: int) -> list[list[Val]]:
         """The fields of one plane, `shift` bits further up, for each half and row."""
         line = 4 * PANEL_ROWS
-        if width == 1:
-            words = load_shared(self.w, plane, 2, offset=offset)
-            if self.stored.is_wide:
-                return [[self._bits((word >> (self.part * 8)) >> half, shift) for word in words] for half in range(2)]
-            moved = [word >> (self.high * 8 + self.odd) for word in words]
-            return [[self._bits(word >> (16 * half), shift) for word in moved] for half in range(2)]
+        if width == 8:
+            return [load_shared(self.w, plane + self.part * line, 2, offset=offset + 4 * h * line) for h in range(2)]
+        if shift:
+            return self._upper_plane(plane, width, offset, shift)
         if width == 2:
             return [
-                [self._pairs(word, shift) for word in load_shared(self.w, plane, 2, offset=offset + half * line)]
+                [self._pairs(word) for word in load_shared(self.w, plane, 2, offset=offset + half * line)]
                 for half in range(2)
             ]
         if self.stored.is_wide:
@@ -188,15 +176,33 @@ class CodeReader:
                 found.append([(word >> (self.odd * 4)) & 0x0F0F0F0F for word in words])
         return found
 
-    def _pairs(self, word: Val, shift: int) -> Val:
-        """Fields of two bits: of two bytes with four of them each every other one counts; to bytes 0 and 2."""
-        w = self.w
-        apart = permuted(w, word, 0, w.select(self.high.equals(0), 0x4140, 0x4342)) >> (self.odd * 2)
-        return ((apart | (apart << 4)) & 0x03030303) << shift
+    def _upper_plane(self, plane: Val, width: int, offset: int, shift: int) -> list[list[Val]]:
+        """The upper bits of codes: of the four that a lane takes each byte of a word has one, or two have two each."""
+        mask = (2**width - 1) * 0x01010101
+        found = []
+        for half in range(2):
+            # The number of the four among all of the record.
+            number = self.part * 2 + half if self.stored.is_wide else self.part + 4 * half
+            per_word = 8 // width
+            if self.stored.planes[0] == 2:
+                words = load_shared(self.w, plane, 2, offset=offset)
+                moved = [self._apart(word) >> (self.odd + 4 * half) for word in words]
+                found.append([((word | (word << 6)) & mask) << shift for word in moved])
+                continue
+            words = load_shared(self.w, plane + (number // per_word) * (4 * PANEL_ROWS), 2, offset=offset)
+            up = (number % per_word) * width
+            found.append([((word >> up) & mask) << shift for word in words])
+        return found
 
-    def _bits(self, byte: Val, shift: int) -> Val:
-        """Bit 2i of the byte goes to bit 8i; carries end in bits that are masked."""
-        return (((byte & 0x55) * 0x41041) & 0x01010101) << shift
+    def _pairs(self, word: Val) -> Val:
+        """Fields of two bits: of two bytes with four of them each every other one counts."""
+        apart = self._apart(word) >> (self.odd * 2)
+        return (apart | (apart << 4)) & 0x03030303
+
+    def _apart(self, word: Val) -> Val:
+        """The two bytes with the lane's fields, as bytes 0 and 2."""
+        w = self.w
+        return permuted(w, word, 0, w.select(self.high.equals(0), 0x4140, 0x4342))
 
     def _looked_up(self, selector: Val) -> Val:
         """Four nibbles as what the table has for them: of eight entries each, then one of both by the highest bit."""
