@@ -149,11 +149,16 @@ def close(found: np.ndarray, x: np.ndarray, weights: np.ndarray) -> None:
     assert (np.abs(found - x @ weights.T) <= unit * reach).all()
 
 
-@pytest.mark.parametrize("digits", [1, 2])
 @pytest.mark.parametrize(
-    ("target", "name"),
-    [*((MACHINES[0], name) for name in BLOCK_TYPES), *((MACHINES[-1], name) for name in ("Q4_1", "Q8_0", "Q2_K"))],
-    ids=lambda x: getattr(x, "name", x),
+    ("target", "name", "digits"),
+    [
+        *((MACHINES[0], name, 2) for name in BLOCK_TYPES),
+        *((MACHINES[0], name, 1) for name in ("Q4_K", "Q8_0", "Q6_K")),
+        *((MACHINES[-1], name, 2) for name in ("Q4_1", "Q8_0")),
+        *(pytest.param(MACHINES[0], name, 1, marks=pytest.mark.long) for name in BLOCK_TYPES),
+        pytest.param(MACHINES[-1], "Q2_K", 2, marks=pytest.mark.long),
+    ],
+    ids=lambda x: getattr(x, "name", str(x)),
 )
 def test_blocks_of_every_type(name: str, target: Machine, digits: int):
     n, k = 83, 512

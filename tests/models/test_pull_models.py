@@ -225,7 +225,8 @@ class Hub:
             do_GET = do_HEAD
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # Looked for often, so that nobody waits for its end.
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return server
 
     def close(self):
