@@ -64,10 +64,10 @@ def initialize(
         raise ShardingError("initialize: give coordinator, processes and rank, or none of them")
     if processes < 1 or not 0 <= rank < processes:
         raise ShardingError(f"initialize: rank {rank} is not one of {processes} processes, which count from 0")
+    host, port = _address(coordinator)
     if adapter.connection() is not None:
         raise ShardingError("initialize: this process has joined the others already")
     adapter.require_unused()
-    host, port = _address(coordinator)
     local = _is_loopback(host)
     releases = f"rlx {rlx.__version__}, jaxlib {getattr(adapter.installed(), 'version', '?')}"
     bind = "127.0.0.1" if local else "::"
