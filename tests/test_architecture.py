@@ -49,6 +49,7 @@ INSIDE = {
         "memory_space",
         "api",
         "kernel_times",
+        "own_kernels",
         "export",
         "engine",
         "forms",

@@ -76,9 +76,9 @@ def generator(machine: Machine) -> Generator:
         cuts_columns=machine.gpu == "nvptx",
         repeats_powers=machine.gpu == "nvptx",
         widens_late=machine.gpu == "nvptx",
-        reads_turned=machine.name == "sm_90a",
+        reads_turned=machine.has_wgmma,
         # Few warps multiply, and while they finish a tile the tensor cores wait.
-        costly_epilogue=1 if machine.name == "sm_90a" else 1 << 30,
+        costly_epilogue=1 if machine.has_wgmma else 1 << 30,
     )
     return made
 

@@ -87,6 +87,11 @@ class Machine:
         return self.gpu in ("wgsl", "opencl", "metal")
 
     @property
+    def has_wgmma(self) -> bool:
+        """Whether a group of four warps multiplies tiles in shared memory: on Hopper, and on no other generation."""
+        return self.name == "sm_90a"
+
+    @property
     def generation(self) -> int:
         """The number of an NVIDIA architecture, 90 for sm_90a; 0 for other machines."""
         return int("".join(filter(str.isdigit, self.name))) if self.gpu == "nvptx" else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlx.compile.generators import Generator
+from rlx.backends.own_kernels import own_generator
 from rlx.compile.target import Absence, Absent, Target
 from rlx.kernels.machines import Machine
 
@@ -16,12 +16,6 @@ def _machine(name: str | None) -> Machine:
     from rlx.kernels.machines import machine_named
 
     return machine_named("cortex-m4" if name is None else name)
-
-
-def _generator(machine: Machine) -> Generator:
-    from rlx.kernels.from_lir import generator
-
-    return generator(machine)
 
 
 def _exporter() -> Exporter:
@@ -40,7 +34,7 @@ TARGET = Target(
         "write an integer program as C with: rlx export cortex-m PROGRAM.rlxq FOLDER",
     ),
     machine=_machine,
-    generator=_generator,
+    generator=own_generator,
     exporter=_exporter,
     extra="cortexm",
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlx.backends.own_kernels import own_generator
 from rlx.compile.target import GENERATED, DeviceInfo, Found, Selection, Target
 
 if TYPE_CHECKING:
     from rlx.backends.api import Backend
     from rlx.backends.export import Exporter
-    from rlx.compile.generators import Generator
     from rlx.kernels.machines import Machine
 
 
@@ -31,12 +31,6 @@ def _machine(name: str | None) -> Machine:
     return host() if name is None else machine_named(name)
 
 
-def _generator(machine: Machine) -> Generator:
-    from rlx.kernels.from_lir import generator
-
-    return generator(machine)
-
-
 def _probe() -> Found:
     from rlx.backends.cpu.threads import thread_count
 
@@ -49,7 +43,7 @@ TARGET = Target(
     aliases=("host",),
     probe=_probe,
     machine=_machine,
-    generator=_generator,
+    generator=own_generator,
     backend=_backend,
     exporter=_exporter,
     claims=GENERATED,

@@ -27,19 +27,23 @@ def refuse_replaced_variables() -> None:
             raise BackendError(f"cuda: the environment variable {name} is not read; {instead}. Unset it.")
 
 
-class CudaBackend(Backend):
-    """`Session("cuda")`."""
-
-    name = "cuda"
+class DriverBackend(Backend):
+    """What backends over a driver share: a device by its number, and kernels for all ops."""
 
     def __init__(self, index: int = 0) -> None:
         self._index = index
 
-    def is_available(self) -> bool:
-        return isinstance(probe(), Present)
-
     def supported_ops(self) -> frozenset[str]:
         return frozenset(OP_CLASSES)
+
+
+class CudaBackend(DriverBackend):
+    """`Session("cuda")`."""
+
+    name = "cuda"
+
+    def is_available(self) -> bool:
+        return isinstance(probe(), Present)
 
     def compile(self, graph: Graph, options: CompileOptions | None = None) -> Executable:
         refuse_replaced_variables()

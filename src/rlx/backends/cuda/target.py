@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from rlx.backends.api import Backend
 from rlx.backends.memory_space import MemorySpace
-from rlx.compile.generators import Generator
+from rlx.backends.own_kernels import own_generator
 from rlx.compile.target import GENERATED, Absence, Absent, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
 
@@ -14,12 +14,6 @@ def _machine(name: str | None) -> Machine:
     from rlx.kernels.machines import machine_named
 
     return machine_named("sm_90a" if name is None else name)
-
-
-def _generator(machine: Machine) -> Generator:
-    from rlx.kernels.from_lir import generator
-
-    return generator(machine)
 
 
 def _backend(chosen: Selection) -> Backend:
@@ -52,7 +46,7 @@ TARGET = Target(
     aliases=("nvidia",),
     probe=_probe,
     machine=_machine,
-    generator=_generator,
+    generator=own_generator,
     backend=_backend,
     open=_open,
     claims=GENERATED,

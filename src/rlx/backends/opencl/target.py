@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.backends.api import Backend
 from rlx.backends.memory_space import MemorySpace
-from rlx.compile.generators import Generator
+from rlx.backends.own_kernels import own_generator
 from rlx.compile.target import GENERATED, Absent, Found, Selection, Target
 from rlx.kernels.machines import Machine
 
@@ -18,12 +18,6 @@ def _machine(name: str | None) -> Machine:
     from rlx.backends.opencl.devices import listed
 
     return machine_of(listed()[0]) if listed() else OPENCL
-
-
-def _generator(machine: Machine) -> Generator:
-    from rlx.kernels.from_lir import generator
-
-    return generator(machine)
 
 
 def _backend(chosen: Selection) -> Backend:
@@ -51,7 +45,7 @@ TARGET = Target(
     aliases=("cl", "pocl"),
     probe=_probe,
     machine=_machine,
-    generator=_generator,
+    generator=own_generator,
     backend=_backend,
     open=_open,
     claims=GENERATED | {"FusedTransformerLayer"},

@@ -6,7 +6,7 @@ import importlib.util
 
 from rlx.backends.api import Backend
 from rlx.backends.export import Exporter
-from rlx.compile.generators import Generator
+from rlx.backends.own_kernels import own_generator
 from rlx.compile.target import GENERATED, Absence, Absent, DeviceInfo, Found, Selection, Target
 from rlx.kernels.machines import Machine
 
@@ -15,12 +15,6 @@ def _machine(name: str | None) -> Machine:
     from rlx.kernels.machines import machine_named
 
     return machine_named("wasm32" if name is None else name)
-
-
-def _generator(machine: Machine) -> Generator:
-    from rlx.kernels.from_lir import generator
-
-    return generator(machine)
 
 
 def _backend(chosen: Selection) -> Backend:
@@ -48,7 +42,7 @@ TARGET = Target(
     aliases=("webassembly", "web"),
     probe=_probe,
     machine=_machine,
-    generator=_generator,
+    generator=own_generator,
     backend=_backend,
     exporter=_exporter,
     claims=GENERATED,

@@ -85,7 +85,7 @@ class GradientOrigin(NamedTuple):
 def tensor_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
     """Why an attention has no kernel for tensor cores, wherever its operands lie; empty if it has one."""
     q, k, v = operands[:3]
-    if machine.name != "sm_90a":
+    if not machine.has_wgmma:
         return f"{machine.name} has no wgmma"
     if q.dtype not in TENSOR_TYPES or not k.dtype is v.dtype is q.dtype:
         return f"{q.dtype} queries of {k.dtype} keys"

@@ -118,7 +118,7 @@ class _Gradients(Lanes):
 
     def text(self, triple: str) -> str:
         w = self.w
-        w.asm("griddepcontrol.wait;")
+        w.wait_for_others()
         with w.when(self.thread.equals(0)):
             barrier_init(w, self.kv_full, 1)
             barrier_init(w, self.dq_full, 256)

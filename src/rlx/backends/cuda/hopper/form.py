@@ -38,7 +38,7 @@ def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Ma
 def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma: bool = True) -> str:
     """Why a product has no form; empty if it has one."""
     a, bs = product.a, product.bs
-    if needs_wgmma and machine.name != "sm_90a":
+    if needs_wgmma and not machine.has_wgmma:
         return f"{machine.name} has no wgmma"
     if a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs):
         return f"{a.dtype} @ {bs[0].dtype}"

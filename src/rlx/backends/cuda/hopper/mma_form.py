@@ -27,8 +27,8 @@ def mma_refusal(product: Product, acc: DType, machine: Machine) -> str:
     """Why a product has no such form; empty if it has one."""
     if machine.generation < _OLDEST:
         return f"{machine.name} has no mma of bf16"
-    if machine.name == "sm_90a":
-        return "sm_90a has wgmma"
+    if machine.has_wgmma:
+        return f"{machine.name} has wgmma"
     if product.a.col_stride != 1:
         return "strides"
     return product_refusal(product, acc, machine, needs_wgmma=False)

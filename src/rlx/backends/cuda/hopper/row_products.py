@@ -30,7 +30,7 @@ class _RowProducts(Lanes):
         dy, y, sums = (w.param(n, "i64") for n in ("dy", "y", "sums"))
         steps = [[w.param(f"{n}_{axis}", "i64") for axis in ("batch", "head", "query")] for n in ("dy", "y")]
         queries, rows = (w.param(n, "i32") for n in ("queries", "rows"))
-        w.asm("griddepcontrol.wait;")
+        w.wait_for_others()
         thread = w.register("tid.x")
         lane = thread % lanes
         number = w.register("ctaid.x") * rows_per_block(self.shape) + thread // lanes
