@@ -38,10 +38,10 @@ tools-full: $(VENV)/.dev
 	tools/install_tools.sh $(BIN)/python full
 
 test-targets: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m targets
+	$(BIN)/python -m pytest -n $(WORKERS) -m "targets and not targets_full and not long"
 
 test-targets-full: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "targets or targets_full"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "(targets or targets_full) and not long"
 
 test-peers: $(VENV)/.peers
 	$(BIN)/python -m pytest -m peers

@@ -20,8 +20,10 @@ SCRIPT = str(HERE / "gpt_script.py")
 
 
 def losses_in(text):
-    (line,) = [line for line in text.splitlines() if "LOSSES" in line]
-    return json.loads(line.split("LOSSES ")[1])
+    """The losses a run printed: every time the same, where a process died after the end and all started again."""
+    told = [json.loads(line.split("LOSSES ")[1]) for line in text.splitlines() if "LOSSES" in line]
+    assert told and all(losses == told[0] for losses in told), text
+    return told[0]
 
 
 def launched(options, script, *arguments, fails=False):
