@@ -43,7 +43,7 @@ SYSTEM = frozenset(
     }
 )
 # What decides the code besides the target, the code generator and LLVM's version.
-SOURCES = ("backends/cpu/table_layout.py", "backends/cpu/executor_ir.py")
+SOURCES = ("backends/program/table_layout.py", "backends/cpu/executor_layout.py", "backends/cpu/executor_ir.py")
 
 
 class Executor(NamedTuple):
