@@ -33,6 +33,7 @@ ROAD = {
     "backends/memory_space.py": {},
     "backends/native/kernels.py": {
         "__call__": "kernels of tests; programs call code",
+        "_slot": "kernels of tests; programs call code",
         "_compiled": "while compiling",
         "_print_code": "while compiling",
     },
@@ -40,7 +41,7 @@ ROAD = {
     "backends/cpu/context.py": {},
     "backends/program/copies.py": {"copy_kernel": "made before the first run, for programs with loops"},
     "backends/cpu/executable.py": {"where": "only reports ask", "where_tuned": "only reports ask", "save": "no run"},
-    "backends/program/grid.py": {"_asking": "a program that is compiled has imported it by then"},
+    "backends/program/grid.py": dict.fromkeys(("_asking", "_is_plain", "of"), "while compiling"),
     "backends/program/host_bodies.py": {},
     "backends/program/host_calls.py": {},
     "backends/program/loop_plan.py": {},
@@ -48,7 +49,9 @@ ROAD = {
     "backends/program/plan.py": {},
     "backends/cpu/pool.py": {},
     "backends/program/prepared_store.py": {},
-    "backends/program/program.py": dict.fromkeys(("_made", "preparations", "build_program"), "while compiling"),
+    "backends/program/program.py": dict.fromkeys(
+        ("_made", "_step", "_alignments", "preparations", "build_program"), "while compiling"
+    ),
     "backends/cpu/preparer.py": {},
     "backends/program/table_layout.py": {},
     "backends/cpu/executor_layout.py": {},

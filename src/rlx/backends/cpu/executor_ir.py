@@ -22,7 +22,6 @@ PARK_NS = 1_000_000
 IDLE_NS = 200_000
 PAUSE_NS = 100_000_000
 LEAVE = (1 << 63) - 1  # the mail that ends a worker
-EXPORTS = ("rlx.run", "rlx.serve", "rlx.dismiss")
 
 _LOOKS_PER_TIME = 32  # looks at a word between two looks at the clock
 _SEGMENTS_PER_TIME = 16  # narrow segments between two of them

@@ -7,6 +7,8 @@ lines that some processors fetch together).
 from __future__ import annotations
 
 LINE = 16  # words
+# The functions that the executor has.
+EXPORTS = ("rlx.run", "rlx.serve", "rlx.dismiss")
 
 
 class Job:
