@@ -24,7 +24,7 @@ def source_stamp(*names: str, package: Path = PACKAGE) -> str:
     """The stamp of files and folders, named relative to the package; "." is all of it."""
     stamp = hashlib.sha256()
     for name in names:
-        files = _sources(package / name)
+        files = source_files(package / name)
         if not files:
             raise InternalError(f"no sources at rlx/{name}: the stamp of what they decide must name where they are now")
         for file in files:
@@ -36,8 +36,17 @@ def source_stamp(*names: str, package: Path = PACKAGE) -> str:
     return stamp.hexdigest()
 
 
-def _sources(root: Path) -> list[str]:
+def source_files(root: Path) -> list[str]:
     """The file, or all Python files below the folder. Strings, not paths: every process reads a thousand of them."""
     if root.is_file():
         return [str(root)]
-    return sorted(os.path.join(at, f) for at, _, files in os.walk(root) for f in files if f.endswith(".py"))
+    found: list[str] = []
+    folders = [str(root)] if root.is_dir() else []
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    found.append(entry.path)
+                elif entry.name != "__pycache__" and entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    return sorted(found)

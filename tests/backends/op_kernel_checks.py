@@ -7,9 +7,10 @@ import numpy as np
 
 import rlx
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, command_table
+from rlx.backends.cpu import CpuBackend
 from rlx.backends.native import kernels as native
 from rlx.backends.native.elf import undefined_symbols
+from rlx.backends.program import command_table
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.tensor import building

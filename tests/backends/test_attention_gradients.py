@@ -7,7 +7,8 @@ import pytest
 
 import rlx
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, command_table
+from rlx.backends.cpu import CpuBackend
+from rlx.backends.program import command_table
 from rlx.ir.shape import Shape
 from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.ir.interpret import interpret as run_in_interpreter

@@ -13,8 +13,9 @@ from scipy.special import softmax
 import rlx
 from rlx import ops
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, command_table
+from rlx.backends.cpu import CpuBackend
 from rlx.backends.native.kernels import load
+from rlx.backends.program import command_table
 from rlx.ir.shape import Shape
 from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.ir.interpret import interpret as run_in_interpreter

@@ -212,7 +212,7 @@ def test_parts_of_the_keys_give_what_all_of_them_give(monkeypatch, of_kv, batch,
 
 @pytest.mark.parametrize("of_kv", ["f32", "bf16", "i8"])
 def test_the_same_bits_for_any_number_of_threads(monkeypatch, of_kv):
-    monkeypatch.setattr("rlx.backends.cpu.command_table.WORTH_SHARING", 0)
+    monkeypatch.setattr("rlx.backends.program.command_table.WORTH_SHARING", 0)
     for seq_q, seq_k in ((1, 2300), (2, 900), (40, 600)):
         given = operands(("f32", of_kv), DECODE, (1, seq_q, seq_k), 9, 64, np.random.default_rng(7))
         executable = compiled(DECODE, given, "threads")

@@ -7,8 +7,9 @@ import pytest
 
 import rlx
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, command_table, plan, pool, runner
-from rlx.backends.cpu.table_layout import Command
+from rlx.backends.cpu import CpuBackend, pool, runner
+from rlx.backends.program import command_table, plan
+from rlx.backends.program.table_layout import Command
 from rlx.errors import AssertionFailed, BindingError, RlxError
 
 rng = np.random.default_rng(1)

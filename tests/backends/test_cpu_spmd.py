@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.executor import SYSTEM, compile_executor, executor, link_executor
+from rlx.backends.cpu.executor_layout import Job
 from rlx.backends.cpu.pool import Pool
-from rlx.backends.cpu.table_layout import WORD, Command, Job, Patch, Segment
 from rlx.backends.memory import aligned_words
 from rlx.backends.native import kernels as native
 from rlx.backends.native.elf import undefined_symbols
+from rlx.backends.program.table_layout import WORD, Command, Patch, Segment
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.machines import AVX2, NEON, RISCV, SSE2, host

@@ -8,7 +8,7 @@ from scipy.linalg import hilbert, lu_factor
 
 import rlx
 from rlx import ops
-from rlx.backends.cpu import command_table
+from rlx.backends.program import command_table
 from rlx.errors import OpError
 from rlx.ir.tensor import building
 from rlx.ops.linalg.factorizations import Lu, Qr, Svd

@@ -11,7 +11,8 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu import CpuBackend, command_table
+from rlx.backends.cpu import CpuBackend
+from rlx.backends.program import command_table
 from rlx.compile.memory.interpret import interpret_lir
 from rlx.errors import InternalError
 from rlx.ir.interpret import interpret

@@ -8,10 +8,11 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
-from rlx.backends.cpu import command_table, pool
+from rlx.backends.cpu import pool
 from rlx.backends.cpu.executor import compile_executor, link_executor
-from rlx.backends.cpu.plan import Plan
 from rlx.backends.cpu.pool import Pool
+from rlx.backends.program import command_table
+from rlx.backends.program.plan import Plan
 from rlx.ir.graph import Graph
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.shape import Shape
@@ -298,7 +299,7 @@ def test_several_callers_at_once(shared_by_all):
 
 def test_bodies_with_host_calls_are_compiled(monkeypatch):
     """A body of which something has no kernel runs as a program, not op by op; loops inside of it are native again."""
-    from rlx.backends.cpu import host_bodies
+    from rlx.backends.program import host_bodies
     from rlx.ir import interpret
 
     def refuse(*args, **options):

@@ -12,7 +12,8 @@ import random_graphs
 import rlx
 from random_graphs import STEPS, graphs, inputs_for
 from rlx import ops
-from rlx.backends.cpu import CpuExecutable, command_table
+from rlx.backends.cpu import CpuExecutable
+from rlx.backends.program import command_table
 from rlx.compile import pipeline
 from rlx.compile.claims.fusion.fusion_pipeline import FusionOptions, fusion_passes_for_supported
 from rlx.compile.claims.legalize_broadcast import LegalizeBroadcast

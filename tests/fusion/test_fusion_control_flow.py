@@ -6,10 +6,12 @@ from fusion_programs import assert_same_values, program, values_of
 
 import rlx
 from rlx import ops
+from rlx.compile.claims.fusion.control_flow import STRAIGHT_FORMS
 from rlx.errors import OpError
 from rlx.fusion import LowerControlFlow, inline_if, unroll_while
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
+from rlx.ir.op import OP_CLASSES
 from rlx.ir.rewrite.rebuild import all_bodies
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
@@ -38,6 +40,10 @@ def loop(rounds, carries=1, limit=20.0):
         return list(results) if carries > 1 else results
 
     return program("loop", build)
+
+
+def test_every_op_that_says_so_has_a_straight_form():
+    assert set(STRAIGHT_FORMS) == {kind for kind, cls in OP_CLASSES.items() if cls.has_straight_form}
 
 
 def test_counts_of_the_specification():

@@ -21,7 +21,8 @@ from kernel_runs import Arguments
 
 from rlx.backends.native.kernels import NativeKernel
 from rlx.kernels.emit.c_emit import c_packed_symbol, c_source
-from rlx.kernels.ir.loop_ir import Kernel, packed_symbol
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import Machine, host
 
 FLAGS = ["-std=c99", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unused"]

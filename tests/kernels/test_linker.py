@@ -17,7 +17,7 @@ from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit import llvm_codegen
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import packed_symbol
+from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import host
 
 is_ours = sys.platform == "linux" and host().triple.startswith("x86_64")

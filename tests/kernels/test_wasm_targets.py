@@ -14,7 +14,8 @@ from rlx.ir.leaves import Input, Param
 from rlx.ir.rewrite.rebuild import rebuild
 from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.ir.interpret import grid_size
-from rlx.kernels.ir.loop_ir import Buffer, Kernel, packed_symbol
+from rlx.kernels.ir.loop_ir import Buffer, Kernel
+from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import SSE2, WASM, runs_here
 
 

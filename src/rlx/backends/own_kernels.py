@@ -1,10 +1,13 @@
-"""The generator of all targets whose kernels rlx writes; the code behind it is imported when it is first asked."""
+"""What targets whose kernels rlx writes have in common; the code behind it is imported when it is first asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rlx.backends.memory_space import MemorySpace
     from rlx.compile.generators import Generator
     from rlx.kernels.machines import Machine
 
@@ -14,3 +17,25 @@ def own_generator(machine: Machine) -> Generator:
     from rlx.kernels.from_lir import generator
 
     return generator(machine)
+
+
+def named_machine(default: str) -> Callable[[str | None], Machine]:
+    """A target's machine by name, or the one that its programs are for when none is named."""
+
+    def machine(name: str | None) -> Machine:
+        from rlx.kernels.machines import machine_named
+
+        return machine_named(default if name is None else name)
+
+    return machine
+
+
+def text_gpu_space(folder: str) -> Callable[[int], MemorySpace]:
+    """The memory of a GPU that is given its kernels as text; `device.py` of the target's folder opens it."""
+
+    def open_space(index: int) -> MemorySpace:
+        from rlx.backends.text_gpu.arrays import GpuSpace
+
+        return GpuSpace.of(import_module(f"rlx.backends.{folder}.device").open_gpu(index))
+
+    return open_space

@@ -131,10 +131,8 @@ def _lower_blocks(c: Compilation) -> Compilation:
 
 def _lower_control_flow(graph: Graph, settings: Settings) -> Graph:
     from rlx.compile.claims.fusion.control_flow import LowerControlFlow
-    from rlx.compile.claims.fusion.fusion_options import supports_op
 
-    kept = [kind for kind in ("If", "While") if supports_op(settings.claims, kind)]
-    return LowerControlFlow(kept).run(graph)
+    return LowerControlFlow.unless_claimed(settings.claims).run(graph)
 
 
 def _remove_dead_code(c: Compilation) -> Compilation:

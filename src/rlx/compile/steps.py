@@ -50,7 +50,8 @@ class Settings:
     target: str = ""
     # What joins ops into kernels; None: the target has kernels for whole ops, those that `claims` names.
     generator: Generator | None = None
-    claims: frozenset[str] = frozenset({"If", "While"})
+    # No names: it claims everything.
+    claims: frozenset[str] = frozenset()
     # The kinds that a backend runs, where it has said so; the program is legalised to exactly these.
     supported: frozenset[str] | None = None
     fusion_passes: tuple[Pass, ...] = ()

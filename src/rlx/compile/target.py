@@ -80,7 +80,7 @@ GENERATED = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Target:
     """Where programs run, or what they are exported for. Every callable loads what it needs when it is called."""
 

@@ -16,33 +16,18 @@ from rlx.ir.op import NoRule as NoRule
 from rlx.ir.op import Op as Op
 from rlx.ir.op import kind_of as kind_of
 from rlx.ops import builders, tensor_methods
-from rlx.ops.attn.attention import *
-from rlx.ops.attn.operands import *
-from rlx.ops.control.body_calls import *
 from rlx.ops.control.branches import *
 from rlx.ops.control.custom import *
-from rlx.ops.control.custom_derivatives import *
-from rlx.ops.control.custom_functions import *
-from rlx.ops.control.effects import *
-from rlx.ops.control.recomputation import *
 from rlx.ops.control.scans import *
 from rlx.ops.linalg.contraction import *
-from rlx.ops.linalg.einsum_notation import *
-from rlx.ops.nn.convolution import *
-from rlx.ops.nn.norms import *
-from rlx.ops.nn.rotary import *
-from rlx.ops.parallel.collectives import *
 from rlx.ops.pointwise.arithmetic import *
 from rlx.ops.pointwise.bits import *
 from rlx.ops.pointwise.complex_numbers import *
 from rlx.ops.pointwise.conversion import *
 from rlx.ops.pointwise.unary import *
-from rlx.ops.random.randomness import *
-from rlx.ops.random.sampling import *
 from rlx.ops.reduction.cumulative import *
 from rlx.ops.reduction.reductions import *
 from rlx.ops.reduction.sort import *
-from rlx.ops.reduction.window_reductions import *
 from rlx.ops.shape.creation import *
 from rlx.ops.shape.dynamic_slices import *
 from rlx.ops.shape.indexing import *
@@ -50,25 +35,36 @@ from rlx.ops.shape.movement import *
 from rlx.ops.shape.rearrange import *
 from rlx.ops.shape.selection import *
 from rlx.ops.shape.subscript import *
-from rlx.ops.signal.fourier import *
 
 if typing.TYPE_CHECKING:
+    from rlx.ops.attn.attention import *
     from rlx.ops.attn.gradients import *
+    from rlx.ops.attn.operands import *
+    from rlx.ops.control.body_calls import *
+    from rlx.ops.control.custom_derivatives import *
+    from rlx.ops.control.custom_functions import *
+    from rlx.ops.control.effects import *
+    from rlx.ops.control.recomputation import *
     from rlx.ops.control.scan_gradients import *
     from rlx.ops.fused.blocks import *
     from rlx.ops.fused.layers import *
     from rlx.ops.fused.regions import *
     from rlx.ops.linalg.analytic_functions import *
+    from rlx.ops.linalg.einsum_notation import *
     from rlx.ops.linalg.factorizations import *
     from rlx.ops.linalg.general_eigen import *
     from rlx.ops.linalg.matrix_functions import *
     from rlx.ops.linalg.schur import *
     from rlx.ops.linalg.solve import *
+    from rlx.ops.nn.convolution import *
     from rlx.ops.nn.convolution_gradients import *
     from rlx.ops.nn.losses import *
     from rlx.ops.nn.norm_gradients import *
+    from rlx.ops.nn.norms import *
     from rlx.ops.nn.pooling import *
+    from rlx.ops.nn.rotary import *
     from rlx.ops.nn.ssm import *
+    from rlx.ops.parallel.collectives import *
     from rlx.ops.parallel.shard_map import *
     from rlx.ops.parallel.sharding_constraint import *
     from rlx.ops.pointwise.activation_gradients import *
@@ -77,13 +73,33 @@ if typing.TYPE_CHECKING:
     from rlx.ops.quant.quantized_lookup import *
     from rlx.ops.quant.quantized_weights import *
     from rlx.ops.quant.requantization import *
+    from rlx.ops.random.randomness import *
+    from rlx.ops.random.sampling import *
+    from rlx.ops.reduction.window_reductions import *
     from rlx.ops.signal.audio import *
+    from rlx.ops.signal.fourier import *
     from rlx.ops.signal.real_fourier import *
     from rlx.ops.splat.render import *
     from rlx.ops.splat.steps import *
 
 # In the order in which a name is looked for: what models hold comes first.
 _LATER = (
+    "rlx.ops.nn.norms",
+    "rlx.ops.attn.operands",
+    "rlx.ops.attn.attention",
+    "rlx.ops.nn.rotary",
+    "rlx.ops.nn.convolution",
+    "rlx.ops.linalg.einsum_notation",
+    "rlx.ops.random.randomness",
+    "rlx.ops.random.sampling",
+    "rlx.ops.signal.fourier",
+    "rlx.ops.reduction.window_reductions",
+    "rlx.ops.parallel.collectives",
+    "rlx.ops.control.body_calls",
+    "rlx.ops.control.custom_functions",
+    "rlx.ops.control.custom_derivatives",
+    "rlx.ops.control.effects",
+    "rlx.ops.control.recomputation",
     "rlx.ops.quant.quantized_weights",
     "rlx.ops.quant.quantized_lookup",
     "rlx.ops.attn.gradients",

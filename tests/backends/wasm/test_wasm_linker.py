@@ -12,7 +12,7 @@ from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_codegen import compile_object, compile_text
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import packed_symbol
+from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import WASM
 
 F32 = DType.F32

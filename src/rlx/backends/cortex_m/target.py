@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlx.backends.own_kernels import own_generator
+from rlx.backends.own_kernels import named_machine, own_generator
 from rlx.compile.target import Absence, Absent, Target
-from rlx.kernels.machines import Machine
 
 if TYPE_CHECKING:
     from rlx.backends.export import Exporter
-
-
-def _machine(name: str | None) -> Machine:
-    from rlx.kernels.machines import machine_named
-
-    return machine_named("cortex-m4" if name is None else name)
 
 
 def _exporter() -> Exporter:
@@ -33,7 +26,7 @@ TARGET = Target(
         "programs are written for it as files and do not run from here",
         "write an integer program as C with: rlx export cortex-m PROGRAM.rlxq FOLDER",
     ),
-    machine=_machine,
+    machine=named_machine("cortex-m4"),
     generator=own_generator,
     exporter=_exporter,
     extra="cortexm",

@@ -1,10 +1,9 @@
 """The CPU backend: kernels from our own generator, walked as command tables by a pool of threads.
 
-    plan      a program with sizes: command tables     context   the memory of one run
-    runner    a run, from checked inputs to outputs    executor  the native code that walks the tables
-    pool      its threads
+    context   the memory of one run                    executor  the native code that walks the tables
+    runner    a run, from checked inputs to outputs    pool      its threads
 
-`rlx.backends.program` has what a program is before it has sizes, and how it is kept on disk.
+`rlx.backends.program` has what a program is, with sizes (`plan`) and without, and how it is kept on disk.
 
 What has no kernel yet is a `call`: the op's definition runs on the host, and the report says so.
 """

@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.backends.api import KernelTime
-from rlx.backends.cpu.command_table import Segment as PlannedSegment
-from rlx.backends.cpu.command_table import Table
-from rlx.backends.cpu.plan import HostCall, Plan
-from rlx.backends.cpu.table_layout import LINE, WORD, Command, Control, Job, Move, Segment
+from rlx.backends.cpu.executor_layout import LINE, Job
 from rlx.backends.cpu.timing import TimedTable
 from rlx.backends.donation import Held
 from rlx.backends.memory import aligned_words
 from rlx.backends.program.arena import Arena
+from rlx.backends.program.command_table import Segment as PlannedSegment
+from rlx.backends.program.command_table import Table
 from rlx.backends.program.params import CpuParams
+from rlx.backends.program.plan import HostCall, Plan
 from rlx.backends.program.program import ARENA
+from rlx.backends.program.table_layout import WORD, Command, Control, Move, Segment
 
 
 class TableRun(NamedTuple):

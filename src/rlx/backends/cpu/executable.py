@@ -19,7 +19,6 @@ from rlx.backends.program.params import CpuParams
 from rlx.backends.program.prepared_store import prepared_store
 from rlx.backends.program.program import Preparation, Programs, build_programs
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.shape import Size
 from rlx.kernels.machines import host
 from rlx.kernels.tuning import is_trying, tuned_stamp
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from rlx.backends.program.signature import Signature
     from rlx.compile.compiler import CompileResult
     from rlx.compile.report.report import CompileReport, Where
+    from rlx.ir.lir import LirKernel, LirModule
 
 
 class CpuExecutable(Executable):

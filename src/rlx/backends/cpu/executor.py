@@ -24,12 +24,12 @@ import hashlib
 from functools import cache
 from typing import Any, NamedTuple
 
-from rlx.backends.cpu.executor_ir import EXPORTS, executor_text
+from rlx.backends.cpu.executor_layout import EXPORTS
 from rlx.backends.native.code_cache import object_cache
+from rlx.backends.native.kept_stamps import kept_stamp
 from rlx.backends.native.kernels import codegen_stamp
 from rlx.backends.native.linker import link
 from rlx.kernels.machines import Machine, host
-from rlx.stamps import source_stamp
 
 # All that the executor needs from the system.
 SYSTEM = frozenset(
@@ -43,7 +43,7 @@ SYSTEM = frozenset(
     }
 )
 # What decides the code besides the target, the code generator and LLVM's version.
-SOURCES = ("backends/cpu/table_layout.py", "backends/cpu/executor_ir.py")
+SOURCES = ("backends/program/table_layout.py", "backends/cpu/executor_layout.py", "backends/cpu/executor_ir.py")
 
 
 class Executor(NamedTuple):
@@ -85,6 +85,7 @@ def executor_code() -> bytes:
 
 def compile_executor(machine: Machine, **options: int) -> bytes:
     """The object code of the executor; `options` are those of `executor_text`."""
+    from rlx.backends.cpu.executor_ir import executor_text
     from rlx.kernels.emit.llvm_codegen import compile_text
 
     return compile_text(executor_text(machine, **options), machine, "the executor")
@@ -103,4 +104,4 @@ def link_executor(code: bytes, machine: Machine) -> Executor:
 
 
 def _key(machine: Machine) -> str:
-    return hashlib.sha256(f"{source_stamp(*SOURCES)} {codegen_stamp()} {machine!r}".encode()).hexdigest()
+    return hashlib.sha256(f"{kept_stamp(*SOURCES)} {codegen_stamp()} {machine!r}".encode()).hexdigest()

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlx.backends.cpu.table_layout import WORD, Command, Control, Job, Mailbox, Move, Patch, PoolState, Segment, Spot
+from rlx.backends.cpu.executor_layout import Job, Mailbox, PoolState, Spot
+from rlx.backends.program.table_layout import ENDLESS, WORD, Command, Control, Move, Patch, Segment
 from rlx.kernels.machines import Machine
 
 SPIN_NS = 50_000
@@ -21,8 +22,6 @@ PARK_NS = 1_000_000
 IDLE_NS = 200_000
 PAUSE_NS = 100_000_000
 LEAVE = (1 << 63) - 1  # the mail that ends a worker
-ENDLESS = (1 << 63) - 1  # a number of tickets that is never reached
-EXPORTS = ("rlx.run", "rlx.serve", "rlx.dismiss")
 
 _LOOKS_PER_TIME = 32  # looks at a word between two looks at the clock
 _SEGMENTS_PER_TIME = 16  # narrow segments between two of them

@@ -14,9 +14,10 @@ import os
 import threading
 
 from rlx.backends.cpu.executor import Executor
-from rlx.backends.cpu.table_layout import WORD, Mailbox, PoolState, Spot, pool_words
+from rlx.backends.cpu.executor_layout import Mailbox, PoolState, Spot, pool_words
 from rlx.backends.cpu.threads import MAX_THREADS
 from rlx.backends.memory import aligned_words
+from rlx.backends.program.table_layout import WORD
 from rlx.locks import fork_safe_lock
 
 # A worker leaves within one ticket; a process that ends waits no longer than this for one that does not.

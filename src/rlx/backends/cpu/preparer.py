@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.plan import Plan
 from rlx.backends.cpu.runner import Runner
 from rlx.backends.memory import Array, aligned_block
+from rlx.backends.program.plan import Plan
 
 
 class Preparer(Runner):

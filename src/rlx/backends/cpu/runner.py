@@ -16,19 +16,19 @@ import numpy as np
 
 from rlx.backends.api import Array, KernelTime
 from rlx.backends.cpu.context import Context, Contexts, TableRun
-from rlx.backends.cpu.copies import native_copy
 from rlx.backends.cpu.executor import Executor, executor
-from rlx.backends.cpu.host_bodies import prepare_for_bodies
-from rlx.backends.cpu.host_calls import HostValues
-from rlx.backends.cpu.plan import HostCall, Plan
 from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.threads import thread_count
 from rlx.backends.donation import Held, HeldInput
 from rlx.backends.kernel_times import times
 from rlx.backends.memory import address_of, aligned_empty, fit, result_empty
 from rlx.backends.program.arena import Arena, Arenas
+from rlx.backends.program.copies import native_copy
+from rlx.backends.program.host_bodies import prepare_for_bodies
+from rlx.backends.program.host_calls import HostValues
 from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
 from rlx.backends.program.params import CpuParams
+from rlx.backends.program.plan import HostCall, Plan
 from rlx.backends.program.program import ARENA, HostStep, Leaf, LoopStep, Program
 from rlx.errors import OutOfMemory
 from rlx.ir.kernel_kind import CALL

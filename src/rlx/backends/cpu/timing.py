@@ -10,8 +10,8 @@ import ctypes
 import time
 
 from rlx.backends.api import KernelTime
-from rlx.backends.cpu.command_table import Segment, Table
-from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
+from rlx.backends.program.command_table import Segment, Table
+from rlx.backends.program.table_layout import Command, Control, Move, Patch
 
 _PACKED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 

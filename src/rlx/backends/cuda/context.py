@@ -16,18 +16,18 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rlx.backends.api import KernelTime
-from rlx.backends.cpu.command_table import Segment, Table
-from rlx.backends.cpu.plan import Plan
-from rlx.backends.cpu.table_layout import Command, Control, Patch
-from rlx.backends.cpu.table_walk import Words, decide
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.driver_types import LaunchConfig
 from rlx.backends.cuda.errors import CudaError
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Event, GraphExec, Stream
+from rlx.backends.program.command_table import Segment, Table
 from rlx.backends.program.device_programs import DeviceParams
+from rlx.backends.program.plan import Plan
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
+from rlx.backends.program.table_layout import Command, Control, Patch
+from rlx.backends.program.table_walk import Words, decide
 from rlx.errors import InternalError
 from rlx.kernels.machines import machine_named
 

@@ -12,15 +12,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from rlx.backends.cpu.host_calls import HostCalls
-from rlx.backends.cpu.plan import HostCall, Located, Plan
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.context import COPY, Context, Contexts, codes_of
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.memory import Array, DeviceBuffer
 from rlx.backends.kernel_times import times
 from rlx.backends.program.device_programs import DeviceParams
+from rlx.backends.program.host_calls import HostCalls
 from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
+from rlx.backends.program.plan import HostCall, Located, Plan
 from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.ir.graph import NodeId
 

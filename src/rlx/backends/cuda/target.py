@@ -5,15 +5,8 @@ from __future__ import annotations
 
 from rlx.backends.api import Backend
 from rlx.backends.memory_space import MemorySpace
-from rlx.backends.own_kernels import own_generator
+from rlx.backends.own_kernels import named_machine, own_generator
 from rlx.compile.target import GENERATED, Absence, Absent, DeviceInfo, Found, Selection, Target
-from rlx.kernels.machines import Machine
-
-
-def _machine(name: str | None) -> Machine:
-    from rlx.kernels.machines import machine_named
-
-    return machine_named("sm_90a" if name is None else name)
 
 
 def _backend(chosen: Selection) -> Backend:
@@ -45,7 +38,7 @@ TARGET = Target(
     about="NVIDIA GPUs",
     aliases=("nvidia",),
     probe=_probe,
-    machine=_machine,
+    machine=named_machine("sm_90a"),
     generator=own_generator,
     backend=_backend,
     open=_open,

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from rlx.backends.api import Backend
-from rlx.backends.memory_space import MemorySpace
-from rlx.backends.own_kernels import own_generator
+from rlx.backends.own_kernels import named_machine, own_generator, text_gpu_space
 from rlx.compile.target import GENERATED, Absent, Found, Selection, Target
-from rlx.kernels.machines import Machine
-
-
-def _machine(name: str | None) -> Machine:
-    from rlx.kernels.machines import machine_named
-
-    return machine_named("metal" if name is None else name)
 
 
 def _backend(chosen: Selection) -> Backend:
     from rlx.backends.metal.executable import MetalBackend
 
     return MetalBackend(chosen.index)
-
-
-def _open(index: int) -> MemorySpace:
-    from rlx.backends.metal.device import open_gpu
-    from rlx.backends.text_gpu.arrays import GpuSpace
-
-    return GpuSpace.of(open_gpu(index))
 
 
 def _probe() -> Found | Absent:
@@ -39,10 +24,10 @@ TARGET = Target(
     about="Apple GPUs, through Metal; never tried on one",
     aliases=("mtl",),
     probe=_probe,
-    machine=_machine,
+    machine=named_machine("metal"),
     generator=own_generator,
     backend=_backend,
-    open=_open,
+    open=text_gpu_space("metal"),
     claims=GENERATED - {"FusedAttentionBlock"},
     extra="metal",
 )

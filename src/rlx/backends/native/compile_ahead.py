@@ -15,10 +15,13 @@ import os
 import threading
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from rlx.kernels.ir.loop_ir import Kernel
 from rlx.locks import fork_safe_lock
+
+if TYPE_CHECKING:
+    from rlx.kernels.ir.loop_ir import Kernel
 
 
 class _Job:

@@ -13,21 +13,24 @@ import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from rlx.backends.native.compile_ahead import CompileAhead
 from rlx.backends.native.elf import ElfObject
+from rlx.backends.native.kept_stamps import kept_stamp
 from rlx.backends.native.linker import Linked, link, require_symbols
 from rlx.backends.native.object_cache import ObjectCache
 from rlx.errors import BackendError, BindingError
-from rlx.kernels.ir.loop_ir import Buffer, Kernel, packed_symbol
+from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import Machine, host, runs_here
 from rlx.knobs import knobs
 from rlx.locks import fork_safe_lock
-from rlx.stamps import source_stamp
+
+if TYPE_CHECKING:
+    from rlx.kernels.ir.loop_ir import Kernel
 
 # What generated code may call. LLVM makes these of plain loads and stores, and every process has them.
 ALLOWED_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
@@ -58,7 +61,7 @@ def codegen_stamp() -> str:
     # Read, not imported: LLVM stays unloaded where all code is found on disk.
     version = Path(spec.origin).with_name("_version.py") if spec is not None and spec.origin else None
     llvm = version.read_text() if version is not None and version.exists() else "no llvmlite"
-    return hashlib.sha256(f"{source_stamp(*CODEGEN)} {llvm}".encode()).hexdigest()
+    return hashlib.sha256(f"{kept_stamp(*CODEGEN)} {llvm}".encode()).hexdigest()
 
 
 class NativeCode:
@@ -90,6 +93,7 @@ class NativeKernel:
         slots = b"".join(_slot(self.kernel.name, param, arg) for param, arg in zip(params, args))
         if last is None:
             from rlx.kernels.ir.interpret import grid_size
+            from rlx.kernels.ir.loop_ir import Buffer
 
             sizes = {p.name: a for p, a in zip(params, args) if not isinstance(p, Buffer)}
             last = grid_size(self.kernel, sizes)  # type: ignore[arg-type]
@@ -97,6 +101,8 @@ class NativeKernel:
 
 
 def _slot(name: str, param: Any, arg: Argument) -> bytes:
+    from rlx.kernels.ir.loop_ir import Buffer
+
     if not isinstance(param, Buffer):
         return np.asarray(arg, param.dtype.numpy).tobytes().ljust(8, b"\0")
     if not isinstance(arg, np.ndarray) or arg.dtype != param.dtype.numpy:

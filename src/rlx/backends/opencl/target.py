@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.api import Backend
-from rlx.backends.memory_space import MemorySpace
-from rlx.backends.own_kernels import own_generator
+from rlx.backends.own_kernels import own_generator, text_gpu_space
 from rlx.compile.target import GENERATED, Absent, Found, Selection, Target
 from rlx.kernels.machines import Machine
 
@@ -26,13 +25,6 @@ def _backend(chosen: Selection) -> Backend:
     return OpenClBackend(chosen.index)
 
 
-def _open(index: int) -> MemorySpace:
-    from rlx.backends.opencl.device import open_gpu
-    from rlx.backends.text_gpu.arrays import GpuSpace
-
-    return GpuSpace.of(open_gpu(index))
-
-
 def _probe() -> Found | Absent:
     from rlx.backends.opencl.devices import probe
 
@@ -47,6 +39,6 @@ TARGET = Target(
     machine=_machine,
     generator=own_generator,
     backend=_backend,
-    open=_open,
+    open=text_gpu_space("opencl"),
     claims=GENERATED | {"FusedTransformerLayer"},
 )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rlx.kernels.ir.loop_ir import INDEX, Const, Kernel, Let, Value
+if TYPE_CHECKING:
+    from rlx.kernels.ir.loop_ir import Kernel, Let, Value
 
 
 def _divide(a: int, b: int) -> int:
@@ -43,6 +44,8 @@ class Grid(NamedTuple):
 
     @staticmethod
     def of(kernel: Kernel) -> Grid:
+        from rlx.kernels.ir.loop_ir import Const, Let, Value
+
         loop = kernel.parallel_loop
         if loop is None:
             return Grid()
@@ -73,12 +76,15 @@ class Grid(NamedTuple):
 
 
 def _is_plain(let: Let) -> bool:
+    from rlx.kernels.ir.loop_ir import INDEX
+
     return let.op in _OPS and let.result.type == INDEX
 
 
 def _asking(kernel: Kernel) -> Callable[[Sequence[int]], int]:
     # Here, because no program that is read from disk has such a kernel: a start from there loads no interpreter.
     from rlx.kernels.ir.interpret import grid_size
+    from rlx.kernels.ir.loop_ir import Value
 
     names = [p.name for p in kernel.params if isinstance(p, Value)]
     return lambda extents: grid_size(kernel, dict(zip(names, extents, strict=True)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,14 +18,14 @@ from rlx.ir.dims import DimConstraint, distinct
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, LOOP, VIEW
 from rlx.ir.leaves import Constant, Input, Param, Project
-from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
-from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine, host
 
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
+    from rlx.ir.lir import LirKernel, LirModule
+    from rlx.kernels.ir.loop_ir import Kernel
     from rlx.kernels.reuse import KernelMaker
     from rlx.kernels.schedules import ScheduleTable
 
@@ -349,7 +349,7 @@ def _start_all(maker: KernelMaker, lir: LirModule, start: Callable[[Kernel], Non
 
 
 # By identity, with the kernel itself, so that none other takes its identity.
-_Loaded = dict[int, tuple[Kernel, LoadedKernel]]
+_Loaded: TypeAlias = "dict[int, tuple[Kernel, LoadedKernel]]"
 
 
 def _native(kernel: Kernel, loaded: _Loaded, loading: Loading) -> LoadedKernel:
@@ -369,6 +369,8 @@ def _step(
 ) -> Step:
     """A kernel with its arguments. Equal sizes become one object, in `sizes`: a plan then finds their numbers by
     identity, several times as fast as by comparing."""
+    from rlx.kernels.ir.loop_ir import Buffer
+
     if made.bodies:
         operands, results = made.node.inputs, sorted(made.lir.outputs, key=lambda n: _result_number(graph.nodes[n]))
         read, written = (tuple(_place(lir, values, n) for n in nodes) for nodes in (operands, results))
@@ -418,6 +420,8 @@ def _is_own(lir: LirModule, node: NodeId) -> bool:
 
 def _alignments(lir: LirModule, made: Sequence[_Made]) -> dict[NodeId, int]:
     """What the kernels that read a value, or a view of it, need its address to be a multiple of."""
+    from rlx.kernels.ir.loop_ir import Buffer
+
     found: dict[NodeId, int] = {}
     for m in made:
         if m.code is None:

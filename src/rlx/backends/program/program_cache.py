@@ -13,6 +13,7 @@ from functools import cache
 
 from rlx.backends.compile_options import CompileOptions
 from rlx.backends.native.code_cache import loader
+from rlx.backends.native.kept_stamps import kept_stamp
 from rlx.backends.native.kernels import codegen_stamp
 from rlx.backends.native.object_cache import DiskCache
 from rlx.backends.program.program import Programs
@@ -25,7 +26,6 @@ from rlx.kernels.machines import host
 from rlx.kernels.tuning import is_trying, tuned_stamp
 from rlx.knobs import knobs
 from rlx.ops.control.custom import Custom
-from rlx.stamps import source_stamp
 
 # Smaller programs compile fast, and there are many of them: entries would fill the disk and save little. The first
 # few of a process are kept all the same: with them on disk the next process starts without loading the compiler.
@@ -70,7 +70,7 @@ def keep_programs(key: str, programs: Programs) -> None:
 @cache
 def compiler_stamp() -> str:
     """A hash of all of rlx's sources and of LLVM's version."""
-    return hashlib.sha256(f"{source_stamp('.')} {codegen_stamp()}".encode()).hexdigest()
+    return hashlib.sha256(f"{kept_stamp('.')} {codegen_stamp()}".encode()).hexdigest()
 
 
 @cache

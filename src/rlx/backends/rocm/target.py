@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlx.backends.own_kernels import own_generator
+from rlx.backends.own_kernels import named_machine, own_generator
 from rlx.compile.target import GENERATED, Absence, Absent, DeviceInfo, Found, Selection, Target
-from rlx.kernels.machines import Machine
 
 if TYPE_CHECKING:
     from rlx.backends.api import Backend
@@ -16,12 +15,6 @@ if TYPE_CHECKING:
 
 # What has been done with it so far, for everybody who asks.
 STATE = "code is assembled and inspected for five chips, and has never been executed on an AMD GPU"
-
-
-def _machine(name: str | None) -> Machine:
-    from rlx.kernels.machines import machine_named
-
-    return machine_named("gfx942" if name is None else name)
 
 
 def _backend(chosen: Selection) -> Backend:
@@ -63,7 +56,7 @@ TARGET = Target(
     about="AMD GPUs",
     aliases=("hip", "amd"),
     probe=_probe,
-    machine=_machine,
+    machine=named_machine("gfx942"),
     generator=own_generator,
     backend=_backend,
     open=_open,

@@ -10,15 +10,15 @@ from functools import lru_cache
 import numpy as np
 
 from rlx.backends.api import KernelTime
-from rlx.backends.cpu.command_table import Segment, Table
-from rlx.backends.cpu.host_calls import HostCalls
-from rlx.backends.cpu.plan import HostCall, Located, Plan
-from rlx.backends.cpu.table_layout import Command
-from rlx.backends.cpu.table_walk import Call, Times, Words, walk
 from rlx.backends.kernel_times import times
+from rlx.backends.program.command_table import Segment, Table
 from rlx.backends.program.device_programs import DeviceParams
+from rlx.backends.program.host_calls import HostCalls
 from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
+from rlx.backends.program.plan import HostCall, Located, Plan
 from rlx.backends.program.program import ARENA, Leaf, Program
+from rlx.backends.program.table_layout import Command
+from rlx.backends.program.table_walk import Call, Times, Words, walk
 from rlx.backends.text_gpu.arrays import DeviceArray
 from rlx.backends.text_gpu.code import codes_of
 from rlx.backends.text_gpu.device import TextGpu
@@ -154,7 +154,7 @@ class _Run:
         if not (source % 4 or to % 4 or size % 4):
             self.commands.copy(source, to, size)
         elif size:
-            from rlx.backends.cpu.copies import CHUNK, copy_kernel
+            from rlx.backends.program.copies import CHUNK, copy_kernel
 
             code = self.gpu.loader.load(copy_kernel()).code
             chunks = -(-size // CHUNK)

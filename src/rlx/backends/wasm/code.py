@@ -14,7 +14,8 @@ from rlx.backends.native.kernels import cache_key
 from rlx.backends.program.program import ConstantValue, Loading, LoopStep, NativeStep, Program
 from rlx.backends.wasm.linker import Export, Linked, link
 from rlx.errors import InternalError
-from rlx.kernels.ir.loop_ir import Kernel, packed_symbol
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import WASM, Machine
 
 _numbers = itertools.count(1)

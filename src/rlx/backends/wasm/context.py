@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from rlx.backends.api import KernelTime
-from rlx.backends.cpu.command_table import Segment, Table
-from rlx.backends.cpu.plan import Plan
-from rlx.backends.cpu.table_layout import Command
-from rlx.backends.cpu.table_walk import Call, Times, Words, walk
+from rlx.backends.program.command_table import Segment, Table
+from rlx.backends.program.plan import Plan
+from rlx.backends.program.table_layout import Command
+from rlx.backends.program.table_walk import Call, Times, Words, walk
 from rlx.backends.wasm.sandbox import Sandbox
 from rlx.errors import InternalError
 

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlx.backends.api import CompileOptions
-from rlx.backends.cpu.copies import CHUNK, copy_kernel
 from rlx.backends.memory import Array
 from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.backends.program.copies import CHUNK, copy_kernel
 from rlx.backends.program.program import LoopStep, Operand, Program, build_program
 from rlx.backends.program.signature import Signature
 from rlx.backends.text_gpu.code import TextCode, codes_of

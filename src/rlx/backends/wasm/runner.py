@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.host_calls import HostCalls
-from rlx.backends.cpu.plan import HostCall, Located, Plan
 from rlx.backends.kernel_times import times
 from rlx.backends.memory import Array
+from rlx.backends.program.host_calls import HostCalls
 from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
 from rlx.backends.program.params import CpuParams
+from rlx.backends.program.plan import HostCall, Located, Plan
 from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.backends.wasm.code import codes_of, constants_inside, export_names, link_codes
 from rlx.backends.wasm.context import COPY, Context

@@ -6,15 +6,8 @@ import importlib.util
 
 from rlx.backends.api import Backend
 from rlx.backends.export import Exporter
-from rlx.backends.own_kernels import own_generator
+from rlx.backends.own_kernels import named_machine, own_generator
 from rlx.compile.target import GENERATED, Absence, Absent, DeviceInfo, Found, Selection, Target
-from rlx.kernels.machines import Machine
-
-
-def _machine(name: str | None) -> Machine:
-    from rlx.kernels.machines import machine_named
-
-    return machine_named("wasm32" if name is None else name)
 
 
 def _backend(chosen: Selection) -> Backend:
@@ -41,7 +34,7 @@ TARGET = Target(
     about="WebAssembly, for browsers",
     aliases=("webassembly", "web"),
     probe=_probe,
-    machine=_machine,
+    machine=named_machine("wasm32"),
     generator=own_generator,
     backend=_backend,
     exporter=_exporter,

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from rlx.backends.api import Backend
-from rlx.backends.memory_space import MemorySpace
-from rlx.backends.own_kernels import own_generator
+from rlx.backends.own_kernels import named_machine, own_generator, text_gpu_space
 from rlx.compile.target import GENERATED, Absent, Found, Selection, Target
-from rlx.kernels.machines import Machine
-
-
-def _machine(name: str | None) -> Machine:
-    from rlx.kernels.machines import machine_named
-
-    return machine_named("wgsl" if name is None else name)
 
 
 def _backend(chosen: Selection) -> Backend:
     from rlx.backends.wgpu.executable import WgpuBackend
 
     return WgpuBackend(chosen.index, chosen.variant)
-
-
-def _open(index: int) -> MemorySpace:
-    from rlx.backends.text_gpu.arrays import GpuSpace
-    from rlx.backends.wgpu.device import open_gpu
-
-    return GpuSpace.of(open_gpu(index))
 
 
 def _probe() -> Found | Absent:
@@ -49,10 +34,10 @@ TARGET = Target(
         "webgpu": "webgpu",
     },
     probe=_probe,
-    machine=_machine,
+    machine=named_machine("wgsl"),
     generator=own_generator,
     backend=_backend,
-    open=_open,
+    open=text_gpu_space("wgpu"),
     claims=GENERATED | {"FusedTransformerLayer"},
     extra="wgpu",
 )

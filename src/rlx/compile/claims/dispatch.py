@@ -132,7 +132,7 @@ def _count_kinds(graph: Graph) -> Counter[str]:
 
 def _kinds_with_another_form(graph: Graph) -> set[str]:
     parts = (part.op for node in graph.nodes for part in nodes_within(node))
-    return {kind_of(op) for op in parts if not op.is_primitive} | {"If", "While"}
+    return {kind_of(op) for op in parts if not op.is_primitive or op.has_straight_form}
 
 
 def _report(

@@ -32,8 +32,8 @@ from rlx.kernels.ir.loop_ir import (
     Statement,
     Store,
     Value,
-    packed_symbol,
 )
+from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import Machine
 
 _GPU_BUILTINS = {

@@ -320,11 +320,6 @@ class GroupStatement:
 Statement = Let | Load | Store | Atomic | Barrier | For | If | GroupStatement
 
 
-def packed_symbol(kernel_name: str) -> str:
-    """The symbol of the entry that reads its parameters from slots."""
-    return f"{kernel_name}.packed"
-
-
 class Kernel:
     """A finished kernel. `text` is its stable printed form: golden file, bug report and cache key."""
 

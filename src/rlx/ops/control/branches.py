@@ -61,6 +61,7 @@ class If(TransformableBodyOp):
 
     primitive = True
     precision_class = "data_movement"
+    has_straight_form = True
 
     then_body: Graph
     else_body: Graph
@@ -160,6 +161,7 @@ class While(TransformableBodyOp):
 
     primitive = True
     precision_class = "data_movement"
+    has_straight_form = True
 
     cond: Graph
     body: Graph

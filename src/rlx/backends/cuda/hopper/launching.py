@@ -15,10 +15,10 @@ from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Stream
+from rlx.backends.native.kept_stamps import kept_stamp
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.extents import Extent
 from rlx.kernels.machines import Machine
-from rlx.stamps import source_stamp
 
 # Launches whose arguments are kept.
 KEPT = 64
@@ -119,7 +119,7 @@ class TensorForm(ABC):
         key = (variant, id(gpu))
         with self._lock:
             if key not in self._functions:
-                whole = f"{what}\0{self.machine!r}\0{source_stamp(*SOURCES)}"
+                whole = f"{what}\0{self.machine!r}\0{kept_stamp(*SOURCES)}"
                 function = self._load(self.entry, whole, make).function(gpu)
                 function.allow_shared(shared_bytes)
                 self._functions[key] = function

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
+from rlx.compile.claims.fusion.fusion_options import supports_op
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
@@ -50,11 +51,15 @@ class LowerControlFlow(Pass):
     def __init__(self, keep: Collection[str] = ()) -> None:
         self.keep = frozenset(keep)
 
+    @classmethod
+    def unless_claimed(cls, supported: Collection[str]) -> LowerControlFlow:
+        """Keeps what a target claims."""
+        return cls(keep=[kind for kind in STRAIGHT_FORMS if supports_op(supported, kind)])
+
     def run(self, graph: Graph) -> Graph:
-        if "If" not in self.keep:
-            graph = replace_nodes(graph, _inlined_form, self.name).graph
-        if "While" not in self.keep:
-            graph = replace_nodes(graph, _unrolled_form, self.name).graph
+        for kind, form in STRAIGHT_FORMS.items():
+            if kind not in self.keep:
+                graph = replace_nodes(graph, form, self.name).graph
         return graph
 
 
@@ -113,3 +118,7 @@ def _flag(condition: Any) -> Any:
     """1.0 when all elements are not 0, else 0.0."""
     holds = condition if condition.dtype is DType.BOOL else ne(condition, 0)
     return cast(reduce_all(holds) if condition.size != 1 else reshaped(holds, ()), "f32")
+
+
+# The form of every op with `has_straight_form`, by its kind, in the order in which they are lowered.
+STRAIGHT_FORMS = {If.__name__: _inlined_form, While.__name__: _unrolled_form}

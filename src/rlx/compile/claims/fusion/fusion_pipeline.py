@@ -51,7 +51,7 @@ def fusion_passes_for_supported(supported: Collection[str], opts: FusionOptions 
         return all(supports_op(supported, kind) for kind in kinds)
 
     # Straight code and plain products first: the patterns are written for them.
-    passes: list[Pass] = [LowerControlFlow(keep=[k for k in ("If", "While") if claims(k)]), LowerDotGeneral()]
+    passes: list[Pass] = [LowerControlFlow.unless_claimed(supported), LowerDotGeneral()]
     if opts.skip_fusion:
         return passes
     # The largest pattern first: the passes after it would take its projections apart or join them with others.

@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlx.backends.cpu.command_table import Address, Branch, Range, TableBuilder
-from rlx.backends.cpu.copies import CHUNK
-from rlx.backends.cpu.executor_ir import ENDLESS
-from rlx.backends.cpu.table_layout import Move
 from rlx.backends.memory import ALIGNMENT
+from rlx.backends.program.command_table import Address, Branch, Range, TableBuilder
+from rlx.backends.program.copies import CHUNK
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Operand, Place, Program
+from rlx.backends.program.table_layout import ENDLESS, Move
 from rlx.errors import InternalError
 from rlx.ir.shape import Shape
 from rlx.ops.control.branches import If, While
 from rlx.ops.control.scans import Scan
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.plan import Plan
+    from rlx.backends.program.plan import Plan
 
 
 class Frame:

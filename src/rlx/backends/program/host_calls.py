@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.host_bodies import run_compiled
-from rlx.backends.cpu.plan import HostCall, Located, Plan
 from rlx.backends.memory import Array, fit
+from rlx.backends.program.host_bodies import run_compiled
+from rlx.backends.program.plan import HostCall, Located, Plan
 from rlx.backends.program.program import ARENA
 from rlx.errors import InternalError
 from rlx.ir.graph import NodeId

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rlx.backends.cpu.table_layout import Command, Control, Move, Patch
+from rlx.backends.program.table_layout import Command, Control, Move, Patch
 
 # More tickets than any machine has use for: beyond, several iterations make one ticket.
 MAX_TICKETS = 1024
@@ -69,7 +69,7 @@ class Range(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """A control; see `records.Control`. `counter` is its number."""
+    """A control; see `table_layout.Control`. `counter` is its number."""
 
     counter: int
     steps: bool

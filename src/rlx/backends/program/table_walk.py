@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.api import KernelTime
-from rlx.backends.cpu.command_table import Segment, Table
-from rlx.backends.cpu.table_layout import Command, Control, Move
+from rlx.backends.program.command_table import Segment, Table
+from rlx.backends.program.table_layout import Command, Control, Move
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 

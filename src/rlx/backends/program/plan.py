@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.backends.cpu.command_table import Table, TableBuilder, Words
-from rlx.backends.cpu.copies import native_copy
-from rlx.backends.cpu.loop_plan import Frame, plan_loop
 from rlx.backends.memory import Array
+from rlx.backends.program.command_table import Table, TableBuilder, Words
+from rlx.backends.program.copies import native_copy
+from rlx.backends.program.loop_plan import Frame, plan_loop
 from rlx.backends.program.program import HostStep, LoopStep, NativeStep, Program, Value
 from rlx.errors import BindingError
 from rlx.ir.dims import LARGEST_SIZE, Dim

@@ -1,15 +1,15 @@
-"""Bodies of loops that the host runs, because something in them has no kernel: programs of their own, compiled once and
-called in every round."""
+"""Bodies of loops that the host runs, because something in them has no kernel: programs of their own for the
+host's CPU, compiled once and called in every round."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 
 import numpy as np
 
-from rlx.backends.api import Executable
+from rlx.backends.api import Backend, Executable, backend_for
 from rlx.backends.memory import Array
 from rlx.ir.graph import Graph
 
@@ -23,16 +23,18 @@ def run_compiled(body: Graph, operands: Sequence[Array]) -> list[Array]:
 
 def prepare_for_bodies() -> None:
     """Import, before the first run, all that compiles a body when a run first comes to it."""
-    import_module("rlx.backends.cpu.executable")
+    _host_backend()
     import_module("rlx.compile.compiler")
     import_module("rlx.kernels.from_lir")
     import_module("rlx.kernels.emit.llvm_codegen")
     import_module("llvmlite.binding")
 
 
+@cache
+def _host_backend() -> Backend:
+    return backend_for("cpu")
+
+
 @lru_cache(64)
 def _program(body: Graph) -> Executable:
-    from rlx.backends.cpu.executable import CpuExecutable
-    from rlx.compile.compiler import CompilePipeline
-
-    return CpuExecutable.of(CompilePipeline.new("cpu").compile(body))
+    return _host_backend().compile(body)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from rlx.backends.native.code_cache import loader
 from rlx.backends.native.kernels import NativeKernel
 from rlx.ir.dtype import DType
-from rlx.kernels.ir.loop_ir import Kernel
+
+if TYPE_CHECKING:
+    from rlx.kernels.ir.loop_ir import Kernel
 
 # Bytes of one iteration.
 CHUNK = 1 << 16
