@@ -11,7 +11,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 from test_scene_files import random_scene
 
-from rlx.splat import Camera, write_viewer
+from rlx.splat import Camera, read_png, render, synthetic_scene, write_viewer
 from rlx.splat.viewer import PER_SPLAT
 
 
@@ -65,3 +65,23 @@ def test_the_script_can_be_read(page, tmp_path):
     _, text = page
     (tmp_path / "script.js").write_text(re.search(r"<script>(.*?)</script>", text, re.S).group(1))
     subprocess.run(["node", "--check", str(tmp_path / "script.js")], check=True, timeout=60)
+
+
+@pytest.mark.targets
+def test_a_browser_shows_what_is_rendered(tmp_path):
+    """The viewer blends by the screen's covariance, the op by distances to rays: near, and not equal."""
+    from backends.wasm.page_runs import driving, watched
+
+    scene = synthetic_scene(400)
+    camera = Camera.look_at((0, 1.5, 3), (0, 0, 0), (0, 1, 0), 320, 240, 50.0)
+    write_viewer(tmp_path / "scene.html", scene, camera)
+    with driving() as browser, watched(browser("--use-angle=swiftshader", "--enable-unsafe-swiftshader")) as page:
+        page.set_viewport_size({"width": 320, "height": 240})
+        page.goto((tmp_path / "scene.html").as_uri())
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.evaluate("() => { document.getElementById('note').hidden = true; ask(); }")
+        page.screenshot(path=str(tmp_path / "shown.png"))
+        assert not page.faults
+    shown, wanted = read_png(tmp_path / "shown.png")[..., :3] / 255, np.asarray(render(scene, camera))[..., :3]
+    assert wanted.max() > 0.5, "the scene is not in the picture"
+    assert np.abs(shown - wanted).mean() < 0.02, np.abs(shown - wanted).mean()

@@ -113,7 +113,7 @@ void main() {
 const scene = JSON.parse(document.getElementById("scene").textContent);
 const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 const numbers = new Float32Array(bytes(scene.splats).buffer);
-const count = scene.splats, PER = 13;
+const count = scene.count, PER = 13;
 const canvas = document.getElementById("view"), note = document.getElementById("note");
 const gl = canvas.getContext("webgl2", { antialias: false, alpha: false });
 
