@@ -108,6 +108,12 @@ def test_a_zero_point_that_is_no_code_is_refused():
         parse(FAR_ZERO)
 
 
+@pytest.mark.parametrize("number", ["0..02", ".", "1.2.3", "..e5", "-."])
+def test_a_number_with_too_many_points_is_refused(number):
+    with pytest.raises(RlxError, match="is not a value|unexpected character"):
+        parse(f"mir @found(%x: f16[3]) {{\n  %0: i8[3] = quantize(%x) {{axis=None, scales=({number},)}}\n}}")
+
+
 def test_programs_are_the_same_in_every_process():
     # Two new processes, with another order of hashes: this one may have registered ops of its own for other tests.
     script = "from graph_fuzz import Fuzzer; f = Fuzzer(3); print([str(f.program(i)[0]) for i in range(20)])"

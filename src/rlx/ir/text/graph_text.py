@@ -581,7 +581,7 @@ class Parser:
             if len(negative) > MOST_DIGITS:
                 raise reader.fail(f"integers have at most 64 bits, got one of {len(negative)} digits", line)
             return int(text)
-        if re.fullmatch(r"[\d.]+([eE][-+]?\d+)?", negative):
+        if re.fullmatch(r"(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?", negative):
             return float(text)
         try:
             return parse_dim(text)
