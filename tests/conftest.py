@@ -1,8 +1,18 @@
 """What holds for all tests."""
 
+import gc
+
 import pytest
 
 from rlx.backends.program import program_cache
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """The tests themselves, over a million objects, are no garbage and are not looked at again: a full collection takes
+    half a second with them, and some tests ask for one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -170,8 +170,11 @@ def test_no_module_needs_itself():
 
 def test_nothing_is_unpickled_or_evaluated():
     for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
+        text = path.read_text()
+        # Most files have none of these words, and need not be parsed for it.
+        if not any(word in text for word in ("eval", "exec", "pickle")):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec"), f"{path}:{node.lineno}"
             if isinstance(node, ast.Import):

@@ -173,7 +173,7 @@ def bound_where_it_must_be(graph, binding):
     return graph if set(graph.dynamic_symbols()) <= known else graph.bind(binding)
 
 
-@relaxed(max_examples=40)
+@relaxed(max_examples=20)
 @given(programs(("f64", "f32", "i32")), st.data(), st.integers(0, 40), st.integers(0, 20))
 def test_native_code_without_passes_and_on_any_number_of_threads(graph, data, b, s):
     """The generator does not rely on a pass; the bits do not depend on the number of threads."""

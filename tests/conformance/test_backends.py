@@ -154,9 +154,15 @@ def test_no_difference_is_out_of_date(monkeypatch):
     assert idle == []
 
 
+# On the CPU tests/compile/test_families.py has them all in `make test`, in three precisions against f64.
+WITH_FAMILIES = [
+    pytest.param(b, marks=pytest.mark.long) if b == "cpu" else b for b in each_backend(pytest.mark.targets)
+]
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("backend", each_backend(pytest.mark.targets))
+@pytest.mark.parametrize("backend", WITH_FAMILIES)
 def test_families(backend, name, way):
     graph = WAYS[way](FAMILIES[name], "f32")
     assert check_program(graph, values_for(FAMILIES[name], graph), {"B": 2}, backend) == []

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlx.backends.memory_space import MemorySpace
     from rlx.compile.generators import Generator
     from rlx.kernels.machines import Machine
 
@@ -28,14 +26,3 @@ def named_machine(default: str) -> Callable[[str | None], Machine]:
         return machine_named(default if name is None else name)
 
     return machine
-
-
-def text_gpu_space(folder: str) -> Callable[[int], MemorySpace]:
-    """The memory of a GPU that is given its kernels as text; `device.py` of the target's folder opens it."""
-
-    def open_space(index: int) -> MemorySpace:
-        from rlx.backends.text_gpu.arrays import GpuSpace
-
-        return GpuSpace.of(import_module(f"rlx.backends.{folder}.device").open_gpu(index))
-
-    return open_space

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlx.backends.api import Backend
-from rlx.backends.own_kernels import named_machine, own_generator, text_gpu_space
+from rlx.backends.own_kernels import named_machine, own_generator
+from rlx.backends.text_gpu.space import text_gpu_space
 from rlx.compile.target import GENERATED, Absent, Found, Selection, Target
 
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from rlx.formats.mapped_file import file_bytes, replace_file
 _MAGIC = b"rlxc\x01\r\n\x1a"
 _START = struct.Struct("<8sQ32s")
 _ALIGN = 64
+# Bytes from which on threads are worth starting, and how many of them keep up with memory.
+_LARGE, _THREADS = 1 << 22, 4
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -63,17 +68,39 @@ def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Bytes]]:
         raise FormatError(f"{path}: the head of the file is malformed: {type(error).__name__}: {error}") from None
     base = end = _padded(_START.size + length)
     # Between parts there is nothing, and nothing is zeros.
-    gaps, parts = [content[_START.size + length : base]], {}
+    gaps = [content[_START.size + length : base]]
+    parts = {name: content[base + at : base + at + size] for name, at, size, _ in listed}
+    digests = _digests(parts)
     for name, at, size, digest in listed:
-        part = content[base + at : base + at + size]
-        if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
+        if parts[name].nbytes != size or digests[name] != digest:
             raise FormatError(f"{path}: the file is damaged in {name!r}; save the program again")
         end = max(end, base + at + _padded(size))
         gaps.append(content[base + at + size : base + at + _padded(size)])
-        parts[name] = part
     if content.nbytes != end or any(gap.any() for gap in gaps):
         raise FormatError(f"{path}: the file is damaged: there is something between its parts")
     return head, parts
+
+
+def _digests(parts: Mapping[str, Bytes]) -> dict[str, str]:
+    """The sha256 of every part. Hashing runs without the interpreter's lock, so large files take several threads."""
+    found: dict[str, str] = {}
+    waiting = sorted(parts.items(), key=lambda part: part[1].nbytes)
+
+    def work() -> None:
+        # Taking the last one is one step to Python's lock.
+        with suppress(IndexError):
+            while True:
+                name, part = waiting.pop()
+                found[name] = hashlib.sha256(part.data).hexdigest()
+
+    is_large = sum(part.nbytes for part in parts.values()) >= _LARGE
+    helpers = [threading.Thread(target=work) for _ in range(min(_THREADS, os.cpu_count() or 1) - 1 if is_large else 0)]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()
+    return found
 
 
 def _padded(size: int) -> int:
