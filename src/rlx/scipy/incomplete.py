@@ -29,7 +29,7 @@ _ROUNDS_AFTER = 6
 
 
 def _converged(first: Any, advance: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
-    """The state after `advance(k, state) -> (state, still moving?)` has settled for every element, and a little later."""
+    """The state after `advance(k, state) -> (state, still moving?)` has settled for all elements, and a bit later."""
 
     def go_on(loop: Any) -> Any:
         k, still, _ = loop

@@ -70,8 +70,8 @@ def take(
 ) -> Any:
     """Entries of x along `axis` (of the flattened x without one), with the axes of `ids` in place of it.
 
-    Modes are those of `IndexMode`, and "wrap" for ids modulo the size. "fill" is the default beside a `fill_value`, which
-    invalid ids give then; with mode "fill" alone they give NaN (the lowest signed or highest unsigned integer, or True).
+    Modes are those of `IndexMode`, and "wrap" for ids modulo the size. With "fill", which a `fill_value` alone asks
+    for, invalid ids give that value, or NaN (the lowest signed or highest unsigned integer, or True).
 
     >>> print(take(np.array([10, 20, 30]), [2, 5], mode="clip"))
     [30 30]
