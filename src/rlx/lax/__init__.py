@@ -24,6 +24,19 @@ from rlx.errors import OpError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Size, normalize_axis
 from rlx.lax import linalg as linalg
+from rlx.lax.named_arguments import broadcast_in_dim as broadcast_in_dim
+from rlx.lax.named_arguments import dynamic_index_in_dim as dynamic_index_in_dim
+from rlx.lax.named_arguments import dynamic_slice as dynamic_slice
+from rlx.lax.named_arguments import dynamic_slice_in_dim as dynamic_slice_in_dim
+from rlx.lax.named_arguments import dynamic_update_index_in_dim as dynamic_update_index_in_dim
+from rlx.lax.named_arguments import dynamic_update_slice as dynamic_update_slice
+from rlx.lax.named_arguments import dynamic_update_slice_in_dim as dynamic_update_slice_in_dim
+from rlx.lax.named_arguments import expand_dims as expand_dims
+from rlx.lax.named_arguments import full_like as full_like
+from rlx.lax.named_arguments import map as map
+from rlx.lax.named_arguments import squeeze as squeeze
+from rlx.lax.named_arguments import top_k as top_k
+from rlx.lax.named_arguments import transpose as transpose
 from rlx.lax.solving import custom_linear_solve as custom_linear_solve
 from rlx.lax.special import bessel_i0e as bessel_i0e
 from rlx.lax.special import bessel_i1e as bessel_i1e
@@ -49,7 +62,6 @@ from rlx.ops import atan as atan
 from rlx.ops import atan2 as atan2
 from rlx.ops import atanh as atanh
 from rlx.ops import axis_index as axis_index
-from rlx.ops import broadcast_in_dim as broadcast_in_dim
 from rlx.ops import cbrt as cbrt
 from rlx.ops import ceil as ceil
 from rlx.ops import clz as clz
@@ -57,22 +69,14 @@ from rlx.ops import cos as cos
 from rlx.ops import cosh as cosh
 from rlx.ops import digamma as digamma
 from rlx.ops import div as div
-from rlx.ops import dynamic_index_in_dim as dynamic_index_in_dim
-from rlx.ops import dynamic_slice as dynamic_slice
-from rlx.ops import dynamic_slice_in_dim as dynamic_slice_in_dim
-from rlx.ops import dynamic_update_index_in_dim as dynamic_update_index_in_dim
-from rlx.ops import dynamic_update_slice as dynamic_update_slice
-from rlx.ops import dynamic_update_slice_in_dim as dynamic_update_slice_in_dim
 from rlx.ops import eq as eq
 from rlx.ops import erf as erf
 from rlx.ops import erf_inv as erf_inv
 from rlx.ops import erfc as erfc
 from rlx.ops import exp as exp
 from rlx.ops import exp2 as exp2
-from rlx.ops import expand_dims as expand_dims
 from rlx.ops import expm1 as expm1
 from rlx.ops import floor as floor
-from rlx.ops import full_like as full_like
 from rlx.ops import ge as ge
 from rlx.ops import gt as gt
 from rlx.ops import imag as imag
@@ -104,18 +108,14 @@ from rlx.ops import sin as sin
 from rlx.ops import sinh as sinh
 from rlx.ops import sqrt as sqrt
 from rlx.ops import square as square
-from rlx.ops import squeeze as squeeze
 from rlx.ops import sub as sub
 from rlx.ops import tan as tan
 from rlx.ops import tanh as tanh
 from rlx.ops import tile as tile
-from rlx.ops import top_k as top_k
-from rlx.ops import transpose as transpose
 from rlx.ops.define.operands import convert, dims_of, dtype_of
 from rlx.ops.parallel.collectives import axis_size as axis_size
 from rlx.trace.control import cond as cond
 from rlx.trace.control import fori_loop as fori_loop
-from rlx.trace.control import map as map
 from rlx.trace.control import scan as scan
 from rlx.trace.control import switch as switch
 from rlx.trace.control import while_loop as while_loop
@@ -182,7 +182,7 @@ def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> An
     if narrow is None:
         raise OpError(
             f"reduce_precision: there is no float type of {exponent_bits} exponent and {mantissa_bits} mantissa bits; "
-            f"use one of {', '.join(map(str, _FLOATS))}"
+            f"use one of {', '.join(str(bits) for bits in _FLOATS)}"
         )
     return convert(convert(operand, narrow), dtype_of(operand))
 

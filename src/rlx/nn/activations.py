@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from rlx import ops
+from rlx.autodiff import stop_gradient
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.shape import Size
@@ -304,9 +305,22 @@ def _masked(x: Any, where: Any) -> Any:
 
 
 @array_function
-def logsumexp(x: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, where: Any = None) -> Any:
-    """log Σ b·exp(x) along `axis`, without overflow; b is 1 unless given, and positive."""
+def logsumexp(
+    x: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, return_sign: bool = False, where: Any = None
+) -> Any:
+    """log Σ b·exp(x) along `axis`, without overflow; b is 1 unless given, and positive.
+
+    With `return_sign` b may be negative, and the result is (log |Σ|, sign of Σ).
+    """
     x = _masked(x, where)
+    if return_sign:
+        x, b = inexact(x, 1.0 if b is None else b)
+        axes = axes_of(axis, rank_of(x + b), "logsumexp")
+        top = stop_gradient(ops.reduce_max(x + 0 * b, axes, True))
+        top = ops.where(ops.isfinite(top), top, 0.0)
+        total = ops.reduce_sum(b * ops.exp(x - top), axes, keepdims)
+        top = top if keepdims else ops.squeeze(top, axes)
+        return ops.log(ops.abs_(total)) + top, ops.sign(total)
     if b is not None:
         x, b = inexact(x, b)
         x = x + ops.log(b)
