@@ -38,7 +38,8 @@ SURFACE |= {
 }
 SURFACE |= {"fusion": "compile", "opt": "compile", "linalg": "runtime", "gguf": "runtime", "prelude": "splat"}
 SURFACE |= dict.fromkeys(("driver", "macros", "cortexm", "fpga"), "runtime")
-SURFACE |= {"scipy": "runtime", "lax": "autodiff", "random_distributions": "trace"}
+SURFACE |= {"tree_util": "trace", "flatten_util": "trace", "jax_names": "runtime"}
+SURFACE |= {"scipy": "runtime", "lax": "runtime", "random_distributions": "trace"}
 # The same inside folders: what stands in a folder itself comes after all its subfolders.
 INSIDE = {
     "kernels": ["machines", "tuning", "ir", "math", "specs", "schedules", "cpu", "gpu", "legalize", "words", "emit"],

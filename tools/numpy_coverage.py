@@ -1,4 +1,4 @@
-"""Writes docs/numpy_coverage.md: which names of the array API, NumPy and JAX rlx.numpy has, and why not others.
+"""Writes docs/numpy_coverage.md: which names of the array API, NumPy and JAX rlx has, and why not others.
 
     python tools/numpy_coverage.py            # writes the page
     python tools/numpy_coverage.py --check    # fails when the page is out of date
@@ -11,6 +11,8 @@ from __future__ import annotations
 import pathlib
 import sys
 from types import ModuleType
+
+import jax_coverage
 
 import rlx.numpy as rnp
 
@@ -165,8 +167,6 @@ ABSENT = {
         polynomial""",
     "helpers of NumPy's type system; use result_type and isdtype": """ScalarType common_type dtypes mintypecode
         sctypeDict typecodes typename True_ False_""",
-    "leading zeros of its operand decide the size of the result": "roots",
-    "the order of products is chosen while the program is built": "einsum_path",
     "randomness needs explicit keys; see rlx.random": "random",
     "errors are children of rlx.errors.RlxError": "linalg.LinAlgError",
 }
@@ -229,7 +229,8 @@ def page() -> str:
     for reason, names in ABSENT_FROM_JAX.items():
         lines.append(f"| {reason} | {' '.join(f'`{n}`' for n in sorted(names.split()))} |")
     extra = sorted(own_names() - {*numpy_names, *standard, *jax_names})
-    lines += ["", "## Only here", "", " ".join(f"`{n}`" for n in extra), ""]
+    lines += ["", *jax_coverage.section()]
+    lines += ["## Only here", "", " ".join(f"`{n}`" for n in extra), ""]
     return "\n".join(lines)
 
 

@@ -131,6 +131,11 @@ _HOME: dict[str, str] = {
         "rlx.opt",
     ),
     **dict.fromkeys(("pipeline_schedule", "rlx_model"), "rlx.macros"),
+    **dict.fromkeys(
+        ("ShapeDtypeStruct", "block_until_ready", "clear_caches", "default_backend", "device_get", "jacobian"),
+        "rlx.jax_names",
+    ),
+    **dict.fromkeys(("linear_transpose", "make_jaxpr", "typeof"), "rlx.jax_names"),
     "load": "rlx.models.language_model",
     "load_encoder": "rlx.models.text_encoder",
     "load_speech": "rlx.models.speech_model",
@@ -140,7 +145,8 @@ _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
     | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
     | {"quant", "gguf", "linalg", "bench", "prelude", "driver", "macros", "cortexm", "fpga", "compat", "errors"}
-    | {"lax", "scipy", "finetune", "quantized", "sharding", "distributed", "planning"}
+    | {"lax", "scipy", "tree_util", "flatten_util", "jax_names"}
+    | {"finetune", "quantized", "sharding", "distributed", "planning"}
 )
 # Folders of ops whose functions `dir` shows; gradients, quantised and fused ops are found in `rlx.ops`.
 _SHOWN_OPS = ("pointwise", "shape", "reduction", "linalg", "nn", "attn", "control", "parallel")
@@ -159,10 +165,12 @@ if TYPE_CHECKING:
     from rlx.runtime.session import Session as Session
 
 
-# Names of the Rust RLX that work here and are found in its own documents.
+# Names of the Rust RLX and of JAX that work here and are found in their own documents.
 _UNSHOWN = frozenset(
     {"CacheBuster", "CalibrationRecord", "HirOp", "MissReason", "MissedFusion", "Philox4x32", "Tick"}
     | {"TrainingCompileError", "TrainingCompileResult", "hir_to_graph", "maybe_dump_pipeline", "node_label"}
+    | {"block_until_ready", "device_get", "flatten_util", "linear_transpose", "tree_util"}
+    | {"ShapeDtypeStruct", "clear_caches", "default_backend", "jacobian", "jax_names", "make_jaxpr", "typeof"}
     | {"pipeline_schedule", "rlx_model", "scalar_constant_bytes", "stamp_pass_origins", "time_ns"}
 )
 

@@ -6,6 +6,7 @@ from rlx.trace.pytree import register_dataclass as register_dataclass
 from rlx.trace.pytree import register_pytree_node as register_pytree_node
 from rlx.trace.pytree import register_pytree_node_class as register_pytree_node_class
 from rlx.trace.pytree import tree_all as all
+from rlx.trace.pytree import tree_broadcast as broadcast
 from rlx.trace.pytree import tree_flatten as flatten
 from rlx.trace.pytree import tree_flatten_with_path as flatten_with_path
 from rlx.trace.pytree import tree_leaves as leaves
@@ -13,6 +14,7 @@ from rlx.trace.pytree import tree_leaves_with_path as leaves_with_path
 from rlx.trace.pytree import tree_map as map
 from rlx.trace.pytree import tree_map_with_path as map_with_path
 from rlx.trace.pytree import tree_reduce as reduce
+from rlx.trace.pytree import tree_reduce_associative as reduce_associative
 from rlx.trace.pytree import tree_structure as structure
 from rlx.trace.pytree import tree_transpose as transpose
 from rlx.trace.pytree import tree_unflatten as unflatten
@@ -21,6 +23,7 @@ from rlx.trace.ravel import ravel_pytree as ravel_pytree
 __all__ = [
     "TreeDef",
     "all",
+    "broadcast",
     "flatten",
     "flatten_with_path",
     "leaves",
@@ -30,6 +33,7 @@ __all__ = [
     "path_text",
     "ravel_pytree",
     "reduce",
+    "reduce_associative",
     "register_dataclass",
     "register_pytree_node",
     "register_pytree_node_class",

@@ -12,7 +12,7 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
-from rlx.errors import OpError, OutOfRange
+from rlx.errors import OpError, OutOfRange, RlxError
 
 X = np.float32([10, 20, 30])
 IN, OUT = np.int32([0, -1, 1]), np.int32([0, 3, -4, 7])
@@ -59,6 +59,23 @@ def test_reads_with_modes(way):
         way(lambda x, i: x.at[i].get(mode="fill", fill_value=-1), X, OUT), np.float32([10, -1, -1, -1])
     )
     np.testing.assert_array_equal(way(lambda x, i: x.at[i].get(mode="fill"), X, OUT), [10, np.nan, np.nan, np.nan])
+
+
+@pytest.mark.parametrize("way", [at_once, compiled])
+def test_a_fill_value_does_not_overrule_the_mode(way):
+    """As in JAX: it is what "fill" reads, and asks for "fill" only where no mode is given."""
+    for read in (
+        lambda x, i, mode: x.at[i].get(mode=mode, fill_value=-1),
+        lambda x, i, mode: rnp.take(x, i, mode=mode, fill_value=-1),
+        lambda x, i, mode: rnp.take_along_axis(x, i, 0, mode=mode, fill_value=-1),
+    ):
+        np.testing.assert_array_equal(way(lambda x, i, read=read: read(x, i, "clip"), X, OUT)[1::2], [30, 30])
+        for mode in ("fill", None):
+            np.testing.assert_array_equal(
+                way(lambda x, i, read=read, mode=mode: read(x, i, mode), X, OUT), np.float32([10, -1, -1, -1])
+            )
+        with pytest.raises(RlxError, match="'nope'"):
+            way(lambda x, i, read=read: read(x, i, "nope"), X, OUT)
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,23 @@ def test_vectorize_agrees_with_numpy():
     fn = lambda a, b: a * b + 1  # noqa: E731
     a, b = np.arange(6.0, dtype="f4").reshape(2, 3), np.float32([1, 2, 3])
     np.testing.assert_array_equal(rnp.vectorize(fn)(a, b), np.vectorize(fn)(a, b))
+
+
+def test_zeros_of_polynomials():
+    for p in ([0.0, 0, 1, -6, 11, -6, 0], [2.0, 3, 4], [5.0], [0.0, 0.0], [1.0, 0, 0], [1 + 2j, 3, 1]):
+        found, wanted = rnp.roots(np.asarray(p)), np.roots(p)
+        np.testing.assert_allclose(np.sort_complex(found), np.sort_complex(wanted), atol=1e-12)
+        assert found.dtype == "complex128"
+    computed = rlx.jit(lambda p: rnp.roots(p, strip_zeros=False))(np.array([1.0, -3, 2]))
+    np.testing.assert_allclose(np.sort_complex(computed), [1, 2], atol=1e-12)
+    with pytest.raises(OpError, match="strip_zeros=False"):
+        rlx.jit(rnp.roots)(np.array([1.0, -3, 2]))
+
+
+def test_the_order_of_products():
+    shapes = [(3, 4), (4, 5), (5, 6)]
+    wanted = np.einsum_path("ij,jk,kl->il", *map(np.ones, shapes))
+    assert rnp.einsum_path("ij,jk,kl->il", *map(rnp.ones, shapes)) == wanted
+    seen = []
+    rlx.jit(lambda *xs: (seen.append(rnp.einsum_path("ij,jk,kl->il", *xs)[0]), xs[0])[1])(*map(np.ones, shapes))
+    assert seen == [wanted[0]]

@@ -1,6 +1,8 @@
 """Any command line, with any bytes: an answer, a usage message or one line on stderr, and never a traceback."""
 
+import argparse
 import contextlib
+import functools
 import io
 import os
 import random
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.cli import COMMANDS, UNEXPECTED, main
+from rlx.cli import COMMANDS, UNEXPECTED, _parser, main
 from rlx.errors import RlxError
 from rlx.formats.gguf import write_gguf
 from rlx.formats.safetensors import write_safetensors
@@ -78,50 +80,22 @@ ODD = [
     ),
     *("smollm2", "smolm2", "minilm", "org/name", "org/name/file.gguf", "a/b/c/d", "nosuch.gguf", "./x", "hello world"),
 ]
-OPTIONS = [
-    "--json",
-    "--help",
-    "--version",
-    "--device",
-    "--weights",
-    "--activations",
-    "--threads",
-    "--no-mmap",
-    "--kv-dtype",
-    "--max-tokens",
-    "--temperature",
-    "--top-k",
-    "--top-p",
-    "--min-p",
-    "--repetition-penalty",
-    "--presence-penalty",
-    "--frequency-penalty",
-    "--seed",
-    "--stop",
-    "--n",
-    "--logprobs",
-    "--prompt",
-    "--file",
-    "--message",
-    "--system",
-    "--text",
-    "--context",
-    "--html",
-    "--tensors",
-    "--no-tensors",
-    "--full",
-    "--type",
-    "--force",
-    "--out",
-    "--prompt-name",
-    "--batch-size",
-    "--peers",
-    "--peer-python",
-    "--only",
-    "--model",
-    "--rounds",
-    "--plot",
-]
+
+
+@functools.cache
+def own_words(command):
+    """The options, subcommands and choices of a command, read from its parser."""
+    pending, found = [_parser([command])._subparsers._group_actions[0].choices[command]], []
+    while pending:
+        for action in pending.pop()._actions:
+            found += action.option_strings
+            found += [str(choice) for choice in action.choices or ()]
+            if isinstance(action.choices, dict):
+                pending += [p for p in action.choices.values() if isinstance(p, argparse.ArgumentParser)]
+    return sorted({*found})
+
+
+OPTIONS = sorted({word for command in COMMANDS for word in own_words(command) if word.startswith("--")})
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +133,10 @@ def harmless(place, monkeypatch, tmp_path):
     monkeypatch.setattr("rlx.models.pull._cached", lambda name, model: None)
     monkeypatch.setattr("rlx.cli.bench._measured", refuse)
     monkeypatch.setattr("rlx.cli.cache.clear", lambda folder: None)
+    for what in ("cli.serve_web.page_server", "cli.tune._tune", "cli.splat._view", "cli.splat._train"):
+        monkeypatch.setattr(f"rlx.{what}", refuse)
+    for what in ("distributed.launch.launch", "train.train_char_gpt", "finetune.finetune"):
+        monkeypatch.setattr(f"rlx.{what}", refuse)
     monkeypatch.chdir(tmp_path)
     for file in place.iterdir():
         (tmp_path / file.name).symlink_to(file)
@@ -177,11 +155,14 @@ def line(rng, place):
             return rng.choice(list(COMMANDS))
         if kind < 0.75:
             return "".join(chr(rng.choice([rng.randrange(1, 128), 0xDC80 + rng.randrange(128)])) for _ in range(4))
+        if kind < 0.85:
+            return rng.choice(own_words(command))
         return rng.choice(OPTIONS) if kind < 0.95 else f"{rng.choice(OPTIONS)}={rng.choice(ODD)}"
 
+    command = rng.choice(list(COMMANDS))
     words = [word() for _ in range(rng.randrange(0, 7))]
     if rng.random() < 0.9:
-        words.insert(0, rng.choice(list(COMMANDS)))
+        words.insert(0, command)
     return _one_that_runs(rng, files) if rng.random() < 0.5 else words
 
 

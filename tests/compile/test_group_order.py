@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
-from rlx.compile.fuse.group_graph import Group, GroupOrder
+from rlx.compile.fuse.group_graph import MAX_SEARCH, Group, GroupOrder
 from rlx.errors import InternalError
 
 
@@ -63,3 +64,28 @@ def test_groups_that_need_each_other_are_refused():
     one, other = groups_of(2)
     with pytest.raises(InternalError, match="need each other"):
         list(GroupOrder({one: [other], other: [one]}))
+
+
+def test_what_is_joined_may_stand_far_apart():
+    """More groups between two than a search may see: a chain is joined without one."""
+    count = MAX_SEARCH + 10
+    groups = groups_of(count)
+    order = GroupOrder({g: [groups[i - 1]] if i > 1 else [] for i, g in enumerate(groups)})
+    order.join(groups[-1], groups[0])
+    assert [g.head for g in order] == [*(g.head for g in groups[1:-1]), groups[-1].head]
+
+
+@pytest.mark.long
+def test_a_long_program_whose_end_reads_its_beginning():
+    x = np.float32([0.5, 1.0])
+
+    def program(x):
+        early, before, now = rlx.cos(x), x, x * 1.5
+        for _ in range(MAX_SEARCH // 2 + 20):
+            # Read twice each, so that no two of them are a chain.
+            before, now = now, rlx.sin(before + now)
+            before, now = now, before - now * 0.5
+        return now + early
+
+    wanted = np.asarray(rlx.Session("reference").compile(rlx.make_graph(program)(x)).run({"x": x})[0])
+    np.testing.assert_allclose(rlx.jit(program)(x), wanted, rtol=1e-3)

@@ -1,7 +1,8 @@
 """JAX and rlx behind the same names, so that one source runs on both, and what it means that they agree.
 
 A program takes a library as its first argument: `m.np` is `jax.numpy` or `rlx.numpy`, `m.nn` is `jax.nn` or `rlx.nn`,
-transforms and control flow are attributes. Where rlx has an op and JAX has not, JAX's side is the formula in jax.numpy.
+transforms and control flow are attributes. Where rlx has an op and JAX has not, JAX's side is the formula in jax.numpy;
+`RLX_BY_IMPORT` is rlx with these formulas too, so that the modules are the only difference.
 """
 
 import os
@@ -20,6 +21,7 @@ from jax.scipy.linalg import solve_triangular  # noqa: E402
 import rlx  # noqa: E402
 import rlx.nn  # noqa: E402
 import rlx.numpy  # noqa: E402
+import rlx.scipy  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 # What XLA would optimise is small here; compiling takes most of the time.
@@ -27,137 +29,6 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 # How far two libraries may differ, as a part of the largest element of an array.
 TOLERANCE = {"f32": 1e-5, "f64": 1e-10}
-
-
-def _conv(x, weight, bias=None, *, stride=1, padding=0, dilation=1, groups=1):
-    rank = x.ndim - 2
-    per_axis = [v if isinstance(v, tuple) else (v,) * rank for v in (stride, dilation)]
-    sides = padding.upper() if isinstance(padding, str) else [(p, p) for p in _pairs(padding, rank)]
-    letters = "DHW"[3 - rank :]
-    numbers = (f"NC{letters}", f"OI{letters}", f"NC{letters}")
-    y = lax.conv_general_dilated(
-        x,
-        weight,
-        per_axis[0],
-        sides,
-        rhs_dilation=per_axis[1],
-        dimension_numbers=numbers,
-        feature_group_count=groups,
-    )
-    return y if bias is None else y + bias.reshape(-1, *(1,) * rank)
-
-
-def _pairs(value, rank):
-    return value if isinstance(value, tuple) else (value,) * rank
-
-
-def _conv_transpose(x, weight, bias=None, *, stride=1, padding=0):
-    """The gradient of `_conv` with respect to its input, which is what a transposed convolution is."""
-    sizes = [(n - 1) * stride - 2 * padding + k for n, k in zip(x.shape[2:], weight.shape[2:])]
-    image = jnp.zeros((x.shape[0], weight.shape[1], *sizes), x.dtype)
-    y = jax.vjp(lambda image: _conv(image, weight, stride=stride, padding=padding), image)[1](x)[0]
-    return y if bias is None else y + bias.reshape(-1, *(1,) * (x.ndim - 2))
-
-
-def _windows(x, window, stride, padding):
-    rank = x.ndim - 2
-    sizes = _pairs(window, rank)
-    steps = sizes if stride is None else _pairs(stride, rank)
-    return (1, 1, *sizes), (1, 1, *steps), [(0, 0), (0, 0), *((p, p) for p in _pairs(padding, rank))]
-
-
-def _max_pool(x, window, stride=None, padding=0):
-    return lax.reduce_window(x, -jnp.inf, lax.max, *_windows(x, window, stride, padding))
-
-
-def _avg_pool(x, window, stride=None, padding=0):
-    settings = _windows(x, window, stride, padding)
-    return lax.reduce_window(x, 0.0, lax.add, *settings) / np.prod(settings[0])
-
-
-def _standardized(x, axes, eps):
-    centred = x - x.mean(axes, keepdims=True)
-    return centred / jnp.sqrt((centred**2).mean(axes, keepdims=True) + eps)
-
-
-def _layer_norm(x, weight, bias, eps=1e-5):
-    return _standardized(x, -1, eps) * weight + bias
-
-
-def _rms_norm(x, weight, eps=1e-6):
-    return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
-
-
-def _group_norm(x, num_groups, weight, bias, eps=1e-5):
-    grouped = x.reshape(x.shape[0], num_groups, -1)
-    along = (-1, *(1,) * (x.ndim - 2))
-    return _standardized(grouped, -1, eps).reshape(x.shape) * weight.reshape(along) + bias.reshape(along)
-
-
-def _batch_norm(x, mean, variance, weight, bias, eps=1e-5):
-    mean, variance, weight, bias = (v.reshape(-1, *(1,) * (x.ndim - 2)) for v in (mean, variance, weight, bias))
-    return (x - mean) / jnp.sqrt(variance + eps) * weight + bias
-
-
-def _attention(query, key, value, *, bias=None, mask=None, scale=None, is_causal=False, window=None, softcap=None):
-    """By its formula: `jax.nn.dot_product_attention` takes the softmax in f32 always, and has no softcap."""
-    repeats = query.shape[2] // key.shape[2]
-    key, value = jnp.repeat(key, repeats, 2), jnp.repeat(value, repeats, 2)
-    scores = jnp.einsum("bshd,bthd->bhst", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
-    scores = scores if bias is None else scores + bias
-    ahead = np.arange(key.shape[1]) - np.arange(query.shape[1])[:, None]
-    visible = jnp.ones(ahead.shape, bool) if mask is None else mask
-    if is_causal or window is not None:
-        visible = visible & (ahead <= 0)
-    if window is not None:
-        visible = visible & (ahead >= -window)
-    return jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(jnp.where(visible, scores, -jnp.inf)), value)
-
-
-def _rope(x, theta=10000.0):
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-np.arange(half) / half)
-    angles = (np.arange(x.shape[1])[:, None] * frequencies)[:, None, :]
-    cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def _selective_scan(x, delta, a, b, c):
-    def step(state, row):
-        x, delta, b, c = row
-        state = jnp.exp(delta[..., None] * a) * state + (delta * x)[..., None] * b[:, None, :]
-        return state, (state * c[:, None, :]).sum(-1)
-
-    rows = [jnp.moveaxis(v, 1, 0) for v in (x, delta, b, c)]
-    return jnp.moveaxis(lax.scan(step, jnp.zeros((x.shape[0], *a.shape), x.dtype), rows)[1], 0, 1)
-
-
-def _gated_delta_net(q, k, v, g, beta):
-    def step(memory, row):
-        q, k, v, g, beta = row
-        memory = jnp.exp(g)[..., None, None] * memory
-        correction = beta[..., None] * (v - jnp.einsum("bhij,bhi->bhj", memory, k))
-        memory = memory + k[..., :, None] * correction[..., None, :]
-        return memory, jnp.einsum("bhij,bhi->bhj", memory, q) / q.shape[-1] ** 0.5
-
-    batch, _, heads, n = q.shape
-    rows = [jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta)]
-    return jnp.moveaxis(lax.scan(step, jnp.zeros((batch, heads, n, n), q.dtype), rows)[1], 0, 1)
-
-
-def _cross_entropy(logits, labels):
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)[..., 0]
-
-
-def _from_wirtinger(ct):
-    """JAX's cotangent for ours. Ours is ∂L/∂z̄ for complex z; JAX's is ∂L/∂Re z - i·∂L/∂Im z, which is 2·conj(∂L/∂z̄)."""
-    return 2 * jnp.conj(ct) if jnp.iscomplexobj(ct) else ct
-
-
-def _to_wirtinger(ct):
-    return jnp.conj(ct) / 2 if jnp.iscomplexobj(ct) else ct
 
 
 # Names that both libraries have: of `jax` and `rlx`, of `jax.lax` and `rlx`.
@@ -204,31 +75,162 @@ _FUNCTIONS = [
     "while_loop",
 ]
 
-JAX = SimpleNamespace(
-    np=jnp,
-    nn=jax.nn,
-    **{name: getattr(jax, name) for name in _TRANSFORMS},
-    **{name: getattr(lax, name) for name in _FUNCTIONS},
-    attention=_attention,
-    avg_pool=_avg_pool,
-    batch_norm=_batch_norm,
-    complex=lax.complex,
-    conv=_conv,
-    conv_transpose=_conv_transpose,
-    cross_entropy=_cross_entropy,
-    from_wirtinger=_from_wirtinger,
-    gated_delta_net=_gated_delta_net,
-    group_norm=_group_norm,
-    layer_norm=_layer_norm,
-    logcumsumexp=lax.cumlogsumexp,
-    max_pool=_max_pool,
-    rms_norm=_rms_norm,
-    rope=_rope,
-    selective_scan=_selective_scan,
-    solve_triangular=solve_triangular,
-    to_wirtinger=_to_wirtinger,
+
+def _from_wirtinger(ct):
+    """JAX's cotangent for ours. Ours is ∂L/∂z̄ for complex z; JAX's is ∂L/∂Re z - i·∂L/∂Im z, which is 2·conj(∂L/∂z̄)."""
+    return 2 * jnp.conj(ct) if jnp.iscomplexobj(ct) else ct
+
+
+def _to_wirtinger(ct):
+    return jnp.conj(ct) / 2 if jnp.iscomplexobj(ct) else ct
+
+
+def library(top, arrays, nn, lax, solve_triangular, **others):
+    """What programs are given: transforms of `top`, functions under JAX's names, and formulas made of them.
+
+    With JAX's modules it is JAX; with rlx's it is rlx under an import line that differs from JAX's, and nothing else.
+    """
+
+    def _conv(x, weight, bias=None, *, stride=1, padding=0, dilation=1, groups=1):
+        rank = x.ndim - 2
+        per_axis = [v if isinstance(v, tuple) else (v,) * rank for v in (stride, dilation)]
+        sides = padding.upper() if isinstance(padding, str) else [(p, p) for p in _pairs(padding, rank)]
+        letters = "DHW"[3 - rank :]
+        numbers = (f"NC{letters}", f"OI{letters}", f"NC{letters}")
+        y = lax.conv_general_dilated(
+            x,
+            weight,
+            per_axis[0],
+            sides,
+            rhs_dilation=per_axis[1],
+            dimension_numbers=numbers,
+            feature_group_count=groups,
+        )
+        return y if bias is None else y + bias.reshape(-1, *(1,) * rank)
+
+    def _pairs(value, rank):
+        return value if isinstance(value, tuple) else (value,) * rank
+
+    def _conv_transpose(x, weight, bias=None, *, stride=1, padding=0):
+        """The gradient of `_conv` with respect to its input, which is what a transposed convolution is."""
+        sizes = [(n - 1) * stride - 2 * padding + k for n, k in zip(x.shape[2:], weight.shape[2:])]
+        image = arrays.zeros((x.shape[0], weight.shape[1], *sizes), x.dtype)
+        y = top.vjp(lambda image: _conv(image, weight, stride=stride, padding=padding), image)[1](x)[0]
+        return y if bias is None else y + bias.reshape(-1, *(1,) * (x.ndim - 2))
+
+    def _windows(x, window, stride, padding):
+        rank = x.ndim - 2
+        sizes = _pairs(window, rank)
+        steps = sizes if stride is None else _pairs(stride, rank)
+        return (1, 1, *sizes), (1, 1, *steps), [(0, 0), (0, 0), *((p, p) for p in _pairs(padding, rank))]
+
+    def _max_pool(x, window, stride=None, padding=0):
+        return lax.reduce_window(x, -arrays.inf, lax.max, *_windows(x, window, stride, padding))
+
+    def _avg_pool(x, window, stride=None, padding=0):
+        settings = _windows(x, window, stride, padding)
+        return lax.reduce_window(x, 0.0, lax.add, *settings) / np.prod(settings[0])
+
+    def _standardized(x, axes, eps):
+        centred = x - x.mean(axes, keepdims=True)
+        return centred / arrays.sqrt((centred**2).mean(axes, keepdims=True) + eps)
+
+    def _layer_norm(x, weight, bias, eps=1e-5):
+        return _standardized(x, -1, eps) * weight + bias
+
+    def _rms_norm(x, weight, eps=1e-6):
+        return x / arrays.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+    def _group_norm(x, num_groups, weight, bias, eps=1e-5):
+        grouped = x.reshape(x.shape[0], num_groups, -1)
+        along = (-1, *(1,) * (x.ndim - 2))
+        return _standardized(grouped, -1, eps).reshape(x.shape) * weight.reshape(along) + bias.reshape(along)
+
+    def _batch_norm(x, mean, variance, weight, bias, eps=1e-5):
+        mean, variance, weight, bias = (v.reshape(-1, *(1,) * (x.ndim - 2)) for v in (mean, variance, weight, bias))
+        return (x - mean) / arrays.sqrt(variance + eps) * weight + bias
+
+    def _attention(query, key, value, *, bias=None, mask=None, scale=None, is_causal=False, window=None, softcap=None):
+        """By its formula: `nn.dot_product_attention` takes the softmax in f32 always, and has no softcap."""
+        repeats = query.shape[2] // key.shape[2]
+        key, value = arrays.repeat(key, repeats, 2), arrays.repeat(value, repeats, 2)
+        scores = arrays.einsum("bshd,bthd->bhst", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores if softcap is None else softcap * arrays.tanh(scores / softcap)
+        scores = scores if bias is None else scores + bias
+        ahead = np.arange(key.shape[1]) - np.arange(query.shape[1])[:, None]
+        visible = arrays.ones(ahead.shape, bool) if mask is None else mask
+        if is_causal or window is not None:
+            visible = visible & (ahead <= 0)
+        if window is not None:
+            visible = visible & (ahead >= -window)
+        return arrays.einsum("bhst,bthd->bshd", nn.softmax(arrays.where(visible, scores, -arrays.inf)), value)
+
+    def _rope(x, theta=10000.0):
+        half = x.shape[-1] // 2
+        frequencies = theta ** (-np.arange(half) / half)
+        angles = (np.arange(x.shape[1])[:, None] * frequencies)[:, None, :]
+        cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+        first, second = x[..., :half], x[..., half:]
+        return arrays.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def _selective_scan(x, delta, a, b, c):
+        def step(state, row):
+            x, delta, b, c = row
+            state = arrays.exp(delta[..., None] * a) * state + (delta * x)[..., None] * b[:, None, :]
+            return state, (state * c[:, None, :]).sum(-1)
+
+        rows = [arrays.moveaxis(v, 1, 0) for v in (x, delta, b, c)]
+        return arrays.moveaxis(lax.scan(step, arrays.zeros((x.shape[0], *a.shape), x.dtype), rows)[1], 0, 1)
+
+    def _gated_delta_net(q, k, v, g, beta):
+        def step(memory, row):
+            q, k, v, g, beta = row
+            memory = arrays.exp(g)[..., None, None] * memory
+            correction = beta[..., None] * (v - arrays.einsum("bhij,bhi->bhj", memory, k))
+            memory = memory + k[..., :, None] * correction[..., None, :]
+            return memory, arrays.einsum("bhij,bhi->bhj", memory, q) / q.shape[-1] ** 0.5
+
+        batch, _, heads, n = q.shape
+        rows = [arrays.moveaxis(x, 1, 0) for x in (q, k, v, g, beta)]
+        return arrays.moveaxis(lax.scan(step, arrays.zeros((batch, heads, n, n), q.dtype), rows)[1], 0, 1)
+
+    def _cross_entropy(logits, labels):
+        return -arrays.take_along_axis(nn.log_softmax(logits), labels[..., None], -1)[..., 0]
+
+    return SimpleNamespace(
+        np=arrays,
+        nn=nn,
+        **{name: getattr(top, name) for name in _TRANSFORMS},
+        **{name: getattr(lax, name) for name in _FUNCTIONS},
+        attention=_attention,
+        avg_pool=_avg_pool,
+        batch_norm=_batch_norm,
+        conv=_conv,
+        conv_transpose=_conv_transpose,
+        cross_entropy=_cross_entropy,
+        gated_delta_net=_gated_delta_net,
+        group_norm=_group_norm,
+        layer_norm=_layer_norm,
+        max_pool=_max_pool,
+        rms_norm=_rms_norm,
+        rope=_rope,
+        selective_scan=_selective_scan,
+        complex=lax.complex,
+        logcumsumexp=lax.cumlogsumexp,
+        solve_triangular=solve_triangular,
+        **others,
+    )
+
+
+JAX = library(jax, jnp, jax.nn, lax, solve_triangular, from_wirtinger=_from_wirtinger, to_wirtinger=_to_wirtinger)
+# Gradients of complex numbers follow another convention here; see docs/coming_from_jax.md.
+RLX_BY_IMPORT = library(
+    *(rlx, rlx.numpy, rlx.nn, rlx.lax, rlx.scipy.linalg.solve_triangular),
+    from_wirtinger=lambda ct: ct,
+    to_wirtinger=lambda ct: ct,
 )
 
+# The ops that rlx has of its own, where JAX has formulas.
 RLX = SimpleNamespace(
     np=rlx.numpy,
     nn=rlx.nn,

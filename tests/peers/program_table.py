@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from libraries import JAX, RLX, TOLERANCE, assert_agree, jax
+from libraries import JAX, RLX, RLX_BY_IMPORT, TOLERANCE, assert_agree, jax
 
 import rlx
 
@@ -158,6 +158,14 @@ def check(program, dtype):
             with rlx.knobs(backend=backend):
                 got = answer(RLX, program, asked, mode)
             assert_agree({f"{mode} on {backend}": got}, {f"{mode} on {backend}": expected}, TOLERANCE[dtype])
+
+
+def check_by_import(program):
+    """Value and reverse derivative of a program agree when rlx's modules stand in for JAX's, all else equal."""
+    asked = question(program, "f64")
+    for mode in [mode for mode in ("value", "vjp") if mode in program.modes]:
+        got, expected = (answer(m, program, asked, mode) for m in (RLX_BY_IMPORT, JAX))
+        assert_agree({mode: got}, {mode: expected}, TOLERANCE["f64"])
 
 
 def agree(function, *arrays, modes=("value", "vjp", "jvp", "vmap"), dtype="f64"):

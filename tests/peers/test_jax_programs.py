@@ -6,7 +6,7 @@ import pytest
 import science_programs  # noqa: F401
 import sequence_programs  # noqa: F401
 import transform_programs  # noqa: F401
-from program_table import PROGRAMS, check
+from program_table import PROGRAMS, check, check_by_import
 
 pytestmark = pytest.mark.peers
 
@@ -15,6 +15,11 @@ pytestmark = pytest.mark.peers
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_program(name, dtype):
     check(PROGRAMS[name], dtype)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_the_import_is_the_only_difference(name):
+    check_by_import(PROGRAMS[name])
 
 
 def test_there_are_programs_enough():

@@ -264,3 +264,83 @@ def test_lax_says_what_a_window_can_be():
         lax.reduce_window(X, 0.0, lambda a, b: a - b, (1, 2), (1, 1), "VALID")
     with pytest.raises(RlxError):
         lax.select_n(np.int32(0))
+
+
+def test_names_of_jax_itself():
+    assert rlx.ShapeDtypeStruct((3, "N"), "float32") == rlx.Spec((3, "N")) and rlx.typeof(X) == rlx.Spec((2, 3))
+    np.testing.assert_array_equal(rlx.jacobian(lambda x: x**2)(X[0]), np.diag(2 * X[0]))
+    assert type(rlx.device_get({"a": rnp.ones(2)})["a"]) is np.ndarray
+    assert rlx.block_until_ready([X])[0] is X and rlx.default_backend() == "cpu"
+    assert str(rlx.make_jaxpr(rnp.sin)(X)) == str(rlx.make_graph(rnp.sin)(X))
+    for like in (X, rlx.Spec((2, 3))):
+        (found,) = rlx.linear_transpose(lambda x: 2 * x[:, 0], like)(np.float32([1, 5]))
+        np.testing.assert_array_equal(found, [[2, 0, 0], [10, 0, 0]])
+    assert rlx.scipy.linalg.cho_factor is rlx.linalg.cho_factor
+    assert rlx.flatten_util.ravel_pytree is rlx.tree.ravel_pytree
+
+
+def test_names_of_tree_util():
+    util = rlx.tree_util
+    assert util.tree_map(lambda x: x + 1, {"a": (1, 2)}) == {"a": (2, 3)}
+    assert rlx.tree.broadcast((1, 2), ((0, 0), {"a": 3, "b": 4})) == ((1, 1), {"a": 2, "b": 2})
+    assert rlx.tree.reduce_associative(lambda a, b: f"({a}{b})", [1, 2, 3, 4, 5]) == "(((12)(34))5)"
+    assert rlx.tree.reduce_associative(max, [], identity=7) == 7
+    with pytest.raises(TreeError, match="identity="):
+        rlx.tree.reduce_associative(max, [])
+    scaled = util.Partial(lambda s, x: s * x, np.float32(3))
+    np.testing.assert_array_equal(rlx.jit(lambda f, x: f(x))(scaled, X), 3 * X)
+
+
+def test_more_of_lax():
+    np.testing.assert_allclose(lax.igamma(2.0, np.array([1.0, 3.0])), special.gammainc(2, [1, 3]), rtol=1e-12)
+    np.testing.assert_array_equal(lax.reduce(X, 0.0, lax.add, (1,)), X.sum(1))
+    np.testing.assert_array_equal(lax.reduce(np.int32([[1, 2, 4]]), 8, lax.bitwise_xor, (0, 1)), 15)
+    np.testing.assert_array_equal(lax.split(X, (1, 2), axis=1)[1], X[:, 1:])
+    with pytest.raises(OpError, match="add up to 3"):
+        lax.split(X, (1, 1), axis=1)
+    np.testing.assert_array_equal(lax.mulhi(np.int32([2**30]), np.int32([8])), [2])
+    with pytest.raises(OpError, match="no float type of 9"):
+        lax.reduce_precision(X, 9, 9)
+    groups = lax.ragged_dot(X, np.stack([np.eye(3, dtype="f4"), 2 * np.eye(3, dtype="f4")]), np.int32([1, 0]))
+    np.testing.assert_array_equal(groups, [X[0], [0, 0, 0]])
+    np.testing.assert_allclose(lax.linalg.eigh(np.diag([3.0, 1.0]))[1], [1, 3])
+    assert lax.dot_general(X, X, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST).shape == (2, 2)
+    solved = lax.custom_linear_solve(lambda x: 4.0 * x, X[0], lambda matvec, b: b / 4.0)
+    np.testing.assert_array_equal(solved, X[0] / 4)
+
+
+def test_arguments_have_the_names_of_jax():
+    np.testing.assert_array_equal(lax.dynamic_slice(X, start_indices=(0, 1), slice_sizes=(2, 2)), X[:, 1:])
+    np.testing.assert_array_equal(lax.dynamic_slice_in_dim(X, start_index=1, slice_size=1, axis=1), X[:, 1:2])
+    np.testing.assert_array_equal(lax.transpose(X, permutation=(1, 0)), X.T)
+    np.testing.assert_array_equal(lax.squeeze(X[None], dimensions=(0,)), lax.expand_dims(X, dimensions=(0,))[0])
+    assert lax.full_like(X, fill_value=2, shape=(3,)).dtype == "float32"
+    assert float(lax.fori_loop(0, 4, lambda i, c: c + i, 0.0, unroll=True)) == 6
+    rows = np.arange(14, dtype="f4").reshape(7, 2)
+    for size in (1, 3, 7, 9, None):
+        np.testing.assert_array_equal(lax.map(lambda r: r.sum() * 2, rows, batch_size=size), rows.sum(1) * 2)
+    np.testing.assert_array_equal(rnp.sum(a=X, axis=0), rnp.transpose(a=X).sum(1))
+    np.testing.assert_array_equal(rnp.take(X, indices=np.array([1]), axis=1), X[:, [1]])
+    repeated = rlx.jit(lambda n: rnp.repeat(X[0], n, total_repeat_length=4))(np.int32([1, 0, 2]))
+    np.testing.assert_array_equal(repeated, [1, 3, 3, 3])
+    log, sign = rlx.scipy.special.logsumexp(X[0], b=np.float32([1, 1, -2]), return_sign=True)
+    wanted = special.logsumexp(X[0], b=[1, 1, -2], return_sign=True)
+    np.testing.assert_allclose([log, sign], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", [lambda f: f(rnp.asarray(X)), lambda f: rlx.jit(f)(X)])
+def test_methods_of_arrays_take_what_functions_take(way):
+    mask = X > 0
+    for name in ("sum", "prod", "mean", "var", "std"):
+        found = way(lambda x, name=name: getattr(x, name)(axis=0, dtype="float64", where=mask, keepdims=True))
+        wanted = getattr(X, name)(axis=0, dtype="f8", where=mask, keepdims=True)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, err_msg=name)
+        assert found.dtype == "float64"
+    assert float(way(lambda x: x.max(initial=9.0))) == 9 and float(way(lambda x: x.min(where=mask, initial=8.0))) == 1
+    assert not way(lambda x: (x > 0).all()) and way(lambda x: (x > 0).all(where=mask))
+    np.testing.assert_array_equal(way(lambda x: x.cumsum(0, dtype="float64")), X.cumsum(0))
+    np.testing.assert_array_equal(way(lambda x: x.ptp(axis=1)), np.ptp(X, axis=1))
+    np.testing.assert_array_equal(way(lambda x: x.sort(descending=True)), -np.sort(-X))
+    np.testing.assert_array_equal(way(lambda x: x[0].sort().searchsorted(np.float32([0, 2]))), [1, 2])
+    np.testing.assert_array_equal(way(lambda x: x.take(indices=np.array([0]), axis=1)), X[:, [0]])
+    np.testing.assert_array_equal(way(lambda x: x.var(ddof=1)), np.float32(X.var(ddof=1)))

@@ -127,7 +127,7 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: int = 0) -> Any:
     if trans not in (0, 1, 2):
         raise OpError(f"lu_solve: trans must be 0, 1 or 2, got {trans!r}")
     columns = ops.expand_dims(b, -1) if rank_of(b) == 1 else b
-    order = _permutation(pivots, static_size(dims_of(packed)[-2], "lu_solve"))
+    order = permutation_of_pivots(pivots, static_size(dims_of(packed)[-2], "lu_solve"))
     if trans == 0:
         y = solve_triangular(packed, _rows(columns, order), 0, True, True)
         x = solve_triangular(packed, y)
@@ -137,7 +137,7 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: int = 0) -> Any:
     return ops.squeeze(x, -1) if rank_of(b) == 1 else x
 
 
-def _permutation(pivots: Any, size: int) -> Any:
+def permutation_of_pivots(pivots: Any, size: int) -> Any:
     """Where the rows come from after exchanging row k with row pivots[k], for k = 0, 1, ..."""
     places = ops.iota((size,), DType.I32, 0)
     start = ops.broadcast_to(places, (*dims_of(pivots)[:-1], size))

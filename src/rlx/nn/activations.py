@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from rlx import ops
+from rlx.autodiff import stop_gradient
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.shape import Size
@@ -26,8 +27,10 @@ __all__ = [
     "hard_tanh",
     "identity",
     "leaky_relu",
+    "log1mexp",
     "log_sigmoid",
     "log_softmax",
+    "logmeanexp",
     "logsumexp",
     "mish",
     "normalize",
@@ -42,6 +45,8 @@ __all__ = [
     "soft_sign",
     "softmax",
     "softplus",
+    "sparse_plus",
+    "sparse_sigmoid",
     "squareplus",
     "standardize",
     "swiglu",
@@ -117,6 +122,28 @@ def softplus(x: Any, beta: float = 1.0) -> Any:
 def log_sigmoid(x: Any) -> Any:
     """log(sigmoid(x)), without underflow."""
     return -softplus(-_real(x))
+
+
+@array_function
+def log1mexp(x: Any) -> Any:
+    """log(1 - exp(-x)) for x > 0, exact where x is small or large."""
+    x = _real(x)
+    small = ops.lt(x, math.log(2.0))
+    near, far = ops.where(small, x, 1.0), ops.where(small, 1.0, x)
+    return ops.where(small, ops.log(-ops.expm1(-near)), ops.log1p(-ops.exp(-far)))
+
+
+@array_function
+def sparse_plus(x: Any) -> Any:
+    """0 below -1, x above 1, (x + 1)²/4 between: a softplus with both ends exact."""
+    x = _real(x)
+    return ops.where(ops.ge(x, 1.0), x, 0.25 * (ops.maximum(x, -1.0) + 1.0) ** 2)
+
+
+@array_function
+def sparse_sigmoid(x: Any) -> Any:
+    """0 below -1, 1 above 1, (x + 1)/2 between: the derivative of `sparse_plus`."""
+    return 0.5 * (ops.clamp(_real(x), -1.0, 1.0) + 1.0)
 
 
 @array_function
@@ -278,13 +305,34 @@ def _masked(x: Any, where: Any) -> Any:
 
 
 @array_function
-def logsumexp(x: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, where: Any = None) -> Any:
-    """log Σ b·exp(x) along `axis`, without overflow; b is 1 unless given, and positive."""
+def logsumexp(
+    x: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, return_sign: bool = False, where: Any = None
+) -> Any:
+    """log Σ b·exp(x) along `axis`, without overflow; b is 1 unless given, and positive.
+
+    With `return_sign` b may be negative, and the result is (log |Σ|, sign of Σ).
+    """
     x = _masked(x, where)
+    if return_sign:
+        x, b = inexact(x, 1.0 if b is None else b)
+        axes = axes_of(axis, rank_of(x + b), "logsumexp")
+        top = stop_gradient(ops.reduce_max(x + 0 * b, axes, True))
+        top = ops.where(ops.isfinite(top), top, 0.0)
+        total = ops.reduce_sum(b * ops.exp(x - top), axes, keepdims)
+        top = top if keepdims else ops.squeeze(top, axes)
+        return ops.log(ops.abs_(total)) + top, ops.sign(total)
     if b is not None:
         x, b = inexact(x, b)
         x = x + ops.log(b)
     return ops.logsumexp(x, axes_of(axis, rank_of(x), "logsumexp"), keepdims)
+
+
+@array_function
+def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
+    """log of the mean of exp(x) along `axis`, without overflow."""
+    weights = ops.ones_like(value(x)) if where is None else ops.where(where, ops.ones_like(value(x)), 0)
+    count = ops.reduce_sum(weights, axes_of(axis, rank_of(weights), "logmeanexp"), keepdims)
+    return logsumexp(x, axis, keepdims=keepdims, where=where) - ops.log(count)
 
 
 @array_function

@@ -21,6 +21,7 @@ from rlx.ops.random import randomness
 
 __all__ = [
     "constant",
+    "delta_orthogonal",
     "eye",
     "glorot_normal",
     "glorot_uniform",
@@ -192,5 +193,23 @@ def orthogonal(scale: float = 1.0, *, column_axis: int = -1) -> Initializer:
         q = ops.swapaxes(q, 0, 1) if rows < columns else q
         rest = [size for i, size in enumerate(shape) if i != axis]
         return ops.mul(ops.moveaxis(ops.reshape(q, (*rest, columns)), -1, axis), scale)
+
+    return make
+
+
+def delta_orthogonal(scale: float = 1.0, *, column_axis: int = -1) -> Initializer:
+    """An orthogonal matrix in the middle of a kernel of 1 to 3 space axes [.., in, out], and 0 elsewhere."""
+
+    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
+        if not 3 <= len(shape) <= 5 or shape[-2] > shape[-1]:
+            raise ShapeError(
+                "delta_orthogonal: needs a kernel [.., in, out] of 3 to 5 axes with no more in than out, "
+                f"got shape {tuple(shape)}"
+            )
+        matrix = orthogonal(scale, column_axis=column_axis)(key, shape[-2:], dtype)
+        space = shape[:-2]
+        low = [(n - 1) // 2 for n in space]
+        high = [n - 1 - front for n, front in zip(space, low)]
+        return ops.pad(ops.reshape(matrix, (*[1] * len(space), *shape[-2:])), 0, [*low, 0, 0], [*high, 0, 0])
 
     return make

@@ -31,9 +31,12 @@ def array_function(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs and kwargs.pop("out", None) is not None:
-            name = function.__name__
-            raise OpError(f"{name}: out= is not supported, because values are immutable; write x = {name}(...)")
+        if kwargs:
+            if kwargs.pop("out", None) is not None:
+                name = function.__name__
+                raise OpError(f"{name}: out= is not supported, because values are immutable; write x = {name}(...)")
+            if not args:
+                args = _first_operand(kwargs)  # type: ignore[assignment]
         if current_scope() is not None:
             return function(*args, **kwargs)
         tensor = next(_tensors((*args, *kwargs.values())), None)
@@ -45,6 +48,15 @@ def array_function(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return call
+
+
+# What NumPy and JAX call the first operand of functions that take it by position here.
+_FIRST_OPERANDS = ("a", "arr", "array", "ary", "m", "tup", "object", "prototype", "A", "M", "ar")
+
+
+def _first_operand(keywords: dict[str, Any]) -> tuple[Any, ...]:
+    """The first operand, given by its name, taken out of the keywords."""
+    return next(((keywords.pop(name),) for name in _FIRST_OPERANDS if name in keywords), ())
 
 
 def unary_function(

@@ -200,10 +200,10 @@ def i0(x: Any) -> Any:
     """The modified Bessel function of the first kind and order 0."""
     (x,) = inexact(x)
     size = ops.abs_(x)
-    return ops.exp(size) * _scaled_i0(size)
+    return ops.exp(size) * scaled_i0(size)
 
 
-def _scaled_i0(x: Any) -> Any:
+def scaled_i0(x: Any) -> Any:
     """e^-x·I0(x) = 1/π ∫ e^(x(cos t - 1)) dt over [0, π].
 
     The integrand is periodic and smooth, so the trapezoidal rule converges faster than any power of the step. Its

@@ -75,7 +75,7 @@ def _mode(mode: str | None, function: str) -> str:
 
 
 @array_function
-def take(x: Any, indices: Any, /, axis: int | None = None, mode: str | None = None, *, fill_value: Any = None) -> Any:
+def take(x: Any, /, indices: Any, axis: int | None = None, mode: str | None = None, *, fill_value: Any = None) -> Any:
     """Elements of `axis` (of the flattened x without one) at `indices`, whose axes replace it.
 
     Positions from -n to n-1 are valid. Others are an error where they are known and clipped where they are computed;
@@ -91,7 +91,7 @@ def take(x: Any, indices: Any, /, axis: int | None = None, mode: str | None = No
 
 @array_function
 def take_along_axis(
-    x: Any, indices: Any, /, axis: int | None = -1, mode: str | None = None, *, fill_value: Any = None
+    x: Any, /, indices: Any, axis: int | None = -1, mode: str | None = None, *, fill_value: Any = None
 ) -> Any:
     """y[.., i, ..] = x[.., indices[.., i, ..], ..] along `axis`: positions of argsort or argmax applied."""
     return ops.take_along_axis(value(x), operand(indices), axis, _mode(mode, "take_along_axis"), fill_value)

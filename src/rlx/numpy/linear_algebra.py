@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dtype import DTypeLike
-from rlx.numpy.arguments import array_function, promoted, rank_of, static_size, value
+from rlx.numpy.arguments import array_function, operand, promoted, rank_of, static_size, value
 from rlx.numpy.reductions import sum
 from rlx.ops.define.operands import dims_of
 
@@ -18,6 +20,7 @@ __all__ = [
     "diagonal",
     "dot",
     "einsum",
+    "einsum_path",
     "inner",
     "kron",
     "matmul",
@@ -91,6 +94,19 @@ def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
     """The sum of products over the last `axes` axes of x1 and the first of x2, or over a pair of axis lists."""
     x1, x2 = promoted(x1, x2)
     return ops.tensordot(x1, x2, axes)
+
+
+def einsum_path(subscripts: Any, /, *arrays: Any, optimize: Any = "greedy") -> tuple[list[Any], str]:
+    """NumPy's order of products for `einsum`, and its text; only sizes are looked at, so that programs may ask too."""
+    stand_ins = [x if isinstance(x, str | list | tuple) else np.broadcast_to(0.0, _known_sizes(x)) for x in arrays]
+    if not isinstance(subscripts, str):
+        subscripts = np.broadcast_to(0.0, _known_sizes(subscripts))
+    path, text = np.einsum_path(subscripts, *stand_ins, optimize=optimize)
+    return path, text
+
+
+def _known_sizes(x: Any) -> tuple[int, ...]:
+    return tuple(static_size(n, "einsum_path") for n in dims_of(operand(x)))
 
 
 @array_function

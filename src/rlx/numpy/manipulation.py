@@ -11,7 +11,8 @@ import numpy as np
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.dims import Dim
-from rlx.ir.shape import Dims, Shape, broadcast_dims, reshape_shape
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Dims, Shape, broadcast_dims, normalize_axis, reshape_shape
 from rlx.numpy.arguments import (
     Axis,
     array_function,
@@ -20,6 +21,7 @@ from rlx.numpy.arguments import (
     concrete,
     convert,
     dims_from,
+    operand,
     rank_of,
     static_size,
     value,
@@ -211,8 +213,19 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
 
 
 @array_function
-def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
-    """Every element of `axis` (of the flattened x without one) `repeats` times in a row; counts are known numbers."""
+def repeat(x: Any, /, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Any:
+    """Every element of `axis` (of the flattened x without one) `repeats` times in a row.
+
+    Counts are known numbers, unless `total_repeat_length` says how many there are in all: what is too much is then left
+    out, and the last element fills up.
+    """
+    if total_repeat_length is not None:
+        x = value(x) if axis is not None else ops.flatten(value(x))
+        axis = normalize_axis(axis or 0, rank_of(x), "repeat")
+        ends = ops.cumsum(ops.broadcast_to(operand(repeats), (dims_of(x)[axis],)), 0)
+        place = ops.expand_dims(ops.iota((total_repeat_length,), DType.I32), -1)
+        source = ops.reduce_sum(ops.cast(ops.ge(place, ops.cast(ends, DType.I32)), DType.I32), -1)
+        return ops.take(x, source, axis, "clip")
     return ops.repeat(value(x), concrete(repeats, "repeat", "repeats"), axis)
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rlx import ops
-from rlx.errors import ShapeError
+from rlx.errors import OpError, ShapeError
+from rlx.ir.dtype import DType
+from rlx.ir.tensor import Tensor
 from rlx.numpy.arguments import (
     array_function,
     convert,
@@ -30,6 +34,7 @@ __all__ = [
     "polymul",
     "polysub",
     "polyval",
+    "roots",
 ]
 
 
@@ -140,6 +145,38 @@ def poly(seq_of_zeros: Any) -> Any:
         shifted = ops.pad(result, 0, high=[1])
         result = ops.sub(shifted, ops.mul(ops.pad(result, 0, low=[1]), root))
     return result
+
+
+@array_function
+def roots(p: Any, *, strip_zeros: bool = True) -> Any:
+    """The zeros of a polynomial, as complex numbers: eigenvalues of its companion matrix.
+
+    Zeros at both ends of p are left out first, which decides how many zeros there are; a computed p therefore needs
+    `strip_zeros=False`, as in JAX, and its first coefficient must not be 0.
+    """
+    from rlx.numpy.linalg import eigvals
+
+    (p,) = inexact(p)
+    if rank_of(p) != 1:
+        raise ShapeError(f"roots: needs a vector of coefficients, got shape {dims_of(p)}")
+    at_zero = 0
+    if strip_zeros:
+        if isinstance(p, Tensor):
+            raise OpError("roots: which coefficients are 0 is not known yet; give strip_zeros=False")
+        known = np.asarray(p)
+        places = np.flatnonzero(known)
+        if not places.size:
+            return np.zeros(0, np.result_type(known.dtype, np.complex64))
+        at_zero = known.size - 1 - int(places[-1])
+        p = known[places[0] : places[-1] + 1]
+    degree = _degree_count(p, "roots") - 1
+    (first, rest) = ops.narrow(p, 0, 0, 1), ops.narrow(p, 0, 1, degree)
+    zeros = ops.zeros((at_zero,), DType.C128 if dtype_of(p) in (DType.F64, DType.C128) else DType.C64)
+    if degree == 0:
+        return zeros
+    shifted = ops.pad(ops.eye(degree - 1), 0, [0, 0], [0, 1]) if degree > 1 else ops.zeros((0, 1))
+    companion = ops.concat([ops.reshape(-rest / first, (1, degree)), ops.cast(shifted, dtype_of(p))], 0)
+    return ops.concat([eigvals(companion), zeros], 0)
 
 
 @array_function

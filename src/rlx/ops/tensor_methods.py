@@ -181,8 +181,13 @@ class TensorMethods:
     def __iter__(self) -> Iterator[Tensor]:
         return (index(self, i) for i in range(len(self)))
 
-    def take(self, ids: Any, axis: int | None = None, mode: str = "checked") -> Tensor:
-        return selection.take(self, ids, axis, mode)
+    def take(self, indices: Any, axis: int | None = None, mode: str = "checked", fill_value: Any = None) -> Tensor:
+        return selection.take(self, indices, axis, mode, fill_value)
+
+    def compress(self, condition: Any, axis: int | None = None, *, size: int | None = None) -> Tensor:
+        """Entries where the condition holds; a computed one needs `size`, which bounds their number."""
+        found: Tensor = array_functions().compress(condition, self, axis, size=size)
+        return found
 
     # Dims
 
@@ -214,8 +219,9 @@ class TensorMethods:
     def flatten(self) -> Tensor:
         return movement.flatten(self)
 
-    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
-        return rearrange.repeat(self, repeats, axis)
+    def repeat(self, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Tensor:
+        found: Tensor = array_functions().repeat(self, repeats, axis, total_repeat_length=total_repeat_length)
+        return found
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         return rearrange.diagonal(self, offset, axis1, axis2)
@@ -253,32 +259,47 @@ class TensorMethods:
 
     # Reductions
 
-    def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return reductions.reduce_sum(self, axis, keepdims)
+    # With `dtype`, `initial`, `where` or `correction` these are the functions of rlx.numpy.
 
-    def mean(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return reductions.reduce_mean(self, axis, keepdims)
+    def sum(self, axis: Axes = None, keepdims: bool = False, **more: Any) -> Tensor:
+        return self._reduced("sum", axis, keepdims, more) if more else reductions.reduce_sum(self, axis, keepdims)
 
-    def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return reductions.reduce_prod(self, axis, keepdims)
+    def mean(self, axis: Axes = None, keepdims: bool = False, **more: Any) -> Tensor:
+        return self._reduced("mean", axis, keepdims, more) if more else reductions.reduce_mean(self, axis, keepdims)
 
-    def max(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return reductions.reduce_max(self, axis, keepdims)
+    def prod(self, axis: Axes = None, keepdims: bool = False, **more: Any) -> Tensor:
+        return self._reduced("prod", axis, keepdims, more) if more else reductions.reduce_prod(self, axis, keepdims)
 
-    def min(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return reductions.reduce_min(self, axis, keepdims)
+    def max(self, axis: Axes = None, keepdims: bool = False, **more: Any) -> Tensor:
+        return self._reduced("max", axis, keepdims, more) if more else reductions.reduce_max(self, axis, keepdims)
 
-    def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return reductions.reduce_any(self, axis, keepdims)
+    def min(self, axis: Axes = None, keepdims: bool = False, **more: Any) -> Tensor:
+        return self._reduced("min", axis, keepdims, more) if more else reductions.reduce_min(self, axis, keepdims)
 
-    def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return reductions.reduce_all(self, axis, keepdims)
+    def any(self, axis: Axes = None, keepdims: bool = False, **more: Any) -> Tensor:
+        return self._reduced("any", axis, keepdims, more) if more else reductions.reduce_any(self, axis, keepdims)
 
-    def var(self, axis: Axes = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+    def all(self, axis: Axes = None, keepdims: bool = False, **more: Any) -> Tensor:
+        return self._reduced("all", axis, keepdims, more) if more else reductions.reduce_all(self, axis, keepdims)
+
+    def var(self, axis: Axes = None, ddof: float = 0, keepdims: bool = False, **more: Any) -> Tensor:
+        if more:
+            return self._reduced("var", axis, keepdims, {"ddof": ddof, **more})
         return reductions.variance(self, axis, ddof, keepdims)
 
-    def std(self, axis: Axes = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+    def std(self, axis: Axes = None, ddof: float = 0, keepdims: bool = False, **more: Any) -> Tensor:
+        if more:
+            return self._reduced("std", axis, keepdims, {"ddof": ddof, **more})
         return reductions.std(self, axis, ddof, keepdims)
+
+    def _reduced(self, name: str, axis: Axes, keepdims: bool, more: dict[str, Any]) -> Tensor:
+        found: Tensor = getattr(array_functions(), name)(self, axis=axis, keepdims=keepdims, **more)
+        return found
+
+    def ptp(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """The distance of the largest from the smallest element."""
+        found: Tensor = array_functions().ptp(self, axis=axis, keepdims=keepdims)
+        return found
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         return reductions.argmax(self, axis, keepdims)
@@ -286,11 +307,13 @@ class TensorMethods:
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         return reductions.argmin(self, axis, keepdims)
 
-    def cumsum(self, axis: int | None = None) -> Tensor:
-        return cumulative.cumsum(movement.flatten(self), 0) if axis is None else cumulative.cumsum(self, axis)
+    def cumsum(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
+        x: Any = self if dtype is None else cast(self, dtype)
+        return cumulative.cumsum(movement.flatten(x), 0) if axis is None else cumulative.cumsum(x, axis)
 
-    def cumprod(self, axis: int | None = None) -> Tensor:
-        return cumulative.cumprod(movement.flatten(self), 0) if axis is None else cumulative.cumprod(self, axis)
+    def cumprod(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
+        x: Any = self if dtype is None else cast(self, dtype)
+        return cumulative.cumprod(movement.flatten(x), 0) if axis is None else cumulative.cumprod(x, axis)
 
     # Values
 
@@ -308,11 +331,22 @@ class TensorMethods:
     def dot(self, other: Any) -> Tensor:
         return contraction.dot(self, other)
 
-    def sort(self, axis: int = -1) -> Tensor:
-        return sort.sort(self, axis=axis)
+    def sort(self, axis: int | None = -1, **more: Any) -> Tensor:
+        found: Tensor = array_functions().sort(self, axis=axis, **more) if more else sort.sort(self, axis=axis)
+        return found
 
-    def argsort(self, axis: int = -1) -> Tensor:
-        return sort.argsort(self, axis)
+    def argsort(self, axis: int | None = -1, **more: Any) -> Tensor:
+        found: Tensor = array_functions().argsort(self, axis=axis, **more) if more else sort.argsort(self, axis)
+        return found
+
+    def searchsorted(self, v: Any, side: str = "left") -> Tensor:
+        """Where values would stand in this sorted vector."""
+        found: Tensor = array_functions().searchsorted(self, v, side=side)
+        return found
+
+    def copy(self) -> Tensor:
+        """The value itself, which nobody can change."""
+        return self  # type: ignore[return-value]
 
     def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         return reductions.reduce_sum(rearrange.diagonal(self, offset, axis1, axis2), -1)

@@ -1,3 +1,4 @@
-"""`rlx.scipy`: functions under the names of SciPy. `special` holds those of numbers."""
+"""`rlx.scipy`: functions under the names of SciPy. `special` holds those of numbers, `linalg` those of matrices."""
 
+from rlx.scipy import linalg as linalg
 from rlx.scipy import special as special

@@ -16,30 +16,69 @@ from rlx.nn.activations import logsumexp as logsumexp
 from rlx.nn.activations import softmax as softmax
 from rlx.numpy.arguments import array_function, inexact
 from rlx.numpy.elementwise import sinc as sinc
-from rlx.numpy.grids import i0 as i0
+from rlx.scipy.bessel import bessel_jn as bessel_jn
+from rlx.scipy.bessel import i0 as i0
+from rlx.scipy.bessel import i0e as i0e
+from rlx.scipy.bessel import i1 as i1
+from rlx.scipy.bessel import i1e as i1e
+from rlx.scipy.bessel import sph_harm_y as sph_harm_y
+from rlx.scipy.error_functions import dawsn as dawsn
+from rlx.scipy.error_functions import erfcx as erfcx
+from rlx.scipy.error_functions import fresnel as fresnel
+from rlx.scipy.error_functions import wofz as wofz
+from rlx.scipy.exponential_integrals import bernoulli as bernoulli
+from rlx.scipy.exponential_integrals import exp1 as exp1
+from rlx.scipy.exponential_integrals import expi as expi
+from rlx.scipy.exponential_integrals import expn as expn
+from rlx.scipy.exponential_integrals import owens_t as owens_t
+from rlx.scipy.exponential_integrals import sici as sici
+from rlx.scipy.exponential_integrals import spence as spence
+from rlx.scipy.hypergeometric import hyp1f1 as hyp1f1
+from rlx.scipy.hypergeometric import hyp2f1 as hyp2f1
+from rlx.scipy.hypergeometric import polygamma as polygamma
+from rlx.scipy.hypergeometric import zeta as zeta
+from rlx.scipy.incomplete import betainc as betainc
+from rlx.scipy.incomplete import gammainc as gammainc
+from rlx.scipy.incomplete import gammaincc as gammaincc
 
 __all__ = [
+    "bernoulli",
+    "bessel_jn",
     "beta",
+    "betainc",
     "betaln",
     "boxcox",
     "boxcox1p",
     "cbrt",
     "comb",
+    "dawsn",
     "digamma",
     "entr",
     "erf",
     "erfc",
+    "erfcx",
     "erfinv",
+    "exp1",
     "exp2",
+    "expi",
     "expit",
     "expm1",
+    "expn",
     "exprel",
     "factorial",
+    "fresnel",
     "gamma",
+    "gammainc",
+    "gammaincc",
     "gammaln",
     "gammasgn",
     "huber",
+    "hyp1f1",
+    "hyp2f1",
     "i0",
+    "i0e",
+    "i1",
+    "i1e",
     "kl_div",
     "log1p",
     "log_expit",
@@ -51,15 +90,21 @@ __all__ = [
     "multigammaln",
     "ndtr",
     "ndtri",
+    "owens_t",
     "poch",
     "polygamma",
     "pseudo_huber",
     "psi",
     "rel_entr",
+    "sici",
     "sinc",
     "softmax",
+    "spence",
+    "sph_harm_y",
+    "wofz",
     "xlog1py",
     "xlogy",
+    "zeta",
 ]
 
 erf, erfc, erfinv = ops.erf, ops.erfc, ops.erf_inv
@@ -149,18 +194,12 @@ def ndtri(p: Any) -> Any:
 
 @array_function
 def log_ndtr(x: Any) -> Any:
-    """log(ndtr(x)), by an asymptotic series where ndtr is too small."""
+    """log(ndtr(x)), exact where ndtr is too small to be held."""
     (x,) = inexact(x)
-    far = ops.lt(x, -5.0)
-    z = ops.where(far, x, -5.0)
-    inverse = 1.0 / (z * z)
-    # 1 - 1/z² + 3/z⁴ - 15/z⁶ + ..., whose terms shrink for a while; nine of them reach 1e-7 at 5.
-    series, term = 1.0 + 0.0 * z, 1.0 + 0.0 * z
-    for k in range(1, 10):
-        term = term * (-(2.0 * k - 1.0)) * inverse
-        series = series + term
-    tail = -0.5 * z * z - ops.log(-z) - 0.5 * math.log(2.0 * math.pi) + ops.log(series)
-    return ops.where(far, tail, ops.log(ndtr(ops.where(far, 0.0, x))))
+    low = ops.lt(x, 0.0)
+    below, above = ops.where(low, x, -1.0), ops.where(low, 1.0, x)
+    tail = ops.log(0.5 * erfcx(below * -math.sqrt(0.5))) - 0.5 * below * below
+    return ops.where(low, tail, ops.log1p(-ndtr(-above)))
 
 
 @array_function
@@ -227,22 +266,6 @@ def multigammaln(a: Any, d: int) -> Any:
     for j in range(1, d):
         total = total + ops.lgamma(a - j / 2.0)
     return total
-
-
-@array_function
-def polygamma(n: int, x: Any) -> Any:
-    """The n-th derivative of digamma."""
-    from rlx.autodiff import jvp
-
-    (x,) = inexact(x)
-    fn = ops.digamma
-    for _ in range(int(n)):
-        fn = _derivative(fn, jvp)
-    return fn(x)
-
-
-def _derivative(fn: Any, jvp: Any) -> Any:
-    return lambda x: jvp(fn, (x,), (ops.ones_like(x),))[1]
 
 
 @array_function

@@ -208,11 +208,11 @@ class _Counted(NamedTuple):
     value: Any
 
 
-def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any) -> Any:
+def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unroll: int | bool = 1) -> Any:
     """`for i in range(lower, upper): val = body_fun(i, val)`; returns the last `val`.
 
     Bounds that are Python integers give a scan, which can be differentiated, and an `i` that takes the dtype of what
-    it meets, as they do. Other bounds give a while loop over i32.
+    it meets, as they do. Other bounds give a while loop over i32. `unroll` is advice for the compiler.
     """
     fixed = is_python_scalar(lower) and is_python_scalar(upper)
     start = _Counted(lower if fixed else convert(lower, DType.I32), init_val)
@@ -222,7 +222,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any) -> Any:
 
     step.__name__ = function_name(body_fun)
     if fixed:
-        counted = scan(step, start, None, max(upper - lower, 0))[0]
+        counted = scan(step, start, None, max(upper - lower, 0), unroll=unroll)[0]
     else:
         last = convert(upper, DType.I32)
         counted = while_loop(lambda carry: carry.index < last, lambda carry: step(carry)[0], start)

@@ -352,6 +352,29 @@ def tree_reduce(f: Callable[[Any, Any], Any], tree: Any, initial: Any = _MISSING
     return reduce(f, leaves) if initial is _MISSING else reduce(f, leaves, initial)
 
 
+def tree_reduce_associative(
+    f: Callable[[Any, Any], Any], tree: Any, *, identity: Any = _MISSING, is_leaf: IsLeaf = None
+) -> Any:
+    """Leaves combined two by two, then the results, and so on: f must be associative, and is nested only log2 deep."""
+    leaves = tree_leaves(tree, is_leaf)
+    if not leaves:
+        if identity is _MISSING:
+            raise TreeError("tree_reduce_associative: a tree without leaves needs identity=")
+        return identity
+    while len(leaves) > 1:
+        rest = leaves[len(leaves) - len(leaves) % 2 :]
+        leaves = [f(a, b) for a, b in zip(leaves[::2], leaves[1::2])] + rest
+    return leaves[0]
+
+
+def tree_broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf = None) -> Any:
+    """A tree of the structure of `tree` that has the leaves of `prefix`, a tree of its upper levels."""
+    whole = tree_structure(tree, is_leaf)
+    upper, leaves = tree_structure(prefix, is_leaf), tree_leaves(prefix, is_leaf)
+    below = upper.flatten_up_to(tree)
+    return whole.unflatten([x for x, part in zip(leaves, below) for _ in tree_leaves(part, is_leaf)])
+
+
 def tree_all(tree: Any, is_leaf: IsLeaf = None) -> bool:
     """True when every leaf is true."""
     return all(tree_leaves(tree, is_leaf))

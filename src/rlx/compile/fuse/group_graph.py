@@ -56,14 +56,14 @@ class GroupOrder:
         found = self._between(start, end)
         return found is None or any(start in self._before[g] for g in found)
 
-    def _between(self, start: Group, end: Group) -> dict[Group, None] | None:
-        """The groups behind `start` that `end` needs; None if there are too many to look at."""
+    def _between(self, start: Group, end: Group, limit: int | None = MAX_SEARCH) -> dict[Group, None] | None:
+        """The groups behind `start` that `end` needs; None if there are more than `limit`."""
         first = self._place[start]
         stack, seen = [end], dict[Group, None]()
         while stack:
             for earlier in self._before[stack.pop()]:
                 if self._place[earlier] > first and earlier not in seen:
-                    if len(seen) == MAX_SEARCH:
+                    if len(seen) == limit:
                         return None
                     seen[earlier] = None
                     stack.append(earlier)
@@ -83,7 +83,8 @@ class GroupOrder:
     def join(self, into: Group, rest: Group) -> None:
         """Make `into` stand for both; nothing may be between them."""
         first, second = (into, rest) if self._place[into] < self._place[rest] else (rest, into)
-        needed = self._between(first, second)
+        # Chains are joined without a search, however far apart they stand, so this one must not give up.
+        needed = self._between(first, second, limit=None)
         assert needed is not None and not any(first in self._before[g] for g in needed)
         needing = self._behind(first, second)
         # What the second needs comes first, then both, then what needs the first: in places that all these had.

@@ -58,13 +58,20 @@ def default_fill(dtype: DType) -> Any:
     return int(info.min if dtype.is_signed else info.max)
 
 
+def read_mode(mode: IndexMode | str | None, fill_value: Any = None) -> IndexMode:
+    """The mode of a read: a `fill_value` alone asks for "fill", and what is dropped when written cannot be read."""
+    chosen = IndexMode.Checked if mode is None else IndexMode(mode)
+    filled = chosen is IndexMode.Drop or (chosen is IndexMode.Checked and fill_value is not None)
+    return IndexMode.Fill if filled else chosen
+
+
 def take(
     x: Any, ids: Any, axis: int | None = None, mode: IndexMode | str = IndexMode.Checked, fill_value: Any = None
 ) -> Any:
     """Entries of x along `axis` (of the flattened x without one), with the axes of `ids` in place of it.
 
-    Modes are those of `IndexMode`, and "wrap" for ids modulo the size. With `fill_value` invalid ids give that value,
-    with mode "fill" alone NaN (the lowest signed or highest unsigned integer, or True).
+    Modes are those of `IndexMode`, and "wrap" for ids modulo the size. With "fill", which a `fill_value` alone asks
+    for, invalid ids give that value, or NaN (the lowest signed or highest unsigned integer, or True).
 
     >>> print(take(np.array([10, 20, 30]), [2, 5], mode="clip"))
     [30 30]
@@ -76,7 +83,7 @@ def take(
     ids = as_ids(ids)
     if mode == "wrap":
         ids, mode = _wrapped(ids, size), IndexMode.Clip
-    mode = IndexMode(mode) if fill_value is None else IndexMode.Fill
+    mode = read_mode(mode, fill_value)
     if mode is IndexMode.Checked:
         require_known_ids(x, ids, size, "take")
     taken = Gather(axis, mode)(x, ids)
@@ -127,7 +134,7 @@ def take_along_axis(
         x, ids, axis = flatten(x), flatten(ids), 0
     x, ids, axis = _rows(x, as_ids(ids), axis, "take_along_axis")
     size, last = dims_of(x)[-1], len(dims_of(x)) - 1
-    mode = IndexMode(mode) if fill_value is None else IndexMode.Fill
+    mode = read_mode(mode, fill_value)
     if mode is IndexMode.Checked:
         require_known_ids(x, ids, size, "take_along_axis")
     taken = GatherNd((last,), last, mode)(x, expand_dims(ids, -1))

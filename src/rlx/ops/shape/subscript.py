@@ -25,7 +25,7 @@ from rlx.ops.shape.creation import ones, ones_like
 from rlx.ops.shape.dynamic_slices import dynamic_update_slice
 from rlx.ops.shape.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, gather
 from rlx.ops.shape.movement import broadcast_to, expand_dims, moveaxis, pad, reshaped, reverse, slice_, stack
-from rlx.ops.shape.selection import as_ids, default_fill, nonzero, require_known_ids
+from rlx.ops.shape.selection import as_ids, default_fill, nonzero, read_mode, require_known_ids
 
 __all__ = ["AtIndexer", "index"]
 
@@ -280,8 +280,10 @@ def index(
     [[2 0]
      [5 3]]
     """
-    mode = IndexMode.Fill if fill_value is not None else _read_mode(mode)
-    if mode is IndexMode.Fill and fill_value is None:
+    mode = read_mode(mode, fill_value)
+    if mode is not IndexMode.Fill:
+        fill_value = None
+    elif fill_value is None:
         fill_value = default_fill(dtype_of(x))
     with recording(x):
         plan = _planned(dims_of(x), key, size, mode)
@@ -315,12 +317,6 @@ def _gathered(view: Any, plan: _Plan, mode: IndexMode, fill_value: Any) -> Any:
         valid = GatherNd(tuple(range(len(plan.ids))), mode=IndexMode.Fill)(yes, coordinates)
     rest = len(plan.view_dims) - len(plan.ids)
     return where(expand_dims(valid, range(-rest, 0)), found, convert(fill_value, dtype_of(view)))
-
-
-def _read_mode(mode: IndexMode | str | None) -> IndexMode:
-    """The mode of a read; what is dropped when it is written cannot be read either."""
-    chosen = IndexMode.Checked if mode is None else IndexMode(mode)
-    return IndexMode.Fill if chosen is IndexMode.Drop else chosen
 
 
 def _write_mode(mode: IndexMode | str | None) -> IndexMode:

@@ -5,14 +5,15 @@
     lax.dynamic_slice(x, (i, 0), (1, 4))
     lax.select(x > 0, x, -x)
 
-Everything here is a name for a function of `rlx.ops`, `rlx.trace` or `rlx.autodiff`; operands promote as everywhere in
-rlx, where JAX's would refuse to mix types.
+Everything here is a name for a function found elsewhere in rlx; operands promote as everywhere in rlx, where JAX's
+would refuse to mix types. docs/numpy_coverage.md lists what `jax.lax` has and this has not, and why.
 """
 
 from __future__ import annotations
 
 import builtins
-import math
+import enum
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,34 @@ from rlx.autodiff.custom_root import custom_root as custom_root
 from rlx.errors import OpError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Size, normalize_axis
+from rlx.lax import linalg as linalg
+from rlx.lax.named_arguments import broadcast_in_dim as broadcast_in_dim
+from rlx.lax.named_arguments import dynamic_index_in_dim as dynamic_index_in_dim
+from rlx.lax.named_arguments import dynamic_slice as dynamic_slice
+from rlx.lax.named_arguments import dynamic_slice_in_dim as dynamic_slice_in_dim
+from rlx.lax.named_arguments import dynamic_update_index_in_dim as dynamic_update_index_in_dim
+from rlx.lax.named_arguments import dynamic_update_slice as dynamic_update_slice
+from rlx.lax.named_arguments import dynamic_update_slice_in_dim as dynamic_update_slice_in_dim
+from rlx.lax.named_arguments import expand_dims as expand_dims
+from rlx.lax.named_arguments import full_like as full_like
+from rlx.lax.named_arguments import map as map
+from rlx.lax.named_arguments import squeeze as squeeze
+from rlx.lax.named_arguments import top_k as top_k
+from rlx.lax.named_arguments import transpose as transpose
+from rlx.lax.solving import custom_linear_solve as custom_linear_solve
+from rlx.lax.special import bessel_i0e as bessel_i0e
+from rlx.lax.special import bessel_i1e as bessel_i1e
+from rlx.lax.special import betainc as betainc
+from rlx.lax.special import igamma as igamma
+from rlx.lax.special import igamma_grad_a as igamma_grad_a
+from rlx.lax.special import igammac as igammac
+from rlx.lax.special import polygamma as polygamma
+from rlx.lax.special import zeta as zeta
+from rlx.lax.windows import conv_general_dilated_patches as conv_general_dilated_patches
+from rlx.lax.windows import conv_transpose as conv_transpose
+from rlx.lax.windows import padtype_to_pads as padtype_to_pads
+from rlx.lax.windows import reduce_window as reduce_window
+from rlx.numpy.manipulation import broadcast_shapes as broadcast_shapes
 from rlx.ops import acos as acos
 from rlx.ops import acosh as acosh
 from rlx.ops import add as add
@@ -33,7 +62,6 @@ from rlx.ops import atan as atan
 from rlx.ops import atan2 as atan2
 from rlx.ops import atanh as atanh
 from rlx.ops import axis_index as axis_index
-from rlx.ops import broadcast_in_dim as broadcast_in_dim
 from rlx.ops import cbrt as cbrt
 from rlx.ops import ceil as ceil
 from rlx.ops import clz as clz
@@ -41,22 +69,14 @@ from rlx.ops import cos as cos
 from rlx.ops import cosh as cosh
 from rlx.ops import digamma as digamma
 from rlx.ops import div as div
-from rlx.ops import dynamic_index_in_dim as dynamic_index_in_dim
-from rlx.ops import dynamic_slice as dynamic_slice
-from rlx.ops import dynamic_slice_in_dim as dynamic_slice_in_dim
-from rlx.ops import dynamic_update_index_in_dim as dynamic_update_index_in_dim
-from rlx.ops import dynamic_update_slice as dynamic_update_slice
-from rlx.ops import dynamic_update_slice_in_dim as dynamic_update_slice_in_dim
 from rlx.ops import eq as eq
 from rlx.ops import erf as erf
 from rlx.ops import erf_inv as erf_inv
 from rlx.ops import erfc as erfc
 from rlx.ops import exp as exp
 from rlx.ops import exp2 as exp2
-from rlx.ops import expand_dims as expand_dims
 from rlx.ops import expm1 as expm1
 from rlx.ops import floor as floor
-from rlx.ops import full_like as full_like
 from rlx.ops import ge as ge
 from rlx.ops import gt as gt
 from rlx.ops import imag as imag
@@ -88,19 +108,19 @@ from rlx.ops import sin as sin
 from rlx.ops import sinh as sinh
 from rlx.ops import sqrt as sqrt
 from rlx.ops import square as square
-from rlx.ops import squeeze as squeeze
 from rlx.ops import sub as sub
 from rlx.ops import tan as tan
 from rlx.ops import tanh as tanh
-from rlx.ops import top_k as top_k
-from rlx.ops import transpose as transpose
+from rlx.ops import tile as tile
 from rlx.ops.define.operands import convert, dims_of, dtype_of
+from rlx.ops.parallel.collectives import axis_size as axis_size
 from rlx.trace.control import cond as cond
 from rlx.trace.control import fori_loop as fori_loop
-from rlx.trace.control import map as map
 from rlx.trace.control import scan as scan
 from rlx.trace.control import switch as switch
 from rlx.trace.control import while_loop as while_loop
+from rlx.trace.pytree import tree_flatten, tree_leaves, tree_map
+from rlx.trace.shardings import with_sharding_constraint as with_sharding_constraint
 
 # Other names of the same functions.
 abs = ops.abs_
@@ -116,6 +136,24 @@ reciprocal = ops.recip
 reduce_and, reduce_or = ops.reduce_all, ops.reduce_any
 round = ops.round_
 shift_right_arithmetic = ops.shift_right
+
+
+class Precision(enum.StrEnum):
+    """How exactly products of f32 are formed; the words themselves are accepted everywhere too."""
+
+    DEFAULT = "default"
+    HIGH = "high"
+    HIGHEST = "highest"
+
+
+def pshuffle(x: Any, axis_name: str, perm: Sequence[int]) -> Any:
+    """ppermute by a list of sources: place i gets what perm[i] has."""
+    return ops.ppermute(x, axis_name, [(source, place) for place, source in enumerate(perm)])
+
+
+def pswapaxes(x: Any, axis_name: str, axis: int) -> Any:
+    """all_to_all that exchanges an axis with the named one, which has its size."""
+    return ops.all_to_all(x, axis_name, axis, axis, tiled=False)
 
 
 def clamp(min: Any, x: Any, max: Any) -> Any:
@@ -138,6 +176,40 @@ def bitcast_convert_type(operand: Any, new_dtype: DTypeLike) -> Any:
     return ops.bitcast(operand, new_dtype)
 
 
+def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+    """operand rounded to a float type of that many bits, in its own dtype."""
+    narrow = _FLOATS.get((exponent_bits, mantissa_bits))
+    if narrow is None:
+        raise OpError(
+            f"reduce_precision: there is no float type of {exponent_bits} exponent and {mantissa_bits} mantissa bits; "
+            f"use one of {', '.join(str(bits) for bits in _FLOATS)}"
+        )
+    return convert(convert(operand, narrow), dtype_of(operand))
+
+
+_FLOATS = {(8, 7): DType.BF16, (5, 10): DType.F16, (8, 23): DType.F32, (11, 52): DType.F64}
+
+
+def mulhi(x: Any, y: Any) -> Any:
+    """The upper half of the product of integers."""
+    dtype = dtype_of(x)
+    if dtype is dtype_of(y) and dtype in (DType.I32, DType.U32, DType.I16, DType.U16, DType.I8, DType.U8):
+        wide = DType.I64 if dtype.is_signed else DType.U64
+        shift = ops.shift_right if dtype.is_signed else ops.shift_right_logical
+        return convert(shift(ops.mul(convert(x, wide), convert(y, wide)), 8 * dtype.numpy.itemsize), dtype)
+    raise OpError(f"mulhi: two integers of one type of at most 32 bits are needed, got {dtype} and {dtype_of(y)}")
+
+
+def optimization_barrier(operand: Any) -> Any:
+    """operand: programs keep their meaning whatever is moved, so that there is nothing to hold back."""
+    return operand
+
+
+def dtype(x: Any) -> Any:
+    """The dtype of x, as NumPy's."""
+    return dtype_of(x).numpy
+
+
 # Shapes
 
 
@@ -156,6 +228,37 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
 def broadcast(operand: Any, sizes: Sequence[Size]) -> Any:
     """operand repeated along new axes in front."""
     return ops.broadcast_to(operand, (*sizes, *dims_of(operand)))
+
+
+def broadcast_to_rank(x: Any, rank: int) -> Any:
+    """x with axes of size 1 in front, up to `rank` of them."""
+    dims = dims_of(x)
+    return ops.reshape(x, (*[1] * (rank - len(dims)), *dims))
+
+
+def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
+    """Pieces of the given sizes along an axis."""
+    if builtins.sum(sizes) != dims_of(operand)[axis]:
+        raise OpError(f"split: sizes must add up to {dims_of(operand)[axis]}, got {tuple(sizes)}")
+    return ops.split(operand, [*itertools.accumulate(sizes)][:-1], axis)
+
+
+def stack(operands: Sequence[Any], axis: int = 0) -> Any:
+    """Operands of one shape along a new axis."""
+    return ops.stack(operands, axis)
+
+
+def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
+    """The entries of an axis."""
+    count = dims_of(x)[axis]
+    if not isinstance(count, int):
+        raise OpError(f"unstack: an axis of known size is needed, got {count}")
+    return tuple(index_in_dim(x, i, axis, keepdims=False) for i in range(count))
+
+
+def empty(shape: Sequence[Size], dtype: DTypeLike) -> Any:
+    """Zeros: values that nobody set do not exist."""
+    return ops.full(shape, 0, dtype)
 
 
 def concatenate(operands: Sequence[Any], dimension: int) -> Any:
@@ -250,7 +353,52 @@ def argmin(operand: Any, axis: int, index_dtype: DTypeLike = DType.I32) -> Any:
     return convert(ops.argmin(operand, axis), DType.of(index_dtype))
 
 
-# Running and windowed reductions
+def approx_max_k(operand: Any, k: int, reduction_dimension: int = -1, recall_target: float = 0.95) -> tuple[Any, Any]:
+    """The k largest along an axis and their positions, exactly: every recall is reached."""
+    values, places = ops.top_k(ops.moveaxis(operand, reduction_dimension, -1), k)
+    return ops.moveaxis(values, -1, reduction_dimension), ops.moveaxis(places, -1, reduction_dimension)
+
+
+def approx_min_k(operand: Any, k: int, reduction_dimension: int = -1, recall_target: float = 0.95) -> tuple[Any, Any]:
+    """The k smallest along an axis and their positions, exactly."""
+    values, places = approx_max_k(ops.neg(operand), k, reduction_dimension, recall_target)
+    return ops.neg(values), places
+
+
+# Reductions over axes, running and windowed
+
+
+def reduce(operands: Any, init_values: Any, computation: Callable[[Any, Any], Any], dimensions: Sequence[int]) -> Any:
+    """Operands combined along axes by `computation`, starting with `init_values`; trees of both.
+
+    Halves are combined until one is left, so that any associative function will do, in log2 of the size many steps.
+    """
+    leaves, tree = tree_flatten(operands)
+    axes = sorted(normalize_axis(a, len(dims_of(leaves[0])), "reduce") for a in dimensions)
+    count = len(axes)
+    rows = [ops.moveaxis(x, axes, range(count)) for x in leaves]
+    rows = [ops.reshape(x, (-1, *dims_of(x)[count:])) for x in rows]
+    starts = [
+        ops.broadcast_to(convert(v, dtype_of(x)), (1, *dims_of(x)[1:])) for v, x in zip(tree_leaves(init_values), rows)
+    ]
+    rest: Any = None
+    while (size := dims_of(rows[0])[0]) != 1:
+        if not isinstance(size, int):
+            raise OpError(f"reduce: axes of known size are needed, got {size}")
+        if size % 2:
+            last = tree.unflatten([ops.index(x, builtins.slice(-1, None)) for x in rows])
+            rest = last if rest is None else computation(last, rest)
+            rows = [ops.index(x, builtins.slice(None, -1)) for x in rows]
+        firsts, seconds = ([ops.index(x, builtins.slice(side, None, 2)) for x in rows] for side in (0, 1))
+        rows = tree_leaves(computation(tree.unflatten(firsts), tree.unflatten(seconds)))
+    found = computation(tree.unflatten(starts), tree.unflatten(rows))
+    found = found if rest is None else computation(found, rest)
+    return tree_map(lambda x: ops.squeeze(x, 0), found)
+
+
+def reduce_xor(operand: Any, axes: Sequence[int]) -> Any:
+    """The exclusive or along axes."""
+    return reduce(operand, 0, ops.xor, axes)
 
 
 def cumsum(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
@@ -281,44 +429,6 @@ def cumlogsumexp(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
 def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
     """Running results of an associative function along an axis, over trees of arrays."""
     return ops.associative_scan(fn, elems, reverse, axis)
-
-
-_WINDOW_KINDS = {"add": "sum", "maximum": "max", "minimum": "min", "mul": "prod", "multiply": "prod", "max": "max"}
-_WINDOW_KINDS |= {"min": "min", "sum": "sum", "prod": "prod"}
-_IDENTITIES = {"sum": (0,), "prod": (1,), "max": (-math.inf,), "min": (math.inf,)}
-
-
-def reduce_window(
-    operand: Any,
-    init_value: Any,
-    computation: Callable[[Any, Any], Any],
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
-    window_dilation: Sequence[int] | None = None,
-) -> Any:
-    """Sums, products, largest or smallest elements of windows; `computation` is `lax.add`, `mul`, `max` or `min`."""
-    kind = _WINDOW_KINDS.get(getattr(computation, "__name__", ""))
-    if kind is None or init_value not in _IDENTITIES[kind]:
-        raise OpError(
-            "reduce_window: computation is lax.add, lax.mul, lax.max or lax.min, and init_value its identity; got "
-            f"{getattr(computation, '__name__', computation)!r} with {init_value!r}. Write other windows with lax.scan"
-        )
-    if isinstance(padding, str):
-        padding = _window_padding(padding, dims_of(operand), window_dimensions, window_strides)
-    return ops.reduce_window(operand, kind, window_dimensions, window_strides, padding, window_dilation)
-
-
-def _window_padding(
-    name: str, sizes: Sequence[Size], window: Sequence[int], strides: Sequence[int]
-) -> list[tuple[int, int]]:
-    if name.upper() == "VALID":
-        return [(0, 0)] * len(window)
-    known = [n for n in sizes if isinstance(n, int)]
-    if name.upper() != "SAME" or len(known) != len(window):
-        raise OpError(f"reduce_window: padding is 'VALID', 'SAME' (of known sizes) or pairs, got {name!r}")
-    totals = [builtins.max((-(-n // s) - 1) * s + w - n, 0) for n, w, s in zip(known, window, strides)]
-    return [(total // 2, total - total // 2) for total in totals]
 
 
 # Products
@@ -353,6 +463,41 @@ def dot_general(
 def conv(lhs: Any, rhs: Any, window_strides: Sequence[int], padding: str) -> Any:
     """The convolution of images [N, C, ...] with kernels [O, I, ...]."""
     return conv_general_dilated(lhs, rhs, window_strides, padding)
+
+
+def conv_with_general_padding(
+    lhs: Any,
+    rhs: Any,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None,
+    rhs_dilation: Sequence[int] | None,
+) -> Any:
+    """The convolution of images [N, C, ...] with kernels [O, I, ...], with any padding and dilation."""
+    return conv_general_dilated(lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation)
+
+
+def ragged_dot(lhs: Any, rhs: Any, group_sizes: Any, preferred_element_type: DTypeLike | None = None) -> Any:
+    """Rows of lhs [m, k] times the matrix of their group in rhs [g, k, n]; groups follow each other in lhs."""
+    ends = ops.expand_dims(convert(ops.cumsum(group_sizes, 0), DType.I32), 0)
+    row = ops.iota((dims_of(lhs)[0], 1), DType.I32, 0)
+    group = ops.reduce_sum(convert(ops.ge(row, ends), DType.I32), -1)
+    count = dims_of(rhs)[0]
+    found = ops.grouped_matmul(lhs, rhs, ops.minimum(group, ops.sub(count, 1)))
+    # Rows behind the last group are 0.
+    kept = ops.where(ops.expand_dims(ops.lt(group, count), -1), found, 0)
+    return kept if preferred_element_type is None else ops.cast(kept, preferred_element_type)
+
+
+def fft(x: Any, fft_type: str, fft_lengths: Sequence[int]) -> Any:
+    """The Fourier transform over the last axes; `fft_type` is "FFT", "IFFT", "RFFT" or "IRFFT"."""
+    from rlx.numpy import fft as transforms
+
+    names = {"FFT": "fftn", "IFFT": "ifftn", "RFFT": "rfftn", "IRFFT": "irfftn"}
+    chosen = str(getattr(fft_type, "name", fft_type)).upper()
+    if chosen not in names:
+        raise OpError(f"fft: fft_type is one of {', '.join(names)}, got {fft_type!r}")
+    return getattr(transforms, names[chosen])(x, s=tuple(fft_lengths), axes=tuple(range(-len(fft_lengths), 0)))
 
 
 def conv_general_dilated(
