@@ -1,5 +1,5 @@
-"""The suite `train`: training steps beside PyTorch and JAX, with their memory; the optimiser alone beside a stream of as
-many bytes; how long a step takes to compile; what checkpoints of a loop save and cost.
+"""The suite `train`: training steps beside PyTorch and JAX, with their memory; the optimiser alone beside a stream of
+as many bytes; how long a step takes to compile; what checkpoints of a loop save and cost.
 
 Every engine of every case has a process of its own, so that the memory of one case is not that of another. A case of
 LoRA needs a model file; PyTorch gets the same model with all weights as f32, made beside it.
@@ -54,7 +54,9 @@ def _scan_case(checkpoints: int) -> TrainingCase:
 CASES = (
     TrainingCase(Case("GPT step, 6x384, 8x128 tokens", "gpt", "gpt", GPT), ("torch", "torch.compile", "jax")),
     TrainingCase(Case("LoRA step, 1x256 tokens", "lora", "lora", {"rank": 8, "length": 256}), ("torch+peft",)),
-    TrainingCase(Case("convnet epoch, 100x100 images", "convnet", "convnet", {"steps": 100, "batch": 100}), ("torch", "jax")),
+    TrainingCase(
+        Case("convnet epoch, 100x100 images", "convnet", "convnet", {"steps": 100, "batch": 100}), ("torch", "jax")
+    ),
     TrainingCase(
         Case("AdamW alone, 25 M parameters", "update", "adamw", {"parameters": 25_000_000}),
         ("torch", "torch foreach", "jax"),
@@ -80,7 +82,8 @@ def run_training(
     threads: int = 2,
     progress: Progress = lambda text: None,
 ) -> BenchResult:
-    """Measure every case whose name has `only` in it; `model` is the GGUF file of the LoRA step, None to leave it out."""
+    """Measure every case whose name has `only` in it; `model` is the GGUF file of the LoRA step, which without one is
+    left out."""
     wanted = [c for c in CASES if only is None or only in c.case.name]
     compiles = [name for name in (COLD, WARM) if only is None or only in name]
     if not wanted and not compiles:
@@ -239,7 +242,9 @@ def _compile_times(
                 for what, times_of in measured.items():
                     tell(f"{what}, {name}, round {number + 1}/{rounds}")
                     try:
-                        seconds = first_call(FAMILY, name, python(name), threads, dict.fromkeys(CACHES, folder), "gpt", GPT)
+                        seconds = first_call(
+                            FAMILY, name, python(name), threads, dict.fromkeys(CACHES, folder), "gpt", GPT
+                        )
                         times_of.setdefault(name, []).append(seconds)
                     except EngineProblem as problem:
                         problems[name] = str(problem)
@@ -253,7 +258,7 @@ def _compile_times(
 
 
 def training_table(result: BenchResult) -> str:
-    """For every case: our time and memory, how many times as long the peers take, and what share of their memory it is."""
+    """For every case: our time and memory, how many times as long the peers take, and what share of theirs it is."""
     peers = [n for n in result.versions if not is_ours(n)]
     rows = [["case", OURS, *peers, "of limit", "memory", *(f"of {p}'s" for p in peers)]]
     for found in result.cases:

@@ -59,7 +59,11 @@ def _gpt(sizes: Sizes, rng: np.random.Generator) -> Tree:
     ]
     ids = rng.integers(0, vocabulary, (sizes["batch"], sizes["length"] + 1), dtype=np.int32)
     tables = {"tokens": matrix(vocabulary, width), "places": matrix(sizes["length"], width)}
-    return {"params": {**tables, "blocks": blocks, "last": norm()}, "ids": ids[:, :-1].copy(), "labels": ids[:, 1:].copy()}
+    return {
+        "params": {**tables, "blocks": blocks, "last": norm()},
+        "ids": ids[:, :-1].copy(),
+        "labels": ids[:, 1:].copy(),
+    }
 
 
 def _convnet(sizes: Sizes, rng: np.random.Generator) -> Tree:
@@ -88,9 +92,10 @@ def _adamw(sizes: Sizes, rng: np.random.Generator) -> Tree:
     shape = (512, 2048)
     count = max(sizes["parameters"] // math.prod(shape), 1)
     values = {
-        what: {f"w{n}": rng.standard_normal(shape, np.float32) for n in range(count)} for what in ("params", "gradients")
+        what: {f"w{n}": rng.standard_normal(shape, np.float32) for n in range(count)}
+        for what in ("params", "gradients")
     }
-    return {**values, "ids": np.zeros(0, np.int32)}
+    return values
 
 
 def _scan(sizes: Sizes, rng: np.random.Generator) -> Tree:

@@ -1,13 +1,14 @@
 """The process of one engine: `python -m rlx.bench.worker FAMILY NAME THREADS` answers one JSON line for each it reads.
 
-    {"do": "prepare", "program": .., "sizes": .., "result": FILE}  -> {"seconds": first call, with compilation, "held": ..}
-    {"do": "call", "result": FILE}                                  -> {}: one more call, whose result is looked at
-    {"do": "round", "seconds": ..}                                  -> {"seconds": median of a call, "calls": .., "peak": ..}
-    {"do": "logits", "tokens": [..], "result": FILE}                -> {}: of every position, by a language model
+    {"do": "prepare", "program": .., "sizes": .., "result": FILE}
+                                    -> {"seconds": first call, with compilation, "held": memory before it}
+    {"do": "call", "result": FILE}  -> {}: one more call, whose result is looked at
+    {"do": "round", "seconds": ..}  -> {"seconds": median of a call, "calls": .., "peak": memory at most}
+    {"do": "logits", "tokens": [..], "result": FILE}
+                                    -> {}: of every position, by a language model
 
-`held` are the bytes of memory that the process had before it prepared, `peak` the most that it had in a round, None where
-the system does not say. An answer with "error" says why something could not be done; the process goes on. Whatever an engine prints goes to
-stderr, so that answers stay readable.
+Memory is bytes of the whole process, None where the system does not say. An answer with "error" says why something
+could not be done; the process goes on. Whatever an engine prints goes to stderr, so that answers stay readable.
 """
 
 from __future__ import annotations

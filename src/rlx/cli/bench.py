@@ -65,8 +65,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help="a model or the name of a pulled one: a GGUF file for llm and for LoRA in train (default smollm2), a Hugging Face directory for "
-        "embed (default minilm)",
+        help="a model or the name of a pulled one: a GGUF file for llm and the LoRA step of train (default smollm2), "
+        "a Hugging Face directory for embed (default minilm)",
     )
     parser.add_argument(
         "--shape", metavar="SIZE", help="llm: a model of random weights with real widths in place of a file: 1b, 4b, 8b"

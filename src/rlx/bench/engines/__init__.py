@@ -2,7 +2,8 @@
 
 A family of engines runs the same kind of work: `programs` and `kernels` those of `rlx.bench.programs`,
 `language_models` and `language_shapes` a model file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`),
-`matrices` dense linear algebra, `training` steps of optimisers. Engines of ours are called "rlx", or "rlx" and what is special about them.
+`matrices` dense linear algebra, `training` steps of optimisers. Engines of ours are called "rlx", or "rlx" and what is
+special about them.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ KERNELS: dict[str, EngineEntry] = {
     "scipy": EngineEntry("scipy_engine", "ScipyEngine", ("scipy",), _F32),
 }
 
-# Losses after some steps, relative to ours; a quarter of a thousand steps would let roundings grow, five do not.
+# The loss of the fifth step, relative to ours: so soon roundings have not grown.
 _SAME_LOSS = 1e-3
 TRAINERS: dict[str, EngineEntry] = {
     OURS: EngineEntry("training_rlx", "RlxTraining", ("llvmlite",), _SAME_LOSS),
