@@ -55,7 +55,8 @@ CASES = (
     TrainingCase(Case("GPT step, 6x384, 8x128 tokens", "gpt", "gpt", GPT), ("torch", "torch.compile", "jax")),
     TrainingCase(Case("LoRA step, 1x256 tokens", "lora", "lora", {"rank": 8, "length": 256}), ("torch+peft",)),
     TrainingCase(
-        Case("convnet epoch, 100x100 images", "convnet", "convnet", {"steps": 100, "batch": 100}), ("torch", "jax")
+        Case("convnet, quarter of an epoch, 25x100", "convnet", "convnet", {"steps": 25, "batch": 100}),
+        ("torch", "jax"),
     ),
     TrainingCase(
         Case("AdamW alone, 25 M parameters", "update", "adamw", {"parameters": 25_000_000}),
@@ -150,7 +151,7 @@ def _lora_elements(model: Path | None, rank: int) -> tuple[float, float, float]:
     c = files.config
     made = trainable_decoder(files, AdapterConfig(rank=rank))
     # Embeddings are looked up; tied ones are the last matrix too.
-    matrices = sum(float(np.prod(w.dims)) for w in files.weights.values() if len(w.dims) == 2)
+    matrices = sum(float(np.prod(w.dims)) for _, w in files.weights.items() if len(w.dims) == 2)
     if not c.tied:
         matrices -= c.vocab * c.hidden
     return matrices, float(sum(p.size for p in made.params.values())), float(c.layers * c.heads * c.head_dim)

@@ -1,11 +1,11 @@
 """What `rlx bench train` measures: training steps from numbers that are the same in every process.
 
 Parameters and batches are drawn here with NumPy; the engines write the networks in their own words. Every program is a
-call that makes one step (of the convnet: one epoch) and gives its loss.
+call that makes one step (of the convnet: many) and gives its loss.
 
     gpt        a decoder with AdamW: `layers`, `width`, `heads`, `batch`, `length`, `vocabulary`
     lora       adapters of rank `rank` on a model file, over `length` tokens
-    convnet    an epoch of `steps` batches of `batch` images of digits, with Adam
+    convnet    `steps` batches of `batch` images of digits, with Adam
     adamw      the update of `parameters` numbers from gradients that are there already
     scan       the gradient of a loop of `length` steps that keeps `checkpoints` states, 0 for all
 """
@@ -91,11 +91,10 @@ def _adamw(sizes: Sizes, rng: np.random.Generator) -> Tree:
     """Matrices of a model: many leaves of usual sizes."""
     shape = (512, 2048)
     count = max(sizes["parameters"] // math.prod(shape), 1)
-    values = {
+    return {
         what: {f"w{n}": rng.standard_normal(shape, np.float32) for n in range(count)}
         for what in ("params", "gradients")
     }
-    return values
 
 
 def _scan(sizes: Sizes, rng: np.random.Generator) -> Tree:
@@ -130,7 +129,7 @@ def gpt_flops(sizes: Sizes) -> float:
 
 
 def convnet_flops(sizes: Sizes) -> float:
-    """Of an epoch; the first convolution needs no gradient of the images."""
+    """Of all batches; the first convolution needs no gradient of the images."""
     first, second = 28 * 28 * 32 * 9, 14 * 14 * 64 * 288
     dense = 3136 * 128 + 128 * 10
     return 2.0 * (2 * first + 3 * second + 3 * dense) * sizes["steps"] * sizes["batch"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class RlxTraining:
         from rlx.models.model_files import open_decoder
 
         values = drawn("lora", sizes)
-        model = trainable_decoder(open_decoder(os.environ[MODEL_VARIABLE]), AdapterConfig(rank=sizes["rank"]))
+        model = trainable_decoder(open_decoder(Path(os.environ[MODEL_VARIABLE])), AdapterConfig(rank=sizes["rank"]))
         batch = {"tokens": values["ids"], "labels": values["labels"], "frozen": model.frozen}
         return _steps(causal_loss(model), optim.adamw(RATE, b2=B2, weight_decay=0.0), model.params, batch)
 
