@@ -103,11 +103,19 @@ def _import_seconds(name: str, python: str, threads: int) -> float:
 def first_call(
     family: str, name: str, python: str, threads: int, environment: Mapping[str, str], program: str, sizes: Sizes
 ) -> float:
-    """Seconds that a new process of an engine takes for a program, with compilation."""
+    """Seconds of the first call of a program in a new process of an engine, with compilation."""
+    return first_and_later_call(family, name, python, threads, environment, program, sizes)[0]
+
+
+def first_and_later_call(
+    family: str, name: str, python: str, threads: int, environment: Mapping[str, str], program: str, sizes: Sizes
+) -> tuple[float, float]:
+    """The same, and those of a call when everything is compiled."""
     worker = Worker(family, name, python, threads, environment)
     try:
         with tempfile.TemporaryDirectory() as folder:
             request = {"do": "prepare", "program": program, "sizes": dict(sizes), "result": f"{folder}/result.npy"}
-            return float(worker.ask(request)["seconds"])
+            first = float(worker.ask(request)["seconds"])
+            return first, float(worker.ask({"do": "round", "seconds": 0.0})["seconds"])
     finally:
         worker.close()

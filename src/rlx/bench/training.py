@@ -24,7 +24,7 @@ from rlx.bench.engine_process import EngineProblem, Worker
 from rlx.bench.engines import ADAPTER_VARIABLE, MODEL_VARIABLE, OURS, is_ours
 from rlx.bench.limits import Limits, measure_limits, measure_update_stream
 from rlx.bench.report import aligned, duration, notes, share_of_limit, times
-from rlx.bench.startup import CACHES, first_call
+from rlx.bench.startup import CACHES, first_and_later_call
 from rlx.bench.suites import Case
 from rlx.bench.training_programs import convnet_flops, gpt_flops, lora_flops, scan_flops
 from rlx.errors import RlxError
@@ -64,8 +64,8 @@ CASES = (
     ),
     *(_scan_case(checkpoints) for checkpoints in (0, 32, 64, 128)),
 )
-# First calls of the GPT step in new processes.
-COLD, WARM = "GPT step: compile and run", "GPT step: again, from disk"
+# In new processes.
+COLD, WARM = "GPT step: compile", "GPT step: compile again, from disk"
 COMPILE_PEERS = ("jax",)
 
 
@@ -234,19 +234,20 @@ def write_floats(folder: Path, files: DecoderFiles) -> None:
 def _compile_times(
     names: Iterable[str], python: Callable[[str], str], threads: int, rounds: int, tell: Progress
 ) -> dict[str, dict[str, Timing]]:
-    """Seconds of the first call of a step, in a new process with no compiled code on disk and in a second one."""
+    """Seconds that the first call of a step takes longer than later ones, in a new process that finds no compiled code
+    on disk and in a second one."""
     measured: dict[str, dict[str, list[float]]] = {COLD: {}, WARM: {}}
     problems: dict[str, str] = {}
     for number in range(rounds):
         for name in names:
             with tempfile.TemporaryDirectory() as folder:
+                caches = dict.fromkeys(CACHES, folder)
                 for what, times_of in measured.items():
                     tell(f"{what}, {name}, round {number + 1}/{rounds}")
                     try:
-                        seconds = first_call(
-                            FAMILY, name, python(name), threads, dict.fromkeys(CACHES, folder), "gpt", GPT
-                        )
-                        times_of.setdefault(name, []).append(seconds)
+                        call = (FAMILY, name, python(name), threads, caches, "gpt", GPT)
+                        first, later = first_and_later_call(*call)
+                        times_of.setdefault(name, []).append(max(first - later, 0.0))
                     except EngineProblem as problem:
                         problems[name] = str(problem)
     return {
