@@ -183,7 +183,7 @@ def test_the_page_has_ratios_first():
 def test_the_start_of_a_slow_engine_is_measured_once_and_problems_are_said(monkeypatch):
     now = [0.0]
 
-    def first_call(name, python, threads, environment):
+    def first_call(family, name, python, threads, environment, program, sizes):
         if name == "jax":
             raise EngineProblem("no luck\nat all")
         assert os.path.isdir(environment["RLX_CACHE_DIR"])
@@ -193,7 +193,7 @@ def test_the_start_of_a_slow_engine_is_measured_once_and_problems_are_said(monke
     monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(startup, "run_suite", lambda *args, **options: measured())
     monkeypatch.setattr(startup, "_import_seconds", lambda name, python, threads: 0.1)
-    monkeypatch.setattr(startup, "_first_call", first_call)
+    monkeypatch.setattr(startup, "first_call", first_call)
     said = []
     result = startup.run_startup(rounds=3, progress=said.append)
     imports, cold, again, *calls = result.cases

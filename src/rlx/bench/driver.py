@@ -22,6 +22,7 @@ from rlx.bench.model_variants import converted
 from rlx.bench.model_work import work_of
 from rlx.bench.programs import Expected
 from rlx.bench.suites import Case
+from rlx.bench.training_programs import TRAINING
 from rlx.errors import RlxError
 
 # Threads of an engine may look for more work for a while after a round; the next engine waits for them to rest.
@@ -34,7 +35,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Timing(NamedTuple):
     """One engine on one case: the median of its rounds, or why there is none.
 
-    `limit` is the least time for its work on this machine, 0 where that is not known.
+    `limit` is the least time for its work on this machine, 0 where that is not known. `memory` are the bytes that its
+    process had more in a round, at most, than before it prepared the case; None where that is not known.
     """
 
     seconds: float | None
@@ -43,6 +45,7 @@ class Timing(NamedTuple):
     error: float | None = None
     problem: str = ""
     limit: float = 0.0
+    memory: int | None = None
 
 
 class CaseResult(NamedTuple):
@@ -127,7 +130,7 @@ def run_suite(
         results = []
         for number, case in enumerate(cases):
             tell = functools.partial(report_step, progress, f"{number + 1}/{len(cases)} {case.name}")
-            timings = _run_case(family, case, workers, rounds, round_seconds, tell)
+            timings = run_case(family, case, workers, rounds, round_seconds, tell)
             least = {file: limits.seconds(*work_of(case, file)) for file in set(files.values())}
             bounded = {n: t._replace(limit=least[files[n]]) for n, t in timings.items()}
             results.append(CaseResult(case, bounded))
@@ -142,17 +145,19 @@ def report_step(progress: Progress, work: str, step: str) -> None:
     progress(f"{work}: {step}")
 
 
-def _run_case(
+def run_case(
     family: str, case: Case, workers: Mapping[str, Worker], rounds: int, seconds: float, tell: Progress
 ) -> dict[str, Timing]:
+    """First calls and their results, then rounds of all engines in turn."""
     timings: dict[str, Timing] = {}
     times: dict[str, list[float]] = {}
+    held: dict[str, int | None] = {}
     wanted: dict[str, Expected] = {}
     for name, worker in workers.items():
         entry = FAMILIES[family][name]
         tell(f"{name}, first call")
         try:
-            first_call, found = _prepare(case, worker)
+            first_call, held[name], found = _prepare(case, worker)
         except EngineProblem as problem:
             timings[name] = Timing(None, problem=str(problem))
             continue
@@ -171,7 +176,10 @@ def _run_case(
         for name in list(times) if number % 2 == 0 else list(reversed(times)):
             time.sleep(PAUSE_S)
             try:
-                times[name].append(workers[name].ask({"do": "round", "seconds": seconds})["seconds"])
+                answer = workers[name].ask({"do": "round", "seconds": seconds})
+                times[name].append(answer["seconds"])
+                more = _difference(answer.get("peak"), held[name])
+                timings[name] = timings[name]._replace(memory=max(more or 0, timings[name].memory or 0) or None)
             except EngineProblem as problem:
                 timings[name] = Timing(None, problem=str(problem))
                 del times[name]
@@ -180,13 +188,20 @@ def _run_case(
     return timings
 
 
-def _prepare(case: Case, worker: Worker) -> tuple[float, Array]:
-    """Seconds of the first call, and its result."""
+def _difference(peak: int | None, held: int | None) -> int | None:
+    return None if peak is None or held is None else max(peak - held, 0)
+
+
+def _prepare(case: Case, worker: Worker) -> tuple[float, int | None, Array]:
+    """Seconds of the first call, bytes that the process had before it, and its result."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.npy"
         request = {"do": "prepare", "program": case.program, "sizes": dict(case.sizes), "result": str(file)}
-        seconds = float(worker.ask(request)["seconds"])
-        return seconds, np.load(file, allow_pickle=False)
+        answer = worker.ask(request)
+        if case.program in TRAINING:
+            # The loss of a later step says that gradients and updates are right too.
+            worker.ask({"do": "call", "result": str(file)})
+        return float(answer["seconds"]), answer.get("held"), np.load(file, allow_pickle=False)
 
 
 def largest_difference(found: Array, wanted: Expected) -> float:

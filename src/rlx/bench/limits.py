@@ -22,6 +22,8 @@ FMA_STEPS = 1_600_000
 # Larger than any cache that a few cores share.
 READ_BYTES = 512 << 20
 ROUNDS = 5
+# Elements of each array of an update, in all threads together: 100 MB.
+UPDATE_ELEMENTS = 25_000_000
 
 
 class Limits(NamedTuple):
@@ -33,6 +35,10 @@ class Limits(NamedTuple):
     def seconds(self, flops: float, nbytes: float) -> float:
         """The least time for this much work."""
         return max(flops / self.flops, nbytes / self.bandwidth)
+
+    def best(self, other: Limits) -> Limits:
+        """Of two measurements on one machine: what was reached once is possible."""
+        return Limits(max(self.flops, other.flops), max(self.bandwidth, other.bandwidth))
 
 
 def measure_limits(threads: int) -> Limits:
@@ -47,6 +53,17 @@ def measure_limits(threads: int) -> Limits:
     data = [np.ones(count, np.float32) for _ in range(threads)]
     best = min(_together(threads, lambda i: read(data[i], results[i], count)) for _ in range(ROUNDS))
     return Limits(flops, threads * 4.0 * count / best)
+
+
+def measure_update_stream(threads: int) -> float:
+    """Bytes per second of a loop that reads four arrays and writes three of them, as an update of Adam does."""
+    target = host()
+    lanes = target.lanes(DType.F32)
+    stream = load(_update_kernel(target), target)
+    count = UPDATE_ELEMENTS // threads // lanes * lanes
+    data = [[np.ones(count, np.float32) for _ in range(4)] for _ in range(threads)]
+    best = min(_together(threads, lambda i: stream(*data[i], count)) for _ in range(ROUNDS))
+    return threads * 7 * 4.0 * count / best
 
 
 def _together(threads: int, work: Callable[[int], None]) -> float:
@@ -95,4 +112,18 @@ def _read_kernel(target: Machine) -> Kernel:
     for value in fold.results[1:]:
         total = total + value
     k.store(y, 0, total)
+    return k.build()
+
+
+def _update_kernel(target: Machine) -> Kernel:
+    k = KernelBuilder("update_rate")
+    held = [k.pointer(name, DType.F32, read=True, write=True) for name in ("p", "m", "v")]
+    gradient = k.pointer("g", DType.F32)
+    count = k.index("count")
+    lanes = target.lanes(DType.F32)
+    half = k.const(0.5, ValueType(DType.F32, lanes))
+    with k.loop("i", 0, count, lanes) as i:
+        g = k.load(gradient, i, lanes=lanes)
+        for pointer in held:
+            k.store(pointer, i, k.fma(k.load(pointer, i, lanes=lanes), half, g))
     return k.build()

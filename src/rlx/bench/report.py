@@ -176,7 +176,15 @@ def from_json(document: Mapping[str, Any]) -> BenchResult:
     cases = []
     for c in document["cases"]:
         timings = {
-            n: Timing(t["seconds"], tuple(t["rounds"]), t["first_call"], t["error"], t["problem"], t["limit"])
+            n: Timing(
+                t["seconds"],
+                tuple(t["rounds"]),
+                t["first_call"],
+                t["error"],
+                t["problem"],
+                t["limit"],
+                t.get("memory"),
+            )
             for n, t in c["engines"].items()
         }
         cases.append(CaseResult(Case(c["name"], c["group"], c["program"], c["sizes"]), timings))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rlx.bench.driver import BenchResult, CaseResult, Progress, Timing, report_step, run_suite
 from rlx.bench.engine_process import EngineProblem, Worker, engine_environment
 from rlx.bench.engines import ENGINES, OURS
+from rlx.bench.programs import Sizes
 from rlx.bench.suites import CALLS, Case
 
 ENCODER = {"batch": 1, "seq": 128}
@@ -68,10 +69,11 @@ def run_startup(
             start = time.perf_counter()
             tell = partial(report_step, progress, f"round {number + 1}/{rounds}, {name}")
             with tempfile.TemporaryDirectory() as folder:
-                first_call = partial(_first_call, name, pythons[name], threads, dict.fromkeys(CACHES, folder))
+                caches = dict.fromkeys(CACHES, folder)
+                call = partial(first_call, "programs", name, pythons[name], threads, caches, "encoder", ENCODER)
                 _note(imports, name, partial(_import_seconds, name, pythons[name], threads), tell)
-                _note(cold, name, first_call, tell)
-                _note(again, name, first_call, tell)
+                _note(cold, name, call, tell)
+                _note(again, name, call, tell)
             if time.perf_counter() - start > LONG_ROUND_S:
                 slow.add(name)
     results = (imports.result(), cold.result(), again.result(), *calls.cases)
@@ -98,11 +100,22 @@ def _import_seconds(name: str, python: str, threads: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def _first_call(name: str, python: str, threads: int, environment: Mapping[str, str]) -> float:
-    worker = Worker("programs", name, python, threads, environment)
+def first_call(
+    family: str, name: str, python: str, threads: int, environment: Mapping[str, str], program: str, sizes: Sizes
+) -> float:
+    """Seconds of the first call of a program in a new process of an engine, with compilation."""
+    return first_and_later_call(family, name, python, threads, environment, program, sizes)[0]
+
+
+def first_and_later_call(
+    family: str, name: str, python: str, threads: int, environment: Mapping[str, str], program: str, sizes: Sizes
+) -> tuple[float, float]:
+    """The same, and those of a call when everything is compiled."""
+    worker = Worker(family, name, python, threads, environment)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            request = {"do": "prepare", "program": "encoder", "sizes": ENCODER, "result": f"{folder}/result.npy"}
-            return float(worker.ask(request)["seconds"])
+            request = {"do": "prepare", "program": program, "sizes": dict(sizes), "result": f"{folder}/result.npy"}
+            first = float(worker.ask(request)["seconds"])
+            return first, float(worker.ask({"do": "round", "seconds": 0.0})["seconds"])
     finally:
         worker.close()

@@ -1,11 +1,14 @@
 """The process of one engine: `python -m rlx.bench.worker FAMILY NAME THREADS` answers one JSON line for each it reads.
 
-    {"do": "prepare", "program": .., "sizes": .., "result": FILE}  -> {"seconds": first call, with compilation}
-    {"do": "round", "seconds": ..}                                  -> {"seconds": median of a call, "calls": ..}
-    {"do": "logits", "tokens": [..], "result": FILE}                -> {}: of every position, by a language model
+    {"do": "prepare", "program": .., "sizes": .., "result": FILE}
+                                    -> {"seconds": first call, with compilation, "held": memory before it}
+    {"do": "call", "result": FILE}  -> {}: one more call, whose result is looked at
+    {"do": "round", "seconds": ..}  -> {"seconds": median of a call, "calls": .., "peak": memory at most}
+    {"do": "logits", "tokens": [..], "result": FILE}
+                                    -> {}: of every position, by a language model
 
-An answer with "error" says why something could not be done; the process goes on. Whatever an engine prints goes to
-stderr, so that answers stay readable.
+Memory is bytes of the whole process, None where the system does not say. An answer with "error" says why something
+could not be done; the process goes on. Whatever an engine prints goes to stderr, so that answers stay readable.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import numpy as np
 
 from rlx.bench.engines import Engine, create_engine
 from rlx.bench.programs import PROGRAMS, operands_of
+from rlx.bench.training_programs import TRAINING, drawn
 
 # A call may be so short that the clock matters: several are then measured as one.
 SHORTEST = 20e-6
@@ -47,13 +51,19 @@ def main() -> int:
             if request["do"] == "prepare":
                 call = None
                 gc.collect()
+                _draw(request)
+                held = _memory("VmRSS")
                 call, seconds = _prepared(engine, request)
-                _answer(answers, {"seconds": seconds})
+                _answer(answers, {"seconds": seconds, "held": held})
             elif request["do"] == "logits":
                 np.save(request["result"], engine.logits(request["tokens"]), allow_pickle=False)
                 _answer(answers, {})
+            elif call is not None and request["do"] == "call":
+                np.save(request["result"], engine.as_numpy(call()), allow_pickle=False)
+                _answer(answers, {})
             elif call is not None:
-                _answer(answers, _round(call, request["seconds"]))
+                _forget_peak()
+                _answer(answers, {**_round(call, request["seconds"]), "peak": _memory("VmHWM")})
             else:
                 _answer(answers, {"error": "nothing is prepared"})
         except Exception as error:
@@ -74,11 +84,16 @@ def _keep_to(threads: int) -> None:
             os.sched_setaffinity(0, allowed[:threads])
 
 
+def _draw(request: dict[str, Any]) -> None:
+    """Make the operands, once: they are remembered, and the clock is for the engine."""
+    if request["program"] in PROGRAMS:
+        operands_of(request["program"], request["sizes"])
+    elif request["program"] in TRAINING:
+        drawn(request["program"], request["sizes"])
+
+
 def _prepared(engine: Engine, request: dict[str, Any]) -> tuple[Callable[[], Any], float]:
     """A call that has run; its result is in the file that was asked for."""
-    if request["program"] in PROGRAMS:
-        # Made once and remembered: the clock is for the engine.
-        operands_of(request["program"], request["sizes"])
     start = time.perf_counter()
     call = engine.prepare(request["program"], request["sizes"])
     result = call()
@@ -104,6 +119,21 @@ def _round(call: Callable[[], Any], seconds: float) -> dict[str, Any]:
             call()
         times.append((time.perf_counter() - start) / batch)
     return {"seconds": statistics.median(times), "calls": len(times) * batch}
+
+
+def _memory(what: str) -> int | None:
+    """Bytes of main memory that this process has (VmRSS), or had at most (VmHWM), as Linux counts them."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:
+            return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{what}:")), None)
+    except OSError:
+        return None
+
+
+def _forget_peak() -> None:
+    """The most that the process had begins with what it has now."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
 
 
 def _calls_in(seconds: float, call: Callable[[], Any]) -> int:

@@ -10,6 +10,7 @@ suites:
   llm       prefill and decode of a GGUF model, in its own type and in others
   embed     256 sentences to vectors, with tokenisation
   linalg    factorisations, solves, eigenvalues and singular values in f64
+  train     training steps of a GPT, of LoRA and of a convnet, the optimiser alone, compile times, scans; with memory
 
 With --tier a device is measured by itself: single ops (L1) or small compositions (L2), each checked first, with median
 and p95 of its times, operations and bytes per second beside what the machine can do, and memory. Without --device
@@ -21,6 +22,7 @@ examples:
   rlx bench minilm --peer-python path/to/other/env/bin/python --json minilm.json --plot minilm.svg
   rlx bench ops --only attention --rounds 15
   rlx bench llm --model smollm2 --peers llama.cpp
+  rlx bench train --only GPT --peer-python path/to/other/env/bin/python --json train.json
   rlx bench llm --shape 1b --type Q4_K --peer-python path/to/other/env/bin/python
 """
 
@@ -37,6 +39,7 @@ from rlx.bench import BenchmarkResult, BenchResult, run_suite
 from rlx.bench.report import plot, table, to_json
 from rlx.bench.startup import run_startup
 from rlx.bench.suites import SUITES
+from rlx.bench.training import run_training, training_table
 from rlx.cli import add_command
 from rlx.cli.arguments import not_negative, path, positive, threads
 from rlx.errors import RlxError
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
 
 # Those of users; `calls` and others are for the makers of rlx.
-SHOWN_SUITES = ("ops", "minilm", "conv", "fft", "linalg", "startup", "llm", "embed")
+SHOWN_SUITES = ("ops", "minilm", "conv", "fft", "linalg", "startup", "llm", "embed", "train")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -62,8 +65,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help="a model or the name of a pulled one: a GGUF file for llm (default smollm2), a Hugging Face directory for "
-        "embed (default minilm)",
+        help="a model or the name of a pulled one: a GGUF file for llm and the LoRA step of train (default smollm2), "
+        "a Hugging Face directory for embed (default minilm)",
     )
     parser.add_argument(
         "--shape", metavar="SIZE", help="llm: a model of random weights with real widths in place of a file: 1b, 4b, 8b"
@@ -111,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_kind(args: argparse.Namespace) -> None:
     if not args.suite and not args.tier:
         raise RlxError(
-            "name a suite (ops, minilm, conv, fft, linalg, startup, llm, embed), or a tier: --tier L1, --tier L2"
+            "name a suite (ops, minilm, conv, fft, linalg, startup, llm, embed, train), or a tier: --tier L1, --tier L2"
         )
     others = OF_SUITES if args.tier else OF_TIERS
     wrong = [name for name in others if getattr(args, name) is not None]
@@ -127,7 +130,7 @@ def _suite(args: argparse.Namespace) -> tuple[object, str]:
     result = _measured(args)
     if args.plot:
         args.plot.write_text(plot(result), encoding="utf-8")
-    return to_json(result), _title(args) + table(result)
+    return to_json(result), _title(args) + (training_table(result) if args.suite == "train" else table(result))
 
 
 def _title(args: argparse.Namespace) -> str:
@@ -188,6 +191,16 @@ def _measured(args: argparse.Namespace) -> BenchResult:
             threads=threads,
             progress=_progress,
         )
+    if args.suite == "train":
+        return run_training(
+            peers=args.peers,
+            peer_python=args.peer_python,
+            model=_lora_model(args.model),
+            only=args.only,
+            rounds=args.rounds or 7,
+            threads=threads,
+            progress=_progress,
+        )
     name = "llm-shapes" if args.shape else args.suite
     suite = SUITES[name]
     cases = [c for c in suite.cases if args.only is None or args.only in c.name]
@@ -215,6 +228,16 @@ def _model(name: str) -> Path | None:
 
     path = locate(name)
     return next(iter(sorted(path.glob("*.gguf"))), path) if path.is_dir() else path
+
+
+def _lora_model(name: str | None) -> Path | None:
+    """The model that was named, or SmolLM2 where it has been pulled."""
+    if name is not None:
+        return _model(name)
+    try:
+        return _model("smollm2")
+    except RlxError:
+        return None
 
 
 def _synthetic(shape: str, type: str) -> Path:

@@ -205,6 +205,9 @@ def _pooled(kind: ReduceOp, x: Any, window: Sizes, stride: Sizes | None, padding
     sides = [(0, 0), (0, 0), *_pool_sides(x, sizes, steps, padding)]
 
     def pool(y: Any) -> Any:
+        if kind in (ReduceOp.Max, ReduceOp.Min) and all(low == high for low, high in sides):
+            # Its gradient is one kernel that looks for the winners again.
+            return ops.pool(y, kind, sizes, steps, [low for low, _ in sides[2:]])
         return ops.reduce_window(y, kind, (1, 1, *sizes), (1, 1, *steps), sides)
 
     return pool(x), pool, math.prod(sizes)

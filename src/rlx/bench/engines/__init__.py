@@ -2,7 +2,8 @@
 
 A family of engines runs the same kind of work: `programs` and `kernels` those of `rlx.bench.programs`,
 `language_models` and `language_shapes` a model file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`),
-`matrices` dense linear algebra. Engines of ours are called "rlx", or "rlx" and what is special about them.
+`matrices` dense linear algebra, `training` steps of optimisers. Engines of ours are called "rlx", or "rlx" and what is
+special about them.
 """
 
 from __future__ import annotations
@@ -108,6 +109,17 @@ KERNELS: dict[str, EngineEntry] = {
     "scipy": EngineEntry("scipy_engine", "ScipyEngine", ("scipy",), _F32),
 }
 
+# The loss of the fifth step, relative to ours: so soon roundings have not grown.
+_SAME_LOSS = 1e-3
+TRAINERS: dict[str, EngineEntry] = {
+    OURS: EngineEntry("training_rlx", "RlxTraining", ("llvmlite",), _SAME_LOSS),
+    "torch": EngineEntry("training_torch", "TorchTraining", ("torch",), _SAME_LOSS),
+    "torch foreach": EngineEntry("training_torch", "ForeachTorchTraining", ("torch",), _SAME_LOSS),
+    "torch.compile": EngineEntry("training_torch", "CompiledTorchTraining", ("torch",), _SAME_LOSS),
+    "torch+peft": EngineEntry("training_torch", "TorchTraining", ("torch", "transformers", "peft"), _SAME_LOSS),
+    "jax": EngineEntry("training_jax", "JaxTraining", ("jax", "optax"), _SAME_LOSS),
+}
+
 FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "programs": ENGINES,
     "kernels": KERNELS,
@@ -115,9 +127,12 @@ FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "language_shapes": LANGUAGE_SHAPES,
     "encoders": ENCODERS,
     "matrices": MATRICES,
+    "training": TRAINERS,
 }
 # Where engines that run a model find it.
 MODEL_VARIABLE = "RLX_BENCH_MODEL"
+# And those that train an adapter the one to begin with.
+ADAPTER_VARIABLE = "RLX_BENCH_ADAPTER"
 
 
 def create_engine(family: str, name: str, threads: int) -> Engine:

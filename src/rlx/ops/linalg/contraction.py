@@ -189,12 +189,10 @@ class DotGeneral(_Contraction):
 
     def decompose(self, lhs: Tensor, rhs: Tensor) -> Any:
         left, right = self._axes(lhs.ndim, rhs.ndim)
-        lhs_batch, lhs_free, lhs_summed = ([lhs.shape[i] for i in g] for g in (left.batch, left.free, left.contract))
-        rhs_batch, rhs_free, rhs_summed = ([rhs.shape[j] for j in g] for g in (right.batch, right.free, right.contract))
-        a = transposed(lhs, (*left.batch, *left.free, *left.contract))
-        b = transposed(rhs, (*right.batch, *right.contract, *right.free))
-        a = reshaped(a, (*lhs_batch, product(lhs_free), product(lhs_summed)))
-        b = reshaped(b, (*rhs_batch, product(rhs_summed), product(rhs_free)))
+        lhs_batch, lhs_free = ([lhs.shape[i] for i in group] for group in (left.batch, left.free))
+        rhs_batch, rhs_free = ([rhs.shape[j] for j in group] for group in (right.batch, right.free))
+        a = _matrices(lhs, left.batch, left.free, left.contract)
+        b = _matrices(rhs, right.batch, right.contract, right.free)
         batch = [_joined(m, n) for m, n in zip(lhs_batch, rhs_batch)]
         return reshaped(MatMul(self.precision, self.out_dtype)(a, b), (*batch, *lhs_free, *rhs_free))
 
@@ -222,6 +220,21 @@ class _Axes:
         self.contract = tuple(normalize_axis(a, rank, "dot_general") for a in contract)
         normalize_axes((*self.batch, *self.contract), rank, "dot_general")
         self.free = tuple(a for a in range(rank) if a not in self.batch and a not in self.contract)
+
+
+def _matrices(x: Tensor, batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """x as [batch.., rows, columns], where rows and columns stand for several axes each.
+
+    Axes that are neighbours are joined before any are moved: then what is left is a turned matrix, which a product
+    reads as it lies, and not a copy of x in another order.
+    """
+    groups = [*((axis,) for axis in batch), tuple(rows), tuple(columns)]
+    sizes = tuple(product([x.shape[axis] for axis in group]) for group in groups)
+    if not all(group == tuple(range(group[0], group[0] + len(group))) for group in groups if group):
+        return reshaped(transposed(x, (*batch, *rows, *columns)), sizes)
+    as_they_lie = sorted(range(len(groups)), key=lambda n: groups[n][:1])
+    joined = reshaped(x, tuple(sizes[n] for n in as_they_lie))
+    return transposed(joined, [as_they_lie.index(n) for n in range(len(groups))])
 
 
 def _joined(a: Size, b: Size) -> Size:

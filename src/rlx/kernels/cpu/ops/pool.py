@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
-from rlx.kernels.cpu.ops import OpSite, op_kernel
-from rlx.kernels.cpu.ops.windows import WindowAxis, fold_taps, inside_rows, lane_count
+from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
+from rlx.kernels.cpu.ops.windows import WindowAxis, fold_taps, inside_rows, lane_count, positions
+from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import FLOATS, NUMBERS, Value, ValueType
 from rlx.kernels.specs.expr import compute_dtype
@@ -61,31 +62,50 @@ def reduce_window(site: OpSite) -> None:
 
 @op_kernel(MaxPool2dBackward, kind="pool", supports=_adds_exactly)
 def max_pool_gradient(site: OpSite) -> None:
-    """One iteration does one channel of one image: windows that share a winner add to it one after the other."""
+    """One iteration does one channel of one image. Windows that may share a winner add to it one after the other; those
+    that do not overlap are done in lanes, for no two of them write to one place."""
     op = site.op
     assert isinstance(op, MaxPool2dBackward)
     k, (x, dy), (dx,) = site.k, site.inputs, site.outputs
     dtype = x.shape.dtype
     axes = [WindowAxis(*one) for one in zip(op.kernel_size, op.stride, (1,) * op.spatial_rank, op.padding, x.dims[2:])]
+    is_apart = all(size <= step for size, step in zip(op.kernel_size, op.stride))
+    lanes = lane_count(site.machine.lanes(dtype), dy.shape.dims[-1]) if is_apart else 1
     with k.parallel("plane", x.dims[0] * x.dims[1]) as plane:
         image, channel = plane // x.dims[1], plane % x.dims[1]
-        with k.loop("i", 0, total(k, x.dims[2:])) as i:
-            k.store(dx.buffer, dx.at(image, channel, *unflatten(i, x.dims[2:])), k.const(0, dtype))
-        with k.loop("window", 0, total(k, dy.dims[2:])) as window:
-            place = unflatten(window, dy.dims[2:])
+        _fill_plane(k, dx, image, channel, site.machine.lanes(dtype))
+        rows = dy.dims[2:-1]
+        with k.loop("row", 0, total(k, rows)) as row, k.loop("q", 0, dy.dims[-1], lanes) as q:
+            place = unflatten(row, rows)
+            columns = positions(k, q, lanes)
 
-            def compare(taps: Sequence[Value], best: Sequence[Value], place: Sequence[Value] = place) -> list[Value]:
+            def compare(taps: Sequence[Value], best: Sequence[Value]) -> list[Value]:
                 """The largest so far, and where it was; NaN is larger than everything and stays."""
-                index, is_inside = inside_rows(k, axes, place, taps)
-                assert is_inside is not None
-                offset = x.at(image, channel, *index)
-                seen = k.load(x.buffer, offset, mask=is_inside)
+                index, has_row = inside_rows(k, axes[:-1], place, taps)
+                seen, is_inside = axes[-1].load(k, x, x.at(image, channel, *index), q, lanes, taps[-1], has_row)
                 highest, winner = best
                 wins = is_inside & ((seen > highest) | k.ne(seen, seen))
-                return [k.select(wins, seen, highest), k.select(wins, dx.at(image, channel, *index), winner)]
+                column, _ = axes[-1].read(k, columns, taps[-1])
+                target = k.splat(dx.at(image, channel, *index), lanes) + column * k.splat(dx.strides[-1], lanes)
+                return [k.select(wins, seen, highest), k.select(wins, target, winner)]
 
-            start = [k.const(-math.inf, dtype), k.as_index(-1)]
+            start = [k.const(-math.inf, ValueType(dtype, lanes)), k.splat(k.as_index(-1), lanes)]
             highest, winner = fold_taps(k, op.kernel_size, start, compare)
-            with k.when((winner >= 0) & k.eq(highest, highest)):
-                upstream = k.load(dy.buffer, dy.at(image, channel, *place))
-                k.store(dx.buffer, winner, k.load(dx.buffer, winner) + upstream)
+            counts = (winner >= 0) & k.eq(highest, highest)
+            upstream_at = dy.at(image, channel, *place, q)
+            if is_apart:
+                here = counts & k.lane_mask(dy.dims[-1] - q, lanes) if lanes > 1 else counts
+                upstream = k.load(dy.buffer, upstream_at, lanes=lanes, stride=dy.strides[-1], mask=here)
+                k.store(dx.buffer, winner, upstream, mask=here)
+            else:
+                with k.when(counts):
+                    k.store(dx.buffer, winner, k.load(dx.buffer, winner) + k.load(dy.buffer, upstream_at))
+
+
+def _fill_plane(k: KernelBuilder, dx: Slab, image: Value, channel: Value, lanes: int) -> None:
+    """Zeros everywhere in one channel of one image."""
+    rows, zero = dx.dims[2:-1], k.const(0, ValueType(dx.shape.dtype, lanes))
+    with k.loop("line", 0, total(k, rows)) as line, k.loop("c", 0, dx.dims[-1], lanes) as c:
+        mask = k.lane_mask(dx.dims[-1] - c, lanes) if lanes > 1 else None
+        offset = dx.at(image, channel, *unflatten(line, rows), c)
+        k.store(dx.buffer, offset, zero, stride=dx.strides[-1], mask=mask)
