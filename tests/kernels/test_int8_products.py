@@ -192,6 +192,27 @@ def test_blocks_in_the_interpreter(name: str, target: Machine, m: int):
     close(interpreted(block_product(name, target, n, k), args)["c"], x, weights)
 
 
+@pytest.mark.parametrize(("name", "digits"), [("Q4_K", 2), ("Q6_K", 1)])
+def test_a_row_is_the_same_beside_any_number_of_others(name: str, digits: int):
+    """Tiles of 1 to 8 rows, and several of them, add up each row in the same order."""
+    n, k, target = 40, 1536, MACHINES[0]
+    panels, _ = blocks(name, n, k)
+    kernel = block_product(name, target, n, k, digits)
+    rows, _ = activations(21, k, name, digits)
+
+    def found(m: int) -> np.ndarray:
+        args = {"a": rows[:m], "b": panels, "c": np.full((m, n), np.nan, np.float32), "m": m}
+        return np.asarray(ran_natively(kernel, args, target)["c"])
+
+    whole = found(21)
+    for m in (1, 2, 4, 7, 8, 13):
+        np.testing.assert_array_equal(found(m), whole[:m])
+
+
+def test_tiles_of_several_rows_ask_for_codes_ahead_of_time():
+    assert "prefetcht0" in compile_assembly(block_product("Q4_1", AVX512_VNNI, 16, 64), AVX512_VNNI)
+
+
 def test_types_whose_codes_are_bytes_or_parts_of_them():
     assert {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q2_K", "Q5_K", "Q6_K", "Q3_K"} <= set(BLOCK_TYPES)
     assert not {"IQ4_NL", "MXFP4"} & set(BLOCK_TYPES)

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import doctest
 
+import numpy as np
 import pytest
+from kernel_runs import check_everywhere
 
 from rlx.errors import DTypeError, OpError, VerificationError
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu import maps as elementwise
 from rlx.kernels.ir import builder, loop_ir
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import INDEX, Block, For, Kernel, Let, LoopKind, Store, Value, ValueType, infer, op_names
+from rlx.kernels.ir.loop_ir import (
+    INDEX,
+    Block,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    LoopKind,
+    Prefetch,
+    Store,
+    Value,
+    ValueType,
+    infer,
+    op_names,
+)
 from rlx.kernels.ir.verify import verify
 from rlx.kernels.specs import expr
 
@@ -52,6 +68,24 @@ kernel @dot(x: read f32, y: read f32, out: write f32, %n: i64) {
   store out[0], %7
 }"""
     )
+
+
+def test_a_prefetch_is_a_hint_that_changes_nothing():
+    """It may point anywhere, outlives a rewriting pass, and is text, so part of a kernel's identity."""
+    k = KernelBuilder("ahead")
+    x, y, n = k.pointer("x", DType.F32), k.pointer("y", DType.F32, write=True), k.index("n")
+    with k.loop("i", 0, n) as i:
+        k.prefetch(x, i + 1000)
+        k.store(y, i, k.load(x, i) * 2.0)
+    kernel = k.build()
+    assert "prefetch x[" in kernel.text
+    args = {"x": np.arange(5, dtype=np.float32), "y": np.zeros(5, np.float32), "n": 5}
+    np.testing.assert_array_equal(check_everywhere(kernel, args)["y"], np.arange(5, dtype=np.float32) * 2)
+    body = kernel.body.statements[0].body.statements
+    hint = next(s for s in body if isinstance(s, Prefetch))
+    hint.buffer = Buffer("other", DType.F32, hint.buffer.space)
+    with pytest.raises(VerificationError, match="other is not declared"):
+        verify(kernel)
 
 
 def test_known_operations_are_reused_and_indices_folded():

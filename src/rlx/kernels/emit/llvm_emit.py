@@ -28,6 +28,7 @@ from rlx.kernels.ir.loop_ir import (
     Let,
     Load,
     LoopKind,
+    Prefetch,
     Space,
     Statement,
     Store,
@@ -192,6 +193,10 @@ class _Emitter(ExchangeOps):
                 self.names[statement.result] = self.load(statement)
             case Store():
                 self.store(statement)
+            case Prefetch(buffer, offset) if not self.machine.is_gpu:
+                # To read, into all caches, as data.
+                where = ("ptr", self.address(buffer, offset, ""))
+                self.call("llvm.prefetch.p0", "void", [where, ("i32", "0"), ("i32", "3"), ("i32", "1")])
             case Atomic(op, buffer, offset, value):
                 address = self.address(buffer, offset, "")
                 operation = (

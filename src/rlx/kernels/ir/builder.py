@@ -50,6 +50,7 @@ from rlx.kernels.ir.loop_ir import (
     Load,
     LoopKind,
     Operand,
+    Prefetch,
     Space,
     Statement,
     Store,
@@ -399,6 +400,10 @@ class KernelBuilder:
         data = self.splat(data, max(data.lanes, address.lanes))
         self._check_mask("store", buffer, data.type, mask)
         self.append(Store(buffer, address, data, mask, align or buffer.dtype.size_bytes))
+
+    def prefetch(self, buffer: Buffer, offset: Operand) -> None:
+        """Say that an element is read soon; it need not exist, and only processors listen."""
+        self.append(Prefetch(buffer, self.as_index(offset)))
 
     def atomic(self, op: str, buffer: Buffer, offset: Operand, value: Operand) -> None:
         """`buffer[offset] = op(buffer[offset], value)` for op in add, min, max; min and max of integers only."""

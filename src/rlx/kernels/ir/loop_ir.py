@@ -247,6 +247,14 @@ class Store:
 
 
 @dataclass(eq=False, slots=True)
+class Prefetch:
+    """A hint that `buffer[offset]` is read soon: caches may fetch it, nothing else changes, and it may lie outside."""
+
+    buffer: Buffer
+    offset: Value
+
+
+@dataclass(eq=False, slots=True)
 class Atomic:
     """`buffer[offset] = op(buffer[offset], value)` for one element, whole before any other thread sees it."""
 
@@ -317,7 +325,7 @@ class GroupStatement:
         raise NotImplementedError
 
 
-Statement = Let | Load | Store | Atomic | Barrier | For | If | GroupStatement
+Statement = Let | Load | Store | Prefetch | Atomic | Barrier | For | If | GroupStatement
 
 
 class Kernel:

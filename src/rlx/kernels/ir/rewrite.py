@@ -18,6 +18,7 @@ from rlx.kernels.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Prefetch,
     Statement,
     Store,
     Value,
@@ -63,6 +64,8 @@ class Copier:
                 self.values[result] = copied
             case Store(buffer, offset, value, mask, align):
                 k.append(Store(buffer, self.new(offset), self.new(value), self.maybe(mask), align))
+            case Prefetch(buffer, offset):
+                k.append(Prefetch(buffer, self.new(offset)))
             case Atomic(op, buffer, offset, value):
                 k.append(Atomic(op, buffer, self.new(offset), self.new(value)))
             case Barrier():

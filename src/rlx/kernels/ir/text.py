@@ -18,6 +18,7 @@ from rlx.kernels.ir.loop_ir import (
     Let,
     Load,
     LoopKind,
+    Prefetch,
     Statement,
     Store,
     Value,
@@ -100,6 +101,8 @@ class _Printer:
                 tail = f" mask {self.use(mask)}" if mask is not None else ""
                 where = f"{buffer.name}[{self.use(offset)}]"
                 line(f"{indent}store {where}, {self.use(value)}{tail}{_align_text(align, buffer)}")
+            case Prefetch(buffer, offset):
+                line(f"{indent}prefetch {buffer.name}[{self.use(offset)}]")
             case Atomic(op, buffer, offset, value):
                 line(f"{indent}atomic {op} {buffer.name}[{self.use(offset)}], {self.use(value)}")
             case Barrier():

@@ -21,6 +21,7 @@ from rlx.kernels.ir.loop_ir import (
     Let,
     Load,
     LoopKind,
+    Prefetch,
     Statement,
     Store,
     Value,
@@ -138,6 +139,9 @@ class _Verifier:
                 self.use(value)
                 self.access(buffer, offset, value.type, mask)
                 self.require(buffer.writes, f"{buffer.name} is read only")
+            case Prefetch(buffer, offset):
+                self.use(offset, INDEX)
+                self.require(buffer in self.buffers, f"{buffer.name} is not declared")
             case Atomic(_, buffer, offset, value):
                 self.use(value)
                 self.use(offset, INDEX)
