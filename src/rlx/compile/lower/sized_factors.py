@@ -28,7 +28,7 @@ from rlx.ops.lowered.tridiagonal_steps import (
 from rlx.ops.pointwise.arithmetic import ge, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
-from rlx.ops.shape.movement import concat, expand_dims, narrow, reshaped, swapaxes
+from rlx.ops.shape.movement import concat, expand_dims, narrow, swapaxes
 
 Form = Callable[..., Any]
 
@@ -122,9 +122,9 @@ def _solve(op: Op, a: Any, b: Any) -> Form | None:
         return FACTOR_FORMS[type(op)](op, a, b)
 
     def build(a: Any, b: Any) -> Any:
-        x, found = SmallSolve()(a, expand_dims(b, -1) if b.ndim < a.ndim else b)
+        x, found = SmallSolve()(a, b)
         RequireFactors(op.mnemonic)(found)
-        return reshaped(x, b.shape)
+        return x
 
     return build
 
