@@ -87,6 +87,11 @@ def right_side(matrix: Csr, columns: int) -> Array:
     return np.random.default_rng(11).normal(size=dims)
 
 
-def bytes_moved(matrix: Csr, columns: int) -> float:
-    """What a product must read and write at least: all entries, the vectors once, the result."""
-    return 12.0 * len(matrix.values) + 4.0 * len(matrix.indptr) + 16.0 * matrix.rows * columns
+def product_bytes(program: str, size: int) -> float:
+    """What a product must read and write at least: all entries, the vectors once, the result; 0 if not known."""
+    what, kind = program.split(": ")
+    rows = size * size if kind == "grid" else size
+    entries = {"grid": 5 * rows - 4 * size, "banded": 9 * rows - 20, "block": 4 * _BLOCK * rows, "random": 10 * rows}
+    if what not in ("spmv", "spmm") or kind not in entries:
+        return 0.0
+    return 12.0 * entries[kind] + 4.0 * rows + 16.0 * rows * (COLUMNS if what == "spmm" else 1)

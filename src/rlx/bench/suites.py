@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rlx.bench.kernel_programs import CONVOLUTIONS, TRANSFORMS
 from rlx.bench.programs import PROGRAMS, Expected, Sizes, exact
 from rlx.bench.sparse_programs import SIZES as PATTERN_SIZES
+from rlx.bench.sparse_programs import product_bytes
 
 # Work in f64 that a check is worth; larger cases are checked on some of their rows or examples.
 CHECKED_FLOPS = 3e9
@@ -27,7 +28,9 @@ class Case(NamedTuple):
     @property
     def work(self) -> tuple[float, float]:
         """Floating-point operations, and bytes that must be moved."""
-        return PROGRAMS[self.program].work(self.sizes) if self.program in PROGRAMS else (0.0, 0.0)
+        if self.program in PROGRAMS:
+            return PROGRAMS[self.program].work(self.sizes)
+        return (0.0, product_bytes(self.program, self.sizes["size"])) if ": " in self.program else (0.0, 0.0)
 
 
 def _product(m: int, n: int, k: int, program: str = "matmul", group: str = "matmul") -> Case:

@@ -52,7 +52,7 @@ class RlxSparse:
             solve = rlx.jit(solution)
             self._check = lambda x: _is_solved(matrix, b, np.asarray(x))
             return lambda: solve(a.values, b)
-        both = rlx.jit(rlx.value_and_grad(lambda v: rnp.sum(solution(v, b) * b)))
+        both = rlx.jit(rlx.value_and_grad(lambda v: rnp.sum(solution(v, b) ** 2)))
         self._check = lambda result: np.array([float(np.isfinite(np.asarray(result[1])).all())])
         return lambda: both(a.values)
 
