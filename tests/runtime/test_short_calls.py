@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import BindingError
+from rlx.errors import BindingError, OpError
 
 X = np.arange(4, dtype="f4")
 
@@ -42,6 +42,21 @@ def test_a_run_enters_few_functions():
     given = {"a": X, "b": X}
     entered = functions_entered(lambda: compiled.run(given))
     assert len(entered) <= 14, entered
+
+
+def test_a_solve_whose_matrix_is_checked_enters_few_functions():
+    """The flags are looked at when the kernels are done, without a call of the host in between."""
+    f = rlx.jit(rlx.linalg.solve)
+    a, b = np.diag([2.0, 4.0, 8.0]), np.ones(3)
+    entered = functions_entered(lambda: f(a, b))
+    assert len(entered) <= 22, entered
+    with pytest.raises(OpError, match=r"singular"):
+        f(np.ones((3, 3)), b)
+    np.testing.assert_array_equal(f(a, b), [0.5, 0.25, 0.125])
+    both = rlx.jit(lambda a, b: (rlx.linalg.cholesky(a), rlx.linalg.solve(a, b)))
+    both(a, b)
+    with pytest.raises(OpError, match=r"not positive definite"):
+        both(-a, b)
 
 
 @pytest.fixture(params=["run", "jit"])

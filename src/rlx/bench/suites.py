@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from rlx.bench.kernel_programs import CONVOLUTIONS, TRANSFORMS
 from rlx.bench.programs import PROGRAMS, Expected, Sizes, exact
+from rlx.bench.sparse_programs import SIZES as PATTERN_SIZES
+from rlx.bench.sparse_programs import product_bytes
 
 # Work in f64 that a check is worth; larger cases are checked on some of their rows or examples.
 CHECKED_FLOPS = 3e9
@@ -26,7 +28,9 @@ class Case(NamedTuple):
     @property
     def work(self) -> tuple[float, float]:
         """Floating-point operations, and bytes that must be moved."""
-        return PROGRAMS[self.program].work(self.sizes) if self.program in PROGRAMS else (0.0, 0.0)
+        if self.program in PROGRAMS:
+            return PROGRAMS[self.program].work(self.sizes)
+        return (0.0, product_bytes(self.program, self.sizes["size"])) if ": " in self.program else (0.0, 0.0)
 
 
 def _product(m: int, n: int, k: int, program: str = "matmul", group: str = "matmul") -> Case:
@@ -109,6 +113,35 @@ LINALG = (
     ),
 )
 
+SPARSE = (
+    *(
+        Case(f"{what} {kind}", what, f"{what}: {kind}", {"size": size})
+        for what in ("spmv", "spmm")
+        for kind, size in PATTERN_SIZES.items()
+    ),
+    Case("cg with ic0, grid", "cg", "cg: grid", {"size": PATTERN_SIZES["grid"]}),
+    Case("cg with ic0, grid, and gradient", "cg", "cg gradient: grid", {"size": PATTERN_SIZES["grid"]}),
+)
+
+SCANS = (
+    *(
+        Case(f"{program} {rows}x50000", program, program, {"rows": rows, "width": 50_000})
+        for program in ("top-k", "sampling")
+        for rows in (1, 8)
+    ),
+    *(
+        Case(f"{program} {rows}x{width}", program, program, {"rows": rows, "width": width})
+        for program in ("sort", "cumsum")
+        for rows, width in ((1, 1_000_000), (1000, 1000), (10_000, 64))
+    ),
+    Case(
+        "selective scan 2x1024x768x16",
+        "selective scan",
+        "selective scan",
+        {"batch": 2, "steps": 1024, "channels": 768, "states": 16},
+    ),
+)
+
 
 class Suite(NamedTuple):
     """Cases for engines of one family; `model` is the one that is meant where no other is named, "" for none."""
@@ -133,6 +166,21 @@ SUITES: dict[str, Suite] = {
             "f64; scipy is LAPACK, one matrix at a time; numpy has a loop of its own for batches",
             "engines were compared by what does not depend on signs: diagonals of factors, eigen- and singular values",
         ),
+    ),
+    "sparse": Suite(
+        "sparse",
+        SPARSE,
+        "",
+        (
+            "f64, indices of 32 bits; spmm has 32 right sides; scipy has one thread",
+            "cg counts from the entries of the matrix on: IC(0) and spilu(drop_tol=0, fill_factor=1) are part of it",
+        ),
+    ),
+    "scans": Suite(
+        "scans",
+        SCANS,
+        "",
+        ("f32; torch has two forms of the selective scan: rates of 64 steps at once, and step by step",),
     ),
     "llm": Suite(
         "language_models",

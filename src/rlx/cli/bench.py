@@ -10,6 +10,8 @@ suites:
   llm       prefill and decode of a GGUF model, in its own type and in others
   embed     256 sentences to vectors, with tokenisation
   linalg    factorisations, solves, eigenvalues and singular values in f64
+  sparse    products with sparse matrices of five classes, conjugate gradients with IC(0) and their gradient
+  scans     sort, top-k, sampling, cumulative sums, a selective scan
   train     training steps of a GPT, of LoRA and of a convnet, the optimiser alone, compile times, scans; with memory
 
 With --tier a device is measured by itself: single ops (L1) or small compositions (L2), each checked first, with median
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 
 # Those of users; `calls` and others are for the makers of rlx.
-SHOWN_SUITES = ("ops", "minilm", "conv", "fft", "linalg", "startup", "llm", "embed", "train")
+SHOWN_SUITES = ("ops", "minilm", "conv", "fft", "linalg", "sparse", "scans", "startup", "llm", "embed", "train")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -113,9 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_kind(args: argparse.Namespace) -> None:
     if not args.suite and not args.tier:
-        raise RlxError(
-            "name a suite (ops, minilm, conv, fft, linalg, startup, llm, embed, train), or a tier: --tier L1, --tier L2"
-        )
+        raise RlxError(f"name a suite ({', '.join(SHOWN_SUITES)}), or a tier: --tier L1, --tier L2")
     others = OF_SUITES if args.tier else OF_TIERS
     wrong = [name for name in others if getattr(args, name) is not None]
     if wrong:

@@ -51,7 +51,7 @@ class Runner:
         self._leaves = [(leaf.dtype, leaf.align) for leaf in program.inputs]
         self._native_run = self._executor.run
         self._is_native = program.is_native
-        self._is_plain = self._is_native and not program.overwritten
+        self._is_plain = program.is_native_but_for_checks and not program.overwritten
         self._first_stored = ARENA + 1 + len(program.inputs)
         self._last_held: tuple[tuple[int, Shapes, Shapes], Contexts] | None = None
         self._fresh = [i - len(program.inputs) for i in program.returned if i >= len(program.inputs)]
@@ -87,9 +87,9 @@ class Runner:
             contexts.free.append(context)
 
     def run_plain(self, arrays: Sequence[Any], params: CpuParams) -> list[Array] | None:
-        """`run` for arrays in order that need no second look; None if one does, or the program does more than run
-        kernels. Written without calls where that can be: a small program takes a few microseconds in all, of which a
-        call is a fiftieth."""
+        """`run` for arrays in order that need no second look; None if one does, if the program does more than run
+        kernels, or if a check has failed, for which `run` has the error. Written without calls where that can be: a
+        small program takes a few microseconds in all, of which a call is a fiftieth."""
         if not self._is_plain or len(arrays) != len(self._leaves):
             return None
         addresses, shapes = [], []
@@ -122,6 +122,10 @@ class Runner:
                 context.set_params(params)
             for table in context.tables:
                 self._run_table(context, table)
+            if arena is not None:
+                for start, stop in plan.flags:
+                    if 0 in arena.memory[start:stop].tobytes():
+                        return None
             return stored if self._returns_stored else [stored[i] for i in self._fresh]
         finally:
             if arena is not None:

@@ -83,6 +83,9 @@ class Plan:
         self.arena_bytes = frame.extent
         self.slots: Words = np.array(slots, np.int64)
         self.arrays = {n: self._located(value) for n, value in program.visible.items()}
+        # Where the flags of each check begin and end in its memory.
+        flags = [self.arrays[step.operands[0]] for step in program.checks]
+        self.flags = [(x.offset, x.offset + math.prod(x.dims)) for x in flags]
 
     def frame(self, program: Program) -> Frame:
         """Numbers for the addresses of a program; those of `self.program` are its own."""

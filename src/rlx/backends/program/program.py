@@ -21,6 +21,7 @@ from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
 from rlx.kernels.machines import Machine, host
+from rlx.ops.lowered.factor_steps import RequireFactors
 
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
@@ -176,6 +177,24 @@ class Program:
     def is_native(self) -> bool:
         """Whether a run needs nothing of the host but memory."""
         return -1 not in self.returned and not any(isinstance(s, HostStep) for s in self.steps)
+
+    @property
+    def checks(self) -> tuple[HostStep, ...]:
+        """The steps with which the program ends, that only look whether matrices have factors."""
+        found: list[HostStep] = []
+        for step in reversed(self.steps):
+            if not isinstance(step, HostStep) or not isinstance(step.op, RequireFactors):
+                break
+            found.append(step)
+        return tuple(reversed(found))
+
+    @property
+    def is_native_but_for_checks(self) -> bool:
+        """Whether a run needs nothing of the host but memory, and a look at flags when all kernels are done."""
+        checks = self.checks
+        others = self.steps[: len(self.steps) - len(checks)]
+        in_arena = all(self.visible[step.operands[0]].place.value == ARENA for step in checks)
+        return -1 not in self.returned and in_arena and not any(isinstance(s, HostStep) for s in others)
 
 
 class Preparation(NamedTuple):

@@ -2,8 +2,8 @@
 
 A family of engines runs the same kind of work: `programs` and `kernels` those of `rlx.bench.programs`,
 `language_models` and `language_shapes` a model file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`),
-`matrices` dense linear algebra, `training` steps of optimisers. Engines of ours are called "rlx", or "rlx" and what is
-special about them.
+`matrices` dense linear algebra, `sparse` products and solves with sparse matrices, `scans` sorts, samples and
+recurrences, `training` steps of optimisers. Engines of ours are called "rlx", or "rlx" and what is special about them.
 """
 
 from __future__ import annotations
@@ -104,6 +104,17 @@ MATRICES: dict[str, EngineEntry] = {
     "numpy": EngineEntry("linear_algebra", "NumPyMatrices", ("numpy",), _F64),
 }
 
+SPARSE: dict[str, EngineEntry] = {
+    OURS: EngineEntry("sparse_matrices", "RlxSparse", ("llvmlite",), _F64),
+    "scipy": EngineEntry("sparse_matrices", "SciPySparse", ("scipy",), _F64),
+}
+
+SCANS: dict[str, EngineEntry] = {
+    OURS: EngineEntry("array_scans", "RlxScans", ("llvmlite",), _F32),
+    "torch": EngineEntry("array_scans", "TorchScans", ("torch",), _F32),
+    "torch by steps": EngineEntry("array_scans", "TorchStepScans", ("torch",), _F32),
+}
+
 KERNELS: dict[str, EngineEntry] = {
     **{name: ENGINES[name] for name in (OURS, "torch", "jax")},
     "scipy": EngineEntry("scipy_engine", "ScipyEngine", ("scipy",), _F32),
@@ -128,6 +139,8 @@ FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "encoders": ENCODERS,
     "matrices": MATRICES,
     "training": TRAINERS,
+    "sparse": SPARSE,
+    "scans": SCANS,
 }
 # Where engines that run a model find it.
 MODEL_VARIABLE = "RLX_BENCH_MODEL"

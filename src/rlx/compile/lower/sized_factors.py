@@ -13,10 +13,11 @@ from rlx.compile.lower import blocked_factors as blocked
 from rlx.compile.lower.factorizations import FACTOR_FORMS, in_order, require, symmetric
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
+from rlx.ops.linalg.contraction import matmul
 from rlx.ops.linalg.factorizations import Cholesky, Eigh, Lu, Qr, Svd
 from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
 from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations, ReflectedRows
-from rlx.ops.lowered.factor_steps import RequireFactors, SmallSolve
+from rlx.ops.lowered.factor_steps import ReflectedBasis, Reflectors, RequireFactors, SmallSolve
 from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.lowered.tridiagonal_steps import (
     RotatedRows,
@@ -28,7 +29,9 @@ from rlx.ops.lowered.tridiagonal_steps import (
 from rlx.ops.pointwise.arithmetic import ge, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
-from rlx.ops.shape.movement import concat, expand_dims, narrow, reshaped, swapaxes
+from rlx.ops.shape.creation import triu
+from rlx.ops.shape.movement import concat, expand_dims, narrow, swapaxes
+from rlx.ops.shape.rearrange import diagonal
 
 Form = Callable[..., Any]
 
@@ -72,8 +75,10 @@ def _eigh(op: Op, a: Any) -> Form | None:
 
 
 def _svd(op: Op, a: Any) -> Form | None:
-    """A = U B Vᵀ; rotations of its rows and columns make B diagonal, and Uᵀ and Vᵀ the transposed singular vectors. A
-    matrix that has more columns than rows is turned over first."""
+    """A = U B Vᵀ; rotations make B diagonal, and Vᵀ the transposed singular vectors of one side. Those of the other are
+    the directions of A V, whose columns are orthogonal: the Q of their QR, in which rounding has no say even where a
+    column is as good as 0, as the longest comes first. A matrix that has more columns than rows is turned over first.
+    """
     assert isinstance(op, Svd)
     sizes = a.shape[-2:]
     is_sized = not a.dtype.is_complex and all(isinstance(s, int) for s in sizes)
@@ -85,26 +90,39 @@ def _svd(op: Op, a: Any) -> Form | None:
     def build(a: Any) -> Any:
         wide = cast(a, DType.F64)
         tall = swapaxes(wide, -1, -2) if is_flat else wide
-        left, left_scales, right, right_scales, diagonal, beside, unit, _, _ = Bidiagonalized()(tall)
-        signed, of_rows, of_columns, sweeps, count, is_found, _ = BidiagonalRotations()(diagonal, beside)
+        _, _, right, right_scales, kept, beside, unit, _, _ = Bidiagonalized()(tall)
+        signed, _, of_columns, sweeps, count, is_found, _ = BidiagonalRotations()(kept, beside)
         sizes = abs_(signed)
         order, _ = SortOrder(descending=True)(sizes)
         values = cast(in_order(sizes * expand_dims(unit, -1), order), a.dtype)
         if not op.compute_uv:
             RequireFactors("svd")(is_found)
             return values
-        height = rows if op.full_matrices else columns
-        rotate = RotatedRows(downwards=True)
-        u = rotate(ReflectedRows(height)(left, left_scales), of_rows, sweeps, count)
-        v = rotate(ReflectedRows(columns, 1)(right, right_scales), of_columns, sweeps, count)
-        v = in_order(where(expand_dims(ge(signed, 0.0), -1), v, -v), order)
-        known = in_order(narrow(u, -2, 0, columns), order)
-        u = concat([known, narrow(u, -2, columns, rows - columns)], -2) if height > columns else known
-        result = (swapaxes(v, -1, -2), values, u) if is_flat else (swapaxes(u, -1, -2), values, v)
+        v = RotatedRows(downwards=True)(ReflectedRows(columns, 1)(right, right_scales), of_columns, sweeps, count)
+        v = in_order(v, order)
+        u = _directions(matmul(tall / expand_dims(unit, (-2, -1)), swapaxes(v, -1, -2)), rows, op.full_matrices)
+        result = (swapaxes(v, -1, -2), values, swapaxes(u, -1, -2)) if is_flat else (u, values, v)
         RequireFactors("svd")(is_found)
         return cast(result[0], a.dtype), values, cast(result[2], a.dtype)
 
     return build
+
+
+def _directions(columns: Any, rows: int, is_full: bool) -> Any:
+    """Orthonormal columns along orthogonal ones; with `is_full`, and others to fill up the space."""
+    count = columns.shape[-1]
+    q, r = _qr_factors(columns, rows if is_full else count)
+    signs = where(ge(diagonal(narrow(r, -2, 0, count), 0, -2, -1), 0.0), 1.0, -1.0)
+    known = narrow(q, -1, 0, count) * expand_dims(signs, -2)
+    return concat([known, narrow(q, -1, count, rows - count)], -1) if is_full and rows > count else known
+
+
+def _qr_factors(a: Any, columns: int) -> tuple[Any, Any]:
+    """Q with so many columns, and R."""
+    if _is_large(a, 2 * blocked.PANEL):
+        return blocked.qr_factors(a, columns)
+    packed, scales = Reflectors()(a)
+    return ReflectedBasis(columns)(packed, scales), triu(narrow(packed, -2, 0, columns))
 
 
 def _is_large(a: Any, limit: int) -> bool:
@@ -122,9 +140,9 @@ def _solve(op: Op, a: Any, b: Any) -> Form | None:
         return FACTOR_FORMS[type(op)](op, a, b)
 
     def build(a: Any, b: Any) -> Any:
-        x, found = SmallSolve()(a, expand_dims(b, -1) if b.ndim < a.ndim else b)
+        x, found = SmallSolve()(a, b)
         RequireFactors(op.mnemonic)(found)
-        return reshaped(x, b.shape)
+        return x
 
     return build
 

@@ -105,26 +105,28 @@ class RequireFactors(Op):
 
 @op("small_solve")
 class SmallSolve(Op):
-    """x with A x = b for A [.., N, N] and b [.., N, K], N and K fixed, and whether each pivot is not 0 [.., N];
-    what belongs to a matrix with a pivot of 0 is not to be relied on. Any float type; computed in double precision."""
+    """x with A x = b for A [.., N, N] and b [.., N, K] or [.., N], N and K fixed, and whether each pivot is not 0
+    [.., N]; what belongs to a matrix with a pivot of 0 is not to be relied on. Any float type; computed in double precision."""
 
     primitive = True
     lowered = True
 
     def infer(self, a: Shape, b: Shape) -> tuple[Shape, Shape]:
         require_matrix(self, a, square=True)
-        fixed = all(isinstance(d, int) for d in (*a.dims[-2:], *b.dims[-2:]))
-        if not fixed or a.dtype is not b.dtype or b.rank != a.rank or b.dims[:-1] != a.dims[:-1]:
-            raise self.fail(f"needs A [..,N,N] and b [..,N,K] of one type and of fixed sizes, got {a} and {b}")
+        columns = b.dims[a.rank - 1 :]
+        fixed = all(isinstance(d, int) for d in (*a.dims[-2:], *columns))
+        if not fixed or a.dtype is not b.dtype or len(columns) > 1 or b.dims[: a.rank - 1] != a.dims[:-1]:
+            raise self.fail(f"needs A [..,N,N] and b [..,N,K] or [..,N], of one type and fixed sizes, got {a} and {b}")
         return b, Shape(a.dims[:-1], DType.BOOL)
 
     def eval(self, a: Array, b: Array) -> tuple[Array, Array]:
-        x, found = b.astype(np.float64), np.ones(a.shape[:-1], bool)
+        right = b[..., None] if b.ndim < a.ndim else b
+        x, found = right.astype(np.float64), np.ones(a.shape[:-1], bool)
         for at in np.ndindex(*a.shape[:-2]):
-            rows = np.concatenate([a[at], b[at]], -1).astype(np.float64)
+            rows = np.concatenate([a[at], right[at]], -1).astype(np.float64)
             with np.errstate(all="ignore"):
                 found[at], x[at] = _eliminated(rows, a.shape[-1])
-        return x.astype(b.dtype), found
+        return x.reshape(b.shape).astype(b.dtype), found
 
     jvp = vjp = _INTERNAL
     batch = batch_by_loop_over_leading
@@ -135,6 +137,7 @@ class SmallSolve(Op):
         for dtype in ("f32", "f64"):
             yield sample(cls(), spec(3, 3, values=regular), spec(3, 2), dtypes=(dtype,))
             yield sample(cls(), spec("B", 3, 3, values=regular), spec("B", 3, 1), dtypes=(dtype,), B=19)
+            yield sample(cls(), spec("B", 3, 3, values=regular), spec("B", 3), dtypes=(dtype,), B=3)
         yield sample(cls(), spec(2, 1, 1, low=1.0), spec(2, 1, 0), dtypes=("f64",))
 
 

@@ -1,4 +1,9 @@
-"""Householder's QR: reflections that clear a matrix below its diagonal, and the basis that they make."""
+"""Householder's QR: reflections that clear a matrix below its diagonal, and the basis that they make.
+
+Reflections are found one by one in a few neighbouring columns, and then act on all others together: what they act on is
+read and written once for all of them. With G = Vᵀ V and S = Vᵀ X their common effect is X - V Y, where the rows of Y are
+found one after the other: y = scale·(s - Σ g·y), over those that act before.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,108 @@ from rlx.kernels.ir.loop_ir import Value
 from rlx.ops.lowered.factor_steps import ReflectedBasis, Reflectors
 
 
+# Reflections that act together: as many sums for each vector of columns as registers hold.
+TOGETHER = 4
+
+
 @op_kernel(Reflectors, kind="factorize", supports=are_doubles)
 def reflectors(site: OpSite) -> None:
-    """Column by column: the reflection that clears it below the diagonal, then its effect on all columns behind it."""
+    """Some columns at a time: their reflections, one after the other, and then the effect on all columns behind."""
     k, (a,), (packed, scales) = site.k, site.inputs, site.outputs
     rows, columns = a.dims[-2:]
+    steps = scales.dims[-1]
+
+    def reduce(place: Sequence[Value], step: Value, end: Value) -> None:
+        """The reflection of a column, and its effect on those up to `end`."""
+        scale = _reflection(site, place, step)
+        k.store(scales.buffer, scales.at(*place, step), scale)
+        strips_of(site, step + 1, end, lambda strip: _reflect(place, packed, rows, step, scale, packed, strip))
+
     with each_matrix(site, a) as place:
         copy_matrix(site, place, a, packed)
-        with k.loop("step", 0, scales.dims[-1]) as step:
-            scale = _reflection(site, place, step)
-            k.store(scales.buffer, scales.at(*place, step), scale)
-            strips_of(site, step + 1, columns, lambda strip: _reflect(place, packed, rows, step, scale, packed, strip))
+        groups = steps // TOGETHER * TOGETHER
+        with k.loop("group", 0, groups, TOGETHER) as first:
+            for step in range(TOGETHER):
+                reduce(place, first + step, first + TOGETHER)
+            group = _Group(site, place, packed, scales, first)
+            strips_of(site, first + TOGETHER, columns, lambda strip: group.act(packed, strip, backwards=False))
+        with k.loop("step", groups, steps) as step:
+            reduce(place, step, columns)
+
+
+class _Group:
+    """Some reflections that follow each other; the first begins in row `first`."""
+
+    def __init__(self, site: OpSite, place: Sequence[Value], packed: Slab, scales: Slab, first: Value) -> None:
+        self.k, self.place, self.packed, self.first = site.k, place, packed, first
+        self.rows = packed.dims[-2]
+        self.numbers = range(TOGETHER)
+        self.scales = [self.k.load(scales.buffer, scales.at(*place, first + n)) for n in self.numbers]
+        self.products = self.products_of_directions()
+
+    def direction(self, row: Value, number: int) -> Value:
+        return self.k.load(self.packed.buffer, self.packed.at(*self.place, row, self.first + number))
+
+    def head(self, row: int, number: int) -> Value | None:
+        """What a direction has in one of the first rows: 1 where it begins, None before that."""
+        if number > row:
+            return None
+        return self.k.const(1.0, DType.F64) if number == row else self.direction(self.first + row, number)
+
+    def products_of_directions(self) -> dict[tuple[int, int], Value]:
+        """vᵀ v of every two of them, in the order of the rows."""
+        k = self.k
+        pairs = [(i, j) for j in self.numbers for i in range(j)]
+        begin = [k.const(0.0, DType.F64)] * len(pairs)
+        for row in self.numbers:
+            heads = [self.head(row, n) for n in self.numbers]
+            begin = [s if (y := heads[j]) is None else s + heads[i] * y for s, (i, j) in zip(begin, pairs)]
+        with k.fold("i", self.first + TOGETHER, self.rows, init=begin) as fold:
+            parts = [self.direction(fold.index, n) for n in self.numbers]
+            fold.next(*(s + parts[i] * parts[j] for s, (i, j) in zip(fold.values, pairs)))
+        return dict(zip(pairs, fold.results))
+
+    def act(self, matrix: Slab, strip: Strip, backwards: bool) -> None:
+        """Let all of them act on some columns: the first one first, or the last one."""
+        k = self.k
+        width = len(strip.firsts)
+        heads = [[self.head(row, n) for n in self.numbers] for row in self.numbers]
+        tops = [strip.load(matrix, *self.place, self.first + row) for row in self.numbers]
+        sums: list[list[Value]] = []
+        for n in self.numbers:
+            below = [strip.same(x) for row in self.numbers[n + 1 :] if (x := heads[row][n]) is not None]
+            total = tops[n]
+            for v, top in zip(below, tops[n + 1 :]):
+                total = [s + v * x for s, x in zip(total, top)]
+            sums.append(total)
+        with k.fold("i", self.first + TOGETHER, self.rows, init=[s for one in sums for s in one]) as fold:
+            known = strip.load(matrix, *self.place, fold.index)
+            parts = [strip.same(self.direction(fold.index, n)) for n in self.numbers]
+            fold.next(*(s + parts[n // width] * known[n % width] for n, s in enumerate(fold.values)))
+        shares = self.shares([list(fold.results[n * width :][:width]) for n in self.numbers], strip, backwards)
+        for row in self.numbers:
+            values = tops[row]
+            for n, v in enumerate(heads[row]):
+                if v is not None:
+                    values = [x - strip.same(v) * y for x, y in zip(values, shares[n])]
+            strip.store(matrix, [*self.place, self.first + row], values)
+        with k.loop("i", self.first + TOGETHER, self.rows) as i:
+            values = strip.load(matrix, *self.place, i)
+            for n in self.numbers:
+                v = strip.same(self.direction(i, n))
+                values = [x - v * y for x, y in zip(values, shares[n])]
+            strip.store(matrix, [*self.place, i], values)
+
+    def shares(self, sums: list[list[Value]], strip: Strip, backwards: bool) -> list[list[Value]]:
+        """How much of each direction the columns lose."""
+        found: dict[int, list[Value]] = {}
+        for n in reversed(self.numbers) if backwards else self.numbers:
+            values = sums[n]
+            for other, known in found.items():
+                product = strip.same(self.products[min(n, other), max(n, other)])
+                values = [s - product * y for s, y in zip(values, known)]
+            found[n] = [s * strip.same(self.scales[n]) for s in values]
+        return [found[n] for n in self.numbers]
 
 
 def _reflection(site: OpSite, place: Sequence[Value], step: Value) -> Value:
@@ -92,15 +188,19 @@ def reflected_basis(site: OpSite) -> None:
         first = block % blocks * width
         end = k.min(first + width, columns)
         count = k.min(scales.dims[-1], end)
+        groups = count // TOGETHER * TOGETHER
 
         def build(strip: Strip) -> None:
             with k.loop("i", 0, rows) as i:
                 unit = [_is_at(strip, c, i) for c in strip.firsts]
                 strip.store(basis, [*place, i], unit)
-            with k.loop("back", 0, count) as back:
+            with k.loop("back", 0, count - groups) as back:
                 step = count - 1 - back
                 scale = k.load(scales.buffer, scales.at(*place, step))
                 _reflect(place, packed, rows, step, scale, basis, strip)
+            with k.loop("back", 0, groups, TOGETHER) as back:
+                group = _Group(site, place, packed, scales, groups - TOGETHER - back)
+                group.act(basis, strip, backwards=True)
 
         strips_of(site, first, end, build)
 

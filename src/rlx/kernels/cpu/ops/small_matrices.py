@@ -68,7 +68,8 @@ def _are_small(op: Op, operands: Sequence[Shape]) -> bool:
 def small_solve(site: OpSite) -> None:
     """Gauss's elimination with partial pivoting: the larger of two rows moves up, lane by lane."""
     (a, b), (x, found) = site.inputs, site.outputs
-    size, columns = (int(d) for d in b.shape.dims[-2:])
+    size = int(a.shape.dims[-1])
+    columns = int(b.shape.dims[-1]) if b.shape.rank == a.shape.rank else 1
 
     def solve(batch: Batch) -> None:
         k = site.k
