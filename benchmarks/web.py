@@ -100,7 +100,8 @@ ONNX_RUNTIME = """
 import * as ort from "/peers/onnxruntime-web/dist/ort.wasm.min.mjs";
 ort.env.wasm.numThreads = 1;
 ort.env.wasm.wasmPaths = "/peers/onnxruntime-web/dist/";
-window.session = await ort.InferenceSession.create("/minilm.onnx", { executionProviders: ["wasm"], graphOptimizationLevel: "all" });
+const asked = { executionProviders: ["wasm"], graphOptimizationLevel: "all" };
+window.session = await ort.InferenceSession.create("/minilm.onnx", asked);
 window.round = async (ids, batch, length) => {
   const shape = [batch, length];
   const given = {
@@ -204,7 +205,9 @@ def measure_minilm(folder: Path, browsers: Browsers, rounds: int) -> dict[str, o
         apart = float(abs(vectors[0] - vectors[1]).max())
         if not apart < SAME:
             raise RlxError(f"the vectors of both are {apart} apart at {batch}x{length}")
-        times = [lambda page=page: page.evaluate("(given) => round(...given)", given)["ms"] for page in pages]
+        times = [
+            lambda page=page, given=given: page.evaluate("(given) => round(...given)", given)["ms"] for page in pages
+        ]
         for run in times:
             run()
         ours, peer, _ = turns(rounds, *times)
@@ -227,11 +230,9 @@ def measure_page(folder: Path, browsers: Browsers, rounds: int) -> dict[str, obj
         whole = [row["load"] + row["first"] for row in rows]
         load, first = (statistics.median(row[part] for row in rows) for part in ("load", "first"))
         sizes = page_sizes(folder / name)
-        print(
-            f"page {name:8} from bytes in memory to the first token {statistics.median(whole):.3f} s "
-            f"({load:.3f} s to load, {first:.3f} s for the prompt); "
-            + ", ".join(f"{k} {v} kB" for k, v in sizes.items())
-        )
+        parts = f"{load:.3f} s to load, {first:.3f} s for the prompt"
+        print(f"page {name:8} from bytes in memory to the first token {statistics.median(whole):.3f} s ({parts})")
+        print("  " + ", ".join(f"{what} {size} kB" for what, size in sizes.items()))
         found[name] = {"load": load, "first": first, "sizes": sizes}
     return found
 
@@ -294,9 +295,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", choices=[*MEASURES, []], help="default: all")
     parser.add_argument("--peers", type=Path, required=True, help="the node_modules with the peers")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--pages", type=Path, help="keep the exported pages here, and take them if they are here already"
-    )
+    parser.add_argument("--pages", type=Path, help="keep exported pages here, and take those that are here")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     wanted = args.what or list(MEASURES)

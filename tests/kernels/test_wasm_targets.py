@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from c_cases import graph_cases
@@ -77,11 +79,11 @@ def test_kernels_of_a_family_have_the_bits_of_x86(name, way):
 
 
 def test_a_tile_of_a_product_keeps_one_element_of_a_at_a_time():
-    """A tile has 12 sums and 2 vectors of B, and chips 16 registers: WebAssembly has none, so that the order of
-    instructions decides what a browser must store in between. Each element of A is used up before the next is loaded."""
+    """A tile has 12 sums and 2 vectors of B, and chips have 16 registers. WebAssembly has none, so that the order of
+    instructions decides what a browser must store in between: an element of A is used up before the next is loaded."""
     a, b, c = Matrix("a", DType.F32, 384), Matrix("b", DType.F32, 64), Matrix("c", DType.F32, 64)
     text = compile_assembly(matmul_kernel("product", WASM, Product(128, 64, 384, a, b, c), packed=True), WASM)
     inner = max((part.split("end_loop")[0] for part in text.split("\tloop")), key=lambda part: part.count("f32x4.mul"))
     lines = [line.split() for line in inner.splitlines() if line.strip()]
-    held = [after[-1] for line, after in zip(lines, lines[1:]) if line[0] == "v128.load32_splat"]
+    held = [after[-1] for line, after in pairwise(lines) if line[0] == "v128.load32_splat"]
     assert len(held) == 6 and len(set(held)) == 1, inner
