@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import partial
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,7 @@ def measure_minilm(folder: Path, browsers: Browsers, rounds: int) -> dict[str, o
         apart = float(abs(vectors[0] - vectors[1]).max())
         if not apart < SAME:
             raise RlxError(f"the vectors of both are {apart} apart at {batch}x{length}")
-        times = [
-            lambda page=page, given=given: page.evaluate("(given) => round(...given)", given)["ms"] for page in pages
-        ]
+        times = [partial(forward_time, page, given) for page in pages]
         for run in times:
             run()
         ours, peer, _ = turns(rounds, *times)
@@ -218,6 +217,10 @@ def measure_minilm(folder: Path, browsers: Browsers, rounds: int) -> dict[str, o
         )
         found[f"{batch}x{length}"] = {"rlx": ours, "onnxruntime-web": peer, "ratio": ratio, "apart": apart}
     return found
+
+
+def forward_time(page: Page, given: list[object]) -> float:
+    return float(page.evaluate("(given) => round(...given)", given)["ms"])
 
 
 def measure_page(folder: Path, browsers: Browsers, rounds: int) -> dict[str, object]:

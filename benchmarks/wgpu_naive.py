@@ -3,8 +3,8 @@
     python benchmarks/wgpu_naive.py [--rounds 5] [--tokens 128]
 
 The plain shaders are what a first version would be: a product reads a row and a column of storage for each output,
-softmax and layer norm are a row for each invocation. Both are checked against f64, and take turns in every round; a time
-is that of commands that are recorded once more, sent, and waited for.
+softmax and layer norm are a row for each invocation. Both are checked against f64, and take turns in every round; a
+time is that of commands that are recorded once more, sent, and waited for.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ SHADERS = {
     "linear": "let row = i / s.n; let column = i % s.n; var t = c[column]; for (var p = 0u; p < s.k; p++)"
     " { t += a[row * s.k + p] * b[p * s.n + column]; } y[i] = t; }",
     # tanh form of GELU.
-    "gelu": "let x = a[i]; y[i] = 0.5 * x * (1.0 + tanh(clamp(0.7978845608 * (x + 0.044715 * x * x * x), -10.0, 10.0))); }",
+    "gelu": "let x = a[i]; let z = 0.7978845608 * (x + 0.044715 * x * x * x);"
+    " y[i] = 0.5 * x * (1.0 + tanh(clamp(z, -10.0, 10.0))); }",
     # One score of one head: rows of a and b have all heads side by side.
     "scores": "let h = i / (s.n * s.n); let q = i / s.n % s.n; let r = i % s.n; let d = s.k / s.heads; var t = 0.0;"
-    " for (var p = 0u; p < d; p++) { t += a[q * s.k + h * d + p] * b[r * s.k + h * d + p]; } y[i] = t / sqrt(f32(d)); }",
+    " for (var p = 0u; p < d; p++) { t += a[q * s.k + h * d + p] * b[r * s.k + h * d + p]; }"
+    " y[i] = t / sqrt(f32(d)); }",
     "softmax": "var m = a[i * s.n]; for (var p = 1u; p < s.n; p++) { m = max(m, a[i * s.n + p]); } var t = 0.0;"
     " for (var p = 0u; p < s.n; p++) { t += exp(a[i * s.n + p] - m); }"
     " for (var p = 0u; p < s.n; p++) { y[i * s.n + p] = exp(a[i * s.n + p] - m) / t; } }",
