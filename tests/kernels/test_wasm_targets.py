@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from c_cases import graph_cases
@@ -10,13 +12,16 @@ from c_runs import differences
 from compile.family_programs import FAMILIES, forward, training, values_for
 from rlx.backends.wasm.linker import Export, link
 from rlx.backends.wasm.sandbox import Sandbox, aligned
+from rlx.ir.dtype import DType
 from rlx.ir.leaves import Input, Param
 from rlx.ir.rewrite.rebuild import rebuild
-from rlx.kernels.emit.llvm_codegen import compile_object
+from rlx.kernels.cpu.matmul.matmul import matmul_kernel
+from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.ir.interpret import grid_size
 from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import SSE2, WASM, runs_here
+from rlx.kernels.specs.products import Matrix, Product
 
 
 def run_kernel(kernel: Kernel, arguments: dict) -> dict:
@@ -72,3 +77,14 @@ def test_kernels_of_a_family_have_the_bits_of_x86(name, way):
         for text in differences(case.after, run_kernel(case.kernel, case.before))
     ]
     assert wrong == []
+
+
+def test_a_tile_of_a_product_keeps_one_element_of_a_at_a_time():
+    """A tile has 12 sums and 2 vectors of B, and chips have 16 registers. WebAssembly has none, so that the order of
+    instructions decides what a browser must store in between: an element of A is used up before the next is loaded."""
+    a, b, c = Matrix("a", DType.F32, 384), Matrix("b", DType.F32, 64), Matrix("c", DType.F32, 64)
+    text = compile_assembly(matmul_kernel("product", WASM, Product(128, 64, 384, a, b, c), packed=True), WASM)
+    inner = max((part.split("end_loop")[0] for part in text.split("\tloop")), key=lambda part: part.count("f32x4.mul"))
+    lines = [line.split() for line in inner.splitlines() if line.strip()]
+    held = [after[-1] for line, after in pairwise(lines) if line[0] == "v128.load32_splat"]
+    assert len(held) == 6 and len(set(held)) == 1, inner

@@ -116,3 +116,6 @@ def _initialize(is_native: bool) -> None:
         return
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
+    # The order of a kernel keeps few values alive. LLVM's own order for WebAssembly takes no heed of registers, which
+    # the browser then lacks; it already leaves the order of other chips alone.
+    binding.set_option("rlx", "-pre-RA-sched=source")

@@ -10,7 +10,7 @@ from rlx.kernels.ir.groups import Exchange, WaveMma
 from rlx.kernels.ir.loop_ir import Let, Value
 from rlx.kernels.machines import Machine
 
-# Threads that run together on every chip of a family; AMD's oldest have 64.
+# Threads of a warp.
 _SUBGROUP = 32
 
 
@@ -20,9 +20,9 @@ class ExchangeOps(PureOps):
     machine: Machine
 
     def exchange(self, exchange: Exchange) -> str:
-        if exchange.width > _SUBGROUP:
+        if exchange.width > self.machine.wave:
             raise BackendError(
-                f"exchange between {exchange.width} threads; {self.machine.name} has subgroups of {_SUBGROUP}"
+                f"exchange between {exchange.width} threads; {self.machine.name} has subgroups of {self.machine.wave}"
             )
         if exchange.how in ("lane", "xor"):
             lane = self.emit(f"trunc {self.typed(exchange.lane)} to i32")

@@ -74,6 +74,22 @@ def _is_row_attention(machine: Machine, site: OpSite) -> bool:
     return machine.is_text and type(site.op) is Attention
 
 
+def _attention_waves(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.attention_waves import wave_attention_kernel
+
+    kernel = wave_attention_kernel(machine, site)
+    kernel.origin = attention_origin(site)
+    return kernel
+
+
+def _is_wave_attention(machine: Machine, site: OpSite) -> bool:
+    if machine.matrix is None or not isinstance(site.op, Attention):
+        return False
+    from rlx.kernels.gpu.attention_waves import is_wave_attention
+
+    return is_wave_attention(machine, site)
+
+
 def _scatter_rows(name: str, machine: Machine, site: OpSite) -> Kernel:
     from rlx.kernels.gpu.scatter_rows import scatter_rows_kernel
 
@@ -105,6 +121,7 @@ TABLE = CPU_TABLE.over(
             Schedule("thread per block", _spread_product),
         ],
         OpSite: [
+            Schedule("waves", _attention_waves, _is_wave_attention),
             Schedule("thread per query", _attention_rows, _is_row_attention),
             Schedule("block per update", _scatter_rows, _is_row_scatter),
             Schedule("thread per iteration", _spread_op),

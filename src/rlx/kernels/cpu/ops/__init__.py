@@ -153,6 +153,15 @@ class Slab(NamedTuple):
         return place
 
 
+def _builder(name: str, machine: Machine) -> KernelBuilder:
+    """Threads of GPUs may exchange values, and multiply matrices together."""
+    if not machine.is_gpu:
+        return KernelBuilder(name)
+    from rlx.kernels.ir.group_builder import GroupBuilder
+
+    return GroupBuilder(name)
+
+
 class OpSite:
     """What a kernel of one op is made from: a builder, the op, and its operands and results in memory.
 
@@ -169,7 +178,7 @@ class OpSite:
         extent: Callable[[Size], Extent],
         argument: Callable[[int], str],
     ) -> None:
-        self.k = KernelBuilder(name)
+        self.k = _builder(name, machine)
         self.machine = machine
         self._graph, self._name_size, self._name_argument = graph, extent, argument
         node = graph.nodes[kernel.nodes[0]]
