@@ -29,9 +29,8 @@ from rlx.quantized import Dense, Multipliers, Program, Value, Weights, load, sav
 icarus = pytest.mark.skipif(not shutil.which("iverilog"), reason="needs iverilog (make tools)")
 verilator = pytest.mark.skipif(not shutil.which("verilator"), reason="needs verilator (make tools)")
 yosys = pytest.mark.skipif(not shutil.which("yosys"), reason="needs yosys (make tools)")
-# Softmax has no circuit yet.
 # Integer programs have them, and circuits do not yet.
-WITHOUT = ("softmax", "rows", "interpolate", "add_constant", "concat", "layer_norm", "attention", "gru", "lstm")
+WITHOUT = ("rows", "interpolate", "add_constant", "concat", "layer_norm", "attention", "gru", "lstm")
 STEPS = [kind for kind in KINDS if kind not in WITHOUT]
 
 
@@ -50,7 +49,12 @@ def written(circuit, folder, codes, language="verilog"):
 
 def random_schedules(rng, program):
     return {
-        n: LayerSchedule(int(rng.integers(1, 6)), int(rng.choice([1, 2, 3, 6, 24])), *map(bool, rng.integers(0, 2, 2)))
+        n: LayerSchedule(
+            int(rng.integers(1, 6)),
+            int(rng.choice([1, 2, 3, 6, 24])),
+            *map(bool, rng.integers(0, 2, 2)),
+            systolic=bool(rng.integers(0, 2)),
+        )
         for n in range(len(program.steps))
     }
 
@@ -232,9 +236,9 @@ def test_refusals_leave_nothing_behind(options, message, tmp_path):
 
 
 def test_programs_that_have_no_circuit(tmp_path):
-    softmax = random_program("softmax", np.random.default_rng(0))
-    with pytest.raises(RlxError, match="softmax1: there is no circuit for a Softmax, step 1"):
-        export(softmax, tmp_path / "out")
+    norm = random_program("layer_norm", np.random.default_rng(0))
+    with pytest.raises(RlxError, match="layer_norm1: there is no circuit for a LayerNorm, step 1"):
+        export(norm, tmp_path / "out")
     big = r"perceptron needs about \d+ blocks of memory and up5k has room for 30; dense1 takes \d+"
     with pytest.raises(RlxError, match=big):
         export(perceptron((784, 300, 10)), tmp_path / "out", part="up5k")

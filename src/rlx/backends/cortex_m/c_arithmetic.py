@@ -68,6 +68,21 @@ RLX_INLINE int32_t code(int32_t acc, int32_t m0, int32_t shift, int32_t zero, in
     return x < low - zero ? low : x > high - zero ? high : x + zero;
 }
 """,
+    "small_code": """\
+#if defined(RLX_FAST) && defined(RLX_SMALL_SUMS)
+/* The same for sums below 2^30 and shifts of at least 1: one instruction has the high half of twice the product. */
+RLX_INLINE int32_t small_code(int32_t acc, int32_t m0, int32_t shift, int32_t zero, int32_t low, int32_t high)
+{
+    int32_t x;
+
+    __asm__("smmulr %0, %1, %2" : "=r"(x) : "r"(acc * 2), "r"(m0));
+    x = shifted(shifted(x - (x < 0), shift - 1) + 1, 1) + zero;
+    return x < low ? low : x > high ? high : x;
+}
+#else
+#define small_code code
+#endif
+""",
     "interpolated": """\
 /* What lies between two entries of a table of every 256th code. */
 static int32_t interpolated(const int16_t *table, int32_t at)

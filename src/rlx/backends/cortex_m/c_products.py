@@ -92,7 +92,9 @@ static void dots_i8(const int8_t *x, const uint8_t *weights, uint32_t at, uint32
 #define ROW(sum) "sxtb16 %[half], %[w]; smlad " sum ", %[even], %[half], " sum "; sxtb16 %[w], %[w], ror #8; " \
     "smlad " sum ", %[odd], %[w], " sum "\\n\\t"
 
-static void dots_i8(const int8_t *x, const uint8_t *weights, uint32_t at, uint32_t apart, uint32_t n, int32_t *sums)
+/* Inside of another function there would be no registers for it. */
+__attribute__((noinline)) static void dots_i8(
+    const int8_t *x, const uint8_t *weights, uint32_t at, uint32_t apart, uint32_t n, int32_t *sums)
 {
     const int8_t *w0 = (const int8_t *)weights + at, *w2 = w0 + 2u * apart;
     const int8_t *end = x + (n & ~3u);
@@ -126,6 +128,33 @@ static void dots_i8(const int8_t *x, const uint8_t *weights, uint32_t at, uint32
 }
 #endif
 """
+
+# All outputs of one window, four at a time.
+_ROW = Template("""\
+#if defined(RLX_FAST)
+static void row_$y(const int8_t *x, const uint8_t *weights, uint32_t taps, uint32_t outputs, const int32_t *bias,
+    const int32_t *m0, const int32_t *shift, int32_t zero, int32_t low, int32_t high, $y_type *y)
+{
+    for (; outputs > 0u; outputs -= 4u) {
+        int32_t sums[4];
+        sums[0] = bias[0];
+        sums[1] = bias[1];
+        sums[2] = bias[2];
+        sums[3] = bias[3];
+        dots_i8(x, weights, 0u, taps, taps, sums);
+        y[0] = ($y_type)small_code(sums[0], m0[0], shift[0], zero, low, high);
+        y[1] = ($y_type)small_code(sums[1], m0[1], shift[1], zero, low, high);
+        y[2] = ($y_type)small_code(sums[2], m0[2], shift[2], zero, low, high);
+        y[3] = ($y_type)small_code(sums[3], m0[3], shift[3], zero, low, high);
+        weights += 4u * taps;
+        bias += 4;
+        m0 += 4;
+        shift += 4;
+        y += 4;
+    }
+}
+#endif
+""")
 
 DENSE_PARAMETERS = """\
 struct dense {
@@ -250,7 +279,8 @@ $four            for (; o < p->outputs; o++) {
 _FOUR_DEPTHWISE = Template("""\
 #if defined(RLX_FAST)
             for (; p->x_zero == 0 && o < (p->outputs & ~3); o += 4) {
-                int32_t sums[4], k;
+                int32_t sums[4];
+                const int32_t *m0 = p->m0 + o, *shift = p->shift + o;
 #if defined(RLX_HELIUM)
                 int32x4_t acc = vldrwq_s32(p->bias + o);
 #else
@@ -290,27 +320,19 @@ _FOUR_DEPTHWISE = Template("""\
                 sums[2] = s2;
                 sums[3] = s3;
 #endif
-                for (k = 0; k < 4; k++) {
-                    y[o + k] = ($y_type)code(sums[k], p->m0[o + k], p->shift[o + k], p->zero, p->low, p->high);
-                }
+                y[o] = ($y_type)small_code(sums[0], m0[0], shift[0], p->zero, p->low, p->high);
+                y[o + 1] = ($y_type)small_code(sums[1], m0[1], shift[1], p->zero, p->low, p->high);
+                y[o + 2] = ($y_type)small_code(sums[2], m0[2], shift[2], p->zero, p->low, p->high);
+                y[o + 3] = ($y_type)small_code(sums[3], m0[3], shift[3], p->zero, p->low, p->high);
             }
 #endif
 """)
 
 _FOUR_DENSE = Template("""\
 #if defined(RLX_FAST)
-    uint32_t fours = p->x_zero == 0 ? p->outputs & ~3u : 0u;
-
-    for (; o < fours; o += 4u) {
-        int32_t sums[4];
-        uint32_t k;
-        for (k = 0; k < 4u; k++) {
-            sums[k] = p->bias[o + k];
-        }
-        dots_i8(x, p->weights, o * p->inputs, p->inputs, p->inputs, sums);
-        for (k = 0; k < 4u; k++) {
-            y[o + k] = ($y_type)code(sums[k], p->m0[o + k], p->shift[o + k], p->zero, p->low, p->high);
-        }
+    if (p->x_zero == 0) {
+        o = p->outputs & ~3u;
+        row_$y(x, p->weights, p->inputs, o, p->bias, p->m0, p->shift, p->zero, p->low, p->high, y);
     }
 #endif
 """)
@@ -320,8 +342,10 @@ _FOUR_CONV = Template("""\
 #if defined(RLX_FAST)
             int32_t taps = p->kernel_height * p->kernel_width * p->inputs;
             int32_t is_small = taps <= 64 && p->kernel_height > 1 && p->group_inputs == p->inputs && p->x_zero == 0;
+            int32_t is_point = taps == p->inputs && whole_rows && p->x_zero == 0;
             int32_t fours;
             int8_t patch[64];
+            const int8_t *seen = patch;
 
             if (is_small) {
                 int8_t *to = patch;
@@ -338,17 +362,26 @@ _FOUR_CONV = Template("""\
                     }
                 }
             }
+            if (is_point) {
+                int32_t row = i * p->stride_y - p->top;
+                is_point = row >= 0 && row < p->height && first < end;
+                seen = is_point ? x + (row * p->width + column) * p->inputs : patch;
+            }
             fours = is_small || (whole_rows && p->x_zero == 0) ? p->outputs & ~3 : 0;
-            for (o = 0; o < fours; o += 4) {
+            o = 0;
+            if (is_small || is_point) {
+                row_$y(seen, p->weights, (uint32_t)taps, (uint32_t)fours, p->bias, p->m0, p->shift, p->zero, p->low,
+                    p->high, y);
+                y += fours;
+                o = fours;
+            }
+            for (; o < fours; o += 4) {
                 int32_t sums[4];
                 int32_t k;
                 for (k = 0; k < 4; k++) {
                     sums[k] = p->bias[o + k];
                 }
-                if (is_small) {
-                    dots_i8(patch, p->weights, (uint32_t)(o * taps), (uint32_t)taps, (uint32_t)taps, sums);
-                }
-                for (a = 0; !is_small && a < p->kernel_height && first < end; a++) {
+                for (a = 0; a < p->kernel_height && first < end; a++) {
                     int32_t row = i * p->stride_y + a * p->dilation_y - p->top;
                     int32_t tap = (o * p->kernel_height + a) * p->kernel_width;
 
@@ -359,7 +392,7 @@ _FOUR_CONV = Template("""\
                     }
                 }
                 for (k = 0; k < 4; k++) {
-                    *y++ = ($y_type)code(sums[k], p->m0[o + k], p->shift[o + k], p->zero, p->low, p->high);
+                    *y++ = ($y_type)small_code(sums[k], p->m0[o + k], p->shift[o + k], p->zero, p->low, p->high);
                 }
             }
 #else
@@ -382,13 +415,18 @@ def _types(x: str, y: str) -> dict[str, str]:
     return {"x_type": C_TYPES[x], "y_type": C_TYPES[y]}
 
 
+def row(y: str) -> str:
+    """For codes i8, which dense layers and convolutions share."""
+    return _ROW.substitute(y=y, y_type=C_TYPES[y])
+
+
 def dense(x: str, y: str, bits: int) -> str:
-    four = _FOUR_DENSE.substitute(y_type=C_TYPES[y]) if (x, bits) == ("i8", 8) else ""
+    four = _FOUR_DENSE.substitute(y=y) if (x, bits) == ("i8", 8) else ""
     return _DENSE.substitute(name=f"{x}_{y}_w{bits}", dot=dot_name(x, bits), four=four, **_types(x, y))
 
 
 def conv(x: str, y: str, bits: int) -> str:
-    four = _FOUR_CONV.substitute(y_type=C_TYPES[y]) if (x, bits) == ("i8", 8) else "            o = 0;\n"
+    four = _FOUR_CONV.substitute(y=y, y_type=C_TYPES[y]) if (x, bits) == ("i8", 8) else "            o = 0;\n"
     return _CONV.substitute(name=f"{x}_{y}_w{bits}", dot=dot_name(x, bits), four=four, **_types(x, y))
 
 

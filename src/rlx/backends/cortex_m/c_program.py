@@ -12,6 +12,7 @@ from rlx.backends.cortex_m.arena import Arena, plan_arena
 from rlx.backends.cortex_m.c_arithmetic import C_TYPES, helpers_for
 from rlx.backends.cortex_m.c_steps import Body, program_name
 from rlx.quantized import Program
+from rlx.quantized.products import Product
 from rlx.quantized.values import Value
 
 _FAST_INCLUDES = """\
@@ -125,6 +126,12 @@ const {name}_feature_t *{name}_features(void *arena)
 """
 
 
+def _has_small_sums(program: Program) -> bool:
+    """Whether every product has sums below 2^30 and multipliers below 1/2, for which there is a shorter way."""
+    products = [s for s in program.steps if isinstance(s, Product)]
+    return all(s.largest_sum(program.operands(s)[0]) < 2**30 and s.multipliers.shift.min() >= 1 for s in products)
+
+
 def _source(name: str, body: Body, features_of: int | None) -> str:
     arena, values = body.arena, body.program.values
     features = "" if features_of is None else _features(name, body, features_of)
@@ -134,6 +141,8 @@ def _source(name: str, body: Body, features_of: int | None) -> str:
     common = helpers_for(kernels_text)
     fast = "RLX_FAST" in kernels_text
     includes = _FAST_INCLUDES if fast else ""
+    if fast and _has_small_sums(body.program):
+        includes += "#define RLX_SMALL_SUMS\n"
     return f"""\
 /* {name}: an integer network. Generated; do not edit. */
 #include "{name}.h"

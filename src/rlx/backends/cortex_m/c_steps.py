@@ -131,7 +131,8 @@ class Body:
             self._use(parameters, products.depthwise(codes, out))
         else:
             make = products.dense if kind == "dense" else products.conv
-            self._use(parameters, products.dot(codes, bits), make(codes, out, bits))
+            shared = [products.row(out)] if (codes, bits) == ("i8", 8) else []
+            self._use(parameters, products.dot(codes, bits), *shared, make(codes, out, bits))
         weights, tables = self._weights(step), self._product_tables(step)
         numbers = [*sizes, x.zero_point, step.out.zero_point, step.low, step.high]
         self._structure(kind, self._name(step), [weights, *tables, *numbers])

@@ -5,9 +5,12 @@ Nothing is assumed: where a tool is missing, the error names it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import struct
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,17 +176,36 @@ def measure(program: Program, folder: Path, name: str, core: Core, codes: Array,
 
 
 def _build_image(folder: Path, around: Around, core: Core, defines: str = "") -> None:
-    for tool in ("arm-none-eabi-gcc", "qemu-system-arm"):
-        if shutil.which(tool) is None:
-            raise NotInstalled(f"cortex-m: {tool} is missing; tools/install_tools.sh says what to install")
-    names = [f"IMAGE={around.image}", f"MAIN={around.main}", f"EXTRA={around.extra}"]
-    _call(["make", "-s", f"{around.image}.elf", f"DEFINES={defines}", *names], folder)
+    """The image of a program for a core: by the Makefile where Debian's compiler is, else by that of ziglang."""
+    if shutil.which("qemu-system-arm") is None:
+        raise NotInstalled("cortex-m: qemu-system-arm is missing; tools/install_tools.sh says what to install")
+    if shutil.which("arm-none-eabi-gcc") is not None:
+        names = [f"IMAGE={around.image}", f"MAIN={around.main}", f"EXTRA={around.extra}"]
+        _call(["make", "-s", f"{around.image}.elf", f"DEFINES={defines}", *names], folder)
+        return
+    if importlib.util.find_spec("ziglang") is None:
+        raise NotInstalled(
+            "cortex-m: arm-none-eabi-gcc is missing, and so is the Python package ziglang;"
+            " tools/install_tools.sh says what to install"
+        )
+    code = next(
+        f.name for f in sorted(folder.glob("*.[co]")) if f.with_suffix(".h").exists() and f.stem != "host_files"
+    )
+    sources = [code, around.main, *([around.extra] if around.extra else []), "startup.c"]
+    flags = [*core.zig.split(), *defines.split(), "-std=c99", "-O2", "-Wall", "-Wextra", "-pedantic", "-Werror"]
+    freestanding = ["-fomit-frame-pointer", "-ffreestanding", "-ffunction-sections", "-DRLX_SEMIHOSTING"]
+    linking = ["-Wl,-T,link.ld", "-Wl,-e,reset", "-Wl,--gc-sections", "-o", f"{around.image}.elf"]
+    _call([sys.executable, "-m", "ziglang", "cc", *flags, *freestanding, *sources, *linking], folder)
 
 
 def _sections(image: Path) -> dict[str, int]:
-    """Section -> bytes, as the linker made them."""
-    lines = _call(["arm-none-eabi-size", "-A", image.name], image.parent).splitlines()
-    return {words[0]: int(words[1]) for line in lines if line.startswith(".") and (words := line.split())}
+    """Section -> bytes, as the linker made them: the table of sections of a 32-bit ELF file."""
+    data = image.read_bytes()
+    (table,) = struct.unpack_from("<I", data, 32)
+    size, count, names = struct.unpack_from("<3H", data, 46)
+    rows = [struct.unpack_from("<6I", data, table + n * size) for n in range(count)]
+    text = data[rows[names][4] :]
+    return {text[row[0] : text.index(0, row[0])].decode("ascii"): row[5] for row in rows}
 
 
 def _remove_image(folder: Path, name: str) -> None:

@@ -28,6 +28,8 @@ class Core:
     flags: str
     triple: str
     machine: str
+    # How the compiler of ziglang is told of it.
+    zig: str
     has_fpu: bool = False
     flash: Region = _FLASH
     ram: Region = _RAM
@@ -42,15 +44,23 @@ CORES = {
             "-mcpu=cortex-m0plus -mthumb",
             "thumbv6m-unknown-none-eabi",
             "microbit",
+            "-target thumb-freestanding-eabi -mcpu=cortex_m0plus",
             flash=Region(0x00000000, 256),
             ram=Region(0x20000000, 16),
         ),
-        Core("cortex-m3", "-mcpu=cortex-m3 -mthumb", "thumbv7m-unknown-none-eabi", "mps2-an385"),
+        Core(
+            "cortex-m3",
+            "-mcpu=cortex-m3 -mthumb",
+            "thumbv7m-unknown-none-eabi",
+            "mps2-an385",
+            "-target thumb-freestanding-eabi -mcpu=cortex_m3",
+        ),
         Core(
             "cortex-m4",
             "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16",
             "thumbv7em-unknown-none-eabihf",
             "mps2-an386",
+            "-target thumb-freestanding-eabihf -mcpu=cortex_m4+vfp4d16sp",
             True,
         ),
         Core(
@@ -58,6 +68,7 @@ CORES = {
             "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16",
             "thumbv7em-unknown-none-eabihf",
             "mps2-an500",
+            "-target thumb-freestanding-eabihf -mcpu=cortex_m7+vfp4d16sp",
             True,
         ),
         # It starts in the secure state, which sees its memory at these addresses.
@@ -66,6 +77,7 @@ CORES = {
             "-mcpu=cortex-m33 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16",
             "thumbv8m.main-unknown-none-eabihf",
             "mps2-an505",
+            "-target thumb-freestanding-eabihf -mcpu=cortex_m33+vfp4d16sp",
             True,
             flash=Region(0x10000000, 512),
             ram=Region(0x38000000, 256),
@@ -75,6 +87,7 @@ CORES = {
             "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard",
             "thumbv8.1m.main-unknown-none-eabihf",
             "mps3-an547",
+            "-target thumb-freestanding-eabihf -mcpu=cortex_m55+mve",
             True,
         ),
     )
@@ -134,13 +147,13 @@ void reset(void)
 {
     uint32_t *to, *from = &data_source;
 
-    for (to = &data_start; to < &data_end; to++) {
+$fpu    for (to = &data_start; to < &data_end; to++) {
         *to = *from++;
     }
     for (to = &bss_start; to < &bss_end; to++) {
         *to = 0u;
     }
-$fpu    finish((uint32_t)main());
+    finish((uint32_t)main());
 }
 
 static void fault(void)
@@ -155,7 +168,7 @@ __attribute__((section(".vectors"), used)) static void (*const vectors[16])(void
 """)
 
 _FPU = """\
-    /* The coprocessors of floats are off after reset. */
+    /* The coprocessors of floats and vectors are off after reset, and compilers copy with them. */
     *(volatile uint32_t *)0xE000ED88u |= 0xFu << 20;
     __asm__ volatile("dsb\\n\\tisb");
 """

@@ -53,6 +53,11 @@ def layer_resources(circuit: Circuit, layer: Layer, part: Part) -> Resources:
                 found = found.plus(_multiply(numbers["A_BITS"] + 1, numbers["B_BITS"] + 1, numbers["DSP"], part))
         case "rlx_clamp":
             found = found.plus(Resources(2 * numbers["BITS"]))
+        case "rlx_softmax":
+            rest = numbers["TOTAL_BITS"] + 9
+            counters = 4 * numbers["ADDRESS_BITS"] + 3 * numbers["PLACE_BITS"]
+            luts = 3 * rest + numbers["TOTAL_BITS"] + counters + 60
+            found = found.plus(Resources(luts, 0, part.blocks(numbers["WORDS"], 8)))
         case "rlx_argmax":
             found = found.plus(Resources(2 * numbers["IN_BITS"] + 3 * numbers["OUT_BITS"]))
         case _:

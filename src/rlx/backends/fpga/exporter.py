@@ -14,16 +14,17 @@ from rlx.backends.fpga.checking import SIMULATORS, simulate
 from rlx.backends.fpga.circuit import Circuit, circuit_of, hex_file
 from rlx.backends.fpga.estimates import estimated_total
 from rlx.backends.fpga.parts import PARTS, Part, part_named
+from rlx.backends.fpga.presets import PRESETS, preset_named
 from rlx.backends.fpga.projects import project_files
 from rlx.backends.fpga.report import report_page
+from rlx.backends.fpga.routing import Routed, route
 from rlx.backends.fpga.rtl_files import ENDINGS, module_text, modules_for, spelled
-from rlx.backends.fpga.schedules import require_fit, schedules_for, search
+from rlx.backends.fpga.schedules import RESOURCE_WORDS, Style, require_fit, schedules_for, search
 from rlx.backends.fpga.testbench import Streams, bench_module, golden_vectors
 from rlx.backends.fpga.top_levels import axis_module, top_module
 from rlx.errors import ExportOnly, RlxError
 from rlx.ir.graph import Graph
 from rlx.quantized import Program
-from rlx.quantized.products import Product
 from rlx.quantized.values import limits
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -39,6 +40,9 @@ class FpgaExporter(Exporter):
         "part": f"the chip: {', '.join(PARTS)}; refuse what does not fit",
         "max-cycles": "the goal in clocks per inference: as little logic as reaches it",
         "lanes": "sums at a time, the same for all layers, instead of a search",
+        "preset": f"{', '.join(PRESETS)}: what matters most; {next(iter(PRESETS))} if not given",
+        "dense": "systolic: dense layers as arrays whose codes go from lane to lane; lanes if not given",
+        "route": "yes: run Yosys and nextpnr for the part, keep the bitstream, and compare with the estimates",
         "language": f"{' or '.join(ENDINGS)}; Verilog-2005 if not given",
         "frames": f"how many random frames the testbench runs, {_FRAMES} if not given",
         "inputs": "a .npy file with the frames that it runs instead, codes or floats [N, ...]",
@@ -61,7 +65,9 @@ class FpgaExporter(Exporter):
         frames = _number(chosen, "frames", _MOST_FRAMES) or _FRAMES
         part = part_named(chosen["part"]) if "part" in chosen else None
         report = page_name(chosen.get("report"))
+        routed = _is_routed(chosen.get("route"), part)
         require_new_folder(out)
+        original, program = program, preset_named(chosen.get("preset", next(iter(PRESETS)))).applied(program)
         circuit = _circuit(program, part, chosen)
         sources, texts = circuit_files(circuit, language)
         codes = _random_codes(program, frames) if "inputs" not in chosen else _given_codes(program, chosen["inputs"])
@@ -70,14 +76,22 @@ class FpgaExporter(Exporter):
         texts[bench] = spelled(bench_module(streams, len(codes)), language)
         texts |= {name: hex_file(table) for name, table in golden_vectors(streams, codes, program.run(codes)).items()}
         texts |= project_files(circuit.name, sources, ENDINGS[language], part)
-        if report is not None:
-            texts[report] = report_page(circuit, part)
         figures = _figures(circuit, part)
+        if program is not original:
+            figures["changed"] = _changed(original, program, codes)
         with new_folder(out) as folder:
             for name, text in texts.items():
                 (folder / name).write_text(text, encoding="utf-8")
             if simulator is not None:
                 figures["checked"] = _checked(circuit, folder, [*sources, bench], simulator)
+            made = None
+            if routed and part is not None:
+                made = route(folder, circuit, sources, part)
+                figures["routed"] = _routed(circuit, part, made)
+                texts[made.bitstream.name] = ""
+            if report is not None:
+                texts[report] = report_page(circuit, part, made)
+                (folder / report).write_text(texts[report], encoding="utf-8")
         return Exported(tuple(out / name for name in texts), figures)
 
 
@@ -92,11 +106,16 @@ def circuit_files(circuit: Circuit, language: str = "verilog") -> tuple[list[str
 
 def _circuit(program: Program, part: Part | None, chosen: Mapping[str, str]) -> Circuit:
     name, goal = identifier(program.name), _number(chosen, "max-cycles")
-    lanes = _number(chosen, "lanes", 4096)
-    if lanes is None and (part is not None or goal is not None):
-        return search(program, name, part, goal)
-    products = [n for n, s in enumerate(program.steps) if isinstance(s, Product)]
-    circuit = circuit_of(program, name, schedules_for(program, dict.fromkeys(products, lanes or 1), part))
+    lanes, preset = _number(chosen, "lanes", 4096), preset_named(chosen.get("preset", next(iter(PRESETS))))
+    if chosen.get("dense", "lanes") not in ("lanes", "systolic"):
+        raise RlxError(f"fpga: dense=lanes or dense=systolic is known, got {chosen['dense']!r}")
+    style = Style(chosen.get("dense") == "systolic", preset.ternary_in_logic)
+    if lanes is None and (goal is not None or (part is not None and "preset" not in chosen)):
+        return search(program, name, part, goal, style)
+    wanted = preset.lanes_of(program)
+    if lanes is not None:
+        wanted = dict.fromkeys(wanted, lanes)
+    circuit = circuit_of(program, name, schedules_for(program, wanted, part, style))
     if part is not None:
         require_fit(circuit, part)
     if goal is not None and circuit.clocks > goal:
@@ -138,6 +157,30 @@ def _simulator(given: str | None) -> str | None:
     if given not in SIMULATORS:
         raise RlxError(f"fpga: check=yes, {' or '.join(f'check={s}' for s in SIMULATORS)} is known, got {given!r}")
     return given
+
+
+def _is_routed(given: str | None, part: Part | None) -> bool:
+    if given not in (None, "yes", "no"):
+        raise RlxError(f"fpga: route=yes or route=no is known, got {given!r}")
+    if given == "yes" and part is None:
+        raise RlxError(f"fpga: route=yes needs a part; known: {', '.join(PARTS)}")
+    return given == "yes"
+
+
+def _changed(before: Program, after: Program, codes: Array) -> str:
+    wanted, got = before.run(codes), after.run(codes)
+    return f"{int(np.count_nonzero(wanted != got))} of {wanted.size} results by multipliers of 15 bits"
+
+
+def _routed(circuit: Circuit, part: Part, made: Routed) -> str:
+    foretold = estimated_total(circuit, part)
+    parts = [
+        f"{used} {RESOURCE_WORDS[what]} ({estimate} foretold)"
+        for what, used, estimate in zip(made.used._fields, made.used, foretold)
+        if used or estimate
+    ]
+    per_second = made.mhz * 1e6 / circuit.clocks
+    return f"{', '.join(parts)}, {made.mhz:.1f} MHz, {per_second:.0f} inferences per second, {made.bitstream.name}"
 
 
 def _checked(circuit: Circuit, folder: Path, sources: list[str], simulator: str) -> str:

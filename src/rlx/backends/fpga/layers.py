@@ -19,7 +19,7 @@ from rlx.backends.fpga.ranges import Range, index_bits, signed_bits, sums_of
 from rlx.backends.fpga.requantizers import Requantizer, requantizer
 from rlx.errors import RlxError
 from rlx.ir.dtype import DType
-from rlx.quantized import Add, Argmax, Clamp, Conv2d, Lookup, MaxPool, MeanPool, Mul, Program, Rescale
+from rlx.quantized import Add, Argmax, Clamp, Conv2d, Lookup, MaxPool, MeanPool, Mul, Program, Rescale, Softmax
 from rlx.quantized.products import Pads, Product
 from rlx.quantized.steps import Step
 from rlx.quantized.values import Value
@@ -32,6 +32,8 @@ MOST_WORDS_OF_LOGIC = 32
 _TAP_TO_SUM, _SUM_TO_CODE = 4, 4
 # Clocks from the last tap of a window to its result.
 _TAP_TO_RESULT = 3
+# Clocks of a softmax: from the last code to a row's first quotient with two scans of the row between, and for each.
+_SCANS_TO_QUOTIENT, _QUOTIENT = 4, 13
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class LayerSchedule:
     dsp: bool = True
     requantize_dsp: bool = False
     spram: bool = False
+    # A dense layer as an array: codes go from lane to lane, a clock each, instead of to all at once.
+    systolic: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ def layer_of(program: Program, number: int, ranges: Sequence[Range], schedule: L
             return _plain(step, name, "rlx_clamp", parameters, bits, _delayed(1))
         case Lookup():
             return _lookup(step, name, ranges[number + 1])
+        case Softmax():
+            return _softmax(step, name, operands[0])
         case Argmax():
             bits = index_bits(operands[0].size)
             parameters = {"IN_BITS": bits_of(operands[0], known[0]), "COUNT": operands[0].size, "OUT_BITS": bits}
@@ -131,6 +137,28 @@ def _lookup(step: Lookup, name: str, result: Range) -> Layer:
     file = f"{name}_table.hex"
     parameters = {"IN_BITS": 8, "OUT_BITS": bits, "FILE": file}
     return _plain(step, name, "rlx_lookup", parameters, bits, _delayed(1), tables={file: words})
+
+
+def _softmax(step: Softmax, name: str, x: Value) -> Layer:
+    count, file = x.dims[-1], f"{name}_table.hex"
+    powers = Table(17, tuple(int(e) for e in step.table))
+    parameters: dict[str, int | str] = {
+        "COUNT": count,
+        "PLACE_BITS": index_bits(count),
+        "WORDS": x.size,
+        "ADDRESS_BITS": index_bits(x.size),
+        "TOTAL_BITS": index_bits(count * int(step.table.max()) + 1),
+        "FILE": file,
+    }
+
+    def clocks(times: Sequence[Array]) -> Array:
+        rows, start = [], int(times[0][-1])
+        for _ in range(x.size // count):
+            rows.append(start + 2 * count + _SCANS_TO_QUOTIENT - 1 + _QUOTIENT * np.arange(1, count + 1))
+            start = int(rows[-1][-1])
+        return np.concatenate(rows)
+
+    return _plain(step, name, "rlx_softmax", parameters, 8, clocks, tables={file: powers})
 
 
 def _rescale(step: Rescale, name: str, x: Value, known: Range) -> Layer:
@@ -266,6 +294,11 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         geometry = ((1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))
     per_group = step.channels // groups
     lanes = min(schedule.lanes, per_group)
+    systolic = schedule.systolic and lanes > 1 and not isinstance(step, Conv2d)
+    if systolic:
+        # The last lane begins and ends `lanes - 1` clocks after the first: the window reaches beyond the frame.
+        image = Value(x.name, (1, x.size, 1))
+        geometry = ((1, x.size + lanes - 1), (1, 1), ((0, 0), (0, lanes - 1)), (1, 1))
     passes = -(-per_group // lanes)
     difference = known.moved(-x.zero_point)
     on_the_way, sums = sums_of(step, difference)
@@ -284,10 +317,11 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         dsp=schedule.requantize_dsp,
         sum_bits=max(sums.bits, acc_bits + 1, bias_bits + 1),
     )
-    weights = _weight_table(codes.reshape(groups, per_group, -1), lanes, step.weights.bits)
+    rows = codes.reshape(groups, per_group, -1)
+    weights = _weight_table(_skewed(rows, lanes) if systolic else rows, lanes, step.weights.bits)
     channels = _channel_table(step, made, bias_bits)
     files = {f"{name}_weights.hex": weights, f"{name}_channels.hex": channels}
-    taps = codes[0].size
+    taps = codes[0].size + (lanes - 1 if systolic else 0)
     parameters: dict[str, int | str] = {
         "IN_BITS": in_bits,
         "IN_ZERO_POINT": x.zero_point,
@@ -296,6 +330,7 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         "LANES": lanes,
         "LAST_LANES": per_group - (passes - 1) * lanes,
         "LANE_BITS": index_bits(lanes + 1),
+        "SYSTOLIC": int(systolic),
         "WEIGHT_BITS": step.weights.bits,
         "WEIGHT_WORDS": len(weights.words),
         "WEIGHT_ADDRESS_BITS": index_bits(len(weights.words)),
@@ -328,6 +363,16 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         macs=step.macs,
         lanes=lanes,
     )
+
+
+def _skewed(codes: Array, lanes: int) -> Array:
+    """[group, channel, tap] with each lane one tap behind the one before it, and zeros where it has none."""
+    groups, channels, taps = codes.shape
+    found = np.zeros((groups, channels, taps + lanes - 1), np.int64)
+    for channel in range(channels):
+        behind = channel % lanes
+        found[:, channel, behind : behind + taps] = codes[:, channel]
+    return found
 
 
 def _weight_table(codes: Array, lanes: int, bits: int) -> Table:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlx.quantized import Add, Argmax, Clamp, Lookup, Mul, Program, Rescale
+from rlx.quantized import Add, Argmax, Clamp, Lookup, Mul, Program, Rescale, Softmax
 from rlx.quantized.products import Product
 from rlx.quantized.steps import Step
 from rlx.quantized.values import Value, limits
@@ -57,6 +57,8 @@ def _result(step: Step, x: Range, operand: Value) -> Range:
         case Lookup():
             codes = step.table[x.low + 128 : x.high + 129]
             return Range(int(codes.min()), int(codes.max()))
+        case Softmax():
+            return _all(step)
         case Argmax():
             return Range(0, operand.size - 1)
         # Pooling takes codes that are there; a window that hangs over an edge everywhere does not exist.

@@ -1,14 +1,19 @@
-"""One HTML page about a circuit: clocks and resources of each layer, and a picture of one frame in time."""
+"""One HTML page about a circuit: clocks and resources of each layer, and a picture of one frame in time.
+
+After placement it also has what the tools made of it, and a plan of the chip.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
 from rlx.backends.fpga.circuit import Circuit
 from rlx.backends.fpga.estimates import estimate
 from rlx.backends.fpga.parts import PARTS, Part, Resources, total
-from rlx.backends.fpga.schedules import layer_clocks, reuse_of
+from rlx.backends.fpga.routing import Routed
+from rlx.backends.fpga.schedules import RESOURCE_WORDS, layer_clocks, reuse_of
 
 _STYLE = """\
 body{font:14px system-ui,sans-serif;margin:2em;max-width:70em;color:#222;background:#fff}
@@ -16,9 +21,12 @@ table{border-collapse:collapse}td,th{padding:.25em .8em;text-align:right;border-
 td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}svg text{font:12px system-ui,sans-serif}
 """
 _WIDTH, _ROW, _LEFT = 900, 22, 150
+_TILE = 14
+# Words in the kinds of cells that are no logic.
+_LARGE = ("RAM", "MAC16", "DP16", "MULT", "DSP")
 
 
-def report_page(circuit: Circuit, part: Part | None) -> str:
+def report_page(circuit: Circuit, part: Part | None, routed: Routed | None = None) -> str:
     """The page; without a part, resources are those of the smallest one that is known."""
     chip = part or PARTS["up5k"]
     shares = estimate(circuit, chip)
@@ -46,8 +54,57 @@ def report_page(circuit: Circuit, part: Part | None) -> str:
         f"<style>{_STYLE}</style>\n<h1>{escape(circuit.program.name)} as a circuit for {escape(chip.about)}</h1>\n"
         f"<p>{circuit.clocks} clocks from the first code in to the last one out; {circuit.program.macs} products. "
         f"Clocks are exact, resources are estimates.</p>\n"
-        f"<table>\n{head}\n{chr(10).join(rows)}\n</table>\n<h2>One frame in time</h2>\n{_picture(circuit)}\n</html>\n"
+        f"<table>\n{head}\n{chr(10).join(rows)}\n</table>\n<h2>One frame in time</h2>\n{_picture(circuit)}\n"
+        f"{_tools_part(circuit, needed, routed) if routed is not None else ''}</html>\n"
     )
+
+
+def _tools_part(circuit: Circuit, foretold: Resources, routed: Routed) -> str:
+    """What Yosys and nextpnr say beside the estimates, and the plan of the chip."""
+    rows = [_row("th", ["", "foretold", "Yosys", "foretold of it"])]
+    for what, guess, used in zip(Resources._fields, foretold, routed.used):
+        share = f"{100 * guess / used:.0f} %" if used else ""
+        rows.append(_row("td", [RESOURCE_WORDS[what], guess, used, share]))
+    return (
+        f"<h2>What the tools made</h2>\n<p>{routed.mhz:.1f} MHz after routing, as nextpnr estimates it: "
+        f"{routed.mhz * 1e6 / circuit.clocks:.0f} inferences per second.</p>\n<table>\n{chr(10).join(rows)}\n</table>\n"
+        f"<h2>The chip</h2>\n<p>A square per tile, in the colour of the layer that has most of its cells; memories and "
+        f"multipliers have a dark edge.</p>\n{_floor_plan(circuit, routed)}\n"
+    )
+
+
+def _floor_plan(circuit: Circuit, routed: Routed) -> str:
+    colours = {layer.name: f"hsl({int(n * 137.5) % 360} 60% 65%)" for n, layer in enumerate(circuit.layers)}
+    tiles: dict[tuple[int, int], Counter[str]] = {}
+    large: set[tuple[int, int]] = set()
+    for layer, cells in routed.cells.items():
+        for x, y, kind in cells:
+            tiles.setdefault((x, y), Counter())[layer] += 1
+            if any(word in kind for word in _LARGE):
+                large.add((x, y))
+    if not tiles:
+        return "<p>The tool gave no places.</p>"
+    highest = max(y for _, y in tiles)
+    across = (max(x for x, _ in tiles) + 1) * _TILE
+    names = {layer.name: layer.out.name for layer in circuit.layers}
+    drawn = []
+    # Row 0 is at the bottom of the chip.
+    for (x, y), counts in sorted(tiles.items()):
+        layer = max(sorted(counts), key=lambda name: counts[name])
+        edge = ' stroke="#222" stroke-width="2"' if (x, y) in large else ""
+        drawn.append(
+            f'<rect x="{x * _TILE}" y="{(highest - y) * _TILE}" width="{_TILE - 1}" height="{_TILE - 1}"'
+            f' fill="{colours.get(layer, "#ccc")}"{edge}><title>{x}, {y}: {escape(names.get(layer, "between layers"))},'
+            f" {counts.total()} cells</title></rect>"
+        )
+    for n, layer in enumerate([a.name for a in circuit.layers] + [""]):
+        y, cells = n * _ROW, len(routed.cells.get(layer, ()))
+        drawn.append(
+            f'<rect x="{across + 20}" y="{y}" width="14" height="14" fill="{colours.get(layer, "#ccc")}"/>'
+            f'<text x="{across + 42}" y="{y + 12}">{escape(names.get(layer, "between layers"))}, {cells} cells</text>'
+        )
+    height = max((highest + 1) * _TILE, _ROW * (len(circuit.layers) + 1))
+    return f'<svg width="{across + 260}" height="{height}">{"".join(drawn)}</svg>'
 
 
 def _row(kind: str, cells: Sequence[object]) -> str:

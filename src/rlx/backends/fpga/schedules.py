@@ -9,6 +9,7 @@ or the part is full. Without a goal, the fastest circuit is taken that fits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rlx.backends.fpga.circuit import Circuit, circuit_of
 from rlx.backends.fpga.estimates import estimate
@@ -32,13 +33,28 @@ def digits_for(taps: int, lanes: int) -> int | None:
     return next((d for d in _DIGITS if max(5 + (lanes - 1) * d, lanes * d) <= taps), None)
 
 
-def schedules_for(program: Program, lanes: Mapping[int, int], part: Part | None = None) -> dict[int, LayerSchedule]:
+@dataclass(frozen=True)
+class Style:
+    """What holds for all layers: dense ones as systolic arrays, products of 2-bit weights by additions."""
+
+    systolic: bool = False
+    ternary_in_logic: bool = False
+
+
+PLAIN = Style()
+
+
+def schedules_for(
+    program: Program, lanes: Mapping[int, int], part: Part | None = None, style: Style = PLAIN
+) -> dict[int, LayerSchedule]:
     """Schedules with so many lanes; multipliers and large memories go where they save most, as far as they last."""
     products = {n: s for n, s in enumerate(program.steps) if isinstance(s, Product)}
     dsps = part.has.dsps if part else None
     in_dsp: set[int] = set()
     for n in sorted(products, key=lambda n: (-products[n].weights.bits, n)):
         needed = lanes.get(n, 1)
+        if style.ternary_in_logic and products[n].weights.bits == 2:
+            continue
         if dsps is None or needed <= dsps:
             in_dsp.add(n)
             dsps = None if dsps is None else dsps - needed
@@ -50,18 +66,20 @@ def schedules_for(program: Program, lanes: Mapping[int, int], part: Part | None 
     for n, step in products.items():
         count, taps = lanes.get(n, 1), step.weights.codes[0].size
         digits = digits_for(taps, count)
-        found[n] = LayerSchedule(count, digits or _DIGITS[-1], digits is None, n in in_dsp, spram=n in in_spram)
+        found[n] = LayerSchedule(
+            count, digits or _DIGITS[-1], digits is None, n in in_dsp, spram=n in in_spram, systolic=style.systolic
+        )
     return found
 
 
-def search(program: Program, name: str, part: Part | None, max_clocks: int | None) -> Circuit:
+def search(program: Program, name: str, part: Part | None, max_clocks: int | None, style: Style = PLAIN) -> Circuit:
     """The circuit that reaches the goal with least logic, or the fastest that fits."""
     lanes = {n: 1 for n, s in enumerate(program.steps) if isinstance(s, Product)}
-    best = circuit_of(program, name, schedules_for(program, lanes, part))
+    best = circuit_of(program, name, schedules_for(program, lanes, part, style))
     if part is not None:
         require_fit(best, part)
     while max_clocks is None or best.clocks > max_clocks:
-        grown = _grown(program, name, lanes, part, best)
+        grown = _grown(program, name, lanes, part, style, best)
         if grown is None:
             break
         lanes, best = grown
@@ -77,7 +95,7 @@ def search(program: Program, name: str, part: Part | None, max_clocks: int | Non
 
 
 def _grown(
-    program: Program, name: str, lanes: Mapping[int, int], part: Part | None, now: Circuit
+    program: Program, name: str, lanes: Mapping[int, int], part: Part | None, style: Style, now: Circuit
 ) -> tuple[dict[int, int], Circuit] | None:
     """More lanes for the layer that gains most clocks per lookup table; None if nothing gains or fits."""
     found: tuple[float, dict[int, int], Circuit] | None = None
@@ -87,7 +105,7 @@ def _grown(
         assert isinstance(step, Product)
         for more in _next_lanes(step.channels // getattr(step, "groups", 1), count):
             tried = {**lanes, n: more}
-            circuit = circuit_of(program, name, schedules_for(program, tried, part))
+            circuit = circuit_of(program, name, schedules_for(program, tried, part, style))
             gained = now.clocks - circuit.clocks
             if gained <= 0 or (part is not None and _misfit(circuit, part)):
                 continue
@@ -137,12 +155,12 @@ def require_fit(circuit: Circuit, part: Part) -> None:
     largest = max(circuit.layers, key=lambda layer: getattr(shares[layer.name], what))
     share = getattr(shares[largest.name], what)
     raise RlxError(
-        f"fpga: {circuit.program.name} needs about {needed} {_WORDS[what]} and {part.name} has room for {there};"
-        f" {largest.out.name} takes {share}"
+        f"fpga: {circuit.program.name} needs about {needed} {RESOURCE_WORDS[what]} and {part.name} has room for"
+        f" {there}; {largest.out.name} takes {share}"
     )
 
 
-_WORDS = {
+RESOURCE_WORDS = {
     "luts": "lookup tables",
     "dsps": "multipliers",
     "brams": "blocks of memory",

@@ -1,5 +1,8 @@
 // Dense layers and convolutions: LANES sums at a time over the taps of a frame, then one requantiser for all of them.
 //
+// With SYSTOLIC, codes go from lane to lane, a clock each, and weights lie so that each lane has its own when they come:
+// sums stay where they are made, and no code is sent to all lanes at once.
+//
 // Sums are handed over to the requantiser whole, so that the next ones begin without a gap. Channels have one table:
 // {shift, left shift, multiplier, bias} of each; shifts only where there is
 // something to tell.
@@ -36,6 +39,7 @@ module rlx_product #(
     parameter LANES = 1,
     parameter LAST_LANES = 1,
     parameter LANE_BITS = 1,
+    parameter SYSTOLIC = 0,
     parameter WEIGHT_BITS = 8,
     parameter WEIGHT_WORDS = 16,
     parameter WEIGHT_ADDRESS_BITS = 4,
@@ -128,7 +132,21 @@ module rlx_product #(
     reg first_code, last_code, first_product, last_product, last_sum;
     reg code_valid, product_valid;
     wire [LANES*ACC_BITS-1:0] sums;
+    wire [LANES*DIFFERENCE_BITS-1:0] differences;
     genvar n;
+    generate
+        for (n = 0; n < LANES; n = n + 1) begin : code_of_lane
+            if (SYSTOLIC == 0 || n == 0) begin : from_frame
+                assign differences[n*DIFFERENCE_BITS+:DIFFERENCE_BITS] = difference;
+            end else begin : from_neighbour
+                reg [DIFFERENCE_BITS-1:0] passed;
+                always @(posedge clk)
+                    if (rst) passed <= 0;
+                    else if (code_valid) passed <= differences[(n-1)*DIFFERENCE_BITS+:DIFFERENCE_BITS];
+                assign differences[n*DIFFERENCE_BITS+:DIFFERENCE_BITS] = passed;
+            end
+        end
+    endgenerate
     generate
         for (n = 0; n < LANES; n = n + 1) begin : lane
             wire signed [PRODUCT_BITS-1:0] product_now;
@@ -138,7 +156,7 @@ module rlx_product #(
             rlx_multiply #(
                 .A_BITS(DIFFERENCE_BITS), .B_BITS(WEIGHT_BITS), .DSP(DSP)
             ) multiply (
-                .a(difference), .b(weights[n*WEIGHT_BITS+:WEIGHT_BITS]), .product(product_now)
+                .a(differences[n*DIFFERENCE_BITS+:DIFFERENCE_BITS]), .b(weights[n*WEIGHT_BITS+:WEIGHT_BITS]), .product(product_now)
             );
             always @(posedge clk) begin
                 product <= product_now;
