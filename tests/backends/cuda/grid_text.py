@@ -34,7 +34,14 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "fsub": np.subtract,
     "fmul": np.multiply,
 }
-_COMPARED = {"slt": np.less, "sgt": np.greater, "eq": np.equal, "ne": np.not_equal, "oeq": np.equal, "one": np.not_equal}
+_COMPARED = {
+    "slt": np.less,
+    "sgt": np.greater,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "oeq": np.equal,
+    "one": np.not_equal,
+}
 _CALLED: dict[str, Callable[..., Any]] = {
     "llvm.smin.i32": lambda a, b: np.minimum(a.view(np.int32), b.view(np.int32)).view(np.uint32),
     "llvm.smax.i32": lambda a, b: np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32),
@@ -499,14 +506,16 @@ def run_grid(
                 block.land()
                 idle = 0
         number = rng.randrange(len(running))
-        warp, steps = running[number]
+        steps = running[number][1]
         try:
             idle = 0 if next(steps) else idle + 1
         except StopIteration:
             running.pop(number)
             idle = 0
         if idle > 60 * len(running) + 200 and not any(block.copies for block in grid):
-            where = {f"block {w.block.number} warp {w.warp}: {program.lines[int(w.at.min())][:150]}" for w, _ in running}
+            where = {
+                f"block {w.block.number} warp {w.warp}: {program.lines[int(w.at.min())][:150]}" for w, _ in running
+            }
             raise AssertionError("nobody can go on:\n" + "\n".join(sorted(where)))
     assert not any(block.copies for block in grid), "copies that nobody awaits"
     return sum(warp.count for warp in warps)

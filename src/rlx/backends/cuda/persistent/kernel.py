@@ -110,7 +110,7 @@ class _Kernel:
         with w.loop(block.thread, columns * plan.batch, CONSUMERS) as i:
             row, column = i // columns, i % columns
             (token,) = block.load(block.at["tokens"] + (w.wide(row) << 2), space="global")
-            token = w.most(w.least(token, step.head.count - 1), 0)
+            token = w.most(w.least(token, step.head.height - 1), 0)
             place = first * UNIT + column
             at = block.entry("embed") + ((w.wide(token) * step.hidden + w.wide(place)) << 1)
             value = block.load_half(at)

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from rlx.backends.cuda.hopper.stream_rows import CONSUMERS, STAGE_BYTES, THREADS, UNIT, WARPS
 from rlx.backends.cuda.hopper.stream_rows import ROWS as MOST_BATCH
-from rlx.backends.cuda.persistent.step import Layer, Norm, Rows, Step, Unfit
+from rlx.backends.cuda.persistent.step import Layer, Norm, Rope, Rows, Step, Unfit
 
 __all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS", "Attend", "Plan", "Product", "Vector"]
 
@@ -46,8 +46,8 @@ class Vector(NamedTuple):
 class Product(NamedTuple):
     """Rows of matrices, eight at a time (a unit), times the vector `reads`. What becomes of the sums, `finish`:
 
-    post    they are words of `writes`               gated  activation(first matrix) · second matrix is written, in pairs
-    add     x grows by them, and is written          act    activation(sums) is written, in pairs
+    post    they are words of `writes`            gated  activation(first matrix) · second matrix is written, in pairs
+    add     x grows by them, and is written       act    activation(sums) is written, in pairs
     logits  they are the result
     """
 
@@ -99,7 +99,7 @@ class Ownership(NamedTuple):
     """First unit and number of units of every block."""
 
     first: tuple[int, ...]
-    count: tuple[int, ...]
+    units: tuple[int, ...]
 
 
 def _even(size: int, multiple: int) -> int:
@@ -115,7 +115,7 @@ class Plan:
         self.layer_phases: tuple[Phase, ...] = self._phases(step.layers[0])
         head = step.head
         self.logits = Product(
-            "logits", "x", "", ("head",), (head.count,), head.depth, "logits", "logits", step.final_norm, "final",
+            "logits", "x", "", ("head",), (head.height,), head.depth, "logits", "logits", step.final_norm, "final",
             ("head_bias" if head.bias else "",),
         )  # fmt: skip
         self.products = tuple(p for p in (*self.layer_phases, self.logits) if isinstance(p, Product))
@@ -126,24 +126,25 @@ class Plan:
 
     def _phases(self, layer: Layer) -> tuple[Phase, ...]:
         step = self.step
-        bias = lambda name, rows: f"{name}_bias" if rows.bias else ""  # noqa: E731
         qkv, out, down = (layer.q, layer.k, layer.v), layer.out, layer.down
         ups = (layer.up,) if layer.gate is None else (layer.gate, layer.up)
         up_names = ("up",) if layer.gate is None else ("gate", "up")
         return (
             Product(
-                "qkv", "x", "qkv", ("q", "k", "v"), tuple(r.count for r in qkv), step.hidden, "post", "qkv",
-                layer.attention_norm, "attention", tuple(bias(n, r) for n, r in zip("qkv", qkv)),
+                "qkv", "x", "qkv", ("q", "k", "v"), tuple(r.height for r in qkv), step.hidden, "post", "qkv",
+                layer.attention_norm, "attention", tuple(_bias_name(n, r) for n, r in zip("qkv", qkv)),
             ),
             Attend(),
-            Product("out", "att", "mid", ("out",), (out.count,), out.depth, "add", "x", biases=(bias("out", out),)),
             Product(
-                "up", "mid", "h", up_names, tuple(r.count for r in ups), step.hidden,
-                "act" if layer.gate is None else "gated", "up", layer.ffn_norm, "ffn",
-                tuple(bias(n, r) for n, r in zip(up_names, ups)),
+                "out", "att", "mid", ("out",), (out.height,), out.depth, "add", "x", biases=(_bias_name("out", out),),
             ),
             Product(
-                "down", "h", "x", ("down",), (down.count,), down.depth, "add", "x", biases=(bias("down", down),),
+                "up", "mid", "h", up_names, tuple(r.height for r in ups), step.hidden,
+                "act" if layer.gate is None else "gated", "up", layer.ffn_norm, "ffn",
+                tuple(_bias_name(n, r) for n, r in zip(up_names, ups)),
+            ),
+            Product(
+                "down", "h", "x", ("down",), (down.height,), down.depth, "add", "x", biases=(_bias_name("down", down),),
                 next_version=1,
             ),
         )  # fmt: skip
@@ -191,7 +192,7 @@ class Plan:
                 first = [sum(counts[:b]) for b in range(self.blocks)]
                 found[product.owner] = Ownership(tuple(first), tuple(counts))
             each = product.depth * product.parts * (len(self.step.layers) if product.finish != "logits" else 1)
-            for block, count in enumerate(found[product.owner].count):
+            for block, count in enumerate(found[product.owner].units):
                 weight[block] += count * each
         return found
 
@@ -201,7 +202,7 @@ class Plan:
 
     def owned(self) -> list[list[int]]:
         """For every block first unit and number of units of each owner."""
-        return [[n for o in self.owners.values() for n in (o.first[b], o.count[b])] for b in range(self.blocks)]
+        return [[n for o in self.owners.values() for n in (o.first[b], o.units[b])] for b in range(self.blocks)]
 
     # The table of addresses.
 
@@ -223,7 +224,11 @@ class Plan:
 
     def _global_words(self) -> list[tuple[str, Entry]]:
         step = self.step
-        words = [("embed", Entry(step.embed, 0)), *_row_words("head", step.head), *_norm_words("final", step.final_norm)]
+        words = [
+            ("embed", Entry(step.embed, 0)),
+            *_row_words("head", step.head),
+            *_norm_words("final", step.final_norm),
+        ]
         for number, (cos, sin) in enumerate(self.ropes):
             words += [(f"cos{number}", Entry(cos, 0)), (f"sin{number}", Entry(sin, 0))]
         return words
@@ -273,7 +278,7 @@ class Plan:
         # q, k and v of a head, then what each warp has found for each head of the group: elements, peak, sum.
         self.found_bytes = step.group * (self.head_bytes + 8)
         attention = (step.group + 2) * self.head_bytes + WARPS * self.found_bytes
-        most_owned = max(self.owners["x"].count)
+        most_owned = max(self.owners["x"].units)
         pairs = max((layer.rope.pairs for layer in step.layers if layer.rope is not None), default=0)
         self.rope_bytes = 8 * pairs  # cosines and sines of one sequence
         self.unit_bytes = 4 * UNIT * batch
@@ -302,6 +307,10 @@ class Plan:
         self.shared_bytes = at + self.stages * STAGE_BYTES
 
 
+def _bias_name(name: str, rows: Rows) -> str:
+    return f"{name}_bias" if rows.bias else ""
+
+
 def _row_words(name: str, rows: Rows) -> list[tuple[str, Entry]]:
     words = [(name, Entry(rows.weight, 2 * rows.first * rows.depth))]
     return [*words, (f"{name}_bias", Entry(rows.bias, 2 * rows.bias_first))] if rows.bias else words
@@ -314,20 +323,19 @@ def _norm_words(name: str, norm: Norm | None) -> list[tuple[str, Entry]]:
     return [*words, (f"{name}_shift", Entry(norm.shift, 0))] if norm.shift else words
 
 
-def _form(layer: Layer) -> Layer:
+def _form(layer: Layer) -> list[object]:
     """A layer without what may differ between layers: names, windows and tables."""
-    rows = {
-        name: r._replace(weight="", first=0, bias="+" if r.bias else "", bias_first=0)
-        for name, r in layer._asdict().items()
-        if isinstance(r, Rows)
-    }
-    norms = {
-        name: n._replace(gain="", shift="+" if n.shift else "")
-        for name, n in layer._asdict().items()
-        if isinstance(n, Norm)
-    }
-    rope = None if layer.rope is None else layer.rope._replace(cos="", sin="")
-    return layer._replace(keys="", values="", window=None, rope=rope, **rows, **norms)
+    found: list[object] = []
+    for name, part in layer._asdict().items():
+        if isinstance(part, Rows):
+            found.append((part.height, part.depth, bool(part.bias)))
+        elif isinstance(part, Norm):
+            found.append((part.eps, part.is_rms, bool(part.shift)))
+        elif isinstance(part, Rope):
+            found.append((part.pairs, part.is_split))
+        elif name != "window":
+            found.append(part is None)
+    return found
 
 
 def _check(step: Step, batch: int) -> None:
@@ -341,12 +349,12 @@ def _check(step: Step, batch: int) -> None:
         if _form(layer) != _form(first):
             raise Unfit(f"layer {number} has another form than layer 0")
     depths = {step.hidden, first.out.depth, first.down.depth}
-    if any(depth % 16 for depth in depths):
-        raise Unfit(f"products over {sorted(depths)} elements; multiples of 16 are read")
-    widths = {r.count for r in (first.q, first.k, first.v, first.out, first.up, first.down)}
+    if any(depth % 8 for depth in depths):
+        raise Unfit(f"products over {sorted(depths)} elements; multiples of 8 are read")
+    widths = {r.height for r in (first.q, first.k, first.v, first.out, first.up, first.down)}
     if any(width % UNIT for width in widths):
         raise Unfit(f"weights of {sorted(widths)} rows; multiples of {UNIT} are multiplied")
-    if first.out.count != step.hidden or first.down.count != step.hidden:
+    if first.out.height != step.hidden or first.down.height != step.hidden:
         raise Unfit("halves of a layer that give another width than they read")
     norms: Sequence[tuple[str, Norm | None]] = (("", first.attention_norm), ("", first.ffn_norm), ("", step.final_norm))
     for _, norm in norms:

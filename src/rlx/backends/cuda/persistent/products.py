@@ -1,4 +1,4 @@
-"""Products of a block's rows with a vector of all blocks: the norm of the vector, the sums, and what becomes of them."""
+"""Products of a block's rows with a vector of all blocks: the norm of the vector, sums, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Products:
 
     def operand(self, product: Product, version: Val | int) -> None:
         """Wait for the vector, and keep it as the tensor cores read it."""
-        w, block = self.w, self.block
+        block = self.block
         block.await_hint(product.reads, version)
         tag = block.tag(version)
         if product.norm is None:
@@ -129,7 +129,7 @@ class Products:
 
     def keeps(self, product: Product, row: Val, change: Callable[[list[Val], Val], list[Val]] | None = None) -> Follow:
         """Stores pairs to the operand, rounded."""
-        block, w = self.block, self.w
+        block = self.block
         line = block.shared("scratch") + row * self.plan.operand_pitch
         is_packed = self.plan.vectors[product.reads].pairs
 
@@ -159,13 +159,15 @@ class Products:
 
     def normed(self, product: Product, tag: Val) -> None:
         """Elements times gains, and the sum of their squares, whose factor is applied to sums."""
-        block, w = self.block, self.w
+        w = self.w
         stage = self.read.take()
         gain_at = self.read.memory(stage)
 
         def one(row: Val) -> None:
             squares = Var(w, 0.0, "float")
-            stored = self.keeps(product, row, lambda v, pair: [x * g for x, g in zip(v, self.gains(gain_at, pair, product))])
+            stored = self.keeps(
+                product, row, lambda v, pair: [x * g for x, g in zip(v, self.gains(gain_at, pair, product))]
+            )
 
             def follow(values: list[Val], pair: Val, is_there: Val | None) -> None:
                 both = values[0] * values[0] + values[1] * values[1]
@@ -378,7 +380,7 @@ class Products:
         number: Val,
         tag: Val,
     ) -> None:
-        w, block = self.w, self.block
+        block = self.block
         if is_delayed(block, product):
             factor = self.factor(product, row)
             sums = [[x * factor for x in part] for part in sums]
@@ -406,22 +408,31 @@ class Products:
     def store_logits(self, product: Product, values: list[Val], row: Val, column: Val) -> None:
         w, block, count = self.w, self.block, product.counts[0]
         for i, value in enumerate(values):
-            x = value * self.step.logit_scale if self.step.logit_scale != 1.0 else value
+            x = self.capped(value * self.step.logit_scale if self.step.logit_scale != 1.0 else value)
             at = block.at["logits"] + (w.wide(row * count + column + i) << 2)
             with w.when(column + i < count):
                 w.asm("st.global.b32 [<a>], <x>;", a=at, x=x)
 
+    def capped(self, x: Val) -> Val:
+        """cap · tanh(x / cap), as 1 - 2 / (exp(2x) + 1)."""
+        cap, block = self.step.logit_softcap, self.block
+        if cap is None:
+            return x
+        power = block.exp2(x * (2 * math.log2(math.e) / cap))
+        return block.reciprocal(power + 1.0) * (-2 * cap) + cap
+
     def activated(self, x: Val) -> Val:
-        block, w, log2e = self.block, self.w, math.log2(math.e)
-        sigmoid = lambda y: block.reciprocal(block.exp2(y * -log2e) + 1.0)  # noqa: E731
+        block, w = self.block, self.w
         match self.step.activation:
             case "silu":
-                return x * sigmoid(x)
+                return x * self.sigmoid(x)
             case "sigmoid":
-                return sigmoid(x)
+                return self.sigmoid(x)
             case "relu":
                 return block.larger(x, w.value(0.0, "float"))
             case "gelu_tanh":
                 # 0.5 (1 + tanh z) = sigmoid(2z)
-                return x * sigmoid((x * x * x * 0.044715 + x) * (2 * math.sqrt(2 / math.pi)))
-        raise AssertionError(self.step.activation)
+                return x * self.sigmoid((x * x * x * 0.044715 + x) * (2 * math.sqrt(2 / math.pi)))
+
+    def sigmoid(self, x: Val) -> Val:
+        return self.block.reciprocal(self.block.exp2(x * -math.log2(math.e)) + 1.0)

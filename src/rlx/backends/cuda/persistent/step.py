@@ -23,11 +23,11 @@ class Norm(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """`count` rows from `first` on of a weight [n, depth], and what is added to their products."""
+    """`height` rows from `first` on of a weight [n, depth], and what is added to their products."""
 
     weight: str
     first: int
-    count: int
+    height: int
     depth: int
     bias: str = ""
     bias_first: int = 0
@@ -63,7 +63,7 @@ class Layer(NamedTuple):
     window: int | None = None
 
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "sigmoid"]
+Activation = Literal["silu", "gelu_tanh", "relu", "sigmoid"]
 
 
 class Step(NamedTuple):
@@ -86,6 +86,7 @@ class Step(NamedTuple):
     activation: Activation = "silu"
     embed_scale: float = 1.0
     logit_scale: float = 1.0
+    logit_softcap: float | None = None
 
     @property
     def group(self) -> int:
