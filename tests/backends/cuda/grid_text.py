@@ -58,6 +58,9 @@ _HALVES = {"bfloat": ml_dtypes.bfloat16, "half": np.float16}
 Act = Callable[["GridWarp"], Any]
 
 
+_ALL = np.ones(LANES, bool)
+
+
 class Barrier:
     """An mbarrier: arrivals and bytes that its phase waits for."""
 
@@ -97,35 +100,51 @@ class GridWarp:
         self.program, self.block, self.warp = program, block, warp
         self.values: dict[str, Any] = {name: np.full(LANES, v, np.uint64) for name, v in given.items()}
         self.slots: dict[str, Any] = {}
-        self.at = np.zeros(LANES, np.int64)
-        self.active = np.ones(LANES, bool)
+        # The line of all lanes, or where they have parted, -1, and the line of each.
+        self.line, self.at = 0, np.zeros(LANES, np.int64)
+        self.active = _ALL
         self.met: dict[int, int] = {}
         self.count = 0
+
+    @property
+    def here(self) -> int:
+        return self.line if self.line >= 0 else int(self.at.min())
+
+    def jump(self, to: Any) -> None:
+        """The lanes that are active go to a line, or to one each."""
+        if self.line >= 0 and isinstance(to, int):
+            self.line = to
+            return
+        if self.line >= 0:
+            self.at = np.full(LANES, self.line)
+        self.at = np.where(self.active, to, self.at)
+        self.line = int(self.at[0]) if (self.at == self.at[0]).all() else -1
 
     def run(self) -> Iterator[bool]:
         """Yields whether it has moved since."""
         acts, end, left, moved = self.program.acts, len(self.program.acts), 0, False
         while True:
-            here = int(self.at.min())
+            here = self.here
             if here >= end:
                 return
             if left <= 0:
                 left = self.block.rng.randrange(1, 400)
                 yield moved
                 moved = False
-            self.active = self.at == here
+            self.active = _ALL if self.line >= 0 else self.at == here
             waiting = acts[here](self)
             self.count += 1
             left -= 1
             if waiting is None:
-                self.at[self.active] = here + 1
+                self.jump(here + 1)
                 moved = True
             elif waiting is False:  # a branch: it has set the lines
                 moved = True
             else:
                 go = self.active & ~waiting
-                self.at[go] = here + 1
-                moved = moved or bool(go.any())
+                if go.any():
+                    self.active, moved = go, True
+                    self.jump(np.full(LANES, here + 1))
                 left = 0
 
     def value(self, name: str, kind: str) -> Any:
@@ -137,7 +156,7 @@ class GridWarp:
 
     def keep(self, name: str, value: Any) -> None:
         old = self.values.get(name)
-        if old is None or self.active.all():
+        if old is None or self.active is _ALL:
             self.values[name] = value
             return
         mask = self.active if value.ndim == 1 else self.active[:, None] if value.shape[0] == LANES else self.active
@@ -182,7 +201,7 @@ class Program:
 
             def store(warp: GridWarp) -> None:
                 old, new = warp.slots[slot], warp.value(name, kind)
-                warp.slots[slot] = new if warp.active.all() else np.where(warp.active, new, old)
+                warp.slots[slot] = new if warp.active is _ALL else np.where(warp.active, new, old)
 
             return store
         result, text = re.fullmatch(r"(?:(\S+) = )?(.*)", line).groups()  # type: ignore[union-attr]
@@ -196,7 +215,7 @@ class Program:
             to = self.labels[plain[1]]
 
             def jump(warp: GridWarp) -> bool:
-                warp.at[warp.active] = to
+                warp.jump(to)
                 return False
 
             return jump
@@ -204,7 +223,11 @@ class Program:
         yes, no = (self.labels[n] for n in names)
 
         def choose(warp: GridWarp) -> bool:
-            warp.at[warp.active] = np.where(warp.value(condition, "i1"), yes, no)[warp.active]
+            is_true = warp.value(condition, "i1")
+            if warp.line >= 0 and (is_true.all() or not is_true.any()):
+                warp.line = yes if is_true[0] else no
+            else:
+                warp.jump(np.where(is_true, yes, no))
             return False
 
         return choose
@@ -213,8 +236,7 @@ class Program:
         find = self.finding(result, text)
 
         def compute(warp: GridWarp) -> None:
-            with np.errstate(all="ignore"):
-                warp.keep(result, find(warp))
+            warp.keep(result, find(warp))
 
         return compute
 
@@ -304,11 +326,14 @@ class Program:
                 found, waiting = found
             words = [f.view(TYPES[k]) for f, k in zip(found, kinds, strict=True)]
             whole = words[0] if outputs == 1 else np.stack([f.view(np.uint32) for f in words])
-            before, warp.active = warp.active, warp.active if waiting is None else warp.active & ~waiting
+            if waiting is None:
+                warp.keep(result, whole)
+                return None
+            before, warp.active = warp.active, warp.active & ~waiting
             if warp.active.any():
                 warp.keep(result, whole)
             warp.active = before
-            return waiting
+            return waiting if waiting.any() else None
 
         return act
 
@@ -493,6 +518,13 @@ def run_grid(
     text: str, arguments: Sequence[int], memory: Any, blocks: int, threads: int, shared: int, seed: int = 0
 ) -> int:
     """Run all blocks to their end; how many instructions warps went through."""
+    with np.errstate(all="ignore"):
+        return _run_grid(text, arguments, memory, blocks, threads, shared, seed)
+
+
+def _run_grid(
+    text: str, arguments: Sequence[int], memory: Any, blocks: int, threads: int, shared: int, seed: int
+) -> int:
     program, rng = Program(text), random.Random(seed)
     outside = Memory(memory, GLOBAL)
     given = {f"%{name}": value for name, value in zip(program.params, arguments, strict=True)}
@@ -513,9 +545,7 @@ def run_grid(
             running.pop(number)
             idle = 0
         if idle > 60 * len(running) + 200 and not any(block.copies for block in grid):
-            where = {
-                f"block {w.block.number} warp {w.warp}: {program.lines[int(w.at.min())][:150]}" for w, _ in running
-            }
+            where = {f"block {w.block.number} warp {w.warp}: {program.lines[w.here][:150]}" for w, _ in running}
             raise AssertionError("nobody can go on:\n" + "\n".join(sorted(where)))
     assert not any(block.copies for block in grid), "copies that nobody awaits"
     return sum(warp.count for warp in warps)

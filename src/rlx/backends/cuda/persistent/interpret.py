@@ -203,26 +203,29 @@ class _Run:
         words = yield _Read(product.reads, version, np.arange(self.plan.batch * self.plan.vectors[product.reads].words))
         is_packed = self.plan.vectors[product.reads].pairs
         x = (words if is_packed else words[:, 0]).reshape(self.plan.batch, product.depth)
-        norm = product.norm
-        if norm is not None:
+        factor: Array = np.ones((len(x), 1), np.float32)
+        if product.norm is not None:
             # The norms of all layers have one form, but gains of their own.
-            norm = self.step.final_norm if layer is None else getattr(layer, f"{product.norm_name}_norm")
-            assert norm is not None
-            x = self.normed(x, norm)
+            norm: Norm = self.step.final_norm if layer is None else getattr(layer, f"{product.norm_name}_norm")
+            if self.plan.is_delayed(product):
+                factor = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + norm.eps)
+                x = x * self.arrays[norm.gain].astype(np.float32)
+            else:
+                x = self.normed(x, norm)
         x, rows = self.rounded(x), self.rows_of(product, layer)
         for unit in range(first, first + count):
             column = unit * UNIT
             if product.parts > 1:
-                sums = [self.multiplied(x, r, column) for r in rows]
+                sums = [self.multiplied(x, factor, r, column) for r in rows]
             else:
                 starts = np.cumsum([0, *product.counts])
                 which = int(np.searchsorted(starts, column, "right")) - 1
-                sums = [self.multiplied(x, rows[which], column - int(starts[which]))]
+                sums = [self.multiplied(x, factor, rows[which], column - int(starts[which]))]
             yield from self.finish(product, sums, column, unit - first, version, residual)
 
-    def multiplied(self, x: Array, rows: Rows, first: int) -> Array:
+    def multiplied(self, x: Array, factor: Array, rows: Rows, first: int) -> Array:
         weight, bias = self.weight(rows, first, min(UNIT, rows.height - first))
-        result: Array = x @ weight.T + bias
+        result: Array = x @ weight.T * factor + bias
         return result
 
     def finish(

@@ -149,6 +149,11 @@ class Plan:
             ),
         )  # fmt: skip
 
+    def is_delayed(self, product: Product) -> bool:
+        """Whether the factor of a norm is applied to sums, so that nobody waits for it before: where elements without
+        it have a range to spare."""
+        return product.norm is not None and product.norm.is_rms and self.step.element == "bf16"
+
     # Attention.
 
     @cached_property
@@ -276,7 +281,7 @@ class Plan:
         self.operand_pitch = _even(2 * deepest, 128) + 64
         self.head_bytes = 4 * step.head_dim
         # q, k and v of a head, then what each warp has found for each head of the group: elements, peak, sum.
-        self.found_bytes = step.group * (self.head_bytes + 8)
+        self.found_bytes = _even(step.group * (self.head_bytes + 8), 16)
         attention = (step.group + 2) * self.head_bytes + WARPS * self.found_bytes
         most_owned = max(self.owners["x"].units)
         pairs = max((layer.rope.pairs for layer in step.layers if layer.rope is not None), default=0)

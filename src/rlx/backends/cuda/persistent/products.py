@@ -19,12 +19,6 @@ POLLED = 4
 Follow = Callable[[list[Val], Val, "Val | None"], None]
 
 
-def is_delayed(block: Block, product: Product) -> bool:
-    """Whether the factor of a norm is applied to sums, so that nobody waits for it before: where elements without it
-    have a range to spare."""
-    return product.norm is not None and product.norm.is_rms and block.step.element == "bf16"
-
-
 def bring_rows(block: Block, product: Product, layer: Val | None, fill: Fill) -> None:
     """What the product reads besides its vector: gains of its norm, then the rows of this block."""
     w = block.w
@@ -121,7 +115,7 @@ class Products:
         tag = block.tag(version)
         if product.norm is None:
             self.each_row(lambda row: self.fetch(product, row, tag, self.keeps(product, row)))
-        elif is_delayed(block, product):
+        elif self.plan.is_delayed(product):
             self.normed(product, tag)
         else:
             self.measured(product, tag)
@@ -381,7 +375,7 @@ class Products:
         tag: Val,
     ) -> None:
         block = self.block
-        if is_delayed(block, product):
+        if self.plan.is_delayed(product):
             factor = self.factor(product, row)
             sums = [[x * factor for x in part] for part in sums]
         for i, bias in enumerate(biases):
