@@ -36,6 +36,7 @@ class Case(NamedTuple):
     arrays: dict[str, Any]
     wanted: Any
     after: dict[str, Any]
+    built: DecoderProgram
 
     def plan(self, blocks: int, batch: int = 1) -> Plan:
         return Plan(self.step, batch, blocks, SHARED)
@@ -90,7 +91,8 @@ def decoder_case(family: str = "llama", batch: int = 1, past: int = 37, element:
     arrays |= {name: np.array(a) for name, a in runner._tables(sequences._caches[0].shape[2]).items()}
     arrays |= {"tokens": np.array(new, np.int32)[:, None], "positions": places[:, None], "kv_len": places + 1}
     wanted = sequences.extend([[token] for token in new])
-    return Case(step, arrays, wanted, {name: np.array(a) for name, a in zip(built.caches, sequences._caches)})
+    after = {name: np.array(a) for name, a in zip(built.caches, sequences._caches)}
+    return Case(step, arrays, wanted, after, built)
 
 
 def distance(got: Any, want: Any) -> float:

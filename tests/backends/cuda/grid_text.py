@@ -526,7 +526,7 @@ def _run_grid(
     text: str, arguments: Sequence[int], memory: Any, blocks: int, threads: int, shared: int, seed: int
 ) -> int:
     program, rng = Program(text), random.Random(seed)
-    outside = Memory(memory, GLOBAL)
+    outside = memory if isinstance(memory, Memory) else Memory(memory, GLOBAL)
     given = {f"%{name}": value for name, value in zip(program.params, arguments, strict=True)}
     grid = [GridBlock(number, shared, outside, rng) for number in range(blocks)]
     warps = [GridWarp(program, block, w, given) for block in grid for w in range(threads // LANES)]
