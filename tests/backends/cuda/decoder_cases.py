@@ -29,6 +29,25 @@ SHARED = 232448
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 
 
+# Forms of decode steps: options of `decoder_case`, blocks that share them, and how often they are launched.
+STEPS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "two layers, twice": ({"layers": 2}, 4, 2),
+    "three sequences": ({"batch": 3, "layers": 1}, 4, 1),
+    "eight sequences": ({"batch": 8, "layers": 1, "past": 3}, 3, 1),
+    "three heads of one of k": ({"heads": 3, "kv_heads": 1, "layers": 1, "past": 70}, 3, 1),
+    "biases": ({"family": "qwen2", "biases": ("q", "k", "v"), "layers": 1}, 3, 1),
+    "norms of heads": ({"family": "qwen3", "qk_norm": True, "layers": 1}, 3, 1),
+    "windows": ({"family": "mistral", "windows": (9, None), "past": 70}, 2, 1),
+    "softcaps": ({"attention_softcap": 2.0, "final_softcap": 3.0, "layers": 1}, 2, 1),
+    "f16": ({"element": "f16", "layers": 1}, 2, 1),
+    "heads of 128": ({"head_dim": 128, "heads": 2, "kv_heads": 1, "layers": 1}, 3, 1),
+    "heads of 80": ({"head_dim": 80, "heads": 2, "kv_heads": 1, "layers": 1}, 2, 1),
+    "heads of 256": ({"head_dim": 256, "heads": 1, "kv_heads": 1, "layers": 1}, 3, 1),
+    "deep": ({"hidden": 1096, "layers": 1, "heads": 1, "kv_heads": 1, "ffn": 16, "past": 2, "vocab": 16}, 3, 1),
+    "more blocks than rows": ({"hidden": 16, "heads": 1, "kv_heads": 1, "ffn": 16, "layers": 2}, 7, 1),
+}
+
+
 class Case(NamedTuple):
     """`wanted` are the logits of the CPU engine, `after` its caches."""
 
@@ -93,6 +112,13 @@ def decoder_case(family: str = "llama", batch: int = 1, past: int = 37, element:
     wanted = sequences.extend([[token] for token in new])
     after = {name: np.array(a) for name, a in zip(built.caches, sequences._caches)}
     return Case(step, arrays, wanted, after, built)
+
+
+def inputs_of(case: Case) -> dict[str, Any]:
+    """What the program of a case is given besides weights; copies, since it stores over caches."""
+    names = [n for n in case.arrays if n.startswith("rope.") or n in case.after]
+    inputs = {name: np.array(case.arrays[name]) for name in ("tokens", "positions", "kv_len", *names)}
+    return inputs | {"rows": np.zeros_like(inputs["tokens"])}
 
 
 def distance(got: Any, want: Any) -> float:

@@ -1,5 +1,6 @@
 """The kernel of a decode step: its text run without a GPU by all blocks at once, and its PTX as assemblers see it."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_cases import decoder_case, distance
+from decoder_cases import STEPS, decoder_case, distance
 from grid_text import GLOBAL, run_grid
 from test_persistent_plan import BOUND, LLAMA_1B, LLAMA_8B, SHARED
 
@@ -16,8 +17,6 @@ from rlx.backends.cuda.persistent.kernel import kernel_text
 from rlx.backends.cuda.persistent.plan import THREADS, Plan
 from rlx.backends.cuda.persistent.runner import step_ptx
 from rlx.kernels.machines import machine_named
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Device:
@@ -72,28 +71,10 @@ def test_blocks_together_give_the_logits_of_the_cpu_engine():
     check(case, plan)
 
 
-KERNELS = {
-    "two layers, twice": ({"layers": 2}, 4, 2),
-    "three sequences": ({"batch": 3, "layers": 1}, 4, 1),
-    "eight sequences": ({"batch": 8, "layers": 1, "past": 3}, 3, 1),
-    "three heads of one of k": ({"heads": 3, "kv_heads": 1, "layers": 1, "past": 70}, 3, 1),
-    "biases": ({"family": "qwen2", "biases": ("q", "k", "v"), "layers": 1}, 3, 1),
-    "norms of heads": ({"family": "qwen3", "qk_norm": True, "layers": 1}, 3, 1),
-    "windows": ({"family": "mistral", "windows": (9, None), "past": 70}, 2, 1),
-    "softcaps": ({"attention_softcap": 2.0, "final_softcap": 3.0, "layers": 1}, 2, 1),
-    "f16": ({"element": "f16", "layers": 1}, 2, 1),
-    "heads of 128": ({"head_dim": 128, "heads": 2, "kv_heads": 1, "layers": 1}, 3, 1),
-    "heads of 80": ({"head_dim": 80, "heads": 2, "kv_heads": 1, "layers": 1}, 2, 1),
-    "heads of 256": ({"head_dim": 256, "heads": 1, "kv_heads": 1, "layers": 1}, 3, 1),
-    "deep": ({"hidden": 1096, "layers": 1, "heads": 1, "kv_heads": 1, "ffn": 16, "past": 2, "vocab": 16}, 3, 1),
-    "more blocks than rows": ({"hidden": 16, "heads": 1, "kv_heads": 1, "ffn": 16, "layers": 2}, 7, 1),
-}
-
-
 @pytest.mark.targets
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", STEPS)
 def test_kernels_of_all_forms_give_the_logits_of_the_cpu_engine(name):
-    options, blocks, launches = KERNELS[name]
+    options, blocks, launches = STEPS[name]
     case = decoder_case(**options)
     check(case, case.plan(blocks, options.get("batch", 1)), launches)
 
@@ -112,7 +93,9 @@ def test_the_ptx_streams_weights_and_exchanges_words():
 
 def assembler():
     """ptxas, if `make tools` has brought it or the machine has one."""
-    own = sorted((ROOT / ".tools").glob("**/bin/ptxas"))
+    package = importlib.util.find_spec("nvidia")
+    folders = package.submodule_search_locations or [] if package is not None else []
+    own = sorted(path for folder in folders for path in Path(folder).glob("*/bin/ptxas"))
     return str(own[0]) if own else shutil.which("ptxas")
 
 

@@ -3,7 +3,7 @@
 import fake_libcuda
 import numpy as np
 import pytest
-from decoder_cases import decoder, decoder_case, distance
+from decoder_cases import decoder, decoder_case, distance, inputs_of
 from grid_text import run_grid
 from test_persistent_plan import BOUND
 from warp_text import Memory
@@ -70,12 +70,6 @@ def stepping(fake, monkeypatch):
     return fake
 
 
-def given(case):
-    names = [n for n in case.arrays if n.startswith("rope.") or n in case.after]
-    inputs = {name: np.array(case.arrays[name]) for name in ("tokens", "positions", "kv_len", *names)}
-    return inputs | {"rows": np.zeros_like(inputs["tokens"])}
-
-
 @pytest.mark.targets
 def test_a_step_is_one_cooperative_launch(stepping):
     case = decoder_case(**SIZES)
@@ -83,7 +77,7 @@ def test_a_step_is_one_cooperative_launch(stepping):
     read_weights(case.built.weights, program)
     assert "decode: one kernel for up to 8 sequences" in str(program.report)
     before = len(stepping.launches)
-    logits, *caches = program.run(given(case))
+    logits, *caches = program.run(inputs_of(case))
     ((name, grid, block, attributes),) = stepping.launches[before:]
     assert (name, grid, block) == ("decode_step", (2, 1, 1), (288, 1, 1))
     assert attributes[LaunchAttributeId.COOPERATIVE].flag == 1
@@ -91,7 +85,7 @@ def test_a_step_is_one_cooperative_launch(stepping):
     for cache, wanted in zip(caches, case.after.values(), strict=True):
         assert distance(np.asarray(cache).astype("f4"), wanted.astype("f4")) < BOUND
     # The second launch finds words that the first has left.
-    again, *_ = program.run(given(case))
+    again, *_ = program.run(inputs_of(case))
     assert np.asarray(again).tobytes() == np.asarray(logits).tobytes()
 
 
