@@ -504,6 +504,10 @@ def decode_model() -> Iterator[Work]:
                 own_model.run(own_model.inputs(prompt[start : start + 2048], start))
             given = own_model.inputs([11], context - 1)
             columns: dict[str, Callable[[int], Any]] = {"rlx": lambda i, m=own_model, given=given: m.run(given)}
+            print("  " + next((x for x in str(own_model.program.report).splitlines() if x.startswith("decode:")), ""))
+            with rlx.knobs(cuda_one_kernel=False):
+                own_model.run(given)
+            columns["rlx as kernels"] = lambda i, m=own_model, given=given: run_as_kernels(m, given)
             if context == 512:
                 show_profile(own_model, given)
                 exact = own_model.with_activations("f32")
@@ -516,6 +520,12 @@ def decode_model() -> Iterator[Work]:
                     columns[key] = theirs.as_graph([11], context - 1, key == "compile")
                     print(f"  torch {key}: ready after {time.time() - began:.1f} s", flush=True)
             yield Work(f"decode {name} at {context}", step_bytes(c, context), 0, columns, 20)
+
+
+def run_as_kernels(model: Any, given: dict[str, Any]) -> Any:
+    """A step by the kernels of the program, not by one."""
+    with rlx.knobs(cuda_one_kernel=False):
+        return model.run(given)
 
 
 def prefill_model() -> Iterator[Work]:

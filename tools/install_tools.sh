@@ -48,6 +48,9 @@ if [ "${2:-}" = full ]; then
     from_pypi TPU libtpu libtpu
 fi
 
+# The assembler for NVIDIA GPUs, which says what a kernel takes of one; running kernels needs the driver alone.
+from_pypi "CUDA assembler" nvidia.cu13 "nvidia-cuda-nvcc>=13"
+
 # MLX for the device `mlx`, with the part of it that computes on a CPU.
 from_pypi MLX mlx.core "mlx[cpu]>=0.32"
 

@@ -110,11 +110,12 @@ class CompileResult:
         """The result for one set of sizes, its memory planned anew."""
         return replace(self, lir=pipeline.specialize_lir(self.lir, binding))
 
-    def report(self, device: str, where: Where | None = None) -> CompileReport:
-        """What became of the program, as text, JSON and a page; `where` says where a kernel runs."""
+    def report(self, device: str, where: Where | None = None, notes: tuple[str, ...] = ()) -> CompileReport:
+        """What became of the program, as text, JSON and a page; `where` says where a kernel runs, `notes` are what a
+        device has to say of the whole."""
         from rlx.compile.report.report import CompileFindings, CompileReport
 
-        found = CompileFindings(self.fusion, self.barriers, self.prepare, self.dispatch, self.passes, self.int8)
+        found = CompileFindings(self.fusion, self.barriers, self.prepare, self.dispatch, self.passes, self.int8, notes)
         return CompileReport(self.lir, device, where, found)
 
     def interpret(

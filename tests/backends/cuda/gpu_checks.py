@@ -28,6 +28,7 @@ CHECKS = {
     "quantised": ["--only", "products", "--match", "codes"],
     "older_chips": ["--only", "products", "--match", "sm_80"],
     "models": ["--only", "models"],
+    "one_kernel": ["--only", "one_kernel"],
 }
 TIMES = {
     "attention": ["attention"],
@@ -37,6 +38,7 @@ TIMES = {
     "older_chips": ["products"],
     "small": ["small"],
     "decode_model": ["decode_model"],
+    "one_kernel": ["decode_model"],
     "prefill_model": ["prefill_model"],
 }
 

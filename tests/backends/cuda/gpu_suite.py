@@ -480,6 +480,12 @@ def run_gradients(name: str) -> float:
     return gpu_gradient_checks.run_gradients(name)
 
 
+def run_one_kernel(name: str) -> float:
+    import gpu_step_checks
+
+    return gpu_step_checks.run(name)
+
+
 def items(only: list[str]) -> Iterator[list[str]]:
     if "driver" in only:
         import gpu_driver_checks
@@ -501,6 +507,11 @@ def items(only: list[str]) -> Iterator[list[str]]:
 
         for gradient_program in gpu_gradient_checks.programs():
             yield ["gradients", gradient_program.name]
+    if "one_kernel" in only:
+        import gpu_step_checks
+
+        for name in gpu_step_checks.CHECKS:
+            yield ["one_kernel", name]
     if "models" in only:
         for kv_dtype in ("f32", "f16", "bf16", "q8"):
             yield ["model", kv_dtype]
@@ -532,6 +543,7 @@ def work() -> None:
         "attention": run_attention,
         "gradients": run_gradients,
         "model": run_model,
+        "one_kernel": run_one_kernel,
     }
     sys.stdout = sys.stderr
     for line in sys.stdin:
@@ -573,7 +585,7 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    groups = ["driver", "products", "attention", "gradients", "models", "families", "ops"]
+    groups = ["driver", "products", "attention", "gradients", "one_kernel", "models", "families", "ops"]
     parser.add_argument("--only", nargs="+", default=groups)
     parser.add_argument("--match", default="")
     parser.add_argument("--out")

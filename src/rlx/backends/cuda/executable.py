@@ -9,16 +9,26 @@ from rlx.backends.api import Array
 from rlx.backends.cuda.arrays import CudaSpace, DeviceArray
 from rlx.backends.cuda.code import GpuCode, gpu_loading
 from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.hopper.launching import block_shared_bytes
+from rlx.backends.cuda.persistent.matching import decode_step
+from rlx.backends.cuda.persistent.plan import MOST_BATCH, Plan
+from rlx.backends.cuda.persistent.runner import Decoding, machine_refusal
+from rlx.backends.cuda.persistent.step import Step, Unfit
 from rlx.backends.cuda.runner import Runner
 from rlx.backends.program.device_programs import DeviceExecutable
 from rlx.backends.program.program import NativeStep, Program, Programs, build_programs
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
+from rlx.ir.leaves import Input
 from rlx.ir.lir import LirKernel
+from rlx.kernels.machines import machine_named
 
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
     from rlx.compile.report.report import CompileReport
+
+# Multiprocessors that a report counts with where there is no GPU.
+H200_BLOCKS = 132
 
 
 class CudaExecutable(DeviceExecutable[DeviceArray]):
@@ -45,7 +55,52 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
         return None if self._gpu is None else CudaSpace.of(self._gpu)
 
     def _runner(self, program: Program) -> Runner:
-        return Runner(program, self._gpu_here)
+        return Runner(program, self._gpu_here, self._decoding if program is self.programs.main else None)
+
+    @cached_property
+    def _decode_step(self) -> Step | str:
+        """What one token of a decoder does, for one kernel; or why this program has no such step."""
+        refusal = machine_refusal(machine_named(self.arch))
+        if refusal:
+            return refusal
+        try:
+            return decode_step(self.compiled.lir.as_graph())
+        except Unfit as reason:
+            return str(reason)
+
+    @cached_property
+    def _decoding(self) -> Decoding | None:
+        if self._gpu is None or isinstance(self._decode_step, str):
+            return None
+        try:
+            return Decoding(self._decode_step, self.programs.main, self._gpu)
+        except Unfit as reason:
+            # The report says so.
+            self._decode_step = str(reason)
+            return None
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        """How a decoder runs its steps. Programs without caches are none."""
+        if not any(
+            isinstance(leaf.op, Input) and leaf.op.key == "kv_len" for leaf in self.compiled.lir.as_graph().inputs
+        ):
+            return ()
+        step = self._decode_step
+        if isinstance(step, str):
+            return (f"decode: a graph of kernels, not one kernel: {step}",)
+        blocks = self._gpu.info.multiprocessors if self._gpu is not None else H200_BLOCKS
+        limit = block_shared_bytes(machine_named(self.arch))
+        fitting, reason = [], ""
+        for batch in range(1, MOST_BATCH + 1):
+            try:
+                Plan(step, batch, blocks, limit)
+                fitting.append(batch)
+            except Unfit as found:
+                reason = reason or f"; {batch} do not fit: {found}"
+        if not fitting:
+            return (f"decode: a graph of kernels, not one kernel{reason}",)
+        return (f"decode: one kernel for up to {fitting[-1]} sequences with one new token each{reason}",)
 
     def _put(self, array: Array, what: str) -> DeviceArray:
         return DeviceArray.of(array, self._gpu_here.stream, what)
@@ -60,7 +115,7 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
 
     @property
     def report(self) -> CompileReport:
-        return self.compiled.report(self.device, self._where)
+        return self.compiled.report(self.device, self._where, self._notes)
 
     def _where(self, graph: Graph, kernel: LirKernel) -> str:
         """Where a kernel runs, with the ways on tensor cores that it has, or why it has none."""

@@ -155,19 +155,21 @@ class Function:
 
 class Launch(NamedTuple):
     """How a function is launched. With `dependent` it may begin before the kernel in front of it has ended, and waits
-    for it where its code says so (programmatic dependent launch)."""
+    for it where its code says so (programmatic dependent launch). With `cooperative` all blocks run at the same
+    time, or the launch fails."""
 
     blocks: int
     threads: int
     shared_bytes: int = 0
     cluster: int = 1
     dependent: bool = False
+    cooperative: bool = False
 
 
 def launch(function: Function, shape: Launch, arguments: int, stream: Stream) -> None:
     """Launch with the pointers to arguments that lie at the address `arguments`."""
     driver = function.module.gpu.driver
-    if shape.cluster == 1 and not shape.dependent:
+    if shape.cluster == 1 and not shape.dependent and not shape.cooperative:
         blocks, threads, shared = shape.blocks, shape.threads, shape.shared_bytes
         driver.cuLaunchKernel(function.handle, blocks, 1, 1, threads, 1, 1, shared, stream.handle, arguments, None)
         return
@@ -186,6 +188,10 @@ def _attributes(shape: Launch) -> ctypes.Array[LaunchAttribute]:
         found.append(attribute)
     if shape.dependent:
         attribute = LaunchAttribute(id=LaunchAttributeId.PROGRAMMATIC_STREAM_SERIALIZATION)
+        attribute.value.flag = 1
+        found.append(attribute)
+    if shape.cooperative:
+        attribute = LaunchAttribute(id=LaunchAttributeId.COOPERATIVE)
         attribute.value.flag = 1
         found.append(attribute)
     return (LaunchAttribute * len(found))(*found)

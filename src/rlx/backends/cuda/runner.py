@@ -16,6 +16,7 @@ from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.context import COPY, Context, Contexts, codes_of
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.memory import Array, DeviceBuffer
+from rlx.backends.cuda.persistent.runner import Decoding
 from rlx.backends.kernel_times import times
 from rlx.backends.program.device_programs import DeviceParams
 from rlx.backends.program.host_calls import HostCalls
@@ -23,6 +24,7 @@ from rlx.backends.program.inputs import Shapes, bound_sizes, wrong_input
 from rlx.backends.program.plan import HostCall, Located, Plan
 from rlx.backends.program.program import ARENA, Leaf, Program
 from rlx.ir.graph import NodeId
+from rlx.knobs import knobs
 
 # Combinations of shapes whose launches are kept.
 KEPT_PLANS = 64
@@ -31,7 +33,9 @@ KEPT_PLANS = 64
 class Runner:
     """A program on a GPU with its plans."""
 
-    def __init__(self, program: Program, gpu: Gpu) -> None:
+    def __init__(self, program: Program, gpu: Gpu, decoding: Decoding | None = None) -> None:
+        """`decoding` runs the steps of sequences with one new token each, where it can."""
+        self._decoding = decoding
         self.program, self.gpu, self.stream = program, gpu, gpu.stream
         self._codes = codes_of(program)
         self._is_native = program.is_native
@@ -51,12 +55,31 @@ class Runner:
             arrays.append(given)
         if self.program.overwritten:
             self._make_exclusive(arrays)
+        if self._decoding is not None and knobs.cuda_one_kernel:
+            batch = self._decoding.batch(arrays)
+            if batch and not self._decoding.refusal(batch):
+                outputs = self._decode(batch, arrays, params)
+                if outputs is not None:
+                    return outputs
         contexts = self._contexts(tuple([a.shape for a in arrays]), params.symbolic_shapes)
         context = contexts.take()
         try:
             return self._execute(contexts, context, arrays, params)
         finally:
             contexts.give(context)
+
+    def _decode(
+        self, batch: int, inputs: list[DeviceArray], params: DeviceParams[DeviceArray]
+    ) -> list[DeviceArray] | None:
+        """A step as one kernel; None if it cannot be."""
+        assert self._decoding is not None
+        noted = times.get()
+        if noted is None:
+            return self._decoding.run(batch, inputs, params)
+        outputs, time = self._decoding.timed(batch, inputs, params)
+        if outputs is not None:
+            noted.append(time)
+        return outputs
 
     def _input(self, leaf: Leaf, inputs: Mapping[str, Array | DeviceArray]) -> DeviceArray:
         """An array of the host on the GPU."""

@@ -88,6 +88,7 @@ class CompileFindings(NamedTuple):
     dispatch: KernelDispatchReport | None = None
     passes: tuple[PassRecord, ...] = ()
     int8: tuple[Int8Change, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class CompileReport(str):
@@ -102,7 +103,7 @@ class CompileReport(str):
         cls, lir: LirModule, device: str, where: Where | None = None, found: CompileFindings | None = None
     ) -> CompileReport:
         """`where` says where a kernel runs; `found` is what the compile has recorded, as far as it has."""
-        report = super().__new__(cls, _text(lir, device, where or place_of) + _int8_text(found))
+        report = super().__new__(cls, _text(lir, device, where or place_of) + _int8_text(found) + _notes_text(found))
         report.lir, report.device, report.where = lir, device, where or place_of
         report.found = found or CompileFindings()
         return report
@@ -204,6 +205,11 @@ def _int8_text(found: CompileFindings | None) -> str:
     done = sum(not c.reason for c in changes)
     head = f"activations as {changes[0].kind} in {done} of {len(changes)} products with stored weights"
     return "".join(f"{line}\n" for line in [head, *(f"  {c}" for c in changes)])
+
+
+def _notes_text(found: CompileFindings | None) -> str:
+    """What the device has to say of the whole program."""
+    return "".join(f"{note}\n" for note in (found.notes if found is not None else ()))
 
 
 def _ops(graph: Graph, kernel: LirKernel) -> tuple[str, ...]:

@@ -1,0 +1,124 @@
+"""The kernel of a decode step: set up, embeddings, layers, logits; one warp brings stages, eight read them."""
+
+from __future__ import annotations
+
+from rlx.backends.cuda.hopper.instructions import barrier_init
+from rlx.backends.cuda.hopper.writer import Val
+from rlx.backends.cuda.persistent.attend import Attention, bring_keys
+from rlx.backends.cuda.persistent.exchange import Block
+from rlx.backends.cuda.persistent.plan import CONSUMERS, THREADS, UNIT, WARPS, Plan, Product
+from rlx.backends.cuda.persistent.products import Products, bring_rows
+from rlx.backends.cuda.persistent.ring import BRINGING, Fill, Read
+
+
+def kernel_text(plan: Plan, triple: str) -> str:
+    """The LLVM module. Parameters are those of `exchange`: the table of addresses and first and number of units of
+    every block (i64 and i32 words), memory of exchanges, which begins as zeros, inputs, and the result; places of a
+    cache, and the number of launches before this one on the same memory of exchanges."""
+    return _Kernel(plan).text(triple)
+
+
+class _Kernel:
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.step = plan, plan.step
+        self.block = Block(plan)
+        self.w = self.block.w
+
+    def text(self, triple: str) -> str:
+        w, block = self.w, self.block
+        self.set_up()
+        w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+        w.either(block.thread < CONSUMERS, self.consume, self.bring)
+        return w.module(triple)
+
+    def set_up(self) -> None:
+        """What the block needs again and again, to shared memory: behind the weights memory is far away."""
+        w, block, plan = self.w, self.block, self.plan
+        with w.when(block.thread < plan.stages):
+            barriers = block.shared("barriers") + block.thread * 16
+            barrier_init(w, barriers, 1)
+            barrier_init(w, barriers + 8, WARPS)
+            w.asm("fence.mbarrier_init.release.cluster;")
+        owned = 2 * len(plan.owners)
+        with w.when(block.thread < owned):
+            at = block.at["owned"] + (w.wide(block.block * owned + block.thread) << 2)
+            block.keep(block.shared("owned") + (block.thread << 2), *block.load(at, space="global"))
+        with w.when(block.thread < plan.batch):
+            offset = w.wide(block.thread) << 2
+            both = [block.load(block.at[name] + offset, space="global")[0] for name in ("positions", "lengths")]
+            block.keep(block.shared("places") + (block.thread << 3), *both)
+        with w.loop(block.thread, w.value(2 * len(plan.table)), THREADS) as i:
+            at = block.at["table"] + (w.wide(i) << 2)
+            block.keep(block.shared("table") + (i << 2), *block.load(at, space="global"))
+        self.set_up_angles()
+
+    def set_up_angles(self) -> None:
+        """Cosines and sines of the position of every sequence."""
+        w, block, plan = self.w, self.block, self.plan
+        pairs, first = plan.rope_bytes // 8, len(plan.step.layers) * len(plan.layer_entries)
+        for number in range(len(plan.ropes)):
+            words = [plan.global_entries.index(f"{name}{number}") + first for name in ("cos", "sin")]
+            starts = [self.from_table(word) for word in words]
+            with w.loop(block.thread, w.value(plan.batch * pairs), THREADS) as i:
+                row, pair = i // pairs, i % pairs
+                (position,) = block.load(block.at["positions"] + (w.wide(row) << 2), space="global")
+                # Rows of padding stand where there is a place for them.
+                position = w.most(w.least(position, block.capacity - 1), 0)
+                to = block.shared("rope") + row * plan.rope_bytes + number * plan.batch * plan.rope_bytes + (pair << 2)
+                for part, start in enumerate(starts):
+                    at = start + (w.wide(position * pairs + pair) << 2)
+                    block.keep(to + part * 4 * pairs, *block.load(at, space="global"))
+
+    def from_table(self, word: int) -> Val:
+        """A word of the table as it lies in memory, for those who come before it is shared."""
+        return self.w.asm("ld.global.b64 $0, [<a>];", results=["i64"], a=self.block.at["table"] + 8 * word)[0]
+
+    # The warp that brings stages.
+
+    def bring(self) -> None:
+        w, block, plan = self.w, self.block, self.plan
+        with w.when(block.lane < BRINGING):
+            fill = Fill(block)
+            with w.loop(0, w.value(len(self.step.layers))) as layer:
+                for phase in plan.layer_phases:
+                    if isinstance(phase, Product):
+                        bring_rows(block, phase, layer, fill)
+                    else:
+                        bring_keys(block, layer, fill)
+            bring_rows(block, plan.logits, None, fill)
+
+    # The warps that multiply.
+
+    def consume(self) -> None:
+        w, block, plan = self.w, self.block, self.plan
+        read = Read(block)
+        products, attention = Products(block, read), Attention(block, read)
+        self.embed()
+        with w.loop(0, w.value(len(self.step.layers))) as layer:
+            for phase in plan.layer_phases:
+                if isinstance(phase, Product):
+                    products.run(phase, layer, layer)
+                else:
+                    attention.run(layer)
+        products.run(plan.logits, None, len(self.step.layers))
+
+    def embed(self) -> None:
+        """This block's part of the embeddings: the first version of x."""
+        w, block, plan, step = self.w, self.block, self.plan, self.step
+        first, count = block.owned("x")
+        columns = count * UNIT
+        with w.loop(block.thread, columns * plan.batch, CONSUMERS) as i:
+            row, column = i // columns, i % columns
+            (token,) = block.load(block.at["tokens"] + (w.wide(row) << 2), space="global")
+            token = w.most(w.least(token, step.head.height - 1), 0)
+            place = first * UNIT + column
+            at = block.entry("embed") + ((w.wide(token) * step.hidden + w.wide(place)) << 1)
+            value = block.load_half(at)
+            if step.embed_scale != 1.0:
+                value = value * step.embed_scale
+            kept = block.shared("residual") + column // UNIT * plan.unit_bytes + row * (4 * UNIT)
+            block.keep(kept + (column % UNIT << 2), value)
+            block.post("x", row * step.hidden + place, value, block.tag(0))
+        block.together()
+        with w.when(block.thread.equals(0)):
+            block.arrive("x")

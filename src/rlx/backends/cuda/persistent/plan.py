@@ -1,0 +1,367 @@
+"""`Plan`: a decode step shared out over blocks, as plain data. Kernel, interpreter and launch all read it.
+
+A step is a list of phases. A phase reads a vector that other blocks have computed, multiplies it with the rows that a
+block owns, and writes words of another vector. Vectors lie in the memory of the GPU as words of 8 bytes, {value, tag}:
+the tag says which version of the vector a value belongs to, and that is all that readers wait for. Layer i reads
+version i of every vector; the last phase of a layer writes version i + 1 of `x`.
+
+    plan = Plan(step, batch=1, blocks=132, shared_bytes=232448)
+    [phase.name for phase in plan.layer_phases]     # ['qkv', 'attend', 'out', 'up', 'down']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from rlx.backends.cuda.hopper.stream_rows import CONSUMERS, STAGE_BYTES, THREADS, UNIT, WARPS
+from rlx.backends.cuda.hopper.stream_rows import ROWS as MOST_BATCH
+from rlx.backends.cuda.persistent.step import Layer, Norm, Rope, Rows, Step, Unfit
+
+__all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS", "Attend", "Plan", "Product", "Vector"]
+
+# Stages of the ring: with fewer memory stands still while blocks wait for others; more were not measured to help.
+LEAST_STAGES, MOST_STAGES = 4, 13
+# Keys and values of one stage at most, and blocks that share the keys of one head at most: lanes of a warp join them.
+MOST_KEYS, MOST_SPLITS = 32, 32
+# Words from counter to counter: each has a line of memory of its own.
+COUNTER_WORDS = 16
+
+Finish = Literal["post", "add", "gated", "act", "logits"]
+
+
+class Vector(NamedTuple):
+    """Words [batch, length] from `at` on; with `pairs` a word has two elements."""
+
+    at: int
+    length: int
+    pairs: bool = False
+
+    @property
+    def words(self) -> int:
+        return self.length // 2 if self.pairs else self.length
+
+
+class Product(NamedTuple):
+    """Rows of matrices, eight at a time (a unit), times the vector `reads`. What becomes of the sums, `finish`:
+
+    post    they are words of `writes`            gated  activation(first matrix) · second matrix is written, in pairs
+    add     x grows by them, and is written       act    activation(sums) is written, in pairs
+    logits  they are the result
+    """
+
+    name: str
+    reads: str
+    writes: str
+    matrices: tuple[str, ...]
+    counts: tuple[int, ...]
+    depth: int
+    finish: Finish
+    owner: str  # phases of one owner have the same units
+    norm: Norm | None = None
+    norm_name: str = ""
+    biases: tuple[str, ...] = ()
+    next_version: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Matrices that are multiplied together; otherwise they follow each other."""
+        return 2 if self.finish == "gated" else 1
+
+    @property
+    def units(self) -> int:
+        counts = self.counts[:1] if self.finish == "gated" else self.counts
+        return sum(-(-count // UNIT) for count in counts)
+
+
+class Attend(NamedTuple):
+    """Attention of one head of k and one sequence, whose keys are shared by `splits` blocks: chunk i of keys belongs to
+    block i modulo splits. Those join what they have found through `part`, each a share of the elements."""
+
+    name: str = "attend"
+    reads: str = "qkv"
+    parts: str = "part"
+    writes: str = "att"
+
+
+Phase = Product | Attend
+
+
+class Entry(NamedTuple):
+    """A word of the table: an address `offset` bytes into a leaf, or without a name the number `offset`."""
+
+    name: str
+    offset: int
+
+
+class Ownership(NamedTuple):
+    """First unit and number of units of every block."""
+
+    first: tuple[int, ...]
+    units: tuple[int, ...]
+
+
+def _even(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+class Plan:
+    """Who does what, and where it lies."""
+
+    def __init__(self, step: Step, batch: int, blocks: int, shared_bytes: int) -> None:
+        self.step, self.batch, self.blocks, self.shared_limit = step, batch, blocks, shared_bytes
+        _check(step, batch)
+        self.layer_phases: tuple[Phase, ...] = self._phases(step.layers[0])
+        head = step.head
+        self.logits = Product(
+            "logits", "x", "", ("head",), (head.height,), head.depth, "logits", "logits", step.final_norm, "final",
+            ("head_bias" if head.bias else "",),
+        )  # fmt: skip
+        self.products = tuple(p for p in (*self.layer_phases, self.logits) if isinstance(p, Product))
+        self.owners = self._shared_out()
+        self.layer_entries = tuple(name for name, _ in self._layer_words(step.layers[0]))
+        self.global_entries = tuple(name for name, _ in self._global_words())
+        self._lay_out()
+
+    def _phases(self, layer: Layer) -> tuple[Phase, ...]:
+        step = self.step
+        qkv, out, down = (layer.q, layer.k, layer.v), layer.out, layer.down
+        ups = (layer.up,) if layer.gate is None else (layer.gate, layer.up)
+        up_names = ("up",) if layer.gate is None else ("gate", "up")
+        return (
+            Product(
+                "qkv", "x", "qkv", ("q", "k", "v"), tuple(r.height for r in qkv), step.hidden, "post", "qkv",
+                layer.attention_norm, "attention", tuple(_bias_name(n, r) for n, r in zip("qkv", qkv)),
+            ),
+            Attend(),
+            Product(
+                "out", "att", "mid", ("out",), (out.height,), out.depth, "add", "x", biases=(_bias_name("out", out),),
+            ),
+            Product(
+                "up", "mid", "h", up_names, tuple(r.height for r in ups), step.hidden,
+                "act" if layer.gate is None else "gated", "up", layer.ffn_norm, "ffn",
+                tuple(_bias_name(n, r) for n, r in zip(up_names, ups)),
+            ),
+            Product(
+                "down", "h", "x", ("down",), (down.height,), down.depth, "add", "x", biases=(_bias_name("down", down),),
+                next_version=1,
+            ),
+        )  # fmt: skip
+
+    def is_delayed(self, product: Product) -> bool:
+        """Whether the factor of a norm is applied to sums, so that nobody waits for it before: where elements without
+        it have a range to spare."""
+        return product.norm is not None and product.norm.is_rms and self.step.element == "bf16"
+
+    # Attention.
+
+    @cached_property
+    def splits(self) -> int:
+        """Blocks that share the keys of one head of one sequence: a power of two."""
+        most = min(MOST_SPLITS, self.blocks // (self.batch * self.step.kv_heads))
+        return 1 << (most.bit_length() - 1) if most else 1
+
+    @property
+    def heads(self) -> int:
+        """Of k, in all sequences."""
+        return self.batch * self.step.kv_heads
+
+    @property
+    def items(self) -> int:
+        """Item i is done by block i modulo blocks: split i % splits of head i // splits."""
+        return self.heads * self.splits
+
+    @property
+    def keys(self) -> int:
+        """Of a chunk, whose keys and values fill a stage at most: as many for each warp."""
+        return min(MOST_KEYS, STAGE_BYTES // (4 * self.step.head_dim) // WARPS * WARPS)
+
+    @property
+    def joined(self) -> int:
+        """Elements of a head's group that each of its blocks joins."""
+        return -(-self.step.group * self.step.head_dim // self.splits)
+
+    # Who owns what.
+
+    def _shared_out(self) -> dict[str, Ownership]:
+        """Units are dealt out evenly; one more goes to blocks that have had the fewest bytes so far."""
+        weight, found = [0] * self.blocks, dict[str, Ownership]()
+        for product in self.products:
+            if product.owner not in found:
+                base, more = divmod(product.units, self.blocks)
+                order = sorted(range(self.blocks), key=lambda b: (weight[b], b))
+                counts = [base] * self.blocks
+                for block in order[:more]:
+                    counts[block] += 1
+                first = [sum(counts[:b]) for b in range(self.blocks)]
+                found[product.owner] = Ownership(tuple(first), tuple(counts))
+            each = product.depth * product.parts * (len(self.step.layers) if product.finish != "logits" else 1)
+            for block, count in enumerate(found[product.owner].units):
+                weight[block] += count * each
+        return found
+
+    @property
+    def owned_names(self) -> tuple[str, ...]:
+        return tuple(self.owners)
+
+    def owned(self) -> list[list[int]]:
+        """For every block first unit and number of units of each owner."""
+        return [[n for o in self.owners.values() for n in (o.first[b], o.units[b])] for b in range(self.blocks)]
+
+    # The table of addresses.
+
+    def _layer_words(self, layer: Layer) -> list[tuple[str, Entry]]:
+        rows = {"q": layer.q, "k": layer.k, "v": layer.v, "out": layer.out, "up": layer.up, "down": layer.down}
+        if layer.gate is not None:
+            rows["gate"] = layer.gate
+        words = [word for name, r in rows.items() for word in _row_words(name, r)]
+        for name, norm in (("attention", layer.attention_norm), ("ffn", layer.ffn_norm)):
+            words += _norm_words(name, norm)
+        for name, norm in (("q_norm", layer.q_norm), ("k_norm", layer.k_norm)):
+            words += _norm_words(name, norm)
+        words += [("keys", Entry(layer.keys, 0)), ("values", Entry(layer.values, 0))]
+        if self.has_windows:
+            words.append(("window", Entry("", (1 << 30) if layer.window is None else layer.window)))
+        if layer.rope is not None:
+            words.append(("rope", Entry("", self.ropes.index((layer.rope.cos, layer.rope.sin)))))
+        return words
+
+    def _global_words(self) -> list[tuple[str, Entry]]:
+        step = self.step
+        words = [
+            ("embed", Entry(step.embed, 0)),
+            *_row_words("head", step.head),
+            *_norm_words("final", step.final_norm),
+        ]
+        for number, (cos, sin) in enumerate(self.ropes):
+            words += [(f"cos{number}", Entry(cos, 0)), (f"sin{number}", Entry(sin, 0))]
+        return words
+
+    @property
+    def has_windows(self) -> bool:
+        return any(layer.window is not None for layer in self.step.layers)
+
+    @cached_property
+    def ropes(self) -> list[tuple[str, str]]:
+        """The different tables of positions that layers use."""
+        return list(dict.fromkeys((r.cos, r.sin) for r in (layer.rope for layer in self.step.layers) if r is not None))
+
+    @property
+    def table(self) -> list[Entry]:
+        """Words of all layers, one after the other, then those of the whole."""
+        layers = [[entry for _, entry in self._layer_words(layer)] for layer in self.step.layers]
+        return [*(entry for words in layers for entry in words), *(entry for _, entry in self._global_words())]
+
+    # Memory.
+
+    def _lay_out(self) -> None:
+        step, at = self.step, 0
+        width = step.heads * step.head_dim
+        lengths = {"x": step.hidden, "mid": step.hidden, "qkv": width + 2 * step.kv_heads * step.head_dim, "att": width}
+        lengths |= {"h": step.layers[0].down.depth}
+        self.vectors: dict[str, Vector] = {}
+        for name, length in lengths.items():
+            self.vectors[name] = Vector(at, length, name == "h")
+            at += self.batch * self.vectors[name].words
+        if self.splits > 1:
+            # [head of k, head of its group, element or peak or sum, split]
+            self.vectors["part"] = Vector(at, self.heads * step.group * (step.head_dim + 2) * self.splits)
+            at += self.vectors["part"].length
+        at = _even(at, COUNTER_WORDS)
+        # How often blocks have written a vector; of parts for every head.
+        self.counters = {name: at + i * COUNTER_WORDS for i, name in enumerate(("x", "qkv", "att", "mid", "h", "part"))}
+        self.exchange_words = at + COUNTER_WORDS * (len(self.counters) - 1 + self.heads)
+        self._lay_out_shared()
+
+    def _lay_out_shared(self) -> None:
+        step, batch = self.step, self.batch
+        deepest = max(p.depth for p in self.products)
+        # Rows of an operand begin at other banks than their neighbours.
+        self.operand_pitch = _even(2 * deepest, 128) + 64
+        self.head_bytes = 4 * step.head_dim
+        # q, k and v of a head, then what each warp has found for each head of the group: elements, peak, sum.
+        self.found_bytes = _even(step.group * (self.head_bytes + 8), 16)
+        attention = (step.group + 2) * self.head_bytes + WARPS * self.found_bytes
+        most_owned = max(self.owners["x"].units)
+        pairs = max((layer.rope.pairs for layer in step.layers if layer.rope is not None), default=0)
+        self.rope_bytes = 8 * pairs  # cosines and sines of one sequence
+        self.unit_bytes = 4 * UNIT * batch
+        sizes = {
+            "owned": 8 * len(self.owners),
+            "places": 8 * batch,  # position and length of every sequence
+            "squares": 4 * WARPS * batch * 2,
+            "table": 8 * len(self.table),
+            "rope": len(self.ropes) * batch * self.rope_bytes,
+            "sums": 2 * WARPS * 2 * self.unit_bytes,
+            "residual": most_owned * self.unit_bytes,
+            "scratch": max(batch * self.operand_pitch, attention),
+            "barriers": 16 * MOST_STAGES,
+        }
+        at, self.shared = 0, dict[str, int]()
+        for name, size in sizes.items():
+            self.shared[name] = at
+            at = _even(at + size, 128)
+        self.shared["ring"] = at
+        self.stages = min(MOST_STAGES, (self.shared_limit - at) // STAGE_BYTES)
+        if self.stages < LEAST_STAGES:
+            raise Unfit(
+                f"{batch} rows of {deepest} elements take {at} of {self.shared_limit} bytes that a block may share, "
+                f"which leaves no room for {LEAST_STAGES} stages of weights"
+            )
+        self.shared_bytes = at + self.stages * STAGE_BYTES
+
+
+def _bias_name(name: str, rows: Rows) -> str:
+    return f"{name}_bias" if rows.bias else ""
+
+
+def _row_words(name: str, rows: Rows) -> list[tuple[str, Entry]]:
+    words = [(name, Entry(rows.weight, 2 * rows.first * rows.depth))]
+    return [*words, (f"{name}_bias", Entry(rows.bias, 2 * rows.bias_first))] if rows.bias else words
+
+
+def _norm_words(name: str, norm: Norm | None) -> list[tuple[str, Entry]]:
+    if norm is None:
+        return []
+    words = [(f"{name}_gain", Entry(norm.gain, 0))]
+    return [*words, (f"{name}_shift", Entry(norm.shift, 0))] if norm.shift else words
+
+
+def _form(layer: Layer) -> list[object]:
+    """A layer without what may differ between layers: names, windows and tables."""
+    found: list[object] = []
+    for name, part in layer._asdict().items():
+        if isinstance(part, Rows):
+            found.append((part.height, part.depth, bool(part.bias)))
+        elif isinstance(part, Norm):
+            found.append((part.eps, part.is_rms, bool(part.shift)))
+        elif isinstance(part, Rope):
+            found.append((part.pairs, part.is_split))
+        elif name != "window":
+            found.append(part is None)
+    return found
+
+
+def _check(step: Step, batch: int) -> None:
+    """What the kernel is written for."""
+    if not 1 <= batch <= MOST_BATCH:
+        raise Unfit(f"{batch} sequences; up to {MOST_BATCH} are multiplied together")
+    if step.head_dim % 16 or not 16 <= step.head_dim <= 256:
+        raise Unfit(f"heads of {step.head_dim} elements; multiples of 16 up to 256 are read")
+    first = step.layers[0]
+    for number, layer in enumerate(step.layers):
+        if _form(layer) != _form(first):
+            raise Unfit(f"layer {number} has another form than layer 0")
+    depths = {step.hidden, first.out.depth, first.down.depth}
+    if any(depth % 8 for depth in depths):
+        raise Unfit(f"products over {sorted(depths)} elements; multiples of 8 are read")
+    widths = {r.height for r in (first.q, first.k, first.v, first.out, first.up, first.down)}
+    if any(width % UNIT for width in widths):
+        raise Unfit(f"weights of {sorted(widths)} rows; multiples of {UNIT} are multiplied")
+    if first.out.height != step.hidden or first.down.height != step.hidden:
+        raise Unfit("halves of a layer that give another width than they read")
+    norms: Sequence[tuple[str, Norm | None]] = (("", first.attention_norm), ("", first.ffn_norm), ("", step.final_norm))
+    for _, norm in norms:
+        if norm is not None and 2 * step.hidden * (2 if norm.shift else 1) > STAGE_BYTES:
+            raise Unfit(f"norms of {step.hidden} elements, which fill more than a stage")

@@ -1,0 +1,432 @@
+"""Products of a block's rows with a vector of all blocks: the norm of the vector, sums, and what becomes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from rlx.backends.cuda.hopper.instructions import mma
+from rlx.backends.cuda.hopper.stream_rows import DEPTH, PITCH, SHARE
+from rlx.backends.cuda.hopper.stream_rows import STEP as LANE_STEP
+from rlx.backends.cuda.hopper.writer import Val, Var
+from rlx.backends.cuda.persistent.exchange import Block
+from rlx.backends.cuda.persistent.plan import CONSUMERS, UNIT, WARPS, Product
+from rlx.backends.cuda.persistent.ring import Fill, Read
+
+# Words that a thread waits for together.
+POLLED = 4
+# What follows a pair of a row's elements: their values, the number of the pair, and whether it is one, if not always.
+Follow = Callable[[list[Val], Val, "Val | None"], None]
+
+
+def bring_rows(block: Block, product: Product, layer: Val | None, fill: Fill) -> None:
+    """What the product reads besides its vector: gains of its norm, then the rows of this block."""
+    w = block.w
+    first, count = block.owned(product.owner)
+    with w.when(count > 0):
+        if product.norm is not None:
+            _bring_norm(block, product, layer, fill)
+        if product.parts > 1:
+            _bring_units(block, product, [block.entry(m, layer) for m in product.matrices], first, first + count, fill)
+            return
+        start = 0
+        for matrix, rows in zip(product.matrices, product.counts):
+            units = -(-rows // UNIT)
+            at = block.entry(matrix, layer)
+            # Units of this matrix, counted from its first one.
+            low = w.most(first - start, 0)
+            high = w.least(first + count - start, units)
+            _bring_units(block, product, [at], low, high, fill, rows)
+            start += units
+
+
+def _bring_norm(block: Block, product: Product, layer: Val | None, fill: Fill) -> None:
+    assert product.norm is not None
+    size, names = 2 * product.depth, ["gain", "shift"] if product.norm.shift else ["gain"]
+    w = block.w
+
+    def copy(to: Val, full: Val) -> None:
+        with w.when(block.lane.equals(0)):
+            for number, name in enumerate(names):
+                source = block.entry(f"{product.norm_name}_{name}", layer)
+                fill.copy_shared(to + number * size, source, w.value(size), full)
+
+    fill.bring(w.value(size * len(names)), copy)
+
+
+def _bring_units(
+    block: Block, product: Product, sources: Sequence[Val], low: Val, high: Val, fill: Fill, rows: int = 0
+) -> None:
+    w, depth = block.w, product.depth
+    with w.loop(low, high) as unit:
+        for source in sources:
+            row = unit * UNIT + block.lane
+            if rows % UNIT:
+                # Behind the last row is the last one.
+                row = w.least(row, rows - 1)
+            line = source + w.wide(row) * (2 * depth)
+            with w.loop(0, w.value(depth), DEPTH) as start:
+                size = w.least(w.value(depth) - start, DEPTH) << 1 if depth % DEPTH else w.value(2 * DEPTH)
+
+                def copy(to: Val, full: Val, line: Val = line, start: Val = start, size: Val = size) -> None:
+                    fill.copy_weights(to + block.lane * PITCH, line + (w.wide(start) << 1), size, full)
+
+                fill.bring(size * UNIT, copy)
+
+
+class Products:
+    """Products of one block, for the warps that multiply."""
+
+    def __init__(self, block: Block, read: Read) -> None:
+        self.block, self.w, self.plan, self.step = block, block.w, block.plan, block.step
+        self.read, self.turn = read, Var(block.w, 0)
+
+    # The vector as an operand in shared memory.
+
+    def fetch(self, product: Product, row: Val | int, tag: Val, follow: Follow) -> None:
+        """All pairs of words of one row of the vector, shared out over the threads."""
+        w, block = self.w, self.block
+        vector = self.plan.vectors[product.reads]
+        pairs, type = vector.words // 2, "i32" if vector.pairs else "float"
+        whole = pairs // CONSUMERS
+        base = w.value(row) * vector.words
+        for first in range(0, whole, POLLED):
+            numbers = range(first, min(whole, first + POLLED))
+            start = block.word(product.reads, base + block.thread * 2 + first * CONSUMERS * 2)
+            found = block.poll(start, [16 * CONSUMERS * (n - first) for n in numbers], tag, 2, type)
+            for i, number in enumerate(numbers):
+                follow(found[2 * i : 2 * i + 2], block.thread + number * CONSUMERS, None)
+        if pairs % CONSUMERS:
+            pair = block.thread + whole * CONSUMERS
+            start = block.word(product.reads, base + w.least(pair, pairs - 1) * 2)
+            follow(block.poll(start, [0], tag, 2, type), pair, pair < pairs)
+
+    def each_row(self, do: Callable[[Val], None]) -> None:
+        if self.plan.batch == 1:
+            do(self.w.value(0))
+            return
+        with self.w.loop(0, self.w.value(self.plan.batch)) as row:
+            do(row)
+
+    def operand(self, product: Product, version: Val | int) -> None:
+        """Wait for the vector, and keep it as the tensor cores read it."""
+        block = self.block
+        block.await_hint(product.reads, version)
+        tag = block.tag(version)
+        if product.norm is None:
+            self.each_row(lambda row: self.fetch(product, row, tag, self.keeps(product, row)))
+        elif self.plan.is_delayed(product):
+            self.normed(product, tag)
+        else:
+            self.measured(product, tag)
+        block.everyone()
+
+    def keeps(self, product: Product, row: Val, change: Callable[[list[Val], Val], list[Val]] | None = None) -> Follow:
+        """Stores pairs to the operand, rounded."""
+        block = self.block
+        line = block.shared("scratch") + row * self.plan.operand_pitch
+        is_packed = self.plan.vectors[product.reads].pairs
+
+        def follow(values: list[Val], pair: Val, is_there: Val | None) -> None:
+            if change is not None:
+                values = change(values, pair)
+            words = values if is_packed else [block.pair(*values)]
+
+            def store() -> None:
+                block.keep(line + (pair << (3 if is_packed else 2)), *words)
+
+            self.guarded(is_there, store)
+
+        return follow
+
+    def guarded(self, condition: Val | None, do: Callable[[], None]) -> None:
+        if condition is None:
+            do()
+            return
+        with self.w.when(condition):
+            do()
+
+    def gains(self, at: Val, pair: Val, product: Product) -> list[Val]:
+        """Two elements of a vector in a stage; pairs behind the last one read what follows it."""
+        (word,) = self.block.load(at + (self.w.least(pair, product.depth // 2 - 1) << 2))
+        return [self.block.unpacked(word, which) for which in range(2)]
+
+    def normed(self, product: Product, tag: Val) -> None:
+        """Elements times gains, and the sum of their squares, whose factor is applied to sums."""
+        w = self.w
+        stage = self.read.take()
+        gain_at = self.read.memory(stage)
+
+        def one(row: Val) -> None:
+            squares = Var(w, 0.0, "float")
+            stored = self.keeps(
+                product, row, lambda v, pair: [x * g for x, g in zip(v, self.gains(gain_at, pair, product))]
+            )
+
+            def follow(values: list[Val], pair: Val, is_there: Val | None) -> None:
+                both = values[0] * values[0] + values[1] * values[1]
+                if is_there is not None:
+                    both = w.select(is_there, both, 0.0, "float")
+                squares.set(squares.get() + both)
+                stored(values, pair, is_there)
+
+            self.fetch(product, row, tag, follow)
+            self.note(row, 0, squares.get())
+
+        self.each_row(one)
+        self.read.release(stage)
+
+    def note(self, row: Val, which: int, x: Val) -> None:
+        """What a warp has summed up of a row: squares (0), or elements (1)."""
+        block = self.block
+        total = block.summed(x)
+        with self.w.when(block.lane.equals(0)):
+            block.keep(self.noted(row, which) + (block.warp << 2), total)
+
+    def noted(self, row: Val, which: int) -> Val:
+        return self.block.shared("squares") + row * (8 * WARPS) + which * (4 * WARPS)
+
+    def sum_of(self, row: Val, which: int) -> Val:
+        words = [x for i in range(0, WARPS, 4) for x in self.block.load(self.noted(row, which) + 4 * i, 4, "float")]
+        total = words[0]
+        for word in words[1:]:
+            total = total + word
+        return total
+
+    def factor(self, product: Product, row: Val) -> Val:
+        """One over the root of the mean of squares."""
+        assert product.norm is not None
+        mean = self.sum_of(row, 0) * (1.0 / product.depth) + product.norm.eps
+        return self.w.call("llvm.nvvm.rsqrt.approx.f", "float", mean)
+
+    def measured(self, product: Product, tag: Val) -> None:
+        """A norm whose factor is known before elements are kept: words are read again, when all are there."""
+        block, w, norm = self.block, self.w, product.norm
+        assert norm is not None
+        stage = self.read.take()
+        gain_at = self.read.memory(stage)
+
+        def one(row: Val) -> None:
+            mean: Val | None = None
+
+            def summed_up(which: int, of: Callable[[Val], Val]) -> None:
+                total = Var(w, 0.0, "float")
+
+                def follow(values: list[Val], pair: Val, is_there: Val | None) -> None:
+                    both = of(values[0]) + of(values[1])
+                    total.set(total.get() + (both if is_there is None else w.select(is_there, both, 0.0, "float")))
+
+                self.fetch(product, row, tag, follow)
+                self.note(row, which, total.get())
+                block.everyone()
+
+            if not norm.is_rms:
+                summed_up(1, lambda x: x)
+                mean = self.sum_of(row, 1) * (1.0 / product.depth)
+            center = mean if mean is not None else w.value(0.0, "float")
+            summed_up(0, lambda x: (x - center) * (x - center))
+            factor = self.factor(product, row)
+
+            def change(values: list[Val], pair: Val) -> list[Val]:
+                found = [(x - center) * factor * g for x, g in zip(values, self.gains(gain_at, pair, product))]
+                if norm.shift:
+                    shifts = self.gains(gain_at + 2 * product.depth, pair, product)
+                    found = [x + s for x, s in zip(found, shifts)]
+                return found
+
+            self.fetch(product, row, tag, self.keeps(product, row, change))
+
+        self.each_row(one)
+        self.read.release(stage)
+
+    # Sums.
+
+    def run(self, product: Product, layer: Val | None, version: Val | int) -> None:
+        """The whole phase."""
+        w, block = self.w, self.block
+        first, count = block.owned(product.owner)
+        written = block.tag(w.value(version) + product.next_version)
+        with w.when(count > 0):
+            self.operand(product, version)
+            with w.loop(0, count) as number:
+                unit = first + number
+                # A thread for each pair of columns of a row finishes it.
+                row, column = block.thread >> 2, unit * UNIT + (block.thread & 3) * 2
+                biases = self.biases(product, layer, unit, column)
+                sums = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(product.parts)]
+                for total in sums:
+                    self.multiply(product.depth, total)
+                here = block.shared("sums") + self.turn.get() * (WARPS * 2 * self.plan.unit_bytes)
+                self.put(here, sums)
+                block.everyone()
+                with w.when(block.thread < self.plan.batch * (UNIT // 2)):
+                    self.finish(product, self.joined(here, product.parts), biases, row, column, number, written)
+                self.turn.set(self.turn.get() ^ 1)
+        if product.writes:
+            with w.when(block.thread.equals(0)):
+                block.arrive(product.writes)
+
+    def multiply(self, depth: int, total: Sequence[Var]) -> None:
+        """One row of the weight for each column of a unit, over all of K."""
+        w, whole = self.w, depth // DEPTH
+        together = 2 if whole % 2 == 0 else 1
+        if whole:
+            with w.loop(0, w.value(whole), together) as chunk:
+                self.chunks(chunk, [DEPTH] * together, total)
+        if depth % DEPTH:
+            self.chunks(w.value(whole), [depth % DEPTH], total)
+
+    def chunks(self, chunk: Val, depths: Sequence[int], total: Sequence[Var]) -> None:
+        """Stages, of which each warp has its columns: all are read before the first is multiplied."""
+        w, block = self.w, self.block
+        lane, warp = block.lane, block.warp
+        own = (lane >> 2) * self.plan.operand_pitch + warp * (2 * SHARE) + (lane & 3) * 16
+        x_at = block.shared("scratch") + own + chunk * (2 * DEPTH)
+        held, loaded = [], []
+        for number, depth in enumerate(depths):
+            stage = self.read.take()
+            held.append(stage)
+            at = self.read.memory(stage) + (lane >> 2) * PITCH + warp * (2 * SHARE) + (lane & 3) * 16
+            for i in range(SHARE // LANE_STEP):
+                place = warp * SHARE + (lane & 3) * 8 + i * LANE_STEP
+                is_there = None if depth == DEPTH else place < depth
+                weights = block.load(at + i * 2 * LANE_STEP, 4)
+                x = self.row_words(x_at + (number * 2 * DEPTH + i * 2 * LANE_STEP), is_there)
+                if is_there is not None:
+                    # Behind the end of K is what the stage had before.
+                    weights = [w.select(is_there, word, 0) for word in weights]
+                loaded.append((x, weights))
+        self.read.release(*held)
+        zero = w.value(0)
+        for x, weights in loaded:
+            for i in (0, 2):
+                mma(w, self.step.element, total, (x[i], zero, x[i + 1], zero), (weights[i], weights[i + 1]))
+
+    def row_words(self, at: Val, is_there: Val | None) -> list[Val]:
+        """16 bytes of this lane's row of the operand; zeros where there is no row, or no such element."""
+        w, batch = self.w, self.plan.batch
+        row = self.block.lane >> 2
+        if is_there is not None:
+            row = w.select(is_there, row, batch)
+        text = (
+            f"{{ .reg .pred p; setp.lt.s32 p, <r>, {batch}; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
+            " @p ld.shared.v4.b32 {$0, $1, $2, $3}, [<a>]; }"
+        )
+        return w.asm(text, results=["i32"] * 4, early=True, a=at, r=row)
+
+    def put(self, here: Val, sums: Sequence[Sequence[Var]]) -> None:
+        """What a warp has of a unit: two neighbouring columns of a row in each lane."""
+        block, plan = self.block, self.plan
+        row = block.lane >> 2
+        with self.w.when(row < plan.batch):
+            for part, total in enumerate(sums):
+                at = here + (block.warp * 2 + part) * plan.unit_bytes + row * (4 * UNIT) + (block.lane & 3) * 8
+                block.keep(at, total[0].get(), total[1].get())
+
+    def joined(self, here: Val, parts: int) -> list[list[Val]]:
+        """The sums of all warps for the two columns of this thread, of each part."""
+        block, unit_bytes = self.block, self.plan.unit_bytes
+        found = []
+        for part in range(parts):
+            at = here + (block.thread << 3) + part * unit_bytes
+            both = block.load(at, 2, "float")
+            for warp in range(1, WARPS):
+                other = block.load(at + warp * 2 * unit_bytes, 2, "float")
+                both = [a + b for a, b in zip(both, other)]
+            found.append(both)
+        return found
+
+    # What becomes of them.
+
+    def biases(self, product: Product, layer: Val | None, unit: Val, column: Val) -> list[list[Val]]:
+        """For each part what is added to the two columns of this thread; read before the sums are waited for."""
+        w, block = self.w, self.block
+        if not any(product.biases):
+            return []
+        if product.parts > 1:
+            ats = [block.entry(name, layer) for name in product.biases]
+            return [self.bias_pair(at + (w.wide(column) << 1)) for at in ats]
+        at, start = w.value(0, "i64"), 0
+        for name, rows in zip(product.biases, product.counts):
+            here = block.entry(name, layer) + (w.wide(column) << 1) - 2 * start if name else w.value(0, "i64")
+            is_here = unit * UNIT > start - 1
+            at = w.select(is_here, here, at, "i64")
+            start += rows
+        return [self.bias_pair(at)]
+
+    def bias_pair(self, at: Val) -> list[Val]:
+        w, block = self.w, self.block
+        found = [Var(w, 0.0, "float") for _ in range(2)]
+        is_there = w.emit(f"icmp ne i64 {at.name}, 0", "i1")
+        with w.when((block.thread < self.plan.batch * (UNIT // 2)) & is_there):
+            (word,) = block.load(at, space="global")
+            for which, variable in enumerate(found):
+                variable.set(block.unpacked(word, which))
+        return [variable.get() for variable in found]
+
+    def finish(
+        self,
+        product: Product,
+        sums: list[list[Val]],
+        biases: list[list[Val]],
+        row: Val,
+        column: Val,
+        number: Val,
+        tag: Val,
+    ) -> None:
+        block = self.block
+        if self.plan.is_delayed(product):
+            factor = self.factor(product, row)
+            sums = [[x * factor for x in part] for part in sums]
+        for i, bias in enumerate(biases):
+            sums[i] = [x + b for x, b in zip(sums[i], bias)]
+        if product.finish == "logits":
+            self.store_logits(product, sums[0], row, column)
+            return
+        vector = self.plan.vectors[product.writes]
+        place = row * vector.words + (column >> 1 if vector.pairs else column)
+        if vector.pairs:
+            first = [self.activated(x) for x in sums[0]]
+            both = [x * y for x, y in zip(first, sums[1])] if product.parts > 1 else first
+            block.post(product.writes, place, block.pair(both[0], both[1]), tag)
+            return
+        values = sums[0]
+        if product.finish == "add":
+            at = block.shared("residual") + number * self.plan.unit_bytes + row * (4 * UNIT)
+            at = at + (block.thread & 3) * 8
+            values = [x + y for x, y in zip(block.load(at, 2, "float"), values)]
+            block.keep(at, *values)
+        for i, value in enumerate(values):
+            block.post(product.writes, place + i, value, tag)
+
+    def store_logits(self, product: Product, values: list[Val], row: Val, column: Val) -> None:
+        w, block, count = self.w, self.block, product.counts[0]
+        for i, value in enumerate(values):
+            x = self.capped(value * self.step.logit_scale if self.step.logit_scale != 1.0 else value)
+            at = block.at["logits"] + (w.wide(row * count + column + i) << 2)
+            with w.when(column + i < count):
+                w.asm("st.global.b32 [<a>], <x>;", a=at, x=x)
+
+    def capped(self, x: Val) -> Val:
+        """cap · tanh(x / cap), as 1 - 2 / (exp(2x) + 1)."""
+        cap, block = self.step.logit_softcap, self.block
+        if cap is None:
+            return x
+        power = block.exp2(x * (2 * math.log2(math.e) / cap))
+        return block.reciprocal(power + 1.0) * (-2 * cap) + cap
+
+    def activated(self, x: Val) -> Val:
+        block, w = self.block, self.w
+        match self.step.activation:
+            case "silu":
+                return x * self.sigmoid(x)
+            case "sigmoid":
+                return self.sigmoid(x)
+            case "relu":
+                return block.larger(x, w.value(0.0, "float"))
+            case "gelu_tanh":
+                # 0.5 (1 + tanh z) = sigmoid(2z)
+                return x * self.sigmoid((x * x * x * 0.044715 + x) * (2 * math.sqrt(2 / math.pi)))
+
+    def sigmoid(self, x: Val) -> Val:
+        return self.block.reciprocal(self.block.exp2(x * -math.log2(math.e)) + 1.0)

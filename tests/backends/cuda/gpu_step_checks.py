@@ -1,0 +1,104 @@
+"""Decode steps in one kernel on a GPU: against the CPU engine, the program's own kernels, and against themselves.
+
+`CHECKS` are run by `gpu_suite.py --only one_kernel`, each in a process of its own if it has to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from decoder_cases import STEPS, TYPES, decoder_case, distance, inputs_of
+
+import rlx
+from rlx.ir.dtype import DType
+from rlx.knobs import knobs
+from rlx.models.decoder import build_decoder
+from rlx.models.kv_cache import DecoderRunner
+from rlx.models.language_model import compile_options
+from rlx.models.weight_names import HF_DECODERS
+from rlx.models.weights import Weight, WeightFile, read_weights
+
+# Operands are rounded to 8 bits, over one or two layers.
+SMALL_BOUND = 1e-2
+# Both ways round between layers, at different places.
+LARGE_BOUND = 2e-2
+LAUNCHES = 30
+
+# Shape, layers, sequences, tokens before the step.
+LARGE = {
+    "1B of 4 layers, 511 before": ("1B", 4, 1, 511),
+    "1B of 4 layers, 4095 before": ("1B", 4, 1, 4095),
+    "1B of 2 layers, none before": ("1B", 2, 1, 0),
+    "1B of 2 layers, 2 sequences": ("1B", 2, 2, 700),
+    "1B of 2 layers, 8 sequences": ("1B", 2, 8, 300),
+    "8B of 2 layers, 511 before": ("8B", 2, 1, 511),
+    "8B of 2 layers, 3 sequences": ("8B", 2, 3, 511),
+}
+CHECKS = (*STEPS, *LARGE)
+
+
+def run(name: str) -> float:
+    return _large(*LARGE[name]) if name in LARGE else _small(name)
+
+
+def _small(name: str) -> float:
+    """Logits and caches of the CPU engine, on all multiprocessors; then the same bits again and again."""
+    options = STEPS[name][0]
+    case = decoder_case(**options)
+    program = rlx.Session("cuda", compile_options(None, options.get("element", "bf16"))).compile(case.built.graph)
+    read_weights(case.built.weights, program)
+    assert "decode: one kernel" in str(program.report), str(program.report)[-300:]
+    found = []
+    for _ in range(LAUNCHES):
+        logits, *caches = program.run(inputs_of(case))
+        found.append(np.asarray(logits).tobytes())
+    error = distance(np.asarray(logits)[:, 0], case.wanted)
+    assert error < SMALL_BOUND, f"logits off by {error:.2g}"
+    for cache, wanted in zip(caches, case.after.values(), strict=True):
+        off = distance(np.asarray(cache).astype("f4"), wanted.astype("f4"))
+        assert off < SMALL_BOUND, f"a cache is off by {off:.2g}"
+    assert len(set(found)) == 1, f"{len(set(found))} different results of {LAUNCHES} launches"
+    return error
+
+
+def _large(shape: str, layers: int, batch: int, past: int) -> float:
+    """One kernel beside the kernels of the program, on weights and caches from a seed."""
+    from cuda_models import config_of, weight_dims
+
+    c, some = config_of(shape, layers), np.random.default_rng(9).standard_normal(1 << 20).astype("f4")
+
+    def weight(name: str, dims: tuple[int, ...]) -> Any:
+        shifted = np.roll(some, hash(dims) % 1000 + 7 * sum(map(ord, name)))
+        scale = 1.0 if "embed" in name or len(dims) == 1 else dims[-1] ** -0.5
+        values = shifted * (0.1 if len(dims) == 1 else scale) + (len(dims) == 1)
+        return np.resize(values.astype(TYPES["bf16"]), dims)
+
+    weights = {n: Weight(d, DType.BF16, None, lambda n=n, d=d: weight(n, d)) for n, d in weight_dims(c).items()}
+    built = build_decoder(c, WeightFile("seeded", HF_DECODERS["llama"], weights), DType.BF16)
+    program = rlx.Session("cuda", compile_options(None, "bf16")).compile(built.graph)
+    read_weights(built.weights, program)
+    runner = DecoderRunner(c, program, built.caches)
+    places = np.array([past - 3 * i if past > 3 * i else 0 for i in range(batch)], np.int32)
+    given: dict[str, Any] = {"tokens": np.arange(11, 11 + batch, dtype=np.int32)[:, None], "kv_len": places + 1}
+    given |= {"positions": places[:, None], "rows": np.zeros((batch, 1), np.int32)}
+    capacity = past + 40
+    given |= runner._tables(capacity)
+    caches = runner.new_caches(batch, capacity)
+    for number, cache in enumerate(caches):
+        cache[...] = np.resize(np.roll(some, 31 * number), cache.shape).astype(cache.dtype)
+    results = {}
+    for is_one in (True, False):
+        with knobs(cuda_one_kernel=is_one):
+            found = []
+            for _ in range(LAUNCHES if is_one else 2):
+                own = [rlx.device_put(cache, "cuda") for cache in caches]
+                logits, *after = program.run(given | dict(zip(built.caches, own)))
+                found.append(np.asarray(logits)[:, 0])
+        assert len({f.tobytes() for f in found}) == 1, f"launches differ, one kernel: {is_one}"
+        results[is_one] = found[0], [np.asarray(a) for a in after]
+    error = distance(results[True][0], results[False][0])
+    assert error < LARGE_BOUND, f"logits off by {error:.2g}"
+    for one, other in zip(results[True][1], results[False][1], strict=True):
+        assert distance(one.astype("f4"), other.astype("f4")) < LARGE_BOUND, "caches differ"
+    return error

@@ -1,0 +1,114 @@
+"""The kernel of a decode step: its text run without a GPU by all blocks at once, and its PTX as assemblers see it."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decoder_cases import STEPS, decoder_case, distance
+from grid_text import GLOBAL, run_grid
+from test_persistent_plan import BOUND, LLAMA_1B, LLAMA_8B, SHARED
+
+from rlx.backends.cuda.persistent.interpret import Exchange, run_plan
+from rlx.backends.cuda.persistent.kernel import kernel_text
+from rlx.backends.cuda.persistent.plan import THREADS, Plan
+from rlx.backends.cuda.persistent.runner import step_ptx
+from rlx.kernels.machines import machine_named
+
+
+class Device:
+    """Memory with all arrays of a case, and launches of its kernel."""
+
+    def __init__(self, case, plan):
+        self.case, self.plan = case, plan
+        step = plan.step
+        arrays = {name: np.asarray(a) for name, a in case.arrays.items()}
+        arrays |= {"<owned>": np.array(plan.owned(), "i4"), "<exchange>": np.zeros(plan.exchange_words, "u8")}
+        arrays |= {"<logits>": np.full((plan.batch, step.head.height), np.nan, "f4")}
+        arrays |= {"<table>": np.zeros(len(plan.table), "u8")}
+        self.at, end = {}, GLOBAL
+        for name, array in arrays.items():
+            self.at[name], end = end, end + -(-array.nbytes // 256) * 256
+        arrays["<table>"][:] = [e.offset + (self.at[e.name] if e.name else 0) for e in plan.table]
+        self.memory = np.zeros(end - GLOBAL, np.uint8)
+        for name, array in arrays.items():
+            self.view(name, array)[...] = array
+        self.text = kernel_text(plan, "nvptx64-nvidia-cuda")
+
+    def view(self, name, like):
+        start = self.at[name] - GLOBAL
+        return self.memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
+
+    def launch(self, number, seed):
+        step, plan = self.plan.step, self.plan
+        names = ["<table>", "<owned>", "<exchange>", step.tokens, step.positions, step.lengths, "<logits>"]
+        capacity = self.case.arrays[step.layers[0].keys].shape[2]
+        arguments = [*(self.at[name] for name in names), capacity, number]
+        run_grid(self.text, arguments, self.memory, plan.blocks, THREADS, plan.shared_bytes, seed)
+        return self.view("<logits>", np.zeros((plan.batch, step.head.height), "f4")).copy()
+
+
+def check(case, plan, launches=1):
+    device = Device(case, plan)
+    arrays = {name: np.array(a) for name, a in case.arrays.items()}
+    wanted = run_plan(plan, arrays, 0, Exchange(plan))
+    found = [device.launch(number, seed=number) for number in range(launches)]
+    assert distance(found[0], case.wanted) < BOUND
+    # Closer to the plan, which rounds where the kernel does; a sum on the other side of a rounding is another operand.
+    assert distance(found[0], wanted) < BOUND / 4
+    assert len({f.tobytes() for f in found}) == 1
+    for name, cache in case.after.items():
+        assert distance(device.view(name, cache).astype("f4"), cache.astype("f4")) < BOUND
+
+
+def test_blocks_together_give_the_logits_of_the_cpu_engine():
+    case = decoder_case(layers=1, heads=2, kv_heads=1, past=5, vocab=12, hidden=16, ffn=16)
+    plan = case.plan(2)
+    assert plan.splits == 2
+    check(case, plan)
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize("name", STEPS)
+def test_kernels_of_all_forms_give_the_logits_of_the_cpu_engine(name):
+    options, blocks, launches = STEPS[name]
+    case = decoder_case(**options)
+    check(case, case.plan(blocks, options.get("batch", 1)), launches)
+
+
+def test_the_ptx_streams_weights_and_exchanges_words():
+    plan = Plan(LLAMA_1B._replace(layers=LLAMA_1B.layers[:2]), 1, 132, SHARED)
+    ptx = step_ptx(plan, machine_named("sm_90a"))
+    entry = ptx[ptx.index(".entry decode_step") :]
+    assert ".maxntid 288" in ptx and ".local" not in ptx
+    assert "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint" in entry
+    assert "ld.relaxed.gpu.global.v2.b64" in entry and "st.relaxed.gpu.global.b64" in entry
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in entry
+    # No barrier over the grid, no fence: the tags decide.
+    assert not re.search(r"fence\.(acq_rel|sc)|membar|griddepcontrol|atom\.", entry)
+
+
+def assembler():
+    """ptxas, if `make tools` has brought it or the machine has one."""
+    package = importlib.util.find_spec("nvidia")
+    folders = package.submodule_search_locations or [] if package is not None else []
+    own = sorted(path for folder in folders for path in Path(folder).glob("*/bin/ptxas"))
+    return str(own[0]) if own else shutil.which("ptxas")
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize(("name", "step", "batch"), [("1B", LLAMA_1B, 1), ("1B", LLAMA_1B, 8), ("8B", LLAMA_8B, 1)])
+def test_large_kernels_use_no_stack(name, step, batch, tmp_path):
+    ptxas = assembler()
+    if ptxas is None:
+        pytest.skip("ptxas is not installed; `make tools` brings it")
+    (tmp_path / "step.ptx").write_text(step_ptx(Plan(step, batch, 132, SHARED), machine_named("sm_90a")))
+    command = [ptxas, "-v", "-arch=sm_90a", "step.ptx", "-o", "step.cubin"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    registers = int(re.search(r"Used (\d+) registers", said)[1])
+    # Of 65536 for the threads of a multiprocessor.
+    assert registers <= 65536 // THREADS // 8 * 8, f"{name}: {registers}"
