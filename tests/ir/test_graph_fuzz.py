@@ -110,7 +110,7 @@ def test_a_zero_point_that_is_no_code_is_refused():
 
 @pytest.mark.parametrize("number", ["0..02", ".", "1.2.3", "..e5", "-."])
 def test_a_number_with_too_many_points_is_refused(number):
-    with pytest.raises(RlxError, match="is not a value|unexpected character"):
+    with pytest.raises(RlxError, match=r"is not a value|unexpected character"):
         parse(f"mir @found(%x: f16[3]) {{\n  %0: i8[3] = quantize(%x) {{axis=None, scales=({number},)}}\n}}")
 
 
