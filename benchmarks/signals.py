@@ -125,10 +125,10 @@ def serve(connection: Any, suite: str, engine: str, options: dict[str, int]) -> 
     work = ENGINES[suite][engine](**options)
     connection.send(list(work))
     while (name := connection.recv()) is not None:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         result = work[name]()
-        elapsed = time.perf_counter() - start
-        connection.send((elapsed, np.asarray(result)))
+        elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu
+        connection.send((elapsed, np.asarray(result), cpu))
 
 
 def main() -> None:
@@ -146,20 +146,23 @@ def main() -> None:
         context.Process(target=serve, args=(there, args.suite, name, options), daemon=True).start()
         engines[name] = here, here.recv()
 
-    def ask(engine: str, work: str) -> tuple[float, Any]:
+    def ask(engine: str, work: str) -> tuple[float, Any, float]:
         engines[engine][0].send(work)
         return engines[engine][0].recv()
 
     for work in dict.fromkeys(w for _, works in engines.values() for w in works):
         able = [name for name, (_, works) in engines.items() if work in works]
         first = {name: ask(name, work) for name in able}
-        times = {name: [] for name in able}
+        times, cpu = ({name: [] for name in able} for _ in range(2))
         for _ in range(args.rounds):
             for name in able:
-                times[name].append(ask(name, work)[0])
+                elapsed, _, used = ask(name, work)
+                times[name].append(elapsed)
+                cpu[name].append(used)
         middle = {name: statistics.median(t) for name, t in times.items()}
         for name in able:
-            line = f"{work:26} {name:14} {middle[name] * 1e3:10.2f} ms"
+            used = statistics.median(cpu[name])
+            line = f"{work:26} {name:14} {middle[name] * 1e3:10.2f} ms, processors {used * 1e3:.2f} ms"
             if args.suite == "umap":
                 line += f"; the first, cold, took {first[name][0]:.1f} s"
             elif "rlx" in first and name != "rlx":
@@ -172,9 +175,9 @@ def main() -> None:
     for connection, _ in engines.values():
         connection.send(None)
     if args.suite == "umap" and args.keep:
-        np.savez(args.keep, **{name: found for name, (_, found) in first.items()})
+        np.savez(args.keep, **{name: found for name, (_, found, _) in first.items()})
     elif args.suite == "umap":
-        for name, (_, found) in first.items():
+        for name, (_, found, _) in first.items():
             print(f"{name:14} trustworthiness {judged(found, args.count):.4f}")
 
 
