@@ -9,7 +9,7 @@ from importlib import import_module
 
 import numpy as np
 
-from rlx.backends.api import Backend, Executable, backend_for
+from rlx.backends.api import Backend, CompileOptions, Executable, backend_for
 from rlx.backends.memory import Array
 from rlx.ir.graph import Graph
 
@@ -37,4 +37,4 @@ def _host_backend() -> Backend:
 
 @lru_cache(64)
 def _program(body: Graph) -> Executable:
-    return _host_backend().compile(body)
+    return _host_backend().compile(body, CompileOptions())
