@@ -6,6 +6,7 @@ suites:
   minilm    an encoder of 6 layers at several batch sizes
   conv      convolutions of ResNet-50 and MobileNetV2, and their gradients
   fft       Fourier transforms: one line, many, two axes, real signals
+  loops     while_loop and scan of small bodies, functions that differ in a constant
   startup   import, first compile, compile from disk, one small call
   llm       prefill and decode of a GGUF model, in its own type and in others
   embed     256 sentences to vectors, with tokenisation
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 
 # Those of users; `calls` and others are for the makers of rlx.
-SHOWN_SUITES = ("ops", "minilm", "conv", "fft", "linalg", "startup", "llm", "embed")
+SHOWN_SUITES = ("ops", "minilm", "conv", "fft", "linalg", "loops", "startup", "llm", "embed")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_kind(args: argparse.Namespace) -> None:
     if not args.suite and not args.tier:
         raise RlxError(
-            "name a suite (ops, minilm, conv, fft, linalg, startup, llm, embed), or a tier: --tier L1, --tier L2"
+            "name a suite (ops, minilm, conv, fft, linalg, loops, startup, llm, embed), or a tier: --tier L1, --tier L2"
         )
     others = OF_SUITES if args.tier else OF_TIERS
     wrong = [name for name in others if getattr(args, name) is not None]

@@ -2,7 +2,8 @@
 
 A family of engines runs the same kind of work: `programs` and `kernels` those of `rlx.bench.programs`,
 `language_models` and `language_shapes` a model file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`),
-`matrices` dense linear algebra. Engines of ours are called "rlx", or "rlx" and what is special about them.
+`matrices` dense linear algebra, `loops` small bodies many times. Engines of ours are called "rlx", or "rlx" and what is
+special about them.
 """
 
 from __future__ import annotations
@@ -108,6 +109,11 @@ KERNELS: dict[str, EngineEntry] = {
     "scipy": EngineEntry("scipy_engine", "ScipyEngine", ("scipy",), _F32),
 }
 
+LOOPS: dict[str, EngineEntry] = {
+    OURS: EngineEntry("loops", "RlxLoops", ("llvmlite",), _F32),
+    "jax": EngineEntry("loops", "JaxLoops", ("jax",), _F32),
+}
+
 FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "programs": ENGINES,
     "kernels": KERNELS,
@@ -115,6 +121,7 @@ FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "language_shapes": LANGUAGE_SHAPES,
     "encoders": ENCODERS,
     "matrices": MATRICES,
+    "loops": LOOPS,
 }
 # Where engines that run a model find it.
 MODEL_VARIABLE = "RLX_BENCH_MODEL"
