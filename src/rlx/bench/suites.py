@@ -94,6 +94,13 @@ LANGUAGE_SHAPES = (
     Case("decode 8 sequences", "decode 8", "decode many", {"tokens": 16, "sequences": 8}),
 )
 
+MILLION = 1_000_000
+LOOPS = (
+    Case("while_loop, 1,000,000 rounds", "loops", "while_loop", {"count": MILLION}),
+    Case("scan, 1,000,000 steps", "loops", "scan", {"count": MILLION}),
+    Case("160 functions with different constants", "constants", "constants", {"count": 160}),
+)
+
 EMBED = tuple(
     Case(f"{count} {what}", "embed", "embed", {"texts": count})
     for count, what in ((256, "sentences of mixed length"), (1, "sentence"))
@@ -207,6 +214,15 @@ SUITES: dict[str, Suite] = {
             "round activations to 8 bits",
             "limit of prefill: f32 multiply-adds, which codes of 8 and 16 bits may pass; of decode: all weights of the "
             "file and the caches read once",
+        ),
+    ),
+    "loops": Suite(
+        "loops",
+        LOOPS,
+        "",
+        (
+            "a millisecond of a million rounds is a nanosecond a round",
+            "constants: traced, compiled and called once; no engine has seen the numbers before",
         ),
     ),
     "embed": Suite(

@@ -6,6 +6,7 @@ suites:
   minilm    an encoder of 6 layers at several batch sizes
   conv      convolutions of ResNet-50 and MobileNetV2, and their gradients
   fft       Fourier transforms: one line, many, two axes, real signals
+  loops     while_loop and scan of small bodies, functions that differ in a constant
   startup   import, first compile, compile from disk, one small call
   llm       prefill and decode of a GGUF model, in its own type and in others
   embed     256 sentences to vectors, with tokenisation
@@ -51,7 +52,20 @@ if TYPE_CHECKING:
 
 
 # Those of users; `calls` and others are for the makers of rlx.
-SHOWN_SUITES = ("ops", "minilm", "conv", "fft", "linalg", "sparse", "scans", "startup", "llm", "embed", "train")
+SHOWN_SUITES = (
+    "ops",
+    "minilm",
+    "conv",
+    "fft",
+    "linalg",
+    "sparse",
+    "scans",
+    "loops",
+    "startup",
+    "llm",
+    "embed",
+    "train",
+)
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:

@@ -3,7 +3,8 @@
 A family of engines runs the same kind of work: `programs` and `kernels` those of `rlx.bench.programs`,
 `language_models` and `language_shapes` a model file (`prefill` and `decode`), `encoders` a sentence encoder (`embed`),
 `matrices` dense linear algebra, `sparse` products and solves with sparse matrices, `scans` sorts, samples and
-recurrences, `training` steps of optimisers. Engines of ours are called "rlx", or "rlx" and what is special about them.
+recurrences, `loops` small bodies many times, `training` steps of optimisers. Engines of ours are called "rlx", or "rlx"
+and what is special about them.
 """
 
 from __future__ import annotations
@@ -131,6 +132,11 @@ TRAINERS: dict[str, EngineEntry] = {
     "jax": EngineEntry("training_jax", "JaxTraining", ("jax", "optax"), _SAME_LOSS),
 }
 
+LOOPS: dict[str, EngineEntry] = {
+    OURS: EngineEntry("loops", "RlxLoops", ("llvmlite",), _F32),
+    "jax": EngineEntry("loops", "JaxLoops", ("jax",), _F32),
+}
+
 FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "programs": ENGINES,
     "kernels": KERNELS,
@@ -141,6 +147,7 @@ FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
     "training": TRAINERS,
     "sparse": SPARSE,
     "scans": SCANS,
+    "loops": LOOPS,
 }
 # Where engines that run a model find it.
 MODEL_VARIABLE = "RLX_BENCH_MODEL"
