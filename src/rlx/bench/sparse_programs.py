@@ -1,6 +1,6 @@
 """Sparse matrices that engines are compared on, made without SciPy: five classes of patterns, and their sizes.
 
-    matrix = pattern("grid", 1000)         # CSR arrays in f64 with indices of 32 bits
+matrix = pattern("grid", 1000)         # CSR arrays in f64 with indices of 32 bits
 """
 
 from __future__ import annotations

@@ -112,9 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_kind(args: argparse.Namespace) -> None:
     if not args.suite and not args.tier:
-        raise RlxError(
-            f"name a suite ({', '.join(SHOWN_SUITES)}), or a tier: --tier L1, --tier L2"
-        )
+        raise RlxError(f"name a suite ({', '.join(SHOWN_SUITES)}), or a tier: --tier L1, --tier L2")
     others = OF_SUITES if args.tier else OF_TIERS
     wrong = [name for name in others if getattr(args, name) is not None]
     if wrong:
