@@ -48,8 +48,8 @@ WHY_PRIMITIVE = {
         cholesky qr svd eigh lu triangular_solve batched_dense_solve eig schur""",
     "A function of a matrix by its Schur form, which cannot be written as a sum of products.": "sqrtm logm",
     "A step of these as kernels do it, without an error to raise; compilers put it there.": """cholesky_factor
-        reflectors reflected_basis orthogonal_rows tridiagonalized tridiagonal_basis tridiagonal_rotations
-        bidiagonalized bidiagonal_rotations reflected_rows rotated_rows small_solve""",
+        reflectors reflected_basis orthogonal_rows tridiagonalized tridiagonal_rotations
+        bidiagonalized bidiagonal_rotations rotated_rows small_solve""",
     "A transform as kernels do it, with factors that were planned; compilers put it there.": "fft_lines fft_halves",
     "Control flow: a body that runs as often as values say.": "if while scan",
     "A value that depends on other participants.": """psum pmean pmax pmin all_gather reduce_scatter all_to_all ppermute

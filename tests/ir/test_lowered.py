@@ -15,10 +15,8 @@ from rlx.ir.text.graph_text import large_constants, parse, show
 LOWERED = {
     "Bidiagonalized",
     "BidiagonalRotations",
-    "ReflectedRows",
     "RotatedRows",
     "SmallSolve",
-    "TridiagonalBasis",
     "TridiagonalRotations",
     "Tridiagonalized",
     "AttentionGradients",

@@ -72,7 +72,8 @@ class Executable(ABC):
 
     def run_plain(self, arrays: Sequence[Any], params: Prepared) -> list[Array] | None:
         """`run` in a hurry, with the inputs in order: None, and nothing is done, unless all of them are arrays of the
-        host of just the right types, and the program takes them as they are. Their sizes are checked."""
+        host of just the right types, and the program takes them as they are. Their sizes are checked. Also None where
+        a check at the end of the program has failed: `run` then raises its error."""
         return None
 
     def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:

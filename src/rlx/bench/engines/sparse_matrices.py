@@ -1,7 +1,7 @@
 """Products with sparse matrices and a solve by conjugate gradients in double precision: rlx, and SciPy.
 
-A solve counts from the entries of the matrix on: its incomplete factor is part of it. Engines are then compared by whether
-they reach the residual.
+A solve counts from the entries of the matrix on: its incomplete factor is part of it. Engines are then compared by
+whether they reach the residual.
 """
 
 from __future__ import annotations

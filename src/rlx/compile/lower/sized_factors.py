@@ -13,15 +13,15 @@ from rlx.compile.lower import blocked_factors as blocked
 from rlx.compile.lower.factorizations import FACTOR_FORMS, in_order, require, symmetric
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
+from rlx.ops.define.operands import same_graph
 from rlx.ops.linalg.contraction import matmul
 from rlx.ops.linalg.factorizations import Cholesky, Eigh, Lu, Qr, Svd
 from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
-from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations, ReflectedRows
+from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations
 from rlx.ops.lowered.factor_steps import ReflectedBasis, Reflectors, RequireFactors, SmallSolve
 from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.lowered.tridiagonal_steps import (
     RotatedRows,
-    TridiagonalBasis,
     Tridiagonalized,
     TridiagonalRotations,
     most_rotations,
@@ -29,8 +29,8 @@ from rlx.ops.lowered.tridiagonal_steps import (
 from rlx.ops.pointwise.arithmetic import ge, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
-from rlx.ops.shape.creation import triu
-from rlx.ops.shape.movement import concat, expand_dims, narrow, swapaxes
+from rlx.ops.shape.creation import eye, triu
+from rlx.ops.shape.movement import broadcast_to, concat, expand_dims, narrow, pad_zeros, reverse, swapaxes
 from rlx.ops.shape.rearrange import diagonal
 
 Form = Callable[..., Any]
@@ -64,7 +64,9 @@ def _eigh(op: Op, a: Any) -> Form | None:
     def build(a: Any) -> Any:
         packed, scales, diagonal, beside, unit, _ = Tridiagonalized()(symmetric(cast(a, DType.F64), op.lower))
         scaled, rotations, sweeps, count, is_found, _ = TridiagonalRotations()(diagonal, beside)
-        rows = RotatedRows()(TridiagonalBasis()(packed, scales), rotations, sweeps, count)
+        # The other way round, the direction of row k begins with element k + 1.
+        turned = _basis_rows(reverse(packed, (-2, -1)), reverse(scales, -1))
+        rows = RotatedRows()(reverse(turned, (-2, -1)), rotations, sweeps, count)
         found = expand_dims(is_found, -1)
         values = where(found, scaled * expand_dims(unit, -1), math.nan)
         order, _ = SortOrder()(values)
@@ -72,6 +74,20 @@ def _eigh(op: Op, a: Any) -> Form | None:
         return cast(in_order(values, order), a.dtype), cast(vectors, a.dtype)
 
     return build
+
+
+def _basis_rows(directions: Any, scales: Any) -> Any:
+    """The transposed product of reflections, the first one first: the direction of row k begins with element k + 1.
+
+    All of them leave the first row alone; without it they are those of a QR, whose columns are directions.
+    """
+    size = directions.shape[-1] - 1
+    packed = narrow(narrow(swapaxes(directions, -1, -2), -2, 1, size), -1, 0, size)
+    basis = ReflectedBasis(size)(packed, narrow(scales, -1, 0, size))
+    none = (0,) * (directions.ndim - 1)
+    with same_graph(directions):
+        first = broadcast_to(eye(1, size + 1, dtype=DType.F64), (*directions.shape[:-2], 1, size + 1))
+    return concat([first, pad_zeros(swapaxes(basis, -1, -2), (*none, 1), (*none, 0))], -2)
 
 
 def _svd(op: Op, a: Any) -> Form | None:
@@ -85,7 +101,7 @@ def _svd(op: Op, a: Any) -> Form | None:
     if not is_sized or min(sizes) < TRIDIAGONAL or not _has_room(a, min(sizes)):
         return FACTOR_FORMS[Svd](op, a)
     is_flat = sizes[1] > sizes[0]
-    rows, columns = max(sizes), min(sizes)
+    rows = max(sizes)
 
     def build(a: Any) -> Any:
         wide = cast(a, DType.F64)
@@ -98,7 +114,7 @@ def _svd(op: Op, a: Any) -> Form | None:
         if not op.compute_uv:
             RequireFactors("svd")(is_found)
             return values
-        v = RotatedRows(downwards=True)(ReflectedRows(columns, 1)(right, right_scales), of_columns, sweeps, count)
+        v = RotatedRows(downwards=True)(_basis_rows(right, right_scales), of_columns, sweeps, count)
         v = in_order(v, order)
         u = _directions(matmul(tall / expand_dims(unit, (-2, -1)), swapaxes(v, -1, -2)), rows, op.full_matrices)
         result = (swapaxes(v, -1, -2), values, swapaxes(u, -1, -2)) if is_flat else (u, values, v)

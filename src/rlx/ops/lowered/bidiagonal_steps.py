@@ -22,7 +22,7 @@ from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.solve import require_matrix, unit_of
 from rlx.ops.lowered.tridiagonal_steps import EPS, NEGLIGIBLE, TINY, most_rotations, most_sweeps
 
-__all__ = ["BidiagonalRotations", "Bidiagonalized", "ReflectedRows"]
+__all__ = ["BidiagonalRotations", "Bidiagonalized"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -95,44 +95,6 @@ def _reduce(
         a -= left_scales[k] * np.outer(left[k], left[k] @ a)
         right[k], right_scales[k], beside[k] = _reflection(a[k], k + 1)
         a -= right_scales[k] * np.outer(a @ right[k], right[k])
-
-
-@op("reflected_rows")
-class ReflectedRows(Op):
-    """The first rows [.., rows, M] of the transposed product of reflections, whose directions are the rows of one
-    [.., K, M]; direction k is 0 before element k + offset."""
-
-    primitive = True
-    lowered = True
-
-    rows: int
-    offset: int = 0
-
-    def infer(self, directions: Shape, scales: Shape) -> Shape:
-        require_dtype(self, directions.dtype is DType.F64 and scales.dtype is DType.F64, "f64", directions, scales)
-        require_matrix(self, directions)
-        *lead, _, size = directions.dims
-        return directions.with_dims((*lead, self.rows, size))
-
-    def eval(self, directions: Array, scales: Array) -> Array:
-        *lead, count, size = directions.shape
-        found = np.zeros((*lead, self.rows, size))
-        found[...] = np.eye(self.rows, size)
-        for k in reversed(range(count)):
-            # Nobody promises what stands before a direction.
-            v = directions[..., k, k + self.offset :]
-            tail = found[..., k + self.offset :]
-            share = np.einsum("...rj,...j->...r", tail, v) * scales[..., k, None]
-            tail -= share[..., None] * v[..., None, :]
-        return found
-
-    jvp = vjp = _INTERNAL
-    batch = batch_by_loop_over_leading
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(2), spec(2, 5, values=((1, 2, 0.5, 1, 1), (0, 1, 1, 2, 1))), spec(2, low=0.0), dtypes=("f64",))
-        yield sample(cls(3, 1), spec(2, 1, 3, values=(0, 1, 2)), spec(2, 1, low=0.0), dtypes=("f64",))
 
 
 @op("bidiagonal_rotations")

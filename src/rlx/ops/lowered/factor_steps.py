@@ -106,7 +106,8 @@ class RequireFactors(Op):
 @op("small_solve")
 class SmallSolve(Op):
     """x with A x = b for A [.., N, N] and b [.., N, K] or [.., N], N and K fixed, and whether each pivot is not 0
-    [.., N]; what belongs to a matrix with a pivot of 0 is not to be relied on. Any float type; computed in double precision."""
+    [.., N]; what belongs to a matrix with a pivot of 0 is not to be relied on. Any float type; computed in double
+    precision."""
 
     primitive = True
     lowered = True

@@ -22,7 +22,6 @@ from rlx.ops.linalg.solve import require_matrix, unit_of
 
 __all__ = [
     "RotatedRows",
-    "TridiagonalBasis",
     "TridiagonalRotations",
     "Tridiagonalized",
 ]
@@ -102,36 +101,6 @@ def _reduce(a: Array, packed: Array, scales: Array, diagonal: Array, beside: Arr
         w = p - scales[i] / 2 * (p @ v) * v
         a[:i, :i] -= np.outer(v, w) + np.outer(w, v)
     diagonal[:1] = a[:1, 0]
-
-
-@op("tridiagonal_basis")
-class TridiagonalBasis(Op):
-    """Qᵀ [.., N, N] from the reflections of `Tridiagonalized`."""
-
-    primitive = True
-    lowered = True
-
-    def infer(self, packed: Shape, scales: Shape) -> Shape:
-        require_dtype(self, packed.dtype is DType.F64 and scales.dtype is DType.F64, "f64", packed, scales)
-        require_matrix(self, packed, square=True)
-        return packed
-
-    def eval(self, packed: Array, scales: Array) -> Array:
-        rows = np.zeros_like(packed)
-        rows[...] = np.eye(packed.shape[-1])
-        for i in range(1, packed.shape[-1]):
-            v = packed[..., i, :i]
-            along = np.einsum("...rj,...j->...r", rows[..., :i], v) * scales[..., i, None]
-            rows[..., :i] -= along[..., None] * v[..., None, :]
-        return rows
-
-    jvp = vjp = _INTERNAL
-    batch = batch_by_loop_over_leading
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), spec(3, 3), spec(3, low=0.0), dtypes=("f64",))
-        yield sample(cls(), spec(2, 4, 4), spec(2, 4, low=0.0), dtypes=("f64",))
 
 
 @op("tridiagonal_rotations")

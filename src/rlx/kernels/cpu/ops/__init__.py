@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "attention_gradients": ("AttentionWithLogs", "AttentionGradients"),
     "attention_parts": ("AttentionJoin",),
     "barrier": ("Barrier",),
-    "bidiagonal": ("Bidiagonalized", "ReflectedRows"),
+    "bidiagonal": ("Bidiagonalized",),
     "complex_parts": ("Real", "Imag", "MakeComplex", "Conjugate"),
     "conv": ("Conv", "Conv2dBackwardInput", "ConvTranspose2d"),
     "conv_weights": ("Conv2dBackwardWeight",),
@@ -67,7 +67,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "sort": ("SortOrder", "TopK", "TopKWithValues", "SearchSorted"),
     "splat_blend": ("GaussianSplatRasterize", "SplatBlend", "SplatPulls", "SplatGather"),
     "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),
-    "tridiagonal": ("Tridiagonalized", "TridiagonalBasis"),
+    "tridiagonal": ("Tridiagonalized",),
     "ssm": ("SelectiveScan", "GatedDeltaNet"),
 }
 _FAMILY_OF = {op: family for family, names in FAMILIES.items() for op in names}

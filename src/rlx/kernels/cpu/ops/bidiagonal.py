@@ -1,4 +1,4 @@
-"""Matrices made bidiagonal by reflections from both sides, and the bases that these make.
+"""Matrices made bidiagonal by reflections from both sides.
 
 The change that a pair of reflections makes, A - u·yᵀ - x·vᵀ, waits for the next pair: one pass over the rows makes it
 and gives Aᵀ·u for the next u, a second one gives A·v. Reflections are kept as rows, so that all passes read rows.
@@ -12,9 +12,8 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
 from rlx.kernels.cpu.ops.matrix_strips import are_doubles, each_matrix, unit_of
 from rlx.kernels.cpu.ops.tridiagonal import GROUP, LANES, in_lanes, zeros
-from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import Value
-from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, ReflectedRows
+from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized
 from rlx.ops.lowered.tridiagonal_steps import TINY
 
 # The lines of the space to work in: the change that waits, the next two directions, and Aᵀ·u.
@@ -204,74 +203,3 @@ class _Reduction:
 
     def set(self, slab: Slab, i: Value, value: Value) -> None:
         self.k.store(slab.buffer, slab.at(*self.place, i), value)
-
-
-@op_kernel(ReflectedRows, kind="factorize", supports=are_doubles)
-def reflected_rows(site: OpSite) -> None:
-    """Rows of the identity, some at a time, go through the reflections, the last one first; those that begin behind a
-    row leave it as it is."""
-    k, (found,) = site.k, site.outputs
-    lead, height = found.dims[:-2], found.dims[-2]
-    groups = k.ceildiv(height, GROUP)
-    with k.parallel("group", total(k, lead) * groups) as number:
-        place = unflatten(number // groups, lead)
-        first = number % groups * GROUP
-        with k.when(first + GROUP <= height):
-            _reflect_rows(site, place, first, GROUP)
-        with k.otherwise(), k.loop("r", first, height) as r:
-            _reflect_rows(site, place, r, 1)
-
-
-def _reflect_rows(site: OpSite, place: Sequence[Value], first: Value, count: int) -> None:
-    op = site.op
-    assert isinstance(op, ReflectedRows)
-    k, (directions, scales), (found,) = site.k, site.inputs, site.outputs
-    size = found.dims[-1]
-    starts = [found.at(*place, first + r) for r in range(count)]
-
-    def begin(at: Value, mask: Value | None) -> None:
-        column = k.splat(at, LANES) + k.iota(DType.I64, LANES)
-        for r, start in enumerate(starts):
-            one = k.select(k.eq(column, k.splat(first + r, LANES)), k.const(1.0, zeros()), 0.0)
-            k.store(found.buffer, start + at, one, mask=mask)
-
-    in_lanes(site, size, begin)
-    # Direction i begins with element i + offset, so the last row of the group meets it if that is not behind it.
-    needed = k.min(directions.dims[-2], first + count - op.offset)
-    whole = size // LANES * LANES
-    with k.loop("back", 0, needed) as back:
-        i = needed - 1 - back
-        v, begins = directions.at(*place, i), i + op.offset
-        block = begins // LANES * LANES
-
-        def parts(at: Value, mask: Value | None) -> Value:
-            return k.load(directions.buffer, v + at, lanes=LANES, mask=mask)
-
-        def add(sums: Sequence[Value], at: Value, mask: Value | None, other: Value) -> list[Value]:
-            return [
-                k.fma(k.load(found.buffer, start + at, lanes=LANES, mask=mask), other, s)
-                for start, s in zip(starts, sums)
-            ]
-
-        def take(at: Value, mask: Value | None, other: Value, shares: Sequence[Value]) -> None:
-            for start, share in zip(starts, shares):
-                x = k.load(found.buffer, start + at, lanes=LANES, mask=mask)
-                k.store(found.buffer, start + at, k.fma(-share, other, x), mask=mask)
-
-        # In the first block, what stands before the direction does not belong to it.
-        column = k.splat(block, LANES) + k.iota(DType.I64, LANES)
-        inside = k.lane_mask(size - block, LANES)
-        head = k.select(column < k.splat(begins, LANES), 0.0, parts(block, inside))
-        sums = add([k.const(0.0, zeros())] * count, block, inside, head)
-        with k.fold("c", block + LANES, whole, LANES, init=sums) as fold:
-            fold.next(*add(fold.values, fold.index, None, parts(fold.index, None)))
-        last = k.max(block + LANES, whole)
-        tail = k.lane_mask(size - last, LANES)
-        scale = k.load(scales.buffer, scales.at(*place, i))
-        totals = add(fold.results, last, tail, parts(last, tail))
-        shares = [k.splat(k.reduce("add", s) * scale, LANES) for s in totals]
-        take(block, inside, head, shares)
-        with k.loop("c", block + LANES, whole, LANES) as at:
-            take(at, None, parts(at, None), shares)
-        with k.when(last < size):
-            take(last, tail, parts(last, tail), shares)

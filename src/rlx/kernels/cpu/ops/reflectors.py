@@ -1,8 +1,8 @@
 """Householder's QR: reflections that clear a matrix below its diagonal, and the basis that they make.
 
 Reflections are found one by one in a few neighbouring columns, and then act on all others together: what they act on is
-read and written once for all of them. With G = Vᵀ V and S = Vᵀ X their common effect is X - V Y, where the rows of Y are
-found one after the other: y = scale·(s - Σ g·y), over those that act before.
+read and written once for all of them. With G = Vᵀ V and S = Vᵀ X their common effect is X - V Y, where the rows of Y
+are found one after the other: y = scale·(s - Σ g·y), over those that act before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from rlx.kernels.cpu.ops.matrix_strips import VECTORS, Strip, are_doubles, copy_
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import Value
 from rlx.ops.lowered.factor_steps import ReflectedBasis, Reflectors
-
 
 # Reflections that act together: as many sums for each vector of columns as registers hold.
 TOGETHER = 4

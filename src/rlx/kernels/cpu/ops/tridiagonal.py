@@ -1,4 +1,4 @@
-"""Symmetric matrices made tridiagonal by reflections, from the last row up, and the basis that these make.
+"""Symmetric matrices made tridiagonal by reflections, from the last row up.
 
 Rows lie side by side in memory, so a reflection is found in a row and kept there. The change that it makes to the rows
 above, A - v·wᵀ - w·vᵀ, waits for the next reflection: one pass over the lower triangle then makes it and multiplies
@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
 from rlx.kernels.cpu.ops.matrix_strips import are_doubles, each_matrix, unit_of
-from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import Value, ValueType
-from rlx.ops.lowered.tridiagonal_steps import TINY, TridiagonalBasis, Tridiagonalized
+from rlx.ops.lowered.tridiagonal_steps import TINY, Tridiagonalized
 
 LANES = 8
 # Rows that pass together, so that vectors are loaded once for all of them.
@@ -201,58 +200,3 @@ def in_lanes(site: OpSite, size: Value, visit: Callable[[Value, Value | None], N
         visit(at, None)
     with k.when(whole < size):
         visit(whole, k.lane_mask(size - whole, LANES))
-
-
-@op_kernel(TridiagonalBasis, kind="factorize", supports=are_doubles)
-def tridiagonal_basis(site: OpSite) -> None:
-    """Rows of the identity, some at a time, go through the reflections in their order; those that begin before a row
-    leave it as it is."""
-    k, (packed, scales), (basis,) = site.k, site.inputs, site.outputs
-    lead, size = basis.dims[:-2], basis.dims[-1]
-    groups = k.ceildiv(size, GROUP)
-    with k.parallel("group", total(k, lead) * groups) as number:
-        place = unflatten(number // groups, lead)
-        first = number % groups * GROUP
-        whole = first + GROUP <= size
-        with k.when(whole):
-            _basis_rows(site, place, packed, scales, basis, first, GROUP)
-        with k.otherwise(), k.loop("r", first, size) as r:
-            _basis_rows(site, place, packed, scales, basis, r, 1)
-
-
-def _basis_rows(
-    site: OpSite, place: Sequence[Value], packed: Slab, scales: Slab, basis: Slab, first: Value, count: int
-) -> None:
-    k, size = site.k, basis.dims[-1]
-    starts = [basis.at(*place, first + r) for r in range(count)]
-
-    def begin(at: Value, mask: Value | None) -> None:
-        column = k.splat(at, LANES) + k.iota(DType.I64, LANES)
-        for r, start in enumerate(starts):
-            one = k.select(k.eq(column, k.splat(first + r, LANES)), k.const(1.0, zeros()), 0.0)
-            k.store(basis.buffer, start + at, one, mask=mask)
-
-    in_lanes(site, size, begin)
-    with k.loop("i", first + 1, size) as i:
-        v = packed.at(*place, i)
-        vectors = i // LANES * LANES
-        tail = k.lane_mask(i - vectors, LANES)
-
-        def add(sums: Sequence[Value], at: Value, mask: Value | None) -> list[Value]:
-            u = k.load(packed.buffer, v + at, lanes=LANES, mask=mask)
-            return [
-                k.fma(k.load(basis.buffer, start + at, lanes=LANES, mask=mask), u, s) for start, s in zip(starts, sums)
-            ]
-
-        with k.fold("c", 0, vectors, LANES, init=[k.const(0.0, zeros())] * count) as fold:
-            fold.next(*add(fold.values, fold.index, None))
-        scale = k.load(scales.buffer, scales.at(*place, i))
-        shares = [k.splat(k.reduce("add", s) * scale, LANES) for s in add(fold.results, vectors, tail)]
-
-        def take(at: Value, mask: Value | None) -> None:
-            u = k.load(packed.buffer, v + at, lanes=LANES, mask=mask)
-            for start, share in zip(starts, shares):
-                x = k.load(basis.buffer, start + at, lanes=LANES, mask=mask)
-                k.store(basis.buffer, start + at, k.fma(-share, u, x), mask=mask)
-
-        in_lanes(site, i, take)
