@@ -95,3 +95,10 @@ from_debian "Verilog lint and simulator" verilator verilator
 from_debian synthesis yosys yosys
 from_debian placement nextpnr-ice40 nextpnr-ice40
 from_debian bitstreams fpga-icestorm icepack
+
+# AMD's manager of code objects, with which those of rlx are compared. It is a file, too.
+if ls /usr/lib/*/libamd_comgr.so.* >/dev/null 2>&1; then
+    echo "AMD code objects: $(ls /usr/lib/*/libamd_comgr.so.* | head -n 1)"
+else
+    from_debian "AMD code objects" libamd-comgr2 no-such-command
+fi

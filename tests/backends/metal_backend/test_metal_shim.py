@@ -14,7 +14,7 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
-from compile.family_programs import FAMILIES, forward, values_for
+from compile.family_programs import FAMILIES, forward, training, values_for
 from conformance.backends_here import OTHER_LAYOUTS
 from conformance.suite import OPS, check, check_program, tenth
 from rlx.compile.claims.legalize import LegalizeError
@@ -47,7 +47,19 @@ def test_a_tenth(stand_in, name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(stand_in, name):
-    graph = forward(FAMILIES[name], "f32")
+    runs(forward, name, stand_in)
+
+
+# C++ compilers take a minute for the kernels of most of them.
+@pytest.mark.parametrize(
+    "name", [name if name == "scan_rnn" else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
+)
+def test_families_in_training(stand_in, name):
+    runs(training, name, stand_in)
+
+
+def runs(way, name, stand_in):
+    graph = way(FAMILIES[name], "f32")
     assert check_program(graph, values_for(FAMILIES[name], graph), {"B": 2}, "metal") == []
     assert stand_in.books.left_open == []
 

@@ -11,7 +11,7 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
-from compile.family_programs import FAMILIES, forward, values_for
+from compile.family_programs import FAMILIES, forward, training, values_for
 from conformance.suite import check_program
 from rlx import nn, ops
 from rlx.backends.rocm import compile_to_code_object
@@ -168,5 +168,17 @@ ALL = [(name, chip) for name in FAMILIES for chip in CHIPS if (name, chip) not i
 )
 def test_families_assemble(name, chip):
     found = read_code_object(compile_to_code_object(forward(FAMILIES[name], "bf16"), chip))
+    assert found.kernels and all(k.spilled == 0 for k in found.kernels.values())
+    assert all(k.lds_bytes <= 64 << 10 and k.occupancy(chip) >= 1 for k in found.kernels.values())
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    "name", [name if name == "scan_rnn" else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
+)
+@pytest.mark.targets
+def test_training_assembles(name, chip):
+    """Losses with their gradients."""
+    found = read_code_object(compile_to_code_object(training(FAMILIES[name], "bf16"), chip))
     assert found.kernels and all(k.spilled == 0 for k in found.kernels.values())
     assert all(k.lds_bytes <= 64 << 10 and k.occupancy(chip) >= 1 for k in found.kernels.values())
