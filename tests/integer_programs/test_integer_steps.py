@@ -1,13 +1,17 @@
 """Every kind of step: plain Python integers, NumPy, and the graph on the reference and the CPU engine agree."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from integer_programs import integer_oracle
 from integer_programs.random_steps import KINDS, codes_for, random_program
 from rlx.ir.dtype import DType
 from rlx.ir.interpret import interpret
-from rlx.quantized import Gru, Lstm, Multipliers, Program, Value, Weights
+from rlx.quantized import Conv2d, Gru, Lstm, Multipliers, Program, Value, Weights
 
 CASES = 10_000
 
@@ -48,6 +52,42 @@ def test_ten_thousand_random_programs_against_python_integers(kind):
         program = random_program(kind, rng)
         codes = codes_for(rng, program.input, 1)
         assert program.run(codes).tolist() == by_oracle(program, codes).tolist(), program
+
+
+@st.composite
+def convolutions(draw):
+    """An image, a convolution over it and codes: sizes, strides, paddings, groups, scales and zero points."""
+    size = st.integers(1, 6)
+    groups, inside, outside = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    sizes, kernel, stride, dilation = (
+        draw(st.tuples(*[s] * 2)) for s in (size, st.integers(1, 3), size, st.integers(1, 2))
+    )
+    padding = draw(st.tuples(*[st.tuples(*[st.integers(0, 4)] * 2)] * 2))
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation)]
+    # At least one window inside of the padded image.
+    padding = tuple((a + max(r - n - a - b, 0), b) for n, (a, b), r in zip(sizes, padding, reach))
+    places = [(n + a + b - r) // s + 1 for n, (a, b), r, s in zip(sizes, padding, reach, stride)]
+    channels, zero = groups * outside, st.integers(-128, 127)
+    x = Value("x", (*sizes, inside * groups), draw(st.floats(1e-3, 1.0, width=32)), draw(zero))
+    out = Value("out", (*places, channels), draw(st.floats(1e-3, 1.0, width=32)), draw(zero))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    bits, fraction = draw(st.sampled_from([8, 4, 2])), draw(st.sampled_from([31, 15]))
+    top = 2 ** (bits - 1) - 1
+    codes = rng.integers(-top, top + 1, (channels, *kernel, inside)).astype("i1")
+    scales = np.float32(draw(st.floats(1e-4, 4.0, width=32)) * rng.uniform(0.5, 1, channels))
+    factors = np.float32(x.scale) * scales / np.float32(out.scale)
+    bias = rng.integers(-5000, 5000, channels).astype("i4")
+    low = draw(st.sampled_from([-128, out.zero_point]))
+    step = Conv2d((0,), out, Weights(codes, scales, bits), bias, Multipliers.of(factors, fraction), low, 127)
+    step = replace(step, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return Program("conv", x, (0, 1, 2), (step,)), rng.integers(-128, 128, (2, *x.dims)).astype("i1")
+
+
+@settings(max_examples=60, deadline=None)
+@given(convolutions())
+def test_convolutions_of_any_shape_stride_padding_and_scale(drawn):
+    program, codes = drawn
+    assert program.run(codes).tolist() == by_oracle(program, codes).tolist()
 
 
 @pytest.mark.parametrize("device, count", [("reference", 12), ("cpu", 3)])

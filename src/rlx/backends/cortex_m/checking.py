@@ -177,17 +177,18 @@ def measure(program: Program, folder: Path, name: str, core: Core, codes: Array,
 
 def _build_image(folder: Path, around: Around, core: Core, defines: str = "") -> None:
     """The image of a program for a core: by the Makefile where Debian's compiler is, else by that of ziglang."""
-    if shutil.which("qemu-system-arm") is None:
-        raise NotInstalled("cortex-m: qemu-system-arm is missing; tools/install_tools.sh says what to install")
-    if shutil.which("arm-none-eabi-gcc") is not None:
-        names = [f"IMAGE={around.image}", f"MAIN={around.main}", f"EXTRA={around.extra}"]
-        _call(["make", "-s", f"{around.image}.elf", f"DEFINES={defines}", *names], folder)
-        return
-    if importlib.util.find_spec("ziglang") is None:
+    has_gcc = shutil.which("arm-none-eabi-gcc") is not None
+    if not has_gcc and importlib.util.find_spec("ziglang") is None:
         raise NotInstalled(
             "cortex-m: arm-none-eabi-gcc is missing, and so is the Python package ziglang;"
             " tools/install_tools.sh says what to install"
         )
+    if shutil.which("qemu-system-arm") is None:
+        raise NotInstalled("cortex-m: qemu-system-arm is missing; tools/install_tools.sh says what to install")
+    if has_gcc:
+        names = [f"IMAGE={around.image}", f"MAIN={around.main}", f"EXTRA={around.extra}"]
+        _call(["make", "-s", f"{around.image}.elf", f"DEFINES={defines}", *names], folder)
+        return
     code = next(
         f.name for f in sorted(folder.glob("*.[co]")) if f.with_suffix(".h").exists() and f.stem != "host_files"
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.backends.cortex_m.c_program import CProgram, c_program
 from rlx.backends.cortex_m.checking import check_export
+from rlx.backends.cortex_m.firmware import BOARDS, board_named, firmware_files
 from rlx.backends.cortex_m.host_programs import stream_files
 from rlx.backends.cortex_m.learning import last_layer, learning_files
 from rlx.backends.cortex_m.project import core_named, project_files
@@ -17,6 +18,7 @@ from rlx.backends.cortex_m.report_page import report_page
 from rlx.backends.cortex_m.thumb import thumb_object
 from rlx.backends.export import Exported, Exporter, new_folder, page_name, require_new_folder
 from rlx.errors import ExportOnly, RlxError
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.quantized import Program
 
@@ -34,6 +36,8 @@ class CortexMExporter(Exporter):
         "check": "host or qemu (yes): build it, run it on random inputs, and compare every output",
         "stream": "rows that are pushed at a time: also C that runs the network on the last rows of a stream",
         "learn": "yes: also C that trains the last layer on the device",
+        "serial": "yes: also firmware that takes inputs as raw bytes from the serial line and answers with results",
+        "board": f"the memory and serial line of a board ({', '.join(BOARDS)}) instead of those that QEMU has",
         "report": "the name of an HTML page to write beside the C: memory map, work of each step, flash, RAM, stack",
     }
     of_integers = True
@@ -45,10 +49,14 @@ class CortexMExporter(Exporter):
 
     def export_integers(self, program: Program, out: Path, options: Mapping[str, str] | None = None) -> Exported:
         chosen = self.checked(options)
-        core = core_named(chosen.get("cpu", "cortex-m4"))
+        core, board = core_named(chosen.get("cpu", "cortex-m4")), chosen.get("board")
+        if board is not None:
+            core = board_named(board, core)
         check = "qemu" if chosen.get("check") == "yes" else chosen.get("check")
         if check not in (None, "host", "qemu"):
             raise RlxError(f"cortex-m: check=host or check=qemu is known, got {check!r}")
+        if board is not None and check == "qemu":
+            raise RlxError(f"cortex-m: QEMU has no {board}; check with check=host, or without the board")
         form = chosen.get("form", "c")
         if form not in ("c", "object"):
             raise RlxError(f"cortex-m: form=c or form=object is known, got {form!r}")
@@ -63,6 +71,12 @@ class CortexMExporter(Exporter):
         made = c_program(program, last_layer(program)[0] if learn == "yes" else None)
         if learn == "yes":
             extras |= learning_files(made.name, program)
+        serial = chosen.get("serial", "no" if board is None else "yes")
+        if serial not in ("yes", "no"):
+            raise RlxError(f"cortex-m: serial=yes or serial=no is known, got {serial!r}")
+        if serial == "yes":
+            is_label = program.result.dtype is DType.I32 and program.result.size == 1
+            extras |= firmware_files(made.name, core, is_label, board)
         if "stream" in chosen:
             extras |= stream_files(made.name, *_stream_sizes(program, chosen["stream"]))
         _require_room(program, made, "ram", chosen.get("ram"), made.arena.size)
