@@ -208,7 +208,9 @@ def test_comgr_links_the_same_code(chip):
     try:
         theirs = link_by_comgr(library, [code], chip.name)
     except ComgrError as error:
-        pytest.skip(f"this comgr does not know {chip.name} or code objects of version 5: {error}")
+        if "isa_name" in str(error) or "unknown abi version" in str(error):
+            pytest.skip(f"this comgr does not know {chip.name} or code objects of version 5: {error}")
+        raise
     ours = link_code_object([code])
     loaded, found = read_code_object(ours), read_code_object(theirs)
     assert loaded.kernels == found.kernels and loaded.arch == found.arch == chip.name
