@@ -129,6 +129,13 @@ def test_maps_that_read_the_same_value_are_one():
     assert kinds(build(lambda x, y: (rlx.exp(x), rlx.tanh(y)), ROW, ROW)) == ["map", "map"]
 
 
+@pytest.mark.parametrize(("width", "wanted"), [(64, 1), (1 << 20, 2)])
+def test_long_maps_that_share_only_a_scalar_have_loops_of_their_own(width, wanted):
+    """As the updates of two weights with one learning rate: each loop walks through its own arrays."""
+    found = kernels(build(lambda rate, x, y: (rate * x, rate * y), (1,), (width,), (width,)))
+    assert len(found) == wanted
+
+
 def test_gelu_of_a_product_is_its_epilogue_through_a_reshape_too():
     def layer(x, w, b):
         y = ops.reshape(ops.reshape(x, ("B*S", 64)) @ w, ("B", "S", 32))

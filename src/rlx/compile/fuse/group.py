@@ -36,6 +36,8 @@ JOINED = frozenset({MAP, PARTS, MATMUL})
 MAX_CHEAP = 4
 # Chains up to this length are joined without a look at their loops.
 MAX_CHAIN = 16
+# A map over more points than this is worth a kernel of its own, however many others read the same scalar.
+MAX_SHORT = 1 << 14
 # With so many kernels that have the same loops one is compared before it is left alone.
 MAX_TRIED = 4
 
@@ -60,6 +62,15 @@ def group(graph: Graph, generator: Generator) -> Grouping:
     barriers = grouping.barriers()
     grouping.join_side_by_side()
     return Grouping(grouping.kernels(), barriers)
+
+
+def _is_short(nest: Nest) -> bool:
+    points = 1
+    for size in nest.sizes:
+        if not isinstance(size, int):
+            return False
+        points *= size
+    return points <= MAX_SHORT
 
 
 class _Grouping:
@@ -172,14 +183,22 @@ class _Grouping:
                     changed = True
 
     def join_neighbours(self) -> None:
-        """Join maps and rows that read the same value and do not depend on each other: it is then loaded once."""
+        """Join maps and rows that read the same value and do not depend on each other: it is then loaded once.
+
+        A scalar costs no load. Long maps that share nothing else, as the updates of all weights share the rate of an
+        optimiser, stay apart: one loop that walks through all their arrays at once is slower, since processors foresee
+        only so many streams.
+        """
         for node in self.graph.nodes:
             if is_literal(node):
                 continue
+            is_scalar = all(size == 1 for shape in node.shapes for size in shape.dims)
             groups = {g: None for u in self.reads.readers(node.id) if (g := self.group_of.get(u)) is not None}
             alike: dict[Nest, list[Group]] = {}
             for group in (g for g in groups if g.kind == MAP and len(groups) > 1):
-                self.join_to_one(group, alike.setdefault(self.loops(group).nest, []))
+                nest = self.loops(group).nest
+                if not is_scalar or _is_short(nest):
+                    self.join_to_one(group, alike.setdefault(nest, []))
 
     def join_reductions(self) -> None:
         """Join reductions with the same loops that read the same values or what kernels have made of the same values,
