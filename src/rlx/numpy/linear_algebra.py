@@ -98,7 +98,9 @@ def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
 
 def einsum_path(subscripts: Any, /, *arrays: Any, optimize: Any = "greedy") -> tuple[list[Any], str]:
     """NumPy's order of products for `einsum`, and its text; only sizes are looked at, so that programs may ask too."""
-    stand_ins = [x if isinstance(x, str | list | tuple) else np.broadcast_to(0.0, _known_sizes(x)) for x in arrays]
+    stand_ins: list[Any] = [
+        x if isinstance(x, str | list | tuple) else np.broadcast_to(0.0, _known_sizes(x)) for x in arrays
+    ]
     if not isinstance(subscripts, str):
         subscripts = np.broadcast_to(0.0, _known_sizes(subscripts))
     path, text = np.einsum_path(subscripts, *stand_ins, optimize=optimize)

@@ -332,11 +332,15 @@ class TensorMethods:
         return contraction.dot(self, other)
 
     def sort(self, axis: int | None = -1, **more: Any) -> Tensor:
-        found: Tensor = array_functions().sort(self, axis=axis, **more) if more else sort.sort(self, axis=axis)
+        if not more and axis is not None:
+            return sort.sort(self, axis=axis)
+        found: Tensor = array_functions().sort(self, axis=axis, **more)
         return found
 
     def argsort(self, axis: int | None = -1, **more: Any) -> Tensor:
-        found: Tensor = array_functions().argsort(self, axis=axis, **more) if more else sort.argsort(self, axis)
+        if not more and axis is not None:
+            return sort.argsort(self, axis)
+        found: Tensor = array_functions().argsort(self, axis=axis, **more)
         return found
 
     def searchsorted(self, v: Any, side: str = "left") -> Tensor:

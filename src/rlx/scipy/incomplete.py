@@ -90,8 +90,7 @@ def _gamma_parts(a: Any, x: Any) -> tuple[Any, Any]:
 
 
 def _gamma_part(which: int) -> Callable[[Any, Any], Any]:
-    @custom_jvp
-    def part(a: Any, x: Any) -> Any:
+    def value_of(a: Any, x: Any) -> Any:
         usual = ops.and_(ops.and_(ops.gt(a, 0.0), ops.gt(x, 0.0)), ops.lt(x, math.inf))
         safe_a, safe_x = ops.where(usual, a, 1.0), ops.where(usual, x, 1.0)
         value = _gamma_parts(safe_a, safe_x)[which]
@@ -102,7 +101,8 @@ def _gamma_part(which: int) -> Callable[[Any, Any], Any]:
         outside = ops.or_(ops.or_(ops.lt(x, 0.0), ops.lt(a, 0.0)), ops.or_(ops.ne(x, x), ops.ne(a, a)))
         return ops.where(usual, value, ops.where(outside, math.nan, ends))
 
-    @part.defjvp
+    part: Any = custom_jvp(value_of)
+
     def part_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
         (a, x), (along_a, along_x) = primals, tangents
         sign = (1.0, -1.0)[which]
@@ -113,7 +113,9 @@ def _gamma_part(which: int) -> Callable[[Any, Any], Any]:
         slope_a, slope_x = (ops.where(usual, slope, 0.0) for slope in (by_shape, sign * density))
         return part(a, x), slope_a * along_a + slope_x * along_x
 
-    return part
+    part.defjvp(part_jvp)
+    found: Callable[[Any, Any], Any] = part
+    return found
 
 
 _LOWER, _UPPER = _gamma_part(0), _gamma_part(1)
@@ -150,8 +152,7 @@ def _beta_part(a: Any, b: Any, x: Any) -> Any:
     return ops.where(swap, 1.0 - value, value)
 
 
-@custom_jvp
-def _betainc(a: Any, b: Any, x: Any) -> Any:
+def _beta_value(a: Any, b: Any, x: Any) -> Any:
     usual, safe_a, safe_b, safe_x = _inside(a, b, x)
     outside = ops.or_(ops.or_(ops.lt(x, 0.0), ops.gt(x, 1.0)), ops.or_(ops.le(a, 0.0), ops.le(b, 0.0)))
     unknown = ops.or_(ops.ne(x, x), ops.or_(ops.ne(a, a), ops.ne(b, b)))
@@ -166,7 +167,9 @@ def _inside(a: Any, b: Any, x: Any) -> tuple[Any, Any, Any, Any]:
     return usual, ops.where(usual, a, 1.0), ops.where(usual, b, 1.0), ops.where(usual, x, 0.5)
 
 
-@_betainc.defjvp
+_betainc: Any = custom_jvp(_beta_value)
+
+
 def _betainc_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     usual, a, b, x = _inside(*primals)
     log_beta = ops.lgamma(a) + ops.lgamma(b) - ops.lgamma(a + b)
@@ -176,6 +179,9 @@ def _betainc_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     by_b = jvp(lambda b: _beta_part(a, b, x), (b,), (one,))[1]
     tangent = sum(ops.where(usual, slope, 0.0) * t for slope, t in zip((by_a, by_b, density), tangents))
     return _betainc(*primals), tangent
+
+
+_betainc.defjvp(_betainc_jvp)
 
 
 @array_function
