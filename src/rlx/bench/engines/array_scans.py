@@ -28,6 +28,11 @@ def operands_of(program: str, sizes: Sizes) -> list[Array]:
     return [x, delta, decay, enter, leave]
 
 
+def _in_range(ids: Array, limit: int) -> Array:
+    """1 for each id that there is."""
+    return ((ids >= 0) & (ids < limit)).astype(np.float64)
+
+
 class RlxScans:
     _check: Callable[[Any], Array]
 
@@ -54,7 +59,7 @@ class RlxScans:
         if program == "sampling":
             operands.append(np.asarray(rlx.random.key(0)))
             limit = sizes["width"]
-            self._check = lambda result: np.float64((np.asarray(result) >= 0) & (np.asarray(result) < limit))[:, None]
+            self._check = lambda result: _in_range(np.asarray(result), limit)
         else:
             self._check = lambda result: np.asarray(result)
         call = rlx.jit(functions[program])
@@ -88,9 +93,7 @@ class TorchScans:
         }
         limit = sizes.get("width", 0)
         is_sample = program == "sampling"
-        self._check = (
-            (lambda r: ((r >= 0) & (r < limit)).double().numpy()[:, None]) if is_sample else lambda r: r.numpy()
-        )
+        self._check = (lambda r: _in_range(r.numpy(), limit)) if is_sample else lambda r: r.numpy()
         call = functions[program]
         return lambda: call(*operands)
 
