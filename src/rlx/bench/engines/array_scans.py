@@ -28,7 +28,14 @@ def operands_of(program: str, sizes: Sizes) -> list[Array]:
     return [x, delta, decay, enter, leave]
 
 
+def _in_range(ids: Array, limit: int) -> Array:
+    """1 for each id that there is."""
+    return ((ids >= 0) & (ids < limit)).astype(np.float64)
+
+
 class RlxScans:
+    _check: Callable[[Any], Array]
+
     def __init__(self, threads: int) -> None:
         import rlx
         from rlx.knobs import knobs
@@ -47,14 +54,14 @@ class RlxScans:
             "top-k": lambda x: rlx.lax.top_k(x, LARGEST)[0],
             "sampling": lambda x, key: rlx.random.categorical(key, x),
             "cumsum": lambda x: rnp.cumsum(x, -1),
-            "selective scan": lambda *a: ops.selective_scan(*a, sizes["states"]),
+            "selective scan": lambda x, step, decay, b, c: ops.selective_scan(x, step, decay, b, c, sizes["states"]),
         }
         if program == "sampling":
             operands.append(np.asarray(rlx.random.key(0)))
             limit = sizes["width"]
-            self._check = lambda result: np.float64((np.asarray(result) >= 0) & (np.asarray(result) < limit))
+            self._check = lambda result: _in_range(np.asarray(result), limit)
         else:
-            self._check = np.asarray
+            self._check = lambda result: np.asarray(result)
         call = rlx.jit(functions[program])
         return lambda: call(*operands)
 
@@ -66,6 +73,7 @@ class TorchScans:
     """Selective scans step by step: rates and inputs of many steps at once, then one fused multiply-add for each."""
 
     steps_at_once = 64
+    _check: Callable[[Any], Array]
 
     def __init__(self, threads: int) -> None:
         self._torch: Any = importlib.import_module("torch")
@@ -85,7 +93,7 @@ class TorchScans:
         }
         limit = sizes.get("width", 0)
         is_sample = program == "sampling"
-        self._check = (lambda r: ((r >= 0) & (r < limit)).double().numpy()) if is_sample else lambda r: r.numpy()
+        self._check = (lambda r: _in_range(r.numpy(), limit)) if is_sample else lambda r: r.numpy()
         call = functions[program]
         return lambda: call(*operands)
 

@@ -25,6 +25,8 @@ def _is_solved(matrix: Csr, b: Array, x: Array) -> Array:
 
 
 class RlxSparse:
+    _check: Callable[[Any], Array]
+
     def __init__(self, threads: int) -> None:
         import rlx
         from rlx.knobs import knobs
@@ -61,6 +63,8 @@ class RlxSparse:
 
 
 class SciPySparse:
+    _check: Callable[[Any], Array]
+
     def __init__(self, threads: int) -> None:
         self._sparse: Any = importlib.import_module("scipy.sparse")
         self._solvers: Any = importlib.import_module("scipy.sparse.linalg")

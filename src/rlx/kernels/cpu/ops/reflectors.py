@@ -37,8 +37,8 @@ def reflectors(site: OpSite) -> None:
         copy_matrix(site, place, a, packed)
         groups = steps // TOGETHER * TOGETHER
         with k.loop("group", 0, groups, TOGETHER) as first:
-            for step in range(TOGETHER):
-                reduce(place, first + step, first + TOGETHER)
+            for number in range(TOGETHER):
+                reduce(place, first + number, first + TOGETHER)
             group = _Group(site, place, packed, scales, first)
             strips_of(site, first + TOGETHER, columns, lambda strip: group.act(packed, strip, backwards=False))
         with k.loop("step", groups, steps) as step:
@@ -58,20 +58,18 @@ class _Group:
     def direction(self, row: Value, number: int) -> Value:
         return self.k.load(self.packed.buffer, self.packed.at(*self.place, row, self.first + number))
 
-    def head(self, row: int, number: int) -> Value | None:
-        """What a direction has in one of the first rows: 1 where it begins, None before that."""
-        if number > row:
-            return None
-        return self.k.const(1.0, DType.F64) if number == row else self.direction(self.first + row, number)
+    def heads(self, row: int) -> list[Value]:
+        """What the directions that have begun have in one of the first rows: 1 in the last of them."""
+        return [*(self.direction(self.first + row, n) for n in range(row)), self.k.const(1.0, DType.F64)]
 
     def products_of_directions(self) -> dict[tuple[int, int], Value]:
         """vᵀ v of every two of them, in the order of the rows."""
         k = self.k
         pairs = [(i, j) for j in self.numbers for i in range(j)]
-        begin = [k.const(0.0, DType.F64)] * len(pairs)
+        begin: list[Value] = [k.const(0.0, DType.F64)] * len(pairs)
         for row in self.numbers:
-            heads = [self.head(row, n) for n in self.numbers]
-            begin = [s if (y := heads[j]) is None else s + heads[i] * y for s, (i, j) in zip(begin, pairs)]
+            heads = self.heads(row)
+            begin = [s + heads[i] * heads[j] if j <= row else s for s, (i, j) in zip(begin, pairs)]
         with k.fold("i", self.first + TOGETHER, self.rows, init=begin) as fold:
             parts = [self.direction(fold.index, n) for n in self.numbers]
             fold.next(*(s + parts[i] * parts[j] for s, (i, j) in zip(fold.values, pairs)))
@@ -81,14 +79,13 @@ class _Group:
         """Let all of them act on some columns: the first one first, or the last one."""
         k = self.k
         width = len(strip.firsts)
-        heads = [[self.head(row, n) for n in self.numbers] for row in self.numbers]
+        heads = [self.heads(row) for row in self.numbers]
         tops = [strip.load(matrix, *self.place, self.first + row) for row in self.numbers]
         sums: list[list[Value]] = []
         for n in self.numbers:
-            below = [strip.same(x) for row in self.numbers[n + 1 :] if (x := heads[row][n]) is not None]
             total = tops[n]
-            for v, top in zip(below, tops[n + 1 :]):
-                total = [s + v * x for s, x in zip(total, top)]
+            for row in self.numbers[n + 1 :]:
+                total = [s + strip.same(heads[row][n]) * x for s, x in zip(total, tops[row])]
             sums.append(total)
         with k.fold("i", self.first + TOGETHER, self.rows, init=[s for one in sums for s in one]) as fold:
             known = strip.load(matrix, *self.place, fold.index)
@@ -97,9 +94,8 @@ class _Group:
         shares = self.shares([list(fold.results[n * width :][:width]) for n in self.numbers], strip, backwards)
         for row in self.numbers:
             values = tops[row]
-            for n, v in enumerate(heads[row]):
-                if v is not None:
-                    values = [x - strip.same(v) * y for x, y in zip(values, shares[n])]
+            for n, head in enumerate(heads[row]):
+                values = [x - strip.same(head) * y for x, y in zip(values, shares[n])]
             strip.store(matrix, [*self.place, self.first + row], values)
         with k.loop("i", self.first + TOGETHER, self.rows) as i:
             values = strip.load(matrix, *self.place, i)
