@@ -146,8 +146,8 @@ class _BlockMaker(MatmulMaker):
         lines = [row + record * self.record_bytes for row in tile.rows]
         place = panel.codes.place(panel.base, record)
         if len(lines) >= AHEAD_ROWS:
-            for line in range(0, self.layout.record_bytes, LINE_BYTES):
-                k.prefetch(panel.codes.buffer, place + (AHEAD + line))
+            for byte in range(0, self.layout.record_bytes, LINE_BYTES):
+                k.prefetch(panel.codes.buffer, place + (AHEAD + byte))
         words = self.layout.planes[0] // groups
         for group in range(groups):
             dots = self.group_dots(panel, place, lines, range(group * words, (group + 1) * words))
