@@ -24,6 +24,7 @@ from rlx.models.kv_cache import DecoderRunner, SequenceBatch
 from rlx.models.language_model import compile_options
 from rlx.models.weight_names import HF_DECODERS
 from rlx.models.weights import WeightFile, plain_weight, read_weights
+from rlx.ops.nn.rotary import RopeStyle
 
 SHARED = 232448
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
@@ -38,6 +39,7 @@ STEPS: dict[str, tuple[dict[str, Any], int, int]] = {
     "biases": ({"family": "qwen2", "biases": ("q", "k", "v"), "layers": 1}, 3, 1),
     "norms of heads": ({"family": "qwen3", "qk_norm": True, "layers": 1}, 3, 1),
     "windows": ({"family": "mistral", "windows": (9, None), "past": 70}, 2, 1),
+    "neighbours turn": ({"rope": RopeConfig(1e4, 16, RopeStyle.GptJ), "layers": 1, "past": 9}, 2, 1),
     "softcaps": ({"attention_softcap": 2.0, "final_softcap": 3.0, "layers": 1}, 2, 1),
     "f16": ({"element": "f16", "layers": 1}, 2, 1),
     "heads of 128": ({"head_dim": 128, "heads": 2, "kv_heads": 1, "layers": 1}, 3, 1),

@@ -9,7 +9,9 @@ from rlx.backends.cuda.persistent.matching import decode_step
 from rlx.backends.cuda.persistent.plan import STAGE_BYTES, Plan
 from rlx.backends.cuda.persistent.step import Layer, Norm, Rope, Rows, Step, Unfit
 from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.models.config import RopeConfig
 from rlx.models.language_model import compile_options
+from rlx.ops.nn.rotary import RopeStyle
 from rlx.ops.pointwise.unary import ActivationKind
 
 # Rounding of operands to bf16, over two layers.
@@ -24,6 +26,8 @@ FAMILIES = {
     "windows": {"family": "mistral", "windows": (9, None)},
     "softcaps": {"attention_softcap": 2.0, "final_softcap": 3.0, "activation": ActivationKind.GeluApprox},
     "f16": {"element": "f16"},
+    "neighbours turn": {"rope": RopeConfig(1e4, 16, RopeStyle.GptJ)},
+    "half of a head turns": {"rope": RopeConfig(1e4, 8)},
 }
 
 

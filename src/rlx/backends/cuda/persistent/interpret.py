@@ -206,7 +206,8 @@ class _Run:
         factor: Array = np.ones((len(x), 1), np.float32)
         if product.norm is not None:
             # The norms of all layers have one form, but gains of their own.
-            norm: Norm = self.step.final_norm if layer is None else getattr(layer, f"{product.norm_name}_norm")
+            norm: Norm | None = self.step.final_norm if layer is None else getattr(layer, f"{product.norm_name}_norm")
+            assert norm is not None
             if self.plan.is_delayed(product):
                 factor = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + norm.eps)
                 x = x * self.arrays[norm.gain].astype(np.float32)

@@ -7,7 +7,7 @@ Values that are rounded between kernels stay wider in the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,6 +40,7 @@ class _Matcher:
         self.activations: set[Activation] = set()
         self.attention: tuple[Any, ...] | None = None
         self.stored: list[Node] = []
+        self.table_widths: dict[str, int] = {}
 
     # Single nodes.
 
@@ -183,30 +184,44 @@ class _Matcher:
         return self.plain(summed)
 
     def rope(self, node: Node) -> tuple[Node, Rope | None]:
-        """What is turned by positions, and the tables; heads whose first elements turn against each other."""
+        """What is turned by positions, and the tables: halves of heads or of their first elements, or neighbours."""
         node = self.plain(node)
         if not self.is_op(node, "concat"):
             return node, None
+        if node.op.attributes["axis"] not in (-1, node.shape.rank - 1):
+            raise Unfit(f"{self.said(node)} where positions turn heads")
         low, high, *rest = (self.plain(part) for part in self.operands(node))
+        if self.is_op(low, "concat") and not rest:
+            # What does not turn stands behind what does.
+            (low, high), rest = (self.plain(part) for part in self.operands(low)[:2]), [high]
         if not self.is_op(low, "sub") or not self.is_op(high, "add") or len(rest) > 1:
             raise Unfit(f"{self.said(node)} where positions turn heads")
         factors = [[self.factors(part) for part in self.operands(side)] for side in (low, high)]
         (a, cos), (b, sin) = factors[0]
         if {(x.id, t) for x, t in factors[1]} != {(b.id, cos), (a.id, sin)}:
             raise Unfit(f"{self.said(node)}: heads that turn in another way")
-        pairs = int(a.op.attributes["len"])
-        whole = self.plain(self.node(a.inputs[0]))
-        parts = [(a, 0, pairs), (b, pairs, pairs)]
-        parts += [(r, 2 * pairs, int(whole.shape.dims[-1]) - 2 * pairs) for r in rest]
-        for part, start, length in parts:
-            at = part.op.attributes if self.is_op(part, "narrow") else {}
-            if (
-                at.get("start") != start
-                or at.get("len") != length
-                or self.plain(self.node(part.inputs[0])) is not whole
-            ):
-                raise Unfit(f"{self.said(part)}: positions that turn neighbouring elements, or parts of heads")
+        if not self.is_op(a, "narrow"):
+            raise Unfit(f"{self.said(a)}: positions that turn other parts of heads")
+        source = self.node(a.inputs[0])
+        whole, pairs = self.plain(source), self.table_widths[cos]
+        heads = self.node(source.inputs[0]).shape.dims if self.is_op(source, "reshape") else ()
+        if source.shape.dims[-2:] == (pairs, 2) and heads[-1:] == (2 * pairs,) and not rest:
+            # Neighbours: [.., pairs, 2] cut along the last axis.
+            self.require_cuts([(a, 0, 1), (b, 1, 1)], whole)
+            return whole, Rope(cos, sin, pairs, is_split=False)
+        rests = [(r, 2 * pairs, int(source.shape.dims[-1]) - 2 * pairs) for r in rest]
+        self.require_cuts([(a, 0, pairs), (b, pairs, pairs), *rests], whole)
         return whole, Rope(cos, sin, pairs)
+
+    def require_cuts(self, cuts: Sequence[tuple[Node, int, int]], whole: Node) -> None:
+        """Parts of a value along its last axis: where each begins, and how long it is."""
+        for part, start, length in cuts:
+            at = part.op.attributes if self.is_op(part, "narrow") else {}
+            is_last = at.get("axis") in (-1, part.shape.rank - 1)
+            if not is_last or at["start"] != start or at["len"] != length:
+                raise Unfit(f"{self.said(part)}: positions that turn other parts of heads")
+            if self.plain(self.node(part.inputs[0])) is not whole:
+                raise Unfit(f"{self.said(part)}: positions that turn parts of different values")
 
     def factors(self, node: Node) -> tuple[Node, str]:
         """Half a head, and the table that it is multiplied by."""
@@ -222,7 +237,9 @@ class _Matcher:
         self.same_input("positions", places)
         if self.plain(table).shape.dtype is not DType.F32:
             raise Unfit("tables of positions that are not f32")
-        return self.plain(found[0]), self.leaf(table, Input)
+        name = self.leaf(table, Input)
+        self.table_widths[name] = int(table.shape.dims[-1])
+        return self.plain(found[0]), name
 
     def cached(self, node: Node) -> tuple[str, Node]:
         """A cache, and what is appended to it."""
