@@ -68,13 +68,13 @@ def convolutions(draw):
     padding = tuple((a + max(r - n - a - b, 0), b) for n, (a, b), r in zip(sizes, padding, reach))
     places = [(n + a + b - r) // s + 1 for n, (a, b), r, s in zip(sizes, padding, reach, stride)]
     channels, zero = groups * outside, st.integers(-128, 127)
-    x = Value("x", (*sizes, inside * groups), draw(st.floats(1e-3, 1.0, width=32)), draw(zero))
-    out = Value("out", (*places, channels), draw(st.floats(1e-3, 1.0, width=32)), draw(zero))
+    x = Value("x", (*sizes, inside * groups), draw(st.floats(2**-10, 1.0, width=32)), draw(zero))
+    out = Value("out", (*places, channels), draw(st.floats(2**-10, 1.0, width=32)), draw(zero))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     bits, fraction = draw(st.sampled_from([8, 4, 2])), draw(st.sampled_from([31, 15]))
     top = 2 ** (bits - 1) - 1
     codes = rng.integers(-top, top + 1, (channels, *kernel, inside)).astype("i1")
-    scales = np.float32(draw(st.floats(1e-4, 4.0, width=32)) * rng.uniform(0.5, 1, channels))
+    scales = np.float32(draw(st.floats(2**-13, 4.0, width=32)) * rng.uniform(0.5, 1, channels))
     factors = np.float32(x.scale) * scales / np.float32(out.scale)
     bias = rng.integers(-5000, 5000, channels).astype("i4")
     low = draw(st.sampled_from([-128, out.zero_point]))

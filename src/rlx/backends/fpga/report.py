@@ -98,10 +98,10 @@ def _floor_plan(circuit: Circuit, routed: Routed) -> str:
             f" {counts.total()} cells</title></rect>"
         )
     for n, layer in enumerate([a.name for a in circuit.layers] + [""]):
-        y, cells = n * _ROW, len(routed.cells.get(layer, ()))
+        y, count = n * _ROW, len(routed.cells.get(layer, ()))
         drawn.append(
             f'<rect x="{across + 20}" y="{y}" width="14" height="14" fill="{colours.get(layer, "#ccc")}"/>'
-            f'<text x="{across + 42}" y="{y + 12}">{escape(names.get(layer, "between layers"))}, {cells} cells</text>'
+            f'<text x="{across + 42}" y="{y + 12}">{escape(names.get(layer, "between layers"))}, {count} cells</text>'
         )
     height = max((highest + 1) * _TILE, _ROW * (len(circuit.layers) + 1))
     return f'<svg width="{across + 260}" height="{height}">{"".join(drawn)}</svg>'
