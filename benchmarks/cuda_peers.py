@@ -505,9 +505,7 @@ def decode_model() -> Iterator[Work]:
             given = own_model.inputs([11], context - 1)
             columns: dict[str, Callable[[int], Any]] = {"rlx": lambda i, m=own_model, given=given: m.run(given)}
             print("  " + next((x for x in str(own_model.program.report).splitlines() if x.startswith("decode:")), ""))
-            with rlx.knobs(cuda_one_kernel=False):
-                own_model.run(given)
-            columns["rlx as kernels"] = lambda i, m=own_model, given=given: run_as_kernels(m, given)
+            columns["rlx one kernel"] = lambda i, m=own_model, given=given: run_as_one_kernel(m, given)
             if context == 512:
                 show_profile(own_model, given)
                 exact = own_model.with_activations("f32")
@@ -522,9 +520,9 @@ def decode_model() -> Iterator[Work]:
             yield Work(f"decode {name} at {context}", step_bytes(c, context), 0, columns, 20)
 
 
-def run_as_kernels(model: Any, given: dict[str, Any]) -> Any:
-    """A step by the kernels of the program, not by one."""
-    with rlx.knobs(cuda_one_kernel=False):
+def run_as_one_kernel(model: Any, given: dict[str, Any]) -> Any:
+    """A step by one kernel, where it has the form."""
+    with rlx.knobs(cuda_one_kernel=True):
         return model.run(given)
 
 

@@ -26,7 +26,6 @@ def fake(monkeypatch):
     monkeypatch.setattr(llvm_codegen, "compile_assembly", as_text)
     # Tensor cores have no loop kernel that the interpreter could run.
     monkeypatch.setattr(code, "tensor_forms", lambda kernel, machine: ((), ""))
-    monkeypatch.setenv("RLX_CUDA_ONE_KERNEL", "0")
     for cached in ("ptx_cache", "cubin_cache"):
         monkeypatch.setattr(code, cached, lambda: None)
     # Programs of other tests belong to other devices.

@@ -22,6 +22,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.leaves import Input
 from rlx.ir.lir import LirKernel
 from rlx.kernels.machines import machine_named
+from rlx.knobs import knobs
 
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
@@ -100,7 +101,10 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
                 reason = reason or f"; {batch} do not fit: {found}"
         if not fitting:
             return (f"decode: a graph of kernels, not one kernel{reason}",)
-        return (f"decode: one kernel for up to {fitting[-1]} sequences with one new token each{reason}",)
+        form = f"one kernel for up to {fitting[-1]} sequences with one new token each{reason}"
+        if not knobs.cuda_one_kernel:
+            return (f"decode: a graph of kernels; RLX_CUDA_ONE_KERNEL=1 makes it {form}",)
+        return (f"decode: {form}",)
 
     def _put(self, array: Array, what: str) -> DeviceArray:
         return DeviceArray.of(array, self._gpu_here.stream, what)
