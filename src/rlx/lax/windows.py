@@ -9,6 +9,7 @@ from typing import Any
 from rlx import ops
 from rlx.errors import OpError
 from rlx.ir.shape import Size
+from rlx.numpy.arguments import static_size
 from rlx.ops.define.operands import dims_of
 
 _WINDOW_KINDS = {"add": "sum", "maximum": "max", "minimum": "min", "mul": "prod", "multiply": "prod", "max": "max"}
@@ -36,7 +37,8 @@ def reduce_window(
     window_strides = window_strides or [1] * len(window_dimensions)
     if base_dilation is not None and {*base_dilation} != {1}:
         empty = _IDENTITIES[kind][0]
-        operand = ops.pad(operand, empty, *[[0] * len(base_dilation)] * 2, [d - 1 for d in base_dilation])
+        none = [0] * len(base_dilation)
+        operand = ops.pad(operand, empty, none, none, [d - 1 for d in base_dilation])
     if isinstance(padding, str):
         spread = [(w - 1) * d + 1 for w, d in zip(window_dimensions, window_dilation or [1] * len(window_dimensions))]
         padding = padtype_to_pads(dims_of(operand), spread, window_strides, padding)
@@ -107,7 +109,7 @@ def conv_transpose(
     space = [i for i, a in enumerate(kernel) if a not in "IO"]
     dilation = rhs_dilation or [1] * rank
     if isinstance(padding, str):
-        sizes = [dims_of(rhs)[i] for i in space]
+        sizes = [static_size(dims_of(rhs)[i], "conv_transpose") for i in space]
         spread = [(k - 1) * d + 1 for k, d in zip(sizes, dilation)]
         padding = [_transposed_padding(k, s, padding) for k, s in zip(spread, strides)]
     if transpose_kernel:
