@@ -92,7 +92,12 @@ def test_a_step_is_one_cooperative_launch(stepping):
 @pytest.mark.parametrize(
     ("arch", "activations", "options", "said"),
     [
-        ("sm_90a", "bf16", {}, "decode: a graph of kernels; RLX_CUDA_ONE_KERNEL=1 makes it one kernel for up to 8 sequences"),
+        (
+            "sm_90a",
+            "bf16",
+            {},
+            "RLX_CUDA_ONE_KERNEL=1 makes it one kernel for up to 8 sequences",
+        ),
         ("sm_90a", "f32", {}, "decode: a graph of kernels, not one kernel: its products are f32; load the model with"),
         ("sm_80", "bf16", {}, "decode: a graph of kernels, not one kernel: sm_80 has no engine"),
         ("sm_90a", "bf16", {"hidden": 20}, "not one kernel; 1 do not fit: products over"),
