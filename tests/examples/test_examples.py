@@ -196,3 +196,12 @@ def test_finetune_lora_learns(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "before: Jack and" in shown and "after: Jack and" in shown
     assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.real
+def test_a_sentence_encoder_learns_what_codes_mean(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    before, after = example("contrastive_minilm").main(["--steps=100", "--out", str(tmp_path / "tuned")])
+    assert before < 0.3 and after > 0.9
+    assert "100 steps" in capsys.readouterr().out and (tmp_path / "tuned" / "similarities.png").stat().st_size > 500
+    assert (tmp_path / "tuned" / "adapter_model.safetensors").is_file()

@@ -20,6 +20,8 @@ from rlx.models.convert import convert as rlx_convert  # noqa: E402
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 MORE = ["olmo2", "gpt-neox", "gpt-neox-sequential", "llama3-rope", "linear-rope", "yarn-rope", "llama-head-dim"]
+# Positions at which llama.cpp computes what the file says: it leaves out the window of Phi-3 (its pull request 13676).
+AS_IN_THE_FILE = {"phi3": FAMILIES["phi3"][1]["sliding_window"]}
 # Keys that say of a model what it is; the others are names and versions.
 SAID_BY_BOTH = ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count", "epsilon")
 
@@ -83,5 +85,6 @@ def test_llama_cpp_gives_the_same_logits(name, tmp_path, monkeypatch):
     rlx_convert(tmp_path / "hf", tmp_path / "m.gguf", "F32")
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, logits_all=True, verbose=False)
     theirs.eval(TOKENS)
-    found = np.array(theirs.scores[: len(TOKENS)])
-    np.testing.assert_allclose(found, peer_logits(model, TOKENS), rtol=0, atol=5e-3 * np.abs(found).max())
+    count = AS_IN_THE_FILE.get(name, len(TOKENS))
+    found = np.array(theirs.scores[:count])
+    np.testing.assert_allclose(found, peer_logits(model, TOKENS)[:count], rtol=0, atol=5e-3 * np.abs(found).max())
