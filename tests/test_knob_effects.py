@@ -197,7 +197,7 @@ def children(tmp_path_factory):
 
 
 # Seen by tests/backends/xla, mlx and tpu, which need what it is for.
-OF_ENGINES = {"xla_devices", "xla_buckets", "mlx_mode", "tpu_hlo_dump"}
+OF_ENGINES = {"xla_devices", "xla_buckets", "mlx_mode", "tpu_hlo_dump", "cuda_one_kernel"}
 
 
 def test_no_knob_is_forgotten():

@@ -108,6 +108,12 @@ def convolutions(draw):
     return kernel, stride, padding, dilation, groups, (draw(st.integers(1, 2)), inputs, *image), outputs
 
 
+def test_a_size_of_one_between_zeros():
+    """Its stride is 0, and what lies beside it was taken for it."""
+    check((1,), (1,), (1,), (1,), 1, (1, 2, 1), 1)
+    check((2, 2), (1, 1), (2, 1), (1, 1), 1, (1, 2, 1, 1), 2)
+
+
 @settings(max_examples=10, deadline=None)
 @given(convolutions())
 def test_any_convolution(case):

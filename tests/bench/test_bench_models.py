@@ -161,7 +161,7 @@ def test_errors():
 
 
 def test_every_suite_says_what_it_compares():
-    without_models = {"programs", "kernels", "matrices", "sparse", "scans"}
+    without_models = {"programs", "kernels", "matrices", "sparse", "scans", "loops"}
     with_models = {"language_models", "language_shapes", "encoders"}
     assert {suite.family for suite in SUITES.values()} == without_models | with_models
     assert all(suite.notes for suite in SUITES.values() if suite.family in with_models)

@@ -188,6 +188,8 @@ class Op:
     picks: ClassVar[bool] = False
     # No region of elementwise steps goes through it; `is_blas` says so too.
     is_fusion_boundary: ClassVar[bool] = False
+    # It only looks at flags and raises an error, which may come when everything else is done.
+    is_late_check: ClassVar[bool] = False
     # A branch or a loop that also has a form as straight code, for targets that run neither.
     has_straight_form: ClassVar[bool] = False
     # It is differentiated in the form that it decomposes into, as fused ops are.

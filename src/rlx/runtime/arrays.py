@@ -33,6 +33,9 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
     # Equality is elementwise, so arrays are not hashable, as in NumPy.
     __hash__ = None
 
+    # Memory of its own, as in NumPy: who gives an array away may keep a copy.
+    copy = np.ndarray.copy  # type: ignore[assignment]
+
     def block_until_ready(self) -> Array:
         """The array itself: values on the CPU are always ready."""
         return self

@@ -21,7 +21,6 @@ from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
 from rlx.kernels.machines import Machine, host
-from rlx.ops.lowered.factor_steps import RequireFactors
 
 if TYPE_CHECKING:
     from rlx.compile.compiler import CompileResult
@@ -183,7 +182,7 @@ class Program:
         """The steps with which the program ends, that only look whether matrices have factors."""
         found: list[HostStep] = []
         for step in reversed(self.steps):
-            if not isinstance(step, HostStep) or not isinstance(step.op, RequireFactors):
+            if not isinstance(step, HostStep) or not step.op.is_late_check:
                 break
             found.append(step)
         return tuple(reversed(found))

@@ -371,7 +371,8 @@ class KernelBuilder:
         stride = int(stride.literal) if isinstance(stride, Const) else stride
         address = self._address(offset, lanes, stride)
         if lanes > 1 and address.lanes == 1 and isinstance(stride, int) and stride == 0:
-            return self.splat(self.load(buffer, offset, mask=self._any(mask), other=other), lanes)
+            one = self.splat(self.load(buffer, offset, mask=self._any(mask), other=other), lanes)
+            return one if mask is None else self.select(mask, one, self.const(other, one.type))
         kind = ValueType(buffer.dtype, max(lanes, address.lanes))
         self._check_mask("load", buffer, kind, mask)
         result = Value(self, kind)

@@ -77,6 +77,7 @@ class RequireFactors(Op):
     primitive = True
     lowered = True
     effect = True
+    is_late_check = True
 
     of: str
 
