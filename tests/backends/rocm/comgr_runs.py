@@ -1,8 +1,13 @@
-"""AMD's own code-object manager, by ctypes: what the linker of ROCm makes of relocatable objects."""
+"""AMD's own code-object manager, by ctypes: what the linker of ROCm makes of relocatable objects.
+
+It has an LLVM inside, which ends a process that has another one (Mesa's, pocl's): it works in a process of its own.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 
@@ -21,18 +26,28 @@ class ComgrError(Exception):
     """What comgr says."""
 
 
-def comgr() -> ctypes.CDLL | None:
-    """The library, where it is installed."""
+MISSING = "comgr is not installed"
+
+
+def linked_by_comgr(code: bytes, arch: str) -> bytes:
+    """A code object of a relocatable object, as ROCm links it."""
+    done = subprocess.run([sys.executable, __file__, arch], input=code, capture_output=True, timeout=120, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise ComgrError(said.splitlines()[-1] if said else f"it ended with {done.returncode}")
+    return done.stdout
+
+
+def comgr() -> ctypes.CDLL:
     for name in LIBRARIES:
         try:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    return None
+    raise ComgrError(MISSING)
 
 
-def link_by_comgr(library: ctypes.CDLL, objects: Sequence[bytes], arch: str) -> bytes:
-    """A code object of relocatable objects, as ROCm links it."""
+def link(library: ctypes.CDLL, objects: Sequence[bytes], arch: str) -> bytes:
 
     def call(name: str, *arguments: object) -> None:
         function = getattr(library, f"amd_comgr_{name}")
@@ -74,3 +89,7 @@ def link_by_comgr(library: ctypes.CDLL, objects: Sequence[bytes], arch: str) -> 
         call("destroy_action_info", info)
         call("destroy_data_set", given)
         call("destroy_data_set", made)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(link(comgr(), [sys.stdin.buffer.read()], sys.argv[1]))
