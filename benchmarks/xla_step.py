@@ -19,81 +19,61 @@ from typing import Any
 
 import numpy as np
 
+from rlx.bench.training_programs import B2, DECAY, RATE, drawn
+
 STEPS_A_TURN = 5
-BATCH = 8
-
-
-def tokens(length: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(1).integers(0, 256, (BATCH, length + 1)).astype(np.int32)
 
 
 class OnRlx:
-    """The character GPT as `rlx train` runs it, without dropout."""
+    """The network of `rlx bench train` on xla, by the layout of its mesh."""
 
-    def __init__(self, options: argparse.Namespace, weights: Any) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         import rlx
+        from rlx.bench.engines.training_rlx import gpt_loss
         from rlx.distributed import layout_of
-        from rlx.train.char_gpt import char_gpt_loss
 
-        layout = layout_of(rlx.Mesh.of(options.mesh)) if options.mesh else None
-        loss = char_gpt_loss(model_of(options), layout)
-        optimizer = rlx.optim.adamw(1e-3, b2=0.95, weight_decay=0.1)
-        step = rlx.train.make_step(lambda params, window: loss(params, window, None), optimizer)
-        state = rlx.train.init_state(weights, optimizer)
-        window = tokens(options.length)
-        self.state, self.window = (layout.place_state(state), layout.place_batch(window)) if layout else (state, window)
-        self.step = step
+        layout, plain = layout_of(rlx.Mesh.of(options.mesh)) if options.mesh else None, gpt_loss(options.heads)
+
+        def loss(params: Any, batch: Any) -> Any:
+            return plain(params, batch if layout is None else {**batch, "ids": layout.tokens(batch["ids"])})
+
+        params, batch = drawn_values(options)
+        optimizer = rlx.optim.adamw(RATE, b2=B2, weight_decay=DECAY)
+        self.step = rlx.train.make_step(loss, optimizer)
+        self.state, self.batch = rlx.train.init_state(params, optimizer), batch
+        if layout:
+            self.state, self.batch = layout.place_state(self.state), layout.place_batch(batch)
 
     def __call__(self) -> float:
-        self.state, metrics = self.step(self.state, self.window)
+        self.state, metrics = self.step(self.state, self.batch)
         return float(metrics["loss"])
 
 
 class OnJax:
-    """The same arithmetic by jax.numpy and optax, with the shardings that rlx gives its own arrays."""
+    """The same network in JAX and optax, with the shardings that rlx gives its own arrays."""
 
-    def __init__(self, options: argparse.Namespace, weights: Any) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         import jax
         import jax.numpy as jnp
         import optax
 
-        heads = options.heads
+        from rlx.bench.engines.training_jax import gpt_loss
 
-        def norm(p: Any, x: Any) -> Any:
-            mean = x.mean(-1, keepdims=True)
-            return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["b"]
+        loss, optimizer = gpt_loss(options.heads), optax.adamw(RATE, b2=B2, weight_decay=DECAY)
 
-        def attention(p: Any, x: Any) -> Any:
-            split = lambda name: (x @ p[name]["w"]).reshape(*x.shape[:2], heads, -1)  # noqa: E731
-            mixed = jax.nn.dot_product_attention(split("q"), split("k"), split("v"), is_causal=True)
-            return mixed.reshape(x.shape) @ p["out"]["w"]
-
-        def loss(params: Any, window: Any) -> Any:
-            ids, wanted = window[:, :-1], window[:, 1:]
-            x = params["tokens"]["table"][ids] + params["places"]
-            for attend, forward in params["body"][:-1]:
-                x = x + attention(attend[1], norm(attend[0], x))
-                inner = jax.nn.gelu(norm(forward[0], x) @ forward[1]["up"]["w"], approximate=False)
-                x = x + inner @ forward[1]["down"]["w"]
-            logits = norm(params["body"][-1], x) @ params["tokens"]["table"].T
-            return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean()
-
-        optimizer = optax.adamw(1e-3, b2=0.95, weight_decay=0.1)
-
-        def step(params: Any, state: Any, window: Any) -> Any:
-            value, grads = jax.value_and_grad(loss)(params, window)
+        def step(params: Any, state: Any, batch: Any) -> Any:
+            value, grads = jax.value_and_grad(loss)(params, batch)
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, value
 
-        window = jnp.asarray(tokens(options.length))
-        params = jax.tree.map(jnp.asarray, weights)
+        params, batch = jax.tree.map(jnp.asarray, drawn_values(options))
         if options.mesh:
-            params, window = self.placed(options, params, window)
-        state = jax.jit(optimizer.init)(params)
+            params, batch = self.placed(options, params, batch)
+        self.state = jax.jit(optimizer.init)(params)
         self.step = jax.jit(step, donate_argnums=(0, 1))
-        self.params, self.state, self.window = params, state, window
+        self.params, self.batch = params, batch
 
-    def placed(self, options: argparse.Namespace, params: Any, window: Any) -> Any:
+    def placed(self, options: argparse.Namespace, params: Any, batch: Any) -> Any:
         import jax
         from jax.sharding import NamedSharding, PartitionSpec
 
@@ -107,29 +87,29 @@ class OnJax:
         def theirs(value: Any, sharding: Any) -> Any:
             return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*sharding.spec)))
 
-        shardings = layout.params(jax.tree.map(np.asarray, params))
-        return jax.tree.map(theirs, params, shardings), theirs(window, layout.batch(np.asarray(window)))
+        given = jax.tree.map(np.asarray, (params, batch))
+        return jax.tree.map(theirs, params, layout.params(given[0])), jax.tree.map(
+            theirs, batch, layout.batch(given[1])
+        )
 
     def __call__(self) -> float:
-        self.params, self.state, value = self.step(self.params, self.state, self.window)
+        self.params, self.state, value = self.step(self.params, self.state, self.batch)
         return float(value)
 
 
 ENGINES = {"rlx": OnRlx, "jax": OnJax}
 
 
-def model_of(options: argparse.Namespace) -> Any:
-    from rlx.train.char_gpt import CharGpt
-
-    return CharGpt(layers=options.layers, width=options.width, heads=options.heads, length=options.length)
+def drawn_values(options: argparse.Namespace) -> Any:
+    """First weights, and a batch."""
+    sizes = {name: getattr(options, name) for name in ("layers", "width", "heads", "length", "batch")}
+    values = drawn("gpt", {**sizes, "vocabulary": 256})
+    return values["params"], {name: values[name] for name in ("ids", "labels")}
 
 
 def worker(name: str, options: argparse.Namespace) -> None:
     """First the seconds until the first loss, then a turn for each line on standard input."""
-    import rlx
-
-    weights = rlx.tree.map(np.asarray, model_of(options).init(rlx.random.key(0)))
-    engine = ENGINES[name](options, weights)
+    engine = ENGINES[name](options)
     started = time.perf_counter()
     first = engine()
     print(json.dumps({"compile": time.perf_counter() - started, "losses": [first]}), flush=True)
@@ -142,7 +122,7 @@ def worker(name: str, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", help="axes and sizes, such as data=4,tensor=2 (default: one device)")
-    for name, size in {"layers": 6, "width": 384, "heads": 6, "length": 128, "rounds": 9}.items():
+    for name, size in {"layers": 6, "width": 384, "heads": 6, "length": 128, "batch": 8, "rounds": 9}.items():
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--json", help="write what was measured")
     parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)

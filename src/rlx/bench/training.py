@@ -28,7 +28,8 @@ from rlx.bench.startup import CACHES, first_and_later_call
 from rlx.bench.suites import Case
 from rlx.bench.training_programs import convnet_flops, gpt_flops, lora_flops, scan_flops
 from rlx.errors import RlxError
-from rlx.models.adapter_files import write_peft
+from rlx.models import weight_names
+from rlx.models.adapter_files import row_orders, write_peft
 from rlx.models.model_files import DecoderFiles
 
 FAMILY = "training"
@@ -174,20 +175,6 @@ def _lora_files(scratch: Path, model: Path, case: Case, progress: Progress) -> d
     }
 
 
-# Names of Llama's tensors in GGUF files and in those of Hugging Face.
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
 def write_floats(folder: Path, files: DecoderFiles) -> None:
     """A Llama-like GGUF model as a Hugging Face directory with f32 weights."""
     from rlx.formats.safetensors.writer import write_safetensors
@@ -197,19 +184,15 @@ def write_floats(folder: Path, files: DecoderFiles) -> None:
     c = files.config
     if c.family != "llama" or not isinstance(c.rope, RopeConfig) or c.rope.scaling != "default":
         raise RlxError(f"bench train: the LoRA step is measured on models of the family llama, this is {c.family}")
-    names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
-    names["output.weight"] = "lm_head.weight"
-    for layer in range(c.layers):
-        names |= {f"blk.{layer}.{a}.weight": f"model.layers.{layer}.{b}.weight" for a, b in _LAYER_NAMES.items()}
-    arrays = {}
-    for name, weight in files.weights.items():
+    names, orders, arrays = weight_names.HF_DECODERS["llama"], row_orders(c, in_gguf=True), {}
+    for role, layer, part, weight in files.weights.by_role(c.layers):
+        if role not in names:  # one tensor may have the name of two roles, of which a family has one
+            continue
         values = weight.read() if weight.scheme is None else dequantize_blocks(weight.scheme, weight.read())
         values = np.ascontiguousarray(values, np.float32).reshape(weight.dims)
-        if name.endswith(("attn_q.weight", "attn_k.weight")):
-            # GGUF has the two halves of a head's rotated features in turn, Hugging Face one after the other.
-            pairs = values.reshape(-1, c.head_dim // 2, 2, values.shape[1])
-            values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
-        arrays[names[name]] = values
+        order = orders(role, len(values))
+        values = values if isinstance(order, slice) else values[np.argsort(order)]
+        arrays[f"{names[role].replace('{i}', str(layer))}.{part}"] = values
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", arrays)
     settings = {

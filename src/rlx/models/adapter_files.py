@@ -108,7 +108,7 @@ def _read_peft(folder: Path, config: Config, file: WeightFile) -> Adapter:
     wanted = PARTS if settings.get("use_dora") else PARTS[:2]
     rslora = bool(settings.get("use_rslora"))
     names = {site: module for module, site in known.items()}
-    to_file = _row_orders(config, file.is_gguf)
+    to_file = row_orders(config, file.is_gguf)
 
     def pair(site: Site, parts: Mapping[str, npt.NDArray[np.float32]]) -> LoraPair:
         for part in PARTS:
@@ -177,7 +177,7 @@ def _by_pattern(folder: Path, settings: Mapping[str, Any], key: str, module: str
 Rows = Callable[[str, int], "npt.NDArray[np.intp] | slice"]
 
 
-def _row_orders(config: Config, in_gguf: bool) -> Rows:
+def row_orders(config: Config, in_gguf: bool) -> Rows:
     """(role, rows) -> which row of a Hugging Face module stands at each place of a GGUF file, or of what a model that
     was read from a directory has in memory. See `rlx.models.convert` and `rlx.models.weights`."""
     everything = slice(None)
@@ -215,7 +215,7 @@ def write_peft(
     targets: Sequence[str] = (),
 ) -> None:
     """Write an adapter as PEFT does. `base` names the model, `targets` the modules as they were asked for."""
-    place, names, to_file = Path(folder), module_names(config), _row_orders(config, file.is_gguf)
+    place, names, to_file = Path(folder), module_names(config), row_orders(config, file.is_gguf)
     ranks = {pair.rank for pair in adapter.pairs.values()}
     scales = {pair.scale for pair in adapter.pairs.values()}
     if len(ranks) != 1 or len(scales) != 1:
@@ -258,7 +258,7 @@ def write_gguf_adapter(
     scales = {(pair.rank, pair.scale) for pair in adapter.pairs.values()}
     if len({rank * scale for rank, scale in scales}) != 1:
         raise FormatError("GGUF adapters have one alpha for all layers; merge this one into the model instead")
-    to_file, to_gguf = _row_orders(config, file.is_gguf), _row_orders(config, True)
+    to_file, to_gguf = row_orders(config, file.is_gguf), row_orders(config, True)
     tensors: dict[str, npt.NDArray[np.generic]] = {}
     for (role, layer), pair in adapter.pairs.items():
         tensor = f"{weight_names.GGUF[role].replace('{i}', str(layer))}.weight"
@@ -301,7 +301,7 @@ def _read_gguf(path: Path, config: Config, file: WeightFile) -> Adapter:
             parts.setdefault(names[module], {})[part] = np.array(tensor.array(), np.float32)
     if not isinstance(alpha, int | float) or not math.isfinite(alpha) or not parts:
         raise FormatError(f"{path}: adapter.lora.alpha is no number, or the adapter has no tensors")
-    to_gguf, to_file = _row_orders(config, True), _row_orders(config, file.is_gguf)
+    to_gguf, to_file = row_orders(config, True), row_orders(config, file.is_gguf)
     pairs: dict[Site, LoraPair] = {}
     for (role, layer), found in parts.items():
         if len(found) != 2:

@@ -10,7 +10,7 @@ import math
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite
-from rlx.kernels.cpu.ops.attention_case import AttentionCase, KeyRange
+from rlx.kernels.cpu.ops.attention_case import AttentionCase
 from rlx.kernels.cpu.ops.attention_lanes import larger
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.ir.loop_ir import Kernel, Value
@@ -43,7 +43,7 @@ class _Rows:
             k.store(self.sums, d, 0.0)
         start = [k.const(-math.inf, case.acc), k.const(0.0, case.acc)]
         shared = head // case.group
-        keys = self.keys(batch, query)
+        keys = case.keys_of(batch, query)
         with k.fold("key", keys.first, keys.end, init=start) as fold:
             peak, total = fold.values
             score = self.score(batch, head, shared, query, fold.index)
@@ -62,15 +62,6 @@ class _Rows:
         with k.loop("d", 0, case.width) as d:
             element = k.cast(k.load(self.sums, d) * share, self.out.buffer.dtype)
             k.store(self.out.buffer, result + d * self.out.step, element)
-
-    def keys(self, batch: Value, query: Value) -> KeyRange:
-        """The keys that a query sees and that exist."""
-        k, case = self.k, self.case
-        count = case.key_count(batch)
-        if not case.is_positional:
-            return KeyRange(k.as_index(0), count)
-        seen = case.seen(case.position(batch, query))
-        return KeyRange(k.max(seen.first, 0), k.min(seen.end, count))
 
     def score(self, batch: Value, head: Value, shared: Value, query: Value, key: Value) -> Value:
         k, case = self.k, self.case

@@ -118,7 +118,7 @@ class _WaveAttention:
         existing = k.min(row, case.rows - 1)
         query, query_head = existing // case.group, head * case.group + existing % case.group
         queries = self.queries(batch, query_head, query)
-        seen, own = self.block_keys(batch, first), self.own_keys(batch, query)
+        seen, own = self.block_keys(batch, first), self.case.keys_of(batch, query)
         start = [k.const(-math.inf, case.acc), k.const(0.0, case.acc), *[self.no_sums()] * (case.width // MATRIX_SIDE)]
         with k.fold("key", seen.first, seen.end, self.keys, init=start) as fold:
             peak, total, *sums = fold.values
@@ -168,14 +168,6 @@ class _WaveAttention:
         lowest = case.seen(case.position(batch, first // case.group)).first
         highest = case.seen(case.position(batch, last // case.group)).end
         return KeyRange(k.max(lowest, 0), k.min(highest, count))
-
-    def own_keys(self, batch: Value, query: Value) -> KeyRange:
-        k, case = self.k, self.case
-        count = case.key_count(batch)
-        if not case.is_positional:
-            return KeyRange(k.as_index(0), count)
-        seen = case.seen(case.position(batch, query))
-        return KeyRange(k.max(seen.first, 0), k.min(seen.end, count))
 
     # Memory.
 

@@ -153,6 +153,14 @@ class AttentionCase:
         first = position - self.op.window if self.has_window else self.k.const(0, INDEX)
         return KeyRange(first, position + 1)
 
+    def keys_of(self, batch: Value, query: Value) -> KeyRange:
+        """The keys that a query sees and that exist."""
+        k, count = self.k, self.key_count(batch)
+        if not self.is_positional:
+            return KeyRange(k.const(0, count.type), count)
+        seen = self.seen(self.position(batch, query))
+        return KeyRange(k.max(seen.first, 0), k.min(seen.end, count))
+
     # Scores.
 
     def times_scales(self, x: Value, scales: Slab | None, where: tuple[Value, Value, Value], exists: Value) -> Value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from rlx.kernels.cpu.ops.attention_case import AttentionCase, Heads, KeyRange
+from rlx.kernels.cpu.ops.attention_case import AttentionCase, Heads
 from rlx.kernels.cpu.ops.attention_lanes import even_part, lane_sums, larger
 from rlx.kernels.cpu.ops.attention_parts import PartSums
 from rlx.kernels.ir.loop_ir import Value, ValueType
@@ -61,7 +61,7 @@ class DepthLanes:
         rows, first_head = case.group, head * case.group
         for r in range(rows):
             self.stage(batch, first_head + r, query, r)
-        keys = self.key_range(batch, query)
+        keys = self.case.keys_of(batch, query)
         if self.parts is not None:
             keys = self.parts.own(batch, keys, part)
         zero, lowest = (k.const(x, self.acc) for x in (0.0, -math.inf))
@@ -84,14 +84,6 @@ class DepthLanes:
             self.store_part(self.parts, (batch, head, query, part), peaks, totals)
         with k.otherwise():
             self.store_rows(batch, first_head, query, totals)
-
-    def key_range(self, batch: Value, query: Value) -> KeyRange:
-        k, case = self.k, self.case
-        count = case.key_count(batch)
-        if not case.is_positional:
-            return KeyRange(k.const(0, count.type), count)
-        seen = case.seen(case.position(batch, query))
-        return KeyRange(k.max(seen.first, 0), k.min(seen.end, count))
 
     def stage(self, batch: Value, head: Value, query: Value, r: int) -> None:
         """A row of q, multiplied by its factor, and a result of 0."""
