@@ -26,6 +26,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.errors import DTypeError, OpError
@@ -385,10 +386,16 @@ def child_blocks(statement: Statement) -> tuple[Block, ...]:
 
 def walk(block: Block) -> Iterator[Statement]:
     """Every statement, outer before inner, in program order."""
-    for statement in block.statements:
-        yield statement
-        for child in child_blocks(statement):
-            yield from walk(child)
+    left = [iter(block.statements)]
+    while left:
+        for statement in left[-1]:
+            yield statement
+            inner = child_blocks(statement)
+            if inner:
+                left.extend(iter(child.statements) for child in reversed(inner))
+                break
+        else:
+            left.pop()
 
 
 INTS = frozenset(d for d in DType if d.is_int and not d.is_storage)
@@ -426,6 +433,12 @@ def infer(op: str, args: Sequence[ValueType], attr: Attr = None) -> ValueType:
     >>> str(infer("lt", [ValueType(DType.F32, 8)] * 2))
     'boolx8'
     """
+    return _inferred(op, tuple(args), attr)
+
+
+# A kernel has thousands of operations, of a few dozen kinds.
+@lru_cache(4096)
+def _inferred(op: str, args: tuple[ValueType, ...], attr: Attr) -> ValueType:
     if op in ARITHMETIC:
         arity, domain = ARITHMETIC[op]
         return _same_type(op, args, arity, domain)
