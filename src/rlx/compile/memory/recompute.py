@@ -182,8 +182,8 @@ def _rewritten(graph: Graph, kernels: Sequence[LirKernel], found: Sequence[_Agai
     of a value, are copied with it."""
     covered: dict[NodeId, list[int]] = {}
     for step, kernel in enumerate(kernels):
-        for node in kernel.nodes:
-            covered.setdefault(node, []).append(step)
+        for covered_node in kernel.nodes:
+            covered.setdefault(covered_node, []).append(step)
     # A second computation stands in front of the first node that reads it.
     starts: dict[NodeId, list[_Again]] = {}
     for again in found:
