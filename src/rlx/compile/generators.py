@@ -35,7 +35,8 @@ class Generator(NamedTuple):
     columns are to be formed in parts, `reads_turned` that products read matrices that lie across as fast as others.
     `costly_epilogue` is how many ops that take many instructions products still do to their results faster than another
     kernel would. With `repeats_powers` a power costs less than its way through memory, with `widens_late` a result is
-    stored as narrow as it is and widened by its readers.
+    stored as narrow as it is and widened by its readers. A cheap value that is read again when `cache_bytes` of others
+    were stored is computed again; 0: never.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -52,6 +53,7 @@ class Generator(NamedTuple):
     costly_epilogue: int = 1 << 30
     repeats_powers: bool = False
     widens_late: bool = False
+    cache_bytes: int = 0
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

@@ -49,6 +49,9 @@ from rlx.ops.attn.attention import Attention
 from rlx.ops.attn.gradients import AttentionBackward
 from rlx.ops.lowered.expert_products import ExpertMatMul
 
+# What a few cores have as their share of the caches: what is read again after more was stored comes from memory.
+CACHE_BYTES = 16 << 20
+
 
 @cache
 def generator(machine: Machine) -> Generator:
@@ -79,6 +82,7 @@ def generator(machine: Machine) -> Generator:
         reads_turned=machine.has_wgmma,
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
+        cache_bytes=0 if machine.is_gpu else CACHE_BYTES,
     )
     return made
 

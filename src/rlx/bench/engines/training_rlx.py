@@ -74,7 +74,8 @@ class RlxTraining:
         from rlx.models.model_files import open_decoder
 
         values = drawn("lora", sizes)
-        model = trainable_decoder(open_decoder(Path(os.environ[MODEL_VARIABLE])), AdapterConfig(rank=sizes["rank"]))
+        files = open_decoder(Path(os.environ[MODEL_VARIABLE]))
+        model = trainable_decoder(files, AdapterConfig(rank=sizes["rank"])).in_panels()
         batch = {"tokens": values["ids"], "labels": values["labels"], "frozen": model.frozen}
         return _steps(causal_loss(model), optim.adamw(RATE, b2=B2, weight_decay=0.0), model.params, batch)
 

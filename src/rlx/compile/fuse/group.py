@@ -8,6 +8,7 @@ a closed list.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -38,6 +39,8 @@ MAX_CHEAP = 4
 MAX_CHAIN = 16
 # A map over more points than this is worth a kernel of its own, however many others read the same scalar.
 MAX_SHORT = 1 << 14
+# Starting a map over more points than this costs nothing beside its run.
+MAX_LONG = 1 << 17
 # With so many kernels that have the same loops one is compared before it is left alone.
 MAX_TRIED = 4
 
@@ -222,7 +225,8 @@ class _Grouping:
     def join_side_by_side(self) -> None:
         """Make one kernel of maps that read the same value, each with loops of its own: less to start and to wait for.
 
-        The value is one that a kernel has just computed; inputs and weights are read from everywhere.
+        The value is one that a kernel has just computed; inputs and weights are read from everywhere. Two long maps
+        gain nothing, and walk through more arrays at a time than processors foresee.
         """
         for node in self.graph.nodes:
             if node.id not in self.group_of:
@@ -240,13 +244,18 @@ class _Grouping:
         return group.kind in (PARTS, SEVERAL) or (group.kind == MAP and not self.fits.has_reductions(group.nodes))
 
     def may_be_side_by_side(self, one: Group, other: Group) -> bool:
-        if len(one.nodes) + len(other.nodes) > MAX_NODES:
+        if len(one.nodes) + len(other.nodes) > MAX_NODES or (self.is_long(one) and self.is_long(other)):
             return False
         for first, second in ((one, other), (other, one)):
             # What one reads and the other changes in place would have to be copied first.
             if not self.values_changed(first).isdisjoint(map(self.named, self.values_read([second]))):
                 return False
         return not self.order.reaches(one, other) and not self.order.reaches(other, one)
+
+    def is_long(self, group: Group) -> bool:
+        """Whether a map has so many points that starting it costs nothing; of symbolic sizes nobody knows."""
+        shapes = (shape for n in group.nodes for shape in self.graph.nodes[n].shapes)
+        return any(s.is_static and math.prod(s.static_dims) > MAX_LONG for s in shapes)
 
     def values_changed(self, group: Group) -> set[NodeId]:
         nodes = (self.graph.nodes[n] for n in group.nodes)
