@@ -27,6 +27,7 @@ _DOTS = {
     ("x86_64", 4): "llvm.x86.avx512.vpdpbusd.128",
     ("aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
 }
+_SIGNED_DOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 # Lanes -> the x86 instruction that adds two products of bf16.
 _DOTS_OF_TWO = {lanes: f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}" for lanes in (4, 8, 16)}
 # Integers all of which an i32 holds.
@@ -39,6 +40,7 @@ class PureOps(FunctionText):
     """Appends instructions for `Let` statements."""
 
     architecture: str
+    has_signed_dots: bool
 
     def let(self, let: Let) -> str:
         op, args, kind = let.op, let.args, llvm_type(let.result.type)
@@ -95,8 +97,7 @@ class PureOps(FunctionText):
             case "lookup":
                 return self.call(_LOOKUPS[let.result.lanes], kind, [(llvm_type(a.type), self.ref(a)) for a in args])
             case "dot4":
-                instruction = _DOTS[self.architecture, let.result.lanes]
-                return self.call(instruction, kind, [(llvm_type(a.type), self.ref(a)) for a in args])
+                return self.dot4(let)
             case "dot2":
                 pairs = vector_type("bfloat", 2 * let.result.lanes)
                 given = [self.emit(f"bitcast {self.typed(a)} to {pairs}") for a in args[1:]]
@@ -107,6 +108,19 @@ class PureOps(FunctionText):
             case "lane_mask":
                 return self.lane_mask(refs[0], let.result.lanes)
         raise InternalError(f"{op} on {source} reached the LLVM emitter; legalize expands it first")
+
+    def dot4(self, let: Let) -> str:
+        """Where both sides must be signed, 128 is taken from the unsigned one and its products with the other are added
+        again, in halves, since 128 is no signed byte."""
+        kind, (total, a, b) = llvm_type(let.result.type), [(llvm_type(x.type), self.ref(x)) for x in let.args]
+        if not self.has_signed_dots:
+            return self.call(_DOTS[self.architecture, let.result.lanes], kind, [total, a, b])
+        bytes_type, unsigned = a
+        factors = [self.emit(f"xor {bytes_type} {unsigned}, splat (i8 -128)"), "splat (i8 64)", "splat (i8 64)"]
+        found = total[1]
+        for factor in factors:
+            found = self.call(_SIGNED_DOT, kind, [(kind, found), (bytes_type, factor), b])
+        return found
 
     def scale2(self, let: Let, refs: list[str]) -> str:
         """x86's vscalef: all lanes, rounded to nearest."""
