@@ -68,6 +68,7 @@ class Machine:
     gpu: str = ""  # "nvptx", "amdgcn", "wgsl", "opencl" or "metal": in which words kernels are written
     has_early_launch: bool = False  # a kernel may begin before the one in front of it ends, and wait for it
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
+    byte_lookup_lanes: tuple[int, ...] = ()  # vectors of bytes by which an instruction picks from a table of 16
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     has_signed_dots: bool = False  # these instructions take signed bytes on both sides, and others are made of them
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
@@ -119,8 +120,17 @@ AVX512 = Machine(
     masked_bytes=1,
     has_scale2=True,
     lookup_lanes=(8, 16),
+    byte_lookup_lanes=(16, 32, 64),
 )
-AVX2 = Machine(name="avx2", triple=_LINUX_X86, cpu="x86-64-v3", vector_bytes=32, masked_bytes=4, lookup_lanes=(8,))
+AVX2 = Machine(
+    name="avx2",
+    triple=_LINUX_X86,
+    cpu="x86-64-v3",
+    vector_bytes=32,
+    masked_bytes=4,
+    lookup_lanes=(8,),
+    byte_lookup_lanes=(16, 32),
+)
 SSE2 = Machine(
     name="generic",
     triple=_LINUX_X86,
@@ -128,8 +138,10 @@ SSE2 = Machine(
     has_rounding=False,
     has_f16_conversion=False,
 )
-SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True)
-NEON = Machine(name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32)
+SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True, byte_lookup_lanes=(16,))
+NEON = Machine(
+    name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32, byte_lookup_lanes=(16,)
+)
 RISCV = Machine(
     name="riscv64",
     triple="riscv64-unknown-linux-gnu",
