@@ -9,11 +9,11 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.knobs import knobs
+from rlx.systems import this_system
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class Machine:
     gpu: str = ""  # "nvptx", "amdgcn", "wgsl", "opencl" or "metal": in which words kernels are written
     has_early_launch: bool = False  # a kernel may begin before the one in front of it ends, and wait for it
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
+    byte_lookup_lanes: tuple[int, ...] = ()  # vectors of bytes by which an instruction picks from a table of 16
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
+    has_signed_dots: bool = False  # these instructions take signed bytes on both sides, and others are made of them
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     shared_bytes: int = 48 << 10  # what the threads of a block may share
     few_rows: int = 8  # rows up to which a product has code for each number of them
@@ -118,8 +120,17 @@ AVX512 = Machine(
     masked_bytes=1,
     has_scale2=True,
     lookup_lanes=(8, 16),
+    byte_lookup_lanes=(16, 32, 64),
 )
-AVX2 = Machine(name="avx2", triple=_LINUX_X86, cpu="x86-64-v3", vector_bytes=32, masked_bytes=4, lookup_lanes=(8,))
+AVX2 = Machine(
+    name="avx2",
+    triple=_LINUX_X86,
+    cpu="x86-64-v3",
+    vector_bytes=32,
+    masked_bytes=4,
+    lookup_lanes=(8,),
+    byte_lookup_lanes=(16, 32),
+)
 SSE2 = Machine(
     name="generic",
     triple=_LINUX_X86,
@@ -127,8 +138,10 @@ SSE2 = Machine(
     has_rounding=False,
     has_f16_conversion=False,
 )
-SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True)
-NEON = Machine(name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32)
+SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True, byte_lookup_lanes=(16,))
+NEON = Machine(
+    name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32, byte_lookup_lanes=(16,)
+)
 RISCV = Machine(
     name="riscv64",
     triple="riscv64-unknown-linux-gnu",
@@ -221,12 +234,14 @@ AVX512_BF16 = replace(
     AVX512_VNNI, name="avx512bf16", features=f"{AVX512_VNNI.features},+avx512bf16", dot2_lanes=(4, 8, 16)
 )
 AVX2_VNNI = replace(AVX2, name="avx2vnni", features="+avxvnni", dot4_lanes=(4, 8))
-NEON_I8MM = replace(NEON, name="neon-i8mm", features="+i8mm", dot4_lanes=(4,))
+NEON_DOT = replace(NEON, name="neon-dot", features="+dotprod", dot4_lanes=(4,), has_signed_dots=True)
+NEON_I8MM = replace(NEON, name="neon-i8mm", features="+dotprod,+i8mm", dot4_lanes=(4,))
 
 MACHINES = {t.name: t for t in (AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A, GFX942)}
-DOT_MACHINES = {t.name: t for t in (AVX512_VNNI, AVX512_BF16, AVX2_VNNI, NEON_I8MM)}
+DOT_MACHINES = {t.name: t for t in (AVX512_VNNI, AVX512_BF16, AVX2_VNNI, NEON_DOT, NEON_I8MM)}
 # What `RLX_CPU` may lower a machine to.
-LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_BF16, NEON, NEON_I8MM, RISCV)}
+LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_BF16)}
+LEVELS |= {t.name: t for t in (NEON, NEON_DOT, NEON_I8MM, RISCV)}
 
 
 def machine_named(name: str) -> Machine:
@@ -270,7 +285,7 @@ def detected() -> Machine:
 
     family = platform.machine().lower()
     if family in ("x86_64", "amd64"):
-        flags = _cpu_flags("flags")
+        flags = _cpu_flags()
         if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
             if not flags & {"avx512_vnni", "avx512vnni"}:
                 return _on_this_system(AVX512)
@@ -279,7 +294,10 @@ def detected() -> Machine:
             return _on_this_system(AVX2_VNNI if flags & {"avx_vnni", "avxvnni"} else AVX2)
         return _on_this_system(SSE2)
     if family in ("aarch64", "arm64"):
-        return _on_this_system(NEON_I8MM if "i8mm" in _cpu_flags("Features") else NEON)
+        flags = _cpu_flags()
+        if "i8mm" in flags:
+            return _on_this_system(NEON_I8MM)
+        return _on_this_system(NEON_DOT if flags & {"asimddp", "dotprod"} else NEON)
     if family == "riscv64":
         return _on_this_system(RISCV)
     raise BackendError(f"no machine description for {family!r}; add one to rlx.kernels.machines")
@@ -311,15 +329,11 @@ def _on_this_system(description: Machine) -> Machine:
     return replace(description, triple=f"{binding.get_process_triple()}-elf")
 
 
-def _cpu_flags(label: str) -> set[str]:
-    """The CPU's feature flags by Linux's names, from the line with that label, or by LLVM's."""
-    try:
-        with Path("/proc/cpuinfo").open() as lines:
-            for line in lines:
-                if line.startswith(label):
-                    return set(line.split(":", 1)[1].split())
-    except OSError:
-        pass
+def _cpu_flags() -> frozenset[str]:
+    """The CPU's feature flags by Linux's names, or by LLVM's where the system does not say."""
+    flags = this_system().cpu_flags()
+    if flags is not None:
+        return flags
     from llvmlite import binding
 
-    return {name.replace("-", "_") for name, present in binding.get_host_cpu_features().items() if present}
+    return frozenset(name.replace("-", "_") for name, present in binding.get_host_cpu_features().items() if present)

@@ -19,11 +19,12 @@ from rlx.backends.cpu.threads import MAX_THREADS
 from rlx.backends.memory import aligned_words
 from rlx.backends.program.table_layout import WORD
 from rlx.locks import fork_safe_lock
+from rlx.systems import this_system
 
 # A worker leaves within one ticket; a process that ends waits no longer than this for one that does not.
 _EXIT_SECONDS = 2.0
-# Looked up once: the system's own lock of its libraries may be held by a thread that a forked child does not have.
-_mutex_init, _cond_init = ctypes.CDLL(None).pthread_mutex_init, ctypes.CDLL(None).pthread_cond_init
+# Made at once: a forked child may not look up functions of the system, whose locks another thread may have held.
+_system = this_system()
 
 
 class Pool:
@@ -84,10 +85,7 @@ class Pool:
                 self._workers.append(worker)
 
     def _make_spot(self, spot: int) -> None:
-        failed = _mutex_init(ctypes.c_void_p(spot + WORD * Spot.MUTEX), None)
-        failed |= _cond_init(ctypes.c_void_p(spot + WORD * Spot.CONDITION), None)
-        if failed:
-            raise OSError(failed, "the system has no mutex or condition variable left")
+        _system.make_sleeping_place(spot + WORD * Spot.MUTEX, spot + WORD * Spot.CONDITION)
 
 
 _pool: Pool | None = None

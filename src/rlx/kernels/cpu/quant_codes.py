@@ -91,7 +91,7 @@ class Codes:
     def fours(self, place: Value, lane: Value, word: Value) -> list[Value]:
         """The codes in a word of each column, four at a time: bytes without a sign, as dot products want them.
 
-        They come in the order of `word_order`; where codes have a sign, 128 is added to them."""
+        They come in the order of `word_order`; where codes have a sign, or are entries of a table, 128 is added."""
         k, lanes, (width, *others) = self.k, self.lanes, self.layout.planes
         kind, count = ValueType(DType.U8, WORD * lanes), self.layout.per_byte
         words = self.read(place + (lane * WORD + word * LINE), DType.U32)
@@ -110,7 +110,11 @@ class Codes:
                 moved = bits << up if up > 0 else bits >> -up if up else bits
                 fields[j] = fields[j] | moved & _in_bytes((2**more - 1) << shift)
             shift += more
-        return [k.bitcast(field, kind) for field in fields]
+        fours = [k.bitcast(field, kind) for field in fields]
+        if not self.layout.table:
+            return fours
+        entries = [int(value) + 128 for value in self.layout.table]
+        return [k.byte_lookup(entries, four) for four in fours]
 
     def number(self, words: list[Value], j: int) -> Value:
         """The value of one code, from the planes of its bits."""

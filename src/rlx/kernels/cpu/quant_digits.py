@@ -21,7 +21,7 @@ from rlx.kernels.cpu.quant_codes import WORD, Panel
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
 from rlx.kernels.machines import Machine
-from rlx.ops.lowered.int8_products import has_byte_codes
+from rlx.ops.lowered.int8_products import byte_bias, has_byte_codes
 from rlx.quant.panels import RECORD, PanelFormat
 
 F32, I8, I32, U8, U32 = DType.F32, DType.I8, DType.I32, DType.U8, DType.U32
@@ -51,8 +51,7 @@ class DigitRow:
 
     def __init__(self, k: KernelBuilder, layout: PanelFormat, words: Buffer, lanes: int, records: int) -> None:
         self.k, self.layout, self.words, self.lanes, self.records = k, layout, words, lanes, records
-        # A code with a sign is read as a byte without one, which is 128 more.
-        self.bias = layout.bias + (128 if layout.planes == (8,) else 0)
+        self.bias = byte_bias(layout)
         self.run = _run(layout)
         # Elements that are put in order together.
         self.width = max(lanes, self.run)

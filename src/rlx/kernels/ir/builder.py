@@ -332,6 +332,10 @@ class KernelBuilder:
         """For each lane that lane of `table` (f32) which the low bits of `index` (i32) number."""
         return self.pure("lookup", (table, index), None)
 
+    def byte_lookup(self, table: Sequence[int], index: Value) -> Value:
+        """For each byte of `index` (u8) that of 16 bytes which its low four bits number."""
+        return self.pure("byte_lookup", (index,), tuple(table))
+
     def dot4(self, total: Value, a: Value, b: Value) -> Value:
         """`total` (i32) plus, in each lane, the sum of four products of neighbours of a (u8) and b (i8)."""
         return self.pure("dot4", (total, a, b), None)

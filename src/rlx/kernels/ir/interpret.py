@@ -417,6 +417,7 @@ _SPECIAL: dict[str, Callable[[list[Lanes], Any, ValueType], Lanes]] = {
     "splat": lambda args, attr, kind: np.repeat(args[0], attr),
     "extract": lambda args, attr, kind: args[0][attr : attr + 1],
     "lookup": lambda args, attr, kind: args[0][args[1] & (kind.lanes - 1)],
+    "byte_lookup": lambda args, attr, kind: np.array(attr, np.uint8)[args[0] & 15],
     "dot4": lambda args, attr, kind: (
         args[0] + (args[1].astype(np.int32) * args[2]).reshape(-1, 4).sum(1, dtype=np.int32)
     ),

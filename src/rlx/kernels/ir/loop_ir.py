@@ -540,6 +540,14 @@ def _infer_lookup(args: Sequence[ValueType], attr: Attr) -> ValueType:
     return args[0]
 
 
+def _infer_byte_lookup(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    if len(args) != 1 or args[0].dtype is not DType.U8:
+        raise DTypeError(f"byte_lookup takes bytes (u8), got {_names(args)}")
+    if not isinstance(attr, tuple) or len(attr) != 16 or not all(isinstance(b, int) and 0 <= b < 256 for b in attr):
+        raise OpError(f"byte_lookup: the table has 16 bytes, got {attr}")
+    return args[0]
+
+
 def _infer_dot4(args: Sequence[ValueType], attr: Attr) -> ValueType:
     wanted = [DType.I32, DType.U8, DType.I8]
     if [a.dtype for a in args] != wanted or any(a.lanes != 4 * args[0].lanes for a in args[1:]):
@@ -565,6 +573,7 @@ def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
 # select(c, a, b) | cast(x) {dtype} | bitcast(x) {type} | splat(x) {lanes} | extract(v) {lane} |
 # shuffle(a, b) {lanes of a then b} | iota {type}: 0 1 2 .. | lane_mask(n) {lanes}: lane < n |
 # lookup(table, i): lane i of the table for every lane, of i only the low bits that number the lanes |
+# byte_lookup(i) {table of 16 bytes}: the entry that the low four bits of each byte number |
 # dot4(sum, a, b): sum[i] + a[4i]*b[4i] + .. + a[4i+3]*b[4i+3] for i32 sums of u8 a and i8 b, as the instructions
 # of x86 (vpdpbusd) and Arm (usdot) have it: products and sums of four are exact, the whole wraps |
 # dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
@@ -583,6 +592,7 @@ _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
     "iota": _infer_iota,
     "lane_mask": _infer_lane_mask,
     "lookup": _infer_lookup,
+    "byte_lookup": _infer_byte_lookup,
     "dot4": _infer_dot4,
     "dot2": _infer_dot2,
 }
