@@ -122,3 +122,9 @@ if "$root/tools/arm64_python.sh" "$python" "$arm64" 2>/dev/null; then
 else
     echo "AArch64 Python: none; it takes qemu-user, apt-get with Debian's packages for arm64, and PyPI"
 fi
+
+# CHOLMOD for Python is compiled against its headers. From 0.5 on it wants a newer SuiteSparse than Debian 12 has.
+if ! "$python" -c "import sksparse.cholmod" 2>/dev/null; then
+    from_debian "CHOLMOD's headers" libsuitesparse-dev no-such-command
+fi
+from_pypi CHOLMOD sksparse.cholmod "scikit-sparse<0.5"
