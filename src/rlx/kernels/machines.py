@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -69,11 +70,13 @@ class Machine:
     has_early_launch: bool = False  # a kernel may begin before the one in front of it ends, and wait for it
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
+    dot4_has_signs: bool = False  # the bytes of both operands have signs; else those of the first have none
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     shared_bytes: int = 48 << 10  # what the threads of a block may share
     few_rows: int = 8  # rows up to which a product has code for each number of them
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
     wave: int = 32  # threads of a GPU that run together
+    has_subgroups: bool = False  # threads that run together combine values; how many they are only the run knows
     matrix: MatrixUnit | None = None  # instructions for whole matrices
     line_bytes: int = 1 << 20  # the same for lines that go through many passes; 0: none, they would not stay in a cache
 
@@ -209,6 +212,25 @@ WGSL = Machine(
     gpu="wgsl",
     scratch_bytes=8 << 10,
 )
+# What an adapter of WebGPU may have beyond that. The names of machines that have some of it end with `+` and its name.
+WGSL_FEATURES: dict[str, dict[str, object]] = {
+    "f16": {"has_f16_conversion": True},
+    "subgroups": {"has_subgroups": True},
+    "dot4": {"dot4_lanes": (1,), "dot4_has_signs": True},
+}
+
+
+def wgsl_with(features: Collection[str]) -> Machine:
+    """The machine of an adapter with some features.
+
+    >>> wgsl_with(["subgroups", "f16"]).name
+    'wgsl+f16+subgroups'
+    """
+    chosen = [name for name in WGSL_FEATURES if name in features]
+    fields = {field: value for name in chosen for field, value in WGSL_FEATURES[name].items()}
+    return replace(WGSL, name="+".join(["wgsl", *chosen]), **fields)  # type: ignore[arg-type]
+
+
 # Any device through OpenCL: its C has all types. Devices without f64 get the second.
 OPENCL = replace(WGSL, name="opencl", gpu="opencl", has_f64=True, scratch_bytes=32 << 10)
 OPENCL_F32 = replace(OPENCL, name="opencl-f32", has_f64=False)
@@ -242,6 +264,9 @@ def machine_named(name: str) -> Machine:
         features = "+ptx74" if 80 <= number < 89 else ""
         older = replace(SM_90A, has_bf16_conversion=number >= 80, has_early_launch=number >= 90)
         return replace(older, name=name, cpu=name, features=features)
+    base, *chosen = name.split("+")
+    if base == WGSL.name and set(chosen) <= set(WGSL_FEATURES):
+        return wgsl_with(chosen)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         # No more is promised than all chips of a family have.
         return replace(GFX942 if re.fullmatch(r"gfx9..", name) else GFX1030, name=name, cpu=name, matrix=None)

@@ -88,15 +88,15 @@ class Codes:
     def plane_start(self, plane: int) -> int:
         return sum(self.layout.planes[:plane]) * LINE
 
-    def fours(self, place: Value, lane: Value, word: Value) -> list[Value]:
-        """The codes in a word of each column, four at a time: bytes without a sign, as dot products want them.
+    def fours(self, place: Value, lane: Value, word: Value, has_signs: bool = False) -> list[Value]:
+        """The codes in a word of each column, four at a time: bytes, with or without signs as dot products want them.
 
-        They come in the order of `word_order`; where codes have a sign, 128 is added to them."""
+        They come in the order of `word_order`; where codes have a sign and bytes none, 128 is added to them."""
         k, lanes, (width, *others) = self.k, self.lanes, self.layout.planes
-        kind, count = ValueType(DType.U8, WORD * lanes), self.layout.per_byte
+        kind, count = ValueType(DType.I8 if has_signs else DType.U8, WORD * lanes), self.layout.per_byte
         words = self.read(place + (lane * WORD + word * LINE), DType.U32)
         if width == 8:
-            return [k.bitcast(words, kind) ^ 128]
+            return [k.bitcast(words, kind) if has_signs else k.bitcast(words, kind) ^ 128]
         fields = [(words >> (width * j) if j else words) & _in_bytes(2**width - 1) for j in range(count)]
         shift = width
         for plane, more in enumerate(others, 1):

@@ -17,7 +17,8 @@ from rlx.ops.shape.indexing import ScatterNd
 
 
 def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
-    return gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes, machine.few_rows)
+    limits = (machine.shared_bytes, machine.few_rows, machine.has_subgroups)
+    return gpu_matmul_kernel(name, spec.product, spec.accumulator, *limits)
 
 
 def _waves(name: str, machine: Machine, spec: ProductSpec) -> Kernel:

@@ -44,6 +44,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import Fold, KernelBuilder
 from rlx.kernels.ir.groups import (
     EXCHANGES,
+    OWN_WIDTH,
     Arrive,
     AwaitPhases,
     AwaitToken,
@@ -55,6 +56,7 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    SubgroupPlace,
     WaveMma,
 )
 from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, LoopKind, Operand, Space, Value
@@ -147,11 +149,17 @@ class GroupBuilder(KernelBuilder):
             raise DTypeError(
                 f"kernel {self.name}: exchange is one of {' '.join(EXCHANGES)}, of a scalar; got {how!r}, {value.type}"
             )
-        if width < 1 or width & (width - 1):
+        if width != OWN_WIDTH and (width < 1 or width & (width - 1)):
             raise OpError(f"kernel {self.name}: a subgroup has a power of two of threads, got {width}")
         result = Value(self, value.type)
         self.append(Exchange(result, how, value, self.as_index(lane), width))
         return result
+
+    def subgroup_place(self) -> SubgroupPlace:
+        """Where a thread is among subgroups as wide as the machine has them."""
+        place = SubgroupPlace(*(Value(self, INDEX, name) for name in ("lane", "width", "subgroup", "subgroups")))
+        self.append(place)
+        return place
 
     def wave_mma(self, unit: MatrixUnit, a: Value, b: Value, total: Value) -> Value:
         """`total + a @ b` of matrices in the registers of a wave: see `WaveMma`."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlx.kernels.ir.groups import (
+    OWN_WIDTH,
     Arrive,
     AwaitPhases,
     AwaitToken,
@@ -25,6 +26,7 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    SubgroupPlace,
     WaveMma,
 )
 from rlx.kernels.ir.interpret import Frame, Interpreter, KernelFault, Lanes, apply
@@ -99,9 +101,15 @@ class _GroupFrame(Frame):
 
 class GroupInterpreter(Interpreter):
     def __init__(
-        self, kernel: Kernel, args: Mapping[str, Lanes | int | float], seed: int = 0, word_bytes: int = 1
+        self,
+        kernel: Kernel,
+        args: Mapping[str, Lanes | int | float],
+        seed: int = 0,
+        word_bytes: int = 1,
+        subgroup_width: int = 32,
     ) -> None:
         super().__init__(kernel, args)
+        self.subgroup_width = subgroup_width
         self.random = random.Random(seed)
         self.races = Races(word_bytes)
         self.operations: list[_Operation] = []
@@ -239,8 +247,9 @@ class GroupInterpreter(Interpreter):
         """Let the subgroups go on of which all threads have come to the same exchange or product."""
         progress = False
         for statement in {s for s in waiting.values() if isinstance(s, Exchange | WaveMma)}:
-            for start in range(0, len(threads), statement.width):
-                members = range(start, min(start + statement.width, len(threads)))
+            width = self.subgroup_width if statement.width == OWN_WIDTH else statement.width
+            for start in range(0, len(threads), width):
+                members = range(start, min(start + width, len(threads)))
                 if any(waiting.get(t) is not statement for t in members):
                     continue
                 if isinstance(statement, WaveMma):
@@ -315,7 +324,12 @@ class GroupInterpreter(Interpreter):
                     join(group.agent.clock, operation.agent.clock)
             case Exchange() | WaveMma():
                 yield statement
-        if not isinstance(statement, Exchange | WaveMma | Roles):
+            case SubgroupPlace():
+                number, lane = divmod(group.thread or 0, self.subgroup_width)
+                count = -(-self.kernel.thread_count // self.subgroup_width)
+                for value, found in zip(statement.results(), (lane, self.subgroup_width, number, count)):
+                    group.values[value] = np.full(1, found, np.int64)
+        if not isinstance(statement, Exchange | SubgroupPlace | WaveMma | Roles):
             yield _Wait(lambda: True, lambda: "its turn")
 
     def state(self, statement: Statement, barrier: Signal, group: _GroupFrame) -> _Phases:

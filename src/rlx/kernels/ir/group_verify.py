@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.groups import (
     EXCHANGES,
+    OWN_WIDTH,
     Arrive,
     AwaitPhases,
     AwaitToken,
@@ -17,6 +18,7 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    SubgroupPlace,
     WaveMma,
 )
 from rlx.kernels.ir.loop_ir import (
@@ -102,8 +104,12 @@ def check_group_statement(statement: GroupStatement, buffers: set[Buffer], requi
         case Exchange(result, how, value, lane, width):
             require(how in EXCHANGES, f"unknown exchange {how!r}")
             require(value.lanes == 1 and result.type == value.type, f"exchange of {value.type} as {result.type}")
-            require(lane.type == INDEX and width >= 1 and width & (width - 1) == 0, f"a subgroup of {width} threads")
+            is_whole = width == OWN_WIDTH or (width >= 1 and width & (width - 1) == 0)
+            require(lane.type == INDEX and is_whole, f"a subgroup of {width} threads")
+            require(width != OWN_WIDTH or how not in ("lane", "xor"), f"exchange {how} needs a width that is known")
             require(how in ("lane", "xor") or value.dtype in NUMBERS, f"{value.type} cannot be combined")
+        case SubgroupPlace():
+            require(all(v.type == INDEX for v in statement.results()), "places of subgroups are i64")
         case WaveMma(result, a, b, total, unit):
             factor, sums = ValueType(a.dtype, unit.factor_lanes), ValueType(DType.F32, unit.sum_lanes)
             require(a.dtype in HALVES and a.type == b.type == factor, f"a wave's product of {a.type} and {b.type}")

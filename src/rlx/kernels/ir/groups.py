@@ -15,7 +15,8 @@ happens once.
 - Fragments (`Space.FRAGMENT`), each group has its own: a tile spread over the registers of the group's threads, in a
   layout nobody knows. They are copied as a whole, are operands of products, reduce along rows, and inside a loop over
   `elements` each element is loaded and stored by whoever has it.
-- `Exchange`: the threads of a subgroup see each other's values.
+- `Exchange`: the threads of a subgroup see each other's values. A subgroup has a width that the kernel says, or the
+  machine's own, which only the run knows: `SubgroupPlace` tells a thread where it is.
 - `WaveMma`: the threads of a wave multiply matrices that lie in their registers as the machine's unit has them.
 - A `walk` loop is a block's share of iterations: those of its own number, and every so many blocks one more.
 """
@@ -183,13 +184,16 @@ class AwaitToken(GroupStatement):
 
 
 EXCHANGES = ("lane", "xor", "add", "min", "max")
+# The width of subgroups that are as wide as the machine has them.
+OWN_WIDTH = 0
 
 
 @dataclass(eq=False, slots=True)
 class Exchange(GroupStatement):
-    """What the threads of a subgroup of `width` neighbours give each other: `value` as the thread numbered `lane` has
-    it, or the one whose number differs from one's own by the bits of `lane` (`xor`), or all values combined by add,
-    min or max, as `reduce` combines lanes. All threads of the subgroup take part."""
+    """What the threads of a subgroup of `width` neighbours, or with `OWN_WIDTH` of the machine's subgroups, give each
+    other: `value` as the thread numbered `lane` has it, or the one whose number differs from one's own by the bits of
+    `lane` (`xor`), or all values combined by add, min or max, as `reduce` combines lanes. All threads of the subgroup
+    take part."""
 
     result: Value
     how: str
@@ -210,6 +214,26 @@ class Exchange(GroupStatement):
     def renewed(self, new: Renew) -> Exchange:
         result = Value(self.result.builder, self.result.type, self.result.name)
         return Exchange(result, self.how, new(self.value), new(self.lane), self.width)
+
+
+@dataclass(eq=False, slots=True)
+class SubgroupPlace(GroupStatement):
+    """Where a thread is among subgroups as wide as the machine has them: its number in its own, how many threads that
+    has, the number of the subgroup in the block, and how many of them there are."""
+
+    lane: Value
+    width: Value
+    number: Value
+    count: Value
+
+    def results(self) -> tuple[Value, ...]:
+        return (self.lane, self.width, self.number, self.count)
+
+    def text(self, use: Use) -> str:
+        return "subgroup place"
+
+    def renewed(self, new: Renew) -> SubgroupPlace:
+        return SubgroupPlace(*(Value(v.builder, v.type, v.name) for v in self.results()))
 
 
 @dataclass(eq=False, slots=True)
@@ -275,11 +299,23 @@ def _is_group_loop(statement: Statement) -> bool:
     return isinstance(statement, For) and statement.kind in (LoopKind.ELEMENTS, LoopKind.WALK)
 
 
-def refuse_groups(kernel: Kernel, emitter: str, with_exchange: bool = False, matrix: MatrixUnit | None = None) -> None:
-    """Emitters that know no groups say so before they write anything; some know what threads exchange, and products of
-    one unit."""
+def is_own_subgroup(statement: Statement) -> bool:
+    """Whether subgroups are as wide as the machine has them."""
+    return isinstance(statement, SubgroupPlace) or (isinstance(statement, Exchange) and statement.width == OWN_WIDTH)
+
+
+def refuse_groups(
+    kernel: Kernel,
+    emitter: str,
+    with_exchange: bool = False,
+    matrix: MatrixUnit | None = None,
+    with_own_subgroups: bool = False,
+) -> None:
+    """Emitters that know no groups say so before they write anything; some know what threads exchange, in subgroups of
+    a width that the kernel says or that the machine has, and products of one unit."""
     for statement in walk(kernel.body):
-        spelled = isinstance(statement, Exchange) and with_exchange
+        is_own = is_own_subgroup(statement)
+        spelled = (isinstance(statement, Exchange) and with_exchange and not is_own) or (with_own_subgroups and is_own)
         spelled |= isinstance(statement, WaveMma) and statement.unit == matrix
         if not spelled and (isinstance(statement, GroupStatement) or _is_group_loop(statement)):
             raise BackendError(
