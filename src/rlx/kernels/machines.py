@@ -19,18 +19,25 @@ from rlx.knobs import knobs
 
 @dataclass(frozen=True)
 class MatrixUnit:
-    """Instructions that add a product of 16x16 matrices of f16 or bf16 to sums in f32, all three of them spread over
-    the registers of a wave of `threads`. Thread t has, of row t % 16 of A and of column t % 16 of B, the `factor_lanes`
-    elements from `first_element(t)` on, and `sum_lanes` sums of column t % 16 of C."""
+    """Instructions that add a product of matrices with `side` rows and columns to sums in f32, all three of them spread
+    over the registers of a wave of `threads`. Thread t has, of row t % 16 of A and of column t % 16 of B, the
+    `factor_lanes` elements from `first_element(t)` on, and `sum_lanes` sums of column t % 16 of C. Where these numbers
+    are 0, nobody knows which thread has what: matrices come from shared memory, and go there."""
 
     threads: int
-    factor_lanes: int
-    sum_lanes: int
+    factor_lanes: int = 0
+    sum_lanes: int = 0
     interleaves_rows: bool = False  # threads take rows of C in turns; else each has rows side by side
+    side: int = 16
+    factors: tuple[DType, ...] = (DType.F16, DType.BF16)  # what A and B may be
+
+    @property
+    def is_by_memory(self) -> bool:
+        return not self.factor_lanes
 
     def first_element(self, thread: int) -> int:
         """Where along K the elements of a thread begin."""
-        return thread // MATRIX_SIDE * self.factor_lanes % MATRIX_SIDE
+        return thread // self.side * self.factor_lanes % self.side
 
     def row(self, thread: int, lane: int) -> int:
         """The row of C that a sum of a thread belongs to.
@@ -40,11 +47,11 @@ class MatrixUnit:
         >>> [MatrixUnit(32, 16, 8, True).row(17, lane) for lane in range(4)]
         [1, 3, 5, 7]
         """
-        group = thread // MATRIX_SIDE
-        return lane * (self.threads // MATRIX_SIDE) + group if self.interleaves_rows else group * self.sum_lanes + lane
+        group = thread // self.side
+        return lane * (self.threads // self.side) + group if self.interleaves_rows else group * self.sum_lanes + lane
 
 
-# Rows, columns and depth of what one instruction multiplies.
+# Rows, columns and depth of what one instruction of AMD's multiplies.
 MATRIX_SIDE = 16
 
 
@@ -236,6 +243,13 @@ OPENCL = replace(WGSL, name="opencl", gpu="opencl", has_f64=True, scratch_bytes=
 OPENCL_F32 = replace(OPENCL, name="opencl-f32", has_f64=False)
 # Apple GPUs: all types but f64.
 METAL = replace(OPENCL_F32, name="metal", gpu="metal", scratch_bytes=8 << 10)
+# Those since 2020 (A14, M1) multiply matrices of 8 by 8, and the threads of a block share twice as much.
+METAL_MATRICES = replace(
+    METAL,
+    name="metal-matrices",
+    shared_bytes=32 << 10,
+    matrix=MatrixUnit(threads=32, side=8, factors=(DType.F16, DType.BF16, DType.F32)),
+)
 
 # The same machines with instructions for dot products of bytes, and of bf16.
 AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+avx512vnni", dot4_lanes=(4, 8, 16))
@@ -253,7 +267,7 @@ LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, 
 
 def machine_named(name: str) -> Machine:
     """A machine by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
-    others = (WGSL, OPENCL, OPENCL_F32, METAL, *AMD_CHIPS)
+    others = (WGSL, OPENCL, OPENCL_F32, METAL, METAL_MATRICES, *AMD_CHIPS)
     known = {**MACHINES, **DOT_MACHINES, **LEVELS, **{machine.name: machine for machine in others}}
     if name in known:
         return known[name]

@@ -84,7 +84,7 @@ def _attention_waves(name: str, machine: Machine, site: OpSite) -> Kernel:
 
 
 def _is_wave_attention(machine: Machine, site: OpSite) -> bool:
-    if machine.matrix is None or not isinstance(site.op, Attention):
+    if machine.matrix is None or machine.matrix.is_by_memory or not isinstance(site.op, Attention):
         return False
     from rlx.kernels.gpu.attention_waves import is_wave_attention
 

@@ -60,6 +60,7 @@ from rlx.kernels.ir.groups import (
     WaveMma,
 )
 from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, LoopKind, Operand, Space, Value
+from rlx.kernels.ir.wave_fragments import FragmentFill, FragmentLoad, FragmentMma, FragmentStore
 from rlx.kernels.machines import MatrixUnit
 
 
@@ -166,6 +167,19 @@ class GroupBuilder(KernelBuilder):
         result = Value(self, total.type)
         self.append(WaveMma(result, a, b, total, unit))
         return result
+
+    def wave_fill(self, unit: MatrixUnit, fragment: Buffer, literal: float) -> None:
+        """What waves do with fragments: see `wave_fragments`."""
+        self.append(FragmentFill(unit, fragment, literal))
+
+    def wave_load(self, unit: MatrixUnit, fragment: Buffer, source: Region, *, transposed: bool = False) -> None:
+        self.append(FragmentLoad(unit, fragment, source, transposed))
+
+    def wave_store(self, unit: MatrixUnit, target: Region, fragment: Buffer) -> None:
+        self.append(FragmentStore(unit, target, fragment))
+
+    def wave_product(self, unit: MatrixUnit, total: Buffer, a: Buffer, b: Buffer) -> None:
+        self.append(FragmentMma(unit, total, a, b))
 
     @contextmanager
     def roles(self) -> Iterator[RoleList]:

@@ -17,7 +17,8 @@ happens once.
   `elements` each element is loaded and stored by whoever has it.
 - `Exchange`: the threads of a subgroup see each other's values. A subgroup has a width that the kernel says, or the
   machine's own, which only the run knows: `SubgroupPlace` tells a thread where it is.
-- `WaveMma`: the threads of a wave multiply matrices that lie in their registers as the machine's unit has them.
+- `WaveMma`: the threads of a wave multiply matrices that lie in their registers as the machine's unit has them. Where
+  nobody knows how they lie there, `wave_fragments` loads and stores them as a whole.
 - A `walk` loop is a block's share of iterations: those of its own number, and every so many blocks one more.
 """
 
@@ -236,8 +237,19 @@ class SubgroupPlace(GroupStatement):
         return SubgroupPlace(*(Value(v.builder, v.type, v.name) for v in self.results()))
 
 
+class WaveStatement(GroupStatement):
+    """What the threads of a wave do together by instructions for whole matrices."""
+
+    __slots__ = ()
+    unit: MatrixUnit
+
+    @property
+    def width(self) -> int:
+        return self.unit.threads
+
+
 @dataclass(eq=False, slots=True)
-class WaveMma(GroupStatement):
+class WaveMma(WaveStatement):
     """`result = total + a @ b` for 16x16 matrices of which each thread of a wave has the elements that `unit` says, in
     the lanes of its vectors. All threads of the wave take part."""
 
@@ -246,10 +258,6 @@ class WaveMma(GroupStatement):
     b: Value
     total: Value
     unit: MatrixUnit
-
-    @property
-    def width(self) -> int:
-        return self.unit.threads
 
     def operands(self) -> tuple[Value, ...]:
         return (self.a, self.b, self.total)
@@ -316,7 +324,7 @@ def refuse_groups(
     for statement in walk(kernel.body):
         is_own = is_own_subgroup(statement)
         spelled = (isinstance(statement, Exchange) and with_exchange and not is_own) or (with_own_subgroups and is_own)
-        spelled |= isinstance(statement, WaveMma) and statement.unit == matrix
+        spelled |= isinstance(statement, WaveStatement) and statement.unit == matrix
         if not spelled and (isinstance(statement, GroupStatement) or _is_group_loop(statement)):
             raise BackendError(
                 f"kernel {kernel.name} has roles, fragments, or asynchronous or exchanging threads, which {emitter} "
