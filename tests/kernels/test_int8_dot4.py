@@ -114,7 +114,7 @@ def test_what_it_takes():
     wide = [ValueType(DType.I32, 4), ValueType(DType.U8, 16), ValueType(DType.I8, 16)]
     assert infer("dot4", wide) == wide[0]
     for wrong in ([wide[0], wide[2], wide[1]], [wide[0], wide[1]], [wide[0], ValueType(DType.U8, 4), wide[2]]):
-        with pytest.raises(DTypeError, match="dot4 takes i32xN, u8x4N and i8x4N"):
+        with pytest.raises(DTypeError, match="dot4 takes i32xN, u8x4N or i8x4N, and i8x4N"):
             infer("dot4", wrong)
 
 

@@ -130,7 +130,8 @@ class _LegalBuilder(KernelBuilder):
         if op == "byte_lookup":
             return None if args[0].lanes in self.machine.byte_lookup_lanes else byte_lookup_by_comparing(attr)
         if op == "dot4":
-            return None if args[0].lanes in self.machine.dot4_lanes else dot4_by_pairs
+            is_native = (args[1].dtype is DType.I8) == self.machine.dot4_has_signs
+            return None if is_native and args[0].lanes in self.machine.dot4_lanes else dot4_by_pairs
         if op == "dot2":
             return None if args[0].lanes in self.machine.dot2_lanes else dot2_by_halves
         if op != "cast":

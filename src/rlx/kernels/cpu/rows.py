@@ -19,7 +19,9 @@ from rlx.kernels.cpu.maps import CHUNK, GPU_THREADS, declare_buffers
 from rlx.kernels.cpu.row_visits import Visit, may_keep_in_outputs, needed, plan_visits
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extent, Extents, total, unflatten
+from rlx.kernels.ir.group_builder import GroupBuilder
 from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Literal, Value
+from rlx.kernels.ir.subgroups import has_subgroup_join, join_subgroups
 from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import JOINS, Expr, compute_dtype, is_simple
 from rlx.kernels.specs.scopes import VECTOR_BYTES, Access, LoopNest, Scope, aligned_lanes
@@ -78,7 +80,7 @@ class _RowMaker:
         outputs: Sequence[Access],
         exprs: Sequence[Expr],
     ) -> None:
-        k = self.k = KernelBuilder(name)
+        k = self.k = GroupBuilder(name) if machine.has_subgroups else KernelBuilder(name)
         self.machine, self.shape = machine, shape
         is_fixed = all(isinstance(size, int) for size in shape[row_count:])
         fixed = math.prod(int(size) for size in shape[row_count:]) if is_fixed else None
@@ -411,6 +413,8 @@ class _RowMaker:
         # The next exchange has memory of its own: nobody stores to this one before everybody has read it.
         self.exchanges += 1
         joins = [JOINS[str(r.value)][0] for r in reductions]
+        if isinstance(k, GroupBuilder) and all(has_subgroup_join(j, v) for j, v in zip(joins, values)):
+            return join_subgroups(k, joins, values, partial)
         for buffer, value in zip(partial, values):
             k.store(buffer, thread, value)
         k.barrier()

@@ -337,7 +337,7 @@ class KernelBuilder:
         return self.pure("byte_lookup", (index,), tuple(table))
 
     def dot4(self, total: Value, a: Value, b: Value) -> Value:
-        """`total` (i32) plus, in each lane, the sum of four products of neighbours of a (u8) and b (i8)."""
+        """`total` (i32) plus, in each lane, the sum of four products of neighbours of a (u8 or i8) and b (i8)."""
         return self.pure("dot4", (total, a, b), None)
 
     def dot2(self, total: Value, a: Value, b: Value) -> Value:

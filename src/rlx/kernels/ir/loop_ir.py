@@ -549,9 +549,9 @@ def _infer_byte_lookup(args: Sequence[ValueType], attr: Attr) -> ValueType:
 
 
 def _infer_dot4(args: Sequence[ValueType], attr: Attr) -> ValueType:
-    wanted = [DType.I32, DType.U8, DType.I8]
-    if [a.dtype for a in args] != wanted or any(a.lanes != 4 * args[0].lanes for a in args[1:]):
-        raise DTypeError(f"dot4 takes i32xN, u8x4N and i8x4N, got {_names(args)}")
+    is_known = [a.dtype for a in args] in ([DType.I32, DType.U8, DType.I8], [DType.I32, DType.I8, DType.I8])
+    if not is_known or any(a.lanes != 4 * args[0].lanes for a in args[1:]):
+        raise DTypeError(f"dot4 takes i32xN, u8x4N or i8x4N, and i8x4N, got {_names(args)}")
     return args[0]
 
 
@@ -575,7 +575,7 @@ def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
 # lookup(table, i): lane i of the table for every lane, of i only the low bits that number the lanes |
 # byte_lookup(i) {table of 16 bytes}: the entry that the low four bits of each byte number |
 # dot4(sum, a, b): sum[i] + a[4i]*b[4i] + .. + a[4i+3]*b[4i+3] for i32 sums of u8 a and i8 b, as the instructions
-# of x86 (vpdpbusd) and Arm (usdot) have it: products and sums of four are exact, the whole wraps |
+# of x86 (vpdpbusd) and Arm (usdot) have it, or i8 a as WebGPU's: products and sums of four are exact, the whole wraps |
 # dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
 # additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps)
 # exp2(x): 2**x to the last bits but one, as machines have an instruction for it |

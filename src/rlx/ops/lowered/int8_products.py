@@ -262,7 +262,7 @@ def has_byte_codes(layout: PanelFormat) -> bool:
     return first in (2, 4, 8) and all(width in (1, 2) for width in others)
 
 
-def byte_bias(layout: PanelFormat) -> int:
-    """What the bytes of a dot product, which have no sign, are more than the values that they stand for. Codes with a
-    sign, and tables of values with one, have 128 added to them."""
-    return layout.bias + (128 if layout.planes == (8,) or layout.table else 0)
+def byte_bias(layout: PanelFormat, has_signs: bool = False) -> int:
+    """What the bytes of a dot product are more than the values that they stand for. Where they have no sign, codes with
+    one, and tables of values with one, have 128 added to them."""
+    return layout.bias + (128 if not has_signs and (layout.planes == (8,) or layout.table) else 0)
