@@ -484,15 +484,14 @@ def _barrier(code: str, warp: GridWarp, given: Sequence[Any]) -> None:
 
 
 def _poll(code: str, outputs: int) -> Callable[[GridWarp, Sequence[Any]], Any]:
-    offsets = [int(n) for n in re.findall(r"\[\$\d+\+(\d+)\]", code)]
+    places = [(int(n) - outputs, int(offset)) for n, offset in re.findall(r"\[\$(\d+)\+(\d+)\]", code)]
     per = 2 if ".v2.b64" in code else 1
-    address = int(re.search(r"\[\$(\d+)\+", code)[1]) - outputs  # type: ignore[index]
     tag = int(re.search(r"setp\.eq\.u32 p, h, \$(\d+)", code)[1]) - outputs  # type: ignore[index]
-    assert len(offsets) * per == outputs
+    assert len(places) * per == outputs
 
     def poll(warp: GridWarp, given: Sequence[Any]) -> Any:
         words = []
-        for offset in offsets:
+        for address, offset in places:
             words += _loads(warp.block.memory, given[address] + np.uint64(offset), warp.active, 2 * per)
         wanted = given[tag]
         has_all = np.ones(LANES, bool)

@@ -58,7 +58,6 @@ class StepKernel:
 @pytest.fixture
 def stepping(fake, monkeypatch):
     """The fake GPU with two multiprocessors, which runs decode steps."""
-    monkeypatch.setenv("RLX_CUDA_ONE_KERNEL", "1")
     monkeypatch.setitem(fake_libcuda._ATTRIBUTES, DeviceAttribute.MULTIPROCESSOR_COUNT, 2)
 
     def as_text(plan, machine):
@@ -96,7 +95,7 @@ def test_a_step_is_one_cooperative_launch(stepping):
             "sm_90a",
             "bf16",
             {},
-            "RLX_CUDA_ONE_KERNEL=1 makes it one kernel for up to 8 sequences",
+            "decode: one kernel for up to 8 sequences",
         ),
         ("sm_90a", "f32", {}, "decode: a graph of kernels, not one kernel: its products are f32; load the model with"),
         ("sm_80", "bf16", {}, "decode: a graph of kernels, not one kernel: sm_80 has no engine"),

@@ -103,7 +103,7 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
             return (f"decode: a graph of kernels, not one kernel{reason}",)
         form = f"one kernel for up to {fitting[-1]} sequences with one new token each{reason}"
         if not knobs.cuda_one_kernel:
-            return (f"decode: a graph of kernels; RLX_CUDA_ONE_KERNEL=1 makes it {form}",)
+            return (f"decode: a graph of kernels, since RLX_CUDA_ONE_KERNEL=0; without it {form}",)
         return (f"decode: {form}",)
 
     def _put(self, array: Array, what: str) -> DeviceArray:

@@ -21,6 +21,8 @@ from rlx.backends.cuda.persistent.step import Norm
 NOTHING = -1e30
 # Elements of a lane.
 EACH = 8
+# Words at places of their own that a thread waits for together.
+MOST_POLLED = 8
 
 
 class Item(NamedTuple):
@@ -125,15 +127,19 @@ class Attention:
         head = item.head % step.kv_heads
         line = item.row * self.plan.vectors["qkv"].words
         count = (group + 2) * dim
-        for start in range(0, count, CONSUMERS):
-            number = w.least(block.thread + start, count - 1)
+        numbers = [w.least(block.thread + start, count - 1) for start in range(0, count, CONSUMERS)]
+        places = []
+        for number in numbers:
             own = head * (group * dim) + number
             of_k = head * dim + (number - group * dim) + step.heads * dim
             of_v = of_k + (step.kv_heads * dim - dim)
             where = w.select(number < group * dim, own, w.select(number < (group + 1) * dim, of_k, of_v))
-            (value,) = block.poll(block.word("qkv", line + where), [0], tag)
+            places.append((block.word("qkv", line + where), 0))
+        for start in range(0, len(places), MOST_POLLED):
+            values = block.poll(places[start : start + MOST_POLLED], tag)
             # Threads behind the last element write what the last one writes.
-            block.keep(self.small + (number << 2), value)
+            for number, value in zip(numbers[start:], values):
+                block.keep(self.small + (number << 2), value)
 
     def prepare(self, item: Item, layer: Val) -> None:
         """Norms of heads, positions; then k and v as the cache has them, and where it has them."""
@@ -338,22 +344,29 @@ class Attention:
         block.await_hint("part", layer, item.head)
         at_a_time = CONSUMERS // splits
         split = block.thread % splits
-        for start in range(0, plan.joined, at_a_time):
-            own = block.thread // splits + start
-            number = item.split * plan.joined + own
-            place = w.least(number, group * dim - 1)
+        owned = [block.thread // splits + start for start in range(0, plan.joined, at_a_time)]
+        places = []
+        for own in owned:
+            place = w.least(item.split * plan.joined + own, group * dim - 1)
             line = (item.head * group + place // dim) * (dim + 2)
-            (value,) = block.poll(block.word("part", (line + place % dim) * splits + split), [0], tag)
-            peak, total = block.poll(block.word("part", (line + dim) * splits + split), [0, 8 * splits], tag)
-            highest, distance = peak, splits // 2
-            while distance:
-                highest = block.larger(highest, block.from_lane(highest, distance))
-                distance //= 2
-            factor = block.exp2(peak - highest)
-            value, total = (block.summed(x * factor, splits) for x in (value, total))
-            is_mine = split.equals(0) & (own < plan.joined) & (number < group * dim)
-            with w.when(is_mine):
-                block.post("att", item.head * (group * dim) + number, value * block.share(total), tag)
+            of_head = block.word("part", (line + dim) * splits + split)
+            places.append([(block.word("part", (line + place % dim) * splits + split), 0), (of_head, 0)])
+            places[-1].append((of_head, 8 * splits))
+        for start in range(0, len(owned), MOST_POLLED // 2):
+            together = range(start, min(start + MOST_POLLED // 2, len(owned)))
+            found = block.poll([place for i in together for place in places[i]], tag)
+            for i, own in enumerate(owned[start : start + len(together)]):
+                value, peak, total = found[3 * i : 3 * i + 3]
+                highest, distance = peak, splits // 2
+                while distance:
+                    highest = block.larger(highest, block.from_lane(highest, distance))
+                    distance //= 2
+                factor = block.exp2(peak - highest)
+                value, total = (block.summed(x * factor, splits) for x in (value, total))
+                number = item.split * plan.joined + own
+                is_mine = split.equals(0) & (own < plan.joined) & (number < group * dim)
+                with w.when(is_mine):
+                    block.post("att", item.head * (group * dim) + number, value * block.share(total), tag)
 
 
 def added(values: Sequence[Val], start: Val) -> Val:

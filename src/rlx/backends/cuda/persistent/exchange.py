@@ -123,19 +123,22 @@ class Block(Lanes):
             a=self.word(vector, index),
         )
 
-    def poll(self, start: Val, offsets: Sequence[int], tag: Val, per: int = 1, type: str = "float") -> list[Val]:
-        """`per` words side by side, 1 or 2, at each offset in bytes, as soon as all have the tag. All lanes come here:
-        they go on together."""
-        count = len(offsets) * per
+    def poll(self, places: Sequence[tuple[Val, int]], tag: Val, per: int = 1, type: str = "float") -> list[Val]:
+        """`per` words side by side, 1 or 2, at each place, an address and bytes behind it, as soon as all have the tag:
+        one trip to memory for all of them. All lanes come here: they go on together."""
+        count = len(places) * per
+        starts = {start.name: start for start, _ in places}
+        named = {name: f"a{number}" for number, name in enumerate(starts)}
         text = f"{{ .reg .pred p; .reg .b64 t0, t1, v<{count}>; .reg .b32 g, h; mov.u64 t0, %globaltimer; SPIN: "
-        for i, offset in enumerate(offsets):
+        for i, (start, offset) in enumerate(places):
             to, kind = (f"{{v{2 * i}, v{2 * i + 1}}}", ".v2") if per == 2 else (f"v{i}", "")
-            text += f"ld.relaxed.gpu.global{kind}.b64 {to}, [<a>+{offset}]; "
+            text += f"ld.relaxed.gpu.global{kind}.b64 {to}, [<{named[start.name]}>+{offset}]; "
         for i in range(count):
             both, other = (".and", ", p") if i else ("", "")
             text += f"mov.b64 {{g, h}}, v{i}; setp.eq{both}.u32 p, h, <t>{other}; "
         text += _UNTIL_P + "".join(f" mov.b64 {{${i}, h}}, v{i};" for i in range(count)) + " }"
-        found = self.w.asm(text, results=[type] * count, a=start, t=tag)
+        given: dict[str, Val | int] = {named[name]: start for name, start in starts.items()}
+        found = self.w.asm(text, results=[type] * count, t=tag, named=given)
         self.together()
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlx.backends.cuda.hopper.instructions import barrier_init
-from rlx.backends.cuda.hopper.writer import Val
 from rlx.backends.cuda.persistent.attend import Attention, bring_keys
 from rlx.backends.cuda.persistent.exchange import Block
 from rlx.backends.cuda.persistent.plan import CONSUMERS, THREADS, UNIT, WARPS, Plan, Product
@@ -47,31 +46,28 @@ class _Kernel:
             offset = w.wide(block.thread) << 2
             both = [block.load(block.at[name] + offset, space="global")[0] for name in ("positions", "lengths")]
             block.keep(block.shared("places") + (block.thread << 3), *both)
-        with w.loop(block.thread, w.value(2 * len(plan.table)), THREADS) as i:
-            at = block.at["table"] + (w.wide(i) << 2)
-            block.keep(block.shared("table") + (i << 2), *block.load(at, space="global"))
-        self.set_up_angles()
+        # Two words at a time, and all of them before the first is kept: one trip to memory.
+        size = -(-len(plan.table) // 2)
+        places = [w.least(block.thread + start, size - 1) << 4 for start in range(0, size, THREADS)]
+        words = [block.load(block.at["table"] + w.wide(place), 4, space="global") for place in places]
+        for place, four in zip(places, words):
+            block.keep(block.shared("table") + place, *four)
 
     def set_up_angles(self) -> None:
-        """Cosines and sines of the position of every sequence."""
+        """Cosines and sines of the position of every sequence, for those who attend; weights are on their way."""
         w, block, plan = self.w, self.block, self.plan
-        pairs, first = plan.rope_bytes // 8, len(plan.step.layers) * len(plan.layer_entries)
+        pairs = plan.rope_bytes // 8
         for number in range(len(plan.ropes)):
-            words = [plan.global_entries.index(f"{name}{number}") + first for name in ("cos", "sin")]
-            starts = [self.from_table(word) for word in words]
-            with w.loop(block.thread, w.value(plan.batch * pairs), THREADS) as i:
+            starts = [block.entry(f"{name}{number}") for name in ("cos", "sin")]
+            with w.loop(block.thread, w.value(plan.batch * pairs), CONSUMERS) as i:
                 row, pair = i // pairs, i % pairs
-                (position,) = block.load(block.at["positions"] + (w.wide(row) << 2), space="global")
+                position, _ = block.place(row)
                 # Rows of padding stand where there is a place for them.
                 position = w.most(w.least(position, block.capacity - 1), 0)
                 to = block.shared("rope") + row * plan.rope_bytes + number * plan.batch * plan.rope_bytes + (pair << 2)
                 for part, start in enumerate(starts):
                     at = start + (w.wide(position * pairs + pair) << 2)
                     block.keep(to + part * 4 * pairs, *block.load(at, space="global"))
-
-    def from_table(self, word: int) -> Val:
-        """A word of the table as it lies in memory, for those who come before it is shared."""
-        return self.w.asm("ld.global.b64 $0, [<a>];", results=["i64"], a=self.block.at["table"] + 8 * word)[0]
 
     # The warp that brings stages.
 
@@ -94,6 +90,7 @@ class _Kernel:
         read = Read(block)
         products, attention = Products(block, read), Attention(block, read)
         self.embed()
+        self.set_up_angles()
         with w.loop(0, w.value(len(self.step.layers))) as layer:
             for phase in plan.layer_phases:
                 if isinstance(phase, Product):

@@ -11,7 +11,6 @@ version i of every vector; the last phase of a layer writes version i + 1 of `x`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -25,6 +24,8 @@ __all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS",
 LEAST_STAGES, MOST_STAGES = 4, 13
 # Keys and values of one stage at most, and blocks that share the keys of one head at most: lanes of a warp join them.
 MOST_KEYS, MOST_SPLITS = 32, 32
+# Elements of a norm at most, of which each thread holds its gains.
+MOST_HIDDEN = 32 * CONSUMERS
 # Words from counter to counter: each has a line of memory of its own.
 COUNTER_WORDS = 16
 
@@ -251,7 +252,9 @@ class Plan:
     def table(self) -> list[Entry]:
         """Words of all layers, one after the other, then those of the whole."""
         layers = [[entry for _, entry in self._layer_words(layer)] for layer in self.step.layers]
-        return [*(entry for words in layers for entry in words), *(entry for _, entry in self._global_words())]
+        words = [*(entry for words in layers for entry in words), *(entry for _, entry in self._global_words())]
+        # Two are read at a time.
+        return [*words, *[Entry("", 0)] * (len(words) % 2)]
 
     # Memory.
 
@@ -361,7 +364,5 @@ def _check(step: Step, batch: int) -> None:
         raise Unfit(f"weights of {sorted(widths)} rows; multiples of {UNIT} are multiplied")
     if first.out.height != step.hidden or first.down.height != step.hidden:
         raise Unfit("halves of a layer that give another width than they read")
-    norms: Sequence[tuple[str, Norm | None]] = (("", first.attention_norm), ("", first.ffn_norm), ("", step.final_norm))
-    for _, norm in norms:
-        if norm is not None and 2 * step.hidden * (2 if norm.shift else 1) > STAGE_BYTES:
-            raise Unfit(f"norms of {step.hidden} elements, which fill more than a stage")
+    if step.hidden > MOST_HIDDEN:
+        raise Unfit(f"norms of {step.hidden} elements; threads hold gains of up to {MOST_HIDDEN}")
