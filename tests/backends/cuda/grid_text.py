@@ -379,6 +379,14 @@ def instruction(code: str, outputs: int) -> Callable[[GridWarp, Sequence[Any]], 
                 warp.block.copies.append(tuple(int(at(given, i)[lane]) for i in range(4)))  # type: ignore[arg-type]
 
         return copy
+    if "mov.u64 t, %globaltimer; st.global.b64" in code:
+
+        def note(warp: GridWarp, given: Sequence[Any]) -> None:
+            # Time is how much this warp has done.
+            now = np.full((int(warp.active.sum()), 1), warp.count + 1, np.uint64)
+            warp.block.memory.store(at(given)[warp.active], now.view(np.uint8))
+
+        return note
     if "st.relaxed.gpu.global.b64" in code:
 
         def post(warp: GridWarp, given: Sequence[Any]) -> None:

@@ -71,6 +71,20 @@ def test_blocks_together_give_the_logits_of_the_cpu_engine():
     check(case, plan)
 
 
+def test_a_marked_kernel_notes_the_times_of_its_phases():
+    case = decoder_case(layers=1, heads=2, kv_heads=1, past=5, vocab=12, hidden=16, ffn=16)
+    plain = case.plan(2)
+    plan = Plan(case.step, 1, 2, SHARED, is_marked=True)
+    assert not plain.marks and plain.exchange_words == plan.marks_at
+    devices = [Device(case, p) for p in (plain, plan)]
+    assert len({device.launch(0, seed=1).tobytes() for device in devices}) == 1
+    words = devices[1].view("<exchange>", np.zeros(plan.exchange_words, "u8"))[plan.marks_at :]
+    layer, last = words.reshape(2, 2, len(plan.marks)).swapaxes(0, 1)
+    # Those of logits stand behind the layers.
+    is_last = np.array([mark.startswith("logits") for mark in plan.marks])
+    assert (np.diff(layer[:, ~is_last].astype("i8")) > 0).all() and (np.diff(last[:, is_last].astype("i8")) > 0).all()
+
+
 @pytest.mark.targets
 @pytest.mark.parametrize("name", STEPS)
 def test_kernels_of_all_forms_give_the_logits_of_the_cpu_engine(name):

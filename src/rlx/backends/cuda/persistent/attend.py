@@ -104,12 +104,16 @@ class Attention:
     def one(self, item: Item, layer: Val) -> None:
         block = self.block
         tag = block.tag(layer)
+        block.mark("attend", "begins", layer)
         block.await_hint("qkv", layer)
+        block.mark("attend", "hinted", layer)
         self.fetch(item, tag)
         block.everyone()
+        block.mark("attend", "ready", layer)
         self.prepare(item, layer)
         self.look(item)
         block.everyone()
+        block.mark("attend", "looked", layer)
         self.join_warps(item, tag)
         if self.plan.splits > 1:
             self.join_blocks(item, layer, tag)
@@ -117,6 +121,7 @@ class Attention:
         block.everyone()
         with self.w.when(block.thread.equals(0)):
             block.arrive("att")
+        block.mark("attend", "done", layer)
 
     # q, k and v.
 
@@ -342,6 +347,7 @@ class Attention:
         with w.when(block.thread.equals(0)):
             block.arrive("part", item.head)
         block.await_hint("part", layer, item.head)
+        block.mark("attend", "joins", layer)
         at_a_time = CONSUMERS // splits
         split = block.thread % splits
         owned = [block.thread // splits + start for start in range(0, plan.joined, at_a_time)]

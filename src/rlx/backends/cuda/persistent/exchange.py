@@ -142,6 +142,17 @@ class Block(Lanes):
         self.together()
         return found
 
+    def mark(self, phase: str, what: str, layer: Val | int | None) -> None:
+        """Note the time, in a plan that is marked."""
+        w, plan = self.w, self.plan
+        if not plan.is_marked:
+            return
+        number = w.value(len(self.step.layers) if layer is None else layer) * len(plan.marks)
+        place = self.block * plan.block_marks + number + plan.marks_at + plan.marks.index(f"{phase} {what}")
+        with w.when(self.thread.equals(0)):
+            at = self.at["exchange"] + (w.wide(place) << 3)
+            w.asm("{ .reg .b64 t; mov.u64 t, %globaltimer; st.global.b64 [<a>], t; }", a=at)
+
     def counter(self, vector: str, head: Val | None = None) -> Val:
         number = self.w.value(self.plan.counters[vector])
         if head is not None:

@@ -29,6 +29,10 @@ MOST_HIDDEN = 32 * CONSUMERS
 # Words from counter to counter: each has a line of memory of its own.
 COUNTER_WORDS = 16
 
+# Where blocks note the time: a phase begins, its vector is said to be there, is there, was multiplied or looked at.
+PRODUCT_MARKS = ("begins", "hinted", "ready", "done")
+ATTEND_MARKS = ("begins", "hinted", "ready", "looked", "joins", "done")
+
 Finish = Literal["post", "add", "gated", "act", "logits"]
 
 
@@ -110,8 +114,10 @@ def _even(size: int, multiple: int) -> int:
 class Plan:
     """Who does what, and where it lies."""
 
-    def __init__(self, step: Step, batch: int, blocks: int, shared_bytes: int) -> None:
+    def __init__(self, step: Step, batch: int, blocks: int, shared_bytes: int, is_marked: bool = False) -> None:
+        """With `is_marked` blocks note the time at places of every phase, to be read behind the words."""
         self.step, self.batch, self.blocks, self.shared_limit = step, batch, blocks, shared_bytes
+        self.is_marked = is_marked
         _check(step, batch)
         self.layer_phases: tuple[Phase, ...] = self._phases(step.layers[0])
         head = step.head
@@ -256,6 +262,21 @@ class Plan:
         # Two are read at a time.
         return [*words, *[Entry("", 0)] * (len(words) % 2)]
 
+    # Times of phases: [block, layer, mark]; those of logits stand behind the last layer.
+
+    @cached_property
+    def marks(self) -> tuple[str, ...]:
+        if not self.is_marked:
+            return ()
+        phases = [*self.layer_phases, self.logits]
+        return tuple(
+            f"{p.name} {m}" for p in phases for m in (PRODUCT_MARKS if isinstance(p, Product) else ATTEND_MARKS)
+        )
+
+    @property
+    def block_marks(self) -> int:
+        return (len(self.step.layers) + 1) * len(self.marks)
+
     # Memory.
 
     def _lay_out(self) -> None:
@@ -274,7 +295,8 @@ class Plan:
         at = _even(at, COUNTER_WORDS)
         # How often blocks have written a vector; of parts for every head.
         self.counters = {name: at + i * COUNTER_WORDS for i, name in enumerate(("x", "qkv", "att", "mid", "h", "part"))}
-        self.exchange_words = at + COUNTER_WORDS * (len(self.counters) - 1 + self.heads)
+        self.marks_at = at + COUNTER_WORDS * (len(self.counters) - 1 + self.heads)
+        self.exchange_words = self.marks_at + self.blocks * self.block_marks
         self._lay_out_shared()
 
     def _lay_out_shared(self) -> None:

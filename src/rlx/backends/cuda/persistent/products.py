@@ -100,10 +100,14 @@ class Products:
         block, norm = self.block, product.norm
         # They are on their way while the vector is waited for.
         gains, shifts = (
-            self.halves(product, block.entry(f"{product.norm_name}_{name}", layer)) if norm is not None and asked else []
+            self.halves(product, block.entry(f"{product.norm_name}_{name}", layer))
+            if norm is not None and asked
+            else []
             for name, asked in (("gain", True), ("shift", norm is not None and norm.shift))
         )
+        block.mark(product.name, "begins", layer)
         block.await_hint(product.reads, version)
+        block.mark(product.name, "hinted", layer)
         tag = block.tag(version)
         if norm is None:
             self.each_row(lambda row: self.fetch(product, row, tag, self.keeps(product, row)))
@@ -112,6 +116,7 @@ class Products:
         else:
             self.measured(product, gains, shifts, tag)
         block.everyone()
+        block.mark(product.name, "ready", layer)
 
     def halves(self, product: Product, at: Val) -> list[Val]:
         """This thread's pairs of a vector of the model; behind the last pair stands the last one."""
@@ -254,6 +259,7 @@ class Products:
         if product.writes:
             with w.when(block.thread.equals(0)):
                 block.arrive(product.writes)
+        block.mark(product.name, "done", layer)
 
     def multiply(self, depth: int, total: Sequence[Var]) -> None:
         """One row of the weight for each column of a unit, over all of K."""
