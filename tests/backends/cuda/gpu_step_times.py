@@ -45,6 +45,7 @@ def plain_launch(*given: Any, cooperative: bool = False, **more: Any) -> Launch:
 # What is changed in modules of the kernel.
 VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "as_is": [],
+    "same_rows": [(plan, "ROTATES", False)],
     "plain_launch": [(runner, "Launch", plain_launch)],
     "flight_2": [(ring, "FLIGHT", 2)],
     "flight_4": [(ring, "FLIGHT", 4)],
@@ -64,6 +65,9 @@ def model_of(name: str) -> OwnModel:
     some = rng.standard_normal(1 << 22).astype("f4")
     arrays = {d: np.resize((some * (d[-1] ** -0.5 if len(d) > 1 else 0.1)).astype(ml_dtypes.bfloat16), d)
               for d in set(dims.values())}  # fmt: skip
+    for array in arrays.values():
+        # Nobody needs a copy of what does not change.
+        array.flags.writeable = False
     return OwnModel(c, lambda n: arrays[dims[n]])
 
 

@@ -76,9 +76,11 @@ class Block(Lanes):
         text = "{ .reg .b16 x, z; mov.b16 z, 0; ld.global.b16 x, [<a>]; mov.b32 $0, {x, z}; }"
         return self.unpacked(self.w.asm(text, results=["i32"], a=at)[0], 0)
 
-    def owned(self, owner: str) -> tuple[Val, Val]:
-        """First unit and number of units."""
-        at = self.shared("owned") + 8 * self.plan.owned_names.index(owner)
+    def owned(self, owner: str, layer: Val | None) -> tuple[Val, Val]:
+        """First unit and number of units in a layer, or behind the last."""
+        names = self.plan.owned_names
+        number = self.w.value(len(self.step.layers)) if layer is None else layer
+        at = self.shared("owned") + number * (8 * len(names)) + 8 * names.index(owner)
         first, count = self.load(at, 2)
         return first, count
 

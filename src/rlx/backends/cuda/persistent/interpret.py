@@ -154,7 +154,7 @@ class _Run:
 
     def block(self, block: int) -> _Steps:
         plan, step = self.plan, self.step
-        first, count = (values[block] for values in plan.owners["x"])
+        first, count = (values[block] for values in plan.owned_by("x", 0))
         columns = np.arange(first * UNIT, (first + count) * UNIT)
         tokens = self.arrays[step.tokens].reshape(-1)
         residual = self.arrays[step.embed][tokens][:, columns].astype(np.float32) * np.float32(step.embed_scale)
@@ -197,7 +197,7 @@ class _Run:
         return found
 
     def product(self, block: int, product: Product, layer: Layer | None, version: int, residual: Array) -> _Steps:
-        first, count = (values[block] for values in self.plan.owners[product.owner])
+        first, count = (values[block] for values in self.plan.owned_by(product.owner, version))
         if not count:
             return
         words = yield _Read(product.reads, version, np.arange(self.plan.batch * self.plan.vectors[product.reads].words))

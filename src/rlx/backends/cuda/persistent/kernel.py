@@ -38,10 +38,10 @@ class _Kernel:
             barrier_init(w, barriers, 1)
             barrier_init(w, barriers + 8, WARPS)
             w.asm("fence.mbarrier_init.release.cluster;")
-        owned = 2 * len(plan.owners)
-        with w.when(block.thread < owned):
-            at = block.at["owned"] + (w.wide(block.block * owned + block.thread) << 2)
-            block.keep(block.shared("owned") + (block.thread << 2), *block.load(at, space="global"))
+        owned = 2 * len(plan.owners) * (len(plan.step.layers) + 1)
+        with w.loop(block.thread, w.value(owned), THREADS) as i:
+            at = block.at["owned"] + (w.wide(block.block * owned + i) << 2)
+            block.keep(block.shared("owned") + (i << 2), *block.load(at, space="global"))
         with w.when(block.thread < plan.batch):
             offset = w.wide(block.thread) << 2
             both = [block.load(block.at[name] + offset, space="global")[0] for name in ("positions", "lengths")]
@@ -102,7 +102,7 @@ class _Kernel:
     def embed(self) -> None:
         """This block's part of the embeddings: the first version of x."""
         w, block, plan, step = self.w, self.block, self.plan, self.step
-        first, count = block.owned("x")
+        first, count = block.owned("x", w.value(0))
         columns = count * UNIT
         with w.loop(block.thread, columns * plan.batch, CONSUMERS) as i:
             row, column = i // columns, i % columns

@@ -24,6 +24,7 @@ __all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS",
 LEAST_STAGES, MOST_STAGES = 4, 13
 # Keys and values of one stage at most, and blocks that share the keys of one head at most: lanes of a warp join them.
 MOST_KEYS, MOST_SPLITS = 32, 32
+ROTATES = True
 # Elements of a norm at most, of which each thread holds its gains.
 MOST_HIDDEN = 32 * CONSUMERS
 # Words from counter to counter: each has a line of memory of its own.
@@ -191,30 +192,48 @@ class Plan:
 
     # Who owns what.
 
-    def _shared_out(self) -> dict[str, Ownership]:
-        """Units are dealt out evenly; one more goes to blocks that have had the fewest bytes so far."""
-        weight, found = [0] * self.blocks, dict[str, Ownership]()
-        for product in self.products:
-            if product.owner not in found:
+    def _shared_out(self) -> dict[str, tuple[Ownership, ...]]:
+        """Of every owner in every layer; logits come behind the last. Units are dealt out evenly; one more goes to
+        blocks that have had the fewest bytes so far, so that who has more in one layer has less in the next. Elements
+        of x stay where they are: blocks keep them."""
+        weight, found = [0] * self.blocks, dict[str, list[Ownership]]()
+
+        def deal(product: Product) -> None:
+            dealt = found.setdefault(product.owner, [])
+            if product.owner == "x" and dealt:
+                owned = dealt[0]
+            else:
                 base, more = divmod(product.units, self.blocks)
                 order = sorted(range(self.blocks), key=lambda b: (weight[b], b))
                 counts = [base] * self.blocks
                 for block in order[:more]:
                     counts[block] += 1
-                first = [sum(counts[:b]) for b in range(self.blocks)]
-                found[product.owner] = Ownership(tuple(first), tuple(counts))
-            each = product.depth * product.parts * (len(self.step.layers) if product.finish != "logits" else 1)
-            for block, count in enumerate(found[product.owner].units):
-                weight[block] += count * each
-        return found
+                owned = Ownership(tuple(sum(counts[:b]) for b in range(self.blocks)), tuple(counts))
+            dealt.append(owned)
+            for block, count in enumerate(owned.units):
+                weight[block] += count * product.depth * product.parts
+
+        for _ in self.step.layers:
+            for product in self.products[:-1]:
+                deal(product)
+        deal(self.logits)
+        layers = len(self.step.layers)
+        # Two phases of a layer add to x.
+        found["x"] = found["x"][:1] * layers
+        found["logits"] *= layers
+        return {owner: (*dealt, dealt[-1]) for owner, dealt in found.items()}
+
+    def owned_by(self, owner: str, layer: int) -> Ownership:
+        return self.owners[owner][layer if ROTATES else 0]
 
     @property
     def owned_names(self) -> tuple[str, ...]:
         return tuple(self.owners)
 
     def owned(self) -> list[list[int]]:
-        """For every block first unit and number of units of each owner."""
-        return [[n for o in self.owners.values() for n in (o.first[b], o.units[b])] for b in range(self.blocks)]
+        """For every block first unit and number of units of each owner, layer by layer."""
+        each = [self.owned_by(name, layer) for layer in range(len(self.step.layers) + 1) for name in self.owners]
+        return [[n for o in each for n in (o.first[b], o.units[b])] for b in range(self.blocks)]
 
     # The table of addresses.
 
@@ -308,12 +327,12 @@ class Plan:
         # q, k and v of a head, then what each warp has found for each head of the group: elements, peak, sum.
         self.found_bytes = _even(step.group * (self.head_bytes + 8), 16)
         attention = (step.group + 2) * self.head_bytes + WARPS * self.found_bytes
-        most_owned = max(self.owners["x"].units)
+        most_owned = max(self.owned_by("x", 0).units)
         pairs = max((layer.rope.pairs for layer in step.layers if layer.rope is not None), default=0)
         self.rope_bytes = 8 * pairs  # cosines and sines of one sequence
         self.unit_bytes = 4 * UNIT * batch
         sizes = {
-            "owned": 8 * len(self.owners),
+            "owned": 8 * len(self.owners) * (len(step.layers) + 1),
             "places": 8 * batch,  # position and length of every sequence
             "squares": 4 * WARPS * batch * 2,
             "table": 8 * len(self.table),

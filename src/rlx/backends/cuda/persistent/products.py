@@ -25,7 +25,7 @@ Follow = Callable[[list[Val], int, "Val | None"], None]
 def bring_rows(block: Block, product: Product, layer: Val | None, fill: Fill) -> None:
     """The rows of this block."""
     w = block.w
-    first, count = block.owned(product.owner)
+    first, count = block.owned(product.owner, layer)
     with w.when(count > 0):
         if product.parts > 1:
             _bring_units(block, product, [block.entry(m, layer) for m in product.matrices], first, first + count, fill)
@@ -238,7 +238,7 @@ class Products:
     def run(self, product: Product, layer: Val | None, version: Val | int) -> None:
         """The whole phase."""
         w, block = self.w, self.block
-        first, count = block.owned(product.owner)
+        first, count = block.owned(product.owner, layer)
         written = block.tag(w.value(version) + product.next_version)
         with w.when(count > 0):
             self.operand(product, layer, version)
