@@ -53,6 +53,7 @@ VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "one_chain": [(products, "CHAINS", 1)],
     "two_chains": [(products, "CHAINS", 2)],
     "stages_10": [(plan, "MOST_STAGES", 10)],
+    "one_chunk": [(plan, "MOST_CHUNKS", 1)],
     "splits_8": [(plan, "MOST_SPLITS", 8)],
     "few_at_a_time": [(products, "POLLED", 4), (attend, "MOST_POLLED", 2)],
 }

@@ -53,32 +53,37 @@ def each_item(block: Block, layer: Val, do: Callable[[Item], None]) -> None:
 
 
 def chunks(block: Block, item: Item) -> tuple[Val, Val]:
-    """The first chunk of keys that a query sees, and how many of them this split has."""
-    plan = block.plan
+    """The first chunk of keys of this split that a query sees, and how many there are: chunk i is that of split i
+    modulo splits, wherever a window begins."""
+    plan, splits = block.plan, block.plan.splits
     start = item.first // plan.keys
-    count = (item.past + (plan.keys - 1)) // plan.keys - start
-    return start, block.w.most(count + (plan.splits - 1) - item.split, 0) // plan.splits
+    start = start + (item.split + splits - start % splits) % splits
+    end = (item.past + (plan.keys - 1)) // plan.keys
+    return start, block.w.most(end + (splits - 1) - start, 0) // splits
 
 
 def bring_keys(block: Block, layer: Val, fill: Fill) -> None:
-    """Keys and values of every chunk of this block: one lane copies the keys, another the values."""
+    """Keys and values of the chunks of this block: one lane copies the keys of a chunk, another its values."""
     w, plan, dim = block.w, block.plan, block.step.head_dim
 
     def one(item: Item) -> None:
         start, count = chunks(block, item)
         lines = w.wide(item.head) * w.wide(block.capacity) * (2 * dim)
-        with w.loop(0, count) as number:
-            key = (start + item.split + number * plan.splits) * plan.keys
-            size = w.least(item.past - key, plan.keys) * (2 * dim)
-            offset = lines + w.wide(key) * (2 * dim)
+        with w.loop(0, count, plan.chunks_of_stage) as number:
+            keys = [(start + (number + i) * plan.splits) * plan.keys for i in range(plan.chunks_of_stage)]
+            sizes = [w.most(w.least(item.past - key, plan.keys), 0) * (2 * dim) for key in keys]
+            whole = sizes[0]
+            for size in sizes[1:]:
+                whole = whole + size
 
             def copy(to: Val, full: Val) -> None:
-                for lane, name in enumerate(("keys", "values")):
-                    with w.when(block.lane.equals(lane)):
-                        source = block.entry(name, layer) + offset
-                        fill.copy_shared(to + lane * (2 * dim * plan.keys), source, size, full)
+                for chunk, (key, size) in enumerate(zip(keys, sizes)):
+                    for part, name in enumerate(("keys", "values")):
+                        with w.when(block.lane.equals(2 * chunk + part) & (size > 0)):
+                            source = block.entry(name, layer) + lines + w.wide(key) * (2 * dim)
+                            fill.copy_shared(to + (2 * chunk + part) * (2 * dim * plan.keys), source, size, full)
 
-            fill.bring(size << 1, copy)
+            fill.bring(whole << 1, copy)
 
     each_item(block, layer, one)
 
@@ -251,22 +256,24 @@ class Attention:
                 peak.set(highest)
 
         start, count = chunks(block, item)
-        with w.loop(0, count) as number:
-            first = (start + item.split + number * plan.splits) * plan.keys
+        # Lanes without elements of a head read those of the first lane, and multiply them by zero.
+        part = self.part if self.lanes * EACH == dim else w.select(self.part * EACH < dim, self.part, 0)
+        with w.loop(0, count, plan.chunks_of_stage) as number:
             stage = self.read.take()
-            slots = [block.warp + i for i in range(0, plan.keys, WARPS)]
-            seen: list[Val | None] = []
-            for slot in slots:
-                ok = first + slot < item.past
-                seen.append(ok & (item.first < first + slot + 1) if plan.has_windows else ok)
-            # Lanes without elements of a head read those of the first lane, and multiply them by zero.
-            part = self.part if self.lanes * EACH == dim else w.select(self.part * EACH < dim, self.part, 0)
-            at = [self.read.memory(stage) + slot * (2 * dim) + part * (2 * EACH) for slot in slots]
-            keys = [self.elements(block.load(a, 4)) for a in at]
-            values = [self.elements(block.load(a + 2 * dim * plan.keys, 4)) for a in at]
-            # What was in the stage before may be no number.
-            values = [[w.select(ok, x, 0.0, "float") for x in v] for v, ok in zip(values, seen) if ok is not None]
-            update(keys, values, seen)
+            with w.loop(number, w.least(number + plan.chunks_of_stage, count)) as chunk:
+                first = (start + chunk * plan.splits) * plan.keys
+                lines = self.read.memory(stage) + (chunk - number) * (4 * dim * plan.keys) + part * (2 * EACH)
+                slots = [block.warp + i for i in range(0, plan.keys, WARPS)]
+                seen: list[Val | None] = []
+                for slot in slots:
+                    ok = first + slot < item.past
+                    seen.append(ok & (item.first < first + slot + 1) if plan.has_windows else ok)
+                at = [lines + slot * (2 * dim) for slot in slots]
+                keys = [self.elements(block.load(a, 4)) for a in at]
+                values = [self.elements(block.load(a + 2 * dim * plan.keys, 4)) for a in at]
+                # What was in the stage before may be no number.
+                values = [[w.select(ok, x, 0.0, "float") for x in v] for v, ok in zip(values, seen) if ok is not None]
+                update(keys, values, seen)
             self.read.release(stage)
         with w.when(self.is_owner(item) & item.sees_itself & block.warp.equals(0)):
             key, value = (self.own(self.step.group + i) for i in range(2))

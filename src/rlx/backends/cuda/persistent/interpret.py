@@ -313,7 +313,7 @@ class _Run:
         past, first = min(place, length), 0 if layer.window is None else max(0, place - layer.window)
         chunk = np.arange(len(caches[0])) // plan.keys
         seen = (np.arange(len(chunk)) < past) & (np.arange(len(chunk)) >= first)
-        mine = seen & ((chunk - first // plan.keys) % plan.splits == split)
+        mine = seen & (chunk % plan.splits == split)
         keys, values = (cache[mine].astype(np.float32) for cache in caches)
         if place // plan.keys % plan.splits == split:
             if place < length:

@@ -25,6 +25,8 @@ LEAST_STAGES, MOST_STAGES = 4, 13
 # Keys and values of one stage at most, and blocks that share the keys of one head at most: lanes of a warp join them.
 MOST_KEYS, MOST_SPLITS = 32, 32
 ROTATES = True
+# Chunks of one stage at most: two lanes copy each.
+MOST_CHUNKS = 4
 # Elements of a norm at most, of which each thread holds its gains.
 MOST_HIDDEN = 32 * CONSUMERS
 # Words from counter to counter: each has a line of memory of its own.
@@ -184,6 +186,11 @@ class Plan:
     def keys(self) -> int:
         """Of a chunk, whose keys and values fill a stage at most: as many for each warp."""
         return min(MOST_KEYS, STAGE_BYTES // (4 * self.step.head_dim) // WARPS * WARPS)
+
+    @property
+    def chunks_of_stage(self) -> int:
+        """Chunks that are brought together: stages that are not full are room that the ring lacks."""
+        return max(1, min(MOST_CHUNKS, STAGE_BYTES // (4 * self.step.head_dim * self.keys)))
 
     @property
     def joined(self) -> int:
