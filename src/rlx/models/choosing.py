@@ -36,7 +36,7 @@ class Choice:
     def __init__(self, options: SamplingOptions, vocab: int, device: str) -> None:
         self.options = options
         self._program = Session(device).compile(choice_graph(options, vocab))
-        names = [name for name in ("temperature", "top_p", "min_p") if name in self._program.input_types]
+        names: list[str] = [name for name in ("temperature", "top_p", "min_p") if name in self._program.input_types]
         self._numbers = {name: np.array(getattr(options, name), np.float64) for name in names}
 
     @staticmethod

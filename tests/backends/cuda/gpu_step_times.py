@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,8 @@ from rlx.backends.cuda.persistent import attend, plan, products, ring, runner  #
 from rlx.backends.cuda.timing import Case, measure, measure_limits  # noqa: E402
 from rlx.errors import RlxError  # noqa: E402
 from rlx.knobs import knobs  # noqa: E402
+from rlx.models.kv_cache import SequenceBatch  # noqa: E402
+from rlx.models.sampling import Sampler, SamplingOptions  # noqa: E402
 
 LAYERS = {"1B": 16, "8B": 32}
 
@@ -117,15 +120,80 @@ def times(model: OwnModel, context: int, names: list[str], gpu: Any, copy: float
             print(f"  {name}: {str(error)[:300]}", flush=True)
             continue
         cases.append(Case(name, run_with(decoding)))
+    params: Any = model.program._ready.prepared  # type: ignore[union-attr]
+    # Weights that lay in the same place would be found in the cache of the GPU.
+    assert len(set(params.addresses.tolist())) == len(params.addresses)
+    print(f"  {params.byte_size / 1e9:.2f} GB of weights, {moved / 1e9:.3f} GB a step", flush=True)
     main: Any = model.program.executable
     before = main._main._decoding
     found = {}
-    for name, seconds in measure(gpu, cases, rounds=5, launches=20, pause=0.02).items():
+    for name, seconds in measure(gpu, cases, rounds=5, launches=60, pause=0.02).items():
         found[name] = seconds.median
         share = moved / seconds.median / copy
         print(f"  {name:16} {seconds.median * 1e6:8.1f} us {share:6.1%} (spread {seconds.spread:.1%})", flush=True)
     main._main._decoding = before
     return found
+
+
+def ahead(model: OwnModel, context: int, gpu: Any, copy: float) -> dict[str, float]:
+    """Microseconds of a token where several follow each other: in one launch, in launches whose tokens stay on the GPU,
+    and with the host between them. Times of the GPU for the first, of the clock for the others."""
+    runner_of, moved = model.runner, step_bytes(model.config, context)
+    found: dict[str, float] = {}
+    model.start(context + 80)
+    given, one = model.inputs([11], context - 1), np.ones(1, np.int32)
+    names = runner_of.cache_names
+
+    def launch(steps: int) -> Callable[[int], Any]:
+        def run(number: int) -> None:
+            inputs = given | model._tables | dict(zip(names, model.caches))
+            done = model.program.run_ahead(inputs, one, steps)
+            assert done is not None
+            model.caches = done[1:]
+
+        return run
+
+    cases = [Case(f"{steps} a launch", launch(steps)) for steps in (1, 8, 32)]
+    for (name, seconds), steps in zip(measure(gpu, cases, rounds=5, launches=8, pause=0.02).items(), (1, 8, 32)):
+        found[name] = seconds.median / steps * 1e6
+        print(f"  {name:16} {found[name]:8.1f} us {moved / found[name] * 1e6 / copy:6.1%} a token", flush=True)
+    sequences = SequenceBatch(runner_of)
+    sequences.tokens = [[11] * context]
+    sequences._reserve(context + 70)
+    options = {
+        "greedy": SamplingOptions(),
+        "temperature": SamplingOptions(temperature=0.8, seed=1),
+        "top_k 50": SamplingOptions(temperature=0.8, top_k=50, seed=1),
+        "top_p 0.9": SamplingOptions(temperature=0.8, top_p=0.9, seed=1),
+    }
+    for name, chosen in options.items():
+        for is_chain in (False, True) if name == "greedy" else (True,):
+            label = f"{name}, chained" if is_chain else f"{name}, one launch"
+            with mock.patch.object(type(runner_of), "run_ahead", lambda *_: None) if is_chain else nullcontext():
+                found[label] = _clock(
+                    lambda o=chosen: sequences.write_ahead([11], o, np.full((32, 1), 0.3)), sequences, context
+                )
+    sampler = Sampler(options["temperature"])
+
+    def by_host() -> None:
+        for _ in range(32):
+            sampler.choose(sequences.extend([[11]])[0])
+
+    found["temperature, on the host"] = _clock(by_host, sequences, context)
+    for name in list(found)[3:]:
+        print(f"  {name:26} {found[name]:8.1f} us a token by the clock", flush=True)
+    return found
+
+
+def _clock(run: Callable[[], Any], sequences: Any, context: int) -> float:
+    """Microseconds of one of 32 tokens: the best of three."""
+    times = []
+    for _ in range(4):
+        sequences.truncate(0, context)
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times[1:]) / 32 * 1e6
 
 
 def marks(model: OwnModel, context: int, changes: list[tuple[Any, str, Any]], gpu: Any) -> dict[str, Any]:
@@ -135,7 +203,7 @@ def marks(model: OwnModel, context: int, changes: list[tuple[Any, str, Any]], gp
     with variant(model, [*changes, (runner, "Plan", partial(plan.Plan, is_marked=True))]) as decoding:
         for _ in range(5):
             model.run(given)
-        memory: Any = decoding._by_batch(1)
+        memory: Any = decoding._by_batch(1, False)
         words = np.asarray(memory._exchange).view(np.uint64)[memory.plan.marks_at :]
     return show_marks(memory.plan, words)
 
@@ -172,6 +240,7 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 4096])
     parser.add_argument("--variants", nargs="+", default=["as_is"], choices=[*VARIANTS, "graph"])
     parser.add_argument("--marks", action="store_true")
+    parser.add_argument("--ahead", action="store_true", help="several tokens without the host between them")
     parser.add_argument("--out")
     args = parser.parse_args()
     gpu = open_gpu(0)
@@ -185,6 +254,8 @@ def main() -> None:
             found: dict[str, Any] = {
                 "us": {k: v * 1e6 for k, v in times(model, context, args.variants, gpu, copy).items()}
             }
+            if args.ahead:
+                found["ahead"] = ahead(model, context, gpu, copy)
             if args.marks:
                 found["marks"] = marks(model, context, [], gpu)
             results[f"{name} {context}"] = found

@@ -40,6 +40,7 @@ _COMPARED = {
     "eq": np.equal,
     "ne": np.not_equal,
     "oeq": np.equal,
+    "ogt": np.greater,
     "one": np.not_equal,
 }
 _CALLED: dict[str, Callable[..., Any]] = {
@@ -394,6 +395,13 @@ def instruction(code: str, outputs: int) -> Callable[[GridWarp, Sequence[Any]], 
             warp.block.memory.store(at(given, 2)[warp.active], np.ascontiguousarray(words).view(np.uint8))
 
         return post
+    if "ld.acquire.cta.shared" in code:
+
+        def shared_hint(warp: GridWarp, given: Sequence[Any]) -> Any:
+            (count,) = _loads(warp.block.shared, at(given), warp.active, 1)
+            return warp.active & ((count - at(given, 1)).view(np.int32) < 0)
+
+        return shared_hint
     if "ld.relaxed.gpu.global" in code:
         return _poll(code, outputs) if outputs else _hint(code)
     if code.startswith("red.relaxed"):
@@ -432,7 +440,7 @@ def _memory(code: str, outputs: int, places: Sequence[int]) -> Callable[[GridWar
             warp.block.memory.store(given[places[1]][warp.active], words)
 
         return store_half
-    found = re.fullmatch(r"(ld|st)\.(shared|global)(?:\.v(\d))?\.b(32|64) .*", code)
+    found = re.fullmatch(r"(ld|st)(?:\.release\.cta)?\.(shared|global)(?:\.v(\d))?\.b(32|64) .*", code)
     if found:
         is_load, is_shared, words = found[1] == "ld", found[2] == "shared", int(found[3] or 1) * int(found[4]) // 32
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.writer import Val, Var
-from rlx.backends.cuda.persistent.exchange import Block
+from rlx.backends.cuda.persistent.exchange import UNTIL_P, Block
 from rlx.backends.cuda.persistent.plan import CONSUMERS, WARPS
 from rlx.backends.cuda.persistent.ring import Fill, Read
 from rlx.backends.cuda.persistent.step import Norm
@@ -66,6 +66,11 @@ def bring_keys(block: Block, layer: Val, fill: Fill) -> None:
     """Keys and values of the chunks of this block: one lane copies the keys of a chunk, another its values."""
     w, plan, dim = block.w, block.plan, block.step.head_dim
 
+    if block.number is not None:
+        # The step before has written keys of this layer, which are read like those of launches before.
+        with w.when(block.number > 0):
+            await_appended(block, (block.number - 1) * len(block.step.layers) + layer + 1)
+
     def one(item: Item) -> None:
         start, count = chunks(block, item)
         lines = w.wide(item.head) * w.wide(block.capacity) * (2 * dim)
@@ -88,6 +93,17 @@ def bring_keys(block: Block, layer: Val, fill: Fill) -> None:
     each_item(block, layer, one)
 
 
+def await_appended(block: Block, count: Val) -> None:
+    """Wait until the caches have new keys and values of so many layers, and let the copy engine see them."""
+    block.w.asm(
+        "{ .reg .pred p; .reg .b64 t0, t1; .reg .b32 h; mov.u64 t0, %globaltimer; SPIN: "
+        f"ld.acquire.cta.shared.u32 h, [<a>]; sub.u32 h, h, <g>; setp.ge.s32 p, h, 0; {UNTIL_P} }}",
+        a=block.shared("appended"),
+        g=count,
+    )
+    block.w.asm("fence.proxy.async;")
+
+
 class Attention:
     """Attention of one block, for the warps that multiply."""
 
@@ -104,7 +120,13 @@ class Attention:
         self.found = self.small + (step.group + 2) * (4 * dim)
 
     def run(self, layer: Val) -> None:
-        each_item(self.block, layer, lambda item: self.one(item, layer))
+        block = self.block
+        each_item(block, layer, lambda item: self.one(item, layer))
+        if block.number is not None:
+            # All threads of the block have met behind what they have stored.
+            with self.w.when(block.thread.equals(0)):
+                done = block.number * len(self.step.layers) + layer + 1
+                self.w.asm("st.release.cta.shared.b32 [<a>], <v>;", a=block.shared("appended"), v=done)
 
     def one(self, item: Item, layer: Val) -> None:
         block = self.block
@@ -226,6 +248,8 @@ class Attention:
             to = w.select(is_k, keys, values, "i64") + line + (w.wide(place) << 1)
             with w.when(is_owner):
                 w.asm("{ .reg .b16 x, y; mov.b32 {x, y}, <r>; st.global.b16 [<a>], x; }", r=word, a=to)
+                if block.number is not None:
+                    w.asm("fence.proxy.async;")
 
     def is_owner(self, item: Item) -> Val:
         """Of the new key: a split that would have its chunk."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlx.backends.cuda.hopper.instructions import barrier_init
 from rlx.backends.cuda.persistent.attend import Attention, bring_keys
+from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
 from rlx.backends.cuda.persistent.plan import CONSUMERS, THREADS, UNIT, WARPS, Plan, Product
 from rlx.backends.cuda.persistent.products import Products, bring_rows
@@ -44,8 +47,12 @@ class _Kernel:
             block.keep(block.shared("owned") + (i << 2), *block.load(at, space="global"))
         with w.when(block.thread < plan.batch):
             offset = w.wide(block.thread) << 2
-            both = [block.load(block.at[name] + offset, space="global")[0] for name in ("positions", "lengths")]
-            block.keep(block.shared("places") + (block.thread << 3), *both)
+            names = ("positions", "lengths", "moves" if plan.chooses else "lengths", "tokens")
+            four = [block.load(block.at[name] + offset, space="global")[0] for name in names]
+            block.keep(block.shared("places") + (block.thread << 4), *four)
+        if plan.chooses:
+            with w.when(block.thread.equals(0)):
+                block.keep(block.shared("appended"), w.value(0))
         # Two words at a time, and all of them before the first is kept: one trip to memory.
         size = -(-len(plan.table) // 2)
         places = [w.least(block.thread + start, size - 1) << 4 for start in range(0, size, THREADS)]
@@ -73,8 +80,8 @@ class _Kernel:
 
     def bring(self) -> None:
         w, block, plan = self.w, self.block, self.plan
-        with w.when(block.lane < BRINGING):
-            fill = Fill(block)
+
+        def step() -> None:
             with w.loop(0, w.value(len(self.step.layers))) as layer:
                 for phase in plan.layer_phases:
                     if isinstance(phase, Product):
@@ -83,21 +90,44 @@ class _Kernel:
                         bring_keys(block, layer, fill)
             bring_rows(block, plan.logits, None, fill)
 
+        with w.when(block.lane < BRINGING):
+            fill = Fill(block)
+            self.each_step(step)
+
+    def each_step(self, do: Callable[[], None]) -> None:
+        """All steps of the launch; without choices there is one."""
+        if not self.plan.chooses:
+            do()
+            return
+        with self.w.loop(0, self.block.steps) as number:
+            self.block.number = number
+            do()
+        self.block.number = None
+
     # The warps that multiply.
 
     def consume(self) -> None:
         w, block, plan = self.w, self.block, self.plan
         read = Read(block)
         products, attention = Products(block, read), Attention(block, read)
-        self.embed()
-        self.set_up_angles()
-        with w.loop(0, w.value(len(self.step.layers))) as layer:
-            for phase in plan.layer_phases:
-                if isinstance(phase, Product):
-                    products.run(phase, layer, layer)
-                else:
-                    attention.run(layer)
-        products.run(plan.logits, None, len(self.step.layers))
+        choosing = Choosing(block) if plan.chooses else None
+
+        def step() -> None:
+            self.embed()
+            self.set_up_angles()
+            with w.loop(0, w.value(len(self.step.layers))) as layer:
+                for phase in plan.layer_phases:
+                    if isinstance(phase, Product):
+                        products.run(phase, layer, layer)
+                    else:
+                        attention.run(layer)
+            if choosing is not None:
+                choosing.begin()
+            products.run(plan.logits, None, len(self.step.layers), choosing)
+            if choosing is not None:
+                choosing.end()
+
+        self.each_step(step)
 
     def embed(self) -> None:
         """This block's part of the embeddings: the first version of x."""
@@ -106,7 +136,7 @@ class _Kernel:
         columns = count * UNIT
         with w.loop(block.thread, columns * plan.batch, CONSUMERS) as i:
             row, column = i // columns, i % columns
-            (token,) = block.load(block.at["tokens"] + (w.wide(row) << 2), space="global")
+            (token,) = block.load(block.token_at(row))
             token = w.most(w.least(token, step.head.height - 1), 0)
             place = first * UNIT + column
             at = block.entry("embed") + ((w.wide(token) * step.hidden + w.wide(place)) << 1)

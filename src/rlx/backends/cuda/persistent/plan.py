@@ -117,10 +117,19 @@ def _even(size: int, multiple: int) -> int:
 class Plan:
     """Who does what, and where it lies."""
 
-    def __init__(self, step: Step, batch: int, blocks: int, shared_bytes: int, is_marked: bool = False) -> None:
-        """With `is_marked` blocks note the time at places of every phase, to be read behind the words."""
+    def __init__(
+        self,
+        step: Step,
+        batch: int,
+        blocks: int,
+        shared_bytes: int,
+        is_marked: bool = False,
+        chooses: bool = False,
+    ) -> None:
+        """With `is_marked` blocks note the time at places of every phase, to be read behind the words. With `chooses`
+        a launch is any number of steps: each goes on with the token of the highest logit of the one before."""
         self.step, self.batch, self.blocks, self.shared_limit = step, batch, blocks, shared_bytes
-        self.is_marked = is_marked
+        self.is_marked, self.chooses = is_marked, chooses
         _check(step, batch)
         self.layer_phases: tuple[Phase, ...] = self._phases(step.layers[0])
         head = step.head
@@ -318,9 +327,14 @@ class Plan:
             # [head of k, head of its group, element or peak or sum, split]
             self.vectors["part"] = Vector(at, self.heads * step.group * (step.head_dim + 2) * self.splits)
             at += self.vectors["part"].length
+        if self.chooses:
+            # [sequence, block, highest logit or its word]; two are read at a time.
+            self.vectors["best"] = Vector(_even(at, 2), 2 * self.blocks)
+            at = _even(at, 2) + self.batch * self.vectors["best"].words
         at = _even(at, COUNTER_WORDS)
         # How often blocks have written a vector; of parts for every head.
-        self.counters = {name: at + i * COUNTER_WORDS for i, name in enumerate(("x", "qkv", "att", "mid", "h", "part"))}
+        counted = ("x", "qkv", "att", "mid", "h", *["best"] * self.chooses, "part")
+        self.counters = {name: at + i * COUNTER_WORDS for i, name in enumerate(counted)}
         self.marks_at = at + COUNTER_WORDS * (len(self.counters) - 1 + self.heads)
         self.exchange_words = self.marks_at + self.blocks * self.block_marks
         self._lay_out_shared()
@@ -340,7 +354,8 @@ class Plan:
         self.unit_bytes = 4 * UNIT * batch
         sizes = {
             "owned": 8 * len(self.owners) * (len(step.layers) + 1),
-            "places": 8 * batch,  # position and length of every sequence
+            "places": 16 * batch,  # of every sequence position, length, by how much both grow, and its token
+            "appended": 4,  # layers whose new keys and values the caches have
             "squares": 4 * WARPS * batch * 2,
             "table": 8 * len(self.table),
             "rope": len(self.ropes) * batch * self.rope_bytes,

@@ -9,6 +9,7 @@ from rlx.backends.cuda.hopper.instructions import mma
 from rlx.backends.cuda.hopper.stream_rows import DEPTH, PITCH, SHARE
 from rlx.backends.cuda.hopper.stream_rows import STEP as LANE_STEP
 from rlx.backends.cuda.hopper.writer import Val, Var
+from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
 from rlx.backends.cuda.persistent.plan import CONSUMERS, UNIT, WARPS, Product
 from rlx.backends.cuda.persistent.ring import Fill, Read
@@ -235,8 +236,8 @@ class Products:
 
     # Sums.
 
-    def run(self, product: Product, layer: Val | None, version: Val | int) -> None:
-        """The whole phase."""
+    def run(self, product: Product, layer: Val | None, version: Val | int, choosing: Choosing | None = None) -> None:
+        """The whole phase. Logits that are chosen from are not stored."""
         w, block = self.w, self.block
         first, count = block.owned(product.owner, layer)
         written = block.tag(w.value(version) + product.next_version)
@@ -247,14 +248,18 @@ class Products:
                 # A thread for each pair of columns of a row finishes it.
                 row, column = block.thread >> 2, unit * UNIT + (block.thread & 3) * 2
                 biases = self.biases(product, layer, unit, column)
-                sums = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(product.parts)]
-                for total in sums:
+                totals = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(product.parts)]
+                for total in totals:
                     self.multiply(product.depth, total)
                 here = block.shared("sums") + self.turn.get() * (WARPS * 2 * self.plan.unit_bytes)
-                self.put(here, sums)
+                self.put(here, totals)
                 block.everyone()
                 with w.when(block.thread < self.plan.batch * (UNIT // 2)):
-                    self.finish(product, self.joined(here, product.parts), biases, row, column, number, written)
+                    sums = self.finished(product, self.joined(here, product.parts), biases, row)
+                    if choosing is not None:
+                        choosing.look(column, self.logits(sums[0]))
+                    else:
+                        self.finish(product, sums, row, column, number, written)
                 self.turn.set(self.turn.get() ^ 1)
         if product.writes:
             with w.when(block.thread.equals(0)):
@@ -364,22 +369,17 @@ class Products:
                 variable.set(block.unpacked(word, which))
         return [variable.get() for variable in found]
 
-    def finish(
-        self,
-        product: Product,
-        sums: list[list[Val]],
-        biases: list[list[Val]],
-        row: Val,
-        column: Val,
-        number: Val,
-        tag: Val,
-    ) -> None:
-        block = self.block
+    def finished(self, product: Product, sums: list[list[Val]], biases: list[list[Val]], row: Val) -> list[list[Val]]:
+        """Sums with the factor of a norm, and biases."""
         if self.plan.is_delayed(product):
             factor = self.factor(product, row)
             sums = [[x * factor for x in part] for part in sums]
         for i, bias in enumerate(biases):
             sums[i] = [x + b for x, b in zip(sums[i], bias)]
+        return sums
+
+    def finish(self, product: Product, sums: list[list[Val]], row: Val, column: Val, number: Val, tag: Val) -> None:
+        block = self.block
         if product.finish == "logits":
             self.store_logits(product, sums[0], row, column)
             return
@@ -401,11 +401,14 @@ class Products:
 
     def store_logits(self, product: Product, values: list[Val], row: Val, column: Val) -> None:
         w, block, count = self.w, self.block, product.counts[0]
-        for i, value in enumerate(values):
-            x = self.capped(value * self.step.logit_scale if self.step.logit_scale != 1.0 else value)
+        for i, x in enumerate(self.logits(values)):
             at = block.at["logits"] + (w.wide(row * count + column + i) << 2)
             with w.when(column + i < count):
                 w.asm("st.global.b32 [<a>], <x>;", a=at, x=x)
+
+    def logits(self, values: list[Val]) -> list[Val]:
+        scale = self.step.logit_scale
+        return [self.capped(value * scale if scale != 1.0 else value) for value in values]
 
     def capped(self, x: Val) -> Val:
         """cap · tanh(x / cap), as 1 - 2 / (exp(2x) + 1)."""
