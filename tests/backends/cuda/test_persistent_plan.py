@@ -66,6 +66,23 @@ def test_the_order_of_blocks_does_not_matter(llama):
     assert len(set(found)) == 1
 
 
+def test_steps_follow_each_other_in_any_order(llama):
+    """Words and logits as of one step at a time; nobody writes over what others may not have read."""
+    arrays, wanted = {key: np.array(a) for key, a in llama.arrays.items()}, None
+    plain = llama.plan(5)
+    memory = Exchange(plain)
+    for number in range(3):
+        wanted = run_plan(plain, arrays, number, memory)
+        arrays["tokens"] = wanted.argmax(-1).astype("i4")[:, None]
+        arrays["positions"], arrays["kv_len"] = arrays["positions"] + 1, arrays["kv_len"] + 1
+    plan = Plan(llama.step, 1, 5, SHARED, chooses=True)
+    for seed in range(4):
+        fresh = {key: np.array(a) for key, a in llama.arrays.items()}
+        assert np.array_equal(run_plan(plan, fresh, 0, Exchange(plan), seed, steps=3), wanted)
+    with pytest.raises(Hazard, match=r"not of version|may not have read|written over"):
+        run_plan(plan, llama.arrays, 0, Exchange(plan), unawaited=frozenset(["best"]), steps=3)
+
+
 @pytest.mark.parametrize("vector", ["x", "qkv", "part", "att", "mid", "h"])
 def test_a_missing_wait_is_found(llama, vector):
     plan = llama.plan(5)
