@@ -190,7 +190,7 @@ class Knobs:
     native_fk_regions = Knob[bool | None](None, env.is_true, "targets run such regions natively; unset: all but CPU")
     no_native_fk_regions = Knob(*_OFF, "no target runs such regions natively")
     # Off until it has been measured: it has run on no GPU yet.
-    cuda_one_kernel = Knob(*_OFF, "run the decode step of a language model as one kernel on CUDA where it has the form")
+    cuda_one_kernel = Knob(*_ON, "run the decode step of a language model as one kernel on CUDA where it has the form")
     metal_no_fusion = Knob(*_OFF, "no fusion on Metal")
     metal_unfuse_regions = Knob(*_OFF, "take element-wise regions apart on Metal")
     wgpu_features = Knob[str | None](

@@ -18,6 +18,8 @@ from rlx.backends.cuda.persistent.plan import THREADS, Plan
 from rlx.backends.cuda.persistent.runner import step_ptx
 from rlx.kernels.machines import machine_named
 
+MOST_STEPS = 4
+
 
 class Device:
     """Memory with all arrays of a case, and launches of its kernel."""
@@ -28,7 +30,8 @@ class Device:
         arrays = {name: np.asarray(a) for name, a in case.arrays.items()}
         arrays |= {"<owned>": np.array(plan.owned(), "i4"), "<exchange>": np.zeros(plan.exchange_words, "u8")}
         arrays |= {"<logits>": np.full((plan.batch, step.head.height), np.nan, "f4")}
-        arrays |= {"<table>": np.zeros(len(plan.table), "u8")}
+        arrays |= {"<table>": np.zeros(len(plan.table), "u8"), "<moves>": np.ones(plan.batch, "i4")}
+        arrays |= {"<chosen>": np.full((MOST_STEPS, plan.batch), -1, "i4")}
         self.at, end = {}, GLOBAL
         for name, array in arrays.items():
             self.at[name], end = end, end + -(-array.nbytes // 256) * 256
@@ -42,12 +45,14 @@ class Device:
         start = self.at[name] - GLOBAL
         return self.memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
 
-    def launch(self, number, seed):
+    def launch(self, number, seed, steps=1):
         step, plan = self.plan.step, self.plan
-        names = ["<table>", "<owned>", "<exchange>", step.tokens, step.positions, step.lengths, "<logits>"]
+        names = ["<table>", "<owned>", "<exchange>", step.tokens, step.positions, step.lengths, "<logits>", "<moves>"]
         capacity = self.case.arrays[step.layers[0].keys].shape[2]
-        arguments = [*(self.at[name] for name in names), capacity, number]
+        arguments = [*(self.at[name] for name in (*names, "<chosen>")), capacity, number, steps]
         run_grid(self.text, arguments, self.memory, plan.blocks, THREADS, plan.shared_bytes, seed)
+        if plan.chooses:
+            return self.view("<chosen>", np.zeros((MOST_STEPS, plan.batch), "i4"))[:steps].copy()
         return self.view("<logits>", np.zeros((plan.batch, step.head.height), "f4")).copy()
 
 
@@ -69,6 +74,47 @@ def test_blocks_together_give_the_logits_of_the_cpu_engine():
     plan = case.plan(2)
     assert plan.splits == 2
     check(case, plan)
+
+
+def test_a_marked_kernel_notes_the_times_of_its_phases():
+    case = decoder_case(layers=1, heads=2, kv_heads=1, past=5, vocab=12, hidden=16, ffn=16)
+    plain = case.plan(2)
+    plan = Plan(case.step, 1, 2, SHARED, is_marked=True)
+    assert not plain.marks and plain.exchange_words == plan.marks_at
+    devices = [Device(case, p) for p in (plain, plan)]
+    assert len({device.launch(0, seed=1).tobytes() for device in devices}) == 1
+    words = devices[1].view("<exchange>", np.zeros(plan.exchange_words, "u8"))[plan.marks_at :]
+    layer, last = words.reshape(2, 2, len(plan.marks)).swapaxes(0, 1)
+    # Those of logits stand behind the layers.
+    is_last = np.array([mark.startswith("logits") for mark in plan.marks])
+    assert (np.diff(layer[:, ~is_last].astype("i8")) > 0).all() and (np.diff(last[:, is_last].astype("i8")) > 0).all()
+
+
+# Options of `decoder_case`, and blocks.
+CHAINS = {
+    "small": ({"layers": 1, "heads": 2, "kv_heads": 1, "past": 31, "vocab": 12, "hidden": 16, "ffn": 16}, 2),
+    "two sequences": ({"layers": 2, "batch": 2, "past": 30, "vocab": 28, "hidden": 16, "ffn": 16}, 3),
+    "windows": ({"family": "mistral", "windows": (9, None), "past": 62, "vocab": 20, "heads": 2, "kv_heads": 1}, 3),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.targets] * (n != "small")) for n in CHAINS])
+def test_steps_of_one_launch_are_those_of_several(name):
+    """Tokens and caches are those of launches that are given each token by the host, whose logits choose it."""
+    options, blocks = CHAINS[name]
+    case, batch = decoder_case(**options), options.get("batch", 1)
+    plain = Device(case, case.plan(blocks, batch))
+    wanted, places = [], {name: case.arrays[name] for name in (case.step.positions, case.step.lengths)}
+    for number in range(3):
+        wanted.append(plain.launch(number, seed=number).argmax(-1))
+        plain.view(case.step.tokens, case.arrays["tokens"])[:, 0] = wanted[-1]
+        for place, at_first in places.items():
+            plain.view(place, at_first)[...] = at_first + number + 1
+    plan = Plan(case.step, batch, blocks, SHARED, chooses=True)
+    chain = Device(case, plan)
+    assert chain.launch(0, seed=5, steps=3).tolist() == np.array(wanted).tolist()
+    for name, cache in case.after.items():
+        assert np.array_equal(*(device.view(name, cache).view("u2") for device in (plain, chain)))
 
 
 @pytest.mark.targets
