@@ -104,7 +104,7 @@ class _Gradients(Lanes):
         self.offset = w.most(self.keys - self.queries, 0)
 
     def find_place(self) -> None:
-        """Batch, head of k and tile of keys of this block: the last keys first. Computed again where it is needed, which
+        """Batch, head of k and tile of keys of this block: the last keys first. Computed again where it is needed: that
         costs less than registers that hold it through all steps."""
         w, attention = self.w, self.attention
         (item,) = w.asm("mov.u32 $0, %ctaid.x;", results=["i32"])
