@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_kind(args: argparse.Namespace) -> None:
     if not args.suite and not args.tier:
         raise RlxError(f"name a suite ({', '.join(SHOWN_SUITES)}), or a tier: --tier L1, --tier L2")
-    others = OF_SUITES if args.tier else OF_TIERS
+    others: tuple[str, ...] = OF_SUITES if args.tier else OF_TIERS
     if args.suite == "train" and args.device is not None:
         others = tuple(name for name in others if name != "device")
         if args.device not in TRAINED_ON:
