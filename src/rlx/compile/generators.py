@@ -34,9 +34,9 @@ class Generator(NamedTuple):
     are kernels for `attention_with_logs` and `attention_gradients` in its place. `cuts_columns` says that sums of long
     columns are to be formed in parts, `reads_turned` that products read matrices that lie across as fast as others.
     `costly_epilogue` is how many ops that take many instructions products still do to their results faster than another
-    kernel would. With `repeats_powers` a power costs less than its way through memory, with `widens_late` a result is
-    stored as narrow as it is and widened by its readers. A cheap value that is read again when `cache_bytes` of others
-    were stored is computed again; 0: never.
+    kernel would. With `repeats_values` gradients compute values of the forward pass again rather than have them
+    stored, with `widens_late` values are stored as narrow as they are and widened by their readers. A cheap value that
+    is read again when `cache_bytes` of others were stored is computed again; 0: never.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -51,7 +51,7 @@ class Generator(NamedTuple):
     cuts_columns: bool = False
     reads_turned: bool = False
     costly_epilogue: int = 1 << 30
-    repeats_powers: bool = False
+    repeats_values: bool = False
     widens_late: bool = False
     cache_bytes: int = 0
 

@@ -77,7 +77,7 @@ def generator(machine: Machine) -> Generator:
         reads_rows=machine.gpu == "nvptx",
         shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),
         cuts_columns=machine.gpu == "nvptx",
-        repeats_powers=machine.gpu == "nvptx",
+        repeats_values=machine.gpu == "nvptx",
         widens_late=machine.gpu == "nvptx",
         reads_turned=machine.has_wgmma,
         # Few warps multiply, and while they finish a tile the tensor cores wait.

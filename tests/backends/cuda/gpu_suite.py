@@ -486,6 +486,12 @@ def run_one_kernel(name: str) -> float:
     return gpu_step_checks.run(name)
 
 
+def run_training(name: str) -> float:
+    import gpu_training_checks
+
+    return gpu_training_checks.CHECKS[name]()
+
+
 def items(only: list[str]) -> Iterator[list[str]]:
     if "driver" in only:
         import gpu_driver_checks
@@ -507,6 +513,11 @@ def items(only: list[str]) -> Iterator[list[str]]:
 
         for gradient_program in gpu_gradient_checks.programs():
             yield ["gradients", gradient_program.name]
+    if "training" in only:
+        import gpu_training_checks
+
+        for name in gpu_training_checks.CHECKS:
+            yield ["training", name]
     if "one_kernel" in only:
         import gpu_step_checks
 
@@ -544,6 +555,7 @@ def work() -> None:
         "gradients": run_gradients,
         "model": run_model,
         "one_kernel": run_one_kernel,
+        "training": run_training,
     }
     sys.stdout = sys.stderr
     for line in sys.stdin:
@@ -585,7 +597,7 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    groups = ["driver", "products", "attention", "gradients", "one_kernel", "models", "families", "ops"]
+    groups = ["driver", "products", "attention", "gradients", "training", "one_kernel", "models", "families", "ops"]
     parser.add_argument("--only", nargs="+", default=groups)
     parser.add_argument("--match", default="")
     parser.add_argument("--out")

@@ -3,6 +3,9 @@
 One block for each multiprocessor walks the tiles of C. One thread lets the copy engine bring tiles of A and B into a
 ring of stages; two groups of four warps multiply them, 64 rows each, and finish what they have summed up themselves:
 each thread gives two neighbouring elements at a time to the epilogue, which is a function made from loop IR.
+
+Where C has too few tiles to fill the GPU, as weight gradients have, the blocks of a cluster share a tile: each sums a
+part of the depth, and then a part of the tile over all of them, always in the same order, from each other's memory.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from rlx.backends.cuda.hopper.instructions import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    cluster_wait,
     copy_box,
     descriptor,
 )
@@ -29,19 +33,22 @@ SLAB_BYTES = 64 * DEPTH * 2
 THREADS = 384
 # Pairs of elements whose operands of the epilogue are read before the first of them is stored.
 READ_AHEAD = 16
+# The same of blocks that share a tile, each of which has a part of every pair.
+SHARE_AHEAD = 8
 # Rows of tiles that are walked before the next column of them, so that the L2 cache keeps both operands.
 BAND = 8
 
 
 class ProductShape(NamedTuple):
     """`columns` of C in a tile, for each of `parts` products of the same A; whether B lies side by side along K, and
-    whether A does not, but along its rows."""
+    whether A does not, but along its rows; `sharing` blocks have one tile together."""
 
     columns: int
     parts: int
     along_k: bool
     element: str  # "bf16" or "f16"
     is_turned: bool = False
+    sharing: int = 1
 
     @property
     def stage_bytes(self) -> int:
@@ -66,12 +73,14 @@ def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str
     those of the epilogue."""
     if shape.columns % 64 or shape.columns * shape.parts > 256:
         raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
+    if shape.parts > 1 and shape.sharing > 1:
+        raise InternalError("blocks that share a tile have one product")
     return _Product(name, shape, finish).text(triple)
 
 
 class _Product:
     def __init__(self, name: str, shape: ProductShape, finish: FinishCall) -> None:
-        w = self.w = Writer(name, THREADS)
+        w = self.w = Writer(name, THREADS, cluster=shape.sharing)
         self.shape = shape
         self.map_a = w.tensor_map("map_a")
         self.maps_b = [w.tensor_map(f"map_b{i}") for i in range(shape.parts)]
@@ -84,6 +93,13 @@ class _Product:
         self.thread = w.register("tid.x")
         self.first, self.stride = w.register("ctaid.x"), w.register("nctaid.x")
         self.tiles = self.row_tiles * self.column_tiles
+        self.first_step, self.end_step = w.value(0), self.steps
+        if shape.sharing > 1:
+            self.rank = self.first % shape.sharing
+            self.first, self.stride = self.first // shape.sharing, self.stride // shape.sharing
+            each = (self.steps + (shape.sharing - 1)) // shape.sharing
+            self.first_step = self.rank * each
+            self.end_step = w.least(self.first_step + each, self.steps)
 
     def full(self, stage: Val) -> Val:
         return self.barriers + stage * 8
@@ -96,7 +112,7 @@ class _Product:
         w.let_next_begin()
         w.wait_for_others()
         # Without it a way around all wgmma would join those that run, and the assembler would serialize them.
-        w.assume(self.steps > 0)
+        w.assume(self.end_step > self.first_step)
         with w.when(self.thread.equals(0)):
             for stage in range(self.shape.stages):
                 barrier_init(w, self.full(w.value(stage)), 1)
@@ -124,7 +140,7 @@ class _Product:
             ring = Ring(w, shape.stages)
             with w.loop(self.first, self.tiles, self.stride) as tile:
                 row, column = self.origin(tile)
-                with w.loop(0, self.steps) as step:
+                with w.loop(self.first_step, self.end_step) as step:
                     stage = ring.stage.get()
                     barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
                     barrier_expect(w, self.full(stage), shape.stage_bytes)
@@ -134,6 +150,9 @@ class _Product:
                         b = a + (ROWS * DEPTH * 2 + number * shape.part_bytes)
                         self.copy_b(b, map_b, column, step * DEPTH, self.full(stage))
                     ring.advance()
+        if shape.sharing > 1:
+            cluster_wait(w)
+            cluster_wait(w)
 
     def copy_a(self, to: Val, row: Val, depth: Val, barrier: Val) -> None:
         if not self.shape.is_turned:
@@ -164,19 +183,22 @@ class _Product:
         with w.loop(self.first, self.tiles, self.stride) as tile:
             row, column = self.origin(tile)
             sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.columns // 2)]
-            with w.loop(0, self.steps) as step:
+            with w.loop(self.first_step, self.end_step) as step:
                 stage = ring.stage.get()
                 barrier_wait(w, self.full(stage), ring.parity.get())
                 a = self.memory + stage * shape.stage_bytes
                 self.multiply(sums, a, group)
-                with w.when(step > 0):
+                with w.when(step > self.first_step):
                     release(before.get())
                 before.set(stage)
                 ring.advance()
             # Sums must pass through the wait: before it they are not there yet.
             done = w.asm("wgmma.wait_group.sync.aligned 0;", tied=[s.get() for s in sums])
             release(before.get())
-            self.store(done, row + group * 64, column, inside)
+            if shape.sharing > 1:
+                self.store_share(done, row + group * 64, column, group)
+            else:
+                self.store(done, row + group * 64, column, inside)
 
     def multiply(self, sums: list[Var], a: Val, group: Val) -> None:
         """One stage of a warp group. One piece of PTX, so that nothing comes between its instructions; waiting for all
@@ -220,3 +242,42 @@ class _Product:
                 first = 4 * j + 2 * half
                 pairs = [sums[part * count + first + i] for part in range(shape.parts) for i in range(2)]
                 self.epilogue.finish(*place, pairs, values)
+
+    def store_share(self, sums: list[Val], row: Val, column: Val, group: Val) -> None:
+        """The sums of all blocks of the cluster, of those pairs that are this block's. Every block has one tile, so
+        memory of stages is free once both groups have read it."""
+        w, sharing, pairs = self.w, self.shape.sharing, len(sums) // 2
+        inside = self.thread & 127
+        lane = inside & 31
+        row = row + ((inside >> 5) * 16 + (lane >> 2))
+        column = column + (lane & 3) * 2
+        # A pair of all threads lies side by side.
+        pitch = 2 * 128 * 8
+        own = self.memory + (group * 128 + inside) * 8
+        w.asm("bar.sync 1, 256;")
+        for p in range(pairs):
+            named: dict[str, Val | int] = {"x": sums[2 * p], "y": sums[2 * p + 1]}
+            w.asm("st.shared.v2.f32 [<a>], {<x>, <y>};", a=own + p * pitch, named=named)
+        cluster_wait(w)
+        each = -(-pairs // sharing)
+        first = self.rank * each
+        blocks = [
+            w.asm("mapa.shared::cluster.u32 $0, <a>, <r>;", results=["i32"], a=own + first * pitch, r=r)[0]
+            for r in range(sharing)
+        ]
+        for start in range(0, each, SHARE_AHEAD):
+            some = range(start, min(start + SHARE_AHEAD, each))
+            places = [(w.wide(row + ((first + t) & 1) * 8), w.wide(column + ((first + t) >> 1) * 8)) for t in some]
+            read = [self.epilogue.read(*place) for place in places]
+            found = [[self.remote_pair(block + t * pitch) for block in blocks] for t in some]
+            for t, place, parts, values in zip(some, places, found, read):
+                total = parts[0]
+                for part in parts[1:]:
+                    total = [a + b for a, b in zip(total, part)]
+                with w.when(first + t < pairs):
+                    self.epilogue.finish(*place, total, values)
+        # Memory of a block that has ended may be another's.
+        cluster_wait(w)
+
+    def remote_pair(self, address: Val) -> list[Val]:
+        return self.w.asm("ld.shared::cluster.v2.f32 {$0, $1}, [<a>];", results=["float"] * 2, a=address)
