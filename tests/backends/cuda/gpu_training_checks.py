@@ -137,9 +137,7 @@ def recomputation(device: str = "cuda", steps: int = 3) -> float:
     step = train.make_step(model.loss, optimizer, precision="bf16", memory=limit)
     fewer = step.plan(state, batch)
     assert 0 < fewer.recomputed <= fewer.blocks and fewer.total_bytes <= limit < plan.total_bytes, f"{plan}; {fewer}"
-    ours, want = (
-        losses(curve(device, steps, model, precision="bf16", memory=m)[0]) for m in (limit, None)
-    )
+    ours, want = (losses(curve(device, steps, model, precision="bf16", memory=m)[0]) for m in (limit, None))
     error = float(np.abs(ours - want).max())
     assert error <= 1e-3, f"losses are {error:.2g} apart"
     return error
