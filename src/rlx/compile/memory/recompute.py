@@ -12,14 +12,14 @@ This works on kernels in their order: only there it is known what is stored, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from rlx.compile.fuse.index_maps import is_view
 from rlx.compile.fuse.node_roles import CHEAP, is_memory, is_native
 from rlx.compile.generators import Generator
 from rlx.ir.graph import Graph, Node, NodeId
-from rlx.ir.kernel_kind import CALL, MAP, VIEW, KernelKind
+from rlx.ir.kernel_kind import CALL, MAP, MATMUL, VIEW, KernelKind
 from rlx.ir.lir import LirKernel
 from rlx.ir.rewrite.equal_nodes import is_pure
 
@@ -38,8 +38,8 @@ class Recomputed(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """A value, the nodes that it is computed from again, the kernel in front of which that happens, and who reads it
-    from there on."""
+    """A value, the nodes that it is computed from again, the first kernel that reads it again, and all that do from
+    there on."""
 
     value: NodeId
     nodes: tuple[NodeId, ...]
@@ -72,15 +72,10 @@ class _Search:
             # Who reads a view is not looked for; what a host call returns lies elsewhere.
             if kernel.kind in (VIEW, CALL):
                 self.named.update(kernel.inputs)
-            sizes = (self.size(n) for n in kernel.outputs) if kernel.kind != VIEW else ()
-            self.stored.append(self.stored[-1] + sum(sizes))
+            self.stored.append(self.stored[-1] + _bytes(graph, kernel.outputs if kernel.kind != VIEW else ()))
         self.outputs = {n for k in kernels for n in k.outputs}
         # What second computations read is kept.
         self.bases: set[NodeId] = set()
-
-    def size(self, node: NodeId) -> int:
-        size = sum((s.byte_size for s in self.graph.nodes[node].shapes), 0)
-        return size if isinstance(size, int) else 0
 
     def found(self) -> list[_Again]:
         found = []
@@ -100,7 +95,7 @@ class _Search:
 
     def again(self, value: NodeId, step: int) -> _Again | None:
         """The second computation of what a kernel stores, if it is read much later and is cheap there."""
-        if value in self.named or value in self.bases or self.size(value) < LEAST_BYTES:
+        if value in self.named or value in self.bases or _bytes(self.graph, [value]) < LEAST_BYTES:
             return None
         late = self.late_readers(value, step)
         # A map that need not store a value at all is a map with one result less; rows are made for what they store.
@@ -209,7 +204,8 @@ def _rewritten(graph: Graph, kernels: Sequence[LirKernel], found: Sequence[_Agai
                 theirs[node.id] = new.append_copy(node, [theirs.get(i, ids[i]) for i in node.inputs])
     new.outputs = [ids[o] for o in graph.outputs]
     new.constraints = list(graph.constraints)
-    return Recomputed(new, _with_second(new, kernels, found, second), ids)
+    repeated = {copies[value] for value, copies in second.made.items()}
+    return Recomputed(new, _free_early(new, _with_second(new, kernels, found, second), repeated), ids)
 
 
 def _with_second(
@@ -252,3 +248,33 @@ def _without(graph: Graph, kernel: LirKernel, dropped: set[NodeId]) -> LirKernel
     nodes = [n for n in kernel.nodes if n in needed]
     read = dict.fromkeys(i for n in nodes for i in graph.nodes[n].inputs if i not in inside)
     return LirKernel.of(kernel.kind, nodes, read, outputs)
+
+
+def _free_early(graph: Graph, kernels: Sequence[LirKernel], repeated: Collection[NodeId]) -> list[LirKernel]:
+    """The kernels with products that take less than they free, as gradients of weights do, as early as they can run:
+    what they are the last to read is gone before other kernels store their results. A value that is `repeated` for
+    such a product alone comes with it."""
+    makers = {n: step for step, k in enumerate(kernels) for n in k.outputs}
+    readers: dict[NodeId, list[int]] = {}
+    for step, kernel in enumerate(kernels):
+        for node in kernel.inputs:
+            readers.setdefault(node, []).append(step)
+    places = list(range(len(kernels)))
+    for step, kernel in enumerate(kernels):
+        freed = [n for n in kernel.inputs if n in makers and readers[n][-1] == step]
+        if kernel.kind != MATMUL or _bytes(graph, freed) < _bytes(graph, kernel.outputs):
+            continue
+        brought = [makers[n] for n in freed if n in repeated and readers[n] == [step]]
+        needed = {n for s in (step, *brought) for n in kernels[s].inputs if makers.get(n) not in brought}
+        place = max((makers[n] + 1 for n in needed if n in makers), default=step)
+        for moved in (step, *brought) if place < min([step, *brought]) else ():
+            places[moved] = place
+    # Those that come early stand in front of what was there.
+    order = sorted(range(len(kernels)), key=lambda step: (places[step], places[step] == step))
+    return [kernels[step] for step in order]
+
+
+def _bytes(graph: Graph, nodes: Iterable[NodeId]) -> int:
+    """The size of some values; symbolic ones count as nothing."""
+    sizes = (shape.byte_size for n in nodes for shape in graph.nodes[n].shapes)
+    return sum(size for size in sizes if isinstance(size, int))
