@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.cpu.executor_layout import Job, Mailbox, PoolState, Spot
-from rlx.backends.cpu.executor_sleep import PosixSleep, WindowsSleep, is_windows
+from rlx.backends.cpu.executor_sleep import PosixSleep, WindowsSleep, build_keep_apart, is_linux, is_windows
 from rlx.backends.cpu.executor_words import Function
 from rlx.backends.program.table_layout import ENDLESS, WORD, Command, Control, Move, Patch, Segment
 from rlx.kernels.machines import Machine
@@ -44,6 +44,7 @@ class _Module:
         self.sleeping = (WindowsSleep if is_windows(machine) else PosixSleep)(self)
         self.now = self.build_now()
         self.wake = self.build_wake()
+        self.keep_apart = build_keep_apart(self) if is_linux(machine) else None
         self.wait_until = self.build_wait_until()
         self.packed = ir.FunctionType(self.void, [self.address, self.i64, self.i64])
         self.relocate = self.build_relocate()
@@ -341,6 +342,8 @@ class _Module:
             box = f.word(boxes, f.b.mul(i, self.i64(Mailbox.WORDS)))
             # Never back to a smaller number: who was told to leave stays told.
             f.b.atomic_rmw("max", f.word(box, Mailbox.MAIL), mail, "seq_cst")
+            if self.keep_apart is not None:
+                f.b.call(self.keep_apart, [pool, box])
             f.b.call(self.wake, [f.word(box, Mailbox.SPOT)])
 
     def build_serve(self) -> None:
