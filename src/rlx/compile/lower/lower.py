@@ -25,6 +25,7 @@ from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.fft import fft_form
 from rlx.compile.lower.fft_plan import plan_real_transform, plan_transform, transforms_along_axes
+from rlx.compile.lower.pair_factors import GENERAL_FORMS, PAIR_FORMS
 from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sized_factors import SIZED_FORMS
 from rlx.compile.lower.sort import ORDER_FORMS
@@ -185,7 +186,8 @@ class _Forms:
                 return planned
         if isinstance(op, Rfft | Irfft) and self.generator.line_bytes:
             return plan_real_transform(op, operands[0], self.generator.line_bytes)
-        better = _BETTER.get(type(op))
+        is_pair = type(op) in PAIR_FORMS and any(x.dtype.is_complex for x in operands)
+        better = (PAIR_FORMS if is_pair else _BETTER).get(type(op))
         form = complex_form(op, operands)
         return better(op, *operands) if form is None and better is not None else form
 
@@ -459,6 +461,7 @@ _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     **ORDER_FORMS,
     **FACTOR_FORMS,
     **SIZED_FORMS,
+    **GENERAL_FORMS,
     **SPLAT_FORMS,
     Conv: conv_form,
     Fft: fft_form,
