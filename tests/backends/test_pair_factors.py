@@ -229,6 +229,32 @@ def test_loops_factorise_complex_matrices_natively():
     np.testing.assert_allclose(factors, np.linalg.cholesky(both).real, rtol=1e-12, atol=1e-13)
 
 
+def test_loops_that_carry_complex_values():
+    a = random(5, 5) / 4
+    right = random(6, 5, seed=3)
+
+    def step(x, b):
+        x = linalg.solve(rnp.eye(5) + a, x + b)
+        return x, (rnp.abs(x), x * 1j)
+
+    def program(start, right):
+        return rlx.scan(step, start, right)
+
+    start = random(5)
+    last, (sizes, turned) = rlx.jit(program)(start, right)
+    lir = rlx.jit(program).lower(start, right).compile().compiled_graph._executable.lir
+    called = [lir.as_graph().nodes[k.nodes[0]].op.mnemonic for k in lir.kernels if k.kind == "call"]
+    assert called == ["require_factors"]
+    x = start
+    for b, size, one in zip(right, sizes, turned, strict=True):
+        x = np.linalg.solve(np.eye(5) + a, x + b)
+        np.testing.assert_allclose(size, np.abs(x), rtol=1e-12)
+        np.testing.assert_allclose(one, x * 1j, rtol=1e-12)
+    np.testing.assert_allclose(last, x, rtol=1e-12)
+    with pytest.raises(OpError, match="singular"):
+        rlx.jit(lambda x, b: rlx.scan(lambda c, y: (linalg.solve(rnp.outer(y, y) * 0, c), None), x, b)[0])(start, right)
+
+
 ROUNDED = {
     "eigh": lambda a: linalg.eigh(a, "L"),
     "eig": linalg.eig,

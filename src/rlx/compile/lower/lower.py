@@ -19,6 +19,7 @@ from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
 from rlx.compile.lower.column_sums import column_parts
 from rlx.compile.lower.complex_numbers import complex_form
+from rlx.compile.lower.complex_scans import scan_of_parts
 from rlx.compile.lower.concat import done_to_parts
 from rlx.compile.lower.conv import conv_form
 from rlx.compile.lower.experts import routed_form
@@ -447,6 +448,12 @@ def _heads_last(x: Tensor) -> Any:
     return attention.replace(layout=AttentionLayout.Bshd)(*turned, *extras)
 
 
+def _scan(op: Op, *operands: Any) -> Form | None:
+    """First in parts, then with checks behind it."""
+    form = scan_of_parts(op, *operands)
+    return checked_behind(op, *operands) if form is None else form
+
+
 LOSS_FORMS: dict[type[Op], Callable[..., Form | None]] = {
     SoftmaxCrossEntropyWithLogits: _cross_entropy,
     SoftmaxCrossEntropyBackward: _cross_entropy_gradient,
@@ -465,7 +472,7 @@ _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     **SPLAT_FORMS,
     Conv: conv_form,
     Fft: fft_form,
-    Scan: checked_behind,
+    Scan: _scan,
     GroupedMatMul: routed_form,
     **dict.fromkeys((DequantMatMul, DequantGather, DequantGroupedMatMul, DequantMoEWeights), panel_form),
 }
