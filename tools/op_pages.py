@@ -48,7 +48,8 @@ WHY_PRIMITIVE = {
         cholesky qr svd eigh lu triangular_solve batched_dense_solve eig schur""",
     "A function of a matrix by its Schur form, which cannot be written as a sum of products.": "sqrtm logm",
     "A step of these as kernels do it, without an error to raise; compilers put it there.": """cholesky_factor
-        reflectors reflected_basis orthogonal_rows tridiagonalized tridiagonal_rotations
+        reflectors reflected_basis orthogonal_rows pair_lu pair_reflectors pair_basis pair_bidiagonal hessenberg
+        schur_steps split_pairs triangular_vectors tridiagonalized tridiagonal_rotations
         bidiagonalized bidiagonal_rotations rotated_rows small_solve""",
     "A transform as kernels do it, with factors that were planned; compilers put it there.": "fft_lines fft_halves",
     "Control flow: a body that runs as often as values say.": "if while scan",

@@ -298,8 +298,8 @@ SWEPT = ("f32", "bf16", "i32", "bool")
 
 
 LEAVES = ("Input", "Param", "Constant", "Project")
-# Their vectors may have either sign: test_factorization_kernels compares what they stand for.
-UP_TO_SIGNS = ("Eigh", "Svd")
+# Their vectors may have either sign: test_factorization_kernels and test_pair_factors compare what they stand for.
+UP_TO_SIGNS = ("Eig", "Eigh", "Svd")
 COMPUTED = [n for n, c in OP_CLASSES.items() if not c.effect and n not in (*LEAVES, *UP_TO_SIGNS)]
 
 

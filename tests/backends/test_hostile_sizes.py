@@ -122,7 +122,7 @@ def test_constraints_say_what_infer_says(name):
 # A loop over no rows need not end, by its definition.
 ENDLESS = {"While"}
 # Vectors are unique up to their signs, so only whether a size is refused is compared.
-UP_TO_SIGNS = {"Eigh", "OrthogonalRows", "Svd"}
+UP_TO_SIGNS = {"Eig", "Eigh", "OrthogonalRows", "Svd"}
 
 
 def symbolic_samples():

@@ -26,10 +26,9 @@ CALLER = "is Python code of the caller"
 DEVICES = "exchanges with other devices; the CPU backend is one device"
 FAILURE = "looks at what native factorisations have left, and raises the error of the op if that is not enough"
 BYTES = "the same bytes as a type of another width; kernels see one type per buffer"
-GENERAL = "general eigenvalues: shifted QR steps by the definition"
 NO_AXES = "an operand without axes has no windows"
 # Instead of a class: what is special about the types of a call.
-COMPLEX = "complex numbers where they do not come apart: factorisations, products along an axis, bodies, positions"
+COMPLEX = "complex numbers where they do not come apart: spectra of symbolic sizes, products along an axis, bodies"
 STORAGE = "types that are for storage only, or smaller than a byte, have no kernel values"
 
 ALLOWED = {
@@ -37,7 +36,6 @@ ALLOWED = {
     "Custom": CALLER,
     **dict.fromkeys(("AllGather", "AllReduce", "AllToAll", "AxisIndex", "PPermute", "ReduceScatter"), DEVICES),
     "RequireFactors": FAILURE,
-    "Schur": GENERAL,
     "Bitcast": BYTES,
     "ReduceWindow": NO_AXES,
     COMPLEX: COMPLEX,

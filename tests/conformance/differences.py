@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Vectors are unique up to their signs.
-UP_TO_SIGNS = {"Eigh", "Svd"}
+# Vectors are unique up to their signs, or phases.
+UP_TO_SIGNS = {"Eig", "Eigh", "Svd"}
 # Rows in any order, up to signs: tests of factorisations look at what they are good for.
-NOT_UNIQUE = {"OrthogonalRows", "Bidiagonalized", "BidiagonalRotations", "Tridiagonalized", "TridiagonalRotations"}
+NOT_UNIQUE = {"OrthogonalRows", "Bidiagonalized", "BidiagonalRotations", "PairBidiagonal", "Tridiagonalized",
+              "TridiagonalRotations"}  # fmt: skip
 # Operands that must be in ascending order, by their number; poisons are put in their place.
 SORTED = {"SearchSorted": (0,)}
 # Made by the compiler alone, from tables in which numbers of tiles and Gaussians are kept as floats: not poisoned. What

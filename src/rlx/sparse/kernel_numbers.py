@@ -1,4 +1,4 @@
-"""Numbers in the kernels of rlx.sparse: one value, or the two parts of a complex one, with the arithmetic they need.
+"""Numbers in the kernels of rlx.sparse: one value, or the two parts of a complex one, and how they lie in memory.
 
 In memory a complex number is its real part, then its imaginary part; kernels see a buffer of these parts.
 """
@@ -9,11 +9,17 @@ from collections.abc import Callable
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import Slab
+from rlx.kernels.cpu.ops.numbers import Number as Number
+from rlx.kernels.cpu.ops.numbers import add as add
+from rlx.kernels.cpu.ops.numbers import choose as choose
+from rlx.kernels.cpu.ops.numbers import conjugate as conjugate
+from rlx.kernels.cpu.ops.numbers import divide as divide
+from rlx.kernels.cpu.ops.numbers import multiply_add as multiply_add
+from rlx.kernels.cpu.ops.numbers import multiply_subtract as multiply_subtract
+from rlx.kernels.cpu.ops.numbers import splat as splat
+from rlx.kernels.cpu.ops.numbers import square as square
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Const, Value
-
-# (re,) or (re, im).
-Number = tuple[Value, ...]
 
 
 def zero(k: KernelBuilder, slab: Slab, lanes: int = 1) -> Number:
@@ -36,60 +42,6 @@ def store(k: KernelBuilder, slab: Slab, place: Value, number: Number, mask: Valu
         return
     for part, value in enumerate(number):
         k.store(slab.buffer, place * 2 + part, value, stride=2, mask=mask)
-
-
-def splat(k: KernelBuilder, number: Number, lanes: int) -> Number:
-    return tuple(k.splat(x, lanes) for x in number)
-
-
-def add(a: Number, b: Number) -> Number:
-    return tuple(x + y for x, y in zip(a, b))
-
-
-def multiply_add(k: KernelBuilder, a: Number, b: Number, total: Number) -> Number:
-    """total + a·b."""
-    if len(a) == 1:
-        return (k.fma(a[0], b[0], total[0]),)
-    (re, im), (x, y) = a, b
-    return k.fma(-im, y, k.fma(re, x, total[0])), k.fma(im, x, k.fma(re, y, total[1]))
-
-
-def multiply_subtract(k: KernelBuilder, a: Number, b: Number, total: Number) -> Number:
-    """total - a·b."""
-    return multiply_add(k, tuple(-x for x in a), b, total)
-
-
-def conjugate(a: Number) -> Number:
-    return a if len(a) == 1 else (a[0], -a[1])
-
-
-def divide(k: KernelBuilder, a: Number, b: Number) -> Number:
-    """a / b; of complex numbers scaled by the larger part of b, so that squares do not overflow.
-
-    The larger part becomes 1 or -1 without a division, which infinity by itself would not survive.
-    """
-    if len(a) == 1:
-        return (a[0] / b[0],)
-    (re, im), (x, y) = a, b
-    size = k.max(k.abs(x), k.abs(y))
-    is_first = k.abs(x) >= k.abs(y)
-    u, v = k.select(is_first, _sign(k, x), x / size), k.select(is_first, y / size, _sign(k, y))
-    norm = x * u + y * v
-    return (re * u + im * v) / norm, (im * u - re * v) / norm
-
-
-def _sign(k: KernelBuilder, x: Value) -> Value:
-    """1 or -1; NaN for NaN."""
-    return k.select(x < 0.0, k.const(-1.0, x.type), k.select(x >= 0.0, k.const(1.0, x.type), x))
-
-
-def square(a: Number) -> Value:
-    """|a|²."""
-    return a[0] * a[0] if len(a) == 1 else a[0] * a[0] + a[1] * a[1]
-
-
-def choose(k: KernelBuilder, condition: Value, a: Number, b: Number) -> Number:
-    return tuple(k.select(condition, x, y) for x, y in zip(a, b))
 
 
 def position(k: KernelBuilder, slab: Slab, place: Value) -> Value:

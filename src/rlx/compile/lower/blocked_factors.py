@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from rlx.compile.lower.complex_numbers import parts
 from rlx.ir.dtype import DType
 from rlx.ops.define.operands import same_graph
-from rlx.ops.linalg.contraction import matmul
+from rlx.ops.linalg.contraction import adjoint, conjugated, matmul
 from rlx.ops.linalg.factorizations import Lu, row_gather
 from rlx.ops.linalg.solve import TriangularSolve
 from rlx.ops.lowered.factor_steps import CholeskyFactor, Reflectors
+from rlx.ops.lowered.pair_steps import PairReflectors
 from rlx.ops.pointwise.arithmetic import ne, where
+from rlx.ops.pointwise.complex_numbers import MakeComplex
 from rlx.ops.shape.creation import eye, tril, triu
 from rlx.ops.shape.indexing import GatherNd, IndexMode
 from rlx.ops.shape.movement import broadcast_to, concat, expand_dims, narrow, pad_zeros, swapaxes
@@ -106,19 +109,20 @@ def _rows(a: Any, order: Any) -> Any:
 
 
 class _Panel(NamedTuple):
-    """Some reflections as one: 1 - V S⁻¹ Vᵀ, S upper triangular."""
+    """Some reflections as one: 1 - V S⁻¹ Vᴴ, S upper triangular."""
 
     v: Any
     s: Any
 
     def apply(self, x: Any, transposed: bool) -> Any:
-        """That, or its transpose, times x."""
+        """That, or its adjoint, times x."""
         solve = TriangularSolve(lower=False, transpose=transposed)
-        return x - matmul(self.v, solve(self.s, matmul(_turned(self.v), x)))
+        s = conjugated(self.s) if transposed else self.s
+        return x - matmul(self.v, solve(s, matmul(adjoint(self.v), x)))
 
 
 def _panel(packed: Any, scales: Any) -> _Panel:
-    """S has 1 / scales on its diagonal, and VᵀV above it; a reflection that is none has no part in V."""
+    """S has 1 / scales on its diagonal, and VᴴV above it; a reflection that is none has no part in V."""
     count = scales.shape[-1]
     with same_graph(packed):
         ones = eye(packed.shape[-2], packed.shape[-1], dtype=packed.dtype)
@@ -126,7 +130,16 @@ def _panel(packed: Any, scales: Any) -> _Panel:
     is_one = ne(scales, 0.0)
     v = where(expand_dims(is_one, -2), tril(packed, -1) + ones, 0.0)
     inverse = expand_dims(where(is_one, 1.0 / where(is_one, scales, 1.0), 1.0), -1)
-    return _Panel(v, where(on_diagonal, inverse, triu(matmul(_turned(v), v), 1)))
+    return _Panel(v, where(on_diagonal, inverse, triu(matmul(adjoint(v), v), 1)))
+
+
+def reflectors(a: Any) -> tuple[Any, Any]:
+    """The reflections of real or complex columns, packed, and their scales."""
+    if not a.dtype.is_complex:
+        packed, scales = Reflectors()(a)
+        return packed, scales
+    re, im, scales_re, scales_im = PairReflectors()(*parts(a))
+    return MakeComplex()(re, im), MakeComplex()(scales_re, scales_im)
 
 
 def qr_factors(a: Any, columns_of_q: int) -> tuple[Any, Any]:
@@ -138,7 +151,7 @@ def qr_factors(a: Any, columns_of_q: int) -> tuple[Any, Any]:
     rest = a
     for start in range(0, steps, PANEL):
         width = min(PANEL, steps - start)
-        packed, scales = Reflectors()(narrow(rest, -1, 0, width))
+        packed, scales = reflectors(narrow(rest, -1, 0, width))
         panels.append(_panel(packed, scales))
         behind = columns - start - width
         line = triu(narrow(packed, -2, 0, width))

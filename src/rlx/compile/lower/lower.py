@@ -18,12 +18,14 @@ from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
 from rlx.compile.lower.column_sums import column_parts
 from rlx.compile.lower.complex_numbers import complex_form
+from rlx.compile.lower.complex_scans import scan_of_parts
 from rlx.compile.lower.concat import done_to_parts
 from rlx.compile.lower.conv import conv_form
 from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.fft import fft_form
 from rlx.compile.lower.fft_plan import plan_real_transform, plan_transform, transforms_along_axes
+from rlx.compile.lower.pair_factors import GENERAL_FORMS, PAIR_FORMS
 from rlx.compile.lower.repeated_values import places_and_labels, repeated_form
 from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sized_factors import SIZED_FORMS
@@ -182,7 +184,8 @@ class _Forms:
                 return planned
         if isinstance(op, Rfft | Irfft) and self.generator.line_bytes:
             return plan_real_transform(op, operands[0], self.generator.line_bytes)
-        better = _BETTER.get(type(op))
+        is_pair = type(op) in PAIR_FORMS and any(x.dtype.is_complex for x in operands)
+        better = (PAIR_FORMS if is_pair else _BETTER).get(type(op))
         form = complex_form(op, operands)
         return better(op, *operands) if form is None and better is not None else form
 
@@ -424,6 +427,12 @@ def _heads_last(x: Tensor) -> Any:
     return attention.replace(layout=AttentionLayout.Bshd)(*turned, *extras)
 
 
+def _scan(op: Op, *operands: Any) -> Form | None:
+    """First in parts, then with checks behind it."""
+    form = scan_of_parts(op, *operands)
+    return checked_behind(op, *operands) if form is None else form
+
+
 LOSS_FORMS: dict[type[Op], Callable[..., Form | None]] = {
     SoftmaxCrossEntropyWithLogits: _cross_entropy,
     SoftmaxCrossEntropyBackward: _cross_entropy_gradient,
@@ -438,10 +447,11 @@ _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     **ORDER_FORMS,
     **FACTOR_FORMS,
     **SIZED_FORMS,
+    **GENERAL_FORMS,
     **SPLAT_FORMS,
     Conv: conv_form,
     Fft: fft_form,
-    Scan: checked_behind,
+    Scan: _scan,
     GroupedMatMul: routed_form,
     **dict.fromkeys((DequantMatMul, DequantGather, DequantGroupedMatMul, DequantMoEWeights), panel_form),
 }

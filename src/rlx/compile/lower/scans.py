@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlx.compile.lower.factorizations import CAN_FAIL
+from rlx.compile.lower.pair_factors import PAIRS_CAN_FAIL
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
@@ -47,7 +48,8 @@ def _can_fail(body: Graph) -> bool:
 def _form(node: Node, operands: list[Any]) -> Form | None:
     if isinstance(node.op, Scan):
         return checked_behind(node.op, *operands)
-    form = CAN_FAIL.get(type(node.op))
+    is_pair = type(node.op) in PAIRS_CAN_FAIL and any(x.dtype.is_complex for x in operands)
+    form = (PAIRS_CAN_FAIL if is_pair else CAN_FAIL).get(type(node.op))
     return None if form is None else form(node.op, *operands)
 
 

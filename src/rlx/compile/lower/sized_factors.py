@@ -44,7 +44,7 @@ MOST_ROTATIONS = 1 << 24
 SMALL = 6
 
 
-def _has_room(a: Any, size: int) -> bool:
+def has_room(a: Any, size: int) -> bool:
     """Whether the rotations of all matrices of a batch can be kept: Jacobi's method needs no room for them. For a
     single matrix it would take too long."""
     lead = a.shape[:-2]
@@ -58,7 +58,7 @@ def _eigh(op: Op, a: Any) -> Form | None:
     """A = Q T Qᵀ; rotations make T diagonal, and Qᵀ the transposed eigenvectors. What could not be found is NaN."""
     assert isinstance(op, Eigh)
     size = a.shape[-1]
-    if a.dtype.is_complex or not isinstance(size, int) or size < TRIDIAGONAL or not _has_room(a, size):
+    if a.dtype.is_complex or not isinstance(size, int) or size < TRIDIAGONAL or not has_room(a, size):
         return FACTOR_FORMS[Eigh](op, a)
 
     def build(a: Any) -> Any:
@@ -98,7 +98,7 @@ def _svd(op: Op, a: Any) -> Form | None:
     assert isinstance(op, Svd)
     sizes = a.shape[-2:]
     is_sized = not a.dtype.is_complex and all(isinstance(s, int) for s in sizes)
-    if not is_sized or min(sizes) < TRIDIAGONAL or not _has_room(a, min(sizes)):
+    if not is_sized or min(sizes) < TRIDIAGONAL or not has_room(a, min(sizes)):
         return FACTOR_FORMS[Svd](op, a)
     is_flat = sizes[1] > sizes[0]
     rows = max(sizes)

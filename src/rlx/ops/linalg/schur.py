@@ -80,28 +80,48 @@ def triangles_of(a: Array) -> tuple[Array, Array]:
         return schur_of(a)
     t, z = (x.astype(a.dtype) for x in schur_of(a.real))
     for at in np.ndindex(*a.shape[:-2]):
-        for k in range(a.shape[-1] - 1):
-            if abs(t[at][k + 1, k]) > 0:
-                # The first row of a block of two turns towards an eigenvector.
-                (p, b), (c, _) = t[at][k : k + 2, k : k + 2]
-                root = 1j * math.sqrt(abs(b)) * math.sqrt(abs(c))
-                length = math.hypot(abs(root), abs(c))
-                rotation = np.array([[root.conjugate(), c.conjugate()], [-c, root]]) / length
-                _turn(t[at], z[at], k, rotation)
-                t[at][k + 1, k], t[at][k, k], t[at][k + 1, k + 1] = 0, p + root, p - root
+        complex_triangle(t[at], z[at])
     return t, z
 
 
+def complex_triangle(t: Array, z: Array) -> None:
+    """Make the blocks of two rows of a T that was real triangular, in place."""
+    for k in range(len(t) - 1):
+        if abs(t[k + 1, k]) > 0:
+            # The first row of a block of two turns towards an eigenvector.
+            (p, b), (c, _) = t[k : k + 2, k : k + 2]
+            root = 1j * math.sqrt(abs(b)) * math.sqrt(abs(c))
+            length = math.hypot(abs(root), abs(c))
+            rotation = np.array([[root.conjugate(), c.conjugate()], [-c, root]]) / length
+            _turn(t, z, k, rotation)
+            t[k + 1, k], t[k, k], t[k + 1, k + 1] = 0, p + root, p - root
+
+
 def hessenberg_of(a: Array) -> tuple[Array, Array]:
-    """H, Q with A = Q H Qᴴ: Q unitary, H zero below the first diagonal under the main one."""
+    """H, Q with A = Q H Qᴴ: Q unitary, H zero below the first diagonal under the main one, which is real."""
     h, q = a.copy(), np.eye(len(a), dtype=a.dtype)
-    for k in range(len(a) - 2):
-        v, scale = _reflection(h[k + 1 :, k])
-        _from_left(h[k + 1 :, k:], v, scale)
+    for k in range(len(a) - 1):
+        v, scale, beta = reflection_of(h[k + 1 :, k])
+        _from_left(h[k + 1 :, k + 1 :], v, np.conj(scale))
         _from_right(h[:, k + 1 :], v, scale)
         _from_right(q[:, k + 1 :], v, scale)
+        h[k + 1, k] = beta
         h[k + 2 :, k] = 0
     return h, q
+
+
+def reflection_of(x: Array) -> tuple[Array, Any, float]:
+    """v, scale and beta with (1 - conj(scale)·v·vᴴ) x = beta·e and v[0] = 1; the scale is 0 if there is nothing to do.
+    Signs are those of LAPACK's larfg, and beta is real."""
+    v = np.zeros_like(x)
+    v[0] = 1
+    head, unit = x[0], max(np.abs(x.real).max(), np.abs(x.imag).max())
+    if not np.abs(x[1:]).any() and head.imag == 0:
+        return v, x.dtype.type(0), head.real
+    x = x / unit
+    beta = -math.copysign(math.sqrt(np.vdot(x, x).real), head.real)
+    v[1:] = x[1:] / (x[0] - beta)
+    return v, (beta - x[0]) / beta, beta * unit
 
 
 def _reflection(x: Array) -> tuple[Array, float]:
@@ -118,11 +138,11 @@ def _reflection(x: Array) -> tuple[Array, float]:
     return v, 2.0 / np.vdot(v, v).real
 
 
-def _from_left(a: Array, v: Array, scale: float) -> None:
+def _from_left(a: Array, v: Array, scale: Any) -> None:
     a -= np.outer(scale * v, v.conj() @ a)
 
 
-def _from_right(a: Array, v: Array, scale: float) -> None:
+def _from_right(a: Array, v: Array, scale: Any) -> None:
     a -= np.outer(a @ v, scale * v.conj())
 
 
@@ -144,10 +164,10 @@ def _deflate(t: Array, end: int) -> int:
     return 0
 
 
-def _by_steps(a: Array, finish: Callable[[Array, Array, int, int], int], step: Callable[..., None]) -> Any:
-    """QR steps on blocks from the last row up; `finish` says how many rows of a block are done."""
-    t, z = hessenberg_of(a)
-    end, steps = len(a) - 1, 0
+def by_steps(t: Array, z: Array, finish: Callable[[Array, Array, int, int], int], step: Callable[..., None]) -> bool:
+    """QR steps on blocks of a Hessenberg matrix from the last row up, in place; `finish` says how many rows of a block
+    are done. Gives whether all were."""
+    end, steps = len(t) - 1, 0
     while end >= 0:
         start = _deflate(t, end)
         done = finish(t, z, start, end)
@@ -156,17 +176,27 @@ def _by_steps(a: Array, finish: Callable[[Array, Array, int, int], int], step: C
             continue
         steps += 1
         if steps > MAX_STEPS:
-            return (np.full_like(a, np.nan),) * 2
+            return False
         step(t, z, start, end, steps % EXCEPTIONAL == 0)
-    return t, z
+    return True
+
+
+def _reduced(a: Array, finish: Callable[[Array, Array, int, int], int], step: Callable[..., None]) -> Any:
+    t, z = hessenberg_of(a)
+    return (t, z) if by_steps(t, z, finish, step) else (np.full_like(a, np.nan),) * 2
 
 
 def _complex_schur(a: Array) -> tuple[Array, Array]:
-    t, z = _by_steps(a, lambda t, z, start, end: int(start == end), _single_shift)
+    t, z = _reduced(a, finish_single_row, single_shift)
     return np.triu(t), z
 
 
-def _single_shift(t: Array, z: Array, start: int, end: int, is_exceptional: bool) -> None:
+def finish_single_row(t: Array, z: Array, start: int, end: int) -> int:
+    """A block of one row is done."""
+    return int(start == end)
+
+
+def single_shift(t: Array, z: Array, start: int, end: int, is_exceptional: bool) -> None:
     """One step with the eigenvalue of the last 2x2 block that is nearer to the last element."""
     (a, b), (c, d) = t[end - 1 : end + 1, end - 1 : end + 1]
     half = (a - d) / 2
@@ -187,11 +217,11 @@ def _single_shift(t: Array, z: Array, start: int, end: int, is_exceptional: bool
 
 
 def _real_schur(a: Array) -> tuple[Array, Array]:
-    t, z = _by_steps(a, _finish_real_block, _double_shift)
+    t, z = _reduced(a, finish_real_block, double_shift)
     return np.triu(t, -1), z
 
 
-def _finish_real_block(t: Array, z: Array, start: int, end: int) -> int:
+def finish_real_block(t: Array, z: Array, start: int, end: int) -> int:
     """A block of one row is done; one of two is turned into its standard form."""
     if end - start > 1:
         return 0
@@ -221,7 +251,7 @@ def _finish_real_block(t: Array, z: Array, start: int, end: int) -> int:
     return 2
 
 
-def _double_shift(t: Array, z: Array, start: int, end: int, is_exceptional: bool) -> None:
+def double_shift(t: Array, z: Array, start: int, end: int, is_exceptional: bool) -> None:
     """One step with both eigenvalues of the last 2x2 block, in real arithmetic."""
     (a, b), (c, d) = t[end - 1 : end + 1, end - 1 : end + 1]
     trace, det = a + d, a * d - b * c
