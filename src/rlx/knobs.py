@@ -189,8 +189,8 @@ class Knobs:
     fuse_batch_preprocess = Knob(*_ON, "join equal regions over the slices of a batch")
     native_fk_regions = Knob[bool | None](None, env.is_true, "targets run such regions natively; unset: all but CPU")
     no_native_fk_regions = Knob(*_OFF, "no target runs such regions natively")
-    # Off until it has been measured: it has run on no GPU yet.
     cuda_one_kernel = Knob(*_ON, "run the decode step of a language model as one kernel on CUDA where it has the form")
+    rocm_blas = Knob(*_ON, "compute plain products on AMD GPUs by hipBLASLt where that library is installed")
     metal_no_fusion = Knob(*_OFF, "no fusion on Metal")
     metal_unfuse_regions = Knob(*_OFF, "take element-wise regions apart on Metal")
     wgpu_features = Knob[str | None](

@@ -146,8 +146,8 @@ def test_devices_and_doctor_say_what_was_never_done(hip, capsys, monkeypatch):
     for command in (["devices"], ["doctor", "rocm"]):
         assert main(command) == 0
         assert "never been executed on an AMD GPU" in capsys.readouterr().out
-    monkeypatch.setattr("rlx.backends.rocm.hip.blas_library", lambda: "libhipblaslt.so")
-    assert "libhipblaslt.so is there, and not used yet" in select("rocm").target.probe().devices[0].detail
+    monkeypatch.setattr("rlx.backends.rocm.blas.library", lambda: ("libhipblaslt.so", None))
+    assert "plain products would be those of libhipblaslt.so" in select("rocm").target.probe().devices[0].detail
 
 
 def test_without_a_device_they_say_it_too(monkeypatch):

@@ -10,6 +10,7 @@ from rlx.backends.cuda.context import codes_of
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.native.object_cache import DiskCache
 from rlx.backends.program.program import HostStep, Loading, LoopStep, Program
+from rlx.backends.rocm.blas import blas_forms
 from rlx.backends.rocm.link import link_code_object
 from rlx.errors import BackendError, InternalError
 from rlx.kernels.ir.loop_ir import Kernel
@@ -91,7 +92,9 @@ class CodeObjectLoader(PtxLoader):
     def _made(
         self, kernel: Kernel, key: str, aligned: tuple[tuple[int, int], ...], anywhere: Callable[[], GpuCode] | None
     ) -> GpuCode:
-        return AmdCode(kernel, self.machine, key, aligned, anywhere)
+        code = AmdCode(kernel, self.machine, key, aligned, anywhere)
+        code.forms = blas_forms(kernel, self.machine)
+        return code
 
 
 def amd_loading(arch: str) -> Loading:

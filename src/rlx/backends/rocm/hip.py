@@ -220,14 +220,3 @@ def probe() -> Present | Missing:
 def using(library: Any) -> AbstractContextManager[Driver]:
     """Inside the block HIP is `library`: an object with its functions."""
     return PROCESS.using(library)
-
-
-def blas_library() -> str:
-    """The file of hipBLASLt, whose products programs do not use yet; empty if it is not there."""
-    for name in ("libhipblaslt.so", "libhipblaslt.so.0", "libhipblaslt.so.1"):
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            continue
-        return name
-    return ""

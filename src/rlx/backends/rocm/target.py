@@ -38,15 +38,16 @@ def _exporter() -> Exporter:
 
 def _probe() -> Found | Absent:
     from rlx.backends.cuda.driver import Missing
+    from rlx.backends.rocm.blas import library
     from rlx.backends.rocm.device import amd_infos
-    from rlx.backends.rocm.hip import blas_library, probe
+    from rlx.backends.rocm.hip import probe
 
     found = probe()
     if isinstance(found, Missing):
         reason = f"{found.reason.removeprefix('rocm: ')}; {STATE}"
         return Absent(Absence.NoDevice, reason, "look at rocminfo; a container needs /dev/kfd and /dev/dri")
-    blas = blas_library()
-    said = f"{STATE}; {blas} is there, and not used yet" if blas else STATE
+    blas = library()
+    said = f"{STATE}; plain products would be those of {blas[0]}" if blas else STATE
     # Programs would run, and nobody has seen that they do.
     return Found(tuple(DeviceInfo(i.index, i.name, f"{i.arch}; {said}", i.memory_bytes) for i in amd_infos()))
 
