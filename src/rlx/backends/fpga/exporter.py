@@ -201,6 +201,7 @@ def _checked(circuit: Circuit, folder: Path, sources: list[str], simulator: str)
 def _figures(circuit: Circuit, part: Part | None) -> dict[str, str]:
     figures = {
         "clocks": f"{circuit.clocks} per inference",
+        "interval": f"about {circuit.interval} clocks between frames in a row",
         "products": f"{circuit.program.macs} per inference, on {sum(a.lanes for a in circuit.layers if a.macs)} lanes",
     }
     if part is not None:

@@ -84,6 +84,8 @@ class Layer:
     joins: bool = False
     macs: int = 0
     lanes: int = 1
+    # Of a layer with a frame: clocks from its last tap to its last code, in which the next frame may come.
+    drain: int = 0
 
 
 def bits_of(value: Value, known: Range) -> int:
@@ -377,6 +379,7 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         files,
         macs=step.macs,
         lanes=lanes,
+        drain=_TAP_TO_SUM + (in_pass[-1] - 1) * made.interval + made.digits + _SUM_TO_CODE - int(sums_in_dsp),
     )
 
 
@@ -460,5 +463,11 @@ def _pool(step: MaxPool | MeanPool, name: str, x: Value, known: Range, schedule:
         last_taps = count + (_TAP_TO_RESULT + 1) * np.arange(positions)
 
     return _plain(
-        step, name, "rlx_pool", parameters, bits, lambda times: times[0][-1] + last_taps + _TAP_TO_RESULT + delay
+        step,
+        name,
+        "rlx_pool",
+        parameters,
+        bits,
+        lambda times: times[0][-1] + last_taps + _TAP_TO_RESULT + delay,
+        drain=_TAP_TO_RESULT + delay,
     )
