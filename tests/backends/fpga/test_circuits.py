@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,7 @@ def random_schedules(rng, program):
             int(rng.choice([1, 2, 3, 6, 24])),
             *map(bool, rng.integers(0, 2, 2)),
             systolic=bool(rng.integers(0, 2)),
+            doubled=bool(rng.integers(0, 2)),
         )
         for n in range(len(program.steps))
     }
@@ -94,6 +96,49 @@ def test_every_kind_of_step(kind, tmp_path):
 def test_networks(program, language, tmp_path):
     rng = np.random.default_rng(3)
     agrees(program, random_schedules(rng, program), tmp_path, codes_for(rng, program.input, 5), language)
+
+
+@icarus
+@pytest.mark.targets
+@pytest.mark.parametrize("taps, is_summed_there", [(31, False), (32, True), (75, True)])
+@pytest.mark.parametrize("zero_point", [0, -3])
+def test_two_frames_and_sums_of_multipliers(taps, is_summed_there, zero_point, tmp_path):
+    """A frame comes in while the last one is worked on: in a row, frames take the taps alone."""
+    rng = np.random.default_rng(taps)
+    step = product(rng, 0, Value("out", (7,), 0.05), (7, taps), 8, -128)
+    program = Program("net", Value("x", (taps,), 1 / 127, zero_point), (0,), (step,))
+    codes = codes_for(rng, program.input, 6)
+    schedule = LayerSchedule(3, 6)
+    between = []
+    for doubled in (False, True):
+        chosen = {0: replace(schedule, doubled=doubled)}
+        layer = circuit_of(program, "net", chosen).layers[0]
+        assert (layer.parameters["SUMS_IN_DSP"], layer.parameters["DOUBLED"]) == (is_summed_there, doubled)
+        _, done = agrees(program, chosen, tmp_path / str(doubled), codes)
+        assert abs(done.between - circuit_of(program, "net", chosen).interval) <= 1
+        between.append(done.between)
+    assert between[0] >= 4 * taps and between[1] == 3 * (taps + is_summed_there)
+
+
+@icarus
+@pytest.mark.targets
+def test_two_frames_before_convolutions_and_pools(tmp_path):
+    """Windows begin at the edge again with every frame; memories with one port hold one frame."""
+    rng = np.random.default_rng(4)
+    program = shortcut()
+    agrees(
+        program,
+        {n: LayerSchedule(2, 3, doubled=True) for n in range(2)},
+        tmp_path / "a",
+        codes_for(rng, program.input, 5),
+    )
+    program = tinyconv(8, 12, (3, 4))
+    schedules = {n: LayerSchedule(2, 3, doubled=True, spram=n == 2) for n in range(6)}
+    circuit = circuit_of(program, "net", schedules)
+    assert [layer.parameters.get("DOUBLED") for layer in circuit.layers] == [1, 1, 0, 1, 1, None]
+    _, done = agrees(program, schedules, tmp_path / "b", codes_for(rng, program.input, 5))
+    # One large memory with a single frame in a row of layers: within a few clocks.
+    assert abs(done.between - circuit.interval) < 0.02 * done.between
 
 
 @icarus
@@ -171,11 +216,13 @@ def made_for(digits, pipelined=False):
 
 def test_a_slow_requantiser_holds_back_the_taps():
     """By hand: 4 taps, 2 sums of 3 clocks each. The second pass ends when the first has handed on its last sum."""
-    assert product_clocks(0, 4, made_for(3), [2, 2]).tolist() == [15, 18, 23, 26]
+    assert product_clocks(0, 4, made_for(3), [2, 2]).tolist() == [16, 19, 24, 27]
     # 10 taps leave room for all of it.
-    assert product_clocks(0, 10, made_for(3), [2, 2]).tolist() == [21, 24, 31, 34]
+    assert product_clocks(0, 10, made_for(3), [2, 2]).tolist() == [22, 25, 32, 35]
+    # Sums in multipliers begin with a clock of their own, which the first pass has while the frame comes.
+    assert product_clocks(0, 10, made_for(3), [2, 2], gap=1).tolist() == [22, 25, 33, 36]
     # A pipeline takes a sum each clock, and holds back only the shortest passes.
-    assert product_clocks(0, 4, made_for(3, pipelined=True), [2, 2]).tolist() == [15, 16, 21, 22]
+    assert product_clocks(0, 4, made_for(3, pipelined=True), [2, 2]).tolist() == [16, 17, 22, 23]
 
 
 def test_requantisers_keep_up():

@@ -57,6 +57,20 @@ class Circuit:
         """From the first code in to the last one out."""
         return int(self.times[self.number_of(self.layers[-1])][-1]) + 1
 
+    @property
+    def interval(self) -> int:
+        """About how many clocks are between frames in a row: those in which the busiest layer takes no other frame."""
+        return max(self._busy(layer) for layer in self.layers)
+
+    def _busy(self, layer: Layer) -> int:
+        taken = [self.times[i] for i in layer.inputs]
+        last = max(int(t[-1]) for t in taken)
+        loading = last - min(int(t[0]) for t in taken) + 1
+        if "WORDS" not in layer.parameters:
+            return loading
+        working = int(self.times[self.number_of(layer)][-1]) - last - layer.drain
+        return max(loading, working) if layer.parameters.get("DOUBLED") else loading + working
+
     def bits_of(self, number: int) -> int:
         """The width of the stream of a value."""
         return self.in_bits if number == 0 else next(a.out_bits for a in self.layers if self.number_of(a) == number)

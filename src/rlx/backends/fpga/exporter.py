@@ -42,6 +42,7 @@ class FpgaExporter(Exporter):
         "lanes": "sums at a time, the same for all layers, instead of a search",
         "preset": f"{', '.join(PRESETS)}: what matters most; {next(iter(PRESETS))} if not given",
         "dense": "systolic: dense layers as arrays whose codes go from lane to lane; lanes if not given",
+        "buffers": "2: room for two frames before each layer, also where that takes more memory; 1 if not given",
         "route": "yes: run Yosys and nextpnr for the part, keep the bitstream, and compare with the estimates",
         "language": f"{' or '.join(ENDINGS)}; Verilog-2005 if not given",
         "frames": f"how many random frames the testbench runs, {_FRAMES} if not given",
@@ -109,7 +110,9 @@ def _circuit(program: Program, part: Part | None, chosen: Mapping[str, str]) -> 
     lanes, preset = _number(chosen, "lanes", 4096), preset_named(chosen.get("preset", next(iter(PRESETS))))
     if chosen.get("dense", "lanes") not in ("lanes", "systolic"):
         raise RlxError(f"fpga: dense=lanes or dense=systolic is known, got {chosen['dense']!r}")
-    style = Style(chosen.get("dense") == "systolic", preset.ternary_in_logic)
+    if chosen.get("buffers", "1") not in ("1", "2"):
+        raise RlxError(f"fpga: buffers=1 or buffers=2 is known, got {chosen['buffers']!r}")
+    style = Style(chosen.get("dense") == "systolic", preset.ternary_in_logic, chosen.get("buffers") == "2")
     if lanes is None and (goal is not None or (part is not None and "preset" not in chosen)):
         return search(program, name, part, goal, style)
     wanted = preset.lanes_of(program)
@@ -198,6 +201,7 @@ def _checked(circuit: Circuit, folder: Path, sources: list[str], simulator: str)
 def _figures(circuit: Circuit, part: Part | None) -> dict[str, str]:
     figures = {
         "clocks": f"{circuit.clocks} per inference",
+        "interval": f"about {circuit.interval} clocks between frames in a row",
         "products": f"{circuit.program.macs} per inference, on {sum(a.lanes for a in circuit.layers if a.macs)} lanes",
     }
     if part is not None:

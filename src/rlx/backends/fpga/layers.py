@@ -29,7 +29,9 @@ Clocks = Callable[[Sequence[Array]], Array]
 
 MOST_WORDS_OF_LOGIC = 32
 # Clocks from a tap to the first sum that the requantiser can take, and from a sum to its code, without the digits.
-_TAP_TO_SUM, _SUM_TO_CODE = 4, 4
+_TAP_TO_SUM, _SUM_TO_CODE = 4, 5
+# Multipliers of chips have sums of so many bits; these begin anew in a clock of their own, which is much for few taps.
+_DSP_SUM_BITS, _TAPS_OF_DSP_SUMS = 32, 32
 # Clocks from the last tap of a window to its result.
 _TAP_TO_RESULT = 3
 # Clocks of a softmax: from the last code to a row's first quotient with two scans of the row between, and for each.
@@ -49,6 +51,8 @@ class LayerSchedule:
     spram: bool = False
     # A dense layer as an array: codes go from lane to lane, a clock each, instead of to all at once.
     systolic: bool = False
+    # Room for two frames: one comes in while the other is worked on.
+    doubled: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Layer:
     joins: bool = False
     macs: int = 0
     lanes: int = 1
+    # Of a layer with a frame: clocks from its last tap to its last code, in which the next frame may come.
+    drain: int = 0
 
 
 def bits_of(value: Value, known: Range) -> int:
@@ -90,6 +96,11 @@ def bits_of(value: Value, known: Range) -> int:
 def queue_words(value: Value) -> int:
     """How many codes the queue before a joining layer holds: a whole frame."""
     return max(value.size, 2)
+
+
+def frame_words(size: int, doubled: bool) -> int:
+    """Words of memory for a frame, or for two, of which the second begins at a power of two."""
+    return size + (2 ** index_bits(size) if doubled else 0)
 
 
 def layer_of(program: Program, number: int, ranges: Sequence[Range], schedule: LayerSchedule) -> Layer:
@@ -240,7 +251,7 @@ def _frame(
     dilation: tuple[int, int],
     groups: int,
     passes: int,
-    spram: bool,
+    schedule: LayerSchedule,
 ) -> dict[str, int]:
     """Parameters of rlx_frame for windows over an image; a row of codes is an image of one place."""
     (height, width, channels), (rows, columns) = operand.dims, out.dims[:2]
@@ -280,7 +291,8 @@ def _frame(
         "DILATION_X": dilation[1],
         "STRIDE_Y": stride[0],
         "STRIDE_X": stride[1],
-        "SPRAM": int(spram),
+        "SPRAM": int(schedule.spram),
+        "DOUBLED": int(schedule.doubled and not schedule.spram),
     }
 
 
@@ -322,15 +334,18 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
     channels = _channel_table(step, made, bias_bits)
     files = {f"{name}_weights.hex": weights, f"{name}_channels.hex": channels}
     taps = codes[0].size + (lanes - 1 if systolic else 0)
+    # Lanes of an array keep their codes, so that what comes in cannot be 0 where there is no tap.
+    sums_in_dsp = schedule.dsp and not systolic and acc_bits <= _DSP_SUM_BITS and taps >= _TAPS_OF_DSP_SUMS
     parameters: dict[str, int | str] = {
         "IN_BITS": in_bits,
         "IN_ZERO_POINT": x.zero_point,
         "DIFFERENCE_BITS": difference_bits,
-        **_frame(image, out, *geometry, groups, passes, schedule.spram),
+        **_frame(image, out, *geometry, groups, passes, schedule),
         "LANES": lanes,
         "LAST_LANES": per_group - (passes - 1) * lanes,
         "LANE_BITS": index_bits(lanes + 1),
         "SYSTOLIC": int(systolic),
+        "SUMS_IN_DSP": int(sums_in_dsp),
         "WEIGHT_BITS": step.weights.bits,
         "WEIGHT_WORDS": len(weights.words),
         "WEIGHT_ADDRESS_BITS": index_bits(len(weights.words)),
@@ -358,10 +373,13 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         step.inputs,
         step.out,
         out_bits,
-        lambda times: product_clocks(int(times[0][-1]), taps, made, in_pass * (positions * groups)),
+        lambda times: product_clocks(
+            int(times[0][-1]), taps, made, in_pass * (positions * groups), gap=int(sums_in_dsp)
+        ),
         files,
         macs=step.macs,
         lanes=lanes,
+        drain=_TAP_TO_SUM + (in_pass[-1] - 1) * made.interval + made.digits + _SUM_TO_CODE - int(sums_in_dsp),
     )
 
 
@@ -408,15 +426,16 @@ def _at_least_two(words: Sequence[int]) -> tuple[int, ...]:
     return tuple(words) if len(words) > 1 else (*words, 0)
 
 
-def product_clocks(loaded: int, taps: int, made: Requantizer, sums: Sequence[int]) -> Array:
+def product_clocks(loaded: int, taps: int, made: Requantizer, sums: Sequence[int], gap: int = 0) -> Array:
     """When each code leaves, for a frame whose last code came at `loaded`; `sums` says how many each pass makes.
 
-    The last tap of a pass waits until the requantiser has taken all sums of the pass before.
+    The last tap of a pass waits until the requantiser has taken all sums of the pass before; `gap` is the clocks
+    between the last tap of a pass and the first of the next.
     """
     interval = made.interval
-    last_tap, taken, found = loaded, -interval, []
+    last_tap, taken, found = loaded - gap, -interval, []
     for count in sums:
-        last_tap = max(last_tap + taps, taken + 1)
+        last_tap = max(last_tap + gap + taps, taken + 1)
         first = max(last_tap + _TAP_TO_SUM, taken + interval)
         taken = first + (count - 1) * interval
         found.append(first + interval * np.arange(count))
@@ -428,7 +447,7 @@ def _pool(step: MaxPool | MeanPool, name: str, x: Value, known: Range, schedule:
     # A channel is a group of its own.
     parameters: dict[str, int | str] = {
         "BITS": bits,
-        **_frame(x, step.out, step.kernel, step.stride, step.padding, (1, 1), x.dims[2], 1, schedule.spram),
+        **_frame(x, step.out, step.kernel, step.stride, step.padding, (1, 1), x.dims[2], 1, schedule),
         "MEAN": int(mean),
     }
     if mean:
@@ -444,5 +463,11 @@ def _pool(step: MaxPool | MeanPool, name: str, x: Value, known: Range, schedule:
         last_taps = count + (_TAP_TO_RESULT + 1) * np.arange(positions)
 
     return _plain(
-        step, name, "rlx_pool", parameters, bits, lambda times: times[0][-1] + last_taps + _TAP_TO_RESULT + delay
+        step,
+        name,
+        "rlx_pool",
+        parameters,
+        bits,
+        lambda times: times[0][-1] + last_taps + _TAP_TO_RESULT + delay,
+        drain=_TAP_TO_RESULT + delay,
     )

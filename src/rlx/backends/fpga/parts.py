@@ -31,6 +31,10 @@ class Part:
     has: Resources
     block_shapes: tuple[tuple[int, int], ...]
     dsp_bits: tuple[int, int]
+    # Whether multipliers have sums of their own that Yosys knows of.
+    has_sums: bool
+    # Whether a lookup table of an adder has an input left, by which it gives one of its operands instead.
+    adders_choose: bool
     # What Yosys made of whole circuits for it, per lookup table that was counted.
     lut_factor: float
     synthesis: str
@@ -55,7 +59,9 @@ PARTS = {
             Resources(5280, 8, 30, 4),
             ((256, 16), (512, 8), (1024, 4), (2048, 2)),
             (16, 16),
-            0.92,
+            True,
+            True,
+            1.0,
             "synth_ice40 -dsp -spram -top {top} -json {top}.json",
             "nextpnr-ice40 --up5k --package sg48 --json {top}.json --asc {top}.asc --pcf-allow-unconstrained",
             "icepack {top}.asc {top}.bin",
@@ -66,7 +72,9 @@ PARTS = {
             Resources(24288, 28, 56, 0),
             ((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1)),
             (18, 18),
-            1.35,
+            False,
+            False,
+            1.1,
             "synth_ecp5 -top {top} -json {top}.json",
             "nextpnr-ecp5 --25k --package CABGA381 --json {top}.json --textcfg {top}.config --lpf-allow-unconstrained",
             "ecppack {top}.config {top}.bit",

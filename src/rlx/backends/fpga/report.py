@@ -52,8 +52,8 @@ def report_page(circuit: Circuit, part: Part | None, routed: Routed | None = Non
     return (
         f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{escape(circuit.name)}</title>\n"
         f"<style>{_STYLE}</style>\n<h1>{escape(circuit.program.name)} as a circuit for {escape(chip.about)}</h1>\n"
-        f"<p>{circuit.clocks} clocks from the first code in to the last one out; {circuit.program.macs} products. "
-        f"Clocks are exact, resources are estimates.</p>\n"
+        f"<p>{circuit.clocks} clocks from the first code in to the last one out, about {circuit.interval} between "
+        f"frames in a row; {circuit.program.macs} products. Clocks of one frame are exact, all else estimated.</p>\n"
         f"<table>\n{head}\n{chr(10).join(rows)}\n</table>\n<h2>One frame in time</h2>\n{_picture(circuit)}\n"
         f"{_tools_part(circuit, needed, routed) if routed is not None else ''}</html>\n"
     )

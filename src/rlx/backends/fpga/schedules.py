@@ -9,11 +9,11 @@ or the part is full. Without a goal, the fastest circuit is taken that fits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlx.backends.fpga.circuit import Circuit, circuit_of
 from rlx.backends.fpga.estimates import estimate
-from rlx.backends.fpga.layers import Layer, LayerSchedule
+from rlx.backends.fpga.layers import Layer, LayerSchedule, frame_words
 from rlx.backends.fpga.parts import Part, Resources, total
 from rlx.errors import RlxError
 from rlx.quantized import MaxPool, MeanPool, Program
@@ -35,10 +35,12 @@ def digits_for(taps: int, lanes: int) -> int | None:
 
 @dataclass(frozen=True)
 class Style:
-    """What holds for all layers: dense ones as systolic arrays, products of 2-bit weights by additions."""
+    """What holds for all layers: dense ones as systolic arrays, products of 2-bit weights by additions, room for two
+    frames also where that takes more memory."""
 
     systolic: bool = False
     ternary_in_logic: bool = False
+    doubled: bool = False
 
 
 PLAIN = Style()
@@ -62,14 +64,27 @@ def schedules_for(
     large = [n for n in framed if program.operands(program.steps[n])[0].size > _WORDS_OF_SPRAM]
     large.sort(key=lambda n: (-program.operands(program.steps[n])[0].size_bytes, n))
     in_spram = {*large[: part.has.sprams if part else 0]}
-    found = {n: LayerSchedule(spram=n in in_spram) for n in framed}
+    doubled = {n for n in framed if style.doubled or (part and _is_doubled_for_nothing(program, n, part))}
+    found = {n: LayerSchedule(spram=n in in_spram, doubled=n in doubled) for n in framed}
     for n, step in products.items():
         count, taps = lanes.get(n, 1), step.weights.codes[0].size
         digits = digits_for(taps, count)
-        found[n] = LayerSchedule(
-            count, digits or _DIGITS[-1], digits is None, n in in_dsp, spram=n in in_spram, systolic=style.systolic
+        found[n] = replace(
+            found[n],
+            lanes=count,
+            digits=digits or _DIGITS[-1],
+            pipelined=digits is None,
+            dsp=n in in_dsp,
+            systolic=style.systolic,
         )
     return found
+
+
+def _is_doubled_for_nothing(program: Program, number: int, part: Part) -> bool:
+    """Whether two frames before a step take no more blocks of memory than one."""
+    x = program.operands(program.steps[number])[0]
+    bits = 8 * x.dtype.size_bytes
+    return part.blocks(frame_words(x.size, doubled=True), bits) == part.blocks(x.size, bits)
 
 
 def search(program: Program, name: str, part: Part | None, max_clocks: int | None, style: Style = PLAIN) -> Circuit:

@@ -3,6 +3,8 @@
 // A window is KH x KW places of KC neighbouring codes. Every place of ROWS x COLUMNS is visited with GROUPS windows (a
 // group is KC channels), each PASSES times, for as many results. Addresses only ever grow by constants. `step` takes
 // a tap; its code is there one clock later, and `in_frame` is 0 where the window hangs over the edge.
+//
+// With DOUBLED, there is room for two frames: one comes in while windows go over the other.
 module rlx_frame #(
     parameter BITS = 8,
     parameter WORDS = 16,
@@ -29,14 +31,15 @@ module rlx_frame #(
     parameter DILATION_X = 1,
     parameter STRIDE_Y = 1,
     parameter STRIDE_X = 1,
-    parameter SPRAM = 0
+    parameter SPRAM = 0,
+    parameter DOUBLED = 0
 ) (
     input wire clk,
     input wire rst,
     input wire in_valid,
     output wire in_ready,
     input wire [BITS-1:0] in_data,
-    output reg tap_valid,
+    output wire tap_valid,
     input wire step,
     output wire tap_first,
     output wire tap_last,
@@ -61,6 +64,8 @@ module rlx_frame #(
     localparam [31:0] ROW_STEP_32 = TO_ROW;
     localparam [ADDRESS_BITS-1:0] ROW_STEP = ROW_STEP_32[ADDRESS_BITS-1:0];
 
+    reg has_frame;
+    assign tap_valid = has_frame;
     reg [ADDRESS_BITS-1:0] address, origin;
     // Seven loops, the innermost first; each steps when those inside it end.
     wire [6:0] first, last;
@@ -97,42 +102,82 @@ module rlx_frame #(
     assign tap_first = first[0] && first[1] && first[2];
     assign tap_last = end_kh;
     assign tap_turn = end_group;
-    assign in_ready = !tap_valid;
 
     // A window of the same place starts at `origin` again; all other ways lead on from where the last one was.
     wire [ADDRESS_BITS-1:0] origin_step = end_column ? ROW_STEP : end_group ? COLUMN_STEP : GROUP_STEP;
     wire [ADDRESS_BITS-1:0] next_origin = origin + origin_step;
     wire [ADDRESS_BITS-1:0] address_step = end_kw ? WINDOW_ROW_STEP : end_kc ? WINDOW_COLUMN_STEP : ONE;
 
+    // Windows begin with a new frame: after one has come, and after the last one of the frame before.
+    wire done = step && end_row;
+    wire restart = !tap_valid || done;
+    wire [ADDRESS_BITS-1:0] next_address = end_pass ? next_origin : end_kh ? origin : address + address_step;
+
     always @(posedge clk) begin
-        if (rst) begin
-            tap_valid <= 1'b0;
-            address <= 0;
-        end else if (!tap_valid) begin
-            if (in_valid) begin
-                tap_valid <= address == LAST_WORD;
-                address <= (address == LAST_WORD) ? FIRST_ADDRESS : address + ONE;
-            end
-        end else if (step) begin
-            if (end_row) begin
-                tap_valid <= 1'b0;
-                address <= 0;
-            end else begin
-                address <= end_pass ? next_origin : end_kh ? origin : address + address_step;
-            end
-        end
-        if (!tap_valid) begin
+        if (restart) begin
             origin <= FIRST_ADDRESS;
         end else if (step && end_pass) begin
             origin <= next_origin;
         end
     end
 
-    rlx_ram #(
-        .BITS(BITS), .WORDS(WORDS < 2 ? 2 : WORDS), .ADDRESS_BITS(ADDRESS_BITS), .SPRAM(SPRAM)
-    ) memory (
-        .clk(clk), .enable(step || (in_valid && in_ready)), .write(!tap_valid), .address(address), .data(in_data), .word(code)
-    );
+    generate
+        if (DOUBLED != 0) begin : two_frames
+            localparam [31:0] BANK_32 = 1 << ADDRESS_BITS;
+            reg has_both, write_bank, read_bank;
+            reg [ADDRESS_BITS-1:0] write_address;
+            wire write = in_valid && in_ready;
+            wire loaded = write && write_address == LAST_WORD;
+            assign in_ready = !has_both;
+            always @(posedge clk) begin
+                if (rst) begin
+                    has_frame <= 1'b0;
+                    has_both <= 1'b0;
+                    write_bank <= 1'b0;
+                    read_bank <= 1'b0;
+                    write_address <= 0;
+                end else begin
+                    if (loaded != done) begin
+                        has_frame <= loaded || has_both;
+                        has_both <= loaded && has_frame;
+                    end
+                    if (loaded) write_bank <= !write_bank;
+                    if (done) read_bank <= !read_bank;
+                    if (write) write_address <= loaded ? 0 : write_address + ONE;
+                end
+                if (restart) address <= FIRST_ADDRESS;
+                else if (step) address <= next_address;
+            end
+            rlx_ram_pair #(
+                .BITS(BITS), .WORDS(BANK_32 + WORDS), .ADDRESS_BITS(ADDRESS_BITS + 1)
+            ) memory (
+                .clk(clk), .write(write), .write_address({write_bank, write_address}), .data(in_data), .read(step),
+                .read_address({read_bank, address}), .word(code)
+            );
+        end else begin : one_frame
+            assign in_ready = !has_frame;
+            always @(posedge clk) begin
+                if (rst) begin
+                    has_frame <= 1'b0;
+                    address <= 0;
+                end else if (!has_frame) begin
+                    if (in_valid) begin
+                        has_frame <= address == LAST_WORD;
+                        address <= (address == LAST_WORD) ? FIRST_ADDRESS : address + ONE;
+                    end
+                end else if (step) begin
+                    if (done) has_frame <= 1'b0;
+                    address <= done ? 0 : next_address;
+                end
+            end
+            rlx_ram #(
+                .BITS(BITS), .WORDS(WORDS < 2 ? 2 : WORDS), .ADDRESS_BITS(ADDRESS_BITS), .SPRAM(SPRAM)
+            ) memory (
+                .clk(clk), .enable(step || (in_valid && in_ready)), .write(!tap_valid), .address(address), .data(in_data),
+                .word(code)
+            );
+        end
+    endgenerate
 
     generate
         if (PADDED != 0) begin : with_edges
@@ -159,7 +204,7 @@ module rlx_frame #(
             reg is_in;
             assign in_frame = is_in;
             always @(posedge clk) begin
-                if (!tap_valid) begin
+                if (restart) begin
                     y <= FIRST_Y;
                     place_y <= FIRST_Y;
                     x <= FIRST_X;

@@ -29,6 +29,7 @@ module rlx_pool #(
     parameter STRIDE_Y = 1,
     parameter STRIDE_X = 1,
     parameter SPRAM = 0,
+    parameter DOUBLED = 0,
     parameter MEAN = 0,
     parameter SUM_BITS = 8,
     parameter ROUNDING = 0,
@@ -54,7 +55,7 @@ module rlx_pool #(
         .PASSES(PASSES), .KH(KH), .KW(KW), .KC(KC), .START(START),
         .TO_COLUMN_OF_WINDOW(TO_COLUMN_OF_WINDOW), .TO_ROW_OF_WINDOW(TO_ROW_OF_WINDOW), .TO_COLUMN(TO_COLUMN),
         .TO_ROW(TO_ROW), .PADDED(PADDED), .HEIGHT(HEIGHT), .WIDTH(WIDTH), .EDGE_BITS(EDGE_BITS), .TOP(TOP), .LEFT(LEFT),
-        .DILATION_Y(DILATION_Y), .DILATION_X(DILATION_X), .STRIDE_Y(STRIDE_Y), .STRIDE_X(STRIDE_X), .SPRAM(SPRAM)
+        .DILATION_Y(DILATION_Y), .DILATION_X(DILATION_X), .STRIDE_Y(STRIDE_Y), .STRIDE_X(STRIDE_X), .SPRAM(SPRAM), .DOUBLED(DOUBLED)
     ) frame (
         .clk(clk), .rst(rst), .in_valid(in_valid), .in_ready(in_ready), .in_data(in_data), .tap_valid(tap_valid),
         .step(step), .tap_first(tap_first), .tap_last(tap_last), .tap_turn(unused_turn), .code(code), .in_frame(in_frame)

@@ -3,9 +3,10 @@
 // With SYSTOLIC, codes go from lane to lane, a clock each, and weights lie so that each lane has its own when they come:
 // sums stay where they are made, and no code is sent to all lanes at once.
 //
-// Sums are handed over to the requantiser whole, so that the next ones begin without a gap. Channels have one table:
-// {shift, left shift, multiplier, bias} of each; shifts only where there is
-// something to tell.
+// Sums are handed over to the requantiser whole, so that the next ones begin without a gap, or, with SUMS_IN_DSP, with
+// one: multipliers of a chip add what they make to a sum of their own, which begins with nothing and not with a product,
+// and takes what comes in every clock, which is 0 where there is no tap. Channels have one table:
+// {shift, left shift, multiplier, bias} of each; shifts only where there is something to tell.
 module rlx_product #(
     parameter IN_BITS = 8,
     parameter IN_ZERO_POINT = 0,
@@ -36,10 +37,12 @@ module rlx_product #(
     parameter STRIDE_Y = 1,
     parameter STRIDE_X = 1,
     parameter SPRAM = 0,
+    parameter DOUBLED = 0,
     parameter LANES = 1,
     parameter LAST_LANES = 1,
     parameter LANE_BITS = 1,
     parameter SYSTOLIC = 0,
+    parameter SUMS_IN_DSP = 0,
     parameter WEIGHT_BITS = 8,
     parameter WEIGHT_WORDS = 16,
     parameter WEIGHT_ADDRESS_BITS = 4,
@@ -95,14 +98,14 @@ module rlx_product #(
     // Taps: no last one while the sums of the pass before are not handed on.
     wire tap_valid, tap_first, tap_last, tap_turn, in_frame;
     wire [IN_BITS-1:0] code;
-    reg pending;
-    wire step = tap_valid && !(tap_last && pending);
+    reg pending, turning;
+    wire step = tap_valid && !(tap_last && pending) && !(SUMS_IN_DSP != 0 && turning);
     rlx_frame #(
         .BITS(IN_BITS), .WORDS(WORDS), .ADDRESS_BITS(ADDRESS_BITS), .ROWS(ROWS), .COLUMNS(COLUMNS), .GROUPS(GROUPS),
         .PASSES(PASSES), .KH(KH), .KW(KW), .KC(KC), .START(START),
         .TO_COLUMN_OF_WINDOW(TO_COLUMN_OF_WINDOW), .TO_ROW_OF_WINDOW(TO_ROW_OF_WINDOW), .TO_COLUMN(TO_COLUMN),
         .TO_ROW(TO_ROW), .PADDED(PADDED), .HEIGHT(HEIGHT), .WIDTH(WIDTH), .EDGE_BITS(EDGE_BITS), .TOP(TOP), .LEFT(LEFT),
-        .DILATION_Y(DILATION_Y), .DILATION_X(DILATION_X), .STRIDE_Y(STRIDE_Y), .STRIDE_X(STRIDE_X), .SPRAM(SPRAM)
+        .DILATION_Y(DILATION_Y), .DILATION_X(DILATION_X), .STRIDE_Y(STRIDE_Y), .STRIDE_X(STRIDE_X), .SPRAM(SPRAM), .DOUBLED(DOUBLED)
     ) frame (
         .clk(clk), .rst(rst), .in_valid(in_valid), .in_ready(in_ready), .in_data(in_data), .tap_valid(tap_valid),
         .step(step), .tap_first(tap_first), .tap_last(tap_last), .tap_turn(tap_turn), .code(code), .in_frame(in_frame)
@@ -118,19 +121,21 @@ module rlx_product #(
         .clk(clk), .enable(step), .address(weight_address), .word(weights)
     );
 
+    reg code_valid;
+    wire counts = in_frame && (SUMS_IN_DSP == 0 || code_valid);
     wire signed [DIFFERENCE_BITS-1:0] difference;
     generate
         if (IN_ZERO_POINT == 0) begin : without_zero_point
-            assign difference = in_frame ? code : {DIFFERENCE_BITS{1'b0}};
+            assign difference = counts ? code : {DIFFERENCE_BITS{1'b0}};
         end else begin : with_zero_point
             localparam [31:0] ZERO_32 = IN_ZERO_POINT;
             localparam [DIFFERENCE_BITS-1:0] ZERO = ZERO_32[DIFFERENCE_BITS-1:0];
-            assign difference = in_frame ? {code[IN_BITS-1], code} - ZERO : {DIFFERENCE_BITS{1'b0}};
+            assign difference = counts ? {code[IN_BITS-1], code} - ZERO : {DIFFERENCE_BITS{1'b0}};
         end
     endgenerate
 
     reg first_code, last_code, first_product, last_product, last_sum;
-    reg code_valid, product_valid;
+    reg product_valid, begins;
     wire [LANES*ACC_BITS-1:0] sums;
     wire [LANES*DIFFERENCE_BITS-1:0] differences;
     genvar n;
@@ -158,9 +163,14 @@ module rlx_product #(
             ) multiply (
                 .a(differences[n*DIFFERENCE_BITS+:DIFFERENCE_BITS]), .b(weights[n*WEIGHT_BITS+:WEIGHT_BITS]), .product(product_now)
             );
-            always @(posedge clk) begin
-                product <= product_now;
-                if (product_valid) sum <= first_product ? wide_product : sum + wide_product;
+            always @(posedge clk) product <= product_now;
+            if (SUMS_IN_DSP != 0) begin : in_dsp
+                always @(posedge clk)
+                    if (last_sum || begins) sum <= 0;
+                    else sum <= sum + wide_product;
+            end else begin : in_logic
+                always @(posedge clk)
+                    if (product_valid) sum <= first_product ? wide_product : sum + wide_product;
             end
             assign sums[n*ACC_BITS+:ACC_BITS] = sum;
         end
@@ -171,13 +181,17 @@ module rlx_product #(
         last_code <= tap_last;
         first_product <= first_code;
         last_product <= last_code;
+        // Until there is a first tap, weights are not known, and nothing times them is not 0 for simulators.
+        begins <= rst || (begins && !code_valid);
         if (rst) begin
             weight_address <= 0;
+            turning <= 1'b0;
             code_valid <= 1'b0;
             product_valid <= 1'b0;
             last_sum <= 1'b0;
         end else begin
             if (step) weight_address <= tap_turn ? 0 : weight_address + 1'b1;
+            turning <= step && tap_last;
             code_valid <= step;
             product_valid <= code_valid;
             last_sum <= product_valid && last_product;

@@ -1,7 +1,7 @@
 // Sums become codes: clamp(rdpot(srdhm(sum << left, multiplier), shift) + zero point), bit for bit as in NumPy.
 //
-// All stages stand still while the code at the end is not taken. Bits of the multiplier that are 0 in all channels are left out, and FRACTION_BITS is what
-// remains of 31 (or 15). A code leaves DIGITS + 4 clocks after its sum came.
+// All stages stand still while the code at the end is not taken. Bits of the multiplier that are 0 in all channels are left
+// out, and FRACTION_BITS is what remains of 31 (or 15). A code leaves DIGITS + 5 clocks after its sum came.
 module rlx_requantize #(
     parameter SUM_BITS = 20,
     parameter GROWN_BITS = 20,
@@ -40,9 +40,10 @@ module rlx_requantize #(
     // Constants are cut to their widths by part-selects, which no tool takes for a mistake.
     localparam [63:0] ONE = 64'd1;
     localparam [63:0] HALF_64 = ONE << (FRACTION_BITS - 1);
-    localparam [63:0] SMALLEST_HALF_64 = (SHIFT_MIN == 0) ? ONE : ONE << (SHIFT_MIN - 1);
     localparam signed [PRODUCT_BITS-1:0] HALF = HALF_64[PRODUCT_BITS-1:0];
-    localparam [WIDE_BITS-1:0] SMALLEST_HALF = SMALLEST_HALF_64[WIDE_BITS-1:0];
+    // A quotient needs no more bits than this.
+    localparam SHIFTED_BITS = (WIDE_BITS - SHIFT_MIN > OUT_BITS + 2) ? WIDE_BITS - SHIFT_MIN : OUT_BITS + 2;
+    localparam CODE_BITS = (SHIFTED_BITS < WIDE_BITS) ? SHIFTED_BITS : WIDE_BITS;
 
     wire signed [31:0] zero_32 = ZERO_POINT;
     wire signed [31:0] low_32 = LOW;
@@ -50,13 +51,13 @@ module rlx_requantize #(
     wire [63:0] zero_64 = {{32{zero_32[31]}}, zero_32};
     wire [63:0] low_64 = {{32{low_32[31]}}, low_32};
     wire [63:0] high_64 = {{32{high_32[31]}}, high_32};
-    wire signed [WIDE_BITS-1:0] zero = zero_64[WIDE_BITS-1:0];
-    wire signed [WIDE_BITS-1:0] lowest = low_64[WIDE_BITS-1:0];
-    wire signed [WIDE_BITS-1:0] highest = high_64[WIDE_BITS-1:0];
+    wire signed [CODE_BITS-1:0] zero = zero_64[CODE_BITS-1:0];
+    wire signed [CODE_BITS-1:0] lowest = low_64[CODE_BITS-1:0];
+    wire signed [CODE_BITS-1:0] highest = high_64[CODE_BITS-1:0];
 
     wire go = !out_valid || out_ready;
     wire product_valid;
-    reg rounded_valid, scaled_valid;
+    reg rounded_valid, nudged_valid, moved_valid;
 
     // Multipliers of 1 and more shift the sum left first; it saturates where it would leave 32 bits.
     wire signed [GROWN_BITS-1:0] grown;
@@ -82,38 +83,55 @@ module rlx_requantize #(
         .out_shift(shift_of_product)
     );
 
-    reg [SHIFT_BITS-1:0] shift_of_rounded;
-    wire signed [PRODUCT_BITS-1:0] nudged = product + HALF;
+    reg [SHIFT_BITS-1:0] shift_of_rounded, shift_of_nudged;
+    wire signed [PRODUCT_BITS-1:0] with_half = product + HALF;
     reg signed [ROUNDED_BITS-1:0] rounded;
     wire signed [WIDE_BITS-1:0] wide_rounded = {{(WIDE_BITS - ROUNDED_BITS){rounded[ROUNDED_BITS-1]}}, rounded};
-    // Ties go away from zero: half is added, less one below zero. A shift by 0 rounds nothing.
-    wire no_shift = (SHIFT_MIN == 0) && shift_of_rounded == 0;
-    wire [WIDE_BITS-1:0] minus_one = {WIDE_BITS{rounded[ROUNDED_BITS-1]}};
-    wire [WIDE_BITS-1:0] half = (SHIFT_MIN == 0) ? (SMALLEST_HALF << shift_of_rounded) >> 1
-                                                 : SMALLEST_HALF << shift_of_rounded;
-    wire signed [WIDE_BITS-1:0] towards = wide_rounded + half + minus_one;
-    wire signed [WIDE_BITS-1:0] quotient = (no_shift ? wide_rounded : towards) >>> SHIFT_MIN >>> shift_of_rounded;
-    reg signed [WIDE_BITS-1:0] scaled;
-    wire signed [WIDE_BITS-1:0] moved = scaled + zero;
-    wire signed [WIDE_BITS-1:0] clamped = (CLAMPED == 0) ? moved : (moved < lowest) ? lowest : (moved > highest) ? highest : moved;
+    // Ties go away from zero: half of what the shift divides by is added, less one below zero. That is one bit, or all
+    // bits below it; a shift by 0 adds nothing.
+    wire [WIDE_BITS-1:0] nudge;
+    genvar n;
+    generate
+        for (n = 0; n < WIDE_BITS; n = n + 1) begin : nudge_bit
+            if (n + 1 < SHIFT_MIN) begin : below_all
+                assign nudge[n] = rounded[ROUNDED_BITS-1];
+            end else if (n + 1 - SHIFT_MIN == (1 << SHIFT_BITS) - 1) begin : highest_of_all
+                assign nudge[n] = !rounded[ROUNDED_BITS-1] && &shift_of_rounded;
+            end else if (n + 1 - SHIFT_MIN < (1 << SHIFT_BITS)) begin : near
+                localparam [31:0] PLACE_32 = n + 1 - SHIFT_MIN;
+                localparam [SHIFT_BITS-1:0] PLACE = PLACE_32[SHIFT_BITS-1:0];
+                assign nudge[n] = rounded[ROUNDED_BITS-1] ? shift_of_rounded > PLACE : shift_of_rounded == PLACE;
+            end else begin : above_all
+                assign nudge[n] = 1'b0;
+            end
+        end
+    endgenerate
+    reg signed [WIDE_BITS-1:0] nudged;
+    wire signed [WIDE_BITS-1:0] quotient = nudged >>> SHIFT_MIN >>> shift_of_nudged;
+    reg signed [CODE_BITS-1:0] moved;
+    wire signed [CODE_BITS-1:0] clamped = (CLAMPED == 0) ? moved : (moved < lowest) ? lowest : (moved > highest) ? highest : moved;
 
-    wire unused = &{1'b0, nudged, clamped, zero_64, low_64, high_64};
+    wire unused = &{1'b0, with_half, quotient, clamped, zero_64, low_64, high_64};
 
     always @(posedge clk) begin
         if (go) begin
-            rounded <= nudged[PRODUCT_BITS-1:FRACTION_BITS];
+            rounded <= with_half[PRODUCT_BITS-1:FRACTION_BITS];
             shift_of_rounded <= shift_of_product;
-            scaled <= quotient;
+            nudged <= wide_rounded + nudge;
+            shift_of_nudged <= shift_of_rounded;
+            moved <= quotient[CODE_BITS-1:0] + zero;
             out_code <= clamped[OUT_BITS-1:0];
         end
         if (rst) begin
             rounded_valid <= 1'b0;
-            scaled_valid <= 1'b0;
+            nudged_valid <= 1'b0;
+            moved_valid <= 1'b0;
             out_valid <= 1'b0;
         end else if (go) begin
             rounded_valid <= product_valid;
-            scaled_valid <= rounded_valid;
-            out_valid <= scaled_valid;
+            nudged_valid <= rounded_valid;
+            moved_valid <= nudged_valid;
+            out_valid <= moved_valid;
         end
     end
 endmodule

@@ -1,6 +1,6 @@
-// A signed sum times a multiplier, digit by digit with the highest first: one unit that takes DIGITS clocks for each product,
-// or, PIPELINED, a unit per digit and a product each clock. It comes DIGITS + 1 clocks after its sum; all stands still
-// without `go`.
+// A signed sum times a multiplier, digit by digit: one unit that takes DIGITS clocks for each product, the lowest digit
+// first, so that its adder is no wider than the sum and a digit, or, PIPELINED, a unit per digit, the highest first, and a
+// product each clock. It comes DIGITS + 1 clocks after its sum; all stands still without `go`.
 module rlx_scale #(
     parameter SUM_BITS = 20,
     parameter DIGIT_BITS = 4,
@@ -85,24 +85,28 @@ module rlx_scale #(
                 end
             end
         end else begin : in_time
-            localparam [31:0] LAST_DIGIT_32 = DIGITS - 1;
-            localparam [DIGIT_COUNT_BITS-1:0] LAST_DIGIT = LAST_DIGIT_32[DIGIT_COUNT_BITS-1:0];
+            localparam [31:0] BEFORE_LAST_32 = (DIGITS == 1) ? 0 : DIGITS - 2;
+            localparam [DIGIT_COUNT_BITS-1:0] BEFORE_LAST = BEFORE_LAST_32[DIGIT_COUNT_BITS-1:0];
             reg busy, valid;
             reg [DIGIT_COUNT_BITS-1:0] digit;
             reg [SHIFT_BITS-1:0] shift, shift_of_product;
             reg signed [SUM_BITS-1:0] sum;
             reg [MULTIPLIER_BITS-1:0] multiplier;
+            // What the digits so far make: above the place of the next one, and below it.
+            reg signed [SUM_BITS-1:0] upper;
+            reg [MULTIPLIER_BITS-1:0] lower;
             reg signed [PRODUCT_BITS-1:0] product;
-            wire at_last_digit = digit == LAST_DIGIT;
+            reg at_last_digit;
             wire signed [PART_BITS-1:0] part;
             rlx_multiply #(
                 .A_BITS(SUM_BITS), .B_BITS(DIGIT_BITS + 1), .DSP(DSP)
             ) multiply (
-                .a(sum), .b({1'b0, multiplier[MULTIPLIER_BITS-1-:DIGIT_BITS]}), .product(part)
+                .a(sum), .b({1'b0, multiplier[DIGIT_BITS-1:0]}), .product(part)
             );
-            wire [PRODUCT_BITS+PART_BITS-1:0] wide_part = {{PRODUCT_BITS{part[PART_BITS-1]}}, part};
-            wire unused_part = &{1'b0, wide_part};
-            wire signed [PRODUCT_BITS-1:0] earlier = (digit == 0) ? {PRODUCT_BITS{1'b0}} : product <<< DIGIT_BITS;
+            wire signed [PART_BITS-1:0] wide_upper = {{(DIGIT_BITS + 1){upper[SUM_BITS-1]}}, upper};
+            wire signed [PART_BITS-1:0] total = wide_upper + part;
+            wire [PART_BITS+MULTIPLIER_BITS-1:0] joined = {total, lower};
+            wire unused_joined = &{1'b0, joined};
             assign in_ready = go && (!busy || at_last_digit);
             assign out_valid = valid;
             assign out_product = product;
@@ -114,21 +118,28 @@ module rlx_scale #(
                         multiplier <= in_multiplier;
                         shift <= in_shift;
                     end else begin
-                        multiplier <= multiplier << DIGIT_BITS;
+                        multiplier <= multiplier >> DIGIT_BITS;
                     end
                     if (busy) begin
-                        product <= earlier + wide_part[PRODUCT_BITS-1:0];
-                        shift_of_product <= shift;
+                        lower <= joined[DIGIT_BITS+:MULTIPLIER_BITS];
+                        if (at_last_digit) begin
+                            product <= joined[PART_BITS+MULTIPLIER_BITS-1:DIGIT_BITS];
+                            shift_of_product <= shift;
+                        end
                     end
                 end
                 if (rst) begin
                     busy <= 1'b0;
                     valid <= 1'b0;
                     digit <= 0;
+                    at_last_digit <= (DIGITS == 1);
+                    upper <= 0;
                 end else if (go) begin
                     busy <= (in_valid && in_ready) || (busy && !at_last_digit);
                     digit <= (busy && !at_last_digit) ? digit + 1'b1 : 0;
+                    at_last_digit <= (DIGITS == 1) || (busy && digit == BEFORE_LAST);
                     valid <= busy && at_last_digit;
+                    if (busy) upper <= at_last_digit ? {SUM_BITS{1'b0}} : total[PART_BITS-2:DIGIT_BITS];
                 end
             end
         end
