@@ -24,7 +24,6 @@ __all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS",
 LEAST_STAGES, MOST_STAGES = 4, 13
 # Keys and values of one stage at most, and blocks that share the keys of one head at most: lanes of a warp join them.
 MOST_KEYS, MOST_SPLITS = 32, 32
-ROTATES = True
 # Chunks of one stage at most: two lanes copy each.
 MOST_CHUNKS = 4
 # Elements of a norm at most, of which each thread holds its gains.
@@ -265,7 +264,7 @@ class Plan:
         return {owner: (*dealt, dealt[-1]) for owner, dealt in found.items()}
 
     def owned_by(self, owner: str, layer: int) -> Ownership:
-        return self.owners[owner][layer if ROTATES else 0]
+        return self.owners[owner][layer]
 
     @property
     def owned_names(self) -> tuple[str, ...]:
