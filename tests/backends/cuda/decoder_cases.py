@@ -45,6 +45,8 @@ STEPS: dict[str, tuple[dict[str, Any], int, int]] = {
     "heads of 128": ({"head_dim": 128, "heads": 2, "kv_heads": 1, "layers": 1}, 3, 1),
     "heads of 80": ({"head_dim": 80, "heads": 2, "kv_heads": 1, "layers": 1}, 2, 1),
     "heads of 256": ({"head_dim": 256, "heads": 1, "kv_heads": 1, "layers": 1}, 3, 1),
+    "norms behind halves": ({"family": "gemma2", "post_norms": True, "attention_softcap": 9.0}, 3, 2),
+    "norms behind halves, three": ({"family": "gemma2", "post_norms": True, "batch": 3, "layers": 1, "past": 9}, 4, 1),
     "deep": ({"hidden": 1096, "layers": 1, "heads": 1, "kv_heads": 1, "ffn": 16, "past": 2, "vocab": 16}, 3, 1),
     "more blocks than rows": ({"hidden": 16, "heads": 1, "kv_heads": 1, "ffn": 16, "layers": 2}, 7, 1),
 }

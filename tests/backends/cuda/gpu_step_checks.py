@@ -13,9 +13,11 @@ from decoder_cases import STEPS, TYPES, decoder_case, distance, inputs_of
 import rlx
 from rlx.ir.dtype import DType
 from rlx.knobs import knobs
+from rlx.models.choosing import Choice
 from rlx.models.decoder import build_decoder
 from rlx.models.kv_cache import DecoderRunner
 from rlx.models.language_model import compile_options
+from rlx.models.sampling import Sampler, SamplingOptions
 from rlx.models.weight_names import HF_DECODERS
 from rlx.models.weights import Weight, WeightFile, read_weights
 
@@ -38,10 +40,12 @@ LARGE = {
 # Forms of which several steps are one launch: tokens as of single steps whose logits choose them.
 AHEAD = ("two layers, twice", "three sequences", "windows", "heads of 128", "softcaps", "f16")
 AHEAD_STEPS = 40
-CHECKS = (*STEPS, *LARGE, *(f"ahead, {name}" for name in AHEAD), "ahead, 1B of 4 layers")
+CHECKS = (*STEPS, *LARGE, *(f"ahead, {name}" for name in AHEAD), "ahead, 1B of 4 layers", "ahead, choices")
 
 
 def run(name: str) -> float:
+    if name == "ahead, choices":
+        return _choices("cuda")
     if name == "ahead, 1B of 4 layers":
         return _large("1B", 4, 1, 500, is_ahead=True)
     if name.startswith("ahead, "):
@@ -75,6 +79,25 @@ def _small_ahead(name: str) -> float:
     program = rlx.Session("cuda", compile_options(None, options.get("element", "bf16"))).compile(case.built.graph)
     read_weights(case.built.weights, program)
     return _same_ahead(program, inputs_of(case), case.built.caches)
+
+
+def _choices(device: str, words: int = 50000) -> float:
+    """Tokens chosen on a device are those that samplers of the host choose; some logits are equal."""
+    logits = np.random.default_rng(8).standard_normal((8, 1, words)).astype("f4") * 3
+    logits[::2] = np.round(logits[::2] * 4) / 4
+    zeros = np.zeros(8, np.int32)
+    for more in ({}, {"temperature": 1.1}, {"temperature": 0.8, "top_k": 50}, {"temperature": 1.3, "top_p": 0.9},
+                 {"temperature": 2.0, "top_k": 900, "top_p": 0.8, "min_p": 0.05}):  # fmt: skip
+        options = SamplingOptions(seed=3, **more)
+        samplers = [[Sampler(options, row) for row in range(8)] for _ in range(2)]
+        choose = Choice(options, words, device)
+        for _ in range(4):
+            uniforms = np.array([sampler.draws(1)[0] for sampler in samplers[0]])
+            tokens, positions, _ = choose(logits, uniforms, zeros[:, None], zeros, zeros + 1)
+            wanted = [sampler.choose(row[0]) for sampler, row in zip(samplers[1], logits)]
+            assert np.asarray(tokens)[:, 0].tolist() == wanted, f"{options}: other tokens than on the host"
+            assert (np.asarray(positions) == 1).all()
+    return 0.0
 
 
 def _same_ahead(program: Any, given: dict[str, Any], names: Any) -> float:

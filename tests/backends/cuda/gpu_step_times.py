@@ -48,7 +48,6 @@ def plain_launch(*given: Any, cooperative: bool = False, **more: Any) -> Launch:
 # What is changed in modules of the kernel.
 VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "as_is": [],
-    "same_rows": [(plan, "ROTATES", False)],
     "plain_launch": [(runner, "Launch", plain_launch)],
     "flight_2": [(ring, "FLIGHT", 2)],
     "flight_4": [(ring, "FLIGHT", 4)],

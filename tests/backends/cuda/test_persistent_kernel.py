@@ -90,11 +90,13 @@ def test_a_marked_kernel_notes_the_times_of_its_phases():
 CHAINS = {
     "small": ({"layers": 1, "heads": 2, "kv_heads": 1, "past": 31, "vocab": 12, "hidden": 16, "ffn": 16}, 2),
     "two sequences": ({"layers": 2, "batch": 2, "past": 30, "vocab": 28, "hidden": 16, "ffn": 16}, 3),
+    "blocks without rows": ({"hidden": 16, "heads": 1, "kv_heads": 1, "ffn": 16, "layers": 1, "vocab": 16}, 7),
     "windows": ({"family": "mistral", "windows": (9, None), "past": 62, "vocab": 20, "heads": 2, "kv_heads": 1}, 3),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.targets] * (n != "small")) for n in CHAINS])
+@pytest.mark.targets
+@pytest.mark.parametrize("name", CHAINS)
 def test_steps_of_one_launch_are_those_of_several(name):
     """Tokens and caches are those of launches that are given each token by the host, whose logits choose it."""
     options, blocks = CHAINS[name]

@@ -10,6 +10,6 @@ others multiply, and exchange vectors with other blocks as words that carry a ta
 | `plan` | phases, who owns what, versions of vectors, memory: plain data |
 | `interpret` | the plan block by block in any order, on the host; finds what nobody waits for |
 | `exchange`, `ring` | words with tags, and stages, as instructions |
-| `products`, `attend`, `kernel` | phases as instructions, and the kernel |
+| `products`, `attend`, `choosing`, `kernel` | phases as instructions, the words that steps go on with, and the kernel |
 | `runner` | memory of a step, and its launch |
 """

@@ -1,7 +1,8 @@
 """The word with the highest logit of every sequence: that of each block, then that of all, which a step goes on with.
 
 Of equal logits the word that comes first is chosen. Blocks post what they have found when they have read the last
-vector of a step, so whoever has read all of it may write the first vector of the next.
+vector of a step, so whoever has read all of it may write the first vector of the next. All blocks read it, also those
+without rows: nobody is more than a step ahead, so two places for each word are enough.
 """
 
 from __future__ import annotations
@@ -54,23 +55,21 @@ class Choosing:
             distance //= 2
 
     def end(self) -> None:
-        """Post what this block has found; those who have elements of x, or the first of them, learn what all have."""
+        """Post what this block has found, and learn what all have, if a step follows or this block stores it."""
         w, block, plan = self.w, self.block, self.plan
         self.among(UNIT // 2)
         row, tag = block.thread >> 2, block.tag(0)
         with w.when((row < plan.batch) & (block.thread & 3).equals(0)):
-            place = row * plan.vectors["best"].words + block.block * 2
+            place = self.line(row) + block.block * 2
             bits = w.emit(f"bitcast i32 {self.word.get().name} to float", "float")
             block.post("best", place, self.best.get(), tag)
             block.post("best", place + 1, bits, tag)
         block.together()
         with w.when(block.thread.equals(0)):
             block.arrive("best")
-        first, count = block.owned("x", w.value(0))
         assert block.number is not None
-        is_first = (count > 0) & first.equals(0)
-        goes_on = block.number + 1 < block.steps
-        with w.when((count > 0) & (is_first | goes_on)):
+        is_first = block.block.equals(0)
+        with w.when(is_first | (block.number + 1 < block.steps)):
             block.await_hint("best", 0)
             # A warp for each sequence.
             with w.when(block.warp < plan.batch):
@@ -82,10 +81,14 @@ class Choosing:
                     w.asm("st.global.b32 [<a>], <x>;", a=at, x=self.word.get())
             block.everyone()
 
+    def line(self, row: Val) -> Val:
+        """Where the words of a sequence begin: steps take turns."""
+        return ((self.block.launch & 1) * self.plan.batch + row) * self.plan.vectors["best"].words
+
     def of_all(self, tag: Val) -> None:
         w, block, plan = self.w, self.block, self.plan
         assert plan.batch <= WARPS
-        line = block.warp * plan.vectors["best"].words
+        line = self.line(block.warp)
         numbers = [w.least(block.lane + start, plan.blocks - 1) for start in range(0, plan.blocks, 32)]
         self.begin()
         for start in range(0, len(numbers), 8):

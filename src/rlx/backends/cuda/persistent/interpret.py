@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.backends.cuda.persistent.plan import UNIT, Plan, Product
+from rlx.backends.cuda.persistent.plan import UNIT, Attend, Plan, Product, Settle
 from rlx.backends.cuda.persistent.step import Layer, Norm, Rows
 from rlx.ir.dtype import DType
 
@@ -170,24 +170,25 @@ class _Run:
                 for phase in plan.layer_phases:
                     if isinstance(phase, Product):
                         yield from self.product(block, phase, layer, base + i, residual)
-                    else:
+                    elif isinstance(phase, Attend):
                         yield from self.attend(block, layer, base + i)
+                    else:
+                        yield from self.settle(block, phase, layer, base + i, residual)
             yield from self.product(block, plan.logits, None, base + len(step.layers), residual)
             if plan.chooses:
                 tokens = yield from self.choose(block, base)
 
     def choose(self, block: int, version: int) -> Generator[_Read | _Write, Array, Array]:
-        """Post the best words of this block; those who go on with them read what all have found."""
+        """Post the best words of this block, and read what all have found."""
         plan, rows = self.plan, np.arange(self.plan.batch)
         first, count = (values[block] for values in plan.owned_by("logits", len(self.step.layers)))
         own = self.logits[:, first * UNIT : (first + count) * UNIT]
         words = own.argmax(-1) + first * UNIT if own.size else np.zeros(plan.batch, int)
         values = own.max(-1) if own.size else np.full(plan.batch, -np.inf)
-        lines = rows * plan.vectors["best"].words + 2 * block
+        turn = ((self.first_tag - 1 + version) // self.versions & 1) * plan.batch * plan.vectors["best"].words
+        lines = turn + rows * plan.vectors["best"].words + 2 * block
         yield _Write("best", version, np.stack([lines, lines + 1], 1).ravel(), np.stack([values, words], 1).ravel())
-        if not plan.owned_by("x", 0).units[block]:
-            return words
-        found = yield _Read("best", version, np.arange(plan.batch * plan.vectors["best"].words))
+        found = yield _Read("best", version, turn + np.arange(plan.batch * plan.vectors["best"].words))
         found = found[:, 0].reshape(plan.batch, plan.blocks, 2)
         order = np.lexsort((found[..., 1], -found[..., 0]))[:, 0]
         chosen: Array = found[rows, order, 1].astype(int)
@@ -248,6 +249,17 @@ class _Run:
                 which = int(np.searchsorted(starts, column, "right")) - 1
                 sums = [self.multiplied(x, factor, rows[which], column - int(starts[which]))]
             yield from self.finish(product, sums, column, unit - first, version, residual)
+
+    def settle(self, block: int, phase: Settle, layer: Layer, version: int, residual: Array) -> _Steps:
+        first, count = (values[block] for values in self.plan.owned_by("x", 0))
+        if not count:
+            return
+        columns = np.arange(first * UNIT, (first + count) * UNIT)
+        words = yield _Read(phase.reads, version, np.arange(self.plan.batch * phase.depth))
+        norm: Norm = getattr(layer, f"{phase.norm_name}_norm")
+        residual += self.normed(words[:, 0].reshape(self.plan.batch, phase.depth), norm)[:, columns]
+        written = version + phase.next_version
+        yield _Write(phase.writes, written, self.row_places(phase.writes, columns), residual.ravel())
 
     def multiplied(self, x: Array, factor: Array, rows: Rows, first: int) -> Array:
         weight, bias = self.weight(rows, first, min(UNIT, rows.height - first))

@@ -8,7 +8,7 @@ from rlx.backends.cuda.hopper.instructions import barrier_init
 from rlx.backends.cuda.persistent.attend import Attention, bring_keys
 from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
-from rlx.backends.cuda.persistent.plan import CONSUMERS, THREADS, UNIT, WARPS, Plan, Product
+from rlx.backends.cuda.persistent.plan import CONSUMERS, THREADS, UNIT, WARPS, Attend, Plan, Product
 from rlx.backends.cuda.persistent.products import Products, bring_rows
 from rlx.backends.cuda.persistent.ring import BRINGING, Fill, Read
 
@@ -86,7 +86,7 @@ class _Kernel:
                 for phase in plan.layer_phases:
                     if isinstance(phase, Product):
                         bring_rows(block, phase, layer, fill)
-                    else:
+                    elif isinstance(phase, Attend):
                         bring_keys(block, layer, fill)
             bring_rows(block, plan.logits, None, fill)
 
@@ -119,8 +119,10 @@ class _Kernel:
                 for phase in plan.layer_phases:
                     if isinstance(phase, Product):
                         products.run(phase, layer, layer)
-                    else:
+                    elif isinstance(phase, Attend):
                         attention.run(layer)
+                    else:
+                        products.settle(phase, layer)
             if choosing is not None:
                 choosing.begin()
             products.run(plan.logits, None, len(self.step.layers), choosing)

@@ -277,19 +277,22 @@ class _Matcher:
 
     # Layers.
 
-    def sum_of(self, node: Node, read: Callable[[Node], T]) -> tuple[Node, T]:
-        """x + something that can be read: x, and what was read."""
+    def sum_of(self, node: Node, read: Callable[[Node], T]) -> tuple[Node, T, Norm | None]:
+        """x + something that can be read, or its norm: x, what was read, and the norm."""
         node = self.plain(node)
         if not self.is_op(node, "add"):
             raise Unfit(f"{self.said(node)} where a half of a layer is added")
         reasons = []
         for x, y in (self.operands(node), self.operands(node)[::-1]):
             try:
-                self.linear(y)
+                inner, norm = self.norm(y)
+                self.linear(inner)
             except Unfit as reason:
                 reasons.append(str(reason))
-            else:
-                return self.plain(x), read(y)
+                continue
+            if norm is not None and (norm.shift or not norm.is_rms):
+                raise Unfit("norms behind the halves of a layer with a mean or a shift")
+            return self.plain(x), read(inner), norm
         raise Unfit("; ".join(dict.fromkeys(reasons)))
 
     def feed_forward(self, node: Node) -> tuple[Node, dict[str, Any]]:
@@ -348,13 +351,13 @@ class _Matcher:
 
     def layer(self, node: Node) -> tuple[Node, Layer]:
         """The value in front of a layer, and the layer that ends at a node."""
-        middle, (read, second) = self.sum_of(node, self.feed_forward)
+        middle, (read, second), post_ffn = self.sum_of(node, self.feed_forward)
         if read.id != middle.id:
             raise Unfit("a feed-forward half that does not read the value it is added to")
-        before, (read, first) = self.sum_of(middle, self.attention_half)
+        before, (read, first), post_attention = self.sum_of(middle, self.attention_half)
         if read.id != before.id:
             raise Unfit("attention that does not read the value it is added to")
-        return before, Layer(**first, **second)
+        return before, Layer(**first, **second, post_attention_norm=post_attention, post_ffn_norm=post_ffn)
 
     # The whole.
 

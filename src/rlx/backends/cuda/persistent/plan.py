@@ -24,7 +24,6 @@ __all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS",
 LEAST_STAGES, MOST_STAGES = 4, 13
 # Keys and values of one stage at most, and blocks that share the keys of one head at most: lanes of a warp join them.
 MOST_KEYS, MOST_SPLITS = 32, 32
-ROTATES = True
 # Chunks of one stage at most: two lanes copy each.
 MOST_CHUNKS = 4
 # Elements of a norm at most, of which each thread holds its gains.
@@ -93,7 +92,20 @@ class Attend(NamedTuple):
     writes: str = "att"
 
 
-Phase = Product | Attend
+class Settle(NamedTuple):
+    """x + norm(what a half of a layer has given): those who have elements of x read all of `reads` for the factor of
+    the norm, and write theirs."""
+
+    name: str
+    reads: str
+    writes: str
+    depth: int
+    norm: Norm
+    norm_name: str
+    next_version: int = 0
+
+
+Phase = Product | Attend | Settle
 
 
 class Entry(NamedTuple):
@@ -148,24 +160,36 @@ class Plan:
         qkv, out, down = (layer.q, layer.k, layer.v), layer.out, layer.down
         ups = (layer.up,) if layer.gate is None else (layer.gate, layer.up)
         up_names = ("up",) if layer.gate is None else ("gate", "up")
+
+        def added(name: str, reads: str, writes: str, rows: Rows, norm: Norm | None, more: int) -> list[Phase]:
+            """A half of a layer is added to x, or first normed."""
+            biases = (_bias_name(name, rows),)
+            if norm is None:
+                return [
+                    Product(
+                        name, reads, writes, (name,), (rows.height,), rows.depth, "add", "x", None, "", biases, more
+                    )
+                ]
+            sums = f"{name}_sums"
+            norm_name = "post_attention" if name == "out" else "post_ffn"
+            return [
+                Product(name, reads, sums, (name,), (rows.height,), rows.depth, "post", "x", None, "", biases),
+                Settle(f"{name}_settles", sums, writes, step.hidden, norm, norm_name, more),
+            ]
+
         return (
             Product(
                 "qkv", "x", "qkv", ("q", "k", "v"), tuple(r.height for r in qkv), step.hidden, "post", "qkv",
                 layer.attention_norm, "attention", tuple(_bias_name(n, r) for n, r in zip("qkv", qkv)),
             ),
             Attend(),
-            Product(
-                "out", "att", "mid", ("out",), (out.height,), out.depth, "add", "x", biases=(_bias_name("out", out),),
-            ),
+            *added("out", "att", "mid", out, layer.post_attention_norm, 0),
             Product(
                 "up", "mid", "h", up_names, tuple(r.height for r in ups), step.hidden,
                 "act" if layer.gate is None else "gated", "up", layer.ffn_norm, "ffn",
                 tuple(_bias_name(n, r) for n, r in zip(up_names, ups)),
             ),
-            Product(
-                "down", "h", "x", ("down",), (down.height,), down.depth, "add", "x", biases=(_bias_name("down", down),),
-                next_version=1,
-            ),
+            *added("down", "h", "x", down, layer.post_ffn_norm, 1),
         )  # fmt: skip
 
     def is_delayed(self, product: Product) -> bool:
@@ -240,7 +264,7 @@ class Plan:
         return {owner: (*dealt, dealt[-1]) for owner, dealt in found.items()}
 
     def owned_by(self, owner: str, layer: int) -> Ownership:
-        return self.owners[owner][layer if ROTATES else 0]
+        return self.owners[owner][layer]
 
     @property
     def owned_names(self) -> tuple[str, ...]:
@@ -258,7 +282,12 @@ class Plan:
         if layer.gate is not None:
             rows["gate"] = layer.gate
         words = [word for name, r in rows.items() for word in _row_words(name, r)]
-        for name, norm in (("attention", layer.attention_norm), ("ffn", layer.ffn_norm)):
+        for name, norm in (
+            ("attention", layer.attention_norm),
+            ("ffn", layer.ffn_norm),
+            ("post_attention", layer.post_attention_norm),
+            ("post_ffn", layer.post_ffn_norm),
+        ):
             words += _norm_words(name, norm)
         for name, norm in (("q_norm", layer.q_norm), ("k_norm", layer.k_norm)):
             words += _norm_words(name, norm)
@@ -305,7 +334,7 @@ class Plan:
             return ()
         phases = [*self.layer_phases, self.logits]
         return tuple(
-            f"{p.name} {m}" for p in phases for m in (PRODUCT_MARKS if isinstance(p, Product) else ATTEND_MARKS)
+            f"{p.name} {m}" for p in phases for m in (ATTEND_MARKS if isinstance(p, Attend) else PRODUCT_MARKS)
         )
 
     @property
@@ -319,6 +348,7 @@ class Plan:
         width = step.heads * step.head_dim
         lengths = {"x": step.hidden, "mid": step.hidden, "qkv": width + 2 * step.kv_heads * step.head_dim, "att": width}
         lengths |= {"h": step.layers[0].down.depth}
+        lengths |= {phase.reads: step.hidden for phase in self.layer_phases if isinstance(phase, Settle)}
         self.vectors: dict[str, Vector] = {}
         for name, length in lengths.items():
             self.vectors[name] = Vector(at, length, name == "h")
@@ -328,12 +358,13 @@ class Plan:
             self.vectors["part"] = Vector(at, self.heads * step.group * (step.head_dim + 2) * self.splits)
             at += self.vectors["part"].length
         if self.chooses:
-            # [sequence, block, highest logit or its word]; two are read at a time.
+            # [step modulo 2, sequence, block, highest logit or its word]; two are read at a time. A block without rows
+            # may be a step ahead of those who read its words.
             self.vectors["best"] = Vector(_even(at, 2), 2 * self.blocks)
-            at = _even(at, 2) + self.batch * self.vectors["best"].words
+            at = _even(at, 2) + 2 * self.batch * self.vectors["best"].words
         at = _even(at, COUNTER_WORDS)
         # How often blocks have written a vector; of parts for every head.
-        counted = ("x", "qkv", "att", "mid", "h", *["best"] * self.chooses, "part")
+        counted = (*lengths, *["best"] * self.chooses, "part")
         self.counters = {name: at + i * COUNTER_WORDS for i, name in enumerate(counted)}
         self.marks_at = at + COUNTER_WORDS * (len(self.counters) - 1 + self.heads)
         self.exchange_words = self.marks_at + self.blocks * self.block_marks

@@ -11,7 +11,7 @@ from rlx.backends.cuda.hopper.stream_rows import STEP as LANE_STEP
 from rlx.backends.cuda.hopper.writer import Val, Var
 from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
-from rlx.backends.cuda.persistent.plan import CONSUMERS, UNIT, WARPS, Product
+from rlx.backends.cuda.persistent.plan import CONSUMERS, UNIT, WARPS, Product, Settle
 from rlx.backends.cuda.persistent.ring import Fill, Read
 
 # Pairs of words that a thread waits for together: each wait is a trip to memory behind all weights on their way.
@@ -71,7 +71,7 @@ class Products:
 
     # The vector as an operand in shared memory.
 
-    def fetch(self, product: Product, row: Val | int, tag: Val, follow: Follow) -> None:
+    def fetch(self, product: Product | Settle, row: Val | int, tag: Val, follow: Follow) -> None:
         """All pairs of words of one row of the vector, shared out over the threads."""
         w, block = self.w, self.block
         vector = self.plan.vectors[product.reads]
@@ -194,7 +194,7 @@ class Products:
             total = total + word
         return total
 
-    def factor(self, product: Product, row: Val) -> Val:
+    def factor(self, product: Product | Settle, row: Val) -> Val:
         """One over the root of the mean of squares."""
         assert product.norm is not None
         mean = self.sum_of(row, 0) * (1.0 / product.depth) + product.norm.eps
@@ -233,6 +233,54 @@ class Products:
             self.fetch(product, row, tag, self.keeps(product, row, change))
 
         self.each_row(one)
+
+    # Norms behind the halves of a layer.
+
+    def settle(self, phase: Settle, layer: Val) -> None:
+        """x grows by a vector whose norm is taken first, in blocks that have elements of it."""
+        w, block, plan = self.w, self.block, self.plan
+        first, count = block.owned("x", layer)
+        tag, written = block.tag(layer), block.tag(layer + phase.next_version)
+        with w.when(count > 0):
+            block.mark(phase.name, "begins", layer)
+            block.await_hint(phase.reads, layer)
+            block.mark(phase.name, "hinted", layer)
+
+            def squared(row: Val) -> None:
+                squares = Var(w, 0.0, "float")
+
+                def follow(values: list[Val], number: int, is_there: Val | None) -> None:
+                    both = values[0] * values[0] + values[1] * values[1]
+                    both = both if is_there is None else w.select(is_there, both, 0.0, "float")
+                    squares.set(squares.get() + both)
+
+                self.fetch(phase, row, tag, follow)
+                self.note(row, 0, squares.get())
+
+            self.each_row(squared)
+            block.everyone()
+            block.mark(phase.name, "ready", layer)
+            gain_at, columns = block.entry(f"{phase.norm_name}_gain", layer), count * UNIT
+            most = max(plan.owned_by("x", 0).units) * UNIT * plan.batch
+            for start in range(0, most, CONSUMERS):
+                number = block.thread + start
+                is_there = number < columns * plan.batch
+                number = w.least(number, columns * plan.batch - 1)
+                row, column = number // columns, number % columns
+                place = first * UNIT + column
+                gain = block.load_half(gain_at + (w.wide(place) << 1))
+                (value,) = block.poll([(block.word(phase.reads, row * phase.depth + place), 0)], tag)
+                with w.when(is_there):
+                    at = block.shared("residual") + column // UNIT * plan.unit_bytes + row * (4 * UNIT)
+                    at = at + (column % UNIT << 2)
+                    (old,) = block.load(at, 1, "float")
+                    new = old + value * self.factor(phase, row) * gain
+                    block.keep(at, new)
+                    block.post(phase.writes, row * phase.depth + place, new, written)
+            block.everyone()
+        with w.when(block.thread.equals(0)):
+            block.arrive(phase.writes)
+        block.mark(phase.name, "done", layer)
 
     # Sums.
 

@@ -44,7 +44,8 @@ class Rope(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """x += out(attention(norm(x))), then x += down(activation(gate(norm(x))) · up(norm(x)))."""
+    """x += out(attention(norm(x))), then x += down(activation(gate(norm(x))) · up(norm(x))); where there are norms
+    behind the halves, what is added is normed."""
 
     attention_norm: Norm | None
     q: Rows
@@ -61,6 +62,8 @@ class Layer(NamedTuple):
     k_norm: Norm | None = None
     rope: Rope | None = None
     window: int | None = None
+    post_attention_norm: Norm | None = None
+    post_ffn_norm: Norm | None = None
 
 
 Activation = Literal["silu", "gelu_tanh", "relu", "sigmoid"]
