@@ -434,7 +434,7 @@ class _RowMaker:
                 place = Scope(self.nest, {axis: fold.index}, scope, axis, lanes, mask, sweep.touched)
             else:
                 place = scope.inside({axis: fold.index}, sweep.touched)
-            carried = fold.values
+            carried: Sequence[Value] = fold.values
             if not self.lies_along_rows and step > 1:
                 places = [place, *(scope.inside({axis: fold.index + i}, sweep.touched) for i in range(1, step))]
                 # All are read before the first is stored: one wait instead of many.
