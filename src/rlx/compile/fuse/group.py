@@ -22,6 +22,7 @@ from rlx.compile.fuse.loop_nest import Nest
 from rlx.compile.fuse.node_roles import CHEAP, is_literal, is_memory
 from rlx.compile.fuse.piecewise import has_parts
 from rlx.compile.generators import Generator
+from rlx.ir.dims import product
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, REDUCE, ROW, SEVERAL, VIEW, KernelKind
 from rlx.ir.leaves import Project
@@ -43,8 +44,8 @@ MAX_SHORT = 1 << 14
 MAX_LONG = 1 << 17
 # With so many kernels that have the same loops one is compared before it is left alone.
 MAX_TRIED = 4
-# Values that reductions of one kernel read at most: all of them are kept until it runs.
-MAX_SUMMED = 12
+# Large values that reductions of one kernel read at most: all of them are kept until it runs.
+MAX_SUMMED, LARGE = 8, 1 << 20
 
 
 class Grouping(NamedTuple):
@@ -224,6 +225,11 @@ class _Grouping:
         found = {b for g in groups for n in g.nodes for b in self.reads.bases(n) if self.group_of.get(b) is not g}
         return {n for n in found if not is_literal(self.graph.nodes[n])}
 
+    def is_large(self, node: NodeId) -> bool:
+        """Whether a value has many elements, or nobody knows how many."""
+        points = [product(shape.dims) for shape in self.graph.nodes[node].shapes]
+        return any(not isinstance(count, int) or count > LARGE for count in points)
+
     def join_side_by_side(self) -> None:
         """Make one kernel of maps that read the same value, each with loops of its own: less to start and to wait for.
 
@@ -271,13 +277,13 @@ class _Grouping:
 
     def join_to_one(self, group: Group, others: list[Group], most_read: int | None = None) -> Group:
         """Join a group to one of some `others` with the same loops, or add it to them; the group that it is then. Both
-        together read at most so many values."""
+        together read at most so many large values."""
         # Those nearest in the program first; far ones would keep values alive that both need.
         for other in reversed(others[-MAX_TRIED:]):
             now = self.group_of[other.head]
             if now is group or not self.are_independent(now, group):
                 continue
-            if most_read is not None and len(self.values_read([now, group])) > most_read:
+            if most_read is not None and sum(map(self.is_large, self.values_read([now, group]))) > most_read:
                 continue
             self.unite(now, group)
             return now

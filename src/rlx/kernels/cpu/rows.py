@@ -37,6 +37,9 @@ UNITS = 8
 MOST_IN_REGISTERS = 32
 # Threads of a GPU that run in step.
 WARP = 32
+# Elements that a thread of a GPU reads before it does anything with them, of rows that lie across, and how much may be
+# computed of each.
+AT_ONCE, MOST_NODES = 8, 32
 
 # What is done at each place of a row: carried values in, carried values out.
 Body = Callable[[Scope, Sequence[Value]], Sequence[Value]]
@@ -376,7 +379,8 @@ class _RowMaker:
         """Whole vectors, then a masked one or single elements; across rows and on a GPU one element at a time."""
         size, lanes = self.nest.sizes[axis], sweep.lanes
         if not self.lies_along_rows:
-            return self.loop(sweep, scope, axis, (0, size, 1), vectors), singles
+            step = self.elements_at_once(axis, sweep.nodes)
+            return self.loop(sweep, scope, axis, (0, size, step), vectors), singles
         if self.machine.is_gpu:
             if self.steps_in_registers(axis, lanes):
                 return self.in_registers(sweep, scope, axis, vectors, lanes), singles
@@ -432,8 +436,25 @@ class _RowMaker:
                 place = Scope(self.nest, {axis: fold.index}, scope, axis, lanes, mask, sweep.touched)
             else:
                 place = scope.inside({axis: fold.index}, sweep.touched)
-            fold.next(*sweep.body(place, fold.values))
+            carried: Sequence[Value] = fold.values
+            if not self.lies_along_rows and step > 1:
+                places = [place, *(scope.inside({axis: fold.index + i}, sweep.touched) for i in range(1, step))]
+                # All are read before the first is stored: one wait instead of many.
+                for one in places:
+                    one.compute(sweep.nodes)
+                for one in places[:-1]:
+                    carried = sweep.body(one, carried)
+                place = places[-1]
+            fold.next(*sweep.body(place, carried))
         return fold.results
+
+    def elements_at_once(self, axis: int, nodes: Sequence[Expr]) -> int:
+        """Elements of a row across which a thread of a GPU goes at a time."""
+        size = self.shape[axis]
+        most = AT_ONCE if all(is_simple(n) for n in nodes) else AT_ONCE // 2
+        if self.machine.gpu != "nvptx" or not isinstance(size, int) or len(nodes) > MOST_NODES or size % most:
+            return 1
+        return most
 
     def over_threads(self, reductions: Sequence[Expr], values: Sequence[Value]) -> list[Value]:
         """The values of all threads of a block joined, and known to all of them: first by one warp, each thread of it

@@ -25,14 +25,14 @@ FEWEST_ROWS = 2
 
 # Columns of tiles, of all products together, and what a step of a column costs in them relative to the widest: in
 # narrower ones A is read more often. Estimates.
-_COSTS = {256: 1.0, 192: 1.03, 128: 1.1, 64: 1.4}
+_COSTS = {256: 1.0, 192: 1.02, 128: 1.06, 64: 1.4}
 
 # Steps along K in whose time a block begins and finishes a tile, and sums what blocks have that share one. Estimates.
-_TILE_STEPS, _SHARE_STEPS = 6, 5
+_TILE_STEPS, _SHARE_STEPS = 6, 14
 
 # Multiprocessors whose blocks can read each other's memory: of those of a cluster all must be in one such group.
 _NEIGHBOURS = 16
-_MOST_SHARING = 8
+_MOST_SHARING = 4
 
 
 def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Machine, load: Load) -> HopperForm | None:

@@ -227,21 +227,42 @@ class _Product:
             variable.set(value)
 
     def store(self, sums: list[Val], row: Val, column: Val, inside: Val) -> None:
-        """Each thread has two neighbouring columns of every eight, in two rows that are eight apart. What the epilogue
-        reads is read for many of them before the first is stored: one wait instead of many."""
+        """Each thread has two neighbouring columns of every eight, in two rows that are eight apart: a warp has eight
+        short pieces of rows. Lanes exchange sums until it has two pieces of 32 columns, which are whole sectors of
+        memory. What the epilogue reads is read for many of them before the first is stored: one wait instead of many.
+        """
         shape, lane = self.shape, inside & 31
-        row = row + ((inside >> 5) * 16 + (lane >> 2))
-        column = column + (lane & 3) * 2
-        places = [(j, half) for j in range(shape.columns // 8) for half in range(2)]
+        row = row + ((inside >> 5) * 16 + ((lane >> 2) & 1))
+        column = column + ((lane & 3) * 2 + (lane >> 3) * 8)
+        count = shape.columns // 2
+        # By the number of 32 columns, the upper or lower eight rows, and which two of these.
+        places = [(j, half, i) for j in range(shape.columns // 32) for half in range(2) for i in range(4)]
         for start in range(0, len(places), READ_AHEAD):
             some = places[start : start + READ_AHEAD]
-            at = [(self.w.wide(row + 8 * half), self.w.wide(column + 8 * j)) for j, half in some]
+            at = [(self.w.wide(row + (8 * half + 2 * i)), self.w.wide(column + 32 * j)) for j, half, i in some]
             read = [self.epilogue.read(*place) for place in at]
-            count = shape.columns // 2
-            for (j, half), place, values in zip(some, at, read):
-                first = 4 * j + 2 * half
-                pairs = [sums[part * count + first + i] for part in range(shape.parts) for i in range(2)]
-                self.epilogue.finish(*place, pairs, values)
+            pairs: dict[tuple[int, int, int], list[Val]] = {}
+            for j, half in dict.fromkeys((j, half) for j, half, _ in some):
+                firsts = [part * count + 2 * half + e for part in range(shape.parts) for e in range(2)]
+                turned = [self.in_whole_rows([sums[f + 16 * j + 4 * i] for i in range(4)], lane) for f in firsts]
+                for i in range(4):
+                    pairs[j, half, i] = [values[i] for values in turned]
+            for place, key, values in zip(at, some, read):
+                self.epilogue.finish(*place, pairs[key], values)
+
+    def in_whole_rows(self, values: list[Val], lane: Val) -> list[Val]:
+        """Of four groups of eight columns that a lane has in its row, those of one group in four rows: two apart, from
+        the first or second of eight on. Lanes whose numbers differ in a bit exchange two of four."""
+        w = self.w
+        for bit, step in ((16, 2), (8, 1)):
+            is_upper = (lane & bit).equals(bit)
+            for i in (i for i in range(4) if not i & step):
+                low, high = values[i], values[i + step]
+                given = w.select(is_upper, low, high, "float")
+                found = w.call("llvm.nvvm.shfl.sync.bfly.f32", "float", w.value(-1), given, w.value(bit), w.value(31))
+                values[i] = w.select(is_upper, found, low, "float")
+                values[i + step] = w.select(is_upper, high, found, "float")
+        return values
 
     def store_share(self, sums: list[Val], row: Val, column: Val, group: Val) -> None:
         """The sums of all blocks of the cluster, of those pairs that are this block's. Every block has one tile, so
