@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_runs import NATIVE_TARGETS, check_everywhere, interpreted, ran_natively
 
+import rlx
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.maps import CHUNK, Access, MapPart, Move, map_kernel, merge_axes, piecewise_kernel
+from rlx.kernels.cpu.maps import CHUNK, LONG_CHUNK, Access, MapPart, Move, map_kernel, merge_axes, piecewise_kernel
 from rlx.kernels.ir.interpret import grid_size
 from rlx.kernels.machines import AVX512, SM_90A
 from rlx.kernels.specs.expr import apply, gather, index, literal, operand
@@ -21,6 +22,15 @@ rng = np.random.default_rng(23)
 
 def strides_of(array: np.ndarray) -> tuple[int, ...]:
     return tuple(s // array.itemsize for s in array.strides)
+
+
+@pytest.mark.parametrize("shape", [(32 * LONG_CHUNK,), (33 * LONG_CHUNK + 5,), (1025, 1031)])
+def test_long_maps_have_longer_pieces(shape):
+    """Down to the last element of the last piece."""
+    x = rng.standard_normal(shape).astype("f4")
+    double = rlx.jit(lambda x, y: (x + y, x[..., ::-1] - y))
+    for found, wanted in zip(double(x, x.T.copy().T), (x + x, x[..., ::-1] - x), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), wanted)
 
 
 @pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 100, CHUNK - 1, CHUNK, CHUNK + 5, 3 * CHUNK])
