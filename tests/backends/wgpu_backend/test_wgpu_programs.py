@@ -74,6 +74,12 @@ class TestPrograms:
             wanted, got = both(lambda x, number=number: f(x)[number], x)
             np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
+    def test_a_norm_of_rows_of_one_keeps_nan(self):
+        """Its kernel loads one place twice, and a compiler would take the difference for 0."""
+        x = np.array([[1.0], [np.nan], [np.inf]], np.float32)
+        got = np.asarray(rlx.jit(lambda x: x - rnp.mean(x, axis=1, keepdims=True) + 1.0, device="wgpu")(x))
+        np.testing.assert_array_equal(got, [[1.0], [np.nan], [np.nan]])
+
     @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int64, np.uint64, np.float16, np.bool_])
     def test_types_that_wgsl_does_not_have(self, dtype):
         x = (normal(5, 7) * 50).astype(dtype)

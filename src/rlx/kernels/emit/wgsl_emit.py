@@ -210,6 +210,7 @@ class _Function(GridLayer):
         self.arrays: dict[Buffer, str] = {}
         self.threads = self.kernel.thread_count
         self.made = {s.result: s for s in walk(self.kernel.body) if isinstance(s, Let)}
+        self.loaded = {s.result: (s.buffer, s.offset) for s in walk(self.kernel.body) if isinstance(s, Load)}
         self.last_argument = ""
         self.uses_nothing = False
         lets = [s for s in walk(self.kernel.body) if isinstance(s, Let)]
@@ -402,8 +403,9 @@ class _Function(GridLayer):
         """Operands such that no compiler that takes floats for real numbers does without the operation: (a + b) - b,
         a + 0, a * 0, a - a."""
         found = []
+        known = [self.known_by(a) for a in let.args]
         for number, arg in enumerate(let.args):
-            is_same = arg in let.args[:number] and let.op in _DIFFERENCES and _is_real(let)
+            is_same = known[number] in known[:number] and let.op in _DIFFERENCES and _is_real(let)
             is_merged = is_same or self.could_merge(let, arg)
             found.append(self.kept(arg) if is_merged else self.at(arg))
         return found
@@ -420,15 +422,23 @@ class _Function(GridLayer):
             return False
         if let.op in _SUMS and self.shares_factor(let, arg):
             return True
-        others = {_number(a) for a in let.args if a is not arg}
-        return (before.op in _SUMS) == (let.op in _SUMS) and not others.isdisjoint(map(_number, before.args))
+        others = {self.known_by(a) for a in let.args if a is not arg}
+        return (before.op in _SUMS) == (let.op in _SUMS) and not others.isdisjoint(map(self.known_by, before.args))
 
     def shares_factor(self, let: Let, arg: Value) -> bool:
         """Whether the terms of a sum are products with a common factor: a * x - a * y."""
         products = [self.made[a] for a in let.args if a in self.made and self.made[a].op == "mul"]
         if let.op == "fma" or len(products) < 2 or arg is not let.args[0]:
             return False
-        return not {*map(_number, products[0].args)}.isdisjoint(map(_number, products[1].args))
+        return not {*map(self.known_by, products[0].args)}.isdisjoint(map(self.known_by, products[1].args))
+
+    def known_by(self, value: Value) -> Value | float | tuple[Buffer, Value]:
+        """What an operand is known by: literals by their size, what was loaded by its place, since two loads of one
+        place are one number for a compiler."""
+        if isinstance(value, Const):
+            return abs(value.literal)
+        made = self.made.get(value)
+        return self.loaded.get(made.args[0] if made is not None and made.op == "bitcast" else value, value)
 
     def copy(self, target: str, source: Value) -> None:
         self.line(f"{target} = {self.unknown_zero(source)};")
@@ -555,11 +565,6 @@ class _Function(GridLayer):
 def _is_real(let: Let) -> bool:
     """Whether it is an operation on floats that is another one for real numbers."""
     return let.result.dtype is DType.F32 and let.op in _SUMS | _PRODUCTS
-
-
-def _number(value: Value) -> Value | float:
-    """What an operand is known by: literals by their size."""
-    return abs(value.literal) if isinstance(value, Const) else value
 
 
 def _by_window(head: str, bound: Bound, cases: Sequence[str]) -> str:
