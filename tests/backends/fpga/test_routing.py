@@ -66,6 +66,23 @@ def test_routed_circuits_have_a_bitstream_and_a_plan(part, tmp_path):
     assert not any(f.suffix in (".json", ".asc", ".config") for f in (tmp_path / "out").iterdir())
 
 
+@pytest.mark.targets
+@pytest.mark.long
+def test_a_dense_layer_keeps_up_with_a_mac_by_hand(tmp_path):
+    """Four lanes of int8 by hand for this chip: 40 million products per second and multiplier, 0.38 per cell."""
+    for tool in ("yosys", "nextpnr-ice40", "icepack"):
+        if not has(tool):
+            pytest.skip(f"needs {tool} (make tools)")
+    step = product(np.random.default_rng(1), 0, Value("d", (32,), 0.05), (32, 256), 8, -128)
+    program = Program("net", Value("x", (256,), 1 / 127), (0,), (step,))
+    done = export(program, tmp_path / "out", part="up5k", lanes="8", route="yes")
+    tables, mhz = (float(n) for n in re.search(r"^(\d+) lookup.* (\d+\.\d) MHz", done.figures["routed"]).groups())
+    between = int(re.search(r"about (\d+) clocks", done.figures["interval"])[1])
+    million_per_second = step.macs / between * mhz
+    assert between == 4 * 257 and " 8 multipliers (8 foretold)" in done.figures["routed"]
+    assert million_per_second / 8 >= 40 and million_per_second / tables >= 0.38
+
+
 def test_counts_and_places_are_read_from_what_tools_say():
     said = "   Number of cells:  9\n     CCU2C   2\n     LUT4   5\n     DP16KD  1\n     MULT18X18D  1\n\n"
     assert counted(f"   Number of cells: 1\n     LUT4   1\n{said}") == Resources(9, 1, 1)
