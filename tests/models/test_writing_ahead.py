@@ -40,7 +40,7 @@ def ahead(monkeypatch):
         steps.append(len(uniforms))
         return write_ahead(self, first, options, uniforms)
 
-    monkeypatch.setattr(kv_cache, "AHEAD_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(kv_cache, "CHAINED_DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(SequenceBatch, "write_ahead", noted)
     return steps
 
@@ -74,6 +74,12 @@ def test_tokens_behind_the_end_are_forgotten(lm, ahead):
     assert longer.token_ids[:11] == first.token_ids
     pieces = list(lm.stream("Hello", 19))
     assert "".join(pieces) == longer.text and len(pieces) > 3
+
+
+def test_where_the_host_is_as_fast_it_goes_on(lm, monkeypatch):
+    wanted = answers(lm, 9)
+    monkeypatch.setattr(kv_cache, "AHEAD_DEVICES", frozenset({"cpu"}))
+    assert answers(lm, 9) == wanted
 
 
 @pytest.mark.parametrize("options", [{"repetition_penalty": 1.2}, {"frequency_penalty": 0.5}, {"logprobs": 2}])

@@ -141,12 +141,12 @@ def write(
                 warnings.warn(message, ContextLimitWarning, stacklevel=4)
         return shown
 
-    is_ahead = logprobs is None and Choice.serves(options) and batch.can_write_ahead
+    is_ahead = logprobs is None and Choice.serves(options) and batch.can_write_ahead(options)
     while True:
         shown = ["" if w.is_done else w.take(logits[i], batch.tokens[i], max_tokens) for i, w in enumerate(writers)]
         yield at_the_end(shown, [len(tokens) for tokens in batch.tokens])
         while is_ahead and not all(w.is_done for w in writers):
-            yield from _ahead(batch, writers, options, max_tokens, context, at_the_end)
+            is_ahead = yield from _ahead(batch, writers, options, max_tokens, context, at_the_end)
         if all(w.is_done for w in writers):
             return [w.answer for w in writers]
         logits = batch.extend([[] if w.is_done else w.answer.token_ids[-1:] for w in writers])
@@ -159,8 +159,9 @@ def _ahead(
     max_tokens: int,
     context: int,
     at_the_end: Callable[[list[str], Sequence[int]], list[str]],
-) -> Generator[list[str], None, None]:
-    """Some steps without the host between them. Tokens behind the end of an answer are forgotten."""
+) -> Generator[list[str], None, bool]:
+    """Some steps without the host between them; False if it must be there. Tokens behind the end of an answer are
+    forgotten."""
     active = [w for w in writers if not w.is_done]
     before = [len(tokens) for tokens in batch.tokens]
     longest = max(length for length, w in zip(before, writers) if not w.is_done)
@@ -171,8 +172,10 @@ def _ahead(
         if not writer.is_done:
             uniforms[:, row] = writer.draws(steps)
     fed = [None if w.is_done else w.answer.token_ids[-1] for w in writers]
-    chosen = batch.write_ahead(fed, options, uniforms).tolist()
-    for step, tokens in enumerate(chosen, 1):
+    chosen = batch.write_ahead(fed, options, uniforms)
+    if chosen is None:
+        return False
+    for step, tokens in enumerate(chosen.tolist(), 1):
         lengths = [length if w.is_done else length + step for length, w in zip(before, writers)]
         running = [not w.is_done for w in writers]
         shown = [w.accept(t, max_tokens) if is_on else "" for w, t, is_on in zip(writers, tokens, running)]
@@ -182,7 +185,8 @@ def _ahead(
                 batch.truncate(row, lengths[row])
         yield shown
         if all(w.is_done for w in writers):
-            return
+            break
+    return True
 
 
 def _context_message(context: int, written: int) -> str:

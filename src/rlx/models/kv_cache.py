@@ -37,8 +37,10 @@ F32 = npt.NDArray[np.float32]
 # Prompts are read in pieces of this many tokens, so that memory does not grow with their length.
 PREFILL_CHUNK = 512
 FIRST_CAPACITY = 256
-# Devices on which tokens are chosen where logits are, several steps at a time.
+# Devices whose programs may have several steps in one go, and those on which steps that a program of its own chooses
+# tokens for are faster than with the host between them.
 AHEAD_DEVICES = frozenset({"cuda"})
+CHAINED_DEVICES = frozenset[str]()
 
 
 class ContextOverflow(RlxError):
@@ -219,10 +221,10 @@ class SequenceBatch:
             old.extend(piece)
         return logits
 
-    @property
-    def can_write_ahead(self) -> bool:
-        """Whether several steps pay without the host between them: logits are far from it."""
-        return self._runner.program.device.partition(":")[0] in AHEAD_DEVICES
+    def can_write_ahead(self, options: SamplingOptions) -> bool:
+        """Whether several steps may pay without the host between them: logits are far from it."""
+        device = self._runner.program.device.partition(":")[0]
+        return device in CHAINED_DEVICES or (device in AHEAD_DEVICES and options.temperature == 0)
 
     def steps_ahead(self, most: int, longest: int) -> int:
         """How many steps at most follow each other where the longest sequence has so many tokens: positions of longer
@@ -232,10 +234,10 @@ class SequenceBatch:
 
     def write_ahead(
         self, first: Sequence[int | None], options: SamplingOptions, uniforms: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.int32]:
+    ) -> npt.NDArray[np.int32] | None:
         """Append a token to each sequence, and go on with what is chosen after it, a step for each row of uniform
         numbers [steps, B]: the tokens chosen [steps, B]. The last ones are not appended. A sequence without a first
-        token stays as it is."""
+        token stays as it is. None, and nothing is done, where the host is as fast."""
         steps, runner = len(uniforms), self._runner
         self._check([[] if token is None else [token] * steps for token in first])
         self._reserve(max(len(old) + steps * (token is not None) for old, token in zip(self.tokens, first)))
@@ -251,6 +253,8 @@ class SequenceBatch:
             at_once = runner.run_ahead(tokens, positions, lengths, rows, self._caches, moves, steps)
         if at_once is not None:
             chosen, self._caches = at_once
+        elif runner.program.device.partition(":")[0] not in CHAINED_DEVICES:
+            return None
         else:
             choose = runner.choice(options)
             for row in uniforms:
