@@ -35,7 +35,8 @@ class Generator(NamedTuple):
     columns are to be formed in parts, `reads_turned` that products read matrices that lie across as fast as others.
     `costly_epilogue` is how many ops that take many instructions products still do to their results faster than another
     kernel would. With `repeats_powers` a power costs less than its way through memory, with `widens_late` a result is
-    stored as narrow as it is and widened by its readers.
+    stored as narrow as it is and widened by its readers. With `has_byte_floats` kernels load and store f8, and with
+    `multiplies_bytes` products have instructions for two of them.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -52,6 +53,8 @@ class Generator(NamedTuple):
     costly_epilogue: int = 1 << 30
     repeats_powers: bool = False
     widens_late: bool = False
+    has_byte_floats: bool = False
+    multiplies_bytes: bool = False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

@@ -26,6 +26,7 @@ from rlx.compile.generators import Generator, OwnKernel
 from rlx.compile.lower.bodies import loop_kernel
 from rlx.compile.lower.small_loops import ROUNDS, small_bodies, small_loop
 from rlx.errors import InternalError
+from rlx.ir.dtype import BYTE_FLOATS
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import MAP, MATMUL, REDUCE, ROW
 from rlx.ir.leaves import Constant, Project
@@ -62,9 +63,10 @@ def generator(machine: Machine) -> Generator:
         return found or loop_kernel(graph, node, made)
 
     # Weights are laid out for the lanes of CPUs.
+    has_byte_floats = machine.gpu == "nvptx"
     width = None if machine.is_gpu else lambda dtype, n: panel_width(machine, dtype, n)
     made = Generator(
-        is_pointwise,
+        is_pointwise if has_byte_floats else _is_wide_enough,
         whole_op,
         width,
         lambda dtype: has_pairs(machine, dtype),
@@ -77,10 +79,18 @@ def generator(machine: Machine) -> Generator:
         repeats_powers=machine.gpu == "nvptx",
         widens_late=machine.gpu == "nvptx",
         reads_turned=machine.has_wgmma,
+        has_byte_floats=has_byte_floats,
+        multiplies_bytes=machine.has_wgmma,
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
     )
     return made
+
+
+def _is_wide_enough(graph: Graph, node: Node) -> bool:
+    """Whether a map can compute a node where f8 is no type of kernels."""
+    has_bytes = any(d in BYTE_FLOATS for d in (node.shape.dtype, *(graph.shape(i).dtype for i in node.inputs)))
+    return not has_bytes and is_pointwise(graph, node)
 
 
 def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:

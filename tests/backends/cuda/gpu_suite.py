@@ -34,6 +34,7 @@ LEAVES = {"Input", "Param", "Constant", "Project"}
 # Differences that are known, each with its reason.
 ACCEPTED = {
     "Int8MatMul": "its operand is a weight in panels of the CPU's width, which only the CPU's compiler makes",
+    "ByteMatMul": "tensor cores add f8 with fewer digits than f32 has; the group `rest` looks at it",
 }
 # A NaN has no sign that conversions keep, so predicates are compared where their operand is a number.
 AT_NUMBERS = {"Predicate"}
@@ -480,6 +481,12 @@ def run_gradients(name: str) -> float:
     return gpu_gradient_checks.run_gradients(name)
 
 
+def run_rest(name: str) -> float:
+    import gpu_rest_checks
+
+    return gpu_rest_checks.run(name)
+
+
 def run_one_kernel(name: str) -> float:
     import gpu_step_checks
 
@@ -507,6 +514,11 @@ def items(only: list[str]) -> Iterator[list[str]]:
 
         for gradient_program in gpu_gradient_checks.programs():
             yield ["gradients", gradient_program.name]
+    if "rest" in only:
+        import gpu_rest_checks
+
+        for name in gpu_rest_checks.CHECKS:
+            yield ["rest", name]
     if "one_kernel" in only:
         import gpu_step_checks
 
@@ -544,6 +556,7 @@ def work() -> None:
         "gradients": run_gradients,
         "model": run_model,
         "one_kernel": run_one_kernel,
+        "rest": run_rest,
     }
     sys.stdout = sys.stderr
     for line in sys.stdin:
@@ -585,7 +598,7 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    groups = ["driver", "products", "attention", "gradients", "one_kernel", "models", "families", "ops"]
+    groups = ["driver", "products", "attention", "gradients", "rest", "one_kernel", "models", "families", "ops"]
     parser.add_argument("--only", nargs="+", default=groups)
     parser.add_argument("--match", default="")
     parser.add_argument("--out")

@@ -59,6 +59,20 @@ def test_code(dtype, columns):
     assert shape.shared_bytes <= 227 << 10 and shape.stages >= 4
 
 
+@pytest.mark.parametrize("columns", [256, 64])
+def test_code_for_bytes(columns):
+    def scaled(a, w, s):
+        return (ops.matmul(a.astype("bf16"), w.astype("bf16").T, out_dtype="f32") * s).astype("bf16")
+
+    made = found(scaled, (("B", 512), "f8e5m2"), ((1024, 512), "f8e4m3"), ((), "f32"))
+    ptx = made.ptx(columns)
+    assert f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.e5m2.e4m3" in ptx and "p, 1, 1;" in ptx
+    assert "st.global.b32" in ptx and ".local" not in ptx
+    # A row of a stage has as many bytes as with bf16, and so twice the elements.
+    shapes = [ProductShape(columns, 1, True, element) for element in ("e4m3", "bf16")]
+    assert [s.depth for s in shapes] == [128, 64] and len({s.stage_bytes for s in shapes}) == 1
+
+
 def test_rows_of_b_side_by_side_are_read_transposed():
     plain = found(lambda a, w: a @ w, (("B", 512), "bf16"), ((512, 1024), "bf16"))
     assert "p, 1, 1, 0, 1;" in plain.ptx(256)

@@ -17,6 +17,7 @@ from rlx.compile.fuse.can_join import SMALL_ROW
 from rlx.compile.fuse.index_maps import without_ones
 from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
+from rlx.compile.lower.byte_products import byte_products
 from rlx.compile.lower.column_sums import column_parts
 from rlx.compile.lower.complex_numbers import complex_form
 from rlx.compile.lower.concat import done_to_parts
@@ -87,6 +88,8 @@ MAX_ROUNDS = 32
 def kernel_forms(graph: Graph, generator: Generator) -> Graph:
     """The graph with every op in the form in which it has kernels, as far as it has one; nothing is computed twice."""
     forms = _Forms(generator)
+    if generator.multiplies_bytes:
+        graph = byte_products(graph)
     if generator.line_bytes and any(isinstance(n.op, Fft) for n in graph.nodes):
         graph = transforms_along_axes(graph, generator.line_bytes)
     is_merged = True

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import BYTES, ELEMENTS, NOTHING, Load, Ready, TensorForm
 from rlx.backends.cuda.hopper.product import ROWS, THREADS, ProductShape, product_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch
@@ -23,12 +23,14 @@ from rlx.kernels.machines import Machine
 # One row is a matter of the memory's speed alone.
 FEWEST_ROWS = 2
 
+_WORDS = ELEMENTS | BYTES
+
 # What a column costs in tiles that are so many times narrower than the widest: A is read more often. Estimates.
 _COSTS = {1: 1.0, 2: 1.1, 4: 1.4}
 
 
 def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Machine, load: Load) -> HopperForm | None:
-    """The form of a product of f16 or bf16 with sums in f32; `params` are the names of the parameters of its loop
+    """The form of a product of f16, bf16 or f8 with sums in f32; `params` are the names of the parameters of its loop
     kernel."""
     if product_refusal(product, acc, machine):
         return None
@@ -40,7 +42,8 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     a, bs = product.a, product.bs
     if needs_wgmma and not machine.has_wgmma:
         return f"{machine.name} has no wgmma"
-    if a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs):
+    are_bytes = needs_wgmma and all(m.dtype in BYTES for m in (a, *bs))
+    if not are_bytes and (a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs)):
         return f"{a.dtype} @ {bs[0].dtype}"
     if acc is not DType.F32:
         return f"sums in {acc}"
@@ -51,6 +54,8 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     along_k = all(b.row_stride == 1 for b in bs)
     if (a.col_stride != 1 and a.row_stride != 1) or (not along_k and any(b.col_stride != 1 for b in bs)):
         return "strides"
+    if are_bytes and (a.col_stride != 1 or not along_k or any(b.dtype is not bs[0].dtype for b in bs)):
+        return "f8 that does not lie side by side along K"
     if isinstance(product.m, int) and product.m < FEWEST_ROWS:
         return "one row"
     # Bools are bytes in memory and bits in code.
@@ -68,7 +73,8 @@ class HopperForm(TensorForm):
 
     def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(params, machine, load)
-        self.product, self._element = product, ELEMENTS[product.a.dtype]
+        self.product = product
+        self._element, self._b_element = (_WORDS[m.dtype] for m in (product.a, product.bs[0]))
         self._along_k = all(b.row_stride == 1 for b in product.bs)
         self._is_turned = product.a.col_stride != 1
         self._finish = finish_kernel(product)
@@ -81,7 +87,9 @@ class HopperForm(TensorForm):
         return _ptx(self._shape(columns), self.machine, self._finish, self.product)
 
     def _shape(self, columns: int) -> ProductShape:
-        return ProductShape(columns, len(self.product.bs), self._along_k, self._element, self._is_turned)
+        return ProductShape(
+            columns, len(self.product.bs), self._along_k, self._element, self._is_turned, self._b_element
+        )
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
@@ -102,7 +110,7 @@ class HopperForm(TensorForm):
         block = ArgumentBlock(len(specs), 3 + len(self._passed))
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))
-        tiles = [-(-m // ROWS), -(-n // columns), -(-k // 64)]
+        tiles = [-(-m // ROWS), -(-n // columns), -(-k // shape.depth)]
         block.set_words([*tiles, *(words[i] for i in self._passed)])
         blocks = min(gpu.info.multiprocessors, tiles[0] * tiles[1])
         return Ready(function, Launch(blocks, THREADS, shape.shared_bytes), block)
@@ -121,9 +129,12 @@ class HopperForm(TensorForm):
     def _map(self, matrix: Matrix, words: Sequence[int], size: tuple[int, int], box: int) -> MapSpec:
         is_turned = self._is_turned if matrix is self.product.a else self._along_k
         pitch = self.number(matrix.col_stride if is_turned else matrix.row_stride, words)
-        address = words[self.places[matrix.name]] + 2 * self.number(matrix.offset, words)
+        size_bytes = matrix.dtype.size_bytes
+        address = words[self.places[matrix.name]] + size_bytes * self.number(matrix.offset, words)
         # One row may have any distance to the next.
-        return MapSpec.matrix(address, *size, pitch if size[0] > 1 else -(-size[1] // 8) * 8, box, self._element)
+        unit = 16 // size_bytes
+        pitch = pitch if size[0] > 1 else -(-size[1] // unit) * unit
+        return MapSpec.matrix(address, *size, pitch, box, _WORDS[matrix.dtype])
 
 
 def _ptx(shape: ProductShape, machine: Machine, finish: Kernel, product: Product) -> str:

@@ -1,4 +1,4 @@
-"""The kernel of a product on Hopper's tensor cores: C = epilogue(A @ B, ..), f16 or bf16 in, sums in f32.
+"""The kernel of a product on Hopper's tensor cores: C = epilogue(A @ B, ..), f16, bf16 or f8 in, sums in f32.
 
 One block for each multiprocessor walks the tiles of C. One thread lets the copy engine bring tiles of A and B into a
 ring of stages; two groups of four warps multiply them, 64 rows each, and finish what they have summed up themselves:
@@ -19,13 +19,16 @@ from rlx.backends.cuda.hopper.instructions import (
     copy_box,
     descriptor,
 )
+from rlx.backends.cuda.hopper.launching import BYTE_ELEMENTS
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 from rlx.errors import InternalError
 
-# A tile of C, and the depth of a stage: 64 elements of two bytes are the widest swizzled row.
+# A tile of C, and the bytes of a stage along K: the widest swizzled row.
 ROWS = 128
-DEPTH = 64
-SLAB_BYTES = 64 * DEPTH * 2
+DEPTH_BYTES = 128
+SLAB_BYTES = 64 * DEPTH_BYTES
+# What one instruction multiplies along K.
+STEP_BYTES = 32
 THREADS = 384
 # Pairs of elements whose operands of the epilogue are read before the first of them is stored.
 READ_AHEAD = 16
@@ -40,12 +43,22 @@ class ProductShape(NamedTuple):
     columns: int
     parts: int
     along_k: bool
-    element: str  # "bf16" or "f16"
+    element: str  # of A: "bf16", "f16", "e4m3" or "e5m2"
     is_turned: bool = False
+    b_element: str = ""  # where it is another one
+
+    @property
+    def is_bytes(self) -> bool:
+        return self.element in BYTE_ELEMENTS
+
+    @property
+    def depth(self) -> int:
+        """Elements of a stage along K."""
+        return DEPTH_BYTES // (1 if self.is_bytes else 2)
 
     @property
     def stage_bytes(self) -> int:
-        return (ROWS + self.columns * self.parts) * DEPTH * 2
+        return (ROWS + self.columns * self.parts) * DEPTH_BYTES
 
     @property
     def stages(self) -> int:
@@ -58,7 +71,7 @@ class ProductShape(NamedTuple):
 
     @property
     def part_bytes(self) -> int:
-        return self.columns * DEPTH * 2
+        return self.columns * DEPTH_BYTES
 
 
 def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str) -> str:
@@ -66,6 +79,8 @@ def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str
     those of the epilogue."""
     if shape.columns % 64 or shape.columns * shape.parts > 256:
         raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
+    if shape.is_bytes and (shape.is_turned or not shape.along_k):
+        raise InternalError("a product of f8: both operands must lie side by side along K")
     return _Product(name, shape, finish).text(triple)
 
 
@@ -129,10 +144,10 @@ class _Product:
                     barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
                     barrier_expect(w, self.full(stage), shape.stage_bytes)
                     a = self.memory + stage * shape.stage_bytes
-                    self.copy_a(a, row, step * DEPTH, self.full(stage))
+                    self.copy_a(a, row, step * shape.depth, self.full(stage))
                     for number, map_b in enumerate(self.maps_b):
-                        b = a + (ROWS * DEPTH * 2 + number * shape.part_bytes)
-                        self.copy_b(b, map_b, column, step * DEPTH, self.full(stage))
+                        b = a + (ROWS * DEPTH_BYTES + number * shape.part_bytes)
+                        self.copy_b(b, map_b, column, step * shape.depth, self.full(stage))
                     ring.advance()
 
     def copy_a(self, to: Val, row: Val, depth: Val, barrier: Val) -> None:
@@ -184,17 +199,20 @@ class _Product:
         w, shape = self.w, self.shape
         count = shape.columns // 2
         text = "{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; wgmma.fence.sync.aligned;"
-        # 16 further along K: 32 bytes inside a swizzled row where K lies side by side, else 16 rows of 128 bytes.
+        # One step further along K: 32 bytes inside a swizzled row where K lies side by side, else 16 rows of 128 bytes.
         ahead = 32 if shape.along_k else 2048
         a_ahead = 2048 if shape.is_turned else 32
-        for s in range(DEPTH // 16):
+        # Which operands are turned; bytes never are, and their instruction does not ask.
+        turned = "" if shape.is_bytes else f", {int(shape.is_turned)}, {0 if shape.along_k else 1}"
+        kinds = f"k{STEP_BYTES // (DEPTH_BYTES // shape.depth)}.f32.{shape.element}.{shape.b_element or shape.element}"
+        for s in range(DEPTH_BYTES // STEP_BYTES):
             for part in range(shape.parts):
                 registers = ", ".join(f"${part * count + i}" for i in range(count))
                 text += f"""add.s64 a, <a>, {s * a_ahead >> 4}; add.s64 b, <b{part}>, {s * ahead >> 4};
-                    wgmma.mma_async.sync.aligned.m64n{shape.columns}k16.f32.{shape.element}.{shape.element}
-                    {{{registers}}}, a, b, p, 1, 1, {int(shape.is_turned)}, {0 if shape.along_k else 1};"""
+                    wgmma.mma_async.sync.aligned.m64n{shape.columns}{kinds}
+                    {{{registers}}}, a, b, p, 1, 1{turned};"""
         text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }"
-        first = a + ROWS * DEPTH * 2
+        first = a + ROWS * DEPTH_BYTES
         views: dict[str, Val | int] = {
             f"b{part}": descriptor(w, first + part * shape.part_bytes, 16 if shape.along_k else SLAB_BYTES, 1024)
             for part in range(shape.parts)
