@@ -1,4 +1,5 @@
-"""What `gpu_suite.py` checks on a GPU beyond products of floats, attention and whole ops: products of f8."""
+"""What `gpu_suite.py` checks on a GPU beyond products of floats, attention and whole ops: products of
+f8 and products with experts."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def run_bytes(left: str, right: str, m: str, n: str, k: str) -> float:
         graph.set_outputs([codes, ops.cast(y, "bf16")])
     executable = CudaBackend().compile(graph, None)
     assert "byte_matmul" in str(executable.report), str(executable.report)
-    given = {"a": x, "b": w, "s": np.float32(0.25)}
+    given = {"a": x, "b": w, "s": np.array(0.25, np.float32)}
     stored, got = (np.asarray(r) for r in executable.run(given, {}))
     assert stored.tobytes() == x.astype(DType.of(left).numpy).tobytes(), "a cast to f8 differs"
     assert np.asarray(executable.run(given, {})[1]).tobytes() == got.tobytes(), "runs differ"
@@ -45,8 +46,53 @@ def run_bytes(left: str, right: str, m: str, n: str, k: str) -> float:
     return error
 
 
-RUNS = {"bytes": run_bytes}
-CHECKS = [" ".join(map(str, check)) for check in BYTE_PRODUCTS]
+# How ids are drawn, whether matrices lie along K, rows, experts, depth, columns.
+EXPERT_PRODUCTS = [
+    ("experts", draw, turned, *size)
+    for draw in ("even", "one", "few")
+    for turned in ("plain", "turned")
+    for size in ((3, 4, 64, 72), (100, 7, 72, 136), (1000, 16, 200, 264), (4096, 64, 512, 776))
+]
+
+
+def run_experts(draw: str, turned: str, m: str, count: str, k: str, n: str) -> float:
+    """Rows by the matrices of their experts against f64, every element, with a bias behind it."""
+    from rlx import ops
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.dtype import DType
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+
+    rows, experts, depth, columns = int(m), int(count), int(k), int(n)
+    rng = np.random.default_rng(rows + depth)
+    numbers = {"even": rng.integers(0, experts, rows), "one": np.full(rows, experts - 1)}
+    numbers["few"] = rng.choice([0, experts // 2], rows, p=[0.9, 0.1])
+    ids = numbers[draw].astype(np.int32)
+    x, w = (rng.standard_normal(s).astype(DType.BF16.numpy) for s in ((rows, depth), (experts, depth, columns)))
+    bias = rng.standard_normal(columns).astype(DType.BF16.numpy)
+    stored = np.ascontiguousarray(w.transpose(0, 2, 1)) if turned == "turned" else w
+    graph = Graph("experts")
+    a, b = graph.input("x", ("M", depth), "bf16"), graph.input("w", stored.shape, "bf16")
+    i, c = graph.input("ids", ("M",), "i32"), graph.input("bias", bias.shape, "bf16")
+    with building(graph):
+        matrices = ops.transpose(b, (0, 2, 1)) if turned == "turned" else b
+        graph.set_outputs([ops.grouped_matmul(a, matrices, i) + c])
+    executable = CudaBackend().compile(graph, None)
+    assert "wgmma tiles of experts" in str(executable.report), str(executable.report)
+    given = {"x": x, "w": stored, "ids": ids, "bias": bias}
+    got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(4))
+    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
+    check_assembled(executable)
+    want = np.concatenate(
+        [bias.astype("f8") + x[r : r + 1].astype("f8") @ w[e].astype("f8") for r, e in enumerate(ids)]
+    )
+    error, worst = distance(got, want), float(np.abs(got.astype("f8") - want).max() / np.abs(want).max())
+    assert error <= 8e-3 and worst <= 2e-2, f"off by {error:.2g}, an element by {worst:.2g}"
+    return error
+
+
+RUNS = {"bytes": run_bytes, "experts": run_experts}
+CHECKS = [" ".join(map(str, check)) for check in (*BYTE_PRODUCTS, *EXPERT_PRODUCTS)]
 
 
 def run(name: str) -> float:

@@ -54,6 +54,15 @@ class ProductOrigin(NamedTuple):
     acc: DType
 
 
+class RoutedOrigin(NamedTuple):
+    """The same of a product in which every row has the B of one of so many experts; the kernel has the route as
+    its parameter `route`."""
+
+    product: Product
+    acc: DType
+    experts: int
+
+
 def tile_shape(acc: DType, product: Product, shared_bytes: int = SHARED_BYTES) -> TileShape:
     """Large tiles where there are rows and columns for them, and registers for the sums; steps as deep as half of the
     shared memory has room for, of which products of few rows may have the other."""

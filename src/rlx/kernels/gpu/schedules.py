@@ -7,12 +7,13 @@ from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.schedules import TABLE as CPU_TABLE
 from rlx.kernels.gpu.attention import attention_origin
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
-from rlx.kernels.gpu.matmul import gpu_matmul_kernel
+from rlx.kernels.gpu.matmul import RoutedOrigin, gpu_matmul_kernel
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
 from rlx.kernels.schedules import Schedule
 from rlx.kernels.specs.products import ProductSpec
 from rlx.ops.attn.attention import Attention
+from rlx.ops.lowered.expert_products import ExpertRoute
 from rlx.ops.shape.indexing import ScatterNd
 
 
@@ -61,6 +62,8 @@ def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
         from rlx.kernels.gpu.matmul_codes import CodesOrigin
 
         kernel.origin = CodesOrigin(spec.product, spec.accumulator, spec.layout)
+    if spec.experts and spec.layout is None:
+        kernel.origin = RoutedOrigin(spec.product, spec.accumulator, spec.experts)
     return kernel
 
 
@@ -104,6 +107,20 @@ def _is_row_scatter(machine: Machine, site: OpSite) -> bool:
     return is_row_scatter(site)
 
 
+def _expert_route(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.expert_route import expert_route_kernel
+
+    return expert_route_kernel(site)
+
+
+def _is_block_route(machine: Machine, site: OpSite) -> bool:
+    if machine.gpu != "nvptx" or not isinstance(site.op, ExpertRoute):
+        return False
+    from rlx.kernels.gpu.expert_route import is_block_route
+
+    return is_block_route(site)
+
+
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
     origin = attention_origin(site)
     kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site), machine.wave)
@@ -124,6 +141,7 @@ TABLE = CPU_TABLE.over(
             Schedule("waves", _attention_waves, _is_wave_attention),
             Schedule("thread per query", _attention_rows, _is_row_attention),
             Schedule("block per update", _scatter_rows, _is_row_scatter),
+            Schedule("block per expert", _expert_route, _is_block_route),
             Schedule("thread per iteration", _spread_op),
         ],
     }

@@ -7,6 +7,7 @@ each thread gives two neighbouring elements at a time to the epilogue, which is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
@@ -77,20 +78,28 @@ class ProductShape(NamedTuple):
 def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of A and of every B, tiles of rows, of columns and of depth (i32), then
     those of the epilogue."""
+    check_shape(shape)
+    return ProductWriter(name, shape, finish).text(triple)
+
+
+def check_shape(shape: ProductShape) -> None:
+    """Complain about tiles that the instructions do not have."""
     if shape.columns % 64 or shape.columns * shape.parts > 256:
         raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
     if shape.is_bytes and (shape.is_turned or not shape.along_k):
         raise InternalError("a product of f8: both operands must lie side by side along K")
-    return _Product(name, shape, finish).text(triple)
 
 
-class _Product:
+class ProductWriter:
+    """Writes the kernel. Products whose rows come another way have their own operands, producer and tiles."""
+
+    # What arrives at the barrier of a stage until it is full, besides its bytes.
+    full_arrivals = 1
+
     def __init__(self, name: str, shape: ProductShape, finish: FinishCall) -> None:
         w = self.w = Writer(name, THREADS)
         self.shape = shape
-        self.map_a = w.tensor_map("map_a")
-        self.maps_b = [w.tensor_map(f"map_b{i}") for i in range(shape.parts)]
-        self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
+        self.declare_operands()
         self.epilogue = EpilogueWriter(w, finish)
         # Swizzled rows begin at multiples of 1 KiB.
         base = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
@@ -98,7 +107,12 @@ class _Product:
         self.barriers = self.memory + shape.stages * shape.stage_bytes
         self.thread = w.register("tid.x")
         self.first, self.stride = w.register("ctaid.x"), w.register("nctaid.x")
-        self.tiles = self.row_tiles * self.column_tiles
+
+    def declare_operands(self) -> None:
+        w = self.w
+        self.map_a = w.tensor_map("map_a")
+        self.maps_b = [w.tensor_map(f"map_b{i}") for i in range(self.shape.parts)]
+        self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
 
     def full(self, stage: Val) -> Val:
         return self.barriers + stage * 8
@@ -114,12 +128,20 @@ class _Product:
         w.assume(self.steps > 0)
         with w.when(self.thread.equals(0)):
             for stage in range(self.shape.stages):
-                barrier_init(w, self.full(w.value(stage)), 1)
+                barrier_init(w, self.full(w.value(stage)), self.full_arrivals)
                 barrier_init(w, self.empty(w.value(stage)), 2)
             w.asm("fence.mbarrier_init.release.cluster;")
+        self.prepare()
         w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+        self.tiles = self.tile_count()
         w.either(self.thread < 128, self.produce, self.consume)
         return w.module(triple, self.epilogue.call.text)
+
+    def prepare(self) -> None:
+        """What all threads do together before the first tile."""
+
+    def tile_count(self) -> Val:
+        return self.row_tiles * self.column_tiles
 
     def origin(self, tile: Val) -> tuple[Val, Val]:
         """The first row and column of a tile."""
@@ -167,31 +189,44 @@ class _Product:
             copy_box(self.w, to + slab * SLAB_BYTES, map_b, (column + slab * 64, depth), barrier)
 
     def consume(self) -> None:
-        w, shape = self.w, self.shape
+        w = self.w
         w.asm("setmaxnreg.inc.sync.aligned.u32 232;")
-        group, inside = (self.thread >> 7) - 1, self.thread & 127
-        ring, before = Ring(w, shape.stages), Var(w, 0)
-
-        def release(stage: Val) -> None:
-            with w.when(inside.equals(0)):
-                barrier_arrive(w, self.empty(stage))
-
+        self.group, self.inside = (self.thread >> 7) - 1, self.thread & 127
+        self.ring, self.before = Ring(w, self.shape.stages), Var(w, 0)
         with w.loop(self.first, self.tiles, self.stride) as tile:
             row, column = self.origin(tile)
-            sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.columns // 2)]
-            with w.loop(0, self.steps) as step:
-                stage = ring.stage.get()
-                barrier_wait(w, self.full(stage), ring.parity.get())
-                a = self.memory + stage * shape.stage_bytes
-                self.multiply(sums, a, group)
-                with w.when(step > 0):
-                    release(before.get())
-                before.set(stage)
-                ring.advance()
-            # Sums must pass through the wait: before it they are not there yet.
-            done = w.asm("wgmma.wait_group.sync.aligned 0;", tied=[s.get() for s in sums])
-            release(before.get())
-            self.store(done, row + group * 64, column, inside)
+            done = self.summed()
+            first = row + (self.group * 64 + self.row_in_group())
+            self.store(done, [w.wide(first + 8 * half) for half in range(2)], column)
+
+    def row_in_group(self) -> Val:
+        """The first of the two rows of a thread, which are eight apart, among those of its group."""
+        return (self.inside >> 5) * 16 + ((self.inside & 31) >> 2)
+
+    def release(self, stage: Val) -> None:
+        with self.w.when(self.inside.equals(0)):
+            barrier_arrive(self.w, self.empty(stage))
+
+    def summed(self) -> list[Val]:
+        """The sums of a group's part of a tile, through all of K."""
+        w, shape, ring, before = self.w, self.shape, self.ring, self.before
+        sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.columns // 2)]
+        with w.loop(0, self.steps) as step:
+            stage = ring.stage.get()
+            self.await_full(stage)
+            a = self.memory + stage * shape.stage_bytes
+            self.multiply(sums, a, self.group)
+            with w.when(step > 0):
+                self.release(before.get())
+            before.set(stage)
+            ring.advance()
+        # Sums must pass through the wait: before it they are not there yet.
+        done = w.asm("wgmma.wait_group.sync.aligned 0;", tied=[s.get() for s in sums])
+        self.release(before.get())
+        return done
+
+    def await_full(self, stage: Val) -> None:
+        barrier_wait(self.w, self.full(stage), self.ring.parity.get())
 
     def multiply(self, sums: list[Var], a: Val, group: Val) -> None:
         """One stage of a warp group. One piece of PTX, so that nothing comes between its instructions; waiting for all
@@ -222,16 +257,15 @@ class _Product:
         for variable, value in zip(sums, new):
             variable.set(value)
 
-    def store(self, sums: list[Val], row: Val, column: Val, inside: Val) -> None:
-        """Each thread has two neighbouring columns of every eight, in two rows that are eight apart. What the epilogue
-        reads is read for many of them before the first is stored: one wait instead of many."""
-        shape, lane = self.shape, inside & 31
-        row = row + ((inside >> 5) * 16 + (lane >> 2))
-        column = column + (lane & 3) * 2
+    def store(self, sums: list[Val], rows: Sequence[Val], column: Val) -> None:
+        """Each thread has two neighbouring columns of every eight, in two rows of C. What the epilogue reads is read
+        for many of them before the first is stored: one wait instead of many."""
+        shape = self.shape
+        column = column + (self.inside & 3) * 2
         places = [(j, half) for j in range(shape.columns // 8) for half in range(2)]
         for start in range(0, len(places), READ_AHEAD):
             some = places[start : start + READ_AHEAD]
-            at = [(self.w.wide(row + 8 * half), self.w.wide(column + 8 * j)) for j, half in some]
+            at = [(rows[half], self.w.wide(column + 8 * j)) for j, half in some]
             read = [self.epilogue.read(*place) for place in at]
             count = shape.columns // 2
             for (j, half), place, values in zip(some, at, read):
