@@ -36,7 +36,8 @@ class Generator(NamedTuple):
     `costly_epilogue` is how many ops that take many instructions products still do to their results faster than another
     kernel would. With `repeats_powers` a power costs less than its way through memory, with `widens_late` a result is
     stored as narrow as it is and widened by its readers. With `has_byte_floats` kernels load and store f8, and with
-    `multiplies_bytes` products have instructions for two of them.
+    `multiplies_bytes` products have instructions for two of them. `multiplies_windows` says that there are kernels for
+    convolutions of pictures whose channels lie side by side.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -55,6 +56,7 @@ class Generator(NamedTuple):
     widens_late: bool = False
     has_byte_floats: bool = False
     multiplies_bytes: bool = False
+    multiplies_windows: bool = False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

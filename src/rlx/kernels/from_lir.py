@@ -81,6 +81,7 @@ def generator(machine: Machine) -> Generator:
         reads_turned=machine.has_wgmma,
         has_byte_floats=has_byte_floats,
         multiplies_bytes=machine.has_wgmma,
+        multiplies_windows=machine.has_wgmma,
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
     )

@@ -1,5 +1,5 @@
 """What `gpu_suite.py` checks on a GPU beyond products of floats, attention and whole ops: products of
-f8 and products with experts."""
+f8, products with experts, convolutions."""
 
 from __future__ import annotations
 
@@ -91,8 +91,60 @@ def run_experts(draw: str, turned: str, m: str, count: str, k: str, n: str) -> f
     return error
 
 
-RUNS = {"bytes": run_bytes, "experts": run_experts}
-CHECKS = [" ".join(map(str, check)) for check in (*BYTE_PRODUCTS, *EXPERT_PRODUCTS)]
+# Which gradient, images, channels, filters, size, window, stride, padding, dilation.
+WINDOWS = [
+    ("windows", way, *settings)
+    for way in ("forward", "input")
+    for settings in (
+        (2, 64, 64, 14, 3, 1, 1, 1),
+        (3, 3, 64, 33, 7, 2, 3, 1),
+        (2, 40, 72, 15, 3, 2, 1, 1),
+        (1, 24, 136, 17, 3, 1, 2, 2),
+        (5, 128, 256, 9, 1, 1, 0, 1),
+        (4, 256, 512, 12, 1, 2, 0, 1),
+    )
+]
+
+
+def run_windows(way: str, *settings: str) -> float:
+    """A convolution and the gradient of its input against the op's own meaning in f64."""
+    from rlx import ops
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.dtype import DType
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+
+    images, channels, filters, size, window, stride, padding, dilation = map(int, settings)
+    rng = np.random.default_rng(channels + size)
+    x, w = (
+        rng.standard_normal(s).astype(DType.BF16.numpy)
+        for s in ((images, channels, size, size), (filters, channels, window, window))
+    )
+    graph = Graph("windows")
+    result = (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
+    dy = rng.standard_normal((images, filters, result, result)).astype(DType.BF16.numpy)
+    first = x if way == "forward" else dy
+    a, b = graph.input("a", first.shape, "bf16"), graph.input("b", w.shape, "bf16")
+    with building(graph):
+        if way == "forward":
+            y = ops.conv(a, b, stride, padding, dilation)
+        else:
+            y = ops.conv2d_backward_input(a, b, x.shape, stride, padding, dilation)
+        graph.set_outputs([y])
+    (node,) = (n for n in graph.nodes if not n.is_leaf)
+    executable = CudaBackend().compile(graph, None)
+    assert "wgmma tiles of windows" in str(executable.report), str(executable.report)
+    got, *again = (np.asarray(executable.run({"a": first, "b": w}, {})[0]) for _ in range(4))
+    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
+    check_assembled(executable)
+    want = np.asarray(node.op.eval(first.astype("f8"), w.astype("f8")))
+    error, worst = distance(got, want), float(np.abs(got.astype("f8") - want).max() / np.abs(want).max())
+    assert error <= 8e-3 and worst <= 2e-2, f"off by {error:.2g}, an element by {worst:.2g}"
+    return error
+
+
+RUNS = {"bytes": run_bytes, "experts": run_experts, "windows": run_windows}
+CHECKS = [" ".join(map(str, check)) for check in (*BYTE_PRODUCTS, *EXPERT_PRODUCTS, *WINDOWS)]
 
 
 def run(name: str) -> float:

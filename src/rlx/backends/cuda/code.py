@@ -19,6 +19,7 @@ from rlx.backends.cuda.hopper.gradient_form import GradientForm, gradient_form_r
 from rlx.backends.cuda.hopper.launching import TensorForm
 from rlx.backends.cuda.hopper.mma_form import MmaForm, mma_refusal
 from rlx.backends.cuda.hopper.routed_form import RoutedForm, routed_refusal
+from rlx.backends.cuda.hopper.window_form import WindowForm, window_refusal
 from rlx.backends.cuda.modules import Function, Module, assemble
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
@@ -28,6 +29,7 @@ from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal, Gradien
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import ProductOrigin, RoutedOrigin
 from rlx.kernels.gpu.matmul_codes import CodesOrigin
+from rlx.kernels.gpu.windows import WindowOrigin
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine, machine_named
 
@@ -165,6 +167,9 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
     if isinstance(kernel.origin, RoutedOrigin):
         refusal = routed_refusal(kernel.origin, machine)
         return () if refusal else (RoutedForm(kernel.origin, params, machine, tensor_code),), refusal
+    if isinstance(kernel.origin, WindowOrigin):
+        refusal = window_refusal(kernel.origin, machine)
+        return () if refusal else (WindowForm(kernel.origin, params, machine, tensor_code),), refusal
     if isinstance(kernel.origin, CodesOrigin):
         refusal = codes_refusal(kernel.origin, machine)
         return () if refusal else (CodeRowsForm(kernel.origin, params, machine, tensor_code),), refusal

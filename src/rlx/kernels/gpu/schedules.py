@@ -14,6 +14,7 @@ from rlx.kernels.schedules import Schedule
 from rlx.kernels.specs.products import ProductSpec
 from rlx.ops.attn.attention import Attention
 from rlx.ops.lowered.expert_products import ExpertRoute
+from rlx.ops.lowered.window_products import WindowMatMul
 from rlx.ops.shape.indexing import ScatterNd
 
 
@@ -121,6 +122,12 @@ def _is_block_route(machine: Machine, site: OpSite) -> bool:
     return is_block_route(site)
 
 
+def _windows(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.windows import window_kernel
+
+    return window_kernel(site)
+
+
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
     origin = attention_origin(site)
     kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site), machine.wave)
@@ -142,6 +149,7 @@ TABLE = CPU_TABLE.over(
             Schedule("thread per query", _attention_rows, _is_row_attention),
             Schedule("block per update", _scatter_rows, _is_row_scatter),
             Schedule("block per expert", _expert_route, _is_block_route),
+            Schedule("thread per element", _windows, lambda machine, site: isinstance(site.op, WindowMatMul)),
             Schedule("thread per iteration", _spread_op),
         ],
     }

@@ -11,3 +11,4 @@ from rlx.ops.lowered import int8_products as int8_products
 from rlx.ops.lowered import quantized_panels as quantized_panels
 from rlx.ops.lowered import sort_order as sort_order
 from rlx.ops.lowered import tridiagonal_steps as tridiagonal_steps
+from rlx.ops.lowered import window_products as window_products

@@ -64,6 +64,17 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     return ""
 
 
+def quickest_columns(m: int, n: int, wide: int, multiprocessors: int) -> int:
+    """The columns of a tile, at most `wide`, with which the multiprocessor that has most to do needs the least time."""
+
+    def longest(columns: int) -> float:
+        tiles = -(-m // ROWS) * -(-n // columns)
+        return -(-tiles // multiprocessors) * columns * _COSTS[wide // columns]
+
+    # The copy engine brings at least 64 columns.
+    return min((c for c in (wide, wide // 2, wide // 4) if c >= 64), key=longest)
+
+
 class HopperForm(TensorForm):
     """One product. Code is made when it is first launched, for wide tiles of C or, where those are too few to fill the
     GPU, for narrow ones."""
@@ -117,14 +128,7 @@ class HopperForm(TensorForm):
 
     def _columns(self, m: int, n: int, gpu: Gpu) -> int:
         """Of a tile: those with which the multiprocessor that has most to do needs the least time."""
-        wide = 256 // len(self.product.bs)
-
-        def longest(columns: int) -> float:
-            tiles = -(-m // ROWS) * -(-n // columns)
-            return -(-tiles // gpu.info.multiprocessors) * columns * _COSTS[wide // columns]
-
-        # The copy engine brings at least 64 columns.
-        return min((c for c in (wide, wide // 2, wide // 4) if c >= 64), key=longest)
+        return quickest_columns(m, n, 256 // len(self.product.bs), gpu.info.multiprocessors)
 
     def _map(self, matrix: Matrix, words: Sequence[int], size: tuple[int, int], box: int) -> MapSpec:
         is_turned = self._is_turned if matrix is self.product.a else self._along_k

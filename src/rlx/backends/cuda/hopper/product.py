@@ -189,8 +189,12 @@ class ProductWriter:
             copy_box(self.w, to + slab * SLAB_BYTES, map_b, (column + slab * 64, depth), barrier)
 
     def consume(self) -> None:
+        self.consume_with(232)
+
+    def consume_with(self, registers: int) -> None:
+        """Threads that multiply, with so many registers each."""
         w = self.w
-        w.asm("setmaxnreg.inc.sync.aligned.u32 232;")
+        w.asm(f"setmaxnreg.inc.sync.aligned.u32 {registers};")
         self.group, self.inside = (self.thread >> 7) - 1, self.thread & 127
         self.ring, self.before = Ring(w, self.shape.stages), Var(w, 0)
         with w.loop(self.first, self.tiles, self.stride) as tile:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlx.backends.cuda.hopper.epilogue import FinishCall
+from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, GatheringWriter
 from rlx.backends.cuda.hopper.instructions import Ring, barrier_expect, barrier_wait, copy_box
 from rlx.backends.cuda.hopper.product import (
     DEPTH_BYTES,
@@ -19,16 +20,9 @@ from rlx.backends.cuda.hopper.product import (
     SLAB_BYTES,
     THREADS,
     ProductShape,
-    ProductWriter,
     check_shape,
 )
 from rlx.backends.cuda.hopper.writer import Val, Var
-
-# Threads that fill the ring, and what each of them copies at a time.
-PRODUCERS = 128
-CHUNK_BYTES = 16
-_CHUNKS = DEPTH_BYTES // CHUNK_BYTES
-_LINES = PRODUCERS // _CHUNKS
 
 
 def routed_product_text(
@@ -57,9 +51,7 @@ class _Place:
     end: Var
 
 
-class _Routed(ProductWriter):
-    full_arrivals = 1 + PRODUCERS
-
+class _Routed(GatheringWriter):
     def __init__(self, name: str, shape: ProductShape, experts: int, depth: int, finish: FinishCall) -> None:
         self.experts, self.row_bytes = experts, depth * DEPTH_BYTES // shape.depth
         super().__init__(name, shape, finish)
@@ -135,18 +127,16 @@ class _Routed(ProductWriter):
     def produce(self) -> None:
         w, shape = self.w, self.shape
         w.asm("setmaxnreg.dec.sync.aligned.u32 56;")
-        chunk, line = self.thread % _CHUNKS, self.thread // _CHUNKS
-        # A swizzled row has its chunks in an order that its number decides.
-        target = line * DEPTH_BYTES + (chunk ^ (line & 7)) * CHUNK_BYTES
+        chunk, own = self.own_lines()
         ring, place = Ring(w, shape.stages), self.start()
         with w.loop(self.first, self.tiles, self.stride) as tile:
             row, column, end = self.move_to(place, tile)
             expert = w.most(w.least(self.listed(place.slot.get()), self.experts - 1), 0)
             lines = [
                 self.source
-                + w.wide(self.row_at(w.least(row + line + i * _LINES, end - 1))) * self.pitch
+                + w.wide(self.row_at(w.least(row + number, end - 1))) * self.pitch
                 + w.wide(chunk * CHUNK_BYTES)
-                for i in range(ROWS // _LINES)
+                for number in own
             ]
             with w.loop(0, self.steps) as step:
                 stage = ring.stage.get()
@@ -155,8 +145,8 @@ class _Routed(ProductWriter):
                 with w.when(self.thread.equals(0)):
                     barrier_expect(w, self.full(stage), shape.part_bytes)
                     self.copy_matrix(a + ROWS * DEPTH_BYTES, column, step * shape.depth, expert, self.full(stage))
-                self.gather(a + target, lines, step, chunk)
-                w.asm("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [<b>];", b=self.full(stage))
+                self.gather(a, lines, step, chunk)
+                self.arrive_when_copied(self.full(stage))
                 ring.advance()
 
     def copy_matrix(self, to: Val, column: Val, depth: Val, expert: Val, barrier: Val) -> None:
@@ -166,22 +156,19 @@ class _Routed(ProductWriter):
         for slab in range(self.shape.columns // 64):
             copy_box(self.w, to + slab * SLAB_BYTES, self.map_b, (column + slab * 64, depth, expert), barrier)
 
-    def gather(self, to: Val, lines: list[Val], step: Val, chunk: Val) -> None:
+    def gather(self, stage: Val, lines: list[Val], step: Val, chunk: Val) -> None:
         """A chunk of each line of this thread; what lies behind the end of a row is zeros."""
         w = self.w
         ahead = w.wide(step * DEPTH_BYTES)
         for i, line in enumerate(lines):
-            place = to + i * _LINES * DEPTH_BYTES
             if self.row_bytes % DEPTH_BYTES == 0:
-                w.asm("cp.async.cg.shared.global [<to>], [<from>], 16;", named={"to": place, "from": line + ahead})
+                self.put(stage, i, line + ahead)
                 continue
             left = w.value(self.row_bytes) - (step * DEPTH_BYTES + chunk * CHUNK_BYTES)
             size = w.most(w.least(left, CHUNK_BYTES), 0)
             # Nothing is read of a chunk that is not there, but its address must be one.
             source = w.emit(f"select i1 {(size > 0).name}, i64 {(line + ahead).name}, i64 {line.name}", "i64")
-            w.asm(
-                "cp.async.cg.shared.global [<to>], [<from>], 16, <n>;", named={"to": place, "from": source, "n": size}
-            )
+            self.put(stage, i, source, size)
 
     # Threads that multiply.
 
@@ -212,8 +199,3 @@ class _Routed(ProductWriter):
             barrier_wait(w, self.full(stage), self.ring.parity.get())
             self.release(stage)
             self.ring.advance()
-
-    def await_full(self, stage: Val) -> None:
-        super().await_full(stage)
-        # Tensor cores see memory another way than the copies of threads.
-        self.w.asm("fence.proxy.async.shared::cta;")
