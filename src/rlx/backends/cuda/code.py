@@ -113,6 +113,9 @@ class PtxLoader:
     def load(self, kernel: Kernel) -> GpuKernel:
         form = iterations_as_threads(kernel, self.machine.wave)
         key = cache_key(form, self.machine)
+        if isinstance(form.origin, ProductOrigin):
+            # The same loops with other tiles for tensor cores.
+            key = f"{key} {form.origin.tiles}"
         with self._lock:
             found = self._kernels.get(key)
             if found is None:
@@ -157,10 +160,10 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
     """The tensor-core forms of a kernel that was made of a product or of attention, or why there is none."""
     params = [p.name for p in kernel.params]
     if isinstance(kernel.origin, ProductOrigin):
-        product, acc = kernel.origin
+        product, acc, tiles = kernel.origin
         refusal, few_refusal = (f(product, acc, machine) for f in (product_refusal, few_rows_refusal))
         few = () if few_refusal else (FewRowsForm(product, params, machine, tensor_code),)
-        many: tuple[TensorForm, ...] = () if refusal else (HopperForm(product, params, machine, tensor_code),)
+        many: tuple[TensorForm, ...] = () if refusal else (HopperForm(product, params, machine, tensor_code, tiles),)
         if refusal and not mma_refusal(product, acc, machine):
             many = (MmaForm(product, params, machine, tensor_code),)
         return (*few, *many), "" if few or many else refusal

@@ -7,7 +7,7 @@ from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.schedules import TABLE as CPU_TABLE
 from rlx.kernels.gpu.attention import attention_origin
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
-from rlx.kernels.gpu.matmul import RoutedOrigin, gpu_matmul_kernel
+from rlx.kernels.gpu.matmul import ProductOrigin, RoutedOrigin, TensorTiles, gpu_matmul_kernel, tile_sets
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
 from rlx.kernels.schedules import Schedule
@@ -18,8 +18,14 @@ from rlx.ops.lowered.window_products import WindowMatMul
 from rlx.ops.shape.indexing import ScatterNd
 
 
-def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
-    return gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes, machine.few_rows)
+def _tiles(name: str, machine: Machine, spec: ProductSpec, tiles: TensorTiles) -> Kernel:
+    kernel = gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes, machine.few_rows)
+    kernel.origin = ProductOrigin(spec.product, spec.accumulator, tiles)
+    return kernel
+
+
+def _tile_sets(machine: Machine, spec: ProductSpec) -> list[TensorTiles]:
+    return tile_sets(machine.has_wgmma, spec.product, spec.accumulator)
 
 
 def _waves(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
@@ -140,7 +146,7 @@ TABLE = CPU_TABLE.over(
     {
         ProductSpec: [
             Schedule("waves", _waves, _has_waves),
-            Schedule("tiles", _tiles, _is_plain),
+            Schedule("tiles", _tiles, _is_plain, _tile_sets),
             Schedule("thread per column", _column_codes, _has_column_codes),
             Schedule("thread per block", _spread_product),
         ],

@@ -17,6 +17,7 @@ from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
+from rlx.kernels.gpu.matmul import MANY_ROWS, USUAL, TensorTiles
 from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine
 
@@ -82,9 +83,16 @@ class HopperForm(TensorForm):
     name, entry = "wgmma tiles", "product"
     waits = True
 
-    def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
+    def __init__(
+        self,
+        product: Product,
+        params: Sequence[str],
+        machine: Machine,
+        load: Load,
+        tiles: TensorTiles = USUAL,
+    ) -> None:
         super().__init__(params, machine, load)
-        self.product = product
+        self.product, self.tiles = product, tiles
         self._element, self._b_element = (_WORDS[m.dtype] for m in (product.a, product.bs[0]))
         self._along_k = all(b.row_stride == 1 for b in product.bs)
         self._is_turned = product.a.col_stride != 1
@@ -98,16 +106,16 @@ class HopperForm(TensorForm):
         return _ptx(self._shape(columns), self.machine, self._finish, self.product)
 
     def _shape(self, columns: int) -> ProductShape:
-        return ProductShape(
-            columns, len(self.product.bs), self._along_k, self._element, self._is_turned, self._b_element
-        )
+        parts, band = len(self.product.bs), self.tiles.band
+        elements = self._element, self._is_turned, self._b_element
+        return ProductShape(columns, parts, self._along_k, *elements, band)
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
         if m < FEWEST_ROWS or k == 0:
             return NOTHING
-        columns = self._columns(m, n, gpu)
+        columns = self.columns_for(m, n, gpu.info.multiprocessors)
         specs = [self._map(product.a, words, *(((k, m), 64) if self._is_turned else ((m, k), ROWS)))]
         for b in product.bs:
             size, box = ((n, k), columns) if self._along_k else ((k, n), 64)
@@ -126,9 +134,12 @@ class HopperForm(TensorForm):
         blocks = min(gpu.info.multiprocessors, tiles[0] * tiles[1])
         return Ready(function, Launch(blocks, THREADS, shape.shared_bytes), block)
 
-    def _columns(self, m: int, n: int, gpu: Gpu) -> int:
-        """Of a tile: those with which the multiprocessor that has most to do needs the least time."""
-        return quickest_columns(m, n, 256 // len(self.product.bs), gpu.info.multiprocessors)
+    def columns_for(self, m: int, n: int, multiprocessors: int) -> int:
+        """Of a tile: those that were chosen, or those with which the multiprocessor that has most to do needs the least
+        time."""
+        if self.tiles.columns and m >= MANY_ROWS:
+            return self.tiles.columns
+        return quickest_columns(m, n, 256 // len(self.product.bs), multiprocessors)
 
     def _map(self, matrix: Matrix, words: Sequence[int], size: tuple[int, int], box: int) -> MapSpec:
         is_turned = self._is_turned if matrix is self.product.a else self._along_k

@@ -47,6 +47,7 @@ class ProductShape(NamedTuple):
     element: str  # of A: "bf16", "f16", "e4m3" or "e5m2"
     is_turned: bool = False
     b_element: str = ""  # where it is another one
+    band: int = BAND
 
     @property
     def is_bytes(self) -> bool:
@@ -146,10 +147,10 @@ class ProductWriter:
     def origin(self, tile: Val) -> tuple[Val, Val]:
         """The first row and column of a tile."""
         w = self.w
-        band = self.column_tiles * BAND
-        top = tile // band * BAND
+        band = self.column_tiles * self.shape.band
+        top = tile // band * self.shape.band
         left = self.row_tiles - top
-        rows = w.select(left < BAND, left, BAND)
+        rows = w.select(left < self.shape.band, left, self.shape.band)
         inside = tile % band
         return (top + inside % rows) * ROWS, inside // rows * self.shape.columns
 
