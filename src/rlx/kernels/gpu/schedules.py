@@ -15,6 +15,7 @@ from rlx.kernels.specs.products import ProductSpec
 from rlx.ops.attn.attention import Attention
 from rlx.ops.lowered.expert_products import ExpertRoute
 from rlx.ops.lowered.window_products import WindowMatMul
+from rlx.ops.reduction.cumulative import Cumulative
 from rlx.ops.shape.indexing import ScatterNd
 
 
@@ -128,6 +129,20 @@ def _is_block_route(machine: Machine, site: OpSite) -> bool:
     return is_block_route(site)
 
 
+def _running_rows(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.running_rows import running_rows_kernel
+
+    return running_rows_kernel(site)
+
+
+def _is_block_running(machine: Machine, site: OpSite) -> bool:
+    if machine.gpu != "nvptx" or not isinstance(site.op, Cumulative):
+        return False
+    from rlx.kernels.gpu.running_rows import is_block_running
+
+    return is_block_running(site)
+
+
 def _windows(name: str, machine: Machine, site: OpSite) -> Kernel:
     from rlx.kernels.gpu.windows import window_kernel
 
@@ -155,6 +170,7 @@ TABLE = CPU_TABLE.over(
             Schedule("thread per query", _attention_rows, _is_row_attention),
             Schedule("block per update", _scatter_rows, _is_row_scatter),
             Schedule("block per expert", _expert_route, _is_block_route),
+            Schedule("block per row", _running_rows, _is_block_running),
             Schedule("thread per element", _windows, lambda machine, site: isinstance(site.op, WindowMatMul)),
             Schedule("thread per iteration", _spread_op),
         ],
