@@ -54,7 +54,8 @@ def main() -> None:
     kernels = json.loads(said.getvalue())["kernels"]
     for kernel in kernels:
         gain = kernel["usual_seconds"] / kernel["seconds"]
-        print(f"{kernel['kernel'].split(' ')[0]}: {kernel['parameters']}, {gain:.3f}x", flush=True)
+        print(f"{kernel['kernel'].split(' ')[0]}: {kernel['parameters']}, {gain:.3f}x; us of all sets:", flush=True)
+        print("  " + " ".join(f"{1e6 * seconds:.1f}" for seconds in kernel["tried"]), flush=True)
     names = ("schedule", "kernel", "parameters", "seconds", "usual_seconds")
     choices = [{name: kernel[name] for name in names} for kernel in kernels if not kernel["usual"]]
     Path(args.out).write_text(json.dumps({"choices": choices}, indent=1) + "\n")

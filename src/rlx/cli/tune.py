@@ -98,6 +98,7 @@ def _tune(args: argparse.Namespace) -> int:
                 "usual": w.is_usual,
                 "seconds": w.seconds,
                 "usual_seconds": w.usual_seconds,
+                "tried": w.tried,
             }
             for w in winners
         ]

@@ -37,7 +37,8 @@ class Generator(NamedTuple):
     kernel would. With `repeats_powers` a power costs less than its way through memory, with `widens_late` a result is
     stored as narrow as it is and widened by its readers. With `has_byte_floats` kernels load and store f8, and with
     `multiplies_bytes` products have instructions for two of them. `multiplies_windows` says that there are kernels for
-    convolutions of pictures whose channels lie side by side.
+    convolutions of pictures whose channels lie side by side, `sorts_blocks` that rows of some thousand elements are
+    sorted faster than longer ones are looked through.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -57,6 +58,7 @@ class Generator(NamedTuple):
     has_byte_floats: bool = False
     multiplies_bytes: bool = False
     multiplies_windows: bool = False
+    sorts_blocks: bool = False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

@@ -82,6 +82,7 @@ def generator(machine: Machine) -> Generator:
         has_byte_floats=has_byte_floats,
         multiplies_bytes=machine.has_wgmma,
         multiplies_windows=machine.has_wgmma,
+        sorts_blocks=machine.gpu == "nvptx",
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
     )
@@ -90,8 +91,9 @@ def generator(machine: Machine) -> Generator:
 
 def _is_wide_enough(graph: Graph, node: Node) -> bool:
     """Whether a map can compute a node where f8 is no type of kernels."""
-    has_bytes = any(d in BYTE_FLOATS for d in (node.shape.dtype, *(graph.shape(i).dtype for i in node.inputs)))
-    return not has_bytes and is_pointwise(graph, node)
+    if not is_pointwise(graph, node):
+        return False
+    return BYTE_FLOATS.isdisjoint((node.shape.dtype, *(graph.shape(i).dtype for i in node.inputs)))
 
 
 def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:

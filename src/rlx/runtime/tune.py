@@ -37,6 +37,7 @@ class Winner(NamedTuple):
     best: Parameters
     seconds: float
     usual_seconds: float
+    tried: tuple[float, ...] = ()  # the seconds with each set
 
     @property
     def is_usual(self) -> bool:
@@ -84,7 +85,7 @@ def _winner(site: Site, times: Mapping[int, float]) -> Winner:
     best = min(times, key=lambda number: times[number])
     if times[best] > (1 - NOISE) * times[0]:
         best = 0
-    return Winner(site, site.sets[best], times[best], times[0])
+    return Winner(site, site.sets[best], times[best], times[0], tuple(times[n] for n in sorted(times)))
 
 
 def keep(winners: Sequence[Winner], machine: Machine | None = None) -> int:

@@ -27,7 +27,7 @@ from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
 from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal, GradientOrigin
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
-from rlx.kernels.gpu.matmul import ProductOrigin, RoutedOrigin
+from rlx.kernels.gpu.matmul import USUAL, ProductOrigin, RoutedOrigin
 from rlx.kernels.gpu.matmul_codes import CodesOrigin
 from rlx.kernels.gpu.windows import WindowOrigin
 from rlx.kernels.ir.loop_ir import Kernel
@@ -113,9 +113,9 @@ class PtxLoader:
     def load(self, kernel: Kernel) -> GpuKernel:
         form = iterations_as_threads(kernel, self.machine.wave)
         key = cache_key(form, self.machine)
-        if isinstance(form.origin, ProductOrigin):
+        if isinstance(form.origin, ProductOrigin) and form.origin.tiles != USUAL:
             # The same loops with other tiles for tensor cores.
-            key = f"{key} {form.origin.tiles}"
+            key += f"columns{form.origin.tiles.columns}band{form.origin.tiles.band}"
         with self._lock:
             found = self._kernels.get(key)
             if found is None:

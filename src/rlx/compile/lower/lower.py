@@ -30,6 +30,7 @@ from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sized_factors import SIZED_FORMS
 from rlx.compile.lower.sort import ORDER_FORMS
 from rlx.compile.lower.splat import SPLAT_FORMS
+from rlx.compile.lower.top_parts import top_parts
 from rlx.compile.lower.window_products import window_products
 from rlx.compile.weights.pack_blocks import panel_form
 from rlx.errors import InternalError
@@ -93,6 +94,8 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
         graph = byte_products(graph)
     if generator.multiplies_windows:
         graph = window_products(graph)
+    if generator.sorts_blocks:
+        graph = top_parts(graph)
     if generator.line_bytes and any(isinstance(n.op, Fft) for n in graph.nodes):
         graph = transforms_along_axes(graph, generator.line_bytes)
     is_merged = True

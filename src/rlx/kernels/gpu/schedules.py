@@ -14,8 +14,10 @@ from rlx.kernels.schedules import Schedule
 from rlx.kernels.specs.products import ProductSpec
 from rlx.ops.attn.attention import Attention
 from rlx.ops.lowered.expert_products import ExpertRoute
+from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.lowered.window_products import WindowMatMul
 from rlx.ops.reduction.cumulative import Cumulative
+from rlx.ops.reduction.sort import TopK, TopKWithValues
 from rlx.ops.shape.indexing import ScatterNd
 
 
@@ -143,6 +145,20 @@ def _is_block_running(machine: Machine, site: OpSite) -> bool:
     return is_block_running(site)
 
 
+def _sort_blocks(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.sort_blocks import sort_blocks_kernel
+
+    return sort_blocks_kernel(site)
+
+
+def _is_block_sort(machine: Machine, site: OpSite) -> bool:
+    if machine.gpu != "nvptx" or not isinstance(site.op, SortOrder | TopK | TopKWithValues):
+        return False
+    from rlx.kernels.gpu.sort_blocks import is_block_sort
+
+    return is_block_sort(site)
+
+
 def _windows(name: str, machine: Machine, site: OpSite) -> Kernel:
     from rlx.kernels.gpu.windows import window_kernel
 
@@ -171,6 +187,7 @@ TABLE = CPU_TABLE.over(
             Schedule("block per update", _scatter_rows, _is_row_scatter),
             Schedule("block per expert", _expert_route, _is_block_route),
             Schedule("block per row", _running_rows, _is_block_running),
+            Schedule("block per row", _sort_blocks, _is_block_sort),
             Schedule("thread per element", _windows, lambda machine, site: isinstance(site.op, WindowMatMul)),
             Schedule("thread per iteration", _spread_op),
         ],

@@ -192,10 +192,12 @@ class _Routed(GatheringWriter):
             w.either(first < end, multiplied, self.skip)
 
     def skip(self) -> None:
-        """Let the stages of a tile go by."""
+        """Let the stages of a tile go by. Warps that multiply wait for each other, others have to: one that is late
+        would find its stage filled twice."""
         w = self.w
         with w.loop(0, self.steps):
             stage = self.ring.stage.get()
             barrier_wait(w, self.full(stage), self.ring.parity.get())
+            w.asm("bar.sync <i>, <n>;", i=self.group + 1, n=128)
             self.release(stage)
             self.ring.advance()
