@@ -72,7 +72,13 @@ class WindowMatMul(Op):
                     for at, s, size in zip((rows, columns), self.spread, (height, width))
                 ]
                 picked = [at[ok] // s for at, ok, s in zip((rows, columns), inside, self.spread)]
-                place = np.ix_(range(images), np.flatnonzero(inside[0]), np.flatnonzero(inside[1]), [a], [b])
+                place = np.ix_(
+                    np.arange(images),
+                    np.flatnonzero(inside[0]),
+                    np.flatnonzero(inside[1]),
+                    np.array([a]),
+                    np.array([b]),
+                )
                 seen[place] = x[:, picked[0]][:, :, picked[1]].astype(np.float64)[:, :, :, None, None]
         with np.errstate(all="ignore"):
             found = seen.reshape(*seen.shape[:3], -1) @ w.astype(np.float64).T
