@@ -319,6 +319,18 @@ def fp8() -> Iterator[Row]:
             (a, b, one, one),
             2e-2,
         )
+    m, n, k = 512, 14336, 4096
+    x, w = uniform(m, k, dtype=BF16), uniform(n, k, dtype=BF16)
+    codes, scales = (torch.randint(0, 128, s, device="cuda", dtype=torch.uint8) for s in ((k * n // 2,), (k // 16, n)))
+    yield Row(
+        f"product {m}x{n}x{k}, weights decoded from NVFP4, beside bf16",
+        0,
+        2 * m * n * k,
+        {"cublas bf16": lambda: x @ w.T},
+        lambda x, w, s, g: ops.dequant_matmul(x, w, s, g, scheme="nvfp4", n=n),
+        (x, codes, scales, one.reshape(1)),
+        None,
+    )
 
 
 GROUPS = {

@@ -5,11 +5,15 @@ import pytest
 from kernel_runs import check_everywhere
 
 import rlx
+from rlx.compile.compiler import CompilePipeline
 from rlx.compile.lower.byte_products import byte_products
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import building
+from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.machines import machine_named
 from rlx.ops.lowered.byte_products import ByteMatMul
+from rlx.quant.nvfp4 import FP4_E2M1_LUT, fp8_e4m3_scale_to_f32
 
 KINDS = [DType.F8E4M3, DType.F8E5M2]
 
@@ -90,3 +94,23 @@ def test_what_it_means():
     a, b = (np.random.default_rng(i).standard_normal((5, 16)).astype(kind.numpy) for i, kind in enumerate(KINDS))
     want = a.astype(np.float64) @ b.astype(np.float64).T
     np.testing.assert_allclose(ByteMatMul("f32").eval(a, b), want, rtol=1e-6)
+
+
+def test_four_bits_and_their_scales_are_exact_in_bf16():
+    codes = FP4_E2M1_LUT[:, None] * fp8_e4m3_scale_to_f32(np.arange(256))
+    np.testing.assert_array_equal(codes.astype(DType.BF16.numpy).astype(np.float32), codes)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sides"), [("fp8e4m3", [((24,), "f32")]), ("nvfp4", [((2, 24), "u8"), ((1,), "f32")])]
+)
+def test_stored_weights_meet_bf16_as_bf16(scheme, sides):
+    x, w = ((5, 32), "bf16"), ((32 * 24 // (2 if scheme == "nvfp4" else 1),), "u8")
+    graph = rlx.Graph("stored")
+    with building(graph):
+        leaves = [graph.input(f"x{i}", dims, dtype) for i, (dims, dtype) in enumerate((x, w, *sides))]
+        graph.set_outputs([rlx.ops.dequant_matmul(*leaves, scheme=scheme, n=24)])
+    lir = CompilePipeline.new("cuda").compile(graph).lir
+    (product,) = (k for k in lir.kernels if k.kind == "matmul")
+    made = make_kernel("product", lir.as_graph(), product, machine_named("sm_90a")).kernel
+    assert {m.dtype for m in (made.origin.product.a, *made.origin.product.bs)} == {DType.BF16}
