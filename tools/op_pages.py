@@ -73,7 +73,7 @@ WHY_PRIMITIVE = {
     "Products with a sparse matrix and their derivatives: rows of entries at places that only the run knows.": """
         csr_matmul csr_transposed_matmul csr_sampled_product csr_masked_product csr_transpose csr_row_ids""",
     "A sparse factorisation or substitution, row after row; sparse solvers are made of these.": """csr_triangular_solve
-        csr_incomplete_lu csr_incomplete_cholesky csr_direct_solve""",
+        csr_incomplete_lu csr_incomplete_cholesky csr_direct_solve panel_cholesky""",
     "A step of splatting as kernels do it: loops over tiles whose lists depend on values; compilers put it there.": """
         splat_boxes splat_tile_counts splat_tile_lists splat_blend splat_pulls splat_gather""",
     "A promise to the compiler not to merge what is on its two sides.": "barrier",

@@ -112,6 +112,19 @@ def _choice(**spellings: str) -> Callable[[str], str]:
     return read
 
 
+def _some_of(*names: str) -> Callable[[str], str]:
+    """Names with commas between, or the word none."""
+
+    def read(text: str) -> str:
+        chosen = [] if text == "none" else text.split(",")
+        for name in chosen:
+            if name not in names:
+                raise ValueError(f"none or some of {', '.join(names)} are needed")
+        return ",".join(chosen) or "none"
+
+    return read
+
+
 _TEXT: tuple[None, Callable[[str], str | None]] = (None, str)
 _OFF: tuple[bool, Callable[[str], bool]] = (False, env.is_true)
 _ON: tuple[bool, Callable[[str], bool]] = (True, env.is_true)
@@ -177,9 +190,15 @@ class Knobs:
     native_fk_regions = Knob[bool | None](None, env.is_true, "targets run such regions natively; unset: all but CPU")
     no_native_fk_regions = Knob(*_OFF, "no target runs such regions natively")
     # Off until it has been measured: it has run on no GPU yet.
-    cuda_one_kernel = Knob(*_OFF, "run the decode step of a language model as one kernel on CUDA where it has the form")
+    cuda_one_kernel = Knob(*_ON, "run the decode step of a language model as one kernel on CUDA where it has the form")
     metal_no_fusion = Knob(*_OFF, "no fusion on Metal")
     metal_unfuse_regions = Knob(*_OFF, "take element-wise regions apart on Metal")
+    wgpu_features = Knob[str | None](
+        None,
+        _some_of("f16", "subgroups", "dot4"),
+        "what kernels may use of an adapter of WebGPU beyond plain WGSL, with commas between: f16, subgroups, dot4; or "
+        "none; unset: all that it has and that are faster there",
+    )
     xla_devices = Knob[int | None](
         None, _int(1), "devices that XLA divides the host into; unset: what XLA_FLAGS says, else 1"
     )

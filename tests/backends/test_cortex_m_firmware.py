@@ -57,7 +57,9 @@ def test_the_memory_of_a_board(tmp_path):
         link = (tmp_path / board / "link.ld").read_text()
         assert f"FLASH (rx) : ORIGIN = {origin}, LENGTH = {length}" in link
         assert "RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 256K" in link
-        assert "0x40002000u" in (tmp_path / board / "serial.h").read_text()
+        assert "16c0:27dd" in (tmp_path / board / "usb_strings.h").read_text()
+        export(program, tmp_path / f"{board}-uart", board=board, serial="uart")
+        assert "0x40002000u" in (tmp_path / f"{board}-uart" / "serial.h").read_text()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,8 @@ def test_the_memory_of_a_board(tmp_path):
         ({"board": "nrf52840", "cpu": "cortex-m7"}, "nrf52840 has a cortex-m4, got cpu=cortex-m7"),
         ({"board": "nrf52840", "check": "qemu"}, "QEMU has no nrf52840"),
         ({"serial": "yes", "cpu": "cortex-m55"}, r"the UART of mps3-an547 \(cortex-m55\) is not known"),
-        ({"serial": "usb"}, "serial=yes or serial=no is known, got 'usb'"),
+        ({"serial": "usb"}, "serial=usb needs a board with USB: board=nrf52840 or board=nrf52840-swd"),
+        ({"serial": "can"}, "serial=uart, serial=usb or serial=no is known, got 'can'"),
     ],
 )
 def test_refusals_leave_nothing_behind(options, message, tmp_path):

@@ -1,12 +1,15 @@
 """The native executor by itself: tables written by hand, run by real threads."""
 
+import os
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from rlx.backends.cpu.executor import SYSTEM, compile_executor, executor, link_executor
+from rlx.backends.cpu.executor import compile_executor, executor, link_executor
 from rlx.backends.cpu.executor_layout import Job
+from rlx.backends.cpu.executor_sleep import system_symbols
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.memory import aligned_words
 from rlx.backends.native import kernels as native
@@ -20,13 +23,17 @@ I64 = DType.I64
 SIZE = 96
 
 
-def rotated_plus_one():
+def rotated_kernel():
     """y[i] = x[(i + 1) % n] + 1: each element needs another thread's work."""
     k = KernelBuilder("rotated")
     x, y, n = k.pointer("x", I64), k.pointer("y", I64, write=True), k.index("n")
     with k.parallel("i", n) as i:
         k.store(y, i, k.load(x, (i + 1) % n) + 1)
-    return native.load(k.build())
+    return k.build()
+
+
+def rotated_plus_one():
+    return native.load(rotated_kernel())
 
 
 def counted():
@@ -203,4 +210,35 @@ def test_workers_are_hired_when_they_are_wanted(pool):
 
 @pytest.mark.parametrize("target", [SSE2, AVX2, NEON, RISCV], ids=lambda t: t.name)
 def test_it_compiles_for_every_cpu_and_calls_only_the_system(target):
-    assert undefined_symbols(compile_executor(target)) <= SYSTEM
+    assert undefined_symbols(compile_executor(target)) <= system_symbols(target)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system says nothing of where threads run")
+def test_a_sleeping_worker_is_woken_on_another_cpu_than_the_callers(pool):
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("this process has one CPU")
+    table, a, b = chain(51)
+    one = {min(allowed)}
+    try:
+        table.run(pool, len(allowed))
+        for mine in (one, {max(allowed)}):
+            time.sleep(0.05)  # workers sleep long before
+            os.sched_setaffinity(0, mine)
+            a[:] = 0
+            table.run(pool, len(allowed))
+            assert (b == 51).all()
+            places = [os.sched_getaffinity(worker.native_id) for worker in pool._workers]
+            assert places == [allowed - mine] * (len(allowed) - 1)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_workers_fewer_than_cpus_run_where_the_system_likes(pool):
+    table, _, _ = chain(5)
+    count = len(pool._cpus) + 1
+    time.sleep(0.01)
+    table.run(pool, count)
+    time.sleep(0.01)
+    table.run(pool, count)
+    assert all(os.sched_getaffinity(worker.native_id) == pool._cpus for worker in pool._workers if pool._cpus)

@@ -90,6 +90,19 @@ def test_cases_that_are_not_there_and_models_that_are_missing_are_said(quick_lim
     assert main(["bench", "train", "--only", "chess"]) != 0 and "GPT step" in capsys.readouterr().err
 
 
+def test_other_devices_have_cases_of_their_own_and_are_asked_for_by_name(quick_limits, capsys, monkeypatch):
+    assert {c.case.program for c in training.GPU_CASES} <= set(TRAINING)
+    with pytest.raises(RlxError, match="there are: GPT-2 124M step, bf16"):
+        run_training(only="chess", device="cuda")
+    assert main(["bench", "train", "--device", "tpu"]) != 0 and "one of cpu, cuda" in capsys.readouterr().err
+    assert main(["bench", "ops", "--device", "cuda"]) != 0 and "--device cannot be used here" in capsys.readouterr().err
+    # The same path on the host, in bf16: engines are told their device, and no limit is known.
+    monkeypatch.setattr(training, "GPU_CASES", (TrainingCase(Case("narrow", "gpt", "gpt", {**GPT, "bf16": 1}), ()),))
+    monkeypatch.setattr(training, "DEVICE_VARIABLE", "RLX_BENCH_OTHER")
+    result = run_training(peers=[], rounds=1, threads=1, device="cuda")
+    assert result.cases[0].timings["rlx"].seconds and result.cases[0].timings["rlx"].limit == 0.0
+
+
 def test_a_packed_model_as_floats_gives_the_same_logits(tmp_path):
     import rlx
 

@@ -214,6 +214,20 @@ def test_maps_side_by_side():
     assert kinds(build(halves, ROW)) == ["map", "map"]
 
 
+def test_long_maps_stay_apart():
+    """Updates of many weights share the rate that a kernel has computed; in one kernel they would be slower."""
+
+    def scaled(rate, *weights):
+        factor = rlx.exp(ops.reduce_sum(rate, (0,)))
+        return tuple(w * factor for w in weights)
+
+    def count(size):
+        return len(kinds(build(scaled, (8,), *((size,) for _ in range(5)))))
+
+    assert count(1 << 18) == 6
+    assert count(1 << 10) < 6
+
+
 def test_what_is_changed_in_place_is_not_read_by_the_same_kernel():
     """Or all of it would be copied for the sake of a few rows."""
     graph = rlx.Graph("g")

@@ -189,6 +189,7 @@ def dequantised(name: str, scheme: QuantScheme, k: int, n: int):
         ("Q8_0", QuantScheme.GgufQ8_0),
         ("Q4_K", QuantScheme.GgufQ4K),
         ("Q6_K", QuantScheme.GgufQ6K),
+        ("IQ4_NL", QuantScheme.GgufIQ4NL),
     ],
 )
 def test_blocks_meet_activations_in_blocks(name: str, scheme: QuantScheme):
@@ -208,11 +209,11 @@ def test_blocks_meet_activations_in_blocks(name: str, scheme: QuantScheme):
 
 
 def test_types_of_other_codes_keep_their_activations():
-    graph, stored, weights = dequantised("IQ4_NL", QuantScheme.GgufIQ4NL, 256, 32)
+    graph, stored, weights = dequantised("NVFP4", QuantScheme.GgufNVFP4, 256, 32)
     program = compiled(graph, {"w": stored})
     x = normal(3, 256)
     np.testing.assert_allclose(program.run({"x": x})[0], x @ weights.T, rtol=0, atol=1e-4 * np.abs(x @ weights.T).max())
-    assert "codes of gguf_iq4_nl are not parts of bytes" in program.report
+    assert "codes of gguf_nvfp4 are not parts of bytes" in program.report
 
 
 def test_blocks_of_zeros_and_of_what_is_no_number():

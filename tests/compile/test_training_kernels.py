@@ -18,6 +18,7 @@ from rlx.kernels.gpu import scatter_rows
 from rlx.kernels.ir.interpret import interpret
 from rlx.kernels.machines import machine_named
 from rlx.ops.linalg.contraction import MatMul
+from rlx.ops.nn.norm_gradients import LayerNormBackwardGamma, LayerNormBackwardInput
 from rlx.ops.reduction.reductions import Reduce
 from rlx.ops.shape.indexing import ScatterNd
 from rlx.ops.shape.movement import Transpose
@@ -85,9 +86,12 @@ def test_a_step_has_no_matrix_of_scores_and_turns_nothing(step, many_parts):
         k for k in lir.kernels if k.kind == "map" and all(isinstance(graph.nodes[n].op, Transpose) for n in k.nodes)
     ]
     assert not moved
-    # Weights and moments lie where they were; the powers of the loss are not stored.
-    stored = {n for k in lir.kernels for n in k.outputs}
-    assert not any(graph.shape(n).dims[-1:] == (VOCABULARY,) and graph.shape(n).dtype.value == "f32" for n in stored)
+    # Powers of the loss, places of its labels and normalised rows are not stored: gradients compute them again.
+    stored = [graph.shape(n) for k in lir.kernels for n in k.outputs]
+    assert not any(s.dims[-1:] == (VOCABULARY,) and s.dtype.value in ("f32", "bool") for s in stored)
+    # What is as wide as sums is added up in memory: the gradient of queries, and that of looked up rows.
+    wide = [s.dims for s in stored if s.dims[:2] == (4, LENGTH) and s.dims[2:] > (1,) and s.dtype.value == "f32"]
+    assert wide == [(4, LENGTH, 2, 64), (4, LENGTH, WIDTH)]
 
 
 def test_a_step_stores_over_its_state(step, many_parts):
@@ -193,3 +197,17 @@ def test_lanes_of_a_long_row_run_along_it_however_many_numbers_belong_to_it():
     lir = CompilePipeline.new("cuda").compile(graph).lir
     rows = [k for k in lir.kernels if k.kind in ("row", "reduce")]
     assert rows and all("barrier" in make_kernel("row", lir.as_graph(), k, SM_90A).kernel.text for k in rows)
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_gradients_of_norms_from_what_is_stored_anyway(offset):
+    """Against f64, also where the mean of a row is much larger than what differs in it."""
+    rng = np.random.default_rng(3)
+    bf16 = rlx.DType.BF16.numpy
+    x = (rng.standard_normal((6, 64)) + offset).astype(bf16)
+    gamma, dy = rng.standard_normal(64).astype(bf16), rng.standard_normal((6, 64)).astype(bf16)
+    for op, given in ((LayerNormBackwardInput(), (x, gamma, dy)), (LayerNormBackwardGamma(), (x, dy))):
+        lir = compiled(op, *(a.shape for a in given), dtype="bf16")
+        (found,) = interpret_lir(lir, {f"x{i}": a for i, a in enumerate(given)})
+        want = op.eval(*(a.astype("f8") for a in given))
+        np.testing.assert_allclose(found.astype("f8"), want, rtol=1e-2, atol=4e-3 * np.abs(want).max())

@@ -54,6 +54,36 @@ def test_steps_train_the_adapter_alone(quantized):
     assert {name: array.tobytes() for name, array in model.frozen.items()} == before
 
 
+@pytest.mark.parametrize("is_dora", [False, True])
+def test_weights_laid_out_once_give_the_same_losses_and_gradients(is_dora, monkeypatch):
+    # Products of the backward pass decode weights in several pieces, the last of them shorter.
+    monkeypatch.setattr("rlx.ops.lowered.quantized_panels._DECODED_ELEMENTS", 48 * 64)
+    model = trainable_decoder(decoder_files("q4_0"), AdapterConfig(rank=2, is_dora=is_dora))
+    laid_out = model.in_panels()
+    assert set(laid_out.frozen) != set(model.frozen) and laid_out.params is model.params
+    assert laid_out.in_panels() is laid_out
+    params = {name: a + 0.01 for name, a in model.params.items()}
+    results = []
+    for one, device in ((model, "reference"), (laid_out, "reference"), (laid_out, "cpu")):
+        batch = {"tokens": TOKENS[:, :-1], "labels": TOKENS[:, 1:], "frozen": one.frozen}
+        gradient = rlx.jit(rlx.value_and_grad(causal_loss(one)), device=device)
+        results.append(rlx.tree.leaves(gradient(params, batch, rlx.random.key(0))))
+    for found in results[1:]:
+        for a, b in zip(results[0], found, strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-4, atol=1e-6)
+
+
+def test_weights_laid_out_once_are_not_laid_out_in_steps():
+    """And the file's own bytes are no argument any more."""
+    model = trainable_decoder(decoder_files("q8_0"), AdapterConfig(rank=2, targets=("q_proj",))).in_panels()
+    optimizer = optim.adamw(1e-3)
+    batch = {"tokens": TOKENS[:, :-1], "labels": TOKENS[:, 1:], "frozen": model.frozen}
+    graph = train.make_step(causal_loss(model), optimizer).lower(train.init_state(model.params, optimizer), batch).graph
+    kinds = [n.op.mnemonic for n in graph.nodes]
+    assert "panel_matmul" in kinds and "quant_panels" not in kinds and "dequant_matmul" not in kinds
+    assert not any("attn_q" in str(n.name) for n in graph.inputs if n.shape.dtype is rlx.DType.U8)
+
+
 def test_no_packed_weight_becomes_an_argument_or_a_result_as_floats():
     """The step has packed bytes as inputs, no params that could be prepared, and no constants of their size."""
     files = decoder_files("q8_0")

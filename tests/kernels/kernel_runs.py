@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 
 import numpy as np
 
@@ -17,6 +18,9 @@ NATIVE_TARGETS = [t for t in MACHINES.values() if runs_here(t)]
 
 Arguments = dict[str, "np.ndarray | int | float"]
 
+# Code is dropped with the last who holds it: a kernel that is run with many arguments is compiled once.
+_held: deque[native.NativeKernel] = deque(maxlen=16)
+
 
 def interpreted(kernel: Kernel, args: Arguments) -> Arguments:
     """The arguments after the interpreter ran the kernel on a copy of them."""
@@ -28,7 +32,9 @@ def interpreted(kernel: Kernel, args: Arguments) -> Arguments:
 
 def ran_natively(kernel: Kernel, args: Arguments, target: Machine) -> Arguments:
     after = copy.deepcopy(args)
-    native.load(kernel, target)(*(after[p.name] for p in kernel.params))
+    loaded = native.load(kernel, target)
+    _held.append(loaded)
+    loaded(*(after[p.name] for p in kernel.params))
     return after
 
 

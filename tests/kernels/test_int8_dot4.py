@@ -19,6 +19,7 @@ from rlx.kernels.machines import (
     CORTEX_M4,
     DOT_MACHINES,
     NEON,
+    NEON_DOT,
     NEON_I8MM,
     RISCV,
     SM_90A,
@@ -87,6 +88,7 @@ def test_sums_wrap_as_integers_do():
         (AVX512_VNNI, 8, "vpdpbusd"),
         (AVX2_VNNI, 8, "vpdpbusd"),
         (NEON_I8MM, 4, "usdot"),
+        (NEON_DOT, 4, "sdot"),
         (AVX512, 16, "vpmaddwd"),
         (AVX2, 8, "vpmaddwd"),
         (NEON, 4, "smull"),
@@ -112,7 +114,7 @@ def test_what_it_takes():
     wide = [ValueType(DType.I32, 4), ValueType(DType.U8, 16), ValueType(DType.I8, 16)]
     assert infer("dot4", wide) == wide[0]
     for wrong in ([wide[0], wide[2], wide[1]], [wide[0], wide[1]], [wide[0], ValueType(DType.U8, 4), wide[2]]):
-        with pytest.raises(DTypeError, match="dot4 takes i32xN, u8x4N and i8x4N"):
+        with pytest.raises(DTypeError, match="dot4 takes i32xN, u8x4N or i8x4N, and i8x4N"):
             infer("dot4", wrong)
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from many_devices_runs import environment, many_devices, needs_xla
 
+from rlx.distributed import processes
+
 pytestmark = needs_xla
 
 HERE = Path(__file__).parent
@@ -168,6 +170,12 @@ def free_port():
         return place.getsockname()[1]
 
 
+def listens(address):
+    host, port = address.split(":")
+    with socket.socket() as way:
+        return way.connect_ex((host, int(port))) == 0
+
+
 def test_initialize_comes_first():
     told = many_devices(
         f"""
@@ -208,7 +216,9 @@ rlx.distributed.wait_for_all()
     assert "ValueError: out of luck" in told and "rlx launch: process" in told
 
 
-def test_a_silent_death_is_noticed_without_a_launcher(tmp_path):
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_silent_death_is_noticed_without_a_launcher(tmp_path, dead):
+    """Also that of process 0, whose service of XLA ends all others when it is lost."""
     script = tmp_path / "s.py"
     script.write_text(
         """
@@ -218,22 +228,52 @@ from rlx.distributed import processes
 processes.HEARTBEAT = 3
 rlx.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]), timeout=60)
 rlx.distributed.wait_for_all()
-if sys.argv[2] == "1":
+if sys.argv[2] == sys.argv[3]:
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(100)
 """
     )
     address = f"127.0.0.1:{free_port()}"
     started = [
-        subprocess.Popen([sys.executable, str(script), address, str(r)], env=environment(1), stderr=target, text=True)
-        for r, target in enumerate((subprocess.PIPE, subprocess.DEVNULL))
+        subprocess.Popen(
+            [sys.executable, str(script), address, str(rank), str(dead)],
+            env=environment(1),
+            stderr=subprocess.DEVNULL if rank == dead else subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
     ]
+    alive = started[1 - dead]
     try:
-        _, told = started[0].communicate(timeout=60)
-        assert started[0].returncode not in (0, -9), told
-        assert "process 1 has been silent for 3 s; this process ends too" in told, told
+        _, told = alive.communicate(timeout=60)
+        assert alive.returncode == processes.EXIT_LOST, told
+        assert told.splitlines() == [f"rlx: process {dead} has been silent for 3 s; this process ends too"]
+        # The service goes, too, and leaves its port.
+        limit = time.monotonic() + 30
+        while listens(address):
+            assert time.monotonic() < limit, "the service is still there"
+            time.sleep(0.2)
     finally:
         for process in started:
             if process.poll() is None:
                 os.kill(process.pid, 9)
             process.wait()
+
+
+def test_the_launcher_ends_the_service_of_a_process_that_dies(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        """
+import os, signal, time
+import rlx
+rlx.distributed.initialize()
+rlx.distributed.wait_for_all()
+if rlx.distributed.process_index() == 0:
+    print("PORT", os.environ["MASTER_PORT"], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(100)
+"""
+    )
+    told = launched(["-n", "2", "--devices", "1"], str(script), fails=True)
+    assert "process 0 was killed by SIGKILL; the others were ended" in told
+    assert not listens(f"127.0.0.1:{told.split('PORT ')[1].split()[0]}")

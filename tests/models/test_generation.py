@@ -32,6 +32,7 @@ class ScriptedBatch:
     def __init__(self, *scripts: bytes) -> None:
         self._scripts = [[*script, 257] for script in scripts]
         self.tokens = [[65] for _ in scripts]
+        self.can_write_ahead = False
 
     def extend(self, new):
         for old, more in zip(self.tokens, new):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import rlx
 import rlx.sparse as rs
 import sparse_matrices as matrices
-from rlx.sparse import direct, ordering
+from rlx.sparse import direct, ordering, supernodes
 
 
 @pytest.fixture(params=["superlu", "own"])
@@ -141,9 +141,9 @@ def test_orders_reduce_fill_in():
 def test_fill_in_is_that_of_a_dense_factorisation(size, density, seed, order):
     a = matrices.positive(size, seed=seed, density=density)
     pattern = rs.from_scipy(a).pattern
-    permutation = ordering.order_of(pattern, order)
+    plan = supernodes.analysed(pattern, order)
+    permutation, lower = plan.order, plan.pattern
     assert sorted(permutation) == list(range(size))
-    lower = ordering.filled_lower(pattern, permutation)
     # Entries that are 0 by chance have measure 0; every other entry of L must have its place.
     dense = np.linalg.cholesky(a.toarray()[np.ix_(permutation, permutation)])
     found = np.zeros((size, size), bool)

@@ -76,6 +76,14 @@ class Executable(ABC):
         a check at the end of the program has failed: `run` then raises its error."""
         return None
 
+    def run_ahead(
+        self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared, moves: Array, steps: int
+    ) -> list[Any] | None:
+        """So many steps of a decoder in one go: each gives every sequence the token of the highest logit of the step
+        before, and moves its position and length on by `moves` i32[sequences]. The tokens chosen i32[steps, sequences],
+        then the other outputs. None, and nothing is done, where a program or a backend has no such way."""
+        return None
+
     def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:
         """Look at the results of a run that lie where inputs were, so that `run_held` need not look again: `homes` has
         their numbers by the names of the inputs. None if there is nothing to gain, or if they would be copied."""

@@ -5,6 +5,7 @@ Every measurement is a process of its own. "again" is a second process that find
 
 from __future__ import annotations
 
+import compileall
 import statistics
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+from rlx import errors as rlx_errors
 from rlx.bench.driver import BenchResult, CaseResult, Progress, Timing, report_step, run_suite
 from rlx.bench.engine_process import EngineProblem, Worker, engine_environment
 from rlx.bench.engines import ENGINES, OURS
@@ -48,6 +51,7 @@ def run_startup(
     progress: Progress = lambda text: None,
 ) -> BenchResult:
     """Import, first compile, compile with a warm disk, and one small call, engine after engine in every round."""
+    _compile_sources()
     calls = run_suite(
         "startup",
         CALLS,
@@ -78,6 +82,12 @@ def run_startup(
                 slow.add(name)
     results = (imports.result(), cold.result(), again.result(), *calls.cases)
     return calls._replace(cases=results)
+
+
+def _compile_sources() -> None:
+    """Leave Python's own code of rlx on disk, as pip does for packages that it installs, peers among them: processes of
+    a clone may be told to write none."""
+    compileall.compile_dir(str(Path(rlx_errors.__file__).parent), quiet=2)
 
 
 def _note(measured: _Measured, name: str, measure: Callable[[], float], tell: Progress) -> None:

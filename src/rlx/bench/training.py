@@ -3,6 +3,8 @@ as many bytes; how long a step takes to compile; what checkpoints of a loop save
 
 Every engine of every case has a process of its own, so that the memory of one case is not that of another. A case of
 LoRA needs a model file; PyTorch gets the same model with all weights as f32, made beside it.
+
+On a GPU other cases are measured, all arrays lie there, and memory is that of the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 
 from rlx.bench.driver import BenchResult, CaseResult, Progress, Timing, chosen_engines, report_step, run_case
 from rlx.bench.engine_process import EngineProblem, Worker
-from rlx.bench.engines import ADAPTER_VARIABLE, MODEL_VARIABLE, OURS, is_ours
+from rlx.bench.engines import ADAPTER_VARIABLE, DEVICE_VARIABLE, MODEL_VARIABLE, OURS, is_ours
 from rlx.bench.limits import Limits, measure_limits, measure_update_stream
 from rlx.bench.report import aligned, duration, notes, share_of_limit, times
 from rlx.bench.startup import CACHES, first_and_later_call
@@ -65,13 +67,23 @@ CASES = (
     ),
     *(_scan_case(checkpoints) for checkpoints in (0, 32, 64, 128)),
 )
+GPT2 = {"layers": 12, "width": 768, "heads": 12, "batch": 8, "length": 1024, "vocabulary": 50304, "bf16": 1}
+GPU_CASES = (
+    TrainingCase(Case("GPT-2 124M step, bf16, 8x1024 tokens", "gpt", "gpt", GPT2), ("torch", "torch.compile")),
+    CASES[0]._replace(peers=("torch", "torch.compile")),
+    CASES[1],
+    TrainingCase(
+        Case("AdamW alone, 124 M parameters", "update", "adamw", {"parameters": 124_000_000}),
+        ("torch", "torch foreach"),
+    ),
+)
 # In new processes.
 COLD, WARM = "GPT step: compile", "GPT step: compile again, from disk"
 COMPILE_PEERS = ("jax",)
 
 
-def case_names() -> list[str]:
-    return [*(c.case.name for c in CASES), COLD, WARM]
+def case_names(device: str = "cpu") -> list[str]:
+    return [*(c.case.name for c in CASES), COLD, WARM] if device == "cpu" else [c.case.name for c in GPU_CASES]
 
 
 def run_training(
@@ -82,14 +94,16 @@ def run_training(
     only: str | None = None,
     rounds: int = 7,
     threads: int = 2,
+    device: str = "cpu",
     progress: Progress = lambda text: None,
 ) -> BenchResult:
     """Measure every case whose name has `only` in it; `model` is the GGUF file of the LoRA step, which without one is
     left out."""
-    wanted = [c for c in CASES if only is None or only in c.case.name]
-    compiles = [name for name in (COLD, WARM) if only is None or only in name]
+    is_host = device == "cpu"
+    wanted = [c for c in (CASES if is_host else GPU_CASES) if only is None or only in c.case.name]
+    compiles = [name for name in (COLD, WARM) if is_host and (only is None or only in name)]
     if not wanted and not compiles:
-        raise RlxError(f"no case of train has {only!r} in its name; there are: {', '.join(case_names())}")
+        raise RlxError(f"no case of train has {only!r} in its name; there are: {', '.join(case_names(device))}")
     chosen = chosen_engines(FAMILY, peers)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     progress("measuring what the machine can do")
@@ -113,7 +127,8 @@ def run_training(
                 for name in (n for n in chosen if is_ours(n) or n in beside):
                     tell(f"starting {name}")
                     try:
-                        workers[name] = Worker(FAMILY, name, python(name), threads, files.get(name, {}))
+                        more = {**files.get(name, {}), DEVICE_VARIABLE: device}
+                        workers[name] = Worker(FAMILY, name, python(name), threads, more)
                         versions[name] = workers[name].version
                     except (RlxError, OSError) as problem:
                         missing[name] = str(problem)
@@ -123,7 +138,8 @@ def run_training(
                     worker.close()
             tell("measuring what the machine can do")
             limits = limits.best(measure_limits(threads))
-            least = _least_seconds(place, limits, threads, model, tell)
+            # What a GPU can do is measured by benchmarks of its own.
+            least = _least_seconds(place, limits, threads, model, tell) if is_host else 0.0
             results.append(CaseResult(place, {n: t._replace(limit=least) for n, t in timings.items()}))
         if compiles:
             names = [n for n in chosen if is_ours(n) or n in COMPILE_PEERS]

@@ -7,8 +7,9 @@
     {"do": "logits", "tokens": [..], "result": FILE}
                                     -> {}: of every position, by a language model
 
-Memory is bytes of the whole process, None where the system does not say. An answer with "error" says why something
-could not be done; the process goes on. Whatever an engine prints goes to stderr, so that answers stay readable.
+Memory is bytes of the whole process, or of a device with memory of its own; None where the system does not say. An
+answer with "error" says why something could not be done; the process goes on. Whatever an engine prints goes to stderr,
+so that answers stay readable.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> int:
                 call = None
                 gc.collect()
                 _draw(request)
-                held = _memory("VmRSS")
+                held = _used(engine, "VmRSS")
                 call, seconds = _prepared(engine, request)
                 _answer(answers, {"seconds": seconds, "held": held})
             elif request["do"] == "logits":
@@ -63,7 +64,7 @@ def main() -> int:
                 _answer(answers, {})
             elif call is not None:
                 _forget_peak()
-                _answer(answers, {**_round(call, request["seconds"]), "peak": _memory("VmHWM")})
+                _answer(answers, {**_round(call, request["seconds"]), "peak": _used(engine, "VmHWM")})
             else:
                 _answer(answers, {"error": "nothing is prepared"})
         except Exception as error:
@@ -119,6 +120,12 @@ def _round(call: Callable[[], Any], seconds: float) -> dict[str, Any]:
             call()
         times.append((time.perf_counter() - start) / batch)
     return {"seconds": statistics.median(times), "calls": len(times) * batch}
+
+
+def _used(engine: Any, what: str) -> int | None:
+    """Bytes that an engine has used at most of a device with memory of its own, else those of this process."""
+    found: int | None = getattr(engine, "peak_memory", None)
+    return _memory(what) if found is None else found
 
 
 def _memory(what: str) -> int | None:

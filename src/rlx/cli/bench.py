@@ -26,6 +26,7 @@ examples:
   rlx bench ops --only attention --rounds 15
   rlx bench llm --model smollm2 --peers llama.cpp
   rlx bench train --only GPT --peer-python path/to/other/env/bin/python --json train.json
+  rlx bench train --device cuda
   rlx bench llm --shape 1b --type Q4_K --peer-python path/to/other/env/bin/python
 """
 
@@ -72,7 +73,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "bench", __doc__)
     parser.add_argument("suite", nargs="?", choices=SHOWN_SUITES)
     parser.add_argument("--tier", choices=["L1", "L2"], help="measure a device on patterns of this tier, without peers")
-    parser.add_argument("--device", metavar="NAME", help="the device of a tier (default: all that are here)")
+    parser.add_argument(
+        "--device", metavar="NAME", help="the device of a tier (default: all that are here), or of train (default: cpu)"
+    )
     parser.add_argument("--warmup", type=not_negative, metavar="N", help="runs of a tier before the clock (default 10)")
     parser.add_argument("--runs", type=positive, metavar="N", help="runs of a tier (default 100, or 5 s of them)")
     parser.add_argument("--peers", nargs="*", metavar="NAME", help="only these peers (default: all that are installed)")
@@ -105,6 +108,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 # Options that mean nothing to the other kind of measurement.
 OF_SUITES = ("suite", "peers", "peer_python", "model", "shape", "type", "rounds", "plot")
 OF_TIERS = ("tier", "device", "warmup", "runs")
+# Devices that training is measured on.
+TRAINED_ON = ("cpu", "cuda")
 # Of the matrices of models with random weights.
 DEFAULT_TYPE = "Q4_K"
 # How long the runs of a pattern may take when their number is not given.
@@ -130,7 +135,11 @@ def run(args: argparse.Namespace) -> int:
 def _check_kind(args: argparse.Namespace) -> None:
     if not args.suite and not args.tier:
         raise RlxError(f"name a suite ({', '.join(SHOWN_SUITES)}), or a tier: --tier L1, --tier L2")
-    others = OF_SUITES if args.tier else OF_TIERS
+    others: tuple[str, ...] = OF_SUITES if args.tier else OF_TIERS
+    if args.suite == "train" and args.device is not None:
+        others = tuple(name for name in others if name != "device")
+        if args.device not in TRAINED_ON:
+            raise RlxError(f"bench train: --device must be one of {', '.join(TRAINED_ON)}, got {args.device!r}")
     wrong = [name for name in others if getattr(args, name) is not None]
     if wrong:
         named = ", ".join(name if name == "suite" else f"--{name.replace('_', '-')}" for name in wrong)
@@ -213,6 +222,7 @@ def _measured(args: argparse.Namespace) -> BenchResult:
             only=args.only,
             rounds=args.rounds or 7,
             threads=threads,
+            device=_training_device(args.device),
             progress=_progress,
         )
     name = "llm-shapes" if args.shape else args.suite
@@ -232,6 +242,14 @@ def _measured(args: argparse.Namespace) -> BenchResult:
         threads=threads,
         progress=_progress,
     )
+
+
+def _training_device(name: str | None) -> str:
+    from rlx.compile.target import require, select
+
+    if name is not None:
+        require(select(name))
+    return name or "cpu"
 
 
 def _model(name: str) -> Path | None:

@@ -34,11 +34,12 @@ class Generator(NamedTuple):
     are kernels for `attention_with_logs` and `attention_gradients` in its place. `cuts_columns` says that sums of long
     columns are to be formed in parts, `reads_turned` that products read matrices that lie across as fast as others.
     `costly_epilogue` is how many ops that take many instructions products still do to their results faster than another
-    kernel would. With `repeats_powers` a power costs less than its way through memory, with `widens_late` a result is
-    stored as narrow as it is and widened by its readers. With `has_byte_floats` kernels load and store f8, and with
-    `multiplies_bytes` products have instructions for two of them. `multiplies_windows` says that there are kernels for
-    convolutions of pictures whose channels lie side by side, `sorts_blocks` that rows of some thousand elements are
-    sorted faster than longer ones are looked through.
+    kernel would. With `repeats_values` gradients compute values of the forward pass again rather than have them
+    stored, with `widens_late` values are stored as narrow as they are and widened by their readers. A cheap value that
+    is read again when `cache_bytes` of others were stored is computed again; 0: never. With
+    `has_byte_floats` kernels load and store f8, and with `multiplies_bytes` products have instructions for two of them.
+    `multiplies_windows` says that there are kernels for convolutions of pictures whose channels lie side by side,
+    `sorts_blocks` that rows of some thousand elements are sorted faster than longer ones are looked through.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -53,8 +54,9 @@ class Generator(NamedTuple):
     cuts_columns: bool = False
     reads_turned: bool = False
     costly_epilogue: int = 1 << 30
-    repeats_powers: bool = False
+    repeats_values: bool = False
     widens_late: bool = False
+    cache_bytes: int = 0
     has_byte_floats: bool = False
     multiplies_bytes: bool = False
     multiplies_windows: bool = False

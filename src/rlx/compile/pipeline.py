@@ -24,6 +24,7 @@ from rlx.compile.lower.lower import kernel_forms, name_results
 from rlx.compile.memory.in_place import store_in_place, with_copies
 from rlx.compile.memory.liveness import is_pure_view
 from rlx.compile.memory.plan import plan_buffers
+from rlx.compile.memory.recompute import recompute_far
 from rlx.compile.precision.apply import AutoMixedPrecision
 from rlx.compile.precision.policy import PrecisionPolicy
 from rlx.compile.simplify.algebra import AlgebraicSimplify
@@ -200,6 +201,15 @@ def _group(c: Compilation) -> Compilation:
     assert c.settings.generator is not None
     kernels, barriers = group(c.graph, c.settings.generator)
     return replace(c, kernels=tuple(kernels), barriers=tuple(barriers))
+
+
+def _recompute(c: Compilation) -> Compilation:
+    assert c.settings.generator is not None and c.kernels is not None
+    done = recompute_far(c.graph, c.kernels, c.settings.generator)
+    if done is None:
+        return c
+    barriers = (e._replace(producer=done.ids[e.producer], reader=done.ids[e.reader]) for e in c.barriers)
+    return replace(c, graph=done.graph, kernels=tuple(done.kernels), barriers=tuple(barriers))
 
 
 def _store_in_place(c: Compilation) -> Compilation:
@@ -420,6 +430,14 @@ STEPS: tuple[Step, ...] = (
         _group,
         "Cut before planning: only what crosses a kernel boundary needs memory.",
         _has_generator,
+    ),
+    Step(
+        "recompute",
+        Stage.Kernels,
+        _recompute,
+        "What is stored, and for how long, is known when there are kernels; what is computed again is not kept.",
+        _has_generator,
+        optional=True,
     ),
     Step(
         "store_in_place",

@@ -85,6 +85,7 @@ def _free_port() -> int:
 def _run_once(command: Sequence[str], processes: int, first: int, settings: dict[str, str]) -> _Death | None:
     children: dict[int, subprocess.Popen[str]] = {}
     readers: list[threading.Thread] = []
+    death: _Death | None = None
     before = signal.signal(signal.SIGTERM, _stopped)
     try:
         for local in range(processes):
@@ -106,9 +107,10 @@ def _run_once(command: Sequence[str], processes: int, first: int, settings: dict
                 reader = threading.Thread(target=_hand_on, args=(rank, source, target), daemon=True)
                 reader.start()
                 readers.append(reader)
-        return _watch(children)
+        death = _watch(children)
+        return death
     finally:
-        _end(children)
+        _end(children, death)
         for reader in readers:
             reader.join(timeout=1)
         signal.signal(signal.SIGTERM, before)
@@ -138,16 +140,24 @@ def _watch(children: dict[int, subprocess.Popen[str]]) -> _Death | None:
     return None
 
 
-def _end(children: dict[int, subprocess.Popen[str]]) -> None:
-    """Ask those that still run to end, and make them."""
+def _end(children: dict[int, subprocess.Popen[str]], death: _Death | None) -> None:
+    """Ask those that still run to end, and make them; then end what they and the one that died have started."""
+    running = [child for child in children.values() if child.poll() is None]
+    groups = [child.pid for child in running]
     for how, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
-        running = [child for child in children.values() if child.poll() is None]
-        for child in running:
-            try:
-                os.killpg(child.pid, how)
-            except ProcessLookupError:
-                continue
+        _signal_groups([child.pid for child in running], how)
         limit = time.monotonic() + seconds
         while running and time.monotonic() < limit:
             running = [child for child in running if child.poll() is None]
             time.sleep(_LOOK)
+    if death is not None:
+        groups.append(children[death.rank].pid)
+    _signal_groups(groups, signal.SIGKILL)
+
+
+def _signal_groups(groups: list[int], how: signal.Signals) -> None:
+    for group in groups:
+        try:
+            os.killpg(group, how)
+        except ProcessLookupError:
+            continue

@@ -26,14 +26,16 @@ import rlx
 from rlx.backends.xla import adapter
 from rlx.distributed.launchers import find_place
 from rlx.distributed.rendezvous import meet
+from rlx.distributed.service import Service, start
 from rlx.errors import InternalError, ShardingError
 from rlx.sharding import NamedSharding
 from rlx.trace.pytree import tree_map
 
 __all__ = ["gather", "initialize", "is_initialized", "process_count", "process_index", "wait_for_all"]
 
-# Seconds after which a process that says nothing is taken for dead.
-HEARTBEAT = 10
+# Seconds after which a process that says nothing is taken for dead; how much longer the service outlives process 0, so
+# that the others end by that and not by losing it.
+HEARTBEAT, NOTICED = 10, 5
 # Seconds that process 0 waits for the others to part.
 PARTING = 10
 _PARTING = "rlx/parting"
@@ -74,13 +76,18 @@ def initialize(
     meet(host, port, bind, processes, rank, releases, timeout)
     own = "127.0.0.1" if local else _own_address(host, port)
     listens = f"{bind}:{port}" if local else f"[{bind}]:{port}"
+    service = None
     try:
-        joined = adapter.connect(f"{host}:{port}", listens, own, processes, rank, timeout)
+        if rank == 0:
+            service = start(listens, processes, timeout, HEARTBEAT + NOTICED)
+        joined = adapter.connect(f"{host}:{port}", own, processes, rank, timeout)
         joined.beat()
     except InternalError as error:
+        if service is not None:
+            service.end()
         raise ShardingError(f"initialize: process {rank} of {processes} cannot join the others: {error}") from None
     _Watch(joined, HEARTBEAT).start()
-    atexit.register(_leave, joined)
+    atexit.register(_leave, joined, service)
 
 
 def _address(coordinator: str) -> tuple[str, int]:
@@ -143,7 +150,7 @@ class _Watch(threading.Thread):
             os._exit(EXIT_LOST)
 
 
-def _leave(joined: adapter.Connection) -> None:
+def _leave(joined: adapter.Connection, service: Service | None) -> None:
     _left.set()
     if getattr(sys, "last_exc", None) is not None or getattr(sys, "last_type", None) is not None:
         # This process has failed: the others learn it the sooner the less it waits for them.
@@ -155,6 +162,8 @@ def _leave(joined: adapter.Connection) -> None:
             joined.leave()
     except InternalError as error:
         print(f"rlx: the other processes did not end well: {error}", file=sys.stderr)
+    if service is not None:
+        service.end()
 
 
 class _Parting:

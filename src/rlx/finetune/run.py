@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx import nn, optim, train
+from rlx.compile.generators import generator_for
 from rlx.distributed.layouts import Layout, PlacedBatches
 from rlx.distributed.processes import gather, process_index, wait_for_all
 from rlx.errors import OpError, TrainingError
@@ -36,6 +37,7 @@ from rlx.models.merging import write_changed
 from rlx.models.model_files import DecoderFiles, open_decoder, read_json
 from rlx.models.pull import find_model
 from rlx.models.weights import plain_weight
+from rlx.runtime.device import default_device
 
 __all__ = ["FinetuneResult", "causal_loss", "finetune"]
 
@@ -108,6 +110,8 @@ def finetune(
     batches = example_batches(data, files.tokenizer(), batch, length, files.config.vocab, seed)
     places = None if layout is None else training_places(layout.checked(), "rows" not in batches(0))
     trainable = trainable_decoder(files, adapter, seed, places)
+    if layout is None and generator_for(default_device()) is not None:
+        trainable = trainable.in_panels()
     if process_index() == 0:
         _agree(place, settings)
     wait_for_all("finetune")

@@ -10,19 +10,25 @@ nobody keeps them as floats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+import rlx
 import rlx.numpy as rnp
+from rlx.backends.memory import drop_pages
 from rlx.compile.simplify.promote_params import promote_params_to_inputs
+from rlx.compile.weights.pack_blocks import pack_quantized
+from rlx.compile.weights.split import Programs, split_prepare
 from rlx.errors import OpError
 from rlx.ir.binding import bind_graph, infer_binding
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Node
+from rlx.ir.leaves import Input, Param
 from rlx.ir.rewrite.inline import inline_graph
+from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.models.adapter_files import adapter_sites
 from rlx.models.adapters import Adapter, AdapterConfig, new_adapter
 from rlx.models.config import DecoderConfig, EncoderConfig, RopeConfig
@@ -32,6 +38,7 @@ from rlx.models.layouts import ValuePlaces
 from rlx.models.model_files import DecoderFiles
 from rlx.models.rope_tables import rope_tables
 from rlx.models.weights import Array, Weight, WeightFile
+from rlx.ops.lowered.quantized_panels import QuantPanels
 
 __all__ = ["Trainable", "trainable_decoder", "trainable_encoder"]
 
@@ -87,6 +94,21 @@ class Trainable:
         """The adapter with these numbers."""
         assert self.adapter is not None, "all weights were trained"
         return self.adapter.with_params(params, self.weights)
+
+    def in_panels(self) -> Trainable:
+        """The same model with its packed weights as products read them: laid out once, not in every step. The pages of
+        the file that they were read from are given back. For devices whose kernels rlx writes."""
+        packed = {name for name, array in self.frozen.items() if array.dtype == np.uint8}
+        programs = _split_packed(self.graph, packed)
+        if programs.prepare is None:
+            return self
+        used = [str(node.name) for node in programs.prepare.inputs]
+        lay_out = rlx.jit(lambda arrays: inline_graph(programs.prepare, arrays))
+        made = map(np.asarray, lay_out([self.frozen[name] for name in used]))
+        drop_pages(self.frozen[name] for name in used)
+        left = {str(node.name) for node in programs.main.inputs}
+        kept = {name: array for name, array in self.frozen.items() if name in left}
+        return replace(self, frozen={**kept, **dict(zip(programs.prepared, made, strict=True))}, graph=programs.main)
 
     def _tables(self, length: int) -> dict[str, Any]:
         tables: dict[str, Any] = {}
@@ -153,3 +175,25 @@ def _trainable(
     params = {name: weight.read() for name, weight in needed.items() if name in names}
     frozen = {name: weight.read() for name, weight in needed.items() if name not in names}
     return Trainable(config, weights, params, frozen, adapter, promote_params_to_inputs(graph, needed))
+
+
+def _split_packed(graph: Graph, packed: Collection[str]) -> Programs:
+    """A program that lays packed weights out, and the one that reads them so; all weights are inputs of both."""
+
+    def fixed(node: Node, _: list[Any]) -> Replacement:
+        if not isinstance(node.op, Input) or node.op.key not in packed:
+            return None
+        param: Replacement = Param(node.op.key, node.op.type)()
+        return param
+
+    laid_out = pack_quantized(rebuild(graph, fixed).graph)
+    stored = {node.id for node in laid_out.nodes if isinstance(node.op, QuantPanels)}
+    programs = split_prepare(laid_out, stored)
+    if programs.prepare is None:
+        return programs
+    names = [*packed, *programs.prepared]
+    return Programs(
+        promote_params_to_inputs(programs.main, names),
+        promote_params_to_inputs(programs.prepare, names),
+        programs.prepared,
+    )

@@ -55,7 +55,8 @@ class DType(enum.Enum):
     # The facts are plain attributes, filled below: they are read for every node that is built.
 
     def __str__(self) -> str:
-        return str(self.value)
+        # `value` is a property that is looked up each time.
+        return str(self._value_)
 
     def __repr__(self) -> str:
         return f"DType.{self.name}"

@@ -50,6 +50,9 @@ from rlx.ops.attn.attention import Attention
 from rlx.ops.attn.gradients import AttentionBackward
 from rlx.ops.lowered.expert_products import ExpertMatMul
 
+# What a few cores have as their share of the caches: what is read again after more was stored comes from memory.
+CACHE_BYTES = 16 << 20
+
 
 @cache
 def generator(machine: Machine) -> Generator:
@@ -76,7 +79,7 @@ def generator(machine: Machine) -> Generator:
         reads_rows=machine.gpu == "nvptx",
         shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),
         cuts_columns=machine.gpu == "nvptx",
-        repeats_powers=machine.gpu == "nvptx",
+        repeats_values=machine.gpu == "nvptx",
         widens_late=machine.gpu == "nvptx",
         reads_turned=machine.has_wgmma,
         has_byte_floats=has_byte_floats,
@@ -85,6 +88,7 @@ def generator(machine: Machine) -> Generator:
         sorts_blocks=machine.gpu == "nvptx",
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
+        cache_bytes=0 if machine.is_gpu else CACHE_BYTES,
     )
     return made
 

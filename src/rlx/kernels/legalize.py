@@ -128,8 +128,11 @@ class _LegalBuilder(KernelBuilder):
             return None if args[0].lanes * args[0].dtype.size_bytes in _VECTOR_SIZES else scale2_in_parts
         if op == "lookup":
             return None if args[0].lanes in self.machine.lookup_lanes else lookup_by_comparing
+        if op == "byte_lookup":
+            return None if args[0].lanes in self.machine.byte_lookup_lanes else byte_lookup_by_comparing(attr)
         if op == "dot4":
-            return None if args[0].lanes in self.machine.dot4_lanes else dot4_by_pairs
+            is_native = (args[1].dtype is DType.I8) == self.machine.dot4_has_signs
+            return None if is_native and args[0].lanes in self.machine.dot4_lanes else dot4_by_pairs
         if op == "dot2":
             return None if args[0].lanes in self.machine.dot2_lanes else dot2_by_halves
         if op != "cast":
@@ -189,6 +192,20 @@ def lookup_by_comparing(k: KernelBuilder, table: Value, index: Value) -> Value:
     for lane in range(1, table.lanes):
         found = k.select(k.eq(low, lane), k.splat(k.extract(table, lane), table.lanes), found)
     return found
+
+
+def byte_lookup_by_comparing(table: Attr) -> Callable[[KernelBuilder, Value], Value]:
+    """Every entry in turn, where the index is its number."""
+    entries = [entry for entry in table if isinstance(entry, int)] if isinstance(table, tuple) else []
+
+    def expand(k: KernelBuilder, index: Value) -> Value:
+        low = index & 15
+        found: Value = k.const(entries[0], index.type)
+        for number, entry in enumerate(entries[1:], 1):
+            found = k.select(k.eq(low, number), k.const(entry, index.type), found)
+        return found
+
+    return expand
 
 
 def dot4_by_pairs(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:

@@ -7,29 +7,37 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.knobs import knobs
+from rlx.systems import this_system
 
 
 @dataclass(frozen=True)
 class MatrixUnit:
-    """Instructions that add a product of 16x16 matrices of f16 or bf16 to sums in f32, all three of them spread over
-    the registers of a wave of `threads`. Thread t has, of row t % 16 of A and of column t % 16 of B, the `factor_lanes`
-    elements from `first_element(t)` on, and `sum_lanes` sums of column t % 16 of C."""
+    """Instructions that add a product of matrices with `side` rows and columns to sums in f32, all three of them spread
+    over the registers of a wave of `threads`. Thread t has, of row t % 16 of A and of column t % 16 of B, the
+    `factor_lanes` elements from `first_element(t)` on, and `sum_lanes` sums of column t % 16 of C. Where these numbers
+    are 0, nobody knows which thread has what: matrices come from shared memory, and go there."""
 
     threads: int
-    factor_lanes: int
-    sum_lanes: int
+    factor_lanes: int = 0
+    sum_lanes: int = 0
     interleaves_rows: bool = False  # threads take rows of C in turns; else each has rows side by side
+    side: int = 16
+    factors: tuple[DType, ...] = (DType.F16, DType.BF16)  # what A and B may be
+
+    @property
+    def is_by_memory(self) -> bool:
+        return not self.factor_lanes
 
     def first_element(self, thread: int) -> int:
         """Where along K the elements of a thread begin."""
-        return thread // MATRIX_SIDE * self.factor_lanes % MATRIX_SIDE
+        return thread // self.side * self.factor_lanes % self.side
 
     def row(self, thread: int, lane: int) -> int:
         """The row of C that a sum of a thread belongs to.
@@ -39,11 +47,11 @@ class MatrixUnit:
         >>> [MatrixUnit(32, 16, 8, True).row(17, lane) for lane in range(4)]
         [1, 3, 5, 7]
         """
-        group = thread // MATRIX_SIDE
-        return lane * (self.threads // MATRIX_SIDE) + group if self.interleaves_rows else group * self.sum_lanes + lane
+        group = thread // self.side
+        return lane * (self.threads // self.side) + group if self.interleaves_rows else group * self.sum_lanes + lane
 
 
-# Rows, columns and depth of what one instruction multiplies.
+# Rows, columns and depth of what one instruction of AMD's multiplies.
 MATRIX_SIDE = 16
 
 
@@ -68,12 +76,16 @@ class Machine:
     gpu: str = ""  # "nvptx", "amdgcn", "wgsl", "opencl" or "metal": in which words kernels are written
     has_early_launch: bool = False  # a kernel may begin before the one in front of it ends, and wait for it
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
+    byte_lookup_lanes: tuple[int, ...] = ()  # vectors of bytes by which an instruction picks from a table of 16
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
+    has_signed_dots: bool = False  # these instructions take signed bytes on both sides, and others are made of them
+    dot4_has_signs: bool = False  # the bytes of both operands have signs; else those of the first have none
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     shared_bytes: int = 48 << 10  # what the threads of a block may share
     few_rows: int = 8  # rows up to which a product has code for each number of them
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
     wave: int = 32  # threads of a GPU that run together
+    has_subgroups: bool = False  # threads that run together combine values; how many they are only the run knows
     matrix: MatrixUnit | None = None  # instructions for whole matrices
     line_bytes: int = 1 << 20  # the same for lines that go through many passes; 0: none, they would not stay in a cache
 
@@ -118,8 +130,17 @@ AVX512 = Machine(
     masked_bytes=1,
     has_scale2=True,
     lookup_lanes=(8, 16),
+    byte_lookup_lanes=(16, 32, 64),
 )
-AVX2 = Machine(name="avx2", triple=_LINUX_X86, cpu="x86-64-v3", vector_bytes=32, masked_bytes=4, lookup_lanes=(8,))
+AVX2 = Machine(
+    name="avx2",
+    triple=_LINUX_X86,
+    cpu="x86-64-v3",
+    vector_bytes=32,
+    masked_bytes=4,
+    lookup_lanes=(8,),
+    byte_lookup_lanes=(16, 32),
+)
 SSE2 = Machine(
     name="generic",
     triple=_LINUX_X86,
@@ -127,8 +148,10 @@ SSE2 = Machine(
     has_rounding=False,
     has_f16_conversion=False,
 )
-SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True)
-NEON = Machine(name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32)
+SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True, byte_lookup_lanes=(16,))
+NEON = Machine(
+    name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32, byte_lookup_lanes=(16,)
+)
 RISCV = Machine(
     name="riscv64",
     triple="riscv64-unknown-linux-gnu",
@@ -209,11 +232,37 @@ WGSL = Machine(
     gpu="wgsl",
     scratch_bytes=8 << 10,
 )
+# What an adapter of WebGPU may have beyond that. The names of machines that have some of it end with `+` and its name.
+WGSL_FEATURES: dict[str, dict[str, object]] = {
+    "f16": {"has_f16_conversion": True},
+    "subgroups": {"has_subgroups": True},
+    "dot4": {"dot4_lanes": (1,), "dot4_has_signs": True},
+}
+
+
+def wgsl_with(features: Collection[str]) -> Machine:
+    """The machine of an adapter with some features.
+
+    >>> wgsl_with(["subgroups", "f16"]).name
+    'wgsl+f16+subgroups'
+    """
+    chosen = [name for name in WGSL_FEATURES if name in features]
+    fields = {field: value for name in chosen for field, value in WGSL_FEATURES[name].items()}
+    return replace(WGSL, name="+".join(["wgsl", *chosen]), **fields)  # type: ignore[arg-type]
+
+
 # Any device through OpenCL: its C has all types. Devices without f64 get the second.
 OPENCL = replace(WGSL, name="opencl", gpu="opencl", has_f64=True, scratch_bytes=32 << 10)
 OPENCL_F32 = replace(OPENCL, name="opencl-f32", has_f64=False)
 # Apple GPUs: all types but f64.
 METAL = replace(OPENCL_F32, name="metal", gpu="metal", scratch_bytes=8 << 10)
+# Those since 2020 (A14, M1) multiply matrices of 8 by 8, and the threads of a block share twice as much.
+METAL_MATRICES = replace(
+    METAL,
+    name="metal-matrices",
+    shared_bytes=32 << 10,
+    matrix=MatrixUnit(threads=32, side=8, factors=(DType.F16, DType.BF16, DType.F32)),
+)
 
 # The same machines with instructions for dot products of bytes, and of bf16.
 AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+avx512vnni", dot4_lanes=(4, 8, 16))
@@ -221,17 +270,19 @@ AVX512_BF16 = replace(
     AVX512_VNNI, name="avx512bf16", features=f"{AVX512_VNNI.features},+avx512bf16", dot2_lanes=(4, 8, 16)
 )
 AVX2_VNNI = replace(AVX2, name="avx2vnni", features="+avxvnni", dot4_lanes=(4, 8))
-NEON_I8MM = replace(NEON, name="neon-i8mm", features="+i8mm", dot4_lanes=(4,))
+NEON_DOT = replace(NEON, name="neon-dot", features="+dotprod", dot4_lanes=(4,), has_signed_dots=True)
+NEON_I8MM = replace(NEON, name="neon-i8mm", features="+dotprod,+i8mm", dot4_lanes=(4,))
 
 MACHINES = {t.name: t for t in (AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A, GFX942)}
-DOT_MACHINES = {t.name: t for t in (AVX512_VNNI, AVX512_BF16, AVX2_VNNI, NEON_I8MM)}
+DOT_MACHINES = {t.name: t for t in (AVX512_VNNI, AVX512_BF16, AVX2_VNNI, NEON_DOT, NEON_I8MM)}
 # What `RLX_CPU` may lower a machine to.
-LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_BF16, NEON, NEON_I8MM, RISCV)}
+LEVELS = {t.name: t for t in (SSE2, SSE4, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_BF16)}
+LEVELS |= {t.name: t for t in (NEON, NEON_DOT, NEON_I8MM, RISCV)}
 
 
 def machine_named(name: str) -> Machine:
     """A machine by name; `sm_NN` names any NVIDIA architecture, `gfxNNN` any AMD one."""
-    others = (WGSL, OPENCL, OPENCL_F32, METAL, *AMD_CHIPS)
+    others = (WGSL, OPENCL, OPENCL_F32, METAL, METAL_MATRICES, *AMD_CHIPS)
     known = {**MACHINES, **DOT_MACHINES, **LEVELS, **{machine.name: machine for machine in others}}
     if name in known:
         return known[name]
@@ -242,6 +293,9 @@ def machine_named(name: str) -> Machine:
         features = "+ptx74" if 80 <= number < 89 else ""
         older = replace(SM_90A, has_bf16_conversion=number >= 80, has_early_launch=number >= 90)
         return replace(older, name=name, cpu=name, features=features)
+    base, *chosen = name.split("+")
+    if base == WGSL.name and set(chosen) <= set(WGSL_FEATURES):
+        return wgsl_with(chosen)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         # No more is promised than all chips of a family have.
         return replace(GFX942 if re.fullmatch(r"gfx9..", name) else GFX1030, name=name, cpu=name, matrix=None)
@@ -270,7 +324,7 @@ def detected() -> Machine:
 
     family = platform.machine().lower()
     if family in ("x86_64", "amd64"):
-        flags = _cpu_flags("flags")
+        flags = _cpu_flags()
         if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
             if not flags & {"avx512_vnni", "avx512vnni"}:
                 return _on_this_system(AVX512)
@@ -279,7 +333,10 @@ def detected() -> Machine:
             return _on_this_system(AVX2_VNNI if flags & {"avx_vnni", "avxvnni"} else AVX2)
         return _on_this_system(SSE2)
     if family in ("aarch64", "arm64"):
-        return _on_this_system(NEON_I8MM if "i8mm" in _cpu_flags("Features") else NEON)
+        flags = _cpu_flags()
+        if "i8mm" in flags:
+            return _on_this_system(NEON_I8MM)
+        return _on_this_system(NEON_DOT if flags & {"asimddp", "dotprod"} else NEON)
     if family == "riscv64":
         return _on_this_system(RISCV)
     raise BackendError(f"no machine description for {family!r}; add one to rlx.kernels.machines")
@@ -311,15 +368,11 @@ def _on_this_system(description: Machine) -> Machine:
     return replace(description, triple=f"{binding.get_process_triple()}-elf")
 
 
-def _cpu_flags(label: str) -> set[str]:
-    """The CPU's feature flags by Linux's names, from the line with that label, or by LLVM's."""
-    try:
-        with Path("/proc/cpuinfo").open() as lines:
-            for line in lines:
-                if line.startswith(label):
-                    return set(line.split(":", 1)[1].split())
-    except OSError:
-        pass
+def _cpu_flags() -> frozenset[str]:
+    """The CPU's feature flags by Linux's names, or by LLVM's where the system does not say."""
+    flags = this_system().cpu_flags()
+    if flags is not None:
+        return flags
     from llvmlite import binding
 
-    return {name.replace("-", "_") for name, present in binding.get_host_cpu_features().items() if present}
+    return frozenset(name.replace("-", "_") for name, present in binding.get_host_cpu_features().items() if present)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx.models.choosing import Choice
 from rlx.models.sampling import Sampler, SamplingOptions, log_probabilities
 from rlx.models.stop_strings import StopScanner
 
 if TYPE_CHECKING:
     from rlx.models.kv_cache import SequenceBatch
     from rlx.models.tokenizer import Tokenizer
+
+# Steps that follow each other without the host, at most: behind the end of an answer they are for nothing.
+AHEAD = 8
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -72,11 +76,19 @@ class _Writer:
     def take(self, logits: npt.NDArray[np.float32], seen: Sequence[int], max_tokens: int) -> str:
         """Choose a token; the text that may be shown now."""
         token = self._sampler.choose(logits, seen, self.answer.token_ids)
+        if self.answer.logprobs is not None and token not in self._ends:
+            self.answer.logprobs.append(token_logprob(logits, token, self._alternatives))
+        return self.accept(token, max_tokens)
+
+    def draws(self, count: int) -> npt.NDArray[np.float64]:
+        """The numbers by which the next tokens are chosen."""
+        return self._sampler.draws(count)
+
+    def accept(self, token: int, max_tokens: int) -> str:
+        """Go on with a token that was chosen; the text that may be shown now."""
         if token in self._ends:
             return self.finish("stop")
         self.answer.token_ids.append(token)
-        if self.answer.logprobs is not None:
-            self.answer.logprobs.append(token_logprob(logits, token, self._alternatives))
         shown = self._scanner.push(self._decoder.push(token))
         self.answer.text += shown
         if self._scanner.stopped:
@@ -119,18 +131,58 @@ def write(
     """
     prompts = [len(tokens) for tokens in batch.tokens]
     writers = [_Writer(tokenizer, options, stop, row, prompts[row], logprobs) for row in range(len(prompts))]
+
+    def at_the_end(shown: list[str], lengths: Sequence[int]) -> list[str]:
+        """End the answers whose sequences fill the context."""
+        for row, writer in enumerate(writers):
+            if not writer.is_done and lengths[row] >= context:
+                shown[row] += writer.finish("context")
+                message = _context_message(context, len(writer.answer.token_ids))
+                warnings.warn(message, ContextLimitWarning, stacklevel=4)
+        return shown
+
+    is_ahead = logprobs is None and Choice.serves(options) and batch.can_write_ahead
     while True:
         shown = ["" if w.is_done else w.take(logits[i], batch.tokens[i], max_tokens) for i, w in enumerate(writers)]
-        for row, writer in enumerate(writers):
-            if not writer.is_done and len(batch.tokens[row]) >= context:
-                shown[row] += writer.finish("context")
-                warnings.warn(
-                    _context_message(context, len(writer.answer.token_ids)), ContextLimitWarning, stacklevel=3
-                )
-        yield shown
+        yield at_the_end(shown, [len(tokens) for tokens in batch.tokens])
+        while is_ahead and not all(w.is_done for w in writers):
+            yield from _ahead(batch, writers, options, max_tokens, context, at_the_end)
         if all(w.is_done for w in writers):
             return [w.answer for w in writers]
         logits = batch.extend([[] if w.is_done else w.answer.token_ids[-1:] for w in writers])
+
+
+def _ahead(
+    batch: SequenceBatch,
+    writers: Sequence[_Writer],
+    options: SamplingOptions,
+    max_tokens: int,
+    context: int,
+    at_the_end: Callable[[list[str], Sequence[int]], list[str]],
+) -> Generator[list[str], None, None]:
+    """Some steps without the host between them. Tokens behind the end of an answer are forgotten."""
+    active = [w for w in writers if not w.is_done]
+    before = [len(tokens) for tokens in batch.tokens]
+    longest = max(length for length, w in zip(before, writers) if not w.is_done)
+    steps = min(AHEAD, context - longest, max_tokens - min(len(w.answer.token_ids) for w in active))
+    steps = batch.steps_ahead(steps, longest)
+    uniforms = np.zeros((steps, len(writers)))
+    for row, writer in enumerate(writers):
+        if not writer.is_done:
+            uniforms[:, row] = writer.draws(steps)
+    fed = [None if w.is_done else w.answer.token_ids[-1] for w in writers]
+    chosen = batch.write_ahead(fed, options, uniforms).tolist()
+    for step, tokens in enumerate(chosen, 1):
+        lengths = [length if w.is_done else length + step for length, w in zip(before, writers)]
+        running = [not w.is_done for w in writers]
+        shown = [w.accept(t, max_tokens) if is_on else "" for w, t, is_on in zip(writers, tokens, running)]
+        shown = at_the_end(shown, lengths)
+        for row, writer in enumerate(writers):
+            if running[row] and writer.is_done:
+                batch.truncate(row, lengths[row])
+        yield shown
+        if all(w.is_done for w in writers):
+            return
 
 
 def _context_message(context: int, written: int) -> str:

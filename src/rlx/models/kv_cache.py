@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,10 @@ import numpy.typing as npt
 from rlx.backends.memory import ALIGNMENT
 from rlx.errors import BindingError, RlxError
 from rlx.ir.dims import bind_dim
+from rlx.models.choosing import Choice
 from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.rope_tables import changes_at, rope_tables
+from rlx.models.sampling import SamplingOptions
 from rlx.runtime.arrays import given_away
 from rlx.runtime.compiled_graph import CompiledGraph
 from rlx.runtime.device_arrays import DeviceArray, space_of
@@ -34,6 +37,8 @@ F32 = npt.NDArray[np.float32]
 # Prompts are read in pieces of this many tokens, so that memory does not grow with their length.
 PREFILL_CHUNK = 512
 FIRST_CAPACITY = 256
+# Devices on which tokens are chosen where logits are, several steps at a time.
+AHEAD_DEVICES = frozenset({"cuda"})
 
 
 class ContextOverflow(RlxError):
@@ -56,6 +61,7 @@ class DecoderRunner:
         types = program.input_types
         self._cache_types = [types[name] for name in self.cache_names]
         self._tables = lru_cache(4)(self._make_tables)
+        self._choices = lru_cache(4)(lambda options: Choice(options, config.vocab, program.device))
 
     def _make_tables(self, capacity: int) -> dict[str, Any]:
         tables: dict[str, F32] = {}
@@ -70,12 +76,37 @@ class DecoderRunner:
         self, tokens: Array, positions: Array, kv_len: Array, rows: Array, caches: list[Array]
     ) -> tuple[F32, list[Array]]:
         """Logits f32[B, R, V] of the `rows` asked for, and the caches with the new keys and values."""
+        logits, caches = self.run_there(tokens, positions, kv_len, rows, caches)
+        return given_away(logits), caches
+
+    def run_there(
+        self, tokens: Any, positions: Any, kv_len: Any, rows: Any, caches: list[Array]
+    ) -> tuple[Any, list[Array]]:
+        """The same with arrays that lie where the program runs, and logits that stay there."""
         inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
         inputs.update(self._tables(caches[0].shape[2]))
         inputs.update(zip(self.cache_names, caches))
         # The caches are passed on as they come: a program may write into arrays that it returned itself.
         logits, *updated = self.program.run(inputs)
-        return given_away(logits), list(updated)
+        return logits, list(updated)
+
+    def run_ahead(
+        self, tokens: Array, positions: Array, kv_len: Array, rows: Array, caches: list[Array], moves: Array, steps: int
+    ) -> tuple[npt.NDArray[np.int32], list[Array]] | None:
+        """So many steps in one go, with the most probable tokens, which are given back [steps, B]; None where the
+        program has no such way."""
+        if isinstance(self.program, CompiledGraph):
+            inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
+            inputs.update(self._tables(caches[0].shape[2]))
+            inputs.update(zip(self.cache_names, caches))
+            found = self.program.run_ahead(inputs, moves, steps)
+            if found is not None:
+                return np.asarray(found[0]), list(found[1:])
+        return None
+
+    def choice(self, options: SamplingOptions) -> Choice:
+        """What chooses tokens where the program runs; the same for all seeds."""
+        return self._choices(replace(options, seed=None))
 
     def new_caches(self, batch: int, capacity: int) -> list[Array]:
         """Empty caches for `batch` sequences, with `capacity` places each.
@@ -187,6 +218,50 @@ class SequenceBatch:
         for old, piece in zip(self.tokens, pieces):
             old.extend(piece)
         return logits
+
+    @property
+    def can_write_ahead(self) -> bool:
+        """Whether several steps pay without the host between them: logits are far from it."""
+        return self._runner.program.device.partition(":")[0] in AHEAD_DEVICES
+
+    def steps_ahead(self, most: int, longest: int) -> int:
+        """How many steps at most follow each other where the longest sequence has so many tokens: positions of longer
+        caches may turn differently, and the caches are those of the last step."""
+        limit = changes_at(self._runner.config.rope)
+        return most if limit is None or longest >= limit else min(most, limit - longest)
+
+    def write_ahead(
+        self, first: Sequence[int | None], options: SamplingOptions, uniforms: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.int32]:
+        """Append a token to each sequence, and go on with what is chosen after it, a step for each row of uniform
+        numbers [steps, B]: the tokens chosen [steps, B]. The last ones are not appended. A sequence without a first
+        token stays as it is."""
+        steps, runner = len(uniforms), self._runner
+        self._check([[] if token is None else [token] * steps for token in first])
+        self._reserve(max(len(old) + steps * (token is not None) for old, token in zip(self.tokens, first)))
+        spare = self._caches[0].shape[2] - 1
+        fed = np.array([[token or 0] for token in first], np.int32)
+        moves = np.array([token is not None for token in first], np.int32)
+        lengths = np.array([len(old) for old in self.tokens], np.int32)
+        tokens, positions = fed, np.where(moves, lengths, spare).astype(np.int32)[:, None]
+        lengths = lengths + moves
+        rows, found = np.zeros_like(fed), []
+        at_once = None
+        if options.temperature == 0:
+            at_once = runner.run_ahead(tokens, positions, lengths, rows, self._caches, moves, steps)
+        if at_once is not None:
+            chosen, self._caches = at_once
+        else:
+            choose = runner.choice(options)
+            for row in uniforms:
+                logits, self._caches = runner.run_there(tokens, positions, lengths, rows, self._caches)
+                tokens, positions, lengths = choose(logits, row, positions, lengths, moves)
+                found.append(tokens)
+            chosen = np.stack([np.asarray(t)[:, 0] for t in found]).astype(np.int32)
+        for old, token, more in zip(self.tokens, first, chosen.T.tolist()):
+            if token is not None:
+                old += [token, *more[:-1]]
+        return chosen
 
     def _reserve(self, length: int) -> None:
         """Make room for sequences of this length."""

@@ -93,6 +93,10 @@ class Sampler:
             return int(scores.argmax())
         return int(self._random.choice(len(scores), p=probabilities(scores, self.options)))
 
+    def draws(self, count: int) -> F64:
+        """The uniform numbers that `choose` would draw for the next tokens; greedy choices draw none."""
+        return self._random.random(count) if self.options.temperature else np.zeros(count)
+
 
 def penalized(scores: F64, seen: Collection[int], penalty: float) -> F64:
     """Scores with the repetition penalty applied to the tokens `seen`; each counts once.

@@ -271,6 +271,29 @@ class CompiledGraph:
         elsewhere = self._executable.run_held(back.loan.held, others, ready.prepared)
         return None if elsewhere is None else self._lending.outputs_again(back, elsewhere)
 
+    def run_ahead(self, inputs: Mapping[str, Any], moves: Any, steps: int) -> list[Array] | None:
+        """So many steps of a decoder in one go, each with the token of the highest logit of the step before: the tokens
+        chosen i32[steps, sequences], then the outputs behind the logits. Positions and lengths move on by `moves`
+        i32[sequences] from step to step. None, and nothing is done, where there is no such way; then call `run`."""
+        executable = self._executable
+        if executable.space is None or inputs.keys() != self._inputs.keys():
+            return None
+        values, ready = self._values, self._ready
+        if ready is None or ready.values is not values:
+            ready = self._prepare(values)
+        arrays = {name: self._checked(name, inputs[name], dtype) for name, dtype in self._dtypes.items()}
+        shapes = tuple([array.shape for array in arrays.values()])
+        sizes = ready.sizes.get(shapes) or self._sizes(shapes, shapes, ready)
+        if self._id_checks:
+            self._check_ids(arrays, sizes)
+        results = executable.run_ahead(arrays, ready.prepared, moves, steps)
+        if results is None:
+            return None
+        for name in self._overwritten:
+            if isinstance(inputs[name], DeviceArray):
+                inputs[name].given_away()
+        return results_of(executable, results)
+
     def _check_ids(self, arrays: Mapping[str, np.ndarray[Any, Any]], sizes: _Sizes) -> None:
         """Native code trusts ids, so those that come from outside are looked at here, whatever the backend."""
         for check, bound in zip(self._id_checks, sizes.of_ids):

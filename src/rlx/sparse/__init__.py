@@ -13,6 +13,7 @@ from rlx.sparse import engine_forms as engine_forms
 from rlx.sparse import kernels_blocks as kernels_blocks
 from rlx.sparse import kernels_masked as kernels_masked
 from rlx.sparse import kernels_products as kernels_products
+from rlx.sparse import kernels_supernodal as kernels_supernodal
 from rlx.sparse import kernels_triangular as kernels_triangular
 from rlx.sparse.arrays import BSR as BSR
 from rlx.sparse.arrays import COO as COO

@@ -21,15 +21,19 @@ from rlx.ir.tensor import Tensor
 from rlx.ops import scatter_add
 from rlx.ops.define.operands import dims_of, promote_inexact
 from rlx.ops.linalg.solve import not_positive_definite
+from rlx.sparse import cholmod
 from rlx.sparse.arrays import CSR, SparseArray
 from rlx.sparse.eager import apply
 from rlx.sparse.ops_direct import CsrDirectSolve, CsrFactoredLogdet, CsrFactoredSolve
+from rlx.sparse.ops_supernodal import PanelCholesky
 from rlx.sparse.ops_triangular import CsrIncompleteCholesky, CsrIncompleteLu, CsrTriangularSolve
-from rlx.sparse.ordering import filled_lower, order_of
 from rlx.sparse.patterns import Pattern
+from rlx.sparse.supernodes import Symbolic, analysed
 from rlx.tree import register_pytree_node
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+ENGINES = ("auto", "own", "cholmod")
 
 
 def _system(a: SparseArray, b: Any, what: str) -> tuple[CSR, Any, Any]:
@@ -81,50 +85,30 @@ def lu(A: SparseArray) -> LU:
     return LU(m)
 
 
-class Symbolic(NamedTuple):
-    """What is known of a Cholesky factor before there are numbers."""
+class FactorPattern(NamedTuple):
+    """The order of rows in a Cholesky factor, and where it has entries."""
 
     order: Array
     pattern: Pattern
-    # Entries of the lower triangle of A, and where in L they go; those of `turned` cross the diagonal on the way, and
-    # arrive as their conjugates.
-    kept: tuple[Array, Array]
-    turned: tuple[Array, Array]
 
     def __hash__(self) -> int:
         return hash(self.pattern)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, Symbolic)
+            isinstance(other, FactorPattern)
             and self.pattern == other.pattern
             and np.array_equal(self.order, other.order)
-            and np.array_equal(self.kept, other.kept)
-            and np.array_equal(self.turned, other.turned)
         )
 
 
-@lru_cache(maxsize=16)
-def symbolic(pattern: Pattern, order: str) -> Symbolic:
-    """The order of the rows, the pattern of L, and where the entries of A go."""
-    permutation = order_of(pattern, order)
-    lower = filled_lower(pattern, permutation)
-    size = pattern.shape[0]
-    position = np.empty(size, np.int64)
-    position[permutation] = np.arange(size)
-    rows, columns = position[pattern.rows], position[pattern.indices]
-    low, high = np.minimum(rows, columns), np.maximum(rows, columns)
-    goals = np.searchsorted(lower.places, high * max(size, 1) + low)
-    in_lower = pattern.indices <= pattern.rows
-    kept, turned = (np.flatnonzero(in_lower & side) for side in (columns <= rows, columns > rows))
-    order_of_rows = permutation.astype(pattern.indices.dtype)
-    return Symbolic(order_of_rows, lower, (kept, goals[kept]), (turned, goals[turned]))
+symbolic = lru_cache(maxsize=16)(analysed)
 
 
 class Cholesky:
     """P A Pᵀ = L Lᴴ; see `cholesky`."""
 
-    def __init__(self, matrix: CSR, factor: Any, plan: Symbolic) -> None:
+    def __init__(self, matrix: CSR, factor: Any, plan: FactorPattern) -> None:
         self.matrix, self.factor, self.plan = matrix, factor, plan
 
     @property
@@ -157,29 +141,53 @@ class Cholesky:
         return apply(CsrFactoredLogdet(), self.matrix.values, rnp.take(self.factor, entries))
 
 
-def cholesky(A: SparseArray, order: str = "amd") -> Cholesky:
+def cholesky(A: SparseArray, order: str = "amd", engine: str = "auto") -> Cholesky:
     """The Cholesky factor of a symmetric (Hermitian) positive definite A, of which the lower triangle is read.
 
     `order` is "amd" (approximate minimum degree), "rcm" (reverse Cuthill-McKee) or "natural". A matrix that is not
     positive definite is an error; inside of a program, solutions are NaN then.
+
+    `engine` is "own" (supernodal, inside of programs too), "cholmod" (CHOLMOD through scikit-sparse, outside of
+    programs, in double precision, orders amd and natural), or "auto": CHOLMOD where it is installed and can.
     """
     m = A.tocsr()
     if m.shape[0] != m.shape[1]:
         raise ShapeError(f"sparse.cholesky: needs a square matrix, got {m.shape[0]}x{m.shape[1]}")
     (values,) = promote_inexact(m.values)
+    if engine not in ENGINES:
+        raise OpError(f"sparse.cholesky: engine must be one of {ENGINES}, got {engine!r}")
+    m = m.with_values(values)
+    if engine != "own" and cholmod.can_factorise(m, order, is_wanted=engine == "cholmod"):
+        return Cholesky(m, *_by_cholmod(m, order))
     plan = symbolic(m.pattern, order)
     # A solution depends on A; that it is found by way of L does not matter to derivatives.
-    known = stop_gradient(values)
-    kept, turned = (
-        scatter_add(rnp.take(v, entries), goals, plan.pattern.nnz)
-        for v, (entries, goals) in ((known, plan.kept), (rnp.conj(known), plan.turned))
-    )
-    factor = apply(CsrIncompleteCholesky(), kept + turned, plan.pattern.indices, plan.pattern.indptr)
+    factor = _panels_of(stop_gradient(values), m.pattern, plan)
     if not isinstance(factor, Tensor):
         entries, _ = plan.pattern.diagonal
         if not np.isfinite(np.asarray(factor)).all() or not (np.asarray(factor)[entries].real > 0).all():
             raise not_positive_definite("sparse.cholesky")
-    return Cholesky(m.with_values(values), factor, plan)
+    return Cholesky(m, factor, FactorPattern(plan.order, plan.pattern))
+
+
+def _panels_of(values: Any, pattern: Pattern, plan: Symbolic) -> Any:
+    """The entries of L. Those of the lower triangle of A that cross the diagonal on the way arrive as conjugates."""
+    position = np.argsort(plan.order)
+    is_lower = pattern.indices <= pattern.rows
+    stays = position[pattern.indices] <= position[pattern.rows]
+    kept, turned = (np.flatnonzero(is_lower & side) for side in (stays, ~stays))
+    placed = [
+        scatter_add(rnp.take(v, entries), plan.goals[entries], plan.size)
+        for v, entries in ((values, kept), (rnp.conj(values), turned))
+    ]
+    numbers = ("S + 1",), ("S",), ("S",), ("S + 1",), ("P", "4"), ("Q",)
+    panels = apply(PanelCholesky(), placed[0] + placed[1], *plan.panels, sizes=(("F",), *numbers))
+    return rnp.take(panels, plan.places)
+
+
+def _by_cholmod(m: CSR, order: str) -> tuple[Array, FactorPattern]:
+    permutation, lower = cholmod.factor(m, order)
+    pattern = Pattern.of(lower.indices, lower.indptr, m.shape, "sparse.cholesky")
+    return lower.data.astype(m.values.dtype), FactorPattern(permutation.astype(m.indices.dtype), pattern)
 
 
 def triangular_solve(

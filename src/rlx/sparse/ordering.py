@@ -1,7 +1,4 @@
-"""Orders of rows and columns in which a factorisation fills in little, and the pattern of what it fills in.
-
-Both look at the pattern of A + Aᵀ alone, before there are values.
-"""
+"""Orders of rows and columns in which a factorisation fills in little, from the pattern of A + Aᵀ alone."""
 
 from __future__ import annotations
 
@@ -40,36 +37,88 @@ def _neighbours(pattern: Pattern) -> list[set[int]]:
 
 
 def minimum_degree(neighbours: list[set[int]]) -> Array:
-    """Rows by how few others they still touch. Cliques that elimination makes are kept as one element each, and sizes
-    are bounds that count what two elements share twice (approximate minimum degree)."""
+    """Rows by how few others they still touch (approximate minimum degree).
+
+    Cliques that elimination makes are kept as one element each. Rows that touch the same others are one from then on,
+    and those that touch nothing besides the new clique follow their pivot at once. Degrees are bounds: what two
+    elements share outside of the new clique counts twice.
+    """
+    size = len(neighbours)
     direct = [set(s) for s in neighbours]
-    elements: dict[int, set[int]] = {}
     touching: list[set[int]] = [set() for _ in neighbours]
+    elements: dict[int, set[int]] = {}
+    # How many rows an element has, and how many a row stands for, 0 where another stands for it.
+    sizes: dict[int, int] = {}
+    weight = [1] * size
+    members = [[v] for v in range(size)]
     degree = [len(s) for s in neighbours]
     queue = [(d, v) for v, d in enumerate(degree)]
     heapq.heapify(queue)
     order: list[int] = []
-    done = [False] * len(neighbours)
     while queue:
         d, pivot = heapq.heappop(queue)
-        if done[pivot] or d != degree[pivot]:
+        if not weight[pivot] or d != degree[pivot]:
             continue
-        done[pivot] = True
-        order.append(pivot)
-        clique = direct[pivot].union(*(elements[e] for e in touching[pivot]))
-        clique.discard(pivot)
-        for e in touching[pivot]:
-            del elements[e]
+        order += members[pivot]
         absorbed = touching[pivot]
-        elements[pivot] = clique
+        clique = direct[pivot].union(*(elements[e] for e in absorbed))
+        clique.discard(pivot)
+        for e in absorbed:
+            del elements[e], sizes[e]
+        weight[pivot] = 0
+        whole = sum(weight[v] for v in clique)
+        outside: dict[int, int] = {}
         for v in clique:
+            touching[v] -= absorbed
+            for e in touching[v]:
+                outside[e] = outside.get(e, sizes[e]) - weight[v]
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for v in sorted(clique):
             direct[v] -= clique
             direct[v].discard(pivot)
-            touching[v] -= absorbed
+            # Elements inside of the new one say nothing more.
+            touching[v] = {e for e in touching[v] if outside[e]}
+            if not direct[v] and not touching[v]:
+                order += members[v]
+                whole -= weight[v]
+                weight[v] = 0
+                continue
+            degree[v] = sum(weight[u] for u in direct[v]) + sum(outside[e] for e in touching[v])
+            alike.setdefault((len(direct[v]), sum(direct[v]), sum(touching[v])), []).append(v)
+        for group in (g for g in alike.values() if len(g) > 1):
+            _join_equal(group, direct, touching, elements, weight, members)
+        for e, rest in outside.items():
+            if not rest:
+                del elements[e], sizes[e]
+        elements[pivot], sizes[pivot] = {v for v in clique if weight[v]}, whole
+        for v in elements[pivot]:
             touching[v].add(pivot)
-            degree[v] = len(direct[v]) + sum(len(elements[e]) - 1 for e in touching[v])
+            degree[v] += whole - weight[v]
             heapq.heappush(queue, (degree[v], v))
     return np.array(order, np.int64)
+
+
+def _join_equal(
+    group: list[int],
+    direct: list[set[int]],
+    touching: list[set[int]],
+    elements: dict[int, set[int]],
+    weight: list[int],
+    members: list[list[int]],
+) -> None:
+    """Let one row stand for all that touch the same others."""
+    for place, u in enumerate(group):
+        if not weight[u]:
+            continue
+        for v in group[place + 1 :]:
+            if not weight[v] or direct[u] != direct[v] or touching[u] != touching[v]:
+                continue
+            weight[u], weight[v] = weight[u] + weight[v], 0
+            members[u] += members[v]
+            for e in touching[v]:
+                elements[e].discard(v)
+            for other in direct[v]:
+                direct[other].discard(v)
 
 
 def reverse_cuthill_mckee(neighbours: list[set[int]]) -> Array:
@@ -91,42 +140,3 @@ def reverse_cuthill_mckee(neighbours: list[set[int]]) -> Array:
                 seen[v] = True
             order += fresh
     return np.array(order[::-1], np.int64)
-
-
-def filled_lower(pattern: Pattern, order: Array) -> Pattern:
-    """The pattern of L, of the Cholesky factor of the matrix in this order: row by row what the elimination tree
-    reaches from the entries of the row."""
-    size = pattern.shape[0]
-    position = np.empty(size, np.int64)
-    position[order] = np.arange(size)
-    rows, columns = position[pattern.rows], position[pattern.indices]
-    low, high = np.minimum(rows, columns), np.maximum(rows, columns)
-    places = np.unique(high * max(size, 1) + low)
-    high, low = np.divmod(places, max(size, 1))
-    bounds = np.searchsorted(high, np.arange(size + 1)).tolist()
-    entries = low.tolist()
-    parent = [-1] * size
-    ancestor = [-1] * size
-    mark = [-1] * size
-    found: list[list[int]] = []
-    for i in range(size):
-        mark[i] = i
-        reached: list[int] = []
-        for j in entries[bounds[i] : bounds[i + 1]]:
-            # Compressed paths lead quickly to the root of the tree that j is in, which gets i as its parent.
-            step = j
-            while step != -1 and step < i:
-                above, ancestor[step] = ancestor[step], i
-                if above == -1:
-                    parent[step] = i
-                step = above
-            while j < i and mark[j] != i:
-                mark[j] = i
-                reached.append(j)
-                j = parent[j]
-        reached.sort()
-        found.append([*reached, i])
-    lengths = np.array([len(r) for r in found], np.int64)
-    flat = np.array([j for r in found for j in r], np.int64)
-    dtype = pattern.indices.dtype if len(flat) < np.iinfo(np.int32).max else np.dtype(np.int64)
-    return Pattern.from_places(np.repeat(np.arange(size), lengths) * max(size, 1) + flat, (size, size), dtype)

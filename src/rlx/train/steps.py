@@ -139,12 +139,12 @@ class CompiledStep:
         leaves, structure = tree.flatten((state, batch))
         kind = (structure, tuple((tuple(x.shape), str(x.dtype)) for x in map(rnp.asarray, leaves)))
         if kind not in self._chosen:
-            size = sum(int(np.asarray(x).nbytes) for x in leaves)
+            size = sum(int(rnp.asarray(x).nbytes) for x in leaves)
 
             def plan_of(recomputed: int) -> MemoryPlan:
                 with recomputing(recomputed) as met:
-                    graph = rlx.jit(self._step, donate_argnums=self._donated).lower(state, batch).graph
-                arena = rlx.CompilePipeline.new("cpu").compile(graph).lir.arena_size
+                    lowered = rlx.jit(self._step, donate_argnums=self._donated).lower(state, batch)
+                arena = rlx.CompilePipeline.new(lowered.device or "cpu").compile(lowered.graph).lir.arena_size
                 return MemoryPlan(int(arena), size, recomputed, met.met)
 
             self._chosen[kind] = plan_of(0) if self._memory is None else fitting(plan_of, self._memory)

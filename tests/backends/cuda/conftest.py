@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from fake_libcuda import FakeCuda
@@ -41,3 +45,21 @@ def fake(monkeypatch):
 @pytest.fixture
 def gpu(fake):
     return open_gpu(0)
+
+
+@pytest.fixture
+def assembled(tmp_path):
+    """What ptxas says about a PTX text for Hopper: registers, bytes on the stack, warnings."""
+    package = importlib.util.find_spec("nvidia")
+    folders = package.submodule_search_locations or [] if package is not None else []
+    own = sorted(path for folder in folders for path in Path(folder).glob("*/bin/ptxas"))
+    ptxas = str(own[0]) if own else shutil.which("ptxas")
+    if ptxas is None:
+        pytest.skip("ptxas is not installed; `make tools` brings it")
+
+    def say(ptx):
+        (tmp_path / "kernel.ptx").write_text(ptx)
+        command = [ptxas, "-v", "-arch=sm_90a", "kernel.ptx", "-o", "kernel.cubin"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+
+    return say

@@ -28,6 +28,7 @@ CHECKS = {
     "quantised": ["--only", "products", "--match", "codes"],
     "older_chips": ["--only", "products", "--match", "sm_80"],
     "models": ["--only", "models"],
+    "training": ["--only", "training", "gradients"],
     "one_kernel": ["--only", "one_kernel"],
 }
 TIMES = {
@@ -40,6 +41,7 @@ TIMES = {
     "decode_model": ["decode_model"],
     "one_kernel": ["decode_model"],
     "prefill_model": ["prefill_model"],
+    "training": ["training", "attention_backward"],
 }
 
 

@@ -117,15 +117,20 @@ def run_gradients(name: str) -> float:
     want = node.op.eval(*wide)
     worst = 0.0
     for label, a, b in zip(("dq", "dk", "dv"), got[1:], want, strict=True):
+        if p.keys == 1 and label != "dv":
+            # A query that sees one key does so with weight 1 whatever the scores are: dq and dk are what roundings of
+            # f32 leave of terms whose size is that of dv.
+            assert float(np.abs(a.astype("f8")).max()) <= 1e-5 * float(np.abs(want[2]).max()), f"{label} is not 0"
+            continue
         error = distance(a, b)
         scale = float(np.abs(b).max())
         assert error <= BOUNDS[p.dtype], f"{label} is off by {error:.2g}"
         furthest = float(np.abs(a.astype("f8") - b).max())
         assert furthest <= 0.05 * scale, f"an element of {label} is off by {furthest:.2g} of {scale:.2g}"
         worst = max(worst, error)
-    # Narrow heads have tiles of 128 queries; with these there are a few registers too little: 24 to 32 bytes lie on
+    # Narrow heads have tiles of 128 queries; with a softcap there are a few registers too little: 12 to 24 bytes lie on
     # the stack, which costs time only.
-    is_tight = p.width == 64 and (p.softcap is not None or (p.kind == "causal" and p.heads != p.kv_heads))
+    is_tight = p.width == 64 and p.softcap is not None
     if not is_tight:
         check_assembled(executable)
     return worst

@@ -35,10 +35,17 @@ LARGE = {
     "8B of 2 layers, 511 before": ("8B", 2, 1, 511),
     "8B of 2 layers, 3 sequences": ("8B", 2, 3, 511),
 }
-CHECKS = (*STEPS, *LARGE)
+# Forms of which several steps are one launch: tokens as of single steps whose logits choose them.
+AHEAD = ("two layers, twice", "three sequences", "windows", "heads of 128", "softcaps", "f16")
+AHEAD_STEPS = 40
+CHECKS = (*STEPS, *LARGE, *(f"ahead, {name}" for name in AHEAD), "ahead, 1B of 4 layers")
 
 
 def run(name: str) -> float:
+    if name == "ahead, 1B of 4 layers":
+        return _large("1B", 4, 1, 500, is_ahead=True)
+    if name.startswith("ahead, "):
+        return _small_ahead(name.removeprefix("ahead, "))
     return _large(*LARGE[name]) if name in LARGE else _small(name)
 
 
@@ -62,7 +69,37 @@ def _small(name: str) -> float:
     return error
 
 
-def _large(shape: str, layers: int, batch: int, past: int) -> float:
+def _small_ahead(name: str) -> float:
+    options = STEPS[name][0]
+    case = decoder_case(**options)
+    program = rlx.Session("cuda", compile_options(None, options.get("element", "bf16"))).compile(case.built.graph)
+    read_weights(case.built.weights, program)
+    return _same_ahead(program, inputs_of(case), case.built.caches)
+
+
+def _same_ahead(program: Any, given: dict[str, Any], names: Any) -> float:
+    """Tokens and caches of one launch of many steps, again and again, against those of one step at a time."""
+    caches, now = [np.array(given[name]) for name in names], dict(given)
+    steps = min(AHEAD_STEPS, caches[0].shape[2] - 1 - int(given["kv_len"].max()))
+    assert steps > 10, steps
+    own, wanted = [rlx.device_put(cache, "cuda") for cache in caches], []
+    for _ in range(steps):
+        logits, *own = program.run(now | dict(zip(names, own)))
+        wanted.append(np.asarray(logits)[:, 0].argmax(-1).astype(np.int32))
+        now["tokens"] = wanted[-1][:, None]
+        now["positions"], now["kv_len"] = now["positions"] + 1, now["kv_len"] + 1
+    for number in range(10):
+        mine = [rlx.device_put(cache, "cuda") for cache in caches]
+        found = program.run_ahead(given | dict(zip(names, mine)), np.ones(len(given["tokens"]), np.int32), steps)
+        assert found is not None, "no such way"
+        chosen, *mine = found
+        assert np.array_equal(np.asarray(chosen), np.stack(wanted)), f"launch {number} chooses other tokens"
+        for one, other in zip(mine, own, strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), f"caches of launch {number} differ"
+    return 0.0
+
+
+def _large(shape: str, layers: int, batch: int, past: int, is_ahead: bool = False) -> float:
     """One kernel beside the kernels of the program, on weights and caches from a seed."""
     from cuda_models import config_of, weight_dims
 
@@ -87,6 +124,8 @@ def _large(shape: str, layers: int, batch: int, past: int) -> float:
     caches = runner.new_caches(batch, capacity)
     for number, cache in enumerate(caches):
         cache[...] = np.resize(np.roll(some, 31 * number), cache.shape).astype(cache.dtype)
+    if is_ahead:
+        return _same_ahead(program, given | dict(zip(built.caches, caches)), built.caches)
     results = {}
     for is_one in (True, False):
         with knobs(cuda_one_kernel=is_one):

@@ -493,6 +493,12 @@ def run_one_kernel(name: str) -> float:
     return gpu_step_checks.run(name)
 
 
+def run_training(name: str) -> float:
+    import gpu_training_checks
+
+    return gpu_training_checks.CHECKS[name]()
+
+
 def items(only: list[str]) -> Iterator[list[str]]:
     if "driver" in only:
         import gpu_driver_checks
@@ -519,6 +525,11 @@ def items(only: list[str]) -> Iterator[list[str]]:
 
         for name in gpu_rest_checks.CHECKS:
             yield ["rest", name]
+    if "training" in only:
+        import gpu_training_checks
+
+        for name in gpu_training_checks.CHECKS:
+            yield ["training", name]
     if "one_kernel" in only:
         import gpu_step_checks
 
@@ -557,6 +568,7 @@ def work() -> None:
         "model": run_model,
         "one_kernel": run_one_kernel,
         "rest": run_rest,
+        "training": run_training,
     }
     sys.stdout = sys.stderr
     for line in sys.stdin:
@@ -598,7 +610,8 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    groups = ["driver", "products", "attention", "gradients", "rest", "one_kernel", "models", "families", "ops"]
+    groups = ["driver", "products", "attention", "gradients", "training", "rest", "one_kernel", "models", "families"]
+    groups.append("ops")
     parser.add_argument("--only", nargs="+", default=groups)
     parser.add_argument("--match", default="")
     parser.add_argument("--out")

@@ -40,6 +40,7 @@ _COMPARED = {
     "eq": np.equal,
     "ne": np.not_equal,
     "oeq": np.equal,
+    "ogt": np.greater,
     "one": np.not_equal,
 }
 _CALLED: dict[str, Callable[..., Any]] = {
@@ -379,6 +380,14 @@ def instruction(code: str, outputs: int) -> Callable[[GridWarp, Sequence[Any]], 
                 warp.block.copies.append(tuple(int(at(given, i)[lane]) for i in range(4)))  # type: ignore[arg-type]
 
         return copy
+    if "mov.u64 t, %globaltimer; st.global.b64" in code:
+
+        def note(warp: GridWarp, given: Sequence[Any]) -> None:
+            # Time is how much this warp has done.
+            now = np.full((int(warp.active.sum()), 1), warp.count + 1, np.uint64)
+            warp.block.memory.store(at(given)[warp.active], now.view(np.uint8))
+
+        return note
     if "st.relaxed.gpu.global.b64" in code:
 
         def post(warp: GridWarp, given: Sequence[Any]) -> None:
@@ -386,6 +395,13 @@ def instruction(code: str, outputs: int) -> Callable[[GridWarp, Sequence[Any]], 
             warp.block.memory.store(at(given, 2)[warp.active], np.ascontiguousarray(words).view(np.uint8))
 
         return post
+    if "ld.acquire.cta.shared" in code:
+
+        def shared_hint(warp: GridWarp, given: Sequence[Any]) -> Any:
+            (count,) = _loads(warp.block.shared, at(given), warp.active, 1)
+            return warp.active & ((count - at(given, 1)).view(np.int32) < 0)
+
+        return shared_hint
     if "ld.relaxed.gpu.global" in code:
         return _poll(code, outputs) if outputs else _hint(code)
     if code.startswith("red.relaxed"):
@@ -424,7 +440,7 @@ def _memory(code: str, outputs: int, places: Sequence[int]) -> Callable[[GridWar
             warp.block.memory.store(given[places[1]][warp.active], words)
 
         return store_half
-    found = re.fullmatch(r"(ld|st)\.(shared|global)(?:\.v(\d))?\.b(32|64) .*", code)
+    found = re.fullmatch(r"(ld|st)(?:\.release\.cta)?\.(shared|global)(?:\.v(\d))?\.b(32|64) .*", code)
     if found:
         is_load, is_shared, words = found[1] == "ld", found[2] == "shared", int(found[3] or 1) * int(found[4]) // 32
 
@@ -484,15 +500,14 @@ def _barrier(code: str, warp: GridWarp, given: Sequence[Any]) -> None:
 
 
 def _poll(code: str, outputs: int) -> Callable[[GridWarp, Sequence[Any]], Any]:
-    offsets = [int(n) for n in re.findall(r"\[\$\d+\+(\d+)\]", code)]
+    places = [(int(n) - outputs, int(offset)) for n, offset in re.findall(r"\[\$(\d+)\+(\d+)\]", code)]
     per = 2 if ".v2.b64" in code else 1
-    address = int(re.search(r"\[\$(\d+)\+", code)[1]) - outputs  # type: ignore[index]
     tag = int(re.search(r"setp\.eq\.u32 p, h, \$(\d+)", code)[1]) - outputs  # type: ignore[index]
-    assert len(offsets) * per == outputs
+    assert len(places) * per == outputs
 
     def poll(warp: GridWarp, given: Sequence[Any]) -> Any:
         words = []
-        for offset in offsets:
+        for address, offset in places:
             words += _loads(warp.block.memory, given[address] + np.uint64(offset), warp.active, 2 * per)
         wanted = given[tag]
         has_all = np.ones(LANES, bool)

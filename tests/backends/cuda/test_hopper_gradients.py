@@ -79,6 +79,17 @@ def test_code(options, rows):
     assert ".entry row_products" in sums and "ld.global.nc.v4.b32" in sums and ".local" not in sums
 
 
+@pytest.mark.targets
+@pytest.mark.parametrize("mask_kind", ["none", "causal", ("sliding_window", 37)], ids=["none", "causal", "window"])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize("width", [64, 128])
+def test_sums_and_scores_stay_in_registers(width, kv_heads, mask_kind, assembled):
+    made = kernels_of(graph_of(width=width, heads=4, kv_heads=kv_heads, mask_kind=mask_kind))
+    (form,), _ = tensor_forms(made["attention_gradients"].kernel, SM_90A)
+    said = assembled(form.ptx())
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said and "(C75" not in said
+
+
 @pytest.mark.parametrize(
     "options",
     [{"dtype": "f32"}, {"width": 80}, {"width": 256}, {"mask_kind": "custom", "mask": True}],

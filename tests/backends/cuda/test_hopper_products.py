@@ -11,8 +11,8 @@ from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper import form as form_module
 from rlx.backends.cuda.hopper import launching
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
-from rlx.backends.cuda.hopper.form import HopperForm
-from rlx.backends.cuda.hopper.product import ProductShape
+from rlx.backends.cuda.hopper.form import HopperForm, tiling
+from rlx.backends.cuda.hopper.product import ProductShape, product_text
 from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, StreamShape
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import InternalError
@@ -93,7 +93,7 @@ def test_tiles_that_were_measured_are_used(monkeypatch):
         tuned = kernel_of(lambda a, w: a @ w.T, *types)
     assert tuned.origin.tiles == TensorTiles(64)
     made = next(f for f in tensor_forms(tuned, SM_90A)[0] if isinstance(f, HopperForm))
-    assert made.columns_for(4096, 1024, 132) == 64 and made.columns_for(100, 16384, 132) != 64
+    assert made.tiling_for(4096, 1024, 512, 132) == (64, 1) and made.tiling_for(100, 16384, 512, 132)[0] != 64
     # What came with rlx counts where nothing was measured here.
     came = {(schedule.name, spec.signature): {"columns": 128, "band": 8}}
     monkeypatch.setattr(tuning, "shipped", lambda machine: came)
@@ -164,7 +164,7 @@ def test_a_launch_gets_maps_tiles_and_the_rest(fake, gpu, launched):
     load = Ready()
     made, names = hopper(load, (("B", 512), "bf16"), ((14336, 512), "bf16"))
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
-    for rows, blocks, columns in ((2, 112, 128), (300, 132, 128), (4096, 132, 256)):
+    for rows, blocks, columns in ((2, 112, 128), (300, 132, 192), (4096, 132, 256)):
         fake.tensor_maps.clear()
         assert made.launch([addresses.get(n, rows) for n in names], gpu.stream)
         assert launched[-1].blocks == blocks and launched[-1].threads == 384
@@ -176,7 +176,7 @@ def test_a_launch_gets_maps_tiles_and_the_rest(fake, gpu, launched):
     # The same arguments again need nothing of the driver.
     fake.tensor_maps.clear()
     assert made.launch([addresses.get(n, 4096) for n in names], gpu.stream)
-    assert not fake.tensor_maps and len(load.loaded) == 2
+    assert not fake.tensor_maps and len(load.loaded) == 3
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -337,3 +337,45 @@ def test_a_that_lies_along_its_rows_is_read_across():
     plain = found(lambda a, w: a @ w, ((64, 64), "bf16"), ((64, 64), "bf16"))
     # The bit that turns A comes before that of B, which lies across in both.
     assert "1, 1, 1, 1;" in form.ptx(64) and "1, 1, 0, 1;" in plain.ptx(64)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ((8192, 768, 768), (192, 1)),  # two turns of tiles either way: narrow ones fill the second
+        ((8192, 8192, 8192), (256, 1)),
+        ((768, 768, 8192), (192, 5)),  # 24 tiles
+        ((64, 64, 128), (64, 1)),  # too short to be shared
+    ],
+)
+def test_tiles_fill_the_multiprocessors(sizes, wanted):
+    assert tiling(*sizes, 1, 132) == wanted
+
+
+def test_blocks_share_tiles_where_there_are_few(fake, gpu, launched):
+    kernel = kernel_of(lambda a, w: a.T @ w, ((8192, 768), "bf16"), ((8192, 768), "bf16"))
+    product, acc, _ = kernel.origin
+    names = [p.name for p in kernel.params]
+    made = form_module.hopper_form(product, acc, names, SM_90A, Ready())
+    addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
+    assert made.launch([addresses[n] for n in names], gpu.stream)
+    assert launched[-1].blocks == 120 and launched[-1].cluster == 5
+    ptx = made.ptx(192, 5)
+    assert ptx.count("barrier.cluster.arrive.release") == 4 and "ld.shared::cluster.v2.f32" in ptx
+    assert ".local" not in ptx
+    # Sums of a tile take the place of its stages.
+    shape = ProductShape(256, 1, True, "bf16", True, 8)
+    assert shape.stages * shape.stage_bytes >= 128 * 256 * 4 and shape.shared_bytes <= 227 << 10
+
+
+def test_blocks_that_share_have_one_product():
+    with pytest.raises(InternalError, match="one product"):
+        product_text("p", ProductShape(128, 2, True, "bf16", False, 2), None, SM_90A.triple)
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize(("columns", "sharing"), [(192, 1), (192, 5), (128, 3), (256, 8)])
+def test_sums_stay_in_registers(columns, sharing, assembled):
+    made = found(layer, (("B", 512), "bf16"), ((1024, 512), "bf16"), ((1024,), "bf16"))
+    said = assembled(made.ptx(columns, sharing))
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said and "(C75" not in said

@@ -1,10 +1,6 @@
 """The kernel of a decode step: its text run without a GPU by all blocks at once, and its PTX as assemblers see it."""
 
-import importlib.util
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +14,8 @@ from rlx.backends.cuda.persistent.plan import THREADS, Plan
 from rlx.backends.cuda.persistent.runner import step_ptx
 from rlx.kernels.machines import machine_named
 
+MOST_STEPS = 4
+
 
 class Device:
     """Memory with all arrays of a case, and launches of its kernel."""
@@ -28,7 +26,8 @@ class Device:
         arrays = {name: np.asarray(a) for name, a in case.arrays.items()}
         arrays |= {"<owned>": np.array(plan.owned(), "i4"), "<exchange>": np.zeros(plan.exchange_words, "u8")}
         arrays |= {"<logits>": np.full((plan.batch, step.head.height), np.nan, "f4")}
-        arrays |= {"<table>": np.zeros(len(plan.table), "u8")}
+        arrays |= {"<table>": np.zeros(len(plan.table), "u8"), "<moves>": np.ones(plan.batch, "i4")}
+        arrays |= {"<chosen>": np.full((MOST_STEPS, plan.batch), -1, "i4")}
         self.at, end = {}, GLOBAL
         for name, array in arrays.items():
             self.at[name], end = end, end + -(-array.nbytes // 256) * 256
@@ -42,12 +41,14 @@ class Device:
         start = self.at[name] - GLOBAL
         return self.memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
 
-    def launch(self, number, seed):
+    def launch(self, number, seed, steps=1):
         step, plan = self.plan.step, self.plan
-        names = ["<table>", "<owned>", "<exchange>", step.tokens, step.positions, step.lengths, "<logits>"]
+        names = ["<table>", "<owned>", "<exchange>", step.tokens, step.positions, step.lengths, "<logits>", "<moves>"]
         capacity = self.case.arrays[step.layers[0].keys].shape[2]
-        arguments = [*(self.at[name] for name in names), capacity, number]
+        arguments = [*(self.at[name] for name in (*names, "<chosen>")), capacity, number, steps]
         run_grid(self.text, arguments, self.memory, plan.blocks, THREADS, plan.shared_bytes, seed)
+        if plan.chooses:
+            return self.view("<chosen>", np.zeros((MOST_STEPS, plan.batch), "i4"))[:steps].copy()
         return self.view("<logits>", np.zeros((plan.batch, step.head.height), "f4")).copy()
 
 
@@ -71,6 +72,47 @@ def test_blocks_together_give_the_logits_of_the_cpu_engine():
     check(case, plan)
 
 
+def test_a_marked_kernel_notes_the_times_of_its_phases():
+    case = decoder_case(layers=1, heads=2, kv_heads=1, past=5, vocab=12, hidden=16, ffn=16)
+    plain = case.plan(2)
+    plan = Plan(case.step, 1, 2, SHARED, is_marked=True)
+    assert not plain.marks and plain.exchange_words == plan.marks_at
+    devices = [Device(case, p) for p in (plain, plan)]
+    assert len({device.launch(0, seed=1).tobytes() for device in devices}) == 1
+    words = devices[1].view("<exchange>", np.zeros(plan.exchange_words, "u8"))[plan.marks_at :]
+    layer, last = words.reshape(2, 2, len(plan.marks)).swapaxes(0, 1)
+    # Those of logits stand behind the layers.
+    is_last = np.array([mark.startswith("logits") for mark in plan.marks])
+    assert (np.diff(layer[:, ~is_last].astype("i8")) > 0).all() and (np.diff(last[:, is_last].astype("i8")) > 0).all()
+
+
+# Options of `decoder_case`, and blocks.
+CHAINS = {
+    "small": ({"layers": 1, "heads": 2, "kv_heads": 1, "past": 31, "vocab": 12, "hidden": 16, "ffn": 16}, 2),
+    "two sequences": ({"layers": 2, "batch": 2, "past": 30, "vocab": 28, "hidden": 16, "ffn": 16}, 3),
+    "windows": ({"family": "mistral", "windows": (9, None), "past": 62, "vocab": 20, "heads": 2, "kv_heads": 1}, 3),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.targets] * (n != "small")) for n in CHAINS])
+def test_steps_of_one_launch_are_those_of_several(name):
+    """Tokens and caches are those of launches that are given each token by the host, whose logits choose it."""
+    options, blocks = CHAINS[name]
+    case, batch = decoder_case(**options), options.get("batch", 1)
+    plain = Device(case, case.plan(blocks, batch))
+    wanted, places = [], {name: case.arrays[name] for name in (case.step.positions, case.step.lengths)}
+    for number in range(3):
+        wanted.append(plain.launch(number, seed=number).argmax(-1))
+        plain.view(case.step.tokens, case.arrays["tokens"])[:, 0] = wanted[-1]
+        for place, at_first in places.items():
+            plain.view(place, at_first)[...] = at_first + number + 1
+    plan = Plan(case.step, batch, blocks, SHARED, chooses=True)
+    chain = Device(case, plan)
+    assert chain.launch(0, seed=5, steps=3).tolist() == np.array(wanted).tolist()
+    for name, cache in case.after.items():
+        assert np.array_equal(*(device.view(name, cache).view("u2") for device in (plain, chain)))
+
+
 @pytest.mark.targets
 @pytest.mark.parametrize("name", STEPS)
 def test_kernels_of_all_forms_give_the_logits_of_the_cpu_engine(name):
@@ -91,23 +133,10 @@ def test_the_ptx_streams_weights_and_exchanges_words():
     assert not re.search(r"fence\.(acq_rel|sc)|membar|griddepcontrol|atom\.", entry)
 
 
-def assembler():
-    """ptxas, if `make tools` has brought it or the machine has one."""
-    package = importlib.util.find_spec("nvidia")
-    folders = package.submodule_search_locations or [] if package is not None else []
-    own = sorted(path for folder in folders for path in Path(folder).glob("*/bin/ptxas"))
-    return str(own[0]) if own else shutil.which("ptxas")
-
-
 @pytest.mark.targets
 @pytest.mark.parametrize(("name", "step", "batch"), [("1B", LLAMA_1B, 1), ("1B", LLAMA_1B, 8), ("8B", LLAMA_8B, 1)])
-def test_large_kernels_use_no_stack(name, step, batch, tmp_path):
-    ptxas = assembler()
-    if ptxas is None:
-        pytest.skip("ptxas is not installed; `make tools` brings it")
-    (tmp_path / "step.ptx").write_text(step_ptx(Plan(step, batch, 132, SHARED), machine_named("sm_90a")))
-    command = [ptxas, "-v", "-arch=sm_90a", "step.ptx", "-o", "step.cubin"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+def test_large_kernels_use_no_stack(name, step, batch, assembled):
+    said = assembled(step_ptx(Plan(step, batch, 132, SHARED), machine_named("sm_90a")))
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     registers = int(re.search(r"Used (\d+) registers", said)[1])
     # Of 65536 for the threads of a multiprocessor.

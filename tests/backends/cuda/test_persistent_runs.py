@@ -14,7 +14,9 @@ from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.persistent import runner
 from rlx.backends.cuda.persistent.kernel import kernel_text
 from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.models.kv_cache import DecoderRunner, SequenceBatch
 from rlx.models.language_model import compile_options
+from rlx.models.sampling import SamplingOptions
 from rlx.models.weights import read_weights
 
 SIZES = {"layers": 1, "heads": 2, "kv_heads": 1, "hidden": 16, "ffn": 16, "vocab": 12, "past": 5}
@@ -48,7 +50,7 @@ class StepKernel:
     def __init__(self, plan, fake):
         self.plan, self.memory = plan, DeviceMemory(fake)
         self.text = kernel_text(plan, "nvptx64-nvidia-cuda")
-        self.params = [None] * 9
+        self.params = [None] * 12
 
     def run_grid(self, words, blocks, threads):
         assert blocks == self.plan.blocks
@@ -58,11 +60,10 @@ class StepKernel:
 @pytest.fixture
 def stepping(fake, monkeypatch):
     """The fake GPU with two multiprocessors, which runs decode steps."""
-    monkeypatch.setenv("RLX_CUDA_ONE_KERNEL", "1")
     monkeypatch.setitem(fake_libcuda._ATTRIBUTES, DeviceAttribute.MULTIPROCESSOR_COUNT, 2)
 
     def as_text(plan, machine):
-        text = f"step {plan.batch}"
+        text = f"step {plan.batch} {plan.chooses}"
         fake.kernels[text] = StepKernel(plan, fake)
         return text
 
@@ -89,6 +90,38 @@ def test_a_step_is_one_cooperative_launch(stepping):
     assert np.asarray(again).tobytes() == np.asarray(logits).tobytes()
 
 
+@pytest.mark.targets
+def test_several_steps_are_one_launch(stepping):
+    """Those of a batch of sequences, of which one does not go on; beside single steps, whose logits choose tokens."""
+    sizes = SIZES | {"batch": 2}
+    case = decoder_case(**sizes)
+    program = rlx.Session("cuda", compile_options(None, "bf16")).compile(case.built.graph)
+    read_weights(case.built.weights, program)
+    config = decoder(**{name: size for name, size in SIZES.items() if name != "past"})[0]
+    steps = DecoderRunner(config, program, case.built.caches)
+    found, caches = [], []
+    for is_one in (False, True):
+        given = inputs_of(case)
+        spare = given[case.built.caches[0]].shape[2] - 1
+        sequences = SequenceBatch(steps, 2)
+        sequences._caches = [given[name] for name in case.built.caches]
+        sequences.tokens = [[0] * int(n) for n in given["positions"][:, 0]]
+        before = len(stepping.launches)
+        if is_one:
+            chosen = sequences.write_ahead([int(given["tokens"][0, 0]), None], SamplingOptions(), np.zeros((3, 2)))
+            assert [name for name, *_ in stepping.launches[before:]] == ["decode_step"]
+            found.append(chosen[:, 0].tolist())
+            assert len(sequences.tokens[0]) == given["positions"][0, 0] + 3
+        else:
+            token, tokens = int(given["tokens"][0, 0]), []
+            for _ in range(3):
+                token = int(sequences.extend([[token], []])[0].argmax())
+                tokens.append(token)
+            found.append(tokens)
+        caches.append([np.asarray(c)[:, :, :spare].tobytes() for c in sequences._caches])
+    assert found[0] == found[1] and caches[0] == caches[1]
+
+
 @pytest.mark.parametrize(
     ("arch", "activations", "options", "said"),
     [
@@ -96,7 +129,7 @@ def test_a_step_is_one_cooperative_launch(stepping):
             "sm_90a",
             "bf16",
             {},
-            "RLX_CUDA_ONE_KERNEL=1 makes it one kernel for up to 8 sequences",
+            "decode: one kernel for up to 8 sequences",
         ),
         ("sm_90a", "f32", {}, "decode: a graph of kernels, not one kernel: its products are f32; load the model with"),
         ("sm_80", "bf16", {}, "decode: a graph of kernels, not one kernel: sm_80 has no engine"),

@@ -250,6 +250,7 @@ class Queue:
 class Device:
     def __init__(self, folder, command):
         self.books, self._folder, self._command = Books(), Path(folder), command
+        self.has_matrices = True
         self._threads = ctypes.CDLL(str(self._built("shim_threads", ["-O2"])), ctypes.RTLD_GLOBAL)
         self._compiled = {}
 
@@ -313,6 +314,10 @@ class Device:
     def maxThreadgroupMemoryLength(self):
         return 32 << 10
 
+    def supportsFamily_(self, family):
+        require(family == 1007, "whether matrices are multiplied is asked of the family Apple7")
+        return self.has_matrices
+
     def newCommandQueue(self):
         return Queue(self)
 
@@ -343,6 +348,7 @@ def fake_module(folder):
     made.MTLCopyAllDevices = lambda: [device]
     made.MTLResourceStorageModeShared = 0
     made.MTLCommandBufferStatusError = 5
+    made.MTLGPUFamilyApple7 = 1007
     made.MTLCompileOptions = CompileOptions
     made.MTLSizeMake = Size
     return made

@@ -36,6 +36,7 @@ REFUSED = {
     "DequantMatMul",
     "Eig",
     "Fft",
+    "PanelCholesky",
     "Schur",
 }
 # Factorisations and sparse products of complex matrices, which are computed in c128.

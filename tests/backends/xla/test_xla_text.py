@@ -39,6 +39,7 @@ REFUSED = {
     "DequantMatMul",
     "Eig",
     "Logm",
+    "PanelCholesky",
     "Schur",
     "Sqrtm",
 }

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.backends.cortex_m.c_program import CProgram, c_program
 from rlx.backends.cortex_m.checking import check_export
-from rlx.backends.cortex_m.firmware import BOARDS, board_named, firmware_files
+from rlx.backends.cortex_m.firmware import BOARDS, LINES, board_named, firmware_files
 from rlx.backends.cortex_m.host_programs import stream_files
 from rlx.backends.cortex_m.learning import last_layer, learning_files
 from rlx.backends.cortex_m.project import core_named, project_files
@@ -36,8 +36,9 @@ class CortexMExporter(Exporter):
         "check": "host or qemu (yes): build it, run it on random inputs, and compare every output",
         "stream": "rows that are pushed at a time: also C that runs the network on the last rows of a stream",
         "learn": "yes: also C that trains the last layer on the device",
-        "serial": "yes: also firmware that takes inputs as raw bytes from the serial line and answers with results",
-        "board": f"the memory and serial line of a board ({', '.join(BOARDS)}) instead of those that QEMU has",
+        "serial": "uart (yes), or usb on a board: also firmware that takes inputs as raw bytes from the serial line and"
+        " answers with results",
+        "board": f"the memory and serial line (usb) of a board ({', '.join(BOARDS)}) instead of those that QEMU has",
         "report": "the name of an HTML page to write beside the C: memory map, work of each step, flash, RAM, stack",
     }
     of_integers = True
@@ -71,12 +72,12 @@ class CortexMExporter(Exporter):
         made = c_program(program, last_layer(program)[0] if learn == "yes" else None)
         if learn == "yes":
             extras |= learning_files(made.name, program)
-        serial = chosen.get("serial", "no" if board is None else "yes")
-        if serial not in ("yes", "no"):
-            raise RlxError(f"cortex-m: serial=yes or serial=no is known, got {serial!r}")
-        if serial == "yes":
+        serial = chosen.get("serial", "no" if board is None else "usb")
+        if serial not in ("yes", "no", *LINES):
+            raise RlxError(f"cortex-m: serial=uart, serial=usb or serial=no is known, got {serial!r}")
+        if serial != "no":
             is_label = program.result.dtype is DType.I32 and program.result.size == 1
-            extras |= firmware_files(made.name, core, is_label, board)
+            extras |= firmware_files(made.name, core, is_label, board, "uart" if serial == "yes" else serial)
         if "stream" in chosen:
             extras |= stream_files(made.name, *_stream_sizes(program, chosen["stream"]))
         _require_room(program, made, "ram", chosen.get("ram"), made.arena.size)

@@ -25,25 +25,21 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from rlx.backends.cpu.executor_layout import EXPORTS
+from rlx.backends.cpu.executor_sleep import system_symbols
 from rlx.backends.native.code_cache import object_cache
 from rlx.backends.native.kept_stamps import kept_stamp
 from rlx.backends.native.kernels import codegen_stamp
 from rlx.backends.native.linker import link
 from rlx.kernels.machines import Machine, host
 
-# All that the executor needs from the system.
-SYSTEM = frozenset(
-    {
-        "clock_gettime",
-        "pthread_cond_broadcast",
-        "pthread_cond_wait",
-        "pthread_mutex_lock",
-        "pthread_mutex_unlock",
-        "sched_yield",
-    }
-)
 # What decides the code besides the target, the code generator and LLVM's version.
-SOURCES = ("backends/program/table_layout.py", "backends/cpu/executor_layout.py", "backends/cpu/executor_ir.py")
+SOURCES = (
+    "backends/program/table_layout.py",
+    "backends/cpu/executor_layout.py",
+    "backends/cpu/executor_words.py",
+    "backends/cpu/executor_sleep.py",
+    "backends/cpu/executor_ir.py",
+)
 
 
 class Executor(NamedTuple):
@@ -93,7 +89,7 @@ def compile_executor(machine: Machine, **options: int) -> bytes:
 
 def link_executor(code: bytes, machine: Machine) -> Executor:
     """The executor as functions of this process."""
-    linked = link(code, "the executor", machine, EXPORTS, SYSTEM)
+    linked = link(code, "the executor", machine, EXPORTS, system_symbols(machine))
     address, number = ctypes.c_void_p, ctypes.c_int64
     return Executor(
         ctypes.CFUNCTYPE(number, address, address, number)(linked.addresses["rlx.run"]),

@@ -1,17 +1,17 @@
 """The native executor as LLVM IR: what `spmd` compiles and explains.
 
-Written here because kernels have no atomics of this kind and no user has a C compiler. `_Function` gives the few words
-that it is written in; each `build_` method of `_Module` is one function, with its contract.
+Written here because kernels have no atomics of this kind and no user has a C compiler. `executor_words` has the few
+words that it is written in, `executor_sleep` what differs from system to system; each `build_` method of `_Module` is
+one function, with its contract.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from rlx.backends.cpu.executor_layout import Job, Mailbox, PoolState, Spot
+from rlx.backends.cpu.executor_sleep import PosixSleep, WindowsSleep, build_keep_apart, is_linux, is_windows
+from rlx.backends.cpu.executor_words import Function
 from rlx.backends.program.table_layout import ENDLESS, WORD, Command, Control, Move, Patch, Segment
 from rlx.kernels.machines import Machine
 
@@ -33,93 +33,6 @@ def executor_text(machine: Machine, pause_ns: int = PAUSE_NS) -> str:
     return str(_Module(machine, pause_ns).module)
 
 
-class _Function:
-    """One function under construction, in the few words that the executor is written in. Variables are words on the
-    stack; `word(p, i)` is the address of the i-th word of a record."""
-
-    def __init__(self, module: _Module, name: str, result: Any, *parameters: Any) -> None:
-        ir = module.ir
-        self.ir, self.i64 = ir, module.i64
-        self.function = ir.Function(module.module, ir.FunctionType(result, parameters), name)
-        self.b = ir.IRBuilder(self.function.append_basic_block("entry"))
-
-    def word(self, record: Any, index: Any) -> Any:
-        position = index if isinstance(index, self.ir.Value) else self.i64(index)
-        return self.b.gep(record, [position], inbounds=True, source_etype=self.i64)
-
-    def variable(self, value: Any) -> Any:
-        with self.b.goto_entry_block():
-            place = self.b.alloca(self.i64)
-        self.b.store(value, place)
-        return place
-
-    def load(self, place: Any) -> Any:
-        return self.b.load(place, typ=self.i64)
-
-    def field(self, record: Any, index: int) -> Any:
-        return self.load(self.word(record, index))
-
-    def pointer(self, record: Any, index: int) -> Any:
-        return self.b.inttoptr(self.field(record, index), self.ir.PointerType())
-
-    def atomic_load(self, place: Any, ordering: str) -> Any:
-        return self.b.load_atomic(place, ordering, WORD, typ=self.i64)
-
-    def atomic_store(self, value: Any, place: Any, ordering: str) -> None:
-        # llvmlite's own atomic store does not know untyped pointers yet.
-        self.b.atomic_rmw("xchg", place, value, ordering)
-
-    def atomic_add(self, place: Any, amount: Any, ordering: str) -> Any:
-        """The value before."""
-        return self.b.atomic_rmw("add", place, amount, ordering)
-
-    @contextmanager
-    def when(self, condition: Any) -> Iterator[None]:
-        with self.b.if_then(condition):
-            yield
-
-    @contextmanager
-    def forever(self) -> Iterator[_Loop]:
-        """A loop that only `leave_if`, `next_if` and a return get out of or back to its start."""
-        loop = _Loop(self)
-        yield loop
-        self.b.branch(loop.start)
-        self.b.position_at_end(loop.end)
-
-    @contextmanager
-    def each(self, count: Any) -> Iterator[Any]:
-        """The numbers below `count`."""
-        position = self.variable(self.i64(0))
-        with self.forever() as loop:
-            i = self.load(position)
-            loop.leave_if(self.b.icmp_signed(">=", i, count))
-            yield i
-            self.b.store(self.b.add(i, self.i64(1)), position)
-
-    def returns_if(self, condition: Any) -> None:
-        with self.b.if_then(condition):
-            self.b.ret_void()
-
-
-class _Loop:
-    def __init__(self, f: _Function) -> None:
-        self.f = f
-        self.start, self.end = f.function.append_basic_block("loop"), f.function.append_basic_block("end")
-        f.b.branch(self.start)
-        f.b.position_at_end(self.start)
-
-    def leave_if(self, condition: Any) -> None:
-        self._branch(condition, self.end)
-
-    def next_if(self, condition: Any) -> None:
-        self._branch(condition, self.start)
-
-    def _branch(self, condition: Any, machine: Any) -> None:
-        after = self.f.function.append_basic_block("go")
-        self.f.b.cbranch(condition, machine, after)
-        self.f.b.position_at_end(after)
-
-
 class _Module:
     def __init__(self, machine: Machine, pause_ns: int) -> None:
         from llvmlite import ir
@@ -128,15 +41,10 @@ class _Module:
         self.module = ir.Module("rlx.executor")
         self.module.triple = machine.triple
         self.i64, self.i32, self.void, self.address = ir.IntType(64), ir.IntType(32), ir.VoidType(), ir.PointerType()
-        address = self.address
-        self.mutex_lock = self.declare("pthread_mutex_lock", self.i32, address)
-        self.mutex_unlock = self.declare("pthread_mutex_unlock", self.i32, address)
-        self.condition_wait = self.declare("pthread_cond_wait", self.i32, address, address)
-        self.condition_broadcast = self.declare("pthread_cond_broadcast", self.i32, address)
-        self.sched_yield = self.declare("sched_yield", self.i32)
-        self.clock_gettime = self.declare("clock_gettime", self.i32, self.i32, address)
+        self.sleeping = (WindowsSleep if is_windows(machine) else PosixSleep)(self)
         self.now = self.build_now()
         self.wake = self.build_wake()
+        self.keep_apart = build_keep_apart(self) if is_linux(machine) else None
         self.wait_until = self.build_wait_until()
         self.packed = ir.FunctionType(self.void, [self.address, self.i64, self.i64])
         self.relocate = self.build_relocate()
@@ -152,7 +60,7 @@ class _Module:
     def declare(self, name: str, result: Any, *parameters: Any) -> Any:
         return self.ir.Function(self.module, self.ir.FunctionType(result, parameters), name)
 
-    def pause(self, f: _Function) -> None:
+    def pause(self, f: Function) -> None:
         """Tell the processor that this thread only waits."""
         architecture = self.machine.triple.split("-")[0]
         if architecture == "aarch64":
@@ -165,31 +73,25 @@ class _Module:
 
     def build_now(self) -> Any:
         """Nanoseconds of a clock that never goes back."""
-        f = _Function(self, "now", self.i64)
-        moment = f.b.alloca(self.ir.ArrayType(self.i64, 2))
-        f.b.call(self.clock_gettime, [self.i32(time.CLOCK_MONOTONIC), moment])
-        seconds, rest = f.field(moment, 0), f.field(moment, 1)
-        f.b.ret(f.b.add(f.b.mul(seconds, self.i64(1_000_000_000)), rest))
+        f = Function(self, "now", self.i64)
+        f.b.ret(self.sleeping.now(f))
         return f.function
 
     def build_wake(self) -> Any:
         """wake(spot): called after a word has changed. Those who sleep counted themselves before they looked at the
-        word for the last time, and hold the mutex until they sleep: nobody is missed."""
-        f = _Function(self, "wake", self.void, self.address)
+        word for the last time: nobody is missed."""
+        f = Function(self, "wake", self.void, self.address)
         (spot,) = f.function.args
         sleepers = f.atomic_load(f.word(spot, Spot.SLEEPERS), "seq_cst")
         f.returns_if(f.b.icmp_signed("==", sleepers, self.i64(0)))
-        mutex = f.word(spot, Spot.MUTEX)
-        f.b.call(self.mutex_lock, [mutex])
-        f.b.call(self.mutex_unlock, [mutex])
-        f.b.call(self.condition_broadcast, [f.word(spot, Spot.CONDITION)])
+        self.sleeping.wake(f, spot)
         f.b.ret_void()
         return f.function
 
     def build_wait_until(self) -> Any:
         """wait_until(word, least, spot, patience): until `*word >= least`, where who changes the word calls wake(spot).
         Sleeps after `patience` ns."""
-        f = _Function(self, "wait_until", self.void, self.address, self.i64, self.address, self.i64)
+        f = Function(self, "wait_until", self.void, self.address, self.i64, self.address, self.i64)
         word, least, spot, patience = f.function.args
 
         def reached(ordering: str) -> Any:
@@ -207,21 +109,14 @@ class _Module:
             waited = f.b.sub(f.b.call(self.now, []), start)
             waiting.leave_if(f.b.icmp_signed(">=", waited, patience))
             with f.when(f.b.icmp_signed(">=", waited, self.i64(SPIN_NS))):
-                f.b.call(self.sched_yield, [])
-        mutex, sleepers = f.word(spot, Spot.MUTEX), f.word(spot, Spot.SLEEPERS)
-        f.b.call(self.mutex_lock, [mutex])
-        f.atomic_add(sleepers, self.i64(1), "seq_cst")
-        with f.forever() as sleeping:
-            sleeping.leave_if(reached("seq_cst"))
-            f.b.call(self.condition_wait, [f.word(spot, Spot.CONDITION), mutex])
-        f.atomic_add(sleepers, self.i64(-1), "seq_cst")
-        f.b.call(self.mutex_unlock, [mutex])
+                self.sleeping.yield_cpu(f)
+        self.sleeping.sleep_until(f, lambda: reached("seq_cst"), spot)
         f.b.ret_void()
         return f.function
 
     def build_relocate(self) -> Any:
         """relocate(job, segment): write every address into the slots where the kernels of a segment read it."""
-        f = _Function(self, "relocate", self.void, self.address, self.address)
+        f = Function(self, "relocate", self.void, self.address, self.address)
         job, segment = f.function.args
         slots, values = f.pointer(job, Job.SLOTS), f.pointer(job, Job.VALUES)
         patches, count = f.pointer(segment, Segment.PATCHES), f.field(segment, Segment.PATCH_COUNT)
@@ -234,7 +129,7 @@ class _Module:
 
     def build_move(self) -> Any:
         """move(job, control, counter): set the addresses that change with the counter."""
-        f = _Function(self, "move", self.void, self.address, self.address, self.i64)
+        f = Function(self, "move", self.void, self.address, self.address, self.i64)
         job, control, counter = f.function.args
         values, moves = f.pointer(job, Job.VALUES), f.pointer(control, Control.MOVES)
         is_first = f.b.icmp_signed("==", counter, self.i64(0))
@@ -255,7 +150,7 @@ class _Module:
 
     def build_decide(self) -> Any:
         """decide(job, control) -> the segment that follows; its addresses are in their places."""
-        f = _Function(self, "decide", self.address, self.address, self.address)
+        f = Function(self, "decide", self.address, self.address, self.address)
         job, control = f.function.args
         counter = f.pointer(control, Control.COUNTER)
         stepped = f.b.add(f.load(counter), self.i64(1))
@@ -280,7 +175,7 @@ class _Module:
 
     def build_perform(self) -> Any:
         """perform(segment) -> its control, or null: run all of a segment in this thread."""
-        f = _Function(self, "perform", self.address, self.address)
+        f = Function(self, "perform", self.address, self.address)
         (segment,) = f.function.args
         command = f.variable(f.field(segment, Segment.COMMANDS))
         left = f.variable(f.field(segment, Segment.TICKETS))
@@ -304,7 +199,7 @@ class _Module:
     def build_enter(self) -> Any:
         """enter(job, segment, base): let a segment be at work, its tickets beginning at `base`, all below being
         completed. Narrow segments are run at once, until the time for a look at the outside has come."""
-        f = _Function(self, "enter", self.void, self.address, self.address, self.i64)
+        f = Function(self, "enter", self.void, self.address, self.address, self.i64)
         job, start, base = f.function.args
         current = f.variable(f.b.ptrtoint(start, self.i64))
         segments = f.variable(self.i64(0))  # how many were run
@@ -341,7 +236,7 @@ class _Module:
         has a deadline (0: none) tells all others to stop when it has passed. A ticket that was taken is always run:
         everything below it was taken before, by threads that are at it, so nobody waits in vain. A segment stays at
         work until its last ticket has been run, so whoever holds one of its tickets sees it unchanged."""
-        f = _Function(self, "walk", self.void, self.address, self.address, self.i64)
+        f = Function(self, "walk", self.void, self.address, self.address, self.i64)
         pool, job, deadline = f.function.args
         progress = f.word(pool, PoolState.PROGRESS)
         limit = f.variable(self.i64(0))  # of the segment that this thread knows
@@ -407,7 +302,7 @@ class _Module:
 
     def build_run(self) -> None:
         """run(pool, job, threads): goes on from the ticket where the job stands."""
-        f = _Function(self, "rlx.run", self.i64, self.address, self.address, self.i64)
+        f = Function(self, "rlx.run", self.i64, self.address, self.address, self.i64)
         pool, job, threads = f.function.args
         f.atomic_store(self.i64(0), f.word(job, Job.STOP), "monotonic")
         deadline = f.b.add(f.b.call(self.now, []), self.i64(self.pause_ns))
@@ -433,7 +328,7 @@ class _Module:
         completed = f.atomic_load(f.word(job, Job.COMPLETED), "acquire")
         f.b.ret(f.b.zext(f.b.icmp_signed("<", completed, f.field(job, Job.TICKETS)), self.i64))
 
-    def invite(self, f: _Function, pool: Any, job: Any, threads: Any) -> None:
+    def invite(self, f: Function, pool: Any, job: Any, threads: Any) -> None:
         """Open the job and write to the mailboxes of as many workers as are wanted beside the caller."""
         number = f.b.add(f.field(pool, PoolState.GENERATION), self.i64(1))
         f.b.store(number, f.word(pool, PoolState.GENERATION))
@@ -441,17 +336,19 @@ class _Module:
         f.atomic_store(number, f.word(pool, PoolState.OPEN), "seq_cst")
         self.write_to_workers(f, pool, f.b.sub(threads, self.i64(1)), number)
 
-    def write_to_workers(self, f: _Function, pool: Any, count: Any, mail: Any) -> None:
+    def write_to_workers(self, f: Function, pool: Any, count: Any, mail: Any) -> None:
         with f.each(count) as i:
             boxes = f.word(pool, PoolState.MAILBOXES)
             box = f.word(boxes, f.b.mul(i, self.i64(Mailbox.WORDS)))
             # Never back to a smaller number: who was told to leave stays told.
             f.b.atomic_rmw("max", f.word(box, Mailbox.MAIL), mail, "seq_cst")
+            if self.keep_apart is not None:
+                f.b.call(self.keep_apart, [pool, box])
             f.b.call(self.wake, [f.word(box, Mailbox.SPOT)])
 
     def build_serve(self) -> None:
         """serve(pool, mailbox): the life of a worker."""
-        f = _Function(self, "rlx.serve", self.void, self.address, self.address)
+        f = Function(self, "rlx.serve", self.void, self.address, self.address)
         pool, box = f.function.args
         mail = f.variable(self.i64(0))
         absent, progress = f.word(pool, PoolState.ABSENT), f.word(pool, PoolState.PROGRESS)
@@ -471,7 +368,7 @@ class _Module:
 
     def build_dismiss(self) -> None:
         """dismiss(pool, workers): end the workers; one that is inside a job ends after it."""
-        f = _Function(self, "rlx.dismiss", self.void, self.address, self.i64)
+        f = Function(self, "rlx.dismiss", self.void, self.address, self.i64)
         pool, workers = f.function.args
         self.write_to_workers(f, pool, workers, self.i64(LEAVE))
         f.b.ret_void()

@@ -30,9 +30,10 @@ class Spot:
 
 
 class Mailbox:
-    """What a worker watches: the number of the last job it was invited to."""
+    """What a worker watches: the number of the last job it was invited to. Behind it what callers know of the worker:
+    its thread's number for the system, 0 where it may run anywhere, and the CPU that it keeps off, plus 1."""
 
-    MAIL, SPOT = 0, LINE
+    MAIL, THREAD, AVOIDED, SPOT = 0, 1, 2, LINE
     WORDS = LINE + Spot.WORDS
 
 
@@ -45,7 +46,8 @@ class PoolState:
     OPEN, JOB = LINE, LINE + 1
     ABSENT = 2 * LINE
     PROGRESS = 3 * LINE  # the spot of those who wait for others inside a run
-    MAILBOXES = PROGRESS + Spot.WORDS
+    CPUS = PROGRESS + Spot.WORDS  # a bit for each CPU that the process may use
+    MAILBOXES = CPUS + LINE
 
 
 def pool_words(workers: int) -> int:

@@ -13,17 +13,20 @@ import ctypes
 import os
 import threading
 
+import numpy as np
+
 from rlx.backends.cpu.executor import Executor
-from rlx.backends.cpu.executor_layout import Mailbox, PoolState, Spot, pool_words
-from rlx.backends.cpu.threads import MAX_THREADS
+from rlx.backends.cpu.executor_layout import LINE, Mailbox, PoolState, Spot, pool_words
+from rlx.backends.cpu.threads import MAX_THREADS, allowed_cpus
 from rlx.backends.memory import aligned_words
 from rlx.backends.program.table_layout import WORD
 from rlx.locks import fork_safe_lock
+from rlx.systems import this_system
 
 # A worker leaves within one ticket; a process that ends waits no longer than this for one that does not.
 _EXIT_SECONDS = 2.0
-# Looked up once: the system's own lock of its libraries may be held by a thread that a forked child does not have.
-_mutex_init, _cond_init = ctypes.CDLL(None).pthread_mutex_init, ctypes.CDLL(None).pthread_cond_init
+# Made at once: a forked child may not look up functions of the system, whose locks another thread may have held.
+_system = this_system()
 
 
 class Pool:
@@ -38,6 +41,9 @@ class Pool:
         self._lock = fork_safe_lock()
         self._is_closed = False
         self._make_spot(self.address + WORD * PoolState.PROGRESS)
+        self._cpus = allowed_cpus()
+        bits = sum(1 << cpu for cpu in self._cpus).to_bytes(LINE * WORD, "little")
+        self._state[PoolState.CPUS : PoolState.CPUS + LINE] = np.frombuffer(bits, np.int64)
 
     def run(self, job: int, threads: int) -> None:
         """Run the job (its address) to the end with up to `threads` threads, this one included.
@@ -82,12 +88,13 @@ class Pool:
                 except RuntimeError:
                     return  # the system has no threads left: those who are there do the work
                 self._workers.append(worker)
+                if count + 1 == len(self._cpus):
+                    # Every CPU is to have one thread: workers keep off that of whoever wakes them.
+                    place = PoolState.MAILBOXES + number * Mailbox.WORDS + Mailbox.THREAD
+                    self._state[place] = worker.native_id or 0
 
     def _make_spot(self, spot: int) -> None:
-        failed = _mutex_init(ctypes.c_void_p(spot + WORD * Spot.MUTEX), None)
-        failed |= _cond_init(ctypes.c_void_p(spot + WORD * Spot.CONDITION), None)
-        if failed:
-            raise OSError(failed, "the system has no mutex or condition variable left")
+        _system.make_sleeping_place(spot + WORD * Spot.MUTEX, spot + WORD * Spot.CONDITION)
 
 
 _pool: Pool | None = None

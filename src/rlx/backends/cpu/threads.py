@@ -54,12 +54,16 @@ def thread_count(option: int | None) -> int:
 def usable_cpus() -> int:
     """The CPUs this process may use, found once. A part of a CPU does not count: two threads that wait for each other
     on one and a half CPUs are slower than one thread."""
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
+    allowed = len(allowed_cpus()) or os.cpu_count() or 1
     quota = cgroup_quota()
     return max(1, min(allowed, MAX_THREADS, MAX_THREADS if quota is None else int(quota)))
+
+
+def allowed_cpus() -> frozenset[int]:
+    """The numbers of the CPUs that this thread may run on, below `MAX_THREADS`; none where the system does not say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return frozenset()
+    return frozenset(cpu for cpu in os.sched_getaffinity(0) if cpu < MAX_THREADS)
 
 
 def cgroup_quota(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float | None:

@@ -58,6 +58,7 @@ class PoolAttribute(IntEnum):
     RELEASE_THRESHOLD = 4
     RESERVED_MEM_CURRENT = 5
     USED_MEM_CURRENT = 7
+    USED_MEM_HIGH = 8
 
 
 STREAM_NON_BLOCKING = 1

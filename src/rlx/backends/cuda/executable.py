@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +16,7 @@ from rlx.backends.cuda.persistent.plan import MOST_BATCH, Plan
 from rlx.backends.cuda.persistent.runner import Decoding, machine_refusal
 from rlx.backends.cuda.persistent.step import Step, Unfit
 from rlx.backends.cuda.runner import Runner
-from rlx.backends.program.device_programs import DeviceExecutable
+from rlx.backends.program.device_programs import DeviceExecutable, DeviceParams
 from rlx.backends.program.program import NativeStep, Program, Programs, build_programs
 from rlx.errors import BackendError
 from rlx.ir.graph import Graph
@@ -103,8 +104,14 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
             return (f"decode: a graph of kernels, not one kernel{reason}",)
         form = f"one kernel for up to {fitting[-1]} sequences with one new token each{reason}"
         if not knobs.cuda_one_kernel:
-            return (f"decode: a graph of kernels; RLX_CUDA_ONE_KERNEL=1 makes it {form}",)
+            return (f"decode: a graph of kernels, since RLX_CUDA_ONE_KERNEL=0; without it {form}",)
         return (f"decode: {form}",)
+
+    def run_ahead(  # type: ignore[override]  # values of the device in and out
+        self, inputs: Mapping[str, Array | DeviceArray], params: DeviceParams[DeviceArray], moves: Array, steps: int
+    ) -> list[DeviceArray] | None:
+        found: list[DeviceArray] | None = self._main.run_ahead(inputs, params, moves, steps)
+        return found
 
     def _put(self, array: Array, what: str) -> DeviceArray:
         return DeviceArray.of(array, self._gpu_here.stream, what)

@@ -138,6 +138,11 @@ class Pool:
         return self._attribute(PoolAttribute.USED_MEM_CURRENT)
 
     @property
+    def most_used_bytes(self) -> int:
+        """What was used at most since the process began."""
+        return self._attribute(PoolAttribute.USED_MEM_HIGH)
+
+    @property
     def reserved_bytes(self) -> int:
         return self._attribute(PoolAttribute.RESERVED_MEM_CURRENT)
 

@@ -47,14 +47,7 @@ class Runner:
         """The outputs, in the memory of the GPU; they may still be being computed. An input that the program stores
         over is stored over if it lies on the GPU."""
         self.gpu.use()
-        stream, arrays = self.stream, []
-        for leaf, name, dtype in self._leaves:
-            given = inputs.get(name)
-            if type(given) is not DeviceArray or given.dtype != dtype or given.stream is not stream:
-                given = self._input(leaf, inputs)
-            arrays.append(given)
-        if self.program.overwritten:
-            self._make_exclusive(arrays)
+        arrays = self._inputs(inputs)
         if self._decoding is not None and knobs.cuda_one_kernel:
             batch = self._decoding.batch(arrays)
             if batch and not self._decoding.refusal(batch):
@@ -67,6 +60,36 @@ class Runner:
             return self._execute(contexts, context, arrays, params)
         finally:
             contexts.give(context)
+
+    def run_ahead(
+        self,
+        inputs: Mapping[str, Array | DeviceArray],
+        params: DeviceParams[DeviceArray],
+        moves: Array,
+        steps: int,
+    ) -> list[DeviceArray] | None:
+        """Steps of a decoder in one launch; None, and nothing is done, where they cannot be."""
+        decoding = self._decoding
+        if decoding is None or not knobs.cuda_one_kernel or times.get() is not None:
+            return None
+        batch = decoding.batch_of({name: value.shape for name, value in inputs.items()})
+        if not batch or decoding.refusal(batch, chooses=True):
+            return None
+        self.gpu.use()
+        moved = DeviceArray.of(np.ascontiguousarray(moves, np.int32), self.stream, "by how much sequences grow")
+        return decoding.run_ahead(batch, self._inputs(inputs), params, moved, steps)
+
+    def _inputs(self, inputs: Mapping[str, Array | DeviceArray]) -> list[DeviceArray]:
+        """All of them on the GPU, those that are stored over in memory of their own."""
+        stream, arrays = self.stream, []
+        for leaf, name, dtype in self._leaves:
+            given = inputs.get(name)
+            if type(given) is not DeviceArray or given.dtype != dtype or given.stream is not stream:
+                given = self._input(leaf, inputs)
+            arrays.append(given)
+        if self.program.overwritten:
+            self._make_exclusive(arrays)
+        return arrays
 
     def _decode(
         self, batch: int, inputs: list[DeviceArray], params: DeviceParams[DeviceArray]

@@ -18,7 +18,7 @@ from rlx.kernels.emit.gpu_c_emit import GpuKernel, legal_for_text
 from rlx.kernels.emit.msl_emit import msl_module
 from rlx.kernels.ir.loop_ir import Kernel, Space
 from rlx.kernels.legalize import KernelRefused
-from rlx.kernels.machines import METAL
+from rlx.kernels.machines import METAL, METAL_MATRICES, Machine
 
 # Places for buffers in a kernel's arguments, of which the last is for sizes, and bytes that may be given in place.
 MOST_BUFFERS, MOST_SIZES = 31, 512
@@ -27,9 +27,9 @@ MOST_BUFFERS, MOST_SIZES = 31, 512
 class MetalCode(TextCode):
     """A kernel with its form for Metal."""
 
-    def __init__(self, kernel: Kernel, key: str) -> None:
+    def __init__(self, kernel: Kernel, key: str, machine: Machine) -> None:
         super().__init__(kernel, key)
-        self.legal = legal_for_text(kernel, METAL, "Metal")
+        self.legal = legal_for_text(kernel, machine, "Metal")
         shared = (a for a in self.legal.arrays if a.space is Space.SHARED)
         self.shared_bytes = sum(a.dtype.size_bytes * (a.size or 0) for a in shared)
         buffers = sum(size > 0 for size in self.sizes)
@@ -50,7 +50,9 @@ class MetalGpu(TextGpu):
         self.metal, self.device, self.about = module, device, str(device.name())
         self.queue = device.newCommandQueue()
         self.pool = Pool(self.name, int(device.maxBufferLength()), self._create)
-        self.loader = TextLoader(METAL, self._code)
+        has_matrices = device.supportsFamily_(module.MTLGPUFamilyApple7)
+        self.machine = METAL_MATRICES if has_matrices else METAL
+        self.loader = TextLoader(self.machine, self._code)
         self.commands = self._buffers = CommandBuffers(self)
         self.pipelines: dict[str, Any] = {}
 
@@ -63,7 +65,7 @@ class MetalGpu(TextGpu):
     # Code.
 
     def _code(self, kernel: Kernel, key: str) -> MetalCode:
-        code, shared = MetalCode(kernel, key), int(self.device.maxThreadgroupMemoryLength())
+        code, shared = MetalCode(kernel, key, self.machine), int(self.device.maxThreadgroupMemoryLength())
         if code.shared_bytes > shared:
             raise KernelRefused(
                 f"kernel {code.name}: its threads share {code.shared_bytes} bytes, and those of {self.about} at most "

@@ -32,8 +32,9 @@ from rlx.locks import fork_safe_lock
 if TYPE_CHECKING:
     from rlx.kernels.ir.loop_ir import Kernel
 
-# What generated code may call. LLVM makes these of plain loads and stores, and every process has them.
-ALLOWED_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
+# What generated code may call. LLVM makes these of plain loads and stores, and of many variables on Windows' stacks.
+# Every process has them.
+ALLOWED_SYMBOLS = frozenset({"memcpy", "memmove", "memset", "__chkstk"})
 
 # What decides the code besides the kernel's text and the target.
 CODEGEN = ("kernels/ir", "kernels/math", "kernels/emit", "kernels/legalize.py", "kernels/machines.py")

@@ -1,35 +1,33 @@
 """Object code to functions of this process.
 
-Kernels are small and call next to nothing: on x86-64 Linux they are placed by the few lines below, so that a process
-which finds all its code on disk never loads LLVM, which takes longer and more memory than everything else at start.
-What these lines do not know, and other machines, is left to LLVM's linker.
+Kernels are small and call next to nothing: on x86-64 and AArch64 they are placed by the few lines below, so that a
+process which finds all its code on disk never loads LLVM, which takes longer and more memory than everything else at
+start. What these lines do not know, and other machines, is left to LLVM's linker.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import mmap
 import struct
-import sys
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 from rlx.backends.native.elf import LINKER_SYMBOLS, NO_SECTION, ElfObject, Section, damaged
-from rlx.errors import BackendError, InternalError
+from rlx.errors import InternalError
 from rlx.kernels.machines import Machine
+from rlx.systems import this_system
 
-_X86_64 = 62  # e_machine
+_X86_64, _AARCH64 = 62, 183  # e_machine
 # sh_type and sh_flags: relocations with addends, tables for unwinding the stack, data in memory and how it is used.
 _RELOCATIONS, _UNWIND = 4, 0x70000001
 _WRITABLE, _IN_MEMORY = 1, 2
 _NO_BITS = 8
-# A sum of an address and an addend, whole or relative to where it is stored.
-_ABSOLUTE, _RELATIVE, _CALL = 1, 2, 4
-# jmp *[rip], and the address behind it: calls reach 2 GiB, and the process has its functions anywhere.
-_JUMP = b"\xff\x25\x00\x00\x00\x00"
+# A jump to the address behind it: calls reach no farther than 2 GiB, or 128 MiB, and the process has its functions
+# anywhere. jmp *[rip], and ldr x16, 8; br x16.
+_JUMPS = {_X86_64: b"\xff\x25\x00\x00\x00\x00", _AARCH64: b"\x50\x00\x00\x58\x00\x02\x1f\xd6"}
 _JUMP_BYTES = 16
 
 
@@ -44,7 +42,7 @@ def link(code: bytes, name: str, machine: Machine, exports: Collection[str], all
     """Place an object into memory. It may use the functions of the process that are `allowed`, and no others."""
     parts = ElfObject(code)
     require_symbols(parts, name, allowed)
-    imports = {symbol: _process_address(symbol) for symbol in sorted(parts.undefined)}
+    imports = {symbol: this_system().address_of(symbol) for symbol in sorted(parts.undefined)}
     placed = _place(parts, imports) if _is_ours(parts) else None
     if placed is None:
         return _link_with_llvm(code, name, machine, exports, imports)
@@ -65,12 +63,13 @@ def require_symbols(parts: ElfObject, name: str, allowed: Collection[str]) -> No
 
 
 def _is_ours(parts: ElfObject) -> bool:
-    return sys.platform == "linux" and parts.is_64 and parts.machine == _X86_64
+    return parts.is_64 and parts.machine in _JUMPS
 
 
 def _place(parts: ElfObject, imports: Mapping[str, int]) -> Linked | None:
     """The code where it can run; None where it needs something that is not known here."""
     try:
+        jump, relocate = _JUMPS[parts.machine], _RELOCATE[parts.machine]
         starts, size = _layout(parts)
         jumps = {symbol: size + i * _JUMP_BYTES for i, symbol in enumerate(imports)}
         image = bytearray(size + len(jumps) * _JUMP_BYTES)
@@ -79,12 +78,13 @@ def _place(parts: ElfObject, imports: Mapping[str, int]) -> Linked | None:
             content = parts.code[section.at : section.at + section.size]
             image[start : start + len(content)] = content
         for symbol, start in jumps.items():
-            image[start : start + _JUMP_BYTES] = (_JUMP + imports[symbol].to_bytes(8, "little")).ljust(_JUMP_BYTES)
+            image[start : start + _JUMP_BYTES] = (jump + imports[symbol].to_bytes(8, "little")).ljust(_JUMP_BYTES)
         memory = _CodeMemory(len(image))
         places = _symbol_offsets(parts, starts, jumps)
         for section in parts.sections:
             if section.kind == _RELOCATIONS and section.info in starts:
-                _relocate(parts, section, starts[section.info], image, memory.address, places)
+                for here, kind, target in _relocations(parts, section, starts[section.info], places):
+                    relocate(image, here, kind, target, memory.address)
     except _Unknown:
         return None
     except (struct.error, IndexError, ValueError, OverflowError) as error:
@@ -96,21 +96,16 @@ def _place(parts: ElfObject, imports: Mapping[str, int]) -> Linked | None:
 
 
 class _CodeMemory:
-    """Pages for code: first written, then run, never both. They are given back when this object is gone; not so at the
-    end of the process, when threads may still be inside."""
+    """Pages for code. They are given back when this object is gone; not so at the end of the process, when threads may
+    still be inside."""
 
     def __init__(self, size: int) -> None:
-        access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        address = _system().mmap(None, size, access, kind, -1, 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            raise BackendError(f"the system has no memory for {size} bytes of code")
-        self.address, self._size = address, size
-        weakref.finalize(self, _system().munmap, address, size).atexit = False
+        system = this_system()
+        self.address = system.new_pages(size)
+        weakref.finalize(self, system.free_pages, self.address, size).atexit = False
 
     def fill(self, image: bytearray) -> None:
-        ctypes.memmove(self.address, bytes(image), self._size)
-        if _system().mprotect(self.address, self._size, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise BackendError("this system does not let a process run code that it has made; rlx needs that")
+        this_system().fill_pages(self.address, bytes(image))
 
 
 class _Unknown(Exception):
@@ -148,39 +143,69 @@ def _symbol_offsets(parts: ElfObject, starts: Mapping[int, int], jumps: Mapping[
     return found
 
 
-def _relocate(
-    parts: ElfObject, table: Section, start: int, image: bytearray, base: int, places: list[int | None]
-) -> None:
-    """Write the addresses that a section needs into the image."""
+def _relocations(
+    parts: ElfObject, table: Section, start: int, places: list[int | None]
+) -> Iterator[tuple[int, int, int]]:
+    """Where the image needs an address, in which form, and that of what, from the start of the image."""
     for at in range(table.at, table.at + table.size, 24):
         offset, info, addend = struct.unpack_from("<QQq", parts.code, at)
-        symbol, kind = places[info >> 32], info & 0xFFFFFFFF
-        here = start + offset
+        symbol = places[info >> 32]
         if symbol is None:
             raise _Unknown
-        if kind in (_RELATIVE, _CALL):
-            struct.pack_into("<i", image, here, symbol + addend - here)
-        elif kind == _ABSOLUTE:
-            struct.pack_into("<Q", image, here, base + symbol + addend)
-        else:
+        yield start + offset, info & 0xFFFFFFFF, symbol + addend
+
+
+def _relocate_x86_64(image: bytearray, here: int, kind: int, target: int, base: int) -> None:
+    match kind:
+        case 2 | 4:  # relative data, and calls
+            struct.pack_into("<i", image, here, target - here)
+        case 1:
+            struct.pack_into("<Q", image, here, base + target)
+        case _:
             raise _Unknown
 
 
-@cache
-def _system() -> Any:
-    """The C library, a copy of our own with types."""
-    library = ctypes.CDLL(None)
-    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    library.mmap.argtypes, library.mmap.restype = (address, size, number, number, number, ctypes.c_long), address
-    library.munmap.argtypes, library.mprotect.argtypes = (address, size), (address, size, number)
-    return library
+# How many bits of an offset within a page an instruction leaves out, since what it loads is aligned to as much.
+_IN_PAGE = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
 
 
-@cache
-def _process_address(symbol: str) -> int:
-    address = ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value
-    assert address is not None
-    return address
+def _relocate_aarch64(image: bytearray, here: int, kind: int, target: int, base: int) -> None:
+    match kind:
+        case 257:
+            struct.pack_into("<Q", image, here, base + target)
+        case 260:
+            struct.pack_into("<q", image, here, target - here)
+        case 261:
+            struct.pack_into("<i", image, here, target - here)
+        case 282 | 283:  # b and bl
+            _set_bits(image, here, _signed_bits(target - here >> 2, 26), 0, 26)
+        case 275:  # adrp: pages between this one and that of the target
+            pages = _signed_bits((base + target >> 12) - (base + here >> 12), 21)
+            _set_bits(image, here, pages & 3, 29, 2)
+            _set_bits(image, here, pages >> 2, 5, 19)
+        case _ if kind in _IN_PAGE:  # the rest of what adrp has left, in add and loads
+            _set_bits(image, here, (base + target & 0xFFF) >> _IN_PAGE[kind], 10, 12)
+        case _:
+            raise _Unknown
+
+
+def _signed_bits(value: int, bits: int) -> int:
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise OverflowError(f"{value} has no place in {bits} bits")
+    return value & (1 << bits) - 1
+
+
+def _set_bits(image: bytearray, at: int, value: int, first: int, count: int) -> None:
+    """Write a field of an instruction."""
+    (word,) = struct.unpack_from("<I", image, at)
+    mask = ((1 << count) - 1) << first
+    struct.pack_into("<I", image, at, word & ~mask | value << first)
+
+
+_RELOCATE: Mapping[int, Callable[[bytearray, int, int, int, int], None]] = {
+    _X86_64: _relocate_x86_64,
+    _AARCH64: _relocate_aarch64,
+}
 
 
 def _link_with_llvm(

@@ -38,6 +38,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.shape import Size
 from rlx.kernels.emit.wgsl_emit import open_kernel
 from rlx.kernels.emit.wgsl_text import Prelude
+from rlx.kernels.machines import WGSL
 
 # What every implementation of WebGPU binds at a time.
 BINDING_BYTES = 128 << 20
@@ -58,7 +59,7 @@ class GpuProgram(NamedTuple):
 def gpu_program(graph: Graph, signature: Signature, params: Mapping[str, Array]) -> GpuProgram:
     refuse_doubles(graph, "wgpu", "WGSL")
     compiled = compile_with_options(graph, "wgpu", CompileOptions())
-    program = build_program(compiled.lir, loading=loader().loading)
+    program = build_program(compiled.lir, loading=loader(WGSL).loading)
     codes = codes_of(program)
     web = WebProgram(program, codes, signature, arrays_of(program, compiled, params))
     copies = bool(program.moved) or any(isinstance(s, LoopStep) for s in steps_inside(program))
@@ -68,7 +69,7 @@ def gpu_program(graph: Graph, signature: Signature, params: Mapping[str, Array])
     copy = None
     if copies:
         copy = {"kernel": len(kernels), "chunk": CHUNK}
-        kernels.append(_kernel(loader().load(copy_kernel()).code, prelude, True))
+        kernels.append(_kernel(loader(WGSL).load(copy_kernel()).code, prelude, True))
     document = {
         **web.document,
         "prelude": prelude.text,

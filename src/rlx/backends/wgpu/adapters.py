@@ -68,7 +68,12 @@ def probe() -> Found | Absent:
     if importlib.util.find_spec("wgpu") is None:
         reason = "running on GPUs through WebGPU needs the package wgpu"
         return Absent(Absence.NotInstalled, reason, "pip install 'rlx[wgpu]'")
-    infos = tuple(DeviceInfo(i, a.name, f"{a.interface}, {a.kind}") for i, a in enumerate(adapters()))
+    from rlx.backends.wgpu.features import adapter_features
+
+    infos = tuple(
+        DeviceInfo(i, a.name, ", ".join([a.interface, a.kind, *adapter_features(a.handle)]))
+        for i, a in enumerate(adapters())
+    )
     if not infos:
         return Absent(Absence.NoDevice, "WebGPU finds no adapter", REMEDY[0].lower() + REMEDY[1:])
     return Found(infos)

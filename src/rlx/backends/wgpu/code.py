@@ -10,7 +10,7 @@ from rlx.backends.text_gpu.code import TextCode, TextLoader
 from rlx.kernels.emit.wgsl_emit import argument_words, scratch_words, table_words
 from rlx.kernels.ir.loop_ir import Kernel, Space
 from rlx.kernels.legalize import KernelRefused, legalize
-from rlx.kernels.machines import WGSL
+from rlx.kernels.machines import Machine
 from rlx.kernels.words.words import in_words
 
 # What every implementation of WebGPU has: invocations of a workgroup, and bytes that they share.
@@ -20,10 +20,10 @@ MOST_THREADS, MOST_SHARED = 256, 16384
 class WgslCode(TextCode):
     """A kernel in words."""
 
-    def __init__(self, kernel: Kernel, key: str) -> None:
+    def __init__(self, kernel: Kernel, key: str, machine: Machine) -> None:
         super().__init__(kernel, key)
-        self._kernel = kernel
-        self.words = in_words(legalize(kernel, WGSL))
+        self._kernel, self._machine = kernel, machine
+        self.words = self._in_words(trusts_alignment=True)
         self.argument_words, self.scratch_words = argument_words(self.words), scratch_words(self.words)
         self.tables = np.array(table_words(self.words), np.uint32)
         shared = sum(4 * (a.size or 0) for a in self.words.arrays if a.space is Space.SHARED)
@@ -36,10 +36,13 @@ class WgslCode(TextCode):
     @cached_property
     def anywhere(self) -> Kernel:
         """The same for elements that do not begin where a word does."""
-        return in_words(legalize(self._kernel, WGSL), trusts_alignment=False)
+        return self._in_words(trusts_alignment=False)
+
+    def _in_words(self, trusts_alignment: bool) -> Kernel:
+        return in_words(legalize(self._kernel, self._machine), trusts_alignment, self._machine)
 
 
 @cache
-def loader() -> TextLoader:
-    """Of programs for WebGPU."""
-    return TextLoader(WGSL, WgslCode)
+def loader(machine: Machine) -> TextLoader:
+    """Of programs for WebGPU, on adapters that have what a machine has."""
+    return TextLoader(machine, lambda kernel, key: WgslCode(kernel, key, machine))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from rlx.backends.text_gpu.code import TextCode
+from rlx.backends.text_gpu.code import TextCode, TextLoader
 from rlx.backends.text_gpu.device import TextGpu
 from rlx.backends.text_gpu.memory import Array, DeviceBuffer, Place, Pool
 from rlx.backends.wgpu.adapters import Adapter, choose
 from rlx.backends.wgpu.code import loader
+from rlx.backends.wgpu.features import adapter_features, has_exact_f16, paying_features, requested
 from rlx.backends.wgpu.pipelines import Pipelines
 from rlx.backends.wgpu.recorder import Recorder
 from rlx.errors import BackendError, OutOfMemory
+from rlx.kernels.machines import Machine, wgsl_with
+from rlx.knobs import knobs
 
 # Positions are counted in 32 bits.
 MOST_BYTES = 2**31 - 256
@@ -32,10 +35,13 @@ class Gpu(TextGpu):
         import wgpu
 
         super().__init__()
-        self.adapter, self.about, self.loader = adapter, str(adapter), loader()
+        self.adapter, self.about = adapter, str(adapter)
+        self._offered = adapter_features(adapter.handle)
         limits = {name: adapter.handle.limits[name] for name in _RAISED_LIMITS}
         try:
-            self.handle: Any = adapter.handle.request_device_sync(required_limits=limits)
+            self.handle: Any = adapter.handle.request_device_sync(
+                required_features=requested(self._offered), required_limits=limits
+            )
         except (RuntimeError, wgpu.GPUError) as error:
             raise BackendError(f"wgpu: {adapter} gives no device: {error}") from None
         self.queue: Any = self.handle.queue
@@ -48,6 +54,22 @@ class Gpu(TextGpu):
         self.pipelines = Pipelines(self.handle)
         self.commands = Recorder(self)
         self._mark: DeviceBuffer | None = None
+
+    @cached_property
+    def has_exact_f16(self) -> bool:
+        return has_exact_f16(self)
+
+    @property
+    def machine(self) -> Machine:
+        """What kernels are made for here and now, by the features that are used."""
+        named = knobs.wgpu_features
+        wanted = paying_features(self.adapter.kind) if named is None else named.split(",")
+        chosen = [name for name in self._offered if name in wanted]
+        return wgsl_with([name for name in chosen if name != "f16" or self.has_exact_f16])
+
+    @property
+    def loader(self) -> TextLoader:  # type: ignore[override]
+        return loader(self.machine)
 
     def _create(self, size: int, what: str) -> Any:
         import wgpu

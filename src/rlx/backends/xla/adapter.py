@@ -391,10 +391,10 @@ def open_client() -> Client:
 
 
 class Connection:
-    """This process as one of several that run the same program. Process 0 also keeps the service of all."""
+    """This process as one of several that run the same program."""
 
-    def __init__(self, client: Any, service: Any, rank: int, processes: int, host: str) -> None:
-        self.client, self.service, self.rank, self.processes, self.host = client, service, rank, processes, host
+    def __init__(self, client: Any, rank: int, processes: int, host: str) -> None:
+        self.client, self.rank, self.processes, self.host = client, rank, processes, host
 
     def wait_for_all(self, name: str, seconds: float) -> None:
         """Return when all processes have called this with the same name; a name serves once."""
@@ -440,22 +440,27 @@ def require_unused() -> None:
         raise ShardingError("initialize: devices are in use already; call it before anything runs on xla")
 
 
-def connect(address: str, bind: str, host: str, processes: int, rank: int, timeout: int) -> Connection:
-    """Join the processes whose service is at an address; process 0 starts it."""
+def start_service(bind: str, processes: int, timeout: int) -> object:
+    """The service through which processes find each other; it lives as long as what is returned."""
+    require_installed()
+    with _translated(f"it cannot listen at {bind}"):
+        service: object = _private().get_distributed_runtime_service(
+            bind, processes, cluster_register_timeout=timeout, shutdown_timeout=timeout
+        )
+    return service
+
+
+def connect(address: str, host: str, processes: int, rank: int, timeout: int) -> Connection:
+    """Join the processes whose service is at an address."""
     require_unused()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    service = None
     with _translated("the processes cannot be joined"):
-        if rank == 0:
-            service = _private().get_distributed_runtime_service(
-                bind, processes, cluster_register_timeout=timeout, shutdown_timeout=timeout
-            )
         # A callback for missed heartbeats gets a status that jaxlib cannot hand to Python; `Connection.beat` is ours.
         client = _private().get_distributed_runtime_client(
             address, rank, init_timeout=timeout, shutdown_timeout=timeout, shutdown_on_destruction=False
         )
         client.connect()
-    made = Connection(client, service, rank, processes, host)
+    made = Connection(client, rank, processes, host)
     _connections.append(made)
     return made
 

@@ -153,6 +153,8 @@ FAMILIES: Mapping[str, dict[str, EngineEntry]] = {
 MODEL_VARIABLE = "RLX_BENCH_MODEL"
 # And those that train an adapter the one to begin with.
 ADAPTER_VARIABLE = "RLX_BENCH_ADAPTER"
+# The device of engines that train; without it, the host.
+DEVICE_VARIABLE = "RLX_BENCH_DEVICE"
 
 
 def create_engine(family: str, name: str, threads: int) -> Engine:

@@ -12,7 +12,7 @@ import numpy as np
 import rlx
 import rlx.numpy as rnp
 from rlx import nn, optim, train
-from rlx.bench.engines import MODEL_VARIABLE
+from rlx.bench.engines import DEVICE_VARIABLE, MODEL_VARIABLE
 from rlx.bench.programs import Array, Sizes
 from rlx.bench.training_programs import B2, DECAY, EPSILON, RATE, drawn
 from rlx.knobs import knobs
@@ -31,7 +31,8 @@ def gpt_loss(heads: int) -> Callable[[Any, Any], Any]:
         for p in params["blocks"]:
             x = x + attention(p, norm(p["norm1"], x))
             x = x + nn.gelu(norm(p["norm2"], x) @ p["up"]) @ p["down"]
-        return nn.cross_entropy(norm(params["last"], x) @ params["tokens"].T, batch["labels"])
+        logits = norm(params["last"], x) @ params["tokens"].T
+        return nn.cross_entropy(rnp.astype(logits, "f32"), batch["labels"])
 
     return loss
 
@@ -48,10 +49,20 @@ def convnet_loss(params: Any, batch: Any) -> Any:
 class RlxTraining:
     def __init__(self, threads: int) -> None:
         knobs.set(threads=threads)
+        self.device = os.environ.get(DEVICE_VARIABLE, "cpu")
 
     @property
     def version(self) -> str:
         return rlx.__version__
+
+    @property
+    def peak_memory(self) -> int | None:
+        """Bytes of a GPU that were used at most; None where memory is that of the process."""
+        if self.device == "cpu":
+            return None
+        from rlx.backends.cuda.device import open_gpu
+
+        return open_gpu(0).pool.most_used_bytes
 
     def prepare(self, program: str, sizes: Sizes) -> Callable[[], Any]:
         prepare: dict[str, Callable[[Sizes], Callable[[], Any]]] = {
@@ -67,26 +78,28 @@ class RlxTraining:
         values = drawn("gpt", sizes)
         optimizer = optim.adamw(RATE, b2=B2, weight_decay=DECAY)
         batch = {"ids": values["ids"], "labels": values["labels"]}
-        return _steps(gpt_loss(sizes["heads"]), optimizer, values["params"], batch)
+        return self._steps(gpt_loss(sizes["heads"]), optimizer, values["params"], batch, bool(sizes.get("bf16")))
 
     def _lora(self, sizes: Sizes) -> Callable[[], Any]:
         from rlx.finetune import AdapterConfig, causal_loss, trainable_decoder
         from rlx.models.model_files import open_decoder
 
         values = drawn("lora", sizes)
-        model = trainable_decoder(open_decoder(Path(os.environ[MODEL_VARIABLE])), AdapterConfig(rank=sizes["rank"]))
+        files = open_decoder(Path(os.environ[MODEL_VARIABLE]))
+        model = trainable_decoder(files, AdapterConfig(rank=sizes["rank"])).in_panels()
         batch = {"tokens": values["ids"], "labels": values["labels"], "frozen": model.frozen}
-        return _steps(causal_loss(model), optim.adamw(RATE, b2=B2, weight_decay=0.0), model.params, batch)
+        return self._steps(causal_loss(model), optim.adamw(RATE, b2=B2, weight_decay=0.0), model.params, batch)
 
     def _convnet(self, sizes: Sizes) -> Callable[[], Any]:
         values = drawn("convnet", sizes)
         optimizer = optim.adam(RATE)
         step = train.make_step(convnet_loss, optimizer)
-        held = [train.init_state(values["params"], optimizer)]
+        held = [self._placed(train.init_state(values["params"], optimizer))]
+        batches = self._placed([{"x": x, "y": y} for x, y in zip(values["images"], values["labels"])])
 
         def epoch() -> float:
-            for x, y in zip(values["images"], values["labels"]):
-                held[0], metrics = step(held[0], {"x": x, "y": y})
+            for batch in batches:
+                held[0], metrics = step(held[0], batch)
             return float(metrics["loss"])
 
         return epoch
@@ -101,10 +114,11 @@ class RlxTraining:
 
         compiled = rlx.jit(update, donate_argnums=(0, 1))
         params = rlx.tree.map(np.array, values["params"])
-        held = [(params, optimizer.init(params))]
+        held = [self._placed((params, optimizer.init(params)))]
+        gradients = self._placed(values["gradients"])
 
         def call() -> Any:
-            held[0] = compiled(*held[0], values["gradients"])
+            held[0] = compiled(*held[0], gradients)
             return held[0][0]["w0"][0, 0]
 
         return call
@@ -125,14 +139,17 @@ class RlxTraining:
     def as_numpy(self, result: Any) -> Array:
         return np.asarray(result, np.float32).reshape(1)
 
+    def _placed(self, values: Any) -> Any:
+        """Arrays where they are used."""
+        return values if self.device == "cpu" else rlx.device_put(values, self.device)
 
-def _steps(loss: Any, optimizer: Any, params: Any, batch: Any) -> Callable[[], float]:
-    """A call that makes the next step."""
-    step = train.make_step(loss, optimizer)
-    held = [train.init_state(params, optimizer)]
+    def _steps(self, loss: Any, optimizer: Any, params: Any, batch: Any, narrow: bool = False) -> Callable[[], float]:
+        """A call that makes the next step."""
+        step = train.make_step(loss, optimizer, precision="bf16" if narrow else None)
+        held, batch = [self._placed(train.init_state(params, optimizer))], self._placed(batch)
 
-    def call() -> float:
-        held[0], metrics = step(held[0], batch)
-        return float(metrics["loss"])
+        def call() -> float:
+            held[0], metrics = step(held[0], batch)
+            return float(metrics["loss"])
 
-    return call
+        return call

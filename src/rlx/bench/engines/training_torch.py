@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.engines import ADAPTER_VARIABLE, MODEL_VARIABLE
+from rlx.bench.engines import ADAPTER_VARIABLE, DEVICE_VARIABLE, MODEL_VARIABLE
 from rlx.bench.programs import Array, Sizes
 from rlx.bench.training_programs import B2, DECAY, EPSILON, RATE, drawn
 
@@ -22,10 +22,17 @@ class TorchTraining:
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
+        self.device = os.environ.get(DEVICE_VARIABLE, "cpu")
+        torch.set_default_device(self.device)
 
     @property
     def version(self) -> str:
         return str(torch.__version__)
+
+    @property
+    def peak_memory(self) -> int | None:
+        """Bytes of the GPU that were used at most; None where memory is that of the process."""
+        return None if self.device == "cpu" else int(torch.cuda.max_memory_allocated())
 
     def function(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return call
@@ -81,10 +88,15 @@ class TorchTraining:
                 x = x + F.linear(seen.transpose(1, 2).reshape(x.shape), out)
                 x = x + F.linear(F.gelu(F.linear(normed(norm2, x), up)), down)
             logits = F.linear(normed(last, x), tokens)
-            return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
+            return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
 
         compiled = self.function(loss)
-        return _steps(lambda: compiled(ids, labels), self._optimizer(every, DECAY))
+
+        def narrowed() -> Any:
+            with torch.autocast(self.device, torch.bfloat16, enabled=bool(sizes.get("bf16"))):
+                return compiled(ids, labels)
+
+        return _steps(narrowed, self._optimizer(every, DECAY))
 
     def _lora(self, sizes: Sizes) -> Callable[[], Any]:
         """The model with all weights as f32, under the very adapters that rlx begins with."""
@@ -92,7 +104,7 @@ class TorchTraining:
         transformers: Any = importlib.import_module("transformers")
         values = drawn("lora", sizes)
         base = transformers.AutoModelForCausalLM.from_pretrained(os.environ[MODEL_VARIABLE], dtype=torch.float32)
-        model = peft.PeftModel.from_pretrained(base, os.environ[ADAPTER_VARIABLE], is_trainable=True)
+        model = peft.PeftModel.from_pretrained(base, os.environ[ADAPTER_VARIABLE], is_trainable=True).to(self.device)
         model.train()
         ids, labels = (torch.tensor(values[name]).long() for name in ("ids", "labels"))
 

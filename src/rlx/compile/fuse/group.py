@@ -8,6 +8,7 @@ a closed list.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -38,8 +39,12 @@ MAX_CHEAP = 4
 MAX_CHAIN = 16
 # A map over more points than this is worth a kernel of its own, however many others read the same scalar.
 MAX_SHORT = 1 << 14
+# Starting a map over more points than this costs nothing beside its run.
+MAX_LONG = 1 << 17
 # With so many kernels that have the same loops one is compared before it is left alone.
 MAX_TRIED = 4
+# Values that reductions of one kernel read at most: all of them are kept until it runs.
+MAX_SUMMED = 12
 
 
 class Grouping(NamedTuple):
@@ -142,7 +147,7 @@ class _Grouping:
     def join(self) -> None:
         """Join along values until nothing changes, first with every op in a kernel, then with cheap ones in all."""
         if self.reads.generator.widens_late:
-            self.dissolve_widened_products()
+            self.dissolve_widened_values()
         self.join_chains()
         self.join_followers()
         if self.dissolve_cheap_groups():
@@ -213,7 +218,7 @@ class _Grouping:
             read = self.values_read([group])
             sources = {*read, *self.values_read(g for g in map(self.group_of.get, read) if g is not None)}
             for source in sorted(sources):
-                group = self.join_to_one(group, alike.setdefault((source, loops.nest), []))
+                group = self.join_to_one(group, alike.setdefault((source, loops.nest), []), MAX_SUMMED)
 
     def values_read(self, groups: Iterable[Group]) -> set[NodeId]:
         found = {b for g in groups for n in g.nodes for b in self.reads.bases(n) if self.group_of.get(b) is not g}
@@ -222,7 +227,8 @@ class _Grouping:
     def join_side_by_side(self) -> None:
         """Make one kernel of maps that read the same value, each with loops of its own: less to start and to wait for.
 
-        The value is one that a kernel has just computed; inputs and weights are read from everywhere.
+        The value is one that a kernel has just computed; inputs and weights are read from everywhere. Two long maps
+        gain nothing, and walk through more arrays at a time than processors foresee.
         """
         for node in self.graph.nodes:
             if node.id not in self.group_of:
@@ -240,13 +246,18 @@ class _Grouping:
         return group.kind in (PARTS, SEVERAL) or (group.kind == MAP and not self.fits.has_reductions(group.nodes))
 
     def may_be_side_by_side(self, one: Group, other: Group) -> bool:
-        if len(one.nodes) + len(other.nodes) > MAX_NODES:
+        if len(one.nodes) + len(other.nodes) > MAX_NODES or (self.is_long(one) and self.is_long(other)):
             return False
         for first, second in ((one, other), (other, one)):
             # What one reads and the other changes in place would have to be copied first.
             if not self.values_changed(first).isdisjoint(map(self.named, self.values_read([second]))):
                 return False
         return not self.order.reaches(one, other) and not self.order.reaches(other, one)
+
+    def is_long(self, group: Group) -> bool:
+        """Whether a map has so many points that starting it costs nothing; of symbolic sizes nobody knows."""
+        shapes = (shape for n in group.nodes for shape in self.graph.nodes[n].shapes)
+        return any(s.is_static and math.prod(s.static_dims) > MAX_LONG for s in shapes)
 
     def values_changed(self, group: Group) -> set[NodeId]:
         nodes = (self.graph.nodes[n] for n in group.nodes)
@@ -258,12 +269,15 @@ class _Grouping:
             self.known_loops[key] = self.fits.loops(group.nodes)
         return self.known_loops[key]
 
-    def join_to_one(self, group: Group, others: list[Group]) -> Group:
-        """Join a group to one of some `others` with the same loops, or add it to them; the group that it is then."""
+    def join_to_one(self, group: Group, others: list[Group], most_read: int | None = None) -> Group:
+        """Join a group to one of some `others` with the same loops, or add it to them; the group that it is then. Both
+        together read at most so many values."""
         # Those nearest in the program first; far ones would keep values alive that both need.
         for other in reversed(others[-MAX_TRIED:]):
             now = self.group_of[other.head]
             if now is group or not self.are_independent(now, group):
+                continue
+            if most_read is not None and len(self.values_read([now, group])) > most_read:
                 continue
             self.unite(now, group)
             return now
@@ -296,17 +310,16 @@ class _Grouping:
         cheap = [g for g in dict.fromkeys(self.group_of.values()) if self.is_cheap(g)]
         return sum([self.dissolve(group) for group in cheap]) > 0
 
-    def dissolve_widened_products(self) -> None:
-        """Let several readers widen a product themselves: memory moves it once, and as narrow as it is."""
-        for group in [g for g in dict.fromkeys(self.group_of.values()) if self.is_widened_product(g)]:
+    def dissolve_widened_values(self) -> None:
+        """Let readers widen values themselves: memory moves these as narrow as they are."""
+        for group in [g for g in dict.fromkeys(self.group_of.values()) if self.is_widened(g)]:
             self.dissolve(group)
 
-    def is_widened_product(self, group: Group) -> bool:
+    def is_widened(self, group: Group) -> bool:
         node = self.graph.nodes[group.head]
         if len(group.nodes) != 1 or not isinstance(node.op, Cast) or not self.is_cheap(group):
             return False
-        made = [self.group_of.get(b) for b in self.reads.bases(node.id)]
-        if any(m is None or m.kind != MATMUL for m in made) or len({*self.reads.readers(node.id)}) < 2:
+        if not any(b in self.group_of for b in self.reads.bases(node.id)):
             return False
         return node.op.to.size_bytes > self.graph.shape(node.inputs[0]).dtype.size_bytes
 

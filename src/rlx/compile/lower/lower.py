@@ -8,7 +8,6 @@ a value, and a sum of everything is formed row by row first, so that all threads
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.fft import fft_form
 from rlx.compile.lower.fft_plan import plan_real_transform, plan_transform, transforms_along_axes
+from rlx.compile.lower.repeated_values import places_and_labels, repeated_form
 from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sized_factors import SIZED_FORMS
 from rlx.compile.lower.sort import ORDER_FORMS
@@ -35,7 +35,6 @@ from rlx.compile.lower.window_products import window_products
 from rlx.compile.weights.pack_blocks import panel_form
 from rlx.errors import InternalError
 from rlx.ir.dims import dim_max, product
-from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL
 from rlx.ir.leaves import Input, Project
@@ -47,18 +46,16 @@ from rlx.ir.tensor import Tensor, building, emit_into
 from rlx.ops.attn.attention import Attention
 from rlx.ops.attn.operands import TO_BHSD, AttentionLayout
 from rlx.ops.control.scans import Scan
-from rlx.ops.define.operands import same_graph
 from rlx.ops.define.widening import accumulators, rounded_tensor
 from rlx.ops.linalg.contraction import GroupedMatMul, MatMul
 from rlx.ops.nn.convolution import Conv
 from rlx.ops.nn.losses import SoftmaxCrossEntropyBackward, SoftmaxCrossEntropyWithLogits
-from rlx.ops.pointwise.arithmetic import eq, lt, maximum, minimum, where
-from rlx.ops.pointwise.conversion import Cast, cast
+from rlx.ops.pointwise.arithmetic import eq, where
+from rlx.ops.pointwise.conversion import Cast
 from rlx.ops.pointwise.unary import exp, log
 from rlx.ops.quant.quantized_lookup import DequantGather
 from rlx.ops.quant.quantized_weights import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights
 from rlx.ops.reduction.reductions import Reduce, ReduceOp, Softmax, reduce_max, reduce_sum, softmax
-from rlx.ops.shape.creation import dim_value, iota
 from rlx.ops.shape.movement import (
     Expand,
     Narrow,
@@ -167,8 +164,8 @@ class _Forms:
     def form(self, node: Node, operands: list[Tensor]) -> Form | None:
         """How a node is written for kernels; None if it stays as it is."""
         op = node.op
-        if self.generator.repeats_powers and isinstance(op, SoftmaxCrossEntropyBackward):
-            return _repeated_powers
+        if self.generator.repeats_values and (form := repeated_form(op, *operands)) is not None:
+            return form
         if (form := self.better_form(op, operands)) is not None:
             return form
         if self.generator.reads_turned and (form := self.turned_form(node, operands)) is not None:
@@ -242,14 +239,8 @@ def _alone(build: Form, types: tuple[Shape, ...]) -> Graph:
 
 
 def _is_label(logits: Any, labels: Any) -> Any:
-    """Where a position along the last axis is the label of its row; labels are clipped, and negative ones count from
-    the end."""
-    with same_graph(logits):
-        count = dim_value(logits.shape[-1], DType.I64)
-        ids = cast(labels, DType.I64)
-        ids = maximum(minimum(where(lt(ids, 0), ids + count, ids), count - 1), 0)
-        positions = iota((logits.shape[-1],), DType.I32)
-    return eq(positions, cast(expand_dims(ids, -1), DType.I32))
+    """Where a position along the last axis is the label of its row."""
+    return eq(*places_and_labels(logits, labels))
 
 
 def _softmax(op: Op, *operands: Any) -> Form:
@@ -287,18 +278,6 @@ def _cross_entropy_gradient(op: Op, *operands: Any) -> Form:
         return rounded_tensor(change * expand_dims(upstream, -1), logits.dtype)
 
     return build
-
-
-def _repeated_powers(logits: Any, labels: Any, dloss: Any) -> Any:
-    """The same with powers of its own, e^(x - log Σ e^x): those of the loss would be stored for it, as wide as sums.
-    Rows without a gradient weigh nothing; so powers cannot be formed before the gradient is known, by the loss."""
-    wide, upstream = accumulators(logits, dloss)
-    upstream = expand_dims(upstream, -1)
-    highest = reduce_max(wide, (-1,), keepdims=True)
-    log_total = log(reduce_sum(exp(wide - highest), (-1,), keepdims=True))
-    share = exp(wide - where(eq(upstream, 0.0), math.inf, highest + log_total))
-    change = where(_is_label(logits, labels), share - 1.0, share)
-    return rounded_tensor(change * upstream, logits.dtype)
 
 
 def _padding(op: Op, *operands: Any) -> Form:

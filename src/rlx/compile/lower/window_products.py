@@ -62,6 +62,9 @@ def _has_form(graph: Graph, node: Node) -> bool:
     shapes = [graph.shape(i) for i in node.inputs]
     if not all(s.is_static and s.dtype in _TYPES and 0 not in s.dims for s in (*shapes, node.shape)):
         return False
+    if isinstance(op, Conv) and {*op.kernel_size, *op.stride} == {1} and not any(op.padding):
+        # A product of every picture as it lies: turning it would cost more.
+        return False
     # Results of another type, and windows that begin inside of the picture, have another way.
     is_plain = node.shape.dtype is shapes[0].dtype and op.precision == "default"
     return is_plain and (isinstance(op, Conv) or all(r >= p for r, p in zip(op.reach, op.padding)))

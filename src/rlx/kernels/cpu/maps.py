@@ -7,6 +7,7 @@ with its own index space: that is how values are joined along an axis without be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from rlx.kernels.specs.scopes import Access as Access
 
 # Elements per parallel iteration: some tens of microseconds of memory traffic, so that dealing them out costs nothing.
 CHUNK = 8192
+# The same for maps that have very many: every array is then read along for longer before the next piece of it.
+LONG_CHUNK = 32768
 # Functions of which four fit side by side into this many registers, and gain by it.
 _CHAINS = frozenset({"exp", "expm1", "tanh", "sigmoid", "silu", "gelu", "gelu_approx", "erf", "log", "log1p"})
 MANY_REGISTERS = 32
@@ -123,6 +126,7 @@ class _PartMaker:
         self.serial = [a for a in outer if is_ordered and not part.outputs[0].moves_along(a)]
         self.dealt = [a for a in outer if a not in self.serial]
         self.inner_size = part.shape[-1]
+        self.chunk = _chunk(part.shape)
         nodes = self.nest.nodes
         self.uniform = [n for n in nodes if self.inner not in self.nest.depends(n)]
         self.register_lanes = max(1, machine.vector_bytes // self.nest.widest(self.inner, nodes))
@@ -150,12 +154,12 @@ class _PartMaker:
             self.total = total(k, [sizes[a] for a in (*self.dealt, self.inner)])
             return k.ceildiv(self.total, GPU_THREADS * self.steps * lanes)
         inner = sizes[-1]
-        self.parts_of_row = k.ceildiv(inner, CHUNK)
+        self.parts_of_row = k.ceildiv(inner, self.chunk)
         if len(sizes) == 1:
             return self.parts_of_row
         self.rows = total(k, [sizes[a] for a in self.dealt])
         elements = total(k, [sizes[a] for a in (*self.serial, self.inner)])
-        self.rows_per_chunk = k.max(1, k.as_index(CHUNK) // k.max(elements, 1))
+        self.rows_per_chunk = k.max(1, k.as_index(self.chunk) // k.max(elements, 1))
         return (self.rows + (self.rows_per_chunk - 1)) // self.rows_per_chunk * self.parts_of_row
 
     def run(self, block: Value) -> None:
@@ -183,12 +187,12 @@ class _PartMaker:
             self.in_order({**starts, axes[0]: i}, axes[1:], body)
 
     def part_of_row(self, outer: Mapping[int, Value], part: Value) -> None:
-        """Elements part*CHUNK .. of the row at the outer indices: whole vectors, then a masked one or single ones."""
+        """Elements part*chunk .. of the row at the outer indices: whole vectors, then a masked one or single ones."""
         k = self.k
         row = Scope(self.nest, outer)
         row.compute(self.uniform)
-        start = part * CHUNK
-        stop = k.min(start + CHUNK, self.nest.sizes[-1])
+        start = part * self.chunk
+        stop = k.min(start + self.chunk, self.nest.sizes[-1])
         if self.lanes == 1:
             with k.loop("i", start, stop) as i:
                 self.elements(row, i, 1)
@@ -241,6 +245,13 @@ class _PartMaker:
                 with k.when(place < self.total):
                     starts = dict(zip(axes, unflatten(place, [self.nest.sizes[a] for a in axes])))
                     self.in_order(starts, self.serial, finish)
+
+
+def _chunk(shape: Sequence[Extent]) -> int:
+    """Elements per parallel iteration: more of them where that leaves iterations enough for many workers."""
+    sizes = [size for size in shape if isinstance(size, int)]
+    is_long = len(sizes) == len(shape) and math.prod(sizes) >= 32 * LONG_CHUNK
+    return LONG_CHUNK if is_long else CHUNK
 
 
 def merged_part(part: MapPart) -> MapPart:

@@ -88,15 +88,16 @@ class Codes:
     def plane_start(self, plane: int) -> int:
         return sum(self.layout.planes[:plane]) * LINE
 
-    def fours(self, place: Value, lane: Value, word: Value) -> list[Value]:
-        """The codes in a word of each column, four at a time: bytes without a sign, as dot products want them.
+    def fours(self, place: Value, lane: Value, word: Value, has_signs: bool = False) -> list[Value]:
+        """The codes in a word of each column, four at a time: bytes, with or without signs as dot products want them.
 
-        They come in the order of `word_order`; where codes have a sign, 128 is added to them."""
+        They come in the order of `word_order`; where codes have a sign, or are entries of a table, and bytes have none,
+        128 is added."""
         k, lanes, (width, *others) = self.k, self.lanes, self.layout.planes
-        kind, count = ValueType(DType.U8, WORD * lanes), self.layout.per_byte
+        kind, count = ValueType(DType.I8 if has_signs else DType.U8, WORD * lanes), self.layout.per_byte
         words = self.read(place + (lane * WORD + word * LINE), DType.U32)
         if width == 8:
-            return [k.bitcast(words, kind) ^ 128]
+            return [k.bitcast(words, kind) if has_signs else k.bitcast(words, kind) ^ 128]
         fields = [(words >> (width * j) if j else words) & _in_bytes(2**width - 1) for j in range(count)]
         shift = width
         for plane, more in enumerate(others, 1):
@@ -110,7 +111,11 @@ class Codes:
                 moved = bits << up if up > 0 else bits >> -up if up else bits
                 fields[j] = fields[j] | moved & _in_bytes((2**more - 1) << shift)
             shift += more
-        return [k.bitcast(field, kind) for field in fields]
+        if not self.layout.table:
+            return [k.bitcast(field, kind) for field in fields]
+        entries = [int(value) % 256 if has_signs else int(value) + 128 for value in self.layout.table]
+        fours = [k.bitcast(field, kind.with_dtype(DType.U8)) for field in fields]
+        return [k.bitcast(k.byte_lookup(entries, four), kind) for four in fours]
 
     def number(self, words: list[Value], j: int) -> Value:
         """The value of one code, from the planes of its bits."""

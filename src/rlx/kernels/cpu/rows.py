@@ -19,7 +19,9 @@ from rlx.kernels.cpu.maps import CHUNK, GPU_THREADS, declare_buffers
 from rlx.kernels.cpu.row_visits import Visit, may_keep_in_outputs, needed, plan_visits
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extent, Extents, total, unflatten
+from rlx.kernels.ir.group_builder import GroupBuilder
 from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Literal, Value
+from rlx.kernels.ir.subgroups import has_subgroup_join, join_subgroups
 from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import JOINS, Expr, compute_dtype, is_simple
 from rlx.kernels.specs.scopes import VECTOR_BYTES, Access, LoopNest, Scope, aligned_lanes
@@ -78,7 +80,7 @@ class _RowMaker:
         outputs: Sequence[Access],
         exprs: Sequence[Expr],
     ) -> None:
-        k = self.k = KernelBuilder(name)
+        k = self.k = GroupBuilder(name) if machine.has_subgroups else KernelBuilder(name)
         self.machine, self.shape = machine, shape
         is_fixed = all(isinstance(size, int) for size in shape[row_count:])
         fixed = math.prod(int(size) for size in shape[row_count:]) if is_fixed else None
@@ -92,6 +94,8 @@ class _RowMaker:
         buffers = declare_buffers(k, inputs, outputs, may_keep_in_outputs(exprs, fixed), align)
         nest = self.nest = LoopNest(k, Extents(k), shape, buffers, inputs, outputs, exprs, length)
         nest.aligned_lanes = lanes
+        # Of a GPU that share a row.
+        self.threads = self.threads_of_row(lanes)
         # The axis that lanes cover is the innermost one.
         self.length_axes = sorted(length, key=lambda axis: axis == self.lane_axis)
         self.lies_along_rows = self.lane_axis in length
@@ -119,6 +123,17 @@ class _RowMaker:
             for axis in moved:
                 weights[axis] += weight * (access.strides[axis] == 1)
         return max(reversed(weights), key=lambda axis: (weights[axis], axis in length))
+
+    def threads_of_row(self, lanes: int) -> int:
+        """As many as a block has, or fewer where then each has whole vectors of a row and keeps them in registers."""
+        axes = [axis for axis in range(len(self.shape)) if axis not in self.row_axes]
+        size = self.shape[axes[0]]
+        if self.machine.gpu != "nvptx" or len(axes) > 1 or not isinstance(size, int) or lanes == 1:
+            return GPU_THREADS
+        if size % (GPU_THREADS * lanes) == 0:
+            return GPU_THREADS
+        fitting = (t for t in range(WARP, GPU_THREADS, WARP) if size % (t * lanes) == 0)
+        return next((t for t in fitting if size // t <= MOST_IN_REGISTERS), GPU_THREADS)
 
     def place_kept(self) -> dict[Expr, int]:
         """The accesses of what is kept; memory of the thread is in the order in which the axes of a row are visited."""
@@ -184,7 +199,7 @@ class _RowMaker:
         order = sorted(self.row_axes, key=lambda axis: axis == self.lane_axis)
         rows = total(k, [sizes[a] for a in order])
         if self.lies_along_rows:
-            with k.parallel("row", rows) as row, k.threads("thread", GPU_THREADS) as thread:
+            with k.parallel("row", rows) as row, k.threads("thread", self.threads) as thread:
                 self.thread = thread
                 self.row(Scope(self.nest, self.row_starts(order, row)))
             return
@@ -235,9 +250,11 @@ class _RowMaker:
     # What happens in one row, or in one vector of rows.
 
     def row(self, scope: Scope) -> None:
+        whole = self.only_visit()
         for number, reductions in enumerate(self.plan.passes):
-            scope.values.update(zip(reductions, self.joined(scope, reductions, self.plan.visits[number])))
-        if self.stored_per_element:
+            visit = whole or self.plan.visits[number]
+            scope.values.update(zip(reductions, self.joined(scope, reductions, visit, whole is not None)))
+        if self.stored_per_element and whole is None:
             self.store_elements(scope)
         if not self.stored_per_row:
             return
@@ -252,28 +269,43 @@ class _RowMaker:
         for j in self.stored_per_row:
             scope.store(len(self.nest.inputs) + j, scope.value(self.nest.exprs[j]))
 
-    def store_elements(self, scope: Scope) -> None:
-        outputs = self.stored_per_element
-        roots = [self.nest.exprs[j] for j in outputs]
+    def only_visit(self) -> Visit | None:
+        """The visit that does all, where elements that are stored do not wait for what is joined; on GPUs, whose
+        threads would read and compute them again."""
+        roots = [self.nest.exprs[j] for j in self.stored_per_element]
+        if not self.machine.is_gpu or len(self.plan.passes) != 1 or not roots:
+            return None
+        nodes = needed([*(r.args[0] for r in self.plan.passes[0]), *roots])
+        return None if any(n.op == "reduce" for n in nodes) else Visit(nodes, [], [])
 
+    def store_elements(self, scope: Scope) -> None:
         def body(place: Scope, values: Sequence[Value]) -> Sequence[Value]:
-            for j, root in zip(outputs, roots):
-                place.store(len(self.nest.inputs) + j, place.value(root))
+            self.store_element(place)
             return values
 
-        self.visit(scope, self.plan.visits[-1], [len(self.nest.inputs) + j for j in outputs], [], [], body)
+        self.visit(scope, self.plan.visits[-1], self.element_accesses(), [], [], body)
 
-    def joined(self, scope: Scope, reductions: Sequence[Expr], visit: Visit) -> list[Value]:
-        """The values of reductions that need nothing of each other, in one visit of the row."""
+    def element_accesses(self) -> list[int]:
+        return [len(self.nest.inputs) + j for j in self.stored_per_element]
+
+    def store_element(self, place: Scope) -> None:
+        for number, j in zip(self.element_accesses(), self.stored_per_element):
+            place.store(number, place.value(self.nest.exprs[j]))
+
+    def joined(self, scope: Scope, reductions: Sequence[Expr], visit: Visit, stores: bool) -> list[Value]:
+        """The values of reductions that need nothing of each other, in one visit of the row, which also stores elements
+        if it is the only one."""
         k = self.k
         lanes = self.lanes(visit) if self.lies_along_rows else scope.lanes
         starts = [self.identity(r) for r in reductions]
 
         def body(place: Scope, values: Sequence[Value]) -> Sequence[Value]:
+            if stores:
+                self.store_element(place)
             return [self.join(r, place, value) for r, value in zip(reductions, values)]
 
         wide = [k.splat(s, lanes if self.has_lanes(r) else 1) for r, s in zip(reductions, starts)]
-        vectors, singles = self.visit(scope, visit, [], wide, starts, body)
+        vectors, singles = self.visit(scope, visit, self.element_accesses() if stores else [], wide, starts, body)
         if not self.lies_along_rows:
             return list(vectors)
         totals = [k.reduce(JOINS[str(r.value)][0], v) for r, v in zip(reductions, vectors)]
@@ -348,7 +380,7 @@ class _RowMaker:
         if self.machine.is_gpu:
             if self.steps_in_registers(axis, lanes):
                 return self.in_registers(sweep, scope, axis, vectors, lanes), singles
-            bounds = (self.thread * lanes, size, GPU_THREADS * lanes)
+            bounds = (self.thread * lanes, size, self.threads * lanes)
             return self.loop(sweep, scope, axis, bounds, vectors, lanes), singles
         whole = size // lanes * lanes
         if not (isinstance(whole, Const) and whole.literal == 0):
@@ -363,16 +395,16 @@ class _RowMaker:
         """How many vectors of a row each thread of a block has, if the row is so short that they stay in registers from
         visit to visit; else 0."""
         size = self.shape[axis]
-        if not isinstance(size, int) or len(self.length_axes) > 1 or size % (GPU_THREADS * lanes):
+        if not isinstance(size, int) or len(self.length_axes) > 1 or size % (self.threads * lanes):
             return 0
-        return size // (GPU_THREADS * lanes) if size // GPU_THREADS <= MOST_IN_REGISTERS else 0
+        return size // (self.threads * lanes) if size // self.threads <= MOST_IN_REGISTERS else 0
 
     def in_registers(
         self, sweep: _Sweep, scope: Scope, axis: int, values: Sequence[Value], lanes: int
     ) -> Sequence[Value]:
         """All vectors of this thread, one after the other; what was read or cost much on an earlier visit is there."""
         for step in range(self.steps_in_registers(axis, lanes)):
-            start = self.thread * lanes + step * GPU_THREADS * lanes
+            start = self.thread * lanes + step * self.threads * lanes
             place = Scope(self.nest, {axis: start}, scope, axis, lanes, None, sweep.touched)
             held = self.held.setdefault(step, {})
             place.values.update(held)
@@ -411,12 +443,14 @@ class _RowMaker:
         # The next exchange has memory of its own: nobody stores to this one before everybody has read it.
         self.exchanges += 1
         joins = [JOINS[str(r.value)][0] for r in reductions]
+        if isinstance(k, GroupBuilder) and all(has_subgroup_join(j, v) for j, v in zip(joins, values)):
+            return join_subgroups(k, joins, values, partial)
         for buffer, value in zip(partial, values):
             k.store(buffer, thread, value)
         k.barrier()
         with k.when(thread < WARP):
             for buffer, join in zip(partial, joins):
-                parts = [k.load(buffer, thread + start) for start in range(0, GPU_THREADS, WARP)]
+                parts = [k.load(buffer, thread + start) for start in range(0, self.threads, WARP)]
                 k.store(buffer, thread, self.in_pairs(join, parts))
         k.barrier()
         return [self.in_pairs(j, [k.load(b, i) for i in range(WARP)]) for b, j in zip(partial, joins)]
@@ -424,13 +458,14 @@ class _RowMaker:
     def exchange(self, number: int, dtype: DType) -> Buffer:
         name = f"partial{self.exchanges % 2}_{number}_{dtype}"
         if name not in self.shared:
-            self.shared[name] = self.k.shared(name, dtype, GPU_THREADS)
+            self.shared[name] = self.k.shared(name, dtype, self.threads)
         return self.shared[name]
 
     def in_pairs(self, join: str, values: list[Value]) -> Value:
         while len(values) > 1:
             half = len(values) // 2
-            values = [self.k.op(join, a, b) for a, b in zip(values[:half], values[half:])]
+            rest = values[2 * half :]
+            values = [self.k.op(join, a, b) for a, b in zip(values[:half], values[half:])] + rest
         return values[0]
 
 

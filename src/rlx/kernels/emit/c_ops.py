@@ -63,6 +63,10 @@ class COps(TextLayer):
             case "lookup":
                 table, index = let.args
                 self.assign(let.result, self.at(table, f"{self.at(index)} & {table.lanes - 1}"))
+            case "byte_lookup":
+                entries = ", ".join(map(str, let.attr)) if isinstance(let.attr, tuple) else ""
+                picked = f"[{self.at(let.args[0])} & 15]"
+                self.assign(let.result, f"((const unsigned char[16]){{{entries}}}){picked}")
             case "dot4":
                 self.dot4(let)
             case _:

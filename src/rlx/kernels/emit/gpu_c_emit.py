@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
-from rlx.errors import BackendError
+from rlx.errors import BackendError, InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_emit import CFunction
 from rlx.kernels.emit.c_text import MEMORY_TYPE, VALUE_TYPE, Prelude
@@ -55,9 +55,10 @@ class GpuKernel(NamedTuple):
 
 
 def legal_for_text(kernel: Kernel, machine: Machine, language: str) -> Kernel:
-    """A kernel in what the C of GPUs has: no f16 but its bits, no operations of groups; an error if it needs others."""
+    """A kernel in what the C of GPUs has: no f16 but its bits, no operations of groups but those of the machine's unit
+    for matrices; an error if it needs others."""
     legal = legalize(kernel, replace(machine, has_f16_conversion=False, dot2_lanes=()))
-    refuse_groups(legal, language)
+    refuse_groups(legal, language, matrix=machine.matrix)
     refuse_missing_types(legal, machine.has_f64)
     return legal
 
@@ -125,11 +126,17 @@ class GpuCFunction(GridLayer, CFunction):
     def as_type(self, kind: str, x: str) -> str:
         """The bits of a scalar as another type of the same size."""
 
+    def fragment(self, array: Buffer) -> str:
+        """The declaration of a matrix that a wave holds, in a language that has them."""
+        raise InternalError(f"kernel {self.kernel.name}: {array.name} is a fragment, which this language does not have")
+
     def text(self) -> str:
         tables = [self.table(a) for a in self.kernel.arrays if a.space is Space.TABLE]
         self.arguments()
         for array in self.kernel.arrays:
-            if array.space is not Space.TABLE:
+            if array.space is Space.FRAGMENT:
+                self.line(self.fragment(array))
+            elif array.space is not Space.TABLE:
                 space = f"{self.spaces[array.space]} ".lstrip()
                 kind = MEMORY_TYPE[array.dtype]
                 self.line(f"{space}{kind} {self.buffers[array]}[{max(1, array.size or 0)}];")

@@ -27,18 +27,27 @@ _DOTS = {
     ("x86_64", 4): "llvm.x86.avx512.vpdpbusd.128",
     ("aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
 }
+_SIGNED_DOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 # Lanes -> the x86 instruction that adds two products of bf16.
 _DOTS_OF_TWO = {lanes: f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}" for lanes in (4, 8, 16)}
 # Integers all of which an i32 holds.
 _NARROW = frozenset({DType.I8, DType.U8, DType.I16, DType.U16, DType.I32})
 # Lanes -> the x86 instruction that permutes them by a vector.
 _LOOKUPS = {16: "llvm.x86.avx512.permvar.sf.512", 8: "llvm.x86.avx2.permps"}
+# Architecture and bytes -> the instruction that picks bytes of a table of 16.
+_BYTE_LOOKUPS = {
+    ("x86_64", 64): "llvm.x86.avx512.pshuf.b.512",
+    ("x86_64", 32): "llvm.x86.avx2.pshuf.b",
+    ("x86_64", 16): "llvm.x86.ssse3.pshuf.b.128",
+    ("aarch64", 16): "llvm.aarch64.neon.tbl1.v16i8",
+}
 
 
 class PureOps(FunctionText):
     """Appends instructions for `Let` statements."""
 
     architecture: str
+    has_signed_dots: bool
 
     def let(self, let: Let) -> str:
         op, args, kind = let.op, let.args, llvm_type(let.result.type)
@@ -94,9 +103,10 @@ class PureOps(FunctionText):
                 return self.shuffle(let)
             case "lookup":
                 return self.call(_LOOKUPS[let.result.lanes], kind, [(llvm_type(a.type), self.ref(a)) for a in args])
+            case "byte_lookup":
+                return self.byte_lookup(let)
             case "dot4":
-                instruction = _DOTS[self.architecture, let.result.lanes]
-                return self.call(instruction, kind, [(llvm_type(a.type), self.ref(a)) for a in args])
+                return self.dot4(let)
             case "dot2":
                 pairs = vector_type("bfloat", 2 * let.result.lanes)
                 given = [self.emit(f"bitcast {self.typed(a)} to {pairs}") for a in args[1:]]
@@ -107,6 +117,27 @@ class PureOps(FunctionText):
             case "lane_mask":
                 return self.lane_mask(refs[0], let.result.lanes)
         raise InternalError(f"{op} on {source} reached the LLVM emitter; legalize expands it first")
+
+    def byte_lookup(self, let: Let) -> str:
+        kind, lanes = llvm_type(let.result.type), let.result.lanes
+        assert isinstance(let.attr, tuple)
+        # x86 has the table in every 16 bytes of a vector, and gives 0 for an index with the highest bit.
+        table = f"<{', '.join(f'i8 {entry}' for entry in let.attr * (lanes // 16))}>"
+        index = self.emit(f"and {self.typed(let.args[0])}, splat (i8 15)")
+        return self.call(_BYTE_LOOKUPS[self.architecture, lanes], kind, [(kind, table), (kind, index)])
+
+    def dot4(self, let: Let) -> str:
+        """Where both sides must be signed, 128 is taken from the unsigned one and its products with the other are added
+        again, in halves, since 128 is no signed byte."""
+        kind, (total, a, b) = llvm_type(let.result.type), [(llvm_type(x.type), self.ref(x)) for x in let.args]
+        if not self.has_signed_dots:
+            return self.call(_DOTS[self.architecture, let.result.lanes], kind, [total, a, b])
+        bytes_type, unsigned = a
+        factors = [self.emit(f"xor {bytes_type} {unsigned}, splat (i8 -128)"), "splat (i8 64)", "splat (i8 64)"]
+        found = total[1]
+        for factor in factors:
+            found = self.call(_SIGNED_DOT, kind, [(kind, found), (bytes_type, factor), b])
+        return found
 
     def scale2(self, let: Let, refs: list[str]) -> str:
         """x86's vscalef: all lanes, rounded to nearest."""

@@ -1,7 +1,8 @@
 """Loop IR -> Metal's shading language: one library of many kernels.
 
 Each buffer has an index in the order of parameters, sizes come together in the one after the last. A block is a
-threadgroup; there are as many of them as parallel iterations, in one dimension. There is no f64.
+threadgroup; there are as many of them as parallel iterations, in one dimension. There is no f64. The fragments of waves
+are simdgroup matrices.
 
 >>> from rlx.ir.dtype import DType
 >>> from rlx.kernels.ir.builder import KernelBuilder
@@ -35,7 +36,11 @@ from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_text import VALUE_TYPE
 from rlx.kernels.emit.gpu_c_emit import LITERALS, OWN_TYPE, GpuCFunction, GpuKernel, GpuPrelude, gpu_module
-from rlx.kernels.ir.loop_ir import Literal, Space
+from rlx.kernels.ir.groups import Region
+from rlx.kernels.ir.loop_ir import Buffer, Literal, Space, Statement
+from rlx.kernels.ir.wave_fragments import FragmentFill, FragmentLoad, FragmentMma, FragmentStore
+
+_MATRIX_ELEMENTS = {DType.F16: "half", DType.F32: "float"}
 
 # Without contraction a product and a sum round twice, as everywhere in rlx.
 HEADER = f"""\
@@ -44,11 +49,21 @@ using namespace metal;
 #pragma METAL fp contract(off)
 {LITERALS}"""
 
+# Memory that threads share, seen as another type: f16 lies there as its bits.
+MATRIX_HEADER = """\
+#include <metal_simdgroup_matrix>
+#ifndef SHARED_AS
+#define SHARED_AS(type, pointer) ((threadgroup type *)(pointer))
+#endif
+"""
+
 
 def msl_module(kernels: Sequence[GpuKernel]) -> str:
     """The text of a library with all kernels."""
     prelude = MslPrelude()
-    return gpu_module(HEADER, [_Function(kernel, prelude) for kernel in kernels], prelude)
+    has_matrices = any(a.space is Space.FRAGMENT for k in kernels for a in k.kernel.arrays)
+    header = HEADER.replace("\n", f"\n{MATRIX_HEADER}", 1) if has_matrices else HEADER
+    return gpu_module(header, [_Function(kernel, prelude) for kernel in kernels], prelude)
 
 
 class MslPrelude(GpuPrelude):
@@ -84,6 +99,34 @@ class _Function(GpuCFunction):
     block_number = "block_"
     thread_number = "thread_"
     barrier_call = "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);"
+
+    def fragment(self, array: Buffer) -> str:
+        kind = _MATRIX_ELEMENTS[array.dtype]
+        return f"simdgroup_matrix<{kind}, {array.cols}, {array.rows}> {self.buffers[array]};"
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case FragmentFill(_, fragment, literal):
+                kind, name = _MATRIX_ELEMENTS[fragment.dtype], self.buffers[fragment]
+                number = self.prelude.literal(DType.F32, literal)
+                shape = f"{kind}, {fragment.cols}, {fragment.rows}"
+                self.line(f"{name} = make_filled_simdgroup_matrix<{shape}>({kind}({number}));")
+            case FragmentLoad(_, fragment, source, transposed):
+                turned = ", ulong2(0, 0), true" if transposed else ""
+                self.line(f"simdgroup_load({self.buffers[fragment]}, {self.matrix_at(source)}{turned});")
+            case FragmentStore(_, target, fragment):
+                self.line(f"simdgroup_store({self.buffers[fragment]}, {self.matrix_at(target)});")
+            case FragmentMma(_, total, a, b):
+                sums, *factors = (self.buffers[f] for f in (total, a, b))
+                self.line(f"simdgroup_multiply_accumulate({sums}, {', '.join(factors)}, {sums});")
+            case _:
+                super().statement(statement)
+
+    def matrix_at(self, tile: Region) -> str:
+        """Where a matrix lies in memory that threads share, and how far apart its rows are."""
+        kind = _MATRIX_ELEMENTS[tile.buffer.dtype]
+        place = f"{self.buffers[tile.buffer]} + {self.at(tile.offset)}"
+        return f"SHARED_AS({kind}, {place}), {self.at(tile.stride)}"
 
     def head(self) -> list[str]:
         buffers, scalars = self.params

@@ -13,6 +13,10 @@ WGSL begins variables with zeros, and compilers write them out one by one, in ti
 arrays of a thread lie in a buffer of scratch, and larger tables in one of their words, for each of which there is one
 more `Bound`.
 
+What an adapter has beyond WGSL's core comes as what the loop IR has for it: subgroups as wide as the machine's, dot
+products of four bytes, which are one word here, and f16 between two casts. A sum, difference or product of numbers that
+come from f16 and go there is computed in f16: that rounds to the same number.
+
 >>> from rlx.ir.dtype import DType
 >>> from rlx.kernels.ir.builder import KernelBuilder
 >>> from rlx.kernels.words.words import in_words
@@ -58,6 +62,7 @@ from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.text_layer import GridLayer
 from rlx.kernels.emit.wgsl_text import TYPE, Prelude
+from rlx.kernels.ir.groups import Exchange, SubgroupPlace
 from rlx.kernels.ir.loop_ir import (
     COMPARISONS,
     Atomic,
@@ -69,6 +74,7 @@ from rlx.kernels.ir.loop_ir import (
     Load,
     LoopKind,
     Space,
+    Statement,
     Store,
     Value,
     walk,
@@ -99,6 +105,13 @@ _SUMS = {"add", "sub", "fma"}
 _PRODUCTS = {"mul", "div", "quotient"}
 _DIFFERENCES = {"sub", "div", "quotient"}
 _LANES = "xyzw"
+_IN_F16 = {"add": "+", "sub": "-", "mul": "*"}
+_PLACE_BUILTINS = {
+    "subgroup_lane": "subgroup_invocation_id",
+    "subgroup_width": "subgroup_size",
+    "subgroup_number": "subgroup_id",
+    "subgroup_count": "num_subgroups",
+}
 
 
 class Bound(NamedTuple):
@@ -160,7 +173,8 @@ def wgsl_module(kernels: Sequence[WgslKernel]) -> str:
     declared: dict[str, None] = {}
     for function in functions:
         declared.update(dict.fromkeys(function.declarations))
-    return "\n".join([*sorted(declared)]) + "\n" + prelude.text + "\n" + "\n".join(texts)
+    enabled = ["enable f16;"] if any(f.uses_f16 for f in functions) else []
+    return "\n".join([*enabled, *sorted(declared)]) + "\n" + prelude.text + "\n" + "\n".join(texts)
 
 
 def open_kernel(kernel: Kernel, prelude: Prelude) -> OpenKernel:
@@ -198,6 +212,9 @@ class _Function(GridLayer):
         self.made = {s.result: s for s in walk(self.kernel.body) if isinstance(s, Let)}
         self.last_argument = ""
         self.uses_nothing = False
+        lets = [s for s in walk(self.kernel.body) if isinstance(s, Let)]
+        self.uses_f16 = any(DType.F16 in (let.result.dtype, *(a.dtype for a in let.args)) for let in lets)
+        self.has_places = any(isinstance(s, SubgroupPlace) for s in walk(self.kernel.body))
         # Of memory that is bound elsewhere, what is done with it.
         self.calls: defaultdict[int, dict[str, None]] = defaultdict(dict)
 
@@ -218,10 +235,24 @@ class _Function(GridLayer):
                     f"@group(0) @binding({number}) var<storage, read_write> {name}: array<{kind}>;"
                 )
         builtins = "@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32"
+        if self.has_places:
+            builtins += "".join(f", @builtin({builtin}) {name}: u32" for name, builtin in _PLACE_BUILTINS.items())
         head = [f"@compute @workgroup_size({self.threads})", f"fn {self.entry}({builtins}) {{"]
         if self.uses_nothing:
             head.append(f"    let nothing = bitcast<u32>({self.last_argument});")
         return "\n".join([*head, *self.lines, "}", ""])
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Exchange(result, how, value, _, _):
+                is_float = value.dtype is DType.F32 and how != "add"
+                name = self.prelude.function(f"subgroup_{how}_f32") if is_float else f"subgroup{how.capitalize()}"
+                self.line(f"let {self.fresh(result)} = {name}({self.at(value)});")
+            case SubgroupPlace():
+                for value, name in zip(statement.results(), _PLACE_BUILTINS):
+                    self.line(f"let {self.fresh(value)} = i32({name});")
+            case _:
+                super().statement(statement)
 
     def scalars(self) -> None:
         params = [p for p in self.kernel.params if isinstance(p, Value)]
@@ -450,11 +481,38 @@ class _Function(GridLayer):
                 return f"!{args[0]}" if source is DType.BOOL else f"~{args[0]}"
             case "select":
                 return f"select({args[2]}, {args[1]}, {args[0]})"
+            case "cast" if let.result.dtype is DType.F16:
+                return self.in_f16(let.args[0]) or f"f16({args[0]})"
             case "cast":
                 return self.cast(args[0], source, let.result.dtype)
             case "bitcast":
-                return f"bitcast<{TYPE[let.result.dtype]}>({args[0]})"
+                return self.bitcast(let, args[0])
+            case "dot4":
+                return f"{args[0]} + dot4I8Packed({args[1]}, {args[2]})"
         raise InternalError(f"{op} on {source} reached the WGSL emitter; legalize expands it first")
+
+    def in_f16(self, value: Value) -> str:
+        """A float as an operation on f16, where all its operands come from there; else nothing."""
+        made = self.made.get(value)
+        if made is None or made.op not in _IN_F16:
+            return ""
+        sources = [self.made.get(a) for a in made.args]
+        halves = [s.args[0] for s in sources if s is not None and s.op == "cast" and s.args[0].dtype is DType.F16]
+        if len(halves) < 2 or (made.op == "sub" and halves[0] is halves[1]):
+            return ""
+        return f" {_IN_F16[made.op]} ".join(map(self.at, halves))
+
+    def bitcast(self, let: Let, x: str) -> str:
+        source, to = let.args[0].dtype, let.result.dtype
+        if to is DType.F16:
+            return f"f16(unpack2x16float({x}).x)"
+        if source is DType.F16:
+            # What is computed of it begins with a number that compilers know nothing of.
+            self.uses_nothing = True
+            return f"pack2x16float(vec2<f32>(f32({x}), 0f)) | nothing"
+        if let.result.lanes == 4:
+            return f"bitcast<u32>({x})"
+        return f"bitcast<{TYPE[to]}>({x})"
 
     def differs(self, a: str, b: str) -> str:
         """a != b of floats: that sign of WGSL is false of NaN with some compilers, and what they make of !(a == b)."""

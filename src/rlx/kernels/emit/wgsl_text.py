@@ -14,7 +14,16 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.loop_ir import Literal
 
 # Positions are i64 in the loop IR and i32 here; see `rlx.kernels.words`.
-TYPE = {DType.BOOL: "bool", DType.I32: "i32", DType.I64: "i32", DType.U32: "u32", DType.F32: "f32"}
+TYPE = {
+    DType.BOOL: "bool",
+    DType.I32: "i32",
+    DType.I64: "i32",
+    DType.U32: "u32",
+    DType.F32: "f32",
+    # Where an adapter has it; its bits are the lower half of a word.
+    DType.F16: "f16",
+    DType.U16: "u32",
+}
 
 _FUNCTIONS = {
     "is_nan": """\
@@ -47,6 +56,23 @@ fn u32_from_f32(x: f32) -> u32 {
     return u32(x);
 }
 """,
+    # Maximum and minimum of whole numbers that lie as floats do, NaN at the end: WGSL's own may lose NaN.
+    "subgroup_max_f32": """\
+fn subgroup_max_f32(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    let key = select(bits ^ select(0x80000000u, 0xffffffffu, bits >= 0x80000000u), 0xffffffffu, is_nan(x));
+    let most = subgroupMax(key);
+    return bitcast<f32>(most ^ select(0xffffffffu, 0x80000000u, most >= 0x80000000u));
+}
+""",
+    "subgroup_min_f32": """\
+fn subgroup_min_f32(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    let key = select(bits ^ select(0x80000000u, 0xffffffffu, bits >= 0x80000000u), 0u, is_nan(x));
+    let least = subgroupMin(key);
+    return bitcast<f32>(least ^ select(0xffffffffu, 0x80000000u, least >= 0x80000000u));
+}
+""",
     "special": """\
 var<private> special_bits: array<u32, 3> = array<u32, 3>(0x7f800000u, 0xff800000u, 0x7fc00000u);
 fn special(which: i32) -> f32 {
@@ -54,7 +80,9 @@ fn special(which: i32) -> f32 {
 }
 """,
 }
-_NEEDS = {"min_f32": "is_nan", "max_f32": "is_nan", "i32_from_f32": "is_nan", "u32_from_f32": "is_nan"}
+_NEEDS = dict.fromkeys(
+    ("min_f32", "max_f32", "i32_from_f32", "u32_from_f32", "subgroup_min_f32", "subgroup_max_f32"), "is_nan"
+)
 
 
 class Prelude:

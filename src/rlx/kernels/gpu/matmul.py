@@ -17,6 +17,7 @@ from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, MatrixOperand, Produ
 from rlx.kernels.gpu.matmul_few import FEW_ROWS, FewRows, few_form
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extents
+from rlx.kernels.ir.group_builder import GroupBuilder
 from rlx.kernels.ir.loop_ir import SHORT_FLOATS, Buffer, Const, Kernel, Value, ValueType
 from rlx.kernels.specs.expr import compute_dtype, lower_expr
 
@@ -110,14 +111,16 @@ def gpu_matmul_kernel(
     accumulator: DType | None = None,
     shared_bytes: int = SHARED_BYTES,
     few_rows: int = FEW_ROWS,
+    has_subgroups: bool = False,
 ) -> Kernel:
     """A product of numbers, accumulated in f32 for f16 and bf16. Parameters are those of `matmul_kernel`; up to
-    `few_rows` rows go their own way."""
+    `few_rows` rows go their own way, by subgroups where the machine has them."""
     acc = accumulator or compute_dtype(product.a.dtype)
     stored = product.cs[0].dtype
     if product.epilogue is None and (len(product.bs) > 1 or acc.is_float != stored.is_float):
         raise OpError(f"matmul {name}: accumulates in {acc} and stores {stored}; say the conversion in an epilogue")
-    kernel = ProductMaker(KernelBuilder(name), product, acc, shared_bytes, few_rows).build()
+    k = GroupBuilder(name) if has_subgroups else KernelBuilder(name)
+    kernel = ProductMaker(k, product, acc, shared_bytes, few_rows, has_subgroups).build()
     kernel.origin = ProductOrigin(product, acc)
     return kernel
 
@@ -127,7 +130,15 @@ class ProductMaker:
 
     threads = THREADS
 
-    def __init__(self, k: KernelBuilder, product: Product, acc: DType, shared_bytes: int, few_rows: int) -> None:
+    def __init__(
+        self,
+        k: KernelBuilder,
+        product: Product,
+        acc: DType,
+        shared_bytes: int,
+        few_rows: int,
+        has_subgroups: bool = False,
+    ) -> None:
         self.k = k
         self.product, self.acc, self.epilogue, self.few_rows_most = product, acc, product.epilogue, few_rows
         form = few_form(product)
@@ -144,7 +155,8 @@ class ProductMaker:
         for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
         self.shape = tile_shape(acc, product, shared_bytes)
-        self.few = FewRows(k, self.a, self.bs, (self.m, self.n, self.depth), acc, self.threads, form, few_rows)
+        sizes_of_few = (self.m, self.n, self.depth)
+        self.few = FewRows(k, self.a, self.bs, sizes_of_few, acc, self.threads, form, few_rows, has_subgroups)
 
     @property
     def may_be_few(self) -> bool:

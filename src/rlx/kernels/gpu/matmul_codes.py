@@ -2,6 +2,10 @@
 
 A thread walks along K of its column: every code becomes a number once and meets a few rows of A. Neighbouring threads
 have neighbouring columns of a panel, whose words lie side by side. No weight is ever stored as floats.
+
+Where the machine has dot products of bytes, a single row is multiplied in whole numbers, as `quant_digits` of CPUs
+does: the threads of a block put the digits of its records into shared memory, each record with a scale of its own, and
+codes meet them four at a time as they are stored.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from typing import NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import MatrixOperand, Product
-from rlx.kernels.cpu.quant_codes import CHUNK, Codes
+from rlx.kernels.cpu.quant_codes import CHUNK, Codes, Panel
+from rlx.kernels.cpu.quant_digits import DIGITS, DigitRow, has_digits
 from rlx.kernels.gpu.matmul import store_elements
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extents
@@ -39,7 +44,7 @@ def gpu_codes_kernel(name: str, machine: Machine, layout: PanelFormat, product: 
 class _Maker:
     def __init__(self, name: str, machine: Machine, layout: PanelFormat, product: Product) -> None:
         k = self.k = KernelBuilder(name)
-        self.layout, self.product = layout, product
+        self.layout, self.product, self.machine = layout, product, machine
         self.a = MatrixOperand(k, product.a)
         self.bs = [MatrixOperand(k, b) for b in product.bs]
         # An operand of the epilogue may be C itself: each element is read before it is written.
@@ -61,29 +66,68 @@ class _Maker:
             batch, tile = block // tiles, block % tiles
             column = tile % column_blocks * THREADS + thread
             row = tile // column_blocks * ROWS
-            with k.when(column < self.n):
-                for codes in self.codes:
-                    codes.load_tables()
-                if isinstance(self.m, Const):
-                    self.rows(min(ROWS, int(self.m.literal)), batch, row, column)
-                else:
-                    with k.when(self.m <= 1):
-                        self.rows(1, batch, row, column)
-                    with k.otherwise():
-                        self.rows(ROWS, batch, row, column)
+            for codes in self.codes:
+                codes.load_tables()
+            if isinstance(self.m, Const):
+                self.rows(min(ROWS, int(self.m.literal)), batch, row, column, thread)
+            else:
+                with k.when(self.m <= 1):
+                    self.rows(1, batch, row, column, thread)
+                with k.otherwise():
+                    self.rows(ROWS, batch, row, column, thread)
         return k.build()
 
-    def rows(self, count: int, batch: Value, row: Value, column: Value) -> None:
+    def rows(self, count: int, batch: Value, row: Value, column: Value, thread: Value) -> None:
+        is_plain = self.product.a.col_stride == 1 and not self.layout.table
+        if count == 1 and is_plain and has_digits(self.machine, self.layout, 1):
+            self.digit_row(batch, column, thread)
+            return
+        with self.k.when(column < self.n):
+            self.float_rows(count, batch, row, column)
+
+    def base(self, number: int, batch: Value, column: Value) -> Value:
+        """Where the panel with a column of a B begins."""
+        b, depth = self.bs[number], self.product.weight_shape[0]
+        return b.offset + batch * b.strides[0] + column // PANEL_ROWS * self.layout.panel_bytes(depth)
+
+    def digit_row(self, batch: Value, column: Value, thread: Value) -> None:
+        """One row: some records of it at a time as digits in shared memory, a thread for each of them."""
+        k, zero = self.k, self.k.as_index(0)
+        words, scales = k.shared("digits", DType.I32, THREADS * RECORD), k.shared("digit_scales", DType.F32, THREADS)
+        digits = _SharedDigits(k, self.layout, words, 1, THREADS, row_lanes=DIGITS)
+        records = self.product.weight_shape[0] // RECORD
+        row = self.a.at(batch, zero, zero)
+        # Threads without a column of their own help with the row; they read the last one.
+        here = k.min(column, self.n - 1)
+        panels = [Panel(c, self.base(n, batch, here), here % PANEL_ROWS) for n, c in enumerate(self.codes)]
+        sums: list[Value] = [k.const(0.0, DType.F32)] * len(self.bs)
+        with k.fold("first", 0, records, THREADS, init=sums) as parts:
+            k.barrier()
+            own = parts.index + thread
+            with k.when(own < records):
+                k.store(scales, thread, digits.take_record(row, own, thread))
+            k.barrier()
+            stop = k.min(parts.index + THREADS, records)
+            with k.fold("record", parts.index, stop, init=parts.values) as fold:
+                inside = fold.index - parts.index
+                scale = k.load(scales, inside)
+                found = [digits.record_product(panel, fold.index, inside) for panel in panels]
+                fold.next(*(k.fma(scale, value, total) for value, total in zip(found, fold.values)))
+            parts.next(*fold.results)
+        with k.when(column < self.n):
+            store_elements(k, self.product.epilogue, self.cs, self.extra, (batch, zero, column), 1, parts.results)
+
+    def float_rows(self, count: int, batch: Value, row: Value, column: Value) -> None:
         """The elements of a column in `count` rows; the last one stands in for those that are not there."""
         k, zero = self.k, self.k.as_index(0)
         a = [self.a.at(batch, k.min(row + r, self.m - 1), zero) for r in range(count)]
         depth = self.product.weight_shape[0]
-        panel, lane = column // PANEL_ROWS, column % PANEL_ROWS
+        lane = column % PANEL_ROWS
         sums: list[Value] = [k.const(0.0, DType.F32)] * (count * len(self.bs))
         with k.fold("record", 0, depth // RECORD, init=sums) as fold:
             sums = list(fold.values)
-            for number, (b, codes) in enumerate(zip(self.bs, self.codes)):
-                base = b.offset + batch * b.strides[0] + panel * self.layout.panel_bytes(depth)
+            for number, codes in enumerate(self.codes):
+                base = self.base(number, batch, column)
                 place, heads = codes.place(base, fold.index), codes.heads(base, lane, fold.index)
                 own = slice(number * count, (number + 1) * count)
                 for group in range(self.layout.groups):
@@ -105,3 +149,9 @@ class _Maker:
             with k.when(row + r < self.m):
                 values = [fold.results[number * count + r] for number in range(len(self.bs))]
                 store_elements(k, self.product.epilogue, self.cs, self.extra, (batch, row + r, column), 1, values)
+
+
+class _SharedDigits(DigitRow):
+    """The digits of a row in memory that a block shares, for dot products of bytes with signs."""
+
+    has_signs = is_shared = True

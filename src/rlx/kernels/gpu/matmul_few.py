@@ -2,7 +2,8 @@
 
 Threads of a block share K. Where the columns of B lie side by side along K (a weight [n, k]), a block takes a few
 columns and every thread adds up its part of each; where rows of B lie side by side (a weight [k, n]), a thread takes a
-vector of columns and every so many-th row. The parts meet in shared memory, in an order that the shape alone decides.
+vector of columns and every so many-th row. The parts meet in shared memory, in an order that the shape alone decides;
+where threads that run together add up their values by an instruction, one part of each of these groups.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, MatrixOperand, Product
 from rlx.kernels.cpu.matmul.tiles import MatrixView
 from rlx.kernels.ir.builder import KernelBuilder
+from rlx.kernels.ir.group_builder import GroupBuilder
+from rlx.kernels.ir.groups import OWN_WIDTH
 from rlx.kernels.ir.loop_ir import Buffer, Const, Value, ValueType
+from rlx.kernels.ir.subgroups import TYPES as SUBGROUP_TYPES
 
 VECTOR_BYTES = 16
 # Rows up to which a product is one of few rows.
@@ -81,7 +85,9 @@ class FewRows:
         threads: int,
         form: FewForm,
         most: int = FEW_ROWS,
+        has_subgroups: bool = False,
     ) -> None:
+        self.has_subgroups = has_subgroups and form.along_k and acc in SUBGROUP_TYPES
         self.k, self.a, self.bs, self.acc, self.threads, self.form = k, a, bs, acc, threads, form
         self.most = most
         self.m, self.n, self.depth = sizes
@@ -181,6 +187,9 @@ class FewRows:
     def meet(self, count: int, parts: Sequence[Sequence[Value]], block: Value, thread: Value, store: Store) -> None:
         """Add up the parts of all threads, some rows at a time, and store them: a thread for each element."""
         k = self.k
+        if self.has_subgroups:
+            self.meet_subgroups(parts, block, thread, store)
+            return
         if self.along_k:
             at_once = min(count, ROWS_AT_ONCE)
             exchange = _Exchange(self.threads, at_once * COLUMNS, 1, self.threads)
@@ -197,6 +206,28 @@ class FewRows:
             with k.when((thread < exchange.columns) & (column < self.n) & (row < self.m)):
                 store(row, column, 1, [k.load(b, thread * exchange.column_step) for b in self.buffers])
             # The next rows begin when these have been read.
+            k.barrier()
+
+    def meet_subgroups(self, parts: Sequence[Sequence[Value]], block: Value, thread: Value, store: Store) -> None:
+        """The same with one part of each subgroup in shared memory; a thread for each column adds these up."""
+        k = self.k
+        assert isinstance(k, GroupBuilder)
+        for row, values in enumerate(parts):
+            place = k.subgroup_place()
+            sums = [k.exchange("add", value, width=OWN_WIDTH) for value in values]
+            with k.when(k.eq(place.lane, 0)):
+                for number, value in enumerate(sums):
+                    start = number % COLUMNS * self.threads
+                    k.store(self.buffers[number // COLUMNS], place.number + start, value)
+            k.barrier()
+            column = block * COLUMNS + thread
+            with k.when((thread < COLUMNS) & (column < self.n) & (k.as_index(row) < self.m)):
+                zero = k.const(0, self.acc)
+                with k.fold("subgroup", 0, place.count, init=[zero] * len(self.buffers)) as fold:
+                    found = [k.load(b, fold.index + thread * self.threads) for b in self.buffers]
+                    fold.next(*(total + part for total, part in zip(fold.values, found)))
+                store(k.as_index(row), column, 1, fold.results)
+            # The next row begins when this one has been read.
             k.barrier()
 
     @cached_property

@@ -20,9 +20,8 @@ from rlx.kernels.cpu.matmul.matmul import MatrixOperand, Product
 from rlx.kernels.gpu.matmul import ProductMaker, ProductOrigin, TileShape
 from rlx.kernels.ir.group_builder import GroupBuilder
 from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Value, ValueType
-from rlx.kernels.machines import MATRIX_SIDE, Machine, MatrixUnit
+from rlx.kernels.machines import Machine, MatrixUnit
 
-FACTORS = (DType.F16, DType.BF16)
 # Waves of a block along the rows and along the columns of its tile.
 WAVES = (2, 2)
 # Elements along K of a step, and of a vector of 16 bytes.
@@ -38,7 +37,7 @@ MOST, STAGED = 64, 32
 def is_wave_product(machine: Machine, product: Product, acc: DType) -> bool:
     """Whether the machine multiplies such matrices by instructions."""
     dtypes = {m.dtype for m in (product.a, *product.bs)}
-    return machine.matrix is not None and acc is DType.F32 and len(dtypes) == 1 and dtypes <= set(FACTORS)
+    return machine.matrix is not None and acc is DType.F32 and len(dtypes) == 1 and dtypes <= {*machine.matrix.factors}
 
 
 def wave_matmul_kernel(
@@ -50,13 +49,21 @@ def wave_matmul_kernel(
         raise OpError(f"matmul {name}: {machine.name} has no instructions for products of {product.a.dtype} in {acc}")
     if product.epilogue is None and len(product.bs) > 1:
         raise OpError(f"matmul {name}: several Bs need an epilogue that makes the Cs of their products")
-    kernel = _WaveMaker(GroupBuilder(name), product, machine, machine.matrix, most, waves).build()
+    maker: type[WaveMaker] = WaveMaker
+    if machine.matrix.is_by_memory:
+        from rlx.kernels.gpu.matmul_fragments import FragmentMaker
+
+        maker = FragmentMaker
+    kernel = maker(GroupBuilder(name), product, machine, machine.matrix, min(most, maker.most), waves).build()
     kernel.origin = ProductOrigin(product, acc)
     return kernel
 
 
-class _WaveMaker(ProductMaker):
+class WaveMaker(ProductMaker):
+    """Tiles in the registers of waves, which thread has what being known."""
+
     k: GroupBuilder
+    most = MOST
 
     def __init__(
         self,
@@ -71,41 +78,50 @@ class _WaveMaker(ProductMaker):
         self.threads = self.waves_down * self.waves_across * unit.threads
         super().__init__(k, product, DType.F32, machine.shared_bytes, machine.few_rows)
         self.unit = unit
-        self.wave_rows = _part(product.m, self.waves_down, most)
+        side = unit.side
+        self.wave_rows = _part(product.m, self.waves_down, most, side)
         # Registers for the sums of all Bs.
-        self.wave_columns = _part(product.n, self.waves_across, max(MATRIX_SIDE, most // len(product.bs)))
+        columns = max(side, most // len(product.bs) // side * side)
+        self.wave_columns = _part(product.n, self.waves_across, columns, side)
         rows, columns = self.waves_down * self.wave_rows, self.waves_across * self.wave_columns
         self.shape = TileShape(rows, columns, DEPTH, LANES)
 
     def tile(self, batch: Value, block: Value, row_blocks: Value, thread: Value) -> None:
         shape = self.shape
         row, column = block % row_blocks * shape.rows, block // row_blocks * shape.columns
-        a = _LineTile(self, "rows", self.a, shape.rows, True)
-        bs = [_LineTile(self, f"columns{n}", b, shape.columns, False) for n, b in enumerate(self.bs)]
+        a = LineTile(self, "rows", self.a, shape.rows, True)
+        bs = [LineTile(self, f"columns{n}", b, shape.columns, False) for n, b in enumerate(self.bs)]
         tiles = [a, *bs]
         for tile in tiles:
             tile.start(batch, row if tile.is_a else column, self.m if tile.is_a else self.n, thread)
         lane, wave = thread % self.unit.threads, thread // self.unit.threads
         # Where in its lines a thread begins to read.
-        line = lane % MATRIX_SIDE
+        line = self.first_line(lane)
         down = wave // self.waves_across * self.wave_rows
         across = wave % self.waves_across * self.wave_columns
         places = [(down if tile.is_a else across) + line for tile in tiles]
-        zero = self.no_sums()
-        tall, wide = self.wave_rows // MATRIX_SIDE, self.wave_columns // MATRIX_SIDE
-        sums: list[Value] = [zero] * (tall * wide * len(bs))
-        sums = self.multiplied_all(tiles, places, lane // MATRIX_SIDE, sums)
+        tall, wide = self.wave_rows // self.unit.side, self.wave_columns // self.unit.side
+        sums = self.no_sums(tall * wide * len(bs))
+        sums = self.multiplied_all(tiles, places, lane // self.unit.side, sums)
         self.store_tile(batch, row + down, column + across, wave, lane, sums)
 
-    def no_sums(self) -> Value:
+    def tile_type(self, dtype: DType) -> DType:
+        """As what elements of a type lie in shared memory."""
+        return dtype
+
+    def first_line(self, lane: Value) -> Value:
+        """Of the lines that a wave reads, the first one of a thread."""
+        return lane % self.unit.side
+
+    def no_sums(self, count: int) -> list[Value]:
         """Sums of nothing, by an instruction: LLVM takes vectors of a loop apart that begin as a constant, and copies
         each of their elements in every step."""
         k, unit = self.k, self.unit
         factor = k.const(0, ValueType(self.product.a.dtype, unit.factor_lanes))
-        return k.wave_mma(unit, factor, factor, k.const(0, ValueType(DType.F32, unit.sum_lanes)))
+        return [k.wave_mma(unit, factor, factor, k.const(0, ValueType(DType.F32, unit.sum_lanes)))] * count
 
     def multiplied_all(
-        self, tiles: Sequence[_LineTile], places: Sequence[Value], group: Value, sums: list[Value]
+        self, tiles: Sequence[LineTile], places: Sequence[Value], group: Value, sums: list[Value]
     ) -> list[Value]:
         """The sums after all of K."""
         k, depth = self.k, self.depth
@@ -132,12 +148,12 @@ class _WaveMaker(ProductMaker):
         return sums
 
     def step(
-        self, tiles: Sequence[_LineTile], places: Sequence[Value], group: Value, sums: list[Value], fetched: list[Value]
+        self, tiles: Sequence[LineTile], places: Sequence[Value], group: Value, sums: list[Value], fetched: list[Value]
     ) -> list[Value]:
         self.put(tiles, fetched)
         return self.multiplied_tiles(tiles, places, group, sums)
 
-    def put(self, tiles: Sequence[_LineTile], fetched: list[Value]) -> None:
+    def put(self, tiles: Sequence[LineTile], fetched: list[Value]) -> None:
         # Everybody has read the tiles of the step before.
         self.k.barrier()
         for tile in tiles:
@@ -145,19 +161,20 @@ class _WaveMaker(ProductMaker):
         self.k.barrier()
 
     def multiplied_tiles(
-        self, tiles: Sequence[_LineTile], places: Sequence[Value], group: Value, sums: list[Value]
+        self, tiles: Sequence[LineTile], places: Sequence[Value], group: Value, sums: list[Value]
     ) -> list[Value]:
         """The sums after what is in shared memory: by vectors along K, and by parts of them that one product takes."""
         k, lanes = self.k, self.unit.factor_lanes
         width = max(VECTOR, lanes)
         # Groups of threads that have different elements of K.
-        groups = MATRIX_SIDE // lanes
+        side = self.unit.side
+        groups = side // lanes
         along = group % groups * width if groups > 1 else k.as_index(0)
         for start in range(0, DEPTH, groups * width):
             a, *bs = (
                 [
-                    k.load(tile.buffer, (place + i * MATRIX_SIDE) * PITCH + (along + start), lanes=width, align=16)
-                    for i in range((self.wave_rows if tile.is_a else self.wave_columns) // MATRIX_SIDE)
+                    k.load(tile.buffer, (place + i * side) * PITCH + (along + start), lanes=width, align=16)
+                    for i in range((self.wave_rows if tile.is_a else self.wave_columns) // side)
                 ]
                 for tile, place in zip(tiles, places)
             )
@@ -176,8 +193,8 @@ class _WaveMaker(ProductMaker):
     def store_tile(
         self, batch: Value, row: Value, column: Value, wave: Value, lane: Value, sums: Sequence[Value]
     ) -> None:
-        """The part of a wave, 16 rows of some columns at a time, through shared memory of its own."""
-        k, unit, side = self.k, self.unit, MATRIX_SIDE
+        """The part of a wave, a matrix's rows of some columns at a time, through shared memory of its own."""
+        k, unit, side = self.k, self.unit, self.unit.side
         wide, tall = self.wave_columns // side, self.wave_rows // side
         columns = min(self.wave_columns, STAGED)
         pitch = columns + LANES
@@ -185,18 +202,13 @@ class _WaveMaker(ProductMaker):
         waves = self.waves_down * self.waves_across
         staged = [k.shared(f"sums{n}", DType.F32, waves * size) for n in range(len(self.bs))]
         own = wave * size
-        # The rows that a thread has, from its first one on.
-        first = lane // side * (1 if unit.interleaves_rows else unit.sum_lanes)
-        apart = unit.threads // side if unit.interleaves_rows else 1
         vectors = columns // LANES
         for i, start in pairs_of(range(tall), range(0, self.wave_columns, columns)):
             k.barrier()
             for n, buffer in enumerate(staged):
                 for j in range(columns // side):
-                    value = sums[(n * tall + i) * wide + start // side + j]
-                    for r in range(unit.sum_lanes):
-                        place = own + (first + r * apart) * pitch + (lane % side + j * side)
-                        k.store(buffer, place, k.extract(value, r))
+                    number = (n * tall + i) * wide + start // side + j
+                    self.stage(buffer, own + j * side, pitch, lane, sums, number)
             k.barrier()
             with k.loop("vector", lane, side * vectors, unit.threads) as vector:
                 inside, at = vector // vectors, vector % vectors * LANES
@@ -205,14 +217,22 @@ class _WaveMaker(ProductMaker):
                     kept = [(b, own + inside * pitch + at) for b in staged]
                     self.store_vector(batch, here, column + (at + start), kept)
 
+    def stage(self, buffer: Buffer, place: Value, pitch: int, lane: Value, sums: Sequence[Value], number: int) -> None:
+        """One matrix of sums to shared memory, its rows `pitch` apart: what a thread has, from its first row on."""
+        k, unit, side = self.k, self.unit, self.unit.side
+        first = lane // side * (1 if unit.interleaves_rows else unit.sum_lanes)
+        apart = unit.threads // side if unit.interleaves_rows else 1
+        for r in range(unit.sum_lanes):
+            k.store(buffer, place + (first + r * apart) * pitch + lane % side, k.extract(sums[number], r))
 
-class _LineTile:
+
+class LineTile:
     """`lines` rows of A or columns of B, `DEPTH` elements of each along K, line after line in shared memory."""
 
-    def __init__(self, maker: _WaveMaker, name: str, operand: MatrixOperand, lines: int, is_a: bool) -> None:
+    def __init__(self, maker: WaveMaker, name: str, operand: MatrixOperand, lines: int, is_a: bool) -> None:
         self.k, self.operand, self.is_a = maker.k, operand, is_a
         self.lines, self.threads = lines, maker.threads
-        self.buffer: Buffer = self.k.shared(name, operand.matrix.dtype, lines * PITCH)
+        self.buffer: Buffer = self.k.shared(name, maker.tile_type(operand.matrix.dtype), lines * PITCH)
         matrix, size = operand.matrix, maker.product.m if is_a else maker.product.n
         line_step = matrix.row_stride if is_a else matrix.col_stride
         k_step = matrix.col_stride if is_a else matrix.row_stride
@@ -262,7 +282,8 @@ class _LineTile:
 
     def put_all(self, values: Sequence[Value]) -> None:
         k = self.k
-        for (place, _, _), value in zip(self.places, values):
+        for (place, _, _), fetched in zip(self.places, values):
+            value = k.cast(fetched, self.buffer.dtype)
             if not self.is_across:
                 k.store(self.buffer, place, value, align=16)
                 continue
@@ -270,9 +291,9 @@ class _LineTile:
                 k.store(self.buffer, place + lane * PITCH, k.extract(value, lane))
 
 
-def _part(size: object, waves: int, most: int) -> int:
+def _part(size: object, waves: int, most: int, side: int) -> int:
     """Rows or columns of a wave: no more than there are, in whole matrices."""
     part = most
-    while isinstance(size, int) and part > MATRIX_SIDE and waves * part // 2 >= size:
+    while isinstance(size, int) and part % (2 * side) == 0 and waves * part // 2 >= size:
         part //= 2
     return part

@@ -22,7 +22,8 @@ from rlx.ops.shape.indexing import ScatterNd
 
 
 def _tiles(name: str, machine: Machine, spec: ProductSpec, tiles: TensorTiles) -> Kernel:
-    kernel = gpu_matmul_kernel(name, spec.product, spec.accumulator, machine.shared_bytes, machine.few_rows)
+    limits = (machine.shared_bytes, machine.few_rows, machine.has_subgroups)
+    kernel = gpu_matmul_kernel(name, spec.product, spec.accumulator, *limits)
     kernel.origin = ProductOrigin(spec.product, spec.accumulator, tiles)
     return kernel
 
@@ -96,7 +97,7 @@ def _attention_waves(name: str, machine: Machine, site: OpSite) -> Kernel:
 
 
 def _is_wave_attention(machine: Machine, site: OpSite) -> bool:
-    if machine.matrix is None or not isinstance(site.op, Attention):
+    if machine.matrix is None or machine.matrix.is_by_memory or not isinstance(site.op, Attention):
         return False
     from rlx.kernels.gpu.attention_waves import is_wave_attention
 

@@ -99,7 +99,9 @@ class KernelBuilder:
         self._constants: dict[tuple[ValueType, str], Const] = {}
         self._body = Block()
         self._blocks = [self._body]
-        self._known: list[dict[_PureKey, Value]] = [{}]
+        # What is computed where statements are added now; what each open block has added, which ends with it.
+        self._known: dict[_PureKey, Value] = {}
+        self._added: list[list[_PureKey]] = [[]]
 
     def build(self) -> Kernel:
         if len(self._blocks) != 1:
@@ -213,16 +215,16 @@ class KernelBuilder:
         return self.pure(op, args, attr)
 
     def _match(self, op: str, operands: Sequence[Operand]) -> tuple[Value, ...]:
-        like = next((x.dtype for x in operands if isinstance(x, Value)), None)
-        if like is None:
+        types = [x.type for x in operands if isinstance(x, Value)]
+        if not types:
             raise OpError(f"{op}: at least one operand must be a kernel value, got {operands}")
-        lanes = max(x.lanes for x in operands if isinstance(x, Value))
+        lanes = max([t.lanes for t in types])
         matched: list[Value] = []
         for x in operands:
             if not isinstance(x, Value):
-                matched.append(self.const(x, ValueType(like, lanes)))
+                matched.append(self.const(x, ValueType(types[0].dtype, lanes)))
             else:
-                matched.append(self.splat(x, lanes) if x.lanes == 1 else x)
+                matched.append(self.splat(x, lanes) if x.type.lanes == 1 < lanes else x)
         return tuple(matched)
 
     def _fold(self, op: str, args: tuple[Value, ...]) -> Value | None:
@@ -243,12 +245,13 @@ class KernelBuilder:
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         """Append `op` on exactly these operands, or find it already computed."""
         key = (op, args, attr)
-        for scope in self._known:
-            if key in scope:
-                return scope[key]
+        found = self._known.get(key)
+        if found is not None:
+            return found
         result = Value(self, infer(op, [a.type for a in args], attr))
         self.append(Let(result, op, args, attr))
-        self._known[-1][key] = result
+        self._known[key] = result
+        self._added[-1].append(key)
         return result
 
     def has_scale2(self, kind: ValueType) -> bool:
@@ -328,8 +331,12 @@ class KernelBuilder:
         """For each lane that lane of `table` (f32) which the low bits of `index` (i32) number."""
         return self.pure("lookup", (table, index), None)
 
+    def byte_lookup(self, table: Sequence[int], index: Value) -> Value:
+        """For each byte of `index` (u8) that of 16 bytes which its low four bits number."""
+        return self.pure("byte_lookup", (index,), tuple(table))
+
     def dot4(self, total: Value, a: Value, b: Value) -> Value:
-        """`total` (i32) plus, in each lane, the sum of four products of neighbours of a (u8) and b (i8)."""
+        """`total` (i32) plus, in each lane, the sum of four products of neighbours of a (u8 or i8) and b (i8)."""
         return self.pure("dot4", (total, a, b), None)
 
     def dot2(self, total: Value, a: Value, b: Value) -> Value:
@@ -533,12 +540,13 @@ class KernelBuilder:
     @contextmanager
     def inside(self, block: Block) -> Iterator[None]:
         self._blocks.append(block)
-        self._known.append({})
+        self._added.append([])
         try:
             yield
         finally:
             self._blocks.pop()
-            self._known.pop()
+            for key in self._added.pop():
+                del self._known[key]
 
     def append(self, statement: Statement) -> None:
         """Append a finished statement; makers use the methods above, which check it."""

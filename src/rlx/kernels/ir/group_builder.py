@@ -44,6 +44,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import Fold, KernelBuilder
 from rlx.kernels.ir.groups import (
     EXCHANGES,
+    OWN_WIDTH,
     Arrive,
     AwaitPhases,
     AwaitToken,
@@ -55,9 +56,11 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    SubgroupPlace,
     WaveMma,
 )
 from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, LoopKind, Operand, Space, Value
+from rlx.kernels.ir.wave_fragments import FragmentFill, FragmentLoad, FragmentMma, FragmentStore
 from rlx.kernels.machines import MatrixUnit
 
 
@@ -147,17 +150,36 @@ class GroupBuilder(KernelBuilder):
             raise DTypeError(
                 f"kernel {self.name}: exchange is one of {' '.join(EXCHANGES)}, of a scalar; got {how!r}, {value.type}"
             )
-        if width < 1 or width & (width - 1):
+        if width != OWN_WIDTH and (width < 1 or width & (width - 1)):
             raise OpError(f"kernel {self.name}: a subgroup has a power of two of threads, got {width}")
         result = Value(self, value.type)
         self.append(Exchange(result, how, value, self.as_index(lane), width))
         return result
+
+    def subgroup_place(self) -> SubgroupPlace:
+        """Where a thread is among subgroups as wide as the machine has them."""
+        place = SubgroupPlace(*(Value(self, INDEX, name) for name in ("lane", "width", "subgroup", "subgroups")))
+        self.append(place)
+        return place
 
     def wave_mma(self, unit: MatrixUnit, a: Value, b: Value, total: Value) -> Value:
         """`total + a @ b` of matrices in the registers of a wave: see `WaveMma`."""
         result = Value(self, total.type)
         self.append(WaveMma(result, a, b, total, unit))
         return result
+
+    def wave_fill(self, unit: MatrixUnit, fragment: Buffer, literal: float) -> None:
+        """What waves do with fragments: see `wave_fragments`."""
+        self.append(FragmentFill(unit, fragment, literal))
+
+    def wave_load(self, unit: MatrixUnit, fragment: Buffer, source: Region, *, transposed: bool = False) -> None:
+        self.append(FragmentLoad(unit, fragment, source, transposed))
+
+    def wave_store(self, unit: MatrixUnit, target: Region, fragment: Buffer) -> None:
+        self.append(FragmentStore(unit, target, fragment))
+
+    def wave_product(self, unit: MatrixUnit, total: Buffer, a: Buffer, b: Buffer) -> None:
+        self.append(FragmentMma(unit, total, a, b))
 
     @contextmanager
     def roles(self) -> Iterator[RoleList]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlx.kernels.ir.groups import (
+    OWN_WIDTH,
     Arrive,
     AwaitPhases,
     AwaitToken,
@@ -25,7 +26,9 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    SubgroupPlace,
     WaveMma,
+    WaveStatement,
 )
 from rlx.kernels.ir.interpret import Frame, Interpreter, KernelFault, Lanes, apply
 from rlx.kernels.ir.loop_ir import (
@@ -41,7 +44,13 @@ from rlx.kernels.ir.loop_ir import (
     ValueType,
 )
 from rlx.kernels.ir.races import Agent, Clock, Race, Races, join
-from rlx.kernels.machines import MATRIX_SIDE
+from rlx.kernels.ir.wave_fragments import (
+    FragmentFill,
+    FragmentLoad,
+    FragmentMma,
+    FragmentStore,
+    fragments_of,
+)
 
 
 @dataclass(eq=False)
@@ -99,9 +108,15 @@ class _GroupFrame(Frame):
 
 class GroupInterpreter(Interpreter):
     def __init__(
-        self, kernel: Kernel, args: Mapping[str, Lanes | int | float], seed: int = 0, word_bytes: int = 1
+        self,
+        kernel: Kernel,
+        args: Mapping[str, Lanes | int | float],
+        seed: int = 0,
+        word_bytes: int = 1,
+        subgroup_width: int = 32,
     ) -> None:
         super().__init__(kernel, args)
+        self.subgroup_width = subgroup_width
         self.random = random.Random(seed)
         self.races = Races(word_bytes)
         self.operations: list[_Operation] = []
@@ -238,13 +253,16 @@ class GroupInterpreter(Interpreter):
     def exchanged(self, loop: For, threads: Sequence[_GroupFrame], waiting: dict[int, object]) -> bool:
         """Let the subgroups go on of which all threads have come to the same exchange or product."""
         progress = False
-        for statement in {s for s in waiting.values() if isinstance(s, Exchange | WaveMma)}:
-            for start in range(0, len(threads), statement.width):
-                members = range(start, min(start + statement.width, len(threads)))
+        for statement in {s for s in waiting.values() if isinstance(s, Exchange | WaveStatement)}:
+            width = self.subgroup_width if statement.width == OWN_WIDTH else statement.width
+            for start in range(0, len(threads), width):
+                members = range(start, min(start + width, len(threads)))
                 if any(waiting.get(t) is not statement for t in members):
                     continue
                 if isinstance(statement, WaveMma):
                     self.wave_product(statement, [threads[t] for t in members])
+                elif isinstance(statement, WaveStatement):
+                    self.by_wave(statement, [threads[t] for t in members])
                 else:
                     values = [threads[t].read(statement.value) for t in members]
                     for place, t in enumerate(members):
@@ -266,7 +284,7 @@ class GroupInterpreter(Interpreter):
 
     def wave_product(self, statement: WaveMma, threads: Sequence[_GroupFrame]) -> None:
         """Matrices put together from the registers of a wave, multiplied, and the sums given back."""
-        unit, side = statement.unit, MATRIX_SIDE
+        unit, side = statement.unit, statement.unit.side
         if len(threads) != unit.threads:
             raise self.fault(statement, f"a wave of {len(threads)} threads; the unit has {unit.threads}")
         a, b = (np.full((side, side), np.nan, np.float32) for _ in range(2))
@@ -278,6 +296,30 @@ class GroupInterpreter(Interpreter):
         for t, thread in enumerate(threads):
             rows = [unit.row(t, lane) for lane in range(unit.sum_lanes)]
             thread.values[statement.result] = thread.read(statement.total) + product[rows, t % side]
+
+    def by_wave(self, statement: WaveStatement, threads: Sequence[_GroupFrame]) -> None:
+        """A statement on fragments, which the first thread of a wave keeps for all of them."""
+        first, unit = threads[0], statement.unit
+        if len(threads) != unit.threads:
+            raise self.fault(statement, f"a wave of {len(threads)} threads; the unit has {unit.threads}")
+        for value in statement.operands():
+            if len({thread.number(value) for thread in threads}) > 1:
+                raise self.fault(statement, "the threads of a wave differ in where they read or write")
+        for fragment in fragments_of(statement):
+            self.array(fragment, first)
+        match statement:
+            case FragmentFill(_, fragment, literal):
+                self.given(fragment, np.full((unit.side, unit.side), literal), first)
+            case FragmentLoad(_, fragment, source, transposed):
+                self.check(statement, source, True, first, first.agent)
+                found = self.taken(statement, source, first)
+                self.given(fragment, found.T if transposed else found, first)
+            case FragmentStore(_, target, fragment):
+                self.check(statement, target, False, first, first.agent)
+                self.given(target, self.taken(statement, fragment, first), first)
+            case FragmentMma(_, total, a, b):
+                before, *factors = (self.taken(statement, f, first).astype(np.float32) for f in (total, a, b))
+                self.given(total, before + factors[0] @ factors[1], first)
 
     def iterations(self, loop: For, frame: Frame) -> Sequence[int]:
         if loop.kind is LoopKind.WALK:
@@ -313,9 +355,14 @@ class GroupInterpreter(Interpreter):
                 yield _Wait(lambda: all(o.is_done for o in started), lambda: token.name)
                 for operation in started:
                     join(group.agent.clock, operation.agent.clock)
-            case Exchange() | WaveMma():
+            case Exchange() | WaveStatement():
                 yield statement
-        if not isinstance(statement, Exchange | WaveMma | Roles):
+            case SubgroupPlace():
+                number, lane = divmod(group.thread or 0, self.subgroup_width)
+                count = -(-self.kernel.thread_count // self.subgroup_width)
+                for value, found in zip(statement.results(), (lane, self.subgroup_width, number, count)):
+                    group.values[value] = np.full(1, found, np.int64)
+        if not isinstance(statement, Exchange | SubgroupPlace | WaveStatement | Roles):
             yield _Wait(lambda: True, lambda: "its turn")
 
     def state(self, statement: Statement, barrier: Signal, group: _GroupFrame) -> _Phases:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.groups import (
     EXCHANGES,
+    OWN_WIDTH,
     Arrive,
     AwaitPhases,
     AwaitToken,
@@ -17,7 +18,9 @@ from rlx.kernels.ir.groups import (
     Roles,
     RowReduce,
     Signal,
+    SubgroupPlace,
     WaveMma,
+    WaveStatement,
 )
 from rlx.kernels.ir.loop_ir import (
     FLOATS,
@@ -33,6 +36,7 @@ from rlx.kernels.ir.loop_ir import (
     Value,
     ValueType,
 )
+from rlx.kernels.ir.wave_fragments import FragmentLoad, FragmentMma, fragments_of, region_of
 
 Require = Callable[[bool, str], None]
 
@@ -102,12 +106,30 @@ def check_group_statement(statement: GroupStatement, buffers: set[Buffer], requi
         case Exchange(result, how, value, lane, width):
             require(how in EXCHANGES, f"unknown exchange {how!r}")
             require(value.lanes == 1 and result.type == value.type, f"exchange of {value.type} as {result.type}")
-            require(lane.type == INDEX and width >= 1 and width & (width - 1) == 0, f"a subgroup of {width} threads")
+            is_whole = width == OWN_WIDTH or (width >= 1 and width & (width - 1) == 0)
+            require(lane.type == INDEX and is_whole, f"a subgroup of {width} threads")
+            require(width != OWN_WIDTH or how not in ("lane", "xor"), f"exchange {how} needs a width that is known")
             require(how in ("lane", "xor") or value.dtype in NUMBERS, f"{value.type} cannot be combined")
+        case SubgroupPlace():
+            require(all(v.type == INDEX for v in statement.results()), "places of subgroups are i64")
         case WaveMma(result, a, b, total, unit):
             factor, sums = ValueType(a.dtype, unit.factor_lanes), ValueType(DType.F32, unit.sum_lanes)
             require(a.dtype in HALVES and a.type == b.type == factor, f"a wave's product of {a.type} and {b.type}")
             require(total.type == result.type == sums, f"a wave's sums are {sums}, got {total.type} to {result.type}")
+        case WaveStatement():
+            side, tile = statement.unit.side, region_of(statement)
+            for part in fragments_of(statement):
+                fragment(part)
+                require((part.rows, part.cols) == (side, side), f"{part.name} is {part.rows}x{part.cols}, not {side}")
+            if tile is not None:
+                region(tile, reads=isinstance(statement, FragmentLoad))
+                require(tile.buffer.space is Space.SHARED, f"{tile.buffer.name} is not shared between threads")
+                require((tile.rows, tile.cols) == (side, side), f"a wave moves {side}x{side}")
+                require(tile.buffer.dtype is fragments_of(statement)[0].dtype, "a wave moves elements of one type")
+            if isinstance(statement, FragmentMma):
+                sum_type, *factors = (f.dtype for f in fragments_of(statement))
+                known = sum_type is DType.F32 and factors[0] is factors[1] and factors[0] in statement.unit.factors
+                require(known, f"no product of {factors[0]} and {factors[1]} in {sum_type} here")
         case Roles(roles):
             names = [r.name for r in roles]
             require(len(set(names)) == len(names) > 0, f"roles need different names, got {names}")

@@ -15,8 +15,10 @@ happens once.
 - Fragments (`Space.FRAGMENT`), each group has its own: a tile spread over the registers of the group's threads, in a
   layout nobody knows. They are copied as a whole, are operands of products, reduce along rows, and inside a loop over
   `elements` each element is loaded and stored by whoever has it.
-- `Exchange`: the threads of a subgroup see each other's values.
-- `WaveMma`: the threads of a wave multiply matrices that lie in their registers as the machine's unit has them.
+- `Exchange`: the threads of a subgroup see each other's values. A subgroup has a width that the kernel says, or the
+  machine's own, which only the run knows: `SubgroupPlace` tells a thread where it is.
+- `WaveMma`: the threads of a wave multiply matrices that lie in their registers as the machine's unit has them. Where
+  nobody knows how they lie there, `wave_fragments` loads and stores them as a whole.
 - A `walk` loop is a block's share of iterations: those of its own number, and every so many blocks one more.
 """
 
@@ -183,13 +185,16 @@ class AwaitToken(GroupStatement):
 
 
 EXCHANGES = ("lane", "xor", "add", "min", "max")
+# The width of subgroups that are as wide as the machine has them.
+OWN_WIDTH = 0
 
 
 @dataclass(eq=False, slots=True)
 class Exchange(GroupStatement):
-    """What the threads of a subgroup of `width` neighbours give each other: `value` as the thread numbered `lane` has
-    it, or the one whose number differs from one's own by the bits of `lane` (`xor`), or all values combined by add,
-    min or max, as `reduce` combines lanes. All threads of the subgroup take part."""
+    """What the threads of a subgroup of `width` neighbours, or with `OWN_WIDTH` of the machine's subgroups, give each
+    other: `value` as the thread numbered `lane` has it, or the one whose number differs from one's own by the bits of
+    `lane` (`xor`), or all values combined by add, min or max, as `reduce` combines lanes. All threads of the subgroup
+    take part."""
 
     result: Value
     how: str
@@ -213,7 +218,38 @@ class Exchange(GroupStatement):
 
 
 @dataclass(eq=False, slots=True)
-class WaveMma(GroupStatement):
+class SubgroupPlace(GroupStatement):
+    """Where a thread is among subgroups as wide as the machine has them: its number in its own, how many threads that
+    has, the number of the subgroup in the block, and how many of them there are."""
+
+    lane: Value
+    width: Value
+    number: Value
+    count: Value
+
+    def results(self) -> tuple[Value, ...]:
+        return (self.lane, self.width, self.number, self.count)
+
+    def text(self, use: Use) -> str:
+        return "subgroup place"
+
+    def renewed(self, new: Renew) -> SubgroupPlace:
+        return SubgroupPlace(*(Value(v.builder, v.type, v.name) for v in self.results()))
+
+
+class WaveStatement(GroupStatement):
+    """What the threads of a wave do together by instructions for whole matrices."""
+
+    __slots__ = ()
+    unit: MatrixUnit
+
+    @property
+    def width(self) -> int:
+        return self.unit.threads
+
+
+@dataclass(eq=False, slots=True)
+class WaveMma(WaveStatement):
     """`result = total + a @ b` for 16x16 matrices of which each thread of a wave has the elements that `unit` says, in
     the lanes of its vectors. All threads of the wave take part."""
 
@@ -222,10 +258,6 @@ class WaveMma(GroupStatement):
     b: Value
     total: Value
     unit: MatrixUnit
-
-    @property
-    def width(self) -> int:
-        return self.unit.threads
 
     def operands(self) -> tuple[Value, ...]:
         return (self.a, self.b, self.total)
@@ -275,12 +307,24 @@ def _is_group_loop(statement: Statement) -> bool:
     return isinstance(statement, For) and statement.kind in (LoopKind.ELEMENTS, LoopKind.WALK)
 
 
-def refuse_groups(kernel: Kernel, emitter: str, with_exchange: bool = False, matrix: MatrixUnit | None = None) -> None:
-    """Emitters that know no groups say so before they write anything; some know what threads exchange, and products of
-    one unit."""
+def is_own_subgroup(statement: Statement) -> bool:
+    """Whether subgroups are as wide as the machine has them."""
+    return isinstance(statement, SubgroupPlace) or (isinstance(statement, Exchange) and statement.width == OWN_WIDTH)
+
+
+def refuse_groups(
+    kernel: Kernel,
+    emitter: str,
+    with_exchange: bool = False,
+    matrix: MatrixUnit | None = None,
+    with_own_subgroups: bool = False,
+) -> None:
+    """Emitters that know no groups say so before they write anything; some know what threads exchange, in subgroups of
+    a width that the kernel says or that the machine has, and products of one unit."""
     for statement in walk(kernel.body):
-        spelled = isinstance(statement, Exchange) and with_exchange
-        spelled |= isinstance(statement, WaveMma) and statement.unit == matrix
+        is_own = is_own_subgroup(statement)
+        spelled = (isinstance(statement, Exchange) and with_exchange and not is_own) or (with_own_subgroups and is_own)
+        spelled |= isinstance(statement, WaveStatement) and statement.unit == matrix
         if not spelled and (isinstance(statement, GroupStatement) or _is_group_loop(statement)):
             raise BackendError(
                 f"kernel {kernel.name} has roles, fragments, or asynchronous or exchanging threads, which {emitter} "

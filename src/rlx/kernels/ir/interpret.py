@@ -57,18 +57,20 @@ def interpret(
     *,
     seed: int | None = None,
     word_bytes: int = 1,
+    subgroup_width: int = 32,
 ) -> None:
     """Run a kernel on flat views of the arrays in `args`, which it writes in place.
 
     `first` and `last` choose a range of the parallel loop's iterations; by default all run. Kernels with groups run in
     a random order, which `seed` decides, and races between their parts are faults. With a seed, so do all others.
-    `word_bytes` is then the least that the machine stores at once.
+    `word_bytes` is then the least that the machine stores at once, and `subgroup_width` how many threads of it run
+    together.
     """
     with np.errstate(all="ignore"):
         if seed is not None or has_groups(kernel):
             from rlx.kernels.ir.group_interpret import GroupInterpreter
 
-            GroupInterpreter(kernel, args, seed or 0, word_bytes).run(first, last)
+            GroupInterpreter(kernel, args, seed or 0, word_bytes, subgroup_width).run(first, last)
             return
         machine = Interpreter(kernel, args)
         for _ in machine.block(kernel.body, machine.top(first, last)):
@@ -417,6 +419,7 @@ _SPECIAL: dict[str, Callable[[list[Lanes], Any, ValueType], Lanes]] = {
     "splat": lambda args, attr, kind: np.repeat(args[0], attr),
     "extract": lambda args, attr, kind: args[0][attr : attr + 1],
     "lookup": lambda args, attr, kind: args[0][args[1] & (kind.lanes - 1)],
+    "byte_lookup": lambda args, attr, kind: np.array(attr, np.uint8)[args[0] & 15],
     "dot4": lambda args, attr, kind: (
         args[0] + (args[1].astype(np.int32) * args[2]).reshape(-1, 4).sum(1, dtype=np.int32)
     ),

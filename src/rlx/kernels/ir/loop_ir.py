@@ -26,6 +26,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.errors import DTypeError, OpError
@@ -385,10 +386,16 @@ def child_blocks(statement: Statement) -> tuple[Block, ...]:
 
 def walk(block: Block) -> Iterator[Statement]:
     """Every statement, outer before inner, in program order."""
-    for statement in block.statements:
-        yield statement
-        for child in child_blocks(statement):
-            yield from walk(child)
+    left = [iter(block.statements)]
+    while left:
+        for statement in left[-1]:
+            yield statement
+            inner = child_blocks(statement)
+            if inner:
+                left.extend(iter(child.statements) for child in reversed(inner))
+                break
+        else:
+            left.pop()
 
 
 INTS = frozenset(d for d in DType if d.is_int and not d.is_storage)
@@ -428,6 +435,12 @@ def infer(op: str, args: Sequence[ValueType], attr: Attr = None) -> ValueType:
     >>> str(infer("lt", [ValueType(DType.F32, 8)] * 2))
     'boolx8'
     """
+    return _inferred(op, tuple(args), attr)
+
+
+# A kernel has thousands of operations, of a few dozen kinds.
+@lru_cache(4096)
+def _inferred(op: str, args: tuple[ValueType, ...], attr: Attr) -> ValueType:
     if op in ARITHMETIC:
         arity, domain = ARITHMETIC[op]
         return _same_type(op, args, arity, domain)
@@ -530,10 +543,18 @@ def _infer_lookup(args: Sequence[ValueType], attr: Attr) -> ValueType:
     return args[0]
 
 
+def _infer_byte_lookup(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    if len(args) != 1 or args[0].dtype is not DType.U8:
+        raise DTypeError(f"byte_lookup takes bytes (u8), got {_names(args)}")
+    if not isinstance(attr, tuple) or len(attr) != 16 or not all(isinstance(b, int) and 0 <= b < 256 for b in attr):
+        raise OpError(f"byte_lookup: the table has 16 bytes, got {attr}")
+    return args[0]
+
+
 def _infer_dot4(args: Sequence[ValueType], attr: Attr) -> ValueType:
-    wanted = [DType.I32, DType.U8, DType.I8]
-    if [a.dtype for a in args] != wanted or any(a.lanes != 4 * args[0].lanes for a in args[1:]):
-        raise DTypeError(f"dot4 takes i32xN, u8x4N and i8x4N, got {_names(args)}")
+    is_known = [a.dtype for a in args] in ([DType.I32, DType.U8, DType.I8], [DType.I32, DType.I8, DType.I8])
+    if not is_known or any(a.lanes != 4 * args[0].lanes for a in args[1:]):
+        raise DTypeError(f"dot4 takes i32xN, u8x4N or i8x4N, and i8x4N, got {_names(args)}")
     return args[0]
 
 
@@ -555,8 +576,9 @@ def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
 # select(c, a, b) | cast(x) {dtype} | bitcast(x) {type} | splat(x) {lanes} | extract(v) {lane} |
 # shuffle(a, b) {lanes of a then b} | iota {type}: 0 1 2 .. | lane_mask(n) {lanes}: lane < n |
 # lookup(table, i): lane i of the table for every lane, of i only the low bits that number the lanes |
+# byte_lookup(i) {table of 16 bytes}: the entry that the low four bits of each byte number |
 # dot4(sum, a, b): sum[i] + a[4i]*b[4i] + .. + a[4i+3]*b[4i+3] for i32 sums of u8 a and i8 b, as the instructions
-# of x86 (vpdpbusd) and Arm (usdot) have it: products and sums of four are exact, the whole wraps |
+# of x86 (vpdpbusd) and Arm (usdot) have it, or i8 a as WebGPU's: products and sums of four are exact, the whole wraps |
 # dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
 # additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps)
 # exp2(x): 2**x to the last bits but one, as machines have an instruction for it |
@@ -573,6 +595,7 @@ _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
     "iota": _infer_iota,
     "lane_mask": _infer_lane_mask,
     "lookup": _infer_lookup,
+    "byte_lookup": _infer_byte_lookup,
     "dot4": _infer_dot4,
     "dot2": _infer_dot2,
 }

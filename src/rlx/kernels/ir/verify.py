@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from rlx.errors import RlxError, VerificationError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.group_verify import check_element_access, check_group_statement
-from rlx.kernels.ir.groups import Exchange, Roles, WaveMma
+from rlx.kernels.ir.groups import Exchange, Roles, SubgroupPlace, WaveStatement
 from rlx.kernels.ir.loop_ir import (
     ALL,
     INDEX,
@@ -31,6 +33,8 @@ from rlx.kernels.ir.loop_ir import (
 )
 from rlx.kernels.ir.text import statement_text
 
+_BOOL = ValueType(DType.BOOL)
+
 
 def verify(kernel: Kernel) -> None:
     """Raise `VerificationError`, with the statement shown, if the kernel breaks a rule of the IR."""
@@ -42,6 +46,8 @@ class _Verifier:
         self.kernel = kernel
         self.buffers = {b for b in (*kernel.params, *kernel.arrays) if isinstance(b, Buffer)}
         self.defined = {p for p in kernel.params if isinstance(p, Value)}
+        # What is defined, in order: a block takes back what it has added.
+        self.added: list[Value] = []
         self.at: Statement | None = None
         self.role_threads: int | None = None
         self.elements: For | None = None
@@ -55,8 +61,11 @@ class _Verifier:
         self.require(not self.kernel.body.yields, "the body of a kernel yields nothing")
 
     def require(self, holds: bool, why: str) -> None:
-        if holds:
-            return
+        if not holds:
+            self.refuse(why)
+
+    def refuse(self, why: str) -> NoReturn:
+        """What is checked for every value of a kernel calls this itself: words cost more than the check."""
         line = f"\n  at: {statement_text(self.kernel, self.at)}" if self.at is not None else ""
         raise VerificationError(f"kernel {self.kernel.name}: {why}{line}")
 
@@ -92,7 +101,7 @@ class _Verifier:
 
     def block(self, block: Block, inside_threads: bool, arguments: tuple[Value, ...] = ()) -> None:
         """Check a block; what it defines, `arguments` included, is not defined after it."""
-        outer = set(self.defined)
+        outer = len(self.added)
         self.define(*arguments)
         for statement in block.statements:
             self.at = statement
@@ -101,22 +110,28 @@ class _Verifier:
         for value in block.yields:
             self.use(value)
         if block.again is not None:
-            self.use(block.again, ValueType(DType.BOOL))
-        self.defined = outer
+            self.use(block.again, _BOOL)
+        self.defined.difference_update(self.added[outer:])
+        del self.added[outer:]
 
     def use(self, value: Value, wanted: ValueType | None = None) -> None:
-        self.require(isinstance(value, Const) or value in self.defined, f"{value!r} is used where it is not defined")
-        self.require(wanted is None or value.type == wanted, f"{wanted} is wanted, got {value.type}")
+        if value not in self.defined and not isinstance(value, Const):
+            self.refuse(f"{value!r} is used where it is not defined")
+        if wanted is not None and value.type != wanted:
+            self.refuse(f"{wanted} is wanted, got {value.type}")
 
     def define(self, *values: Value) -> None:
         for value in values:
-            self.require(value not in self.defined, f"{value!r} is defined twice")
-            self.require(value.dtype in ALL and value.lanes >= 1, f"{value.type} is no kernel type")
+            if value in self.defined:
+                self.refuse(f"{value!r} is defined twice")
+            if value.dtype not in ALL or value.lanes < 1:
+                self.refuse(f"{value.type} is no kernel type")
             self.defined.add(value)
+            self.added.append(value)
 
     def statement(self, statement: Statement, inside_threads: bool) -> None:
-        effect = isinstance(statement, Store | Atomic)
-        self.require(not effect or inside_threads or not self.has_threads, "memory is written inside the thread loops")
+        if self.has_threads and not inside_threads and isinstance(statement, Store | Atomic):
+            self.refuse("memory is written inside the thread loops")
         match statement:
             case Let(result, op, args, attr):
                 for arg in args:
@@ -124,8 +139,9 @@ class _Verifier:
                 try:
                     inferred = infer(op, [a.type for a in args], attr)
                 except RlxError as error:
-                    self.require(False, str(error))
-                self.require(inferred == result.type, f"{op} gives {inferred}, not {result.type}")
+                    self.refuse(str(error))
+                if inferred != result.type:
+                    self.refuse(f"{op} gives {inferred}, not {result.type}")
                 self.lets[result] = statement
                 self.define(result)
             case Load(result, buffer, offset, mask, other, _):
@@ -151,10 +167,11 @@ class _Verifier:
             case For():
                 self.loop(statement, inside_threads)
             case If(condition, then, otherwise, results):
-                self.use(condition, ValueType(DType.BOOL))
+                self.use(condition, _BOOL)
                 for side in (then, otherwise):
                     types = [v.type for v in side.yields]
-                    self.require(types == [r.type for r in results], f"a branch yields {types}")
+                    if types != [r.type for r in results]:
+                        self.refuse(f"a branch yields {types}")
                     self.block(side, inside_threads)
                 self.define(*results)
             case Roles(roles):
@@ -166,17 +183,23 @@ class _Verifier:
             case GroupStatement():
                 for operand in statement.operands():
                     self.use(operand)
-                inside = inside_threads if isinstance(statement, Exchange | WaveMma) else not inside_threads
-                self.require(inside and self.elements is None, "threads exchange; groups copy, multiply and wait")
+                is_of_threads = isinstance(statement, Exchange | SubgroupPlace | WaveStatement)
+                self.require(
+                    is_of_threads == inside_threads and self.elements is None,
+                    "threads exchange; groups copy, multiply and wait",
+                )
                 check_group_statement(statement, self.buffers, self.require)
                 self.define(*statement.results())
 
     def access(self, buffer: Buffer, offset: Value, kind: ValueType, mask: Value | None) -> None:
-        self.require(buffer in self.buffers, f"{buffer.name} is not declared")
-        self.require(kind.dtype is buffer.dtype, f"{buffer.name} holds {buffer.dtype}, not {kind.dtype}")
+        if buffer not in self.buffers:
+            self.refuse(f"{buffer.name} is not declared")
+        if kind.dtype is not buffer.dtype:
+            self.refuse(f"{buffer.name} holds {buffer.dtype}, not {kind.dtype}")
         self.use(offset)
         check_element_access(buffer, offset, self.elements, self.lets, self.require)
-        self.require(offset.dtype is DType.I64 and offset.lanes in (1, kind.lanes), f"offset {offset.type} for {kind}")
+        if offset.dtype is not DType.I64 or offset.lanes not in (1, kind.lanes):
+            self.refuse(f"offset {offset.type} for {kind}")
         if mask is not None:
             self.use(mask, kind.with_dtype(DType.BOOL))
 
@@ -187,7 +210,8 @@ class _Verifier:
             self.use(init)
         types = [v.type for v in loop.inits]
         for group in (loop.carried, loop.body.yields, loop.results):
-            self.require([v.type for v in group] == types, f"loop %{loop.index.name} carries {types}")
+            if [v.type for v in group] != types:
+                self.refuse(f"loop %{loop.index.name} carries {types}")
         self.require(loop.body.again is None or loop.kind is LoopKind.SERIAL, "only a serial loop ends early")
         is_threads = loop.kind is LoopKind.THREADS
         self.require(not (is_threads and inside_threads), "thread loops do not nest")

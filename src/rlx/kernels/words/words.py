@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.ir.dtype import DType
-from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.groups import refuse_groups
+from rlx.kernels.ir.group_builder import GroupBuilder
+from rlx.kernels.ir.groups import OWN_WIDTH, Exchange, SubgroupPlace, refuse_groups
 from rlx.kernels.ir.loop_ir import (
     COMPARISONS,
     HALVES,
@@ -36,18 +36,23 @@ from rlx.kernels.ir.loop_ir import (
     Store,
     Value,
     ValueType,
+    walk,
 )
+from rlx.kernels.ir.subgroups import TYPES as SUBGROUP_TYPES
 from rlx.kernels.legalize import KernelRefused, refuse_missing_types
+from rlx.kernels.machines import WGSL, Machine
 from rlx.kernels.words import pairs
 from rlx.kernels.words.memory import F32, I32, U32, WORD, Memory, Parts, Place, part_type, unpacked
 from rlx.kernels.words.pairs import Pair
 from rlx.kernels.words.ranges import LONG, is_word, wide_values
 
+FOUR_BYTES = ValueType(DType.I8, 4)
 
-def in_words(kernel: Kernel, trusts_alignment: bool = True) -> Kernel:
+
+def in_words(kernel: Kernel, trusts_alignment: bool = True, machine: Machine = WGSL) -> Kernel:
     """The same kernel, legalised before, for a machine with 32-bit words. Without trust in alignment it is also right
     where memory does not begin at the multiples of bytes that the kernel asks for."""
-    refuse_groups(kernel, "a machine without groups")
+    refuse_groups(kernel, f"the machine {machine.name}", with_own_subgroups=machine.has_subgroups)
     refuse_missing_types(kernel, has_f64=False)
     return _Pass(kernel, trusts_alignment).build()
 
@@ -56,7 +61,11 @@ class _Pass:
     def __init__(self, kernel: Kernel, trusts_alignment: bool) -> None:
         self.kernel, self.trusts_alignment = kernel, trusts_alignment
         self.wide = wide_values(kernel)
-        k = self.k = KernelBuilder(kernel.name)
+        k = self.k = GroupBuilder(kernel.name)
+        self.made = {s.result: s for s in walk(kernel.body) if isinstance(s, Let)}
+        # Words that dot products take as they are; what else reads them as bytes takes them apart itself.
+        factors = {a for let in self.made.values() if let.op == "dot4" for a in let.args[1:] if a in self.made}
+        self.in_dots = {a for a in factors if self.made[a].op == "bitcast" and _is_word_of_bytes(self.made[a])}
         # The lanes of each value of the old kernel, each in one or two parts.
         self.lanes: dict[Value, list[Parts]] = {}
         places: dict[Buffer, Place] = {}
@@ -95,7 +104,7 @@ class _Pass:
         wide = self.is_wide(value) if wide is None else wide
         if isinstance(value, Const):
             return self.literal(value, wide)
-        lanes = self.lanes[value]
+        lanes = self.bitcast(self.made[value]) if value in self.in_dots else self.lanes[value]
         found = lanes[lane if len(lanes) > 1 else 0]
         # Indices of loops have one part, whatever is computed from them.
         if value.dtype not in LONG or wide == (len(found) == 2):
@@ -135,7 +144,7 @@ class _Pass:
 
     def statement(self, statement: Statement) -> None:
         match statement:
-            case Let():
+            case Let() if statement.result not in self.in_dots:
                 self.lanes[statement.result] = [tuple(x) for x in self.let(statement)]
             case Load():
                 self.lanes[statement.result] = self.load(statement)
@@ -145,6 +154,13 @@ class _Pass:
                 raise KernelRefused(f"kernel {self.kernel.name}: atomic {op} on {buffer.name} has no form in words")
             case Barrier():
                 self.k.barrier()
+            case Exchange(result, how, value, _, _):
+                if value.dtype not in SUBGROUP_TYPES:
+                    raise KernelRefused(f"kernel {self.kernel.name}: subgroups do not combine {value.dtype} in words")
+                self.lanes[result] = [(self.k.exchange(how, self.one(value), width=OWN_WIDTH),)]
+            case SubgroupPlace():
+                found = self.k.subgroup_place()
+                self.lanes.update((old, [(new,)]) for old, new in zip(statement.results(), found.results()))
             case For():
                 self.loop(statement)
             case If():
@@ -259,6 +275,10 @@ class _Pass:
                 return [(self.k.as_index(lane) < count,) for lane in lanes]
             case "bitcast":
                 return self.bitcast(let)
+            case "dot4":
+                total, *factors = let.args
+                words = (self.k.bitcast(self.packed(factor), FOUR_BYTES) for factor in factors)
+                return [(self.k.dot4(self.one(total), *words),)]
         return [self.lane(let, lane) for lane in lanes]
 
     def lane(self, let: Let, lane: int) -> Parts:
@@ -281,6 +301,17 @@ class _Pass:
         # Wide operands of a position are positions themselves.
         found = k.pure(op, tuple(self.one(a, lane) for a in args))
         return (self.wrapped(let.result.dtype, found),)
+
+    def packed(self, value: Value) -> Value:
+        """Four bytes in a word: as they came, or put together."""
+        if value in self.in_dots:
+            return self.k.bitcast(self.one(self.made[value].args[0]), U32)
+        word: Value | None = None
+        for lane in range(value.lanes):
+            bits = self.memory.bits(value.dtype, self.one(value, lane))
+            word = bits if word is None else word | (bits << (8 * lane))
+        assert word is not None
+        return word
 
     def wrapped(self, dtype: DType, value: Value) -> Value:
         """A result of 32 bits as what is left of it in a type with fewer."""
@@ -332,6 +363,11 @@ class _Pass:
         value = self.one(x, lane)
         if source is DType.I64:
             value = k.cast(value, I32)
+        # Only for machines that have f16: legalisation takes these casts apart for all others.
+        if source is DType.F16:
+            return (k.cast(k.bitcast(k.cast(value, DType.U16), DType.F16), F32),)
+        if to is DType.F16:
+            return (k.cast(k.bitcast(k.cast(value, DType.F16), DType.U16), U32),)
         if to in LONG and not self.is_wide(let.result):
             return (k.cast(value, DType.I64),)
         if to in LONG:
@@ -370,3 +406,7 @@ class _Pass:
 
     def element(self, dtype: DType, word: Value) -> Value:
         return self.memory.element(dtype, word) if dtype.size_bytes < WORD else self.k.bitcast(word, part_type(dtype))
+
+
+def _is_word_of_bytes(let: Let) -> bool:
+    return let.args[0].lanes == 1 and let.args[0].dtype.size_bytes == WORD and let.result.dtype.size_bytes == 1

@@ -218,8 +218,14 @@ class Int8BlockMatMul(_Int8Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         rng = np.random.default_rng(5)
-        schemes = (QuantScheme.GgufQ4_1, QuantScheme.GgufQ8_0, QuantScheme.GgufQ4_0, QuantScheme.GgufQ2K)
-        for scheme, k, n, digits in zip(schemes, (64, 96, 32, 256), (3, 17, 40, 5), (1, 2, 2, 1)):
+        cases = [
+            (QuantScheme.GgufQ4_1, 64, 3, 1),
+            (QuantScheme.GgufQ8_0, 96, 17, 2),
+            (QuantScheme.GgufQ4_0, 32, 40, 2),
+            (QuantScheme.GgufIQ4NL, 64, 19, 2),
+            (QuantScheme.GgufQ2K, 256, 5, 1),
+        ]
+        for scheme, k, n, digits in cases:
             layout = scheme.panel_format
             assert layout is not None
             size = (-(-n // PANEL_ROWS), layout.panel_bytes(k))
@@ -251,4 +257,12 @@ def highest_code(digits: int) -> int:
 def has_byte_codes(layout: PanelFormat) -> bool:
     """Whether codes can be taken four at a time out of words, as the bytes of a dot product."""
     first, *others = layout.planes
-    return first in (2, 4, 8) and all(width in (1, 2) for width in others) and not layout.table
+    if layout.table:
+        return layout.planes == (4,) and all(value == int(value) and -128 <= value < 128 for value in layout.table)
+    return first in (2, 4, 8) and all(width in (1, 2) for width in others)
+
+
+def byte_bias(layout: PanelFormat, has_signs: bool = False) -> int:
+    """What the bytes of a dot product are more than the values that they stand for. Where they have no sign, codes with
+    one, and tables of values with one, have 128 added to them."""
+    return layout.bias + (128 if not has_signs and (layout.planes == (8,) or layout.table) else 0)

@@ -8,16 +8,19 @@ panels hold.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Dims, Shape
-from rlx.ops.define.operands import require_dtype, require_float
+from rlx.ops.define.operands import convert, require_dtype, require_float, same_graph
 from rlx.ops.define.samples import Sample, Spec, sample, spec
+from rlx.ops.linalg.contraction import matmul
+from rlx.ops.shape.creation import iota
 from rlx.ops.shape.indexing import clipped_ids, require_ids
+from rlx.ops.shape.movement import narrow, reshape
 from rlx.quant.panels import PANEL_ROWS, PanelFormat, pack_rows, unpack_rows
 from rlx.quant.schemes import QuantScheme
 
@@ -28,6 +31,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 INTERNAL = NoRule("the compiler makes this op, after derivatives and batches are taken; use dequant_matmul")
 # Panels are packed in pieces of this many elements, so that the intermediates stay small.
 _PIECE_ELEMENTS = 1 << 21
+# How many elements of a weight the gradient of a product has as floats at a time: 16 MiB.
+_DECODED_ELEMENTS = 1 << 22
 
 
 class PanelOp(Op):
@@ -35,7 +40,7 @@ class PanelOp(Op):
 
     lowered = True
     jvp = INTERNAL
-    vjp = INTERNAL
+    vjp: ClassVar[Any] = INTERNAL
     batch = INTERNAL
 
     scheme: QuantScheme
@@ -122,6 +127,21 @@ class PanelMatMul(PanelOp):
         weights = decoded(self.layout(x.shape[-1]), panels, self.n, x.shape[-1])
         with np.errstate(all="ignore"):
             return np.asarray(x.astype(np.float64) @ weights.T.astype(np.float64)).astype(x.dtype)
+
+    def vjp(self, ct: Any, y: Any, x: Any, panels: Any) -> Any:
+        """The weights are decoded for it some rows at a time, so that those of a large vocabulary are never all there
+        as floats."""
+        k, wide = int(x.shape[-1]), x.dtype.accumulator
+        upstream, dx = reshape(convert(ct, wide), (-1, self.n)), None
+        piece = max(PANEL_ROWS, _DECODED_ELEMENTS // k // PANEL_ROWS * PANEL_ROWS)
+        for first in range(0, self.n, piece):
+            count = min(piece, self.n - first)
+            with same_graph(panels):
+                ids = iota((count,), DType.I32) + np.int32(first)
+            rows = PanelGather(self.scheme, k, self.n)(panels, ids)
+            part = matmul(narrow(upstream, 1, first, count), convert(rows, wide))
+            dx = part if dx is None else dx + part
+        return None if dx is None else convert(reshape(dx, x.shape), x.dtype), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -1,4 +1,4 @@
-// Runs kernels: the threads of a block are fibers that take turns at barriers. Every second round they go backwards, so
+// Runs kernels: the threads of a block are fibers that take turns at barriers, those of a block or of its simdgroups. Every second round they go backwards, so
 // that what is written on one side of a missing barrier and read on the other is seen too early or too late.
 #include <ucontext.h>
 
@@ -9,6 +9,8 @@
 
 namespace {
 constexpr size_t STACK = 64 << 10, MOST_POINTERS = 31;
+constexpr unsigned SIMDGROUP = 32;
+enum class State { RUNS, AT_BARRIER, AT_SIMDGROUP_BARRIER, DONE };
 
 struct Call {
     void (*function)();
@@ -34,7 +36,7 @@ struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack{new char[STACK]};
     Call call;
-    bool is_done;
+    State state;
 };
 
 std::vector<std::unique_ptr<Fiber>> fibers;
@@ -43,12 +45,27 @@ Fiber *current;
 
 void start() {
     call_by_count<0>(current->call);
-    current->is_done = true;
+    current->state = State::DONE;
     swapcontext(&current->context, &scheduler);
+}
+
+void wait_at(State state) {
+    current->state = state;
+    swapcontext(&current->context, &scheduler);
+}
+
+// Let threads from `first` on go if all of them wait at the same kind of barrier.
+bool released(unsigned first, unsigned count, State state) {
+    for (unsigned i = first; i < first + count; i++)
+        if (fibers[i]->state != state) return false;
+    for (unsigned i = first; i < first + count; i++) fibers[i]->state = State::RUNS;
+    return true;
 }
 }  // namespace
 
-extern "C" void shim_barrier(void) { swapcontext(&current->context, &scheduler); }
+extern "C" void shim_barrier(void) { wait_at(State::AT_BARRIER); }
+extern "C" void shim_simdgroup_barrier(void) { wait_at(State::AT_SIMDGROUP_BARRIER); }
+extern "C" unsigned shim_thread(void) { return current->call.thread; }
 
 // 0, or 1 if some threads of a block reach a barrier that others do not.
 extern "C" int shim_run(void (*function)(), void **pointers, int count, unsigned blocks, unsigned threads) {
@@ -61,16 +78,23 @@ extern "C" int shim_run(void (*function)(), void **pointers, int count, unsigned
             fiber.context.uc_stack.ss_size = STACK;
             fiber.context.uc_link = nullptr;
             fiber.call = {function, pointers, count, block, thread};
-            fiber.is_done = false;
+            fiber.state = State::RUNS;
             makecontext(&fiber.context, start, 0);
         }
         for (unsigned round = block, done = 0; !done; round++) {
             for (unsigned i = 0; i < threads; i++) {
                 current = fibers[round % 2 ? threads - 1 - i : i].get();
-                swapcontext(&scheduler, &current->context);
-                done += current->is_done;
+                if (current->state == State::RUNS) swapcontext(&scheduler, &current->context);
+                done += current->state == State::DONE;
             }
-            if (done && done != threads) return 1;
+            if (done == threads) break;
+            bool goes_on = released(0, threads, State::AT_BARRIER);
+            for (unsigned first = 0; first < threads; first += SIMDGROUP) {
+                unsigned count = threads - first < SIMDGROUP ? threads - first : SIMDGROUP;
+                goes_on |= released(first, count, State::AT_SIMDGROUP_BARRIER);
+            }
+            if (!goes_on) return 1;
+            done = 0;
         }
     }
     return 0;

@@ -99,18 +99,22 @@ class _Gradients(Lanes):
         self.thread = w.register("tid.x")
         self.inside, self.lane = self.thread & 127, self.thread & 31
         self.group = (self.thread >> 7) - 1
-        # Which keys: the last ones first.
-        item = w.register("ctaid.x")
+        self.find_place()
+        # Where the first query stands among the keys.
+        self.offset = w.most(self.keys - self.queries, 0)
+
+    def find_place(self) -> None:
+        """Batch, head of k and tile of keys of this block: the last keys first. Computed again where it is needed: that
+        costs less than registers that hold it through all steps."""
+        w, attention = self.w, self.attention
+        (item,) = w.asm("mov.u32 $0, %ctaid.x;", results=["i32"])
         per_span = self.span * self.key_tiles
         first = item // per_span * self.span
         together, rest = w.least(self.span, self.kv_heads - first), item % per_span
-        number = first + rest % together
-        heads = shape.attention.heads // shape.attention.group
+        number, heads = first + rest % together, attention.heads // attention.group
         self.batch, self.kv_head = number // heads, number % heads
         self.tile = self.key_tiles - 1 - rest // together
         self.first_key = self.tile * KEYS
-        # Where the first query stands among the keys.
-        self.offset = w.most(self.keys - self.queries, 0)
 
     def of_stages(self, first: Val) -> Callable[[Val], Val]:
         """The barriers of stages, which lie side by side."""
@@ -149,6 +153,10 @@ class _Gradients(Lanes):
         is_whole = last_key < self.keys
         clean_first = w.least(w.most(w.select(is_whole, clean_first, end), first), end)
         return _Queries(first, clean_first, w.least(w.most(clean_end, clean_first), end), end)
+
+    def seeing_again(self) -> _Queries:
+        self.find_place()
+        return self.seeing()
 
     @contextmanager
     def each_head(self) -> Iterator[Val]:
@@ -259,22 +267,25 @@ class _Gradients(Lanes):
     def consume(self) -> None:
         w, shape = self.w, self.shape
         w.asm("setmaxnreg.inc.sync.aligned.u32 232;")
-        self.ring, self.dq_parity = Ring(w, STAGES), Var(w, 0)
+        # Of all steps: what they wait for follows from their number, which takes fewer registers than a ring.
+        self.count = Var(w, 0)
         self.dk, self.dv = ([Var(w, 0.0, "float") for _ in range(shape.depth // 2)] for _ in range(2))
-        own = self.group * 8192
-        self.k_rows, self.v_rows = (descriptor(w, at + own, 16, 1024) for at in (self.k_at, self.v_at))
-        tiles = self.seeing()
+        self.k_rows = descriptor(w, self.k_at + self.group * 8192, 16, 1024)
+        self.v_rows = self.k_rows + (shape.key_bytes >> 4)
         barrier_wait(w, self.kv_full, w.value(0))
         with self.each_head():
+            tiles = self.seeing_again()
             with w.loop(tiles.first, tiles.clean_first) as tile:
                 self.step(tile)
             with w.loop(tiles.clean_first, tiles.clean_end):
                 self.step(None)
             if self.attention.window is not None:
+                tiles = self.seeing_again()
                 with w.loop(tiles.clean_end, tiles.end) as tile:
                     self.step(tile)
         # Keys and values are not read any more.
         w.asm("bar.sync 3, 256;")
+        self.find_place()
         self.store(self.v_at, self.map_dv, [x.get() for x in self.dv])
         self.store(self.k_at, self.map_dk, [x.get() * self.attention.scale for x in self.dk])
         with w.when(self.inside.equals(0)):
@@ -283,7 +294,8 @@ class _Gradients(Lanes):
     def step(self, tile: Val | None) -> None:
         """One tile of queries; with its number where some do not see all keys."""
         w, shape, rows = self.w, self.shape, self.shape.rows
-        stage, parity = self.ring.stage.get(), self.ring.parity.get()
+        count = self.count.get()
+        stage, parity = count % STAGES, count // STAGES & 1
         q_tile, dy_tile = (at + stage * shape.row_bytes for at in (self.q_at, self.dy_at))
         barrier_wait(w, self.q_full(stage), parity)
         scores = self.multiply_rows(self.k_rows, q_tile)
@@ -303,10 +315,10 @@ class _Gradients(Lanes):
         self.arrive(self.dy_empty(stage))
         self.add_product(self.dk, words, q_tile)
         dq = w.asm("wgmma.wait_group.sync.aligned 1;", dq)
-        self.hand_over(dq)
+        self.hand_over(dq, count)
         self.finish(self.dk, 0)
         self.arrive(self.q_empty(stage))
-        self.ring.advance()
+        self.count.set(count + 1)
 
     def finish(self, sums: Sequence[Var], running: int) -> None:
         text = f"wgmma.wait_group.sync.aligned {running};"
@@ -432,11 +444,10 @@ class _Gradients(Lanes):
         w.asm("fence.proxy.async.shared::cta;")
         w.asm("bar.sync 3, 256;")
 
-    def hand_over(self, sums: Sequence[Val]) -> None:
-        """What a tile adds to dq, in slabs of 32 columns, for the thread that adds it."""
+    def hand_over(self, sums: Sequence[Val], count: Val) -> None:
+        """What the step of a number adds to dq, in slabs of 32 columns, for the thread that adds it."""
         w, rows = self.w, self.shape.rows
-        barrier_wait(w, self.dq_empty, self.dq_parity.get() ^ 1)
-        self.dq_parity.set(self.dq_parity.get() ^ 1)
+        barrier_wait(w, self.dq_empty, (count & 1) ^ 1)
         at = self.dq_at + (self.group * 8192 if rows == 128 else self.group * (2 * rows * 128))
         row = (self.inside >> 5) * 16 + (self.lane >> 2)
         start, half = at + row * 128 + (self.lane & 1) * 8, (self.lane & 3) >> 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.launching import BYTES, ELEMENTS, NOTHING, Load, Ready, TensorForm
-from rlx.backends.cuda.hopper.product import ROWS, THREADS, ProductShape, product_text
+from rlx.backends.cuda.hopper.product import DEPTH, ROWS, THREADS, ProductShape, product_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
@@ -26,8 +26,16 @@ FEWEST_ROWS = 2
 
 _WORDS = ELEMENTS | BYTES
 
-# What a column costs in tiles that are so many times narrower than the widest: A is read more often. Estimates.
-_COSTS = {1: 1.0, 2: 1.1, 4: 1.4}
+# Columns of tiles, of all products together, and what a step of a column costs in them relative to the widest: in
+# narrower ones A is read more often. Estimates.
+_COSTS = {256: 1.0, 192: 1.03, 128: 1.1, 64: 1.4}
+
+# Steps along K in whose time a block begins and finishes a tile, and sums what blocks have that share one. Estimates.
+_TILE_STEPS, _SHARE_STEPS = 6, 5
+
+# Multiprocessors whose blocks can read each other's memory: of those of a cluster all must be in one such group.
+_NEIGHBOURS = 16
+_MOST_SHARING = 8
 
 
 def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Machine, load: Load) -> HopperForm | None:
@@ -65,20 +73,9 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     return ""
 
 
-def quickest_columns(m: int, n: int, wide: int, multiprocessors: int) -> int:
-    """The columns of a tile, at most `wide`, with which the multiprocessor that has most to do needs the least time."""
-
-    def longest(columns: int) -> float:
-        tiles = -(-m // ROWS) * -(-n // columns)
-        return -(-tiles // multiprocessors) * columns * _COSTS[wide // columns]
-
-    # The copy engine brings at least 64 columns.
-    return min((c for c in (wide, wide // 2, wide // 4) if c >= 64), key=longest)
-
-
 class HopperForm(TensorForm):
     """One product. Code is made when it is first launched, for wide tiles of C or, where those are too few to fill the
-    GPU, for narrow ones."""
+    GPU, for narrow ones, or for blocks that share tiles."""
 
     name, entry = "wgmma tiles", "product"
     waits = True
@@ -101,21 +98,22 @@ class HopperForm(TensorForm):
         buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
         self._aligned = [(self.places[p.name], p.align) for p in buffers]
 
-    def ptx(self, columns: int) -> str:
-        """The code for tiles of so many columns of each product."""
-        return _ptx(self._shape(columns), self.machine, self._finish, self.product)
+    def ptx(self, columns: int, sharing: int = 1) -> str:
+        """The code for tiles of so many columns of each product, which so many blocks share."""
+        return _ptx(self._shape(columns, sharing), self.machine, self._finish, self.product)
 
-    def _shape(self, columns: int) -> ProductShape:
+    def _shape(self, columns: int, sharing: int = 1) -> ProductShape:
         parts, band = len(self.product.bs), self.tiles.band
-        elements = self._element, self._is_turned, self._b_element
-        return ProductShape(columns, parts, self._along_k, *elements, band)
+        return ProductShape(
+            columns, parts, self._along_k, self._element, self._is_turned, sharing, self._b_element, band
+        )
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
         if m < FEWEST_ROWS or k == 0:
             return NOTHING
-        columns = self.columns_for(m, n, gpu.info.multiprocessors)
+        columns, sharing = self.tiling_for(m, n, k, gpu.info.multiprocessors)
         specs = [self._map(product.a, words, *(((k, m), 64) if self._is_turned else ((m, k), ROWS)))]
         for b in product.bs:
             size, box = ((n, k), columns) if self._along_k else ((k, n), 64)
@@ -123,23 +121,23 @@ class HopperForm(TensorForm):
         aligned = (words[place] % align == 0 for place, align in self._aligned)
         if not all(spec.is_possible for spec in specs) or not all(aligned):
             return NOTHING
-        shape = self._shape(columns)
+        shape = self._shape(columns, sharing)
         what = f"{shape}\0{product}\0{self._finish.text}"
-        function = self.function(columns, shape.shared_bytes, what, lambda: self.ptx(columns), gpu)
+        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(columns, sharing), gpu)
         block = ArgumentBlock(len(specs), 3 + len(self._passed))
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))
         tiles = [-(-m // ROWS), -(-n // columns), -(-k // shape.depth)]
         block.set_words([*tiles, *(words[i] for i in self._passed)])
-        blocks = min(gpu.info.multiprocessors, tiles[0] * tiles[1])
-        return Ready(function, Launch(blocks, THREADS, shape.shared_bytes), block)
+        blocks = tiles[0] * tiles[1]
+        blocks = min(gpu.info.multiprocessors, blocks) if sharing == 1 else blocks * sharing
+        return Ready(function, Launch(blocks, THREADS, shape.shared_bytes, sharing), block)
 
-    def columns_for(self, m: int, n: int, multiprocessors: int) -> int:
-        """Of a tile: those that were chosen, or those with which the multiprocessor that has most to do needs the least
-        time."""
+    def tiling_for(self, m: int, n: int, k: int, multiprocessors: int) -> tuple[int, int]:
+        """Columns of a tile and how many blocks share one: what was chosen, or an estimate."""
         if self.tiles.columns and m >= MANY_ROWS:
-            return self.tiles.columns
-        return quickest_columns(m, n, 256 // len(self.product.bs), multiprocessors)
+            return self.tiles.columns, 1
+        return tiling(m, n, k, len(self.product.bs), multiprocessors, self._shape(64).depth)
 
     def _map(self, matrix: Matrix, words: Sequence[int], size: tuple[int, int], box: int) -> MapSpec:
         is_turned = self._is_turned if matrix is self.product.a else self._along_k
@@ -150,6 +148,27 @@ class HopperForm(TensorForm):
         unit = 16 // size_bytes
         pitch = pitch if size[0] > 1 else -(-size[1] // unit) * unit
         return MapSpec.matrix(address, *size, pitch, box, _WORDS[matrix.dtype])
+
+
+def tiling(
+    m: int, n: int, k: int, parts: int, multiprocessors: int, depth: int = DEPTH, may_share: bool = True
+) -> tuple[int, int]:
+    """Columns of a tile, and how many blocks share one: those with which the multiprocessor that has most to do needs
+    the least time."""
+    steps = -(-k // depth)
+
+    def longest(found: tuple[int, int]) -> float:
+        columns, sharing = found
+        tiles = -(-m // ROWS) * -(-n // columns)
+        at_once = multiprocessors // _NEIGHBOURS * (_NEIGHBOURS // sharing) if sharing > 1 else multiprocessors
+        alone = _TILE_STEPS + (_SHARE_STEPS if sharing > 1 else 0)
+        return -(-tiles // at_once) * (-(-steps // sharing) + alone) * columns * _COSTS[columns * parts]
+
+    # The copy engine brings at least 64 columns. Every block that shares has something to sum.
+    widths = [c // parts for c in _COSTS if c % parts == 0 and c // parts % 64 == 0]
+    most = min(_MOST_SHARING, multiprocessors // _NEIGHBOURS) if parts == 1 and may_share else 1
+    shares = [s for s in range(1, most + 1) if s == 1 or (s - 1) * -(-steps // s) < steps]
+    return min(((c, s) for s in shares for c in widths), key=longest)
 
 
 def _ptx(shape: ProductShape, machine: Machine, finish: Kernel, product: Product) -> str:

@@ -37,6 +37,11 @@ def barrier_wait(w: Writer, barrier: Val, parity: Val) -> None:
     )
 
 
+def cluster_wait(w: Writer) -> None:
+    """Wait until all threads of the cluster have come here, and see what they have stored."""
+    w.asm("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;")
+
+
 def copy_box(w: Writer, to: Val, tensor_map: Val, at: Sequence[Val | int], barrier: Val) -> None:
     """Let the copy engine bring the box that begins at a place, innermost axis first; its bytes count at the
     barrier."""

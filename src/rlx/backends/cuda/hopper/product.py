@@ -3,6 +3,9 @@
 One block for each multiprocessor walks the tiles of C. One thread lets the copy engine bring tiles of A and B into a
 ring of stages; two groups of four warps multiply them, 64 rows each, and finish what they have summed up themselves:
 each thread gives two neighbouring elements at a time to the epilogue, which is a function made from loop IR.
+
+Where C has too few tiles to fill the GPU, as weight gradients have, the blocks of a cluster share a tile: each sums a
+part of the depth, and then a part of the tile over all of them, always in the same order, from each other's memory.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from rlx.backends.cuda.hopper.instructions import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    cluster_wait,
     copy_box,
     descriptor,
 )
@@ -27,25 +31,30 @@ from rlx.errors import InternalError
 # A tile of C, and the bytes of a stage along K: the widest swizzled row.
 ROWS = 128
 DEPTH_BYTES = 128
+# That many elements of two bytes.
+DEPTH = DEPTH_BYTES // 2
 SLAB_BYTES = 64 * DEPTH_BYTES
 # What one instruction multiplies along K.
 STEP_BYTES = 32
 THREADS = 384
 # Pairs of elements whose operands of the epilogue are read before the first of them is stored.
 READ_AHEAD = 16
+# The same of blocks that share a tile, each of which has a part of every pair.
+SHARE_AHEAD = 8
 # Rows of tiles that are walked before the next column of them, so that the L2 cache keeps both operands.
 BAND = 8
 
 
 class ProductShape(NamedTuple):
     """`columns` of C in a tile, for each of `parts` products of the same A; whether B lies side by side along K, and
-    whether A does not, but along its rows."""
+    whether A does not, but along its rows; `sharing` blocks have one tile together."""
 
     columns: int
     parts: int
     along_k: bool
     element: str  # of A: "bf16", "f16", "e4m3" or "e5m2"
     is_turned: bool = False
+    sharing: int = 1
     b_element: str = ""  # where it is another one
     band: int = BAND
 
@@ -89,6 +98,8 @@ def check_shape(shape: ProductShape) -> None:
         raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
     if shape.is_bytes and (shape.is_turned or not shape.along_k):
         raise InternalError("a product of f8: both operands must lie side by side along K")
+    if shape.parts > 1 and shape.sharing > 1:
+        raise InternalError("blocks that share a tile have one product")
 
 
 class ProductWriter:
@@ -98,7 +109,7 @@ class ProductWriter:
     full_arrivals = 1
 
     def __init__(self, name: str, shape: ProductShape, finish: FinishCall) -> None:
-        w = self.w = Writer(name, THREADS)
+        w = self.w = Writer(name, THREADS, cluster=shape.sharing)
         self.shape = shape
         self.declare_operands()
         self.epilogue = EpilogueWriter(w, finish)
@@ -108,6 +119,13 @@ class ProductWriter:
         self.barriers = self.memory + shape.stages * shape.stage_bytes
         self.thread = w.register("tid.x")
         self.first, self.stride = w.register("ctaid.x"), w.register("nctaid.x")
+        self.first_step, self.end_step = w.value(0), self.steps
+        if shape.sharing > 1:
+            self.rank = self.first % shape.sharing
+            self.first, self.stride = self.first // shape.sharing, self.stride // shape.sharing
+            each = (self.steps + (shape.sharing - 1)) // shape.sharing
+            self.first_step = self.rank * each
+            self.end_step = w.least(self.first_step + each, self.steps)
 
     def declare_operands(self) -> None:
         w = self.w
@@ -126,7 +144,7 @@ class ProductWriter:
         w.let_next_begin()
         w.wait_for_others()
         # Without it a way around all wgmma would join those that run, and the assembler would serialize them.
-        w.assume(self.steps > 0)
+        w.assume(self.end_step > self.first_step)
         with w.when(self.thread.equals(0)):
             for stage in range(self.shape.stages):
                 barrier_init(w, self.full(w.value(stage)), self.full_arrivals)
@@ -162,7 +180,7 @@ class ProductWriter:
             ring = Ring(w, shape.stages)
             with w.loop(self.first, self.tiles, self.stride) as tile:
                 row, column = self.origin(tile)
-                with w.loop(0, self.steps) as step:
+                with w.loop(self.first_step, self.end_step) as step:
                     stage = ring.stage.get()
                     barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
                     barrier_expect(w, self.full(stage), shape.stage_bytes)
@@ -172,6 +190,9 @@ class ProductWriter:
                         b = a + (ROWS * DEPTH_BYTES + number * shape.part_bytes)
                         self.copy_b(b, map_b, column, step * shape.depth, self.full(stage))
                     ring.advance()
+        if shape.sharing > 1:
+            cluster_wait(w)
+            cluster_wait(w)
 
     def copy_a(self, to: Val, row: Val, depth: Val, barrier: Val) -> None:
         if not self.shape.is_turned:
@@ -201,8 +222,11 @@ class ProductWriter:
         with w.loop(self.first, self.tiles, self.stride) as tile:
             row, column = self.origin(tile)
             done = self.summed()
-            first = row + (self.group * 64 + self.row_in_group())
-            self.store(done, [w.wide(first + 8 * half) for half in range(2)], column)
+            if self.shape.sharing > 1:
+                self.store_share(done, row + self.group * 64, column, self.group)
+            else:
+                first = row + (self.group * 64 + self.row_in_group())
+                self.store(done, [w.wide(first + 8 * half) for half in range(2)], column)
 
     def row_in_group(self) -> Val:
         """The first of the two rows of a thread, which are eight apart, among those of its group."""
@@ -216,12 +240,12 @@ class ProductWriter:
         """The sums of a group's part of a tile, through all of K."""
         w, shape, ring, before = self.w, self.shape, self.ring, self.before
         sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.columns // 2)]
-        with w.loop(0, self.steps) as step:
+        with w.loop(self.first_step, self.end_step) as step:
             stage = ring.stage.get()
             self.await_full(stage)
             a = self.memory + stage * shape.stage_bytes
             self.multiply(sums, a, self.group)
-            with w.when(step > 0):
+            with w.when(step > self.first_step):
                 self.release(before.get())
             before.set(stage)
             ring.advance()
@@ -277,3 +301,42 @@ class ProductWriter:
                 first = 4 * j + 2 * half
                 pairs = [sums[part * count + first + i] for part in range(shape.parts) for i in range(2)]
                 self.epilogue.finish(*place, pairs, values)
+
+    def store_share(self, sums: list[Val], row: Val, column: Val, group: Val) -> None:
+        """The sums of all blocks of the cluster, of those pairs that are this block's. Every block has one tile, so
+        memory of stages is free once both groups have read it."""
+        w, sharing, pairs = self.w, self.shape.sharing, len(sums) // 2
+        inside = self.thread & 127
+        lane = inside & 31
+        row = row + ((inside >> 5) * 16 + (lane >> 2))
+        column = column + (lane & 3) * 2
+        # A pair of all threads lies side by side.
+        pitch = 2 * 128 * 8
+        own = self.memory + (group * 128 + inside) * 8
+        w.asm("bar.sync 1, 256;")
+        for p in range(pairs):
+            named: dict[str, Val | int] = {"x": sums[2 * p], "y": sums[2 * p + 1]}
+            w.asm("st.shared.v2.f32 [<a>], {<x>, <y>};", a=own + p * pitch, named=named)
+        cluster_wait(w)
+        each = -(-pairs // sharing)
+        first = self.rank * each
+        blocks = [
+            w.asm("mapa.shared::cluster.u32 $0, <a>, <r>;", results=["i32"], a=own + first * pitch, r=r)[0]
+            for r in range(sharing)
+        ]
+        for start in range(0, each, SHARE_AHEAD):
+            some = range(start, min(start + SHARE_AHEAD, each))
+            places = [(w.wide(row + ((first + t) & 1) * 8), w.wide(column + ((first + t) >> 1) * 8)) for t in some]
+            read = [self.epilogue.read(*place) for place in places]
+            found = [[self.remote_pair(block + t * pitch) for block in blocks] for t in some]
+            for t, place, parts, values in zip(some, places, found, read):
+                total = parts[0]
+                for part in parts[1:]:
+                    total = [a + b for a, b in zip(total, part)]
+                with w.when(first + t < pairs):
+                    self.epilogue.finish(*place, total, values)
+        # Memory of a block that has ended may be another's.
+        cluster_wait(w)
+
+    def remote_pair(self, address: Val) -> list[Val]:
+        return self.w.asm("ld.shared::cluster.v2.f32 {$0, $1}, [<a>];", results=["float"] * 2, a=address)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
-from rlx.backends.cuda.hopper.form import product_refusal, quickest_columns
+from rlx.backends.cuda.hopper.form import product_refusal, tiling
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
 from rlx.backends.cuda.hopper.product import ROWS, THREADS, ProductShape
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
@@ -55,7 +55,7 @@ class WindowForm(TensorForm):
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
-        columns = quickest_columns(m, n, 256, gpu.info.multiprocessors)
+        columns, _ = tiling(m, n, k, 1, gpu.info.multiprocessors, may_share=False)
         shape = self.shape(columns)
         (b,) = product.bs
         source = words[self.places[product.a.name]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.writer import Val, Var
-from rlx.backends.cuda.persistent.exchange import Block
+from rlx.backends.cuda.persistent.exchange import UNTIL_P, Block
 from rlx.backends.cuda.persistent.plan import CONSUMERS, WARPS
 from rlx.backends.cuda.persistent.ring import Fill, Read
 from rlx.backends.cuda.persistent.step import Norm
@@ -21,6 +21,8 @@ from rlx.backends.cuda.persistent.step import Norm
 NOTHING = -1e30
 # Elements of a lane.
 EACH = 8
+# Words at places of their own that a thread waits for together.
+MOST_POLLED = 8
 
 
 class Item(NamedTuple):
@@ -51,34 +53,55 @@ def each_item(block: Block, layer: Val, do: Callable[[Item], None]) -> None:
 
 
 def chunks(block: Block, item: Item) -> tuple[Val, Val]:
-    """The first chunk of keys that a query sees, and how many of them this split has."""
-    plan = block.plan
+    """The first chunk of keys of this split that a query sees, and how many there are: chunk i is that of split i
+    modulo splits, wherever a window begins."""
+    plan, splits = block.plan, block.plan.splits
     start = item.first // plan.keys
-    count = (item.past + (plan.keys - 1)) // plan.keys - start
-    return start, block.w.most(count + (plan.splits - 1) - item.split, 0) // plan.splits
+    start = start + (item.split + splits - start % splits) % splits
+    end = (item.past + (plan.keys - 1)) // plan.keys
+    return start, block.w.most(end + (splits - 1) - start, 0) // splits
 
 
 def bring_keys(block: Block, layer: Val, fill: Fill) -> None:
-    """Keys and values of every chunk of this block: one lane copies the keys, another the values."""
+    """Keys and values of the chunks of this block: one lane copies the keys of a chunk, another its values."""
     w, plan, dim = block.w, block.plan, block.step.head_dim
+
+    if block.number is not None:
+        # The step before has written keys of this layer, which are read like those of launches before.
+        with w.when(block.number > 0):
+            await_appended(block, (block.number - 1) * len(block.step.layers) + layer + 1)
 
     def one(item: Item) -> None:
         start, count = chunks(block, item)
         lines = w.wide(item.head) * w.wide(block.capacity) * (2 * dim)
-        with w.loop(0, count) as number:
-            key = (start + item.split + number * plan.splits) * plan.keys
-            size = w.least(item.past - key, plan.keys) * (2 * dim)
-            offset = lines + w.wide(key) * (2 * dim)
+        with w.loop(0, count, plan.chunks_of_stage) as number:
+            keys = [(start + (number + i) * plan.splits) * plan.keys for i in range(plan.chunks_of_stage)]
+            sizes = [w.most(w.least(item.past - key, plan.keys), 0) * (2 * dim) for key in keys]
+            whole = sizes[0]
+            for size in sizes[1:]:
+                whole = whole + size
 
             def copy(to: Val, full: Val) -> None:
-                for lane, name in enumerate(("keys", "values")):
-                    with w.when(block.lane.equals(lane)):
-                        source = block.entry(name, layer) + offset
-                        fill.copy_shared(to + lane * (2 * dim * plan.keys), source, size, full)
+                for chunk, (key, size) in enumerate(zip(keys, sizes)):
+                    for part, name in enumerate(("keys", "values")):
+                        with w.when(block.lane.equals(2 * chunk + part) & (size > 0)):
+                            source = block.entry(name, layer) + lines + w.wide(key) * (2 * dim)
+                            fill.copy_shared(to + (2 * chunk + part) * (2 * dim * plan.keys), source, size, full)
 
-            fill.bring(size << 1, copy)
+            fill.bring(whole << 1, copy)
 
     each_item(block, layer, one)
+
+
+def await_appended(block: Block, count: Val) -> None:
+    """Wait until the caches have new keys and values of so many layers, and let the copy engine see them."""
+    block.w.asm(
+        "{ .reg .pred p; .reg .b64 t0, t1; .reg .b32 h; mov.u64 t0, %globaltimer; SPIN: "
+        f"ld.acquire.cta.shared.u32 h, [<a>]; sub.u32 h, h, <g>; setp.ge.s32 p, h, 0; {UNTIL_P} }}",
+        a=block.shared("appended"),
+        g=count,
+    )
+    block.w.asm("fence.proxy.async;")
 
 
 class Attention:
@@ -97,17 +120,27 @@ class Attention:
         self.found = self.small + (step.group + 2) * (4 * dim)
 
     def run(self, layer: Val) -> None:
-        each_item(self.block, layer, lambda item: self.one(item, layer))
+        block = self.block
+        each_item(block, layer, lambda item: self.one(item, layer))
+        if block.number is not None:
+            # All threads of the block have met behind what they have stored.
+            with self.w.when(block.thread.equals(0)):
+                done = block.number * len(self.step.layers) + layer + 1
+                self.w.asm("st.release.cta.shared.b32 [<a>], <v>;", a=block.shared("appended"), v=done)
 
     def one(self, item: Item, layer: Val) -> None:
         block = self.block
         tag = block.tag(layer)
+        block.mark("attend", "begins", layer)
         block.await_hint("qkv", layer)
+        block.mark("attend", "hinted", layer)
         self.fetch(item, tag)
         block.everyone()
+        block.mark("attend", "ready", layer)
         self.prepare(item, layer)
         self.look(item)
         block.everyone()
+        block.mark("attend", "looked", layer)
         self.join_warps(item, tag)
         if self.plan.splits > 1:
             self.join_blocks(item, layer, tag)
@@ -115,6 +148,7 @@ class Attention:
         block.everyone()
         with self.w.when(block.thread.equals(0)):
             block.arrive("att")
+        block.mark("attend", "done", layer)
 
     # q, k and v.
 
@@ -125,15 +159,19 @@ class Attention:
         head = item.head % step.kv_heads
         line = item.row * self.plan.vectors["qkv"].words
         count = (group + 2) * dim
-        for start in range(0, count, CONSUMERS):
-            number = w.least(block.thread + start, count - 1)
+        numbers = [w.least(block.thread + start, count - 1) for start in range(0, count, CONSUMERS)]
+        places = []
+        for number in numbers:
             own = head * (group * dim) + number
             of_k = head * dim + (number - group * dim) + step.heads * dim
             of_v = of_k + (step.kv_heads * dim - dim)
             where = w.select(number < group * dim, own, w.select(number < (group + 1) * dim, of_k, of_v))
-            (value,) = block.poll(block.word("qkv", line + where), [0], tag)
+            places.append((block.word("qkv", line + where), 0))
+        for start in range(0, len(places), MOST_POLLED):
+            values = block.poll(places[start : start + MOST_POLLED], tag)
             # Threads behind the last element write what the last one writes.
-            block.keep(self.small + (number << 2), value)
+            for number, value in zip(numbers[start:], values):
+                block.keep(self.small + (number << 2), value)
 
     def prepare(self, item: Item, layer: Val) -> None:
         """Norms of heads, positions; then k and v as the cache has them, and where it has them."""
@@ -210,6 +248,8 @@ class Attention:
             to = w.select(is_k, keys, values, "i64") + line + (w.wide(place) << 1)
             with w.when(is_owner):
                 w.asm("{ .reg .b16 x, y; mov.b32 {x, y}, <r>; st.global.b16 [<a>], x; }", r=word, a=to)
+                if block.number is not None:
+                    w.asm("fence.proxy.async;")
 
     def is_owner(self, item: Item) -> Val:
         """Of the new key: a split that would have its chunk."""
@@ -240,22 +280,24 @@ class Attention:
                 peak.set(highest)
 
         start, count = chunks(block, item)
-        with w.loop(0, count) as number:
-            first = (start + item.split + number * plan.splits) * plan.keys
+        # Lanes without elements of a head read those of the first lane, and multiply them by zero.
+        part = self.part if self.lanes * EACH == dim else w.select(self.part * EACH < dim, self.part, 0)
+        with w.loop(0, count, plan.chunks_of_stage) as number:
             stage = self.read.take()
-            slots = [block.warp + i for i in range(0, plan.keys, WARPS)]
-            seen: list[Val | None] = []
-            for slot in slots:
-                ok = first + slot < item.past
-                seen.append(ok & (item.first < first + slot + 1) if plan.has_windows else ok)
-            # Lanes without elements of a head read those of the first lane, and multiply them by zero.
-            part = self.part if self.lanes * EACH == dim else w.select(self.part * EACH < dim, self.part, 0)
-            at = [self.read.memory(stage) + slot * (2 * dim) + part * (2 * EACH) for slot in slots]
-            keys = [self.elements(block.load(a, 4)) for a in at]
-            values = [self.elements(block.load(a + 2 * dim * plan.keys, 4)) for a in at]
-            # What was in the stage before may be no number.
-            values = [[w.select(ok, x, 0.0, "float") for x in v] for v, ok in zip(values, seen) if ok is not None]
-            update(keys, values, seen)
+            with w.loop(number, w.least(number + plan.chunks_of_stage, count)) as chunk:
+                first = (start + chunk * plan.splits) * plan.keys
+                lines = self.read.memory(stage) + (chunk - number) * (4 * dim * plan.keys) + part * (2 * EACH)
+                slots = [block.warp + i for i in range(0, plan.keys, WARPS)]
+                seen: list[Val | None] = []
+                for slot in slots:
+                    ok = first + slot < item.past
+                    seen.append(ok & (item.first < first + slot + 1) if plan.has_windows else ok)
+                at = [lines + slot * (2 * dim) for slot in slots]
+                keys = [self.elements(block.load(a, 4)) for a in at]
+                values = [self.elements(block.load(a + 2 * dim * plan.keys, 4)) for a in at]
+                # What was in the stage before may be no number.
+                values = [[w.select(ok, x, 0.0, "float") for x in v] for v, ok in zip(values, seen) if ok is not None]
+                update(keys, values, seen)
             self.read.release(stage)
         with w.when(self.is_owner(item) & item.sees_itself & block.warp.equals(0)):
             key, value = (self.own(self.step.group + i) for i in range(2))
@@ -336,24 +378,32 @@ class Attention:
         with w.when(block.thread.equals(0)):
             block.arrive("part", item.head)
         block.await_hint("part", layer, item.head)
+        block.mark("attend", "joins", layer)
         at_a_time = CONSUMERS // splits
         split = block.thread % splits
-        for start in range(0, plan.joined, at_a_time):
-            own = block.thread // splits + start
-            number = item.split * plan.joined + own
-            place = w.least(number, group * dim - 1)
+        owned = [block.thread // splits + start for start in range(0, plan.joined, at_a_time)]
+        places = []
+        for own in owned:
+            place = w.least(item.split * plan.joined + own, group * dim - 1)
             line = (item.head * group + place // dim) * (dim + 2)
-            (value,) = block.poll(block.word("part", (line + place % dim) * splits + split), [0], tag)
-            peak, total = block.poll(block.word("part", (line + dim) * splits + split), [0, 8 * splits], tag)
-            highest, distance = peak, splits // 2
-            while distance:
-                highest = block.larger(highest, block.from_lane(highest, distance))
-                distance //= 2
-            factor = block.exp2(peak - highest)
-            value, total = (block.summed(x * factor, splits) for x in (value, total))
-            is_mine = split.equals(0) & (own < plan.joined) & (number < group * dim)
-            with w.when(is_mine):
-                block.post("att", item.head * (group * dim) + number, value * block.share(total), tag)
+            of_head = block.word("part", (line + dim) * splits + split)
+            places.append([(block.word("part", (line + place % dim) * splits + split), 0), (of_head, 0)])
+            places[-1].append((of_head, 8 * splits))
+        for start in range(0, len(owned), MOST_POLLED // 2):
+            together = range(start, min(start + MOST_POLLED // 2, len(owned)))
+            found = block.poll([place for i in together for place in places[i]], tag)
+            for i, own in enumerate(owned[start : start + len(together)]):
+                value, peak, total = found[3 * i : 3 * i + 3]
+                highest, distance = peak, splits // 2
+                while distance:
+                    highest = block.larger(highest, block.from_lane(highest, distance))
+                    distance //= 2
+                factor = block.exp2(peak - highest)
+                value, total = (block.summed(x * factor, splits) for x in (value, total))
+                number = item.split * plan.joined + own
+                is_mine = split.equals(0) & (own < plan.joined) & (number < group * dim)
+                with w.when(is_mine):
+                    block.post("att", item.head * (group * dim) + number, value * block.share(total), tag)
 
 
 def added(values: Sequence[Val], start: Val) -> Val:

@@ -16,11 +16,13 @@ from rlx.backends.cuda.persistent.plan import CONSUMERS, COUNTER_WORDS, THREADS,
 
 ENTRY = "decode_step"
 # Parameters of the kernel: addresses (i64), then numbers (i32).
-ADDRESSES = ("table", "owned", "exchange", "tokens", "positions", "lengths", "logits")
-NUMBERS = ("capacity", "launch")
+ADDRESSES = ("table", "owned", "exchange", "tokens", "positions", "lengths", "logits", "moves", "chosen")
+# `moves` are by how much positions and lengths grow from step to step, and `chosen` are the words that steps end with:
+# those of a plan that chooses. `launch` counts steps.
+NUMBERS = ("capacity", "launch", "steps")
 
 # The end of a loop that waits for p: what waits too long is a fault, and the kernel stops instead of hanging the GPU.
-_UNTIL_P = (
+UNTIL_P = (
     "@p bra DONE; mov.u64 t1, %globaltimer; sub.u64 t1, t1, t0; "
     f"setp.lt.u64 p, t1, {PATIENCE}; @p bra SPIN; trap; DONE:"
 )
@@ -36,7 +38,9 @@ class Block(Lanes):
         super().__init__(w, shape)
         self.plan, self.step = plan, step
         self.at = {name: w.param(name, "i64") for name in ADDRESSES}
-        self.capacity, self.launch = (w.param(name, "i32") for name in NUMBERS)
+        self.capacity, self._launch, self.steps = (w.param(name, "i32") for name in NUMBERS)
+        # Which step of this launch it is, in a plan that chooses.
+        self.number: Val | None = None
         self.memory = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
         self.thread = w.register("tid.x")
         self.lane, self.warp = self.thread & 31, self.thread >> 5
@@ -76,16 +80,29 @@ class Block(Lanes):
         text = "{ .reg .b16 x, z; mov.b16 z, 0; ld.global.b16 x, [<a>]; mov.b32 $0, {x, z}; }"
         return self.unpacked(self.w.asm(text, results=["i32"], a=at)[0], 0)
 
-    def owned(self, owner: str) -> tuple[Val, Val]:
-        """First unit and number of units."""
-        at = self.shared("owned") + 8 * self.plan.owned_names.index(owner)
+    def owned(self, owner: str, layer: Val | None) -> tuple[Val, Val]:
+        """First unit and number of units in a layer, or behind the last."""
+        names = self.plan.owned_names
+        number = self.w.value(len(self.step.layers)) if layer is None else layer
+        at = self.shared("owned") + number * (8 * len(names)) + 8 * names.index(owner)
         first, count = self.load(at, 2)
         return first, count
 
     def place(self, row: Val | int) -> tuple[Val, Val]:
         """Position and length of a sequence."""
-        position, length = self.load(self.shared("places") + self.w.value(row) * 8, 2)
-        return position, length
+        position, length, moves = self.load(self.shared("places") + self.w.value(row) * 16, 4)[:3]
+        if self.number is None:
+            return position, length
+        return position + moves * self.number, length + moves * self.number
+
+    def token_at(self, row: Val) -> Val:
+        """Where the token of a sequence is kept."""
+        return self.shared("places") + row * 16 + 12
+
+    @property
+    def launch(self) -> Val:
+        """Steps before this one on the same memory of exchanges."""
+        return self._launch if self.number is None else self._launch + self.number
 
     # Threads.
 
@@ -123,21 +140,35 @@ class Block(Lanes):
             a=self.word(vector, index),
         )
 
-    def poll(self, start: Val, offsets: Sequence[int], tag: Val, per: int = 1, type: str = "float") -> list[Val]:
-        """`per` words side by side, 1 or 2, at each offset in bytes, as soon as all have the tag. All lanes come here:
-        they go on together."""
-        count = len(offsets) * per
+    def poll(self, places: Sequence[tuple[Val, int]], tag: Val, per: int = 1, type: str = "float") -> list[Val]:
+        """`per` words side by side, 1 or 2, at each place, an address and bytes behind it, as soon as all have the tag:
+        one trip to memory for all of them. All lanes come here: they go on together."""
+        count = len(places) * per
+        starts = {start.name: start for start, _ in places}
+        named = {name: f"a{number}" for number, name in enumerate(starts)}
         text = f"{{ .reg .pred p; .reg .b64 t0, t1, v<{count}>; .reg .b32 g, h; mov.u64 t0, %globaltimer; SPIN: "
-        for i, offset in enumerate(offsets):
+        for i, (start, offset) in enumerate(places):
             to, kind = (f"{{v{2 * i}, v{2 * i + 1}}}", ".v2") if per == 2 else (f"v{i}", "")
-            text += f"ld.relaxed.gpu.global{kind}.b64 {to}, [<a>+{offset}]; "
+            text += f"ld.relaxed.gpu.global{kind}.b64 {to}, [<{named[start.name]}>+{offset}]; "
         for i in range(count):
             both, other = (".and", ", p") if i else ("", "")
             text += f"mov.b64 {{g, h}}, v{i}; setp.eq{both}.u32 p, h, <t>{other}; "
-        text += _UNTIL_P + "".join(f" mov.b64 {{${i}, h}}, v{i};" for i in range(count)) + " }"
-        found = self.w.asm(text, results=[type] * count, a=start, t=tag)
+        text += UNTIL_P + "".join(f" mov.b64 {{${i}, h}}, v{i};" for i in range(count)) + " }"
+        given: dict[str, Val | int] = {named[name]: start for name, start in starts.items()}
+        found = self.w.asm(text, results=[type] * count, t=tag, named=given)
         self.together()
         return found
+
+    def mark(self, phase: str, what: str, layer: Val | int | None) -> None:
+        """Note the time, in a plan that is marked."""
+        w, plan = self.w, self.plan
+        if not plan.is_marked:
+            return
+        number = w.value(len(self.step.layers) if layer is None else layer) * len(plan.marks)
+        place = self.block * plan.block_marks + number + plan.marks_at + plan.marks.index(f"{phase} {what}")
+        with w.when(self.thread.equals(0)):
+            at = self.at["exchange"] + (w.wide(place) << 3)
+            w.asm("{ .reg .b64 t; mov.u64 t, %globaltimer; st.global.b64 [<a>], t; }", a=at)
 
     def counter(self, vector: str, head: Val | None = None) -> Val:
         number = self.w.value(self.plan.counters[vector])
@@ -155,11 +186,11 @@ class Block(Lanes):
         w, layers = self.w, len(self.step.layers)
         plan = self.plan
         writers = plan.splits if head is not None else plan.items if vector == "att" else plan.blocks
-        before = self.launch * (layers + 1 if vector == "x" else layers)
+        before = self.launch * {"x": layers + 1, "best": 1}.get(vector, layers)
         with w.when(self.thread.equals(0)):
             w.asm(
                 "{ .reg .pred p; .reg .b64 t0, t1; .reg .b32 h; mov.u64 t0, %globaltimer; SPIN: "
-                f"ld.relaxed.gpu.global.u32 h, [<a>]; sub.u32 h, h, <g>; setp.ge.s32 p, h, 0; {_UNTIL_P} }}",
+                f"ld.relaxed.gpu.global.u32 h, [<a>]; sub.u32 h, h, <g>; setp.ge.s32 p, h, 0; {UNTIL_P} }}",
                 a=self.counter(vector, head),
                 g=(before + w.value(version) + 1) * writers,
             )

@@ -62,10 +62,11 @@ def run_plan(
     memory: Exchange,
     seed: int = 0,
     unawaited: frozenset[str] = frozenset(),
+    steps: int = 1,
 ) -> Array:
-    """The logits [batch, words] of one launch; caches are stored over. Vectors in `unawaited` are read as they are,
-    which is a fault that must be found."""
-    return _Run(plan, arrays, launch, memory, seed, unawaited).run()
+    """The logits [batch, words] of one launch, of the last of `steps` where the plan chooses; caches are stored over.
+    Vectors in `unawaited` are read as they are, which is a fault that must be found."""
+    return _Run(plan, arrays, launch, memory, seed, unawaited, steps).run()
 
 
 class _Run:
@@ -77,9 +78,11 @@ class _Run:
         memory: Exchange,
         seed: int,
         unawaited: frozenset[str],
+        steps: int,
     ) -> None:
+        self.steps, self.versions = steps, len(plan.step.layers) + 1
         self.plan, self.step, self.arrays, self.memory = plan, plan.step, arrays, memory
-        self.first_tag = launch * (len(plan.step.layers) + 1) + 1
+        self.first_tag = launch * self.versions + 1
         self.rng, self.unawaited = random.Random(seed), unawaited
         self.element = DType(self.step.element).numpy
         # What block a knows of the time of block b. Launches follow each other: all know all that was before.
@@ -154,19 +157,41 @@ class _Run:
 
     def block(self, block: int) -> _Steps:
         plan, step = self.plan, self.step
-        first, count = (values[block] for values in plan.owners["x"])
+        first, count = (values[block] for values in plan.owned_by("x", 0))
         columns = np.arange(first * UNIT, (first + count) * UNIT)
         tokens = self.arrays[step.tokens].reshape(-1)
-        residual = self.arrays[step.embed][tokens][:, columns].astype(np.float32) * np.float32(step.embed_scale)
-        if count:
-            yield _Write("x", 0, self.row_places("x", columns), residual.ravel())
-        for number, layer in enumerate(step.layers):
-            for phase in plan.layer_phases:
-                if isinstance(phase, Product):
-                    yield from self.product(block, phase, layer, number, residual)
-                else:
-                    yield from self.attend(block, layer, number)
-        yield from self.product(block, plan.logits, None, len(step.layers), residual)
+        for number in range(self.steps):
+            # Versions of this step begin here.
+            base = number * self.versions
+            residual = self.arrays[step.embed][tokens][:, columns].astype(np.float32) * np.float32(step.embed_scale)
+            if count:
+                yield _Write("x", base, self.row_places("x", columns), residual.ravel())
+            for i, layer in enumerate(step.layers):
+                for phase in plan.layer_phases:
+                    if isinstance(phase, Product):
+                        yield from self.product(block, phase, layer, base + i, residual)
+                    else:
+                        yield from self.attend(block, layer, base + i)
+            yield from self.product(block, plan.logits, None, base + len(step.layers), residual)
+            if plan.chooses:
+                tokens = yield from self.choose(block, base)
+
+    def choose(self, block: int, version: int) -> Generator[_Read | _Write, Array, Array]:
+        """Post the best words of this block; those who go on with them read what all have found."""
+        plan, rows = self.plan, np.arange(self.plan.batch)
+        first, count = (values[block] for values in plan.owned_by("logits", len(self.step.layers)))
+        own = self.logits[:, first * UNIT : (first + count) * UNIT]
+        words = own.argmax(-1) + first * UNIT if own.size else np.zeros(plan.batch, int)
+        values = own.max(-1) if own.size else np.full(plan.batch, -np.inf)
+        lines = rows * plan.vectors["best"].words + 2 * block
+        yield _Write("best", version, np.stack([lines, lines + 1], 1).ravel(), np.stack([values, words], 1).ravel())
+        if not plan.owned_by("x", 0).units[block]:
+            return words
+        found = yield _Read("best", version, np.arange(plan.batch * plan.vectors["best"].words))
+        found = found[:, 0].reshape(plan.batch, plan.blocks, 2)
+        order = np.lexsort((found[..., 1], -found[..., 0]))[:, 0]
+        chosen: Array = found[rows, order, 1].astype(int)
+        return chosen
 
     def row_places(self, vector: str, columns: Array) -> Array:
         words = self.plan.vectors[vector].words
@@ -197,7 +222,7 @@ class _Run:
         return found
 
     def product(self, block: int, product: Product, layer: Layer | None, version: int, residual: Array) -> _Steps:
-        first, count = (values[block] for values in self.plan.owners[product.owner])
+        first, count = (values[block] for values in self.plan.owned_by(product.owner, version % self.versions))
         if not count:
             return
         words = yield _Read(product.reads, version, np.arange(self.plan.batch * self.plan.vectors[product.reads].words))
@@ -278,7 +303,7 @@ class _Run:
             places = [own * group * dim + np.arange(group * dim), of_k + np.arange(dim), of_v + np.arange(dim)]
             words = yield _Read("qkv", version, start + np.concatenate(places))
             q, k, v = (x.reshape(-1, dim) for x in np.split(words[:, 0], [group * dim, (group + 1) * dim]))
-            found = self.looked(layer, row, own, split, q, k, v)
+            found = self.looked(layer, row, own, split, q, k, v, version // self.versions)
             if splits == 1:
                 values = found[:, :dim] / np.where(found[:, -1:] == 0, 1, found[:, -1:])
                 yield _Write("att", version, head * group * dim + np.arange(group * dim), values.ravel())
@@ -298,10 +323,11 @@ class _Run:
             joined = (values * powers).sum(-1) / np.where(total == 0, 1, total)
             yield _Write("att", version, head * group * dim + mine, joined)
 
-    def looked(self, layer: Layer, row: int, own: int, split: int, q: Array, k: Array, v: Array) -> Array:
-        """For each head of the group: sums of values, the highest score in powers of 2, and the sum of powers."""
+    def looked(self, layer: Layer, row: int, own: int, split: int, q: Array, k: Array, v: Array, moved: int) -> Array:
+        """For each head of the group: sums of values, the highest score in powers of 2, and the sum of powers. The
+        sequence has moved on by so many tokens."""
         plan, step = self.plan, self.step
-        place, length = (int(self.arrays[name].reshape(-1)[row]) for name in (step.positions, step.lengths))
+        place, length = (int(self.arrays[name].reshape(-1)[row]) + moved for name in (step.positions, step.lengths))
         if layer.q_norm is not None:
             q = self.normed(q, layer.q_norm)
         if layer.k_norm is not None:
@@ -313,7 +339,7 @@ class _Run:
         past, first = min(place, length), 0 if layer.window is None else max(0, place - layer.window)
         chunk = np.arange(len(caches[0])) // plan.keys
         seen = (np.arange(len(chunk)) < past) & (np.arange(len(chunk)) >= first)
-        mine = seen & ((chunk - first // plan.keys) % plan.splits == split)
+        mine = seen & (chunk % plan.splits == split)
         keys, values = (cache[mine].astype(np.float32) for cache in caches)
         if place // plan.keys % plan.splits == split:
             if place < length:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlx.backends.cuda.hopper.instructions import barrier_init
-from rlx.backends.cuda.hopper.writer import Val
 from rlx.backends.cuda.persistent.attend import Attention, bring_keys
+from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
 from rlx.backends.cuda.persistent.plan import CONSUMERS, THREADS, UNIT, WARPS, Plan, Product
 from rlx.backends.cuda.persistent.products import Products, bring_rows
@@ -39,29 +41,34 @@ class _Kernel:
             barrier_init(w, barriers, 1)
             barrier_init(w, barriers + 8, WARPS)
             w.asm("fence.mbarrier_init.release.cluster;")
-        owned = 2 * len(plan.owners)
-        with w.when(block.thread < owned):
-            at = block.at["owned"] + (w.wide(block.block * owned + block.thread) << 2)
-            block.keep(block.shared("owned") + (block.thread << 2), *block.load(at, space="global"))
+        owned = 2 * len(plan.owners) * (len(plan.step.layers) + 1)
+        with w.loop(block.thread, w.value(owned), THREADS) as i:
+            at = block.at["owned"] + (w.wide(block.block * owned + i) << 2)
+            block.keep(block.shared("owned") + (i << 2), *block.load(at, space="global"))
         with w.when(block.thread < plan.batch):
             offset = w.wide(block.thread) << 2
-            both = [block.load(block.at[name] + offset, space="global")[0] for name in ("positions", "lengths")]
-            block.keep(block.shared("places") + (block.thread << 3), *both)
-        with w.loop(block.thread, w.value(2 * len(plan.table)), THREADS) as i:
-            at = block.at["table"] + (w.wide(i) << 2)
-            block.keep(block.shared("table") + (i << 2), *block.load(at, space="global"))
-        self.set_up_angles()
+            names = ("positions", "lengths", "moves" if plan.chooses else "lengths", "tokens")
+            four = [block.load(block.at[name] + offset, space="global")[0] for name in names]
+            block.keep(block.shared("places") + (block.thread << 4), *four)
+        if plan.chooses:
+            with w.when(block.thread.equals(0)):
+                block.keep(block.shared("appended"), w.value(0))
+        # Two words at a time, and all of them before the first is kept: one trip to memory.
+        size = -(-len(plan.table) // 2)
+        places = [w.least(block.thread + start, size - 1) << 4 for start in range(0, size, THREADS)]
+        words = [block.load(block.at["table"] + w.wide(place), 4, space="global") for place in places]
+        for place, four in zip(places, words):
+            block.keep(block.shared("table") + place, *four)
 
     def set_up_angles(self) -> None:
-        """Cosines and sines of the position of every sequence."""
+        """Cosines and sines of the position of every sequence, for those who attend; weights are on their way."""
         w, block, plan = self.w, self.block, self.plan
-        pairs, first = plan.rope_bytes // 8, len(plan.step.layers) * len(plan.layer_entries)
+        pairs = plan.rope_bytes // 8
         for number in range(len(plan.ropes)):
-            words = [plan.global_entries.index(f"{name}{number}") + first for name in ("cos", "sin")]
-            starts = [self.from_table(word) for word in words]
-            with w.loop(block.thread, w.value(plan.batch * pairs), THREADS) as i:
+            starts = [block.entry(f"{name}{number}") for name in ("cos", "sin")]
+            with w.loop(block.thread, w.value(plan.batch * pairs), CONSUMERS) as i:
                 row, pair = i // pairs, i % pairs
-                (position,) = block.load(block.at["positions"] + (w.wide(row) << 2), space="global")
+                position, _ = block.place(row)
                 # Rows of padding stand where there is a place for them.
                 position = w.most(w.least(position, block.capacity - 1), 0)
                 to = block.shared("rope") + row * plan.rope_bytes + number * plan.batch * plan.rope_bytes + (pair << 2)
@@ -69,16 +76,12 @@ class _Kernel:
                     at = start + (w.wide(position * pairs + pair) << 2)
                     block.keep(to + part * 4 * pairs, *block.load(at, space="global"))
 
-    def from_table(self, word: int) -> Val:
-        """A word of the table as it lies in memory, for those who come before it is shared."""
-        return self.w.asm("ld.global.b64 $0, [<a>];", results=["i64"], a=self.block.at["table"] + 8 * word)[0]
-
     # The warp that brings stages.
 
     def bring(self) -> None:
         w, block, plan = self.w, self.block, self.plan
-        with w.when(block.lane < BRINGING):
-            fill = Fill(block)
+
+        def step() -> None:
             with w.loop(0, w.value(len(self.step.layers))) as layer:
                 for phase in plan.layer_phases:
                     if isinstance(phase, Product):
@@ -87,29 +90,53 @@ class _Kernel:
                         bring_keys(block, layer, fill)
             bring_rows(block, plan.logits, None, fill)
 
+        with w.when(block.lane < BRINGING):
+            fill = Fill(block)
+            self.each_step(step)
+
+    def each_step(self, do: Callable[[], None]) -> None:
+        """All steps of the launch; without choices there is one."""
+        if not self.plan.chooses:
+            do()
+            return
+        with self.w.loop(0, self.block.steps) as number:
+            self.block.number = number
+            do()
+        self.block.number = None
+
     # The warps that multiply.
 
     def consume(self) -> None:
         w, block, plan = self.w, self.block, self.plan
         read = Read(block)
         products, attention = Products(block, read), Attention(block, read)
-        self.embed()
-        with w.loop(0, w.value(len(self.step.layers))) as layer:
-            for phase in plan.layer_phases:
-                if isinstance(phase, Product):
-                    products.run(phase, layer, layer)
-                else:
-                    attention.run(layer)
-        products.run(plan.logits, None, len(self.step.layers))
+        choosing = Choosing(block) if plan.chooses else None
+
+        def step() -> None:
+            self.embed()
+            self.set_up_angles()
+            with w.loop(0, w.value(len(self.step.layers))) as layer:
+                for phase in plan.layer_phases:
+                    if isinstance(phase, Product):
+                        products.run(phase, layer, layer)
+                    else:
+                        attention.run(layer)
+            if choosing is not None:
+                choosing.begin()
+            products.run(plan.logits, None, len(self.step.layers), choosing)
+            if choosing is not None:
+                choosing.end()
+
+        self.each_step(step)
 
     def embed(self) -> None:
         """This block's part of the embeddings: the first version of x."""
         w, block, plan, step = self.w, self.block, self.plan, self.step
-        first, count = block.owned("x")
+        first, count = block.owned("x", w.value(0))
         columns = count * UNIT
         with w.loop(block.thread, columns * plan.batch, CONSUMERS) as i:
             row, column = i // columns, i % columns
-            (token,) = block.load(block.at["tokens"] + (w.wide(row) << 2), space="global")
+            (token,) = block.load(block.token_at(row))
             token = w.most(w.least(token, step.head.height - 1), 0)
             place = first * UNIT + column
             at = block.entry("embed") + ((w.wide(token) * step.hidden + w.wide(place)) << 1)

@@ -11,7 +11,6 @@ version i of every vector; the last phase of a layer writes version i + 1 of `x`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -25,8 +24,17 @@ __all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS",
 LEAST_STAGES, MOST_STAGES = 4, 13
 # Keys and values of one stage at most, and blocks that share the keys of one head at most: lanes of a warp join them.
 MOST_KEYS, MOST_SPLITS = 32, 32
+ROTATES = True
+# Chunks of one stage at most: two lanes copy each.
+MOST_CHUNKS = 4
+# Elements of a norm at most, of which each thread holds its gains.
+MOST_HIDDEN = 32 * CONSUMERS
 # Words from counter to counter: each has a line of memory of its own.
 COUNTER_WORDS = 16
+
+# Where blocks note the time: a phase begins, its vector is said to be there, is there, was multiplied or looked at.
+PRODUCT_MARKS = ("begins", "hinted", "ready", "done")
+ATTEND_MARKS = ("begins", "hinted", "ready", "looked", "joins", "done")
 
 Finish = Literal["post", "add", "gated", "act", "logits"]
 
@@ -109,8 +117,19 @@ def _even(size: int, multiple: int) -> int:
 class Plan:
     """Who does what, and where it lies."""
 
-    def __init__(self, step: Step, batch: int, blocks: int, shared_bytes: int) -> None:
+    def __init__(
+        self,
+        step: Step,
+        batch: int,
+        blocks: int,
+        shared_bytes: int,
+        is_marked: bool = False,
+        chooses: bool = False,
+    ) -> None:
+        """With `is_marked` blocks note the time at places of every phase, to be read behind the words. With `chooses`
+        a launch is any number of steps: each goes on with the token of the highest logit of the one before."""
         self.step, self.batch, self.blocks, self.shared_limit = step, batch, blocks, shared_bytes
+        self.is_marked, self.chooses = is_marked, chooses
         _check(step, batch)
         self.layer_phases: tuple[Phase, ...] = self._phases(step.layers[0])
         head = step.head
@@ -178,36 +197,59 @@ class Plan:
         return min(MOST_KEYS, STAGE_BYTES // (4 * self.step.head_dim) // WARPS * WARPS)
 
     @property
+    def chunks_of_stage(self) -> int:
+        """Chunks that are brought together: stages that are not full are room that the ring lacks."""
+        return max(1, min(MOST_CHUNKS, STAGE_BYTES // (4 * self.step.head_dim * self.keys)))
+
+    @property
     def joined(self) -> int:
         """Elements of a head's group that each of its blocks joins."""
         return -(-self.step.group * self.step.head_dim // self.splits)
 
     # Who owns what.
 
-    def _shared_out(self) -> dict[str, Ownership]:
-        """Units are dealt out evenly; one more goes to blocks that have had the fewest bytes so far."""
-        weight, found = [0] * self.blocks, dict[str, Ownership]()
-        for product in self.products:
-            if product.owner not in found:
+    def _shared_out(self) -> dict[str, tuple[Ownership, ...]]:
+        """Of every owner in every layer; logits come behind the last. Units are dealt out evenly; one more goes to
+        blocks that have had the fewest bytes so far, so that who has more in one layer has less in the next. Elements
+        of x stay where they are: blocks keep them."""
+        weight, found = [0] * self.blocks, dict[str, list[Ownership]]()
+
+        def deal(product: Product) -> None:
+            dealt = found.setdefault(product.owner, [])
+            if product.owner == "x" and dealt:
+                owned = dealt[0]
+            else:
                 base, more = divmod(product.units, self.blocks)
                 order = sorted(range(self.blocks), key=lambda b: (weight[b], b))
                 counts = [base] * self.blocks
                 for block in order[:more]:
                     counts[block] += 1
-                first = [sum(counts[:b]) for b in range(self.blocks)]
-                found[product.owner] = Ownership(tuple(first), tuple(counts))
-            each = product.depth * product.parts * (len(self.step.layers) if product.finish != "logits" else 1)
-            for block, count in enumerate(found[product.owner].units):
-                weight[block] += count * each
-        return found
+                owned = Ownership(tuple(sum(counts[:b]) for b in range(self.blocks)), tuple(counts))
+            dealt.append(owned)
+            for block, count in enumerate(owned.units):
+                weight[block] += count * product.depth * product.parts
+
+        for _ in self.step.layers:
+            for product in self.products[:-1]:
+                deal(product)
+        deal(self.logits)
+        layers = len(self.step.layers)
+        # Two phases of a layer add to x.
+        found["x"] = found["x"][:1] * layers
+        found["logits"] *= layers
+        return {owner: (*dealt, dealt[-1]) for owner, dealt in found.items()}
+
+    def owned_by(self, owner: str, layer: int) -> Ownership:
+        return self.owners[owner][layer if ROTATES else 0]
 
     @property
     def owned_names(self) -> tuple[str, ...]:
         return tuple(self.owners)
 
     def owned(self) -> list[list[int]]:
-        """For every block first unit and number of units of each owner."""
-        return [[n for o in self.owners.values() for n in (o.first[b], o.units[b])] for b in range(self.blocks)]
+        """For every block first unit and number of units of each owner, layer by layer."""
+        each = [self.owned_by(name, layer) for layer in range(len(self.step.layers) + 1) for name in self.owners]
+        return [[n for o in each for n in (o.first[b], o.units[b])] for b in range(self.blocks)]
 
     # The table of addresses.
 
@@ -251,7 +293,24 @@ class Plan:
     def table(self) -> list[Entry]:
         """Words of all layers, one after the other, then those of the whole."""
         layers = [[entry for _, entry in self._layer_words(layer)] for layer in self.step.layers]
-        return [*(entry for words in layers for entry in words), *(entry for _, entry in self._global_words())]
+        words = [*(entry for words in layers for entry in words), *(entry for _, entry in self._global_words())]
+        # Two are read at a time.
+        return [*words, *[Entry("", 0)] * (len(words) % 2)]
+
+    # Times of phases: [block, layer, mark]; those of logits stand behind the last layer.
+
+    @cached_property
+    def marks(self) -> tuple[str, ...]:
+        if not self.is_marked:
+            return ()
+        phases = [*self.layer_phases, self.logits]
+        return tuple(
+            f"{p.name} {m}" for p in phases for m in (PRODUCT_MARKS if isinstance(p, Product) else ATTEND_MARKS)
+        )
+
+    @property
+    def block_marks(self) -> int:
+        return (len(self.step.layers) + 1) * len(self.marks)
 
     # Memory.
 
@@ -268,10 +327,16 @@ class Plan:
             # [head of k, head of its group, element or peak or sum, split]
             self.vectors["part"] = Vector(at, self.heads * step.group * (step.head_dim + 2) * self.splits)
             at += self.vectors["part"].length
+        if self.chooses:
+            # [sequence, block, highest logit or its word]; two are read at a time.
+            self.vectors["best"] = Vector(_even(at, 2), 2 * self.blocks)
+            at = _even(at, 2) + self.batch * self.vectors["best"].words
         at = _even(at, COUNTER_WORDS)
         # How often blocks have written a vector; of parts for every head.
-        self.counters = {name: at + i * COUNTER_WORDS for i, name in enumerate(("x", "qkv", "att", "mid", "h", "part"))}
-        self.exchange_words = at + COUNTER_WORDS * (len(self.counters) - 1 + self.heads)
+        counted = ("x", "qkv", "att", "mid", "h", *["best"] * self.chooses, "part")
+        self.counters = {name: at + i * COUNTER_WORDS for i, name in enumerate(counted)}
+        self.marks_at = at + COUNTER_WORDS * (len(self.counters) - 1 + self.heads)
+        self.exchange_words = self.marks_at + self.blocks * self.block_marks
         self._lay_out_shared()
 
     def _lay_out_shared(self) -> None:
@@ -283,13 +348,14 @@ class Plan:
         # q, k and v of a head, then what each warp has found for each head of the group: elements, peak, sum.
         self.found_bytes = _even(step.group * (self.head_bytes + 8), 16)
         attention = (step.group + 2) * self.head_bytes + WARPS * self.found_bytes
-        most_owned = max(self.owners["x"].units)
+        most_owned = max(self.owned_by("x", 0).units)
         pairs = max((layer.rope.pairs for layer in step.layers if layer.rope is not None), default=0)
         self.rope_bytes = 8 * pairs  # cosines and sines of one sequence
         self.unit_bytes = 4 * UNIT * batch
         sizes = {
-            "owned": 8 * len(self.owners),
-            "places": 8 * batch,  # position and length of every sequence
+            "owned": 8 * len(self.owners) * (len(step.layers) + 1),
+            "places": 16 * batch,  # of every sequence position, length, by how much both grow, and its token
+            "appended": 4,  # layers whose new keys and values the caches have
             "squares": 4 * WARPS * batch * 2,
             "table": 8 * len(self.table),
             "rope": len(self.ropes) * batch * self.rope_bytes,
@@ -361,7 +427,5 @@ def _check(step: Step, batch: int) -> None:
         raise Unfit(f"weights of {sorted(widths)} rows; multiples of {UNIT} are multiplied")
     if first.out.height != step.hidden or first.down.height != step.hidden:
         raise Unfit("halves of a layer that give another width than they read")
-    norms: Sequence[tuple[str, Norm | None]] = (("", first.attention_norm), ("", first.ffn_norm), ("", step.final_norm))
-    for _, norm in norms:
-        if norm is not None and 2 * step.hidden * (2 if norm.shift else 1) > STAGE_BYTES:
-            raise Unfit(f"norms of {step.hidden} elements, which fill more than a stage")
+    if step.hidden > MOST_HIDDEN:
+        raise Unfit(f"norms of {step.hidden} elements; threads hold gains of up to {MOST_HIDDEN}")

@@ -9,23 +9,25 @@ from rlx.backends.cuda.hopper.instructions import mma
 from rlx.backends.cuda.hopper.stream_rows import DEPTH, PITCH, SHARE
 from rlx.backends.cuda.hopper.stream_rows import STEP as LANE_STEP
 from rlx.backends.cuda.hopper.writer import Val, Var
+from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
 from rlx.backends.cuda.persistent.plan import CONSUMERS, UNIT, WARPS, Product
 from rlx.backends.cuda.persistent.ring import Fill, Read
 
-# Words that a thread waits for together.
-POLLED = 4
-# What follows a pair of a row's elements: their values, the number of the pair, and whether it is one, if not always.
-Follow = Callable[[list[Val], Val, "Val | None"], None]
+# Pairs of words that a thread waits for together: each wait is a trip to memory behind all weights on their way.
+POLLED = 16
+# Sums of a row that do not wait for each other.
+CHAINS = 4
+# What follows a pair of a row's elements: their values, which pair of this thread it is, and whether it is one, if not
+# always.
+Follow = Callable[[list[Val], int, "Val | None"], None]
 
 
 def bring_rows(block: Block, product: Product, layer: Val | None, fill: Fill) -> None:
-    """What the product reads besides its vector: gains of its norm, then the rows of this block."""
+    """The rows of this block."""
     w = block.w
-    first, count = block.owned(product.owner)
+    first, count = block.owned(product.owner, layer)
     with w.when(count > 0):
-        if product.norm is not None:
-            _bring_norm(block, product, layer, fill)
         if product.parts > 1:
             _bring_units(block, product, [block.entry(m, layer) for m in product.matrices], first, first + count, fill)
             return
@@ -38,20 +40,6 @@ def bring_rows(block: Block, product: Product, layer: Val | None, fill: Fill) ->
             high = w.least(first + count - start, units)
             _bring_units(block, product, [at], low, high, fill, rows)
             start += units
-
-
-def _bring_norm(block: Block, product: Product, layer: Val | None, fill: Fill) -> None:
-    assert product.norm is not None
-    size, names = 2 * product.depth, ["gain", "shift"] if product.norm.shift else ["gain"]
-    w = block.w
-
-    def copy(to: Val, full: Val) -> None:
-        with w.when(block.lane.equals(0)):
-            for number, name in enumerate(names):
-                source = block.entry(f"{product.norm_name}_{name}", layer)
-                fill.copy_shared(to + number * size, source, w.value(size), full)
-
-    fill.bring(w.value(size * len(names)), copy)
 
 
 def _bring_units(
@@ -93,13 +81,13 @@ class Products:
         for first in range(0, whole, POLLED):
             numbers = range(first, min(whole, first + POLLED))
             start = block.word(product.reads, base + block.thread * 2 + first * CONSUMERS * 2)
-            found = block.poll(start, [16 * CONSUMERS * (n - first) for n in numbers], tag, 2, type)
+            found = block.poll([(start, 16 * CONSUMERS * (n - first)) for n in numbers], tag, 2, type)
             for i, number in enumerate(numbers):
-                follow(found[2 * i : 2 * i + 2], block.thread + number * CONSUMERS, None)
+                follow(found[2 * i : 2 * i + 2], number, None)
         if pairs % CONSUMERS:
             pair = block.thread + whole * CONSUMERS
             start = block.word(product.reads, base + w.least(pair, pairs - 1) * 2)
-            follow(block.poll(start, [0], tag, 2, type), pair, pair < pairs)
+            follow(block.poll([(start, 0)], tag, 2, type), whole, pair < pairs)
 
     def each_row(self, do: Callable[[Val], None]) -> None:
         if self.plan.batch == 1:
@@ -108,32 +96,52 @@ class Products:
         with self.w.loop(0, self.w.value(self.plan.batch)) as row:
             do(row)
 
-    def operand(self, product: Product, version: Val | int) -> None:
+    def operand(self, product: Product, layer: Val | None, version: Val | int) -> None:
         """Wait for the vector, and keep it as the tensor cores read it."""
-        block = self.block
+        block, norm = self.block, product.norm
+        # They are on their way while the vector is waited for.
+        gains, shifts = (
+            self.halves(product, block.entry(f"{product.norm_name}_{name}", layer))
+            if norm is not None and asked
+            else []
+            for name, asked in (("gain", True), ("shift", norm is not None and norm.shift))
+        )
+        block.mark(product.name, "begins", layer)
         block.await_hint(product.reads, version)
+        block.mark(product.name, "hinted", layer)
         tag = block.tag(version)
-        if product.norm is None:
+        if norm is None:
             self.each_row(lambda row: self.fetch(product, row, tag, self.keeps(product, row)))
         elif self.plan.is_delayed(product):
-            self.normed(product, tag)
+            self.normed(product, gains, tag)
         else:
-            self.measured(product, tag)
+            self.measured(product, gains, shifts, tag)
         block.everyone()
+        block.mark(product.name, "ready", layer)
 
-    def keeps(self, product: Product, row: Val, change: Callable[[list[Val], Val], list[Val]] | None = None) -> Follow:
+    def halves(self, product: Product, at: Val) -> list[Val]:
+        """This thread's pairs of a vector of the model; behind the last pair stands the last one."""
+        w, block, pairs = self.w, self.block, product.depth // 2
+        found = []
+        for start in range(0, pairs, CONSUMERS):
+            pair = block.thread + start
+            pair = w.least(pair, pairs - 1) if start + CONSUMERS > pairs else pair
+            found += block.load(at + (w.wide(pair) << 2), space="global")
+        return found
+
+    def keeps(self, product: Product, row: Val, change: Callable[[list[Val], int], list[Val]] | None = None) -> Follow:
         """Stores pairs to the operand, rounded."""
         block = self.block
         line = block.shared("scratch") + row * self.plan.operand_pitch
         is_packed = self.plan.vectors[product.reads].pairs
 
-        def follow(values: list[Val], pair: Val, is_there: Val | None) -> None:
+        def follow(values: list[Val], number: int, is_there: Val | None) -> None:
             if change is not None:
-                values = change(values, pair)
+                values = change(values, number)
             words = values if is_packed else [block.pair(*values)]
 
             def store() -> None:
-                block.keep(line + (pair << (3 if is_packed else 2)), *words)
+                block.keep(line + (block.thread + number * CONSUMERS << (3 if is_packed else 2)), *words)
 
             self.guarded(is_there, store)
 
@@ -146,35 +154,28 @@ class Products:
         with self.w.when(condition):
             do()
 
-    def gains(self, at: Val, pair: Val, product: Product) -> list[Val]:
-        """Two elements of a vector in a stage; pairs behind the last one read what follows it."""
-        (word,) = self.block.load(at + (self.w.least(pair, product.depth // 2 - 1) << 2))
+    def both(self, word: Val) -> list[Val]:
         return [self.block.unpacked(word, which) for which in range(2)]
 
-    def normed(self, product: Product, tag: Val) -> None:
+    def normed(self, product: Product, gains: Sequence[Val], tag: Val) -> None:
         """Elements times gains, and the sum of their squares, whose factor is applied to sums."""
         w = self.w
-        stage = self.read.take()
-        gain_at = self.read.memory(stage)
 
         def one(row: Val) -> None:
             squares = Var(w, 0.0, "float")
-            stored = self.keeps(
-                product, row, lambda v, pair: [x * g for x, g in zip(v, self.gains(gain_at, pair, product))]
-            )
+            stored = self.keeps(product, row, lambda v, n: [x * g for x, g in zip(v, self.both(gains[n]))])
 
-            def follow(values: list[Val], pair: Val, is_there: Val | None) -> None:
+            def follow(values: list[Val], number: int, is_there: Val | None) -> None:
                 both = values[0] * values[0] + values[1] * values[1]
                 if is_there is not None:
                     both = w.select(is_there, both, 0.0, "float")
                 squares.set(squares.get() + both)
-                stored(values, pair, is_there)
+                stored(values, number, is_there)
 
             self.fetch(product, row, tag, follow)
             self.note(row, 0, squares.get())
 
         self.each_row(one)
-        self.read.release(stage)
 
     def note(self, row: Val, which: int, x: Val) -> None:
         """What a warp has summed up of a row: squares (0), or elements (1)."""
@@ -199,12 +200,10 @@ class Products:
         mean = self.sum_of(row, 0) * (1.0 / product.depth) + product.norm.eps
         return self.w.call("llvm.nvvm.rsqrt.approx.f", "float", mean)
 
-    def measured(self, product: Product, tag: Val) -> None:
+    def measured(self, product: Product, gains: Sequence[Val], shifts: Sequence[Val], tag: Val) -> None:
         """A norm whose factor is known before elements are kept: words are read again, when all are there."""
         block, w, norm = self.block, self.w, product.norm
         assert norm is not None
-        stage = self.read.take()
-        gain_at = self.read.memory(stage)
 
         def one(row: Val) -> None:
             mean: Val | None = None
@@ -212,7 +211,7 @@ class Products:
             def summed_up(which: int, of: Callable[[Val], Val]) -> None:
                 total = Var(w, 0.0, "float")
 
-                def follow(values: list[Val], pair: Val, is_there: Val | None) -> None:
+                def follow(values: list[Val], number: int, is_there: Val | None) -> None:
                     both = of(values[0]) + of(values[1])
                     total.set(total.get() + (both if is_there is None else w.select(is_there, both, 0.0, "float")))
 
@@ -227,56 +226,61 @@ class Products:
             summed_up(0, lambda x: (x - center) * (x - center))
             factor = self.factor(product, row)
 
-            def change(values: list[Val], pair: Val) -> list[Val]:
-                found = [(x - center) * factor * g for x, g in zip(values, self.gains(gain_at, pair, product))]
-                if norm.shift:
-                    shifts = self.gains(gain_at + 2 * product.depth, pair, product)
-                    found = [x + s for x, s in zip(found, shifts)]
-                return found
+            def change(values: list[Val], number: int) -> list[Val]:
+                found = [(x - center) * factor * g for x, g in zip(values, self.both(gains[number]))]
+                return [x + s for x, s in zip(found, self.both(shifts[number]))] if shifts else found
 
             self.fetch(product, row, tag, self.keeps(product, row, change))
 
         self.each_row(one)
-        self.read.release(stage)
 
     # Sums.
 
-    def run(self, product: Product, layer: Val | None, version: Val | int) -> None:
-        """The whole phase."""
+    def run(self, product: Product, layer: Val | None, version: Val | int, choosing: Choosing | None = None) -> None:
+        """The whole phase. Logits that are chosen from are not stored."""
         w, block = self.w, self.block
-        first, count = block.owned(product.owner)
+        first, count = block.owned(product.owner, layer)
         written = block.tag(w.value(version) + product.next_version)
         with w.when(count > 0):
-            self.operand(product, version)
+            self.operand(product, layer, version)
             with w.loop(0, count) as number:
                 unit = first + number
                 # A thread for each pair of columns of a row finishes it.
                 row, column = block.thread >> 2, unit * UNIT + (block.thread & 3) * 2
                 biases = self.biases(product, layer, unit, column)
-                sums = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(product.parts)]
-                for total in sums:
+                totals = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(product.parts)]
+                for total in totals:
                     self.multiply(product.depth, total)
                 here = block.shared("sums") + self.turn.get() * (WARPS * 2 * self.plan.unit_bytes)
-                self.put(here, sums)
+                self.put(here, totals)
                 block.everyone()
                 with w.when(block.thread < self.plan.batch * (UNIT // 2)):
-                    self.finish(product, self.joined(here, product.parts), biases, row, column, number, written)
+                    sums = self.finished(product, self.joined(here, product.parts), biases, row)
+                    if choosing is not None:
+                        choosing.look(column, self.logits(sums[0]))
+                    else:
+                        self.finish(product, sums, row, column, number, written)
                 self.turn.set(self.turn.get() ^ 1)
         if product.writes:
             with w.when(block.thread.equals(0)):
                 block.arrive(product.writes)
+        block.mark(product.name, "done", layer)
 
     def multiply(self, depth: int, total: Sequence[Var]) -> None:
         """One row of the weight for each column of a unit, over all of K."""
         w, whole = self.w, depth // DEPTH
         together = 2 if whole % 2 == 0 else 1
+        chains = [total, *([Var(w, 0.0, "float") for _ in range(4)] for _ in range(CHAINS - 1))]
         if whole:
             with w.loop(0, w.value(whole), together) as chunk:
-                self.chunks(chunk, [DEPTH] * together, total)
+                self.chunks(chunk, [DEPTH] * together, chains)
         if depth % DEPTH:
-            self.chunks(w.value(whole), [depth % DEPTH], total)
+            self.chunks(w.value(whole), [depth % DEPTH], chains)
+        for chain in chains[1:]:
+            for a, b in zip(total, chain):
+                a.set(a.get() + b.get())
 
-    def chunks(self, chunk: Val, depths: Sequence[int], total: Sequence[Var]) -> None:
+    def chunks(self, chunk: Val, depths: Sequence[int], chains: Sequence[Sequence[Var]]) -> None:
         """Stages, of which each warp has its columns: all are read before the first is multiplied."""
         w, block = self.w, self.block
         lane, warp = block.lane, block.warp
@@ -298,8 +302,9 @@ class Products:
                 loaded.append((x, weights))
         self.read.release(*held)
         zero = w.value(0)
-        for x, weights in loaded:
+        for number, (x, weights) in enumerate(loaded):
             for i in (0, 2):
+                total = chains[(2 * number + i // 2) % len(chains)]
                 mma(w, self.step.element, total, (x[i], zero, x[i + 1], zero), (weights[i], weights[i + 1]))
 
     def row_words(self, at: Val, is_there: Val | None) -> list[Val]:
@@ -364,22 +369,17 @@ class Products:
                 variable.set(block.unpacked(word, which))
         return [variable.get() for variable in found]
 
-    def finish(
-        self,
-        product: Product,
-        sums: list[list[Val]],
-        biases: list[list[Val]],
-        row: Val,
-        column: Val,
-        number: Val,
-        tag: Val,
-    ) -> None:
-        block = self.block
+    def finished(self, product: Product, sums: list[list[Val]], biases: list[list[Val]], row: Val) -> list[list[Val]]:
+        """Sums with the factor of a norm, and biases."""
         if self.plan.is_delayed(product):
             factor = self.factor(product, row)
             sums = [[x * factor for x in part] for part in sums]
         for i, bias in enumerate(biases):
             sums[i] = [x + b for x, b in zip(sums[i], bias)]
+        return sums
+
+    def finish(self, product: Product, sums: list[list[Val]], row: Val, column: Val, number: Val, tag: Val) -> None:
+        block = self.block
         if product.finish == "logits":
             self.store_logits(product, sums[0], row, column)
             return
@@ -401,11 +401,14 @@ class Products:
 
     def store_logits(self, product: Product, values: list[Val], row: Val, column: Val) -> None:
         w, block, count = self.w, self.block, product.counts[0]
-        for i, value in enumerate(values):
-            x = self.capped(value * self.step.logit_scale if self.step.logit_scale != 1.0 else value)
+        for i, x in enumerate(self.logits(values)):
             at = block.at["logits"] + (w.wide(row * count + column + i) << 2)
             with w.when(column + i < count):
                 w.asm("st.global.b32 [<a>], <x>;", a=at, x=x)
+
+    def logits(self, values: list[Val]) -> list[Val]:
+        scale = self.step.logit_scale
+        return [self.capped(value * scale if scale != 1.0 else value) for value in values]
 
     def capped(self, x: Val) -> Val:
         """cap · tanh(x / cap), as 1 - 2 / (exp(2x) + 1)."""

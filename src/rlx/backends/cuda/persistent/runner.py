@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,8 +67,8 @@ class Decoding:
             raise Unfit("its caches are not stored over")
         self._in_table = sorted(self._inputs[name] for name in caches | tables)
         self._lock = threading.Lock()
-        self._by_batch = cache(lambda batch: _ByBatch(step, batch, gpu, self.machine))
-        self._unfit: dict[int, str] = {}
+        self._by_batch = cache(lambda batch, chooses: _ByBatch(step, batch, gpu, self.machine, chooses))
+        self._unfit: dict[tuple[int, bool], str] = {}
 
     def batch(self, inputs: Sequence[DeviceArray]) -> int:
         """How many sequences there are, if each has one new token and asks for its logits; else 0."""
@@ -75,26 +76,51 @@ class Decoding:
         is_step = len(tokens) == 2 and tokens[1] == 1 and (self._rows < 0 or inputs[self._rows].shape == tokens)
         return tokens[0] if is_step else 0
 
-    def refusal(self, batch: int) -> str:
+    def batch_of(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """The same by names, before anything is on the GPU."""
+        tokens = shapes[self.step.tokens]
+        is_step = len(tokens) == 2 and tokens[1] == 1 and shapes.get("rows", tokens) == tokens
+        return tokens[0] if is_step else 0
+
+    def refusal(self, batch: int, chooses: bool = False) -> str:
         """Why so many sequences do not fit; empty if they do."""
-        if batch not in self._unfit:
+        key = batch, chooses
+        if key not in self._unfit:
             try:
                 with self._lock:
-                    self._by_batch(batch)
-                self._unfit[batch] = ""
+                    self._by_batch(batch, chooses)
+                self._unfit[key] = ""
             except Unfit as reason:
-                self._unfit[batch] = str(reason)
-        return self._unfit[batch]
+                self._unfit[key] = str(reason)
+        return self._unfit[key]
 
     def run(
         self, batch: int, inputs: Sequence[DeviceArray], params: DeviceParams[DeviceArray]
     ) -> list[DeviceArray] | None:
         """The outputs of the program; caches are those that came in. None where the copy engine cannot read what is
         given: then nothing was done."""
-        step, stream = self.step, self.gpu.stream
-        shape = (batch, 1, step.head.height)
-        logits = DeviceArray.empty(shape, np.dtype(np.float32), stream, "logits")
-        capacity = inputs[self._inputs[step.layers[0].keys]].shape[2]
+        shape = (batch, 1, self.step.head.height)
+        logits = DeviceArray.empty(shape, np.dtype(np.float32), self.gpu.stream, "logits")
+        done = self._launch(batch, inputs, params, Written(logits.address))
+        return [logits, *(inputs[number] for number in self._returned[1:])] if done else None
+
+    def run_ahead(
+        self,
+        batch: int,
+        inputs: Sequence[DeviceArray],
+        params: DeviceParams[DeviceArray],
+        moves: DeviceArray,
+        steps: int,
+    ) -> list[DeviceArray] | None:
+        """So many steps in one launch: tokens chosen [steps, batch], and the caches."""
+        chosen = DeviceArray.empty((steps, batch), np.dtype(np.int32), self.gpu.stream, "tokens")
+        done = self._launch(batch, inputs, params, Written(0, moves.address, chosen.address, steps))
+        return [chosen, *(inputs[number] for number in self._returned[1:])] if done else None
+
+    def _launch(
+        self, batch: int, inputs: Sequence[DeviceArray], params: DeviceParams[DeviceArray], written: Written
+    ) -> bool:
+        capacity = inputs[self._inputs[self.step.layers[0].keys]].shape[2]
 
         def address(name: str) -> int:
             number = self._inputs.get(name)
@@ -103,8 +129,7 @@ class Decoding:
         # What the table depends on.
         key = (params.addresses.tobytes(), *(inputs[number].address for number in self._in_table))
         with self._lock:
-            done = self._by_batch(batch).launch(address, key, logits.address, capacity)
-        return [logits, *(inputs[number] for number in self._returned[1:])] if done else None
+            return self._by_batch(batch, bool(written.chosen)).launch(address, key, written, capacity)
 
     def timed(
         self, batch: int, inputs: Sequence[DeviceArray], params: DeviceParams[DeviceArray]
@@ -119,11 +144,20 @@ class Decoding:
         return outputs, KernelTime("decode", f"one kernel of {len(self.step.layers)} layers", stop.seconds_since(start))
 
 
+class Written(NamedTuple):
+    """What a launch writes besides caches: logits of one step, or the tokens of several, and how sequences grow."""
+
+    logits: int
+    moves: int = 0
+    chosen: int = 0
+    steps: int = 1
+
+
 class _ByBatch:
     """Code and memory for a number of sequences."""
 
-    def __init__(self, step: Step, batch: int, gpu: Gpu, machine: Machine) -> None:
-        self.plan = Plan(step, batch, gpu.info.multiprocessors, gpu.info.shared_bytes)
+    def __init__(self, step: Step, batch: int, gpu: Gpu, machine: Machine, chooses: bool) -> None:
+        self.plan = Plan(step, batch, gpu.info.multiprocessors, gpu.info.shared_bytes, chooses=chooses)
         self.gpu, self.machine = gpu, machine
         self._function = self._loaded()
         if not self._function.blocks_per_multiprocessor(THREADS, self.plan.shared_bytes):
@@ -148,21 +182,22 @@ class _ByBatch:
     def _clear(self) -> None:
         self.gpu.driver.cuMemsetD8Async(self._exchange.address, 0, self._exchange.nbytes, self.gpu.stream.handle)
 
-    def launch(self, address: Callable[[str], int], key: tuple[object, ...], logits: int, capacity: int) -> bool:
+    def launch(self, address: Callable[[str], int], key: tuple[object, ...], written: Written, capacity: int) -> bool:
         """`address` gives that of an input or a param; `key` is what the table depends on. False, and nothing is done,
         if an address is no multiple of what the copy engine reads at a time."""
         step, stream = self.plan.step, self.gpu.stream
         table = self._table(address, key)
         if table is None:
             return False
-        if self._launches * (len(step.layers) + 1) >= MOST_VERSIONS:
+        if (self._launches + written.steps) * (len(step.layers) + 1) >= MOST_VERSIONS:
             self._launches = 0
             self._clear()
         given = [address(name) for name in (step.tokens, step.positions, step.lengths)]
-        words = [table.address, self._owned.address, self._exchange.address, *given, logits, capacity, self._launches]
+        words = [table.address, self._owned.address, self._exchange.address, *given]
+        words += [written.logits, written.moves, written.chosen, capacity, self._launches, written.steps]
         self._arguments.set_words(words)
         launch(self._function, self._shape, self._arguments.address, stream)
-        self._launches += 1
+        self._launches += written.steps
         return True
 
     def _table(self, address: Callable[[str], int], key: tuple[object, ...]) -> DeviceArray | None:

@@ -25,7 +25,7 @@ from rlx.kernels.cpu.matmul.tiles import SumVectors
 from rlx.kernels.cpu.quant_codes import WORD, Codes, Panel
 from rlx.kernels.ir.loop_ir import Kernel, Value, ValueType
 from rlx.kernels.machines import Machine
-from rlx.ops.lowered.int8_products import block_bytes
+from rlx.ops.lowered.int8_products import block_bytes, byte_bias
 from rlx.quant.panels import PANEL_ROWS, RECORD, PanelFormat
 
 F32, I8, I32 = DType.F32, DType.I8, DType.I32
@@ -78,8 +78,7 @@ class _BlockMaker(MatmulMaker):
         self.records = k // RECORD
         self.record_bytes = block_bytes(RECORD, digits)
         self.per_byte = layout.per_byte
-        # A sign is turned into an offset.
-        self.bias = layout.bias + (128 if layout.planes == (8,) else 0)
+        self.bias = byte_bias(layout)
         self.few_columns = few_columns(self.shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
         # Headers belong to whole runs.
         self.some = max(layout.records, SOME_RECORDS // layout.records * layout.records)
