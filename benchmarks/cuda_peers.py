@@ -18,18 +18,32 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cuda_rest
 import numpy as np
 import torch
 import torch.nn.functional as F
+from cuda_rest import Row
 
 import rlx
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.device import open_gpu
 from rlx.backends.cuda.streams import Stream
-from rlx.backends.cuda.timing import Case, measure, measure_limits
+from rlx.backends.cuda.timing import Case, Measured, measure, measure_limits
 from rlx.errors import BackendError
 
 BF16, F32 = torch.bfloat16, torch.float32
+DTYPES = {
+    BF16: "bf16",
+    F32: "f32",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.uint8: "u8",
+    torch.complex64: "c64",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e5m2: "f8e5m2",
+}
+# Seconds from which on a launch is measured few times.
+SLOW = 0.03
 
 
 class Work(NamedTuple):
@@ -40,6 +54,7 @@ class Work(NamedTuple):
     flops: float
     columns: dict[str, Callable[[int], Any]]
     launches: int = 20
+    repeats: int = 1  # of the work in one launch
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,8 +85,7 @@ def own(
 
     graph = Graph("bench")
     names = [f"x{i}" for i in range(len(arrays))]
-    dtype = {BF16: "bf16", F32: "f32", torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8"}
-    leaves = [graph.input(n, tuple(a.shape), dtype[a.dtype]) for n, a in zip(names, arrays)]
+    leaves = [graph.input(n, tuple(a.shape), DTYPES[a.dtype]) for n, a in zip(names, arrays)]
     try:
         with building(graph):
             result = function(*leaves)
@@ -84,9 +98,12 @@ def own(
         given += [{**given[0], **{n: on_device(a) for n, a in others.items()}} for others in turns]
         params = executable.prepare({})
         for _ in range(3):
+            began = time.time()
             for each in given:
                 executable.run(each, params)
-        STREAM.synchronize()
+            STREAM.synchronize()
+            if time.time() - began > SLOW:
+                break
     except Exception as error:  # a column that is missing must not take the others with it
         print(f"  rlx: {type(error).__name__}: {str(error)[:300]}", flush=True)
         return None
@@ -97,8 +114,68 @@ def on_device(tensor: torch.Tensor) -> DeviceArray:
     import ml_dtypes
 
     host = tensor.cpu()
-    array = host.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if host.dtype is BF16 else host.numpy()
-    return DeviceArray.of(array, STREAM)
+    foreign = {
+        BF16: (torch.int16, ml_dtypes.bfloat16),
+        torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+        torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+    }
+    if host.dtype in foreign:
+        bits, element = foreign[host.dtype]
+        return DeviceArray.of(host.view(bits).numpy().view(element), STREAM)
+    return DeviceArray.of(host.numpy(), STREAM)
+
+
+def rows_of(group: Callable[[], Iterator[Row]]) -> Callable[[], Iterator[Work]]:
+    """A group of `cuda_rest` with rlx's column, whose first result is checked against torch's."""
+
+    def works() -> Iterator[Work]:
+        for row in group():
+            columns = {name: torch_graph(f, row.repeats) for name, f in row.theirs.items()}
+            mine = None if row.ours is None else own(row.ours, *row.arrays)
+            if mine is not None:
+                if row.check is not None:
+                    print(f"  {distance(next(iter(row.theirs.values()))(), mine(0)[0], row.check)}", flush=True)
+                columns["rlx"] = own_graph(mine, row.repeats)
+            yield Work(row.name, row.bytes, row.flops, columns, 2, row.repeats)
+
+    return works
+
+
+def torch_graph(function: Callable[[], Any], repeats: int) -> Callable[[int], Any]:
+    """So many calls as one graph: what is measured is the GPU, not the way to it."""
+    function()
+    torch.cuda.synchronize()
+    if repeats == 1:
+        return lambda i: function()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            function()
+    return lambda i: graph.replay()
+
+
+def own_graph(mine: Callable[[int], Any], repeats: int) -> Callable[[int], Any]:
+    """The same of rlx; call by call where a program is no graph."""
+    if repeats == 1:
+        return mine
+    try:
+        with STREAM.capture() as recorded:
+            for i in range(repeats):
+                mine(i)
+        ready = recorded.instantiate()
+    except BackendError as error:
+        print(f"  rlx: not in a graph: {str(error)[:200]}", flush=True)
+        return lambda i: [mine(j) for j in range(repeats)]
+    return lambda i: ready.launch(STREAM)
+
+
+def distance(theirs: Any, ours: Any, most: float) -> str:
+    """How far a result lies from torch's, relative to the largest of its numbers."""
+    theirs = theirs if isinstance(theirs, torch.Tensor) else theirs[0]
+    wide = theirs.to(torch.complex128 if theirs.is_complex() else torch.float64).cpu().numpy()
+    got = np.asarray(ours).astype(wide.dtype)
+    apart = float(np.abs(got - wide).max() / np.abs(wide).max())
+    return f"off by {apart:.1e}" if apart <= most else f"WRONG: off by {apart:.1e}, {most:.1e} allowed"
 
 
 def maps() -> Iterator[Work]:
@@ -589,6 +666,7 @@ GROUPS = {
     "reductions": reductions,
     "small": small,
     "training": training,
+    **{name: rows_of(group) for name, group in cuda_rest.GROUPS.items()},
 }
 
 
@@ -627,18 +705,33 @@ def main() -> None:
     Path(ARGS.out).write_text(json.dumps(results, indent=1))
 
 
+def seconds_of(case: Case) -> float:
+    """One launch, with the way there and back."""
+    STREAM.synchronize()
+    began = time.time()
+    case.enqueue(0)
+    STREAM.synchronize()
+    return time.time() - began
+
+
 def measured(work: Work, limits: dict[str, float]) -> dict[str, Any]:
     cases = [Case(name, run) for name, run in work.columns.items()]
     row: dict[str, Any] = {"name": work.name}
     text = []
-    for name, found in measure(GPU, cases, stream=STREAM, rounds=5, launches=work.launches, pause=0.02).items():
-        row[name] = {"us": found.median * 1e6, "spread": found.spread}
-        shown = f"{name} {found.median * 1e6:.1f} us"
+    slow = [case for case in cases if seconds_of(case) > SLOW]
+    quick = [case for case in cases if case not in slow]
+    readings = measure(GPU, quick, stream=STREAM, rounds=5, launches=work.launches, pause=0.02)
+    # Nothing that takes so long depends on what lies in the caches.
+    readings |= {case.name: Measured((seconds_of(case),)) for case in slow}
+    for name, found in readings.items():
+        seconds = found.median / work.repeats
+        row[name] = {"us": seconds * 1e6, "spread": found.spread}
+        shown = f"{name} {seconds * 1e6:.1f} us"
         if work.bytes:
-            row[name]["of_copy"] = work.bytes / found.median / limits["copy"]
+            row[name]["of_copy"] = work.bytes / seconds / limits["copy"]
             shown += f" {row[name]['of_copy']:.1%}"
         if work.flops:
-            row[name]["tflops"] = work.flops / found.median / 1e12
+            row[name]["tflops"] = work.flops / seconds / 1e12
             shown += f" {row[name]['tflops']:.0f} TF"
         text.append(shown)
     print(f"{work.name}: {'; '.join(text)}", flush=True)

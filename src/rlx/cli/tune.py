@@ -1,13 +1,14 @@
 """Measure how the products of a model are best cut on this machine, and keep what was found for every later compile.
 
-Schedules of products offer a few sets of parameters (sizes of blocks). Each is compiled and its kernels are timed, on
-one thread; what wins by more than 3 % is written to tuned.json in the cache directory, and reports name it. Answers do
-not change. Close other programs first: what they take is measured too.
+Schedules of products offer a few sets of parameters (sizes of blocks, or tiles of tensor cores). Each is compiled and
+its kernels are timed, on one thread or on the GPU; what wins by more than 3 % is written to tuned.json in the cache
+directory, and reports name it. Answers do not change. Close other programs first: what they take is measured too.
 
 examples:
   rlx tune minilm
   rlx tune model.gguf --tokens 128
   rlx tune graph.rlx --size B=32
+  rlx tune model.gguf --device cuda --tokens 2048
   rlx tune --show
   rlx tune --forget
 """
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rlx.cli import Subparsers
+    from rlx.compile.target import Selection
+    from rlx.kernels.machines import Machine
     from rlx.runtime.compiled_graph import CompiledGraph
 
 
@@ -81,14 +84,11 @@ def _tune(args: argparse.Namespace) -> int:
     from rlx.models.pull import find_model
     from rlx.runtime.tune import keep, tune
 
-    if select(args.device).target.name != "cpu":
-        raise RlxError(
-            f"rlx tune: no schedule for {args.device} offers parameters yet, so there is nothing to measure; use cpu"
-        )
+    machine = _machine(select(args.device))
     build, measure = _subject(find_model(args.path), args)
     with Waiting(f"measuring {args.path}"):
-        winners = tune(build, measure)
-    changed = keep(winners)
+        winners = tune(build, measure, machine)
+    changed = keep(winners, machine)
     if args.json:
         rows = [
             {
@@ -98,6 +98,7 @@ def _tune(args: argparse.Namespace) -> int:
                 "usual": w.is_usual,
                 "seconds": w.seconds,
                 "usual_seconds": w.usual_seconds,
+                "tried": w.tried,
             }
             for w in winners
         ]
@@ -110,6 +111,23 @@ def _tune(args: argparse.Namespace) -> int:
         return 0
     print(f"{changed} of {len(winners)} kernels are faster with other sets than the usual; kept in {tuned_file()}")
     return 0
+
+
+def _machine(device: Selection) -> Machine:
+    """What kernels are made for on a device whose schedules offer parameters."""
+    from rlx.kernels.machines import host, machine_named
+
+    match device.target.name:
+        case "cpu":
+            return host()
+        case "cuda":
+            from rlx.backends.cuda.device import open_gpu
+
+            return machine_named(open_gpu(device.index).info.arch)
+    raise RlxError(
+        f"rlx tune: no schedule for {device.target.name} offers parameters yet, so there is nothing to measure; use cpu"
+        " or cuda"
+    )
 
 
 def _subject(path: Path, args: argparse.Namespace) -> tuple[Callable[[], Any], Callable[[Any], Sequence[float]]]:

@@ -36,7 +36,10 @@ class Generator(NamedTuple):
     `costly_epilogue` is how many ops that take many instructions products still do to their results faster than another
     kernel would. With `repeats_values` gradients compute values of the forward pass again rather than have them
     stored, with `widens_late` values are stored as narrow as they are and widened by their readers. A cheap value that
-    is read again when `cache_bytes` of others were stored is computed again; 0: never.
+    is read again when `cache_bytes` of others were stored is computed again; 0: never. With
+    `has_byte_floats` kernels load and store f8, and with `multiplies_bytes` products have instructions for two of them.
+    `multiplies_windows` says that there are kernels for convolutions of pictures whose channels lie side by side,
+    `sorts_blocks` that rows of some thousand elements are sorted faster than longer ones are looked through.
     """
 
     is_pointwise: Callable[[Graph, Node], bool]
@@ -54,6 +57,10 @@ class Generator(NamedTuple):
     repeats_values: bool = False
     widens_late: bool = False
     cache_bytes: int = 0
+    has_byte_floats: bool = False
+    multiplies_bytes: bool = False
+    multiplies_windows: bool = False
+    sorts_blocks: bool = False
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

@@ -169,6 +169,8 @@ _SIGNED_INTS = (DType.I4, DType.I8, DType.I16, DType.I32, DType.I64)
 _UNSIGNED_INTS = (DType.U4, DType.U8, DType.U16, DType.U32, DType.U64)
 _FLOATS = (DType.F4E2M1, DType.F8E4M3, DType.F8E5M2, DType.BF16, DType.F16, DType.F32, DType.F64)
 # Types that hold data but on which no arithmetic is defined; they promote away at once.
+# Floats of one byte that tensor cores multiply.
+BYTE_FLOATS = frozenset({DType.F8E4M3, DType.F8E5M2})
 _STORAGE = (DType.I4, DType.U4, DType.F4E2M1, DType.F8E4M3, DType.F8E5M2)
 
 for _d in DType:

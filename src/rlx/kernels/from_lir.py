@@ -26,6 +26,7 @@ from rlx.compile.generators import Generator, OwnKernel
 from rlx.compile.lower.bodies import loop_kernel
 from rlx.compile.lower.small_loops import ROUNDS, small_bodies, small_loop
 from rlx.errors import InternalError
+from rlx.ir.dtype import BYTE_FLOATS
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import MAP, MATMUL, REDUCE, ROW
 from rlx.ir.leaves import Constant, Project
@@ -65,9 +66,10 @@ def generator(machine: Machine) -> Generator:
         return found or loop_kernel(graph, node, made)
 
     # Weights are laid out for the lanes of CPUs.
+    has_byte_floats = machine.gpu == "nvptx"
     width = None if machine.is_gpu else lambda dtype, n: panel_width(machine, dtype, n)
     made = Generator(
-        is_pointwise,
+        is_pointwise if has_byte_floats else _is_wide_enough,
         whole_op,
         width,
         lambda dtype: has_pairs(machine, dtype),
@@ -80,11 +82,22 @@ def generator(machine: Machine) -> Generator:
         repeats_values=machine.gpu == "nvptx",
         widens_late=machine.gpu == "nvptx",
         reads_turned=machine.has_wgmma,
+        has_byte_floats=has_byte_floats,
+        multiplies_bytes=machine.has_wgmma,
+        multiplies_windows=machine.has_wgmma,
+        sorts_blocks=machine.gpu == "nvptx",
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
         cache_bytes=0 if machine.is_gpu else CACHE_BYTES,
     )
     return made
+
+
+def _is_wide_enough(graph: Graph, node: Node) -> bool:
+    """Whether a map can compute a node where f8 is no type of kernels."""
+    if not is_pointwise(graph, node):
+        return False
+    return BYTE_FLOATS.isdisjoint((node.shape.dtype, *(graph.shape(i).dtype for i in node.inputs)))
 
 
 def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
 from rlx.compile.claims.legalize import LegalizeError
 from rlx.errors import BackendError
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import BYTE_FLOATS, DType
 from rlx.kernels.ir.builder import Fold, KernelBuilder
 from rlx.kernels.ir.loop_ir import (
     INDEX,
@@ -137,6 +138,11 @@ class _LegalBuilder(KernelBuilder):
         if op != "cast":
             return None
         source = args[0].dtype
+        if source in BYTE_FLOATS:
+            return byte_to_f32
+        if attr in BYTE_FLOATS:
+            assert isinstance(attr, DType)
+            return partial(f32_to_byte, to=attr)
         if source is DType.F16 or attr is DType.F16:
             if self.machine.has_f16_conversion:
                 return None
@@ -250,6 +256,35 @@ def f32_to_bf16(k: KernelBuilder, x: Value) -> Value:
     rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
     quiet = (bits >> 16) | 0x40
     return k.bitcast(k.cast(k.select(k.ne(x, x), quiet, rounded), DType.U16), DType.BF16)
+
+
+def byte_to_f32(k: KernelBuilder, x: Value) -> Value:
+    """E5M2 is the upper byte of f16. E4M3 has one bit less of exponent, whose bias is 8 smaller, and no infinity: its
+    largest code is NaN."""
+    bits = k.cast(k.bitcast(x, DType.U8), DType.U16)
+    if x.dtype is DType.F8E5M2:
+        return k.cast(k.bitcast(bits << 8, DType.F16), DType.F32)
+    size = bits & 0x7F
+    number = k.cast(k.bitcast(((bits & 0x80) << 8) | (size << 7), DType.F16), DType.F32) * 256.0
+    return k.select(k.eq(size, 0x7F), math.nan, number)
+
+
+def f32_to_byte(k: KernelBuilder, x: Value, to: DType) -> Value:
+    """Half to even. Below the smallest normal number adding one with the right last place rounds; what is too large
+    becomes infinity, or NaN where there is none, and keeps its sign."""
+    mantissa, bias, largest, beyond = (2, 15, 0x7B, 0x7C) if to is DType.F8E5M2 else (3, 7, 0x7E, 0x7F)
+    bits = k.bitcast(x, DType.U32)
+    size = bits & 0x7FFFFFFF
+    cut = 23 - mantissa
+    normal = ((size + (((size >> cut) & 1) + ((1 << (cut - 1)) - 1))) >> cut) - ((127 - bias) << mantissa)
+    smallest = 2.0 ** (1 - bias)
+    place = smallest * 2.0 ** (23 - mantissa)
+    shifted = k.bitcast(k.bitcast(size, DType.F32) + place, DType.U32)
+    tiny = shifted - int(np.float32(place).view(np.uint32))
+    code = k.select(k.bitcast(size, DType.F32) < smallest, tiny, normal)
+    code = k.select(code > largest, beyond, code)
+    code = k.select(k.ne(x, x), 0x7F, code) | ((bits >> 24) & 0x80)
+    return k.bitcast(k.cast(code, DType.U8), to)
 
 
 def f16_to_f32(k: KernelBuilder, x: Value) -> Value:

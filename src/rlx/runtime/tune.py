@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from rlx.backends.native.object_cache import whole_file
 from rlx.errors import FormatError
-from rlx.kernels.machines import Machine
+from rlx.kernels.machines import Machine, host
 from rlx.kernels.tunable import Site, shown, sites
-from rlx.kernels.tuning import Parameters, document, read_document, trying, tuned_file
+from rlx.kernels.tuning import Parameters, document, read_document, shipped, trying, tuned_file
 from rlx.runtime.compile_cache import clear_compile_cache
 
 # A set that is faster by less may be no better at all.
@@ -37,6 +37,7 @@ class Winner(NamedTuple):
     best: Parameters
     seconds: float
     usual_seconds: float
+    tried: tuple[float, ...] = ()  # the seconds with each set
 
     @property
     def is_usual(self) -> bool:
@@ -84,10 +85,10 @@ def _winner(site: Site, times: Mapping[int, float]) -> Winner:
     best = min(times, key=lambda number: times[number])
     if times[best] > (1 - NOISE) * times[0]:
         best = 0
-    return Winner(site, site.sets[best], times[best], times[0])
+    return Winner(site, site.sets[best], times[best], times[0], tuple(times[n] for n in sorted(times)))
 
 
-def keep(winners: Sequence[Winner]) -> int:
+def keep(winners: Sequence[Winner], machine: Machine | None = None) -> int:
     """Write winners down beside those that are kept already, and say how many are not the usual set; kernels for which
     the usual set is best are taken out."""
     path = tuned_file()
@@ -97,7 +98,8 @@ def keep(winners: Sequence[Winner]) -> int:
         kept = {}
     for winner in winners:
         kept.pop(winner.site.key, None)
-        if not winner.is_usual:
+        # What is usual is written down only where something else came with rlx.
+        if not winner.is_usual or (winner.site.schedule, winner.site.signature) in shipped(machine or host()):
             kept[winner.site.key] = {
                 "schedule": winner.site.schedule,
                 "kernel": winner.site.signature,

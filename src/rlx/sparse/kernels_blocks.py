@@ -21,7 +21,7 @@ def bsr_matmul(site: OpSite) -> None:
     columns = x.dims[0] // c
     place = pattern.selects_from(columns)
     width = k.as_index(r * c) * (x.dims[1] if len(x.dims) == 2 else 1)
-    with balanced_rows(k, pattern, width, columns) as row:
+    with balanced_rows(site, pattern, width, columns) as row:
         if len(x.dims) == 1:
             _block_row(site, row, place)
         else:

@@ -56,7 +56,7 @@ def csr_masked_product(site: OpSite) -> None:
     k, (a, ai, ap, b, bi, bp, ci, cp), (y,) = site.k, site.inputs, site.outputs
     left, right, mask = Pattern(k, ai, ap), Pattern(k, bi, bp), Pattern(k, ci, cp)
     place = left.selects_from(right.rows)
-    with balanced_rows(k, left, k.as_index(64), right.rows) as row:
+    with balanced_rows(site, left, k.as_index(64), right.rows) as row:
         first, last = mask.span(row.number)
         with k.loop("goal", first, last) as goal:
             numbers.store(k, y, y.at(goal), numbers.zero(k, y))

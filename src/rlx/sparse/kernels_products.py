@@ -18,8 +18,9 @@ from rlx.sparse import kernel_numbers as numbers
 from rlx.sparse.kernel_numbers import Number, Pattern
 from rlx.sparse.ops_products import CsrMatMul, CsrRowIds, CsrSampledProduct, CsrTransposedMatMul
 
-# Rows and entries of one parallel iteration, some tens of microseconds of memory traffic.
+# Rows and entries of one parallel iteration, some tens of microseconds of memory traffic; and of a thread of a GPU.
 CHUNK = 32768
+GPU_CHUNK = 32
 # Products of a long row that are summed side by side, so that one addition need not wait for the last. Where a loop
 # ends is hard to predict: there is one for each row, and what is left of a long one is summed without.
 SIDE_BY_SIDE = 4
@@ -42,12 +43,14 @@ class Row(NamedTuple):
 
 
 @contextmanager
-def balanced_rows(k: KernelBuilder, pattern: Pattern, columns: Value, size: Value | None = None) -> Iterator[Row]:
+def balanced_rows(site: OpSite, pattern: Pattern, columns: Value, size: Value | None = None) -> Iterator[Row]:
     """Deal out all rows in chunks of equal work; one entry costs as many columns as there are.
 
     Rows have no entries where their columns select from an axis of `size` 0.
     """
-    chunk = k.max(256, k.as_index(8 * CHUNK) // k.max(columns, 8))
+    k = site.k
+    on_cpu = k.max(256, k.as_index(8 * CHUNK) // k.max(columns, 8))
+    chunk = k.as_index(GPU_CHUNK) if site.machine.is_gpu else on_cpu
     with k.parallel("chunk", (pattern.rows + pattern.count + (chunk - 1)) // chunk) as number:
         first, last = pattern.first_row(number * chunk), pattern.first_row((number + 1) * chunk)
         with k.fold("row", first, last, init=[pattern.bound(first)]) as fold:
@@ -63,11 +66,11 @@ def csr_matmul(site: OpSite) -> None:
     pattern = Pattern(k, indices, indptr)
     place = pattern.selects_from(x.dims[0])
     if len(x.dims) == 1:
-        with balanced_rows(k, pattern, k.as_index(1), x.dims[0]) as row:
+        with balanced_rows(site, pattern, k.as_index(1), x.dims[0]) as row:
             numbers.store(k, y, y.at(row.number), _row_sum(k, values, x, row, place))
         return
 
-    with balanced_rows(k, pattern, x.dims[1], x.dims[0]) as row:
+    with balanced_rows(site, pattern, x.dims[1], x.dims[0]) as row:
         for_columns(site, x, lambda *columns: _row_sums(site, row, place, *columns))
 
 
@@ -179,7 +182,7 @@ def csr_sampled_product(site: OpSite) -> None:
     width = u.dims[1] if len(u.dims) == 2 else k.as_index(1)
     place = pattern.selects_from(v.dims[0])
     with (
-        balanced_rows(k, pattern, width, v.dims[0]) as row,
+        balanced_rows(site, pattern, width, v.dims[0]) as row,
         k.loop("entry", row.start, row.stop) as entry,
     ):
         numbers.store(k, y, y.at(entry), _dot(site, row.number, place(entry)))
@@ -209,5 +212,5 @@ def csr_row_ids(site: OpSite) -> None:
     """Rows write their number to all their entries."""
     k, (indptr,), (y,) = site.k, site.inputs, site.outputs
     pattern = Pattern(k, y, indptr)
-    with balanced_rows(k, pattern, k.as_index(1)) as row, k.loop("entry", row.start, row.stop) as entry:
+    with balanced_rows(site, pattern, k.as_index(1)) as row, k.loop("entry", row.start, row.stop) as entry:
         k.store(y.buffer, y.at(entry), k.cast(row.number, y.shape.dtype))

@@ -34,6 +34,7 @@ LEAVES = {"Input", "Param", "Constant", "Project"}
 # Differences that are known, each with its reason.
 ACCEPTED = {
     "Int8MatMul": "its operand is a weight in panels of the CPU's width, which only the CPU's compiler makes",
+    "ByteMatMul": "tensor cores add f8 with fewer digits than f32 has; the group `rest` looks at it",
 }
 # A NaN has no sign that conversions keep, so predicates are compared where their operand is a number.
 AT_NUMBERS = {"Predicate"}
@@ -480,6 +481,12 @@ def run_gradients(name: str) -> float:
     return gpu_gradient_checks.run_gradients(name)
 
 
+def run_rest(name: str) -> float:
+    import gpu_rest_checks
+
+    return gpu_rest_checks.run(name)
+
+
 def run_one_kernel(name: str) -> float:
     import gpu_step_checks
 
@@ -513,6 +520,11 @@ def items(only: list[str]) -> Iterator[list[str]]:
 
         for gradient_program in gpu_gradient_checks.programs():
             yield ["gradients", gradient_program.name]
+    if "rest" in only:
+        import gpu_rest_checks
+
+        for name in gpu_rest_checks.CHECKS:
+            yield ["rest", name]
     if "training" in only:
         import gpu_training_checks
 
@@ -555,6 +567,7 @@ def work() -> None:
         "gradients": run_gradients,
         "model": run_model,
         "one_kernel": run_one_kernel,
+        "rest": run_rest,
         "training": run_training,
     }
     sys.stdout = sys.stderr
@@ -597,7 +610,8 @@ class Worker:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
-    groups = ["driver", "products", "attention", "gradients", "training", "one_kernel", "models", "families", "ops"]
+    groups = ["driver", "products", "attention", "gradients", "training", "rest", "one_kernel", "models", "families"]
+    groups.append("ops")
     parser.add_argument("--only", nargs="+", default=groups)
     parser.add_argument("--match", default="")
     parser.add_argument("--out")

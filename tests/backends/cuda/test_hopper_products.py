@@ -1,6 +1,8 @@
 """Products for Hopper's tensor cores: which have such a form, its code, and what a launch of it is given. That it
 computes the right thing is shown on a GPU (`gpu_suite.py`, products)."""
 
+from dataclasses import replace
+
 import pytest
 
 import rlx
@@ -16,11 +18,16 @@ from rlx.compile.compiler import CompilePipeline
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import building
+from rlx.kernels import tuning
 from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_assembly
 from rlx.kernels.from_lir import make_kernel
+from rlx.kernels.gpu.matmul import TensorTiles
+from rlx.kernels.gpu.schedules import TABLE
 from rlx.kernels.machines import machine_named
 from rlx.kernels.specs.expr import apply, operand
+from rlx.kernels.specs.products import ProductSpec
+from rlx.kernels.tuning import key_of, trying
 
 SM_90A = machine_named("sm_90a")
 
@@ -57,6 +64,42 @@ def test_code(dtype, columns):
     assert "st.global.b32" in ptx and "st.global.b16" not in ptx and ".local" not in ptx
     shape = ProductShape(columns, 1, True, dtype)
     assert shape.shared_bytes <= 227 << 10 and shape.stages >= 4
+
+
+@pytest.mark.parametrize("columns", [256, 64])
+def test_code_for_bytes(columns):
+    def scaled(a, w, s):
+        return (ops.matmul(a.astype("bf16"), w.astype("bf16").T, out_dtype="f32") * s).astype("bf16")
+
+    made = found(scaled, (("B", 512), "f8e5m2"), ((1024, 512), "f8e4m3"), ((), "f32"))
+    ptx = made.ptx(columns)
+    assert f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.e5m2.e4m3" in ptx and "p, 1, 1;" in ptx
+    assert "st.global.b32" in ptx and ".local" not in ptx
+    # A row of a stage has as many bytes as with bf16, and so twice the elements.
+    shapes = [ProductShape(columns, 1, True, element) for element in ("e4m3", "bf16")]
+    assert [s.depth for s in shapes] == [128, 64] and len({s.stage_bytes for s in shapes}) == 1
+
+
+def test_tiles_that_were_measured_are_used(monkeypatch):
+    types = ((4096, 512), "bf16"), ((1024, 512), "bf16")
+    kernel = kernel_of(lambda a, w: a @ w.T, *types)
+    assert kernel.origin.tiles == TensorTiles()
+    spec = ProductSpec(kernel.origin.product, DType.F32)
+    (schedule, *_) = TABLE.candidates(SM_90A, spec)
+    sets = schedule.sets(SM_90A, spec)
+    assert sets[0] == TensorTiles() and {s.columns for s in sets} == {0, 64, 128, 256}
+    choice = {key_of(SM_90A, schedule.name, spec.signature): {"columns": 64, "band": 8}}
+    with trying(choice):
+        tuned = kernel_of(lambda a, w: a @ w.T, *types)
+    assert tuned.origin.tiles == TensorTiles(64)
+    made = next(f for f in tensor_forms(tuned, SM_90A)[0] if isinstance(f, HopperForm))
+    assert made.tiling_for(4096, 1024, 512, 132) == (64, 1) and made.tiling_for(100, 16384, 512, 132)[0] != 64
+    # What came with rlx counts where nothing was measured here.
+    came = {(schedule.name, spec.signature): {"columns": 128, "band": 8}}
+    monkeypatch.setattr(tuning, "shipped", lambda machine: came)
+    assert kernel_of(lambda a, w: a @ w.T, *types).origin.tiles == TensorTiles(128)
+    few = replace(spec, product=replace(spec.product, m=16))
+    assert schedule.sets(SM_90A, few) == [TensorTiles()]
 
 
 def test_rows_of_b_side_by_side_are_read_transposed():
@@ -111,7 +154,7 @@ def launched(monkeypatch):
 
 def hopper(load, *types):
     kernel = kernel_of(lambda a, w: a @ w.T, *types)
-    product, acc = kernel.origin
+    product, acc, _ = kernel.origin
     made = form_module.hopper_form(product, acc, [p.name for p in kernel.params], SM_90A, load)
     assert isinstance(made, HopperForm)
     return made, [p.name for p in kernel.params]
@@ -277,7 +320,7 @@ def test_kernels_wait_for_others_on_chips_that_let_them_begin_early():
     ids=["turned", "f32", "many"],
 )
 def test_products_without_a_form_for_few_rows(function, types, reason):
-    product, acc = kernel_of(function, *types).origin
+    product, acc, _ = kernel_of(function, *types).origin
     assert few_rows_refusal(product, acc, SM_90A) == reason
     assert few_rows_refusal(product, acc, machine_named("sm_75")) == "sm_75 has no mma of bf16"
 
@@ -311,7 +354,7 @@ def test_tiles_fill_the_multiprocessors(sizes, wanted):
 
 def test_blocks_share_tiles_where_there_are_few(fake, gpu, launched):
     kernel = kernel_of(lambda a, w: a.T @ w, ((8192, 768), "bf16"), ((8192, 768), "bf16"))
-    product, acc = kernel.origin
+    product, acc, _ = kernel.origin
     names = [p.name for p in kernel.params]
     made = form_module.hopper_form(product, acc, names, SM_90A, Ready())
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}

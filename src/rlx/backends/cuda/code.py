@@ -18,6 +18,8 @@ from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
 from rlx.backends.cuda.hopper.gradient_form import GradientForm, gradient_form_refusal
 from rlx.backends.cuda.hopper.launching import TensorForm
 from rlx.backends.cuda.hopper.mma_form import MmaForm, mma_refusal
+from rlx.backends.cuda.hopper.routed_form import RoutedForm, routed_refusal
+from rlx.backends.cuda.hopper.window_form import WindowForm, window_refusal
 from rlx.backends.cuda.modules import Function, Module, assemble
 from rlx.backends.native.kernels import cache_key
 from rlx.backends.native.object_cache import DiskCache
@@ -25,8 +27,9 @@ from rlx.backends.program.program import Loading
 from rlx.errors import BackendError
 from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal, GradientOrigin
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
-from rlx.kernels.gpu.matmul import ProductOrigin
+from rlx.kernels.gpu.matmul import USUAL, ProductOrigin, RoutedOrigin
 from rlx.kernels.gpu.matmul_codes import CodesOrigin
+from rlx.kernels.gpu.windows import WindowOrigin
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine, machine_named
 
@@ -110,6 +113,9 @@ class PtxLoader:
     def load(self, kernel: Kernel) -> GpuKernel:
         form = iterations_as_threads(kernel, self.machine.wave)
         key = cache_key(form, self.machine)
+        if isinstance(form.origin, ProductOrigin) and form.origin.tiles != USUAL:
+            # The same loops with other tiles for tensor cores.
+            key += f"columns{form.origin.tiles.columns}band{form.origin.tiles.band}"
         with self._lock:
             found = self._kernels.get(key)
             if found is None:
@@ -154,13 +160,19 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
     """The tensor-core forms of a kernel that was made of a product or of attention, or why there is none."""
     params = [p.name for p in kernel.params]
     if isinstance(kernel.origin, ProductOrigin):
-        product, acc = kernel.origin
+        product, acc, tiles = kernel.origin
         refusal, few_refusal = (f(product, acc, machine) for f in (product_refusal, few_rows_refusal))
         few = () if few_refusal else (FewRowsForm(product, params, machine, tensor_code),)
-        many: tuple[TensorForm, ...] = () if refusal else (HopperForm(product, params, machine, tensor_code),)
+        many: tuple[TensorForm, ...] = () if refusal else (HopperForm(product, params, machine, tensor_code, tiles),)
         if refusal and not mma_refusal(product, acc, machine):
             many = (MmaForm(product, params, machine, tensor_code),)
         return (*few, *many), "" if few or many else refusal
+    if isinstance(kernel.origin, RoutedOrigin):
+        refusal = routed_refusal(kernel.origin, machine)
+        return () if refusal else (RoutedForm(kernel.origin, params, machine, tensor_code),), refusal
+    if isinstance(kernel.origin, WindowOrigin):
+        refusal = window_refusal(kernel.origin, machine)
+        return () if refusal else (WindowForm(kernel.origin, params, machine, tensor_code),), refusal
     if isinstance(kernel.origin, CodesOrigin):
         refusal = codes_refusal(kernel.origin, machine)
         return () if refusal else (CodeRowsForm(kernel.origin, params, machine, tensor_code),), refusal

@@ -54,7 +54,7 @@ class KernelReads:
         """The kind of the kernel that a node would be alone."""
         found = kernel_kind(self.graph, node, self.generator, self.transparent)
         # Results have memory of their own, which the kernel that computes them can as well write in their form.
-        return MAP if found == VIEW and node.id in self.outputs and is_native(node) else found
+        return MAP if found == VIEW and node.id in self.outputs and is_native(node, self.generator) else found
 
     def is_needed_in_memory(self, node: Node) -> bool:
         if node.id in self.outputs:

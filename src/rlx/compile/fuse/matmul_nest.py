@@ -18,6 +18,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.shape import Dims, Size
 from rlx.ops.linalg.contraction import MatMul
+from rlx.ops.lowered.byte_products import ByteMatMul
 from rlx.ops.lowered.expert_products import ExpertMatMul, RoutedMatMul
 from rlx.ops.lowered.int8_products import WORD, Int8BlockMatMul, Int8MatMul
 from rlx.ops.lowered.quantized_panels import PanelMatMul
@@ -63,6 +64,8 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
         return _quantized_form(graph, node, transparent)
     if isinstance(node.op, RoutedMatMul):
         return _routed_form(graph, node, transparent)
+    if isinstance(node.op, ByteMatMul):
+        return _byte_form(graph, node, transparent)
     if not isinstance(node.op, MatMul):
         return None
     accumulator = sum_dtype(graph, node)
@@ -142,6 +145,21 @@ def _routed_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
     return ProductForm(1, m, n, x.dims[1], a, b, x.dtype.accumulator, route=route)
 
 
+def _byte_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:
+    """A product with the rows of B, both of them as they lie in memory."""
+    *lead, n = node.shape.dims
+    try:
+        left, right = (operand_layout(graph, i, transparent) for i in node.inputs)
+    except Unmappable:
+        return None
+    row = joined_stride(lead, left[2][:-1])
+    if row is None or left[2][-1] != 1 or right[2][-1] != 1:
+        return None
+    a = MatrixLayout(left[0], left[1], (0, row, 1))
+    b = MatrixLayout(right[0], right[1], (0, 1, right[2][0]))
+    return ProductForm(1, product(lead), n, graph.shape(node.inputs[0]).dims[-1], a, b, DType.F32)
+
+
 def _route(graph: Graph, node: Node, transparent: Container[NodeId]) -> NodeId | None:
     """The third operand, if it lies in memory as it is."""
     try:
@@ -164,7 +182,9 @@ def _expert_form(
 
 def is_product(node: Node) -> bool:
     """Whether a node is a product of matrices, whether or not there is a kernel for it."""
-    return isinstance(node.op, MatMul | PanelMatMul | ExpertMatMul | RoutedMatMul | Int8MatMul | Int8BlockMatMul)
+    return isinstance(
+        node.op, MatMul | PanelMatMul | ExpertMatMul | RoutedMatMul | Int8MatMul | Int8BlockMatMul | ByteMatMul
+    )
 
 
 def _padded(strides: tuple[Size, ...], rank: int) -> tuple[Size, ...]:

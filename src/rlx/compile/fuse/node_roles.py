@@ -11,6 +11,7 @@ from rlx.compile.generators import Generator
 from rlx.compile.memory.liveness import is_pure_view
 from rlx.compile.weights.pack_floats import widens_panels
 from rlx.compile.weights.row_weights import widens_weight
+from rlx.ir.dtype import BYTE_FLOATS
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, VIEW
 from rlx.ir.leaves import Constant
@@ -40,7 +41,7 @@ def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Con
         return CALL
     if is_view(graph, node) and is_alias(graph, node):
         return VIEW
-    if not is_native(node) or not all(is_native(graph.nodes[i]) for i in node.inputs):
+    if not all(is_native(n, generator) for n in (node, *(graph.nodes[i] for i in node.inputs))):
         return CALL
     if is_product(node):
         return CALL if product_form(graph, node, transparent) is None else MATMUL
@@ -58,7 +59,7 @@ def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Con
 def may_be_transparent(graph: Graph, node: Node, generator: Generator, users: list[NodeId]) -> bool:
     """Whether kernels can read through a node: a view, a weight as products widen it, or something made of positions
     and sizes alone."""
-    if is_memory(node) or not is_native(node):
+    if is_memory(node) or not is_native(node, generator):
         return False
     if is_view(graph, node) or isinstance(node.op, Iota | DimValue):
         return True
@@ -87,9 +88,12 @@ def is_ordinary_number(node: Node) -> bool:
     return math.isfinite(number) and math.frexp(abs(number))[0] not in (0.0, 0.5)
 
 
-def is_native(node: Node) -> bool:
-    """Whether kernels can load and store values of this type."""
-    return len(node.shapes) == 1 and not node.shape.dtype.is_complex and not node.shape.dtype.is_storage
+def is_native(node: Node, generator: Generator | None = None) -> bool:
+    """Whether kernels, those of a generator or all there are, can load and store values of this type."""
+    if len(node.shapes) != 1 or node.shape.dtype.is_complex:
+        return False
+    has_bytes = generator is not None and generator.has_byte_floats
+    return not node.shape.dtype.is_storage or (has_bytes and node.shape.dtype in BYTE_FLOATS)
 
 
 def is_alias(graph: Graph, view: Node) -> bool:

@@ -16,6 +16,7 @@ from rlx.compile.fuse.can_join import SMALL_ROW
 from rlx.compile.fuse.index_maps import without_ones
 from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
+from rlx.compile.lower.byte_products import byte_products
 from rlx.compile.lower.column_sums import column_parts
 from rlx.compile.lower.complex_numbers import complex_form
 from rlx.compile.lower.complex_scans import scan_of_parts
@@ -31,6 +32,8 @@ from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sized_factors import SIZED_FORMS
 from rlx.compile.lower.sort import ORDER_FORMS
 from rlx.compile.lower.splat import SPLAT_FORMS
+from rlx.compile.lower.top_parts import top_parts
+from rlx.compile.lower.window_products import window_products
 from rlx.compile.weights.pack_blocks import panel_form
 from rlx.errors import InternalError
 from rlx.ir.dims import dim_max, product
@@ -86,6 +89,12 @@ MAX_ROUNDS = 32
 def kernel_forms(graph: Graph, generator: Generator) -> Graph:
     """The graph with every op in the form in which it has kernels, as far as it has one; nothing is computed twice."""
     forms = _Forms(generator)
+    if generator.multiplies_bytes:
+        graph = byte_products(graph)
+    if generator.multiplies_windows:
+        graph = window_products(graph)
+    if generator.sorts_blocks:
+        graph = top_parts(graph)
     if generator.line_bytes and any(isinstance(n.op, Fft) for n in graph.nodes):
         graph = transforms_along_axes(graph, generator.line_bytes)
     is_merged = True

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlx.ir.dtype import DType
-from rlx.kernels.ir.loop_ir import FLOATS, HALVES, Const, Literal, Value, ValueType
+from rlx.kernels.ir.loop_ir import FLOATS, SHORT_FLOATS, Const, Literal, Value, ValueType
 
-# f16 and bf16 are carried as bits, so that no LLVM pass can turn a conversion of them into a library call.
+# Short floats are carried as bits, so that no LLVM pass can turn a conversion of them into a library call.
 ELEMENT = {
     DType.BOOL: "i1",
     **{d: f"i{8 * d.size_bytes}" for d in DType if d.is_int and not d.is_storage},
     DType.F16: "i16",
     DType.BF16: "i16",
+    DType.F8E4M3: "i8",
+    DType.F8E5M2: "i8",
     DType.F32: "float",
     DType.F64: "double",
 }
@@ -43,8 +45,8 @@ def literal_text(dtype: DType, literal: Literal) -> str:
     if dtype in FLOATS:
         # LLVM writes a float as the bits of the double of the same value.
         return f"0x{struct.unpack('<Q', struct.pack('<d', literal))[0]:016X}"
-    if dtype in HALVES:
-        return str(int(np.asarray(literal, dtype.numpy).view(np.uint16)))
+    if dtype in SHORT_FLOATS:
+        return str(int(np.asarray(literal, dtype.numpy).view(f"u{dtype.size_bytes}")))
     return str(literal)
 
 

@@ -18,7 +18,7 @@ from rlx.kernels.gpu.matmul_few import FEW_ROWS, FewRows, few_form
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extents
 from rlx.kernels.ir.group_builder import GroupBuilder
-from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Value, ValueType
+from rlx.kernels.ir.loop_ir import SHORT_FLOATS, Buffer, Const, Kernel, Value, ValueType
 from rlx.kernels.specs.expr import compute_dtype, lower_expr
 
 THREADS = 256
@@ -26,6 +26,8 @@ THREADS = 256
 SIDE = 16
 # Bytes that the threads of a block share on most GPUs.
 SHARED_BYTES = 48 << 10
+# Rows from which on a choice of tiles counts: for fewer, where their number is not known before, an estimate is made.
+MANY_ROWS = 128
 # Bytes of what a thread reads from shared memory at a time.
 VECTOR_BYTES = 16
 
@@ -48,11 +50,43 @@ class TileShape(NamedTuple):
         return self.columns // SIDE
 
 
+class TensorTiles(NamedTuple):
+    """How the tensor-core form of a product of many rows cuts it: columns of a tile, 0 for those that an estimate says,
+    and rows of tiles that are walked before the next column of them. `rlx tune` measures which are best."""
+
+    columns: int = 0
+    band: int = 8
+
+
+USUAL = TensorTiles()
+
+
 class ProductOrigin(NamedTuple):
-    """What a product kernel was made of: the product, and the type of its sums."""
+    """What a product kernel was made of: the product, the type of its sums, and how tensor cores are to cut it."""
 
     product: Product
     acc: DType
+    tiles: TensorTiles = USUAL
+
+
+def tile_sets(has_wgmma: bool, product: Product, acc: DType) -> list[TensorTiles]:
+    """What is worth trying, the usual one first; only this where there is no such form."""
+    types = {product.a.dtype, *(b.dtype for b in product.bs)}
+    is_few = isinstance(product.m, int) and product.m < MANY_ROWS
+    if not has_wgmma or is_few or acc is not DType.F32 or product.batch != 1 or not types <= SHORT_FLOATS:
+        return [USUAL]
+    widest = 256 // len(product.bs)
+    found = [TensorTiles(columns) for columns in (widest, widest // 2, widest // 4) if columns >= 64]
+    return [USUAL, *found, TensorTiles(widest, 16), TensorTiles(widest, 4)]
+
+
+class RoutedOrigin(NamedTuple):
+    """The same of a product in which every row has the B of one of so many experts; the kernel has the route as
+    its parameter `route`."""
+
+    product: Product
+    acc: DType
+    experts: int
 
 
 def tile_shape(acc: DType, product: Product, shared_bytes: int = SHARED_BYTES) -> TileShape:

@@ -7,18 +7,29 @@ from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.schedules import TABLE as CPU_TABLE
 from rlx.kernels.gpu.attention import attention_origin
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
-from rlx.kernels.gpu.matmul import gpu_matmul_kernel
+from rlx.kernels.gpu.matmul import ProductOrigin, RoutedOrigin, TensorTiles, gpu_matmul_kernel, tile_sets
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
 from rlx.kernels.schedules import Schedule
 from rlx.kernels.specs.products import ProductSpec
 from rlx.ops.attn.attention import Attention
+from rlx.ops.lowered.expert_products import ExpertRoute
+from rlx.ops.lowered.sort_order import SortOrder
+from rlx.ops.lowered.window_products import WindowMatMul
+from rlx.ops.reduction.cumulative import Cumulative
+from rlx.ops.reduction.sort import TopK, TopKWithValues
 from rlx.ops.shape.indexing import ScatterNd
 
 
-def _tiles(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
+def _tiles(name: str, machine: Machine, spec: ProductSpec, tiles: TensorTiles) -> Kernel:
     limits = (machine.shared_bytes, machine.few_rows, machine.has_subgroups)
-    return gpu_matmul_kernel(name, spec.product, spec.accumulator, *limits)
+    kernel = gpu_matmul_kernel(name, spec.product, spec.accumulator, *limits)
+    kernel.origin = ProductOrigin(spec.product, spec.accumulator, tiles)
+    return kernel
+
+
+def _tile_sets(machine: Machine, spec: ProductSpec) -> list[TensorTiles]:
+    return tile_sets(machine.has_wgmma, spec.product, spec.accumulator)
 
 
 def _waves(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
@@ -62,6 +73,8 @@ def _spread_product(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
         from rlx.kernels.gpu.matmul_codes import CodesOrigin
 
         kernel.origin = CodesOrigin(spec.product, spec.accumulator, spec.layout)
+    if spec.experts and spec.layout is None:
+        kernel.origin = RoutedOrigin(spec.product, spec.accumulator, spec.experts)
     return kernel
 
 
@@ -105,6 +118,54 @@ def _is_row_scatter(machine: Machine, site: OpSite) -> bool:
     return is_row_scatter(site)
 
 
+def _expert_route(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.expert_route import expert_route_kernel
+
+    return expert_route_kernel(site)
+
+
+def _is_block_route(machine: Machine, site: OpSite) -> bool:
+    if machine.gpu != "nvptx" or not isinstance(site.op, ExpertRoute):
+        return False
+    from rlx.kernels.gpu.expert_route import is_block_route
+
+    return is_block_route(site)
+
+
+def _running_rows(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.running_rows import running_rows_kernel
+
+    return running_rows_kernel(site)
+
+
+def _is_block_running(machine: Machine, site: OpSite) -> bool:
+    if machine.gpu != "nvptx" or not isinstance(site.op, Cumulative):
+        return False
+    from rlx.kernels.gpu.running_rows import is_block_running
+
+    return is_block_running(site)
+
+
+def _sort_blocks(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.sort_blocks import sort_blocks_kernel
+
+    return sort_blocks_kernel(site)
+
+
+def _is_block_sort(machine: Machine, site: OpSite) -> bool:
+    if machine.gpu != "nvptx" or not isinstance(site.op, SortOrder | TopK | TopKWithValues):
+        return False
+    from rlx.kernels.gpu.sort_blocks import is_block_sort
+
+    return is_block_sort(site)
+
+
+def _windows(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.windows import window_kernel
+
+    return window_kernel(site)
+
+
 def _spread_op(name: str, machine: Machine, site: OpSite) -> Kernel:
     origin = attention_origin(site)
     kernel = iterations_as_threads(CPU_TABLE.make(name, machine, site), machine.wave)
@@ -117,7 +178,7 @@ TABLE = CPU_TABLE.over(
     {
         ProductSpec: [
             Schedule("waves", _waves, _has_waves),
-            Schedule("tiles", _tiles, _is_plain),
+            Schedule("tiles", _tiles, _is_plain, _tile_sets),
             Schedule("thread per column", _column_codes, _has_column_codes),
             Schedule("thread per block", _spread_product),
         ],
@@ -125,6 +186,10 @@ TABLE = CPU_TABLE.over(
             Schedule("waves", _attention_waves, _is_wave_attention),
             Schedule("thread per query", _attention_rows, _is_row_attention),
             Schedule("block per update", _scatter_rows, _is_row_scatter),
+            Schedule("block per expert", _expert_route, _is_block_route),
+            Schedule("block per row", _running_rows, _is_block_running),
+            Schedule("block per row", _sort_blocks, _is_block_sort),
+            Schedule("thread per element", _windows, lambda machine, site: isinstance(site.op, WindowMatMul)),
             Schedule("thread per iteration", _spread_op),
         ],
     }

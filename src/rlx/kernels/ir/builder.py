@@ -33,9 +33,9 @@ from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.loop_ir import (
     ARITHMETIC,
-    HALVES,
     INDEX,
     INTS,
+    SHORT_FLOATS,
     Atomic,
     Attr,
     Barrier,
@@ -293,11 +293,10 @@ class KernelBuilder:
         return self.pure("select", (condition, left, right), None)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """Value conversion; f16 and bf16 go through f32 by themselves."""
+        """Value conversion; floats shorter than f32 go through it by themselves."""
         if x.dtype is dtype:
             return x
-        through_f32 = (dtype in HALVES and x.dtype is not DType.F32) or (x.dtype in HALVES and dtype is not DType.F32)
-        if through_f32:
+        if DType.F32 not in (x.dtype, dtype) and not SHORT_FLOATS.isdisjoint((x.dtype, dtype)):
             x = self.cast(x, DType.F32)
         return self.pure("cast", (x,), dtype) if x.dtype is not dtype else x
 

@@ -30,7 +30,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.errors import DTypeError, OpError
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import BYTE_FLOATS, DType
 
 if TYPE_CHECKING:
     from rlx.kernels.ir.builder import KernelBuilder
@@ -401,9 +401,11 @@ def walk(block: Block) -> Iterator[Statement]:
 INTS = frozenset(d for d in DType if d.is_int and not d.is_storage)
 FLOATS = frozenset({DType.F32, DType.F64})
 HALVES = frozenset({DType.F16, DType.BF16})
+# Floats that are loaded and stored, and computed with in f32.
+SHORT_FLOATS = HALVES | BYTE_FLOATS
 NUMBERS = INTS | FLOATS
 BITS = INTS | {DType.BOOL}
-ALL = NUMBERS | HALVES | {DType.BOOL}
+ALL = NUMBERS | SHORT_FLOATS | {DType.BOOL}
 SIGNED = frozenset(d for d in NUMBERS if d.is_signed)
 
 # Ops on operands of one type; `legalize` expands those of the last two groups for every target.
@@ -465,7 +467,7 @@ def _same_type(op: str, args: Sequence[ValueType], arity: int, domain: frozenset
         raise DTypeError(f"{op}: operands must have one type, got {_names(args)}; cast or splat first")
     if args[0].dtype not in domain:
         accepted = " ".join(d.value for d in DType if d in domain)
-        hint = "; cast to f32 first" if args[0].dtype in HALVES else ""
+        hint = "; cast to f32 first" if args[0].dtype in SHORT_FLOATS else ""
         raise DTypeError(f"{op} is not defined on {args[0].dtype}, only on {accepted}{hint}")
     return args[0]
 
@@ -487,7 +489,8 @@ def _infer_cast(args: Sequence[ValueType], attr: Attr) -> ValueType:
         raise OpError("cast takes one operand and the dtype to cast to")
     if attr not in ALL:
         raise DTypeError(f"cast: {attr} has no kernel values")
-    if (attr in HALVES and args[0].dtype is not DType.F32) or (args[0].dtype in HALVES and attr is not DType.F32):
+    source = args[0].dtype
+    if (attr in SHORT_FLOATS and source is not DType.F32) or (source in SHORT_FLOATS and attr is not DType.F32):
         raise DTypeError(f"cast: {args[0].dtype} to {attr} must go through f32")
     return args[0].with_dtype(attr)
 

@@ -22,7 +22,7 @@ from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extent
-from rlx.kernels.ir.loop_ir import FLOATS, HALVES, INTS, Literal, Value
+from rlx.kernels.ir.loop_ir import FLOATS, INTS, SHORT_FLOATS, Literal, Value
 from rlx.kernels.math import exact_math, vector_math
 
 
@@ -102,7 +102,7 @@ def expr_ops() -> list[str]:
 
 def compute_dtype(dtype: DType) -> DType:
     """The dtype in which values of `dtype` are computed."""
-    return DType.F32 if dtype in HALVES else dtype
+    return DType.F32 if dtype in SHORT_FLOATS else dtype
 
 
 def topological(roots: Sequence[Expr], is_known: Callable[[Expr], bool] = lambda node: False) -> list[Expr]:

@@ -3,6 +3,7 @@
 from rlx.ops.lowered import attention_gradients as attention_gradients
 from rlx.ops.lowered import attention_parts as attention_parts
 from rlx.ops.lowered import bidiagonal_steps as bidiagonal_steps
+from rlx.ops.lowered import byte_products as byte_products
 from rlx.ops.lowered import expert_products as expert_products
 from rlx.ops.lowered import factor_steps as factor_steps
 from rlx.ops.lowered import fourier_lines as fourier_lines
@@ -11,3 +12,4 @@ from rlx.ops.lowered import pair_steps as pair_steps
 from rlx.ops.lowered import quantized_panels as quantized_panels
 from rlx.ops.lowered import sort_order as sort_order
 from rlx.ops.lowered import tridiagonal_steps as tridiagonal_steps
+from rlx.ops.lowered import window_products as window_products

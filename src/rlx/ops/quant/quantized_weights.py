@@ -138,8 +138,25 @@ class DequantMatMul(Op):
 
     def decompose(self, x: Any, w: Any, scale: Any = None, zp: Any = None) -> Any:
         n, wide = self._columns_of(x, w, scale, zp), x.dtype.accumulator
-        y = matmul(_rows(x, wide), convert(self._weights(x.shape[-1], n, w, scale, zp), wide))
+        if x.dtype is DType.BF16 and self._fits_bf16:
+            y = self._product_of_bf16(_rows(x, DType.BF16), n, w, scale, zp)
+        else:
+            y = matmul(_rows(x, wide), convert(self._weights(x.shape[-1], n, w, scale, zp), wide))
         return reshape(convert(y, x.dtype), (*x.shape[:-1], n))
+
+    @property
+    def _fits_bf16(self) -> bool:
+        """Whether W without its float factor is exact in bf16: f8 has four significant bits at most, and a 4-bit float
+        times such a scale six."""
+        return self._is_nvfp4 or self.scheme.kind in _FP8_DTYPES
+
+    def _product_of_bf16(self, rows: Any, n: int, w: Any, scale: Any, zp: Any) -> Any:
+        """Tensor cores multiply bf16, and add up in f32; the factor meets the sums."""
+        k = rows.shape[-1]
+        unscaled = cast(_unscaled(self.scheme, k, n, w, scale, _present(zp)), DType.BF16)
+        y = matmul(rows, unscaled, out_dtype=DType.F32)
+        factor = _present(self._factor(scale, zp))
+        return y if factor is None else y * _spread(cast(factor, DType.F32), self.scheme, k, n)
 
     def _columns_of(self, *operands: Any) -> int:
         return _last_size(self.infer(*_shapes(*operands)))

@@ -10,18 +10,21 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import BYTES, ELEMENTS, NOTHING, Load, Ready, TensorForm
 from rlx.backends.cuda.hopper.product import DEPTH, ROWS, THREADS, ProductShape, product_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
+from rlx.kernels.gpu.matmul import MANY_ROWS, USUAL, TensorTiles
 from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine
 
 # One row is a matter of the memory's speed alone.
 FEWEST_ROWS = 2
+
+_WORDS = ELEMENTS | BYTES
 
 # Columns of tiles, of all products together, and what a step of a column costs in them relative to the widest: in
 # narrower ones A is read more often. Estimates.
@@ -36,7 +39,7 @@ _MOST_SHARING = 4
 
 
 def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Machine, load: Load) -> HopperForm | None:
-    """The form of a product of f16 or bf16 with sums in f32; `params` are the names of the parameters of its loop
+    """The form of a product of f16, bf16 or f8 with sums in f32; `params` are the names of the parameters of its loop
     kernel."""
     if product_refusal(product, acc, machine):
         return None
@@ -48,7 +51,8 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     a, bs = product.a, product.bs
     if needs_wgmma and not machine.has_wgmma:
         return f"{machine.name} has no wgmma"
-    if a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs):
+    are_bytes = needs_wgmma and all(m.dtype in BYTES for m in (a, *bs))
+    if not are_bytes and (a.dtype not in ELEMENTS or any(b.dtype is not a.dtype for b in bs)):
         return f"{a.dtype} @ {bs[0].dtype}"
     if acc is not DType.F32:
         return f"sums in {acc}"
@@ -59,6 +63,8 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     along_k = all(b.row_stride == 1 for b in bs)
     if (a.col_stride != 1 and a.row_stride != 1) or (not along_k and any(b.col_stride != 1 for b in bs)):
         return "strides"
+    if are_bytes and (a.col_stride != 1 or not along_k or any(b.dtype is not bs[0].dtype for b in bs)):
+        return "f8 that does not lie side by side along K"
     if isinstance(product.m, int) and product.m < FEWEST_ROWS:
         return "one row"
     # Bools are bytes in memory and bits in code.
@@ -74,9 +80,17 @@ class HopperForm(TensorForm):
     name, entry = "wgmma tiles", "product"
     waits = True
 
-    def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
+    def __init__(
+        self,
+        product: Product,
+        params: Sequence[str],
+        machine: Machine,
+        load: Load,
+        tiles: TensorTiles = USUAL,
+    ) -> None:
         super().__init__(params, machine, load)
-        self.product, self._element = product, ELEMENTS[product.a.dtype]
+        self.product, self.tiles = product, tiles
+        self._element, self._b_element = (_WORDS[m.dtype] for m in (product.a, product.bs[0]))
         self._along_k = all(b.row_stride == 1 for b in product.bs)
         self._is_turned = product.a.col_stride != 1
         self._finish = finish_kernel(product)
@@ -88,15 +102,18 @@ class HopperForm(TensorForm):
         """The code for tiles of so many columns of each product, which so many blocks share."""
         return _ptx(self._shape(columns, sharing), self.machine, self._finish, self.product)
 
-    def _shape(self, columns: int, sharing: int) -> ProductShape:
-        return ProductShape(columns, len(self.product.bs), self._along_k, self._element, self._is_turned, sharing)
+    def _shape(self, columns: int, sharing: int = 1) -> ProductShape:
+        parts, band = len(self.product.bs), self.tiles.band
+        return ProductShape(
+            columns, parts, self._along_k, self._element, self._is_turned, sharing, self._b_element, band
+        )
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
         if m < FEWEST_ROWS or k == 0:
             return NOTHING
-        columns, sharing = tiling(m, n, k, len(product.bs), gpu.info.multiprocessors)
+        columns, sharing = self.tiling_for(m, n, k, gpu.info.multiprocessors)
         specs = [self._map(product.a, words, *(((k, m), 64) if self._is_turned else ((m, k), ROWS)))]
         for b in product.bs:
             size, box = ((n, k), columns) if self._along_k else ((k, n), 64)
@@ -110,24 +127,35 @@ class HopperForm(TensorForm):
         block = ArgumentBlock(len(specs), 3 + len(self._passed))
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))
-        tiles = [-(-m // ROWS), -(-n // columns), -(-k // 64)]
+        tiles = [-(-m // ROWS), -(-n // columns), -(-k // shape.depth)]
         block.set_words([*tiles, *(words[i] for i in self._passed)])
         blocks = tiles[0] * tiles[1]
         blocks = min(gpu.info.multiprocessors, blocks) if sharing == 1 else blocks * sharing
         return Ready(function, Launch(blocks, THREADS, shape.shared_bytes, sharing), block)
 
+    def tiling_for(self, m: int, n: int, k: int, multiprocessors: int) -> tuple[int, int]:
+        """Columns of a tile and how many blocks share one: what was chosen, or an estimate."""
+        if self.tiles.columns and m >= MANY_ROWS:
+            return self.tiles.columns, 1
+        return tiling(m, n, k, len(self.product.bs), multiprocessors, self._shape(64).depth)
+
     def _map(self, matrix: Matrix, words: Sequence[int], size: tuple[int, int], box: int) -> MapSpec:
         is_turned = self._is_turned if matrix is self.product.a else self._along_k
         pitch = self.number(matrix.col_stride if is_turned else matrix.row_stride, words)
-        address = words[self.places[matrix.name]] + 2 * self.number(matrix.offset, words)
+        size_bytes = matrix.dtype.size_bytes
+        address = words[self.places[matrix.name]] + size_bytes * self.number(matrix.offset, words)
         # One row may have any distance to the next.
-        return MapSpec.matrix(address, *size, pitch if size[0] > 1 else -(-size[1] // 8) * 8, box, self._element)
+        unit = 16 // size_bytes
+        pitch = pitch if size[0] > 1 else -(-size[1] // unit) * unit
+        return MapSpec.matrix(address, *size, pitch, box, _WORDS[matrix.dtype])
 
 
-def tiling(m: int, n: int, k: int, parts: int, multiprocessors: int) -> tuple[int, int]:
+def tiling(
+    m: int, n: int, k: int, parts: int, multiprocessors: int, depth: int = DEPTH, may_share: bool = True
+) -> tuple[int, int]:
     """Columns of a tile, and how many blocks share one: those with which the multiprocessor that has most to do needs
     the least time."""
-    steps = -(-k // DEPTH)
+    steps = -(-k // depth)
 
     def longest(found: tuple[int, int]) -> float:
         columns, sharing = found
@@ -138,7 +166,7 @@ def tiling(m: int, n: int, k: int, parts: int, multiprocessors: int) -> tuple[in
 
     # The copy engine brings at least 64 columns. Every block that shares has something to sum.
     widths = [c // parts for c in _COSTS if c % parts == 0 and c // parts % 64 == 0]
-    most = min(_MOST_SHARING, multiprocessors // _NEIGHBOURS) if parts == 1 else 1
+    most = min(_MOST_SHARING, multiprocessors // _NEIGHBOURS) if parts == 1 and may_share else 1
     shares = [s for s in range(1, most + 1) if s == 1 or (s - 1) * -(-steps // s) < steps]
     return min(((c, s) for s in shares for c in widths), key=longest)
 

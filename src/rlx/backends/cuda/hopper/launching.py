@@ -28,6 +28,9 @@ SOURCES = ("backends/cuda/hopper", "kernels/ir", "kernels/math", "kernels/emit",
 
 # Types that the tensor cores multiply and the copy engine brings, in the words of PTX.
 ELEMENTS = {DType.BF16: "bf16", DType.F16: "f16"}
+# The same of one byte, which only wgmma multiplies.
+BYTES = {DType.F8E4M3: "e4m3", DType.F8E5M2: "e5m2"}
+BYTE_ELEMENTS = tuple(BYTES.values())
 
 
 # Bytes that a block may have on chips whose multiprocessors share less than those of the large ones, and on those.

@@ -1,4 +1,4 @@
-"""The kernel of a product on Hopper's tensor cores: C = epilogue(A @ B, ..), f16 or bf16 in, sums in f32.
+"""The kernel of a product on Hopper's tensor cores: C = epilogue(A @ B, ..), f16, bf16 or f8 in, sums in f32.
 
 One block for each multiprocessor walks the tiles of C. One thread lets the copy engine bring tiles of A and B into a
 ring of stages; two groups of four warps multiply them, 64 rows each, and finish what they have summed up themselves:
@@ -10,6 +10,7 @@ part of the depth, and then a part of the tile over all of them, always in the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
@@ -23,13 +24,18 @@ from rlx.backends.cuda.hopper.instructions import (
     copy_box,
     descriptor,
 )
+from rlx.backends.cuda.hopper.launching import BYTE_ELEMENTS
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 from rlx.errors import InternalError
 
-# A tile of C, and the depth of a stage: 64 elements of two bytes are the widest swizzled row.
+# A tile of C, and the bytes of a stage along K: the widest swizzled row.
 ROWS = 128
-DEPTH = 64
-SLAB_BYTES = 64 * DEPTH * 2
+DEPTH_BYTES = 128
+# That many elements of two bytes.
+DEPTH = DEPTH_BYTES // 2
+SLAB_BYTES = 64 * DEPTH_BYTES
+# What one instruction multiplies along K.
+STEP_BYTES = 32
 THREADS = 384
 # Pairs of elements whose operands of the epilogue are read before the first of them is stored.
 READ_AHEAD = 16
@@ -46,13 +52,24 @@ class ProductShape(NamedTuple):
     columns: int
     parts: int
     along_k: bool
-    element: str  # "bf16" or "f16"
+    element: str  # of A: "bf16", "f16", "e4m3" or "e5m2"
     is_turned: bool = False
     sharing: int = 1
+    b_element: str = ""  # where it is another one
+    band: int = BAND
+
+    @property
+    def is_bytes(self) -> bool:
+        return self.element in BYTE_ELEMENTS
+
+    @property
+    def depth(self) -> int:
+        """Elements of a stage along K."""
+        return DEPTH_BYTES // (1 if self.is_bytes else 2)
 
     @property
     def stage_bytes(self) -> int:
-        return (ROWS + self.columns * self.parts) * DEPTH * 2
+        return (ROWS + self.columns * self.parts) * DEPTH_BYTES
 
     @property
     def stages(self) -> int:
@@ -65,26 +82,36 @@ class ProductShape(NamedTuple):
 
     @property
     def part_bytes(self) -> int:
-        return self.columns * DEPTH * 2
+        return self.columns * DEPTH_BYTES
 
 
 def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of A and of every B, tiles of rows, of columns and of depth (i32), then
     those of the epilogue."""
+    check_shape(shape)
+    return ProductWriter(name, shape, finish).text(triple)
+
+
+def check_shape(shape: ProductShape) -> None:
+    """Complain about tiles that the instructions do not have."""
     if shape.columns % 64 or shape.columns * shape.parts > 256:
         raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
+    if shape.is_bytes and (shape.is_turned or not shape.along_k):
+        raise InternalError("a product of f8: both operands must lie side by side along K")
     if shape.parts > 1 and shape.sharing > 1:
         raise InternalError("blocks that share a tile have one product")
-    return _Product(name, shape, finish).text(triple)
 
 
-class _Product:
+class ProductWriter:
+    """Writes the kernel. Products whose rows come another way have their own operands, producer and tiles."""
+
+    # What arrives at the barrier of a stage until it is full, besides its bytes.
+    full_arrivals = 1
+
     def __init__(self, name: str, shape: ProductShape, finish: FinishCall) -> None:
         w = self.w = Writer(name, THREADS, cluster=shape.sharing)
         self.shape = shape
-        self.map_a = w.tensor_map("map_a")
-        self.maps_b = [w.tensor_map(f"map_b{i}") for i in range(shape.parts)]
-        self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
+        self.declare_operands()
         self.epilogue = EpilogueWriter(w, finish)
         # Swizzled rows begin at multiples of 1 KiB.
         base = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
@@ -92,7 +119,6 @@ class _Product:
         self.barriers = self.memory + shape.stages * shape.stage_bytes
         self.thread = w.register("tid.x")
         self.first, self.stride = w.register("ctaid.x"), w.register("nctaid.x")
-        self.tiles = self.row_tiles * self.column_tiles
         self.first_step, self.end_step = w.value(0), self.steps
         if shape.sharing > 1:
             self.rank = self.first % shape.sharing
@@ -100,6 +126,12 @@ class _Product:
             each = (self.steps + (shape.sharing - 1)) // shape.sharing
             self.first_step = self.rank * each
             self.end_step = w.least(self.first_step + each, self.steps)
+
+    def declare_operands(self) -> None:
+        w = self.w
+        self.map_a = w.tensor_map("map_a")
+        self.maps_b = [w.tensor_map(f"map_b{i}") for i in range(self.shape.parts)]
+        self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
 
     def full(self, stage: Val) -> Val:
         return self.barriers + stage * 8
@@ -115,20 +147,28 @@ class _Product:
         w.assume(self.end_step > self.first_step)
         with w.when(self.thread.equals(0)):
             for stage in range(self.shape.stages):
-                barrier_init(w, self.full(w.value(stage)), 1)
+                barrier_init(w, self.full(w.value(stage)), self.full_arrivals)
                 barrier_init(w, self.empty(w.value(stage)), 2)
             w.asm("fence.mbarrier_init.release.cluster;")
+        self.prepare()
         w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+        self.tiles = self.tile_count()
         w.either(self.thread < 128, self.produce, self.consume)
         return w.module(triple, self.epilogue.call.text)
+
+    def prepare(self) -> None:
+        """What all threads do together before the first tile."""
+
+    def tile_count(self) -> Val:
+        return self.row_tiles * self.column_tiles
 
     def origin(self, tile: Val) -> tuple[Val, Val]:
         """The first row and column of a tile."""
         w = self.w
-        band = self.column_tiles * BAND
-        top = tile // band * BAND
+        band = self.column_tiles * self.shape.band
+        top = tile // band * self.shape.band
         left = self.row_tiles - top
-        rows = w.select(left < BAND, left, BAND)
+        rows = w.select(left < self.shape.band, left, self.shape.band)
         inside = tile % band
         return (top + inside % rows) * ROWS, inside // rows * self.shape.columns
 
@@ -145,10 +185,10 @@ class _Product:
                     barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
                     barrier_expect(w, self.full(stage), shape.stage_bytes)
                     a = self.memory + stage * shape.stage_bytes
-                    self.copy_a(a, row, step * DEPTH, self.full(stage))
+                    self.copy_a(a, row, step * shape.depth, self.full(stage))
                     for number, map_b in enumerate(self.maps_b):
-                        b = a + (ROWS * DEPTH * 2 + number * shape.part_bytes)
-                        self.copy_b(b, map_b, column, step * DEPTH, self.full(stage))
+                        b = a + (ROWS * DEPTH_BYTES + number * shape.part_bytes)
+                        self.copy_b(b, map_b, column, step * shape.depth, self.full(stage))
                     ring.advance()
         if shape.sharing > 1:
             cluster_wait(w)
@@ -171,34 +211,51 @@ class _Product:
             copy_box(self.w, to + slab * SLAB_BYTES, map_b, (column + slab * 64, depth), barrier)
 
     def consume(self) -> None:
-        w, shape = self.w, self.shape
-        w.asm("setmaxnreg.inc.sync.aligned.u32 232;")
-        group, inside = (self.thread >> 7) - 1, self.thread & 127
-        ring, before = Ring(w, shape.stages), Var(w, 0)
+        self.consume_with(232)
 
-        def release(stage: Val) -> None:
-            with w.when(inside.equals(0)):
-                barrier_arrive(w, self.empty(stage))
-
+    def consume_with(self, registers: int) -> None:
+        """Threads that multiply, with so many registers each."""
+        w = self.w
+        w.asm(f"setmaxnreg.inc.sync.aligned.u32 {registers};")
+        self.group, self.inside = (self.thread >> 7) - 1, self.thread & 127
+        self.ring, self.before = Ring(w, self.shape.stages), Var(w, 0)
         with w.loop(self.first, self.tiles, self.stride) as tile:
             row, column = self.origin(tile)
-            sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.columns // 2)]
-            with w.loop(self.first_step, self.end_step) as step:
-                stage = ring.stage.get()
-                barrier_wait(w, self.full(stage), ring.parity.get())
-                a = self.memory + stage * shape.stage_bytes
-                self.multiply(sums, a, group)
-                with w.when(step > self.first_step):
-                    release(before.get())
-                before.set(stage)
-                ring.advance()
-            # Sums must pass through the wait: before it they are not there yet.
-            done = w.asm("wgmma.wait_group.sync.aligned 0;", tied=[s.get() for s in sums])
-            release(before.get())
-            if shape.sharing > 1:
-                self.store_share(done, row + group * 64, column, group)
+            done = self.summed()
+            if self.shape.sharing > 1:
+                self.store_share(done, row + self.group * 64, column, self.group)
             else:
-                self.store(done, row + group * 64, column, inside)
+                self.store(done, [w.wide(row + self.group * 64 + r) for r in self.rows_of_thread()], column)
+
+    def rows_of_thread(self) -> list[Val]:
+        """Those of its group's rows that a thread stores: four of eight, and of the next eight."""
+        first = (self.inside >> 5) * 16 + ((self.inside >> 2) & 1)
+        return [first + (8 * half + 2 * i) for half in range(2) for i in range(4)]
+
+    def release(self, stage: Val) -> None:
+        with self.w.when(self.inside.equals(0)):
+            barrier_arrive(self.w, self.empty(stage))
+
+    def summed(self) -> list[Val]:
+        """The sums of a group's part of a tile, through all of K."""
+        w, shape, ring, before = self.w, self.shape, self.ring, self.before
+        sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.columns // 2)]
+        with w.loop(self.first_step, self.end_step) as step:
+            stage = ring.stage.get()
+            self.await_full(stage)
+            a = self.memory + stage * shape.stage_bytes
+            self.multiply(sums, a, self.group)
+            with w.when(step > self.first_step):
+                self.release(before.get())
+            before.set(stage)
+            ring.advance()
+        # Sums must pass through the wait: before it they are not there yet.
+        done = w.asm("wgmma.wait_group.sync.aligned 0;", tied=[s.get() for s in sums])
+        self.release(before.get())
+        return done
+
+    def await_full(self, stage: Val) -> None:
+        barrier_wait(self.w, self.full(stage), self.ring.parity.get())
 
     def multiply(self, sums: list[Var], a: Val, group: Val) -> None:
         """One stage of a warp group. One piece of PTX, so that nothing comes between its instructions; waiting for all
@@ -206,17 +263,20 @@ class _Product:
         w, shape = self.w, self.shape
         count = shape.columns // 2
         text = "{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; wgmma.fence.sync.aligned;"
-        # 16 further along K: 32 bytes inside a swizzled row where K lies side by side, else 16 rows of 128 bytes.
+        # One step further along K: 32 bytes inside a swizzled row where K lies side by side, else 16 rows of 128 bytes.
         ahead = 32 if shape.along_k else 2048
         a_ahead = 2048 if shape.is_turned else 32
-        for s in range(DEPTH // 16):
+        # Which operands are turned; bytes never are, and their instruction does not ask.
+        turned = "" if shape.is_bytes else f", {int(shape.is_turned)}, {0 if shape.along_k else 1}"
+        kinds = f"k{STEP_BYTES // (DEPTH_BYTES // shape.depth)}.f32.{shape.element}.{shape.b_element or shape.element}"
+        for s in range(DEPTH_BYTES // STEP_BYTES):
             for part in range(shape.parts):
                 registers = ", ".join(f"${part * count + i}" for i in range(count))
                 text += f"""add.s64 a, <a>, {s * a_ahead >> 4}; add.s64 b, <b{part}>, {s * ahead >> 4};
-                    wgmma.mma_async.sync.aligned.m64n{shape.columns}k16.f32.{shape.element}.{shape.element}
-                    {{{registers}}}, a, b, p, 1, 1, {int(shape.is_turned)}, {0 if shape.along_k else 1};"""
+                    wgmma.mma_async.sync.aligned.m64n{shape.columns}{kinds}
+                    {{{registers}}}, a, b, p, 1, 1{turned};"""
         text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }"
-        first = a + ROWS * DEPTH * 2
+        first = a + ROWS * DEPTH_BYTES
         views: dict[str, Val | int] = {
             f"b{part}": descriptor(w, first + part * shape.part_bytes, 16 if shape.along_k else SLAB_BYTES, 1024)
             for part in range(shape.parts)
@@ -226,20 +286,19 @@ class _Product:
         for variable, value in zip(sums, new):
             variable.set(value)
 
-    def store(self, sums: list[Val], row: Val, column: Val, inside: Val) -> None:
+    def store(self, sums: list[Val], rows: Sequence[Val], column: Val) -> None:
         """Each thread has two neighbouring columns of every eight, in two rows that are eight apart: a warp has eight
         short pieces of rows. Lanes exchange sums until it has two pieces of 32 columns, which are whole sectors of
-        memory. What the epilogue reads is read for many of them before the first is stored: one wait instead of many.
-        """
-        shape, lane = self.shape, inside & 31
-        row = row + ((inside >> 5) * 16 + ((lane >> 2) & 1))
+        memory; `rows` of C are then those of `rows_of_thread`. What the epilogue reads is read for many of them before
+        the first is stored: one wait instead of many."""
+        shape, lane = self.shape, self.inside & 31
         column = column + ((lane & 3) * 2 + (lane >> 3) * 8)
         count = shape.columns // 2
         # By the number of 32 columns, the upper or lower eight rows, and which two of these.
         places = [(j, half, i) for j in range(shape.columns // 32) for half in range(2) for i in range(4)]
         for start in range(0, len(places), READ_AHEAD):
             some = places[start : start + READ_AHEAD]
-            at = [(self.w.wide(row + (8 * half + 2 * i)), self.w.wide(column + 32 * j)) for j, half, i in some]
+            at = [(rows[4 * half + i], self.w.wide(column + 32 * j)) for j, half, i in some]
             read = [self.epilogue.read(*place) for place in at]
             pairs: dict[tuple[int, int, int], list[Val]] = {}
             for j, half in dict.fromkeys((j, half) for j, half, _ in some):

@@ -10,7 +10,7 @@ from rlx.backends.cuda.device import Gpu
 
 BYTES = 128
 # What the driver calls them, and their bytes.
-_TYPES = {"f16": (6, 2), "f32": (7, 4), "bf16": (9, 2)}
+_TYPES = {"f16": (6, 2), "f32": (7, 4), "bf16": (9, 2), "e4m3": (0, 1), "e5m2": (0, 1)}
 _SWIZZLE_128 = 3
 _PROMOTE_128 = 2
 
@@ -28,8 +28,8 @@ class MapSpec(NamedTuple):
 
     @staticmethod
     def matrix(address: int, rows: int, columns: int, pitch: int, box_rows: int, element: str) -> MapSpec:
-        """A row-major matrix, `pitch` elements from row to row, read in boxes of `box_rows` by 64."""
-        return MapSpec(address, (columns, rows), (pitch,), (64, box_rows), element)
+        """A row-major matrix, `pitch` elements from row to row, read in boxes of `box_rows` by 128 bytes."""
+        return MapSpec(address, (columns, rows), (pitch,), (128 // _TYPES[element][1], box_rows), element)
 
     @property
     def is_possible(self) -> bool:

@@ -191,6 +191,15 @@ class Writer:
         index.set(here + step)
         self.line(f"br label %{head}\n{end}:")
 
+    @contextmanager
+    def loop_while(self, condition: Callable[[], Val]) -> Iterator[None]:
+        """Again and again, as long as what `condition` writes is true."""
+        head, body, end = self._label(), self._label(), self._label()
+        self.line(f"br label %{head}\n{head}:")
+        self.line(f"br i1 {condition().name}, label %{body}, label %{end}\n{body}:")
+        yield
+        self.line(f"br label %{head}\n{end}:")
+
     def asm(
         self,
         text: str,

@@ -71,6 +71,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),
     "tridiagonal": ("Tridiagonalized",),
     "ssm": ("SelectiveScan", "GatedDeltaNet"),
+    "window_products": ("WindowMatMul",),
 }
 _FAMILY_OF = {op: family for family, names in FAMILIES.items() for op in names}
 

@@ -26,14 +26,16 @@ def _supports(op: Op, operands: Sequence[Shape]) -> bool:
 
 @op_kernel(Cumulative, kind="running", supports=_supports)
 def cumulative(site: OpSite) -> None:
-    running = _Running(site)
+    running = Running(site)
     if is_one(running.sizes[2]):
         running.along_rows()
     else:
         running.along_columns()
 
 
-class _Running:
+class Running:
+    """What one op joins, and how it is loaded and stored."""
+
     def __init__(self, site: OpSite) -> None:
         assert isinstance(site.op, Cumulative)
         self.site, self.k, self.op = site, site.k, site.op

@@ -1,0 +1,112 @@
+"""The kernel of a product over windows on Hopper's tensor cores: an implicit product, nothing is copied beforehand.
+
+Rows of A are what windows see, tap by tap and channel by channel. Threads that fill the ring find the pixel of each tap
+in the picture and bring 16 bytes of it at a time to where the copy engine would have put them; taps outside of the
+picture become zeros. The copy engine brings tiles of the weights.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlx.backends.cuda.hopper.epilogue import FinishCall
+from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, CHUNKS, GatheringWriter
+from rlx.backends.cuda.hopper.instructions import Ring, barrier_expect, barrier_wait, copy_box
+from rlx.backends.cuda.hopper.product import DEPTH_BYTES, ROWS, ProductShape, check_shape
+from rlx.backends.cuda.hopper.writer import Val
+from rlx.ops.lowered.window_products import WindowMatMul
+
+# Channels that a thread copies at a time.
+UNIT = CHUNK_BYTES // 2
+
+
+class WindowShape(NamedTuple):
+    """Tiles of the product, the op, and the dims of the picture."""
+
+    tile: ProductShape
+    op: WindowMatMul
+    picture: tuple[int, int, int, int]
+
+
+def window_product_text(name: str, shape: WindowShape, finish: FinishCall, triple: str) -> str:
+    """The LLVM module. Parameters: the tensor map of the weights, the address of the picture (i64), tiles of rows, of
+    columns and of depth (i32), then those of the epilogue."""
+    check_shape(shape.tile)
+    return _Windows(name, shape, finish).text(triple)
+
+
+class _Line(NamedTuple):
+    """A row of A: the address of its picture, and where its window begins there."""
+
+    picture: Val
+    row: Val
+    column: Val
+
+
+class _Windows(GatheringWriter):
+    def __init__(self, name: str, shape: WindowShape, finish: FinishCall) -> None:
+        self.op, self.picture = shape.op, shape.picture
+        super().__init__(name, shape.tile, finish)
+
+    def declare_operands(self) -> None:
+        w = self.w
+        self.map_b = w.tensor_map("map_b")
+        self.source = w.param("source", "i64")
+        self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
+
+    def produce(self) -> None:
+        w, shape = self.w, self.shape
+        w.asm("setmaxnreg.dec.sync.aligned.u32 72;")
+        chunk, own = self.own_lines()
+        ring = Ring(w, shape.stages)
+        with w.loop(self.first, self.tiles, self.stride) as tile:
+            row, column = self.origin(tile)
+            lines = [self.line(row + number) for number in own]
+            with w.loop(0, self.steps) as step:
+                stage = ring.stage.get()
+                barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
+                a = self.memory + stage * shape.stage_bytes
+                with w.when(self.thread.equals(0)):
+                    barrier_expect(w, self.full(stage), shape.part_bytes)
+                    to = a + ROWS * DEPTH_BYTES
+                    copy_box(w, to, self.map_b, (step * shape.depth, column), self.full(stage))
+                self.gather(a, lines, step * CHUNKS + chunk)
+                self.arrive_when_copied(self.full(stage))
+                ring.advance()
+
+    def line(self, place: Val) -> _Line:
+        """Places behind the last one are as the last; they are not stored."""
+        w, op = self.w, self.op
+        images, height, width, channels = self.picture
+        pixels = op.result[0] * op.result[1]
+        place = w.least(place, images * pixels - 1)
+        image, inside = place // pixels, place % pixels
+        row = inside // op.result[1] * op.stride[0] - op.padding[0]
+        column = inside % op.result[1] * op.stride[1] - op.padding[1]
+        return _Line(self.source + w.wide(image) * (2 * height * width * channels), row, column)
+
+    def gather(self, stage: Val, lines: list[_Line], number: Val) -> None:
+        """A chunk of each line of this thread, by its number along K."""
+        w, op = self.w, self.op
+        _, height, width, channels = self.picture
+        tap, part = number // (channels // UNIT), number % (channels // UNIT)
+        below, aside = tap // op.window[1] * op.dilation[0], tap % op.window[1] * op.dilation[1]
+        is_tap = tap < op.window[0] * op.window[1]
+        for i, line in enumerate(lines):
+            row, has_row = self.met(line.row + below, height, op.spread[0])
+            column, has_column = self.met(line.column + aside, width, op.spread[1])
+            is_there = is_tap & has_row & has_column
+            pixel = (row * width + column) * (2 * channels) + part * CHUNK_BYTES
+            ahead = w.select(is_there, pixel, 0)
+            size = w.select(is_there, CHUNK_BYTES, 0)
+            self.put(stage, i, line.picture + w.wide(ahead), size)
+
+    def met(self, place: Val, size: int, spread: int) -> tuple[Val, Val]:
+        """The row or column at a place of a picture that is spread out, and whether there is one. Places before the
+        first are, as numbers without a sign, behind the last."""
+        found = place // spread if spread > 1 else place
+        is_there = self.w.emit(f"icmp ult i32 {found.name}, {size}", "i1")
+        return found, is_there & (found * spread).equals(place) if spread > 1 else is_there
+
+    def consume(self) -> None:
+        self.consume_with(216)

@@ -1,0 +1,40 @@
+"""`window_matmul` by loops: one iteration for each element of the result."""
+
+from __future__ import annotations
+
+from rlx.kernels.cpu.ops import OpSite, op_kernel
+from rlx.kernels.ir.extents import total, unflatten
+from rlx.kernels.ir.loop_ir import FLOATS, Value
+from rlx.kernels.specs.expr import compute_dtype
+from rlx.ops.lowered.window_products import WindowMatMul
+
+
+@op_kernel(WindowMatMul, kind="conv", supports=lambda op, operands: compute_dtype(operands[0].dtype) in FLOATS)
+def window_matmul(site: OpSite) -> None:
+    k, op, (x, w), (y,) = site.k, site.op, site.inputs, site.outputs
+    assert isinstance(op, WindowMatMul)
+    acc = compute_dtype(x.buffer.dtype)
+    channels = x.dims[3]
+    with k.parallel("element", total(k, y.dims)) as number:
+        image, p, q, o = unflatten(number, y.dims)
+
+        def place(at: Value, tap: Value, axis: int) -> tuple[Value, Value]:
+            """The row or column that a tap meets, and whether there is one."""
+            spread = at * op.stride[axis] + tap * op.dilation[axis] - op.padding[axis]
+            found = spread // op.spread[axis]
+            is_there = (spread >= 0) & (found < x.dims[1 + axis])
+            return found, is_there & k.eq(found * op.spread[axis], spread)
+
+        with k.fold("a", 0, op.window[0], init=[k.const(0, acc)]) as rows:
+            row, has_row = place(p, rows.index, 0)
+            with k.fold("b", 0, op.window[1], init=[rows.values[0]]) as columns:
+                column, has_column = place(q, columns.index, 1)
+                tap = (rows.index * op.window[1] + columns.index) * channels
+                end = k.select(has_row & has_column, channels, 0)
+                with k.fold("c", 0, end, init=[columns.values[0]]) as fold:
+                    a = k.cast(k.load(x.buffer, x.at(image, row, column, fold.index)), acc)
+                    b = k.cast(k.load(w.buffer, w.at(o, tap + fold.index)), acc)
+                    fold.next(k.fma(a, b, fold.values[0]))
+                columns.next(fold.results[0])
+            rows.next(columns.results[0])
+        k.store(y.buffer, y.at(image, p, q, o), k.cast(rows.results[0], y.buffer.dtype))

@@ -1,0 +1,73 @@
+"""Products with experts on the tensor cores: the route that a GPU makes, which products have the form, and its code.
+That it computes the right thing is shown on a GPU (`gpu_suite.py --only rest`)."""
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import ops
+from rlx.backends.cuda.code import tensor_forms
+from rlx.backends.cuda.hopper.routed_form import RoutedForm
+from rlx.compile.compiler import CompilePipeline
+from rlx.ir.tensor import building
+from rlx.kernels.from_lir import make_kernel
+from rlx.kernels.gpu import expert_route
+from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.ir.verify import verify
+from rlx.kernels.machines import machine_named
+from rlx.ops.lowered.expert_products import ExpertRoute
+
+SM_90A = machine_named("sm_90a")
+
+
+def kernels_of(function, *types):
+    graph = rlx.Graph("experts")
+    with building(graph):
+        result = function(*(graph.input(f"x{i}", dims, dtype) for i, (dims, dtype) in enumerate(types)))
+    graph.set_outputs([result])
+    lir = CompilePipeline.new("cuda").compile(graph).lir
+    return [make_kernel("k", lir.as_graph(), kernel, SM_90A) for kernel in lir.kernels if kernel.kind != "view"]
+
+
+@pytest.mark.parametrize("experts", [1, 5])
+@pytest.mark.parametrize("rows", [1, 7, 60])
+def test_the_route_of_a_gpu(experts, rows, monkeypatch):
+    # Fewer threads than on a GPU: the interpreter is slow.
+    monkeypatch.setattr(expert_route, "THREADS", 8)
+    ids = np.random.default_rng(rows).integers(-experts - 2, experts + 2, rows).astype(np.int32)
+    if rows > 5:
+        ids[:5] = experts // 2
+    graph = rlx.Graph("route")
+    graph.set_outputs([graph.append_node(ExpertRoute(experts), [graph.input("ids", (rows,), "i32")])])
+    lir = CompilePipeline.new("cuda").compile(graph).lir
+    made = make_kernel("route", lir.as_graph(), lir.kernels[0], SM_90A).kernel
+    assert made.thread_count == 8
+    verify(made)
+    found = np.full(2 * experts + rows, -7, np.int32)
+    names = [p.name for p in made.params]
+    interpret(made, {names[0]: ids, names[1]: found})
+    np.testing.assert_array_equal(found, ExpertRoute(experts).eval(ids))
+
+
+def routed(function, *types):
+    (*_, product) = kernels_of(function, *types)
+    return tensor_forms(product.kernel, SM_90A)
+
+
+@pytest.mark.parametrize("columns", [256, 64])
+def test_code(columns):
+    types = ((("M", 200), "bf16"), ((5, 200, 136), "bf16"), (("M",), "i32"))
+    (form,), refusal = routed(lambda x, w, ids: ops.grouped_matmul(x, w, ids), *types)
+    assert isinstance(form, RoutedForm) and not refusal
+    ptx = form.ptx(columns)
+    assert f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16" in ptx and ".local" not in ptx
+    assert "cp.async.bulk.tensor.3d" in ptx and "cp.async.mbarrier.arrive.noinc" in ptx
+    assert "fence.proxy.async" in ptx and "cp.async.cg.shared.global" in ptx
+
+
+@pytest.mark.parametrize(
+    ("dtype", "depth", "reason"), [("f32", 64, "f32 @ f32"), ("bf16", 20, "rows of 20 elements")], ids=["f32", "depth"]
+)
+def test_others_keep_their_loop_kernel(dtype, depth, reason):
+    types = (((64, depth), dtype), ((5, depth, 136), dtype), ((64,), "i32"))
+    assert routed(lambda x, w, ids: ops.grouped_matmul(x, w, ids), *types) == ((), reason)
