@@ -56,7 +56,8 @@ def refusals_of(engine: str) -> dict[str, str]:
     in_python = f"it calls Python while the program runs, and programs of {engine} do not"
     sparse = "its steps follow the pattern of a sparse matrix one after the other; use the device cpu"
     general = f"general eigenvalues are found step by step, for which {engine} has no program; use the device cpu"
-    solvers = ("CsrTriangularSolve", "CsrIncompleteLu", "CsrIncompleteCholesky", "CsrDirectSolve", "CsrMaskedProduct")
+    solvers = ("CsrTriangularSolve", "CsrIncompleteLu", "CsrIncompleteCholesky", "CsrDirectSolve", "CsrMaskedProduct",
+               "PanelCholesky")  # fmt: skip
     return {
         **dict.fromkeys(("HostCallback", "DebugPrint"), in_python),
         "Custom": "its OpExtension computes it in Python; build it from other ops, or register a block",
