@@ -38,7 +38,7 @@ class MetalCode(TextCode):
         if buffers + (sizes > 0) > MOST_BUFFERS or sizes > MOST_SIZES:
             raise KernelRefused(
                 f"kernel {kernel.name} has {buffers} buffers and {sizes} sizes; Metal has places for "
-                f"{MOST_BUFFERS} buffers, or one less and {MOST_SIZES} sizes; divide the op, or use the device wgpu or cpu"
+                f"{MOST_BUFFERS} buffers, or one less and {MOST_SIZES} sizes; divide the op, or use wgpu or cpu"
             )
 
 
