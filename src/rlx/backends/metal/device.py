@@ -33,10 +33,12 @@ class MetalCode(TextCode):
         shared = (a for a in self.legal.arrays if a.space is Space.SHARED)
         self.shared_bytes = sum(a.dtype.size_bytes * (a.size or 0) for a in shared)
         buffers = sum(size > 0 for size in self.sizes)
-        if buffers >= MOST_BUFFERS or len(self.sizes) - buffers > MOST_SIZES:
+        sizes = len(self.sizes) - buffers
+        # Sizes come together, in a place of their own where there are any.
+        if buffers + (sizes > 0) > MOST_BUFFERS or sizes > MOST_SIZES:
             raise KernelRefused(
-                f"kernel {kernel.name} has {buffers} buffers and {len(self.sizes) - buffers} sizes; Metal has places "
-                f"for {MOST_BUFFERS - 1} and {MOST_SIZES}; divide the op, or use the device wgpu or cpu"
+                f"kernel {kernel.name} has {buffers} buffers and {sizes} sizes; Metal has places for "
+                f"{MOST_BUFFERS} buffers, or one less and {MOST_SIZES} sizes; divide the op, or use wgpu or cpu"
             )
 
 
