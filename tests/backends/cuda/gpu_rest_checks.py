@@ -100,7 +100,8 @@ WINDOWS = [
         (3, 3, 64, 33, 7, 2, 3, 1),
         (2, 40, 72, 15, 3, 2, 1, 1),
         (1, 24, 136, 17, 3, 1, 2, 2),
-        (5, 128, 256, 9, 1, 1, 1, 1),
+        # A window of one element has this form forward only with padding, backward only without.
+        (5, 128, 256, 9, 1, 1, int(way == "forward"), 1),
         (4, 256, 512, 12, 1, 2, 0, 1),
     )
 ]
