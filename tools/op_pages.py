@@ -61,8 +61,8 @@ WHY_PRIMITIVE = {
     "A weight as a kernel wants to find it in memory: laid out once, when weights are set.": "quant_panels int8_panels",
     "A product or lookup that decodes such a weight while it reads, and never holds it whole.": """panel_matmul
         panel_gather expert_matmul""",
-    "A product as tensor cores form it: of bytes, or of what windows see, read straight from the picture; the compiler puts "
-    "it there.": "byte_matmul window_matmul",
+    "A product as tensor cores form it: of bytes, or of what windows see in a picture; compilers put it there.": """
+        byte_matmul window_matmul""",
     "Rows by the expert that each has chosen: an order that depends on values, found once for all products.": """
         expert_route""",
     "Products with matrices that rows choose; gathered, the matrices would be stored once for each row.": """
