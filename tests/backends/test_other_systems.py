@@ -283,7 +283,7 @@ def test_what_windows_says_of_its_cpu(windows, monkeypatch):
         ("aarch64", {"asimddp"}, NEON_DOT),
         ("aarch64", {"asimddp", "i8mm"}, NEON_I8MM),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "name", x) if not isinstance(x, set) else "+".join(sorted(x)) or "nothing",
 )
 def test_machines_by_what_systems_say(machine, flags, found, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: machine)

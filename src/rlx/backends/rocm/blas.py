@@ -69,7 +69,7 @@ def blas_forms(kernel: Kernel, machine: Machine) -> tuple[BlasForm, ...]:
     """The form of a kernel that was made of a plain product, where there is a library for it."""
     if not isinstance(kernel.origin, ProductOrigin) or not knobs.rocm_blas or library() is None:
         return ()
-    if blas_refusal(*kernel.origin):
+    if blas_refusal(kernel.origin.product, kernel.origin.acc):
         return ()
     return (BlasForm(kernel.origin.product, [p.name for p in kernel.params], machine),)
 
