@@ -319,10 +319,12 @@ def test_a_system_that_refuses_code_has_no_native_road(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def road_unknown():
-    """What is known of the native road is forgotten around each test."""
+def road_unknown(monkeypatch):
+    """What is known of the native road, and the backend that follows from it, are forgotten around each test."""
+    from rlx.backends import api
     from rlx.backends.cpu.target import missing_native_road
 
+    monkeypatch.setattr(api, "_backends", {})
     missing_native_road.cache_clear()
     yield
     missing_native_road.cache_clear()

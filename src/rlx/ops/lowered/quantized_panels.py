@@ -39,7 +39,7 @@ class PanelOp(Op):
     """What the ops on panels share: a scheme that has them, and its sizes."""
 
     lowered = True
-    jvp = INTERNAL
+    jvp: ClassVar[Any] = INTERNAL
     vjp: ClassVar[Any] = INTERNAL
     batch = INTERNAL
 
@@ -113,6 +113,8 @@ class PanelMatMul(PanelOp):
     """y = x · W with the panels of W[k, n]; the sum is held in f32 (f64 for f64) and has x's dtype."""
 
     primitive = True
+    jvp = None
+    linear_in = (0,)
 
     n: int
 
