@@ -20,8 +20,12 @@ NOT_UNIQUE = {"OrthogonalRows", "Bidiagonalized", "BidiagonalRotations", "PairBi
 # Operands that must be in ascending order, by their number; poisons are put in their place.
 SORTED = {"SearchSorted": (0,)}
 # Made by the compiler alone, from tables in which numbers of tiles and Gaussians are kept as floats: not poisoned. What
-# users give to `gaussian_splat_render` is.
-TRUSTING = {"SplatBlend", "SplatGather", "SplatPulls", "SplatTileCounts", "SplatTileLists"}
+# users give to `gaussian_splat_render` is. Steps of complex and general factorisations work on parts of numbers, one of
+# which may be NaN alone; what users give to `lu`, `qr`, `eig`, `schur` and the others is poisoned.
+TRUSTING = {
+    *("SplatBlend", "SplatGather", "SplatPulls", "SplatTileCounts", "SplatTileLists"),
+    *("PairLu", "PairReflectors", "PairBasis", "Hessenberg", "SchurSteps"),
+}
 # Weights in blocks stand for f32 numbers, whatever they are multiplied by.
 COARSEST = {"DequantMatMul": "f32", "DequantGroupedMatMul": "f32"}
 
@@ -156,6 +160,27 @@ DIFFERENCES = {
         ("Svd",),
         OVERFLOWING,
         changed,
+    ),
+    "drowned eigenvalues": Difference(
+        "beside one entry of 3.4e38, or 1.8e308, eigenvalues are less than its rounding and coincide: vectors are those "
+        "of a matrix that differs by as much",
+        ("Eig", "Schur"),
+        OVERFLOWING,
+        changed,
+    ),
+    "scales that are infinite": Difference(
+        "a scale of a column meets the sum of its products, which it makes infinite; in the definition it meets the "
+        "weights, whose infinities may have both signs",
+        ("DequantMatMul",),
+        INFINITE,
+        neither_finite,
+    ),
+    "windows beyond the picture": Difference(
+        "kernels of loops add up existing products alone, the definition multiplies zeros around the picture by the "
+        "weights; the compiler makes this op for tensor cores, which do so, too",
+        ("WindowMatMul",),
+        NOT_FINITE,
+        lambda found: finite_instead(found) | neither_finite(found),
     ),
     "overflow on the way": Difference(
         "a row or key whose score or variance overflows in f32 counts for nothing in sums over rows and later layers, "

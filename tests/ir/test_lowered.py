@@ -32,6 +32,8 @@ LOWERED = {
     "AttentionParts",
     "AttentionWithLogs",
     "CholeskyFactor",
+    "ByteMatMul",
+    "WindowMatMul",
     "ExpertMatMul",
     "ExpertRoute",
     "FftHalves",
