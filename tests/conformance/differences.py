@@ -162,8 +162,8 @@ DIFFERENCES = {
         changed,
     ),
     "drowned eigenvalues": Difference(
-        "beside one entry of 3.4e38, or 1.8e308, eigenvalues are less than its rounding and coincide: vectors are those "
-        "of a matrix that differs by as much",
+        "beside one entry of 3.4e38, or 1.8e308, eigenvalues are less than its rounding and coincide: vectors are "
+        "those of a matrix that differs by as much",
         ("Eig", "Schur"),
         OVERFLOWING,
         changed,
