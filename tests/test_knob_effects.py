@@ -196,8 +196,11 @@ def children(tmp_path_factory):
     return folder, texts
 
 
-# Seen by tests/backends/xla, mlx and tpu, which need what it is for.
-OF_ENGINES = {"xla_devices", "xla_buckets", "mlx_mode", "tpu_hlo_dump", "cuda_one_kernel"}
+# Seen by tests/backends/xla, mlx, tpu, cuda, rocm (test_hipblaslt.py) and wgpu (test_wgpu_features.py), which need what
+# it is for.
+OF_ENGINES = {
+    *("xla_devices", "xla_buckets", "mlx_mode", "tpu_hlo_dump", "cuda_one_kernel", "rocm_blas", "wgpu_features"),
+}
 
 
 def test_no_knob_is_forgotten():
