@@ -71,6 +71,8 @@ def test_types():
         "native_fk_regions": None,
         "no_native_fk_regions": False,
         "cuda_one_kernel": True,
+        "rocm_blas": True,
+        "wgpu_features": None,
         "metal_no_fusion": False,
         "metal_unfuse_regions": False,
         "xla_devices": None,
