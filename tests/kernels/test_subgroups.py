@@ -62,6 +62,25 @@ def test_what_all_threads_have(width, words):
     np.testing.assert_allclose(args["y"].reshape(2, 64, 3), np.broadcast_to(wanted[:, None], (2, 64, 3)), rtol=1e-5)
 
 
+def test_what_is_computed_of_a_sum_goes_where_the_sum_went():
+    """The logarithm is taken apart while a kernel is copied: its steps belong to the copy."""
+    k = GroupBuilder("log_sum")
+    x, y = k.pointer("x", F32), k.pointer("y", F32, write=True)
+    shared = [k.shared("sums", F32, 64)]
+    with k.parallel("block", 1), k.threads("thread", 64) as thread:
+        (total,) = join_subgroups(k, ["add"], [k.load(x, thread)], shared)
+        k.store(y, thread, k.op("log", total))
+    kernel = k.build()
+    before = kernel.text
+    args = {"x": np.arange(1, 65, dtype=np.float32), "y": np.zeros(64, np.float32)}
+    legal = legalize(kernel, SUBGROUPS)
+    verify(legal)
+    verify(kernel)
+    assert kernel.text == before
+    interpret(legal, args, subgroup_width=8)
+    np.testing.assert_allclose(args["y"], np.log(args["x"].sum()), rtol=1e-6)
+
+
 def test_a_missing_barrier_is_found():
     """Memory that is used again while others still read it."""
     k = GroupBuilder("again")

@@ -83,6 +83,9 @@ class Copier:
                 k.append(Roles(tuple(map(self.role, roles))))
             case GroupStatement():
                 renewed = statement.renewed(self.new)
+                # What is computed from them goes where this statement went.
+                for result in renewed.results():
+                    result.builder = k
                 k.append(renewed)
                 self.values.update(zip(statement.results(), renewed.results()))
 

@@ -23,7 +23,7 @@ def window_matmul(site: OpSite) -> None:
             spread = at * op.stride[axis] + tap * op.dilation[axis] - op.padding[axis]
             found = spread // op.spread[axis]
             is_there = (spread >= 0) & (found < x.dims[1 + axis])
-            return found, is_there & k.eq(found * op.spread[axis], spread)
+            return found, is_there if op.spread[axis] == 1 else is_there & k.eq(found * op.spread[axis], spread)
 
         with k.fold("a", 0, op.window[0], init=[k.const(0, acc)]) as rows:
             row, has_row = place(p, rows.index, 0)
