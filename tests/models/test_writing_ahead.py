@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.tiny_models import language_model
-from rlx.models import kv_cache
+from rlx.backends.api import Executable
 from rlx.models.choosing import Choice
 from rlx.models.generation import AHEAD, ContextLimitWarning
 from rlx.models.kv_cache import SequenceBatch
@@ -40,7 +40,7 @@ def ahead(monkeypatch):
         steps.append(len(uniforms))
         return write_ahead(self, first, options, uniforms)
 
-    monkeypatch.setattr(kv_cache, "CHAINED_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(Executable, "chooses_tokens", True)
     monkeypatch.setattr(SequenceBatch, "write_ahead", noted)
     return steps
 
@@ -78,7 +78,7 @@ def test_tokens_behind_the_end_are_forgotten(lm, ahead):
 
 def test_where_the_host_is_as_fast_it_goes_on(lm, monkeypatch):
     wanted = answers(lm, 9)
-    monkeypatch.setattr(kv_cache, "AHEAD_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(Executable, "runs_ahead", True)
     assert answers(lm, 9) == wanted
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -75,6 +75,11 @@ class Executable(ABC):
         host of just the right types, and the program takes them as they are. Their sizes are checked. Also None where
         a check at the end of the program has failed: `run` then raises its error."""
         return None
+
+    # Whether `run_ahead` has a way for some programs; whether programs of the device choose tokens from logits sooner
+    # than the host, to which logits must come first.
+    runs_ahead: ClassVar[bool] = False
+    chooses_tokens: ClassVar[bool] = False
 
     def run_ahead(
         self, inputs: Mapping[str, Array], params: Mapping[str, Array] | Prepared, moves: Array, steps: int

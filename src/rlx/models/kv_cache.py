@@ -37,10 +37,6 @@ F32 = npt.NDArray[np.float32]
 # Prompts are read in pieces of this many tokens, so that memory does not grow with their length.
 PREFILL_CHUNK = 512
 FIRST_CAPACITY = 256
-# Devices whose programs may have several steps in one go, and those on which steps that a program of its own chooses
-# tokens for are faster than with the host between them: none so far.
-AHEAD_DEVICES = frozenset({"cuda"})
-CHAINED_DEVICES = frozenset[str]()
 
 
 class ContextOverflow(RlxError):
@@ -223,8 +219,10 @@ class SequenceBatch:
 
     def can_write_ahead(self, options: SamplingOptions) -> bool:
         """Whether several steps may pay without the host between them: logits are far from it."""
-        device = self._runner.program.device.partition(":")[0]
-        return device in CHAINED_DEVICES or (device in AHEAD_DEVICES and options.temperature == 0)
+        program = self._runner.program
+        if not isinstance(program, CompiledGraph):
+            return False
+        return program.chooses_tokens or (program.runs_ahead and options.temperature == 0)
 
     def steps_ahead(self, most: int, longest: int) -> int:
         """How many steps at most follow each other where the longest sequence has so many tokens: positions of longer
@@ -253,7 +251,7 @@ class SequenceBatch:
             at_once = runner.run_ahead(tokens, positions, lengths, rows, self._caches, moves, steps)
         if at_once is not None:
             chosen, self._caches = at_once
-        elif runner.program.device.partition(":")[0] not in CHAINED_DEVICES:
+        elif not (isinstance(runner.program, CompiledGraph) and runner.program.chooses_tokens):
             return None
         else:
             choose = runner.choice(options)

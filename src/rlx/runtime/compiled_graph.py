@@ -271,6 +271,16 @@ class CompiledGraph:
         elsewhere = self._executable.run_held(back.loan.held, others, ready.prepared)
         return None if elsewhere is None else self._lending.outputs_again(back, elsewhere)
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `run_ahead` has a way for some programs of this device."""
+        return self._executable.runs_ahead
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether programs of this device choose tokens from logits sooner than the host."""
+        return self._executable.chooses_tokens
+
     def run_ahead(self, inputs: Mapping[str, Any], moves: Any, steps: int) -> list[Array] | None:
         """So many steps of a decoder in one go, each with the token of the highest logit of the step before: the tokens
         chosen i32[steps, sequences], then the outputs behind the logits. Positions and lengths move on by `moves`

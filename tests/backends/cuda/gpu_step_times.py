@@ -29,13 +29,13 @@ sys.path[:0] = [str(ROOT / "benchmarks")]
 
 from cuda_models import OwnModel, config_of, step_bytes, weight_dims  # noqa: E402
 
+from rlx.backends.api import Executable  # noqa: E402
 from rlx.backends.cuda.device import open_gpu  # noqa: E402
 from rlx.backends.cuda.modules import Launch  # noqa: E402
 from rlx.backends.cuda.persistent import attend, plan, products, ring, runner  # noqa: E402
 from rlx.backends.cuda.timing import Case, measure, measure_limits  # noqa: E402
 from rlx.errors import RlxError  # noqa: E402
 from rlx.knobs import knobs  # noqa: E402
-from rlx.models import kv_cache  # noqa: E402
 from rlx.models.kv_cache import SequenceBatch  # noqa: E402
 from rlx.models.sampling import Sampler, SamplingOptions  # noqa: E402
 
@@ -192,7 +192,7 @@ def ahead(model: OwnModel, context: int, gpu: Any, copy: float) -> dict[str, flo
         clocked(f"{label}, on the host", partial(by_host, options))
         with (
             mock.patch.object(type(runner_of), "run_ahead", lambda *_: None),
-            mock.patch.object(kv_cache, "CHAINED_DEVICES", frozenset({"cuda"})),
+            mock.patch.object(Executable, "chooses_tokens", True),
         ):
             clocked(f"{label}, chained", chosen)
     return found

@@ -107,6 +107,8 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
             return (f"decode: a graph of kernels, since RLX_CUDA_ONE_KERNEL=0; without it {form}",)
         return (f"decode: {form}",)
 
+    runs_ahead = True
+
     def run_ahead(  # type: ignore[override]  # values of the device in and out
         self, inputs: Mapping[str, Array | DeviceArray], params: DeviceParams[DeviceArray], moves: Array, steps: int
     ) -> list[DeviceArray] | None:

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.code_rows import BYTES, DIGITS, TILE, CodeShape, code_rows_text
-from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
-from rlx.backends.cuda.hopper.launching import NOTHING, Load, Ready, TensorForm, block_shared_bytes
+from rlx.backends.cuda.hopper.launching import NOTHING, Load, Ready, block_shared_bytes
+from rlx.backends.cuda.hopper.product_form import ProductForm
 from rlx.backends.cuda.hopper.stored_codes import StoredFormat
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.matmul_codes import CodesOrigin
-from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 from rlx.quant.panels import PANEL_ROWS
 
@@ -45,21 +44,16 @@ def codes_refusal(origin: CodesOrigin, machine: Machine) -> str:
     return ""
 
 
-class CodeRowsForm(TensorForm):
+class CodeRowsForm(ProductForm):
     """One product, with code for one row and for some numbers of rows that a block takes."""
 
     name, entry = "mma of codes", "code_rows"
 
     def __init__(self, origin: CodesOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
-        super().__init__(params, machine, load)
-        self.product = origin.product
+        super().__init__(origin.product, params, machine, load)
         stored = StoredFormat.of(origin.layout)
         assert stored is not None
         self._stored = stored
-        self._finish = finish_kernel(origin.product)
-        self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
-        buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
-        self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
 
     def shape(self, m: int, multiprocessors: int = 132) -> CodeShape:
         """For m rows: one of them, or as many as tiles of digits have room for."""
@@ -79,8 +73,7 @@ class CodeRowsForm(TensorForm):
         return min(-(-columns // PANEL_ROWS), max(1, multiprocessors // -(-m // rows)))
 
     def ptx(self, shape: CodeShape) -> str:
-        finish = finish_of(self.product, self._finish, self.machine)
-        text = code_rows_text(self.entry, shape, finish, self.machine.triple)
+        text = code_rows_text(self.entry, shape, self.finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a product with stored blocks")
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
@@ -92,15 +85,14 @@ class CodeRowsForm(TensorForm):
         at = words[self.places[product.a.name]] + size * self.number(product.a.offset, words)
         pitch = size * self.number(product.a.row_stride, words) if m > 1 else 0
         weights = [words[self.places[b.name]] + self.number(b.offset, words) for b in product.bs]
-        aligned = [words[place] % align == 0 for place, align in self._aligned]
-        if not all(aligned) or any(address % 16 for address in (at, pitch, *weights)):
+        if not self.is_aligned(words) or any(address % 16 for address in (at, pitch, *weights)):
             return NOTHING
         shape = self.shape(m, gpu.info.multiprocessors)
         what = f"{shape}\0{product}\0{self._finish.text}"
         function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(shape), gpu)
         row_blocks = -(-m // shape.rows)
         shares = self.shares(m, shape.rows, n, gpu.info.multiprocessors)
-        arguments = [at, pitch, *weights, m, row_blocks, -(-n // PANEL_ROWS), shares, *(words[i] for i in self._passed)]
+        arguments = [at, pitch, *weights, m, row_blocks, -(-n // PANEL_ROWS), shares, *self.passed(words)]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)
         return Ready(function, Launch(shares * row_blocks, 32 * shape.warps, shape.shared_bytes), block)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.few_rows import COLUMNS, ROWS, THREADS, FewShape, few_rows_text
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready
+from rlx.backends.cuda.hopper.product_form import ProductForm
 from rlx.backends.cuda.hopper.stream_rows import DEPTH as STREAM_DEPTH
 from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, UNIT, StreamShape, stream_rows_text
 from rlx.backends.cuda.hopper.stream_rows import ROWS as STREAM_ROWS
@@ -20,7 +20,6 @@ from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
-from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 
 # Rows up to which the weights alone count.
@@ -53,33 +52,26 @@ def few_rows_refusal(product: Product, acc: DType, machine: Machine) -> str:
     return ""
 
 
-class FewRowsForm(TensorForm):
+class FewRowsForm(ProductForm):
     """One product, for up to 8 or up to 16 rows."""
 
     name, entry = "mma of few rows", "few_rows"
     waits = True
 
     def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
-        super().__init__(params, machine, load)
-        self.product = product
-        self._finish = finish_kernel(product)
+        super().__init__(product, params, machine, load)
         self._is_wide = product.a.dtype is DType.F32
-        self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
-        buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
-        self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
 
     def shape(self, tiles: int) -> FewShape:
         element = ELEMENTS[self.product.a.dtype]
         return FewShape(len(self.product.bs), tiles, element, self.machine.has_early_launch)
 
     def ptx(self, tiles: int) -> str:
-        finish = finish_of(self.product, self._finish, self.machine)
-        text = few_rows_text(self.entry, self.shape(tiles), finish, self.machine.triple)
+        text = few_rows_text(self.entry, self.shape(tiles), self.finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a product of few rows")
 
     def stream_ptx(self) -> str:
-        finish = finish_of(self.product, self._finish, self.machine)
-        text = stream_rows_text(self.entry, self.stream_shape, finish, self.machine.triple)
+        text = stream_rows_text(self.entry, self.stream_shape, self.finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a product of few rows")
 
     @property
@@ -96,11 +88,10 @@ class FewRowsForm(TensorForm):
             return NOTHING
         lines = [self._line(product.a, product.a.row_stride, m, words)]
         lines += [self._line(b, b.col_stride, n, words) for b in product.bs]
-        aligned = [words[place] % align == 0 for place, align in self._aligned]
-        if not all(aligned) or any(at % 16 or pitch % 16 for at, pitch in lines):
+        if not self.is_aligned(words) or any(at % 16 or pitch % 16 for at, pitch in lines):
             return NOTHING
         addresses = [x for line in lines for x in line]
-        passed = [words[i] for i in self._passed]
+        passed = self.passed(words)
         if self.machine.has_early_launch and m <= STREAM_ROWS and k >= STREAM_DEPTH:
             is_fixed = all(self.places[b.name] in fixed for b in product.bs)
             return self._stream([*addresses, m, n, k], [int(is_fixed), *passed], n, k, gpu)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
-from rlx.backends.cuda.hopper.launching import BYTES, ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import BYTES, ELEMENTS, NOTHING, Load, Ready
 from rlx.backends.cuda.hopper.product import DEPTH, ROWS, THREADS, ProductShape, product_text
+from rlx.backends.cuda.hopper.product_form import ProductForm
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.matmul import MANY_ROWS, USUAL, TensorTiles
-from rlx.kernels.ir.loop_ir import Buffer, Kernel
 from rlx.kernels.machines import Machine
 
 # One row is a matter of the memory's speed alone.
@@ -73,7 +72,7 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     return ""
 
 
-class HopperForm(TensorForm):
+class HopperForm(ProductForm):
     """One product. Code is made when it is first launched, for wide tiles of C or, where those are too few to fill the
     GPU, for narrow ones, or for blocks that share tiles."""
 
@@ -88,19 +87,16 @@ class HopperForm(TensorForm):
         load: Load,
         tiles: TensorTiles = USUAL,
     ) -> None:
-        super().__init__(params, machine, load)
-        self.product, self.tiles = product, tiles
+        super().__init__(product, params, machine, load)
+        self.tiles = tiles
         self._element, self._b_element = (_WORDS[m.dtype] for m in (product.a, product.bs[0]))
         self._along_k = all(b.row_stride == 1 for b in product.bs)
         self._is_turned = product.a.col_stride != 1
-        self._finish = finish_kernel(product)
-        self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
-        buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
-        self._aligned = [(self.places[p.name], p.align) for p in buffers]
 
     def ptx(self, columns: int, sharing: int = 1) -> str:
         """The code for tiles of so many columns of each product, which so many blocks share."""
-        return _ptx(self._shape(columns, sharing), self.machine, self._finish, self.product)
+        text = product_text(self.entry, self._shape(columns, sharing), self.finish, self.machine.triple)
+        return compile_optimized_assembly(text, self.machine, "a product on tensor cores")
 
     def _shape(self, columns: int, sharing: int = 1) -> ProductShape:
         parts, band = len(self.product.bs), self.tiles.band
@@ -118,8 +114,7 @@ class HopperForm(TensorForm):
         for b in product.bs:
             size, box = ((n, k), columns) if self._along_k else ((k, n), 64)
             specs.append(self._map(b, words, size, box))
-        aligned = (words[place] % align == 0 for place, align in self._aligned)
-        if not all(spec.is_possible for spec in specs) or not all(aligned):
+        if not all(spec.is_possible for spec in specs) or not self.is_aligned(words):
             return NOTHING
         shape = self._shape(columns, sharing)
         what = f"{shape}\0{product}\0{self._finish.text}"
@@ -128,7 +123,7 @@ class HopperForm(TensorForm):
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))
         tiles = [-(-m // ROWS), -(-n // columns), -(-k // shape.depth)]
-        block.set_words([*tiles, *(words[i] for i in self._passed)])
+        block.set_words([*tiles, *self.passed(words)])
         blocks = tiles[0] * tiles[1]
         blocks = min(gpu.info.multiprocessors, blocks) if sharing == 1 else blocks * sharing
         return Ready(function, Launch(blocks, THREADS, shape.shared_bytes, sharing), block)
@@ -169,8 +164,3 @@ def tiling(
     most = min(_MOST_SHARING, multiprocessors // _NEIGHBOURS) if parts == 1 and may_share else 1
     shares = [s for s in range(1, most + 1) if s == 1 or (s - 1) * -(-steps // s) < steps]
     return min(((c, s) for s in shares for c in widths), key=longest)
-
-
-def _ptx(shape: ProductShape, machine: Machine, finish: Kernel, product: Product) -> str:
-    module = product_text("product", shape, finish_of(product, finish, machine), machine.triple)
-    return compile_optimized_assembly(module, machine, "a product on tensor cores")

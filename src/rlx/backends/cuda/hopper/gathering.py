@@ -6,6 +6,9 @@ thread has one place in all of its rows, so that neighbours read what lies side 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from rlx.backends.cuda.hopper.instructions import Ring, barrier_expect, barrier_wait
 from rlx.backends.cuda.hopper.product import DEPTH_BYTES, ROWS, ProductWriter
 from rlx.backends.cuda.hopper.writer import Val
 
@@ -26,6 +29,21 @@ class GatheringWriter(ProductWriter):
         """The chunk that a thread has of every row, and its rows in a tile."""
         number = self.thread // CHUNKS
         return self.thread % CHUNKS, [number + i * LINES for i in range(ROWS // LINES)]
+
+    def fill(self, ring: Ring, copy_b: Callable[[Val, Val, Val], None], gather: Callable[[Val, Val], None]) -> None:
+        """Fill stages with a tile, along all of K: one thread has `copy_b` bring B to an address for a step, with a
+        barrier; all of them `gather` rows of A to an address for a step."""
+        w, shape = self.w, self.shape
+        with w.loop(0, self.steps) as step:
+            stage = ring.stage.get()
+            barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
+            a = self.memory + stage * shape.stage_bytes
+            with w.when(self.thread.equals(0)):
+                barrier_expect(w, self.full(stage), shape.part_bytes)
+                copy_b(a + ROWS * DEPTH_BYTES, step * shape.depth, self.full(stage))
+            gather(a, step)
+            self.arrive_when_copied(self.full(stage))
+            ring.advance()
 
     def put(self, stage: Val, number: int, source: Val, size: Val | None = None) -> None:
         """Copy the chunk of the row of this thread with a number to a stage; of `size` bytes, and zeros behind them.

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.form import FEWEST_ROWS, product_refusal
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm, block_shared_bytes
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, block_shared_bytes
 from rlx.backends.cuda.hopper.mma_product import THREADS, MmaShape, mma_product_text
+from rlx.backends.cuda.hopper.product_form import ProductForm
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
-from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 
 _OLDEST = 80
@@ -34,24 +33,18 @@ def mma_refusal(product: Product, acc: DType, machine: Machine) -> str:
     return product_refusal(product, acc, machine, needs_wgmma=False)
 
 
-class MmaForm(TensorForm):
+class MmaForm(ProductForm):
     """One product, with code for some sizes of tiles."""
 
     name, entry = "mma tiles", "mma_product"
 
     def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
-        super().__init__(params, machine, load)
-        self.product, self._element = product, ELEMENTS[product.a.dtype]
+        super().__init__(product, params, machine, load)
+        self._element = ELEMENTS[product.a.dtype]
         self._along_k = all(b.row_stride == 1 for b in product.bs)
-        self._finish = finish_kernel(product)
-        self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
-        buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
-        self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
 
     def ptx(self, shape: MmaShape) -> str:
-        text = mma_product_text(
-            self.entry, shape, finish_of(self.product, self._finish, self.machine), self.machine.triple
-        )
+        text = mma_product_text(self.entry, shape, self.finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a product on tensor cores")
 
     def shape(self, m: int, n: int, multiprocessors: int) -> MmaShape:
@@ -78,13 +71,12 @@ class MmaForm(TensorForm):
         for b in product.bs:
             pitch, count = (b.col_stride, n) if self._along_k else (b.row_stride, k)
             lines.append(self._line(b, pitch, count, words))
-        aligned = [words[place] % align == 0 for place, align in self._aligned]
-        if not all(aligned) or any(at % 16 or pitch % 16 for at, pitch in lines):
+        if not self.is_aligned(words) or any(at % 16 or pitch % 16 for at, pitch in lines):
             return NOTHING
         shape = self.shape(m, n, gpu.info.multiprocessors)
         what = f"{shape}\0{product}\0{self._finish.text}"
         function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(shape), gpu)
-        arguments = [*(x for line in lines for x in line), m, n, k, *(words[i] for i in self._passed)]
+        arguments = [*(x for line in lines for x in line), m, n, k, *self.passed(words)]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)
         tiles = -(-m // shape.rows) * -(-n // shape.columns)

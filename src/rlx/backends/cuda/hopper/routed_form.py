@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.form import product_refusal
 from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm, block_shared_bytes
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, block_shared_bytes
 from rlx.backends.cuda.hopper.product import ROWS, THREADS, ProductShape
+from rlx.backends.cuda.hopper.product_form import ProductForm
 from rlx.backends.cuda.hopper.routed_product import routed_product_text, routed_shared_bytes
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.matmul import RoutedOrigin
-from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 
 # What a column costs in tiles of so many; rows of A are gathered again for each tile. Estimates.
@@ -42,26 +41,21 @@ def _shape(origin: RoutedOrigin, columns: int) -> ProductShape:
     return ProductShape(columns, 1, b.row_stride == 1, ELEMENTS[origin.product.a.dtype])
 
 
-class RoutedForm(TensorForm):
+class RoutedForm(ProductForm):
     """One product, with code for some widths of tiles."""
 
     name, entry = "wgmma tiles of experts", "routed_product"
     waits = True
 
     def __init__(self, origin: RoutedOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
-        super().__init__(params, machine, load)
-        self.origin, self.product = origin, origin.product
-        self._finish = finish_kernel(origin.product)
-        self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
-        buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
-        self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
+        super().__init__(origin.product, params, machine, load)
+        self.origin = origin
 
     def ptx(self, columns: int) -> str:
         """The code for tiles of so many columns."""
         assert isinstance(self.product.k, int)
-        finish = finish_of(self.product, self._finish, self.machine)
         shape, triple = _shape(self.origin, columns), self.machine.triple
-        text = routed_product_text(self.entry, shape, self.origin.experts, self.product.k, finish, triple)
+        text = routed_product_text(self.entry, shape, self.origin.experts, self.product.k, self.finish, triple)
         return compile_optimized_assembly(text, self.machine, "a product with experts")
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
@@ -76,15 +70,14 @@ class RoutedForm(TensorForm):
         source = words[self.places[product.a.name]] + 2 * self.number(product.a.offset, words)
         pitch = 2 * self.number(product.a.row_stride, words) if m > 1 else 0
         spec = self.matrices(words, n, k, shape)
-        aligned = [words[place] % align == 0 for place, align in self._aligned]
-        if not spec.is_possible or not all(aligned) or any(a % CHUNK_BYTES for a in (source, pitch)):
+        if not spec.is_possible or not self.is_aligned(words) or any(a % CHUNK_BYTES for a in (source, pitch)):
             return NOTHING
         shared = routed_shared_bytes(shape, experts)
         what = f"{shape}\0{experts}\0{product}\0{self._finish.text}"
         function = self.function(columns, shared, what, lambda: self.ptx(columns), gpu)
         route = words[self.places["route"]]
         tiles = [-(-n // columns), -(-k // shape.depth)]
-        arguments = [source, pitch, route, m, *tiles, *(words[i] for i in self._passed)]
+        arguments = [source, pitch, route, m, *tiles, *self.passed(words)]
         block = ArgumentBlock(1, len(arguments))
         encode(gpu, spec, block.map_at(0))
         block.set_words(arguments)

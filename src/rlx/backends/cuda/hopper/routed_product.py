@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rlx.backends.cuda.hopper.epilogue import FinishCall
 from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, GatheringWriter
-from rlx.backends.cuda.hopper.instructions import Ring, barrier_expect, barrier_wait, copy_box
+from rlx.backends.cuda.hopper.instructions import Ring, barrier_wait, copy_box
 from rlx.backends.cuda.hopper.product import (
     DEPTH_BYTES,
     ROWS,
@@ -138,16 +138,11 @@ class _Routed(GatheringWriter):
                 + w.wide(chunk * CHUNK_BYTES)
                 for number in own
             ]
-            with w.loop(0, self.steps) as step:
-                stage = ring.stage.get()
-                barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
-                a = self.memory + stage * shape.stage_bytes
-                with w.when(self.thread.equals(0)):
-                    barrier_expect(w, self.full(stage), shape.part_bytes)
-                    self.copy_matrix(a + ROWS * DEPTH_BYTES, column, step * shape.depth, expert, self.full(stage))
-                self.gather(a, lines, step, chunk)
-                self.arrive_when_copied(self.full(stage))
-                ring.advance()
+            self.fill(
+                ring,
+                lambda to, depth, barrier: self.copy_matrix(to, column, depth, expert, barrier),
+                lambda stage, step: self.gather(stage, lines, step, chunk),
+            )
 
     def copy_matrix(self, to: Val, column: Val, depth: Val, expert: Val, barrier: Val) -> None:
         if self.shape.along_k:

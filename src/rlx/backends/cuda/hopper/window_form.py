@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.epilogue import finish_kernel, finish_of
 from rlx.backends.cuda.hopper.form import product_refusal, tiling
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready
 from rlx.backends.cuda.hopper.product import ROWS, THREADS, ProductShape
+from rlx.backends.cuda.hopper.product_form import ProductForm
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.hopper.window_product import UNIT, WindowShape, window_product_text
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.windows import WindowOrigin
-from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 
 
@@ -28,19 +27,15 @@ def window_refusal(origin: WindowOrigin, machine: Machine) -> str:
     return product_refusal(origin.product, DType.F32, machine)
 
 
-class WindowForm(TensorForm):
+class WindowForm(ProductForm):
     """One convolution, with code for some widths of tiles."""
 
     name, entry = "wgmma tiles of windows", "window_product"
     waits = True
 
     def __init__(self, origin: WindowOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
-        super().__init__(params, machine, load)
-        self.origin, self.product = origin, origin.product
-        self._finish = finish_kernel(origin.product)
-        self._passed = [self.places[p.name] for p in self._finish.params if p.name in self.places]
-        buffers = [p for p in self._finish.params if isinstance(p, Buffer)]
-        self._aligned = [(self.places[p.name], p.align) for p in buffers if p.align]
+        super().__init__(origin.product, params, machine, load)
+        self.origin = origin
 
     def shape(self, columns: int) -> WindowShape:
         tile = ProductShape(columns, 1, True, ELEMENTS[self.product.a.dtype])
@@ -48,8 +43,7 @@ class WindowForm(TensorForm):
 
     def ptx(self, columns: int) -> str:
         """The code for tiles of so many columns."""
-        finish = finish_of(self.product, self._finish, self.machine)
-        text = window_product_text(self.entry, self.shape(columns), finish, self.machine.triple)
+        text = window_product_text(self.entry, self.shape(columns), self.finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a convolution on tensor cores")
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
@@ -60,14 +54,13 @@ class WindowForm(TensorForm):
         (b,) = product.bs
         source = words[self.places[product.a.name]]
         spec = MapSpec.matrix(words[self.places[b.name]], n, k, k, columns, shape.tile.element)
-        aligned = [words[place] % align == 0 for place, align in self._aligned]
-        if not spec.is_possible or not all(aligned) or source % 16:
+        if not spec.is_possible or not self.is_aligned(words) or source % 16:
             return NOTHING
         what = f"{shape}\0{product}\0{self._finish.text}"
         shared = shape.tile.shared_bytes
         function = self.function(columns, shared, what, lambda: self.ptx(columns), gpu)
         tiles = [-(-m // ROWS), -(-n // columns), -(-k // shape.tile.depth)]
-        arguments = [source, *tiles, *(words[i] for i in self._passed)]
+        arguments = [source, *tiles, *self.passed(words)]
         block = ArgumentBlock(1, len(arguments))
         encode(gpu, spec, block.map_at(0))
         block.set_words(arguments)

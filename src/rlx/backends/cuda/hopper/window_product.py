@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import FinishCall
 from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, CHUNKS, GatheringWriter
-from rlx.backends.cuda.hopper.instructions import Ring, barrier_expect, barrier_wait, copy_box
-from rlx.backends.cuda.hopper.product import DEPTH_BYTES, ROWS, ProductShape, check_shape
+from rlx.backends.cuda.hopper.instructions import Ring
+from rlx.backends.cuda.hopper.product import ProductShape, check_shape
 from rlx.backends.cuda.hopper.writer import Val
 from rlx.ops.lowered.window_products import WindowMatMul
 
@@ -62,17 +62,11 @@ class _Windows(GatheringWriter):
         with w.loop(self.first, self.tiles, self.stride) as tile:
             row, column = self.origin(tile)
             lines = [self.line(row + number) for number in own]
-            with w.loop(0, self.steps) as step:
-                stage = ring.stage.get()
-                barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
-                a = self.memory + stage * shape.stage_bytes
-                with w.when(self.thread.equals(0)):
-                    barrier_expect(w, self.full(stage), shape.part_bytes)
-                    to = a + ROWS * DEPTH_BYTES
-                    copy_box(w, to, self.map_b, (step * shape.depth, column), self.full(stage))
-                self.gather(a, lines, step * CHUNKS + chunk)
-                self.arrive_when_copied(self.full(stage))
-                ring.advance()
+            self.fill(
+                ring,
+                lambda to, depth, barrier: self.copy_b(to, self.map_b, column, depth, barrier),
+                lambda stage, step: self.gather(stage, lines, step * CHUNKS + chunk),
+            )
 
     def line(self, place: Val) -> _Line:
         """Places behind the last one are as the last; they are not stored."""
