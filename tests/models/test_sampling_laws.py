@@ -43,6 +43,17 @@ def test_top_p_keeps_the_fewest_that_reach_p(x, share):
     assert (whole[~kept] <= least + 1e-12).all()
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.999999])
+def test_top_p_of_many_tokens_is_that_of_sorting_all(share):
+    x = np.random.default_rng(0).integers(-40, 40, 20_000) / 8.0  # many ties, of which the first tokens are taken
+    whole = softmax(x)
+    order = np.argsort(-whole, kind="stable")
+    count = np.searchsorted(np.cumsum(whole[order]), share) + 1
+    kept = np.flatnonzero(probabilities(x, SamplingOptions(1.0, top_p=share)))
+    assert len(kept) == pytest.approx(count, abs=1)
+    np.testing.assert_array_equal(kept, np.sort(order[: len(kept)]))
+
+
 @given(scores, st.floats(0, 1))
 def test_min_p_is_relative_to_the_most_probable(x, least):
     p = probabilities(x, SamplingOptions(1.0, min_p=least))
@@ -71,6 +82,13 @@ def test_rows_of_a_batch_draw_differently():
     x, options = np.zeros(50), SamplingOptions(1.0, seed=0)
     draws = [[s.choose(x) for _ in range(8)] for s in (Sampler(options, 0), Sampler(options, 1), Sampler(options, 0))]
     assert draws[0] == draws[2] != draws[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_refused(temperature):
+    for x in ([0.0, np.nan], [0.0, np.inf], [-np.inf, -np.inf]):
+        with pytest.raises(OpError, match=r"largest logit is (nan|inf|-inf)"):
+            Sampler(SamplingOptions(temperature)).choose(np.array(x))
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 0}, {"min_p": 2.0}, {"repetition_penalty": 0.0}, {"seed": -1}])

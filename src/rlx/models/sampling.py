@@ -26,6 +26,11 @@ import numpy.typing as npt
 from rlx.errors import OpError
 
 F64 = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.intp]
+
+# Tokens that weigh less than these shares of the heaviest one are sorted only if the others do not reach `top_p`:
+# sorting a whole vocabulary takes longer than a step of a small model.
+_LEAST_SORTED = (2.0**-4, 2.0**-8, 2.0**-16, 0.0)
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,14 @@ class Sampler:
         options = self.options
         scores = penalized(logits.astype(np.float64), seen, options.repetition_penalty)
         scores = without_repeats(scores, written, options.presence_penalty, options.frequency_penalty)
-        if self.options.temperature == 0:
+        if not math.isfinite(largest := scores.max()):
+            raise OpError(f"sampling: no token can be chosen, since the largest logit is {largest}")
+        if options.temperature == 0:
             return int(scores.argmax())
-        return int(self._random.choice(len(scores), p=probabilities(scores, self.options)))
+        ids, weights = candidates(scores, options)
+        running = np.cumsum(weights)
+        place = np.searchsorted(running, self._random.random() * running[-1], side="right")
+        return int(ids[min(place, len(ids) - 1)])
 
     def draws(self, count: int) -> F64:
         """The uniform numbers that `choose` would draw for the next tokens; greedy choices draw none."""
@@ -138,27 +148,40 @@ def log_probabilities(logits: npt.NDArray[np.floating]) -> F64:
 
 def probabilities(scores: F64, options: SamplingOptions) -> F64:
     """What each token is drawn with."""
+    ids, weights = candidates(scores, options)
+    chances = np.zeros(len(scores))
+    chances[ids] = weights / weights.sum()
+    return chances
+
+
+def candidates(scores: F64, options: SamplingOptions) -> tuple[Ids, F64]:
+    """The tokens that may be drawn, in the order of their numbers, and what each weighs against the others.
+
+    Vocabularies have 100,000 tokens and more, of which a few matter: what a step leaves out no later one looks at.
+    """
     scaled = scores / options.temperature if options.temperature else scores
-    kept = np.ones(len(scaled), bool)
+    ids = np.arange(len(scaled))
     if options.top_k is not None and options.top_k < len(scaled):
-        kept &= scaled >= np.partition(scaled, -options.top_k)[-options.top_k]
+        ids = np.flatnonzero(scaled >= np.partition(scaled, -options.top_k)[-options.top_k])
+        scaled = scaled[ids]
+    weights = np.exp(scaled - scaled.max())
     if options.top_p is not None and options.top_p < 1:
-        kept &= _most_probable(_softmax(scaled, kept), options.top_p)
+        kept = _most_probable(weights, options.top_p)
+        ids, weights = ids[kept], weights[kept]
     if options.min_p is not None:
-        chances = _softmax(scaled, kept)
-        kept &= chances >= options.min_p * chances.max()
-    return _softmax(scaled, kept)
+        kept = np.flatnonzero(weights >= options.min_p * weights.max())
+        ids, weights = ids[kept], weights[kept]
+    return ids, weights
 
 
-def _softmax(scores: F64, kept: npt.NDArray[np.bool_]) -> F64:
-    weights = np.where(kept, np.exp(scores - scores[kept].max()), 0.0)
-    return np.asarray(weights / weights.sum())
-
-
-def _most_probable(chances: F64, share: float) -> npt.NDArray[np.bool_]:
-    """The fewest tokens that have at least `share` of the probability, most probable first."""
-    order = np.argsort(-chances, kind="stable")
-    before = np.cumsum(chances[order]) - chances[order]
-    kept = np.zeros(len(chances), bool)
-    kept[order[before < share]] = True
-    return kept
+def _most_probable(weights: F64, share: float) -> Ids:
+    """Where the fewest tokens stand that have at least `share` of all weight, heaviest first; the heaviest weighs 1."""
+    wanted = share * weights.sum()
+    for least in _LEAST_SORTED:
+        order = np.flatnonzero(weights >= least)
+        heavy = weights[order]
+        if heavy.sum() >= wanted:
+            break
+    ranks = np.argsort(-heavy, kind="stable")
+    ranked = heavy[ranks]
+    return np.sort(order[ranks[np.cumsum(ranked) - ranked < wanted]])
