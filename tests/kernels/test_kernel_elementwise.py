@@ -12,6 +12,7 @@ import rlx
 from rlx.errors import OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.maps import CHUNK, LONG_CHUNK, Access, MapPart, Move, map_kernel, merge_axes, piecewise_kernel
+from rlx.kernels.cpu.narrow_axes import NARROW
 from rlx.kernels.ir.interpret import grid_size
 from rlx.kernels.machines import AVX512, SM_90A
 from rlx.kernels.specs.expr import apply, gather, index, literal, operand
@@ -100,6 +101,36 @@ def test_any_fixed_layout(shape, permutation, broadcast, dtype):
     np.testing.assert_array_equal(
         ran_natively(kernel, args, NATIVE_TARGETS[-1])["z"].astype(float), found.astype(float)
     )
+
+
+@pytest.mark.parametrize("size", NARROW)
+@pytest.mark.parametrize("dtype", [F32, DType.F64, DType.BF16, DType.I8], ids=str)
+def test_an_axis_shorter_than_a_vector(size, dtype):
+    """z[b, n, i] = max(x[b, n, i], step[b, n]) - last[i]·one[b]: lanes cover the last axis and steps of that before."""
+    x, step, last, one = (operand(i, dtype) for i in range(4))
+    expr = apply("sub", apply("max", x, step), apply("mul", last, one))
+    inputs = [
+        Access("x", dtype, ("xb", size, 1), size),
+        Access("step", dtype, ("N", 1, 0)),
+        Access("last", dtype, (0, 0, 1)),
+        Access("one", dtype, (1, 0, 0)),
+    ]
+    outputs = [Access("z", dtype, ("zb", size, 1))]
+    for target in NATIVE_TARGETS:
+        kernel = map_kernel("narrow", target, ("B", "N", size), inputs, outputs, [expr])
+        assert "shuffle" in kernel.text or target.vector_bytes < AVX512.vector_bytes
+        for b, n in ((2, 1), (1, 37), (3, 0), (2, CHUNK // size + 21)):
+            whole = [rng.integers(-9, 9, s).astype(dtype.numpy) for s in ((b, n + 1, size), (b, n), (size,), (b,))]
+            args = dict(zip(("x", "step", "last", "one"), whole))
+            args |= {"z": np.zeros((b, n, size), dtype.numpy), "B": b, "N": n}
+            args |= {"xb": (n + 1) * size, "zb": n * size}
+            x, step, last, one = (v.astype(float) for v in whole)
+            wanted = np.maximum(x[:, 1:], step[..., None]) - last * one[:, None, None]
+            found = [ran_natively(kernel, args, target)["z"]]
+            if n < CHUNK // size:
+                found.append(interpreted(kernel, args)["z"])
+            for z in found:
+                np.testing.assert_array_equal(z.astype(float), wanted)
 
 
 def test_indices_of_the_index_space():

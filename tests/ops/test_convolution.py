@@ -111,11 +111,17 @@ def test_padding_by_name_and_by_side():
     assert ops.conv(symbolic, w, 3, "same").type.bind({"L": 7}).dims == (1, 3, 3)
 
 
-def test_lhs_dilation_puts_zeros_between_elements():
-    x, w = normal(1, 2, 4), normal(3, 2, 3)
-    apart = np.zeros((1, 2, 7))
-    apart[..., ::2] = x
-    np.testing.assert_array_equal(ops.conv(x, w, lhs_dilation=2), ops.conv(apart, w))
+@pytest.mark.parametrize("sides", [(0, 0), (2, 1), (1, 2), (3, 3), "same"])
+@pytest.mark.parametrize(("kernel", "dilation", "groups"), [(1, 1, 1), (3, 1, 2), (4, 1, 1), (2, 3, 1)])
+def test_lhs_dilation_puts_zeros_between_elements(sides, kernel, dilation, groups):
+    """As the adjoint of a strided convolution, which sums in another order, or by writing the zeros."""
+    x, w = rng.normal(size=(2, 4, 5)), rng.normal(size=(6, 4 // groups, kernel))
+    padding = sides if sides == "same" else [sides]
+    apart = np.zeros((2, 4, 13))
+    apart[:, :, ::3] = x
+    found = ops.conv(x, w, padding=padding, dilation=dilation, groups=groups, lhs_dilation=3)
+    np.testing.assert_allclose(found, ops.conv(apart, w, padding=padding, dilation=dilation, groups=groups), atol=1e-12)
+
 
 
 def test_integers_wrap_or_widen():

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rlx.errors import OpError
+from rlx.kernels.cpu.narrow_axes import NarrowScope, narrow_size
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extent, Extents, total, unflatten
 from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value
@@ -26,6 +27,8 @@ from rlx.kernels.specs.scopes import Access as Access
 CHUNK = 8192
 # The same for maps that have very many: every array is then read along for longer before the next piece of it.
 LONG_CHUNK = 32768
+# A chunk is a multiple of this many elements, and so of all vectors.
+WHOLE_VECTORS = 256
 # Functions of which four fit side by side into this many registers, and gain by it.
 _CHAINS = frozenset({"exp", "expm1", "tanh", "sigmoid", "silu", "gelu", "gelu_approx", "erf", "log", "log1p"})
 MANY_REGISTERS = 32
@@ -119,19 +122,24 @@ class _PartMaker:
             extents(extent)
         part = merged_part(part)
         self.nest = LoopNest(k, extents, part.shape, buffers, part.inputs, part.outputs, part.all_exprs)
-        self.part, self.inner = part, len(part.shape) - 1
+        self.narrow = 0 if machine.is_gpu else narrow_size(part, machine.vector_bytes)
+        # The axis along which lanes go, and behind it at most one that they cover whole.
+        self.part, self.inner = part, len(part.shape) - (2 if self.narrow else 1)
         outer = range(self.inner)
         # CPUs have workers enough without the axes along which the place alone changes.
         is_ordered = part.move is not None and not (part.move.is_unique and machine.is_gpu)
         self.serial = [a for a in outer if is_ordered and not part.outputs[0].moves_along(a)]
         self.dealt = [a for a in outer if a not in self.serial]
-        self.inner_size = part.shape[-1]
-        self.chunk = _chunk(part.shape)
+        self.inner_size = part.shape[self.inner]
+        self.chunk = _chunk(part.shape) // max(self.narrow, 1) // WHOLE_VECTORS * WHOLE_VECTORS
         nodes = self.nest.nodes
-        self.uniform = [n for n in nodes if self.inner not in self.nest.depends(n)]
-        self.register_lanes = max(1, machine.vector_bytes // self.nest.widest(self.inner, nodes))
+        covered = range(self.inner, len(part.shape))
+        self.uniform = [n for n in nodes if self.nest.depends(n).isdisjoint(covered)]
+        self.register_lanes = max(1, machine.vector_bytes // self.nest.widest(covered, nodes))
+        if self.narrow and self.register_lanes % self.narrow == 0:
+            self.register_lanes //= self.narrow
         self.lanes = self.register_lanes * self.side_by_side()
-        self.has_masks = self.nest.has_masks(machine, self.inner)
+        self.has_masks = all(self.nest.has_masks(machine, axis) for axis in covered)
 
     def side_by_side(self) -> int:
         """Registers of a vector. A math function is a long chain of instructions, each of which waits for the one
@@ -153,9 +161,8 @@ class _PartMaker:
             self.steps = 1 if lanes > 1 else GPU_ELEMENTS_PER_THREAD
             self.total = total(k, [sizes[a] for a in (*self.dealt, self.inner)])
             return k.ceildiv(self.total, GPU_THREADS * self.steps * lanes)
-        inner = sizes[-1]
-        self.parts_of_row = k.ceildiv(inner, self.chunk)
-        if len(sizes) == 1:
+        self.parts_of_row = k.ceildiv(sizes[self.inner], self.chunk)
+        if self.inner == 0:
             return self.parts_of_row
         self.rows = total(k, [sizes[a] for a in self.dealt])
         elements = total(k, [sizes[a] for a in (*self.serial, self.inner)])
@@ -167,7 +174,7 @@ class _PartMaker:
             self.gpu_block(block)
             return
         k, sizes = self.k, self.nest.sizes
-        if len(sizes) == 1:
+        if self.inner == 0:
             self.part_of_row({}, block)
             return
         # One chunk is several short rows, or a part of a long one.
@@ -192,7 +199,7 @@ class _PartMaker:
         row = Scope(self.nest, outer)
         row.compute(self.uniform)
         start = part * self.chunk
-        stop = k.min(start + self.chunk, self.nest.sizes[-1])
+        stop = k.min(start + self.chunk, self.nest.sizes[self.inner])
         if self.lanes == 1:
             with k.loop("i", start, stop) as i:
                 self.elements(row, i, 1)
@@ -207,13 +214,17 @@ class _PartMaker:
             start = whole
         if self.has_masks:
             with k.loop("i", start, stop, lanes) as i:
-                self.elements(row, i, lanes, k.lane_mask(stop - i, lanes))
+                self.elements(row, i, lanes, stop - i)
         else:
             with k.loop("i", start, stop) as i:
                 self.elements(row, i, 1)
 
-    def elements(self, row: Scope, i: Value, lanes: int, mask: Value | None = None) -> None:
-        """Load, compute and store `lanes` elements from inner index `i`."""
+    def elements(self, row: Scope, i: Value, lanes: int, exist: Value | None = None) -> None:
+        """Load, compute and store `lanes` elements from inner index `i`, of which so many may `exist`."""
+        if self.narrow:
+            self.finish(NarrowScope(self.nest, {self.inner: i}, row, self.narrow, lanes, exist))
+            return
+        mask = None if exist is None else self.k.lane_mask(exist, lanes)
         self.finish(Scope(self.nest, {self.inner: i}, row, self.inner, lanes, mask))
 
     def finish(self, scope: Scope) -> None:

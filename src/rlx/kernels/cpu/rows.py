@@ -230,7 +230,7 @@ class _RowMaker:
         """Elements of a vector along the row: as many as fit into one register, into several for short code."""
         if self.machine.is_gpu:
             return self.nest.aligned_lanes
-        lanes = max(1, self.machine.vector_bytes // self.nest.widest(self.lane_axis, visit.nodes))
+        lanes = max(1, self.machine.vector_bytes // self.nest.widest([self.lane_axis], visit.nodes))
         if lanes > 1 and all(is_simple(n) for n in visit.nodes if n not in visit.loads):
             lanes *= WIDE
         side = self.shape[self.lane_axis]
@@ -239,14 +239,18 @@ class _RowMaker:
         return lanes
 
     def lanes_across(self) -> int:
-        """Neighbouring rows in one vector: many, as long as there are some vectors for each worker."""
+        """Neighbouring rows in one vector: many, as long as workers have some vectors, and an only one is half full."""
         nodes = self.nest.nodes
-        lanes = max(1, self.machine.vector_bytes // self.nest.widest(self.lane_axis, nodes))
+        lanes = max(1, self.machine.vector_bytes // self.nest.widest([self.lane_axis], nodes))
         if lanes == 1:
             return 1
         side = self.shape[self.lane_axis]
-        wide = WIDEST if isinstance(side, int) and all(is_simple(n) for n in nodes) else WIDE
-        while isinstance(side, int) and wide > 1 and lanes * wide * UNITS > side:
+        if not isinstance(side, int):
+            return lanes * WIDE
+        sizes = [self.shape[axis] for axis in self.row_axes if axis != self.lane_axis]
+        others = math.prod(size for size in sizes if isinstance(size, int))
+        wide = WIDEST if all(is_simple(n) for n in nodes) else WIDE
+        while wide > 1 and (side <= lanes * wide // 2 or others * side < lanes * wide * UNITS):
             wide //= 2
         return lanes * wide
 

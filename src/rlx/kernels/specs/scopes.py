@@ -120,9 +120,9 @@ class LoopNest:
         """The axes along which a value changes."""
         return self._depends[node]
 
-    def widest(self, axis: int, nodes: Iterable[Expr]) -> int:
-        """Bytes of the largest type in which something changes along an axis."""
-        sizes = [compute_dtype(n.dtype).size_bytes for n in nodes if axis in self._depends[n]]
+    def widest(self, axes: Collection[int], nodes: Iterable[Expr]) -> int:
+        """Bytes of the largest type in which something changes along some axes."""
+        sizes = [compute_dtype(n.dtype).size_bytes for n in nodes if not self._depends[n].isdisjoint(axes)]
         return max(sizes, default=1)
 
     def has_masks(self, machine: Machine, axis: int) -> bool:

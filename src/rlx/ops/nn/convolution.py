@@ -411,18 +411,47 @@ def conv(
     rank = len(dims_of(x)) - 2
     kernel: Any = dims_of(w)[2:]
     steps, spread, gaps = per_axis(stride, rank), per_axis(dilation, rank), per_axis(lhs_dilation, rank)
-    if any(g != 1 for g in gaps):
-        x = pad(x, 0, interior=(0, 0, *(g - 1 for g in gaps)))
     if isinstance(padding, str):
-        sides = _named_padding(padding, dims_of(x)[2:], kernel, steps, spread)
+        spaced = [dim_max((size - 1) * gap + 1, 0) for size, gap in zip(dims_of(x)[2:], gaps)]
+        sides = _named_padding(padding, tuple(spaced), kernel, steps, spread)
     else:
         each = (padding,) * rank if isinstance(padding, int) else padding
         sides = [(p, p) if isinstance(p, int) else p for p in each]
+    if any(g != 1 for g in gaps):
+        if {*steps} == {1} and out_dtype is None and 0 not in dims_of(x) and _reaches_less(sides, kernel, spread):
+            return _spread_conv(x, w, gaps, sides, spread, groups, precision)
+        x = pad(x, 0, interior=(0, 0, *(g - 1 for g in gaps)))
     if any(low != high or not isinstance(low, int) for low, high in sides):
         low, high = zip(*sides)
         x, sides = pad(x, 0, low=(0, 0, *low), high=(0, 0, *high)), [(0, 0)] * rank
     out = None if out_dtype is None else DType.of(out_dtype)
     return Conv(kernel, steps, tuple(low for low, _ in sides), spread, groups, precision, out)(x, w)
+
+
+def _reaches_less(sides: Sequence[tuple[Any, Any]], kernel: Ints, dilation: Ints) -> bool:
+    """Whether no window lies in the padding alone."""
+    reach = [d * (k - 1) for k, d in zip(kernel, dilation)]
+    return all(isinstance(p, int) and 0 <= p <= r for pair, r in zip(sides, reach) for p in pair)
+
+
+def _spread_conv(
+    x: Any, w: Any, gaps: Ints, sides: Sequence[tuple[int, int]], dilation: Ints, groups: int, precision: str
+) -> Any:
+    """The convolution of x with zeros between its elements as the adjoint of a strided one, which never meets them."""
+    from rlx.ops.shape import movement
+
+    out, rank = dims_of(w)[0], len(gaps)
+    by_group = movement.reshape(w, (groups, out // groups, *dims_of(w)[1:]))
+    swapped = movement.reshape(movement.swapaxes(by_group, 1, 2), (-1, out // groups, *dims_of(w)[2:]))
+    turned = movement.reverse(swapped, tuple(range(2, 2 + rank)))
+    reach = [d * (k - 1) for k, d in zip(dims_of(w)[2:], dilation)]
+    padding = tuple(r - low for r, (low, _) in zip(reach, sides))
+    longer = tuple(max(high - low, 0) for low, high in sides)
+    y = ConvTranspose2d(dims_of(w)[2:], gaps, padding, dilation, longer, groups, precision)(x, turned)
+    for axis, (low, high) in enumerate(sides, 2):
+        if high < low:
+            y = movement.narrow(y, axis, 0, dims_of(y)[axis] - (low - high))
+    return y
 
 
 def _named_padding(name: str, sizes: Dims, kernel: Ints, stride: Ints, dilation: Ints) -> list[tuple[Any, Any]]:
