@@ -123,7 +123,6 @@ def test_lhs_dilation_puts_zeros_between_elements(sides, kernel, dilation, group
     np.testing.assert_allclose(found, ops.conv(apart, w, padding=padding, dilation=dilation, groups=groups), atol=1e-12)
 
 
-
 def test_integers_wrap_or_widen():
     x, w = np.full((1, 1, 4), 100, np.int8), np.full((1, 1, 3), 2, np.int8)
     assert ops.conv(x, w).tolist() == [[[88, 88]]]
