@@ -98,8 +98,16 @@ class _Recorder(WeightFile):
 
 
 def _has_bias(family: str, role: str) -> bool:
-    if family in ("gpt2", "gpt_neox", "opt"):
+    if family in ("gpt2", "gpt_neox", "opt", "starcoder2"):
         return role not in ("embed", "positions", "head")
+    if family == "phi":
+        return role != "embed"
+    if family == "gptj":
+        return role in ("up", "down", "head") or role.endswith("norm")
+    if family in ("falcon", "stablelm"):
+        return role.endswith("norm")
+    if family in ("glm", "glm4", "seed_oss"):
+        return role in ("q", "k", "v")
     return family.startswith("qwen2") and role in ("q", "k", "v")
 
 
@@ -107,7 +115,7 @@ def random_directory(folder: Path, fields: dict, seed: int = 0, template: str | 
     """Write a model of `config.json` fields, with a tokenizer of bytes."""
     config = decoder_config_from_hf(fields)
     family = fields["model_type"]
-    names = {role: name.replace(".{e}", "") for role, name in weight_names.HF_DECODERS[family].items()}
+    names = {role: name.replace(".{e}", "") for role, name in weight_names.hf_names(config).items()}
     recorder = _Recorder(family, names, config.tied, seed)
     build_decoder(config, recorder)
     arrays = {}

@@ -31,13 +31,17 @@ def saved(name, folder, monkeypatch):
     kind, settings = FAMILIES[name]
     monkeypatch.setitem(FAMILIES, name, (kind, settings | CHANGES.get(name, {}) | {"vocab_size": 260}))
     model = saved_model(name, folder)
+    save_tokenizer(folder)
+    return model
+
+
+def save_tokenizer(folder):
     from tokenizers.pre_tokenizers import ByteLevel
 
     backend = byte_tokenizer()._backend
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
-    return model
 
 
 @pytest.mark.parametrize("name", NAMES)

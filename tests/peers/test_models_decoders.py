@@ -122,11 +122,14 @@ def randomize(model, seed):
 
 
 def saved_model(name, folder, dtype=torch.float32):
-    kind, settings = FAMILIES[name]
+    return saved_as(*FAMILIES[name], folder, len(name), dtype)
+
+
+def saved_as(kind, settings, folder, seed, dtype=torch.float32):
     config = transformers.AutoConfig.for_model(kind, **settings)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    randomize(model, seed=len(name))
+    randomize(model, seed)
     model.to(dtype).save_pretrained(folder)
     # Loaded again, because conversions also round tables that are not weights.
     return transformers.AutoModelForCausalLM.from_pretrained(

@@ -30,7 +30,7 @@ from rlx.models.adapters import PARTS, Adapter, LoraPair, Site, chosen_sites, li
 from rlx.models.config import DecoderConfig, EncoderConfig
 from rlx.models.convert import ARCHITECTURES
 from rlx.models.model_files import read_json
-from rlx.models.weights import WeightFile
+from rlx.models.weights import WeightFile, qkv_order
 
 Config = DecoderConfig | EncoderConfig
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -184,15 +184,16 @@ def row_orders(config: Config, in_gguf: bool) -> Rows:
     if isinstance(config, EncoderConfig):
         return lambda role, count: everything
     architecture = ARCHITECTURES.get(config.family, config.family)
-    heads = {"q": config.heads, "k": config.kv_heads} if architecture == "llama" and in_gguf else {}
+    is_paired = in_gguf and architecture in weight_names.GGUF_PAIRS_TOGETHER
+    heads = {"q": config.heads, "k": config.kv_heads} if is_paired else {}
+    by_head = _FAMILIES.get(architecture) in weight_names.HF_QKV_BY_HEAD
 
     def order(role: str, count: int) -> npt.NDArray[np.intp] | slice:
         if role in heads and count % (2 * heads[role]) == 0:
             # The two features of a rotary pair are neighbours.
             return np.arange(count).reshape(heads[role], 2, -1).swapaxes(1, 2).reshape(-1)
-        if role == "qkv" and architecture == "gptneox" and count % (3 * config.heads) == 0:
-            return np.arange(count).reshape(config.heads, 3, -1).swapaxes(0, 1).reshape(-1)
-        return everything
+        places = qkv_order(count, config.heads, config.kv_heads) if role == "qkv" and by_head else None
+        return everything if places is None else places
 
     return order
 

@@ -90,9 +90,11 @@ class DecoderConfig:
     """A causal language model.
 
     `windows[i]` is how many keys, its own included, a query of layer i sees; None is all of them. Layers with a window
-    use `local_rope` where there is one. Norms stand before attention and feed-forward (`pre_norms`), behind them
-    (`post_norms`), or both. `qk_norm` normalises q and k head by head, or as a whole (`qk_norm_whole`). With
-    `parallel_residual` both halves of a layer read its input. Learned positions begin at row `position_offset`.
+    use `local_rope` where there is one, `no_rope_layers` none. Norms stand before attention and feed-forward
+    (`pre_norms`), behind them (`post_norms`), or both; without `norm_affine` they have no weights. `qk_norm` normalises
+    q and k head by head, after the rotation with `qk_norm_after_rope`, or as a whole (`qk_norm_whole`); q, k and v are
+    first cut to ±`qkv_limit`. With `parallel_residual` both halves of a layer read its input, with `shared_norm` by
+    one norm. Learned positions begin at row `position_offset`.
     """
 
     family: str
@@ -106,10 +108,12 @@ class DecoderConfig:
     context: int
     norm: NormKind = "rms"
     norm_eps: float = 1e-6
+    norm_affine: bool = True
     activation: ActivationKind = ActivationKind.Silu
     gated: bool = True
     rope: RopeConfig | None = None
     local_rope: RopeConfig | None = None
+    no_rope_layers: frozenset[int] = frozenset()
     learned_positions: bool = False
     position_offset: int = 0
     windows: tuple[int | None, ...] = ()
@@ -118,9 +122,12 @@ class DecoderConfig:
     final_softcap: float | None = None
     qk_norm: bool = False
     qk_norm_whole: bool = False
+    qk_norm_after_rope: bool = False
+    qkv_limit: float | None = None
     pre_norms: bool = True
     post_norms: bool = False
     parallel_residual: bool = False
+    shared_norm: bool = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
     tied: bool = False

@@ -8,78 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-import numpy as np
+from dataclasses import replace
+from typing import Any
 
 from rlx.errors import FormatError
-from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig, check_sizes, checked_layers
+from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig
+from rlx.models.gguf_keys import Factors, GgufKeys, common_keys
+from rlx.models.weight_names import GGUF_PAIRS_TOGETHER
 from rlx.ops.nn.rotary import RopeStyle
 from rlx.ops.pointwise.unary import ActivationKind
 
-T = TypeVar("T")
-Factors = Callable[[str], tuple[float, ...]]
-
 _GELU_TANH = ActivationKind.GeluApprox
-
-
-class GgufKeys:
-    """Metadata of one architecture, read by the part of the key after its name."""
-
-    def __init__(self, architecture: str, metadata: Mapping[str, Any]) -> None:
-        self.architecture, self._metadata = architecture, metadata
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        return self._number(key, default, (int, np.integer), int)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
-        value = self._number(key, default, (int, float, np.integer, np.floating), float)
-        if not 0 < value < 1e30:
-            raise FormatError(f"GGUF key {self._full(key)!r} must be a positive number, got {value!r}")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        value = self._metadata.get(self._full(key), default)
-        if not isinstance(value, str):
-            raise FormatError(f"GGUF key {self._full(key)!r} must be a string, got {value!r:.80}")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._metadata.get(self._full(key), default)
-        if not isinstance(value, bool | np.bool_):
-            raise FormatError(f"GGUF key {self._full(key)!r} must be true or false, got {value!r:.80}")
-        return bool(value)
-
-    def has(self, key: str) -> bool:
-        return self._full(key) in self._metadata
-
-    def one_for_all_layers(self, key: str, default: int | None = None) -> int:
-        """A size that the format allows to be given per layer; layers that differ are refused."""
-        value = self._metadata.get(self._full(key))
-        if not isinstance(value, list | np.ndarray):
-            return self.integer(key, default)
-        if not len(value) or not all(isinstance(v, int | np.integer) and not isinstance(v, bool) for v in value):
-            raise FormatError(
-                f"GGUF key {self._full(key)!r} must be a whole number, or one for each layer, got {value!r:.80}"
-            )
-        sizes = {int(v) for v in value}
-        if len(sizes) != 1:
-            raise FormatError(
-                f"GGUF key {self._full(key)!r} differs between layers ({sorted(sizes)}); such models are not supported"
-            )
-        return sizes.pop()
-
-    def _full(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
-
-    def _number(self, key: str, default: T | None, accepted: tuple[type, ...], kind: Callable[[Any], T]) -> T:
-        value = self._metadata.get(self._full(key), default)
-        if value is None:
-            raise FormatError(f"GGUF key {self._full(key)!r} is missing; a {self.architecture} model needs it")
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, accepted):
-            raise FormatError(f"GGUF key {self._full(key)!r} must be a number, got {value!r:.80}")
-        return kind(value)
 
 
 def decoder_config_from_gguf(
@@ -95,68 +34,11 @@ def decoder_config_from_gguf(
         raise FormatError(
             f"GGUF architecture {architecture!r} is not supported; supported: {', '.join(sorted(DECODERS))}"
         )
-    keys = GgufKeys(str(architecture), metadata)
-    return DECODERS[str(architecture)](keys, _common(keys, tensors, factors))
-
-
-def _common(keys: GgufKeys, tensors: Mapping[str, tuple[int, ...]], factors: Factors) -> dict[str, Any]:
-    """What all architectures write in the same way, as arguments of `DecoderConfig`."""
-    hidden, heads = keys.integer("embedding_length"), keys.one_for_all_layers("attention.head_count")
-    check_sizes(keys.architecture, {"embedding_length": hidden, "attention.head_count": heads})
-    head_dim = keys.integer("attention.key_length", hidden // heads)
-    check_sizes(keys.architecture, {"the width of a head": head_dim})
-    if keys.integer("attention.value_length", head_dim) != head_dim:
-        raise FormatError(f"{keys.architecture}: keys and values of different width are not supported")
-    if "token_embd.weight" not in tensors:
-        raise FormatError("GGUF: the tensor 'token_embd.weight' is missing")
-    return {
-        "family": keys.architecture,
-        "layers": checked_layers(keys.integer("block_count")),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": keys.one_for_all_layers("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "ffn": keys.one_for_all_layers("feed_forward_length"),
-        "vocab": tensors["token_embd.weight"][0],
-        "context": keys.integer("context_length"),
-        "tied": "output.weight" not in tensors,
-        "norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
-        "rope": _rope(keys, head_dim, tensors, factors),
-    }
-
-
-def _rope(keys: GgufKeys, head_dim: int, tensors: Mapping[str, Any], factors: Factors) -> RopeConfig:
-    kind = keys.text("rope.scaling.type", "none")
-    settings: dict[str, Any] = {
-        "base": keys.number("rope.freq_base", 10000.0),
-        "dims": keys.integer("rope.dimension_count", head_dim),
-        "factor": keys.number("rope.scaling.factor", 1.0),
-        "original_context": keys.integer("rope.scaling.original_context_length", keys.integer("context_length")),
-    }
-    if "rope_freqs.weight" in tensors:
-        return RopeConfig(**settings, scaling="llama3", factors=factors("rope_freqs.weight"))
-    if "rope_factors_long.weight" in tensors:
-        return RopeConfig(
-            **settings,
-            scaling="longrope",
-            attention_factor=keys.number("rope.scaling.attn_factor", 1.0),
-            factors=factors("rope_factors_short.weight"),
-            long_factors=factors("rope_factors_long.weight"),
-        )
-    if kind == "yarn":
-        return RopeConfig(
-            **settings,
-            scaling="yarn",
-            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
-        )
-    if kind == "linear":
-        return RopeConfig(**settings, scaling="linear")
-    if kind not in ("none", "longrope"):
-        raise FormatError(
-            f"GGUF rope scaling {kind!r} is not supported; supported: none, linear, yarn, longrope, llama3 factors"
-        )
-    return RopeConfig(**settings)
+    keys = GgufKeys(str(architecture), metadata, tensors)
+    common = common_keys(keys, factors)
+    if architecture in GGUF_PAIRS_TOGETHER | _PAIRS_TOGETHER_EVERYWHERE:
+        common["rope"] = replace(common["rope"], style=RopeStyle.GptJ)
+    return DECODERS[str(architecture)](keys, common)
 
 
 def _moe(keys: GgufKeys, renormalize: bool, shared: bool = False) -> MoeConfig | None:
@@ -174,17 +56,10 @@ def _moe(keys: GgufKeys, renormalize: bool, shared: bool = False) -> MoeConfig |
 
 def _llama(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     """llama, mistral and mixtral."""
-    common["rope"] = _with_pairs_together(common["rope"])
     return DecoderConfig(**common, moe=_moe(keys, renormalize=True))
 
 
-def _with_pairs_together(rope: RopeConfig) -> RopeConfig:
-    from dataclasses import replace
-
-    return replace(rope, style=RopeStyle.GptJ)
-
-
-def _qwen2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+def _plain(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     return DecoderConfig(**common)
 
 
@@ -266,9 +141,120 @@ def _gptneox(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     )
 
 
+def _layer_norms(keys: GgufKeys, common: dict[str, Any]) -> dict[str, Any]:
+    return common | {"norm": "layer", "norm_eps": keys.number("attention.layer_norm_epsilon")}
+
+
+def _smollm3(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    # Files do not say which.
+    return DecoderConfig(**common, no_rope_layers=frozenset(range(3, common["layers"], 4)))
+
+
+def _granite(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(
+        **common,
+        embed_scale=keys.number("embedding_scale", 1.0),
+        attention_scale=keys.number("attention.scale", common["head_dim"] ** -0.5),
+        residual_multiplier=keys.number("residual_scale", 1.0),
+        logit_multiplier=1.0 / keys.number("logit_scale", 1.0),
+    )
+
+
+def _gemma(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**common, activation=_GELU_TANH, embed_scale=math.sqrt(common["hidden"]))
+
+
+def _starcoder2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**_layer_norms(keys, common), activation=_GELU_TANH, gated=False)
+
+
+def _stablelm(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    parallel = "blk.0.ffn_norm.weight" not in keys.tensors
+    return DecoderConfig(**_layer_norms(keys, common), parallel_residual=parallel, shared_norm=parallel)
+
+
+def _olmo(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    limit = keys.number("attention.clamp_kqv") if keys.has("attention.clamp_kqv") else None
+    return DecoderConfig(**_layer_norms(keys, common), norm_affine=False, qkv_limit=limit)
+
+
+def _phi2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(
+        **_layer_norms(keys, common),
+        activation=_GELU_TANH,
+        gated=False,
+        fused_qkv="blk.0.attn_qkv.weight" in keys.tensors,
+        parallel_residual=True,
+        shared_norm=True,
+    )
+
+
+def _command_r(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(
+        **_layer_norms(keys, common),
+        parallel_residual=True,
+        shared_norm=True,
+        logit_multiplier=keys.number("logit_scale", 1.0),
+    )
+
+
+def _cohere2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    windows = _windows(keys, common["layers"])
+    no_rope = frozenset(i for i, w in enumerate(windows) if w is None)
+    return replace(_command_r(keys, common), windows=windows, no_rope_layers=no_rope)
+
+
+def _windows(keys: GgufKeys, layers: int) -> tuple[int | None, ...]:
+    """All layers but every fourth have a window, unless the file says which have."""
+    window = keys.integer("attention.sliding_window")
+    slides = keys.layer_flags("attention.sliding_window_pattern", layers)
+    if slides is None:
+        every = keys.integer("attention.sliding_window_pattern", 4)
+        slides = tuple(every == 0 or (i + 1) % every != 0 for i in range(layers))
+    return tuple(window if s else None for s in slides)
+
+
+def _glm(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**common, fused_qkv="blk.0.attn_qkv.weight" in keys.tensors, fused_gate_up=True)
+
+
+def _glm4(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return replace(_glm(keys, common), post_norms=True)
+
+
+def _falcon(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(
+        **_layer_norms(keys, common),
+        activation=ActivationKind.Gelu,
+        gated=False,
+        fused_qkv=True,
+        parallel_residual=True,
+        shared_norm="blk.0.attn_norm_2.weight" not in keys.tensors,
+    )
+
+
+def _exaone4(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    windows = _windows(keys, common["layers"]) if keys.has("attention.sliding_window") else ()
+    return DecoderConfig(
+        **common,
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        windows=windows,
+        no_rope_layers=frozenset(i for i, w in enumerate(windows) if w is None),
+    )
+
+
+def _hunyuan(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**common, qk_norm=True, qk_norm_after_rope=True)
+
+
+# Architectures whose rotary pairs are neighbours in directories, too.
+_PAIRS_TOGETHER_EVERYWHERE = frozenset({"command-r", "cohere2", "chatglm", "glm4", "ernie4_5"})
+
 DECODERS: dict[str, Callable[[GgufKeys, dict[str, Any]], DecoderConfig]] = {
     "llama": _llama,
-    "qwen2": _qwen2,
+    "qwen2": _plain,
     "qwen3": _qwen3,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
@@ -278,4 +264,20 @@ DECODERS: dict[str, Callable[[GgufKeys, dict[str, Any]], DecoderConfig]] = {
     "gpt2": _gpt2,
     "olmo2": _olmo2,
     "gptneox": _gptneox,
+    "smollm3": _smollm3,
+    "granite": _granite,
+    "gemma": _gemma,
+    "starcoder2": _starcoder2,
+    "stablelm": _stablelm,
+    "olmo": _olmo,
+    "phi2": _phi2,
+    "command-r": _command_r,
+    "cohere2": _cohere2,
+    "chatglm": _glm,
+    "glm4": _glm4,
+    "falcon": _falcon,
+    "exaone4": _exaone4,
+    "ernie4_5": _plain,
+    "seed_oss": _plain,
+    "hunyuan-dense": _hunyuan,
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlx.errors import FormatError
 from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
-from rlx.models.config_hf import rope_from_hf
+from rlx.models.config_hf_common import rope_from_hf
 from rlx.models.hf_fields import HfFields
 from rlx.models.model_files import read_json, read_json_list
 from rlx.ops.pointwise.unary import ActivationKind

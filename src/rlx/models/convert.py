@@ -46,9 +46,25 @@ ARCHITECTURES = {
     "gpt2": "gpt2",
     "olmo2": "olmo2",
     "gpt_neox": "gptneox",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "gemma": "gemma",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "olmo": "olmo",
+    "phi": "phi2",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "glm": "chatglm",
+    "glm4": "glm4",
+    "falcon": "falcon",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5",
+    "seed_oss": "seed_oss",
+    "hunyuan_v1_dense": "hunyuan-dense",
 }
 # Architectures whose files say which layers see a window.
-_WITH_WINDOWS = ("gemma2", "gemma3", "phi3")
+_WITH_WINDOWS = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4")
 # Every so many layers one sees all keys, where a file does not say it.
 _USUAL_PATTERN = 6
 Progress = Callable[[str, int, int], None]
@@ -100,7 +116,7 @@ def _as_stored(config: DecoderConfig, architecture: str) -> DecoderConfig:
         # Within one window a model that has windows is a model without.
         smallest = min(w for w in config.windows if w is not None)
         changes |= {"windows": (), "context": min(config.context, smallest)}
-    if architecture == "llama" and config.rope is not None:
+    if architecture in weight_names.GGUF_PAIRS_TOGETHER and config.rope is not None:
         changes["rope"] = dataclasses.replace(config.rope, style=RopeStyle.GptJ)
     return dataclasses.replace(config, **changes)
 
@@ -108,11 +124,13 @@ def _as_stored(config: DecoderConfig, architecture: str) -> DecoderConfig:
 def _weights(files: DecoderFiles, architecture: str) -> Iterator[tuple[str, Weight]]:
     """The weights under the names of the format."""
     config = files.config
-    heads = {"q": config.heads, "k": config.kv_heads} if architecture == "llama" else {}
+    names = weight_names.gguf_names(dataclasses.replace(config, family=architecture))
+    is_paired = architecture in weight_names.GGUF_PAIRS_TOGETHER
+    heads = {"q": config.heads, "k": config.kv_heads} if is_paired else {}
     for role, layer, part, weight in files.weights.by_role(config.layers):
         if role == "head" and config.tied:
             continue
-        name = f"{weight_names.GGUF[role].replace('{i}', str(layer))}.{part}"
+        name = f"{names[role].replace('{i}', str(layer))}.{part}"
         yield name, _paired(weight, heads[role]) if role in heads else weight
 
 
@@ -180,11 +198,16 @@ def _metadata(folder: Path, config: DecoderConfig, mix: TypeMix) -> dict[str, An
         "vocab_size": np.uint32(c.vocab),
         **_rope_keys(c.rope),
     }
-    if a == "gptneox":
+    keys |= {key: np.float32(value) for key, value in _multipliers(c).items()}
+    if a in ("gptneox", "stablelm"):
         keys["use_parallel_residual"] = c.parallel_residual
+    if c.qkv_limit is not None:
+        keys["attention.clamp_kqv"] = np.float32(c.qkv_limit)
     window = next((w for w in c.windows if w is not None), None)
     if window is not None:
         keys["attention.sliding_window"] = np.uint32(window)
+    if a == "exaone4" and window is not None:
+        keys["attention.sliding_window_pattern"] = [w is not None for w in c.windows]
     if c.local_rope is not None:
         keys["rope.freq_base_swa"] = np.float32(c.local_rope.base)
         every = next((i for i, w in enumerate(c.windows) if w is None), c.layers) + 1
@@ -208,6 +231,21 @@ def _metadata(folder: Path, config: DecoderConfig, mix: TypeMix) -> dict[str, An
     if mix.file_type is not None:
         general["general.file_type"] = np.uint32(mix.file_type)
     return general | {f"{a}.{key}": value for key, value in keys.items()}
+
+
+def _multipliers(config: DecoderConfig) -> dict[str, float]:
+    """Factors that files of an architecture have keys for; elsewhere the architecture fixes them."""
+    if config.family in ("command-r", "cohere2"):
+        return {"logit_scale": config.logit_multiplier}
+    if config.family == "granite":
+        assert config.attention_scale is not None
+        return {
+            "embedding_scale": config.embed_scale,
+            "attention.scale": config.attention_scale,
+            "residual_scale": config.residual_multiplier,
+            "logit_scale": 1.0 / config.logit_multiplier,
+        }
+    return {}
 
 
 def _rope_keys(rope: RopeConfig | None) -> dict[str, Any]:

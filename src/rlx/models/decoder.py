@@ -152,15 +152,16 @@ class _Decoder:
     def _layer(self, x: Any, layer: int) -> Any:
         c, given = self.config, x
         with named_scope("attention"):
-            x = self._residual(
-                x, self._attention(self._before(given, "attn_norm", layer), layer), "post_attn_norm", layer
-            )
+            read = self._before(given, "attn_norm", layer)
+            x = self._residual(x, self._attention(read, layer), "post_attn_norm", layer)
         with named_scope("feed forward"):
-            read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
+            if not c.shared_norm:
+                read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
             return self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)
 
     def _norm(self, x: Any, role: str, layer: int | None) -> Any:
-        return self.layers.norm(x, role, layer, self.config.norm, self.config.norm_eps)
+        c = self.config
+        return self.layers.norm(x, role, layer, c.norm, c.norm_eps, c.norm_affine)
 
     def _before(self, x: Any, role: str, layer: int) -> Any:
         """What a half of a layer reads."""
@@ -177,16 +178,18 @@ class _Decoder:
     def _attention(self, x: Any, layer: int) -> Any:
         c = self.config
         q, k, v = self._qkv(x, layer)
-        if c.qk_norm:
+        if c.qk_norm and not c.qk_norm_after_rope:
             q, k = self._norm(q, "q_norm", layer), self._norm(k, "k_norm", layer)
         window = c.window(layer)
         tables = self.rope if window is None else self.local_rope
-        if tables is not None:
+        if tables is not None and layer not in c.no_rope_layers:
             rope, cos, sin = tables
             q, k = (
                 blocks.rope(h, cos, sin, c.head_dim, rope.dims, self.positions, style=rope.style, layout="bshd")
                 for h in (q, k)
             )
+        if c.qk_norm and c.qk_norm_after_rope:
+            q, k = self._norm(q, "q_norm", layer), self._norm(k, "k_norm", layer)
         keys, *k_scale = self._cached(f"k.{layer}", k)
         values, *v_scale = self._cached(f"v.{layer}", v)
         attended = blocks.attention(
@@ -215,6 +218,8 @@ class _Decoder:
             parts = split_last(self.layers.linear(x, "qkv", layer, sum(widths)), widths)
         else:
             parts = [self.layers.linear(x, role, layer, width) for role, width in zip("qkv", widths)]
+        if c.qkv_limit is not None:
+            parts = [ops.clamp(p, -c.qkv_limit, c.qkv_limit) for p in parts]
         if c.qk_norm_whole:
             parts[:2] = [self._norm(p, role, layer) for p, role in zip(parts, ("q_norm", "k_norm"))]
         batch, seq = self.tokens.shape

@@ -35,7 +35,7 @@ class Layers:
         self.dropout_key: Tensor | None = None
         self.weights: dict[str, Weight] = {}
         self._params: dict[str, Tensor] = {}
-        self._zero_vectors: dict[int, Tensor] = {}
+        self._filled_vectors: dict[tuple[int, float], Tensor] = {}
         self._dropouts = 0
 
     def param(self, name: str, dims: tuple[int, ...]) -> tuple[Tensor, Weight]:
@@ -135,22 +135,25 @@ class Layers:
                 return ops.dequant_gather(param, ids, scheme=weight.scheme, k=width)
             return convert(ops.gather(param, ids), DType.F32)
 
-    def norm(self, x: Any, role: str, layer: int | None, kind: NormKind, eps: float) -> Any:
-        """Normalisation over the last axis."""
-        name, size = self.file.name(role, layer), x.shape[-1]
+    def norm(self, x: Any, role: str, layer: int | None, kind: NormKind, eps: float, affine: bool = True) -> Any:
+        """Normalisation over the last axis; only norms that are `affine` have weights."""
+        size, normalized = x.shape[-1], blocks.rms_norm if kind == "rms" else blocks.layer_norm
+        if not affine:
+            return normalized(x, self._filled(size, 1.0), self._filled(size, 0.0), eps)
+        name = self.file.name(role, layer)
         gamma = self.vector(f"{name}.weight", size)
-        beta = self.vector(f"{name}.bias", size) if self.file.has(role, layer, "bias") else self._zeros(size)
-        return (blocks.rms_norm if kind == "rms" else blocks.layer_norm)(x, gamma, beta, eps)
+        beta = self.vector(f"{name}.bias", size) if self.file.has(role, layer, "bias") else self._filled(size, 0.0)
+        return normalized(x, gamma, beta, eps)
 
     def lowered(self) -> Graph:
         """The program of the module: its blocks as chains of ops, which compilers fuse as they see fit."""
         return self.graph.with_fusion_policy(FusionPolicy.Fusable).lower_to_mir().as_graph()
 
-    def _zeros(self, size: int) -> Any:
-        """The beta of norms that have none; one for all of them."""
-        if size not in self._zero_vectors:
-            self._zero_vectors[size] = self.graph.constant(np.zeros(size, np.float32))
-        return self._zero_vectors[size]
+    def _filled(self, size: int, value: float) -> Any:
+        """What norms without weights are given in their place; one for all of them."""
+        if (size, value) not in self._filled_vectors:
+            self._filled_vectors[size, value] = self.graph.constant(np.full(size, value, np.float32))
+        return self._filled_vectors[size, value]
 
 
 def append_to_cache(cache: Any, new: Any, places: Any) -> Any:

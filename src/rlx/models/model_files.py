@@ -66,7 +66,7 @@ def _open_gguf(path: Path, mmap: bool) -> DecoderFiles:
 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     config = decoder_config_from_gguf(file.metadata, shapes, factors)
-    weights = gguf_weights(tensors, path.name)
+    weights = gguf_weights(tensors, path.name, weight_names.gguf_names(config))
     if mmap:
         return DecoderFiles(path, config, weights, lambda: Tokenizer.from_gguf(file), source)
     # Made now: later it would keep all of the file in memory until then.
@@ -101,14 +101,14 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
     source = identity(path.glob("*.safetensors*")) if mmap else ""
     weights = hf_weights(
         open_safetensors(path, mmap).tensors,
-        weight_names.HF_DECODERS[family],
+        weight_names.hf_names(config),
         path.name,
         layers=config.layers,
         prefix=weight_names.HF_PREFIX[family],
         experts=config.moe.experts if config.moe is not None else 0,
         in_out=family in weight_names.HF_IN_OUT,
         norms_plus_one=family in weight_names.HF_NORM_PLUS_ONE,
-        qkv_heads=config.heads if family in weight_names.HF_QKV_BY_HEAD else 0,
+        qkv_heads=(config.heads, config.kv_heads) if family in weight_names.HF_QKV_BY_HEAD else None,
     )
     return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
 

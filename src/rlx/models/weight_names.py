@@ -6,6 +6,11 @@ that all names share (`model.`, `bert.`), depending on the class that saved them
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlx.models.config import DecoderConfig
+
 GGUF: dict[str, str] = {
     "embed": "token_embd",
     "positions": "position_embd",
@@ -35,6 +40,22 @@ GGUF: dict[str, str] = {
     "shared_up": "blk.{i}.ffn_up_shexp",
     "shared_down": "blk.{i}.ffn_down_shexp",
 }
+# Where files of an architecture differ. Of its two norms, Falcon's first stands before the feed-forward half.
+_GGUF_DIFFERENT: dict[str, dict[str, str]] = {
+    "seed_oss": {"ffn_norm": "blk.{i}.post_attention_norm"},
+    "falcon": {"attn_norm": "blk.{i}.attn_norm_2", "ffn_norm": "blk.{i}.attn_norm"},
+}
+# Architectures whose q and k are stored so that the two features of a rotary pair are neighbours, other than in
+# directories.
+GGUF_PAIRS_TOGETHER = frozenset({"llama", "granite", "smollm3", "olmo"})
+
+
+def gguf_names(config: DecoderConfig) -> dict[str, str]:
+    """The names in GGUF files of the architecture that is the family of `config`."""
+    if config.family == "falcon" and config.shared_norm:
+        return GGUF
+    return GGUF | _GGUF_DIFFERENT.get(config.family, {})
+
 
 _LLAMA: dict[str, str] = {
     "embed": "model.embed_tokens",
@@ -102,6 +123,50 @@ _OPT: dict[str, str] = {
     "up": "model.decoder.layers.{i}.fc1",
     "down": "model.decoder.layers.{i}.fc2",
 }
+_STARCODER2: dict[str, str] = {role: name for role, name in _LLAMA.items() if role != "gate"} | {
+    "up": "model.layers.{i}.mlp.c_fc",
+    "down": "model.layers.{i}.mlp.c_proj",
+}
+_PHI: dict[str, str] = {role: name for role, name in _LLAMA.items() if role not in ("gate", "ffn_norm")} | {
+    "final_norm": "model.final_layernorm",
+    "o": "model.layers.{i}.self_attn.dense",
+    "up": "model.layers.{i}.mlp.fc1",
+    "down": "model.layers.{i}.mlp.fc2",
+}
+_GLM: dict[str, str] = _LLAMA | {"gate_up": "model.layers.{i}.mlp.gate_up_proj"}
+_GLM4: dict[str, str] = _GLM | {
+    "post_attn_norm": "model.layers.{i}.post_self_attn_layernorm",
+    "post_ffn_norm": "model.layers.{i}.post_mlp_layernorm",
+}
+_HUNYUAN: dict[str, str] = _LLAMA | {
+    "q_norm": "model.layers.{i}.self_attn.query_layernorm",
+    "k_norm": "model.layers.{i}.self_attn.key_layernorm",
+}
+_GPTJ: dict[str, str] = {
+    "embed": "transformer.wte",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "attn_norm": "transformer.h.{i}.ln_1",
+    "q": "transformer.h.{i}.attn.q_proj",
+    "k": "transformer.h.{i}.attn.k_proj",
+    "v": "transformer.h.{i}.attn.v_proj",
+    "o": "transformer.h.{i}.attn.out_proj",
+    "up": "transformer.h.{i}.mlp.fc_in",
+    "down": "transformer.h.{i}.mlp.fc_out",
+}
+_FALCON: dict[str, str] = {
+    "embed": "transformer.word_embeddings",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "attn_norm": "transformer.h.{i}.input_layernorm",
+    "ffn_norm": "transformer.h.{i}.post_attention_layernorm",
+    "qkv": "transformer.h.{i}.self_attention.query_key_value",
+    "o": "transformer.h.{i}.self_attention.dense",
+    "up": "transformer.h.{i}.mlp.dense_h_to_4h",
+    "down": "transformer.h.{i}.mlp.dense_4h_to_h",
+}
+# Names of the norms in layers with one for each half, which are called otherwise where both read the same.
+_FALCON_NORMS: dict[str, str] = {"attn_norm": "transformer.h.{i}.ln_attn", "ffn_norm": "transformer.h.{i}.ln_mlp"}
 _QWEN_MOE: dict[str, str] = _LLAMA | {
     "router": "model.layers.{i}.mlp.gate",
     "experts_gate": "model.layers.{i}.mlp.experts.{e}.gate_proj",
@@ -134,14 +199,38 @@ HF_DECODERS: dict[str, dict[str, str]] = {
     "olmo2": _OLMO2,
     "gpt_neox": _GPT_NEOX,
     "opt": _OPT,
+    "smollm3": _LLAMA,
+    "granite": _LLAMA,
+    "gemma": _LLAMA,
+    "starcoder2": _STARCODER2,
+    "stablelm": _LLAMA,
+    "olmo": _LLAMA,
+    "phi": _PHI,
+    "cohere": _LLAMA,
+    "cohere2": _LLAMA,
+    "glm": _GLM,
+    "glm4": _GLM4,
+    "gptj": _GPTJ,
+    "falcon": _FALCON,
+    "exaone4": _OLMO2,
+    "ernie4_5": _LLAMA,
+    "seed_oss": _LLAMA,
+    "hunyuan_v1_dense": _HUNYUAN,
 }
 # Families whose files keep linear weights as [in, out], and those whose norms keep w for a factor of 1 + w.
 HF_IN_OUT = frozenset({"gpt2"})
-# Families whose fused q, k and v follow one another head by head.
-HF_QKV_BY_HEAD = frozenset({"gpt_neox"})
-HF_NORM_PLUS_ONE = frozenset({"gemma2", "gemma3_text"})
+# Families whose fused q, k and v follow one another: all q that read a head of keys, the head, its values.
+HF_QKV_BY_HEAD = frozenset({"gpt_neox", "falcon"})
+HF_NORM_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text"})
 # The prefix that files saved from the bare model (without a head) leave out.
-HF_PREFIX = dict.fromkeys(HF_DECODERS, "model.") | {"gpt2": "transformer.", "gpt_neox": "gpt_neox."}
+HF_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_DECODERS.items()}
+
+
+def hf_names(config: DecoderConfig) -> dict[str, str]:
+    """The names in directories of the family of `config`."""
+    has_two = config.family == "falcon" and config.parallel_residual and not config.shared_norm
+    return HF_DECODERS[config.family] | (_FALCON_NORMS if has_two else {})
+
 
 _BERT: dict[str, str] = {
     "embed": "bert.embeddings.word_embeddings",

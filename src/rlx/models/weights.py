@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rlx.errors import FormatError
 from rlx.ir.dtype import DType
@@ -80,7 +81,7 @@ class WeightFile:
     @property
     def is_gguf(self) -> bool:
         """Whether names, and the order of rows, are those of GGUF files."""
-        return self._names is weight_names.GGUF
+        return self._names["embed"] == weight_names.GGUF["embed"]
 
     def weight(self, role: str, layer: int | None = None) -> Weight:
         """The weight of a role that the file has; asking counts as no use."""
@@ -147,14 +148,16 @@ class WeightFile:
             )
 
 
-def gguf_weights(tensors: Mapping[str, GgufTensor], what: str) -> WeightFile:
-    """The weights of an open GGUF file."""
+def gguf_weights(
+    tensors: Mapping[str, GgufTensor], what: str, names: Mapping[str, str] = weight_names.GGUF
+) -> WeightFile:
+    """The weights of an open GGUF file; `names` are those of its architecture."""
     found = {name: _gguf_weight(t) for name, t in tensors.items()}
     for name, weight in found.items():
         if name.endswith(".ffn_gate_inp_shexp.weight") and len(weight.dims) == 1:
             # A router with one output, whose axis of size 1 the format drops.
             found[name] = _as_matrix(weight)
-    return WeightFile(what, weight_names.GGUF, found)
+    return WeightFile(what, names, found)
 
 
 def _as_matrix(row: Weight) -> Weight:
@@ -180,14 +183,14 @@ def hf_weights(
     experts: int = 0,
     in_out: bool = False,
     norms_plus_one: bool = False,
-    qkv_heads: int = 0,
+    qkv_heads: tuple[int, int] | None = None,
 ) -> WeightFile:
     """The weights of open safetensors files; `prefix` is put back where the file left it out.
 
     The matrices of `experts` become one stack each, called by their name without the expert's number. With
     `norms_plus_one` norms are stored as w for a factor of 1 + w, and given as that factor; with `in_out` matrices are
-    stored as [in, out], and given as [out, in]. With `qkv_heads` the rows of fused q, k and v are stored head by head,
-    and given as all of q, then k, then v.
+    stored as [in, out], and given as [out, in]. With `qkv_heads` (of q, of k) the rows of fused q, k and v are stored
+    by heads of keys, and given as all of q, then k, then v.
     """
     found = {name: _hf_weight(tensor) for name, tensor in tensors.items()}
     if prefix and not any(name.startswith(prefix) for name in found):
@@ -206,21 +209,27 @@ def hf_weights(
     if in_out:
         linear = _linear_names(names, layers)
         found = {name: _transposed(w) if name in linear else w for name, w in found.items()}
-    if qkv_heads:
+    if qkv_heads is not None:
         fused = {f"{names['qkv'].format(i=i)}.{part}" for i in range(layers) for part in ("weight", "bias")}
-        found = {name: _q_then_k_then_v(w, qkv_heads) if name in fused else w for name, w in found.items()}
+        found = {name: _q_then_k_then_v(w, *qkv_heads) if name in fused else w for name, w in found.items()}
     return WeightFile(what, renamed, found)
 
 
-def _q_then_k_then_v(weight: Weight, heads: int) -> Weight:
-    def read() -> Array:
-        rows = weight.read()
-        by_head = rows.reshape(heads, 3, -1, *rows.shape[1:])
-        return np.ascontiguousarray(by_head.swapaxes(0, 1)).reshape(rows.shape)
+def qkv_order(rows: int, heads: int, kv_heads: int) -> npt.NDArray[np.intp] | None:
+    """Which row stands at each place of q, then k, then v, where they are stored by heads of keys: all q that read a
+    head, the head, its values. None where the heads do not divide the rows."""
+    if rows % (heads + 2 * kv_heads):
+        return None
+    readers = heads // kv_heads
+    places = np.arange(rows).reshape(kv_heads, readers + 2, -1)
+    return np.concatenate([part.reshape(-1) for part in np.split(places, [readers, readers + 1], axis=1)])
 
-    if weight.dims[0] % (3 * heads):
-        raise FormatError(f"q, k and v of {heads} heads cannot have {weight.dims[0]} rows")
-    return weight._replace(read=read)
+
+def _q_then_k_then_v(weight: Weight, heads: int, kv_heads: int) -> Weight:
+    order = qkv_order(weight.dims[0], heads, kv_heads)
+    if order is None:
+        raise FormatError(f"q, k and v of {heads} and {kv_heads} heads cannot have {weight.dims[0]} rows")
+    return weight._replace(read=lambda: weight.read()[order])
 
 
 def _linear_names(names: Mapping[str, str], layers: int) -> set[str]:

@@ -1,0 +1,118 @@
+"""What the families of Hugging Face `config.json` files have in common: sizes, rotary positions, attention windows.
+
+Rotary settings are read in both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlx.errors import FormatError
+from rlx.models.config import RopeConfig
+from rlx.models.hf_fields import HfFields
+from rlx.ops.nn.rotary import RopeStyle
+
+
+def common_fields(f: HfFields, norm_eps: str | float = "rms_norm_eps", **rope: Any) -> dict[str, Any]:
+    """What most families write in the same way, as arguments of `DecoderConfig`. `norm_eps` is the name of a field, or
+    a number that the family fixes; `rope` are arguments of `rope_from_hf`."""
+    hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
+    head_dim = f.size("head_dim", max(hidden // heads, 1))
+    return {
+        "family": f.family,
+        "layers": f.layers("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": f.size("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "ffn": f.size("intermediate_size"),
+        "vocab": f.size("vocab_size"),
+        "context": f.size("max_position_embeddings"),
+        "norm_eps": f.number(norm_eps) if isinstance(norm_eps, str) else norm_eps,
+        "activation": f.activation("hidden_act", "hidden_activation"),
+        "tied": f.flag("tie_word_embeddings", False),
+        "rope": rope_from_hf(f, head_dim, **rope),
+    }
+
+
+def rope_from_hf(
+    f: HfFields,
+    head_dim: int,
+    layer_type: str | None = None,
+    *,
+    partial: float = 1.0,
+    style: RopeStyle = RopeStyle.NeoX,
+    context: int | None = None,
+) -> RopeConfig:
+    """Rotary positions; `layer_type` picks those of one kind of layers where they differ. `partial` is the share of a
+    head that turns, and `context` the length of texts, where the file does not say it."""
+    settings = f.table("rope_parameters") or f.table("rope_scaling")
+    if layer_type is not None and isinstance(settings.get(layer_type), Mapping):
+        settings = settings[layer_type]
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    read = HfFields(settings, f"{f.family} (rope {kind})")
+    partial = read.number("partial_rotary_factor", f.number("partial_rotary_factor", partial))
+    context = f.size("max_position_embeddings", context)
+    original_default = f.size("original_max_position_embeddings", context)
+    common: dict[str, Any] = {
+        "base": read.number("rope_theta", f.number("rope_theta", 10000.0)),
+        "dims": int(head_dim * partial),
+        "style": style,
+    }
+    if kind == "default":
+        return RopeConfig(**common)
+    if kind == "linear":
+        return RopeConfig(**common, scaling="linear", factor=read.number("factor"))
+    if kind == "dynamic" and read.has("alpha") and common["dims"] > 2:
+        # Stretched by a fixed amount, unlike what is called dynamic elsewhere.
+        common["base"] *= read.number("alpha") ** (common["dims"] / (common["dims"] - 2))
+        return RopeConfig(**common)
+    common["original_context"] = read.size("original_max_position_embeddings", original_default)
+    if kind == "llama3":
+        return RopeConfig(
+            **common,
+            scaling="llama3",
+            factor=read.number("factor"),
+            low_freq_factor=read.number("low_freq_factor"),
+            high_freq_factor=read.number("high_freq_factor"),
+        )
+    if kind == "yarn":
+        read.refuse("mscale", 0)
+        read.refuse("mscale_all_dim", 0)
+        return RopeConfig(
+            **common,
+            scaling="yarn",
+            factor=read.number("factor", context / common["original_context"]),
+            beta_fast=read.number("beta_fast", 32.0),
+            beta_slow=read.number("beta_slow", 1.0),
+            truncate=read.flag("truncate", True),
+            attention_factor=read.optional_number("attention_factor"),
+        )
+    if kind in ("longrope", "su"):
+        return RopeConfig(
+            **common,
+            scaling="longrope",
+            factor=context / common["original_context"],
+            attention_factor=read.optional_number("attention_factor"),
+            factors=read.numbers("short_factor"),
+            long_factors=read.numbers("long_factor"),
+        )
+    raise FormatError(
+        f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3, yarn, longrope"
+    )
+
+
+def windows_from_hf(f: HfFields, layers: int, default: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """Which layers see a window: as `layer_types` says, or by the rule of the family."""
+    window = f.size("sliding_window", 0, least=0)
+    types = f.listed("layer_types")
+    if types is not None:
+        if len(types) != layers or any(t not in ("full_attention", "sliding_attention") for t in types):
+            raise FormatError(f"config.json: layer_types must name {layers} full or sliding layers, got {types}")
+        slides = [t == "sliding_attention" for t in types]
+    else:
+        slides = [bool(window) and default(i) for i in range(layers)]
+    if any(slides) and not window:
+        raise FormatError("config.json: layer_types names sliding layers, but there is no sliding_window")
+    return tuple(window if s else None for s in slides) if any(slides) else ()

@@ -1,0 +1,186 @@
+"""Families of language models, each by its `config.json`: what is read, what is refused, that text is read the same in
+one piece and token by token, and that GGUF files hold the same model; some against their formulas in f64 NumPy."""
+
+import numpy as np
+import pytest
+
+import rlx
+from models.decoder_fields import COMMON, FALCON, FAMILIES
+from models.numpy_forward import layer_norm, rms_norm, rotate, softmax
+from models.random_directories import random_directory
+from rlx.errors import FormatError
+from rlx.formats.safetensors import open_safetensors
+from rlx.models.config_hf import decoder_config_from_hf
+from rlx.models.convert import ARCHITECTURES, convert
+
+TOKENS = np.random.default_rng(3).integers(0, 256, 15).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_and_files_give_the_logits_of_the_whole_text(family, tmp_path):
+    folder = random_directory(tmp_path / "hf", FAMILIES[family])
+    lm = rlx.load(folder, device="reference")
+    expected = lm.logits(TOKENS)
+    assert np.abs(expected).max() > 0.1
+    close = 2e-5 * np.abs(expected).max()
+    session = lm.session()
+    np.testing.assert_allclose(session.prefill(TOKENS[:9]), expected[8], rtol=0, atol=close)
+    for place in (9, 10):
+        np.testing.assert_allclose(session.step(TOKENS[place]), expected[place], rtol=0, atol=close)
+    if FAMILIES[family]["model_type"] in ARCHITECTURES:
+        convert(folder, tmp_path / "m.gguf", "F32")
+        read = rlx.load(tmp_path / "m.gguf", device="reference")
+        np.testing.assert_allclose(read.logits(TOKENS), expected, rtol=0, atol=close)
+    else:
+        with pytest.raises(FormatError, match="gptj models cannot be written as GGUF here"):
+            convert(folder, tmp_path / "m.gguf", "F32")
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("smollm3", {"no_rope_layers": {3}, "tied": True}),
+        (
+            "granite",
+            {"embed_scale": 3.0, "attention_scale": 0.25, "residual_multiplier": 0.6, "logit_multiplier": 2.0},
+        ),
+        ("gemma", {"activation": "gelu_approx", "embed_scale": 4.0, "post_norms": False, "tied": True}),
+        ("starcoder2", {"norm": "layer", "gated": False, "activation": "gelu_approx", "tied": True}),
+        ("stablelm", {"norm": "layer", "gated": True, "parallel_residual": False}),
+        ("stablelm_parallel", {"parallel_residual": True, "shared_norm": True}),
+        ("olmo", {"norm": "layer", "norm_affine": False, "qkv_limit": 0.7, "norm_eps": 1e-5}),
+        ("phi", {"shared_norm": True, "gated": False, "tied": False}),
+        ("cohere", {"shared_norm": True, "logit_multiplier": 0.25, "no_rope_layers": set()}),
+        ("cohere2", {"windows": (6, 6, 6, None), "no_rope_layers": {3}}),
+        ("glm", {"fused_gate_up": True, "fused_qkv": False, "post_norms": False}),
+        ("glm4", {"fused_gate_up": True, "post_norms": True, "pre_norms": True}),
+        ("gptj", {"shared_norm": True, "ffn": 64, "head_dim": 8}),
+        ("falcon_7b", {"kv_heads": 1, "shared_norm": True, "context": 2048, "tied": True}),
+        ("falcon_40b", {"kv_heads": 2, "shared_norm": False, "parallel_residual": True}),
+        ("exaone4", {"windows": (6, 6, 6, None), "no_rope_layers": {3}, "pre_norms": False, "qk_norm": True}),
+        ("ernie4_5", {"tied": True, "head_dim": 4}),
+        ("hunyuan", {"qk_norm": True, "qk_norm_after_rope": True}),
+    ],
+)
+def test_what_a_family_is(family, expected):
+    config = decoder_config_from_hf(FAMILIES[family])
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_which_features_turn():
+    found = {name: decoder_config_from_hf(fields).rope for name, fields in FAMILIES.items()}
+    neighbours = {name for name, rope in found.items() if rope.style == "gptj"}
+    assert neighbours == {"cohere", "cohere2", "glm", "glm4", "gptj", "ernie4_5"}
+    assert {name: rope.dims for name, rope in found.items() if rope.dims != 4} == {
+        "stablelm": 2,
+        "stablelm_parallel": 2,
+        "phi": 2,
+        "glm": 2,
+        "glm4": 2,
+        "gemma": 8,
+    }
+    assert found["hunyuan"].base == pytest.approx(10000.0 * 50.0**2)
+    full = decoder_config_from_hf(FAMILIES["exaone4"] | {"sliding_window": None})
+    assert full.windows == () and full.no_rope_layers == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm=True is not supported"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm=True is not supported"),
+        ({"model_type": "cohere", "use_qk_norm": True}, "use_qk_norm=True is not supported"),
+        ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window=True is not supported"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}, "no_rope_layers must be 2 times 0 or 1"),
+        (FALCON | {"alibi": True}, "alibi=True is not supported"),
+        ({"model_type": "starcoder2", "norm_epsilon": 1e-5, "norm_type": "rms_norm"}, "norm_type='rms_norm'"),
+        ({"model_type": "hunyuan_v1_dense", "use_cla": True}, "use_cla=True is not supported"),
+        ({"model_type": "olmo", "clip_qkv": -1.0}, "clip_qkv must be a positive number"),
+        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+    ],
+)
+def test_variants_that_are_refused(fields, message):
+    with pytest.raises(FormatError, match=message):
+        decoder_config_from_hf(COMMON | fields)
+
+
+def test_what_files_cannot_say_is_refused(tmp_path):
+    sequential = FALCON | {"parallel_attn": False}
+    folder = random_directory(tmp_path / "falcon", sequential)
+    with pytest.raises(FormatError, match="GGUF files of falcon cannot say that parallel_residual is False"):
+        convert(folder, tmp_path / "m.gguf", "F32")
+    turned = FAMILIES["smollm3"] | {"no_rope_layers": [1, 0, 1, 1]}
+    with pytest.raises(FormatError, match="cannot say that no_rope_layers is"):
+        convert(random_directory(tmp_path / "smollm3", turned), tmp_path / "m.gguf", "F32")
+
+
+def heads_of(x, count):
+    return x.reshape(len(x), count, -1).swapaxes(0, 1)
+
+
+def attended(q, k, v, turn, window=None, after=lambda x, name: x):
+    """Causal attention [S, H·D] of heads [H, S, D]; `after` is what happens to turned queries and keys."""
+    seq = q.shape[1]
+    distance = np.arange(seq)[:, None] - np.arange(seq)
+    visible = (distance >= 0) & (distance < (window or seq))
+    out = []
+    for head, rows in enumerate(q):
+        shared = head // (len(q) // len(k))
+        scores = after(turn(rows), "query") @ after(turn(k[shared]), "key").T / np.sqrt(rows.shape[1])
+        out.append(softmax(np.where(visible, scores, -np.inf)) @ v[shared])
+    return np.concatenate(out, -1)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def gated(x, w, layer):
+    gate, up = (x @ w[f"{layer}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return (silu(gate) * up) @ w[f"{layer}mlp.down_proj.weight"].T
+
+
+def qkv(x, w, layer):
+    counts = {"q": 4, "k": 2, "v": 2}
+    return [heads_of(x @ w[f"{layer}self_attn.{name}_proj.weight"].T, count) for name, count in counts.items()]
+
+
+def olmo(w, x):
+    for layer in ("model.layers.0.", "model.layers.1."):
+        q, k, v = (np.clip(part, -0.7, 0.7) for part in qkv(layer_norm(x, 1, 0, 1e-5), w, layer))
+        y = attended(q, k, v, lambda rows: rotate(rows, 10000.0, False))
+        x = x + y @ w[layer + "self_attn.o_proj.weight"].T
+        x = x + gated(layer_norm(x, 1, 0, 1e-5), w, layer)
+    return layer_norm(x, 1, 0, 1e-5) @ w["lm_head.weight"].T
+
+
+def cohere2(w, x):
+    for i in range(4):
+        layer, local = f"model.layers.{i}.", i < 3
+        h = layer_norm(x, w[layer + "input_layernorm.weight"], 0, 1e-5)
+        turn = (lambda rows: rotate(rows, 10000.0, True)) if local else (lambda rows: rows)
+        y = attended(*qkv(h, w, layer), turn, 6 if local else None)
+        x = x + y @ w[layer + "self_attn.o_proj.weight"].T + gated(h, w, layer)
+    return layer_norm(x, w["model.norm.weight"], 0, 1e-5) @ w["model.embed_tokens.weight"].T * 0.25
+
+
+def hunyuan(w, x):
+    for layer in ("model.layers.0.", "model.layers.1."):
+
+        def norm(rows, name, at=layer):
+            return rms_norm(rows, w[f"{at}self_attn.{name}_layernorm.weight"], 1e-5)
+
+        h = rms_norm(x, w[layer + "input_layernorm.weight"], 1e-5)
+        y = attended(*qkv(h, w, layer), lambda rows: rotate(rows, 10000.0 * 50.0**2, False), after=norm)
+        x = x + y @ w[layer + "self_attn.o_proj.weight"].T
+        x = x + gated(rms_norm(x, w[layer + "post_attention_layernorm.weight"], 1e-5), w, layer)
+    return rms_norm(x, w["model.norm.weight"], 1e-5) @ w["lm_head.weight"].T
+
+
+@pytest.mark.parametrize("forward", [olmo, cohere2, hunyuan])
+def test_logits_are_those_of_the_formulas(forward, tmp_path):
+    folder = random_directory(tmp_path, FAMILIES[forward.__name__])
+    w = {name: t.array().astype(np.float64) for name, t in open_safetensors(folder).tensors.items()}
+    expected = forward(w, w["model.embed_tokens.weight"][TOKENS])
+    found = rlx.load(folder, device="reference").logits(TOKENS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
