@@ -61,7 +61,13 @@ def symbolic_forms(sample):
     # Every size its own symbol; equal sizes one symbol; one size alone; one group of equal sizes alone.
     chosen = [each, by_size, *({place: each[place]} for place in places[:4])]
     chosen += [{p: n for p, n in by_size.items() if n == name} for name in sorted({*by_size.values()})]
+    seen = set()
     for names in chosen:
+        # Where all sizes differ, several of these are the same form under other names.
+        form = frozenset(frozenset(p for p in names if names[p] == name) for name in names.values())
+        if form in seen:
+            continue
+        seen.add(form)
         dims = [[names.get((i, axis), d) for axis, d in enumerate(s.dims)] for i, s in enumerate(fixed)]
         sizes = {name: fixed[i].dims[axis] for (i, axis), name in names.items()}
         if sizes:
@@ -70,11 +76,10 @@ def symbolic_forms(sample):
 
 def hostile(sizes):
     """Bindings near `sizes` and far from them: one symbol at a time, and all at once."""
-    for name, size in sizes.items():
-        for other in {0, 1, max(size - 1, 0), size + 1, 3 * size + 1} - {size}:
-            yield {**sizes, name: other}
-    for size in (0, 1, 2):
-        yield dict.fromkeys(sizes, size)
+    others = {name: {0, 1, max(size - 1, 0), size + 1, 3 * size + 1} - {size} for name, size in sizes.items()}
+    found = [{**sizes, name: other} for name in sizes for other in sorted(others[name])]
+    found += [dict.fromkeys(sizes, size) for size in (0, 1, 2)]
+    return [binding for i, binding in enumerate(found) if binding not in found[:i]]
 
 
 def attempt(function, *arguments):

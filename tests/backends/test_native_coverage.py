@@ -88,5 +88,8 @@ def test_only_known_ops_are_called_on_the_host(name):
 
 
 def test_no_reason_is_out_of_date():
-    needed = {what for name in OPS for what in calls_of(name)}
-    assert set(ALLOWED) <= needed, "it runs natively now: take it off the list"
+    idle = set(ALLOWED)
+    # Ops that are on the list by their names first: most others need not be compiled here once more.
+    for name in sorted(OPS, key=lambda name: name not in ALLOWED):
+        idle -= calls_of(name).keys() if idle else set()
+    assert not idle, "it runs natively now: take it off the list"

@@ -45,7 +45,10 @@ def check_everywhere(kernel: Kernel, args: Arguments, rtol: float = 0.0) -> Argu
     """
     expected = interpreted(kernel, args)
     runs = [(f"native {t.name}", ran_natively(kernel, args, t)) for t in NATIVE_TARGETS]
-    runs += [(f"legalised {t.name}", interpreted(legalize(kernel, t), args)) for t in NATIVE_TARGETS]
+    # Machines that lack the same instructions get the same kernel, of which the interpreter says the same.
+    forms = {form.text: (t, form) for t in NATIVE_TARGETS for form in [legalize(kernel, t)]}
+    forms.pop(kernel.text, None)
+    runs += [(f"legalised {t.name}", interpreted(form, args)) for t, form in forms.values()]
     for what, found in runs:
         for name, array in expected.items():
             if not isinstance(array, np.ndarray):

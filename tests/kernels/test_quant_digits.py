@@ -111,7 +111,7 @@ def test_what_is_no_number_makes_none(value: float):
 @pytest.mark.parametrize("name", ["Q4_1", "Q4_0", "Q8_0", "Q4_K", "Q2_K"])
 def test_the_interpreter_and_other_vectors_agree(name: str, target: Machine):
     """Kernels written for vectors of 16, 8 and 4 lanes, run by the interpreter and as code for this machine."""
-    n, k = 17, 256
+    n, k = 17, max(FORMATS[name].elements, 64)
     panels, weights = weights_of(name, n, k)
     a = rng.normal(size=(1, k)).astype(np.float32)
     args = {"a": a, "b": panels, "c": np.zeros((1, n), np.float32), "m": 1}

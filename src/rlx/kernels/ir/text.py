@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.groups import Roles
 from rlx.kernels.ir.loop_ir import (
@@ -58,26 +60,37 @@ class _Printer:
 
     def define(self, value: Value) -> str:
         """The value's name with its type, at the place where it is defined."""
-        name = value.name or str(self.count)
-        self.count += not value.name
+        name = value.name
+        if not name:
+            name = str(self.count)
+            self.count += 1
         base, suffix = name, 1
         while name in self.used:
             suffix += 1
             name = f"{base}_{suffix}"
         self.used.add(name)
-        self.names[value] = f"%{name}"
-        return f"%{name}: {value.type}"
+        shown = self.names[value] = f"%{name}"
+        return f"{shown}: {_type_text(value.type)}"
 
     def use(self, value: Value) -> str:
-        return repr(value) if isinstance(value, Const) else self.names.get(value, f"%undefined:{value.type}")
+        shown = self.names.get(value)
+        if shown is not None:
+            return shown
+        if not isinstance(value, Const):
+            return f"%undefined:{value.type}"
+        shown = self.names[value] = repr(value)  # literals are shared
+        return shown
 
     def uses(self, values: tuple[Value, ...]) -> str:
-        return ", ".join(map(self.use, values))
+        return ", ".join([self.use(value) for value in values])
 
     def block(self, block: Block, indent: str) -> None:
         for statement in block.statements:
             start = len(self.lines)
-            self.statement(statement, indent)
+            if type(statement) is Let:  # most are
+                self.let(statement, indent)
+            else:
+                self.statement(statement, indent)
             if statement is self.wanted:
                 self.found = self.lines[start].strip()
         if block.yields:
@@ -85,12 +98,14 @@ class _Printer:
         if block.again is not None:
             self.lines.append(f"{indent}again if {self.use(block.again)}")
 
+    def let(self, let: Let, indent: str) -> None:
+        operands = f" {self.uses(let.args)}" if let.args else ""
+        attr = "" if let.attr is None else _attr_text(let.attr)
+        self.lines.append(f"{indent}{self.define(let.result)} = {let.op}{operands}{attr}")
+
     def statement(self, statement: Statement, indent: str) -> None:
         line = self.lines.append
         match statement:
-            case Let(result, op, args, attr):
-                operands = f" {self.uses(args)}" if args else ""
-                line(f"{indent}{self.define(result)} = {op}{operands}{_attr_text(attr)}")
             case Load(result, buffer, offset, mask, other, align):
                 tail = (
                     f" mask {self.use(mask)} else {self.use(other)}" if mask is not None and other is not None else ""
@@ -154,6 +169,11 @@ def _parameter(buffer: Buffer) -> str:
     align = f" align {buffer.align}" if buffer.align != buffer.dtype.size_bytes else ""
     alias = "" if buffer.noalias else " alias"
     return f"{buffer.name}: {access} {buffer.dtype}{align}{alias}"
+
+
+@cache
+def _type_text(type: ValueType) -> str:
+    return str(type)
 
 
 def _attr_text(attr: Attr) -> str:
