@@ -56,6 +56,7 @@ ROAD = {
     "backends/program/table_layout.py": {},
     "backends/cpu/executor_layout.py": {},
     "backends/cpu/runner.py": {},
+    "backends/cpu/short_calls.py": {},
     "backends/cpu/executor.py": {"compile_executor": "before the first run"},
     "backends/program/command_table.py": {},
     "backends/cpu/threads.py": {},

@@ -1,6 +1,7 @@
 """The native executor: threads that walk a command table together.
 
     run(pool, job, threads) -> 1 if the job is not finished     serve(pool, mailbox)     dismiss(pool, workers)
+    call(self, arguments, count) -> results of a small program; see `executor_call`
 
 A run is a table of commands and one counter of tickets. Every thread takes the next ticket, waits until all that the
 ticket depends on is completed, runs its iterations, and takes another. So a thread that comes late, or never, delays
@@ -38,16 +39,18 @@ SOURCES = (
     "backends/cpu/executor_layout.py",
     "backends/cpu/executor_words.py",
     "backends/cpu/executor_sleep.py",
+    "backends/cpu/executor_call.py",
     "backends/cpu/executor_ir.py",
 )
 
 
 class Executor(NamedTuple):
-    """The functions above; ctypes releases the GIL while they run."""
+    """The functions above; ctypes releases the GIL while they run. `call` is an address, for Python itself."""
 
     run: Any
     serve: Any
     dismiss: Any
+    call: Any
     code: Any  # keeps the code in memory
 
 
@@ -95,6 +98,7 @@ def link_executor(code: bytes, machine: Machine) -> Executor:
         ctypes.CFUNCTYPE(number, address, address, number)(linked.addresses["rlx.run"]),
         ctypes.CFUNCTYPE(None, address, address)(linked.addresses["rlx.serve"]),
         ctypes.CFUNCTYPE(None, address, number)(linked.addresses["rlx.dismiss"]),
+        linked.addresses["rlx.call"],
         linked,
     )
 
