@@ -50,7 +50,7 @@ ROAD = {
     "backends/cpu/pool.py": {},
     "backends/program/prepared_store.py": {},
     "backends/program/program.py": dict.fromkeys(
-        ("_made", "_step", "_alignments", "preparations", "build_program"), "while compiling"
+        ("_made", "_step", "_alignments", "preparations", "build_program", "build_programs"), "while compiling"
     ),
     "backends/cpu/preparer.py": {},
     "backends/program/table_layout.py": {},

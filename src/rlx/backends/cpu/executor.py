@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import threading
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ from rlx.backends.native.kept_stamps import kept_stamp
 from rlx.backends.native.kernels import codegen_stamp
 from rlx.backends.native.linker import link
 from rlx.kernels.machines import Machine, host
+from rlx.locks import fork_safe_lock
 
 # What decides the code besides the target, the code generator and LLVM's version.
 SOURCES = (
@@ -54,10 +57,33 @@ class Executor(NamedTuple):
     code: Any  # keeps the code in memory
 
 
-@cache
+_making = fork_safe_lock()
+
+
 def executor() -> Executor:
     """The executor for this machine: the one that came with a program, else from disk, else compiled."""
+    with _making:
+        return _made_once()
+
+
+@cache
+def _made_once() -> Executor:
     return link_executor(_given or executor_code(), host())
+
+
+def start_executor() -> None:
+    """Let a thread make it, which every program needs, while the caller compiles one."""
+    if _made_once.cache_info().currsize:
+        return
+
+    def make() -> None:
+        # Who needs it tries again, and sees the error where it belongs.
+        with suppress(Exception):
+            executor()
+
+    # Where the system has no threads left, it is made when it is needed.
+    with suppress(RuntimeError):
+        threading.Thread(target=make, name="rlx-executor").start()
 
 
 # Code that came with a program before the executor was first needed.
