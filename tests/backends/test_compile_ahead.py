@@ -103,6 +103,28 @@ def test_the_caller_takes_what_has_not_been_begun():
     assert compile.by["one"] == ("rlx-compile", 2) and "three" not in compile.by
 
 
+def test_who_waits_compiles_others_the_longest_first():
+    """The thread is held up with the first kernel until the caller, who waits for it, has compiled all others."""
+    order, first_may_end = [], threading.Event()
+
+    def compile(kernel):
+        order.append((kernel, threading.current_thread() is threading.main_thread()))
+        if kernel == "first":
+            assert first_may_end.wait(30)
+        elif len(order) == 4:
+            first_may_end.set()
+        return kernel.encode()
+
+    ahead = CompileAhead(compile)
+    for kernel, length in (("first", 9), ("short", 1), ("long", 5), ("middle", 3)):
+        ahead.add(kernel, kernel, length)
+        while kernel == "short" and not order:
+            pass
+    assert ahead.take("first") == b"first"
+    assert order == [("first", False), ("long", True), ("middle", True), ("short", True)]
+    assert [ahead.take(k) for k in ("short", "middle", "long")] == [b"short", b"middle", b"long"]
+
+
 def test_threads_end_and_begin_again():
     compile = Counted()
     compile.go_on.set()

@@ -50,12 +50,13 @@ ROAD = {
     "backends/cpu/pool.py": {},
     "backends/program/prepared_store.py": {},
     "backends/program/program.py": dict.fromkeys(
-        ("_made", "_step", "_alignments", "preparations", "build_program"), "while compiling"
+        ("_made", "_step", "_alignments", "preparations", "build_program", "build_programs"), "while compiling"
     ),
     "backends/cpu/preparer.py": {},
     "backends/program/table_layout.py": {},
     "backends/cpu/executor_layout.py": {},
     "backends/cpu/runner.py": {},
+    "backends/cpu/short_calls.py": {},
     "backends/cpu/executor.py": {"compile_executor": "before the first run"},
     "backends/program/command_table.py": {},
     "backends/cpu/threads.py": {},

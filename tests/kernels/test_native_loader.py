@@ -17,11 +17,11 @@ from rlx.backends.native.object_cache import DiskCache
 from rlx.cache_directory import cache_directory
 from rlx.errors import BackendError, BindingError, InternalError
 from rlx.ir.dtype import DType
-from rlx.kernels.emit import llvm_codegen
+from rlx.kernels.emit import llvm_codegen, llvm_threads
 from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Kernel
-from rlx.kernels.machines import AVX512, CORTEX_M4, NEON, SSE2, host
+from rlx.kernels.machines import AVX2, AVX512, CORTEX_M4, NEON, SSE2, host
 
 F32 = DType.F32
 
@@ -81,6 +81,32 @@ def test_symbols_of_32_bit_objects_and_of_none():
     for damaged in (b"", b"MZ" * 100, compile_object(scaled(), AVX512)[:200]):
         with pytest.raises(InternalError, match="object code is"):
             undefined_symbols(damaged)
+
+
+def test_threads_generate_the_same_code_at_once():
+    """Without llvmlite's lock: what each thread gets is what one alone gets."""
+    kernels = [scaled(factor) for factor in (2.0, 3.0, 4.0)]
+    alone = [compile_object(k, AVX2) for k in kernels]
+    problems = []
+
+    def work(shift):
+        for i in range(8):
+            number = (i + shift) % len(kernels)
+            if compile_object(kernels[number], AVX2) != alone[number]:
+                problems.append(number)
+
+    threads = [threading.Thread(target=work, args=(shift,)) for shift in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+
+
+def test_an_llvmlite_of_other_names_will_do(monkeypatch):
+    expected = compile_object(scaled(), AVX2)
+    monkeypatch.setattr(llvm_threads, "_emitter", lambda: None)
+    assert compile_object(scaled(), AVX2) == expected
 
 
 def test_memset_may_be_called():

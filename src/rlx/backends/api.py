@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from rlx.compile.report.report import CompileReport
 
 Array = np.ndarray[Any, np.dtype[Any]]
+# A function of arrays that returns results, or None where it does not do such a call.
+ShortCall: TypeAlias = Callable[..., "list[Any] | None"]
+# Context variables, and the value that each must have.
+Guards: TypeAlias = tuple[tuple[ContextVar[Any], object], ...]
 
 
 class Prepared:
@@ -74,6 +79,18 @@ class Executable(ABC):
         """`run` in a hurry, with the inputs in order: None, and nothing is done, unless all of them are arrays of the
         host of just the right types, and the program takes them as they are. Their sizes are checked. Also None where
         a check at the end of the program has failed: `run` then raises its error."""
+        return None
+
+    @property
+    def has_short_calls(self) -> bool:
+        """Whether `short_call` may have one, for some sizes."""
+        return False
+
+    def short_call(self, params: Prepared, result_class: type, guards: Guards = ()) -> ShortCall | None:
+        """`run_plain` as one function of arrays, if the program is short for arrays such as the last ones that it ran
+        on. It returns None, and nothing is done, for arrays of other types, shapes or layouts, where `run_plain` does,
+        and where a context variable of the guards, or that of measured runs, has another value than the one named.
+        Results are arrays of `result_class`, read only. The caller holds the params for as long as it has the call."""
         return None
 
     # Whether `run_ahead` has a way for some programs; whether programs of the device choose tokens from logits sooner

@@ -304,6 +304,10 @@ def emit_into(graph: Graph, op: Op, operands: Sequence[Any], shape: Shape | None
     return tuple(Tensor(graph, graph.append(Project(i), (node.id,)).id) for i in range(len(node.shapes)))
 
 
+# For calls that must know without a call: the variable, and its value where no program is being traced.
+NOT_TRACING: tuple[ContextVar[Any], object] = (_scopes, ())
+
+
 def target_graph(operands: Sequence[Any]) -> Graph | None:
     """Where an op called on `operands` belongs: the program being traced, else the operands' own graph, else none."""
     scopes = _scopes.get()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlx.backends.api import Executable, Prepared
+from rlx.backends.api import Executable, Prepared, ShortCall
 from rlx.backends.memory import aligned_copy, drop_pages, is_fixed
 from rlx.backends.program.signature import Signature
 from rlx.errors import BindingError
@@ -51,6 +51,13 @@ class _Ready(NamedTuple):
     sizes: dict[Hashable, _Sizes]
 
 
+class _Short(NamedTuple):
+    """A short call, and the weights that it is for."""
+
+    ready: _Ready
+    call: ShortCall
+
+
 def load_compiled(path: str | os.PathLike[str], threads: int | None = None) -> CompiledGraph:
     """The program of a file that `CompiledGraph.save` has written, ready to run. Nothing is compiled.
 
@@ -89,6 +96,7 @@ class CompiledGraph:
         # Replaced as wholes, so that a run sees one set of weights whatever other threads set meanwhile.
         self._values: Mapping[str, np.ndarray[Any, Any]] = {}
         self._ready: _Ready | None = None
+        self._short: _Short | None = None
         self._is_frozen = False
         self._handles: Handles | None = None
         self._slots: list[Array] = []
@@ -227,13 +235,20 @@ class CompiledGraph:
         if handles is not None:
             given = {**handles.inputs, **given}
         if more:
-            given = {**given, **more}
-        values, ready = self._values, self._ready
+            given = {**given, **more} if given else more
+        values, ready, short = self._values, self._ready, self._short
+        if short is not None and short.ready.values is values and handles is None and len(given) == len(self._inputs):
+            outputs = short.call(*map(given.get, self._inputs))
+            if outputs is not None:
+                return outputs
         if ready is None or ready.values is not values:
             ready = self._prepare(values)
         if self._is_plain and handles is None and len(given) == len(self._inputs):
             results = self._executable.run_plain([*map(given.get, self._inputs)], ready.prepared)
             if results is not None:
+                if self._executable.has_short_calls:
+                    call = self._executable.short_call(ready.prepared, Array)
+                    self._short = None if call is None else _Short(ready, call)
                 return [as_array(result) for result in results]
         back = self._lending.known(given) if self._overwritten and len(given) == len(self._inputs) else None
         outputs = None if back is None else self._run_again(back, given, ready)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.api import CompileOptions, Executable
+from rlx.backends.api import CompileOptions, Executable, Guards, Prepared, ShortCall
 from rlx.backends.program.signature import Signature
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
@@ -67,7 +67,21 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
             check_all(inputs, tuple([array.shape for array in inputs.values()]))
         return lending.outputs(executable.run(inputs, no_params))
 
-    return run
+    return _ShortRun(run, executable, no_params) if is_plain and executable.has_short_calls else run
+
+
+class _ShortRun:
+    """Runs of a program that has short calls for some sizes."""
+
+    def __init__(self, run: Run, executable: Executable, no_params: Prepared) -> None:
+        self._run, self._executable, self._no_params = run, executable, no_params
+
+    def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return self._run(arrays)
+
+    def short_call(self, guards: Guards) -> ShortCall | None:
+        """What does the same for arrays such as those of the last run, if there is such."""
+        return self._executable.short_call(self._no_params, Array, guards)
 
 
 def _device_runner(graph: Graph, executable: Executable) -> Run:

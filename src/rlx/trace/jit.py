@@ -20,16 +20,17 @@ from rlx.ir.dtype import DType
 from rlx.ir.foreign_arrays import host_array, is_foreign
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite.inline import inline_graph
-from rlx.ir.tensor import Tensor, is_python_scalar, target_graph
+from rlx.ir.tensor import NOT_TRACING, Tensor, is_python_scalar, target_graph
 from rlx.locks import fork_safe_lock
 from rlx.ops.parallel.named_axes import bound_axes
 from rlx.trace.arguments import FlatCall, Signature
-from rlx.trace.nan_checks import looks_for_nans, refuse_nans
+from rlx.trace.nan_checks import LOOKS_FOR_NONE, looks_for_nans, refuse_nans
 from rlx.trace.pytree import tree_difference, tree_flatten, tree_leaves
 from rlx.trace.shardings import constrained, is_entry, shardings_of
 from rlx.trace.tracing import Spec, Traced, TracedFunction, category, entered, spec_of, trace_flat
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
+ShortCall = Callable[..., Sequence[Any] | None]
 
 
 class Compiler(Protocol):
@@ -90,8 +91,10 @@ def set_device_finder(find: Callable[[Sequence[Any], str], str | None]) -> None:
 
 def compile_graph(graph: Graph, device: str | None = None, donated: Sequence[str] = ()) -> Run:
     """`graph` as a function from input arrays, in order, to output arrays."""
-    run = _compiler(graph, device, donated)
+    return _checked(_compiler(graph, device, donated), graph, donated)
 
+
+def _checked(run: Run, graph: Graph, donated: Sequence[str]) -> Run:
     def checked(arrays: Sequence[Any]) -> Sequence[Any]:
         # Donated arrays are gone after a run.
         kept = [np.array(x) if donated else x for x in arrays] if looks_for_nans() else None
@@ -139,7 +142,12 @@ class Compiled:
         self.dtypes = [node.shape.dtype.numpy for node in self._inputs]
         self._returns_one = self.out_tree.is_leaf
         self._graph, self._device = traced.graph, lowered.device
-        self._run = compile_graph(traced.graph, lowered.device, lowered.donated)
+        run = _compiler(traced.graph, lowered.device, lowered.donated)
+        self._run = _checked(run, traced.graph, lowered.donated)
+        # Runtimes may have a faster way for arrays such as those of the last run; see `Executable.short_call`.
+        self._short_call: Callable[[Any], Callable[..., Sequence[Any] | None] | None] | None = getattr(
+            run, "short_call", None
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self._leaves(args, kwargs))
@@ -183,8 +191,16 @@ class Compiled:
 
     def run_arrays(self, arrays: Sequence[Any]) -> Any:
         """The results for arrays of just the types that the program has."""
-        results = self._run(arrays)
+        return self.returned(self._run(arrays))
+
+    def returned(self, results: Sequence[Any]) -> Any:
+        """What the function returns, of results in order."""
         return results[0] if self._returns_one else self.out_tree.unflatten(results)
+
+    def short_call(self) -> ShortCall | None:
+        """A function of arrays such as those of the last run that gives the results sooner; None for other arrays, and
+        where a function given to jit does more than run its program."""
+        return None if self._short_call is None else self._short_call(_NOTHING_ELSE)
 
 
 def concrete(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -211,6 +227,21 @@ class Lowered(NamedTuple):
 
     def compile(self) -> Compiled:
         return Compiled(self)
+
+
+# Looked up once: attributes of enumerations are found slowly.
+_dtype_of = DType.of
+
+# The context variables that make a call do more than run a program, each with its value when it does not.
+_NOTHING_ELSE = ((_jit_is_off, False), NOT_TRACING, LOOKS_FOR_NONE)
+
+
+class _Short(NamedTuple):
+    """The last program that was called with arrays alone, and how it is called with such again."""
+
+    compiled: Compiled
+    call: ShortCall
+    float_type: Hashable  # of plain numbers, when it was traced
 
 
 class JitFunction:
@@ -241,9 +272,17 @@ class JitFunction:
         self._compiled: dict[Hashable, Compiled] = {}
         # By what `_kinds_of_arrays` says: calls with nothing but arrays are found without flattening them.
         self._for_arrays: dict[Hashable, Compiled] = {}
+        self._short: _Short | None = None
         self._hits = self._misses = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        short = self._short
+        if short is not None and not kwargs and short.float_type is _dtype_of(float):
+            results = short.call(*args)
+            if results is not None:
+                with _COUNTING:
+                    self._hits += 1
+                return short.compiled.returned(results)
         if _jit_is_off.get():
             return self._fn(*args, **kwargs)
         kinds = None if kwargs else _kinds_of_arrays(args)
@@ -252,7 +291,10 @@ class JitFunction:
             if compiled is not None:
                 with _COUNTING:
                     self._hits += 1
-                return compiled.run_arrays(args)
+                result = compiled.run_arrays(args)
+                made = compiled.short_call()
+                self._short = None if made is None else _Short(compiled, made, kinds[0])
+                return result
         call = self._signature.flatten(args, kwargs)
         graph = target_graph(call.leaves)
         if graph is not None:
@@ -288,6 +330,7 @@ class JitFunction:
             self._traces.clear()
             self._compiled.clear()
             self._for_arrays.clear()
+            self._short = None
 
     def __repr__(self) -> str:
         return f"jit({self._signature.name})"
@@ -372,10 +415,10 @@ def add_host_array(kind: type) -> None:
     _HOST_ARRAYS.add(kind)
 
 
-def _kinds_of_arrays(args: Sequence[Any]) -> Hashable | None:
+def _kinds_of_arrays(args: Sequence[Any]) -> tuple[Hashable, ...] | None:
     """The type of plain numbers and those of arguments that are all arrays of the host; None if one of them is no such
     array. This runs at every call."""
-    kinds: list[Hashable] = [DType.of(float)]
+    kinds: list[Hashable] = [_dtype_of(float)]
     for x in args:
         if type(x) not in _HOST_ARRAYS:
             return None

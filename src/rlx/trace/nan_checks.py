@@ -35,6 +35,10 @@ def debug_nans(enabled: bool = True) -> Iterator[None]:
         _is_on.reset(token)
 
 
+# For calls that must know without a call: the variable, and its value where nobody looks.
+LOOKS_FOR_NONE = (_is_on, False)
+
+
 def looks_for_nans() -> bool:
     return _is_on.get()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from rlx.backends.api import Backend, CompileOptions, Executable
 from rlx.backends.cpu.executable import CpuExecutable as CpuExecutable
 from rlx.backends.cpu.executor import executor as native_executor
+from rlx.backends.cpu.executor import start_executor
 from rlx.backends.options_to_pipeline import compile_with_options
 from rlx.backends.program.program_cache import SMALL, find_programs, keep_programs, program_key
 from rlx.ir.graph import Graph
@@ -38,6 +39,7 @@ class CpuBackend(Backend):
             return CpuExecutable(
                 found, lambda: compile_with_options(compiled, "cpu", options), options.threads, key or ""
             )
+        start_executor()
         executable = CpuExecutable.of(compile_with_options(graph, "cpu", options), options.threads, key or "")
         if key is not None:
             keep_programs(key, executable.programs)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rlx.backends.api import Array, Executable, KernelTime, Prepared
+from rlx.backends.api import Array, Executable, Guards, KernelTime, Prepared, ShortCall
 from rlx.backends.cpu.preparer import Preparer
 from rlx.backends.cpu.runner import Runner
 from rlx.backends.cpu.threads import checked
@@ -110,6 +110,13 @@ class CpuExecutable(Executable):
 
     def run_plain(self, arrays: Sequence[Any], params: Prepared) -> list[Array] | None:
         return self._main.run_plain(arrays, params) if isinstance(params, CpuParams) else None
+
+    @property
+    def has_short_calls(self) -> bool:
+        return self._main.has_short_calls
+
+    def short_call(self, params: Prepared, result_class: type, guards: Guards = ()) -> ShortCall | None:
+        return self._main.short_call(params, result_class, guards) if isinstance(params, CpuParams) else None
 
     def hold(self, results: Sequence[Array], homes: Mapping[str, int]) -> Held | None:
         return self._main.hold(results, homes)

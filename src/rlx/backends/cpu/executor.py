@@ -1,6 +1,7 @@
 """The native executor: threads that walk a command table together.
 
     run(pool, job, threads) -> 1 if the job is not finished     serve(pool, mailbox)     dismiss(pool, workers)
+    call(self, arguments, count) -> results of a small program; see `executor_call`
 
 A run is a table of commands and one counter of tickets. Every thread takes the next ticket, waits until all that the
 ticket depends on is completed, runs its iterations, and takes another. So a thread that comes late, or never, delays
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import threading
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -31,6 +34,7 @@ from rlx.backends.native.kept_stamps import kept_stamp
 from rlx.backends.native.kernels import codegen_stamp
 from rlx.backends.native.linker import link
 from rlx.kernels.machines import Machine, host
+from rlx.locks import fork_safe_lock
 
 # What decides the code besides the target, the code generator and LLVM's version.
 SOURCES = (
@@ -38,23 +42,48 @@ SOURCES = (
     "backends/cpu/executor_layout.py",
     "backends/cpu/executor_words.py",
     "backends/cpu/executor_sleep.py",
+    "backends/cpu/executor_call.py",
     "backends/cpu/executor_ir.py",
 )
 
 
 class Executor(NamedTuple):
-    """The functions above; ctypes releases the GIL while they run."""
+    """The functions above; ctypes releases the GIL while they run. `call` is an address, for Python itself."""
 
     run: Any
     serve: Any
     dismiss: Any
+    call: Any
     code: Any  # keeps the code in memory
 
 
-@cache
+_making = fork_safe_lock()
+
+
 def executor() -> Executor:
     """The executor for this machine: the one that came with a program, else from disk, else compiled."""
+    with _making:
+        return _made_once()
+
+
+@cache
+def _made_once() -> Executor:
     return link_executor(_given or executor_code(), host())
+
+
+def start_executor() -> None:
+    """Let a thread make it, which every program needs, while the caller compiles one."""
+    if _made_once.cache_info().currsize:
+        return
+
+    def make() -> None:
+        # Who needs it tries again, and sees the error where it belongs.
+        with suppress(Exception):
+            executor()
+
+    # Where the system has no threads left, it is made when it is needed.
+    with suppress(RuntimeError):
+        threading.Thread(target=make, name="rlx-executor").start()
 
 
 # Code that came with a program before the executor was first needed.
@@ -95,6 +124,7 @@ def link_executor(code: bytes, machine: Machine) -> Executor:
         ctypes.CFUNCTYPE(number, address, address, number)(linked.addresses["rlx.run"]),
         ctypes.CFUNCTYPE(None, address, address)(linked.addresses["rlx.serve"]),
         ctypes.CFUNCTYPE(None, address, number)(linked.addresses["rlx.dismiss"]),
+        linked.addresses["rlx.call"],
         linked,
     )
 

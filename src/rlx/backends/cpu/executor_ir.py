@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.backends.cpu.executor_call import build_call
 from rlx.backends.cpu.executor_layout import Job, Mailbox, PoolState, Spot
 from rlx.backends.cpu.executor_sleep import PosixSleep, WindowsSleep, build_keep_apart, is_linux, is_windows
 from rlx.backends.cpu.executor_words import Function
@@ -56,6 +57,7 @@ class _Module:
         self.build_run()
         self.build_serve()
         self.build_dismiss()
+        build_call(self)
 
     def declare(self, name: str, result: Any, *parameters: Any) -> Any:
         return self.ir.Function(self.module, self.ir.FunctionType(result, parameters), name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 LINE = 16  # words
 # The functions that the executor has.
-EXPORTS = ("rlx.run", "rlx.serve", "rlx.dismiss")
+EXPORTS = ("rlx.run", "rlx.serve", "rlx.dismiss", "rlx.call")
 
 
 class Job:

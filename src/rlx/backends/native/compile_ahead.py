@@ -1,8 +1,9 @@
 """Kernels compiled in a second thread, while the thread that wants them makes more of them.
 
-LLVM's part of a compile runs without the interpreter's lock, and takes about as long as all that Python does before it:
-so one thread beside the caller is what there is work for. It lives as long as there are kernels. The caller takes
-what it comes to first, so that nobody waits for a thread that has no CPU.
+LLVM's part of a compile runs without the interpreter's lock, and takes longer than all that Python does before it. One
+thread compiles while the caller makes kernels; a caller that has to wait for one compiles others meanwhile. The thread
+lives as long as there are kernels. The caller takes what it comes to first, so that nobody waits for a thread that has
+no CPU.
 
     ahead = CompileAhead(compile)
     ahead.add(key, kernel)
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 class _Job:
     """A kernel that is to be compiled, with the settings of who wants it. `code` stays None where that failed."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, length: int = 0) -> None:
+        self.kernel, self.length = kernel, length
         self.context: Context = copy_context()
         self.code: bytes | None = None
         self.is_done = threading.Event()
 
 
 class CompileAhead:
-    """`compile(kernel)` for kernels in the order in which they are added, each once."""
+    """`compile(kernel)` for kernels that are added, each once; of those that wait, the longest first."""
 
     def __init__(self, compile: Callable[[Kernel], bytes]) -> None:
         self._compile = compile
@@ -45,12 +46,13 @@ class CompileAhead:
         self._thread: threading.Thread | None = None
         _all.add(self)
 
-    def add(self, key: str, kernel: Kernel) -> None:
-        """Let a kernel be compiled. With one alone it is not worth a thread: the caller comes to it at once."""
+    def add(self, key: str, kernel: Kernel, length: int = 0) -> None:
+        """Let a kernel be compiled. With one alone it is not worth a thread: the caller comes to it at once. What has a
+        larger `length` takes longer."""
         with self._lock:
             if key in self._waiting or key in self._begun:
                 return
-            self._waiting[key] = _Job(kernel)
+            self._waiting[key] = _Job(kernel, length)
             if self._thread is None and len(self._waiting) > 1:
                 self._thread = threading.Thread(target=self._work, name="rlx-compile")
                 try:
@@ -66,6 +68,8 @@ class CompileAhead:
             job = self._begun.pop(key, None)
         if job is None:
             return None
+        while not job.is_done.is_set() and self._compile_one():
+            pass
         job.is_done.wait()
         return job.code
 
@@ -75,15 +79,24 @@ class CompileAhead:
                 if not self._waiting:
                     self._thread = None
                     return
-                key = next(iter(self._waiting))
-                job = self._begun[key] = self._waiting.pop(key)
-            try:
-                job.code = job.context.run(self._compile, job.kernel)
-            except Exception:
-                # Whoever needs the kernel compiles it again, and sees the error where it belongs.
-                job.code = None
-            finally:
-                job.is_done.set()
+            self._compile_one()
+
+    def _compile_one(self) -> bool:
+        """Compile one of the kernels that wait; whether there was one. A long one that is begun last would leave the
+        other threads with nothing to do."""
+        with self._lock:
+            if not self._waiting:
+                return False
+            key = max(self._waiting, key=lambda k: self._waiting[k].length)
+            job = self._begun[key] = self._waiting.pop(key)
+        try:
+            job.code = job.context.run(self._compile, job.kernel)
+        except Exception:
+            # Whoever needs the kernel compiles it again, and sees the error where it belongs.
+            job.code = None
+        finally:
+            job.is_done.set()
+        return True
 
     def forget(self) -> None:
         """In a forked child, where no other thread is: nothing has been begun."""

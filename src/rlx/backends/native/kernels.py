@@ -156,7 +156,7 @@ class Loader:
         """Compile a kernel that will be loaded soon in another thread, while the caller makes more of them."""
         key = cache_key(kernel, self.machine)
         if key not in self._linked and (self.objects is None or not self.objects.has(key)):
-            self._ahead.add(key, kernel)
+            self._ahead.add(key, kernel, len(kernel.text))
 
     def find(self, name: str, key: str) -> NativeCode | None:
         """The code of a kernel that was compiled before, if it is still there."""

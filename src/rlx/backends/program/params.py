@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
-from rlx.backends.api import Array, Prepared
+from rlx.backends.api import Array, Prepared, ShortCall
 from rlx.backends.memory import fit
 from rlx.backends.program.program import Leaf, Program
 from rlx.errors import BindingError
@@ -20,13 +20,14 @@ class CpuParams(Prepared):
     """The params of a program: those `given` by the caller, and those `made` of them.
 
     `serial` tells one set from another, so that a context that has written the addresses of a set knows it again
-    without keeping it alive.
+    without keeping it alive. `short_calls` are functions for runs on them, by shapes of inputs.
     """
 
     def __init__(self, program: Program, given: Mapping[str, Array], made: Mapping[str, Array] | None = None) -> None:
         super().__init__(given)
         self._read = {leaf.name for leaf in program.params}
         self.serial = next(_serials)
+        self.short_calls: dict[Hashable, ShortCall] = {}
         values = {**given, **(made or {})}
         fitted = [fit(checked_param(program, leaf, values), leaf.align) for leaf in program.params]
         self.arrays = tuple(array for array, _ in fitted)

@@ -218,11 +218,20 @@ class Programs(NamedTuple):
 
 def build_programs(compiled: CompileResult, loading: Loading | None = None) -> Programs:
     """Compile or find the kernels of all programs, by default for this machine."""
+    from rlx.kernels.reuse import KernelMaker
+
     loading = loading or host_loading()
-    return Programs(build_program(compiled.lir, loading=loading), tuple(preparations(compiled, loading)))
+    wanted = [lir for lir in (compiled.lir, compiled.prepare) if lir is not None]
+    makers = [KernelMaker(lir.as_graph(), loading.machine, loading.schedules) for lir in wanted]
+    if loading.start is not None:
+        # Those of all programs, before one is waited for.
+        for maker, lir in zip(makers, wanted):
+            _start_all(maker, lir, loading.start)
+    main = build_program(compiled.lir, makers[0], loading=loading)
+    return Programs(main, tuple(preparations(compiled, loading, makers[-1])))
 
 
-def preparations(compiled: CompileResult, loading: Loading) -> Iterator[Preparation]:
+def preparations(compiled: CompileResult, loading: Loading, maker: KernelMaker | None = None) -> Iterator[Preparation]:
     """What makes the params of the program, for a machine that need not be the one that the program is for."""
     from rlx.compile.weights.pieces import prepare_pieces
     from rlx.kernels.reuse import KernelMaker
@@ -230,7 +239,7 @@ def preparations(compiled: CompileResult, loading: Loading) -> Iterator[Preparat
     if compiled.prepare is None:
         return
     # One for all pieces, whose nodes are the same: layers that lie in different pieces have the same kernels.
-    maker = KernelMaker(compiled.prepare.as_graph(), loading.machine, loading.schedules)
+    maker = maker or KernelMaker(compiled.prepare.as_graph(), loading.machine, loading.schedules)
     for lir, outputs in prepare_pieces(compiled.prepare):
         program = build_program(lir, maker, _read(lir), loading)
         yield Preparation(program, tuple(compiled.prepared[n] for n in outputs))
@@ -247,15 +256,17 @@ def build_program(
     leaves: Container[NodeId] | None = None,
     loading: Loading | None = None,
 ) -> Program:
-    """Compile or find the kernels of a LIR program. It has those of its leaves that are in `leaves`, by default all."""
+    """Compile or find the kernels of a LIR program. It has those of its leaves that are in `leaves`, by default all.
+    A `maker` that is given has started them."""
     from rlx.kernels.reuse import KernelMaker
 
     graph = lir.as_graph()
     loading = loading or host_loading()
-    maker = maker or KernelMaker(graph, loading.machine, loading.schedules)
     loaded: _Loaded = {}
-    if loading.start is not None:
-        _start_all(maker, lir, loading.start)
+    if maker is None:
+        maker = KernelMaker(graph, loading.machine, loading.schedules)
+        if loading.start is not None:
+            _start_all(maker, lir, loading.start)
     made = [_made(graph, maker, k, loaded, loading) for k in lir.kernels if k.kind != VIEW]
     nodes = graph.nodes if leaves is None else [n for n in graph.nodes if n.id in leaves or n.id in graph.outputs]
     inputs = [n for n in nodes if isinstance(n.op, Input)]
