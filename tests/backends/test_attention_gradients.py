@@ -71,6 +71,10 @@ CASES = [
     ((1, 2, 100, 32), (1, 2, 90, 32), 48, {"softcap": 5.0, "mask_kind": "causal"}),
     ((1, 3, 33, 80), (1, 1, 50, 80), 24, {"num_kv_heads": 1, "mask_kind": "sliding_window", "window": 7}),
     ((1, 2, 64, 128), (1, 2, 49, 128), 128, {"score_scale": 0.2}),
+    # More keys than scores are kept of, and a window that begins behind the first key.
+    ((1, 1, 300, 64), (1, 1, 300, 64), 64, {"mask_kind": "causal"}),
+    ((1, 1, 130, 64), (1, 1, 600, 64), 64, {}),
+    ((1, 1, 200, 64), (1, 1, 200, 64), 64, {"mask_kind": "sliding_window", "window": 60}),
 ]
 
 

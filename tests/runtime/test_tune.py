@@ -164,7 +164,7 @@ def test_sets_fit_into_the_scratch(machine, products):
     def shape(sizes):
         return block_shape(machine, DType.F32, "n", products, copies_b=True, reuse=2, sizes=sizes)
 
-    offered = distinct_sizes(machine, shape, products * 4)
+    offered = distinct_sizes(machine.scratch_bytes, shape, products * 4)
     assert offered[0] == BLOCK_SIZES[0] and len({shape(s) for s in offered}) == len(offered) > 1
     for sizes in offered:
         s = shape(sizes)

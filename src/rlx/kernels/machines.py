@@ -84,6 +84,7 @@ class Machine:
     shared_bytes: int = 48 << 10  # what the threads of a block may share
     few_rows: int = 8  # rows up to which a product has code for each number of them
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
+    copies_bytes: int = 128 << 10  # the same for a product of numbers that copies its operands and uses them often
     wave: int = 32  # threads of a GPU that run together
     has_subgroups: bool = False  # threads that run together combine values; how many they are only the run knows
     matrix: MatrixUnit | None = None  # instructions for whole matrices
@@ -131,6 +132,7 @@ AVX512 = Machine(
     has_scale2=True,
     lookup_lanes=(8, 16),
     byte_lookup_lanes=(16, 32, 64),
+    copies_bytes=288 << 10,  # a third of the second-level caches that such chips have
 )
 AVX2 = Machine(
     name="avx2",

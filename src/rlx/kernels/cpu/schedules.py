@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.errors import InternalError
-from rlx.kernels.cpu.matmul.blocks import BlockSizes, distinct_sizes
+from rlx.kernels.cpu.matmul.blocks import BlockShape, BlockSizes, distinct_sizes
 from rlx.kernels.cpu.ops import OpSite, build_op_kernel
 from rlx.kernels.cpu.small_loops import SmallLoopSpec, small_loop_kernel
 from rlx.kernels.ir.loop_ir import Kernel
@@ -78,7 +78,7 @@ def _pair_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
     from rlx.kernels.cpu.matmul.pairs import pair_block
 
     sums = len(s.product.bs) * s.accumulator.size_bytes
-    return distinct_sizes(machine, lambda sizes: pair_block(machine, s.product, sizes), sums)
+    return distinct_sizes(machine.scratch_bytes, lambda sizes: pair_block(machine, s.product, sizes), sums)
 
 
 def _numbers(name: str, machine: Machine, s: ProductSpec, sizes: BlockSizes) -> Kernel:
@@ -91,7 +91,11 @@ def _number_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
     from rlx.kernels.cpu.matmul.matmul import number_block
 
     sums = len(s.product.bs) * s.accumulator.size_bytes
-    return distinct_sizes(machine, lambda sizes: number_block(machine, s.product, s.packed, s.accumulator, sizes), sums)
+
+    def block(sizes: BlockSizes) -> BlockShape:
+        return number_block(machine, s.product, s.packed, s.accumulator, sizes)
+
+    return distinct_sizes(machine.copies_bytes, block, sums)
 
 
 # By how B is stored, and whether rows have their own: what is more special comes first.

@@ -91,11 +91,12 @@ def block_shape(
     copies_a: bool = True,
     reuse: int = 1,
     sizes: BlockSizes = BLOCK_SIZES[0],
+    scratch_bytes: int = 0,
 ) -> BlockShape:
-    """The block for a machine: what fits into its registers and scratch.
+    """The block for a machine: what fits into its registers and scratch, which is `scratch_bytes` if given.
 
-    A copy serves `reuse` times as much work as it would by itself: a panel of B more rows, rows of A more columns, as
-    long as sums take no more than half of the scratch.
+    A copy serves up to `reuse` times as much work as it would by itself: a panel of B more rows, rows of A more
+    columns, as long as sums take no more than half of the scratch.
     """
     lanes, size = machine.lanes(accumulator), accumulator.size_bytes
     vectors = panel_vectors(machine, accumulator, n)
@@ -103,12 +104,12 @@ def block_shape(
     rows = sizes.tiles * tile_rows
     width = lanes * vectors
     panels = max(1, sizes.columns // width)
-    scratch = machine.scratch_bytes // size
+    scratch = (scratch_bytes or machine.scratch_bytes) // size
     most = scratch // 2 // (products * width)
-    if copies_b and reuse * rows * panels <= most:
-        rows *= reuse
-    if copies_a and reuse * rows * panels <= most:
-        panels *= reuse
+    if copies_b:
+        rows *= max(1, min(reuse, most // (rows * panels)))
+    if copies_a:
+        panels *= max(1, min(reuse, most // (rows * panels)))
     pad = max(1, PAD_BYTES // size)
     room = scratch - products * rows * panels * width - (rows * pad if copies_a else 0)
     lines = (rows if copies_a else 0) + (width if copies_b else 0)
@@ -116,12 +117,12 @@ def block_shape(
     return BlockShape(lanes, vectors, tile_rows, rows, panels, max(lanes, depth // lanes * lanes), pad)
 
 
-def distinct_sizes(machine: Machine, shape_of: Callable[[BlockSizes], BlockShape], sums: int) -> list[BlockSizes]:
+def distinct_sizes(scratch_bytes: int, shape_of: Callable[[BlockSizes], BlockShape], sums: int) -> list[BlockSizes]:
     """The sizes that give blocks of their own, of which `sums` products fit into half of the scratch."""
     found: dict[BlockShape, BlockSizes] = {}
     for sizes in BLOCK_SIZES:
         shape = shape_of(sizes)
-        fits = 2 * sums * shape.rows * shape.columns <= machine.scratch_bytes
+        fits = 2 * sums * shape.rows * shape.columns <= scratch_bytes
         if sizes == BLOCK_SIZES[0] or fits:
             found.setdefault(shape, sizes)
     return list(found.values())

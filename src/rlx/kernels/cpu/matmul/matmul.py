@@ -46,6 +46,12 @@ DOT_ROWS = 8
 # Rows up to which rows of B pass by once, and how many of them at a time.
 STREAM_ROWS = 4
 STREAM_STEPS = 4
+# A copied panel of B takes no more than this, and serves so many times the rows of a packed one.
+PANEL_BYTES = 64 << 10
+REUSE = 4
+# Blocks are this low where higher ones would be fewer than so many, too few for the threads of large machines.
+LEAST_ROWS = 96
+WANTED_BLOCKS = 16
 
 
 def matmul_kernel(
@@ -72,8 +78,19 @@ def matmul_kernel(
 def number_block(machine: Machine, product: Product, packed: bool, acc: DType, sizes: BlockSizes) -> BlockShape:
     """The block of a product of numbers."""
     copies_a = product.a.col_stride != 1 or product.a.dtype is not acc
-    products = len(product.bs)
-    return block_shape(machine, acc, product.n, products, copies_b=not packed, copies_a=copies_a, reuse=2, sizes=sizes)
+    shape = block_shape(
+        machine,
+        acc,
+        product.n,
+        len(product.bs),
+        copies_b=not packed,
+        copies_a=copies_a,
+        reuse=REUSE,
+        sizes=sizes,
+        scratch_bytes=machine.copies_bytes,
+    )
+    steps = shape.depth if packed else PANEL_BYTES // (shape.width * acc.size_bytes)
+    return shape._replace(depth=min(shape.depth, steps))
 
 
 class MatrixOperand:
@@ -164,10 +181,12 @@ class MatmulMaker:
     def build(self) -> Kernel:
         k, shape = self.k, self.shape
         tiles = k.ceildiv(self.m, shape.tile_rows)
-        # Blocks of equal height, as far as whole tiles allow.
-        row_blocks = k.ceildiv(tiles, shape.rows // shape.tile_rows)
         step = self.step = self.block_columns()
         groups = (self.n + step - 1) // step
+        # Blocks of equal height, as far as whole tiles allow.
+        across = k.max(groups * self.batches, 1)
+        wanted = k.min((across + (WANTED_BLOCKS - 1)) // across, self.row_blocks(tiles, min(shape.rows, LEAST_ROWS)))
+        row_blocks = k.max(self.row_blocks(tiles, shape.rows), wanted)
         with k.parallel("block", row_blocks * groups * self.batches) as block:
             height = (tiles + row_blocks - 1) // row_blocks * shape.tile_rows
             # Neighbouring iterations share their panels of B, the larger operand of most products.
@@ -179,16 +198,24 @@ class MatmulMaker:
             self.block(ResultBlock(batch, row, rows, column, columns))
         return k.build()
 
+    def row_blocks(self, tiles: Value, rows: int) -> Value:
+        """How many blocks of up to so many rows these tiles are."""
+        return self.k.ceildiv(tiles, rows // self.shape.tile_rows)
+
     def block_columns(self) -> Value:
         """Columns of one parallel iteration. Few rows go through long parts of the rows of a B that is not packed,
         but leave some for other threads."""
         k, columns = self.k, self.shape.columns
+        # As many for each, as far as whole panels allow.
+        panels = k.max(k.ceildiv(self.n, self.shape.width), 1)
+        groups = k.ceildiv(panels, self.shape.panels)
+        equal = (panels + groups - 1) // groups * self.shape.width
         if not self.has_streams:
-            return k.as_index(columns)
+            return equal
         is_few = k.min(k.max(k.as_index(STREAM_ROWS + 1) - self.m, 0), 1)
         most = self.shape.rows // STREAM_ROWS * columns
         wide = k.max(k.min(k.ceildiv(self.n, 8 * columns) * columns, most), columns)
-        return is_few * wide + (1 - is_few) * columns
+        return is_few * wide + (1 - is_few) * equal
 
     def block(self, block: ResultBlock) -> None:
         k, few = self.k, self.few_rows()
@@ -245,16 +272,25 @@ class MatmulMaker:
 
     def panels(self, block: ResultBlock) -> None:
         """Step by step along K: rows of A, where they are or in scratch, times every panel of every B."""
-        k, shape = self.k, self.shape
+        k, shape, length = self.k, self.shape, self.step_length()
         # One step even where there is none to make: it stores the sums of nothing.
-        with k.loop("step", 0, k.max(self.depth, 1), shape.depth) as start:
-            steps = k.min(self.depth - start, shape.depth)
+        with k.loop("step", 0, k.max(self.depth, 1), length) as start:
+            steps = k.min(self.depth - start, length)
             a = self.rows_in_step(block, start, steps)
             with k.loop("panel", 0, block.columns, shape.width) as inside:
                 for number, b in enumerate(self.bs):
                     panel = self.panel_of(PanelPart(block, b, start, steps, inside))
                     sums = self.sums_of(number).moved(0, inside)
                     self.tiles(block.rows, TileStep(a, panel, steps, sums, k.eq(start, 0)))
+
+    def step_length(self) -> Value:
+        """How far a step goes along K: all about as far, where panels are copied."""
+        k, shape = self.k, self.shape
+        if self.packed:
+            return k.as_index(shape.depth)
+        depth = k.max(self.depth, 1)
+        count = k.ceildiv(depth, shape.depth)
+        return k.ceildiv((depth + count - 1) // count, shape.lanes) * shape.lanes
 
     def rows_in_step(self, block: ResultBlock, start: Value, steps: Value) -> MatrixView:
         """A[rows, start : start+steps]; with an odd number of rows the last one twice.

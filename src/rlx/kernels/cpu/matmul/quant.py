@@ -82,6 +82,9 @@ class QuantMaker(MatmulMaker):
     def few_rows(self) -> int:
         return self.shape.tile_rows
 
+    def step_length(self) -> Value:
+        return self.k.as_index(self.shape.depth)
+
     def block_columns(self) -> Value:
         k, few = self.k, self.few_rows()
         is_small = k.min(k.max(k.as_index(few + 1) - self.m, 0), 1)

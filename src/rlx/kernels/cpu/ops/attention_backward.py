@@ -3,7 +3,8 @@
 With P = softmax(S) and dP = dy·vᵀ, per head: dv = Pᵀ·dy; dS = P⊙(dP - sum of P⊙dP over the row); dq = s·dS·k;
 dk = s·dSᵀ·q. A parallel iteration is one head of k and v with all rows that read it, so that its dk and dv are sums
 that nobody else adds to. Each block of rows goes through the keys twice: for the highest score, the sum of powers and
-the sum of P⊙dP of each row, then for the gradients.
+the sum of P⊙dP of each row, then for the gradients. Scores and dP of keys that are few enough are kept from the first
+time; others are computed again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from rlx.ops.attn.operands import MaskKind
 
 # Rows of q and dy, both ways round, dq, and blocks of scores, changes and the mask beside them.
 BLOCK_BYTES = 112 * 1024
+# Scores that are kept, beside that, and as much of dP.
+KEPT_BYTES = 64 * 1024
 WIDEST_HEADS = 512
 
 
@@ -59,18 +62,26 @@ class KeyGradient(NamedTuple):
     factor: float
 
 
+class KeyBlock(NamedTuple):
+    """Keys of a block, how many they are, and where scores and dP of the first of them are kept."""
+
+    keys: KeyRange
+    count: Value
+    slot: Value
+
+
 class GradientBlocks(QueryLanes):
     """Gradients of one block of rows; those of keys and values are added to what other blocks gave them."""
 
     def __init__(self, case: AttentionCase, site: OpSite) -> None:
         blocks = 2 if case.mask is None else 3
-        super().__init__(case, BLOCK_BYTES, 3 * case.depth + 2 * case.width + blocks * KEY_BLOCK)
+        super().__init__(case, BLOCK_BYTES, 3 * case.depth + 2 * case.width + blocks * KEY_BLOCK, KEPT_BYTES)
         k, rows = self.k, self.block_rows
         depth, width = self.padded(case.depth), self.padded(case.width)
         self.dy = case.heads(site.inputs[3], case.width)
         self.dq = case.heads(site.outputs[0], case.depth)
         self.upstream = k.local("upstream", self.acc, width * rows)
-        self.changes = k.local("changes", self.acc, (KEY_BLOCK + self.tile(self.vectors)) * rows)
+        self.changes = k.local("changes", self.acc, (self.kept_keys + self.tile(self.vectors)) * rows)
         self.sums = k.local("sums", self.acc, depth * rows)
         self.factors = k.local("factors", self.acc, rows)
         q_rows, dy_rows = k.local("query_rows", self.acc, depth * rows), k.local("dy_rows", self.acc, width * rows)
@@ -104,17 +115,28 @@ class GradientBlocks(QueryLanes):
         self.filled(self.sums, self.padded(case.depth) * vectors)
         ones = [self.vector(1.0)] * vectors
         with k.loop("block_start", seen.first, seen.end, KEY_BLOCK) as start:
-            keys = KeyRange(start, seen.end)
-            count = k.min(keys.end - start, KEY_BLOCK)
-            self.score_keys(batch, head, keys, count)
-            self.weigh(count, bases, shares, means)
+            block = self.block_of(seen, start)
+            with k.when(self.is_too_long(seen)):
+                self.score_keys(batch, head, block)
+            self.weigh(block, bases, shares, means)
             place = case.keys.row(batch, head, start)
-            self.add_products(self.sums, self.changes, case.keys, case.depth, place, count, ones)
+            self.add_products(
+                self.sums, self.changes, case.keys, case.depth, place, block.count, ones, slot=block.slot
+            )
             for gradient in self.key_gradients:
-                self.add_rows(gradient, gradient.heads.row(batch, head, start), count, existing)
+                self.add_rows(gradient, gradient.heads.row(batch, head, start), block, existing)
         for v in range(vectors):
             k.store(self.factors, v * self.lanes, self.vector(case.op.scale))
         self.store_rows(self.sums, self.dq, case.depth, where, vectors, self.factors)
+
+    def is_too_long(self, seen: KeyRange) -> Value:
+        """Whether scores of these keys are more than are kept."""
+        return seen.end - seen.first > self.kept_keys
+
+    def block_of(self, seen: KeyRange, start: Value) -> KeyBlock:
+        k = self.k
+        slot = k.select(self.is_too_long(seen), k.as_index(0), start - seen.first)
+        return KeyBlock(KeyRange(start, seen.end), k.min(seen.end - start, KEY_BLOCK), slot)
 
     def statistics(self, batch: Value, head: Value, seen: KeyRange) -> tuple[list[Value], list[Value], list[Value]]:
         """Per row: what to subtract from scores, one over the sum of powers, and the sum of P⊙dP."""
@@ -122,12 +144,12 @@ class GradientBlocks(QueryLanes):
         init = [self.vector(-math.inf)] * vectors + [self.vector(0.0)] * (2 * vectors)
         with k.fold("block_start", seen.first, seen.end, KEY_BLOCK, init) as fold:
             peaks = fold.values[:vectors]
-            count = k.min(seen.end - fold.index, KEY_BLOCK)
-            self.score_keys(batch, head, KeyRange(fold.index, seen.end), count)
-            higher = self.highest(count, peaks)
+            block = self.block_of(seen, fold.index)
+            self.score_keys(batch, head, block)
+            higher = self.highest(block, peaks)
             bases = [case.base(peak) for peak in higher]
             factors = [case.power(old - base) for old, base in zip(peaks, bases)] * 2
-            with k.fold("key", 0, count, init=[s * f for s, f in zip(fold.values[vectors:], factors)]) as sums:
+            with k.fold("key", block.slot, block.slot + block.count, init=[s * f for s, f in zip(fold.values[vectors:], factors)]) as sums:
                 powers, weighted = [], []
                 for v, base in enumerate(bases):
                     score, change = self.stored(sums.index, v)
@@ -140,16 +162,16 @@ class GradientBlocks(QueryLanes):
         shares = [1.0 / k.select(k.eq(total, 0.0), 1.0, total) for total in totals]
         return [case.base(p) for p in peaks], shares, [w * s for w, s in zip(weighted_sums, shares)]
 
-    def stored(self, key: Value, v: int) -> tuple[Value, Value]:
+    def stored(self, slot: Value, v: int) -> tuple[Value, Value]:
         """The score and dP of a key, for one vector of rows."""
-        place = key * self.block_rows + v * self.lanes
+        place = slot * self.block_rows + v * self.lanes
         score, change = (self.k.load(buffer, place, lanes=self.lanes) for buffer in (self.scores, self.changes))
         return score, change
 
-    def score_keys(self, batch: Value, head: Value, keys: KeyRange, count: Value) -> None:
-        """Scores and dP of a block of keys as [key, row]; what passes the last key is that one again."""
+    def score_keys(self, batch: Value, head: Value, block: KeyBlock) -> None:
+        """Scores and dP of a block of keys as [slot, row]; what passes the last key is that one again."""
         k, case, vectors = self.k, self.case, self.vectors
-        tile = self.tile(vectors)
+        tile, (keys, count, slot) = self.tile(vectors), block
         self.stage_mask(keys, count, vectors)
         with k.loop("tile", 0, count, tile) as start:
             numbers = [k.min(keys.first + start + j, keys.end - 1) for j in range(tile)]
@@ -162,18 +184,18 @@ class GradientBlocks(QueryLanes):
                     value = (
                         self.visible(batch, product, keys, numbers[j], v, vectors) if into is self.scores else product
                     )
-                    k.store(into, (start + j) * self.block_rows + v * self.lanes, value)
+                    k.store(into, (slot + start + j) * self.block_rows + v * self.lanes, value)
 
-    def highest(self, count: Value, peaks: tuple[Value, ...]) -> tuple[Value, ...]:
+    def highest(self, block: KeyBlock, peaks: tuple[Value, ...]) -> tuple[Value, ...]:
         k = self.k
-        with k.fold("key", 0, count, init=peaks) as fold:
+        with k.fold("key", block.slot, block.slot + block.count, init=peaks) as fold:
             fold.next(*(larger(k, self.stored(fold.index, v)[0], peak) for v, peak in enumerate(fold.values)))
         return fold.results
 
-    def weigh(self, count: Value, bases: list[Value], shares: list[Value], means: list[Value]) -> None:
+    def weigh(self, block: KeyBlock, bases: list[Value], shares: list[Value], means: list[Value]) -> None:
         """Scores to P and dP to dS, in place."""
         k, case = self.k, self.case
-        with k.loop("key", 0, count) as key:
+        with k.loop("key", block.slot, block.slot + block.count) as key:
             for v, (base, share, mean) in enumerate(zip(bases, shares, means)):
                 score, change = self.stored(key, v)
                 weight = case.power(score - base) * share
@@ -186,21 +208,21 @@ class GradientBlocks(QueryLanes):
                 k.store(self.scores, place, weight)
                 k.store(self.changes, place, change)
 
-    def add_rows(self, gradient: KeyGradient, place: Value, count: Value, existing: Value) -> None:
-        """Add what the existing rows of a block give to the gradient of `count` keys from `place` on; lanes along d."""
-        k, lanes = self.k, self.lanes
+    def add_rows(self, gradient: KeyGradient, place: Value, block: KeyBlock, existing: Value) -> None:
+        """Add what the existing rows give to the gradient of a block of keys, from `place` on; lanes along d."""
+        k, lanes, count = self.k, self.lanes, block.count
         heads, width, weights, rows, factor = gradient
         padded = self.padded(width)
         vectors = math.gcd(padded // lanes, 4 if self.case.machine.vector_registers >= 32 else 2)
         tile = self.tile(vectors)
         with k.loop("tile", 0, count, tile) as start, k.loop("d", 0, padded, vectors * lanes) as d:
-            keys = [k.min(start + j, count - 1) for j in range(tile)]
+            slots = [block.slot + k.min(start + j, count - 1) for j in range(tile)]
             with k.fold("row", 0, existing, init=[self.vector(0.0)] * (tile * vectors)) as fold:
                 line = fold.index * padded + d
                 loaded = [k.load(rows, line + v * lanes, lanes=lanes) for v in range(vectors)]
                 sums: list[Value] = []
-                for key in keys:
-                    weight = k.splat(k.load(weights, key * self.block_rows + fold.index), lanes)
+                for slot in slots:
+                    weight = k.splat(k.load(weights, slot * self.block_rows + fold.index), lanes)
                     sums += [k.fma(weight, x, fold.values[len(sums) + v]) for v, x in enumerate(loaded)]
                 fold.next(*sums)
             for j in range(tile):

@@ -28,8 +28,9 @@ MOST_TILE = 8
 class QueryLanes:
     """Blocks of at most `block_rows` rows of one head of k and v. Heads of q that share it are neighbouring rows."""
 
-    def __init__(self, case: AttentionCase, block_bytes: int, elements_per_row: int) -> None:
-        """As many rows as `block_bytes` have room for at `elements_per_row`, and registers for their vectors."""
+    def __init__(self, case: AttentionCase, block_bytes: int, elements_per_row: int, kept_bytes: int = 0) -> None:
+        """As many rows as `block_bytes` have room for at `elements_per_row`, and registers for their vectors; scores of a
+        block of keys, or of as many as `kept_bytes` have room for."""
         self.case, self.k = case, case.k
         self.lanes, self.acc = case.lanes, case.acc
         most = 4 if case.machine.vector_registers >= 32 else 2
@@ -39,7 +40,8 @@ class QueryLanes:
         self.block_rows = most * self.lanes
         k, rows = self.k, self.block_rows
         self.queries = k.local("queries", self.acc, self.padded(case.depth) * rows)
-        self.scores = k.local("scores", self.acc, (KEY_BLOCK + MOST_TILE) * rows)
+        self.kept_keys = max(KEY_BLOCK, kept_bytes // (rows * self.acc.size_bytes))
+        self.scores = k.local("scores", self.acc, (self.kept_keys + MOST_TILE) * rows)
         self.key_block, self.widened = KEY_BLOCK, None
         if case.keys.buffer.dtype is not self.acc:
             widest = self.padded(max(case.depth, case.width))
@@ -240,9 +242,17 @@ class QueryLanes:
         return k.select(seen, score, -math.inf)
 
     def add_products(
-        self, sums: Buffer, weights: Buffer, heads: Heads, width: int, place: Value, count: Value, factors: list[Value]
+        self,
+        sums: Buffer,
+        weights: Buffer,
+        heads: Heads,
+        width: int,
+        place: Value,
+        count: Value,
+        factors: list[Value],
+        slot: Value | int = 0,
     ) -> None:
-        """sums[d, row] = sums * factors + sum of weights[key, row] * heads[place + key, d], by tiles of depths."""
+        """sums[d, row] = sums * factors + sum of weights[slot + key, row] * heads[place + key, d], by tiles of depths."""
         k = self.k
         # At least one, of no depths, when values have no elements.
         tiles = max(-(-width // self.tile(len(factors))), 1)
@@ -251,7 +261,7 @@ class QueryLanes:
         for start, end, tile in ((0, split, small + 1), (split, width, small)):
             if start < end:
                 with k.loop("d", start, end, tile) as d:
-                    self._add_tile(sums, weights, heads, place, count, factors, [d + i for i in range(tile)])
+                    self._add_tile(sums, weights, heads, place, count, factors, [d + i for i in range(tile)], slot)
 
     def _add_tile(
         self,
@@ -262,13 +272,14 @@ class QueryLanes:
         count: Value,
         factors: list[Value],
         depths: list[Value],
+        slot: Value | int,
     ) -> None:
         k, lanes, vectors = self.k, self.lanes, len(factors)
         slots = [d * (vectors * lanes) + v * lanes for d in depths for v in range(vectors)]
         kept = [k.load(sums, slot, lanes=lanes) * factors[n % vectors] for n, slot in enumerate(slots)]
         with k.fold("key", 0, count, init=kept) as fold:
             row = place + fold.index * heads.strides[2]
-            at = fold.index * (vectors * lanes)
+            at = (fold.index + slot) * (vectors * lanes)
             loaded = [k.load(weights, at + v * lanes, lanes=lanes) for v in range(vectors)]
             added: list[Value] = []
             for d in depths:
