@@ -82,6 +82,12 @@ CASES = {
     "several of each channel": ((3, 3), (1, 1), (1, 1), (1, 1), 4, (1, 4, 7, 19), 12),
     "one channel for several": ((2, 3), (1, 1), (2, 1), (2, 1), 2, (1, 8, 2, 6), 2),
     "single channels of a line": ((4,), (2,), (1,), (1,), 7, (2, 7, 50), 7),
+    "a first layer": ((7, 7), (2, 2), (3, 3), (1, 1), 1, (2, 3, 20, 33), 19),
+    "a first layer in two parts": ((11, 11), (4, 4), (2, 2), (1, 1), 1, (1, 3, 31, 40), 96),
+    "a first layer of wide rows": ((3, 5), (1, 1), (1, 2), (2, 1), 1, (1, 4, 9, 270), 33),
+    "a first layer of groups": ((3, 3), (2, 1), (4, 1), (1, 1), 2, (2, 6, 12, 12), 48),
+    "a first layer of a signal": ((10,), (5,), (0,), (1,), 1, (2, 1, 300), 40),
+    "windows beside each other": ((4, 4), (4, 4), (0, 0), (1, 1), 1, (1, 1, 30, 30), 16),
     "rows that no window sees": ((2, 2), (2, 2), (0, 0), (1, 1), 5, (1, 5, 7, 9), 5),
 }
 
@@ -91,7 +97,9 @@ def test_forward_and_backward(name):
     check(*CASES[name])
 
 
-@pytest.mark.parametrize("name", ["several steps along the channels", "phases of a stride", "single channels, strided"])
+@pytest.mark.parametrize(
+    "name", ["several steps along the channels", "phases of a stride", "single channels, strided", "a first layer"]
+)
 def test_double_precision(name):
     check(*CASES[name], dtype="f64", rtol=1e-13)
 
@@ -127,6 +135,7 @@ KINDS = {
     "adjoint": (Conv2dBackwardInput((3, 3), (1, 1), (1, 1), (1, 1), x_shape=(1, 4, 9, 9)), (1, 6, 9, 9), (6, 4, 3, 3)),
     "phases": (ConvTranspose2d((3, 3), (2, 2), (1, 1), (1, 1), (1, 1)), (1, 4, 4, 5), (4, 5, 3, 3)),
     "gradient of weights": (Conv2dBackwardWeight((3, 2), (1, 1), (1, 0), (1, 1)), (2, 3, 5, 8), (2, 7, 5, 7)),
+    "gradient of first weights": (Conv2dBackwardWeight((3, 3), (2, 2), (1, 1), (1, 1)), (2, 3, 9, 8), (2, 17, 5, 4)),
     "single channels": (Conv((3, 3), (2, 2), (1, 1), (1, 1), 4), (1, 4, 7, 9), (4, 1, 3, 3)),
     "adjoint of single channels": (
         Conv2dBackwardInput((3, 3), (2, 2), (1, 1), (1, 1), 3, x_shape=(1, 3, 8, 10)),

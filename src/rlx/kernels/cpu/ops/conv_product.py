@@ -24,6 +24,8 @@ from rlx.ops.nn.convolution import ConvBase
 
 # Lines of one step: with what is stored beyond the ends of lines, a panel is some tens of KiB.
 STEP_LINES = 256
+# Blocks that several threads share evenly enough, and tiles of a block for which lines are worth copying.
+ENOUGH_BLOCKS, LEAST_TILES = 8, 2
 
 
 class _Block(NamedTuple):
@@ -61,7 +63,24 @@ class ConvProduct:
     def _shape(self) -> BlockShape:
         found = block_shape(self.machine, self.acc, "n", copies_b=True, copies_a=False, reuse=2)
         taps = math.prod(self.op.kernel_size)
-        return found._replace(depth=taps * max(1, STEP_LINES // taps))
+        return found._replace(rows=self._rows(found), depth=taps * max(1, STEP_LINES // taps))
+
+    def _rows(self, shape: BlockShape) -> int:
+        """Rows of a block: fewer where there would be too few blocks to deal out."""
+        images, writes, *sizes = self.y.shape.dims
+        if not isinstance(writes, int) or not all(isinstance(d, int) for d in (images, *sizes)):
+            return shape.rows
+        strides = self.op.stride if self.is_backward else (1,) * len(sizes)
+        positions = math.prod(-(-d // s) for d, s in zip(sizes, strides) if isinstance(d, int))
+        others = int(images) * self.op.groups * math.prod(strides) * -(-positions // shape.columns)
+        tiles, most = -(-(writes // self.op.groups) // shape.tile_rows), shape.rows // shape.tile_rows
+        wanted = -(-ENOUGH_BLOCKS // max(1, others))
+        # An even number of blocks, as full as can be.
+        counts = [n for n in range(2, wanted + 1, 2) if 2 * n >= wanted and LEAST_TILES <= -(-tiles // n) <= most]
+        if not counts:
+            return shape.rows
+        count = min(counts, key=lambda n: (-(-tiles // n) * n, -n))
+        return -(-tiles // count) * shape.tile_rows
 
     def _reads_weights_once(self) -> bool:
         """Whether there are so few positions that weights come from memory, not from a cache."""

@@ -13,12 +13,14 @@ from rlx.kernels.ir.loop_ir import Buffer, Value
 
 
 class RowOperand(NamedTuple):
-    """Rows that begin at `start + row*distance`; the element for line p is at p, or at `places[p]`."""
+    """Rows that begin at `start + row*distance`, or at `start + begins[row]`; the element for line p is at p, or at
+    `places[p]`."""
 
     buffer: Buffer
     start: Value
     distance: Value
     places: Buffer | None = None
+    begins: Buffer | None = None
 
 
 class Panel(NamedTuple):
@@ -88,7 +90,10 @@ class ConvTiles:
         start = rows[0] * width + inside
         places = [start + (r * width + v * lanes) for r in range(len(rows)) for v in range(vectors)]
         sums = SumVectors(self.sums, places, lanes)
-        starts = [operand.start + row * operand.distance for row in rows]
+        starts = [
+            operand.start + (row * operand.distance if operand.begins is None else k.load(operand.begins, row))
+            for row in rows
+        ]
         with k.fold("p", 0, step.lines, init=sums.known(k, step.is_new)) as fold:
             place = fold.index if operand.places is None else k.load(operand.places, fold.index)
             line = fold.index * self.panel.pitch + inside

@@ -17,6 +17,7 @@ from rlx.kernels.cpu.matmul.tiles import in_vectors, transposed
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.ops.conv_depthwise import DepthwiseWeights, has_planes
 from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines, plain_axis
+from rlx.kernels.cpu.ops.conv_tap_rows import TapRows, tap_axes
 from rlx.kernels.cpu.ops.conv_tiles import ConvTiles, Panel, RowOperand, Step
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import FLOATS, Value
@@ -41,7 +42,9 @@ def _runs_on(machine: Machine) -> bool:
 @op_kernel(Conv2dBackwardWeight, kind="conv", supports=_supports, runs_on=_runs_on)
 def conv_weights(site: OpSite) -> None:
     x, dy = site.inputs
-    if has_planes(site.machine, site.op, x, dy, is_backward=False):
+    if (axes := tap_axes(site)) is not None:
+        TapRows(site, axes).build()
+    elif has_planes(site.machine, site.op, x, dy, is_backward=False):
         DepthwiseWeights(site).build()
     else:
         _WeightProduct(site).build()
