@@ -9,6 +9,7 @@ import rlx
 from rlx.backends.api import CompileOptions
 from rlx.backends.cpu import CpuBackend
 from rlx.backends.program import command_table
+from rlx.compile.compiler import CompilePipeline
 from rlx.ir.shape import Shape
 from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.ir.interpret import interpret as run_in_interpreter
@@ -126,3 +127,13 @@ def test_in_the_interpreter(target):
     args = [a.reshape(-1) for a in (*arrays, *results)]
     run_in_interpreter(made.kernel, dict(zip(names, args, strict=True)))
     assert_all_close(results, op.eval(*arrays), "f32")
+
+
+@pytest.mark.parametrize("target", ["wgpu", "opencl", "metal"])
+def test_gpus_that_compile_text_multiply_all_heads(target):
+    """There a kernel by heads would have one thread for each of them."""
+    sample = next(AttentionBackward.samples())
+    graph = rlx.Graph("gradients")
+    graph.set_outputs(sample.op(*(graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes("f32")))))
+    kinds = [k.kind for k in CompilePipeline.new(target).compile(graph).lir.kernels]
+    assert kinds.count("matmul") == 5 and not {"attention_backward", "call"} & {*kinds}

@@ -13,7 +13,9 @@ from rlx.backends.native.elf import undefined_symbols
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import OpError
 from rlx.kernels.emit.llvm_codegen import compile_object
-from rlx.kernels.machines import MACHINES, NEON, RISCV, runs_here
+from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.ir.loop_ir import walk
+from rlx.kernels.machines import MACHINES, NEON, RISCV, WGSL, runs_here
 from rlx.ops.lowered.expert_products import ExpertMatMul, ExpertRoute, RoutedMatMul
 from rlx.ops.lowered.quantized_panels import QuantPanels
 from rlx.quant.decode import FORMATS
@@ -295,3 +297,17 @@ def test_a_false_route_touches_nothing_but_its_rows(is_quantized):
         wanted = op.eval(x, w, route)
         once = [r for r in rows[times == 1] if wanted[r].any()]
         np.testing.assert_allclose(y[once], wanted[once], rtol=1e-4, atol=1e-3)
+
+
+def test_gpus_that_compile_text_walk_columns_of_experts():
+    """A thread per column; the CPU's kernel has many forms, at which a driver's compiler works for half a minute."""
+    experts, n, k = 3, 5, 32
+    weights = stored("Q4_1", experts, n, k)
+    run, panels, wanted = product("Q4_1", experts, n, k), panels_of("Q4_1", weights, k), decoded("Q4_1", weights, k)
+    for ids in ([2, 0, 2, 2, 2, 2, 2, 1], [1]):
+        x = rng.normal(size=(len(ids), k)).astype(np.float32)
+        (found,) = run.results([x, panels, np.array(ids, np.int32)], WGSL, interpret)
+        close(found, x, wanted, np.array(ids))
+    for name in ("Q4_1", "Q6_K"):
+        _, made = product(name, experts, 17, 256).kernels(WGSL)
+        assert made.kernel.thread_count == 64 and sum(1 for _ in walk(made.kernel.body)) < 1500

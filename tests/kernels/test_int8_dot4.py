@@ -28,24 +28,25 @@ from rlx.kernels.machines import (
     Machine,
     machine_named,
     runs_here,
+    wgsl_with,
 )
 
 LANES = (1, 2, 4, 8, 16)
 rng = np.random.default_rng(7)
 
 
-def dot_kernel(lanes: int) -> Kernel:
+def dot_kernel(lanes: int, first: DType = DType.U8) -> Kernel:
     k = KernelBuilder("dots")
-    total, a, b = k.pointer("total", DType.I32), k.pointer("a", DType.U8), k.pointer("b", DType.I8)
+    total, a, b = k.pointer("total", DType.I32), k.pointer("a", first), k.pointer("b", DType.I8)
     y = k.pointer("y", DType.I32, write=True)
     sums = k.load(total, 0, lanes=lanes)
     k.store(y, 0, k.dot4(sums, k.load(a, 0, lanes=4 * lanes), k.load(b, 0, lanes=4 * lanes)))
     return k.build()
 
 
-def operands(lanes: int) -> dict[str, np.ndarray]:
+def operands(lanes: int, first: DType = DType.U8) -> dict[str, np.ndarray]:
     """Bytes among which the extremes are frequent: their products must not saturate."""
-    a = rng.choice(np.array([0, 1, 127, 128, 254, 255], np.uint8), 4 * lanes)
+    a = rng.choice(np.array([0, 1, 127, 128, 254, 255], np.uint8), 4 * lanes).view(first.numpy)
     b = rng.choice(np.array([-128, -127, -1, 0, 1, 127], np.int8), 4 * lanes)
     total = rng.integers(-(2**30), 2**30, lanes).astype(np.int32)
     return {"total": total, "a": a, "b": b, "y": np.zeros(lanes, np.int32)}
@@ -63,10 +64,11 @@ def test_sums_of_four_products(lanes):
         np.testing.assert_array_equal(check_everywhere(dot_kernel(lanes), args)["y"], expected(args))
 
 
+@pytest.mark.parametrize("first", [DType.U8, DType.I8])
 @pytest.mark.parametrize("lanes", LANES)
-def test_the_machine_with_dot_instructions(lanes):
-    kernel, args = dot_kernel(lanes), operands(lanes)
-    for machine in DOT_MACHINES.values():
+def test_the_machine_with_dot_instructions(lanes, first):
+    kernel, args = dot_kernel(lanes, first), operands(lanes, first)
+    for machine in (*DOT_MACHINES.values(), wgsl_with(["dot4"])):
         np.testing.assert_array_equal(interpreted(legalize(kernel, machine), args)["y"], expected(args))
         if runs_here(machine):
             np.testing.assert_array_equal(ran_natively(kernel, args, machine)["y"], expected(args))
@@ -99,12 +101,19 @@ def test_instructions(machine: Machine, lanes: int, word: str):
     assert word in compile_assembly(dot_kernel(lanes), machine)
 
 
+def test_bytes_with_signs_on_both_sides():
+    """Arm's older instruction takes them as they are, and bytes without signs in three steps."""
+    for first, count in ((DType.I8, 1), (DType.U8, 3)):
+        assert compile_assembly(dot_kernel(4, first), NEON_DOT).count("\tsdot") == count
+
+
 @pytest.mark.parametrize("machine", [*DOT_MACHINES.values(), AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A])
 @pytest.mark.parametrize("lanes", [1, 4, 16])
 def test_every_target_has_it(machine: Machine, lanes: int):
     legal = legalize(dot_kernel(lanes), machine)
     left = [s for s in walk(legal.body) if isinstance(s, Let) and s.op == "dot4"]
-    assert len(left) == (lanes in machine.dot4_lanes)
+    # Of bytes with signs those without are made in three steps.
+    assert len(left) == (lanes in machine.dot4_lanes) * (3 if machine.dot4_is_signed else 1)
     assert compile_assembly(dot_kernel(lanes), machine)
     if machine.triple.startswith(("x86_64", "aarch64", "riscv64")):
         assert not undefined_symbols(compile_object(dot_kernel(lanes), machine))

@@ -131,8 +131,7 @@ class _LegalBuilder(KernelBuilder):
         if op == "byte_lookup":
             return None if args[0].lanes in self.machine.byte_lookup_lanes else byte_lookup_by_comparing(attr)
         if op == "dot4":
-            is_native = (args[1].dtype is DType.I8) == self.machine.dot4_has_signs
-            return None if is_native and args[0].lanes in self.machine.dot4_lanes else dot4_by_pairs
+            return self._dot4_expansion(args)
         if op == "dot2":
             return None if args[0].lanes in self.machine.dot2_lanes else dot2_by_halves
         if op != "cast":
@@ -150,6 +149,21 @@ class _LegalBuilder(KernelBuilder):
         if source is DType.BF16:
             return bf16_to_f32
         return f32_to_bf16 if attr is DType.BF16 and not self.machine.has_bf16_conversion else None
+
+    def _dot4_expansion(self, args: tuple[Value, ...]) -> Callable[..., Value] | None:
+        total, first, _ = args
+        is_signed = first.dtype is DType.I8
+        if total.lanes not in self.machine.dot4_lanes or (is_signed and not self.machine.dot4_is_signed):
+            return dot4_by_pairs
+        return None if is_signed == self.machine.dot4_is_signed else dot4_by_signs
+
+
+def dot4_by_signs(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
+    """128 is taken from the bytes without signs, and its products with the others are added again, in halves, since it
+    is no byte with a sign itself."""
+    signed = ValueType(DType.I8, a.lanes)
+    half = k.const(64, signed)
+    return k.dot4(k.dot4(k.dot4(total, k.bitcast(a ^ 128, signed), b), half, b), half, b)
 
 
 def scale2_by_factors(k: KernelBuilder, x: Value, n: Value) -> Value:

@@ -78,8 +78,7 @@ class Machine:
     lookup_lanes: tuple[int, ...] = ()  # vectors of f32 whose lanes an instruction picks by a vector of numbers
     byte_lookup_lanes: tuple[int, ...] = ()  # vectors of bytes by which an instruction picks from a table of 16
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
-    has_signed_dots: bool = False  # these instructions take signed bytes on both sides, and others are made of them
-    dot4_has_signs: bool = False  # the bytes of both operands have signs; else those of the first have none
+    dot4_is_signed: bool = False  # it takes bytes with signs on both sides; else those of the first operand have none
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     shared_bytes: int = 48 << 10  # what the threads of a block may share
     few_rows: int = 8  # rows up to which a product has code for each number of them
@@ -238,7 +237,7 @@ WGSL = Machine(
 WGSL_FEATURES: dict[str, dict[str, object]] = {
     "f16": {"has_f16_conversion": True},
     "subgroups": {"has_subgroups": True},
-    "dot4": {"dot4_lanes": (1,), "dot4_has_signs": True},
+    "dot4": {"dot4_lanes": (1,), "dot4_is_signed": True},
 }
 
 
@@ -272,7 +271,7 @@ AVX512_BF16 = replace(
     AVX512_VNNI, name="avx512bf16", features=f"{AVX512_VNNI.features},+avx512bf16", dot2_lanes=(4, 8, 16)
 )
 AVX2_VNNI = replace(AVX2, name="avx2vnni", features="+avxvnni", dot4_lanes=(4, 8))
-NEON_DOT = replace(NEON, name="neon-dot", features="+dotprod", dot4_lanes=(4,), has_signed_dots=True)
+NEON_DOT = replace(NEON, name="neon-dot", features="+dotprod", dot4_lanes=(4,), dot4_is_signed=True)
 NEON_I8MM = replace(NEON, name="neon-i8mm", features="+dotprod,+i8mm", dot4_lanes=(4,))
 
 MACHINES = {t.name: t for t in (AVX512, AVX2, SSE2, NEON, RISCV, WASM, CORTEX_M4, SM_90A, GFX942)}

@@ -71,7 +71,6 @@ class _Emitter(ExchangeOps):
         self.kernel = kernel
         self.machine = machine
         self.architecture = machine.triple.split("-")[0]
-        self.has_signed_dots = machine.has_signed_dots
         self.globals: list[str] = []
         self.pointers: dict[Buffer, str] = {}
 

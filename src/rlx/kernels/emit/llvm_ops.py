@@ -47,7 +47,6 @@ class PureOps(FunctionText):
     """Appends instructions for `Let` statements."""
 
     architecture: str
-    has_signed_dots: bool
 
     def let(self, let: Let) -> str:
         op, args, kind = let.op, let.args, llvm_type(let.result.type)
@@ -127,17 +126,9 @@ class PureOps(FunctionText):
         return self.call(_BYTE_LOOKUPS[self.architecture, lanes], kind, [(kind, table), (kind, index)])
 
     def dot4(self, let: Let) -> str:
-        """Where both sides must be signed, 128 is taken from the unsigned one and its products with the other are added
-        again, in halves, since 128 is no signed byte."""
-        kind, (total, a, b) = llvm_type(let.result.type), [(llvm_type(x.type), self.ref(x)) for x in let.args]
-        if not self.has_signed_dots:
-            return self.call(_DOTS[self.architecture, let.result.lanes], kind, [total, a, b])
-        bytes_type, unsigned = a
-        factors = [self.emit(f"xor {bytes_type} {unsigned}, splat (i8 -128)"), "splat (i8 64)", "splat (i8 64)"]
-        found = total[1]
-        for factor in factors:
-            found = self.call(_SIGNED_DOT, kind, [(kind, found), (bytes_type, factor), b])
-        return found
+        kind, given = llvm_type(let.result.type), [(llvm_type(x.type), self.ref(x)) for x in let.args]
+        is_signed = let.args[1].dtype is DType.I8
+        return self.call(_SIGNED_DOT if is_signed else _DOTS[self.architecture, let.result.lanes], kind, given)
 
     def scale2(self, let: Let, refs: list[str]) -> str:
         """x86's vscalef: all lanes, rounded to nearest."""

@@ -1,7 +1,8 @@
 """`gpu_codes_kernel`: products with GGUF weights straight from their panels (`rlx.quant.panels`), a column per thread.
 
 A thread walks along K of its column: every code becomes a number once and meets a few rows of A. Neighbouring threads
-have neighbouring columns of a panel, whose words lie side by side. No weight is ever stored as floats.
+have neighbouring columns of a panel, whose words lie side by side. No weight is ever stored as floats. Where each row
+has the matrix of its own expert, a block has rows of one expert, which it finds in the `Route`.
 
 Where the machine has dot products of bytes, a single row is multiplied in whole numbers, as `quant_digits` of CPUs
 does: the threads of a block put the digits of its records into shared memory, each record with a scale of its own, and
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import MatrixOperand, Product
+from rlx.kernels.cpu.matmul.route import Route, RoutedRows
 from rlx.kernels.cpu.quant_codes import CHUNK, Codes, Panel
 from rlx.kernels.cpu.quant_digits import DIGITS, DigitRow, has_digits
 from rlx.kernels.gpu.matmul import store_elements
@@ -36,13 +38,23 @@ class CodesOrigin(NamedTuple):
     layout: PanelFormat
 
 
-def gpu_codes_kernel(name: str, machine: Machine, layout: PanelFormat, product: Product) -> Kernel:
-    """C[m, n] = epilogue(A[m, k] @ W), where B is u8 and holds the panels of W[k, n]."""
-    return _Maker(name, machine, layout, product).build()
+def gpu_codes_kernel(name: str, machine: Machine, layout: PanelFormat, product: Product, experts: int = 0) -> Kernel:
+    """C[m, n] = epilogue(A[m, k] @ W), where B is u8 and holds the panels of W[k, n]; with `experts` those of the W of
+    each of them, one `batch_stride` after the other, and the pointer of the route follows those of the product."""
+    return _Maker(name, machine, layout, product, experts).build()
+
+
+class _Rows(NamedTuple):
+    """Rows of A and C that a thread has sums for, which of them are there, and whose B they meet."""
+
+    rows: list[Value]
+    exist: list[Value]
+    batch: Value  # of A and C
+    matrix: Value  # of B
 
 
 class _Maker:
-    def __init__(self, name: str, machine: Machine, layout: PanelFormat, product: Product) -> None:
+    def __init__(self, name: str, machine: Machine, layout: PanelFormat, product: Product, experts: int) -> None:
         k = self.k = KernelBuilder(name)
         self.layout, self.product, self.machine = layout, product, machine
         self.a = MatrixOperand(k, product.a)
@@ -51,24 +63,29 @@ class _Maker:
         self.cs = [MatrixOperand(k, c, write=True, noalias=False) for c in product.cs]
         operands = product.epilogue.operands if product.epilogue else ()
         self.extra = [MatrixOperand(k, operand, noalias=False) for operand in operands]
+        lists = k.pointer("route", DType.I32) if experts else None
         extents = Extents(k)
         sizes = (product.m, product.n, product.k, product.batch)
         self.m, self.n, _, self.batches = (extents(s) for s in sizes)
         for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
         self.codes = [Codes(k, machine, layout, b.buffer, lanes=1) for b in self.bs]
+        self.route = None if lists is None else Route(k, lists, experts, self.m)
 
     def build(self) -> Kernel:
         k = self.k
-        row_blocks, column_blocks = k.ceildiv(self.m, ROWS), k.ceildiv(self.n, THREADS)
-        tiles = row_blocks * column_blocks
+        column_blocks = k.ceildiv(self.n, THREADS)
+        tiles = column_blocks * (k.ceildiv(self.m, ROWS) if self.route is None else self.route.most_blocks(ROWS))
         with k.parallel("block", tiles * self.batches) as block, k.threads("thread", THREADS) as thread:
             batch, tile = block // tiles, block % tiles
             column = tile % column_blocks * THREADS + thread
-            row = tile // column_blocks * ROWS
             for codes in self.codes:
                 codes.load_tables()
-            if isinstance(self.m, Const):
+            number = tile // column_blocks
+            row = number * ROWS
+            if self.route is not None:
+                self.routed(self.route, self.route.block(number, ROWS), column)
+            elif isinstance(self.m, Const):
                 self.rows(min(ROWS, int(self.m.literal)), batch, row, column, thread)
             else:
                 with k.when(self.m <= 1):
@@ -78,12 +95,30 @@ class _Maker:
         return k.build()
 
     def rows(self, count: int, batch: Value, row: Value, column: Value, thread: Value) -> None:
-        is_plain = self.product.a.col_stride == 1 and not self.layout.table
+        k, is_plain = self.k, self.product.a.col_stride == 1 and not self.layout.table
         if count == 1 and is_plain and has_digits(self.machine, self.layout, 1):
             self.digit_row(batch, column, thread)
             return
-        with self.k.when(column < self.n):
-            self.float_rows(count, batch, row, column)
+        with k.when(column < self.n):
+            # The last row stands in for those that are not there.
+            rows = [k.min(row + r, self.m - 1) for r in range(count)]
+            self.float_rows(_Rows(rows, [row + r < self.m for r in range(count)], batch, batch), column)
+
+    def routed(self, route: Route, block: RoutedRows, column: Value) -> None:
+        """Rows of one expert; a single one, as when a token is decoded, has code of its own."""
+        k, zero = self.k, self.k.as_index(0)
+        last = block.first + block.count - 1
+
+        def some(count: int) -> None:
+            rows = [route.row(k.min(block.first + r, last)) for r in range(count)]
+            exist = [block.count > r for r in range(count)]
+            self.float_rows(_Rows(rows, exist, zero, block.expert), column)
+
+        with k.when((block.count > 0) & (column < self.n)):
+            with k.when(block.count <= 1):
+                some(1)
+            with k.otherwise():
+                some(ROWS)
 
     def base(self, number: int, batch: Value, column: Value) -> Value:
         """Where the panel with a column of a B begins."""
@@ -117,17 +152,17 @@ class _Maker:
         with k.when(column < self.n):
             store_elements(k, self.product.epilogue, self.cs, self.extra, (batch, zero, column), 1, parts.results)
 
-    def float_rows(self, count: int, batch: Value, row: Value, column: Value) -> None:
-        """The elements of a column in `count` rows; the last one stands in for those that are not there."""
-        k, zero = self.k, self.k.as_index(0)
-        a = [self.a.at(batch, k.min(row + r, self.m - 1), zero) for r in range(count)]
+    def float_rows(self, found: _Rows, column: Value) -> None:
+        """The elements of a column in some rows."""
+        k, zero, count = self.k, self.k.as_index(0), len(found.rows)
+        a = [self.a.at(found.batch, row, zero) for row in found.rows]
         depth = self.product.weight_shape[0]
         lane = column % PANEL_ROWS
         sums: list[Value] = [k.const(0.0, DType.F32)] * (count * len(self.bs))
         with k.fold("record", 0, depth // RECORD, init=sums) as fold:
             sums = list(fold.values)
             for number, codes in enumerate(self.codes):
-                base = self.base(number, batch, column)
+                base = self.base(number, found.matrix, column)
                 place, heads = codes.place(base, fold.index), codes.heads(base, lane, fold.index)
                 own = slice(number * count, (number + 1) * count)
                 for group in range(self.layout.groups):
@@ -145,10 +180,10 @@ class _Maker:
                         inner.next(*totals)
                     sums[own] = inner.results
             fold.next(*sums)
-        for r in range(count):
-            with k.when(row + r < self.m):
+        for r, (row, exists) in enumerate(zip(found.rows, found.exist)):
+            with k.when(exists):
                 values = [fold.results[number * count + r] for number in range(len(self.bs))]
-                store_elements(k, self.product.epilogue, self.cs, self.extra, (batch, row + r, column), 1, values)
+                store_elements(k, self.product.epilogue, self.cs, self.extra, (found.batch, row, column), 1, values)
 
 
 class _SharedDigits(DigitRow):

@@ -58,12 +58,12 @@ def _column_codes(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
     from rlx.kernels.gpu.matmul_codes import gpu_codes_kernel
 
     assert spec.layout is not None
-    return gpu_codes_kernel(name, machine, spec.layout, spec.product)
+    return gpu_codes_kernel(name, machine, spec.layout, spec.product, spec.experts)
 
 
 def _has_column_codes(machine: Machine, spec: ProductSpec) -> bool:
     """Stored blocks where compilers take their time for the many forms of the CPU's kernel."""
-    is_plain = spec.layout is not None and not (spec.code_digits or spec.experts)
+    is_plain = spec.layout is not None and not spec.code_digits
     return machine.is_text and is_plain and spec.accumulator is DType.F32
 
 

@@ -578,7 +578,8 @@ def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
 # lookup(table, i): lane i of the table for every lane, of i only the low bits that number the lanes |
 # byte_lookup(i) {table of 16 bytes}: the entry that the low four bits of each byte number |
 # dot4(sum, a, b): sum[i] + a[4i]*b[4i] + .. + a[4i+3]*b[4i+3] for i32 sums of u8 a and i8 b, as the instructions
-# of x86 (vpdpbusd) and Arm (usdot) have it, or i8 a as WebGPU's: products and sums of four are exact, the whole wraps |
+# of x86 (vpdpbusd) and Arm (usdot) have it, or of i8 a and b (Arm's sdot, WebGPU): products and sums of four are exact,
+# the whole wraps |
 # dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
 # additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps)
 # exp2(x): 2**x to the last bits but one, as machines have an instruction for it |

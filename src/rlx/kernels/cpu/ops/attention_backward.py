@@ -19,6 +19,7 @@ from rlx.kernels.cpu.ops.attention_case import AttentionCase, Heads, KeyRange, v
 from rlx.kernels.cpu.ops.attention_lanes import larger
 from rlx.kernels.cpu.ops.attention_rows import KEY_BLOCK, QueryLanes
 from rlx.kernels.ir.loop_ir import FLOATS, Buffer, Value
+from rlx.kernels.machines import Machine
 from rlx.ops.attn.gradients import AttentionBackward, AttentionBwdWrt
 from rlx.ops.attn.operands import MaskKind
 
@@ -40,7 +41,13 @@ def supports(op: AttentionBackward, operands: Sequence[Shape]) -> bool:
     return op.head_dim + value_width(op, operands[2]) <= WIDEST_HEADS
 
 
-@op_kernel(AttentionBackward, kind="attention_backward", supports=supports, strided=range(7))
+def runs_on(machine: Machine) -> bool:
+    """On GPUs that compile text a head would be one thread, and their compilers work at it for seconds: products of all
+    heads, as of the narrower types, use the whole of them."""
+    return not machine.is_text
+
+
+@op_kernel(AttentionBackward, kind="attention_backward", supports=supports, strided=range(7), runs_on=runs_on)
 def attention_backward(site: OpSite) -> None:
     case = AttentionCase(site, site.inputs[4:])
     k, heads = case.k, case.op.kv_heads
