@@ -128,9 +128,5 @@ def run_gradients(name: str) -> float:
         furthest = float(np.abs(a.astype("f8") - b).max())
         assert furthest <= 0.05 * scale, f"an element of {label} is off by {furthest:.2g} of {scale:.2g}"
         worst = max(worst, error)
-    # Narrow heads have tiles of 128 queries; with a softcap there are a few registers too little: 12 to 24 bytes lie on
-    # the stack, which costs time only.
-    is_tight = p.width == 64 and p.softcap is not None
-    if not is_tight:
-        check_assembled(executable)
+    check_assembled(executable)
     return worst

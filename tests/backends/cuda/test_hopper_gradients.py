@@ -79,12 +79,19 @@ def test_code(options, rows):
     assert ".entry row_products" in sums and "ld.global.nc.v4.b32" in sums and ".local" not in sums
 
 
+TIGHT = [
+    {"width": width, "kv_heads": kv_heads, "mask_kind": kind}
+    for width in (64, 128)
+    for kv_heads in (4, 2, 1)
+    for kind in ("none", "causal", ("sliding_window", 37))
+]
+TIGHT += [{"width": 64, "kv_heads": 2, "mask_kind": kind, "softcap": 3.0} for kind in ("none", "causal")]
+
+
 @pytest.mark.targets
-@pytest.mark.parametrize("mask_kind", ["none", "causal", ("sliding_window", 37)], ids=["none", "causal", "window"])
-@pytest.mark.parametrize("kv_heads", [4, 1])
-@pytest.mark.parametrize("width", [64, 128])
-def test_sums_and_scores_stay_in_registers(width, kv_heads, mask_kind, assembled):
-    made = kernels_of(graph_of(width=width, heads=4, kv_heads=kv_heads, mask_kind=mask_kind))
+@pytest.mark.parametrize("options", TIGHT, ids=lambda options: " ".join(map(str, options.values())))
+def test_sums_and_scores_stay_in_registers(options, assembled):
+    made = kernels_of(graph_of(heads=4, **options))
     (form,), _ = tensor_forms(made["attention_gradients"].kernel, SM_90A)
     said = assembled(form.ptx())
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said and "(C75" not in said

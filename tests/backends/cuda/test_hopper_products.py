@@ -12,7 +12,8 @@ from rlx.backends.cuda.hopper import form as form_module
 from rlx.backends.cuda.hopper import launching
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm, tiling
-from rlx.backends.cuda.hopper.product import ProductShape, product_text
+from rlx.backends.cuda.hopper.product import product_text
+from rlx.backends.cuda.hopper.product_shape import ProductShape
 from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, StreamShape
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import InternalError

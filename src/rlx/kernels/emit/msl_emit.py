@@ -36,8 +36,8 @@ from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_text import VALUE_TYPE
 from rlx.kernels.emit.gpu_c_emit import LITERALS, OWN_TYPE, GpuCFunction, GpuKernel, GpuPrelude, gpu_module
-from rlx.kernels.ir.groups import Region
 from rlx.kernels.ir.loop_ir import Buffer, Literal, Space, Statement
+from rlx.kernels.ir.regions import Region
 from rlx.kernels.ir.wave_fragments import FragmentFill, FragmentLoad, FragmentMma, FragmentStore
 
 _MATRIX_ELEMENTS = {DType.F16: "half", DType.F32: "float"}

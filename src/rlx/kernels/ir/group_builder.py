@@ -46,12 +46,13 @@ from rlx.kernels.ir.groups import (
     EXCHANGES,
     OWN_WIDTH,
     Arrive,
+    Assume,
     AwaitPhases,
     AwaitToken,
     Copy,
     Exchange,
+    Fill,
     Mma,
-    Region,
     Role,
     Roles,
     RowReduce,
@@ -59,7 +60,9 @@ from rlx.kernels.ir.groups import (
     SubgroupPlace,
     WaveMma,
 )
-from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, LoopKind, Operand, Space, Value
+from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, Kernel, LoopKind, Operand, Space, Value
+from rlx.kernels.ir.pair_calls import PairCall, PairRead
+from rlx.kernels.ir.regions import Box, Region, Slabs
 from rlx.kernels.ir.wave_fragments import FragmentFill, FragmentLoad, FragmentMma, FragmentStore
 from rlx.kernels.machines import MatrixUnit
 
@@ -101,6 +104,16 @@ class GroupBuilder(KernelBuilder):
         """A tile in memory; rows follow each other unless a stride is given."""
         return Region(buffer, self.as_index(offset), rows, cols, self.as_index(cols if stride is None else stride))
 
+    def box(self, matrix: Region, row: Operand, col: Operand, rows: int, cols: int, *size: Operand) -> Box:
+        """So many rows and columns of a matrix, of which only the start and the stride count, from a place on; what
+        lies beyond its height and width, `size`, reads as 0."""
+        row, col, height, width = (self.as_index(x) for x in (row, col, *size))
+        return Box(matrix.buffer, matrix.offset, rows, cols, matrix.stride, row, col, height, width)
+
+    def slabs(self, buffer: Buffer, offset: Operand, rows: int, cols: int, width: int) -> Slabs:
+        """A tile in memory whose columns lie in pieces of one width, each with all rows."""
+        return Slabs(buffer, self.as_index(offset), rows, cols, self.as_index(width))
+
     def tile(self, tile: Region | Buffer) -> Region:
         """A fragment as a region."""
         return tile if isinstance(tile, Region) else self.region(tile, 0, tile.rows, tile.cols)
@@ -121,12 +134,32 @@ class GroupBuilder(KernelBuilder):
         token: Buffer | None = None,
         *,
         keeps: Value | None = None,
+        a_transposed: bool = False,
         b_transposed: bool = False,
     ) -> None:
         """`total += a @ b`, started under a token or done now; the old total counts only where `keeps` holds."""
         condition = self.const(1, DType.BOOL) if keeps is None else keeps
         signal = None if token is None else Signal(token, self.as_index(0))
-        self.append(Mma(total, self.tile(a), b, b_transposed, condition, signal))
+        self.append(Mma(total, self.tile(a), b, b_transposed, condition, signal, a_transposed))
+
+    def fill(self, fragment: Buffer, literal: float) -> None:
+        self.append(Fill(fragment, literal))
+
+    def assume(self, condition: Value) -> None:
+        """Say what always holds here."""
+        self.append(Assume(condition))
+
+    def call_pairs(
+        self,
+        function: Kernel,
+        fragments: Sequence[Buffer],
+        place: tuple[Operand, Operand],
+        size: tuple[Operand, Operand],
+        reads: Sequence[PairRead] = (),
+    ) -> None:
+        """Give every two neighbours of fragments to a function: see `PairCall`."""
+        row, col, height, width = (self.as_index(x) for x in (*place, *size))
+        self.append(PairCall(tuple(fragments), row, col, height, width, tuple(reads), function))
 
     def row_reduce(self, op: str, target: Buffer, source: Buffer) -> None:
         """Rows of a fragment combined by add, min or max into a fragment of one column."""
@@ -141,8 +174,9 @@ class GroupBuilder(KernelBuilder):
         """Wait until `count` phases of the barrier, in all, are complete; 0 does not wait."""
         self.append(AwaitPhases(Signal(barrier, self.as_index(index)), self.as_index(count)))
 
-    def await_token(self, token: Buffer) -> None:
-        self.append(AwaitToken(token))
+    def await_token(self, token: Buffer, *, running: int = 0) -> None:
+        """Wait for all that was started under a token, but for the last `running`."""
+        self.append(AwaitToken(token, running))
 
     def exchange(self, how: str, value: Value, lane: Operand = 0, *, width: int = 32) -> Value:
         """What threads of a subgroup give each other: see `Exchange`."""
@@ -205,8 +239,8 @@ class GroupBuilder(KernelBuilder):
         height, width = self.as_index(rows), self.as_index(cols)
         with self.loop_of(LoopKind.WALK, name, 0, height * width, init=init) as fold:
             first = fold.index // (width * band) * band
-            inside = fold.index % (width * band)
             lines = self.min(height - first, band)  # the last band may be lower
+            inside = fold.index % (width * band)
             yield first + inside % lines, inside // lines, fold
             if not init:
                 fold.next()

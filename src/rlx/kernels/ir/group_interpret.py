@@ -9,20 +9,22 @@ and bytes that do not add up, operations nobody awaits, and groups that wait for
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from rlx.kernels.ir.group_state import GroupFrame, Operation, Phases, Wait, as_group
 from rlx.kernels.ir.groups import (
     OWN_WIDTH,
     Arrive,
+    Assume,
     AwaitPhases,
     AwaitToken,
     Copy,
     Exchange,
+    Fill,
     Mma,
-    Region,
     Roles,
     RowReduce,
     Signal,
@@ -41,69 +43,13 @@ from rlx.kernels.ir.loop_ir import (
     Space,
     Statement,
     Store,
+    Value,
     ValueType,
 )
+from rlx.kernels.ir.pair_calls import PairCall
 from rlx.kernels.ir.races import Agent, Clock, Race, Races, join
-from rlx.kernels.ir.wave_fragments import (
-    FragmentFill,
-    FragmentLoad,
-    FragmentMma,
-    FragmentStore,
-    fragments_of,
-)
-
-
-@dataclass(eq=False)
-class _Operation:
-    """An asynchronous copy or product under way."""
-
-    agent: Agent
-    act: Callable[[], None]
-    after: _Operation | None
-    is_done: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        return not self.is_done and (self.after is None or self.after.is_done)
-
-
-@dataclass(eq=False)
-class _Phases:
-    """The state of one barrier: what the phase under way still lacks, and what those who await it learn."""
-
-    arrivals: int
-    pending: int
-    bytes: int = 0
-    completed: int = 0
-    gathered: Clock = field(default_factory=dict)
-    known: Clock = field(default_factory=dict)
-
-    def settle(self) -> None:
-        if self.pending == 0 and self.bytes == 0:
-            self.completed += 1
-            self.pending = self.arrivals
-            join(self.known, self.gathered)
-            self.gathered = {}
-
-    def __str__(self) -> str:
-        lacking = f", {self.bytes} bytes to come" if self.bytes else ""
-        return f"{self.completed} complete, {self.arrivals - self.pending} of {self.arrivals} arrivals{lacking}"
-
-
-@dataclass(eq=False)
-class _Wait:
-    is_over: Callable[[], bool]
-    what: Callable[[], str]
-
-
-class _GroupFrame(Frame):
-    """What a group or a thread sees, and who it is."""
-
-    agent: Agent
-    locals: dict[int, Frame]
-    thread: int | None = None
-    products: _Operation | None = None  # the group's last one
-    tokens: dict[Buffer, list[_Operation]]
+from rlx.kernels.ir.regions import OUTSIDE, Box, Region
+from rlx.kernels.ir.wave_interpret import by_wave, wave_product
 
 
 class GroupInterpreter(Interpreter):
@@ -119,8 +65,8 @@ class GroupInterpreter(Interpreter):
         self.subgroup_width = subgroup_width
         self.random = random.Random(seed)
         self.races = Races(word_bytes)
-        self.operations: list[_Operation] = []
-        self.barriers: dict[Buffer, list[_Phases]] = {}
+        self.operations: list[Operation] = []
+        self.barriers: dict[Buffer, list[Phases]] = {}
         self.block_number, self.block_count = 0, 1
 
     def run(self, first: int, last: int | None) -> None:
@@ -131,8 +77,8 @@ class GroupInterpreter(Interpreter):
         for _ in self.block(self.kernel.body, frame):
             raise KernelFault(f"kernel {self.kernel.name}: a wait outside the parallel loop")
 
-    def framed(self, frame: Frame, agent: Agent) -> _GroupFrame:
-        made = _GroupFrame(frame.values, frame.memory, frame.written, frame.run)
+    def framed(self, frame: Frame, agent: Agent) -> GroupFrame:
+        made = GroupFrame(frame.values, frame.memory, frame.written, frame.run)
         made.agent, made.tokens, made.locals = agent, {}, {}
         return made
 
@@ -149,7 +95,7 @@ class GroupInterpreter(Interpreter):
             self.block_number = number
             self.run_block(loop.body.statements, inner)
 
-    def run_block(self, statements: Sequence[Statement], frame: _GroupFrame) -> None:
+    def run_block(self, statements: Sequence[Statement], frame: GroupFrame) -> None:
         """One block from its start to its end, where everything must have been awaited."""
         self.threads = {}
         self.operations = []
@@ -158,7 +104,7 @@ class GroupInterpreter(Interpreter):
                 self.array(array, frame)
             elif array.space is Space.PHASES:
                 arrivals = int(array.data[0])
-                self.barriers[array] = [_Phases(arrivals, arrivals) for _ in range(array.size or 0)]
+                self.barriers[array] = [Phases(arrivals, arrivals) for _ in range(array.size or 0)]
         body = type(self.kernel.body)()
         body.statements = list(statements)
         self.together({frame.agent.name: self.block(body, frame)})
@@ -175,15 +121,15 @@ class GroupInterpreter(Interpreter):
 
     def together(self, running: dict[str, Iterator[object]]) -> None:
         """Run coroutines and asynchronous operations, one step of any of them at a time, until the coroutines end."""
-        waits: dict[str, _Wait | None] = dict.fromkeys(running)
+        waits: dict[str, Wait | None] = dict.fromkeys(running)
         while running:
-            able: list[str | _Operation] = [n for n, wait in waits.items() if wait is None or wait.is_over()]
+            able: list[str | Operation] = [n for n, wait in waits.items() if wait is None or wait.is_over()]
             able += [o for o in self.operations if o.is_ready]
             if not able:
                 stuck = "; ".join(f"{name} waits for {wait.what()}" for name, wait in waits.items() if wait)
                 raise KernelFault(f"kernel {self.kernel.name}: deadlock: {stuck}")
             chosen = self.random.choice(able)
-            if isinstance(chosen, _Operation):
+            if isinstance(chosen, Operation):
                 chosen.act()
                 chosen.is_done = True
                 continue
@@ -192,11 +138,11 @@ class GroupInterpreter(Interpreter):
             except StopIteration:
                 del running[chosen], waits[chosen]
                 continue
-            if not isinstance(step, _Wait):
+            if not isinstance(step, Wait):
                 raise KernelFault(f"kernel {self.kernel.name}: a barrier outside a thread loop")
             waits[chosen] = step
 
-    def roles(self, roles: Roles, frame: _GroupFrame) -> None:
+    def roles(self, roles: Roles, frame: GroupFrame) -> None:
         groups: dict[str, Iterator[object]] = {}
         agents = []
         for role in roles.roles:
@@ -213,7 +159,7 @@ class GroupInterpreter(Interpreter):
 
     def lockstep(self, loop: For, frame: Frame) -> None:
         """The threads of a group, each an agent of its own between barriers."""
-        group = _as_group(frame)
+        group = as_group(frame)
         self.threads = group.locals
         threads = []
         for t in range(frame.number(loop.stop)):
@@ -250,7 +196,7 @@ class GroupInterpreter(Interpreter):
             join(agent.clock, known)
             agent.tick()
 
-    def exchanged(self, loop: For, threads: Sequence[_GroupFrame], waiting: dict[int, object]) -> bool:
+    def exchanged(self, loop: For, threads: Sequence[GroupFrame], waiting: dict[int, object]) -> bool:
         """Let the subgroups go on of which all threads have come to the same exchange or product."""
         progress = False
         for statement in {s for s in waiting.values() if isinstance(s, Exchange | WaveStatement)}:
@@ -260,9 +206,9 @@ class GroupInterpreter(Interpreter):
                 if any(waiting.get(t) is not statement for t in members):
                     continue
                 if isinstance(statement, WaveMma):
-                    self.wave_product(statement, [threads[t] for t in members])
+                    wave_product(self, statement, [threads[t] for t in members])
                 elif isinstance(statement, WaveStatement):
-                    self.by_wave(statement, [threads[t] for t in members])
+                    by_wave(self, statement, [threads[t] for t in members])
                 else:
                     values = [threads[t].read(statement.value) for t in members]
                     for place, t in enumerate(members):
@@ -272,7 +218,7 @@ class GroupInterpreter(Interpreter):
                 progress = True
         return progress
 
-    def exchange(self, statement: Exchange, values: list[Lanes], place: int, thread: _GroupFrame) -> Lanes:
+    def exchange(self, statement: Exchange, values: list[Lanes], place: int, thread: GroupFrame) -> Lanes:
         if statement.how not in ("lane", "xor"):
             kind = statement.value.type
             return apply(f"reduce_{statement.how}", [np.concatenate(values)], None, kind)
@@ -281,45 +227,6 @@ class GroupInterpreter(Interpreter):
         if not 0 <= source < len(values):
             raise self.fault(statement, f"thread {place} asks for thread {source} of a subgroup of {len(values)}")
         return values[source]
-
-    def wave_product(self, statement: WaveMma, threads: Sequence[_GroupFrame]) -> None:
-        """Matrices put together from the registers of a wave, multiplied, and the sums given back."""
-        unit, side = statement.unit, statement.unit.side
-        if len(threads) != unit.threads:
-            raise self.fault(statement, f"a wave of {len(threads)} threads; the unit has {unit.threads}")
-        a, b = (np.full((side, side), np.nan, np.float32) for _ in range(2))
-        for t, thread in enumerate(threads):
-            first = unit.first_element(t)
-            for matrix, value in ((a, statement.a), (b, statement.b)):
-                matrix[t % side, first : first + unit.factor_lanes] = thread.read(value).astype(np.float32)
-        product = a @ b.T
-        for t, thread in enumerate(threads):
-            rows = [unit.row(t, lane) for lane in range(unit.sum_lanes)]
-            thread.values[statement.result] = thread.read(statement.total) + product[rows, t % side]
-
-    def by_wave(self, statement: WaveStatement, threads: Sequence[_GroupFrame]) -> None:
-        """A statement on fragments, which the first thread of a wave keeps for all of them."""
-        first, unit = threads[0], statement.unit
-        if len(threads) != unit.threads:
-            raise self.fault(statement, f"a wave of {len(threads)} threads; the unit has {unit.threads}")
-        for value in statement.operands():
-            if len({thread.number(value) for thread in threads}) > 1:
-                raise self.fault(statement, "the threads of a wave differ in where they read or write")
-        for fragment in fragments_of(statement):
-            self.array(fragment, first)
-        match statement:
-            case FragmentFill(_, fragment, literal):
-                self.given(fragment, np.full((unit.side, unit.side), literal), first)
-            case FragmentLoad(_, fragment, source, transposed):
-                self.check(statement, source, True, first, first.agent)
-                found = self.taken(statement, source, first)
-                self.given(fragment, found.T if transposed else found, first)
-            case FragmentStore(_, target, fragment):
-                self.check(statement, target, False, first, first.agent)
-                self.given(target, self.taken(statement, fragment, first), first)
-            case FragmentMma(_, total, a, b):
-                before, *factors = (self.taken(statement, f, first).astype(np.float32) for f in (total, a, b))
-                self.given(total, before + factors[0] @ factors[1], first)
 
     def iterations(self, loop: For, frame: Frame) -> Sequence[int]:
         if loop.kind is LoopKind.WALK:
@@ -332,7 +239,7 @@ class GroupInterpreter(Interpreter):
     # Statements of groups.
 
     def group(self, statement: GroupStatement, frame: Frame) -> Iterator[object]:
-        group = _as_group(frame)
+        group = as_group(frame)
         match statement:
             case Roles():
                 self.roles(statement, group)
@@ -350,11 +257,20 @@ class GroupInterpreter(Interpreter):
                 self.arrive(statement, self.state(statement, barrier, group), count, group)
             case AwaitPhases(barrier, count):
                 yield from self.await_phases(statement, barrier, group.number(count), group)
-            case AwaitToken(token):
-                started = group.tokens.pop(token, [])
-                yield _Wait(lambda: all(o.is_done for o in started), lambda: token.name)
-                for operation in started:
+            case AwaitToken(token, running):
+                started = group.tokens.get(token, [])
+                ended, group.tokens[token] = started[: len(started) - running], started[-running:] if running else []
+                yield Wait(lambda: all(o.is_done for o in ended), lambda: token.name)
+                for operation in ended:
                     join(group.agent.clock, operation.agent.clock)
+            case Fill(fragment, literal):
+                self.check(statement, fragment, False, group, group.agent)
+                self.given(fragment, np.full((fragment.rows, fragment.cols), literal), group)
+            case Assume(condition):
+                if not group.read(condition)[0]:
+                    raise self.fault(statement, "what is assumed does not hold")
+            case PairCall():
+                yield from self.call_pairs(statement, group)
             case Exchange() | WaveStatement():
                 yield statement
             case SubgroupPlace():
@@ -363,15 +279,15 @@ class GroupInterpreter(Interpreter):
                 for value, found in zip(statement.results(), (lane, self.subgroup_width, number, count)):
                     group.values[value] = np.full(1, found, np.int64)
         if not isinstance(statement, Exchange | SubgroupPlace | WaveStatement | Roles):
-            yield _Wait(lambda: True, lambda: "its turn")
+            yield Wait(lambda: True, lambda: "its turn")
 
-    def state(self, statement: Statement, barrier: Signal, group: _GroupFrame) -> _Phases:
+    def state(self, statement: Statement, barrier: Signal, group: GroupFrame) -> Phases:
         states, number = self.barriers[barrier.buffer], group.number(barrier.index)
         if not 0 <= number < len(states):
             raise self.fault(statement, f"{barrier.buffer.name}[{number}] is outside its {len(states)} barriers")
         return states[number]
 
-    def arrive(self, statement: Statement, state: _Phases, count: int, group: _GroupFrame) -> None:
+    def arrive(self, statement: Statement, state: Phases, count: int, group: GroupFrame) -> None:
         if state.pending == 0:
             raise self.fault(statement, f"{group.agent.name} arrives once too often in a phase: {state}")
         join(state.gathered, group.agent.clock)
@@ -380,7 +296,7 @@ class GroupInterpreter(Interpreter):
         state.bytes += count
         state.settle()
 
-    def await_phases(self, statement: Statement, barrier: Signal, count: int, group: _GroupFrame) -> Iterator[object]:
+    def await_phases(self, statement: Statement, barrier: Signal, count: int, group: GroupFrame) -> Iterator[object]:
         state, number = self.state(statement, barrier, group), group.number(barrier.index)
         while state.completed != count:
             if state.completed != count - 1:
@@ -389,13 +305,13 @@ class GroupInterpreter(Interpreter):
                     f"wrong phase: {group.agent.name} awaits {count} phases while {state.completed} are complete; "
                     "the barrier can only tell one from the next",
                 )
-            yield _Wait(
+            yield Wait(
                 lambda: state.completed != count - 1,
                 lambda: f"{count} phases of {barrier.buffer.name}[{number}] ({state})",
             )
         join(group.agent.clock, state.known)
 
-    def copy(self, copy: Copy, group: _GroupFrame) -> None:
+    def copy(self, copy: Copy, group: GroupFrame) -> None:
         if copy.signal is None:
             self.check(copy, copy.source, True, group, group.agent)
             self.check(copy, copy.target, False, group, group.agent)
@@ -416,19 +332,19 @@ class GroupInterpreter(Interpreter):
                 state.bytes -= size
                 state.settle()
 
-        operation = _Operation(agent, act, None)
+        operation = Operation(agent, act, None)
         self.operations.append(operation)
         if state is None:
             group.tokens.setdefault(signal.buffer, []).append(operation)
 
-    def product(self, mma: Mma, group: _GroupFrame) -> None:
+    def product(self, mma: Mma, group: GroupFrame) -> None:
         total = mma.total
         keeps = bool(group.read(mma.keeps)[0])
         frame = self.snapshot(group)
 
         def act() -> None:
             a, b = (self.taken(mma, tile, frame).astype(mma.total.dtype.numpy) for tile in (mma.a, mma.b))
-            product = a @ (b.T if mma.b_transposed else b)
+            product = (a.T if mma.a_transposed else a) @ (b.T if mma.b_transposed else b)
             self.given(total, self.taken(mma, total, frame) + product if keeps else product, frame)
 
         agent = group.agent
@@ -443,13 +359,42 @@ class GroupInterpreter(Interpreter):
         if mma.signal is None:
             act()
             return
-        group.products = _Operation(agent, act, group.products)
+        group.products = Operation(agent, act, group.products)
         self.operations.append(group.products)
         group.tokens.setdefault(mma.signal.buffer, []).append(group.products)
 
+    def call_pairs(self, call: PairCall, group: GroupFrame) -> Iterator[object]:
+        """The function for every pair, in any order: its values and memory are those of the group, and its own."""
+        for fragment in call.fragments:
+            self.check(call, fragment, True, group, group.agent)
+        sums = [self.taken(call, fragment, group) for fragment in call.fragments]
+        outer: dict[str, Buffer | Value] = {p.name: p for p in self.kernel.params}
+        scalars = {p.name: p for p in call.function.params if isinstance(p, Value)}
+        memory = {
+            p: group.memory[_buffer(outer[p.name])] for p in call.function.params if isinstance(p, Buffer)
+        } | group.memory
+        frame = self.framed(Frame({}, memory, {}, group.run), group.agent)
+        for param in call.outer_params():
+            if isinstance(param, Value):
+                frame.values[param] = group.read(_value(outer[param.name]))
+        top, left, height, width = (group.number(v) for v in (call.row, call.col, call.height, call.width))
+        rows, cols = sums[0].shape
+        for place in self.random.sample(range(rows * cols // 2), rows * cols // 2):
+            row, col = divmod(2 * place, cols)
+            given: dict[str, Any] = {"at_row": top + row, "at_column": left + col}
+            given |= {f"sum{f}_{i}": values[row, col + i] for f, values in enumerate(sums) for i in range(2)}
+            for e, read in enumerate(call.reads):
+                start, down, along = (group.number(v) for v in read.operands())
+                for i in range(2):
+                    at = start + min(top + row, height - 1) * down + min(left + col + i, width - 1) * along
+                    self.ordered(call, read.buffer, np.array([at]), True, group, group.agent)
+                    given[f"read{e}_{i}"] = group.memory[read.buffer][at]
+            frame.values.update({scalars[n]: np.full(1, x, scalars[n].dtype.numpy) for n, x in given.items()})
+            yield from self.block(call.function.body, frame)
+
     # Memory.
 
-    def snapshot(self, group: _GroupFrame) -> Frame:
+    def snapshot(self, group: GroupFrame) -> Frame:
         """The group's memory with its values of now: loops give them others before an operation happens."""
         return Frame(dict(group.values), group.memory, group.written, group.run)
 
@@ -459,15 +404,15 @@ class GroupInterpreter(Interpreter):
             return np.arange(tile.size or 0).reshape(tile.rows, tile.cols)
         if tile.is_fragment:
             return self.places(tile.buffer, frame)
-        rows = np.arange(tile.rows)[:, None] * frame.number(tile.stride)
-        return np.asarray(frame.number(tile.offset) + rows + np.arange(tile.cols))
+        return tile.places(frame.number)
 
     def taken(self, statement: Statement, tile: Region | Buffer, frame: Frame) -> Lanes:
         buffer = tile if isinstance(tile, Buffer) else tile.buffer
         places = self.places(tile, frame)
         if buffer in frame.written and not frame.written[buffer][places].all():
             raise self.fault(statement, f"{buffer.name} is read before it is written")
-        return np.asarray(frame.memory[buffer][places])
+        zero = np.zeros((), buffer.dtype.numpy)
+        return np.where(places == OUTSIDE, zero, frame.memory[buffer][np.maximum(places, 0)])
 
     def given(self, tile: Region | Buffer, data: Lanes, frame: Frame) -> None:
         buffer = tile if isinstance(tile, Buffer) else tile.buffer
@@ -475,10 +420,11 @@ class GroupInterpreter(Interpreter):
         frame.memory[buffer][places] = data
         self.mark(buffer, places, frame)
 
-    def check(self, statement: Statement, tile: Region | Buffer, reads: bool, group: _GroupFrame, agent: Agent) -> None:
+    def check(self, statement: Statement, tile: Region | Buffer, reads: bool, group: GroupFrame, agent: Agent) -> None:
         """A tile that is about to be read or written: inside its memory, and in order with all earlier accesses."""
         buffer = tile if isinstance(tile, Buffer) else tile.buffer
         places = self.places(tile, group).reshape(-1)
+        places = places[places != OUTSIDE] if isinstance(tile, Box) else places
         size = len(self.array(buffer, group))
         wrong = places[(places < 0) | (places >= size)]
         if len(wrong):
@@ -486,7 +432,7 @@ class GroupInterpreter(Interpreter):
         self.ordered(statement, buffer, places, reads, group, agent)
 
     def ordered(
-        self, statement: Statement, buffer: Buffer, places: Lanes, reads: bool, group: _GroupFrame, agent: Agent
+        self, statement: Statement, buffer: Buffer, places: Lanes, reads: bool, group: GroupFrame, agent: Agent
     ) -> None:
         if buffer.space in (Space.LOCAL, Space.TABLE):
             return
@@ -496,21 +442,26 @@ class GroupInterpreter(Interpreter):
             raise self.fault(statement, _told(race, buffer, reads, agent))
 
     def load(self, load: Load, frame: Frame) -> None:
-        group = _as_group(frame)
+        group = as_group(frame)
         offsets, active = self.lanes(load, load.result.type, load.mask, load.align, frame)
         self.ordered(load, load.buffer, offsets[active], True, group, group.agent)
         super().load(load, frame)
 
     def store(self, store: Store, frame: Frame) -> None:
-        group = _as_group(frame)
+        group = as_group(frame)
         offsets, active = self.lanes(store, store.value.type, store.mask, store.align, frame)
         self.ordered(store, store.buffer, offsets[active], False, group, group.agent)
         super().store(store, frame)
 
 
-def _as_group(frame: Frame) -> _GroupFrame:
-    assert isinstance(frame, _GroupFrame)
-    return frame
+def _buffer(param: Buffer | Value) -> Buffer:
+    assert isinstance(param, Buffer)
+    return param
+
+
+def _value(param: Buffer | Value) -> Value:
+    assert isinstance(param, Value)
+    return param
 
 
 def _told(race: Race, buffer: Buffer, reads: bool, agent: Agent) -> str:

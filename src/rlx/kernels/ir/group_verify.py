@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import BYTE_FLOATS, DType
 from rlx.kernels.ir.groups import (
     EXCHANGES,
     OWN_WIDTH,
     Arrive,
+    Assume,
     AwaitPhases,
     AwaitToken,
     Copy,
     Exchange,
+    Fill,
     Mma,
-    Region,
     Roles,
     RowReduce,
     Signal,
@@ -36,6 +37,8 @@ from rlx.kernels.ir.loop_ir import (
     Value,
     ValueType,
 )
+from rlx.kernels.ir.pair_calls import PairCall
+from rlx.kernels.ir.regions import Box, Region, Slabs
 from rlx.kernels.ir.wave_fragments import FragmentLoad, FragmentMma, fragments_of, region_of
 
 Require = Callable[[bool, str], None]
@@ -54,6 +57,11 @@ def check_group_statement(statement: GroupStatement, buffers: set[Buffer], requi
         if buffer.space is Space.FRAGMENT:
             is_whole = (tile.rows, tile.cols) == (buffer.rows, buffer.cols) and _is_zero(tile.offset)
             require(is_whole, f"{buffer.name} is a fragment, which is used as a whole")
+        if isinstance(tile, Box):
+            require(buffer.space is Space.GLOBAL and reads, f"{buffer.name}: only a matrix is read beyond its end")
+        if isinstance(tile, Slabs):
+            width = int(tile.stride.literal) if isinstance(tile.stride, Const) else 0
+            require(width > 0 and tile.cols % width == 0, f"{tile.cols} columns of {buffer.name} are no whole slabs")
 
     def signal(where: Signal, spaces: tuple[Space, ...], what: str) -> None:
         require(where.buffer in buffers, f"{where.buffer.name} is not declared")
@@ -75,15 +83,19 @@ def check_group_statement(statement: GroupStatement, buffers: set[Buffer], requi
                 require(
                     pair == {Space.GLOBAL, Space.SHARED}, "asynchronous copies are between global and shared memory"
                 )
-        case Mma(total, a, b, turned, keeps, done):
+        case Mma(total, a, b, turned, keeps, done, a_turned):
             fragment(total)
             region(a, reads=True)
             region(b, reads=True)
             depth, width = (b.cols, b.rows) if turned else (b.rows, b.cols)
-            shapes = f"{total.rows}x{total.cols} from {a.rows}x{a.cols} and {depth}x{width}"
-            require((total.rows, a.cols, total.cols) == (a.rows, depth, width), f"a product of {shapes}")
-            require(a.buffer.dtype is b.buffer.dtype, f"factors are {a.buffer.dtype} and {b.buffer.dtype}")
-            require(a.buffer.dtype in FLOATS | HALVES and total.dtype in FLOATS, f"no product of {a.buffer.dtype} here")
+            height, along = (a.cols, a.rows) if a_turned else (a.rows, a.cols)
+            shapes = f"{total.rows}x{total.cols} from {height}x{along} and {depth}x{width}"
+            require((total.rows, along, total.cols) == (height, depth, width), f"a product of {shapes}")
+            kinds = {a.buffer.dtype, b.buffer.dtype}
+            require(len(kinds) == 1 or kinds <= BYTE_FLOATS, f"factors are {a.buffer.dtype} and {b.buffer.dtype}")
+            known = kinds <= FLOATS | HALVES | BYTE_FLOATS and total.dtype in FLOATS
+            require(known, f"no product of {a.buffer.dtype} here")
+            require(not a_turned or not a.is_fragment, "a fragment is not transposed")
             require(b.buffer.space is Space.SHARED, f"the right factor {b.buffer.name} lies in shared memory")
             require(a.buffer.space in (Space.SHARED, Space.FRAGMENT), f"the left factor {a.buffer.name} does not")
             require(keeps.type == ValueType(DType.BOOL), "keep is a scalar bool")
@@ -101,7 +113,21 @@ def check_group_statement(statement: GroupStatement, buffers: set[Buffer], requi
         case AwaitPhases(barrier, phases):
             signal(barrier, (Space.PHASES,), "barrier")
             require(phases.type == INDEX, "a number of phases is i64")
-        case AwaitToken(token):
+        case Fill(target):
+            fragment(target)
+        case Assume(condition):
+            require(condition.type == ValueType(DType.BOOL), "what is assumed is a scalar bool")
+        case PairCall(fragments):
+            for part in fragments:
+                fragment(part)
+            forms = {(f.rows, f.cols, f.dtype) for f in fragments}
+            require(len(forms) == 1 and fragments[0].cols % 2 == 0, "pairs are of fragments of one even shape")
+            require(not statement.function.arrays, f"{statement.function.name} has memory of its own")
+            known_here = {b.name for b in buffers}
+            for buffer in (p for p in statement.function.params if isinstance(p, Buffer)):
+                require(buffer.name in known_here, f"{buffer.name} of {statement.function.name} is no parameter here")
+        case AwaitToken(token, running):
+            require(running >= 0, f"{running} operations are not awaited")
             require(token in buffers and token.space is Space.TOKEN, f"{token.name} is no declared token")
         case Exchange(result, how, value, lane, width):
             require(how in EXCHANGES, f"unknown exchange {how!r}")

@@ -11,10 +11,13 @@ happens once.
 - Barriers with phases (`Space.PHASES`): a phase completes when as many arrivals as the barrier was declared with have
   come and all bytes that arrivals announced have been copied. `AwaitPhases` waits until so many phases in all are
   complete. Hardware knows only whether that number is even, so a wait must not be a phase late or two early.
-- Tokens (`Space.TOKEN`), each group has its own: `AwaitToken` waits for everything started under the token.
+- Tokens (`Space.TOKEN`), each group has its own: `AwaitToken` waits for everything started under the token, or for
+  all but what was started last.
 - Fragments (`Space.FRAGMENT`), each group has its own: a tile spread over the registers of the group's threads, in a
   layout nobody knows. They are copied as a whole, are operands of products, reduce along rows, and inside a loop over
   `elements` each element is loaded and stored by whoever has it.
+- `rlx.kernels.ir.pair_calls` gives neighbouring elements of fragments to a function; `rlx.kernels.ir.regions` are the
+  rectangles of memory that are copied and multiplied.
 - `Exchange`: the threads of a subgroup see each other's values. A subgroup has a width that the kernel says, or the
   machine's own, which only the run knows: `SubgroupPlace` tells a thread where it is.
 - `WaveMma`: the threads of a wave multiply matrices that lie in their registers as the machine's unit has them. Where
@@ -24,42 +27,12 @@ happens once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlx.errors import BackendError
-from rlx.kernels.ir.loop_ir import Block, Buffer, For, GroupStatement, Kernel, LoopKind, Space, Statement, Value, walk
+from rlx.kernels.ir.loop_ir import Block, Buffer, For, GroupStatement, Kernel, LoopKind, Statement, Value, walk
+from rlx.kernels.ir.regions import Region, Renew, Use
 from rlx.kernels.machines import MatrixUnit
-
-Use = Callable[[Value], str]
-Renew = Callable[[Value], Value]
-
-
-@dataclass(frozen=True, eq=False)
-class Region:
-    """`rows` rows of `cols` elements, `stride` elements apart; a fragment is always a region as a whole."""
-
-    buffer: Buffer
-    offset: Value
-    rows: int
-    cols: int
-    stride: Value
-
-    @property
-    def is_fragment(self) -> bool:
-        return self.buffer.space is Space.FRAGMENT
-
-    def operands(self) -> tuple[Value, ...]:
-        return (self.offset, self.stride)
-
-    def text(self, use: Use) -> str:
-        size = f"{self.rows}x{self.cols}"
-        if self.is_fragment:
-            return f"{self.buffer.name} {size}"
-        return f"{self.buffer.name}[{use(self.offset)}] {size} stride {use(self.stride)}"
-
-    def renewed(self, new: Renew) -> Region:
-        return replace(self, offset=new(self.offset), stride=new(self.stride))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +70,8 @@ class Copy(GroupStatement):
 
 @dataclass(eq=False, slots=True)
 class Mma(GroupStatement):
-    """`total = total * keeps + a @ b`, in the type of the fragment `total`; `b` is given as its transpose if
-    `b_transposed`. Where `keeps` is false the old total is not read. With a token it is only started here."""
+    """`total = total * keeps + a @ b`, in the type of the fragment `total`; factors are given as their transpose if
+    they are said to be. Where `keeps` is false the old total is not read. With a token it is only started here."""
 
     total: Buffer
     a: Region
@@ -106,6 +79,7 @@ class Mma(GroupStatement):
     b_transposed: bool
     keeps: Value
     signal: Signal | None
+    a_transposed: bool = False
 
     def operands(self) -> tuple[Value, ...]:
         return (*self.a.operands(), *self.b.operands(), self.keeps)
@@ -113,13 +87,44 @@ class Mma(GroupStatement):
     def text(self, use: Use) -> str:
         word = "mma" if self.signal is None else "start mma"
         tail = "" if self.signal is None else f" signal {self.signal.text(use)}"
-        turned = " transposed" if self.b_transposed else ""
-        return f"{word} {self.total.name} keep {use(self.keeps)}, {self.a.text(use)}, {self.b.text(use)}{turned}{tail}"
+        a, b = (
+            tile.text(use) + (" transposed" if turned else "")
+            for tile, turned in ((self.a, self.a_transposed), (self.b, self.b_transposed))
+        )
+        return f"{word} {self.total.name} keep {use(self.keeps)}, {a}, {b}{tail}"
 
     def renewed(self, new: Renew) -> Mma:
-        return Mma(
-            self.total, self.a.renewed(new), self.b.renewed(new), self.b_transposed, new(self.keeps), self.signal
-        )
+        return replace(self, a=self.a.renewed(new), b=self.b.renewed(new), keeps=new(self.keeps))
+
+
+@dataclass(eq=False, slots=True)
+class Fill(GroupStatement):
+    """Every element of a fragment becomes one number."""
+
+    fragment: Buffer
+    literal: float
+
+    def text(self, use: Use) -> str:
+        return f"fill {self.fragment.name}, {self.literal}"
+
+    def renewed(self, new: Renew) -> Fill:
+        return self
+
+
+@dataclass(eq=False, slots=True)
+class Assume(GroupStatement):
+    """What always holds when a group comes here: emitters may build on it, and the interpreter complains otherwise."""
+
+    condition: Value
+
+    def operands(self) -> tuple[Value, ...]:
+        return (self.condition,)
+
+    def text(self, use: Use) -> str:
+        return f"assume {use(self.condition)}"
+
+    def renewed(self, new: Renew) -> Assume:
+        return Assume(new(self.condition))
 
 
 @dataclass(eq=False, slots=True)
@@ -173,12 +178,13 @@ class AwaitPhases(GroupStatement):
 
 @dataclass(eq=False, slots=True)
 class AwaitToken(GroupStatement):
-    """Wait for all that was started under a token."""
+    """Wait for all that was started under a token, but for the `running` that were started last."""
 
     token: Buffer
+    running: int = 0
 
     def text(self, use: Use) -> str:
-        return f"await {self.token.name}"
+        return f"await {self.token.name}" + (f" but {self.running}" if self.running else "")
 
     def renewed(self, new: Renew) -> AwaitToken:
         return self

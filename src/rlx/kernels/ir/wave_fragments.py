@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.kernels.ir.groups import Region, Renew, Use, WaveStatement
+from rlx.kernels.ir.groups import WaveStatement
 from rlx.kernels.ir.loop_ir import Buffer, Value
+from rlx.kernels.ir.regions import Region, Renew, Use
 from rlx.kernels.machines import MatrixUnit
 
 

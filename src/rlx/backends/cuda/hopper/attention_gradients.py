@@ -72,6 +72,7 @@ class _Gradients(Lanes):
         w = Writer(name, THREADS)
         super().__init__(w, shape.attention)
         self.shape = shape
+        self.is_tight = shape.rows == 128 and (shape.attention.group > 1 or shape.attention.softcap is not None)
         self.map_q, self.map_k, self.map_v, self.map_dy, self.map_dq, self.map_dk, self.map_dv = (
             w.tensor_map(f"map_{x}") for x in ("q", "k", "v", "dy", "dq", "dk", "dv")
         )
@@ -100,8 +101,6 @@ class _Gradients(Lanes):
         self.inside, self.lane = self.thread & 127, self.thread & 31
         self.group = (self.thread >> 7) - 1
         self.find_place()
-        # Where the first query stands among the keys.
-        self.offset = w.most(self.keys - self.queries, 0)
 
     def find_place(self) -> None:
         """Batch, head of k and tile of keys of this block: the last keys first. Computed again where it is needed: that
@@ -115,6 +114,17 @@ class _Gradients(Lanes):
         self.batch, self.kv_head = number // heads, number % heads
         self.tile = self.key_tiles - 1 - rest // together
         self.first_key = self.tile * KEYS
+        # Where the first query stands among the keys.
+        (keys,) = w.asm("mov.u32 $0, <n>;", results=["i32"], n=self.keys)
+        self.offset = w.most(keys - self.queries, 0)
+
+    def lanes_again(self) -> tuple[Val, Val]:
+        """The number of a thread in its group and in its warp. Where tiles are as wide as they get and loops as deep,
+        it and what follows from it are computed again, too."""
+        if not self.is_tight:
+            return self.inside, self.lane
+        (thread,) = self.w.asm("mov.u32 $0, %tid.x;", results=["i32"])
+        return thread & 127, thread & 31
 
     def of_stages(self, first: Val) -> Callable[[Val], Val]:
         """The barriers of stages, which lie side by side."""
@@ -167,6 +177,22 @@ class _Gradients(Lanes):
             return
         with self.w.loop(0, self.w.value(group)) as member:
             yield self.kv_head * group + member
+
+    @contextmanager
+    def each_turn(self) -> Iterator[_Queries]:
+        """As many turns as heads, without a number for them: how many steps there have been says which one it is."""
+        w, group = self.w, self.attention.group
+        if group == 1:
+            yield self.seeing_again()
+            return
+        seen: list[_Queries] = []
+
+        def goes_on() -> Val:
+            seen.append(self.seeing_again())
+            return self.count.get() < (seen[0].end - seen[0].first) * group
+
+        with w.loop_while(goes_on):
+            yield seen[0]
 
     # The warps that bring tiles, and add to dq.
 
@@ -273,8 +299,7 @@ class _Gradients(Lanes):
         self.k_rows = descriptor(w, self.k_at + self.group * 8192, 16, 1024)
         self.v_rows = self.k_rows + (shape.key_bytes >> 4)
         barrier_wait(w, self.kv_full, w.value(0))
-        with self.each_head():
-            tiles = self.seeing_again()
+        with self.each_turn() as tiles:
             with w.loop(tiles.first, tiles.clean_first) as tile:
                 self.step(tile)
             with w.loop(tiles.clean_first, tiles.clean_end):
@@ -302,8 +327,10 @@ class _Gradients(Lanes):
         barrier_wait(w, self.dy_full(stage), parity)
         products = self.multiply_rows(self.v_rows, dy_tile)
         scores = w.asm("wgmma.wait_group.sync.aligned 1;", scores)
-        column = (self.lane & 3) * 8
-        weights, factors = self.weigh(scores, self.logs_at + stage * (rows * 4) + column, tile)
+        inside, lane = self.lanes_again()
+        column = (lane & 3) * 8
+        sees = None if tile is None else self.sees(tile, inside, lane)
+        weights, factors = self.weigh(scores, self.logs_at + stage * (rows * 4) + column, sees)
         self.add_product(self.dv, weights, dy_tile)
         products = w.asm("wgmma.wait_group.sync.aligned 1;", products)
         means = self.by_column(self.means_at + stage * (rows * 4) + column)
@@ -333,10 +360,11 @@ class _Gradients(Lanes):
             pair = self.w.asm("ld.shared.v2.f32 {$0, $1}, [<a>];", results=["float"] * 2, a=address + 32 * j)
             yield from ((4 * j + i, pair[i % 2]) for i in range(4))
 
-    def weigh(self, scores: Sequence[Val], logs_at: Val, tile: Val | None) -> tuple[list[Val], Callable[[int], Val]]:
+    def weigh(
+        self, scores: Sequence[Val], logs_at: Val, sees: Callable[[int], Val] | None
+    ) -> tuple[list[Val], Callable[[int], Val]]:
         """Weights as words, and what dP - D is multiplied by: the weight, with a softcap times its slope."""
         w, attention, cap = self.w, self.attention, self.attention.softcap
-        sees = None if tile is None else self.sees(tile)
         powers: list[Val] = []
         factors: list[Val] = []
         for i, log in self.by_column(logs_at):
@@ -352,14 +380,14 @@ class _Gradients(Lanes):
         kept = words if cap is None else self.packed(factors)
         return words, lambda i: self.unpacked(kept[i // 2], i % 2)
 
-    def sees(self, tile: Val) -> Callable[[int], Val]:
+    def sees(self, tile: Val, inside: Val, lane: Val) -> Callable[[int], Val]:
         """Whether the query of a result sees its key; this thread has two keys, eight apart."""
         w, attention = self.w, self.attention
         # The first column that sees a key; none where there is no key.
         firsts: list[Val] = []
-        start = tile * self.shape.rows + self.offset + (self.lane & 3) * 2
+        start = tile * self.shape.rows + self.offset + (lane & 3) * 2
         for r in range(2):
-            key = self.first_key + self.group * 64 + (self.inside >> 5) * 16 + (self.lane >> 2) + 8 * r
+            key = self.first_key + self.group * 64 + (inside >> 5) * 16 + (lane >> 2) + 8 * r
             from_key = key if attention.is_causal else w.value(-FAR)
             first = w.select(key < self.keys, from_key, FAR) - start
             firsts.append(first)
@@ -427,8 +455,9 @@ class _Gradients(Lanes):
         """64 rows of a group from `start` on, swizzled as the copy engine and the tensor cores read them; slabs of 64
         columns are `pitch` bytes apart."""
         w = self.w
-        row = (self.inside >> 5) * 16 + (self.lane & 15)
-        at, odd = start + row * 128, self.lane >> 4
+        inside, lane = self.lanes_again()
+        row = (inside >> 5) * 16 + (lane & 15)
+        at, odd = start + row * 128, lane >> 4
         # 16 columns at a time.
         for j in range(0, len(words) // 2, 2):
             chunk = ((odd + j % 8) ^ (row & 7)) * 16
@@ -449,8 +478,9 @@ class _Gradients(Lanes):
         w, rows = self.w, self.shape.rows
         barrier_wait(w, self.dq_empty, (count & 1) ^ 1)
         at = self.dq_at + (self.group * 8192 if rows == 128 else self.group * (2 * rows * 128))
-        row = (self.inside >> 5) * 16 + (self.lane >> 2)
-        start, half = at + row * 128 + (self.lane & 1) * 8, (self.lane & 3) >> 1
+        inside, lane = self.lanes_again()
+        row = (inside >> 5) * 16 + (lane >> 2)
+        start, half = at + row * 128 + (lane & 1) * 8, (lane & 3) >> 1
         for j in range(len(sums) // 4):
             chunk = ((half + j % 4 * 2) ^ (row & 7)) * 16
             for r in range(2):

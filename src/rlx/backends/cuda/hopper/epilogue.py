@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.writer import Val, Writer
-from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.matmul import Matrix, MatrixOperand, Product
+from rlx.kernels.cpu.matmul.matmul import Matrix, Product
 from rlx.kernels.emit.llvm_emit import emit_llvm
 from rlx.kernels.emit.llvm_text import ELEMENT, llvm_type
-from rlx.kernels.gpu.matmul import store_elements
-from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.extents import Extent, Extents
-from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value
+from rlx.kernels.gpu.pair_finish import pair_bytes
+from rlx.kernels.ir.extents import Extent
+from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Value
+from rlx.kernels.ir.pair_calls import PairCall
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import Machine
 
@@ -93,53 +92,12 @@ class EpilogueWriter:
         return self.w.emit(f"select i1 {(index < size).name}, i64 {index.name}, i64 {last.name}", "i64")
 
 
-def finish_kernel(product: Product) -> Kernel:
-    """The epilogue of two neighbouring elements: of those parameters of the product that it needs, then row, column,
-    two sums of each product, and two elements of each operand of the epilogue, which are read long before."""
-    k = KernelBuilder("finish")
-    epilogue = product.epilogue
-    cs = [MatrixOperand(k, c, write=True, noalias=False, align=_pair_bytes(c)) for c in product.cs]
-    operands = epilogue.operands if epilogue else ()
-    extra = [MatrixOperand(k, e, noalias=False, align=_pair_bytes(e)) for e in operands]
-    extents = Extents(k)
-    m, n = extents(product.m), extents(product.n)
-    for operand in (*cs, *extra):
-        operand.declare_strides(extents)
-    row, column = k.index("at_row"), k.index("at_column")
-    sums = [[k.scalar(f"sum{b}_{i}", DType.F32) for i in range(2)] for b in range(len(product.bs))]
-    read = [[k.scalar(f"read{e}_{i}", o.dtype) for i in range(2)] for e, o in enumerate(operands)]
-    zero = k.as_index(0)
-
-    def pair(values: Sequence[Value]) -> Value:
-        return k.shuffle(k.splat(values[0], 2), (0, 2), k.splat(values[1], 2))
-
-    with k.when(row < m):
-        if isinstance(product.n, int) and product.n % 2 == 0:
-            with k.when(column < n):
-                given = [pair(values) for values in read]
-                store_elements(
-                    k, epilogue, cs, extra, (zero, row, column), 2, list(map(pair, sums)), _pair_bytes, given
-                )
-        else:
-            for i in range(2):
-                with k.when(column + i < n):
-                    one, given = [s[i] for s in sums], [values[i] for values in read]
-                    store_elements(k, epilogue, cs, extra, (zero, row, column + i), 1, one, given=given)
-    return k.build()
-
-
-def _pair_bytes(matrix: Matrix) -> int:
-    """What the addresses of pairs of elements at even columns are multiples of; 0 where nothing is known."""
-    is_even = all(isinstance(s, int) and s % 2 == 0 for s in (matrix.row_stride, matrix.offset))
-    return 2 * matrix.dtype.size_bytes if is_even and matrix.col_stride == 1 else 0
-
-
 def _size(extent: Extent) -> int | str:
     return extent if isinstance(extent, int) else f"%{extent}"
 
 
 def _read_of(matrix: Matrix, n: Extent) -> OperandRead:
-    in_pairs = isinstance(n, int) and n % 2 == 0 and _pair_bytes(matrix) > 0
+    in_pairs = isinstance(n, int) and n % 2 == 0 and pair_bytes(matrix) > 0
     row, column, offset = (_size(s) for s in (matrix.row_stride, matrix.col_stride, matrix.offset))
     element, size = ELEMENT[matrix.dtype], matrix.dtype.size_bytes
     return OperandRead(f"%{matrix.name}", element, size, row, column, offset, in_pairs)
@@ -147,6 +105,29 @@ def _read_of(matrix: Matrix, n: Extent) -> OperandRead:
 
 def finish_of(product: Product, finish: Kernel, machine: Machine) -> FinishCall:
     """The function of `finish_kernel` as LLVM text, and how it is called."""
+    passed = [p for p in finish.params if isinstance(p, Buffer) or not p.name.startswith(("at_", "sum", "read"))]
+    operands = product.epilogue.operands if product.epilogue else ()
+    reads = tuple(_read_of(operand, product.n) for operand in operands)
+    return FinishCall(_function(finish, machine), _types(passed), reads, (_size(product.m), _size(product.n)))
+
+
+def finish_of_pairs(call: PairCall, machine: Machine) -> FinishCall:
+    """The same of a statement of loop IR that calls it."""
+    width = _extent(call.width)
+    reads = []
+    for read in call.reads:
+        offset, row_stride, col_stride = map(_extent, read.operands())
+        matrix = Matrix(read.buffer.name, read.buffer.dtype, row_stride, col_stride, offset=offset)
+        reads.append(_read_of(matrix, width))
+    sizes = (_size(_extent(call.height)), _size(width))
+    return FinishCall(_function(call.function, machine), _types(call.outer_params()), tuple(reads), sizes)
+
+
+def _extent(value: Value) -> Extent:
+    return int(value.literal) if isinstance(value, Const) else value.name
+
+
+def _function(finish: Kernel, machine: Machine) -> str:
     # The kernel that it becomes a part of has waited already.
     inner = replace(machine, has_early_launch=False)
     text = emit_llvm(legalize(finish, inner), inner)
@@ -154,9 +135,8 @@ def finish_of(product: Product, finish: Kernel, machine: Machine) -> FinishCall:
     signature, rest = body.split("{\n", 1)
     parameters = signature[: signature.rindex(")")]
     declared = head.split("\n", 1)[1]
-    function = f"{declared}define internal void @finish({parameters}) alwaysinline {{\n{rest}"
-    passed = [p for p in finish.params if isinstance(p, Buffer) or not p.name.startswith(("at_", "sum", "read"))]
-    types = tuple((p.name, "ptr addrspace(1)" if isinstance(p, Buffer) else llvm_type(p.type)) for p in passed)
-    operands = product.epilogue.operands if product.epilogue else ()
-    reads = tuple(_read_of(operand, product.n) for operand in operands)
-    return FinishCall(function, types, reads, (_size(product.m), _size(product.n)))
+    return f"{declared}define internal void @finish({parameters}) alwaysinline {{\n{rest}"
+
+
+def _types(params: Sequence[Buffer | Value]) -> tuple[tuple[str, str], ...]:
+    return tuple((p.name, "ptr addrspace(1)" if isinstance(p, Buffer) else llvm_type(p.type)) for p in params)

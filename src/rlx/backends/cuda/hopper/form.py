@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
+from rlx.backends.cuda.hopper.group_emit import group_text
 from rlx.backends.cuda.hopper.launching import BYTES, ELEMENTS, NOTHING, Load, Ready
-from rlx.backends.cuda.hopper.product import DEPTH, ROWS, THREADS, ProductShape, product_text
+from rlx.backends.cuda.hopper.product import product_text
 from rlx.backends.cuda.hopper.product_form import ProductForm
+from rlx.backends.cuda.hopper.product_shape import DEPTH, ROWS, THREADS, ProductShape, check_shape
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, Product
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.matmul import MANY_ROWS, USUAL, TensorTiles
+from rlx.kernels.gpu.matmul_groups import GroupTiles, product_kernel
+from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine
 
 # One row is a matter of the memory's speed alone.
@@ -95,8 +99,22 @@ class HopperForm(ProductForm):
 
     def ptx(self, columns: int, sharing: int = 1) -> str:
         """The code for tiles of so many columns of each product, which so many blocks share."""
-        text = product_text(self.entry, self._shape(columns, sharing), self.finish, self.machine.triple)
+        shape = self._shape(columns, sharing)
+        check_shape(shape)
+        if self.has_loop_kernel(sharing):
+            text = group_text(self.group_kernel(shape), self.machine)
+        else:
+            text = product_text(self.entry, shape, self.finish, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "a product on tensor cores")
+
+    def has_loop_kernel(self, sharing: int) -> bool:
+        """Whether the code is printed from loop IR. Blocks that share tiles, and stages of two types, have text of
+        their own."""
+        return sharing == 1 and self._element == self._b_element
+
+    def group_kernel(self, shape: ProductShape) -> Kernel:
+        """The kernel of a shape in loop IR."""
+        return product_kernel(self.product, GroupTiles(shape.columns, shape.depth, shape.stages, band=shape.band))
 
     def _shape(self, columns: int, sharing: int = 1) -> ProductShape:
         parts, band = len(self.product.bs), self.tiles.band

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cuda.hopper.instructions import Ring, barrier_expect, barrier_wait
-from rlx.backends.cuda.hopper.product import DEPTH_BYTES, ROWS, ProductWriter
+from rlx.backends.cuda.hopper.product import ProductWriter
+from rlx.backends.cuda.hopper.product_shape import DEPTH_BYTES, ROWS
 from rlx.backends.cuda.hopper.writer import Val
 
 # Threads that fill the ring, and what each of them copies at a time.

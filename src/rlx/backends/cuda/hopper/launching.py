@@ -24,7 +24,7 @@ from rlx.kernels.machines import Machine
 KEPT = 64
 
 # What decides the code besides what a form says itself.
-SOURCES = ("backends/cuda/hopper", "kernels/ir", "kernels/math", "kernels/emit", "kernels/legalize.py")
+SOURCES = ("backends/cuda/hopper", "kernels/gpu", "kernels/ir", "kernels/math", "kernels/emit", "kernels/legalize.py")
 
 # Types that the tensor cores multiply and the copy engine brings, in the words of PTX.
 ELEMENTS = {DType.BF16: "bf16", DType.F16: "f16"}

@@ -11,7 +11,6 @@ part of the depth, and then a part of the tile over all of them, always in the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
 from rlx.backends.cuda.hopper.instructions import (
@@ -22,67 +21,26 @@ from rlx.backends.cuda.hopper.instructions import (
     barrier_wait,
     cluster_wait,
     copy_box,
-    descriptor,
 )
-from rlx.backends.cuda.hopper.launching import BYTE_ELEMENTS
+from rlx.backends.cuda.hopper.product_shape import (
+    DEPTH_BYTES,
+    ROWS,
+    SLAB_BYTES,
+    THREADS,
+    ProductShape,
+    check_shape,
+)
+from rlx.backends.cuda.hopper.warp_groups import (
+    rows_of_thread,
+    start_products,
+    store_pairs,
+    view_of_a,
+    view_of_b,
+)
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
-from rlx.errors import InternalError
 
-# A tile of C, and the bytes of a stage along K: the widest swizzled row.
-ROWS = 128
-DEPTH_BYTES = 128
-# That many elements of two bytes.
-DEPTH = DEPTH_BYTES // 2
-SLAB_BYTES = 64 * DEPTH_BYTES
-# What one instruction multiplies along K.
-STEP_BYTES = 32
-THREADS = 384
-# Pairs of elements whose operands of the epilogue are read before the first of them is stored.
-READ_AHEAD = 16
 # The same of blocks that share a tile, each of which has a part of every pair.
 SHARE_AHEAD = 8
-# Rows of tiles that are walked before the next column of them, so that the L2 cache keeps both operands.
-BAND = 8
-
-
-class ProductShape(NamedTuple):
-    """`columns` of C in a tile, for each of `parts` products of the same A; whether B lies side by side along K, and
-    whether A does not, but along its rows; `sharing` blocks have one tile together."""
-
-    columns: int
-    parts: int
-    along_k: bool
-    element: str  # of A: "bf16", "f16", "e4m3" or "e5m2"
-    is_turned: bool = False
-    sharing: int = 1
-    b_element: str = ""  # where it is another one
-    band: int = BAND
-
-    @property
-    def is_bytes(self) -> bool:
-        return self.element in BYTE_ELEMENTS
-
-    @property
-    def depth(self) -> int:
-        """Elements of a stage along K."""
-        return DEPTH_BYTES // (1 if self.is_bytes else 2)
-
-    @property
-    def stage_bytes(self) -> int:
-        return (ROWS + self.columns * self.parts) * DEPTH_BYTES
-
-    @property
-    def stages(self) -> int:
-        return min(6, (220 << 10) // self.stage_bytes)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Stages begin at multiples of 1 KiB; two barriers for each."""
-        return 1024 + self.stages * (self.stage_bytes + 16)
-
-    @property
-    def part_bytes(self) -> int:
-        return self.columns * DEPTH_BYTES
 
 
 def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str) -> str:
@@ -90,16 +48,6 @@ def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str
     those of the epilogue."""
     check_shape(shape)
     return ProductWriter(name, shape, finish).text(triple)
-
-
-def check_shape(shape: ProductShape) -> None:
-    """Complain about tiles that the instructions do not have."""
-    if shape.columns % 64 or shape.columns * shape.parts > 256:
-        raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
-    if shape.is_bytes and (shape.is_turned or not shape.along_k):
-        raise InternalError("a product of f8: both operands must lie side by side along K")
-    if shape.parts > 1 and shape.sharing > 1:
-        raise InternalError("blocks that share a tile have one product")
 
 
 class ProductWriter:
@@ -225,12 +173,7 @@ class ProductWriter:
             if self.shape.sharing > 1:
                 self.store_share(done, row + self.group * 64, column, self.group)
             else:
-                self.store(done, [w.wide(row + self.group * 64 + r) for r in self.rows_of_thread()], column)
-
-    def rows_of_thread(self) -> list[Val]:
-        """Those of its group's rows that a thread stores: four of eight, and of the next eight."""
-        first = (self.inside >> 5) * 16 + ((self.inside >> 2) & 1)
-        return [first + (8 * half + 2 * i) for half in range(2) for i in range(4)]
+                self.store(done, [w.wide(row + self.group * 64 + r) for r in rows_of_thread(self.inside)], column)
 
     def release(self, stage: Val) -> None:
         with self.w.when(self.inside.equals(0)):
@@ -258,70 +201,15 @@ class ProductWriter:
         barrier_wait(self.w, self.full(stage), self.ring.parity.get())
 
     def multiply(self, sums: list[Var], a: Val, group: Val) -> None:
-        """One stage of a warp group. One piece of PTX, so that nothing comes between its instructions; waiting for all
-        but the newest says that the stage before has been read."""
+        """One stage of a warp group."""
         w, shape = self.w, self.shape
-        count = shape.columns // 2
-        text = "{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; wgmma.fence.sync.aligned;"
-        # One step further along K: 32 bytes inside a swizzled row where K lies side by side, else 16 rows of 128 bytes.
-        ahead = 32 if shape.along_k else 2048
-        a_ahead = 2048 if shape.is_turned else 32
-        # Which operands are turned; bytes never are, and their instruction does not ask.
-        turned = "" if shape.is_bytes else f", {int(shape.is_turned)}, {0 if shape.along_k else 1}"
-        kinds = f"k{STEP_BYTES // (DEPTH_BYTES // shape.depth)}.f32.{shape.element}.{shape.b_element or shape.element}"
-        for s in range(DEPTH_BYTES // STEP_BYTES):
-            for part in range(shape.parts):
-                registers = ", ".join(f"${part * count + i}" for i in range(count))
-                text += f"""add.s64 a, <a>, {s * a_ahead >> 4}; add.s64 b, <b{part}>, {s * ahead >> 4};
-                    wgmma.mma_async.sync.aligned.m64n{shape.columns}{kinds}
-                    {{{registers}}}, a, b, p, 1, 1{turned};"""
-        text += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }"
         first = a + ROWS * DEPTH_BYTES
-        views: dict[str, Val | int] = {
-            f"b{part}": descriptor(w, first + part * shape.part_bytes, 16 if shape.along_k else SLAB_BYTES, 1024)
-            for part in range(shape.parts)
-        }
-        leading = SLAB_BYTES if shape.is_turned else 16
-        new = w.asm(text, [s.get() for s in sums], a=descriptor(w, a + group * SLAB_BYTES, leading, 1024), named=views)
-        for variable, value in zip(sums, new):
-            variable.set(value)
+        bs = [view_of_b(w, shape, first + part * shape.part_bytes) for part in range(shape.parts)]
+        start_products(w, shape, sums, view_of_a(w, shape, a + group * SLAB_BYTES), bs, running=1)
 
     def store(self, sums: list[Val], rows: Sequence[Val], column: Val) -> None:
-        """Each thread has two neighbouring columns of every eight, in two rows that are eight apart: a warp has eight
-        short pieces of rows. Lanes exchange sums until it has two pieces of 32 columns, which are whole sectors of
-        memory; `rows` of C are then those of `rows_of_thread`. What the epilogue reads is read for many of them before
-        the first is stored: one wait instead of many."""
-        shape, lane = self.shape, self.inside & 31
-        column = column + ((lane & 3) * 2 + (lane >> 3) * 8)
-        count = shape.columns // 2
-        # By the number of 32 columns, the upper or lower eight rows, and which two of these.
-        places = [(j, half, i) for j in range(shape.columns // 32) for half in range(2) for i in range(4)]
-        for start in range(0, len(places), READ_AHEAD):
-            some = places[start : start + READ_AHEAD]
-            at = [(rows[4 * half + i], self.w.wide(column + 32 * j)) for j, half, i in some]
-            read = [self.epilogue.read(*place) for place in at]
-            pairs: dict[tuple[int, int, int], list[Val]] = {}
-            for j, half in dict.fromkeys((j, half) for j, half, _ in some):
-                firsts = [part * count + 2 * half + e for part in range(shape.parts) for e in range(2)]
-                turned = [self.in_whole_rows([sums[f + 16 * j + 4 * i] for i in range(4)], lane) for f in firsts]
-                for i in range(4):
-                    pairs[j, half, i] = [values[i] for values in turned]
-            for place, key, values in zip(at, some, read):
-                self.epilogue.finish(*place, pairs[key], values)
-
-    def in_whole_rows(self, values: list[Val], lane: Val) -> list[Val]:
-        """Of four groups of eight columns that a lane has in its row, those of one group in four rows: two apart, from
-        the first or second of eight on. Lanes whose numbers differ in a bit exchange two of four."""
-        w = self.w
-        for bit, step in ((16, 2), (8, 1)):
-            is_upper = (lane & bit).equals(bit)
-            for i in (i for i in range(4) if not i & step):
-                low, high = values[i], values[i + step]
-                given = w.select(is_upper, low, high, "float")
-                found = w.call("llvm.nvvm.shfl.sync.bfly.f32", "float", w.value(-1), given, w.value(bit), w.value(31))
-                values[i] = w.select(is_upper, found, low, "float")
-                values[i + step] = w.select(is_upper, high, found, "float")
-        return values
+        """`rows` are those of `rows_of_thread`, in C."""
+        store_pairs(self.epilogue, self.shape, self.inside, sums, rows, column)
 
     def store_share(self, sums: list[Val], row: Val, column: Val, group: Val) -> None:
         """The sums of all blocks of the cluster, of those pairs that are this block's. Every block has one tile, so

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cuda.hopper.epilogue import FinishCall, finish_kernel, finish_of
+from rlx.backends.cuda.hopper.epilogue import FinishCall, finish_of
 from rlx.backends.cuda.hopper.launching import Load, TensorForm
 from rlx.kernels.cpu.matmul.matmul import Product
+from rlx.kernels.gpu.pair_finish import finish_kernel
 from rlx.kernels.ir.loop_ir import Buffer
 from rlx.kernels.machines import Machine
 

@@ -8,8 +8,8 @@ from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.form import product_refusal
 from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, block_shared_bytes
-from rlx.backends.cuda.hopper.product import ROWS, THREADS, ProductShape
 from rlx.backends.cuda.hopper.product_form import ProductForm
+from rlx.backends.cuda.hopper.product_shape import ROWS, THREADS, ProductShape
 from rlx.backends.cuda.hopper.routed_product import routed_product_text, routed_shared_bytes
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch

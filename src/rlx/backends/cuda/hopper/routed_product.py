@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rlx.backends.cuda.hopper.epilogue import FinishCall
 from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, GatheringWriter
 from rlx.backends.cuda.hopper.instructions import Ring, barrier_wait, copy_box
-from rlx.backends.cuda.hopper.product import (
+from rlx.backends.cuda.hopper.product_shape import (
     DEPTH_BYTES,
     ROWS,
     SLAB_BYTES,
@@ -22,6 +22,7 @@ from rlx.backends.cuda.hopper.product import (
     ProductShape,
     check_shape,
 )
+from rlx.backends.cuda.hopper.warp_groups import rows_of_thread
 from rlx.backends.cuda.hopper.writer import Val, Var
 
 
@@ -179,7 +180,7 @@ class _Routed(GatheringWriter):
 
             def multiplied(first: Val = first, column: Val = column, end: Val = end) -> None:
                 done = self.summed()
-                places = [first + r for r in self.rows_of_thread()]
+                places = [first + r for r in rows_of_thread(self.inside)]
                 # Rows behind the end of C are not stored.
                 rows = [w.select(p < end, self.row_at(p), self.rows) for p in places]
                 self.store(done, [w.wide(r) for r in rows], column)

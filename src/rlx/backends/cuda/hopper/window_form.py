@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.form import product_refusal, tiling
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready
-from rlx.backends.cuda.hopper.product import ROWS, THREADS, ProductShape
 from rlx.backends.cuda.hopper.product_form import ProductForm
+from rlx.backends.cuda.hopper.product_shape import ROWS, THREADS, ProductShape
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.hopper.window_product import UNIT, WindowShape, window_product_text
 from rlx.backends.cuda.modules import Launch

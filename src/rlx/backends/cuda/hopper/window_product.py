@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rlx.backends.cuda.hopper.epilogue import FinishCall
 from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, CHUNKS, GatheringWriter
 from rlx.backends.cuda.hopper.instructions import Ring
-from rlx.backends.cuda.hopper.product import ProductShape, check_shape
+from rlx.backends.cuda.hopper.product_shape import ProductShape, check_shape
 from rlx.backends.cuda.hopper.writer import Val
 from rlx.ops.lowered.window_products import WindowMatMul
 
