@@ -7,12 +7,16 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 import rlx
+from rlx.cli import chat as chat_command
+from rlx.errors import RlxError
 
 pty = pytest.importorskip("pty")
 MODEL = next(Path(rlx.__file__).parent.joinpath("models/data").glob("*.gguf"))
@@ -167,3 +171,26 @@ def test_lines_can_be_edited_and_found_again(terminal, tmp_path):
     assert chat.leave_with("\x04") == 0
     said = [m["content"] for m in json.loads((tmp_path / "talk.json").read_text()) if m["role"] == "user"]
     assert said == ["world", "world"]
+
+
+def test_the_first_answer_is_prepared_while_its_question_is_typed(monkeypatch, capfd):
+    """What fails then is not told before somebody asks."""
+    was_prepared = threading.Event()
+
+    class Model:
+        def chat_ids(self, messages):
+            was_prepared.set()
+            raise RlxError("this tokenizer is broken")
+
+        def chat(self, messages, *options, **more):
+            self.chat_ids(messages)
+
+    typed = iter(["Who?", "/exit"])
+
+    def wait_and_type():
+        assert was_prepared.wait(60)
+        return next(typed)
+
+    monkeypatch.setattr(chat_command, "_typed", wait_and_type)
+    chat_command.Conversation(Model(), Namespace(system=None, json=False, max_tokens=1)).talk()
+    assert capfd.readouterr().err == "rlx chat: this tokenizer is broken\n"

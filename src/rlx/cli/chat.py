@@ -21,6 +21,7 @@ import argparse
 import json
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +82,7 @@ class Conversation:
 
     def talk(self) -> None:
         """Answer what is typed until the user leaves."""
+        threading.Thread(target=self._get_ready, name="rlx-chat", daemon=True).start()
         with suppress(ImportError):
             import readline  # noqa: F401 - gives input() line editing, and the arrow keys what was typed before
         while True:
@@ -102,6 +104,12 @@ class Conversation:
             except (RlxError, OSError) as error:
                 # What was wrong with one question or command is no reason to end the conversation.
                 print(f"rlx chat: {error}", file=sys.stderr)
+
+    def _get_ready(self) -> None:
+        """While the first question is typed: make the tokenizer, and start what renders the template."""
+        # What is wrong with them is told to who asks the question.
+        with suppress(RlxError, OSError):
+            self.lm.chat_ids("Hello")
 
     def answer(self, question: str, may_stop: bool = False) -> None:
         """Answer a question, and add both to the conversation. With `may_stop` Ctrl-C ends the answer only."""
