@@ -128,6 +128,7 @@ DIFFERENCES = {
                 "PanelMatMul",
                 "ExpertMatMul",
                 "Attention",
+                "AttentionWithSinks",
                 "AttentionParts",
                 "AttentionWithLogs",
             ),
@@ -198,13 +199,13 @@ DIFFERENCES = {
     ),
     "unseen keys": Difference(
         UNSEEN,
-        ("Attention", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
+        ("Attention", "AttentionWithSinks", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
         ("nan", "inf", "-inf"),
         as_if_absent,
     ),
     "several unseen keys": Difference(
         UNSEEN,
-        ("Attention", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
+        ("Attention", "AttentionWithSinks", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
         ("several poisons",),
         finite_instead,
     ),

@@ -74,7 +74,8 @@ class MoeConfig:
     """A feed-forward layer of `experts`, of which each token meets the `top_k` that its router scores highest.
 
     Weights are the softmax over all experts; with `renormalize` those of the chosen ones are made to add up to 1.
-    `shared_ffn` is the width of an expert that every token meets (0: none), weighted by a sigmoid gate.
+    `shared_ffn` is the width of an expert that every token meets (0: none), weighted by a sigmoid gate. With a
+    `swiglu_limit` l the inside of an expert is (u + 1)·g·sigmoid(`swiglu_slope`·g), of g up to l and u within ±l.
     """
 
     experts: int
@@ -82,6 +83,8 @@ class MoeConfig:
     ffn: int
     renormalize: bool
     shared_ffn: int = 0
+    swiglu_limit: float | None = None
+    swiglu_slope: float = 1.702
     dense_layers: frozenset[int] = frozenset()
 
 
@@ -93,8 +96,9 @@ class DecoderConfig:
     use `local_rope` where there is one, `no_rope_layers` none. Norms stand before attention and feed-forward
     (`pre_norms`), behind them (`post_norms`), or both; without `norm_affine` they have no weights. `qk_norm` normalises
     q and k head by head, after the rotation with `qk_norm_after_rope`, or as a whole (`qk_norm_whole`); q, k and v are
-    first cut to ±`qkv_limit`. With `parallel_residual` both halves of a layer read its input, with `shared_norm` by
-    one norm. Learned positions begin at row `position_offset`.
+    first cut to ±`qkv_limit`. With `attention_sinks` each head has a logit for looking at nothing. With
+    `parallel_residual` both halves of a layer read its input, with `shared_norm` by one norm. Learned
+    positions begin at row `position_offset`.
     """
 
     family: str
@@ -119,6 +123,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...] = ()
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    attention_sinks: bool = False
     final_softcap: float | None = None
     qk_norm: bool = False
     qk_norm_whole: bool = False

@@ -25,6 +25,7 @@ GGUF: dict[str, str] = {
     "v": "blk.{i}.attn_v",
     "qkv": "blk.{i}.attn_qkv",
     "o": "blk.{i}.attn_output",
+    "sinks": "blk.{i}.attn_sinks",
     "q_norm": "blk.{i}.attn_q_norm",
     "k_norm": "blk.{i}.attn_k_norm",
     "gate": "blk.{i}.ffn_gate",
@@ -43,6 +44,7 @@ GGUF: dict[str, str] = {
 # Where files of an architecture differ. Of its two norms, Falcon's first stands before the feed-forward half.
 _GGUF_DIFFERENT: dict[str, dict[str, str]] = {
     "seed_oss": {"ffn_norm": "blk.{i}.post_attention_norm"},
+    "gpt-oss": {"ffn_norm": "blk.{i}.post_attention_norm"},
     "falcon": {"attn_norm": "blk.{i}.attn_norm_2", "ffn_norm": "blk.{i}.attn_norm"},
 }
 # Architectures whose q and k are stored so that the two features of a rotary pair are neighbours, other than in
@@ -177,6 +179,14 @@ _QWEN_MOE: dict[str, str] = _LLAMA | {
     "shared_up": "model.layers.{i}.mlp.shared_expert.up_proj",
     "shared_down": "model.layers.{i}.mlp.shared_expert.down_proj",
 }
+# Experts as `rlx.models.hf_experts` takes the file's tensors apart.
+_GPT_OSS: dict[str, str] = _LLAMA | {
+    "sinks": "model.layers.{i}.self_attn.sinks",
+    "router": "model.layers.{i}.mlp.router",
+    "experts_gate": "model.layers.{i}.mlp.experts.gate",
+    "experts_up": "model.layers.{i}.mlp.experts.up",
+    "experts_down": "model.layers.{i}.mlp.experts.down",
+}
 _MIXTRAL: dict[str, str] = _LLAMA | {
     "router": "model.layers.{i}.block_sparse_moe.gate",
     "experts_gate": "model.layers.{i}.block_sparse_moe.experts.{e}.w1",
@@ -216,11 +226,14 @@ HF_DECODERS: dict[str, dict[str, str]] = {
     "ernie4_5": _LLAMA,
     "seed_oss": _LLAMA,
     "hunyuan_v1_dense": _HUNYUAN,
+    "gpt_oss": _GPT_OSS,
 }
 # Families whose files keep linear weights as [in, out], and those whose norms keep w for a factor of 1 + w.
 HF_IN_OUT = frozenset({"gpt2"})
 # Families whose fused q, k and v follow one another: all q that read a head of keys, the head, its values.
 HF_QKV_BY_HEAD = frozenset({"gpt_neox", "falcon"})
+# Families whose experts are stacks of gates and ups in turn.
+HF_EXPERTS_IN_TURN = frozenset({"gpt_oss"})
 HF_NORM_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text"})
 # The prefix that files saved from the bare model (without a head) leave out.
 HF_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_DECODERS.items()}
