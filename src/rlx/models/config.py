@@ -174,6 +174,7 @@ PoolingMode = Literal["mean", "cls", "max", "lasttoken", "weightedmean", "mean_s
 class EncoderConfig:
     """A bidirectional encoder of the BERT family.
 
+    Embeddings may have an `embed_width` of their own, from which a linear layer leads to `hidden` (0: they have none).
     Learned positions are a table of `table_rows` rows, used from `position_offset` on (RoBERTa: padding id + 1). With
     `relative_buckets` a bias per head and bucket of distances is added to the scores (MPNet). `rope` replaces learned
     positions (NomicBERT). Norms stand after each residual, or with `pre_norms` before each half of a layer and once at
@@ -189,6 +190,7 @@ class EncoderConfig:
     vocab: int
     context: int
     table_rows: int = 0
+    embed_width: int = 0
     norm_eps: float = 1e-12
     activation: ActivationKind = ActivationKind.Gelu
     gated: bool = False

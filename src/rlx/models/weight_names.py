@@ -260,6 +260,25 @@ _BERT: dict[str, str] = {
     "ffn_norm": "bert.encoder.layer.{i}.output.LayerNorm",
 }
 _ROBERTA: dict[str, str] = {role: name.replace("bert.", "roberta.", 1) for role, name in _BERT.items()}
+_ELECTRA: dict[str, str] = {role: name.replace("bert.", "electra.", 1) for role, name in _BERT.items()} | {
+    "embed_project": "electra.embeddings_project",
+}
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+_ALBERT: dict[str, str] = {
+    "embed": "albert.embeddings.word_embeddings",
+    "positions": "albert.embeddings.position_embeddings",
+    "token_types": "albert.embeddings.token_type_embeddings",
+    "embed_norm": "albert.embeddings.LayerNorm",
+    "embed_project": "albert.encoder.embedding_hidden_mapping_in",
+    "q": f"{_ALBERT_LAYER}.attention.query",
+    "k": f"{_ALBERT_LAYER}.attention.key",
+    "v": f"{_ALBERT_LAYER}.attention.value",
+    "o": f"{_ALBERT_LAYER}.attention.dense",
+    "attn_norm": f"{_ALBERT_LAYER}.attention.LayerNorm",
+    "up": f"{_ALBERT_LAYER}.ffn",
+    "down": f"{_ALBERT_LAYER}.ffn_output",
+    "ffn_norm": f"{_ALBERT_LAYER}.full_layer_layer_norm",
+}
 _DISTILBERT: dict[str, str] = {
     "embed": "distilbert.embeddings.word_embeddings",
     "positions": "distilbert.embeddings.position_embeddings",
@@ -316,6 +335,8 @@ HF_ENCODERS: dict[str, dict[str, str]] = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
+    "electra": _ELECTRA,
+    "albert": _ALBERT,
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
     "nomic_bert": _NOMIC,
