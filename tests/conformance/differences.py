@@ -129,6 +129,7 @@ DIFFERENCES = {
                 "PanelMatMul",
                 "ExpertMatMul",
                 "Attention",
+                "AttentionWithSinks",
                 "AttentionParts",
                 "AttentionWithLogs",
             ),
@@ -207,13 +208,13 @@ DIFFERENCES = {
     ),
     "unseen keys": Difference(
         UNSEEN,
-        ("Attention", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
+        ("Attention", "AttentionWithSinks", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
         ("nan", "inf", "-inf"),
         as_if_absent,
     ),
     "several unseen keys": Difference(
         UNSEEN,
-        ("Attention", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
+        ("Attention", "AttentionWithSinks", "AttentionBackward", "AttentionWithLogs", "AttentionGradients"),
         ("several poisons",),
         finite_instead,
     ),

@@ -48,6 +48,18 @@ FAMILIES = {
     "exaone4": COMMON | {"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 6},
     "ernie4_5": COMMON | {"model_type": "ernie4_5"},
     "seed_oss": COMMON | {"model_type": "seed_oss"},
+    "gpt_oss": COMMON
+    | {
+        "model_type": "gpt_oss",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "rope_theta": 150000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False},
+    },
     "hunyuan": COMMON
     | {"model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
 }

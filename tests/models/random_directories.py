@@ -106,9 +106,25 @@ def _has_bias(family: str, role: str) -> bool:
         return role in ("up", "down", "head") or role.endswith("norm")
     if family in ("falcon", "stablelm"):
         return role.endswith("norm")
+    if family == "gpt_oss":
+        return role in ("q", "k", "v", "o", "router") or role.startswith("experts")
     if family in ("glm", "glm4", "seed_oss"):
         return role in ("q", "k", "v")
     return family.startswith("qwen2") and role in ("q", "k", "v")
+
+
+def _put_in_turn(arrays: dict[str, np.ndarray]) -> None:
+    """Experts and sinks as files of gpt-oss have them."""
+    for name in [name for name in arrays if name.endswith((".gate.weight", ".gate.bias"))]:
+        pair = [arrays.pop(name), arrays.pop(name.replace(".gate.", ".up."))]
+        whole = np.stack(pair, 2).reshape(pair[0].shape[0], -1, *pair[0].shape[2:])
+        before, _, part = name.rpartition(".gate.")
+        suffix = "_bias" if part == "bias" else ""
+        arrays[f"{before}.gate_up_proj{suffix}"] = whole if suffix else whole.swapaxes(1, 2)
+        down = arrays.pop(f"{before}.down.{part}")
+        arrays[f"{before}.down_proj{suffix}"] = down if suffix else down.swapaxes(1, 2)
+    for name in [name for name in arrays if name.endswith(".sinks.weight")]:
+        arrays[name.removesuffix(".weight")] = arrays.pop(name)
 
 
 def random_directory(folder: Path, fields: dict, seed: int = 0, template: str | None = None) -> Path:
@@ -119,8 +135,10 @@ def random_directory(folder: Path, fields: dict, seed: int = 0, template: str | 
     recorder = _Recorder(family, names, config.tied, seed)
     build_decoder(config, recorder)
     arrays = {}
+    if family in weight_names.HF_EXPERTS_IN_TURN:
+        _put_in_turn(recorder.arrays)
     for name, array in recorder.arrays.items():
-        if ".experts." in name:
+        if ".experts." in name and family not in weight_names.HF_EXPERTS_IN_TURN:
             before, after = name.split(".experts.")
             arrays |= {f"{before}.experts.{e}.{after}": part for e, part in enumerate(array)}
         elif family in weight_names.HF_IN_OUT and array.ndim == 2 and ".wte" not in name and ".wpe" not in name:
@@ -128,7 +146,7 @@ def random_directory(folder: Path, fields: dict, seed: int = 0, template: str | 
         else:
             arrays[name] = array + np.float32(array.ndim == 1 and family not in weight_names.HF_NORM_PLUS_ONE)
     folder.mkdir(parents=True, exist_ok=True)
-    write_safetensors(folder / "model.safetensors", arrays)
+    write_safetensors(folder / "model.safetensors", {name: np.ascontiguousarray(a) for name, a in arrays.items()})
     (folder / "config.json").write_text(json.dumps(fields))
     backend = byte_tokenizer()._backend
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)

@@ -1,13 +1,18 @@
 """Families of language models, each by its `config.json`: what is read, what is refused, that text is read the same in
 one piece and token by token, and that GGUF files hold the same model; some against their formulas in f64 NumPy."""
 
+import contextlib
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rlx
 from models.decoder_fields import COMMON, FALCON, FAMILIES
 from models.numpy_forward import layer_norm, rms_norm, rotate, softmax
 from models.random_directories import random_directory
+from models.test_model_configs import JSON
 from rlx.errors import FormatError
 from rlx.formats.safetensors import open_safetensors
 from rlx.models.config_hf import decoder_config_from_hf
@@ -59,6 +64,7 @@ def test_steps_and_files_give_the_logits_of_the_whole_text(family, tmp_path):
         ("falcon_40b", {"kv_heads": 2, "shared_norm": False, "parallel_residual": True}),
         ("exaone4", {"windows": (6, 6, 6, None), "no_rope_layers": {3}, "pre_norms": False, "qk_norm": True}),
         ("ernie4_5", {"tied": True, "head_dim": 4}),
+        ("gpt_oss", {"windows": (6, None), "attention_sinks": True}),
         ("hunyuan", {"qk_norm": True, "qk_norm_after_rope": True}),
     ],
 )
@@ -78,6 +84,7 @@ def test_which_features_turn():
         "glm": 2,
         "glm4": 2,
         "gemma": 8,
+        "gpt_oss": 8,
     }
     assert found["hunyuan"].base == pytest.approx(10000.0 * 50.0**2)
     full = decoder_config_from_hf(FAMILIES["exaone4"] | {"sliding_window": None})
@@ -102,6 +109,17 @@ def test_which_features_turn():
 def test_variants_that_are_refused(fields, message):
     with pytest.raises(FormatError, match=message):
         decoder_config_from_hf(COMMON | fields)
+
+
+EXTRAS = ("rope_scaling", "layer_types", "sliding_window", "sliding_window_pattern", "no_rope_layers", "clip_qkv")
+EXTRAS += ("num_ln_in_parallel_attn", "use_parallel_residual", "logit_scale", "quantization_config", "swiglu_limit")
+
+
+@given(st.sampled_from(sorted(FAMILIES)), st.data())
+def test_any_field_may_hold_anything(family, data):
+    names = data.draw(st.lists(st.sampled_from([*FAMILIES[family], *EXTRAS]), min_size=1, max_size=3))
+    with contextlib.suppress(FormatError):
+        decoder_config_from_hf({**FAMILIES[family], **{name: data.draw(JSON) for name in names}})
 
 
 def test_what_files_cannot_say_is_refused(tmp_path):

@@ -35,6 +35,8 @@ FAMILIES = {
         "n_heads": 4,
         "max_position_embeddings": 150,
     },
+    "electra": BASE | {"embedding_size": 24},
+    "albert": BASE | {"embedding_size": 24, "bos_token_id": 1, "eos_token_id": 2},
     "mpnet": BASE | {"layer_norm_eps": 1e-5},
     "nomic_bert": BASE,
     "modernbert": BASE
@@ -79,7 +81,7 @@ def test_hidden_states_agree(kind, tmp_path):
     np.testing.assert_allclose(got[present], expected[present], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet", "electra", "albert"])
 def test_files_with_a_head_hold_the_same_encoder(kind, tmp_path):
     model = saved_encoder(kind, tmp_path, with_head=True)
     ids, _ = ragged_batch()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
 import rlx  # noqa: E402
@@ -39,6 +40,15 @@ MULTIPLIERS = {
     "logits_scaling": 0.5,
 }
 GPTJ = {"vocab_size": 260, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+GPT_OSS = BASE | {
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 
 FAMILIES = {
     "smollm3": ("smollm3", BASE | {"num_hidden_layers": 5, "tie_word_embeddings": False}),
@@ -80,12 +90,18 @@ FAMILIES = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0},
         },
     ),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+    "gpt-oss-yarn": (
+        "gpt_oss",
+        GPT_OSS
+        | {"num_hidden_layers": 2, "rope_parameters": YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}},
+    ),
 }
 # llama.cpp has no GPT-J; it knows Falcon only with both halves of a layer side by side.
 WITHOUT_GGUF = ("gptj", "falcon-sequential")
 # llama.cpp gives windows to EXAONE 4 of 64 layers alone, wants all biases of StarCoder2, and has none for the
-# feed-forward halves of the other two.
-NOT_IN_LLAMA_CPP = ("exaone4-windows", "starcoder2-untied", "ernie4_5-biases", "seed_oss-biases")
+# feed-forward halves of the other two. It rounds the bounds between which YaRN stretches, where gpt-oss does not.
+NOT_IN_LLAMA_CPP = ("gpt-oss-yarn", "exaone4-windows", "starcoder2-untied", "ernie4_5-biases", "seed_oss-biases")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -120,3 +136,16 @@ def test_files_hold_the_same_model(name, tmp_path):
     theirs.eval(TOKENS)
     scores = np.array(theirs.scores[: len(TOKENS)])
     np.testing.assert_allclose(scores, expected, rtol=0, atol=5e-3 * np.abs(scores).max())
+
+
+def test_packed_experts_of_gpt_oss(tmp_path):
+    """Experts in MXFP4, decoded by transformers, and by llama.cpp from our file."""
+    from models.test_gpt_oss import packed_directories
+
+    _, packed, _ = packed_directories(tmp_path)
+    options = transformers.Mxfp4Config(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        packed, dtype=torch.float32, attn_implementation="eager", quantization_config=options
+    )
+    expected = peer_logits(model.float().eval(), TOKENS)
+    np.testing.assert_allclose(rlx.load(packed).logits(TOKENS), expected, rtol=0, atol=1e-3 * np.abs(expected).max())

@@ -74,7 +74,8 @@ class MoeConfig:
     """A feed-forward layer of `experts`, of which each token meets the `top_k` that its router scores highest.
 
     Weights are the softmax over all experts; with `renormalize` those of the chosen ones are made to add up to 1.
-    `shared_ffn` is the width of an expert that every token meets (0: none), weighted by a sigmoid gate.
+    `shared_ffn` is the width of an expert that every token meets (0: none), weighted by a sigmoid gate. With a
+    `swiglu_limit` l the inside of an expert is (u + 1)·g·sigmoid(`swiglu_slope`·g), of g up to l and u within ±l.
     """
 
     experts: int
@@ -82,6 +83,8 @@ class MoeConfig:
     ffn: int
     renormalize: bool
     shared_ffn: int = 0
+    swiglu_limit: float | None = None
+    swiglu_slope: float = 1.702
     dense_layers: frozenset[int] = frozenset()
 
 
@@ -93,8 +96,9 @@ class DecoderConfig:
     use `local_rope` where there is one, `no_rope_layers` none. Norms stand before attention and feed-forward
     (`pre_norms`), behind them (`post_norms`), or both; without `norm_affine` they have no weights. `qk_norm` normalises
     q and k head by head, after the rotation with `qk_norm_after_rope`, or as a whole (`qk_norm_whole`); q, k and v are
-    first cut to ±`qkv_limit`. With `parallel_residual` both halves of a layer read its input, with `shared_norm` by
-    one norm. Learned positions begin at row `position_offset`.
+    first cut to ±`qkv_limit`. With `attention_sinks` each head has a logit for looking at nothing. With
+    `parallel_residual` both halves of a layer read its input, with `shared_norm` by one norm. Learned
+    positions begin at row `position_offset`.
     """
 
     family: str
@@ -119,6 +123,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...] = ()
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    attention_sinks: bool = False
     final_softcap: float | None = None
     qk_norm: bool = False
     qk_norm_whole: bool = False
@@ -169,6 +174,7 @@ PoolingMode = Literal["mean", "cls", "max", "lasttoken", "weightedmean", "mean_s
 class EncoderConfig:
     """A bidirectional encoder of the BERT family.
 
+    Embeddings may have an `embed_width` of their own, from which a linear layer leads to `hidden` (0: they have none).
     Learned positions are a table of `table_rows` rows, used from `position_offset` on (RoBERTa: padding id + 1). With
     `relative_buckets` a bias per head and bucket of distances is added to the scores (MPNet). `rope` replaces learned
     positions (NomicBERT). Norms stand after each residual, or with `pre_norms` before each half of a layer and once at
@@ -184,6 +190,7 @@ class EncoderConfig:
     vocab: int
     context: int
     table_rows: int = 0
+    embed_width: int = 0
     norm_eps: float = 1e-12
     activation: ActivationKind = ActivationKind.Gelu
     gated: bool = False

@@ -245,6 +245,20 @@ def _exaone4(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     )
 
 
+def _gpt_oss(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    window, moe = keys.integer("attention.sliding_window"), _moe(keys, renormalize=True)
+    if moe is None:
+        raise FormatError("GGUF key 'gpt-oss.expert_count' is missing; a gpt-oss model needs it")
+    # The files do not say it: positions are stretched without whole bounds, and experts have a limit.
+    common["rope"] = replace(common["rope"], truncate=False)
+    return DecoderConfig(
+        **common,
+        moe=replace(moe, swiglu_limit=7.0),
+        windows=tuple(window if i % 2 == 0 else None for i in range(common["layers"])),
+        attention_sinks=True,
+    )
+
+
 def _hunyuan(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     return DecoderConfig(**common, qk_norm=True, qk_norm_after_rope=True)
 
@@ -280,4 +294,5 @@ DECODERS: dict[str, Callable[[GgufKeys, dict[str, Any]], DecoderConfig]] = {
     "ernie4_5": _plain,
     "seed_oss": _plain,
     "hunyuan-dense": _hunyuan,
+    "gpt-oss": _gpt_oss,
 }

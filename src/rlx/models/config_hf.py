@@ -23,7 +23,7 @@ def decoder_config_from_hf(fields: Mapping[str, Any]) -> DecoderConfig:
             f"config.json: model_type {fields.get('model_type')!r} is not a supported language model; "
             f"supported: {', '.join(sorted(DECODERS))}. Encoders are loaded with rlx.load_encoder"
         )
-    read.refuse_quantized()
+    read.refuse_quantized(*QUANTIZED.get(read.family, ()))
     return DECODERS[read.family](read)
 
 
@@ -178,11 +178,29 @@ def _ernie(f: HfFields) -> DecoderConfig:
     return DecoderConfig(**common)
 
 
+def _gpt_oss(f: HfFields) -> DecoderConfig:
+    common = common_fields(f)
+    moe = MoeConfig(
+        experts=f.size("num_local_experts"),
+        top_k=f.size("num_experts_per_tok"),
+        ffn=common["ffn"],
+        # Softmax over the chosen experts alone is the same.
+        renormalize=True,
+        swiglu_limit=f.number("swiglu_limit", 7.0),
+        swiglu_slope=f.number("swiglu_alpha", 1.702),
+    )
+    windows = windows_from_hf(f, common["layers"], lambda i: i % 2 == 0)
+    return DecoderConfig(**common, moe=moe, windows=windows, attention_sinks=True)
+
+
 def _hunyuan(f: HfFields) -> DecoderConfig:
     f.refuse("use_qk_norm", True)
     f.refuse("use_cla", False)
     return DecoderConfig(**common_fields(f), qk_norm=True, qk_norm_after_rope=True)
 
+
+# Layouts of quantised weights that are read, by family.
+QUANTIZED: dict[str, tuple[str, ...]] = {"gpt_oss": ("mxfp4",)}
 
 DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "llama": _llama,
@@ -205,6 +223,7 @@ DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "ernie4_5": _ernie,
     "seed_oss": _llama,
     "hunyuan_v1_dense": _hunyuan,
+    "gpt_oss": _gpt_oss,
     "gpt2": layer_norm_families.gpt2,
     "gpt_neox": layer_norm_families.gpt_neox,
     "opt": layer_norm_families.opt,

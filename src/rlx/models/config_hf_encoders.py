@@ -132,6 +132,18 @@ def _mpnet(f: HfFields) -> EncoderConfig:
     return _bert(f, position_offset=2, context=context, relative_buckets=buckets, token_types=0)
 
 
+def _electra(f: HfFields) -> EncoderConfig:
+    width, hidden = f.size("embedding_size", 128), f.size("hidden_size")
+    return _bert(f, embed_width=0 if width == hidden else width)
+
+
+def _albert(f: HfFields) -> EncoderConfig:
+    """All layers have the same weights."""
+    f.refuse("num_hidden_groups", 1)
+    f.refuse("inner_group_num", 1)
+    return _bert(f, embed_width=f.size("embedding_size", 128))
+
+
 def _distilbert(f: HfFields) -> EncoderConfig:
     return EncoderConfig(
         family="distilbert",
@@ -240,6 +252,8 @@ ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "roberta": _roberta,
     "xlm-roberta": _roberta,
     "distilbert": _distilbert,
+    "electra": _electra,
+    "albert": _albert,
     "mpnet": _mpnet,
     "nomic_bert": _nomic,
     "modernbert": _modernbert,

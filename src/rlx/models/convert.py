@@ -62,9 +62,10 @@ ARCHITECTURES = {
     "ernie4_5": "ernie4_5",
     "seed_oss": "seed_oss",
     "hunyuan_v1_dense": "hunyuan-dense",
+    "gpt_oss": "gpt-oss",
 }
 # Architectures whose files say which layers see a window.
-_WITH_WINDOWS = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4")
+_WITH_WINDOWS = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss")
 # Every so many layers one sees all keys, where a file does not say it.
 _USUAL_PATTERN = 6
 Progress = Callable[[str, int, int], None]
@@ -168,6 +169,8 @@ class _Converted:
         self._weight = weight
 
     def data(self) -> U8:
+        if self._weight.scheme is not None:
+            return self._weight.read().reshape(-1)
         return quantize(np.asarray(self._weight.read(), np.float32), self.type)
 
 
@@ -177,7 +180,10 @@ def _tensor(name: str, weight: Weight, mix: TypeMix, config: DecoderConfig) -> P
         # A router with one output, whose axis of size 1 the format drops.
         shape, row = shape[1:], weight.read
         weight = weight._replace(dims=shape, read=lambda: row()[0])
-    is_kept = len(shape) < 2 or any(part in name for part in KEPT_NAMES)
+    if weight.scheme is not None:
+        # Packed already: codes stay what they are.
+        return _Converted(name, weight, tensor_type(weight.scheme.ggml_name))
+    is_kept = len(shape) < 2 or name.endswith(".bias") or any(part in name for part in KEPT_NAMES)
     wanted = tensor_type("F32") if is_kept else wanted_type(mix, name, config.layers, config.tied)
     return _Converted(name, weight, fitting_type(wanted, shape[-1]) or tensor_type("F32"))
 

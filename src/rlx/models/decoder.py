@@ -192,19 +192,22 @@ class _Decoder:
             q, k = self._norm(q, "q_norm", layer), self._norm(k, "k_norm", layer)
         keys, *k_scale = self._cached(f"k.{layer}", k)
         values, *v_scale = self._cached(f"v.{layer}", v)
-        attended = blocks.attention(
-            ops.transpose(q, (0, 2, 1, 3)),
-            keys,
-            values,
-            layout="bhsd",
+        options: dict[str, Any] = {
+            "layout": "bhsd",
             # The op counts the keys before the query, files count the query's own key too.
-            mask_kind=MaskKind.Causal if window is None else MaskKind.SlidingWindow(window - 1),
-            score_scale=c.attention_scale,
-            softcap=c.attention_softcap,
-            kv_len=self.kv_len,
-            positions=None if self.kv_dtype is None else self.positions,
-            scales=(*k_scale, *v_scale),
-        )
+            "mask_kind": MaskKind.Causal if window is None else MaskKind.SlidingWindow(window - 1),
+            "score_scale": c.attention_scale,
+            "softcap": c.attention_softcap,
+            "kv_len": self.kv_len,
+            "positions": None if self.kv_dtype is None else self.positions,
+        }
+        queries = ops.transpose(q, (0, 2, 1, 3))
+        if c.attention_sinks:
+            sinks = self.layers.vector(f"{self.layers.file.name('sinks', layer)}.weight", c.heads)
+            scales = dict(zip(("k_scale", "v_scale"), (*k_scale, *v_scale)))
+            attended = ops.attention(queries, keys, values, sinks=sinks, **scales, **options)
+        else:
+            attended = blocks.attention(queries, keys, values, scales=(*k_scale, *v_scale), **options)
         batch, seq = self.tokens.shape
         joined = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (batch, seq, c.heads * c.head_dim))
         return self.layers.linear(joined, "o", layer, c.hidden)
@@ -276,7 +279,7 @@ class _Decoder:
             self.layers.expert_product(flat, role, layer, moe.experts, moe.ffn, ids)
             for role in ("experts_gate", "experts_up")
         )
-        inner = blocks.gated(self.config.activation, gate, up)
+        inner = self._inside_expert(gate, up)
         down = self.layers.expert_product(inner, "experts_down", layer, moe.experts, hidden, ids)
         each = ops.reshape(down, (batch, seq, moe.top_k, hidden))
         y = ops.reduce_sum(ops.mul(each, ops.expand_dims(chances, -1)), (2,))
@@ -284,6 +287,14 @@ class _Decoder:
             opened = ops.sigmoid(self.layers.linear(x, "shared_router", layer, 1))
             y = ops.add(y, ops.mul(opened, self._dense(x, layer, "shared_", moe.shared_ffn)))
         return y
+
+    def _inside_expert(self, gate: Any, up: Any) -> Any:
+        moe = self.config.moe
+        if moe is None or moe.swiglu_limit is None:
+            return blocks.gated(self.config.activation, gate, up)
+        limit = moe.swiglu_limit
+        gate, up = ops.minimum(gate, limit), ops.clamp(up, -limit, limit)
+        return ops.mul(ops.add(up, 1.0), ops.mul(gate, ops.sigmoid(ops.mul(gate, moe.swiglu_slope))))
 
     def _logits(self, x: Any) -> Any:
         c = self.config

@@ -81,7 +81,8 @@ class _Encoder:
     def build(self) -> EncoderProgram:
         c = self.config
         with named_scope("embedding"):
-            x = self._placed(self._norm(self._embedded(), "embed_norm", None))
+            x = self._norm(self._embedded(), "embed_norm", None)
+            x = self._placed(self.layers.linear(x, "embed_project", None, c.hidden) if c.embed_width else x)
         for layer in range(c.layers):
             with named_scope(f"layer {layer}"):
                 x = self._placed(self._pre_normed(x, layer) if c.pre_norms else self._post_normed(x, layer))
@@ -117,13 +118,13 @@ class _Encoder:
             return _residual(x, self._feed_forward(self._norm(x, "ffn_norm", layer), layer))
 
     def _embedded(self) -> Any:
-        c = self.config
-        x = self.layers.embedding(self.ids, "embed", c.vocab, c.hidden)
+        c, width = self.config, self.config.embed_width or self.config.hidden
+        x = self.layers.embedding(self.ids, "embed", c.vocab, width)
         if c.learned_positions:
-            table = self.layers.table(f"{self.layers.file.name('positions')}.weight", (c.table_rows, c.hidden))
+            table = self.layers.table(f"{self.layers.file.name('positions')}.weight", (c.table_rows, width))
             x = ops.add(x, ops.narrow(table, 0, c.position_offset, self.ids.shape[1]))
         if c.token_types:
-            types = self.layers.table(f"{self.layers.file.name('token_types')}.weight", (c.token_types, c.hidden))
+            types = self.layers.table(f"{self.layers.file.name('token_types')}.weight", (c.token_types, width))
             x = ops.add(x, ops.narrow(types, 0, 0, 1))
         return x
 

@@ -93,10 +93,10 @@ class HfFields:
             wanted = ", ".join(map(repr, accepted))
             raise FormatError(f"config.json: {name}={self._fields[name]!r} is not supported; supported: {wanted}")
 
-    def refuse_quantized(self) -> None:
+    def refuse_quantized(self, *accepted: str) -> None:
         """Weights that another library has quantised in its own layout cannot be read as plain tensors."""
         method = self.table("quantization_config").get("quant_method")
-        if method is not None:
+        if method is not None and method not in accepted:
             raise FormatError(
                 f"config.json: weights quantised by {method!r} are not supported; use the original or a GGUF"
             )

@@ -120,12 +120,17 @@ class Layers:
         return self._params[name]
 
     def expert_product(self, x: Any, role: str, layer: int, experts: int, outputs: int, ids: Any) -> Any:
-        """Row i of x [M, K] times the matrix of expert ids[i]."""
-        name = f"{self.file.name(role, layer)}.weight"
-        param, weight = self.param(name, (experts, outputs, x.shape[-1]))
+        """Row i of x [M, K] times the matrix of expert ids[i], plus its bias where the file has one."""
+        name = self.file.name(role, layer)
+        param, weight = self.param(f"{name}.weight", (experts, outputs, x.shape[-1]))
         if weight.scheme is not None:
-            return ops.dequant_grouped_matmul(x, param, ids, scheme=weight.scheme, n=outputs)
-        return ops.grouped_matmul(x, ops.transpose(convert(param, DType.F32), (0, 2, 1)), ids)
+            y = ops.dequant_grouped_matmul(x, param, ids, scheme=weight.scheme, n=outputs)
+        else:
+            y = ops.grouped_matmul(x, ops.transpose(convert(param, DType.F32), (0, 2, 1)), ids)
+        if self.file.has(role, layer, "bias"):
+            biases, _ = self.param(f"{name}.bias", (experts, outputs))
+            y = ops.add(y, convert(ops.gather(biases, ids), DType.F32))
+        return y
 
     def embedding(self, ids: Any, role: str, rows: int, width: int) -> Any:
         """Row ids[i..] of a table, as f32."""

@@ -109,6 +109,7 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
         in_out=family in weight_names.HF_IN_OUT,
         norms_plus_one=family in weight_names.HF_NORM_PLUS_ONE,
         qkv_heads=(config.heads, config.kv_heads) if family in weight_names.HF_QKV_BY_HEAD else None,
+        experts_in_turn=family in weight_names.HF_EXPERTS_IN_TURN,
     )
     return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
 

@@ -25,6 +25,7 @@ GGUF: dict[str, str] = {
     "v": "blk.{i}.attn_v",
     "qkv": "blk.{i}.attn_qkv",
     "o": "blk.{i}.attn_output",
+    "sinks": "blk.{i}.attn_sinks",
     "q_norm": "blk.{i}.attn_q_norm",
     "k_norm": "blk.{i}.attn_k_norm",
     "gate": "blk.{i}.ffn_gate",
@@ -43,6 +44,7 @@ GGUF: dict[str, str] = {
 # Where files of an architecture differ. Of its two norms, Falcon's first stands before the feed-forward half.
 _GGUF_DIFFERENT: dict[str, dict[str, str]] = {
     "seed_oss": {"ffn_norm": "blk.{i}.post_attention_norm"},
+    "gpt-oss": {"ffn_norm": "blk.{i}.post_attention_norm"},
     "falcon": {"attn_norm": "blk.{i}.attn_norm_2", "ffn_norm": "blk.{i}.attn_norm"},
 }
 # Architectures whose q and k are stored so that the two features of a rotary pair are neighbours, other than in
@@ -177,6 +179,14 @@ _QWEN_MOE: dict[str, str] = _LLAMA | {
     "shared_up": "model.layers.{i}.mlp.shared_expert.up_proj",
     "shared_down": "model.layers.{i}.mlp.shared_expert.down_proj",
 }
+# Experts as `rlx.models.hf_experts` takes the file's tensors apart.
+_GPT_OSS: dict[str, str] = _LLAMA | {
+    "sinks": "model.layers.{i}.self_attn.sinks",
+    "router": "model.layers.{i}.mlp.router",
+    "experts_gate": "model.layers.{i}.mlp.experts.gate",
+    "experts_up": "model.layers.{i}.mlp.experts.up",
+    "experts_down": "model.layers.{i}.mlp.experts.down",
+}
 _MIXTRAL: dict[str, str] = _LLAMA | {
     "router": "model.layers.{i}.block_sparse_moe.gate",
     "experts_gate": "model.layers.{i}.block_sparse_moe.experts.{e}.w1",
@@ -216,11 +226,14 @@ HF_DECODERS: dict[str, dict[str, str]] = {
     "ernie4_5": _LLAMA,
     "seed_oss": _LLAMA,
     "hunyuan_v1_dense": _HUNYUAN,
+    "gpt_oss": _GPT_OSS,
 }
 # Families whose files keep linear weights as [in, out], and those whose norms keep w for a factor of 1 + w.
 HF_IN_OUT = frozenset({"gpt2"})
 # Families whose fused q, k and v follow one another: all q that read a head of keys, the head, its values.
 HF_QKV_BY_HEAD = frozenset({"gpt_neox", "falcon"})
+# Families whose experts are stacks of gates and ups in turn.
+HF_EXPERTS_IN_TURN = frozenset({"gpt_oss"})
 HF_NORM_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text"})
 # The prefix that files saved from the bare model (without a head) leave out.
 HF_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_DECODERS.items()}
@@ -247,6 +260,25 @@ _BERT: dict[str, str] = {
     "ffn_norm": "bert.encoder.layer.{i}.output.LayerNorm",
 }
 _ROBERTA: dict[str, str] = {role: name.replace("bert.", "roberta.", 1) for role, name in _BERT.items()}
+_ELECTRA: dict[str, str] = {role: name.replace("bert.", "electra.", 1) for role, name in _BERT.items()} | {
+    "embed_project": "electra.embeddings_project",
+}
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+_ALBERT: dict[str, str] = {
+    "embed": "albert.embeddings.word_embeddings",
+    "positions": "albert.embeddings.position_embeddings",
+    "token_types": "albert.embeddings.token_type_embeddings",
+    "embed_norm": "albert.embeddings.LayerNorm",
+    "embed_project": "albert.encoder.embedding_hidden_mapping_in",
+    "q": f"{_ALBERT_LAYER}.attention.query",
+    "k": f"{_ALBERT_LAYER}.attention.key",
+    "v": f"{_ALBERT_LAYER}.attention.value",
+    "o": f"{_ALBERT_LAYER}.attention.dense",
+    "attn_norm": f"{_ALBERT_LAYER}.attention.LayerNorm",
+    "up": f"{_ALBERT_LAYER}.ffn",
+    "down": f"{_ALBERT_LAYER}.ffn_output",
+    "ffn_norm": f"{_ALBERT_LAYER}.full_layer_layer_norm",
+}
 _DISTILBERT: dict[str, str] = {
     "embed": "distilbert.embeddings.word_embeddings",
     "positions": "distilbert.embeddings.position_embeddings",
@@ -303,6 +335,8 @@ HF_ENCODERS: dict[str, dict[str, str]] = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
+    "electra": _ELECTRA,
+    "albert": _ALBERT,
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
     "nomic_bert": _NOMIC,

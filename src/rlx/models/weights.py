@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HF_FLOATS = ("F32", "F16", "BF16", "F64")
+# Endings of tensors that hold MXFP4 weights; see `rlx.models.hf_experts`.
+_HF_CODES = ("_blocks", "_scales")
 # Roles whose weights are matrices that rows of features are multiplied by.
 LINEAR_ROLES = frozenset(
     {"q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down"}
@@ -184,18 +186,23 @@ def hf_weights(
     in_out: bool = False,
     norms_plus_one: bool = False,
     qkv_heads: tuple[int, int] | None = None,
+    experts_in_turn: bool = False,
 ) -> WeightFile:
     """The weights of open safetensors files; `prefix` is put back where the file left it out.
 
     The matrices of `experts` become one stack each, called by their name without the expert's number. With
     `norms_plus_one` norms are stored as w for a factor of 1 + w, and given as that factor; with `in_out` matrices are
     stored as [in, out], and given as [out, in]. With `qkv_heads` (of q, of k) the rows of fused q, k and v are stored
-    by heads of keys, and given as all of q, then k, then v.
+    by heads of keys, and given as all of q, then k, then v. With `experts_in_turn` see `rlx.models.hf_experts`.
     """
     found = {name: _hf_weight(tensor) for name, tensor in tensors.items()}
     if prefix and not any(name.startswith(prefix) for name in found):
         head = names.get("head", "") + ".weight"
         found = {name if name == head else prefix + name: w for name, w in found.items()}
+    if experts_in_turn:
+        from rlx.models.hf_experts import experts_apart
+
+        found = experts_apart(found, layers)
     renamed = dict(names)
     for role, template in names.items():
         if "{e}" in template and experts:
@@ -240,7 +247,8 @@ def _linear_names(names: Mapping[str, str], layers: int) -> set[str]:
 
 def _hf_weight(tensor: SafetensorsTensor) -> Weight:
     dtype = tensor.type.dtype
-    if dtype is not None and tensor.type.name in _HF_FLOATS:
+    is_code = tensor.name.endswith(_HF_CODES) and tensor.type.name == "U8"
+    if dtype is not None and (tensor.type.name in _HF_FLOATS or is_code):
         return Weight(tensor.shape, DType.of(dtype), None, tensor.array)
 
     def refuse() -> Array:

@@ -40,6 +40,7 @@ if typing.TYPE_CHECKING:
     from rlx.ops.attn.attention import *
     from rlx.ops.attn.gradients import *
     from rlx.ops.attn.operands import *
+    from rlx.ops.attn.sinks import *
     from rlx.ops.control.body_calls import *
     from rlx.ops.control.custom_derivatives import *
     from rlx.ops.control.custom_functions import *
@@ -87,6 +88,7 @@ _LATER = (
     "rlx.ops.nn.norms",
     "rlx.ops.attn.operands",
     "rlx.ops.attn.attention",
+    "rlx.ops.attn.sinks",
     "rlx.ops.nn.rotary",
     "rlx.ops.quant.quantized_weights",
     "rlx.ops.quant.quantized_lookup",

@@ -205,6 +205,11 @@ class QuantScheme:
         return self.kind in _GGML_NAMES
 
     @property
+    def ggml_name(self) -> str:
+        """What GGUF files call the type; empty for other formats."""
+        return _GGML_NAMES.get(self.kind, "")
+
+    @property
     def block_format(self) -> BlockFormat | None:
         """Layout of a GGUF block; None for the formats that keep their scales beside the codes."""
         return FORMATS[_GGML_NAMES[self.kind]] if self.is_gguf else None

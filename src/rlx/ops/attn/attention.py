@@ -40,17 +40,8 @@ __all__ = ["Attention", "attention", "attention_kind_op"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@op("attention")
-class Attention(AttentionForward):
-    """out = softmax(s·q·kᵀ [softcapped] [+ bias, or masked])·v per head, with as many heads and rows as q.
-
-    Operands: q, k, v; the mask or bias when `mask_kind` is custom or bias; `kv_len` i32[B] with `has_kv_len`: only the
-    first kv_len[b] keys exist, whatever k and v hold behind them; `positions` i32[B,Sq] or [Sq] with `has_positions`;
-    `k_scale` and `v_scale` f32[B,Hkv,Sk] with `has_scales`: k and v are then i8 codes, and mean codes·scale row by row.
-    Head h of q reads head h // (H/Hkv) of k and v. The order is scale, softcap, mask or bias, softmax. Heads of q and k
-    are `head_dim` wide; those of v may have another width, which is then that of the result. k and v share a dtype,
-    which may differ from that of q; the result has that of q.
-    """
+class WholeAttention(AttentionForward):
+    """What attention is, for the ops that give nothing else: with sinks in softmax, and without."""
 
     is_heavy = True
 
@@ -83,12 +74,26 @@ class Attention(AttentionForward):
         """The same attention to keys and values that have been multiplied by their scales."""
         from rlx.ops.shape import movement
 
-        *others, k_scale, v_scale = extras
+        named = self.extras(extras)
         k, v = (
             scaled_codes(movement, convert(codes, scale.dtype), scale, self)
-            for codes, scale in ((codes_k, k_scale), (codes_v, v_scale))
+            for codes, scale in ((codes_k, named.k_scale), (codes_v, named.v_scale))
         )
+        others = [x for x in named._replace(k_scale=None, v_scale=None) if x is not None]
         return self.replace(has_scales=False)(q, k, v, *others)
+
+
+@op("attention")
+class Attention(WholeAttention):
+    """out = softmax(s·q·kᵀ [softcapped] [+ bias, or masked])·v per head, with as many heads and rows as q.
+
+    Operands: q, k, v; the mask or bias when `mask_kind` is custom or bias; `kv_len` i32[B] with `has_kv_len`: only the
+    first kv_len[b] keys exist, whatever k and v hold behind them; `positions` i32[B,Sq] or [Sq] with `has_positions`;
+    `k_scale` and `v_scale` f32[B,Hkv,Sk] with `has_scales`: k and v are then i8 codes, and mean codes·scale row by row.
+    Head h of q reads head h // (H/Hkv) of k and v. The order is scale, softcap, mask or bias, softmax. Heads of q and k
+    are `head_dim` wide; those of v may have another width, which is then that of the result. k and v share a dtype,
+    which may differ from that of q; the result has that of q.
+    """
 
     def form_for(self, rule: str, active: tuple[bool, ...]) -> Callable[..., Any] | None:
         """Reverse mode has a rule; through scales, the derivative is that of the product that they are part of."""
@@ -141,8 +146,14 @@ def attention_weights(op: AttentionBase, q: Array, k: Array, extras: Extras) -> 
     """softmax(S) as [B, H, Sq, Sk], and with a softcap its slope 1 - tanh²(S/c), which the gradient needs."""
     scores, slope = attention_scores(op, q, k, extras)
     highest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    powers = np.exp(scores - np.where(highest == -np.inf, 0.0, highest))
-    total = powers.sum(axis=-1, keepdims=True)
+    if extras.sinks is None:
+        base, sunk = np.where(highest == -np.inf, 0.0, highest), np.float64(0.0)
+    else:
+        sinks = extras.sinks.astype(np.float64)[:, None, None]
+        base = np.maximum(highest, sinks)
+        sunk = np.exp(sinks - base)
+    powers = np.exp(scores - base)
+    total = powers.sum(axis=-1, keepdims=True) + sunk
     return powers / np.where(total == 0.0, 1.0, total), slope
 
 
@@ -195,7 +206,7 @@ def operand_tensors(op: AttentionBase, q: Any, k: Any, v: Any, extras: Extras) -
 def attention_weight_tensors(op: AttentionBase, q: Any, k: Any, extras: Extras) -> tuple[Any, Any]:
     """`attention_weights` for tensors, in the accumulator type."""
     from rlx.ops.linalg.contraction import matmul
-    from rlx.ops.pointwise.arithmetic import eq, where
+    from rlx.ops.pointwise.arithmetic import eq, maximum, where
     from rlx.ops.pointwise.unary import exp, stop_gradient, tanh
     from rlx.ops.reduction.reductions import reduce_max, reduce_sum
     from rlx.ops.shape import movement
@@ -215,6 +226,11 @@ def attention_weight_tensors(op: AttentionBase, q: Any, k: Any, extras: Extras) 
         scores = where(visible, scores, -math.inf)
     # The weights do not depend on what is subtracted here, so derivatives need not pass through it.
     highest = stop_gradient(reduce_max(scores, (-1,), keepdims=True))
+    if extras.sinks is not None:
+        sinks = movement.reshape(convert(extras.sinks, wide), (op.num_heads, 1, 1))
+        base = maximum(highest, stop_gradient(sinks))
+        powers = exp(scores - base)
+        return powers / (reduce_sum(powers, (-1,), keepdims=True) + exp(sinks - base)), slope
     powers = exp(scores - where(eq(highest, -math.inf), 0.0, highest))
     total = reduce_sum(powers, (-1,), keepdims=True)
     return powers / where(eq(total, 0.0), 1.0, total), slope
@@ -329,6 +345,7 @@ def build_attention(
     kv_len: Any,
     positions: Any,
     scales: tuple[Any, ...] = (),
+    sinks: Any = None,
     **attributes: Any,
 ) -> Any:
     """Apply `cls` (attention, its gradient or a block) to q, k, v, ..; sizes not given are read off the shapes."""
@@ -351,7 +368,7 @@ def build_attention(
     kind, window = MaskKind.read(mask_kind, window)
     if kind is MaskKind.Bias and mask is not None:
         (mask,) = promote_inexact(mask)
-    extras = [x for x in (mask, kv_len, positions, *scales) if x is not None]
+    extras = [x for x in (mask, kv_len, positions, *scales, sinks) if x is not None]
     op = cls(
         num_heads,
         head_dim,
@@ -400,11 +417,14 @@ def attention(
     positions: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    sinks: Any = None,
 ) -> Any:
     """Scaled dot-product attention; see `Attention`.
 
     A mask means the kind custom unless `mask_kind` says bias. The layout is taken from the shapes where only one fits.
-    k and v of a narrower float type than q are read as they are; with scales [B, Hkv, Sk] they are i8 codes.
+    k and v of a narrower float type than q are read as they are; with scales [B, Hkv, Sk] they are i8 codes. Of `sinks`
+    [H] each head has one more key, with this score and the value 0: how much it looks at nothing; see
+    `AttentionWithSinks`.
 
     >>> x = np.ones((1, 2, 3, 4), np.float32)
     >>> attention(x, x, x, layout="bhsd", mask_kind=MaskKind.SlidingWindow(1)).shape
@@ -413,8 +433,13 @@ def attention(
     if (k_scale is None) != (v_scale is None):
         raise OpError("attention: codes need both k_scale and v_scale, got one of them")
     has_scales = k_scale is not None
+    kind: type[Op] = Attention
+    if sinks is not None:
+        from rlx.ops.attn.sinks import AttentionWithSinks
+
+        kind, (sinks,) = AttentionWithSinks, promote_inexact(sinks)
     return build_attention(
-        Attention,
+        kind,
         (q, k, v),
         mask,
         num_heads=num_heads,
@@ -426,6 +451,7 @@ def attention(
         kv_len=kv_len,
         positions=positions,
         scales=(k_scale, v_scale) if has_scales else (),
+        sinks=sinks,
         score_scale=score_scale,
         softcap=softcap,
         has_scales=has_scales,

@@ -115,6 +115,7 @@ class Extras(NamedTuple):
     positions: Any = None
     k_scale: Any = None
     v_scale: Any = None
+    sinks: Any = None
 
 
 class AttentionBase(Op):
@@ -205,6 +206,9 @@ class AttentionBase(Op):
             if scale is not None:
                 require_dtype(self, scale.dtype in (DType.F32, DType.F64), f"f32 or f64 {name}", scale)
                 self._check_form(name, scale, {3: (batch, self.kv_heads, seq_k)})
+        if extras.sinks is not None:
+            require_float(self, extras.sinks)
+            self._check_form("sinks", extras.sinks, {1: (self.num_heads,)})
 
     def _agree(self, found: Dims, wanted: Dims) -> bool:
         return len(found) == len(wanted) and all(require_equal(a, b, self.mnemonic) for a, b in zip(found, wanted))

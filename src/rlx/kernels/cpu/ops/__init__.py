@@ -38,7 +38,7 @@ from rlx.ops.control.custom import Custom, OpExtension
 # The ops of rlx that each family has kernels for; it is imported when one of them is first met.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "arg_reduce": ("ArgReduce",),
-    "attention": ("Attention", "AttentionParts"),
+    "attention": ("Attention", "AttentionWithSinks", "AttentionParts"),
     "attention_backward": ("AttentionBackward",),
     "attention_gradients": ("AttentionWithLogs", "AttentionGradients"),
     "attention_parts": ("AttentionJoin",),

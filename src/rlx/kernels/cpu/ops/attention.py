@@ -21,6 +21,7 @@ from rlx.kernels.cpu.ops.attention_parts import PartSums
 from rlx.kernels.ir.loop_ir import Const, Value
 from rlx.ops.attn.attention import Attention
 from rlx.ops.attn.operands import AttentionBase
+from rlx.ops.attn.sinks import AttentionWithSinks
 from rlx.ops.lowered.attention_parts import AttentionParts
 
 # Elements of a row of q and of v together: a vector of rows must fit onto the stack of a thread.
@@ -34,7 +35,7 @@ def supports(op: AttentionBase, operands: Sequence[Shape]) -> bool:
     return (op.head_dim + value_width(op, operands[2])) <= WIDEST_HEADS
 
 
-@op_kernel(Attention, AttentionParts, kind="attention", supports=supports, strided=range(8))
+@op_kernel(Attention, AttentionWithSinks, AttentionParts, kind="attention", supports=supports, strided=range(8))
 def attention(site: OpSite) -> None:
     case = AttentionCase(site, site.inputs[3:])
     k, rows = case.k, case.rows

@@ -21,6 +21,8 @@ class ForwardBlocks(QueryLanes):
         self.out = out
         self.sums = self.k.local("sums", self.acc, self.padded(case.width) * self.block_rows)
         self.shares = self.k.local("shares", self.acc, self.block_rows)
+        has_sinks = case.sinks is not None
+        self.sinks = self.k.local("sinks", self.acc, self.padded(1) * self.block_rows) if has_sinks else None
 
     def block(self, batch: Value, head: Value, first: Value) -> None:
         """Rows first .. first+block_rows-1 of one head of k and v, as far as there are so many."""
@@ -40,7 +42,7 @@ class ForwardBlocks(QueryLanes):
         self.stage(case.q, case.depth, where, vectors, self.queries, case.query_factor)
         seen = self.seen_keys(batch, head, first, vectors)
         self.filled(self.sums, self.padded(case.width) * vectors)
-        init = [self.vector(-math.inf)] * vectors + [self.vector(0.0)] * vectors
+        init = self.begin(where, vectors)
         with k.fold("block_start", seen.first, seen.end, self.key_block, init) as fold:
             peaks, totals = fold.values[:vectors], fold.values[vectors:]
             count = k.min(seen.end - fold.index, self.key_block)
@@ -56,6 +58,14 @@ class ForwardBlocks(QueryLanes):
         for v, total in enumerate(fold.results[vectors:]):
             k.store(self.shares, v * self.lanes, 1.0 / k.select(k.eq(total, 0.0), 1.0, total))
         self.store_rows(self.sums, self.out, case.width, where, vectors, self.shares)
+
+    def begin(self, where: tuple[Value, Value, Value], vectors: int) -> list[Value]:
+        """The highest score of each row and the sum of its powers, before the first key: those of its sink, if any."""
+        if self.sinks is None or self.case.sinks is None:
+            return [self.vector(-math.inf)] * vectors + [self.vector(0.0)] * vectors
+        self.stage(self.case.sinks, 1, where, vectors, self.sinks, self.case.unit)
+        peaks = [self.k.load(self.sinks, v * self.lanes, lanes=self.lanes) for v in range(vectors)]
+        return peaks + [self.vector(1.0)] * vectors
 
     def score_keys(
         self, batch: Value, head: Value, keys: KeyRange, count: Value, peaks: tuple[Value, ...]

@@ -99,6 +99,7 @@ class AttentionCase:
         # What rows of k and v are multiplied by, [batch, head, key], if they are codes.
         self.key_scales: Slab | None = named.k_scale
         self.value_scales: Slab | None = named.v_scale
+        self.sinks = None if named.sinks is None else self._sinks(named.sinks)
 
     def heads(self, slab: Slab, width: int) -> Heads:
         """An operand or result in the layout of the op, by heads of this width."""
@@ -116,6 +117,11 @@ class AttentionCase:
         full = {2: (0, 3), 3: (0, 2, 3), 4: (0, 1, 2, 3)}[len(steps)]
         strides = dict(zip(full, steps))
         return Heads(slab.buffer, slab.offset, tuple(strides.get(axis, zero) for axis in range(4)))
+
+    def _sinks(self, slab: Slab) -> Heads:
+        """The sinks as rows of one element, the same for all of a head."""
+        zero = self.k.const(0, INDEX)
+        return Heads(slab.buffer, slab.offset, (zero, slab.strides[0], zero, zero))
 
     # Which keys a row sees.
 

@@ -64,8 +64,8 @@ class DepthLanes:
         keys = self.case.keys_of(batch, query)
         if self.parts is not None:
             keys = self.parts.own(batch, keys, part)
-        zero, lowest = (k.const(x, self.acc) for x in (0.0, -math.inf))
-        with k.fold("block_start", keys.first, keys.end, KEY_BLOCK, [lowest] * rows + [zero] * rows) as fold:
+        begun = self.begin(batch, first_head, query)
+        with k.fold("block_start", keys.first, keys.end, KEY_BLOCK, begun) as fold:
             peaks, totals = fold.values[:rows], fold.values[rows:]
             count = k.min(keys.end - fold.index, KEY_BLOCK)
             self.score_keys(case.keys.row(batch, head, fold.index), count, rows)
@@ -84,6 +84,15 @@ class DepthLanes:
             self.store_part(self.parts, (batch, head, query, part), peaks, totals)
         with k.otherwise():
             self.store_rows(batch, first_head, query, totals)
+
+    def begin(self, batch: Value, first_head: Value, query: Value) -> list[Value]:
+        """The highest score of each row and the sum of its powers, before the first key: those of its sink, if any."""
+        k, sinks, rows = self.k, self.case.sinks, self.case.group
+        if sinks is None:
+            return [*[k.const(-math.inf, self.acc)] * rows, *[k.const(0.0, self.acc)] * rows]
+        loaded = [k.load(sinks.buffer, sinks.row(batch, first_head + r, query)) for r in range(rows)]
+        peaks = [k.cast(sink, self.acc) * self.case.unit for sink in loaded]
+        return [*peaks, *[k.const(1.0, self.acc)] * rows]
 
     def stage(self, batch: Value, head: Value, query: Value, r: int) -> None:
         """A row of q, multiplied by its factor, and a result of 0."""

@@ -1,0 +1,88 @@
+"""Experts of gpt-oss directories, whose tensors are taken apart into what other families have.
+
+A layer has gates and ups in turn, as floats `gate_up_proj` [E, in, 2·out] or as MXFP4, `gate_up_proj_blocks` u8[E,
+2·out, in/32, 16] with `gate_up_proj_scales` u8[E, 2·out, in/32]; and `gate_up_proj_bias` [E, 2·out]. `down_proj` is
+likewise. A block of 16 bytes holds 32 codes, two neighbours in each byte; GGUF files have the first 16 in the low
+halves of bytes and the others in the high ones, behind their scale, and so are they given here: no number changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rlx.errors import FormatError
+from rlx.ir.dtype import DType
+from rlx.models.weights import Array, Weight
+from rlx.quant.schemes import QuantScheme
+
+# Codes in a block, and bytes that hold them.
+_CODES, _BYTES = 32, 16
+
+
+def experts_apart(found: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
+    """The weights with `experts.gate`, `.up`, `.down` and their biases in the place of what the file has, and sinks
+    under a name with a suffix."""
+    result = dict(found)
+    for layer in range(layers):
+        experts = f"model.layers.{layer}.mlp.experts."
+        for stored, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+            whole = _matrices(result, experts + stored)
+            bias = result.pop(f"{experts}{stored}_bias", None)
+            for turn, part in enumerate(parts):
+                if whole is not None:
+                    result[f"{experts}{part}.weight"] = _every(whole, turn, len(parts))
+                if bias is not None:
+                    result[f"{experts}{part}.bias"] = _every(bias, turn, len(parts))
+        sinks = f"model.layers.{layer}.self_attn.sinks"
+        if sinks in result:
+            result[f"{sinks}.weight"] = result.pop(sinks)
+    return result
+
+
+def _matrices(found: dict[str, Weight], name: str) -> Weight | None:
+    """The stack [E, out, in] that is stored as floats or blocks; it is taken away from what was found."""
+    floats = found.pop(name, None)
+    blocks, scales = (found.pop(f"{name}_{part}", None) for part in ("blocks", "scales"))
+    if floats is not None:
+        experts, inputs, outputs = _dims(name, floats, 3)
+        return floats._replace(dims=(experts, outputs, inputs), read=lambda: floats.read().swapaxes(1, 2))
+    if blocks is None or scales is None:
+        return None
+    experts, outputs, count, size = _dims(f"{name}_blocks", blocks, 4)
+    if size != _BYTES or scales.dims != blocks.dims[:3]:
+        raise FormatError(
+            f"{name}: MXFP4 needs blocks of {_BYTES} bytes and a scale for each, got blocks {list(blocks.dims)} and "
+            f"scales {list(scales.dims)}"
+        )
+
+    def read() -> Array:
+        return _as_gguf(blocks.read(), scales.read())
+
+    return Weight((experts, outputs, count * _CODES), DType.U8, QuantScheme.GgufMXFP4, read)
+
+
+def _dims(name: str, weight: Weight, rank: int) -> tuple[int, ...]:
+    if len(weight.dims) != rank:
+        raise FormatError(f"{name}: a tensor of rank {rank} is needed, got {list(weight.dims)}")
+    return weight.dims
+
+
+def _as_gguf(blocks: Array, scales: Array) -> Array:
+    """u8[E, out, in/32·17]: of each block the scale, then codes 0 and 16, 1 and 17, .."""
+    codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:3], 2, _BYTES)
+    packed = codes[..., 0, :] | (codes[..., 1, :] << 4)
+    return np.concatenate([scales[..., None], packed], -1).reshape(*blocks.shape[:2], -1)
+
+
+def _every(weight: Weight, first: int, step: int) -> Weight:
+    """Rows first, first + step, .. of each expert."""
+    if step == 1:
+        return weight
+    experts, rows, *rest = weight.dims
+    if rows % step:
+        raise FormatError(f"gates and ups of experts in turn cannot be {rows} rows")
+    return weight._replace(
+        dims=(experts, rows // step, *rest), read=lambda: np.ascontiguousarray(weight.read()[:, first::step])
+    )

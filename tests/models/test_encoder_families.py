@@ -1,0 +1,88 @@
+"""Encoders whose embeddings are narrower than their layers, or whose layers share weights, against f64 NumPy."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.special import erf
+
+import rlx
+from models.numpy_forward import layer_norm, softmax
+from rlx.errors import FormatError
+from rlx.formats.safetensors import write_safetensors
+from rlx.models import weight_names
+from rlx.models.config_hf_encoders import encoder_config_from_hf
+
+FIELDS = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 50,
+    "max_position_embeddings": 20,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "embedding_size": 12,
+}
+SIZES = {"q": (16, 16), "k": (16, 16), "v": (16, 16), "o": (16, 16), "up": (24, 16), "down": (16, 24)}
+SIZES |= {"embed": (50, 12), "positions": (20, 12), "token_types": (2, 12), "embed_project": (16, 12)}
+SIZES |= {"embed_norm": (12,), "attn_norm": (16,), "ffn_norm": (16,)}
+
+
+def written(folder, family, **changes):
+    """A directory with random weights, and the weights by name."""
+    rng, arrays = np.random.default_rng(1), {}
+    for role, name in weight_names.HF_ENCODERS[family].items():
+        for layer in range(3) if "{i}" in name else (0,):
+            dims = SIZES[role]
+            scale, own = (dims[-1] ** -0.5, 0.0) if len(dims) > 1 else (0.3, 1.0)
+            full = name.replace("{i}", str(layer))
+            arrays[f"{full}.weight"] = (rng.normal(size=dims) * scale + own).astype("f4")
+            if role not in ("embed", "positions", "token_types"):
+                arrays[f"{full}.bias"] = (rng.normal(size=dims[0]) * 0.3).astype("f4")
+    write_safetensors(folder / "model.safetensors", arrays)
+    (folder / "config.json").write_text(json.dumps(FIELDS | {"model_type": family} | changes))
+    return arrays
+
+
+def hidden_states(arrays, family, ids):
+    """f64 [S, D] of one text."""
+
+    def linear(x, role, layer=0):
+        name = weight_names.HF_ENCODERS[family][role].replace("{i}", str(layer))
+        return x @ arrays[f"{name}.weight"].astype("f8").T + arrays[f"{name}.bias"]
+
+    def norm(x, role, layer=0):
+        name = weight_names.HF_ENCODERS[family][role].replace("{i}", str(layer))
+        return layer_norm(x, arrays[f"{name}.weight"].astype("f8"), arrays[f"{name}.bias"], 1e-12)
+
+    table = {
+        role: arrays[f"{weight_names.HF_ENCODERS[family][role]}.weight"].astype("f8")
+        for role in SIZES
+        if role in ("embed", "positions", "token_types")
+    }
+    x = norm(table["embed"][ids] + table["positions"][: len(ids)] + table["token_types"][0], "embed_norm")
+    x = linear(x, "embed_project")
+    for i in range(3):
+        q, k, v = (linear(x, role, i) for role in "qkv")
+        parts = [slice(0, 8), slice(8, 16)]
+        mixed = np.concatenate([softmax(q[:, p] @ k[:, p].T / np.sqrt(8)) @ v[:, p] for p in parts], -1)
+        x = norm(x + linear(mixed, "o", i), "attn_norm", i)
+        inner = linear(x, "up", i)
+        x = norm(x + linear(inner * (1 + erf(inner / np.sqrt(2))) / 2, "down", i), "ffn_norm", i)
+    return x
+
+
+@pytest.mark.parametrize("family", ["electra", "albert"])
+def test_hidden_states_are_those_of_the_formulas(family, tmp_path):
+    arrays = written(tmp_path, family)
+    ids = np.random.default_rng(2).integers(0, 50, (1, 9))
+    found = rlx.load_encoder(tmp_path, device="reference").forward(ids)
+    np.testing.assert_allclose(found[0], hidden_states(arrays, family, ids[0]), atol=2e-5)
+
+
+def test_what_is_read_and_refused():
+    assert encoder_config_from_hf(FIELDS | {"model_type": "electra", "embedding_size": 16}).embed_width == 0
+    assert encoder_config_from_hf(FIELDS | {"model_type": "albert", "embedding_size": 16}).embed_width == 16
+    with pytest.raises(FormatError, match="num_hidden_groups=3 is not supported"):
+        encoder_config_from_hf(FIELDS | {"model_type": "albert", "num_hidden_groups": 3})
