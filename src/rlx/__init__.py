@@ -15,6 +15,7 @@ Names are loaded on first use. What is not listed in `_HOME` is looked up among 
 
 from __future__ import annotations
 
+import gc
 import importlib
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -175,19 +176,31 @@ _UNSHOWN = frozenset(
 )
 
 
+def _load(module: str) -> ModuleType:
+    """Import a module while the garbage collector rests: what modules define is no garbage, which it would look for
+    again and again."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if is_on:
+            gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"rlx.{name}")
+        return _load(f"rlx.{name}")
     if name.startswith("_"):
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
     # Ops must be known before any graph is built, and the runtime before anything runs.
-    ops = importlib.import_module("rlx.ops")
-    importlib.import_module("rlx.runtime")
+    ops = _load("rlx.ops")
+    _load("rlx.runtime")
     if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
+        value = getattr(_load(_HOME[name]), name)
     elif hasattr(ops, name) and not isinstance(getattr(ops, name), ModuleType):
         value = getattr(ops, name)
-    elif name in (known := importlib.import_module("rlx.ir.op").OP_CLASSES):
+    elif name in (known := _load("rlx.ir.op").OP_CLASSES):
         value = known[name]
     else:
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")

@@ -11,7 +11,7 @@ from kernel_runs import NATIVE_TARGETS, check_everywhere, ran_natively
 
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.maps import Access, map_kernel
+from rlx.kernels.cpu.maps import _CHAINS, Access, map_kernel
 from rlx.kernels.ir.loop_ir import FLOATS, HALVES, INTS
 from rlx.kernels.machines import AVX512
 from rlx.kernels.specs.expr import Expr, apply, can_lower, expr_ops, literal, operand
@@ -126,27 +126,36 @@ def test_every_lowering_has_an_oracle():
     assert set(ORACLES) | {"where", "cast", "bitcast"} == set(expr_ops())
 
 
-@pytest.mark.parametrize("op", sorted(ORACLES))
-def test_ops(op):
-    arity = 2 if op in BINARY else 1
-    for dtype in sorted(INTS | FLOATS | HALVES | {BOOL}, key=str):
-        if not can_lower(op, *[dtype] * arity):
-            continue
-        arrays = [data(dtype, 21) for _ in range(arity)]
-        if op in ("rem", "div") and dtype in INTS and dtype.is_signed:
-            # NumPy itself is wrong or warns for the smallest integer over -1; that case has a test of its own.
-            arrays[1] = np.where(arrays[1] == -1, 2, arrays[1]).astype(dtype.numpy)
-        expr = apply(op, *(operand(i, dtype) for i in range(arity)))
-        args = {f"x{i}": a for i, a in enumerate(arrays)} | {"y": np.zeros(21, expr.dtype.numpy), "n": 21}
-        wide = [a.astype(np.float64) for a in arrays] if dtype in FLOATS | HALVES else arrays
-        with np.errstate(all="ignore"):
-            wanted = np.asarray(ORACLES[op](*wide)).astype(expr.dtype.numpy)
-        for target in NATIVE_TARGETS:
-            found = ran_natively(pointwise(expr, [dtype] * arity, target), args, target)["y"]
-            exact = expr.dtype in INTS or expr.dtype is BOOL
-            limit = {BF16: 2**-8, DType.F16: 2**-11, F32: 1e-6, F64: 4e-15}.get(expr.dtype, 0.0)
-            pair = (found, wanted) if exact else (found.astype(np.float64), wanted.astype(np.float64))
-            np.testing.assert_allclose(*pair, rtol=limit, atol=limit, err_msg=f"{op} {dtype} {target.name}")
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", sorted(INTS | FLOATS | HALVES | {BOOL}, key=str), ids=str)
+def test_ops(dtype, target):
+    """Every op that the dtype has, several in one kernel: a compile takes most of its time for whatever it is of."""
+    arrays = [data(dtype, 21) for _ in range(2)]
+    # NumPy itself is wrong or warns for the smallest integer over -1; that case has a test of its own.
+    divisor = np.where(arrays[1] == -1, 2, arrays[1]).astype(dtype.numpy) if dtype in INTS else arrays[1]
+    inputs = {"x0": arrays[0], "x1": arrays[1], "x2": divisor}
+    wide = {k: a.astype(np.float64) if dtype in FLOATS | HALVES else a for k, a in inputs.items()}
+    # Lanes follow from the type of the result, and are more of them for these functions where they stand alone.
+    found: dict[tuple[DType, str], list[tuple[str, Expr, np.ndarray]]] = {}
+    for op in sorted(ORACLES):
+        names = ["x0"] if op not in BINARY else ["x0", "x2" if op in ("rem", "div") else "x1"]
+        if can_lower(op, *[dtype] * len(names)):
+            expr = apply(op, *(operand(int(name[1]), dtype) for name in names))
+            with np.errstate(all="ignore"):
+                wanted = np.asarray(ORACLES[op](*(wide[name] for name in names))).astype(expr.dtype.numpy)
+            found.setdefault((expr.dtype, op if op in _CHAINS else ""), []).append((op, expr, wanted))
+    assert found
+    for (result, _), ops in found.items():
+        for some in (ops[i : i + 6] for i in range(0, len(ops), 6)):
+            outputs = {f"y{i}": np.zeros(21, result.numpy) for i in range(len(some))}
+            accesses = [Access(name, dtype, (1,)) for name in inputs], [Access(y, result, (1,)) for y in outputs]
+            kernel = map_kernel("f", target, ("n",), *accesses, [expr for _, expr, _ in some])
+            after = ran_natively(kernel, {**inputs, **outputs, "n": 21}, target)
+            exact = result in INTS or result is BOOL
+            limit = {BF16: 2**-8, DType.F16: 2**-11, F32: 1e-6, F64: 4e-15}.get(result, 0.0)
+            for y, (op, _, wanted) in zip(outputs, some, strict=True):
+                pair = (after[y], wanted) if exact else (after[y].astype(np.float64), wanted.astype(np.float64))
+                np.testing.assert_allclose(*pair, rtol=limit, atol=limit, err_msg=f"{op} {dtype} {target.name}")
 
 
 @pytest.mark.parametrize("dtype", [DType.I8, DType.I32, DType.I64])

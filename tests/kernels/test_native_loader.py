@@ -12,6 +12,7 @@ import pytest
 from kernel_runs import NATIVE_TARGETS
 
 from rlx.backends.native import kernels as native
+from rlx.backends.native import object_cache
 from rlx.backends.native.elf import undefined_symbols
 from rlx.backends.native.object_cache import DiskCache
 from rlx.cache_directory import cache_directory
@@ -228,6 +229,17 @@ def test_trim_keeps_the_newest(tmp_path):
         os.utime(objects.directory / f"{key}.o", (1e9 - age, 1e9 - age))
     objects.trim(2200)
     assert objects.get("old") is None and objects.get("new") == objects.get("middle") == bytes(1000)
+
+
+def test_a_cache_is_looked_at_once_for_so_many_bytes(monkeypatch, tmp_path):
+    monkeypatch.setattr(object_cache, "_LOOK_AFTER_BYTES", 20_000)
+    objects, looks = DiskCache(tmp_path), []
+    monkeypatch.setattr(objects, "trim", looks.append)
+    for number in range(400):
+        objects.put(f"small{number}", bytes(100))
+        objects.put(f"large{number}", bytes(900))
+    # 400,000 bytes: 20 looks are to be expected, with a deviation of 4.
+    assert 8 <= len(looks) <= 32 and set(looks) == {object_cache.MAX_BYTES}
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

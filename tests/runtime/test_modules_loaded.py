@@ -31,6 +31,7 @@ UNUSED += (
     "rlx.ops.lowered",
     "rlx.backends.export",
     "llvmlite",
+    "ml_dtypes",
     "numpy.ma",
     "statistics",
     "shutil",

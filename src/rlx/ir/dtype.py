@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from rlx.errors import DTypeError
@@ -67,6 +66,16 @@ class DType(enum.Enum):
 
         return array_functions().asarray(value, dtype=self)
 
+    def __getattr__(self, name: str) -> Any:
+        """`numpy` and `dtype` of the types that ml_dtypes has, which is loaded when one of them is used."""
+        if name not in ("numpy", "dtype") or self not in _ML_DTYPES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        import ml_dtypes
+
+        for dtype, known_as in _ML_DTYPES.items():
+            dtype.numpy = dtype.dtype = np.dtype(getattr(ml_dtypes, known_as))
+        return self.numpy
+
     # Enum hashes by name through Python code; identity is the same thing and several times faster.
     __hash__ = object.__hash__
 
@@ -116,12 +125,24 @@ class DType(enum.Enum):
         return found
 
 
+def integer_limits(dtype: DType) -> Any:
+    """`min` and `max` of an integer type, also of 4 bits."""
+    import ml_dtypes
+
+    return ml_dtypes.iinfo(dtype.numpy)
+
+
+def float_limits(dtype: DType) -> Any:
+    """What `np.finfo` says, of every float type."""
+    import ml_dtypes
+
+    return ml_dtypes.finfo(dtype.numpy)
+
+
 DTypeLike = DType | str | type | np.dtype[Any]
 
 _NUMPY: dict[DType, Any] = {
     DType.BOOL: np.bool_,
-    DType.I4: ml_dtypes.int4,
-    DType.U4: ml_dtypes.uint4,
     DType.I8: np.int8,
     DType.U8: np.uint8,
     DType.I16: np.int16,
@@ -130,15 +151,22 @@ _NUMPY: dict[DType, Any] = {
     DType.U32: np.uint32,
     DType.I64: np.int64,
     DType.U64: np.uint64,
-    DType.F4E2M1: ml_dtypes.float4_e2m1fn,
-    DType.F8E4M3: ml_dtypes.float8_e4m3fn,
-    DType.F8E5M2: ml_dtypes.float8_e5m2,
-    DType.BF16: ml_dtypes.bfloat16,
     DType.F16: np.float16,
     DType.F32: np.float32,
     DType.F64: np.float64,
     DType.C64: np.complex64,
     DType.C128: np.complex128,
+}
+
+# The names that ml_dtypes gives to the types which NumPy lacks. NumPy keeps 4-bit types one to a byte; packed forms are
+# described by QuantScheme, not by DType.
+_ML_DTYPES: dict[DType, str] = {
+    DType.I4: "int4",
+    DType.U4: "uint4",
+    DType.F4E2M1: "float4_e2m1fn",
+    DType.F8E4M3: "float8_e4m3fn",
+    DType.F8E5M2: "float8_e5m2",
+    DType.BF16: "bfloat16",
 }
 
 # Ranks of the seed documents, with the wider integers and the storage types slotted in.
@@ -174,16 +202,17 @@ BYTE_FLOATS = frozenset({DType.F8E4M3, DType.F8E5M2})
 _STORAGE = (DType.I4, DType.U4, DType.F4E2M1, DType.F8E4M3, DType.F8E5M2)
 
 for _d in DType:
-    _d.numpy = _d.dtype = np.dtype(_NUMPY[_d])
-    # NumPy keeps 4-bit types one to a byte; packed forms are described by QuantScheme, not by DType.
-    _d.size_bytes = _d.numpy.itemsize
+    if _d in _NUMPY:
+        _d.numpy = _d.dtype = np.dtype(_NUMPY[_d])
+    _d.size_bytes = _d.numpy.itemsize if _d in _NUMPY else 2 if _d is DType.BF16 else 1
     _d.is_float = _d in _FLOATS
     _d.is_complex = _d in (DType.C64, DType.C128)
     _d.is_int = _d in _SIGNED_INTS or _d in _UNSIGNED_INTS
     _d.is_signed = _d in _SIGNED_INTS or _d.is_float or _d.is_complex
     _d.is_storage = _d in _STORAGE
 
-_BY_NAME: dict[str, DType] = {d.value: d for d in DType} | {d.numpy.name: d for d in DType}
+_BY_NAME: dict[str, DType] = {d.value: d for d in DType} | {d.numpy.name: d for d in _NUMPY}
+_BY_NAME |= {name: d for d, name in _ML_DTYPES.items()}
 _BY_NAME |= {"bool_": DType.BOOL, "float8_e4m3": DType.F8E4M3, "f4": DType.F32, "f8": DType.F64, "f2": DType.F16}
 # The words of C and of other libraries, and Python's own types.
 _BY_NAME |= {"half": DType.F16, "single": DType.F32, "float": DType.F32, "double": DType.F64, "int": DType.I32}
@@ -314,7 +343,7 @@ def scalar_constant_bytes(value: float, dtype: DTypeLike) -> bytes:
     """
     dt = DType.of(dtype)
     if dt.is_int:
-        info = ml_dtypes.iinfo(dt.numpy)
+        info = integer_limits(dt)
         if not math.isfinite(value) or value != int(value) or not info.min <= value <= info.max:
             raise DTypeError(f"{value!r} is not representable as {dt}")
         value = int(value)

@@ -100,6 +100,7 @@ class Graph(GraphBuilders):
         self._scalars: dict[TensorData, NodeId] = {}
         self._frozen = False
         self._frozen_nesting: int | None = None
+        self._frozen_symbols: tuple[str, ...] | None = None
         self._origin: NodeOrigin | None = None
 
     # Reading
@@ -373,12 +374,17 @@ class Graph(GraphBuilders):
 
     def dynamic_symbols(self) -> tuple[str, ...]:
         """The symbols used by any type or attribute in the graph, bodies included, sorted."""
+        if self._frozen_symbols is not None:
+            return self._frozen_symbols
         found: set[str] = set()
         for node in self.nodes:
             for shape in node.shapes:
                 found.update(shape.dynamic_symbols())
             found.update(node.op.dynamic_symbols())
-        return tuple(sorted(found))
+        symbols = tuple(sorted(found))
+        if self._frozen:
+            self._frozen_symbols = symbols
+        return symbols
 
     def bind(self, binding: Mapping[str, int | Dim] | Mapping[Dim, int | Dim]) -> Graph:
         """The graph with symbols, given by name or themselves, replaced everywhere, bodies included. Node ids stay."""

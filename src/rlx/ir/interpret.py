@@ -20,6 +20,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # More than any machine can address; NumPy has errors of several kinds for such arrays. Definitions take twice as much.
 _LARGEST_BYTES = 1 << 57
 
+_LEAVES = (Input, Param)
+
 
 def interpret(
     graph: Graph,
@@ -33,13 +35,13 @@ def interpret(
     are checked when they come from `outside`, not when another program computed them for this one, its body.
     """
     values = leaves if isinstance(leaves, Mapping) else _by_position(graph, leaves)
-    typed = {node.op.key: _checked(node, values) for node in graph.nodes if isinstance(node.op, Input | Param)}
+    typed = {node.op.key: _checked(node, values) for node in graph.nodes if isinstance(node.op, _LEAVES)}
     graph = bound_to(graph, typed, binding)
     for check in id_checks(graph) if outside else ():
         check_ids(check.op, typed[check.key], check.sizes, check.key)
     results: list[tuple[Array, ...]] = []
     for node in graph.nodes:
-        if isinstance(node.op, Input | Param):
+        if isinstance(node.op, _LEAVES):
             results.append((typed[node.op.key],))
             continue
         operands = [array for i in node.inputs for array in results[i]]
@@ -89,10 +91,10 @@ def evaluate(node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
         if isinstance(error, MemoryError) or max(map(_byte_size, node.shapes)) > _LARGEST_BYTES:
             raise OutOfMemory(f"there is no memory for {node!r}; run the program on smaller inputs") from None
         raise InternalError(f"eval of {node!r} failed: {type(error).__name__}: {error}") from error
-    results = value if isinstance(value, tuple) else (value,)
+    results = tuple([np.asarray(r) for r in value]) if isinstance(value, tuple) else (np.asarray(value),)
     for result, shape in zip(results, node.shapes, strict=True):
-        _check_result(node, np.asarray(result), shape)
-    return tuple(np.asarray(r) for r in results)
+        _check_result(node, result, shape)
+    return results
 
 
 def _byte_size(shape: Shape) -> int:

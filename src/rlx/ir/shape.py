@@ -92,6 +92,8 @@ class Shape:
         return self.dims  # type: ignore[return-value]
 
     def dynamic_symbols(self) -> tuple[str, ...]:
+        if self.is_static:
+            return ()
         found: set[str] = set()
         for d in self.dims:
             if isinstance(d, Dim):

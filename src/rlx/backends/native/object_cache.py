@@ -23,9 +23,10 @@ _DIGEST_BYTES = 32
 
 _HANDLES = "/proc/self/fd"
 
-# What a cache may grow to. It is looked at now and then: after entries whose key ends so, which is one of 256.
+# What a cache may grow to. A look at all of it takes a second where there are many entries, and happens about once for
+# as many bytes that were written, by whichever processes.
 MAX_BYTES = 1 << 30
-_TRIM_AFTER = "00"
+_LOOK_AFTER_BYTES = 1 << 24
 
 
 class ObjectCache(Protocol):
@@ -128,10 +129,11 @@ class DiskCache:
 
     def put(self, key: str, code: bytes) -> None:
         """Keep an entry. Failure to write is not an error."""
+        digest = _digest(key, code)
         try:
             with whole_file(self._path(key)) as file:
-                file.write(_MAGIC + _digest(key, code) + code)
-            if key.endswith(_TRIM_AFTER):
+                file.write(_MAGIC + digest + code)
+            if _asks_for_a_look(digest, len(code)):
                 self.trim(MAX_BYTES)
         except OSError:
             return
@@ -145,22 +147,29 @@ class DiskCache:
             if total > max_bytes:
                 # A directory that somebody has put there stays; it must not keep the others.
                 with suppress(OSError):
-                    path.unlink()
+                    os.unlink(path)
 
-    def _entries(self) -> list[tuple[float, int, Path]]:
+    def _entries(self) -> list[tuple[float, int, str]]:
         entries = []
-        for path in self.directory.iterdir():
-            try:
-                info = path.lstat()
-            except OSError:
-                continue
-            entries.append((info.st_mtime, info.st_size, path))
+        with os.scandir(self.directory) as found:
+            for entry in found:
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                entries.append((info.st_mtime, info.st_size, entry.path))
         return entries
 
     def _path(self, key: str) -> Path:
         if not key.isalnum():
             raise BackendError(f"a cache key is letters and digits, got {key!r}")
         return self.directory / f"{key}.o"
+
+
+def _asks_for_a_look(digest: bytes, size: int) -> bool:
+    """Whether an entry of this size is one of those after which the whole cache is looked at: digests are as good as
+    drawn, so that larger entries are it more often, and all processes together often enough."""
+    return int.from_bytes(digest[:4], "big") * _LOOK_AFTER_BYTES < size << 32
 
 
 def _digest(key: str, code: bytes) -> bytes:

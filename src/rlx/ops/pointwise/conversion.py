@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.dtype import DType, DTypeLike, integer_limits
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape
 from rlx.ops.define.rules import batch_pointwise
@@ -95,7 +94,7 @@ def convert_array(x: np.ndarray[Any, Any], to: DType) -> np.ndarray[Any, Any]:
 
 
 def _float_to_int(x: np.ndarray[Any, Any], to: DType) -> np.ndarray[Any, Any]:
-    info = ml_dtypes.iinfo(to.numpy)
+    info = integer_limits(to)
     wide = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
     # The largest i64 and u64 are not doubles: compare first, convert only what fits.
     low, high = wide <= float(info.min), wide >= float(info.max)

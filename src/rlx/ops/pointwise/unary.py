@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
+from rlx.ir.dtype import float_limits
 from rlx.ir.op import Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape
 from rlx.ir.words import Words
@@ -271,7 +271,7 @@ def _decompose_asinh(x: Any) -> Any:
 
     a = abs_(x)
     # Where 1 vanishes beside a², asinh a = log 2a; the square, which would overflow there, is not used.
-    small = lt(a, 2.0 ** (ml_dtypes.finfo(x.dtype.numpy).nmant // 2 + 1))
+    small = lt(a, 2.0 ** (float_limits(x.dtype).nmant // 2 + 1))
     squared = where(small, a * a, 1.0)
     near = log1p(a + squared / (1.0 + sqrt(1.0 + squared)))
     return copysign(where(small, near, log(a) + math.log(2.0)), x)
@@ -281,7 +281,7 @@ def _decompose_acosh(x: Any) -> Any:
     from rlx.ops.pointwise.arithmetic import lt, where
 
     # Where 1 vanishes beside x², acosh x = log 2x; the sum, which would overflow at the end of the range, is not used.
-    small = lt(x, 2.0 ** (ml_dtypes.finfo(x.dtype.numpy).nmant // 2 + 1))
+    small = lt(x, 2.0 ** (float_limits(x.dtype).nmant // 2 + 1))
     t = where(small, x, 2.0) - 1.0
     return where(small, log1p(t + sqrt(t) * sqrt(t + 2.0)), log(x) + math.log(2.0))
 

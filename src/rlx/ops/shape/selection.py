@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from rlx.errors import OpError, OutOfRange, ShapeError
 from rlx.ir.dims import Dim, require_at_most
-from rlx.ir.dtype import DType, DTypeLike
+from rlx.ir.dtype import DType, DTypeLike, integer_limits
 from rlx.ir.shape import Dims, Size, broadcast_dims, normalize_axis
 from rlx.ir.tensor import Tensor
 from rlx.ops.define.operands import convert, dims_of, dtype_of, recording, same_graph
@@ -54,7 +53,7 @@ def default_fill(dtype: DType) -> Any:
         return math.nan
     if dtype is DType.BOOL:
         return True
-    info = ml_dtypes.iinfo(dtype.numpy)
+    info = integer_limits(dtype)
     return int(info.min if dtype.is_signed else info.max)
 
 
