@@ -125,6 +125,8 @@ def test_the_ratio_pairs_rounds():
     """A slow phase of the machine hits both engines of a round, and leaves the ratio alone."""
     timings = {"rlx": Timing(1.0, (1.0, 5.0, 1.0)), "torch": Timing(2.0, (2.0, 10.0, 2.0))}
     assert CaseResult(TINY, timings).ratio("torch") == 2.0
+    unseen = {"rlx": Timing(0.0, (0.0, 1.0)), "torch": Timing(2.0, (2.0, 3.0))}
+    assert CaseResult(TINY, unseen).ratio("torch") == 3.0
 
 
 def test_other_engines_of_ours_have_rows_and_are_no_peers():

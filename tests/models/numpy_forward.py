@@ -33,6 +33,21 @@ def rotate(x, base, interleaved):
     return np.concatenate([z.real, z.imag], -1)
 
 
+# Queries whose scores are in memory at once: a long text has more pairs than there is room for.
+CHUNK = 512
+
+
+def causal_attention(q, k, v, positions):
+    """Softmax of q·k over the keys up to the position of each row of q, times v."""
+    out = []
+    for start in range(0, len(q), CHUNK):
+        rows, at = q[start : start + CHUNK], positions[start : start + CHUNK]
+        end = at.max() + 1
+        scores = rows @ k[:end].T / np.sqrt(q.shape[1])
+        out.append(softmax(np.where(np.arange(end) <= at[:, None], scores, -np.inf)) @ v[:end])
+    return np.concatenate(out)
+
+
 class _Exact:
     """Weights in f64, each when it is asked for."""
 
@@ -44,19 +59,30 @@ class _Exact:
 
 
 def llama_logits(
-    w, tokens, *, layers, heads, kv_heads, base, eps, interleaved, head="output.weight", stored=lambda rows: rows
+    w,
+    tokens,
+    *,
+    layers,
+    heads,
+    kv_heads,
+    base,
+    eps,
+    interleaved,
+    head="output.weight",
+    stored=lambda rows: rows,
+    positions=None,
 ):
     """f64[S, V] from weights `w` by GGUF names; linear weights are [out, in].
 
     `stored` is what a cache makes of the keys or values [S, D] of one head. Norms of the queries and keys of heads are
-    those of qwen3.
+    those of qwen3. With `positions` only the rows of those are computed, where that can be.
     """
     weights, w = w, _Exact(w)
     x = np.asarray(weights["token_embd.weight"][np.asarray(tokens)], np.float64)
-    seq = len(tokens)
-    visible = np.tril(np.ones((seq, seq), bool))
     for i in range(layers):
         b = f"blk.{i}."
+        is_last = i == layers - 1 and positions is not None
+        at = np.asarray(positions) if is_last else np.arange(len(tokens))
         h = rms_norm(x, w[b + "attn_norm.weight"], eps)
         q, k, v = (h @ w[f"{b}attn_{n}.weight"].T for n in "qkv")
         d = q.shape[1] // heads
@@ -67,9 +93,8 @@ def llama_logits(
             if f"{b}attn_q_norm.weight" in weights:
                 qh, kh = (rms_norm(rows, w[f"{b}attn_{n}_norm.weight"], eps) for rows, n in ((qh, "q"), (kh, "k")))
             qh, kh = rotate(qh, base, interleaved), stored(rotate(kh, base, interleaved))
-            scores = np.where(visible, qh @ kh.T / np.sqrt(d), -np.inf)
-            out.append(softmax(scores) @ stored(v[:, shared * d : (shared + 1) * d]))
-        x = x + np.concatenate(out, -1) @ w[b + "attn_output.weight"].T
+            out.append(causal_attention(qh[at], kh, stored(v[:, shared * d : (shared + 1) * d]), at))
+        x = x[at] + np.concatenate(out, -1) @ w[b + "attn_output.weight"].T
         h = rms_norm(x, w[b + "ffn_norm.weight"], eps)
         gate = h @ w[b + "ffn_gate.weight"].T
         inner = gate / (1 + np.exp(-gate)) * (h @ w[b + "ffn_up.weight"].T)

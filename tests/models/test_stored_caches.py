@@ -34,10 +34,10 @@ def as_stored(kv, rows):
     return np.rint(rows / scale) * scale
 
 
-def reference(config, stored=lambda rows: rows):
+def reference(config, stored=lambda rows: rows, tokens=TOKENS, positions=None):
     return llama_logits(
         llama_arrays(config),
-        TOKENS,
+        tokens,
         layers=config.layers,
         heads=config.heads,
         kv_heads=config.kv_heads,
@@ -45,6 +45,7 @@ def reference(config, stored=lambda rows: rows):
         eps=config.norm_eps,
         interleaved=config.rope.style == "gptj",
         stored=stored,
+        positions=positions,
     )
 
 
@@ -93,3 +94,21 @@ def test_long_caches_are_read_in_parts(kv, monkeypatch):
     monkeypatch.setattr("rlx.models.kv_cache.FIRST_CAPACITY", 2048)
     long = generated(language_model(config, kv_dtype=kv))
     np.testing.assert_allclose(long, short, rtol=0, atol=2e-5 if kv is DType.F32 else 2e-3 * np.abs(short).max())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kv", [DType.F16, DType.I8], ids=str)
+def test_32768_tokens_are_what_f64_says(kv):
+    """A long prompt, the last tokens one by one: every layer but the last looks at all pairs of positions."""
+    count = 32768
+    config = replace(LLAMA, context=count, heads=2, kv_heads=1)
+    tokens = np.random.default_rng(5).integers(0, config.vocab, count).tolist()
+    positions = list(range(count - 4, count))
+    session = language_model(config, kv_dtype=kv).session()
+    found = np.stack([session.prefill(tokens[:-3]), *(session.step(t) for t in tokens[-3:])])
+    exact = reference(config, tokens=tokens, positions=positions)
+    rounded = reference(config, lambda rows: as_stored(kv, rows), tokens, positions)
+    rounding = np.abs(rounded - exact).max()
+    assert rounding > 1e-6
+    assert np.abs(found - rounded).max() < 0.2 * rounding + 1e-6 * np.abs(exact).max()
+    assert (found.argmax(-1) == exact.argmax(-1)).all()

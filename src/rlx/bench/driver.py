@@ -63,7 +63,9 @@ class CaseResult(NamedTuple):
         if peer is None or peer not in self.timings or engine not in self.timings:
             return None
         pairs = list(zip(self.timings[peer].rounds, self.timings[engine].rounds))
-        return statistics.median(a / b for a, b in pairs) if pairs else None
+        # What the clock saw nothing of has no ratio.
+        found = [a / b for a, b in pairs if b > 0]
+        return statistics.median(found) if found else None
 
 
 class BenchResult(NamedTuple):
