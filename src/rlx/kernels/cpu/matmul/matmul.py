@@ -185,7 +185,7 @@ class MatmulMaker:
         groups = (self.n + step - 1) // step
         # Blocks of equal height, as far as whole tiles allow.
         across = k.max(groups * self.batches, 1)
-        wanted = k.min((across + (WANTED_BLOCKS - 1)) // across, self.row_blocks(tiles, min(shape.rows, LEAST_ROWS)))
+        wanted = k.min((across + (WANTED_BLOCKS - 1)) // across, self.row_blocks(tiles, self.least_rows))
         row_blocks = k.max(self.row_blocks(tiles, shape.rows), wanted)
         with k.parallel("block", row_blocks * groups * self.batches) as block:
             height = (tiles + row_blocks - 1) // row_blocks * shape.tile_rows
@@ -197,6 +197,11 @@ class MatmulMaker:
             columns = k.min(self.n - column, step)
             self.block(ResultBlock(batch, row, rows, column, columns))
         return k.build()
+
+    @property
+    def least_rows(self) -> int:
+        """Rows of a block where higher ones would be few."""
+        return min(self.shape.rows, LEAST_ROWS)
 
     def row_blocks(self, tiles: Value, rows: int) -> Value:
         """How many blocks of up to so many rows these tiles are."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.blocks import BlockShape
+from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
 from rlx.kernels.cpu.matmul.matmul import MatmulMaker, PanelPart, Product, ResultBlock
 from rlx.kernels.cpu.matmul.tiles import MatrixView, SumVectors
 from rlx.kernels.cpu.quant_codes import CHUNK, Codes, Panel
@@ -45,21 +45,32 @@ def quant_matmul_kernel(name: str, machine: Machine, layout: PanelFormat, produc
     return QuantMaker(name, machine, layout, product).build()
 
 
+def higher(machine: Machine, shape: BlockShape, products: int, acc: DType) -> BlockShape:
+    """A block of twice the rows, where the machine has room for it. On Zen 4, 256 rows of Q4_1 reach 83 % of the FMA
+    peak where they reached 76 % (N = K = 576), 512 rows of Q4_K 93 % and 89 %."""
+    rows = 2 * shape.rows
+    elements = products * rows * shape.columns + rows * (shape.depth + shape.pad) + shape.depth * shape.width
+    return shape._replace(rows=rows) if elements * acc.size_bytes <= machine.copies_bytes else shape
+
+
 class QuantMaker(MatmulMaker):
     def __init__(self, name: str, machine: Machine, layout: PanelFormat, product: Product) -> None:
-        super().__init__(name, machine, product, False, compute_dtype(product.a.dtype))
+        acc = compute_dtype(product.a.dtype)
+        # Few rows are multiplied as a block of usual height is; of many, more share the numbers that codes become.
+        shape = block_shape(machine, acc, product.n, len(product.bs), copies_b=True)
+        self.few_shape = shape = shape._replace(depth=max(RECORD, shape.depth // RECORD * RECORD))
+        super().__init__(name, machine, product, False, acc, higher(machine, shape, len(product.bs), acc))
         self.layout = layout
         k, n = product.weight_shape
         self.last_panel = -(-n // PANEL_ROWS) - 1
         self.panel_bytes = layout.panel_bytes(k)
         self.has_panels, self.has_dots, self.has_streams = True, False, False
-        self.shape = self.shape._replace(depth=max(RECORD, self.shape.depth // RECORD * RECORD))
         lanes = min(self.shape.lanes, PANEL_ROWS)
         self.codes = [Codes(self.k, self.machine, layout, b.buffer, lanes) for b in self.bs]
         self.shifts = self.codes[0].shifts
         self.records = k // RECORD
         self.lanes = lanes
-        self.few_columns = few_columns(self.shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
+        self.few_columns = few_columns(self.few_shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
         self.few_records = self.room_of(self.few_rows())
         if self.needs_totals:
             self.totals = self.k.local("totals", self.acc, self.few_rows() * self.few_records * layout.groups)
@@ -72,7 +83,7 @@ class QuantMaker(MatmulMaker):
 
     def room_of(self, rows: int) -> int:
         """The records of so many rows that the scratch of a block of rows has room for."""
-        room = self.shape.rows * (self.shape.depth + self.shape.pad) // (rows * RECORD)
+        room = self.few_shape.rows * (self.few_shape.depth + self.few_shape.pad) // (rows * RECORD)
         return min(self.records, max(1, room // self.layout.records * self.layout.records))
 
     @property
@@ -81,6 +92,10 @@ class QuantMaker(MatmulMaker):
 
     def few_rows(self) -> int:
         return self.shape.tile_rows
+
+    @property
+    def least_rows(self) -> int:
+        return self.few_shape.rows
 
     def step_length(self) -> Value:
         return self.k.as_index(self.shape.depth)

@@ -127,9 +127,7 @@ class GradientBlocks(QueryLanes):
                 self.score_keys(batch, head, block)
             self.weigh(block, bases, shares, means)
             place = case.keys.row(batch, head, start)
-            self.add_products(
-                self.sums, self.changes, case.keys, case.depth, place, block.count, ones, slot=block.slot
-            )
+            self.add_products(self.sums, self.changes, case.keys, case.depth, place, block.count, ones, slot=block.slot)
             for gradient in self.key_gradients:
                 self.add_rows(gradient, gradient.heads.row(batch, head, start), block, existing)
         for v in range(vectors):
@@ -156,7 +154,12 @@ class GradientBlocks(QueryLanes):
             higher = self.highest(block, peaks)
             bases = [case.base(peak) for peak in higher]
             factors = [case.power(old - base) for old, base in zip(peaks, bases)] * 2
-            with k.fold("key", block.slot, block.slot + block.count, init=[s * f for s, f in zip(fold.values[vectors:], factors)]) as sums:
+            with k.fold(
+                "key",
+                block.slot,
+                block.slot + block.count,
+                init=[s * f for s, f in zip(fold.values[vectors:], factors)],
+            ) as sums:
                 powers, weighted = [], []
                 for v, base in enumerate(bases):
                     score, change = self.stored(sums.index, v)

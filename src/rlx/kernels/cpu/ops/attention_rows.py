@@ -29,8 +29,8 @@ class QueryLanes:
     """Blocks of at most `block_rows` rows of one head of k and v. Heads of q that share it are neighbouring rows."""
 
     def __init__(self, case: AttentionCase, block_bytes: int, elements_per_row: int, kept_bytes: int = 0) -> None:
-        """As many rows as `block_bytes` have room for at `elements_per_row`, and registers for their vectors; scores of a
-        block of keys, or of as many as `kept_bytes` have room for."""
+        """As many rows as `block_bytes` have room for at `elements_per_row`, and registers for their vectors; scores of
+        a block of keys, or of as many as `kept_bytes` have room for."""
         self.case, self.k = case, case.k
         self.lanes, self.acc = case.lanes, case.acc
         most = 4 if case.machine.vector_registers >= 32 else 2
