@@ -50,7 +50,8 @@ WHY_PRIMITIVE = {
     "A step of these as kernels do it, without an error to raise; compilers put it there.": """cholesky_factor
         reflectors reflected_basis orthogonal_rows pair_lu pair_reflectors pair_basis pair_bidiagonal hessenberg
         schur_steps split_pairs triangular_vectors tridiagonalized tridiagonal_rotations
-        bidiagonalized bidiagonal_rotations rotated_rows small_solve""",
+        bidiagonalized bidiagonal_rotations rotated_rows small_solve
+        merged_poles secular_roots secular_weights merge_vectors""",
     "A transform as kernels do it, with factors that were planned; compilers put it there.": "fft_lines fft_halves",
     "Control flow: a body that runs as often as values say.": "if while scan",
     "A value that depends on other participants.": """psum pmean pmax pmin all_gather reduce_scatter all_to_all ppermute

@@ -21,10 +21,12 @@ NOT_UNIQUE = {"OrthogonalRows", "Bidiagonalized", "BidiagonalRotations", "PairBi
 SORTED = {"SearchSorted": (0,)}
 # Made by the compiler alone, from tables in which numbers of tiles and Gaussians are kept as floats: not poisoned. What
 # users give to `gaussian_splat_render` is. Steps of complex and general factorisations work on parts of numbers, one of
-# which may be NaN alone; what users give to `lu`, `qr`, `eig`, `schur` and the others is poisoned.
+# which may be NaN alone, and roots lie between poles that ascend; what users give to `lu`, `qr`, `eigh`, `eig`, `schur`
+# and the others is poisoned.
 TRUSTING = {
     *("SplatBlend", "SplatGather", "SplatPulls", "SplatTileCounts", "SplatTileLists"),
     *("PairLu", "PairReflectors", "PairBasis", "Hessenberg", "SchurSteps"),
+    *("SecularRoots", "SecularWeights"),
 }
 # Weights in blocks stand for f32 numbers, whatever they are multiplied by.
 COARSEST = {"DequantMatMul": "f32", "DequantGroupedMatMul": "f32"}

@@ -15,7 +15,11 @@ from rlx.ir.text.graph_text import large_constants, parse, show
 LOWERED = {
     "Bidiagonalized",
     "BidiagonalRotations",
+    "MergedPoles",
+    "MergeVectors",
     "RotatedRows",
+    "SecularRoots",
+    "SecularWeights",
     "SmallSolve",
     "TridiagonalRotations",
     "Tridiagonalized",

@@ -167,6 +167,20 @@ def qr_factors(a: Any, columns_of_q: int) -> tuple[Any, Any]:
     return _basis(panels, a, columns_of_q), r
 
 
+def reflected(packed: Any, scales: Any, x: Any) -> Any:
+    """The product of packed reflections times x: panel by panel, the last one first, each in the rows it changes."""
+    rows, steps = x.shape[-2], scales.shape[-1]
+    done: list[Any] = []
+    end = rows
+    for start in reversed(range(0, steps, PANEL)):
+        width = min(PANEL, steps - start)
+        directions = narrow(narrow(packed, -2, start, rows - start), -1, start, width)
+        changed = concat([narrow(x, -2, start, end - start), *done], -2)
+        done = [_panel(directions, narrow(scales, -1, start, width)).apply(changed, transposed=False)]
+        end = start
+    return done[0]
+
+
 def _basis(panels: list[_Panel], a: Any, count: int) -> Any:
     """The product of the panels, the last one first, each in the rows and columns that it has to do with."""
     rows = a.shape[-2]

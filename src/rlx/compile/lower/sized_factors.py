@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlx.compile.lower import blocked_factors as blocked
+from rlx.compile.lower.divided_eigenvalues import divided_eigenvalues
 from rlx.compile.lower.factorizations import FACTOR_FORMS, in_order, require, symmetric
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
@@ -37,6 +38,8 @@ Form = Callable[..., Any]
 
 # From this size on it is faster to make a symmetric matrix tridiagonal first than to rotate all pairs of rows.
 TRIDIAGONAL = 16
+# From this size on products of divide and conquer are faster than rotations.
+DIVIDED = 64
 FEW_COLUMNS = 32
 # Rotations that are kept at most, of 16 bytes each.
 MOST_ROTATIONS = 1 << 24
@@ -61,6 +64,9 @@ def _eigh(op: Op, a: Any) -> Form | None:
     if a.dtype.is_complex or not isinstance(size, int) or size < TRIDIAGONAL or not has_room(a, size):
         return FACTOR_FORMS[Eigh](op, a)
 
+    if size >= DIVIDED:
+        return lambda a: _divided_eigh(symmetric(cast(a, DType.F64), op.lower), a.dtype)
+
     def build(a: Any) -> Any:
         packed, scales, diagonal, beside, unit, _ = Tridiagonalized()(symmetric(cast(a, DType.F64), op.lower))
         scaled, rotations, sweeps, count, is_found, _ = TridiagonalRotations()(diagonal, beside)
@@ -76,14 +82,31 @@ def _eigh(op: Op, a: Any) -> Form | None:
     return build
 
 
-def _basis_rows(directions: Any, scales: Any) -> Any:
-    """The transposed product of reflections, the first one first: the direction of row k begins with element k + 1.
+def _divided_eigh(a: Any, dtype: DType) -> tuple[Any, Any]:
+    """A = Q T Qᵀ; the vectors of T come from products, and so does what Q makes of them."""
+    packed, scales, diagonal, beside, unit, _ = Tridiagonalized()(a)
+    scaled, columns, is_found = divided_eigenvalues(diagonal, beside)
+    # The other way round, the direction of row k begins with element k + 1.
+    turned = reverse(columns, -2)
+    directions = _as_of_qr(reverse(packed, (-2, -1)), reverse(scales, -1))
+    rest = blocked.reflected(*directions, narrow(turned, -2, 1, a.shape[-1] - 1))
+    vectors = reverse(concat([narrow(turned, -2, 0, 1), rest], -2), -2)
+    values = where(expand_dims(is_found, -1), scaled * expand_dims(unit, -1), math.nan)
+    return cast(values, dtype), cast(where(expand_dims(is_found, (-2, -1)), vectors, math.nan), dtype)
 
-    All of them leave the first row alone; without it they are those of a QR, whose columns are directions.
-    """
+
+def _as_of_qr(directions: Any, scales: Any) -> tuple[Any, Any]:
+    """Reflections whose direction of row k begins with element k + 1: all leave the first row alone, and without it
+    they are those of a QR, whose columns are directions."""
     size = directions.shape[-1] - 1
     packed = narrow(narrow(swapaxes(directions, -1, -2), -2, 1, size), -1, 0, size)
-    basis = ReflectedBasis(size)(packed, narrow(scales, -1, 0, size))
+    return packed, narrow(scales, -1, 0, size)
+
+
+def _basis_rows(directions: Any, scales: Any) -> Any:
+    """The transposed product of reflections, the first one first: the direction of row k begins with element k + 1."""
+    size = directions.shape[-1] - 1
+    basis = ReflectedBasis(size)(*_as_of_qr(directions, scales))
     none = (0,) * (directions.ndim - 1)
     with same_graph(directions):
         first = broadcast_to(eye(1, size + 1, dtype=DType.F64), (*directions.shape[:-2], 1, size + 1))

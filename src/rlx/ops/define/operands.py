@@ -105,8 +105,16 @@ def inexact_dtype(dtype: DType) -> DType:
     return DType.F64 if dtype in (DType.I64, DType.U64) else DType.of(float)
 
 
+def _are_alike(operands: tuple[Any, ...]) -> bool:
+    """Whether these are arrays of one float or complex dtype, as in most calls: then there is nothing to convert."""
+    kinds = {x.dtype if isinstance(x, np.ndarray) else None for x in operands}
+    return len(kinds) == 1 and all(kind is not None and kind.char in "efdFD" and kind.isnative for kind in kinds)
+
+
 def promote_inexact(*operands: Any) -> tuple[Any, ...]:
     """Like `promote_operands`, with integers and bools becoming floats (for functions such as exp or mean)."""
+    if _are_alike(operands):
+        return operands
     dtype = inexact_dtype(common_dtype(*operands))
     return tuple(convert(x, dtype) for x in operands)
 

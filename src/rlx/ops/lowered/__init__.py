@@ -11,5 +11,6 @@ from rlx.ops.lowered import int8_products as int8_products
 from rlx.ops.lowered import pair_steps as pair_steps
 from rlx.ops.lowered import quantized_panels as quantized_panels
 from rlx.ops.lowered import sort_order as sort_order
+from rlx.ops.lowered import tridiagonal_merge as tridiagonal_merge
 from rlx.ops.lowered import tridiagonal_steps as tridiagonal_steps
 from rlx.ops.lowered import window_products as window_products

@@ -70,6 +70,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "splat_blend": ("GaussianSplatRasterize", "SplatBlend", "SplatPulls", "SplatGather"),
     "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),
     "tridiagonal": ("Tridiagonalized",),
+    "tridiagonal_merge": ("MergedPoles", "SecularRoots", "SecularWeights", "MergeVectors"),
     "ssm": ("SelectiveScan", "GatedDeltaNet"),
     "window_products": ("WindowMatMul",),
 }

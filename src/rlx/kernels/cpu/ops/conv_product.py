@@ -25,7 +25,7 @@ from rlx.ops.nn.convolution import ConvBase
 # Lines of one step: with what is stored beyond the ends of lines, a panel is some tens of KiB.
 STEP_LINES = 256
 # Blocks that several threads share evenly enough, and tiles of a block for which lines are worth copying.
-ENOUGH_BLOCKS, LEAST_TILES = 8, 2
+ENOUGH_BLOCKS, LEAST_TILES = 6, 2
 
 
 class _Block(NamedTuple):
