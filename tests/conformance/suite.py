@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ from conformance.differences import (
     Elements,
     forgiven,
 )
+from rlx.backends.text_gpu.code import codes_of
+from rlx.compile.claims.legalize import LegalizeError
 from rlx.compile.target import Found, select, targets
 from rlx.errors import InternalError, RlxError
 from rlx.ir.binding import bind_graph
@@ -51,6 +54,10 @@ TOGETHER = ("nan", "inf", "-inf", "subnormal", "-0")
 # Roundings that a kernel may add, in units of the epsilon of the coarsest type that takes part.
 ROUNDINGS = {"f64": 64, "c128": 64, "f32": 64, "c64": 64, "f16": 4, "bf16": 4}
 EPSILON = {"f64": 2.0**-52, "c128": 2.0**-52, "f32": 2.0**-23, "c64": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
+
+# Backends whose drivers compile a text of several kernels before it is known how memory is bound.
+TEXT_BACKENDS = {"opencl", "metal"}
+KERNELS_OF_A_TEXT = 100
 
 # How far results of a whole program may be off, as a part of the largest one, by the coarsest type inside of it.
 PROGRAM_BOUNDS = {"f64": 1e-9, "f32": 2e-4, "f16": 3e-2, "bf16": 0.2}
@@ -161,6 +168,22 @@ def _limits(dtype: np.dtype):
     import ml_dtypes
 
     return ml_dtypes.finfo(dtype) if dtype.kind == "V" or dtype.name == "bfloat16" else np.finfo(dtype)
+
+
+@contextmanager
+def loaded_together(chosen: Sequence[Case], backend: str) -> Iterator[None]:
+    """Cases whose kernels a driver has compiled as one text: it takes as long for a text as for many kernels in it.
+    Other backends compile each program by itself; what a backend refuses says so when it is checked."""
+    kept, codes = [], []  # the programs keep their code
+    for case in chosen if select(backend).target.name in TEXT_BACKENDS else ():
+        with suppress(LegalizeError):
+            found = rlx.Session(backend).compile(case.graph()).executable
+            kept.append(found)
+            made = [found.programs.main, *(p.program for p in found.programs.prepare)]
+            codes += [code for program in made for code in codes_of(program).values()]
+    for first in range(0, len(codes), KERNELS_OF_A_TEXT):
+        kept[0]._gpu.load(codes[first : first + KERNELS_OF_A_TEXT])
+    yield
 
 
 def check(case: Case, backend: str, poisoned: bool = True) -> Iterator[Failure]:

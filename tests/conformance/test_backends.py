@@ -16,7 +16,7 @@ from compile.family_programs import FAMILIES, forward, training, values_for
 from conformance import suite
 from conformance.backends_here import OWN, each_backend, skip_other_samples
 from conformance.differences import DIFFERENCES
-from conformance.suite import OPS, available, cases, check, check_program, tenth, value_sets
+from conformance.suite import OPS, available, cases, check, check_program, loaded_together, tenth, value_sets
 from random_graphs import BINDING, STEPS, graphs, inputs_for
 from rlx.backends import api
 from rlx.compile import target as targets
@@ -45,13 +45,14 @@ def space(monkeypatch):
 
 def assert_conforms(chosen, backend):
     failures, refusals = [], []
-    for case in chosen:
-        try:
-            failures += check(case, backend)
-        except LegalizeError as refusal:
-            if backend in OWN:
-                raise
-            refusals.append(str(refusal))
+    with loaded_together(chosen, backend):
+        for case in chosen:
+            try:
+                failures += check(case, backend)
+            except LegalizeError as refusal:
+                if backend in OWN:
+                    raise
+                refusals.append(str(refusal))
     assert not failures, "\n".join(map(str, failures[:10]))
     if len(refusals) == len(chosen):
         pytest.skip(refusals[0])

@@ -16,7 +16,7 @@ import rlx
 import rlx.numpy as rnp
 from compile.family_programs import FAMILIES, forward, training, values_for
 from conformance.backends_here import OTHER_LAYOUTS
-from conformance.suite import OPS, check, check_program, tenth
+from conformance.suite import OPS, cases, check, check_program, loaded_together, tenth
 from rlx.compile.claims.legalize import LegalizeError
 
 pytestmark = pytest.mark.targets
@@ -32,14 +32,24 @@ def normal(*dims, seed=0):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tenth(stand_in, name):
     """Of the samples of each op, as on other backends that need tools."""
+    conforms(tenth(name))
+
+
+@pytest.mark.targets_full
+@pytest.mark.parametrize("name", NAMES)
+def test_all(stand_in, name):
+    conforms(cases(name))
+
+
+def conforms(chosen):
     failures, refusals = [], []
-    chosen = tenth(name)
-    for case in chosen:
-        try:
-            failures += check(case, "metal")
-        except LegalizeError as refusal:
-            refusals.append(str(refusal))
-            assert "f64" in refusals[-1], "Metal refuses nothing else"
+    with loaded_together(chosen, "metal"):
+        for case in chosen:
+            try:
+                failures += check(case, "metal")
+            except LegalizeError as refusal:
+                refusals.append(str(refusal))
+                assert "f64" in refusals[-1], "Metal refuses nothing else"
     assert not failures, "\n".join(map(str, failures[:10]))
     if len(refusals) == len(chosen):
         pytest.skip(refusals[0])

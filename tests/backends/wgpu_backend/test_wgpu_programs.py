@@ -10,6 +10,7 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
+from rlx import ops
 from rlx.backends.wgpu import adapters
 from rlx.compile.claims.legalize import LegalizeError
 from rlx.compile.target import Absent, select
@@ -79,6 +80,14 @@ class TestPrograms:
         x = np.array([[1.0], [np.nan], [np.inf]], np.float32)
         got = np.asarray(rlx.jit(lambda x: x - rnp.mean(x, axis=1, keepdims=True) + 1.0, device="wgpu")(x))
         np.testing.assert_array_equal(got, [[1.0], [np.nan], [np.nan]])
+
+    def test_a_state_that_begins_with_0_meets_nan(self):
+        """Its kernel stores zeros and loads them again, and a compiler would take the product with 0 for 0."""
+        x, delta, b, c = np.ones((4, 1, 1, 1), np.float32)
+        a = np.full((1, 1), np.nan, np.float32)
+        for device in ("cpu", "wgpu"):
+            found = rlx.jit(lambda *given: ops.selective_scan(*given, 1), device=device)(x, delta, a, b, c)
+            assert np.isnan(np.asarray(found)).all()
 
     @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int64, np.uint64, np.float16, np.bool_])
     def test_types_that_wgsl_does_not_have(self, dtype):

@@ -316,7 +316,8 @@ class _Function(GridLayer):
         self.line(f"if ({self.at(load.mask)}) {{ {self.names[load.result]} = {word}; }}")
 
     def store(self, store: Store) -> None:
-        value, place = self.at(store.value), self.place(store.buffer, store.offset)
+        # What is stored may be loaded again.
+        value, place = self.unknown_zero(store.value), self.place(store.buffer, store.offset)
         bound = self.bounds.get(store.buffer)
         if bound is None:
             text = f"{self.arrays[store.buffer]}[{place}] = {value};"
@@ -326,7 +327,7 @@ class _Function(GridLayer):
 
     def bits_of(self, value: Value) -> str:
         if isinstance(value, Const):
-            literal = self.at(value)
+            literal = self.unknown_zero(value)
             self.line(f"{self.declared(value)} = {literal};")
             return f"bitcast<u32>({self.names[value]})"
         return f"bitcast<u32>({self.at(value)})"
@@ -444,7 +445,8 @@ class _Function(GridLayer):
         self.line(f"{target} = {self.unknown_zero(source)};")
 
     def unknown_zero(self, value: Value) -> str:
-        """A value where it is one of several that a variable may have; of 0 compilers would know that 0 * x is 0."""
+        """A value where it is one of several that a variable or a place may have; of 0 compilers would know that 0 * x
+        is 0."""
         is_zero = isinstance(value, Const) and value.dtype in (DType.F32, DType.U32) and value.literal == 0
         return self.kept(value) if is_zero else self.at(value)
 
