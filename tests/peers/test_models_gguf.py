@@ -69,8 +69,8 @@ def test_quantised_files_mean_what_their_decoded_weights_mean(quantize, tmp_path
     monkeypatch.setitem(FAMILIES, "qwen2", (kind, settings | {"intermediate_size": 64}))
     model, path = saved_gguf("qwen2", tmp_path, monkeypatch, gguf.GGMLQuantizationType[quantize])
     expected = peer_logits(decoded_peer(model, path, 4), TOKENS)
-    # Blocks are multiplied by codes of 16 bits unless f32 is asked for: each rounds by 2**-16 of its row's largest value,
-    # and three layers add up.
+    # Blocks are multiplied by codes of 16 bits unless f32 is asked for: each rounds by 2**-16 of the largest value of
+    # its row, and three layers add up.
     for activations, tolerance in (("f32", 1e-4), ("auto", 1e-3)):
         lm = rlx.load(path, activations=activations)
         assert "dequant_matmul" in str(lm.graph)

@@ -197,6 +197,9 @@ def test_attention_bias_gradient():
 def test_activations_and_derivatives(kind, function):
     low, high = (-0.9, 0.9) if kind == "erf_inv" else (0.2, 6) if kind == "lgamma" else (-6, 6)
     x, dy = np.linspace(low, high, 101), normal(101)
+    if kind == "abs":
+        # At the kink torch has 0 and JAX 1; ours is JAX's (docs/semantics.md, tests/autodiff/test_jax_conventions.py).
+        x, dy = np.delete(x, 50), np.delete(dy, 50)
     expected, (dx,) = peer(function, [x], dy)
     close(ops.activation(kind, x), expected)
     close(ops.activation_backward(kind, x, dy), dx)
