@@ -32,9 +32,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _INTERNAL = NoRule("it is made by compilers, from ops that have been differentiated before")
 # A coupling below this, in units of the largest pole, is none.
 NEGLIGIBLE = 8 * 2.0**-53
-# Elements of vectors below this are 0: they are far below the last digit, and products of them would leave the range in
-# which processors are fast.
-SMALLEST = 2.0**-100
 # Halvings that find a root in the definition: as many as it takes to the last digit of the smallest one.
 HALVINGS = 220
 
@@ -285,8 +282,7 @@ class MergeVectors(Op):
             vectors = np.eye(poles.shape[-1])
             distances = (poles[at][:kept, None] - bases[at][:kept]) - shifts[at][:kept]
             directions = weights[at][:kept, None] / distances
-            directions /= np.sqrt((directions**2).sum(0))
-            vectors[:kept, :kept] = np.where(np.abs(directions) < SMALLEST, 0.0, directions)
+            vectors[:kept, :kept] = directions / np.sqrt((directions**2).sum(0))
             rows = found[at]
             rows[places[at]] = vectors[:, order[at]]
             for cosine, sine, p, n in turns[at][:turned][::-1]:

@@ -16,14 +16,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
 from rlx.kernels.cpu.ops.strips import whole_rows
 from rlx.kernels.ir.loop_ir import Value, ValueType
-from rlx.ops.lowered.tridiagonal_merge import (
-    NEGLIGIBLE,
-    SMALLEST,
-    MergedPoles,
-    MergeVectors,
-    SecularRoots,
-    SecularWeights,
-)
+from rlx.ops.lowered.tridiagonal_merge import NEGLIGIBLE, MergedPoles, MergeVectors, SecularRoots, SecularWeights
 
 LANES = 8
 # Columns of vectors that are made together, in vectors.
@@ -374,9 +367,8 @@ class _Vectors:
     def build(self) -> None:
         k, lines, zero = self.k, self.lines, self.k.const(0.0, _zeros())
         with k.loop("i", 0, lines.count) as i:
-            parts = [self.part(i, c.base, c.shift) * c.inverse for c in self.columns]
-            counts = [c.is_root & ~(k.abs(p) < SMALLEST) for c, p in zip(self.columns, parts)]
-            self.store(self.row(i), [k.select(*found, zero) for found in zip(counts, parts)])
+            parts = (self.part(i, c.base, c.shift) * c.inverse for c in self.columns)
+            self.store(self.row(i), [k.select(c.is_root, p, zero) for c, p in zip(self.columns, parts)])
         one = k.const(1.0, _zeros())
         with k.loop("i", lines.count, lines.size) as i:
             self.store(self.row(i), [k.select(k.eq(c.number, k.splat(i, LANES)), one, zero) for c in self.columns])
