@@ -33,12 +33,9 @@ _DEEPSEEK3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")
-_DEFAULT = (
-    r"[\p{P}\$\+<=>\^~\|]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"\p{N}+",
-    r"[0-9][0-9][0-9]",
-)
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]")
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, r"[0-9][0-9][0-9]")
 
 
 class WordRule(NamedTuple):
@@ -83,6 +80,15 @@ WORD_RULES: dict[str, WordRule] = {
     "deepseek-coder": WordRule(_DEEPSEEK_CODER),
     "deepseek-v3": WordRule(_DEEPSEEK3),
     "tekken": WordRule((_TEKKEN,), whole_words=True, add_bos=True),
+    "olmo": _GPT2_RULE,
+    "exaone4": _GPT2_RULE,
+    "command-r": _DIGITS_RULE,
+    "exaone": _DIGITS_RULE,
+    "falcon": WordRule(_FALCON),
+    "falcon3": _LLAMA3_RULE,
+    "glm4": WordRule((_LLAMA3,)),
+    "chatglm-bpe": WordRule((_LLAMA3,)),
+    "hunyuan-dense": WordRule(_DEEPSEEK3),
     "gpt-4o": _GPT4O_RULE,
     "llama4": _GPT4O_RULE,
 }
