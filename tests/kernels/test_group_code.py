@@ -63,12 +63,13 @@ def test_code_is_that_of_the_text(name, product):
     check_same_code(product, 64)
 
 
+WIDER = [(f"{name}, {128 if len(p.bs) > 1 else 192}", p, 128 if len(p.bs) > 1 else 192) for name, p in PLAIN + FINISHED]
+WIDER += [(f"{name}, {columns}", product, columns) for name, product in PLAIN[:2] for columns in (128, 256)]
+
+
 @pytest.mark.targets
-@pytest.mark.parametrize("columns", [64, 128, 192, 256])
-@pytest.mark.parametrize(("name", "product"), PLAIN + FINISHED, ids=lambda x: x if isinstance(x, str) else "")
-def test_all_code_is_that_of_the_text(name, product, columns):
-    if len(product.bs) * columns > 256:
-        columns = 128
+@pytest.mark.parametrize(("name", "product", "columns"), WIDER, ids=[name for name, _, _ in WIDER])
+def test_code_of_wider_tiles_is_that_of_the_text(name, product, columns):
     check_same_code(product, columns)
 
 
