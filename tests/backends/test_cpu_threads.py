@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import rlx
 from rlx.backends.cpu import threads as thread_settings
 from rlx.backends.cpu.threads import cgroup_quota, thread_count, usable_cpus
-from rlx.backends.program.command_table import TableBuilder
+from rlx.backends.program.command_table import LONG_ITERATION, Address, Range, TableBuilder
 from rlx.backends.program.grid import Grid
 from rlx.errors import RlxError
 from rlx.ir.dtype import DType
@@ -151,11 +151,9 @@ def test_results_of_a_program_under_each_number():
     assert all(np.array_equal(r, results[0]) for r in results)
 
 
-def test_a_few_blocks_of_a_convolution_are_shared():
-    """Each takes longer than it takes to wake a thread; a few iterations of other kernels do not."""
-    widths = {}
-    for kind in ("conv", "map"):
-        table = TableBuilder([])
-        table.call(1, [], 2, (kind, "an op"))
-        widths[kind] = table.build().width
-    assert widths == {"conv": 2, "map": 1}
+@pytest.mark.parametrize(("size", "width"), [(1000, 1), (4 * LONG_ITERATION, 2)])
+def test_a_few_long_iterations_are_shared(size, width):
+    """Each takes longer than it takes to wake a thread."""
+    table = TableBuilder([])
+    table.call(1, [Range(Address(0, 0), 0, 0, size, writes=True)], 2, ("matmul", "an op"))
+    assert table.build().width == width

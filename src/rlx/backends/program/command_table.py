@@ -18,8 +18,8 @@ MAX_TICKETS = 1024
 # Tickets that other threads could take, below which inviting them costs more than they save: kernels cut their work
 # into iterations of some microseconds, and waking a thread takes about as long.
 WORTH_SHARING = 4
-# Kinds of kernels whose iterations are blocks of products over all positions or channels: each is worth a thread.
-LONG_ITERATIONS = frozenset({"conv"})
+# Bytes of an iteration from which it takes longer than waking a thread: a few blocks of a product or convolution.
+LONG_ITERATION = 1 << 17
 # A segment that one thread runs in one go must end soon, for Ctrl-C.
 MAX_NARROW = 64
 
@@ -132,7 +132,8 @@ class TableBuilder:
             else:
                 self._slots.append(argument)
         segment.window += count
-        segment.spare += (count - 1) * (WORTH_SHARING if label[0] in LONG_ITERATIONS else 1)
+        touched = sum(a.stop - a.start for a in arguments if isinstance(a, Range))
+        segment.spare += (count - 1) * (WORTH_SHARING if touched >= count * LONG_ITERATION else 1)
         segment.width = max(segment.width, segment.window)
 
     def _append(self, entry: int, arguments: int, count: int, after: int, grain: int, iterations: int) -> None:
