@@ -120,7 +120,7 @@ class GradientBlocks(QueryLanes):
                 self.score_keys(batch, head, block)
             self.weigh(block, bases, shares, means)
             place = case.keys.row(batch, head, start)
-            self.add_products(self.sums, self.changes, case.keys, case.depth, place, block.length, ones, slot=block.slot)
+            self.add_products(self.sums, self.changes, case.keys, case.depth, place, block.length, ones, block.slot)
             for gradient in self.key_gradients:
                 self.add_rows(gradient, gradient.heads.row(batch, head, start), block, existing)
         for v in range(vectors):
