@@ -73,7 +73,7 @@ class KeyBlock(NamedTuple):
     """Keys of a block, how many they are, and where scores and dP of the first of them are kept."""
 
     keys: KeyRange
-    count: Value
+    length: Value
     slot: Value
 
 
@@ -127,7 +127,7 @@ class GradientBlocks(QueryLanes):
                 self.score_keys(batch, head, block)
             self.weigh(block, bases, shares, means)
             place = case.keys.row(batch, head, start)
-            self.add_products(self.sums, self.changes, case.keys, case.depth, place, block.count, ones, slot=block.slot)
+            self.add_products(self.sums, self.changes, case.keys, case.depth, place, block.length, ones, block.slot)
             for gradient in self.key_gradients:
                 self.add_rows(gradient, gradient.heads.row(batch, head, start), block, existing)
         for v in range(vectors):
@@ -157,7 +157,7 @@ class GradientBlocks(QueryLanes):
             with k.fold(
                 "key",
                 block.slot,
-                block.slot + block.count,
+                block.slot + block.length,
                 init=[s * f for s, f in zip(fold.values[vectors:], factors)],
             ) as sums:
                 powers, weighted = [], []
@@ -198,14 +198,14 @@ class GradientBlocks(QueryLanes):
 
     def highest(self, block: KeyBlock, peaks: tuple[Value, ...]) -> tuple[Value, ...]:
         k = self.k
-        with k.fold("key", block.slot, block.slot + block.count, init=peaks) as fold:
+        with k.fold("key", block.slot, block.slot + block.length, init=peaks) as fold:
             fold.next(*(larger(k, self.stored(fold.index, v)[0], peak) for v, peak in enumerate(fold.values)))
         return fold.results
 
     def weigh(self, block: KeyBlock, bases: list[Value], shares: list[Value], means: list[Value]) -> None:
         """Scores to P and dP to dS, in place."""
         k, case = self.k, self.case
-        with k.loop("key", block.slot, block.slot + block.count) as key:
+        with k.loop("key", block.slot, block.slot + block.length) as key:
             for v, (base, share, mean) in enumerate(zip(bases, shares, means)):
                 score, change = self.stored(key, v)
                 weight = case.power(score - base) * share
@@ -220,7 +220,7 @@ class GradientBlocks(QueryLanes):
 
     def add_rows(self, gradient: KeyGradient, place: Value, block: KeyBlock, existing: Value) -> None:
         """Add what the existing rows give to the gradient of a block of keys, from `place` on; lanes along d."""
-        k, lanes, count = self.k, self.lanes, block.count
+        k, lanes, count = self.k, self.lanes, block.length
         heads, width, weights, rows, factor = gradient
         padded = self.padded(width)
         vectors = math.gcd(padded // lanes, 4 if self.case.machine.vector_registers >= 32 else 2)

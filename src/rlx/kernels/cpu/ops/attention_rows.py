@@ -252,7 +252,8 @@ class QueryLanes:
         factors: list[Value],
         slot: Value | int = 0,
     ) -> None:
-        """sums[d, row] = sums * factors + sum of weights[slot + key, row] * heads[place + key, d], by tiles of depths."""
+        """sums[d, row] = sums * factors + sum of weights[slot + key, row] * heads[place + key, d], in tiles of depths.
+        `slot` is 0 where the weights are those of one block."""
         k = self.k
         # At least one, of no depths, when values have no elements.
         tiles = max(-(-width // self.tile(len(factors))), 1)
