@@ -107,15 +107,15 @@ class _Maker:
     def routed(self, route: Route, block: RoutedRows, column: Value) -> None:
         """Rows of one expert; a single one, as when a token is decoded, has code of its own."""
         k, zero = self.k, self.k.as_index(0)
-        last = block.first + block.count - 1
+        last = block.first + block.height - 1
 
         def some(count: int) -> None:
             rows = [route.row(k.min(block.first + r, last)) for r in range(count)]
-            exist = [block.count > r for r in range(count)]
+            exist = [block.height > r for r in range(count)]
             self.float_rows(_Rows(rows, exist, zero, block.expert), column)
 
-        with k.when((block.count > 0) & (column < self.n)):
-            with k.when(block.count <= 1):
+        with k.when((block.height > 0) & (column < self.n)):
+            with k.when(block.height <= 1):
                 some(1)
             with k.otherwise():
                 some(ROWS)

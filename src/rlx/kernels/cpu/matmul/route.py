@@ -14,11 +14,11 @@ from rlx.kernels.ir.loop_ir import Buffer, Value
 
 
 class RoutedRows(NamedTuple):
-    """The rows of a block: their expert, where they begin in the route, and how many they are; 0 for none."""
+    """The rows of a block: their expert, where they begin in the route, and how many they are (0: none)."""
 
     expert: Value
     first: Value
-    count: Value
+    height: Value
 
 
 class Route(NamedTuple):
