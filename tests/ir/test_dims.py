@@ -102,9 +102,25 @@ def test_normal_forms(text, normal):
     assert str(parse_dim(text)) == normal
 
 
-@given(expressions(), expressions())
-def test_what_is_added_can_be_taken_away(left, right):
+@given(expressions(), expressions(), bindings)
+def test_what_is_added_can_be_taken_away(left, right, binding):
     a, b = parse_dim(left), parse_dim(right)
+    assert bind_dim(a + b - b, binding) == bind_dim(a, binding)
+    assert dims_equal(a + b - b, a) is not False
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [("S", "min(1, S)"), ("max(0, S - 1)", "min(1, S)"), ("2*S + B", "max(4, S)")]
+)
+def test_what_is_added_leaves_no_trace(left, right):
+    a, b = parse_dim(left), parse_dim(right)
+    assert a + b - b == a
+
+
+@pytest.mark.xfail(strict=True, reason="max(1, S) and max(0, S - 1) + 1 are two forms of one size")
+def test_the_same_size_has_one_form():
+    """About one in a thousand random pairs comes back in the other form; equality is then not decided, never wrong."""
+    a, b = parse_dim("max(1, S)"), parse_dim("min(1, S)")
     assert a + b - b == a
 
 
