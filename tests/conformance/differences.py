@@ -25,7 +25,7 @@ SORTED = {"SearchSorted": (0,)}
 # and the others is poisoned.
 TRUSTING = {
     *("SplatBlend", "SplatGather", "SplatPulls", "SplatTileCounts", "SplatTileLists"),
-    *("PairLu", "PairReflectors", "PairBasis", "Hessenberg", "SchurSteps"),
+    *("PairLu", "PairReflectors", "PairBasis", "Hessenberg", "SchurSteps", "SplitPairs", "TriangularVectors"),
     *("SecularRoots", "SecularWeights"),
 }
 # Weights in blocks stand for f32 numbers, whatever they are multiplied by.
