@@ -152,7 +152,7 @@ def hessenberg(site: OpSite) -> None:
         with k.when(size > 0):
             scales.put((size - 1,), scales.number(0.0))
             # No reflection has an element there, and space is a result too.
-            line.put((0,), line.number(0.0))
+            line.put((k.as_index(0),), line.number(0.0))
         with k.loop("step", 0, size - 1) as step:
             first = step + 1
             scale, beta = reflection(matrix, lambda i: (i, step), first, size, conj=False)
@@ -191,5 +191,5 @@ def pair_bidiagonal(site: OpSite) -> None:
                 reflect_rows(matrix, line, scale, (first, rows), (first, columns))
             with k.otherwise():
                 scales.put((step,), scales.number(0.0))
-                line.put((0,), line.number(0.0))
+                line.put((k.as_index(0),), line.number(0.0))
                 k.store(beside.buffer, beside.at(*place, step), 0.0)
