@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from libraries import JAX, RLX, jax, jnp, lax
+from libraries import RLX, jax, jnp, lax
 from program_table import agree
 
 import rlx
