@@ -14,53 +14,64 @@ from rlx.ops.nn.rotary import RopeStyle
 from rlx.ops.pointwise.unary import ActivationKind
 
 
+def _without_gates(f: HfFields, family: str, names: str, **more: Any) -> DecoderConfig:
+    """What GPT-2's line shares; `names` are the fields of width, heads, layers and context, in this order."""
+    width, head_count, layers, context = names.split()
+    hidden, heads = f.size(width), f.size(head_count)
+    return DecoderConfig(
+        family=family,
+        layers=f.layers(layers),
+        hidden=hidden,
+        heads=heads,
+        head_dim=max(hidden // heads, 1),
+        vocab=f.size("vocab_size"),
+        context=f.size(context),
+        norm="layer",
+        gated=False,
+        **({"kv_heads": heads} | more),
+    )
+
+
+_SHORT = "n_embd n_head n_layer n_positions"
+_LONG = "hidden_size num_attention_heads num_hidden_layers max_position_embeddings"
+
+
+def _named_as_gpt2(f: HfFields, family: str, tied: bool, **more: Any) -> DecoderConfig:
+    """With the names of fields that the first of them had."""
+    return _without_gates(
+        *(f, family, _SHORT),
+        ffn=f.size("n_inner", 4 * f.size("n_embd")),
+        norm_eps=f.number("layer_norm_epsilon"),
+        activation=f.activation("activation_function"),
+        tied=f.flag("tie_word_embeddings", tied),
+        **more,
+    )
+
+
 def gpt2(f: HfFields) -> DecoderConfig:
     f.refuse("scale_attn_by_inverse_layer_idx", False)
     f.refuse("scale_attn_weights", True)
     f.refuse("add_cross_attention", False)
-    hidden, heads = f.size("n_embd"), f.size("n_head")
-    return DecoderConfig(
-        family="gpt2",
-        layers=f.layers("n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        ffn=f.size("n_inner", 4 * hidden),
-        vocab=f.size("vocab_size"),
-        context=f.size("n_positions"),
-        norm="layer",
-        norm_eps=f.number("layer_norm_epsilon"),
-        activation=f.activation("activation_function"),
-        gated=False,
-        learned_positions=True,
-        fused_qkv=True,
-        tied=f.flag("tie_word_embeddings", True),
-    )
+    return _named_as_gpt2(f, "gpt2", tied=True, learned_positions=True, fused_qkv=True)
+
+
+def gptj(f: HfFields) -> DecoderConfig:
+    rope = RopeConfig(base=10000.0, dims=f.size("rotary_dim"), style=RopeStyle.GptJ)
+    return _named_as_gpt2(f, "gptj", tied=False, rope=rope, parallel_residual=True, shared_norm=True)
 
 
 def gpt_neox(f: HfFields) -> DecoderConfig:
-    hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
-    head_dim = max(hidden // heads, 1)
+    head_dim = max(f.size("hidden_size") // f.size("num_attention_heads"), 1)
     if f.table("rope_parameters") or f.table("rope_scaling"):
         rope = rope_from_hf(f, head_dim)
     else:
         dims = int(head_dim * f.number("rotary_pct", 0.25))
         rope = RopeConfig(base=f.number("rotary_emb_base", 10000.0), dims=dims)
-    return DecoderConfig(
-        family="gpt_neox",
-        layers=f.layers("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
+    return _without_gates(
+        *(f, "gpt_neox", _LONG),
         ffn=f.size("intermediate_size"),
-        vocab=f.size("vocab_size"),
-        context=f.size("max_position_embeddings"),
-        norm="layer",
         norm_eps=f.number("layer_norm_eps", 1e-5),
         activation=f.activation("hidden_act"),
-        gated=False,
         rope=rope,
         fused_qkv=True,
         parallel_residual=f.flag("use_parallel_residual", True),
@@ -76,48 +87,15 @@ def opt(f: HfFields) -> DecoderConfig:
     f.refuse("do_layer_norm_before", True)
     f.refuse("_remove_final_layer_norm", False)
     f.refuse("layer_norm_elementwise_affine", True)
-    hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
-    f.refuse("word_embed_proj_dim", hidden)
-    return DecoderConfig(
-        family="opt",
-        layers=f.layers("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=max(hidden // heads, 1),
+    f.refuse("word_embed_proj_dim", f.size("hidden_size"))
+    return _without_gates(
+        *(f, "opt", _LONG),
         ffn=f.size("ffn_dim"),
-        vocab=f.size("vocab_size"),
-        context=f.size("max_position_embeddings"),
-        norm="layer",
         norm_eps=1e-5,
         activation=f.activation("activation_function"),
-        gated=False,
         learned_positions=True,
         position_offset=_OPT_OFFSET,
         tied=f.flag("tie_word_embeddings", True),
-    )
-
-
-def gptj(f: HfFields) -> DecoderConfig:
-    hidden, heads = f.size("n_embd"), f.size("n_head")
-    return DecoderConfig(
-        family="gptj",
-        layers=f.layers("n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=max(hidden // heads, 1),
-        ffn=f.size("n_inner", 4 * hidden),
-        vocab=f.size("vocab_size"),
-        context=f.size("n_positions"),
-        norm="layer",
-        norm_eps=f.number("layer_norm_epsilon"),
-        activation=f.activation("activation_function"),
-        gated=False,
-        rope=RopeConfig(base=10000.0, dims=f.size("rotary_dim"), style=RopeStyle.GptJ),
-        parallel_residual=True,
-        shared_norm=True,
-        tied=f.flag("tie_word_embeddings", False),
     )
 
 
