@@ -152,12 +152,19 @@ def _end(children: dict[int, subprocess.Popen[str]], death: _Death | None) -> No
             time.sleep(_LOOK)
     if death is not None:
         groups.append(children[death.rank].pid)
-    _signal_groups(groups, signal.SIGKILL)
+    # A killed service holds its port until the system has taken it down, and the next start may need that port.
+    limit = time.monotonic() + _GRACE
+    while (groups := _signal_groups(groups, signal.SIGKILL)) and time.monotonic() < limit:
+        time.sleep(_LOOK)
 
 
-def _signal_groups(groups: list[int], how: signal.Signals) -> None:
+def _signal_groups(groups: list[int], how: signal.Signals) -> list[int]:
+    """Those of the groups that there still are."""
+    there = []
     for group in groups:
         try:
             os.killpg(group, how)
         except ProcessLookupError:
             continue
+        there.append(group)
+    return there
