@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import run
 from pictures import colours, write_png
 
 import rlx
@@ -96,4 +97,4 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

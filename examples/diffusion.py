@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import run
 
 import rlx
 import rlx.numpy as rnp
@@ -92,9 +93,9 @@ def main(argv: list[str] | None = None) -> train.FitResult:
     if args.out is not None:
         pictures = np.clip(np.asarray(new_digits(result.state.params, 40)) * 127.5 + 127.5, 0, 255).astype(np.uint8)
         grid = pictures.reshape(4, 10, 28, 28).transpose(0, 2, 1, 3).reshape(112, 280)
-        train.write_png(args.out / "new_digits.png", grid)
+        train.write_png(args.out / "new_digits.png", grid.repeat(2, 0).repeat(2, 1))
     return result
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

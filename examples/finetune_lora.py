@@ -12,6 +12,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from command_line import run
+
 import rlx
 import rlx.models
 from rlx.finetune import AdapterConfig, FinetuneResult, finetune
@@ -56,4 +58,4 @@ def main(argv: list[str] | None = None) -> FinetuneResult:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

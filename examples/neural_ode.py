@@ -1,18 +1,22 @@
 """A neural ordinary differential equation: a network learns the velocity of a spiral from points of its path.
 
-    python examples/neural_ode.py --steps 1500
+    python examples/neural_ode.py --steps 1500 --out run
 
 The path is a `rlx.scan` of Runge-Kutta steps; with `num_checkpoints` its gradient keeps a few states and computes the
-others again, so that memory grows with the square root of the length.
+others again, so that memory grows with the square root of the length. `path.png` in the folder `--out` has the true
+path (black) and what is learned, from the same start (blue).
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import run
+from pictures import INKS, Canvas, write_png
 
 import rlx
 import rlx.numpy as rnp
@@ -44,12 +48,19 @@ def learned(params: Any) -> Any:
     return lambda y: NETWORK.apply(params, y**3)
 
 
+def draw_paths(place: Path, true: Any, found: Any) -> None:
+    canvas = Canvas((-2.2, -2.2), (2.2, 2.2), 480, 480)
+    canvas.line(true[:, 0], true[:, 1], INKS[5])
+    canvas.line(found[:, 0], found[:, 1], INKS[0], 2)
+    write_png(place, canvas.image)
+
+
 def main(argv: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--length", type=int, default=25, help="steps of the pieces of the path that are learned from")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--out", help="a folder for checkpoints, metrics and the loss curve")
+    parser.add_argument("--out", type=Path, help="a folder for checkpoints, metrics and pictures")
     args = parser.parse_args(argv)
     dt, total = 0.02, 500
     whole = np.asarray(path(spiral, np.float32([2, 0]), total, dt))
@@ -65,11 +76,13 @@ def main(argv: list[str] | None = None) -> float:
     optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adam(optim.cosine(2e-2, args.steps, 1e-4)))
     state = train.init_state(NETWORK.init(rlx.random.key(0), (1, 2)), optimizer)
     result = train.fit(train.make_step(loss, optimizer), state, pieces, args.steps, out=args.out)
-    again = np.asarray(path(learned(result.state.params), whole[0], 100, dt))
-    error = float(np.abs(again - whole[1:101]).mean())
+    again = np.asarray(path(learned(result.state.params), whole[0], total - 1, dt))
+    if args.out is not None:
+        draw_paths(args.out / "path.png", whole, again)
+    error = float(np.abs(again[:100] - whole[1:101]).mean())
     print(f"mean distance after {args.steps} steps, along 100 steps of the path: {error:.3f}")
     return error
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,15 +1,21 @@
 """A physics-informed network: it learns the travelling wave of the Korteweg-de Vries equation u_t + 6·u·u_x + u_xxx = 0
 from the equation itself, its start and its edges; no solution is shown to it. Third derivatives by nested `rlx.jvp`.
 
-    python examples/pinn.py --steps 3000
+    python examples/pinn.py --steps 3000 --out run
+
+`wave.png` in the folder `--out` has the exact wave (thin) and what is learned (thick): at the start, half way and at
+the end.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import run
+from pictures import INKS, Canvas, write_png
 
 import rlx
 import rlx.numpy as rnp
@@ -69,12 +75,21 @@ def loss(params: Any, batch: Any) -> Any:
     return inside + 20 * outside
 
 
+def draw_waves(path: Path, params: Any) -> None:
+    x = np.linspace(LEFT, RIGHT, 321).astype("f4")
+    canvas = Canvas((LEFT, -0.1), (RIGHT, 1.1), 640, 360)
+    for t, ink in zip(np.float32([0, END / 2, END]), INKS):
+        canvas.line(x, np.asarray(wave(params, x, np.full_like(x, t))), ink, 3)
+        canvas.line(x, exact(x, t), INKS[5])
+    write_png(path, canvas.image)
+
+
 def main(argv: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--points", type=int, default=512)
     parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--out", help="a folder for checkpoints, metrics and the loss curve")
+    parser.add_argument("--out", type=Path, help="a folder for checkpoints, metrics and pictures")
     args = parser.parse_args(argv)
     optimizer = optim.adam(optim.cosine(args.rate, args.steps, 1e-5))
     state = train.init_state(NETWORK.init(rlx.random.key(0), (1, 2)), optimizer)
@@ -82,10 +97,12 @@ def main(argv: list[str] | None = None) -> float:
     result = train.fit(step, state, lambda n: points(n, args.points), args.steps, out=args.out, save_every=500)
     x, t = (a.reshape(-1).astype("f4") for a in np.meshgrid(np.linspace(LEFT, RIGHT, 81), np.linspace(0, END, 21)))
     found, wanted = np.asarray(wave(result.state.params, x, t)), exact(x, t)
+    if args.out is not None:
+        draw_waves(args.out / "wave.png", result.state.params)
     error = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
     print(f"distance to the exact wave: {error:.2%} of it, after {args.steps} steps")
     return error
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

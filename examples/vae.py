@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import run
 
 import rlx
 import rlx.numpy as rnp
@@ -56,9 +57,9 @@ def main(argv: list[str] | None = None) -> train.FitResult:
     print(f"bound {last['loss']:.1f} nats: {last['pixels']:.1f} for the pixels, {last['divergence']:.1f} for the code")
     if args.out is not None:
         grid = new_digits(result.state.params, 40).reshape(4, 10, 28, 28).transpose(0, 2, 1, 3).reshape(112, 280)
-        train.write_png(args.out / "new_digits.png", np.uint8(255 * grid))
+        train.write_png(args.out / "new_digits.png", np.uint8(255 * grid).repeat(2, 0).repeat(2, 1))
     return result
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,6 +7,7 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
+from rlx import ops
 from rlx.errors import AutodiffError
 
 rng = np.random.default_rng(0)
@@ -328,3 +329,32 @@ def test_stop_gradient_hides_what_has_no_rule():
         return x * rlx.ops.Bitcast("f64")(rlx.stop_gradient(x))
 
     close(rlx.grad(f)(np.float64(3.0)), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "is_joined"),
+    [
+        ([(0, 2), (2, 3), (5, 1)], True),
+        ([(4, 2), (0, 3)], True),  # with a gap
+        ([(1, 2), (4, 1)], True),  # and with ends that nobody reads
+        ([(0, 4), (2, 4)], False),  # what is read twice is added up
+        ([(1, 3)], False),
+    ],
+)
+def test_gradients_of_parts_are_joined(cuts, is_joined):
+    """Parts that lie side by side become one array again, without zeros around each of them."""
+    weights = [rng.normal(size=(3, size)) for _, size in cuts]
+
+    def loss(x):
+        parts = [ops.narrow(x, 1, start, size) for start, size in cuts]
+        return sum(rnp.sum(w * p * p) for w, p in zip(weights, parts))
+
+    x = rng.normal(size=(3, 6))
+    wanted = np.zeros((3, 6))
+    for (start, size), w in zip(cuts, weights):
+        wanted[:, start : start + size] += 2 * w * x[:, start : start + size]
+    np.testing.assert_allclose(rlx.grad(loss)(x), wanted, rtol=1e-12)
+    kinds = [node.op.mnemonic for node in rlx.trace(rlx.grad(loss), x).graph.nodes]
+    assert ("pad" not in kinds) == is_joined and kinds.count("concat") == is_joined
+    second = rlx.jacfwd(rlx.grad(loss))(x).reshape(18, 18)
+    np.testing.assert_allclose(second, np.diag((wanted / x).reshape(-1)), rtol=1e-12)

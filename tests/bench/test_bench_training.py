@@ -71,6 +71,32 @@ def test_a_suite_runs_from_processes_to_table_and_json(quick_limits, monkeypatch
     assert "GPT tiny" in training_table(result)
 
 
+def test_scans_run_by_turns():
+    """Each is compiled in a process that is not measured, and its memory is what it has beyond that before its call."""
+    started = []
+
+    class Recorded:
+        def __init__(self):
+            self.number, self.rounds = len(started), []
+            started.append(self)
+
+        def ask(self, request):
+            if request["do"] == "round":
+                self.rounds.append(sum(len(w.rounds) for w in started))
+                return {"seconds": float(self.number), "peak": 100 + self.number}
+            np.save(request["result"], np.zeros(1))
+            return {"seconds": 9.0, "held": 60}
+
+        def close(self):
+            self.is_closed = True
+
+    cases = [Case(f"scan {k}", "scan", "scan", {**SIZES["scan"], "checkpoints": k}) for k in (0, 4)]
+    timings = training._scan_times(cases, Recorded, 3, lambda text: None)
+    assert [(t.seconds, t.rounds, t.memory) for t in timings] == [(2.0, (2.0,) * 3, 42), (3.0, (3.0,) * 3, 43)]
+    assert [w.rounds for w in started] == [[], [], [0, 2, 4], [1, 3, 5]]
+    assert all(w.is_closed for w in started)
+
+
 def test_the_table_says_how_much_of_the_memory_of_others_is_taken():
     timings = {
         "rlx": Timing(1.0, (1.0, 1.0), limit=0.8, memory=300_000_000),

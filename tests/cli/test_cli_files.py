@@ -169,3 +169,26 @@ def test_a_command_loads_no_more_than_it_needs(model):
         "assert not {'llvmlite', 'tokenizers', 'jinja2', 'rlx.ops', 'rlx.runtime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(model)], check=True, capture_output=True)
+
+
+def test_commands_take_graphs_as_text_and_as_saved(tmp_path, capsys):
+    """Both under the same ending. Weights that nobody has values for are an error where they would be written."""
+    g = rlx.Graph("dense")
+    g.set_outputs([rlx.relu(g.input("x", ("B", 8), "f32") @ g.param("w", (8, 4), "f32"))])
+    (tmp_path / "text.rlx").write_text(str(g))
+    rlx.save_graph(g, tmp_path / "saved.rlx")
+    for name in ("text", "saved"):
+        graph = tmp_path / f"{name}.rlx"
+        code, out, _ = run(capsys, "explain", graph)
+        assert code == 0 and out.startswith("cpu: @dense")
+        made = tmp_path / f"{name}-amd"
+        code, _, _ = run(capsys, "export", "rocm", graph, made, "--option", "arch=gfx942")
+        assert code == 0 and sorted(f.name for f in made.iterdir()) == ["gfx942.hsaco", "kernels.md"]
+        code, _, _ = run(capsys, "export", "cpu", graph, tmp_path / f"{name}.rlxc", "--option", "weights=none")
+        assert code == 0
+        code, _, err = run(capsys, "export", "cpu", graph, tmp_path / "no.rlxc")
+        assert code == 1 and "a graph has no values for its params (w)" in err and not (tmp_path / "no.rlxc").exists()
+    (tmp_path / "rubbish.rlx").write_bytes(b"\xff\xfe\x00")
+    for command in (["explain"], ["export", "rocm"], ["inspect"]):
+        code, _, err = run(capsys, *command, tmp_path / "rubbish.rlx", *(["o"] if command[0] == "export" else []))
+        assert code == 1 and "nor a file of rlx.save_graph" in err

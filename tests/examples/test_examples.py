@@ -2,7 +2,10 @@
 
 import gzip
 import importlib.util
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +20,21 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 rng = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def beside_each_other(monkeypatch):
+    """As when they are run: examples import what lies beside them."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
 def example(name):
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(b"\x89PNG")
 
 
 def write_idx(path, array):
@@ -99,7 +112,7 @@ def test_vae_draws(digits):
     options = ["--data", str(digits), "--train", "tiny", "--out", str(out), "--batch", "20", "--epochs", "10"]
     result = module.main(options)
     assert result.history[-1]["loss"] < 0.7 * result.history[0]["loss"]
-    assert (out / "new_digits.png").read_bytes().startswith(b"\x89PNG")
+    assert is_picture(out / "new_digits.png")
 
 
 def test_diffusion_removes_noise_and_draws(digits):
@@ -108,10 +121,10 @@ def test_diffusion_removes_noise_and_draws(digits):
     options = ["--data", str(digits), "--train", "tiny", "--out", str(out), "--batch", "20", "--epochs", "15"]
     result = module.main(options)
     assert np.mean([r["loss"] for r in result.history[-10:]]) < 0.8 * result.history[0]["loss"]
-    assert (out / "new_digits.png").read_bytes().startswith(b"\x89PNG")
+    assert is_picture(out / "new_digits.png")
 
 
-def test_pinn_has_third_derivatives_and_learns():
+def test_pinn_has_third_derivatives_and_learns(tmp_path):
     module = example("pinn")
     x = np.linspace(0, 1, 5)
 
@@ -119,7 +132,8 @@ def test_pinn_has_third_derivatives_and_learns():
         return module.along(lambda x: module.along(lambda x: module.along(rnp.sin, x)[1], x)[1], x)[1]
 
     np.testing.assert_allclose(np.asarray(third(x)), -np.cos(x), rtol=1e-12)
-    assert module.main(["--steps", "60", "--points", "64"]) < 1.2
+    assert module.main(["--steps", "60", "--points", "64", "--out", str(tmp_path)]) < 1.2
+    assert is_picture(tmp_path / "wave.png")
 
 
 def test_the_exact_wave_solves_the_equation():
@@ -135,7 +149,7 @@ def test_the_exact_wave_solves_the_equation():
     np.testing.assert_allclose(np.asarray(module.residual(None, x, t)), 0, atol=1e-9)
 
 
-def test_neural_ode_follows_and_checkpoints_change_nothing():
+def test_neural_ode_follows_and_checkpoints_change_nothing(tmp_path):
     module = example("neural_ode")
     start = np.float64([[2.0, 0.0], [1.0, 1.0]])
 
@@ -144,10 +158,11 @@ def test_neural_ode_follows_and_checkpoints_change_nothing():
 
     whole, parts = (np.asarray(rlx.grad(lambda y, k=k: total(y, k))(start)) for k in (0, 3))
     np.testing.assert_allclose(parts, whole, rtol=1e-12)
-    assert module.main(["--steps", "200", "--length", "9", "--batch", "8"]) < 1.2
+    assert module.main(["--steps", "200", "--length", "9", "--batch", "8", "--out", str(tmp_path)]) < 1.2
+    assert is_picture(tmp_path / "path.png")
 
 
-def test_forces_are_minus_the_slope_of_the_energy():
+def test_forces_are_minus_the_slope_of_the_energy(tmp_path):
     """By central differences in f64; turning the cluster turns the forces; and it learns."""
     module = example("force_field")
     positions = module.clusters(0, 2)["positions"].astype("f8")
@@ -159,11 +174,13 @@ def test_forces_are_minus_the_slope_of_the_energy():
     turn = np.linalg.qr(rng.standard_normal((3, 3)))[0]
     _, turned = module.with_forces(module.lennard_jones)(positions @ turn)
     np.testing.assert_allclose(np.asarray(turned), np.asarray(forces) @ turn, rtol=1e-8, atol=1e-9)
-    assert module.main(["--steps", "300", "--batch", "16"]) < 0.75
+    assert module.main(["--steps", "300", "--batch", "16", "--out", str(tmp_path)]) < 0.75
+    assert is_picture(tmp_path / "forces.png")
 
 
-def test_gaussian_process_finds_the_noise():
-    found = example("gp_regression").main(["--steps", "120", "--points", "40"])
+def test_gaussian_process_finds_the_noise(tmp_path):
+    found = example("gp_regression").main(["--steps", "120", "--points", "40", "--out", str(tmp_path)])
+    assert is_picture(tmp_path / "curve.png")
     assert 0.1 < found["noise"] < 0.35 and 0.3 < found["length"] < 3
 
 
@@ -199,9 +216,24 @@ def test_finetune_lora_learns(tmp_path, capsys):
 
 
 @pytest.mark.real
-def test_a_sentence_encoder_learns_what_codes_mean(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def test_a_sentence_encoder_learns_what_codes_mean(tmp_path, capsys):
     before, after = example("contrastive_minilm").main(["--steps=100", "--out", str(tmp_path / "tuned")])
     assert before < 0.3 and after > 0.9
     assert "100 steps" in capsys.readouterr().out and (tmp_path / "tuned" / "similarities.png").stat().st_size > 500
     assert (tmp_path / "tuned" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["char_gpt", "mnist_convnet", "vae", "diffusion", "finetune_lora"])
+def test_data_that_is_not_there_is_one_line(name, tmp_path):
+    """As a command, from another folder; nothing is left behind."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--data", "absent.txt", "--out", "run"]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "src")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "" and not list(tmp_path.iterdir())
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith(f"{name}.py: absent.txt")
+    assert "there is no such f" in done.stderr
+
+
+def test_names_of_files_that_are_there_are_told(digits):
+    with pytest.raises(FormatError, match=r"no such file; the folder has test-images-idx3-ubyte\.gz, test-labels"):
+        train.read_idx(digits / "train-images-idx3-ubyte.gz")

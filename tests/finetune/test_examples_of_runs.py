@@ -113,5 +113,5 @@ def test_templates_that_rewrite_what_was_said_are_refused(tokenizer, tmp_path):
 
 def test_models_without_a_template_say_what_to_do(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", {"messages": TALK})
-    with pytest.raises(FormatError, match="line 1: this model has no chat template"):
+    with pytest.raises(FormatError, match="line 1: the model has no chat template"):
         chat_batches(file, byte_tokenizer(), batch=1, length=100)

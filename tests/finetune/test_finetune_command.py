@@ -137,6 +137,9 @@ def test_wrong_adapters_and_lengths_are_named(place, capsys, tmp_path):
     empty.write_text("")
     words = ["finetune", model, "--data", str(empty), "--out", str(tmp_path / "x")]
     assert "the file is empty" in failed(capsys, words)
+    below_a_file = failed(capsys, command(place, "text.txt/run", 1))
+    assert "cannot be written to: Not a directory; choose another one" in below_a_file
+    assert "text.txt is a file; a run is written to a folder" in failed(capsys, command(place, "text.txt", 1))
     assert not (tmp_path / "x").exists()
 
 

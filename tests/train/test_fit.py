@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import struct
 import subprocess
 import sys
@@ -77,6 +78,33 @@ def test_ctrl_c_saves(tmp_path):
     assert [s for s, _ in train.checkpoint_files(tmp_path)] == [6]
 
 
+def test_ctrl_c_in_a_step_waits_for_its_end(tmp_path):
+    """A step overwrites its state, so that one that is broken off could not be saved; a second Ctrl-C does not wait."""
+    step, state, batches = small_run.parts()
+    times = 1
+
+    def interrupted(state, batch):
+        result = step(state, batch)
+        if int(result[0].step) == 6:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return result
+
+    own = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train.fit(interrupted, state, batches, 10, out=tmp_path / "one", save_every=4)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        times = 2
+        with pytest.raises(KeyboardInterrupt):
+            train.fit(interrupted, small_run.parts()[1], batches, 10, out=tmp_path / "two", save_every=4)
+    finally:
+        signal.signal(signal.SIGINT, own)
+    assert [s for s, _ in train.checkpoint_files(tmp_path / "one")] == [4, 6]
+    assert [s for s, _ in train.checkpoint_files(tmp_path / "two")] == [4]
+    assert len(train.read_metrics(tmp_path / "one" / "metrics.jsonl")) == 6
+
+
 def log_loss(params, batch):
     return rnp.log(params["w"]) + 0 * batch
 
@@ -125,6 +153,32 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path):
         "step-00000008.safetensors",
     ]
     assert train.load_checkpoint(tmp_path / "run", small_run.parts()[1])[1].step == 8
+
+
+def test_a_broken_checkpoint_says_how_to_go_on(tmp_path):
+    small_run.run(tmp_path, 8)
+    newest, before = tmp_path / "step-00000008.safetensors", tmp_path / "step-00000004.safetensors"
+    newest.write_bytes(newest.read_bytes()[:500])
+    with pytest.raises(FormatError, match=r"00008\.safetensors: .*remove it, and the run goes on from step-00000004"):
+        small_run.run(tmp_path, 12)
+    newest.unlink()
+    assert len(small_run.run(tmp_path, 12).history) == 12
+    for file in tmp_path.glob("step-*"):
+        file.unlink()
+    before.write_bytes(b"")
+    with pytest.raises(FormatError, match=r"00004\.safetensors: .*broken: remove it, and the run begins again"):
+        small_run.run(tmp_path, 12)
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    """Below a file no folder can be made, by no user; a metrics.jsonl that is a folder cannot be written."""
+    (tmp_path / "file").write_text("")
+    message = "the folder of the run cannot be written to: .*; choose another one"
+    with pytest.raises(TrainingError, match=message):
+        small_run.run(tmp_path / "file" / "run", 4)
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(TrainingError, match=message):
+        small_run.run(tmp_path / "run", 4)
 
 
 def test_what_fit_refuses(tmp_path):
@@ -242,3 +296,20 @@ def test_metrics_file_with_rubbish_inside_is_refused(tmp_path):
     path.write_text(json.dumps([1]) + "\n")
     with pytest.raises(FormatError, match="an object with a step"):
         train.read_metrics(path)
+
+
+def test_a_run_goes_on_with_its_own_sizes(tmp_path):
+    """settings.json has what the run began with; a file cannot be its folder."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"to be or not to be, " * 60)
+    sizes = train.CharGpt(1, 16, 2, 16)
+    out = tmp_path / "run"
+    train.train_char_gpt(text, 2, out=out, model=sizes, batch=2)
+    assert json.loads((out / "settings.json").read_text())["layers"] == 1
+    with pytest.raises(TrainingError, match=r"began with another width: 16, now it is 32; use the same settings"):
+        train.train_char_gpt(text, 4, out=out, model=sizes._replace(width=32), batch=2)
+    (out / "settings.json").write_text("{")
+    with pytest.raises(TrainingError, match=r"settings\.json is not JSON"):
+        train.train_char_gpt(text, 4, out=out, model=sizes, batch=2)
+    with pytest.raises(TrainingError, match=r"text.txt is a file; a run is written to a folder"):
+        train.train_char_gpt(text, 2, out=text, model=sizes, batch=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlx.autodiff.derive import expand_for, leads_to, leaves_in, no_rule
 from rlx.autodiff.replay import Replay, Value
@@ -11,9 +11,11 @@ from rlx.errors import InternalError, NoVjpRule
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
 from rlx.ir.op import Op
+from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor
 from rlx.ops.control.body_transforms import depends_on, tangent_type
-from rlx.ops.define.rules import add_tangents, as_type
+from rlx.ops.define.rules import add_tangents, as_type, zeros_of
+from rlx.ops.shape.movement import Narrow, concat
 
 
 class Pullback:
@@ -38,15 +40,25 @@ class Pullback:
         """Cotangents of the chosen leaves for cotangents of the outputs; None is zero."""
         # Of a node with several results, one cotangent per result.
         collected: dict[NodeId, list[Tensor | None]] = {}
+        # Of a node of which parts are read, those of the parts: they are joined when all are there.
+        parts: dict[NodeId, list[_Part]] = {}
         for output, ct in zip(self.graph.outputs, cotangents, strict=True):
             if ct is not None and output in self.active:
                 self._add(collected, output, 0, ct)
         for node in reversed(self.graph.nodes):
+            if node.id in parts:
+                with self.replay.into.originating(node.origin):
+                    for ct in _joined(parts.pop(node.id)):
+                        self._add(collected, node.id, 0, ct)
             received = collected.get(node.id)
             if received is None or node.is_leaf or node.id not in self.active:
                 continue
             if isinstance(node.op, Project):
                 self._add(collected, node.inputs[0], node.op.index, received[0])
+                continue
+            if isinstance(node.op, Narrow) and received[0] is not None:
+                (operand,) = self.replay.operands(node)
+                parts.setdefault(node.inputs[0], []).append(_Part(node.op, received[0], operand))
                 continue
             self._pull_node(node, received, collected)
         return [collected[i][0] if i in collected else None for i in self.wrt]
@@ -77,6 +89,42 @@ class Pullback:
         slots = collected.setdefault(node_id, [None] * len(shapes))
         previous = slots[index]
         slots[index] = typed if previous is None else add_tangents(previous, typed)
+
+
+class _Part(NamedTuple):
+    """A part of a value that was read, and its cotangent."""
+
+    op: Narrow
+    ct: Tensor
+    operand: Any
+
+    @property
+    def axis(self) -> int:
+        return self.op.axis % len(self.operand.shape)
+
+
+def _joined(parts: Sequence[_Part]) -> list[Tensor]:
+    """The cotangents of a value of which parts were read: one where they lie side by side, else one for each, which
+    is 0 elsewhere. Queries, keys and values that were one product become one again."""
+    axes = {part.axis for part in parts}
+    places = sorted(parts, key=lambda part: part.op.start) if all(_is_fixed(p) for p in parts) else []
+    ends = [part.op.start + part.op.len for part in places]
+    if len(parts) < 2 or len(axes) > 1 or not places or any(p.op.start < end for p, end in zip(places[1:], ends)):
+        return [part.op.vjp(part.ct, part.ct, part.operand) for part in parts]
+    (axis,), operand = axes, parts[0].operand
+    pieces: list[Tensor] = []
+    at: Size = 0
+    for start, stop, ct in [*((p.op.start, end, p.ct) for p, end in zip(places, ends)), (operand.shape[axis], 0, None)]:
+        if start != at:
+            pieces.append(zeros_of(parts[0].ct.type.with_dim(axis, start - at), operand))
+        if ct is not None:
+            pieces.append(ct)
+        at = stop
+    return [concat(pieces, axis)]
+
+
+def _is_fixed(part: _Part) -> bool:
+    return isinstance(part.op.start, int) and isinstance(part.op.len, int)
 
 
 def pull_back(

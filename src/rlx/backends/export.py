@@ -52,6 +52,10 @@ class Exporter(ABC):
                 raise RlxError(f"export: there is no option {name!r}; known: {known}")
         return options or {}
 
+    def needs_weights(self, options: Mapping[str, str]) -> bool:
+        """Whether what is written has the values of weights in it."""
+        return True
+
     @abstractmethod
     def export(
         self, graph: Graph, params: Mapping[str, Array], out: Path, options: Mapping[str, str] | None = None

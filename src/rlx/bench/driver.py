@@ -159,7 +159,7 @@ def run_case(
         entry = FAMILIES[family][name]
         tell(f"{name}, first call")
         try:
-            first_call, held[name], found = _prepare(case, worker)
+            first_call, held[name], found = prepare(case, worker)
         except EngineProblem as problem:
             timings[name] = Timing(None, problem=str(problem))
             continue
@@ -194,7 +194,7 @@ def _difference(peak: int | None, held: int | None) -> int | None:
     return None if peak is None or held is None else max(peak - held, 0)
 
 
-def _prepare(case: Case, worker: Worker) -> tuple[float, int | None, Array]:
+def prepare(case: Case, worker: Worker) -> tuple[float, int | None, Array]:
     """Seconds of the first call, bytes that the process had before it, and its result."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.npy"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlx.bench.driver import BenchResult, CaseResult, Progress, Timing, chosen_engines, report_step, run_case
+from rlx.bench.driver import BenchResult, CaseResult, Progress, Timing, chosen_engines, prepare, report_step, run_case
 from rlx.bench.engine_process import EngineProblem, Worker
 from rlx.bench.engines import ADAPTER_VARIABLE, DEVICE_VARIABLE, MODEL_VARIABLE, OURS, is_ours
 from rlx.bench.limits import Limits, measure_limits, measure_update_stream
@@ -65,7 +65,7 @@ CASES = (
         Case("AdamW alone, 25 M parameters", "update", "adamw", {"parameters": 25_000_000}),
         ("torch", "torch foreach", "jax"),
     ),
-    *(_scan_case(checkpoints) for checkpoints in (0, 32, 64, 128)),
+    *(_scan_case(checkpoints) for checkpoints in (0, 32, 45, 64, 100, 128, 256)),
 )
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "batch": 8, "length": 1024, "vocabulary": 50304, "bf16": 1}
 GPU_CASES = (
@@ -116,7 +116,7 @@ def run_training(
         return sys.executable if is_ours(name) else peer_python or sys.executable
 
     with tempfile.TemporaryDirectory() as scratch:
-        for place, beside in wanted:
+        for place, beside in (c for c in wanted if c.case.program != "scan"):
             if place.program == "lora" and model is None:
                 missing[place.name] = "no model; pull one with `rlx pull smollm2`, or name a GGUF file with --model"
                 continue
@@ -141,6 +141,12 @@ def run_training(
             # What a GPU can do is measured by benchmarks of its own.
             least = _least_seconds(place, limits, threads, model, tell) if is_host else 0.0
             results.append(CaseResult(place, {n: t._replace(limit=least) for n, t in timings.items()}))
+        scans = [c.case for c in wanted if c.case.program == "scan"]
+        if scans:
+            measured = _scan_times(scans, lambda: Worker(FAMILY, OURS, python(OURS), threads), rounds, progress)
+            for case, timing in zip(scans, measured, strict=True):
+                least = _least_seconds(case, limits, threads, model, progress)
+                results.append(CaseResult(case, {OURS: timing._replace(limit=least)}))
         if compiles:
             names = [n for n in chosen if is_ours(n) or n in COMPILE_PEERS]
             found = _compile_times(names, python, threads, min(rounds, 3), progress)
@@ -157,6 +163,36 @@ def _least_seconds(case: Case, limits: Limits, threads: int, model: Path | None,
         return lora_flops(case.sizes, *_lora_elements(model, case.sizes["rank"])) / limits.flops
     flops = {"gpt": gpt_flops, "convnet": convnet_flops, "scan": scan_flops}[case.program]
     return flops(case.sizes) / limits.flops
+
+
+def _scan_times(cases: list[Case], start: Callable[[], Worker], rounds: int, tell: Progress) -> list[Timing]:
+    """Loops that keep more and fewer states, each in a process of its own, in rounds by turns: they are compared with
+    one another. Their code is on disk before, so that the memory of none is that of the compiler."""
+    for case in cases:
+        worker = start()
+        try:
+            tell(f"{case.name}: compiling")
+            prepare(case, worker)
+        finally:
+            worker.close()
+    workers: list[Worker] = []
+    try:
+        held = []
+        for case in cases:
+            workers.append(start())
+            held.append(prepare(case, workers[-1])[1])
+        times: list[list[float]] = [[] for _ in cases]
+        peaks = [0 for _ in cases]
+        for number in range(rounds):
+            tell(f"gradients of scans, round {number + 1}/{rounds}")
+            for i, worker in enumerate(workers):
+                answer = worker.ask({"do": "round", "seconds": 0.1})
+                times[i].append(answer["seconds"])
+                peaks[i] = max(peaks[i], (answer.get("peak") or 0) - (held[i] or 0))
+    finally:
+        for worker in workers:
+            worker.close()
+    return [Timing(statistics.median(t), tuple(t), memory=peak or None) for t, peak in zip(times, peaks)]
 
 
 def _lora_elements(model: Path | None, rank: int) -> tuple[float, float, float]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rlx.cli import add_command
 from rlx.cli.arguments import path as path_argument
 from rlx.cli.waiting import Waiting
-from rlx.errors import FormatError, RlxError
+from rlx.errors import RlxError
 from rlx.models.config_hf_encoders import is_encoder
 from rlx.models.model_files import read_json
 from rlx.models.pull import find_model
@@ -26,19 +26,13 @@ from rlx.models.pull import find_model
 if TYPE_CHECKING:
     from rlx.cli import Subparsers
     from rlx.compile.report.report import CompileReport
-    from rlx.ir.graph import Graph
     from rlx.models.language_model import LanguageModel
     from rlx.models.text_encoder import TextEncoder
-
-# A graph is text; what is larger than this is something else.
-_MAX_GRAPH_BYTES = 64 << 20
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "explain", __doc__)
-    parser.add_argument(
-        "path", metavar="MODEL", help="a model (file, directory or name), or a file with a graph's text"
-    )
+    parser.add_argument("path", metavar="MODEL", help="a model (file, directory or name), or a file with a graph")
     parser.add_argument("--device", default="cpu", help="for which device; see `rlx devices` (default: cpu)")
     parser.add_argument("--profile", action="store_true", help="also run a model once, for the times of its kernels")
     output = parser.add_mutually_exclusive_group()
@@ -101,22 +95,8 @@ def holds_encoder(path: Path) -> bool:
 
 
 def _graph_report(path: Path, device: str) -> CompileReport:
-    """The report of a graph that was printed into a file."""
+    """The report of a graph in a file."""
+    from rlx.cli.graph_files import read_graph
     from rlx.runtime.session import Session
 
     return Session(device).compile(read_graph(path)).report
-
-
-def read_graph(path: Path) -> Graph:
-    """The graph that was printed into a file."""
-    from rlx.ir.text.graph_text import parse
-
-    if not path.is_file():
-        raise FormatError(f"{path}: a regular file is needed")
-    if path.stat().st_size > _MAX_GRAPH_BYTES:
-        raise FormatError(f"{path}: too large for the text of a graph")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise FormatError(f"{path}: neither a model (.gguf or a directory) nor the text of a graph") from None
-    return parse(text)

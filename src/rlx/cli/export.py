@@ -1,8 +1,9 @@
 """Write a model or a program as files for a target.
 
-MODEL is a GGUF file, a Hugging Face directory, the name of a pulled model, or the text of a graph (.rlx). For the
-target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` runs without compiling anything. For the
-target web it is a folder with a page that any file server can serve; `rlx serve-web OUT` tries it.
+MODEL is a GGUF file, a Hugging Face directory, the name of a pulled model, or a graph (.rlx: its text, or a file of
+`rlx.save_graph`). For the target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` runs without
+compiling anything. For the target web it is a folder with a page that any file server can serve; `rlx serve-web OUT`
+tries it. For rocm it is a folder with a code object for each chip.
 
 Microcontrollers take integer programs (.rlxq, from `rlx quantize-graph`), or `mnist`, which comes with rlx; OUT is a
 folder with C that needs no library. The target fpga takes them too; OUT is a folder with Verilog and a testbench. For
@@ -12,6 +13,7 @@ examples:
   rlx export cpu smollm2 smollm2.rlxc
   rlx export cpu graph.rlx graph.rlxc --option weights=none
   rlx export web smollm2 page --gpu
+  rlx export rocm graph.rlx graph-amd --option arch=gfx942,gfx1100
   rlx export cortex-m digits.rlxq digits-m4 --cpu cortex-m4 --check host
   rlx export fpga mnist digits-up5k --part up5k --max-cycles 400000 --report --check
   rlx export tpu graph.rlx graph-v5e --topology v5e:2x4
@@ -100,13 +102,13 @@ def export(target: str, args: argparse.Namespace) -> int:
 
 
 def _exported(exporter: Exporter, model: str, out: Path, options: Mapping[str, str]) -> Exported:
-    import rlx
-
     if model.endswith((".rlx", ".txt")):
-        graph = rlx.parse(Path(model).read_text(encoding="utf-8"))
-        if graph.params:
+        from rlx.cli.graph_files import read_graph
+
+        graph = read_graph(Path(model))
+        if graph.params and exporter.needs_weights(options):
             names = ", ".join(str(n.name) for n in graph.params[:3])
-            raise RlxError(f"{model}: a text has no values for its params ({names}); make them constants or inputs")
+            raise RlxError(f"{model}: a graph has no values for its params ({names}); make them constants or inputs")
         return exporter.export(graph, {}, out, options)
     from rlx.models.exporting import model_program
 

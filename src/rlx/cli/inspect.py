@@ -120,18 +120,13 @@ def _is_model(path: Path) -> bool:
 
 def _show_graph(path: Path, as_json: bool) -> int:
     """A graph saved by `save_graph`, or its text. It is only shown, so it may be what the compiler made of one."""
-    import rlx
+    from rlx.cli.graph_files import read_graph
     from rlx.ir.serialize import to_json
 
-    with open(path, "rb") as file:
-        start = file.read(4)
-    if start == b"RLXG" or start[:1] == b"{":
-        graph = rlx.load_graph(path, allow_lowered=True)
-    else:
-        try:
-            graph = rlx.parse(path.read_text(encoding="utf-8"), allow_lowered=True)
-        except (ParseError, UnicodeDecodeError) as error:
-            raise FormatError(f"{path} is not GGUF, safetensors or the text of a graph: {error}") from None
+    try:
+        graph = read_graph(path, allow_lowered=True)
+    except ParseError as error:
+        raise FormatError(f"{path} is not GGUF, safetensors or the text of a graph: {error}") from None
     print(to_json(graph, indent=2) if as_json else str(graph))
     return 0
 

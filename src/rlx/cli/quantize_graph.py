@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.cli import add_command
 from rlx.cli.arguments import path, require_new
+from rlx.cli.graph_files import read_graph
 from rlx.errors import FormatError, RlxError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from rlx.cli import Subparsers
-    from rlx.ir.graph import Graph
     from rlx.quantized import Program
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     require_new(args.out, args.force, args.graph)
     if args.labels is not None and args.data is None:
         raise RlxError("--labels are those of --data, which is missing")
-    graph, weights = _graph(args.graph), _weights(args.weights)
+    graph, weights = read_graph(args.graph), _weights(args.weights)
     data = None if args.data is None else _array(args.data)
     name = FloatGraph(graph, weights).input_name
     batches = [] if data is None else [{name: data[n : n + _BATCH]} for n in range(0, len(data), _BATCH)]
@@ -89,17 +89,6 @@ def _print(args: argparse.Namespace, program: Program, report: Any) -> None:
         print(f"  {step.name:12} {type(step).__name__:9} {'x'.join(map(str, step.out.dims)) or 'label'}")
     if report is not None:
         print(report)
-
-
-def _graph(place: Path) -> Graph:
-    import rlx
-
-    if place.suffix in (".rlx", ".txt"):
-        try:
-            return rlx.parse(place.read_text(encoding="utf-8"))
-        except UnicodeDecodeError:
-            raise FormatError(f"{place}: this is no text; the text of a graph is UTF-8") from None
-    return rlx.load_graph(place)
 
 
 def _weights(place: Path | None) -> dict[str, Array]:

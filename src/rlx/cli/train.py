@@ -1,7 +1,7 @@
 """Train a small language model from nothing: a character-level GPT on any text file, and let it write at the end.
 
-The folder gets metrics.jsonl, loss.png and checkpoints: stop at any time, --resume goes on. To tune a model that exists
-already, use `rlx finetune`.
+The folder gets metrics.jsonl, loss.png, settings.json and checkpoints: stop at any time, --resume goes on. To tune a
+model that exists already, use `rlx finetune`.
 
 examples:
   rlx train --data book.txt --steps 2000 --out run
@@ -77,5 +77,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**facts, "text": text}))
     else:
         print(f"{args.out}: loss {last['loss']:.4f}, on text it has not seen {last.get('eval_loss', math.nan):.4f}")
-        print(text)
+        print(_without_controls(text))
     return 0
+
+
+def _without_controls(text: str) -> str:
+    """What a terminal shows as it is: a model that has learned little writes any bytes."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

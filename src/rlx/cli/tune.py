@@ -132,7 +132,8 @@ def _machine(device: Selection) -> Machine:
 
 def _subject(path: Path, args: argparse.Namespace) -> tuple[Callable[[], Any], Callable[[Any], Sequence[float]]]:
     """How the program of a file is compiled, and how its kernels are timed."""
-    from rlx.cli.explain import holds_encoder, read_graph
+    from rlx.cli.explain import holds_encoder
+    from rlx.cli.graph_files import read_graph
     from rlx.models.language_model import load
     from rlx.models.text_encoder import load_encoder
     from rlx.runtime.session import Session

@@ -159,6 +159,11 @@ def _turns(messages: Any, tokenizer: Tokenizer) -> Iterator[tuple[Ids, bool]]:
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
     ):
         raise FormatError("messages must be a list of objects with the texts role and content")
+    if tokenizer.chat_template is None:
+        raise FormatError(
+            "the model has no chat template, so that nobody knows how `messages` are written; give `prompt` and "
+            "`completion`, or a .txt file"
+        )
     done = ""
     for place, message in enumerate(messages):
         if message["role"] != "assistant":

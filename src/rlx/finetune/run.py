@@ -10,7 +10,6 @@ were trained, model.gguf.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections import Counter
@@ -29,21 +28,22 @@ from rlx.errors import OpError, TrainingError
 from rlx.finetune.divided import place_frozen, place_state
 from rlx.finetune.examples import IGNORED, ExampleBatches, example_batches
 from rlx.finetune.trainable import Trainable, trainable_decoder
-from rlx.formats.mapped_file import replace_file
 from rlx.models.adapter_files import write_peft
 from rlx.models.adapters import ALL_LINEAR, AdapterConfig
 from rlx.models.layouts import training_places
 from rlx.models.merging import write_changed
-from rlx.models.model_files import DecoderFiles, open_decoder, read_json
+from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.pull import find_model
 from rlx.models.weights import plain_weight
 from rlx.runtime.device import default_device
+from rlx.train.folders import folder_of
+from rlx.train.settings import agree_on_settings
 
 __all__ = ["FinetuneResult", "causal_loss", "finetune"]
 
 # Steps until the learning rate is what it stays; the moments of the first gradients mean little.
 _WARMUP = 10
-SETTINGS_NAME, MODEL_NAME = "settings.json", "model.gguf"
+MODEL_NAME = "model.gguf"
 
 
 class FinetuneResult(NamedTuple):
@@ -97,7 +97,7 @@ def finetune(
     peak = rate if rate is not None else (2e-5 if adapter is None else 2e-4)
     if not 0 < peak < 10:
         raise OpError(f"finetune: the learning rate must be above 0 and below 10, got {peak}")
-    place = Path(out)
+    place = folder_of(out)
     settings = {
         "model": files.path.name,
         "data": hashlib.sha256(Path(data).read_bytes()).hexdigest() if Path(data).is_file() else "",
@@ -113,7 +113,7 @@ def finetune(
     if layout is None and generator_for(default_device()) is not None:
         trainable = trainable.in_panels()
     if process_index() == 0:
-        _agree(place, settings)
+        agree_on_settings(place, settings)
     wait_for_all("finetune")
     warmup = optim.linear(peak / _WARMUP, peak, _WARMUP)
     optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(warmup, weight_decay=0.0))
@@ -146,23 +146,6 @@ class _WithFrozen:
 
     def __call__(self, step: int) -> dict[str, Any]:
         return {**self._batches(step), "frozen": self._frozen}
-
-
-def _agree(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse to go on with other settings than a run began with; write down those of a new one."""
-    place, wanted = folder / SETTINGS_NAME, json.loads(json.dumps(settings))
-    if place.is_file() and train.checkpoint_files(folder):
-        found = read_json(place)
-        different = [key for key in wanted if found.get(key) != wanted[key]]
-        if different:
-            key = different[0]
-            raise TrainingError(
-                f"{folder}: the run began with another {key}: {found.get(key)!r:.80}, now it is {wanted[key]!r:.80}; "
-                "use the same settings, or another folder"
-            )
-        return
-    with replace_file(place) as file:
-        file.write((json.dumps(wanted, indent=2) + "\n").encode())
 
 
 def _write(

@@ -18,8 +18,12 @@ import rlx
 import rlx.numpy as rnp
 from rlx import nn, optim
 from rlx.distributed.layouts import Layout
+from rlx.distributed.processes import process_index, wait_for_all
+from rlx.train.checkpoints import checkpoint_files
 from rlx.train.data import open_tokens, token_batches
+from rlx.train.folders import folder_of
 from rlx.train.loop import FitResult, fit
+from rlx.train.settings import agree_on_settings
 from rlx.train.steps import init_state, make_step
 
 __all__ = ["CharGpt", "char_gpt_loss", "char_gpt_text", "train_char_gpt"]
@@ -122,6 +126,10 @@ def train_char_gpt(
     schedule = optim.warmup_cosine(rate, steps // 20, steps, end=rate / 10)
     optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(schedule, b2=0.95, weight_decay=0.1))
     state = init_state(model.init(rlx.random.key(seed)), optimizer)
+    # Nothing is written before all settings are known to fit each other.
+    if out is not None and process_index() == 0 and (resume or not checkpoint_files(out)):
+        agree_on_settings(folder_of(out), {**model._asdict(), "batch": batch, "seed": seed})
+    wait_for_all("train")
     return fit(
         make_step(loss, optimizer),
         state if layout is None else layout.place_state(state),

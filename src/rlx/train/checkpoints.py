@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def load_checkpoint(path: str | os.PathLike[str], like: Any) -> tuple[Any, Check
         found = checkpoint_files(place)
         if not found:
             raise TrainingError(f"{place}: there is no checkpoint (step-*.safetensors) in this folder")
-        place = found[-1][1]
+        place = _newest(found)
     if place.is_dir():
         return _load_sharded(place, like)
     with open_safetensors(place) as file:
@@ -135,6 +136,17 @@ def load_checkpoint(path: str | os.PathLike[str], like: Any) -> tuple[Any, Check
                 f"{place}: the checkpoint is damaged: its step or its extra cannot be read: {error}"
             ) from None
     return tree.structure(like).unflatten(leaves), info
+
+
+def _newest(found: list[tuple[int, Path]]) -> Path:
+    """The last of some checkpoints; when it is broken, the one before it is a way out."""
+    place = found[-1][1]
+    try:
+        with open_safetensors(place) if place.is_file() else nullcontext():
+            return place
+    except FormatError as error:
+        before = f"goes on from {found[-2][1].name}" if len(found) > 1 else "begins again"
+        raise FormatError(f"{error}; the checkpoint is broken: remove it, and the run {before}") from None
 
 
 def _load_sharded(place: Path, like: Any) -> tuple[Any, CheckpointInfo]:

@@ -22,7 +22,7 @@ def read_idx(path: str | os.PathLike[str]) -> npt.NDArray[np.generic]:
     """The array of a file such as `t10k-images-idx3-ubyte.gz`."""
     place = Path(path)
     if not place.is_file():
-        raise FormatError(f"{place}: there is no such file")
+        raise FormatError(f"{place}: there is no such {_absent(place)}")
     data = place.read_bytes()
     if data[:2] == b"\x1f\x8b":
         try:
@@ -38,3 +38,11 @@ def read_idx(path: str | os.PathLike[str]) -> npt.NDArray[np.generic]:
     if len(sizes) != rank or len(data) != wanted:
         raise FormatError(f"{place}: {rank} axes of sizes {list(sizes)} need {wanted} bytes, the file has {len(data)}")
     return np.frombuffer(data, kind, offset=head).reshape(sizes).astype(kind.newbyteorder("="))
+
+
+def _absent(place: Path) -> str:
+    """What is not there, and what may have been meant instead."""
+    if not place.parent.is_dir():
+        return f"file, and no folder {place.parent}"
+    others = sorted(file.name for file in place.parent.glob("*-idx*"))
+    return f"file; the folder has {', '.join(others[:4])}" if others else "file; the folder has no IDX files"

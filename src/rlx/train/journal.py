@@ -62,7 +62,9 @@ class Journal:
                 # What is handed to the system survives the end of this process.
                 self._file.flush()
             except OSError as error:
-                raise TrainingError(f"{self._file.name}: metrics cannot be written: {error.strerror}") from error
+                raise TrainingError(
+                    f"{self._file.name}: metrics cannot be written: {error.strerror}. Make room and resume"
+                ) from error
 
     def close(self) -> None:
         if self._file is not None:

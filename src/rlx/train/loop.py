@@ -23,6 +23,8 @@ from rlx.errors import TrainingError
 from rlx.train.checkpoints import checkpoint_files, load_checkpoint, remove_unfinished, save_checkpoint
 from rlx.train.curves import curve_text, write_curve
 from rlx.train.data import BatchOf, Prefetch
+from rlx.train.folders import folder_of, writing_to
+from rlx.train.interrupts import HeldInterrupt
 from rlx.train.journal import Journal, Row
 from rlx.train.progress import ProgressLine
 from rlx.train.steps import Step, TrainState
@@ -99,11 +101,12 @@ def fit(
             "see rlx.train.array_batches and rlx.train.token_batches"
         )
     _check_settings(steps, save_every, evaluate, evaluate_every, patience)
-    folder = None if out is None else Path(out)
+    folder = None if out is None else folder_of(out)
     saved: dict[str, Any] = {}
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(folder)
+        with writing_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(folder)
         if checkpoint_files(folder):
             if not resume:
                 raise TrainingError(
@@ -114,14 +117,17 @@ def fit(
     first = int(state.step)
     # Of many processes only the first one writes what all of them know.
     told = folder if process_index() == 0 else None
-    run = _Run(step, state, folder, keep, Journal(told and told / "metrics.jsonl", first), _Best(saved))
+    run = _Run(step, state, folder, keep, _journal(told, first), _Best(saved))
     line = ProgressLine(first, steps, getattr(batches, "tokens_per_batch", None))
     reason = run.reason(patience)
     try:
         # A run that has ended by itself stays ended.
-        with Prefetch(batches, first, first if reason != "finished" else steps, prefetch) as made:
+        end = first if reason != "finished" else steps
+        with HeldInterrupt() as interrupt, Prefetch(batches, first, end, prefetch) as made:
             for number, batch in made:
                 done = number + 1
+                # The first step is compiled, which takes long, and there is nothing to save before it.
+                interrupt.is_holding = number > first
                 metrics = run.step(batch, done)
                 line.show(done, metrics["loss"])
                 is_last = done == steps
@@ -132,11 +138,14 @@ def fit(
                 reason = "stopped by a callback" if any(stops) else run.reason(patience)
                 if is_last or reason != "finished" or (save_every and done % save_every == 0):
                     run.save()
+                interrupt.release()
                 if reason != "finished":
                     break
     except KeyboardInterrupt:
         if run.is_whole:
             run.save()
+            saved_too = "; it is saved, and may be resumed" if folder else ""
+            line.note(f"stopped after step {int(run.state.step)}{saved_too}")
         raise
     finally:
         line.end()
@@ -148,6 +157,13 @@ def fit(
     if has_curve and line.on:
         print(curve_text(points), file=sys.stderr)
     return FitResult(run.state, run.journal.rows, run.best.row, reason)
+
+
+def _journal(folder: Path | None, first: int) -> Journal:
+    if folder is None:
+        return Journal(None, first)
+    with writing_to(folder):
+        return Journal(folder / "metrics.jsonl", first)
 
 
 def _check_settings(

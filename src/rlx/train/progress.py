@@ -65,6 +65,13 @@ class ProgressLine:
             self._stream.flush()
             self._drawn = 0
 
+    def note(self, text: str) -> None:
+        """A line of its own below the drawn one."""
+        if self.on:
+            self.end()
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
     def _draw(self, line: str) -> None:
         self._stream.write("\r" + line.ljust(self._drawn))
         self._stream.flush()

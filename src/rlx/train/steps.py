@@ -20,6 +20,7 @@ import numpy as np
 import rlx
 import rlx.numpy as rnp
 from rlx import random, tree
+from rlx.compile.memory.loops import working_bytes
 from rlx.errors import DTypeError, OpError
 from rlx.optim import GradientTransformation, apply_updates
 from rlx.train.loss_scale import DynamicScale, LossScale, all_finite, next_scale, scale_of, start_scale
@@ -144,7 +145,9 @@ class CompiledStep:
             def plan_of(recomputed: int) -> MemoryPlan:
                 with recomputing(recomputed) as met:
                     lowered = rlx.jit(self._step, donate_argnums=self._donated).lower(state, batch)
-                arena = rlx.CompilePipeline.new(lowered.device or "cpu").compile(lowered.graph).lir.arena_size
+                pipeline = rlx.CompilePipeline.new(lowered.device or "cpu")
+                lir, generator = pipeline.compile(lowered.graph).lir, pipeline.generator
+                arena = lir.arena_size if generator is None else working_bytes(lir, generator)
                 return MemoryPlan(int(arena), size, recomputed, met.met)
 
             self._chosen[kind] = plan_of(0) if self._memory is None else fitting(plan_of, self._memory)

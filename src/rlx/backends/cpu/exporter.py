@@ -22,6 +22,9 @@ class CpuExporter(Exporter):
         "weights": f"where the weights go: {', '.join(WEIGHTS)} (inside by default)"
     }
 
+    def needs_weights(self, options: Mapping[str, str]) -> bool:
+        return options.get("weights") != "none"
+
     def export(
         self, graph: Graph, params: Mapping[str, Array], out: Path, options: Mapping[str, str] | None = None
     ) -> Exported:

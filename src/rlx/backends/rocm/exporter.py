@@ -22,6 +22,9 @@ class RocmExporter(Exporter):
         "arch": f"the chips, with commas between; by default all of {', '.join(chip.name for chip in AMD_CHIPS)}"
     }
 
+    def needs_weights(self, options: Mapping[str, str]) -> bool:
+        return False
+
     def export(
         self, graph: Graph, params: Mapping[str, Array], out: Path, options: Mapping[str, str] | None = None
     ) -> Exported:

@@ -27,6 +27,9 @@ class TpuExporter(Exporter):
         "sizes": "the symbolic sizes of the program, as in B=1,S=128",
     }
 
+    def needs_weights(self, options: Mapping[str, str]) -> bool:
+        return False
+
     def export(
         self, graph: Graph, params: Mapping[str, Array], out: Path, options: Mapping[str, str] | None = None
     ) -> Exported:

@@ -5,10 +5,11 @@ step (beside the ys), and then a second scan from the last step to the first, wh
 the saved carry and pulls the cotangents back through it. Nothing else is kept, and the result consists of ordinary
 scans, which can be differentiated again.
 
-With `num_checkpoints` = K the form is a scan over K segments, each of which is a scan over n = length // K steps (and a
-last one over the rest, fewer than K). Only the K carries between the segments are saved; the backward step of the outer
-scan runs one segment again and saves its n carries meanwhile: K + n carries instead of length. A segment longer than K
-is cut in the same way.
+With `num_checkpoints` = K the form is a scan over segments, each of which is a scan over its steps: length mod K
+segments of n + 1 steps, where n = length // K, and then the others of n. Only the K carries between the segments are
+saved; the backward step of the outer scan runs one segment again and saves its carries meanwhile: K + n + 1 carries at
+most instead of length. A segment longer than K is cut in the same way. A symbolic length has K segments of n steps and
+a last scan over the rest, fewer than K steps, which saves all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx.ir.dtype import DType
+from rlx.ir.op import Op
 from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
@@ -167,30 +169,44 @@ def _trajectory_as_ys(op: Scan, operands: Sequence[Tensor]) -> Any:
 
 
 def _scan_of_segments(op: Scan, operands: Sequence[Tensor]) -> Any:
-    """K segments of n steps, and the steps that are left; these read the last rows, so in reverse they come first."""
+    """One scan over each of the `_segments`; the later ones read later rows, so in reverse they come first."""
     carries, bcasts, xs = op.split(operands)
-    count = op.num_checkpoints
-    steps = op.length // count
-    main, rest = count * steps, op.length - count * steps
-    segment = op.replace(length=steps, num_checkpoints=_inner_checkpoints(count, steps), unroll=1)
-    rows = [reshape(narrow(x, 0, 0, main), (count, steps, *x.shape[1:])) for x in xs]
-    body = build_step(
-        f"{op.body.name}_segment",
-        lambda c, b, x: as_tuple(segment(*c, *b, *x)),
-        ("carry", types(carries)),
-        ("bcast", types(bcasts)),
-        ("x", _rows(rows)),
-    )
-    parts = [(op.replace(body=body, length=count, num_checkpoints=0, unroll=1), rows)]
-    if rest != 0:
-        parts.append((op.replace(length=rest, num_checkpoints=0), [narrow(x, 0, main, rest) for x in xs]))
+    # With each scan, whether its rows are segments.
+    parts: list[tuple[Op, list[Tensor], bool]] = []
+    start: Size = 0
+    for count, steps in _segments(op.length, op.num_checkpoints):
+        rows = [narrow(x, 0, start, count * steps) for x in xs]
+        start = start + count * steps
+        if steps == 1:
+            parts.append((op.replace(length=count, num_checkpoints=0), rows, False))
+            continue
+        segment = op.replace(length=steps, num_checkpoints=_inner_checkpoints(op.num_checkpoints, steps), unroll=1)
+        rows = [reshape(x, (count, steps, *x.shape[1:])) for x in rows]
+        body = build_step(
+            f"{op.body.name}_segment",
+            lambda c, b, x, segment=segment: as_tuple(segment(*c, *b, *x)),
+            ("carry", types(carries)),
+            ("bcast", types(bcasts)),
+            ("x", _rows(rows)),
+        )
+        parts.append((op.replace(body=body, length=count, num_checkpoints=0, unroll=1), rows, True))
     stacked: list[Sequence[Tensor]] = []
-    for part, part_rows in reversed(parts) if op.reverse else parts:
+    for part, part_rows, is_cut in reversed(parts) if op.reverse else parts:
         results = as_tuple(part(*carries, *bcasts, *part_rows))
         carries, ys = results[: op.num_carry], results[op.num_carry :]
-        flat = [reshape(y, (main, *y.shape[2:])) for y in ys] if part is parts[0][0] else ys
+        flat = [reshape(y, (y.shape[0] * y.shape[1], *y.shape[2:])) for y in ys] if is_cut else ys
         stacked.insert(0 if op.reverse else len(stacked), flat)
     return one_or_tuple([*carries, *(concat(list(column)) for column in zip(*stacked))])
+
+
+def _segments(length: Size, count: int) -> list[tuple[Size, Size]]:
+    """(how many, of how many steps) in the order of the rows."""
+    steps = length // count
+    rest = length - count * steps
+    if isinstance(rest, int):
+        return [(number, n) for number, n in ((rest, steps + 1), (count - rest, steps)) if number]
+    # How many segments have a step more is known with the length only, and so is whether these have one.
+    return [(count, steps), (rest, 1)]
 
 
 def _inner_checkpoints(count: int, steps: Size) -> int:
