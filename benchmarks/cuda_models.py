@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +26,7 @@ from rlx.models.kv_cache import DecoderRunner
 from rlx.models.language_model import compile_options
 from rlx.models.weight_names import HF_DECODERS
 from rlx.models.weights import Weight, WeightFile, read_weights
+from rlx.quant.schemes import QuantScheme
 from rlx.runtime.session import Session
 
 CONTEXT = 16384
@@ -64,12 +66,57 @@ def weight_dims(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return dims
 
 
-def step_bytes(c: DecoderConfig, context: int) -> int:
+def step_bytes(
+    c: DecoderConfig, context: int, schemes: Mapping[str, QuantScheme] = MappingProxyType({}), batch: int = 1
+) -> int:
     """What a step of one token must read: all weights but the embeddings of other tokens, keys and values."""
-    sizes = {name: int(np.prod(d)) for name, d in weight_dims(c).items()}
+    sizes = {
+        name: schemes[name].packed_bytes(d[-1], d[0]) if name in schemes else 2 * int(np.prod(d))
+        for name, d in weight_dims(c).items()
+    }
     if not c.tied:
         del sizes[f"{HF_DECODERS['llama']['embed']}.weight"]
-    return 2 * sum(sizes.values()) + 4 * c.layers * c.kv_heads * c.head_dim * context
+    return sum(sizes.values()) + 4 * batch * c.layers * c.kv_heads * c.head_dim * context
+
+
+def stored_as(c: DecoderConfig, name: str) -> dict[str, QuantScheme]:
+    """All matrices as one GGUF type, or as files called Q4_K_M have them: head, and v and down of half of the layers,
+    with six bits."""
+    names, found = HF_DECODERS["llama"], {}
+    for i in range(c.layers):
+        is_more = i < c.layers // 8 or i >= 7 * c.layers // 8 or (i - c.layers // 8) % 3 == 2
+        for role in ("q", "k", "v", "o", "gate", "up", "down"):
+            more = "Q6_K" if is_more and role in ("v", "down") else "Q4_K"
+            found[f"{names[role].replace('{i}', str(i))}.weight"] = more if name == "Q4_K_M" else name
+    for role in ("embed",) if c.tied else ("embed", "head"):
+        more = "Q6_K" if role == "head" or c.tied else "Q4_K"
+        found[f"{names[role]}.weight"] = more if name == "Q4_K_M" else name
+    return {n: QuantScheme.of_ggml(kind) for n, kind in found.items()}
+
+
+def stored_model(c: DecoderConfig, name: str) -> OwnModel:
+    """A model whose matrices are blocks of a GGUF type. Those of one size are the same array: what they are does not
+    matter for times."""
+    from rlx.formats.gguf import quantize
+
+    dims, schemes = weight_dims(c), stored_as(c, name)
+    some = np.random.default_rng(3).standard_normal((256, 1024)).astype("f4")
+    made: dict[tuple[Any, ...], Any] = {}
+
+    def read(n: str) -> Any:
+        d, scheme = dims[n], schemes.get(n)
+        key = d, scheme
+        if key not in made:
+            if scheme is None:
+                made[key] = np.resize(1 + 0.1 * some, d).astype(ml_dtypes.bfloat16)
+            else:
+                blocks = quantize(some * d[-1] ** -0.5, str(scheme.ggml_name).lower())
+                made[key] = np.resize(blocks, (d[0], scheme.packed_bytes(d[-1], 1)))
+            # Nobody needs a copy of what does not change.
+            made[key].flags.writeable = False
+        return made[key]
+
+    return OwnModel(c, read, schemes=schemes)
 
 
 def prefill_flops(c: DecoderConfig, tokens: int) -> float:
@@ -81,10 +128,19 @@ def prefill_flops(c: DecoderConfig, tokens: int) -> float:
 class OwnModel:
     """The model as `rlx.load` makes it."""
 
-    def __init__(self, c: DecoderConfig, read: Callable[[str], Any], activations: str = "bf16") -> None:
-        """`read` gives a weight by its name, as an array of the host."""
-        self.config, self._read = c, read
-        weights = {n: Weight(d, DType.BF16, None, lambda n=n: read(n)) for n, d in weight_dims(c).items()}
+    def __init__(
+        self,
+        c: DecoderConfig,
+        read: Callable[[str], Any],
+        activations: str = "bf16",
+        schemes: Mapping[str, QuantScheme] = MappingProxyType({}),
+    ) -> None:
+        """`read` gives a weight by its name, as an array of the host: bf16, or packed rows of one of `schemes`."""
+        self.config, self._read, self.schemes = c, read, schemes
+        weights = {
+            n: Weight(d, DType.U8 if n in schemes else DType.BF16, schemes.get(n), lambda n=n: read(n))
+            for n, d in weight_dims(c).items()
+        }
         started = time.perf_counter()
         built = build_decoder(c, WeightFile("seeded", HF_DECODERS["llama"], weights), DType.BF16)
         self.program = Session("cuda", compile_options(None, activations)).compile(built.graph)
@@ -95,11 +151,11 @@ class OwnModel:
 
     def with_activations(self, activations: str) -> OwnModel:
         """The same weights in another program."""
-        return OwnModel(self.config, self._read, activations)
+        return OwnModel(self.config, self._read, activations, self.schemes)
 
-    def start(self, capacity: int) -> None:
-        """Empty caches on the device."""
-        self.caches = [rlx.device_put(cache, "cuda") for cache in self.runner.new_caches(1, capacity + 1)]
+    def start(self, capacity: int, batch: int = 1) -> None:
+        """Empty caches of so many sequences on the device."""
+        self.caches = [rlx.device_put(cache, "cuda") for cache in self.runner.new_caches(batch, capacity + 1)]
         self._tables = self.runner._tables(capacity + 1)
 
     def run(self, inputs: dict[str, Any]) -> Any:
@@ -109,14 +165,15 @@ class OwnModel:
         return logits
 
     def inputs(self, tokens: Any, start: int) -> dict[str, Any]:
-        """Tokens that stand at `start` and behind it, on the device; logits of the last one are asked for."""
-        ids = np.asarray(tokens, np.int32)[None]
-        count = ids.shape[1]
+        """Tokens of one sequence, or of each of several, that stand at `start` and behind it, on the device; logits of
+        the last one are asked for."""
+        ids = np.atleast_2d(np.asarray(tokens, np.int32))
+        batch, count = ids.shape
         given = {
             "tokens": ids,
-            "positions": np.arange(start, start + count, dtype=np.int32)[None],
-            "kv_len": np.array([start + count], np.int32),
-            "rows": np.array([[count - 1]], np.int32),
+            "positions": np.tile(np.arange(start, start + count, dtype=np.int32), (batch, 1)),
+            "kv_len": np.full(batch, start + count, np.int32),
+            "rows": np.full((batch, 1), count - 1, np.int32),
         }
         return {name: rlx.device_put(array, "cuda") for name, array in given.items()}
 

@@ -271,7 +271,7 @@ def linear_algebra() -> Iterator[Row]:
             lambda v, i, p, x: CsrMatMul()(v, i, p, x),
             (values, indices, starts, x),
         )
-    for n in (32, 128):
+    for n in (8, 32, 64, 128):
         a = uniform(65536 // n, n, n)
         a = a @ a.mT + n * torch.eye(n, device="cuda")
         b = uniform(65536 // n, n, 1)
@@ -291,6 +291,15 @@ def linear_algebra() -> Iterator[Row]:
             {"torch": lambda a=a, b=b: torch.linalg.solve_ex(a, b).result},
             lambda a, b: rnp.linalg.solve(a, b),
             (a, b),
+            repeats=1,
+        )
+        yield Row(
+            f"inverse {len(a)}x{n}x{n} f32",
+            0,
+            len(a) * 2 * n**3,
+            {"torch": lambda a=a: torch.linalg.inv_ex(a).inverse},
+            lambda a: rnp.linalg.inv(a),
+            (a,),
             repeats=1,
         )
 
@@ -331,9 +340,60 @@ def fp8() -> Iterator[Row]:
         (x, codes, scales, one.reshape(1)),
         None,
     )
+    bytes_of_w = torch.randint(0, 112, (k * n,), device="cuda", dtype=torch.uint8)
+    yield Row(
+        f"product {m}x{n}x{k}, weights of e4m3 with a scale per column, beside bf16",
+        0,
+        2 * m * n * k,
+        {"cublas bf16": lambda: x @ w.T},
+        lambda x, w, s: ops.dequant_matmul(x, w, s, scheme="fp8e4m3", n=n),
+        (x, bytes_of_w, torch.ones(n, device="cuda")),
+        None,
+    )
+
+
+def exact_attention() -> Iterator[Row]:
+    """Attention in f32 without TF32, and its gradients with the forward pass, as `backward` of a step has them."""
+    from rlx import ops
+
+    for batch, seq, d in ((8, 2048, 64), (2, 8192, 64), (8, 2048, 128)):
+        for kind in ("none", "causal"):
+            q, k, v, dy = (uniform(batch, 16, seq, d) for _ in range(4))
+            flops = 4 * batch * 16 * seq * seq * d / (2 if kind == "causal" else 1)
+            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+
+            def forward(q: Any, k: Any, v: Any, kind: str = kind) -> Any:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=kind == "causal")
+
+            def both(leaves: Any = leaves, dy: Any = dy, forward: Any = forward) -> Any:
+                return torch.autograd.grad(forward(*leaves), leaves, dy)[0]
+
+            name = f"{batch}x16x{seq} d{d} {kind} f32"
+            options = {"mask_kind": kind, "layout": "bhsd"}
+            yield Row(
+                f"attention {name}",
+                0,
+                flops,
+                {"torch": lambda q=q, k=k, v=v, forward=forward: forward(q, k, v)},
+                lambda q, k, v, o=options: ops.attention(q, k, v, **o),
+                (q, k, v),
+                1e-5,
+                1,
+            )
+            yield Row(
+                f"attention and gradients {name}",
+                0,
+                3.5 * flops,
+                {"torch": both},
+                lambda q, k, v, dy, o=options: ops.attention_backward("all", q, k, v, dy, **o),
+                (q, k, v, dy),
+                1e-4,
+                1,
+            )
 
 
 GROUPS = {
+    "exact_attention": exact_attention,
     "conv": conv,
     "transforms": transforms,
     "ordering": ordering,

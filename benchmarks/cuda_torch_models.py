@@ -60,9 +60,9 @@ class TorchModel:
         self.head = self.embed if c.tied else of("head")
         self.caches: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def start(self, capacity: int) -> None:
+    def start(self, capacity: int, batch: int = 1) -> None:
         c = self.c
-        shape = (1, c.kv_heads, capacity, c.head_dim)
+        shape = (batch, c.kv_heads, capacity, c.head_dim)
         self.caches = [
             (torch.zeros(shape, device="cuda", dtype=BF16), torch.zeros(shape, device="cuda", dtype=BF16))
             for _ in range(c.layers)
@@ -82,47 +82,48 @@ class TorchModel:
             a, b = v.float().chunk(2, -1)
             return (v.float() * cos + torch.cat([-b, a], -1) * sin).to(v.dtype)
 
-        rows = F.linear(F.rms_norm(x, (c.hidden,), gain1, c.norm_eps), qkv).view(1, x.shape[1], -1, c.head_dim)
+        rows = F.linear(F.rms_norm(x, (c.hidden,), gain1, c.norm_eps), qkv).view(*x.shape[:2], -1, c.head_dim)
         q, k, v = (t.transpose(1, 2) for t in rows.split([c.heads, c.kv_heads, c.kv_heads], 2))
         keys.index_copy_(2, places, turned(k).to(keys.dtype))
         values.index_copy_(2, places, v.to(values.dtype))
         k, v = (t[:, :, :seen].to(x.dtype) for t in (keys, values))
         a = F.scaled_dot_product_attention(turned(q), k, v, enable_gqa=True, is_causal=causal)
-        x = x + F.linear(a.transpose(1, 2).reshape(1, x.shape[1], -1), o)
+        x = x + F.linear(a.transpose(1, 2).reshape(*x.shape[:2], -1), o)
         gate, up = F.linear(F.rms_norm(x, (c.hidden,), gain2, c.norm_eps), gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, down)
 
     def last(self, x: Any, gain: Any, head: Any) -> Any:
-        logits = F.linear(F.rms_norm(x[:, -1], (self.c.hidden,), gain, self.c.norm_eps), head)[0]
-        return logits, logits.argmax(0, keepdim=True)
+        logits = F.linear(F.rms_norm(x[:, -1], (self.c.hidden,), gain, self.c.norm_eps), head)
+        return logits, logits.argmax(-1, keepdim=True)
 
     def step(self, tokens: Any, places: Any, seen: int, layer: Any = None, last: Any = None) -> Any:
-        """Logits after the last of tokens [S], and which is the highest."""
-        x = self.embed[tokens][None]
+        """Logits after the last of tokens [B, S], and which is the highest; all sequences stand at the same places."""
+        x = self.embed[tokens]
         cos, sin = self.cos[places], self.sin[places]
         for weights, (keys, values) in zip(self.layers, self.caches):
-            x = (layer or self.layer)(x, weights, keys, values, places, cos, sin, seen, tokens.shape[0] > 1)
+            x = (layer or self.layer)(x, weights, keys, values, places, cos, sin, seen, tokens.shape[1] > 1)
         return (last or self.last)(x, self.gain, self.head)
 
     def logits(self, tokens: Any, start: int) -> Any:
         """After tokens that stand at `start` and behind it, on the host."""
         places = torch.arange(start, start + len(tokens), device="cuda")
         with torch.no_grad():
-            found = self.step(torch.tensor(tokens, device="cuda"), places, start + len(tokens))[0]
-        return found.float().cpu().numpy()
+            found = self.step(torch.tensor(tokens, device="cuda")[None], places, start + len(tokens))[0]
+        return found[0].float().cpu().numpy()
 
     def as_graph(self, tokens: Any, start: int, is_compiled: bool) -> Callable[[int], Any]:
-        """A step at places from `start` on as one CUDA graph, which feeds a single token back."""
+        """A step at places from `start` on as one CUDA graph, which feeds a single token back. Tokens are those of one
+        sequence, or of each of several."""
         import torch._inductor.config
 
         parts: dict[str, Any] = {}
         if is_compiled:
             # Makes inductor write matrix-vector products itself.
-            torch._inductor.config.coordinate_descent_tuning = len(tokens) == 1
+            torch._inductor.config.coordinate_descent_tuning = np.size(tokens) == 1
             parts = {f.__name__: torch.compile(f, dynamic=False) for f in (self.layer, self.last)}
-        ids = torch.tensor(list(tokens), device="cuda")
-        places = torch.arange(start, start + len(ids), device="cuda")
-        seen, side = start + len(ids), torch.cuda.Stream()
+        ids = torch.tensor(np.atleast_2d(np.asarray(tokens)), device="cuda")
+        places = torch.arange(start, start + ids.shape[1], device="cuda")
+        seen, side = start + ids.shape[1], torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(side):
             for _ in range(3):
@@ -131,7 +132,7 @@ class TorchModel:
         graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(graph):
             best = self.step(ids, places, seen, **parts)[1]
-            if len(ids) == 1:
+            if ids.shape[1] == 1:
                 ids.copy_(best)
         kept = (ids, places, self.caches)
         return lambda i: (graph.replay(), kept)[0]

@@ -24,9 +24,15 @@ def random_panels(layout: PanelFormat, n: int, k: int, seed: int) -> Any:
         whole[..., : layout.header_bytes] = halves(panels, runs, layout.header_bytes // 2)
     body = whole[..., layout.header_bytes :].reshape(panels, runs, layout.records, layout.record_bytes)
     scales = body[..., layout.code_bytes :]
-    if layout.step_bytes == 2:
+    if layout.is_short:
+        # Powers of two, and with them numbers of e4m3, which have four bits.
+        count, most = scales.shape[-1] // layout.step_bytes, 16 if layout.step_bytes == 2 else 9
+        bits = rng.integers(8, most, (*scales.shape[:-1], count))
+        drawn = np.ldexp(bits / 8.0, rng.integers(-8, -5, bits.shape))
+        scales[...] = drawn.astype(f"<f{layout.step_bytes}").view(np.uint8)
+    elif layout.step_bytes == 2:
         scales[...] = halves(*scales.shape[:-1], scales.shape[-1] // 2)
-    if layout.step_bytes == 4:
+    elif layout.step_bytes == 4:
         drawn = (rng.random((*scales.shape[:-1], scales.shape[-1] // 4), np.float32) - 0.3) * 0.002
         scales[...] = drawn.astype("<f4").view(np.uint8)
     if layout.has_header and not layout.signed_steps:

@@ -1,12 +1,10 @@
-"""Rows sorted by a block of a GPU, in the interpreter with few threads, and the largest of long rows by parts."""
+"""Short rows sorted by a block of a GPU, in the interpreter with few threads."""
 
 import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import CpuBackend
 from rlx.compile.compiler import CompilePipeline
-from rlx.compile.lower.top_parts import top_parts
 from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.gpu import sort_blocks
 from rlx.kernels.ir.interpret import interpret
@@ -55,16 +53,3 @@ def test_rows(op, length, dtype, monkeypatch):
     interpret(made, dict(zip((p.name for p in made.params), (x.reshape(-1), *found), strict=True)))
     for a, b in zip(found, want, strict=True):
         np.testing.assert_array_equal(a.reshape(b.shape), b)
-
-
-def test_long_rows_are_looked_through_in_parts():
-    x = with_ties(6000, np.float32)
-    graph = graph_of(TopKWithValues(7), x)
-    form = top_parts(graph)
-    assert [n.op.mnemonic for n in form.nodes].count("top_k") == 2
-    found = CpuBackend().compile(form, None).run({"x": x}, {})
-    for a, b in zip(found, TopKWithValues(7).eval(x), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), b)
-    # 4099 has no divisor that would do.
-    prime = graph_of(TopKWithValues(7), with_ties(4099, np.float32))
-    assert top_parts(prime) is prime

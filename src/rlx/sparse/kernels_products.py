@@ -28,6 +28,9 @@ LONG = 8
 # Vectors of columns that are summed at once.
 VECTORS = 4
 
+# Threads of a warp of a GPU, and warps of a block.
+WARP, WARPS = 32, 4
+
 # What is done with some columns: the first, the lanes of a vector, the number of vectors, and which exist (None: all).
 # Where an entry reads; see `Pattern.selects_from`.
 Place = Callable[[Value], Value]
@@ -70,8 +73,47 @@ def csr_matmul(site: OpSite) -> None:
             numbers.store(k, y, y.at(row.number), _row_sum(k, values, x, row, place))
         return
 
+    if site.machine.gpu == "nvptx":
+        _rows_of_warps(site, pattern, place)
+        return
     with balanced_rows(site, pattern, x.dims[1], x.dims[0]) as row:
         for_columns(site, x, lambda *columns: _row_sums(site, row, place, *columns))
+
+
+def _rows_of_warps(site: OpSite, pattern: Pattern, place: Place) -> None:
+    """A row of A X is the work of a warp of a GPU: its threads read neighbouring columns of X, of a few entries at
+    once, and add them one after the other."""
+    k, (values, _, _, x), (y,) = site.k, site.inputs, site.outputs
+    columns, zero = x.dims[1], numbers.zero(site.k, x)
+    each = 1 if isinstance(columns, Const) and int(columns.literal) <= WARP else 2
+    parts = len(zero)
+    with (
+        k.parallel("rows", k.ceildiv(pattern.rows, WARPS)) as block,
+        k.threads("thread", WARP * WARPS) as thread,
+        k.when(block * WARPS + thread // WARP < pattern.rows),
+    ):
+        row = block * WARPS + thread // WARP
+        start, stop = pattern.readable(row, x.dims[0])
+        whole = start + ((stop - start) & -SIDE_BY_SIDE)
+        with k.loop("column", thread % WARP, columns, WARP * each) as first:
+            own = [first, *(k.min(first + i * WARP, columns - 1) for i in range(1, each))]
+
+            def added(entries: list[Value], totals: Number, own: list[Value] = own) -> list[Value]:
+                factors = [numbers.load(k, values, values.at(entry)) for entry in entries]
+                sources = [place(entry) for entry in entries]
+                known = [[numbers.load(k, x, x.at(source, column)) for column in own] for source in sources]
+                sums = [totals[i * parts : (i + 1) * parts] for i in range(each)]
+                for factor, row_of_x in zip(factors, known):
+                    sums = [numbers.multiply_add(k, factor, a, total) for a, total in zip(row_of_x, sums)]
+                return [value for total in sums for value in total]
+
+            with k.fold("entry", start, whole, SIDE_BY_SIDE, init=list(zero) * each) as fold:
+                fold.next(*added([fold.index + i for i in range(SIDE_BY_SIDE)], fold.values))
+            with k.fold("entry", whole, stop, init=list(fold.results)) as rest:
+                rest.next(*added([rest.index], rest.values))
+            for i in range(each):
+                with k.when(first + i * WARP < columns):
+                    numbers.store(k, y, y.at(row, first + i * WARP), rest.results[i * parts : (i + 1) * parts])
 
 
 def _row_sum(k: KernelBuilder, values: Slab, x: Slab, row: Row, place: Place) -> Number:

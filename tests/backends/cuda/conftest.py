@@ -14,6 +14,7 @@ from fake_libcuda import FakeCuda
 from rlx.backends.cuda import code
 from rlx.backends.cuda.device import open_gpu
 from rlx.backends.cuda.driver import using
+from rlx.backends.cuda.hopper import launching
 from rlx.kernels.emit import llvm_codegen
 from rlx.runtime.compile_cache import clear_compile_cache
 
@@ -45,6 +46,14 @@ def fake(monkeypatch):
 @pytest.fixture
 def gpu(fake):
     return open_gpu(0)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The shapes of what tensor-core forms launch; nothing runs."""
+    shapes = []
+    monkeypatch.setattr(launching, "launch", lambda function, shape, address, stream: shapes.append(shape))
+    return shapes
 
 
 @pytest.fixture

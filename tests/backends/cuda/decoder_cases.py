@@ -6,6 +6,9 @@ case.step, case.arrays, case.wanted
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -17,17 +20,29 @@ from rlx.backends.cuda.persistent.plan import Plan
 from rlx.backends.cuda.persistent.step import Step
 from rlx.backends.options_to_pipeline import compile_with_options
 from rlx.compile.memory.interpret import interpret_lir
+from rlx.formats.gguf import quantize
 from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.decoder import DecoderProgram, build_decoder
 from rlx.models.kv_cache import DecoderRunner, SequenceBatch
 from rlx.models.language_model import compile_options
 from rlx.models.weight_names import HF_DECODERS
-from rlx.models.weights import WeightFile, plain_weight, read_weights
+from rlx.models.weights import Weight, WeightFile, plain_weight, read_weights
 from rlx.ops.nn.rotary import RopeStyle
+from rlx.quant.schemes import QuantScheme
 
 SHARED = 232448
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
+
+
+# Sizes whose rows are whole blocks, and matrices that files store as such.
+BLOCK_SIZES = {"hidden": 256, "heads": 2, "kv_heads": 1, "head_dim": 128, "ffn": 256, "layers": 1, "past": 5}
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def stored_all(kind: str, **others: str) -> dict[str, str]:
+    """All matrices as blocks of a GGUF type, but for some roles."""
+    return dict.fromkeys((*MATRICES, "embed"), kind) | others
 
 
 # Forms of decode steps: options of `decoder_case`, blocks that share them, and how often they are launched.
@@ -47,7 +62,29 @@ STEPS: dict[str, tuple[dict[str, Any], int, int]] = {
     "heads of 256": ({"head_dim": 256, "heads": 1, "kv_heads": 1, "layers": 1}, 3, 1),
     "norms behind halves": ({"family": "gemma2", "post_norms": True, "attention_softcap": 9.0}, 3, 2),
     "norms behind halves, three": ({"family": "gemma2", "post_norms": True, "batch": 3, "layers": 1, "past": 9}, 4, 1),
+    "layer norms": ({"family": "llama", "norm": "layer", "layers": 1, "past": 9}, 3, 1),
+    "layer norms behind halves": (
+        {"family": "gemma2", "norm": "layer", "post_norms": True, "batch": 2, "past": 9, "layers": 1},
+        3,
+        2,
+    ),
     "deep": ({"hidden": 1096, "layers": 1, "heads": 1, "kv_heads": 1, "ffn": 16, "past": 2, "vocab": 16}, 3, 1),
+    "Q4_K": (BLOCK_SIZES | {"stored": stored_all("Q4_K")}, 2, 2),
+    "Q6_K": (BLOCK_SIZES | {"stored": stored_all("Q6_K")}, 2, 1),
+    "Q8_0, three sequences": (BLOCK_SIZES | {"stored": stored_all("Q8_0"), "batch": 3}, 2, 1),
+    "Q4_0, f16": (BLOCK_SIZES | {"stored": stored_all("Q4_0"), "element": "f16", "ffn": 2560}, 3, 1),
+    "Q4_K and Q6_K, six sequences": (
+        BLOCK_SIZES
+        | {"stored": stored_all("Q4_K", **{"v.1": "Q6_K", "down.0": "Q6_K"}, head="Q6_K"), "tied": False}
+        | {"layers": 2, "batch": 6, "past": 2},
+        5,
+        1,
+    ),
+    "Q5_K, a head of numbers": (
+        BLOCK_SIZES | {"stored": dict.fromkeys(MATRICES, "Q5_K"), "family": "qwen2", "biases": ("q", "k", "v")},
+        3,
+        1,
+    ),
     "more blocks than rows": ({"hidden": 16, "heads": 1, "kv_heads": 1, "ffn": 16, "layers": 2}, 7, 1),
 }
 
@@ -66,9 +103,14 @@ class Case(NamedTuple):
 
 
 def decoder(
-    family: str = "llama", layers: int = 2, biases: tuple[str, ...] = (), element: str = "bf16", **more: Any
+    family: str = "llama",
+    layers: int = 2,
+    biases: tuple[str, ...] = (),
+    element: str = "bf16",
+    stored: Mapping[str, str] = MappingProxyType({}),
+    **more: Any,
 ) -> tuple[DecoderConfig, DecoderProgram, dict[str, Any]]:
-    """Config, program and weights by name."""
+    """Config, program and weights by name. `stored` has GGUF types by role, or by role and layer: "v", "v.1"."""
     sizes: dict[str, Any] = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 48, "vocab": 44}
     sizes |= {"context": 128, "norm_eps": 1e-5, "rope": RopeConfig(1e4, more.get("head_dim", 16)), "tied": True} | more
     c = DecoderConfig(family, layers, **sizes)
@@ -91,7 +133,19 @@ def decoder(
             if role in biases or (is_norm and c.norm == "layer"):
                 arrays[f"{name}.bias"] = (0.3 * rng.standard_normal(size[:1])).astype(TYPES[element])
     weights = {name: plain_weight(a) for name, a in arrays.items()}
+    for role in dims:
+        for i in range(layers):
+            name, kind = f"{names[role].replace('{i}', str(i))}.weight", stored.get(f"{role}.{i}", stored.get(role))
+            if kind is not None:
+                scheme = QuantScheme.of_ggml(kind)
+                weights[name] = Weight(dims[role], DType.U8, scheme, partial(_blocks, arrays[name], kind))
+    arrays = {name: weight.read() for name, weight in weights.items()}
     return c, build_decoder(c, WeightFile("a test", names, weights), DType(element)), arrays
+
+
+def _blocks(array: Any, kind: str) -> Any:
+    packed = quantize(array.astype(np.float32), kind.lower())
+    return packed.reshape(len(array), -1)
 
 
 def decoder_case(family: str = "llama", batch: int = 1, past: int = 37, element: str = "bf16", **more: Any) -> Case:

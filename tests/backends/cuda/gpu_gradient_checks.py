@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from gpu_attention_checks import AttentionProgram
 
-BOUNDS = {"f16": 2.5e-3, "bf16": 1.2e-2}
-
-
-class GradientProgram(NamedTuple):
-    """An attention and its gradients in one program."""
-
-    dtype: str
-    layout: str
-    heads: int
-    kv_heads: int
-    width: int
-    queries: int
-    keys: int
-    kind: str = "none"
-    window: int = 0
-    softcap: float | None = None
-    batch: int = 2
-    shift: float = 0.0  # added to the scores by the first element of queries and keys
-
-    @property
-    def name(self) -> str:
-        return " ".join(map(str, self)).replace("None", "-")
+BOUNDS = {"f16": 2.5e-3, "bf16": 1.2e-2, "f32": 3e-6, "f64": 1e-14}
 
 
-def programs() -> list[GradientProgram]:
-    make = GradientProgram
+def programs() -> list[AttentionProgram]:
+    make = AttentionProgram
     found = [
         make(dtype, layout, 4, kv_heads, width, queries, keys, kind)
         for dtype, width in (("bf16", 128), ("f16", 64), ("bf16", 64))
@@ -52,6 +32,15 @@ def programs() -> list[GradientProgram]:
             # Scores far from 0, where what is not there would be larger than what is.
             base._replace(queries=130, keys=130, shift=-20.0),
             base._replace(kind="causal", queries=130, keys=200, shift=20.0),
+        ]
+    for layout, kv_heads, width in (("bhsd", 4, 64), ("bshd", 2, 128), ("bsm", 1, 40)):
+        exact = make("f32", layout, 4, kv_heads, width, 300, 300)
+        found += [
+            exact,
+            exact._replace(kind="causal", queries=129, keys=333),
+            exact._replace(kind="sliding_window", window=37, queries=200, keys=260),
+            exact._replace(kind="causal", softcap=3.0, queries=33, keys=31),
+            exact._replace(dtype="f64", kind="causal", queries=100, keys=130),
         ]
     return found
 
@@ -104,14 +93,15 @@ def run_gradients(name: str) -> float:
         gradients = ops.attention_backward_all(q, k, v, dy, **options)
     graph.set_outputs([y, *gradients])
     executable = CudaBackend().compile(graph, None)
-    assert "wgmma gradients" in str(executable.report), str(executable.report)
+    has_tensor_cores = p.dtype in ("f16", "bf16")
+    assert ("wgmma gradients" in str(executable.report)) == has_tensor_cores, str(executable.report)
     got, *again = ([np.asarray(r) for r in executable.run(given, {})] for _ in range(4))
     for others in again:
         assert [a.tobytes() for a in others] == [a.tobytes() for a in got], "runs differ"
     codes = [step.code for step in executable.programs.main.steps if hasattr(step, "code")]
     launched = [form.name for code in codes for form in code.forms if form._functions]
     # With a window and fewer or more queries than keys the loop kernel runs.
-    assert "wgmma gradients" in launched or (p.window and p.queries != p.keys), launched
+    assert ("wgmma gradients" in launched) == has_tensor_cores or (p.window and p.queries != p.keys), launched
     (node,) = (n for n in graph.nodes if isinstance(n.op, AttentionBackward))
     wide = [given[n].astype("f8") for n in ("q", "k", "v", "dy")]
     want = node.op.eval(*wide)

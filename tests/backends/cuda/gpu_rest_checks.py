@@ -1,8 +1,10 @@
 """What `gpu_suite.py` checks on a GPU beyond products of floats, attention and whole ops: products of
-f8, products with experts, convolutions."""
+f8, products with experts, convolutions, Fourier transforms, factorisations, and what `gpu_order_checks` has."""
 
 from __future__ import annotations
 
+import gpu_conv_checks
+import gpu_order_checks
 import numpy as np
 from gpu_suite import check_assembled, distance
 
@@ -91,61 +93,117 @@ def run_experts(draw: str, turned: str, m: str, count: str, k: str, n: str) -> f
     return error
 
 
-# Which gradient, images, channels, filters, size, window, stride, padding, dilation.
-WINDOWS = [
-    ("windows", way, *settings)
-    for way in ("forward", "input")
-    for settings in (
-        (2, 64, 64, 14, 3, 1, 1, 1),
-        (3, 3, 64, 33, 7, 2, 3, 1),
-        (2, 40, 72, 15, 3, 2, 1, 1),
-        (1, 24, 136, 17, 3, 1, 2, 2),
-        # A window of one element has this form forward only with padding, backward only without.
-        (5, 128, 256, 9, 1, 1, int(way == "forward"), 1),
-        (4, 256, 512, 12, 1, 2, 0, 1),
-    )
+# Lines by one block, several in one, in two kernels, and as convolutions; the axis and both directions.
+TRANSFORMS = [
+    ("fourier", dtype, way, *size)
+    for dtype in ("c64", "c128")
+    for way in ("forward", "inverse")
+    for size in ((1000, 64), (33, 1024), (7, 2048), (5, 4096), (2, 1 << 20), (9, 930), (4, 37), (3, 263), (3, 12, 19))
+]
+TRANSFORMS += [("fourier", "c64", "forward", 3, 512, 512), ("fourier", "c64", "inverse", 3, 65536)]
+REAL_TRANSFORMS = [
+    ("real", dtype, way, *size)
+    for dtype in ("f32", "f64")
+    for way in ("forward", "inverse")
+    for size in ((1000, 64), (33, 1024), (7, 2), (5, 4096), (3, 1 << 14), (9, 930), (4, 74))
 ]
 
 
-def run_windows(way: str, *settings: str) -> float:
-    """A convolution and the gradient of its input against the op's own meaning in f64."""
-    from rlx import ops
+def run_fourier(dtype: str, way: str, *dims: str) -> float:
+    """A transform of the second axis against NumPy in double precision."""
+    import rlx.numpy as rnp
     from rlx.backends.cuda.backend import CudaBackend
     from rlx.ir.dtype import DType
     from rlx.ir.graph import Graph
     from rlx.ir.tensor import building
 
-    images, channels, filters, size, window, stride, padding, dilation = map(int, settings)
-    rng = np.random.default_rng(channels + size)
-    x, w = (
-        rng.standard_normal(s).astype(DType.BF16.numpy)
-        for s in ((images, channels, size, size), (filters, channels, window, window))
-    )
-    graph = Graph("windows")
-    result = (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
-    dy = rng.standard_normal((images, filters, result, result)).astype(DType.BF16.numpy)
-    first = x if way == "forward" else dy
-    a, b = graph.input("a", first.shape, "bf16"), graph.input("b", w.shape, "bf16")
+    shape = tuple(map(int, dims))
+    rng = np.random.default_rng(shape[1])
+    x = (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(DType.of(dtype).numpy)
+    graph = Graph("fourier")
     with building(graph):
-        if way == "forward":
-            y = ops.conv(a, b, stride, padding, dilation)
-        else:
-            y = ops.conv2d_backward_input(a, b, x.shape, stride, padding, dilation)
-        graph.set_outputs([y])
-    (node,) = (n for n in graph.nodes if not n.is_leaf)
+        transform = rnp.fft.fft if way == "forward" else rnp.fft.ifft
+        graph.set_outputs([transform(graph.input("x", shape, dtype), axis=1)])
     executable = CudaBackend().compile(graph, None)
-    assert "wgmma tiles of windows" in str(executable.report), str(executable.report)
-    got, *again = (np.asarray(executable.run({"a": first, "b": w}, {})[0]) for _ in range(4))
-    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
-    check_assembled(executable)
-    want = np.asarray(node.op.eval(first.astype("f8"), w.astype("f8")))
-    error, worst = distance(got, want), float(np.abs(got.astype("f8") - want).max() / np.abs(want).max())
-    assert error <= 8e-3 and worst <= 2e-2, f"off by {error:.2g}, an element by {worst:.2g}"
+    got, again = (np.asarray(executable.run({"x": x}, {})[0]) for _ in range(2))
+    assert again.tobytes() == got.tobytes(), "runs differ"
+    want = (np.fft.fft if way == "forward" else np.fft.ifft)(x.astype("c16"), axis=1)
+    error = distance(got, want)
+    assert error <= (1e-6 if dtype == "c64" else 1e-14), f"off by {error:.2g}"
     return error
 
 
-RUNS = {"bytes": run_bytes, "experts": run_experts, "windows": run_windows}
-CHECKS = [" ".join(map(str, check)) for check in (*BYTE_PRODUCTS, *EXPERT_PRODUCTS, *WINDOWS)]
+def run_real(dtype: str, way: str, lines: str, points: str) -> float:
+    """A transform of real numbers, or back to them, against NumPy in double precision."""
+    import rlx.numpy as rnp
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.dtype import DType
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+
+    rows, count = int(lines), int(points)
+    x = np.random.default_rng(count).standard_normal((rows, count))
+    if way == "inverse":
+        x = np.fft.rfft(x)
+    kind = DType.of(dtype).numpy if way == "forward" else np.result_type(DType.of(dtype).numpy, np.complex64)
+    x = x.astype(kind)
+    graph = Graph("fourier")
+    with building(graph):
+        given = graph.input("x", x.shape, str(DType.of(x.dtype)))
+        graph.set_outputs([rnp.fft.rfft(given) if way == "forward" else rnp.fft.irfft(given, count)])
+    executable = CudaBackend().compile(graph, None)
+    got, again = (np.asarray(executable.run({"x": x}, {})[0]) for _ in range(2))
+    assert again.tobytes() == got.tobytes(), "runs differ"
+    want = np.fft.rfft(x.astype("f8")) if way == "forward" else np.fft.irfft(x.astype("c16"), count)
+    error = distance(got, want)
+    assert error <= (1e-6 if dtype == "f32" else 1e-14), f"off by {error:.2g}"
+    return error
+
+
+# What is asked of matrices, their type, how many and how large: several in a block, one, and more than it holds.
+FACTORS = [
+    ("factors", what, dtype, *size)
+    for what in ("cholesky", "solve", "inverse", "determinant")
+    for dtype in ("f32", "f64")
+    for size in ((1000, 3), (33, 8), (2048, 32), (7, 45), (5, 77), (3, 100))
+]
+
+
+def run_factors(what: str, dtype: str, count: str, size: str) -> float:
+    """Factorisations against NumPy in double precision."""
+    import rlx.numpy as rnp
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.dtype import DType
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+
+    matrices, n = int(count), int(size)
+    rng = np.random.default_rng(n)
+    a = rng.standard_normal((matrices, n, n)) / n + 2 * np.eye(n)
+    a = (a @ a.transpose(0, 2, 1) if what == "cholesky" else a).astype(DType.of(dtype).numpy)
+    b = rng.standard_normal((matrices, n, 2)).astype(a.dtype)
+    asked = {
+        "cholesky": lambda np_, a, b: np_.linalg.cholesky(a),
+        "solve": lambda np_, a, b: np_.linalg.solve(a, b),
+        "inverse": lambda np_, a, b: np_.linalg.inv(a),
+        "determinant": lambda np_, a, b: np_.linalg.det(a),
+    }[what]
+    graph = Graph("factors")
+    with building(graph):
+        graph.set_outputs([asked(rnp, graph.input("a", a.shape, dtype), graph.input("b", b.shape, dtype))])
+    executable = CudaBackend().compile(graph, None)
+    got, again = (np.asarray(executable.run({"a": a, "b": b}, {})[0]) for _ in range(2))
+    assert again.tobytes() == got.tobytes(), "runs differ"
+    check_assembled(executable)
+    error = distance(got, asked(np, a.astype("f8"), b.astype("f8")))
+    assert error <= (1e-6 if dtype == "f32" else 1e-13), f"off by {error:.2g}"
+    return error
+
+
+RUNS = {"fourier": run_fourier, "factors": run_factors, "real": run_real, "bytes": run_bytes, "experts": run_experts}
+RUNS |= gpu_order_checks.RUNS | gpu_conv_checks.RUNS
+ALL = (*BYTE_PRODUCTS, *EXPERT_PRODUCTS, *TRANSFORMS, *REAL_TRANSFORMS, *FACTORS, *gpu_order_checks.CHECKS)
+CHECKS = [*(" ".join(map(str, check)) for check in ALL), *gpu_conv_checks.CHECKS]
 
 
 def run(name: str) -> float:

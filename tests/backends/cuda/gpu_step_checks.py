@@ -28,7 +28,7 @@ LARGE_BOUND = 2e-2
 LAUNCHES = 30
 
 # Shape, layers, sequences, tokens before the step.
-LARGE = {
+LARGE: dict[str, tuple[Any, ...]] = {
     "1B of 4 layers, 511 before": ("1B", 4, 1, 511),
     "1B of 4 layers, 4095 before": ("1B", 4, 1, 4095),
     "1B of 2 layers, none before": ("1B", 2, 1, 0),
@@ -36,9 +36,16 @@ LARGE = {
     "1B of 2 layers, 8 sequences": ("1B", 2, 8, 300),
     "8B of 2 layers, 511 before": ("8B", 2, 1, 511),
     "8B of 2 layers, 3 sequences": ("8B", 2, 3, 511),
+    "8B of 2 layers, Q4_K": ("8B", 2, 1, 511, "Q4_K"),
+    "8B of 8 layers, Q4_K_M": ("8B", 8, 1, 511, "Q4_K_M"),
+    "8B of 2 layers, Q4_K, 3 sequences": ("8B", 2, 3, 511, "Q4_K"),
+    "1B of 4 layers, Q6_K, 2 sequences": ("1B", 4, 2, 511, "Q6_K"),
+    "1B of 4 layers, Q8_0": ("1B", 4, 1, 511, "Q8_0"),
+    "1B of 4 layers, Q4_0, 8 sequences": ("1B", 4, 8, 300, "Q4_0"),
 }
 # Forms of which several steps are one launch: tokens as of single steps whose logits choose them.
 AHEAD = ("two layers, twice", "three sequences", "windows", "heads of 128", "softcaps", "f16")
+AHEAD += ("Q4_K and Q6_K, six sequences",)
 AHEAD_STEPS = 40
 CHECKS = (*STEPS, *LARGE, *(f"ahead, {name}" for name in AHEAD), "ahead, 1B of 4 layers", "ahead, choices")
 
@@ -122,9 +129,9 @@ def _same_ahead(program: Any, given: dict[str, Any], names: Any) -> float:
     return 0.0
 
 
-def _large(shape: str, layers: int, batch: int, past: int, is_ahead: bool = False) -> float:
+def _large(shape: str, layers: int, batch: int, past: int, stored: str = "", is_ahead: bool = False) -> float:
     """One kernel beside the kernels of the program, on weights and caches from a seed."""
-    from cuda_models import config_of, weight_dims
+    from cuda_models import config_of, stored_model, weight_dims
 
     c, some = config_of(shape, layers), np.random.default_rng(9).standard_normal(1 << 20).astype("f4")
 
@@ -134,11 +141,16 @@ def _large(shape: str, layers: int, batch: int, past: int, is_ahead: bool = Fals
         values = shifted * (0.1 if len(dims) == 1 else scale) + (len(dims) == 1)
         return np.resize(values.astype(TYPES["bf16"]), dims)
 
-    weights = {n: Weight(d, DType.BF16, None, lambda n=n, d=d: weight(n, d)) for n, d in weight_dims(c).items()}
-    built = build_decoder(c, WeightFile("seeded", HF_DECODERS["llama"], weights), DType.BF16)
-    program = rlx.Session("cuda", compile_options(None, "bf16")).compile(built.graph)
-    read_weights(built.weights, program)
-    runner = DecoderRunner(c, program, built.caches)
+    if stored:
+        model = stored_model(c, stored)
+        program, runner = model.program, model.runner
+    else:
+        weights = {n: Weight(d, DType.BF16, None, lambda n=n, d=d: weight(n, d)) for n, d in weight_dims(c).items()}
+        built = build_decoder(c, WeightFile("seeded", HF_DECODERS["llama"], weights), DType.BF16)
+        program = rlx.Session("cuda", compile_options(None, "bf16")).compile(built.graph)
+        read_weights(built.weights, program)
+        runner = DecoderRunner(c, program, built.caches)
+    names = runner.cache_names
     places = np.array([past - 3 * i if past > 3 * i else 0 for i in range(batch)], np.int32)
     given: dict[str, Any] = {"tokens": np.arange(11, 11 + batch, dtype=np.int32)[:, None], "kv_len": places + 1}
     given |= {"positions": places[:, None], "rows": np.zeros((batch, 1), np.int32)}
@@ -148,16 +160,18 @@ def _large(shape: str, layers: int, batch: int, past: int, is_ahead: bool = Fals
     for number, cache in enumerate(caches):
         cache[...] = np.resize(np.roll(some, 31 * number), cache.shape).astype(cache.dtype)
     if is_ahead:
-        return _same_ahead(program, given | dict(zip(built.caches, caches)), built.caches)
+        return _same_ahead(program, given | dict(zip(names, caches)), names)
     results = {}
     for is_one in (True, False):
         with knobs(cuda_one_kernel=is_one):
             found = []
             for _ in range(LAUNCHES if is_one else 2):
                 own = [rlx.device_put(cache, "cuda") for cache in caches]
-                logits, *after = program.run(given | dict(zip(built.caches, own)))
+                logits, *after = program.run(given | dict(zip(names, own)))
                 found.append(np.asarray(logits)[:, 0])
         assert len({f.tobytes() for f in found}) == 1, f"launches differ, one kernel: {is_one}"
+        executable: Any = program.executable
+        assert not executable._main._decoding.refusal(batch), executable._main._decoding.refusal(batch)
         results[is_one] = found[0], [np.asarray(a) for a in after]
     error = distance(results[True][0], results[False][0])
     assert error < LARGE_BOUND, f"logits off by {error:.2g}"

@@ -27,12 +27,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
-from cuda_models import OwnModel, config_of, step_bytes, weight_dims  # noqa: E402
+from cuda_models import OwnModel, config_of, step_bytes, stored_model, weight_dims  # noqa: E402
 
 from rlx.backends.api import Executable  # noqa: E402
 from rlx.backends.cuda.device import open_gpu  # noqa: E402
 from rlx.backends.cuda.modules import Launch  # noqa: E402
-from rlx.backends.cuda.persistent import attend, plan, products, ring, runner  # noqa: E402
+from rlx.backends.cuda.persistent import attend, panel_products, plan, products, ring, runner  # noqa: E402
 from rlx.backends.cuda.timing import Case, measure, measure_limits  # noqa: E402
 from rlx.errors import RlxError  # noqa: E402
 from rlx.knobs import knobs  # noqa: E402
@@ -66,13 +66,16 @@ VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "stages_10": [(plan, "MOST_STAGES", 10)],
     "one_chunk": [(plan, "MOST_CHUNKS", 1)],
     "splits_8": [(plan, "MOST_SPLITS", 8)],
+    "two_stages": [(panel_products, "STAGES_AT_ONCE", 2)],
     "few_at_a_time": [(products, "POLLED", 4), (attend, "MOST_POLLED", 2)],
 }
 
 
-def model_of(name: str) -> OwnModel:
+def model_of(name: str, stored: str) -> OwnModel:
     """Weights of one size are the same array: what they are does not matter here."""
     c = config_of(name, LAYERS[name])
+    if stored:
+        return stored_model(c, stored)
     dims, rng = weight_dims(c), np.random.default_rng(3)
     some = rng.standard_normal(1 << 22).astype("f4")
     arrays = {d: np.resize((some * (d[-1] ** -0.5 if len(d) > 1 else 0.1)).astype(ml_dtypes.bfloat16), d)
@@ -103,7 +106,7 @@ def variant(model: OwnModel, changes: list[tuple[Any, str, Any]]) -> Iterator[ru
 def times(model: OwnModel, context: int, names: list[str], gpu: Any, copy: float) -> dict[str, float]:
     model.start(context + 64)
     given, cases, kept = model.inputs([11], context - 1), [], []
-    moved = step_bytes(model.config, context)
+    moved = step_bytes(model.config, context, model.schemes)
 
     def run_with(decoding: Any) -> Callable[[int], Any]:
         def run(number: int) -> None:
@@ -146,7 +149,7 @@ def times(model: OwnModel, context: int, names: list[str], gpu: Any, copy: float
 def ahead(model: OwnModel, context: int, gpu: Any, copy: float) -> dict[str, float]:
     """Microseconds of a token where several follow each other: in one launch, in launches whose tokens stay on the GPU,
     and with the host between them. Times of the GPU for the first, of the clock for the others."""
-    runner_of, moved = model.runner, step_bytes(model.config, context)
+    runner_of, moved = model.runner, step_bytes(model.config, context, model.schemes)
     found: dict[str, float] = {}
     model.start(context + 80)
     given, one = model.inputs([11], context - 1), np.ones(1, np.int32)
@@ -241,6 +244,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(LAYERS), choices=list(LAYERS))
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 4096])
     parser.add_argument("--variants", nargs="+", default=["as_is"], choices=[*VARIANTS, "graph"])
+    parser.add_argument("--stored", default="", help="a GGUF type of the weights, or Q4_K_M")
     parser.add_argument("--marks", action="store_true")
     parser.add_argument("--ahead", action="store_true", help="several tokens without the host between them")
     parser.add_argument("--out")
@@ -250,7 +254,7 @@ def main() -> None:
     print(f"{gpu.info}: a copy moves {copy / 1e12:.2f} TB/s", flush=True)
     results: dict[str, Any] = {"device": str(gpu.info), "copy": copy}
     for name in args.models:
-        model = model_of(name)
+        model = model_of(name, args.stored)
         for context in args.contexts:
             print(f"{name} at {context}", flush=True)
             found: dict[str, Any] = {

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -110,10 +110,6 @@ def run_op(name: str) -> float:
     return worst
 
 
-def _gelu(x: Any) -> Any:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
 def check_assembled(executable: Any) -> None:
     """No tensor-core code was serialized, spilled or denied its registers; what the driver has kept says nothing."""
     codes = [step.code for step in executable.programs.main.steps if hasattr(step, "code")]
@@ -121,319 +117,6 @@ def check_assembled(executable: Any) -> None:
         for function in form._functions.values():
             assert "(C75" not in function.module.log, f"{form.name}: {function.module.log[:400]}"
             assert function.resources.local_bytes == 0, f"{form.name} uses the stack"
-
-
-def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str, arch: str = "") -> float:
-    """A product against f64, with what is done to it: every element of C is looked at. `arch` is an older chip whose
-    code this one runs."""
-    import rlx.numpy as rnp  # noqa: F401
-    from rlx import nn
-    from rlx.backends.cuda.backend import CudaBackend
-    from rlx.backends.cuda.device import open_gpu
-    from rlx.backends.cuda.executable import CudaExecutable
-    from rlx.compile.compiler import CompilePipeline
-    from rlx.ir.dtype import DType
-    from rlx.ir.graph import Graph
-    from rlx.ir.tensor import building
-
-    rows, columns, depth = int(m), int(n), int(k)
-    turned = b_turned == "turned"
-    rng = np.random.default_rng(rows * columns + depth)
-    numpy = DType.of(dtype).numpy
-    draw = lambda *s: rng.standard_normal(s).astype("f4").astype(numpy)  # noqa: E731
-    a, b = draw(rows, depth), draw(columns, depth) if turned else draw(depth, columns)
-    bias, residual = draw(columns), draw(rows, columns)
-    graph = Graph("product")
-    given = {"a": a, "b": b}
-    # "across": A lies along its rows, as in the gradient of a weight.
-    across = b_turned == "across"
-    x, w = graph.input("a", (depth, "M") if across else ("M", depth), dtype), graph.input("b", b.shape, dtype)
-    given["a"] = np.ascontiguousarray(a.T) if across else a
-    wide = [v.astype("f8") for v in (a, b.T if turned else b, bias, residual)]
-    want = wide[0] @ wide[1]
-    with building(graph):
-        y = (x.T if across else x) @ (w.T if turned else w)
-        if epilogue == "gelu":
-            y = nn.gelu(y + graph.input("bias", bias.shape, dtype), approximate=True)
-            given["bias"], want = bias, _gelu(want + wide[2])
-        if epilogue == "residual":
-            y = y + graph.input("residual", ("M", columns), dtype)
-            given["residual"], want = residual, want + wide[3]
-    graph.set_outputs([y])
-    if arch:
-        executable = CudaExecutable.of(CompilePipeline.new("cuda").compile(graph), open_gpu(0), arch)
-        assert "mma tiles" in str(executable.report), str(executable.report)
-    else:
-        executable = CudaBackend().compile(graph, None)
-    got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(6))
-    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
-    check_assembled(executable)
-    error = distance(got, want)
-    # Each element, too: a wrong tile must not hide behind a large matrix.
-    scale = np.abs(want).max()
-    assert float(np.abs(got.astype("f8") - want).max()) <= 0.02 * scale, "an element is wrong"
-    bound = {"f32": 1e-5, "f16": 1.5e-3, "bf16": 8e-3}[dtype]
-    assert error <= bound, f"off by {error:.2g}"
-    return error
-
-
-PRODUCTS = [
-    (dtype, turned, epilogue, *size)
-    for dtype in ("bf16", "f16", "f32")
-    for turned in ("plain", "turned")
-    for epilogue in ("none", "gelu", "residual")
-    for size in ((1, 264, 136), (5, 264, 136), (9, 264, 136), (130, 264, 72), (300, 257, 200), (1000, 776, 328))
-] + [("bf16", "turned", "none", 2048, 2048, 1024), ("bf16", "plain", "gelu", 2048, 2048, 1024)]
-# Few rows whose weights stream through shared memory.
-PRODUCTS += [
-    (dtype, "turned", epilogue, *size)
-    for dtype in ("bf16", "f16")
-    for epilogue in ("none", "gelu", "residual")
-    for size in ((1, 1000, 2056), (8, 257, 1544), (3, 4099, 1024), (1, 2048, 8192))
-]
-PRODUCTS += [
-    (dtype, "across", epilogue, *size)
-    for dtype in ("bf16", "f16")
-    for epilogue in ("none", "residual")
-    for size in ((8, 264, 136), (264, 136, 200), (300, 257, 200), (1000, 776, 328), (768, 768, 4096))
-]
-PRODUCTS += [
-    (dtype, turned, epilogue, *size, "sm_80")
-    for dtype in ("bf16", "f16")
-    for turned in ("plain", "turned")
-    for epilogue in ("none", "gelu", "residual")
-    for size in ((17, 264, 136), (130, 264, 72), (300, 264, 200), (1000, 776, 328), (2048, 2048, 1024))
-]
-
-
-def run_codes(name: str, dtype: str, epilogue: str, m: str, n: str, k: str) -> float:
-    """A product with stored GGUF blocks against f64: every element, and twice the same bits."""
-    from random_panels import random_panels
-
-    from rlx import nn
-    from rlx.backends.cuda.backend import CudaBackend
-    from rlx.ir.dtype import DType
-    from rlx.ir.graph import Graph
-    from rlx.ir.tensor import building
-    from rlx.ops.lowered.quantized_panels import PanelMatMul
-    from rlx.quant.panels import unpack_rows
-    from rlx.quant.schemes import QuantScheme
-
-    rows, columns, depth = int(m), int(n), int(k)
-    scheme = QuantScheme.of_ggml(name)
-    layout = scheme.panel_format
-    assert layout is not None
-    rng = np.random.default_rng(rows * columns + depth)
-    a = rng.standard_normal((rows, depth)).astype("f4").astype(DType.of(dtype).numpy)
-    panels = random_panels(layout, columns, depth, 3)
-    graph, given = Graph("codes"), {"a": a, "panels": panels}
-    x, w = graph.input("a", ("M", depth), dtype), graph.input("panels", panels.shape, "u8")
-    want = a.astype("f8") @ unpack_rows(layout, panels, columns, depth).astype("f8").T
-    with building(graph):
-        y = PanelMatMul(scheme, columns)(x, w)
-        if epilogue == "residual":
-            given["residual"] = rng.standard_normal((rows, columns)).astype("f4").astype(a.dtype)
-            y, want = y + graph.input("residual", ("M", columns), dtype), want + given["residual"].astype("f8")
-        if epilogue == "gated":
-            half = columns // 2
-            y = nn.silu(y[:, :half]) * y[:, half:]
-            want = want[:, :half] / (1 + np.exp(-want[:, :half])) * want[:, half:]
-    graph.set_outputs([y])
-    executable = CudaBackend().compile(graph, None)
-    assert "mma of codes" in str(executable.report), str(executable.report)
-    got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(4))
-    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
-    check_assembled(executable)
-    error = distance(got, want)
-    worst = float(np.abs(got.astype("f8") - want).max() / np.abs(want).max())
-    bound = {"f32": 4e-6, "f16": 2e-3, "bf16": 1.6e-2}[dtype]
-    assert error <= bound and worst <= 2 * bound, f"off by {error:.2g}, an element by {worst:.2g}"
-    return error
-
-
-def code_products() -> Iterator[tuple[Any, ...]]:
-    """Every panel format; then rows, epilogues and types of A for some."""
-    from rlx.quant.fields import PANEL_FORMATS
-    from rlx.quant.schemes import QuantScheme
-
-    for name in PANEL_FORMATS:
-        yield (name, "f32", "none", 1, 72, 768)
-        # 864 is no multiple of a chunk.
-        yield (name, "f32", "none", 5, 72, 768 if 864 % (QuantScheme.of_ggml(name).gguf_block_size or 1) else 864)
-    for name in ("Q4_K", "Q8_0", "Q6_K", "Q4_0"):
-        for dtype in ("f32", "bf16", "f16"):
-            for rows in (1, 2, 4, 8, 9, 16, 50):
-                yield (name, dtype, "residual" if rows % 2 else "none", rows, 104, 2048)
-            yield (name, dtype, "gated", 3, 96, 1024)
-
-
-WIDE_PRODUCTS = [(1, 1000, 2056), (2, 4099, 1024), (8, 264, 1544), (1, 2048, 8192)]
-
-
-def run_wide_product(m: str, n: str, k: str) -> float:
-    """f32 rows with a weight that is stored in bf16, against f64: no more is lost than by sums in f32."""
-    from rlx import ops
-    from rlx.backends.cuda.backend import CudaBackend
-    from rlx.ir.dtype import DType
-    from rlx.ir.graph import Graph
-    from rlx.ir.tensor import building
-
-    rows, columns, depth = int(m), int(n), int(k)
-    rng = np.random.default_rng(rows * columns + depth)
-    x = (rng.standard_normal((rows, depth)) * np.exp(3 * rng.standard_normal((rows, depth)))).astype("f4")
-    w = rng.standard_normal((columns, depth)).astype(DType.BF16.numpy)
-    graph = Graph("wide")
-    a, b = graph.input("a", ("M", depth), "f32"), graph.param("w", w.shape, "bf16")
-    with building(graph):
-        graph.set_outputs([ops.matmul(a, ops.transpose(ops.cast(b, DType.F32), (1, 0)))])
-    executable = CudaBackend().compile(graph, None)
-    assert "mma of few rows" in str(executable.report), str(executable.report)
-    params = executable.prepare({"w": w})
-    got, *again = (np.asarray(executable.run({"a": x}, params)[0]) for _ in range(4))
-    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
-    check_assembled(executable)
-    x[0, 3] = np.inf
-    assert np.isinf(np.asarray(executable.run({"a": x}, params)[0])[0]).all(), "infinity is lost"
-    x[0, 3] = 0
-    wanted = x.astype("f8") @ w.astype("f8").T
-    found = np.asarray(executable.run({"a": x}, params)[0]).astype("f8")
-    scale = np.abs(x).astype("f8") @ np.abs(w.astype("f8")).T
-    worst = float((np.abs(found - wanted) / scale).max())
-    # Each of eight warps adds 16 elements of K at a time to a sum of f32, which tensor cores cut instead of rounding.
-    bound = max(1, depth // 128) * 2.0**-23
-    assert worst <= bound, f"off by {worst:.2g} of the sum of all sizes"
-    return worst
-
-
-class AttentionProgram(NamedTuple):
-    """One attention to check; rows beyond `lengths` of k and v are NaN, which nobody may read."""
-
-    dtype: str
-    layout: str
-    heads: int
-    kv_heads: int
-    width: int
-    queries: int
-    keys: int
-    kind: str = "none"
-    window: int = 0
-    softcap: float | None = None
-    lengths: tuple[int, ...] = ()
-    start: int | None = None  # queries stand at these positions and after it, those of the last batch in reverse
-    batch: int = 2
-    value_width: int = 0
-
-    @property
-    def name(self) -> str:
-        return " ".join(map(str, self)).replace("None", "-")
-
-
-def attention_programs() -> list[AttentionProgram]:
-    make = AttentionProgram
-    found = [
-        make(dtype, layout, 4, kv_heads, width, queries, keys, kind)
-        for dtype, width in (("bf16", 128), ("f16", 64))
-        for layout, kv_heads in (("bhsd", 4), ("bshd", 2), ("bsm", 1))
-        for queries, keys in ((128, 128), (300, 300), (1000, 1333))
-        for kind in ("none", "causal")
-    ]
-    long = {"queries": 600, "keys": 900, "kind": "causal"}
-    for width in (64, 128, 256):
-        base = make("bf16", "bhsd", 4, 2, width, 512, 512)
-        found += [
-            base,
-            base._replace(kind="causal"),
-            base._replace(kind="sliding_window", window=37),
-            base._replace(kind="sliding_window", window=300, queries=700, keys=700),
-            base._replace(**long, softcap=3.0),
-            base._replace(**long, lengths=(900, 611)),
-            base._replace(**long, lengths=(700, 13), start=100),
-            base._replace(**long, lengths=(900, 0), start=0),
-        ]
-    few = [make("bf16", "bhsd", 16, 4, width, 1, 1500, "causal", lengths=(1500, 1)) for width in (64, 128)]
-    found += few
-    for program in few:
-        found += [
-            program._replace(queries=4, lengths=(1500, 777)),
-            program._replace(queries=8, lengths=(1203, 64), start=400, dtype="f16"),
-            program._replace(kind="none", lengths=(), keys=9000),
-            program._replace(kind="sliding_window", window=200),
-            program._replace(layout="bshd", softcap=5.0, heads=8, kv_heads=8),
-            program._replace(heads=32, kv_heads=4, lengths=(1499, 130)),
-        ]
-    return [*found, make("bf16", "bhsd", 4, 4, 192, 300, 300, "causal", value_width=128)]
-
-
-def run_attention(name: str) -> float:
-    """Attention against f64, every element."""
-    from rlx import ops
-    from rlx.backends.cuda.backend import CudaBackend
-    from rlx.ir.dtype import DType
-    from rlx.ir.graph import Graph
-    from rlx.ir.tensor import building
-    from rlx.ops.attn.attention import Attention
-
-    (p,) = (p for p in attention_programs() if p.name == name)
-    rng = np.random.default_rng(p.queries * p.keys + p.width)
-    numpy = DType.of(p.dtype).numpy
-    value_width = p.value_width or p.width
-
-    def draw(heads: int, rows: int, width: int) -> Any:
-        return rng.standard_normal((p.batch, heads, rows, width)).astype("f4").astype(numpy)
-
-    def laid(x: Any) -> Any:
-        if p.layout != "bhsd":
-            x = np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-        return x.reshape(*x.shape[:2], -1) if p.layout == "bsm" else x
-
-    q, k, v = (
-        draw(p.heads, p.queries, p.width),
-        draw(p.kv_heads, p.keys, p.width),
-        draw(p.kv_heads, p.keys, value_width),
-    )
-    given, extras = {}, {}
-    if p.lengths:
-        given["lengths"] = np.array(p.lengths, "i4")
-        for b, length in enumerate(p.lengths):
-            k[b, :, length:] = v[b, :, length:] = np.nan
-    if p.start is not None:
-        rows = p.start + np.arange(p.queries)
-        given["positions"] = np.stack([rows] * (p.batch - 1) + [rows[::-1]]).astype("i8")
-    given |= {"q": laid(q), "k": laid(k), "v": laid(v)}
-    graph = Graph("attention")
-    # All sizes but those of heads are symbolic, as in a model.
-    names = {"q": "S", "k": "T", "v": "T"}
-    axis = 2 if p.layout == "bhsd" else 1
-    leaves = {}
-    for key, array in given.items():
-        dims: list[Any] = ["B", *array.shape[1:]]
-        if key in names:
-            dims[axis] = names[key]
-        elif key == "positions":
-            dims[1] = "S"
-        leaves[key] = graph.input(key, tuple(dims), DType.of(array.dtype).value)
-    kind = p.kind if not p.window else ("sliding_window", p.window)
-    options = {"num_heads": p.heads, "num_kv_heads": p.kv_heads, "layout": p.layout, "softcap": p.softcap}
-    if p.layout != "bsm":
-        del options["num_heads"], options["num_kv_heads"]
-    with building(graph):
-        extras = {"kv_len": leaves.get("lengths"), "positions": leaves.get("positions")}
-        y = ops.attention(leaves["q"], leaves["k"], leaves["v"], mask_kind=kind, **options, **extras)
-    graph.set_outputs([y])
-    executable = CudaBackend().compile(graph, None)
-    assert "wgmma attention" in str(executable.report), str(executable.report)
-    got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(4))
-    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
-    check_assembled(executable)
-    (node,) = (n for n in graph.nodes if isinstance(n.op, Attention))
-    order = [given[n] for n in ("q", "k", "v", "lengths", "positions") if n in given]
-    want = np.asarray(node.op.eval(*(np.nan_to_num(a.astype("f8")) if a.dtype.kind not in "iu" else a for a in order)))
-    error = distance(got, want)
-    worst = float(np.abs(got.astype("f8") - want).max())
-    assert np.isfinite(worst) and worst <= 0.03 * float(np.abs(want).max()), f"an element is off by {worst:.2g}"
-    bound = {"f16": 1.5e-3, "bf16": 6e-3}[p.dtype]
-    assert error <= bound, f"off by {error:.2g}"
-    return error
 
 
 MODEL_TOKENS = 64
@@ -477,6 +160,30 @@ def run_driver(name: str) -> float:
     return 0.0
 
 
+def run_product(*arguments: str) -> float:
+    import gpu_product_checks
+
+    return gpu_product_checks.run_product(*arguments)
+
+
+def run_codes(*arguments: str) -> float:
+    import gpu_product_checks
+
+    return gpu_product_checks.run_codes(*arguments)
+
+
+def run_wide_product(*arguments: str) -> float:
+    import gpu_product_checks
+
+    return gpu_product_checks.run_wide_product(*arguments)
+
+
+def run_attention(name: str) -> float:
+    import gpu_attention_checks
+
+    return gpu_attention_checks.run_attention(name)
+
+
 def run_gradients(name: str) -> float:
     import gpu_gradient_checks
 
@@ -508,14 +215,18 @@ def items(only: list[str]) -> Iterator[list[str]]:
         for name in gpu_driver_checks.CHECKS:
             yield ["driver", name]
     if "products" in only:
-        for product in PRODUCTS:
+        import gpu_product_checks
+
+        for product in gpu_product_checks.PRODUCTS:
             yield ["product", *map(str, product)]
-        for product in code_products():
+        for product in gpu_product_checks.code_products():
             yield ["codes", *map(str, product)]
-        for size in WIDE_PRODUCTS:
+        for size in gpu_product_checks.WIDE_PRODUCTS:
             yield ["wide", *map(str, size)]
     if "attention" in only:
-        for program in attention_programs():
+        import gpu_attention_checks
+
+        for program in gpu_attention_checks.attention_programs():
             yield ["attention", program.name]
     if "gradients" in only:
         import gpu_gradient_checks

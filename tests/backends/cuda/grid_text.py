@@ -17,7 +17,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from warp_text import GLOBAL, LANES, TYPES, Memory, _mma
+from warp_text import GLOBAL, LANES, TYPES, Memory, _mma, _permuted
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,
@@ -47,6 +47,9 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "llvm.smin.i32": lambda a, b: np.minimum(a.view(np.int32), b.view(np.int32)).view(np.uint32),
     "llvm.smax.i32": lambda a, b: np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32),
     "llvm.maxnum.f32": np.fmax,
+    "llvm.maximum.f32": np.maximum,
+    "llvm.fabs.f32": np.abs,
+    "llvm.nvvm.prmt": _permuted,
     "llvm.nvvm.ex2.approx.ftz.f": np.exp2,
     "llvm.nvvm.rcp.approx.ftz.f": lambda x: np.float32(1) / x,
     "llvm.nvvm.rsqrt.approx.f": lambda x: np.float32(1) / np.sqrt(x),
@@ -284,6 +287,9 @@ class Program:
             kinds, name, i = re.fullmatch(r"\{(.*)\} (\S+), (\d+)", rest).groups()  # type: ignore[union-attr]
             kind = TYPES[kinds.split(", ")[int(i)]]
             return lambda warp: warp.values[name][int(i)].view(kind)
+        if word == "sitofp":
+            name = rest.split()[1]
+            return lambda warp: warp.value(name, "i32").view(np.int32).astype(np.float32)
         if word == "fpext":
             name = rest.split()[1]
             return lambda warp: warp.values[name].astype(np.float32)
@@ -417,9 +423,23 @@ def instruction(code: str, outputs: int) -> Callable[[GridWarp, Sequence[Any]], 
 
         def multiply(warp: GridWarp, given: Sequence[Any]) -> Any:
             assert warp.active.all()
-            return _mma(code, given, outputs)
+            return _mma(code, [given[p] for p in places] if ".s8" in code else given, outputs)
 
         return multiply
+    if code.startswith("redux.sync.max.s32"):
+
+        def largest(warp: GridWarp, given: Sequence[Any]) -> Any:
+            assert warp.active.all(), "lanes pass by an exchange"
+            return [np.full(LANES, at(given).view(np.int32).max(), np.int32).view(np.uint32)]
+
+        return largest
+    if code.startswith("cvt.rni.s32.f32"):
+
+        def rounded(warp: GridWarp, given: Sequence[Any]) -> Any:
+            wide = np.nan_to_num(np.rint(at(given).astype(np.float64)), nan=0.0)
+            return [np.clip(wide, -(2.0**31), 2.0**31 - 1).astype(np.int64).astype(np.int32).view(np.uint32)]
+
+        return rounded
     return _memory(code, outputs, places)
 
 
@@ -440,13 +460,27 @@ def _memory(code: str, outputs: int, places: Sequence[int]) -> Callable[[GridWar
             warp.block.memory.store(given[places[1]][warp.active], words)
 
         return store_half
+    short = re.fullmatch(r"ld\.shared\.u16 \$0, \[\$1\+(\d+)\];", code)
+    if short:
+
+        def load_short(warp: GridWarp, given: Sequence[Any]) -> Any:
+            data = np.zeros((LANES, 4), np.uint8)
+            at = given[places[0]][warp.active] + np.uint32(int(short[1]))
+            data[warp.active, :2] = warp.block.shared.load(at, 2)
+            return [data.view(np.uint32)[:, 0].copy()]
+
+        return load_short
     found = re.fullmatch(r"(ld|st)(?:\.release\.cta)?\.(shared|global)(?:\.v(\d))?\.b(32|64) .*", code)
     if found:
         is_load, is_shared, words = found[1] == "ld", found[2] == "shared", int(found[3] or 1) * int(found[4]) // 32
+        behind = re.search(r"\[\$\d+\+(\d+)\]", code)
+        offset = int(behind[1]) if behind else 0
 
         def move(warp: GridWarp, given: Sequence[Any]) -> Any:
             memory, mask = warp.block.shared if is_shared else warp.block.memory, warp.active
             address = given[places[0]]
+            if offset:
+                address = address + address.dtype.type(offset)
             if is_load:
                 loaded = _loads(memory, address, mask, words)
                 if found[4] == "64":

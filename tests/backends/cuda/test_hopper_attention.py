@@ -2,13 +2,13 @@
 computes the right thing is shown on a GPU (`gpu_suite.py`, attention)."""
 
 import pytest
+from counted_code import CountedCode
 
 import rlx
 from rlx import ops
 from rlx.backends.api import CompileOptions
 from rlx.backends.cuda.code import GpuCode, tensor_forms
 from rlx.backends.cuda.executable import CudaExecutable
-from rlx.backends.cuda.hopper import launching
 from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm
 from rlx.backends.options_to_pipeline import compile_with_options
 from rlx.compile.compiler import CompilePipeline
@@ -99,7 +99,7 @@ def test_other_chips_keep_their_loop_kernel():
 
 def test_keys_are_cut_into_parts_only_where_the_kernel_does_not():
     kinds = []
-    for options in ({}, {"mask_kind": "custom", "mask": True}):
+    for options in ({}, {"mask_kind": "custom", "mask": True, "width": 320}):
         lir = CompilePipeline.new("cuda").compile(graph_of(**options)).lir
         kinds.append([k.kind for k in lir.kernels if k.kind != "view"])
     assert kinds == [["attention"], ["attention", "attention_join"]]
@@ -125,38 +125,10 @@ def test_the_report_names_the_way():
 # Launches.
 
 
-class Ready:
-    """Code that is only counted."""
-
-    def __init__(self):
-        self.loaded, self.shared = [], []
-
-    def __call__(self, entry, what, make):
-        self.loaded.append(entry)
-        return self
-
-    def function(self, gpu):
-        return self
-
-    def allow_shared(self, size):
-        self.shared.append(size)
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    calls = []
-
-    def note(function, shape, address, stream):
-        calls.append(shape)
-
-    monkeypatch.setattr(launching, "launch", note)
-    return calls
-
-
 def hopper(form, **options):
     made = kernel_of(graph_of(**options))
     names = [p.name for p in made.kernel.params]
-    load = Ready()
+    load = CountedCode()
 
     def words(b, s, t, addresses=None):
         sizes = [int(e.bind({"B": b, "S": s, "T": t})) if not isinstance(e, int) else e for e in made.extents]
@@ -180,7 +152,7 @@ def test_a_launch_of_many_rows(fake, gpu, launched):
             ((128, t, 4, b), (64, 128, 1, 1)),
             ((128, s, 16, b), (64, 64, 1, 1)),
         ]
-    assert load.loaded == ["attention"]
+    assert load.entries == ["attention"]
 
 
 @pytest.mark.parametrize(("b", "s", "t", "blocks"), [(1, 1, 4096, 4 * 32), (1, 1, 64, 4), (8, 4, 4096, 8 * 4 * 4)])
@@ -190,7 +162,7 @@ def test_a_launch_of_few_rows(fake, gpu, launched, b, s, t, blocks):
     assert launched[-1].blocks == blocks and launched[-1].threads == 256
     # Counters are 0 before the first launch, where blocks share keys.
     assert fake.log.count("cuMemsetD8Async") == (blocks > b * 4)
-    assert form.launch(words(b, s, t), gpu.stream) and load.loaded == ["decode"]
+    assert form.launch(words(b, s, t), gpu.stream) and load.entries == ["decode"]
     assert not form.launch(words(b, 9, t), gpu.stream)
 
 

@@ -4,14 +4,15 @@ computes the right thing is shown on a GPU (`gpu_suite.py`, products)."""
 from dataclasses import replace
 
 import pytest
+from counted_code import CountedCode
 
 import rlx
 from rlx import nn, ops
 from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper import form as form_module
-from rlx.backends.cuda.hopper import launching
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import HopperForm, tiling
+from rlx.backends.cuda.hopper.launching import Surroundings
 from rlx.backends.cuda.hopper.product import product_text
 from rlx.backends.cuda.hopper.product_shape import ProductShape
 from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, StreamShape
@@ -129,30 +130,6 @@ def test_other_chips_keep_their_loop_kernel():
     assert found(lambda a, w: a @ w, *types, machine=machine_named("sm_80")) is None
 
 
-class Ready:
-    """Code that is only counted."""
-
-    def __init__(self):
-        self.loaded, self.shared = [], []
-
-    def __call__(self, entry, what, make):
-        self.loaded.append(entry)
-        return self
-
-    def function(self, gpu):
-        return self
-
-    def allow_shared(self, size):
-        self.shared.append(size)
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    calls = []
-    monkeypatch.setattr(launching, "launch", lambda function, shape, address, stream: calls.append(shape))
-    return calls
-
-
 def hopper(load, *types):
     kernel = kernel_of(lambda a, w: a @ w.T, *types)
     product, acc, _ = kernel.origin
@@ -162,7 +139,7 @@ def hopper(load, *types):
 
 
 def test_a_launch_gets_maps_tiles_and_the_rest(fake, gpu, launched):
-    load = Ready()
+    load = CountedCode()
     made, names = hopper(load, (("B", 512), "bf16"), ((14336, 512), "bf16"))
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
     for rows, blocks, columns in ((2, 112, 128), (300, 132, 192), (4096, 132, 256)):
@@ -177,7 +154,7 @@ def test_a_launch_gets_maps_tiles_and_the_rest(fake, gpu, launched):
     # The same arguments again need nothing of the driver.
     fake.tensor_maps.clear()
     assert made.launch([addresses.get(n, 4096) for n in names], gpu.stream)
-    assert not fake.tensor_maps and len(load.loaded) == 3
+    assert not fake.tensor_maps and len(load.entries) == 3
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -188,7 +165,7 @@ def test_two_products_of_one_a_have_tiles_that_the_copy_engine_can_bring(fake, g
     gated = Epilogue((apply("mul", operand(0, DType.F32), operand(1, DType.F32)),))
     product = Product(m, n, 512, Matrix("a", DType.BF16, 512), bs, Matrix("c", DType.F32, n), gated)
     names = ["a", "b0", "b1", "c"]
-    made = form_module.hopper_form(product, DType.F32, names, SM_90A, Ready())
+    made = form_module.hopper_form(product, DType.F32, names, SM_90A, CountedCode())
     assert made.launch([(i + 1) << 20 for i in range(4)], gpu.stream)
     columns = {box[1] for _, _, _, box in fake.tensor_maps[1:]}
     assert columns <= ({64, 128} if turned else {64})
@@ -199,7 +176,7 @@ def test_two_products_of_one_a_have_tiles_that_the_copy_engine_can_bring(fake, g
 
 @pytest.mark.parametrize(("name", "address"), [("a", (1 << 20) + 2), ("b0", (2 << 20) + 8), ("c", (3 << 20) + 2)])
 def test_what_the_copy_engine_cannot_read_is_left_to_the_loop_kernel(fake, gpu, launched, name, address):
-    made, names = hopper(Ready(), (("B", 512), "bf16"), ((1024, 512), "bf16"))
+    made, names = hopper(CountedCode(), (("B", 512), "bf16"), ((1024, 512), "bf16"))
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20, name: address}
     assert not made.launch([addresses.get(n, 64) for n in names], gpu.stream)
     assert not launched
@@ -210,7 +187,7 @@ def test_what_the_copy_engine_cannot_read_is_left_to_the_loop_kernel(fake, gpu, 
 
 def few(*types):
     kernel = kernel_of(lambda a, w: a @ w.T, *types)
-    names, load = [p.name for p in kernel.params], Ready()
+    names, load = [p.name for p in kernel.params], CountedCode()
     return FewRowsForm(kernel.origin.product, names, SM_90A, load), names, load
 
 
@@ -231,7 +208,7 @@ def test_a_launch_of_few_rows(fake, gpu, launched):
     for rows, is_few in ((1, True), (2, True), (8, True), (9, True), (16, True), (17, False)):
         assert made.launch([addresses.get(n, rows) for n in names], gpu.stream) is is_few
     assert {(shape.blocks, shape.threads) for shape in launched} == {(63, 256)}
-    assert load.loaded == ["few_rows"] * 2 and not fake.tensor_maps
+    assert load.entries == ["few_rows"] * 2 and not fake.tensor_maps
     for crooked in ("a", "b0"):
         moved = {**addresses, crooked: addresses[crooked] + 2}
         assert not made.launch([moved.get(n, 4) for n in names], gpu.stream)
@@ -264,7 +241,7 @@ def test_a_launch_of_streamed_weights(fake, gpu, launched):
         (125, 288, StreamShape(1, "bf16").shared_bytes(2))
     }
     assert made.launch([addresses.get(n, 9) for n in names], gpu.stream) and launched[-1].threads == 256
-    assert load.loaded == ["few_rows"] * 2
+    assert load.entries == ["few_rows"] * 2
 
 
 def test_only_code_that_waits_begins_early(fake, gpu, launched):
@@ -272,7 +249,7 @@ def test_only_code_that_waits_begins_early(fake, gpu, launched):
     words = [{"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}.get(n, 1) for n in names]
     for waits in (True, False):
         made.waits = waits
-        assert made.launch(words, gpu.stream, begins_early=True) and launched[-1].dependent is waits
+        assert made.launch(words, gpu.stream, Surroundings(begins_early=True)) and launched[-1].dependent is waits
 
 
 def test_whether_weights_are_computed_decides_when_they_are_read(fake, gpu, launched):
@@ -280,7 +257,9 @@ def test_whether_weights_are_computed_decides_when_they_are_read(fake, gpu, laun
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
     words = [addresses.get(n, 1) for n in names]
     at = names.index("b0")
-    fixed, computed = (made.prepared_with(words, gpu, f) for f in (frozenset({at}), frozenset({0, 2} - {at})))
+    fixed, computed = (
+        made.prepared_with(words, gpu, Surroundings(fixed=f)) for f in (frozenset({at}), frozenset({0, 2} - {at}))
+    )
     # Behind the addresses and pitches of both, and four sizes.
     assert [b.block._words[8] for b in (fixed, computed)] == [1, 0]
 
@@ -327,7 +306,7 @@ def test_products_without_a_form_for_few_rows(function, types, reason):
 
 
 def test_rows_of_odd_length_are_left_to_the_loop_kernel(fake, gpu, launched):
-    made, names = hopper(Ready(), (("B", 100), "bf16"), ((1024, 100), "bf16"))
+    made, names = hopper(CountedCode(), (("B", 100), "bf16"), ((1024, 100), "bf16"))
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
     assert not made.launch([addresses.get(n, 64) for n in names], gpu.stream)
     assert not made.launch([addresses.get(n, 1) for n in names], gpu.stream)
@@ -357,7 +336,7 @@ def test_blocks_share_tiles_where_there_are_few(fake, gpu, launched):
     kernel = kernel_of(lambda a, w: a.T @ w, ((8192, 768), "bf16"), ((8192, 768), "bf16"))
     product, acc, _ = kernel.origin
     names = [p.name for p in kernel.params]
-    made = form_module.hopper_form(product, acc, names, SM_90A, Ready())
+    made = form_module.hopper_form(product, acc, names, SM_90A, CountedCode())
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
     assert made.launch([addresses[n] for n in names], gpu.stream)
     assert launched[-1].blocks == 108 and launched[-1].cluster == 3

@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
-from decoder_cases import STEPS, decoder_case, distance
+from decoder_cases import BLOCK_SIZES, STEPS, decoder_case, distance, stored_all
 from grid_text import GLOBAL, run_grid
-from test_persistent_plan import BOUND, LLAMA_1B, LLAMA_8B, SHARED
+from test_persistent_plan import BOUND, LLAMA_1B, LLAMA_8B, SHARED, stored_shape
 
 from rlx.backends.cuda.persistent.interpret import Exchange, run_plan
 from rlx.backends.cuda.persistent.kernel import kernel_text
@@ -136,7 +136,20 @@ def test_the_ptx_streams_weights_and_exchanges_words():
 
 
 @pytest.mark.targets
-@pytest.mark.parametrize(("name", "step", "batch"), [("1B", LLAMA_1B, 1), ("1B", LLAMA_1B, 8), ("8B", LLAMA_8B, 1)])
+def test_stages_of_half_the_warps_give_the_same():
+    case = decoder_case(**BLOCK_SIZES | {"stored": stored_all("Q4_K"), "ffn": 2816})
+    whole, half = case.plan(2), case.plan(2)
+    half.stage_chunks, half.stage_bytes = whole.stage_chunks // 2, whole.stage_bytes // 2
+    assert len({Device(case, plan).launch(0, seed=1).tobytes() for plan in (whole, half)}) == 1
+
+
+LARGE = [("1B", LLAMA_1B, 1), ("1B", LLAMA_1B, 8), ("8B", LLAMA_8B, 1)]
+LARGE += [(f"8B {kind}", stored_shape(LLAMA_8B, kind, v="Q6_K", down="Q6_K"), 1) for kind in ("Q4_K", "Q5_K")]
+LARGE += [("1B Q4_0", stored_shape(LLAMA_1B, "Q4_0"), 8), ("1B Q8_0", stored_shape(LLAMA_1B, "Q8_0"), 3)]
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize(("name", "step", "batch"), LARGE)
 def test_large_kernels_use_no_stack(name, step, batch, assembled):
     said = assembled(step_ptx(Plan(step, batch, 132, SHARED), machine_named("sm_90a")))
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decoder_cases import SHARED, decoder, decoder_case, distance
+from decoder_cases import BLOCK_SIZES, SHARED, decoder, decoder_case, distance, stored_all
 
 from rlx.backends.cuda.persistent.interpret import Exchange, Hazard, run_plan
 from rlx.backends.cuda.persistent.matching import decode_step
@@ -13,6 +13,7 @@ from rlx.models.config import RopeConfig
 from rlx.models.language_model import compile_options
 from rlx.ops.nn.rotary import RopeStyle
 from rlx.ops.pointwise.unary import ActivationKind
+from rlx.quant.schemes import QuantScheme
 
 # Rounding of operands to bf16, over two layers.
 BOUND = 1e-2
@@ -29,6 +30,9 @@ FAMILIES = {
     "neighbours turn": {"rope": RopeConfig(1e4, 16, RopeStyle.GptJ)},
     "norms behind halves": {"family": "gemma2", "post_norms": True, "batch": 2},
     "half of a head turns": {"rope": RopeConfig(1e4, 8)},
+    "Q8_0, norms behind halves": BLOCK_SIZES
+    | {"stored": stored_all("Q8_0"), "family": "gemma2", "post_norms": True, "batch": 2},
+    "Q3_K, no gate": BLOCK_SIZES | {"stored": stored_all("Q3_K"), "gated": False},
 }
 
 
@@ -47,6 +51,31 @@ def test_plans_of_families_give_the_logits_of_the_cpu_engine(name):
     options = FAMILIES[name]
     case = decoder_case(**options)
     check(case, case.plan(7, options.get("batch", 1)))
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """Layers of different forms, as in files called Q4_K_M; a head and embeddings of two types."""
+    stored = stored_all("Q4_K", **{"v.1": "Q6_K", "down.0": "Q6_K"}, head="Q6_K")
+    return decoder_case(**BLOCK_SIZES | {"stored": stored, "tied": False, "layers": 2})
+
+
+def test_a_plan_of_stored_blocks_gives_the_logits_of_the_cpu_engine(mixed):
+    plan = mixed.plan(5)
+    assert [len(p.schemes) for p in plan.products] == [2, 1, 1, 2, 1]
+    assert all(p.unit == 16 for p in plan.products)
+    check(mixed, plan)
+
+
+def test_blocks_own_whole_panels_where_they_lie(mixed):
+    """A row of the fused q, k and v begins at a panel; forms of a layer are numbers of the table."""
+    plan = mixed.plan(5)
+    first, second = mixed.step.layers
+    assert second.v.scheme != first.v.scheme and first.k.first == 256
+    words = dict(plan._layer_words(first))
+    assert words["k"].offset == first.k.first // 16 * plan.products[0].formats[0].chunk_bytes
+    assert [dict(plan._layer_words(layer))["v_form"].offset for layer in (first, second)] == [0, 1]
+    assert "out_form" not in words
 
 
 def check(case, plan):
@@ -130,7 +159,7 @@ LLAMA_8B = shape(32, 4096, 32, 8, 128, 14336, 128256)
 def test_large_models_leave_room_for_a_ring(step, batch, stages):
     plan = Plan(step, batch, 132, SHARED)
     assert plan.stages >= stages and plan.shared_bytes <= SHARED
-    assert plan.shared["ring"] + plan.stages * STAGE_BYTES == plan.shared_bytes
+    assert plan.shared["ring"] + plan.stages * STAGE_BYTES == plan.shared_bytes and plan.stage_bytes == STAGE_BYTES
     for product in plan.products:
         for layer in range(len(step.layers) + 1):
             first, count = plan.owned_by(product.owner, layer)
@@ -150,6 +179,23 @@ def test_large_models_leave_room_for_a_ring(step, batch, stages):
     assert max(each) <= 1.01 * np.mean(each)
 
 
+def stored_shape(step, name, **others):
+    """The same with panels of a GGUF type, and others for some matrices."""
+    schemes = {n: QuantScheme.of_ggml(others.get(n, name)) for n in ("q", "k", "v", "out", "gate", "up", "down")}
+    layers = [
+        layer._replace(**{n: getattr(layer, n)._replace(scheme=scheme) for n, scheme in schemes.items()})
+        for layer in step.layers
+    ]
+    return step._replace(layers=tuple(layers), head=step.head._replace(scheme=QuantScheme.of_ggml(name)))
+
+
+@pytest.mark.parametrize(("name", "batch", "stages"), [("Q4_K", 1, 9), ("Q4_K", 4, 4), ("Q4_K", 5, 4), ("Q8_0", 1, 5)])
+def test_stored_blocks_of_large_models_leave_room_for_a_ring(name, batch, stages):
+    plan = Plan(stored_shape(LLAMA_8B, name), batch, 132, SHARED)
+    assert plan.stages == stages and plan.shared_bytes <= SHARED
+    assert plan.stage_chunks == (8 if batch < 5 else 4)
+
+
 def test_what_does_not_fit_says_why():
     with pytest.raises(Unfit, match="9 sequences; up to 8"):
         Plan(LLAMA_1B, 9, 132, SHARED)
@@ -160,6 +206,13 @@ def test_what_does_not_fit_says_why():
     with pytest.raises(Unfit, match="layer 1 has another form"):
         odd = LLAMA_1B.layers[1]._replace(gate=None)
         Plan(LLAMA_1B._replace(layers=(LLAMA_1B.layers[0], odd)), 1, 132, SHARED)
+    with pytest.raises(Unfit, match="qkv with stored blocks whose codes come in different orders"):
+        Plan(stored_shape(LLAMA_1B, "Q4_K", v="Q8_0"), 1, 132, SHARED)
+    with pytest.raises(Unfit, match="beside weights of numbers"):
+        stored = stored_shape(LLAMA_1B, "Q4_K").layers[0]
+        Plan(LLAMA_1B._replace(layers=(stored._replace(down=LLAMA_1B.layers[0].down),)), 1, 132, SHARED)
+    with pytest.raises(Unfit, match="rows of 640 elements; multiples of 256"):
+        Plan(stored_shape(shape(1, 640, 8, 8, 80, 1024, 320), "Q8_0"), 1, 132, SHARED)
 
 
 @pytest.mark.parametrize(

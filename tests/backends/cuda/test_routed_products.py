@@ -9,10 +9,12 @@ from rlx import ops
 from rlx.backends.cuda.code import tensor_forms
 from rlx.backends.cuda.hopper.routed_form import RoutedForm
 from rlx.compile.compiler import CompilePipeline
+from rlx.ir.dtype import DType
 from rlx.ir.tensor import building
 from rlx.kernels.from_lir import make_kernel
 from rlx.kernels.gpu import expert_route
 from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.ir.loop_ir import Buffer, Space
 from rlx.kernels.ir.verify import verify
 from rlx.kernels.machines import machine_named
 from rlx.ops.lowered.expert_products import ExpertRoute
@@ -71,3 +73,23 @@ def test_code(columns):
 def test_others_keep_their_loop_kernel(dtype, depth, reason):
     types = (((64, depth), dtype), ((5, depth, 136), dtype), ((64,), "i32"))
     assert routed(lambda x, w, ids: ops.grouped_matmul(x, w, ids), *types) == ((), reason)
+
+
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("f64", marks=pytest.mark.targets)])
+def test_tiles_by_expert(dtype):
+    """What tensor cores do not take: no scratch on the stack of a thread, and the product of the definition."""
+    experts, rows, depth, columns = 3, 9, 20, 10
+    types = (((rows, depth), dtype), ((experts, depth, columns), dtype), ((rows,), "i32"))
+    *_, made = kernels_of(lambda x, w, ids: ops.relu(ops.grouped_matmul(x, w, ids)), *types)
+    kept = [a for a in made.kernel.arrays if a.space is Space.LOCAL]
+    assert sum(a.size * a.dtype.size_bytes for a in kept) <= 512
+    rng = np.random.default_rng(1)
+    x, w = (rng.standard_normal(s).astype(DType.of(dtype).numpy) for s, _ in types[:2])
+    ids = np.array([2, 0, 2, 2, 0, 0, 2, 2, 2], np.int32)
+    found = np.full((rows, columns), np.nan, x.dtype)
+    names = [p.name for p in made.kernel.params if isinstance(p, Buffer)]
+    given = dict(zip(names, (x, w, found, ExpertRoute(experts).eval(ids)), strict=True))
+    verify(made.kernel)
+    interpret(made.kernel, {name: array.reshape(-1) for name, array in given.items()})
+    want = np.maximum(np.einsum("mk,mkn->mn", x.astype("f8"), w[ids].astype("f8")), 0)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)

@@ -46,9 +46,10 @@ def kernel_of(name, k, n, dtype="f32", rows="B", machine=SM_90A, then=lambda y: 
 
 
 def form_of(name, k, n, dtype="f32", machine=SM_90A, then=lambda y: y):
-    ((form,), refusal) = tensor_forms(kernel_of(name, k, n, dtype, machine=machine, then=then), machine)
-    assert isinstance(form, CodeRowsForm) and not refusal
-    return form
+    forms, refusal = tensor_forms(kernel_of(name, k, n, dtype, machine=machine, then=then), machine)
+    # Where many rows have a form of their own, it is asked first.
+    assert isinstance(forms[-1], CodeRowsForm) and len(forms) == 1 + machine.has_wgmma and not refusal
+    return forms[-1]
 
 
 def run(name, m, k, n, dtype="f32", panel=0, **changes):

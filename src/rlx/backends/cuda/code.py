@@ -12,12 +12,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm, attention_refusal
+from rlx.backends.cuda.hopper.batched_product import BatchedForm, batched_refusal
 from rlx.backends.cuda.hopper.code_form import CodeRowsForm, codes_refusal
+from rlx.backends.cuda.hopper.expanded_form import ExpandedForm, expanded_refusal
 from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
-from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
+from rlx.backends.cuda.hopper.form import BATCHES, HopperForm, product_refusal
 from rlx.backends.cuda.hopper.gradient_form import GradientForm, gradient_form_refusal
 from rlx.backends.cuda.hopper.launching import TensorForm
 from rlx.backends.cuda.hopper.mma_form import MmaForm, mma_refusal
+from rlx.backends.cuda.hopper.pixel_form import PixelForm, pixel_refusal
 from rlx.backends.cuda.hopper.routed_form import RoutedForm, routed_refusal
 from rlx.backends.cuda.hopper.window_form import WindowForm, window_refusal
 from rlx.backends.cuda.modules import Function, Module, assemble
@@ -29,7 +32,7 @@ from rlx.kernels.gpu.attention import AttentionOrigin, AttentionRefusal, Gradien
 from rlx.kernels.gpu.iteration_threads import iterations_as_threads
 from rlx.kernels.gpu.matmul import USUAL, ProductOrigin, RoutedOrigin
 from rlx.kernels.gpu.matmul_codes import CodesOrigin
-from rlx.kernels.gpu.windows import WindowOrigin
+from rlx.kernels.gpu.windows import GradientSums, WindowOrigin
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import Machine, machine_named
 
@@ -164,7 +167,9 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
         refusal, few_refusal = (f(product, acc, machine) for f in (product_refusal, few_rows_refusal))
         few = () if few_refusal else (FewRowsForm(product, params, machine, tensor_code),)
         many: tuple[TensorForm, ...] = () if refusal else (HopperForm(product, params, machine, tensor_code, tiles),)
-        if refusal and not mma_refusal(product, acc, machine):
+        if refusal == BATCHES and not batched_refusal(product, acc, machine):
+            many = (BatchedForm(product, params, machine, tensor_code),)
+        elif refusal and not mma_refusal(product, acc, machine):
             many = (MmaForm(product, params, machine, tensor_code),)
         return (*few, *many), "" if few or many else refusal
     if isinstance(kernel.origin, RoutedOrigin):
@@ -173,9 +178,16 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
     if isinstance(kernel.origin, WindowOrigin):
         refusal = window_refusal(kernel.origin, machine)
         return () if refusal else (WindowForm(kernel.origin, params, machine, tensor_code),), refusal
+    if isinstance(kernel.origin, GradientSums):
+        refusal = pixel_refusal(kernel.origin, machine)
+        return () if refusal else (PixelForm(kernel.origin, params, machine, tensor_code),), refusal
     if isinstance(kernel.origin, CodesOrigin):
         refusal = codes_refusal(kernel.origin, machine)
-        return () if refusal else (CodeRowsForm(kernel.origin, params, machine, tensor_code),), refusal
+        found: list[TensorForm] = [] if refusal else [CodeRowsForm(kernel.origin, params, machine, tensor_code)]
+        if not expanded_refusal(kernel.origin, machine):
+            # Asked first: it takes many rows only.
+            found.insert(0, ExpandedForm(kernel.origin, params, machine, tensor_code))
+        return tuple(found), "" if found else refusal
     if isinstance(kernel.origin, AttentionOrigin):
         refusal = attention_refusal(kernel.origin)
         if refusal:

@@ -19,6 +19,7 @@ from rlx.backends.api import KernelTime
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.driver_types import LaunchConfig
 from rlx.backends.cuda.errors import CudaError
+from rlx.backends.cuda.hopper.launching import Surroundings
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Event, GraphExec, Stream
@@ -113,7 +114,8 @@ class Context:
         self.plan, self.stream, self._driver = plan, stream, stream.gpu.driver
         self._begins_early = machine_named(stream.gpu.info.arch).has_early_launch
         self._codes = codes
-        self.values: Words = np.zeros(max(1, plan.values), np.int64)
+        # One more than the plan has: memory that forms of kernels use while they run.
+        self.values: Words = np.zeros(plan.values + 1, np.int64)
         # The same memory, for single words, without NumPy's conversions.
         self.words = self.values.data
         for number, address in constants.items():
@@ -128,6 +130,7 @@ class Context:
         self._tables = {id(t): self._prepared(t) for t in tables}
         self._replayable = {id(t): self._is_replayable(t) for t in tables}
         self._arena: DeviceBuffer | None = None
+        self.scratch_bytes = max(map(self._needed_scratch, self._tables.values()), default=0)
         # By table, the addresses that its arguments have now, and whether they are multiples of what its kernels ask.
         self._placed: dict[int, tuple[bytes, bool]] = {}
         # By table and addresses; and those of the last runs, which are recorded when they come again.
@@ -142,6 +145,19 @@ class Context:
             what = f"values between kernels of @{self.plan.program.name}"
             self._arena = self.stream.gpu.pool.allocate(self.plan.arena_bytes, self.stream, what)
             self.words[ARENA] = self._arena.address
+
+    def place_scratch(self, scratch: DeviceBuffer | None) -> None:
+        """Memory that kernels use one after the other; whoever gives it holds it until all are on the stream."""
+        self.words[self.plan.values] = 0 if scratch is None else scratch.address
+
+    def _needed_scratch(self, segments: Sequence[_SegmentCalls]) -> int:
+        """The most that a call needs."""
+        most = 0
+        for code, first in ((c.code, c.arguments) for s in segments for c in s.calls if c.code is not None):
+            for form in code.forms:
+                words = self._slots[first : first + form.argument_count].tolist()
+                most = max(most, form.scratch_bytes(words, self.stream.gpu))
+        return most
 
     def place_params(self, params: DeviceParams[Any]) -> None:
         """Params stay where they are until others come."""
@@ -183,6 +199,11 @@ class Context:
     def run(self, table: Table) -> None:
         """Enqueue a table; where a branch depends on a value, wait for it. A table that is run again with the same
         addresses becomes a graph, which is one call for all its launches."""
+        if self.stream.is_capturing:
+            # A graph in a graph could not hold launches that begin early.
+            self._walk(table, self._launch)
+            self._follows_kernel = False
+            return
         key = (id(table), self.values.tobytes())
         ready = self._ready.get(key)
         if ready is not None:
@@ -190,7 +211,7 @@ class Context:
         elif not self._replayable[id(table)]:
             self._walk(table, self._launch)
             self._place(table, key)
-        elif key in self._seen:
+        elif key in self._seen and not self.stream.is_capturing:
             self._record(table, key)
         else:
             # Memory comes back in turns: the same addresses may come again after others.
@@ -298,7 +319,8 @@ class Context:
         early, self._follows_kernel = self._follows_kernel, self.stream.is_capturing and self._begins_early
         if call.code.forms:
             words = self._slots[call.arguments : call.arguments + call.code.forms[0].argument_count].tolist()
-            if any(form.launch(words, self.stream, early, call.fixed) for form in call.code.forms):
+            around = Surroundings(early, call.fixed, self.words[self.plan.values])
+            if any(form.launch(words, self.stream, around) for form in call.code.forms):
                 return
         arguments = self._pointers_at + 8 * call.arguments
         if early:

@@ -18,7 +18,7 @@ from rlx.backends.cuda.driver_types import DeviceAttribute
 from rlx.errors import BackendError
 
 if TYPE_CHECKING:
-    from rlx.backends.cuda.memory import Pool, Staging
+    from rlx.backends.cuda.memory import DeviceBuffer, Pool, Staging
     from rlx.backends.cuda.streams import Stream
 
 # Chips with instructions that only code for exactly this chip may use.
@@ -72,6 +72,7 @@ class Gpu:
         context = c_void_p()
         started.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._device)
         self.context = context
+        self._scratch: DeviceBuffer | None = None
 
     @staticmethod
     def described(started: Driver, device: int, index: int) -> GpuInfo:
@@ -115,6 +116,16 @@ class Gpu:
 
         self.use()
         return Stream(self)
+
+    def scratch(self, size: int) -> DeviceBuffer:
+        """Memory of at least so many bytes that all programs share: work on `stream` uses it one after the other. What
+        has been given stays what it is while somebody holds it, also when others need more."""
+        found = self._scratch
+        if found is None or found.size < size:
+            # What was there goes first, so that both need not fit.
+            self._scratch = found = None
+            found = self._scratch = self.pool.allocate(size, self.stream, "operands of products that are written out")
+        return found
 
     def free_memory(self) -> tuple[int, int]:
         """Bytes that are free, and all."""

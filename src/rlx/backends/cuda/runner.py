@@ -146,6 +146,8 @@ class Runner:
         for number, array in enumerate(whole, ARENA + 1):
             words[number] = array.address
         context.place_params(params)
+        scratch = self.gpu.scratch(context.scratch_bytes) if context.scratch_bytes else None
+        context.place_scratch(scratch)
         host = None if self._is_native else _HostCalls(self, plan, context)
         noted = times.get()
         for part in plan.parts:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
 
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.launching import NOTHING, Loadable, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import ALONE, NOTHING, Loadable, Ready, Surroundings, TensorForm
 from rlx.backends.cuda.streams import Stream
 from rlx.errors import BackendError, InternalError
 from rlx.ir.dtype import DType
@@ -97,9 +97,7 @@ class BlasForm(TensorForm):
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         return NOTHING
 
-    def launch(
-        self, words: Sequence[int], stream: Stream, begins_early: bool = False, fixed: frozenset[int] = frozenset()
-    ) -> bool:
+    def launch(self, words: Sequence[int], stream: Stream, around: Surroundings = ALONE) -> bool:
         found = library()
         if found is None:
             return False

@@ -68,8 +68,8 @@ def c_source(kernels: Sequence[Kernel], machine: Machine, fused: bool = True) ->
     if len(set(names)) < len(names):
         raise BackendError(f"kernels of one C file need different names, got {sorted(names)}")
     prelude = Prelude()
-    # C has no f16, nor a dot product of bf16 whose subnormals count as 0.
-    plain = replace(machine, has_f16_conversion=False, dot2_lanes=())
+    # C has no f16, no sums of two that end at 16 bits, nor a dot product of bf16 whose subnormals count as 0.
+    plain = replace(machine, has_f16_conversion=False, dot2_lanes=(), pair_lanes=())
     legal = [legalize(k, plain) for k in kernels]
     for kernel in legal:
         refuse_groups(kernel, "the C emitter")

@@ -56,9 +56,9 @@ class GpuKernel(NamedTuple):
 
 def legal_for_text(kernel: Kernel, machine: Machine, language: str) -> Kernel:
     """A kernel in what the C of GPUs has: no f16 but its bits, no operations of groups but those of the machine's unit
-    for matrices; an error if it needs others."""
+    for matrices and what its threads exchange; an error if it needs others."""
     legal = legalize(kernel, replace(machine, has_f16_conversion=False, dot2_lanes=()))
-    refuse_groups(legal, language, matrix=machine.matrix)
+    refuse_groups(legal, language, with_exchange=machine.matrix is not None, matrix=machine.matrix)
     refuse_missing_types(legal, machine.has_f64)
     return legal
 

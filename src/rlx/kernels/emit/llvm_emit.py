@@ -14,7 +14,7 @@ from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_exchange import ExchangeOps
 from rlx.kernels.emit.llvm_text import ELEMENT, literal_text, llvm_type, mangled, vector_type
-from rlx.kernels.ir.groups import Exchange, WaveMma, refuse_groups
+from rlx.kernels.ir.groups import Exchange, Peers, WaveMma, refuse_groups
 from rlx.kernels.ir.loop_ir import (
     FLOATS,
     Atomic,
@@ -33,6 +33,7 @@ from rlx.kernels.ir.loop_ir import (
     Statement,
     Store,
     Value,
+    walk,
 )
 from rlx.kernels.ir.symbols import packed_symbol
 from rlx.kernels.machines import Machine
@@ -56,12 +57,15 @@ _AMD_UNUSED = '"uniform-work-group-size"="true" "amdgpu-implicitarg-num-bytes"="
 EARLY_LAUNCH = tuple(
     f'  call void asm sideeffect "griddepcontrol.{what};", "~{{memory}}"()' for what in ("launch_dependents", "wait")
 )
+# Threads of a block that is large, and threads that a multiprocessor has room for when they are in such blocks or sort.
+LARGE_BLOCK, RESIDENT_THREADS = 512, 1024
 _GPU_SPACES = {Space.GLOBAL: 1, Space.SHARED: 3, Space.TABLE: 1}
 
 
 def emit_llvm(kernel: Kernel, machine: Machine) -> str:
     """The LLVM module of one kernel."""
-    refuse_groups(kernel, f"the LLVM emitter for {machine.name}", machine.is_gpu, machine.matrix)
+    emitter = f"the LLVM emitter for {machine.name}"
+    refuse_groups(kernel, emitter, machine.is_gpu, machine.matrix, with_peers=machine.gpu == "nvptx")
     return _Emitter(kernel, machine).module()
 
 
@@ -130,6 +134,9 @@ class _Emitter(ExchangeOps):
         threads = self.kernel.thread_count
         if self.machine.gpu == "nvptx":
             convention, bound = "ptx_kernel", f'"nvvm.maxntid"="{threads}"'
+            if threads >= LARGE_BLOCK or any(isinstance(s, Peers) for s in walk(self.kernel.body)):
+                # They wait for each other at every turn: other blocks fill the gaps, if registers are left to them.
+                bound += f' "nvvm.minctasm"="{max(1, RESIDENT_THREADS // threads)}"'
         else:
             convention, bound = "amdgpu_kernel", f'"amdgpu-flat-work-group-size"="{threads},{threads}" {_AMD_UNUSED}'
         self.body()
@@ -209,6 +216,8 @@ class _Emitter(ExchangeOps):
                 self.barrier()
             case Exchange():
                 self.names[statement.result] = self.exchange(statement)
+            case Peers():
+                self.names.update(zip(statement.results(), self.peers(statement)))
             case WaveMma():
                 self.names[statement.result] = self.wave_mma(statement)
             case If():

@@ -6,7 +6,7 @@ from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_ops import PureOps
 from rlx.kernels.emit.llvm_text import llvm_type, mangled, vector_type
-from rlx.kernels.ir.groups import Exchange, WaveMma
+from rlx.kernels.ir.groups import Exchange, Peers, WaveMma
 from rlx.kernels.ir.loop_ir import Let, Value
 from rlx.kernels.machines import Machine
 
@@ -68,6 +68,22 @@ class ExchangeOps(PureOps):
         source = self.emit(f"or i32 {first}, {lane}") if how == "lane" else self.emit(f"xor i32 {own}, {lane}")
         address = self.emit(f"shl i32 {source}, 2")
         return self.call("llvm.amdgcn.ds.bpermute", "i32", [("i32", address), ("i32", word)])
+
+    def peers(self, peers: Peers) -> tuple[str, str, str]:
+        """A vote for every bit: those who have the same one as oneself in all votes."""
+        self.call("llvm.nvvm.bar.warp.sync", "void", [("i32", "-1")])
+        number = self.emit(f"zext {self.typed(peers.value)} to i32")
+        same = "-1"
+        for bit in range(8):
+            has = self.emit(f"icmp ne i32 {self.emit(f'and i32 {number}, {1 << bit}')}, 0")
+            votes = self.call("llvm.nvvm.vote.ballot.sync", "i32", [("i32", "-1"), ("i1", has)])
+            others = self.emit(f"xor i32 {votes}, -1")
+            same = self.emit(f"and i32 {same}, {self.emit(f'select i1 {has}, i32 {votes}, i32 {others}')}")
+        lower = self.call("llvm.nvvm.read.ptx.sreg.lanemask.lt", "i32", [])
+        before = self.call("llvm.ctpop.i32", "i32", [("i32", self.emit(f"and i32 {same}, {lower}"))])
+        count = self.call("llvm.ctpop.i32", "i32", [("i32", same)])
+        first = self.call("llvm.cttz.i32", "i32", [("i32", same), ("i1", "true")])
+        return before, count, self.emit(f"zext i32 {first} to i64")
 
     def wave_mma(self, product: WaveMma) -> str:
         """MFMA where waves have 64 threads, WMMA where they have 32."""

@@ -27,6 +27,13 @@ _DOTS = {
     ("x86_64", 4): "llvm.x86.avx512.vpdpbusd.128",
     ("aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
 }
+# Bytes -> the x86 instructions that add products of bytes, and of 16 bits, two by two.
+_BYTE_PAIRS = {
+    16: "llvm.x86.ssse3.pmadd.ub.sw.128",
+    32: "llvm.x86.avx2.pmadd.ub.sw",
+    64: "llvm.x86.avx512.pmaddubs.w.512",
+}
+_PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.x86.avx512.pmaddw.d.512"}
 _SIGNED_DOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 # Lanes -> the x86 instruction that adds two products of bf16.
 _DOTS_OF_TWO = {lanes: f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}" for lanes in (4, 8, 16)}
@@ -106,6 +113,12 @@ class PureOps(FunctionText):
                 return self.byte_lookup(let)
             case "dot4":
                 return self.dot4(let)
+            case "byte_pairs":
+                return self.call(_BYTE_PAIRS[args[0].lanes], kind, [(llvm_type(a.type), self.ref(a)) for a in args])
+            case "add_pairs":
+                halves = llvm_type(args[1].type)
+                pairs = self.call(_PAIRS[2 * args[1].lanes], kind, [(halves, refs[1]), (halves, "splat (i16 1)")])
+                return self.emit(f"add {kind} {refs[0]}, {pairs}")
             case "dot2":
                 pairs = vector_type("bfloat", 2 * let.result.lanes)
                 given = [self.emit(f"bitcast {self.typed(a)} to {pairs}") for a in args[1:]]

@@ -36,6 +36,7 @@ from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_text import VALUE_TYPE
 from rlx.kernels.emit.gpu_c_emit import LITERALS, OWN_TYPE, GpuCFunction, GpuKernel, GpuPrelude, gpu_module
+from rlx.kernels.ir.groups import Exchange
 from rlx.kernels.ir.loop_ir import Buffer, Literal, Space, Statement
 from rlx.kernels.ir.regions import Region
 from rlx.kernels.ir.wave_fragments import FragmentFill, FragmentLoad, FragmentMma, FragmentStore
@@ -119,6 +120,8 @@ class _Function(GpuCFunction):
             case FragmentMma(_, total, a, b):
                 sums, *factors = (self.buffers[f] for f in (total, a, b))
                 self.line(f"simdgroup_multiply_accumulate({sums}, {', '.join(factors)}, {sums});")
+            case Exchange(result, "xor", value, lane, _):
+                self.assign(result, f"simd_shuffle_xor({self.at(value)}, ushort({self.at(lane)}))")
             case _:
                 super().statement(statement)
 

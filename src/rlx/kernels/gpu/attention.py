@@ -1,8 +1,8 @@
 """What an attention kernel was made of, so that a target may have another way to compute it.
 
-The loop kernel that a GPU runs is the CPU's, spread over threads: right for every layout, mask and type, and slow. Its
-`AttentionOrigin` says in the words of its parameters where operands lie; a backend that knows a faster way for the chip
-launches that instead, with the same arguments.
+The loop kernel that a GPU runs goes through tiles (`attention_tiles`), or is the CPU's, spread over threads: right for
+every layout, mask and type, and slow. Its `AttentionOrigin` says in the words of its parameters where operands lie; a
+backend that knows a faster way for the chip launches that instead, with the same arguments.
 """
 
 from __future__ import annotations

@@ -125,6 +125,16 @@ def gpu_matmul_kernel(
     return kernel
 
 
+class TilePlace(NamedTuple):
+    """Which tile: its matrix of A and C, and that of B, its first row and column, and where rows end."""
+
+    batch: Value
+    matrix: Value
+    row: Value
+    column: Value
+    end: Value
+
+
 class ProductMaker:
     """Tiles in the registers of threads; other ways to compute a tile give their own `shape` and `tile`."""
 
@@ -149,6 +159,7 @@ class ProductMaker:
         self.cs = [MatrixOperand(k, c, write=True, noalias=False) for c in product.cs]
         operands = self.epilogue.operands if self.epilogue else ()
         self.extra = [MatrixOperand(k, operand, noalias=False) for operand in operands]
+        self.declare_pointers()
         extents = Extents(k)
         sizes = (product.m, product.n, product.k, product.batch)
         self.m, self.n, self.depth, self.batches = (extents(s) for s in sizes)
@@ -157,6 +168,13 @@ class ProductMaker:
         self.shape = tile_shape(acc, product, shared_bytes)
         sizes_of_few = (self.m, self.n, self.depth)
         self.few = FewRows(k, self.a, self.bs, sizes_of_few, acc, self.threads, form, few_rows, has_subgroups)
+
+    def declare_pointers(self) -> None:
+        """More parameters behind the operands."""
+
+    def row_of(self, number: Value) -> Value:
+        """The row of A and C that a row of a tile is."""
+        return number
 
     @property
     def may_be_few(self) -> bool:
@@ -189,18 +207,22 @@ class ProductMaker:
     # Tiles.
 
     def tile(self, batch: Value, block: Value, row_blocks: Value, thread: Value) -> None:
-        k, shape, acc = self.k, self.shape, self.acc
         # Neighbouring blocks share their columns of B, the larger operand of most products.
-        row, column = block % row_blocks * shape.rows, block // row_blocks * shape.columns
+        row, column = block % row_blocks * self.shape.rows, block // row_blocks * self.shape.columns
+        self.tile_at(TilePlace(batch, batch, row, column, self.m), thread)
+
+    def tile_at(self, at: TilePlace, thread: Value) -> None:
+        k, shape, acc = self.k, self.shape, self.acc
         tiles = [_SharedTile(k, "rows", self.a, acc, shape.rows, shape.depth, True)]
         for number, b in enumerate(self.bs):
             tiles.append(_SharedTile(k, f"columns{number}", b, acc, shape.columns, shape.depth, False))
-        for tile in tiles:
-            tile.start(batch, row if tile.is_a else column, self.m if tile.is_a else self.n, thread)
+        tiles[0].start(at.batch, at.row, at.end, thread, self.row_of)
+        for tile in tiles[1:]:
+            tile.start(at.matrix, at.column, self.n, thread)
         zero = k.const(0, ValueType(acc, shape.lanes))
         sums: list[Value] = [zero] * (len(self.bs) * shape.height * (shape.width // shape.lanes))
         if isinstance(self.depth, Const) and self.depth.literal == 0:
-            self.finish(batch, row, column, thread, sums)
+            self.finish(at, thread, sums)
             return
         first = [value for tile in tiles for value in tile.fetch(k.as_index(0), self.depth)]
         with k.fold("step", 0, self.depth, shape.depth, init=[*sums, *first]) as fold:
@@ -212,7 +234,7 @@ class ProductMaker:
             k.barrier()
             after = [value for tile in tiles for value in tile.fetch(fold.index + shape.depth, self.depth)]
             fold.next(*self.multiplied(tiles, list(fold.values[: len(sums)]), thread), *after)
-        self.finish(batch, row, column, thread, fold.results[: len(sums)])
+        self.finish(at, thread, fold.results[: len(sums)])
 
     def multiplied(self, tiles: Sequence[_SharedTile], sums: list[Value], thread: Value) -> list[Value]:
         """The sums after one step: every row of a thread times every vector of its columns."""
@@ -234,7 +256,7 @@ class ProductMaker:
     def multiply_add(self, a: Value, b: Value, total: Value) -> Value:
         return self.k.fma(a, b, total) if self.acc.is_float else total + a * b
 
-    def finish(self, batch: Value, row: Value, column: Value, thread: Value, sums: Sequence[Value]) -> None:
+    def finish(self, at: TilePlace, thread: Value, sums: Sequence[Value]) -> None:
         """Sums go through memory of the thread, so that the code of an epilogue is there once for all its rows."""
         k, shape = self.k, self.shape
         vectors = shape.width // shape.lanes
@@ -244,12 +266,13 @@ class ProductMaker:
         per_b = shape.height * vectors
         with k.loop("r", 0, shape.height) as r:
             group, inside = r // shape.lanes, r % shape.lanes
-            here = row + (group * (SIDE * shape.lanes) + (thread // SIDE * shape.lanes + inside))
-            with k.when(here < self.m):
+            here = at.row + (group * (SIDE * shape.lanes) + (thread // SIDE * shape.lanes + inside))
+            with k.when(here < at.end):
+                row = self.row_of(here)
                 for v in range(vectors):
-                    start = column + (thread % SIDE * shape.lanes + v * SIDE * shape.lanes)
+                    start = at.column + (thread % SIDE * shape.lanes + v * SIDE * shape.lanes)
                     places = [(r * vectors + (v + b * per_b)) * shape.lanes for b in range(len(self.bs))]
-                    self.store_vector(batch, here, start, [(kept, place) for place in places])
+                    self.store_vector(at.batch, row, start, [(kept, place) for place in places])
 
     def store_vector(self, batch: Value, row: Value, column: Value, kept: Sequence[tuple[Buffer, Value]]) -> None:
         k, lanes, n = self.k, self.shape.lanes, self.product.n
@@ -325,8 +348,16 @@ class _SharedTile:
         self.buffer = k.shared(name, acc, depth * self.pitch)
         self.count = lines * depth // THREADS
 
-    def start(self, batch: Value, first: Value, limit: Value, thread: Value) -> None:
-        """Threads share the elements of a tile so that neighbours read what lies side by side in memory."""
+    def start(
+        self,
+        batch: Value,
+        first: Value,
+        limit: Value,
+        thread: Value,
+        line_of: Callable[[Value], Value] = lambda number: number,
+    ) -> None:
+        """Threads share the elements of a tile so that neighbours read what lies side by side in memory. `line_of` says
+        which line of the operand one of the tile is."""
         k, matrix = self.k, self.operand.matrix
         along_lines = (matrix.row_stride if self.is_a else matrix.col_stride) == 1
         zero = k.as_index(0)
@@ -338,7 +369,7 @@ class _SharedTile:
             line, p = (
                 (place % self.lines, place // self.lines) if along_lines else (place // self.depth, place % self.depth)
             )
-            start = origin.start + k.min(first + line, limit - 1) * line_step
+            start = origin.start + line_of(k.min(first + line, limit - 1)) * line_step
             self.places.append((p * self.pitch + line, p, start))
         self.k_step = k_step
 

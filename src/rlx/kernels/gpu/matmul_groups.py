@@ -10,7 +10,8 @@ never wait for one another.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.matmul import Matrix, Product
@@ -24,7 +25,8 @@ from rlx.kernels.ir.regions import Region, Slabs
 
 class GroupTiles(NamedTuple):
     """A tile of C has `groups` times `rows` rows and `columns` columns of each product; a stage is `depth` elements
-    along K. Where an operand does not lie side by side along K, `slab` elements are brought at a time."""
+    along K. Where an operand does not lie side by side along K, `slab` elements are brought at a time. With `parts` the
+    operands are sums, A of two and B of so many numbers, whose parts follow each other along K (`SplitSteps`)."""
 
     columns: int
     depth: int = 64
@@ -33,6 +35,32 @@ class GroupTiles(NamedTuple):
     groups: int = 2
     slab: int = 64
     band: int = 8
+    parts: int = 0
+
+
+class SplitSteps(NamedTuple):
+    """How a product walks along K whose lines are [rests | rounded] of A and [rounded | rests], or [rounded] alone, of
+    B (`rlx.kernels.gpu.expand_codes`): rests of A with B, rounded A with rests of B, and at last what is rounded of
+    both. The sums of what is small come first, and lose nothing beside those of what is large.
+
+    >>> [SplitSteps(2).places(step, 10, lambda is_late, a, b: a if is_late else b) for step in (0, 9, 10, 19, 20, 29)]
+    [(0, 0), (9, 9), (10, 10), (19, 19), (10, 0), (19, 9)]
+    >>> [SplitSteps(1).places(step, 10, lambda is_late, a, b: a if is_late else b) for step in (0, 9, 10, 19)]
+    [(0, 0), (9, 9), (10, 0), (19, 9)]
+    """
+
+    parts: int
+
+    @property
+    def terms(self) -> int:
+        return self.parts + 1
+
+    def places(self, step: Any, each: Any, select: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
+        """Of a step in A and in B, where a part has so many steps."""
+        first = each * self.parts
+        is_late = step > first - 1
+        rounded = step - first
+        return select(is_late, rounded + each, step), select(is_late, rounded, step)
 
 
 # Threads of a group, and the registers of those that bring tiles and of those that multiply.
@@ -65,6 +93,7 @@ class _ProductMaker:
         self.blocks, self.row_tiles, self.column_tiles, self.steps = (
             k.index(name) for name in ("blocks", "row_tiles", "column_tiles", "steps")
         )
+        self.split = SplitSteps(tiles.parts)
         self.is_turned = product.a.col_stride != 1
         self.along_k = all(b.row_stride == 1 for b in product.bs)
         self.a_size = tiles.groups * tiles.rows * tiles.depth
@@ -84,6 +113,8 @@ class _ProductMaker:
             k.assume(self.steps > 0)
             # Counted once, and not by each role.
             self.row_tiles * self.column_tiles
+            if tiles.parts:
+                self.part_steps = self.steps // self.split.terms
             with k.roles() as roles:
                 with roles.role("producer", threads=GROUP_THREADS, registers=PRODUCER_REGISTERS):
                     self.produce()
@@ -111,9 +142,12 @@ class _ProductMaker:
                 stage, round = ring.values
                 k.await_phases(self.empty, stage, round)
                 k.arrive(self.full, stage, bytes=self.stage_bytes)
-                self.bring_a(stage, row, ring.index * tiles.depth)
+                of_a = of_b = ring.index
+                if tiles.parts:
+                    of_a, of_b = self.split.places(ring.index, self.part_steps, k.select)
+                self.bring_a(stage, row, of_a * tiles.depth)
                 for number, b in enumerate(self.product.bs):
-                    self.bring_b(stage, number, b, column, ring.index * tiles.depth)
+                    self.bring_b(stage, number, b, column, of_b * tiles.depth)
                 ring.next(*self.advanced(stage, round))
             walk.next(*ring.results)
 
@@ -143,7 +177,10 @@ class _ProductMaker:
     def bring(self, to: Region, matrix: Matrix, row: Value, col: Value, stage: Value, is_turned: bool = False) -> None:
         """Start to copy a box of a matrix, or of its transpose if that is how its elements lie side by side."""
         k, a = self.k, self.product.a
-        height, width = (self.m, self.depth) if matrix is a else (self.depth, self.n)
+        # Of all parts of a line.
+        parts = self.tiles.parts and (2 if matrix is a else self.tiles.parts)
+        depth = self.depth * parts if parts else self.depth
+        height, width = (self.m, depth) if matrix is a else (depth, self.n)
         pitch = matrix.row_stride
         if is_turned:
             height, width, pitch = width, height, matrix.col_stride

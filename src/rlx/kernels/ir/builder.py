@@ -339,6 +339,14 @@ class KernelBuilder:
         """`total` (i32) plus, in each lane, the sum of four products of neighbours of a (u8 or i8) and b (i8)."""
         return self.pure("dot4", (total, a, b), None)
 
+    def byte_pairs(self, a: Value, b: Value) -> Value:
+        """Sums of two products of neighbours of a (u8) and b (i8) as i16, which holds them where a is at most 127."""
+        return self.pure("byte_pairs", (a, b), None)
+
+    def add_pairs(self, total: Value, a: Value) -> Value:
+        """`total` (i32) plus, in each lane, two neighbours of a (i16)."""
+        return self.pure("add_pairs", (total, a), None)
+
     def dot2(self, total: Value, a: Value, b: Value) -> Value:
         """`total` (f32) plus, in each lane, the sum of two products of neighbours of a and b (bf16)."""
         return self.pure("dot2", (total, a, b), None)

@@ -53,6 +53,7 @@ from rlx.kernels.ir.groups import (
     Exchange,
     Fill,
     Mma,
+    Peers,
     Role,
     Roles,
     RowReduce,
@@ -60,11 +61,13 @@ from rlx.kernels.ir.groups import (
     SubgroupPlace,
     WaveMma,
 )
-from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, Kernel, LoopKind, Operand, Space, Value
+from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, Kernel, LoopKind, Operand, Space, Value, ValueType
 from rlx.kernels.ir.pair_calls import PairCall, PairRead
 from rlx.kernels.ir.regions import Box, Region, Slabs
 from rlx.kernels.ir.wave_fragments import FragmentFill, FragmentLoad, FragmentMma, FragmentStore
 from rlx.kernels.machines import MatrixUnit
+
+_COUNT = ValueType(DType.I32)
 
 
 class RoleList:
@@ -189,6 +192,12 @@ class GroupBuilder(KernelBuilder):
         result = Value(self, value.type)
         self.append(Exchange(result, how, value, self.as_index(lane), width))
         return result
+
+    def peers(self, value: Value) -> Peers:
+        """Who of a subgroup has the same number: see `Peers`."""
+        found = Peers(Value(self, _COUNT), Value(self, _COUNT), Value(self, INDEX), value)
+        self.append(found)
+        return found
 
     def subgroup_place(self) -> SubgroupPlace:
         """Where a thread is among subgroups as wide as the machine has them."""

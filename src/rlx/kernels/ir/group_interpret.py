@@ -25,6 +25,7 @@ from rlx.kernels.ir.groups import (
     Exchange,
     Fill,
     Mma,
+    Peers,
     Roles,
     RowReduce,
     Signal,
@@ -199,7 +200,7 @@ class GroupInterpreter(Interpreter):
     def exchanged(self, loop: For, threads: Sequence[GroupFrame], waiting: dict[int, object]) -> bool:
         """Let the subgroups go on of which all threads have come to the same exchange or product."""
         progress = False
-        for statement in {s for s in waiting.values() if isinstance(s, Exchange | WaveStatement)}:
+        for statement in {s for s in waiting.values() if isinstance(s, Exchange | Peers | WaveStatement)}:
             width = self.subgroup_width if statement.width == OWN_WIDTH else statement.width
             for start in range(0, len(threads), width):
                 members = range(start, min(start + width, len(threads)))
@@ -209,6 +210,14 @@ class GroupInterpreter(Interpreter):
                     wave_product(self, statement, [threads[t] for t in members])
                 elif isinstance(statement, WaveStatement):
                     by_wave(self, statement, [threads[t] for t in members])
+                elif isinstance(statement, Peers):
+                    self.meet([threads[t].agent for t in members])
+                    numbers = [int(threads[t].read(statement.value)[0]) for t in members]
+                    for place, t in enumerate(members):
+                        own = numbers[place]
+                        found = numbers[:place].count(own), numbers.count(own), numbers.index(own)
+                        for result, number in zip(statement.results(), found):
+                            threads[t].values[result] = np.full(1, number, result.dtype.numpy)
                 else:
                     values = [threads[t].read(statement.value) for t in members]
                     for place, t in enumerate(members):
@@ -271,14 +280,14 @@ class GroupInterpreter(Interpreter):
                     raise self.fault(statement, "what is assumed does not hold")
             case PairCall():
                 yield from self.call_pairs(statement, group)
-            case Exchange() | WaveStatement():
+            case Exchange() | Peers() | WaveStatement():
                 yield statement
             case SubgroupPlace():
                 number, lane = divmod(group.thread or 0, self.subgroup_width)
                 count = -(-self.kernel.thread_count // self.subgroup_width)
                 for value, found in zip(statement.results(), (lane, self.subgroup_width, number, count)):
                     group.values[value] = np.full(1, found, np.int64)
-        if not isinstance(statement, Exchange | SubgroupPlace | WaveStatement | Roles):
+        if not isinstance(statement, Exchange | Peers | SubgroupPlace | WaveStatement | Roles):
             yield Wait(lambda: True, lambda: "its turn")
 
     def state(self, statement: Statement, barrier: Signal, group: GroupFrame) -> Phases:

@@ -16,6 +16,7 @@ from rlx.kernels.ir.groups import (
     Exchange,
     Fill,
     Mma,
+    Peers,
     Roles,
     RowReduce,
     Signal,
@@ -136,6 +137,10 @@ def check_group_statement(statement: GroupStatement, buffers: set[Buffer], requi
             require(lane.type == INDEX and is_whole, f"a subgroup of {width} threads")
             require(width != OWN_WIDTH or how not in ("lane", "xor"), f"exchange {how} needs a width that is known")
             require(how in ("lane", "xor") or value.dtype in NUMBERS, f"{value.type} cannot be combined")
+        case Peers(before, count, first, value):
+            require(value.type == ValueType(DType.U8), f"peers have the same u8, got {value.type}")
+            counts = before.type == count.type == ValueType(DType.I32)
+            require(counts and first.type == INDEX, "peers are two i32 and an i64")
         case SubgroupPlace():
             require(all(v.type == INDEX for v in statement.results()), "places of subgroups are i64")
         case WaveMma(result, a, b, total, unit):

@@ -20,6 +20,7 @@ happens once.
   rectangles of memory that are copied and multiplied.
 - `Exchange`: the threads of a subgroup see each other's values. A subgroup has a width that the kernel says, or the
   machine's own, which only the run knows: `SubgroupPlace` tells a thread where it is.
+- `Peers`: which threads of a subgroup have the same number, and a meeting of them.
 - `WaveMma`: the threads of a wave multiply matrices that lie in their registers as the machine's unit has them. Where
   nobody knows how they lie there, `wave_fragments` loads and stores them as a whole.
 - A `walk` loop is a block's share of iterations: those of its own number, and every so many blocks one more.
@@ -224,6 +225,35 @@ class Exchange(GroupStatement):
 
 
 @dataclass(eq=False, slots=True)
+class Peers(GroupStatement):
+    """How many threads of a subgroup of 32 have the same `value` (u8) as oneself: those with a smaller number, and all;
+    and the number of the first of them. All threads of the subgroup take part and meet here: what one has stored before
+    the others see after."""
+
+    before: Value
+    count: Value
+    first: Value
+    value: Value
+
+    @property
+    def width(self) -> int:
+        return 32
+
+    def operands(self) -> tuple[Value, ...]:
+        return (self.value,)
+
+    def results(self) -> tuple[Value, ...]:
+        return (self.before, self.count, self.first)
+
+    def text(self, use: Use) -> str:
+        return f"peers {use(self.value)}"
+
+    def renewed(self, new: Renew) -> Peers:
+        before, count, first = (Value(v.builder, v.type, v.name) for v in self.results())
+        return Peers(before, count, first, new(self.value))
+
+
+@dataclass(eq=False, slots=True)
 class SubgroupPlace(GroupStatement):
     """Where a thread is among subgroups as wide as the machine has them: its number in its own, how many threads that
     has, the number of the subgroup in the block, and how many of them there are."""
@@ -324,13 +354,15 @@ def refuse_groups(
     with_exchange: bool = False,
     matrix: MatrixUnit | None = None,
     with_own_subgroups: bool = False,
+    with_peers: bool = False,
 ) -> None:
     """Emitters that know no groups say so before they write anything; some know what threads exchange, in subgroups of
-    a width that the kernel says or that the machine has, and products of one unit."""
+    a width that the kernel says or that the machine has, who has the same number, and products of one unit."""
     for statement in walk(kernel.body):
         is_own = is_own_subgroup(statement)
         spelled = (isinstance(statement, Exchange) and with_exchange and not is_own) or (with_own_subgroups and is_own)
         spelled |= isinstance(statement, WaveStatement) and statement.unit == matrix
+        spelled |= isinstance(statement, Peers) and with_peers
         if not spelled and (isinstance(statement, GroupStatement) or _is_group_loop(statement)):
             raise BackendError(
                 f"kernel {kernel.name} has roles, fragments, or asynchronous or exchanging threads, which {emitter} "

@@ -423,6 +423,10 @@ _SPECIAL: dict[str, Callable[[list[Lanes], Any, ValueType], Lanes]] = {
     "dot4": lambda args, attr, kind: (
         args[0] + (args[1].astype(np.int32) * args[2]).reshape(-1, 4).sum(1, dtype=np.int32)
     ),
+    "byte_pairs": lambda args, attr, kind: (
+        (args[0].astype(np.int32) * args[1]).reshape(-1, 2).sum(1).clip(-(2**15), 2**15 - 1)
+    ),
+    "add_pairs": lambda args, attr, kind: args[0] + args[1].reshape(-1, 2).sum(1, dtype=np.int32),
     "dot2": lambda args, attr, kind: _dot2(*args),
     "shuffle": lambda args, attr, kind: np.concatenate(args)[list(attr)],
     "iota": lambda args, attr, kind: np.arange(kind.lanes),

@@ -558,6 +558,18 @@ def _infer_dot4(args: Sequence[ValueType], attr: Attr) -> ValueType:
     return args[0]
 
 
+def _infer_byte_pairs(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    if [a.dtype for a in args] != [DType.U8, DType.I8] or args[0].lanes != args[1].lanes or args[0].lanes % 2:
+        raise DTypeError(f"byte_pairs takes u8x2N and i8x2N, got {_names(args)}")
+    return ValueType(DType.I16, args[0].lanes // 2)
+
+
+def _infer_add_pairs(args: Sequence[ValueType], attr: Attr) -> ValueType:
+    if [a.dtype for a in args] != [DType.I32, DType.I16] or args[1].lanes != 2 * args[0].lanes:
+        raise DTypeError(f"add_pairs takes i32xN and i16x2N, got {_names(args)}")
+    return args[0]
+
+
 def _infer_dot2(args: Sequence[ValueType], attr: Attr) -> ValueType:
     wanted = [DType.F32, DType.BF16, DType.BF16]
     if [a.dtype for a in args] != wanted or any(a.lanes != 2 * args[0].lanes for a in args[1:]):
@@ -580,6 +592,9 @@ def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
 # dot4(sum, a, b): sum[i] + a[4i]*b[4i] + .. + a[4i+3]*b[4i+3] for i32 sums of u8 a and i8 b, as the instructions
 # of x86 (vpdpbusd) and Arm (usdot) have it, or of i8 a and b (Arm's sdot, WebGPU): products and sums of four are exact,
 # the whole wraps |
+# byte_pairs(a, b): a[2i]*b[2i] + a[2i+1]*b[2i+1] as i16 for u8 a and i8 b, the nearest that 16 bits hold, as x86 has it
+# (pmaddubsw) |
+# add_pairs(sum, a): sum[i] + a[2i] + a[2i+1] for i32 sums of i16 a (x86's pmaddwd with ones) |
 # dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
 # additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps)
 # exp2(x): 2**x to the last bits but one, as machines have an instruction for it |
@@ -598,5 +613,7 @@ _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {
     "lookup": _infer_lookup,
     "byte_lookup": _infer_byte_lookup,
     "dot4": _infer_dot4,
+    "byte_pairs": _infer_byte_pairs,
+    "add_pairs": _infer_add_pairs,
     "dot2": _infer_dot2,
 }

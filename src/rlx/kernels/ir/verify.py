@@ -7,7 +7,7 @@ from typing import NoReturn
 from rlx.errors import RlxError, VerificationError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.group_verify import check_element_access, check_group_statement
-from rlx.kernels.ir.groups import Exchange, Roles, SubgroupPlace, WaveStatement
+from rlx.kernels.ir.groups import Exchange, Peers, Roles, SubgroupPlace, WaveStatement
 from rlx.kernels.ir.loop_ir import (
     ALL,
     INDEX,
@@ -183,7 +183,7 @@ class _Verifier:
             case GroupStatement():
                 for operand in statement.operands():
                     self.use(operand)
-                is_of_threads = isinstance(statement, Exchange | SubgroupPlace | WaveStatement)
+                is_of_threads = isinstance(statement, Exchange | Peers | SubgroupPlace | WaveStatement)
                 self.require(
                     is_of_threads == inside_threads and self.elements is None,
                     "threads exchange; groups copy, multiply and wait",

@@ -1,14 +1,16 @@
 // Runs kernels: the threads of a block are fibers that take turns at barriers, those of a block or of its simdgroups. Every second round they go backwards, so
 // that what is written on one side of a missing barrier and read on the other is seen too early or too late.
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 #include <vector>
 
 namespace {
-constexpr size_t STACK = 64 << 10, MOST_POINTERS = 31;
+constexpr size_t STACK = 64 << 10, GUARD = 64 << 10, MOST_POINTERS = 31;
 constexpr unsigned SIMDGROUP = 32;
 enum class State { RUNS, AT_BARRIER, AT_SIMDGROUP_BARRIER, DONE };
 
@@ -32,9 +34,19 @@ template <size_t N> void call_by_count(const Call &c) {
     }
 }
 
+// A stack below which nothing may be touched: a kernel that needs more of it stops there and harms no other memory.
+struct Stack {
+    char *guard = static_cast<char *>(
+        mmap(nullptr, GUARD + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    Stack() {
+        if (guard == MAP_FAILED || mprotect(guard, GUARD, PROT_NONE)) abort();
+    }
+    char *bottom() const { return guard + GUARD; }
+};
+
 struct Fiber {
     ucontext_t context;
-    std::unique_ptr<char[]> stack{new char[STACK]};
+    Stack stack;
     Call call;
     State state;
 };
@@ -74,7 +86,7 @@ extern "C" int shim_run(void (*function)(), void **pointers, int count, unsigned
         for (unsigned thread = 0; thread < threads; thread++) {
             Fiber &fiber = *fibers[thread];
             getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = fiber.stack.get();
+            fiber.context.uc_stack.ss_sp = fiber.stack.bottom();
             fiber.context.uc_stack.ss_size = STACK;
             fiber.context.uc_link = nullptr;
             fiber.call = {function, pointers, count, block, thread};

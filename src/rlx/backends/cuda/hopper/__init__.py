@@ -12,6 +12,7 @@ inline PTX.
 | `few_rows`, `few_form` | the same for few rows, by mma at the memory's speed |
 | `mma_product`, `mma_form` | products of many rows by mma, for chips without wgmma |
 | `stored_codes`, `code_rows`, `code_form` | products with GGUF panels by mma of bytes: fields; the kernel; its launch |
+| `expanded_form` | products of many rows with GGUF panels: weights are written out for wgmma |
 | `attention_shape`, `lanes`, `seen_keys` | what kernels of attention share |
 | `attention`, `decode` | attention of many rows by wgmma, and of few by mma, whose blocks share the keys |
 | `attention_form` | which attentions have them, and their launches |

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rlx.backends.cuda.hopper.digits import as_digits, by_group, chunk_scale, digit_words, mma_bytes, rounded
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
 from rlx.backends.cuda.hopper.stored_codes import (
     MAGIC,
@@ -26,7 +27,6 @@ from rlx.backends.cuda.hopper.stored_codes import (
     as_float,
     halves,
     load_shared,
-    permuted,
     store_shared,
 )
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
@@ -355,27 +355,15 @@ class _CodeRows:
         return [x for word in found for x in halves(w, word, shape.element)]
 
     def write_digits(self, row: int, values: Sequence[Val]) -> None:
-        """The digits of eight neighbours: q = x / 2^e is their sum, each times a power of 256."""
         w, shape = self.w, self.shape
-        top = 8 * shape.digits - 3
         sizes = [w.call("llvm.fabs.f32", "float", x) for x in values]
         largest = sizes[0]
         for other in sizes[1:]:
             largest = w.call("llvm.maximum.f32", "float", largest, other)
-        bits = w.emit(f"bitcast float {largest.name} to i32", "i32")
-        (bits,) = w.asm("redux.sync.max.s32 $0, <x>, -1;", results=["i32"], x=bits)
-        exponent = w.most(bits >> 23, top + 1)
-        inverse = as_float(w, (w.value(254 + top) - exponent) << 23)
-        # A chunk with an infinity or a NaN is NaN.
-        scale = as_float(w, w.select(exponent.equals(255), 0x7FC00000, (exponent - top) << 23))
-        ones = sum(0x80 << (8 * d) for d in range(shape.digits))
-        digits = []
-        for x in values:
-            (number,) = w.asm("cvt.rni.s32.f32 $0, <x>;", results=["i32"], x=x * inverse)
-            digits.append((number + ones) ^ ones)
-        words = [self.bytes_of([digits[i] for i in four]) for four in self.stored.order]
-        for digit in range(shape.digits):
-            self.keep_digits(words[0][digit], words[1][digit], (row * shape.digits + digit) * PITCH)
+        inverse, scale = chunk_scale(w, largest, shape.digits)
+        digits = [as_digits(rounded(w, x * inverse), shape.digits) for x in values]
+        for digit, (first, second) in enumerate(digit_words(w, digits, shape.digits, self.stored.order)):
+            self.keep_digits(first, second, (row * shape.digits + digit) * PITCH)
         with w.when(self.lane.equals(0)):
             for digit in range(shape.digits):
                 store_shared(w, self.factors, scale * float(256**digit), offset=(row * shape.digits + digit) * 4)
@@ -390,16 +378,6 @@ class _CodeRows:
             at = record + high * 16 + half * 4
             store_shared(w, at, first, offset=offset)
             store_shared(w, at, second, offset=offset + 8)
-
-    def bytes_of(self, four: Sequence[Val]) -> list[Val]:
-        """The lowest bytes of four numbers, then the next ones, .."""
-        w = self.w
-        low, high = (permuted(w, four[i], four[i + 1], 0x5140) for i in (0, 2))
-        words = [permuted(w, low, high, selector) for selector in (0x5410, 0x7632)]
-        if self.shape.digits == 3:
-            low, high = (permuted(w, four[i], four[i + 1], 0x0062) for i in (0, 2))
-            words.append(permuted(w, low, high, 0x5410))
-        return words
 
     # Products.
 
@@ -431,25 +409,14 @@ class _CodeRows:
         return sums
 
     def products(self, codes: Sequence[Sequence[Val]], x: Sequence[Val]) -> list[list[Val]]:
-        """The sums of each group of a record, as f32; codes are those of both rows for each half."""
-        if self.stored.groups == 1:
-            return [self.mma([*codes[0], *codes[1]], x)]
-        return [self.mma(codes[half], [x[half]]) for half in range(2)]
-
-    def mma(self, codes: Sequence[Val], x: Sequence[Val]) -> list[Val]:
+        """The sums of each group of a record, as f32."""
         w = self.w
-        named: dict[str, Val | int] = {f"a{i}": v for i, v in enumerate(codes)}
-        named |= {f"b{i}": v for i, v in enumerate(x)}
-        a, b = (", ".join(f"<{letter}{i}>" for i in range(len(v))) for letter, v in (("a", codes), ("b", x)))
         # Sums begin at the bits of a float to which they are added as to its last place.
-        found = w.asm(
-            f"mma.sync.aligned.m16n8k{8 * len(codes)}.row.col.s32.s8.s8.s32 {{$0, $1, $2, $3}},"
-            f" {{{a}}}, {{{b}}}, {{<c>, <c>, <c>, <c>}};",
-            results=["i32"] * 4,
-            named=named,
-            c=w.value(MAGIC_BITS),
-        )
-        return [as_float(w, bits) - MAGIC for bits in found]
+        start = w.value(MAGIC_BITS)
+        return [
+            [as_float(w, bits) - MAGIC for bits in mma_bytes(w, *group, start)]
+            for group in by_group(codes, x, self.stored.groups)
+        ]
 
     # Results.
 

@@ -24,7 +24,7 @@ from rlx.kernels.machines import Machine
 class OperandRead(NamedTuple):
     """How an operand of the epilogue is read: its pointer, the LLVM type and bytes of an element, and strides and
     offset in elements, as numbers or names of parameters. `in_pairs`: two elements from an even column on are one word
-    of memory, and there is an even number of columns."""
+    of memory, and there is an even number of columns. `batch_stride` is that from matrix to matrix."""
 
     pointer: str
     element: str
@@ -33,11 +33,13 @@ class OperandRead(NamedTuple):
     column_stride: int | str
     offset: int | str
     in_pairs: bool
+    batch_stride: int | str = 0
 
 
 class FinishCall(NamedTuple):
     """The epilogue as LLVM text, the names and types of its first parameters, which are those of the kernel, too; then
-    come row and column (i64), two sums of each product, and two elements of each of `reads`. `sizes` are m and n."""
+    come the matrix, where there are several, row and column (i64), two sums of each product, and two elements of each
+    of `reads`. `sizes` are m and n."""
 
     text: str
     params: tuple[tuple[str, str], ...]
@@ -51,6 +53,8 @@ class EpilogueWriter:
     def __init__(self, w: Writer, call: FinishCall) -> None:
         self.w, self.call = w, call
         self.passed = [w.param(name, type) for name, type in call.params]
+        # Which of several matrices it is about (i64).
+        self.matrix: Val | None = None
 
     def read(self, row: Val, column: Val) -> list[Val]:
         """What the epilogue of a pair reads beside the sums."""
@@ -58,7 +62,8 @@ class EpilogueWriter:
 
     def finish(self, row: Val, column: Val, sums: Sequence[Val], read: Sequence[Val]) -> None:
         """Finish and store a pair: two sums of each product, and what was read."""
-        arguments = [f"{v.type} {v.name}" for v in (*self.passed, row, column, *sums, *read)]
+        which = () if self.matrix is None else (self.matrix,)
+        arguments = [f"{v.type} {v.name}" for v in (*self.passed, *which, row, column, *sums, *read)]
         self.w.line(f"call void @finish({', '.join(arguments)})")
 
     def pair(self, operand: OperandRead, row: Val, column: Val) -> list[Val]:
@@ -69,6 +74,8 @@ class EpilogueWriter:
             Val(w, str(s), "i64") for s in (operand.row_stride, operand.column_stride, operand.offset)
         )
         start = self.inside(row, m) * row_stride + offset
+        if self.matrix is not None and operand.batch_stride != 0:
+            start = start + self.matrix * Val(w, str(operand.batch_stride), "i64")
         if operand.in_pairs:
             even = w.emit(f"select i1 {(column < n).name}, i64 {column.name}, i64 0", "i64")
             kind = f"<2 x {operand.element}>"
@@ -100,7 +107,8 @@ def _read_of(matrix: Matrix, n: Extent) -> OperandRead:
     in_pairs = isinstance(n, int) and n % 2 == 0 and pair_bytes(matrix) > 0
     row, column, offset = (_size(s) for s in (matrix.row_stride, matrix.col_stride, matrix.offset))
     element, size = ELEMENT[matrix.dtype], matrix.dtype.size_bytes
-    return OperandRead(f"%{matrix.name}", element, size, row, column, offset, in_pairs)
+    batch = _size(matrix.batch_stride)
+    return OperandRead(f"%{matrix.name}", element, size, row, column, offset, in_pairs, batch)
 
 
 def finish_of(product: Product, finish: Kernel, machine: Machine) -> FinishCall:

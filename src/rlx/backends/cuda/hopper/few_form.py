@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.few_rows import COLUMNS, ROWS, THREADS, FewShape, few_rows_text
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready
+from rlx.backends.cuda.hopper.launching import ALONE, ELEMENTS, NOTHING, Load, Ready, Surroundings
 from rlx.backends.cuda.hopper.product_form import ProductForm
 from rlx.backends.cuda.hopper.stream_rows import DEPTH as STREAM_DEPTH
 from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, UNIT, StreamShape, stream_rows_text
@@ -79,9 +79,9 @@ class FewRowsForm(ProductForm):
         return StreamShape(len(self.product.bs), ELEMENTS[self.product.bs[0].dtype], self._is_wide)
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
-        return self.prepared_with(words, gpu, frozenset())
+        return self.prepared_with(words, gpu, ALONE)
 
-    def prepared_with(self, words: Sequence[int], gpu: Gpu, fixed: frozenset[int]) -> Ready:
+    def prepared_with(self, words: Sequence[int], gpu: Gpu, around: Surroundings) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
         if not 0 < m <= MOST_ROWS or n == 0 or k == 0 or k % 8:
@@ -93,7 +93,7 @@ class FewRowsForm(ProductForm):
         addresses = [x for line in lines for x in line]
         passed = self.passed(words)
         if self.machine.has_early_launch and m <= STREAM_ROWS and k >= STREAM_DEPTH:
-            is_fixed = all(self.places[b.name] in fixed for b in product.bs)
+            is_fixed = all(self.places[b.name] in around.fixed for b in product.bs)
             return self._stream([*addresses, m, n, k], [int(is_fixed), *passed], n, k, gpu)
         if self._is_wide:
             return NOTHING

@@ -49,6 +49,10 @@ def hopper_form(product: Product, acc: DType, params: Sequence[str], machine: Ma
     return HopperForm(product, params, machine, load)
 
 
+# Why a product of several matrices has not the form of one.
+BATCHES = "batches"
+
+
 def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma: bool = True) -> str:
     """Why a product has no form; empty if it has one."""
     a, bs = product.a, product.bs
@@ -62,7 +66,7 @@ def product_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma:
     if len(bs) > 2:
         return f"{len(bs)} products of one A"
     if product.batch != 1:
-        return "batches"
+        return BATCHES
     along_k = all(b.row_stride == 1 for b in bs)
     if (a.col_stride != 1 and a.row_stride != 1) or (not along_k and any(b.col_stride != 1 for b in bs)):
         return "strides"
@@ -90,9 +94,10 @@ class HopperForm(ProductForm):
         machine: Machine,
         load: Load,
         tiles: TensorTiles = USUAL,
+        split: int = 0,
     ) -> None:
         super().__init__(product, params, machine, load)
-        self.tiles = tiles
+        self.tiles, self.split = tiles, split
         self._element, self._b_element = (_WORDS[m.dtype] for m in (product.a, product.bs[0]))
         self._along_k = all(b.row_stride == 1 for b in product.bs)
         self._is_turned = product.a.col_stride != 1
@@ -114,23 +119,26 @@ class HopperForm(ProductForm):
 
     def group_kernel(self, shape: ProductShape) -> Kernel:
         """The kernel of a shape in loop IR."""
-        return product_kernel(self.product, GroupTiles(shape.columns, shape.depth, shape.stages, band=shape.band))
+        tiles = GroupTiles(shape.columns, shape.depth, shape.stages, band=shape.band, parts=shape.split)
+        return product_kernel(self.product, tiles)
 
     def _shape(self, columns: int, sharing: int = 1) -> ProductShape:
         parts, band = len(self.product.bs), self.tiles.band
-        return ProductShape(
-            columns, parts, self._along_k, self._element, self._is_turned, sharing, self._b_element, band
-        )
+        elements = self._element, self._b_element
+        shape = ProductShape(columns, parts, self._along_k, elements[0], self._is_turned, sharing, elements[1], band)
+        return shape._replace(split=self.split)
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
         m, n, k = (self.number(s, words) for s in (product.m, product.n, product.k))
         if m < FEWEST_ROWS or k == 0:
             return NOTHING
-        columns, sharing = self.tiling_for(m, n, k, gpu.info.multiprocessors)
-        specs = [self._map(product.a, words, *(((k, m), 64) if self._is_turned else ((m, k), ROWS)))]
+        # Of all parts of a line, where numbers are sums of several.
+        of_a, of_b, depth = (2 * k, self.split * k, (self.split + 1) * k) if self.split else (k, k, k)
+        columns, sharing = self.tiling_for(m, n, depth, gpu.info.multiprocessors)
+        specs = [self._map(product.a, words, *(((of_a, m), 64) if self._is_turned else ((m, of_a), ROWS)))]
         for b in product.bs:
-            size, box = ((n, k), columns) if self._along_k else ((k, n), 64)
+            size, box = ((n, of_b), columns) if self._along_k else ((of_b, n), 64)
             specs.append(self._map(b, words, size, box))
         if not all(spec.is_possible for spec in specs) or not self.is_aligned(words):
             return NOTHING
@@ -140,7 +148,7 @@ class HopperForm(ProductForm):
         block = ArgumentBlock(len(specs), 3 + len(self._passed))
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))
-        tiles = [-(-m // ROWS), -(-n // columns), -(-k // shape.depth)]
+        tiles = [-(-m // ROWS), -(-n // columns), -(-depth // shape.depth)]
         block.set_words([*tiles, *self.passed(words)])
         blocks = tiles[0] * tiles[1]
         blocks = min(gpu.info.multiprocessors, blocks) if sharing == 1 else blocks * sharing

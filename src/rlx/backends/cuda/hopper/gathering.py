@@ -13,29 +13,52 @@ from rlx.backends.cuda.hopper.product import ProductWriter
 from rlx.backends.cuda.hopper.product_shape import DEPTH_BYTES, ROWS
 from rlx.backends.cuda.hopper.writer import Val
 
-# Threads that fill the ring, and what each of them copies at a time.
-PRODUCERS = 128
+# What a thread copies at a time, and such pieces of a row in one stage.
 CHUNK_BYTES = 16
-# Such pieces of a row in one stage, and the rows from one of a thread to its next.
 CHUNKS = DEPTH_BYTES // CHUNK_BYTES
-LINES = PRODUCERS // CHUNKS
+
+
+def gatherers(columns: int) -> int:
+    """Threads that fill the ring for tiles of so many columns. Their addresses are long chains of instructions: where a
+    stage is soon multiplied more warps hide each other's waits, wide tiles leave no registers for them."""
+    return 256 if columns <= 128 else 128
 
 
 class GatheringWriter(ProductWriter):
     """What gathering kernels share."""
 
-    full_arrivals = 1 + PRODUCERS
+    def declare_operands(self) -> None:
+        """B by its boxes; A as it lies, from `source` on."""
+        self.map_b = self.w.tensor_map("map_b")
+        self.source = self.w.param("source", "i64")
+        self.declare_tiles()
+
+    @property
+    def full_arrivals(self) -> int:  # type: ignore[override]
+        return 1 + self.producers
+
+    @property
+    def lines(self) -> int:
+        """The rows from one of a thread to its next."""
+        return self.producers // CHUNKS
+
+    def give_registers(self) -> None:
+        """To those that multiply."""
+        self.w.asm(f"setmaxnreg.dec.sync.aligned.u32 {56 if self.producers > 128 else 72};")
+
+    def consume(self) -> None:
+        self.consume_with(200 if self.producers > 128 else 216)
 
     def own_lines(self) -> tuple[Val, list[Val]]:
         """The chunk that a thread has of every row, and its rows in a tile."""
         number = self.thread // CHUNKS
-        return self.thread % CHUNKS, [number + i * LINES for i in range(ROWS // LINES)]
+        return self.thread % CHUNKS, [number + i * self.lines for i in range(ROWS // self.lines)]
 
     def fill(self, ring: Ring, copy_b: Callable[[Val, Val, Val], None], gather: Callable[[Val, Val], None]) -> None:
-        """Fill stages with a tile, along all of K: one thread has `copy_b` bring B to an address for a step, with a
-        barrier; all of them `gather` rows of A to an address for a step."""
+        """Fill stages with a tile, along its part of K: one thread has `copy_b` bring B to an address for a step, with
+        a barrier; all of them `gather` rows of A to an address for a step."""
         w, shape = self.w, self.shape
-        with w.loop(0, self.steps) as step:
+        with w.loop(self.first_step, self.end_step) as step:
             stage = ring.stage.get()
             barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
             a = self.memory + stage * shape.stage_bytes
@@ -51,7 +74,7 @@ class GatheringWriter(ProductWriter):
         A swizzled row has its chunks in an order that its place decides."""
         w = self.w
         chunk, first = self.thread % CHUNKS, self.thread // CHUNKS
-        to = stage + (first * DEPTH_BYTES + (chunk ^ (first & 7)) * CHUNK_BYTES) + number * LINES * DEPTH_BYTES
+        to = stage + (first * DEPTH_BYTES + (chunk ^ (first & 7)) * CHUNK_BYTES) + number * self.lines * DEPTH_BYTES
         named: dict[str, Val | int] = {"to": to, "from": source}
         if size is None:
             w.asm("cp.async.cg.shared.global [<to>], [<from>], 16;", named=named)

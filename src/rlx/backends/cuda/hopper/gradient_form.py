@@ -17,7 +17,6 @@ from rlx.backends.cuda.hopper.row_products import row_products_text, rows_per_bl
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Launch
-from rlx.backends.cuda.streams import Stream
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.gpu.attention import FAR, GradientOrigin, Strided
 from rlx.kernels.machines import Machine
@@ -100,12 +99,6 @@ class GradientForm(_OfGradients):
         super().__init__(origin, params, machine, load)
         self.sums = _Sums(origin, params, machine, load)
 
-    def launch(
-        self, words: Sequence[int], stream: Stream, begins_early: bool = False, fixed: frozenset[int] = frozenset()
-    ) -> bool:
-        # Both wait for what is in front of them.
-        return self.sums.launch(words, stream) and super().launch(words, stream)
-
     def ptx(self) -> str:
         text = gradients_text(self.entry, self.shape, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "gradients of attention on tensor cores")
@@ -136,6 +129,9 @@ class GradientForm(_OfGradients):
         blocks, counters = batch * kv_heads * key_tiles, batch * attention.heads * query_tiles
         if not all(spec.is_possible for spec in specs) or max(blocks, counters) >= 2**29:
             return NOTHING
+        sums = self.sums.prepared(words, gpu)
+        if sums.function is None:
+            return NOTHING
         function = self.function((), shape.shared_bytes, f"{self.entry}\0{shape!r}", self.ptx, gpu)
         span = max(1, min(16, _TOGETHER // (queries * depth * 4 * attention.group)))
         arguments = [self.address(origin.logs, words), self.sums.place(words, gpu)]
@@ -148,7 +144,7 @@ class GradientForm(_OfGradients):
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))
         block.set_words(arguments)
-        return Ready(function, Launch(blocks, THREADS, shape.shared_bytes), block)
+        return Ready(function, Launch(blocks, THREADS, shape.shared_bytes), block, (sums,))
 
     def _map(
         self, operand: Strided, words: Sequence[int], sizes: tuple[int, ...], box: tuple[int, int], element: str

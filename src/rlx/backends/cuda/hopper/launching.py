@@ -54,14 +54,27 @@ Load = Callable[[str, str, Callable[[], str]], Loadable]
 
 
 class Ready(NamedTuple):
-    """A launch with its arguments; without a function the loop kernel runs."""
+    """A launch with its arguments, and those in front of it; without a function the loop kernel runs."""
 
     function: Function | None
     shape: Launch
     block: ArgumentBlock
+    before: tuple[Ready, ...] = ()
 
 
 NOTHING = Ready(None, Launch(0, 0), ArgumentBlock(0, 1))
+
+
+class Surroundings(NamedTuple):
+    """What a launch finds: whether it need not wait for the end of the kernel in front, as its code does; which
+    arguments, by number, point to what no kernel writes; and where its `scratch_bytes` are, 0 if nowhere."""
+
+    begins_early: bool = False
+    fixed: frozenset[int] = frozenset()
+    scratch: int = 0
+
+
+ALONE = Surroundings()
 
 
 class TensorForm(ABC):
@@ -76,7 +89,7 @@ class TensorForm(ABC):
         self.machine, self._load = machine, load
         self.places = {name: i for i, name in enumerate(params)}
         self._functions: dict[tuple[object, int], Function] = {}
-        self._ready: dict[tuple[int, tuple[int, ...]], Ready] = {}
+        self._ready: dict[tuple[int, int, tuple[int, ...]], Ready] = {}
         self._lock = threading.Lock()
 
     @property
@@ -88,42 +101,42 @@ class TensorForm(ABC):
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         """What is launched for these arguments, or `NOTHING`."""
 
-    def prepared_with(self, words: Sequence[int], gpu: Gpu, fixed: frozenset[int]) -> Ready:
-        """The same where it matters that some arguments, by number, point to what no kernel writes."""
+    def prepared_with(self, words: Sequence[int], gpu: Gpu, around: Surroundings) -> Ready:
+        """The same where it matters what is fixed, or that there is scratch memory."""
         return self.prepared(words, gpu)
 
-    def launch(
-        self,
-        words: Sequence[int],
-        stream: Stream,
-        begins_early: bool = False,
-        fixed: frozenset[int] = frozenset(),
-    ) -> bool:
-        """Launch with the arguments of the loop kernel; False, and nothing is done, where it must run instead. With
-        `begins_early` it need not wait for the end of the kernel in front: its code does. `fixed` are arguments, by
-        number, that point to weights."""
-        key = (id(stream.gpu), tuple(words))
+    def scratch_bytes(self, words: Sequence[int], gpu: Gpu) -> int:
+        """What a launch with such sizes needs of memory that is its own until it ends; addresses do not matter."""
+        return 0
+
+    def launch(self, words: Sequence[int], stream: Stream, around: Surroundings = ALONE) -> bool:
+        """Launch with the arguments of the loop kernel; False, and nothing is done, where it must run instead."""
+        key = (id(stream.gpu), around.scratch, tuple(words))
         known = self._ready.get(key)
         if known is None:
             if len(self._ready) >= KEPT:
                 self._ready.clear()
-            known = self._ready[key] = self.prepared_with(words, stream.gpu, fixed)
+            known = self._ready[key] = self.prepared_with(words, stream.gpu, around)
         if known.function is None:
             return False
-        shape = known.shape._replace(dependent=True) if begins_early and self.waits else known.shape
-        launch(known.function, shape, known.block.address, stream)
+        for one in (*known.before, known):
+            assert one.function is not None
+            shape = one.shape._replace(dependent=True) if around.begins_early and self.waits else one.shape
+            launch(one.function, shape, one.block.address, stream)
         return True
 
     def number(self, extent: Extent, words: Sequence[int]) -> int:
         return extent if isinstance(extent, int) else words[self.places[extent]]
 
-    def function(self, variant: object, shared_bytes: int, what: str, make: Callable[[], str], gpu: Gpu) -> Function:
+    def function(
+        self, variant: object, shared_bytes: int, what: str, make: Callable[[], str], gpu: Gpu, entry: str = ""
+    ) -> Function:
         """The code of a variant of this form; `what` is the text of all that decides it besides the sources."""
         key = (variant, id(gpu))
         with self._lock:
             if key not in self._functions:
                 whole = f"{what}\0{self.machine!r}\0{kept_stamp(*SOURCES)}"
-                function = self._load(self.entry, whole, make).function(gpu)
+                function = self._load(entry or self.entry, whole, make).function(gpu)
                 function.allow_shared(shared_bytes)
                 self._functions[key] = function
             return self._functions[key]

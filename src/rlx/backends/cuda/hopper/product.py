@@ -23,10 +23,10 @@ from rlx.backends.cuda.hopper.instructions import (
     copy_box,
 )
 from rlx.backends.cuda.hopper.product_shape import (
+    CONSUMERS,
     DEPTH_BYTES,
     ROWS,
     SLAB_BYTES,
-    THREADS,
     ProductShape,
     check_shape,
 )
@@ -38,6 +38,7 @@ from rlx.backends.cuda.hopper.warp_groups import (
     view_of_b,
 )
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
+from rlx.kernels.gpu.matmul_groups import SplitSteps
 
 # The same of blocks that share a tile, each of which has a part of every pair.
 SHARE_AHEAD = 8
@@ -53,11 +54,13 @@ def product_text(name: str, shape: ProductShape, finish: FinishCall, triple: str
 class ProductWriter:
     """Writes the kernel. Products whose rows come another way have their own operands, producer and tiles."""
 
-    # What arrives at the barrier of a stage until it is full, besides its bytes.
+    # Threads that fill the ring, and what arrives at the barrier of a stage until it is full, besides its bytes.
+    producers = 128
     full_arrivals = 1
 
     def __init__(self, name: str, shape: ProductShape, finish: FinishCall) -> None:
-        w = self.w = Writer(name, THREADS, cluster=shape.sharing)
+        self.threads = self.producers + CONSUMERS
+        w = self.w = Writer(name, self.threads, cluster=shape.sharing)
         self.shape = shape
         self.declare_operands()
         self.epilogue = EpilogueWriter(w, finish)
@@ -79,6 +82,10 @@ class ProductWriter:
         w = self.w
         self.map_a = w.tensor_map("map_a")
         self.maps_b = [w.tensor_map(f"map_b{i}") for i in range(self.shape.parts)]
+        self.declare_tiles()
+
+    def declare_tiles(self) -> None:
+        w = self.w
         self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
 
     def full(self, stage: Val) -> Val:
@@ -99,9 +106,9 @@ class ProductWriter:
                 barrier_init(w, self.empty(w.value(stage)), 2)
             w.asm("fence.mbarrier_init.release.cluster;")
         self.prepare()
-        w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+        w.asm("bar.sync <i>, <n>;", i=0, n=self.threads)
         self.tiles = self.tile_count()
-        w.either(self.thread < 128, self.produce, self.consume)
+        w.either(self.thread < self.producers, self.produce, self.consume)
         return w.module(triple, self.epilogue.call.text)
 
     def prepare(self) -> None:
@@ -118,7 +125,7 @@ class ProductWriter:
         left = self.row_tiles - top
         rows = w.select(left < self.shape.band, left, self.shape.band)
         inside = tile % band
-        return (top + inside % rows) * ROWS, inside // rows * self.shape.columns
+        return (top + inside % rows) * self.shape.rows, inside // rows * self.shape.columns
 
     def produce(self) -> None:
         """One thread keeps the ring full."""
@@ -132,22 +139,35 @@ class ProductWriter:
                     stage = ring.stage.get()
                     barrier_wait(w, self.empty(stage), ring.parity.get() ^ 1)
                     barrier_expect(w, self.full(stage), shape.stage_bytes)
-                    a = self.memory + stage * shape.stage_bytes
-                    self.copy_a(a, row, step * shape.depth, self.full(stage))
-                    for number, map_b in enumerate(self.maps_b):
-                        b = a + (ROWS * DEPTH_BYTES + number * shape.part_bytes)
-                        self.copy_b(b, map_b, column, step * shape.depth, self.full(stage))
+                    self.copy_step(stage, step, row, column)
                     ring.advance()
         if shape.sharing > 1:
             cluster_wait(w)
             cluster_wait(w)
+
+    def copy_step(self, stage: Val, step: Val, row: Val, column: Val) -> None:
+        """What the copy engine brings to a stage: one step along K of the rows and columns that begin there."""
+        shape = self.shape
+        a = self.memory + stage * shape.stage_bytes
+        of_a, of_b = self.places(step)
+        self.copy_a(a, row, of_a * shape.depth, self.full(stage))
+        for number, map_b in enumerate(self.maps_b):
+            b = a + (shape.rows * DEPTH_BYTES + number * shape.part_bytes)
+            self.copy_b(b, map_b, column, of_b * shape.depth, self.full(stage))
+
+    def places(self, step: Val) -> tuple[Val, Val]:
+        """Of a step along K in A and in B."""
+        if not self.shape.split:
+            return step, step
+        split = SplitSteps(self.shape.split)
+        return split.places(step, self.steps // split.terms, self.w.select)
 
     def copy_a(self, to: Val, row: Val, depth: Val, barrier: Val) -> None:
         if not self.shape.is_turned:
             copy_box(self.w, to, self.map_a, (depth, row), barrier)
             return
         # A slab of 64 rows for each group of warps.
-        for slab in range(ROWS // 64):
+        for slab in range(self.shape.rows // 64):
             copy_box(self.w, to + slab * SLAB_BYTES, self.map_a, (row + slab * 64, depth), barrier)
 
     def copy_b(self, to: Val, map_b: Val, column: Val, depth: Val, barrier: Val) -> None:
@@ -165,7 +185,7 @@ class ProductWriter:
         """Threads that multiply, with so many registers each."""
         w = self.w
         w.asm(f"setmaxnreg.inc.sync.aligned.u32 {registers};")
-        self.group, self.inside = (self.thread >> 7) - 1, self.thread & 127
+        self.group, self.inside = (self.thread >> 7) - self.producers // 128, self.thread & 127
         self.ring, self.before = Ring(w, self.shape.stages), Var(w, 0)
         with w.loop(self.first, self.tiles, self.stride) as tile:
             row, column = self.origin(tile)
@@ -173,7 +193,15 @@ class ProductWriter:
             if self.shape.sharing > 1:
                 self.store_share(done, row + self.group * 64, column, self.group)
             else:
-                self.store(done, [w.wide(row + self.group * 64 + r) for r in rows_of_thread(self.inside)], column)
+                has_own_rows, inside = self.shape.rows == ROWS, rows_of_thread(self.inside)
+                rows = [w.wide(self.stored_row(row + self.group * 64 + r if has_own_rows else row + r)) for r in inside]
+                if not has_own_rows:
+                    column = column + self.group * self.shape.group_columns
+                self.store(done, rows, column)
+
+    def stored_row(self, row: Val) -> Val:
+        """The row of C that a row of the tiles is."""
+        return row
 
     def release(self, stage: Val) -> None:
         with self.w.when(self.inside.equals(0)):
@@ -182,7 +210,7 @@ class ProductWriter:
     def summed(self) -> list[Val]:
         """The sums of a group's part of a tile, through all of K."""
         w, shape, ring, before = self.w, self.shape, self.ring, self.before
-        sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.columns // 2)]
+        sums = [Var(w, 0.0, "float") for _ in range(shape.parts * shape.group_columns // 2)]
         with w.loop(self.first_step, self.end_step) as step:
             stage = ring.stage.get()
             self.await_full(stage)
@@ -203,13 +231,20 @@ class ProductWriter:
     def multiply(self, sums: list[Var], a: Val, group: Val) -> None:
         """One stage of a warp group."""
         w, shape = self.w, self.shape
-        first = a + ROWS * DEPTH_BYTES
+        first = a + shape.rows * DEPTH_BYTES
+        has_own_rows = shape.rows == ROWS
+        if not has_own_rows:
+            # Columns lie in slabs of 64, or one after the other: a half begins at the same place.
+            first = first + group * (shape.group_columns * DEPTH_BYTES)
+            shape = shape._replace(columns=shape.group_columns)
         bs = [view_of_b(w, shape, first + part * shape.part_bytes) for part in range(shape.parts)]
-        start_products(w, shape, sums, view_of_a(w, shape, a + group * SLAB_BYTES), bs, running=1)
+        rows = a + group * SLAB_BYTES if has_own_rows else a
+        start_products(w, shape, sums, view_of_a(w, shape, rows), bs, running=1)
 
     def store(self, sums: list[Val], rows: Sequence[Val], column: Val) -> None:
         """`rows` are those of `rows_of_thread`, in C."""
-        store_pairs(self.epilogue, self.shape, self.inside, sums, rows, column)
+        shape = self.shape._replace(columns=self.shape.group_columns)
+        store_pairs(self.epilogue, shape, self.inside, sums, rows, column)
 
     def store_share(self, sums: list[Val], row: Val, column: Val, group: Val) -> None:
         """The sums of all blocks of the cluster, of those pairs that are this block's. Every block has one tile, so

@@ -4,6 +4,7 @@ arguments among those of the loop kernel."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 from rlx.backends.cuda.hopper.epilogue import FinishCall, finish_of
 from rlx.backends.cuda.hopper.launching import Load, TensorForm
@@ -36,3 +37,24 @@ class ProductForm(TensorForm):
     def is_aligned(self, words: Sequence[int]) -> bool:
         """Whether the memory of the epilogue begins where its code expects it."""
         return all(words[place] % align == 0 for place, align in self._aligned)
+
+
+class HasProduct(Protocol):
+    """What a kernel was made of, if a product is part of it."""
+
+    @property
+    def product(self) -> Product: ...
+
+
+Origin = TypeVar("Origin", bound=HasProduct)
+
+
+class OriginForm(ProductForm, Generic[Origin]):
+    """A product whose rows are more than a matrix that lies in memory: its `origin` says what. There is code for some
+    widths of tiles."""
+
+    waits = True
+
+    def __init__(self, origin: Origin, params: Sequence[str], machine: Machine, load: Load) -> None:
+        super().__init__(origin.product, params, machine, load)
+        self.origin = origin

@@ -9,20 +9,25 @@ from rlx.errors import InternalError
 
 # A tile of C, and the bytes of a stage along K: the widest swizzled row.
 ROWS = 128
+FEW_ROWS = 64
 DEPTH_BYTES = 128
 # That many elements of two bytes.
 DEPTH = DEPTH_BYTES // 2
 SLAB_BYTES = 64 * DEPTH_BYTES
 # What one instruction multiplies along K.
 STEP_BYTES = 32
-THREADS = 384
+# Two groups of four warps that multiply, and those that bring what they need.
+CONSUMERS = 256
+THREADS = 128 + CONSUMERS
 # Rows of tiles that are walked before the next column of them, so that the L2 cache keeps both operands.
 BAND = 8
 
 
 class ProductShape(NamedTuple):
     """`columns` of C in a tile, for each of `parts` products of the same A; whether B lies side by side along K, and
-    whether A does not, but along its rows; `sharing` blocks have one tile together."""
+    whether A does not, but along its rows; `sharing` blocks have one tile together. In a tile of fewer `rows` both
+    groups of warps have all of them, and half of the columns each. With `split` the operands are sums, A of two and B
+    of so many numbers (`rlx.kernels.gpu.matmul_groups.SplitSteps`)."""
 
     columns: int
     parts: int
@@ -32,6 +37,13 @@ class ProductShape(NamedTuple):
     sharing: int = 1
     b_element: str = ""  # where it is another one
     band: int = BAND
+    rows: int = ROWS
+    split: int = 0
+
+    @property
+    def group_columns(self) -> int:
+        """Columns that a group of warps has."""
+        return self.columns if self.rows == ROWS else self.columns // 2
 
     @property
     def is_bytes(self) -> bool:
@@ -44,7 +56,7 @@ class ProductShape(NamedTuple):
 
     @property
     def stage_bytes(self) -> int:
-        return (ROWS + self.columns * self.parts) * DEPTH_BYTES
+        return (self.rows + self.columns * self.parts) * DEPTH_BYTES
 
     @property
     def stages(self) -> int:
@@ -66,5 +78,7 @@ def check_shape(shape: ProductShape) -> None:
         raise InternalError(f"a tile of {shape.parts} x {shape.columns} columns: only multiples of 64 up to 256 exist")
     if shape.is_bytes and (shape.is_turned or not shape.along_k):
         raise InternalError("a product of f8: both operands must lie side by side along K")
+    if shape.rows != ROWS and (shape.rows != FEW_ROWS or shape.columns % 128 or shape.parts * shape.sharing > 1):
+        raise InternalError(f"a tile of {shape.rows} x {shape.columns}: {ROWS} rows, or {FEW_ROWS} of one product")
     if shape.parts > 1 and shape.sharing > 1:
         raise InternalError("blocks that share a tile have one product")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.form import product_refusal
 from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, block_shared_bytes
-from rlx.backends.cuda.hopper.product_form import ProductForm
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Ready, block_shared_bytes
+from rlx.backends.cuda.hopper.product_form import OriginForm
 from rlx.backends.cuda.hopper.product_shape import ROWS, THREADS, ProductShape
 from rlx.backends.cuda.hopper.routed_product import routed_product_text, routed_shared_bytes
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
@@ -41,15 +41,10 @@ def _shape(origin: RoutedOrigin, columns: int) -> ProductShape:
     return ProductShape(columns, 1, b.row_stride == 1, ELEMENTS[origin.product.a.dtype])
 
 
-class RoutedForm(ProductForm):
-    """One product, with code for some widths of tiles."""
+class RoutedForm(OriginForm[RoutedOrigin]):
+    """One product."""
 
     name, entry = "wgmma tiles of experts", "routed_product"
-    waits = True
-
-    def __init__(self, origin: RoutedOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
-        super().__init__(origin.product, params, machine, load)
-        self.origin = origin
 
     def ptx(self, columns: int) -> str:
         """The code for tiles of so many columns."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.form import product_refusal, tiling
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready
-from rlx.backends.cuda.hopper.product_form import ProductForm
-from rlx.backends.cuda.hopper.product_shape import ROWS, THREADS, ProductShape
+from rlx.backends.cuda.hopper.gathering import gatherers
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Ready
+from rlx.backends.cuda.hopper.product_form import OriginForm
+from rlx.backends.cuda.hopper.product_shape import CONSUMERS, ROWS, ProductShape
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.hopper.window_product import UNIT, WindowShape, window_product_text
 from rlx.backends.cuda.modules import Launch
@@ -27,15 +28,10 @@ def window_refusal(origin: WindowOrigin, machine: Machine) -> str:
     return product_refusal(origin.product, DType.F32, machine)
 
 
-class WindowForm(ProductForm):
-    """One convolution, with code for some widths of tiles."""
+class WindowForm(OriginForm[WindowOrigin]):
+    """One convolution."""
 
     name, entry = "wgmma tiles of windows", "window_product"
-    waits = True
-
-    def __init__(self, origin: WindowOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
-        super().__init__(origin.product, params, machine, load)
-        self.origin = origin
 
     def shape(self, columns: int) -> WindowShape:
         tile = ProductShape(columns, 1, True, ELEMENTS[self.product.a.dtype])
@@ -65,4 +61,4 @@ class WindowForm(ProductForm):
         encode(gpu, spec, block.map_at(0))
         block.set_words(arguments)
         blocks = min(gpu.info.multiprocessors, tiles[0] * tiles[1])
-        return Ready(function, Launch(blocks, THREADS, shared), block)
+        return Ready(function, Launch(blocks, gatherers(columns) + CONSUMERS, shared), block)

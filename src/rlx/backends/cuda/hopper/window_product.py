@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import FinishCall
-from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, CHUNKS, GatheringWriter
+from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, CHUNKS, GatheringWriter, gatherers
 from rlx.backends.cuda.hopper.instructions import Ring
 from rlx.backends.cuda.hopper.product_shape import ProductShape, check_shape
 from rlx.backends.cuda.hopper.writer import Val
@@ -36,27 +36,24 @@ def window_product_text(name: str, shape: WindowShape, finish: FinishCall, tripl
 
 
 class _Line(NamedTuple):
-    """A row of A: the address of its picture, and where its window begins there."""
+    """A row of A: the address of its picture, where its window begins there, and that place's address; which of its
+    taps see something, bit by bit, where they are known beforehand."""
 
     picture: Val
     row: Val
     column: Val
+    start: Val
+    seen: Val | None
 
 
 class _Windows(GatheringWriter):
     def __init__(self, name: str, shape: WindowShape, finish: FinishCall) -> None:
-        self.op, self.picture = shape.op, shape.picture
+        self.op, self.picture, self.producers = shape.op, shape.picture, gatherers(shape.tile.columns)
         super().__init__(name, shape.tile, finish)
-
-    def declare_operands(self) -> None:
-        w = self.w
-        self.map_b = w.tensor_map("map_b")
-        self.source = w.param("source", "i64")
-        self.row_tiles, self.column_tiles, self.steps = (w.param(n, "i32") for n in ("rows", "columns", "steps"))
 
     def produce(self) -> None:
         w, shape = self.w, self.shape
-        w.asm("setmaxnreg.dec.sync.aligned.u32 72;")
+        self.give_registers()
         chunk, own = self.own_lines()
         ring = Ring(w, shape.stages)
         with w.loop(self.first, self.tiles, self.stride) as tile:
@@ -77,7 +74,35 @@ class _Windows(GatheringWriter):
         image, inside = place // pixels, place % pixels
         row = inside // op.result[1] * op.stride[0] - op.padding[0]
         column = inside % op.result[1] * op.stride[1] - op.padding[1]
-        return _Line(self.source + w.wide(image) * (2 * height * width * channels), row, column)
+        picture = self.source + w.wide(image) * (2 * height * width * channels)
+        ahead = w.emit(f"sext i32 {((row * width + column) * (2 * channels)).name} to i64", "i64")
+        return _Line(picture, row, column, picture + ahead, self.seen(row, column) if self.has_bits else None)
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether taps of a window are as many as the bits of a word, and lie at the same distance in all windows."""
+        return self.op.window[0] * self.op.window[1] <= 64 and set(self.op.spread) == {1}
+
+    @property
+    def bits(self) -> str:
+        return "i32" if self.op.window[0] * self.op.window[1] <= 32 else "i64"
+
+    def seen(self, row: Val, column: Val) -> Val:
+        """A bit for every tap that is inside of the picture."""
+        w, op, kind = self.w, self.op, self.bits
+        _, height, width, _ = self.picture
+
+        def inside(place: Val, size: int, bits: Val) -> Val:
+            is_there = w.emit(f"icmp ult i32 {place.name}, {size}", "i1")
+            return w.select(is_there, bits, 0, kind)
+
+        across = w.value(0, kind)
+        for b in range(op.window[1]):
+            across = across | inside(column + b * op.dilation[1], width, w.value(1 << b, kind))
+        found = w.value(0, kind)
+        for a in range(op.window[0]):
+            found = found | inside(row + a * op.dilation[0], height, across << a * op.window[1])
+        return found
 
     def gather(self, stage: Val, lines: list[_Line], number: Val) -> None:
         """A chunk of each line of this thread, by its number along K."""
@@ -86,6 +111,17 @@ class _Windows(GatheringWriter):
         tap, part = number // (channels // UNIT), number % (channels // UNIT)
         below, aside = tap // op.window[1] * op.dilation[0], tap % op.window[1] * op.dilation[1]
         is_tap = tap < op.window[0] * op.window[1]
+        if self.has_bits:
+            kind = self.bits
+            place = tap if kind == "i32" else w.wide(tap)
+            bit = w.select(is_tap, w.value(1, kind) << (place & (31 if kind == "i32" else 63)), 0, kind)
+            ahead = w.wide((below * width + aside) * (2 * channels) + part * CHUNK_BYTES)
+            for i, line in enumerate(lines):
+                assert line.seen is not None
+                is_there = w.emit(f"icmp ne {kind} {(line.seen & bit).name}, 0", "i1")
+                # Nothing is read at addresses beyond the picture: no byte of them is asked for.
+                self.put(stage, i, line.start + ahead, w.select(is_there, CHUNK_BYTES, 0))
+            return
         for i, line in enumerate(lines):
             row, has_row = self.met(line.row + below, height, op.spread[0])
             column, has_column = self.met(line.column + aside, width, op.spread[1])
@@ -101,6 +137,3 @@ class _Windows(GatheringWriter):
         found = place // spread if spread > 1 else place
         is_there = self.w.emit(f"icmp ult i32 {found.name}, {size}", "i1")
         return found, is_there & (found * spread).equals(place) if spread > 1 else is_there
-
-    def consume(self) -> None:
-        self.consume_with(216)

@@ -7,9 +7,12 @@ others multiply, and exchange vectors with other blocks as words that carry a ta
 |---|---|
 | `step` | a decode step in words of models: layers, norms, rows of weights |
 | `matching` | a program as a decode step, or why it is none |
-| `plan` | phases, who owns what, versions of vectors, memory: plain data |
+| `phases` | what a step is made of, and the vectors in between: plain data |
+| `plan` | who owns what, versions of vectors, memory: plain data |
 | `interpret` | the plan block by block in any order, on the host; finds what nobody waits for |
 | `exchange`, `ring` | words with tags, and stages, as instructions |
-| `products`, `attend`, `choosing`, `kernel` | phases as instructions, the words that steps go on with, and the kernel |
+| `panel_rows`, `panel_products` | weights that are GGUF panels: what of them fits, and their products as instructions |
+| `norms`, `products`, `attend` | phases as instructions |
+| `choosing`, `kernel` | the words that steps go on with, and the kernel |
 | `runner` | memory of a step, and its launch |
 """

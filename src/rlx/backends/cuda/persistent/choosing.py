@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from rlx.backends.cuda.hopper.writer import Val, Var
 from rlx.backends.cuda.persistent.exchange import Block
-from rlx.backends.cuda.persistent.plan import UNIT, WARPS
+from rlx.backends.cuda.persistent.plan import WARPS
 
 LOWEST = float("-inf")
 
 
 class Choosing:
-    """For the warps that multiply. Four neighbouring lanes finish the logits of a sequence."""
+    """For the warps that multiply. Neighbouring lanes, half a unit of them, finish the logits of a sequence."""
 
     def __init__(self, block: Block) -> None:
         self.block, self.w, self.plan = block, block.w, block.plan
@@ -30,7 +30,7 @@ class Choosing:
         count = self.plan.logits.counts[0]
         for i, value in enumerate(values):
             is_better = self.above(value, self.best.get())
-            if count % UNIT:
+            if count % self.plan.logits.unit:
                 is_better = is_better & (column + i < count)
             self.take(is_better, value, column + i)
 
@@ -57,9 +57,10 @@ class Choosing:
     def end(self) -> None:
         """Post what this block has found, and learn what all have, if a step follows or this block stores it."""
         w, block, plan = self.w, self.block, self.plan
-        self.among(UNIT // 2)
-        row, tag = block.thread >> 2, block.tag(0)
-        with w.when((row < plan.batch) & (block.thread & 3).equals(0)):
+        pairs = plan.logits.unit // 2
+        self.among(pairs)
+        row, tag = block.thread // pairs, block.tag(0)
+        with w.when((row < plan.batch) & (block.thread % pairs).equals(0)):
             place = self.line(row) + block.block * 2
             bits = w.emit(f"bitcast i32 {self.word.get().name} to float", "float")
             block.post("best", place, self.best.get(), tag)

@@ -16,9 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.backends.cuda.persistent.plan import UNIT, Attend, Plan, Product, Settle
+from rlx.backends.cuda.persistent.panel_rows import in_digits, panel_format
+from rlx.backends.cuda.persistent.phases import Attend, Product, Settle
+from rlx.backends.cuda.persistent.plan import Plan
 from rlx.backends.cuda.persistent.step import Layer, Norm, Rows
 from rlx.ir.dtype import DType
+from rlx.quant.panels import PANEL_ROWS, unpack_rows
+from rlx.quant.schemes import QuantScheme
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -158,12 +162,12 @@ class _Run:
     def block(self, block: int) -> _Steps:
         plan, step = self.plan, self.step
         first, count = (values[block] for values in plan.owned_by("x", 0))
-        columns = np.arange(first * UNIT, (first + count) * UNIT)
+        columns = np.arange(first * plan.x_unit, (first + count) * plan.x_unit)
         tokens = self.arrays[step.tokens].reshape(-1)
         for number in range(self.steps):
             # Versions of this step begin here.
             base = number * self.versions
-            residual = self.arrays[step.embed][tokens][:, columns].astype(np.float32) * np.float32(step.embed_scale)
+            residual = self.embedded(tokens)[:, columns] * np.float32(step.embed_scale)
             if count:
                 yield _Write("x", base, self.row_places("x", columns), residual.ravel())
             for i, layer in enumerate(step.layers):
@@ -182,8 +186,9 @@ class _Run:
         """Post the best words of this block, and read what all have found."""
         plan, rows = self.plan, np.arange(self.plan.batch)
         first, count = (values[block] for values in plan.owned_by("logits", len(self.step.layers)))
-        own = self.logits[:, first * UNIT : (first + count) * UNIT]
-        words = own.argmax(-1) + first * UNIT if own.size else np.zeros(plan.batch, int)
+        unit = plan.logits.unit
+        own = self.logits[:, first * unit : (first + count) * unit]
+        words = own.argmax(-1) + first * unit if own.size else np.zeros(plan.batch, int)
         values = own.max(-1) if own.size else np.full(plan.batch, -np.inf)
         turn = ((self.first_tag - 1 + version) // self.versions & 1) * plan.batch * plan.vectors["best"].words
         lines = turn + rows * plan.vectors["best"].words + 2 * block
@@ -203,12 +208,24 @@ class _Run:
         return x.astype(self.element).astype(np.float32)
 
     def weight(self, rows: Rows, first: int, count: int) -> tuple[Array, Array]:
-        whole = self.arrays[rows.weight][rows.first + first : rows.first + first + count].astype(np.float32)
+        whole = self.rows(rows.weight, rows.scheme, rows.depth, rows.first + first, count)
         bias = np.zeros(len(whole), np.float32)
         if rows.bias:
             at = rows.bias_first + first
             bias = self.arrays[rows.bias][at : at + count].astype(np.float32)
         return whole, bias
+
+    def rows(self, name: str, scheme: QuantScheme | None, depth: int, first: int, count: int) -> Array:
+        if scheme is None:
+            found: Array = self.arrays[name][first : first + count].astype(np.float32)
+            return found
+        panels = self.arrays[name][first // PANEL_ROWS : -(-(first + count) // PANEL_ROWS)]
+        return unpack_rows(panel_format(scheme), panels, first % PANEL_ROWS + count, depth)[first % PANEL_ROWS :]
+
+    def embedded(self, tokens: Array) -> Array:
+        step = self.step
+        lines = [self.rows(step.embed, step.embed_scheme, step.hidden, int(token), 1) for token in tokens]
+        return np.concatenate(lines)
 
     def rows_of(self, product: Product, layer: Layer | None) -> list[Rows]:
         if layer is None:
@@ -240,29 +257,30 @@ class _Run:
             else:
                 x = self.normed(x, norm)
         x, rows = self.rounded(x), self.rows_of(product, layer)
+        x = in_digits(x) if product.schemes else x
         for unit in range(first, first + count):
-            column = unit * UNIT
+            column = unit * product.unit
             if product.parts > 1:
-                sums = [self.multiplied(x, factor, r, column) for r in rows]
+                sums = [self.multiplied(x, factor, r, column, product.unit) for r in rows]
             else:
                 starts = np.cumsum([0, *product.counts])
                 which = int(np.searchsorted(starts, column, "right")) - 1
-                sums = [self.multiplied(x, factor, rows[which], column - int(starts[which]))]
+                sums = [self.multiplied(x, factor, rows[which], column - int(starts[which]), product.unit)]
             yield from self.finish(product, sums, column, unit - first, version, residual)
 
     def settle(self, block: int, phase: Settle, layer: Layer, version: int, residual: Array) -> _Steps:
         first, count = (values[block] for values in self.plan.owned_by("x", 0))
         if not count:
             return
-        columns = np.arange(first * UNIT, (first + count) * UNIT)
+        columns = np.arange(first * self.plan.x_unit, (first + count) * self.plan.x_unit)
         words = yield _Read(phase.reads, version, np.arange(self.plan.batch * phase.depth))
         norm: Norm = getattr(layer, f"{phase.norm_name}_norm")
         residual += self.normed(words[:, 0].reshape(self.plan.batch, phase.depth), norm)[:, columns]
         written = version + phase.next_version
         yield _Write(phase.writes, written, self.row_places(phase.writes, columns), residual.ravel())
 
-    def multiplied(self, x: Array, factor: Array, rows: Rows, first: int) -> Array:
-        weight, bias = self.weight(rows, first, min(UNIT, rows.height - first))
+    def multiplied(self, x: Array, factor: Array, rows: Rows, first: int, unit: int) -> Array:
+        weight, bias = self.weight(rows, first, min(unit, rows.height - first))
         result: Array = x @ weight.T * factor + bias
         return result
 
@@ -280,7 +298,7 @@ class _Run:
             yield _Write(product.writes, version, self.row_places(product.writes, columns[::2] // 2), pairs)
             return
         if product.finish == "add":
-            own = slice(number * UNIT, (number + 1) * UNIT)
+            own = slice(number * product.unit, (number + 1) * product.unit)
             residual[:, own] += values
             values = residual[:, own]
         written = version + product.next_version

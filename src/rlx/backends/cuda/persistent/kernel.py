@@ -8,7 +8,11 @@ from rlx.backends.cuda.hopper.instructions import barrier_init
 from rlx.backends.cuda.persistent.attend import Attention, bring_keys
 from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
-from rlx.backends.cuda.persistent.plan import CONSUMERS, THREADS, UNIT, WARPS, Attend, Plan, Product
+from rlx.backends.cuda.persistent.norms import Norms
+from rlx.backends.cuda.persistent.panel_products import stored_element
+from rlx.backends.cuda.persistent.panel_rows import panel_format
+from rlx.backends.cuda.persistent.phases import Attend, Product
+from rlx.backends.cuda.persistent.plan import CONSUMERS, THREADS, WARPS, Plan
 from rlx.backends.cuda.persistent.products import Products, bring_rows
 from rlx.backends.cuda.persistent.ring import BRINGING, Fill, Read
 
@@ -109,7 +113,8 @@ class _Kernel:
     def consume(self) -> None:
         w, block, plan = self.w, self.block, self.plan
         read = Read(block)
-        products, attention = Products(block, read), Attention(block, read)
+        norms = Norms(block)
+        products, attention = Products(block, read, norms), Attention(block, read)
         choosing = Choosing(block) if plan.chooses else None
 
         def step() -> None:
@@ -122,7 +127,7 @@ class _Kernel:
                     elif isinstance(phase, Attend):
                         attention.run(layer)
                     else:
-                        products.settle(phase, layer)
+                        norms.settle(phase, layer)
             if choosing is not None:
                 choosing.begin()
             products.run(plan.logits, None, len(self.step.layers), choosing)
@@ -135,18 +140,22 @@ class _Kernel:
         """This block's part of the embeddings: the first version of x."""
         w, block, plan, step = self.w, self.block, self.plan, self.step
         first, count = block.owned("x", w.value(0))
-        columns = count * UNIT
+        columns, unit = count * plan.x_unit, plan.x_unit
         with w.loop(block.thread, columns * plan.batch, CONSUMERS) as i:
             row, column = i // columns, i % columns
             (token,) = block.load(block.token_at(row))
             token = w.most(w.least(token, step.head.height - 1), 0)
-            place = first * UNIT + column
-            at = block.entry("embed") + ((w.wide(token) * step.hidden + w.wide(place)) << 1)
-            value = block.load_half(at)
+            place = first * unit + column
+            if step.embed_scheme is not None:
+                layout = panel_format(step.embed_scheme)
+                value = stored_element(block, layout, block.entry("embed"), step.hidden, token, place)
+            else:
+                at = block.entry("embed") + ((w.wide(token) * step.hidden + w.wide(place)) << 1)
+                value = block.load_half(at)
             if step.embed_scale != 1.0:
                 value = value * step.embed_scale
-            kept = block.shared("residual") + column // UNIT * plan.unit_bytes + row * (4 * UNIT)
-            block.keep(kept + (column % UNIT << 2), value)
+            kept = block.shared("residual") + column // unit * plan.unit_bytes + row * (4 * unit)
+            block.keep(kept + (column % unit << 2), value)
             block.post("x", row * step.hidden + place, value, block.tag(0))
         block.together()
         with w.when(block.thread.equals(0)):

@@ -17,6 +17,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ops.attn.operands import MaskKind
+from rlx.quant.schemes import QuantScheme
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_approx": "gelu_tanh", "relu": "relu", "sigmoid": "sigmoid"}
 _ELEMENTS = {DType.BF16: "bf16", DType.F16: "f16"}
@@ -110,7 +111,7 @@ class _Matcher:
         """x @ rows of a weight + bias: x, and the rows."""
         node, first, count = self.plain(node), 0, None
         bias, bias_first = "", 0
-        while not self.is_op(node, "matmul"):
+        while not self.is_op(node, "matmul", "panel_matmul"):
             if self.is_op(node, "narrow") and int(node.op.attributes["axis"]) in (-1, node.shape.rank - 1):
                 first += int(node.op.attributes["start"])
                 if bias:
@@ -128,6 +129,10 @@ class _Matcher:
         x, weight = self.operands(node)
         if node.shape.dtype not in _ELEMENTS:
             raise Unfit(f"its products are {node.shape.dtype}; load the model with activations='bf16' or 'f16'")
+        if self.is_op(node, "panel_matmul"):
+            rows, depth = int(node.op.attributes["n"]), int(x.shape.dims[-1])
+            name, scheme = self.leaf(weight, Param), node.op.attributes["scheme"]
+            return x, Rows(name, first, rows if count is None else count, depth, bias, bias_first, scheme)
         if not self.is_op(weight, "transpose") or tuple(weight.op.attributes["perm"]) != (1, 0):
             raise Unfit(f"{self.said(weight)}: weights that are not [rows, depth]")
         name = self.weight(self.node(weight.inputs[0]))
@@ -290,8 +295,6 @@ class _Matcher:
             except Unfit as reason:
                 reasons.append(str(reason))
                 continue
-            if norm is not None and (norm.shift or not norm.is_rms):
-                raise Unfit("norms behind the halves of a layer with a mean or a shift")
             return self.plain(x), read(inner), norm
         raise Unfit("; ".join(dict.fromkeys(reasons)))
 
@@ -361,19 +364,22 @@ class _Matcher:
 
     # The whole.
 
-    def embedding(self, node: Node) -> tuple[str, float] | None:
-        """The table that a value was gathered from, and its factor."""
+    def embedding(self, node: Node) -> tuple[str, float, QuantScheme | None] | None:
+        """The table that a value was gathered from, its factor, and how it is stored."""
         factor = 1.0
         if self.is_op(node, "mul"):
             found = self.either(node, lambda a, b: None if self.number(b) is None else (a, self.number(b)))
             if found is None or found[1] is None:
                 return None
             node, factor = self.plain(found[0]), found[1]
-        if not self.is_op(node, "gather") or int(node.op.attributes["axis"]):
+        is_stored = self.is_op(node, "panel_gather")
+        if not is_stored and (not self.is_op(node, "gather") or int(node.op.attributes["axis"])):
             return None
         table, tokens = self.operands(node)
         self.same_input("tokens", tokens)
-        return self.weight(table), factor
+        if is_stored:
+            return self.leaf(table, Param), factor, node.op.attributes["scheme"]
+        return self.weight(table), factor, None
 
     def step(self) -> Step:
         outputs = [self.node(i) for i in self.graph.outputs]
@@ -403,7 +409,7 @@ class _Matcher:
         return Step(
             element, tokens, positions, lengths, found[0], head.depth, heads, kv_heads, head_dim,
             tuple(layers[::-1]), final_norm, head, head_dim**-0.5 if score_scale is None else score_scale,
-            attention_softcap, next(iter(self.activations)), found[1], scale, softcap,
+            attention_softcap, next(iter(self.activations)), found[1], found[2], scale, softcap,
         )  # fmt: skip
 
     def scaled_logits(self, node: Node) -> tuple[Node, float, float | None]:

@@ -12,13 +12,18 @@ version i of every vector; the last phase of a layer writes version i + 1 of `x`
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from rlx.backends.cuda.hopper.stored_codes import RECORDS
 from rlx.backends.cuda.hopper.stream_rows import CONSUMERS, STAGE_BYTES, THREADS, UNIT, WARPS
 from rlx.backends.cuda.hopper.stream_rows import ROWS as MOST_BATCH
+from rlx.backends.cuda.persistent.panel_rows import CHUNK, SUMMED, check_panels, row_bytes
+from rlx.backends.cuda.persistent.phases import Attend, Phase, Product, Settle, Vector
 from rlx.backends.cuda.persistent.step import Layer, Norm, Rope, Rows, Step, Unfit
+from rlx.quant.panels import PANEL_ROWS
+from rlx.quant.schemes import QuantScheme
 
-__all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS", "Attend", "Plan", "Product", "Vector"]
+__all__ = ["CONSUMERS", "MOST_BATCH", "STAGE_BYTES", "THREADS", "UNIT", "WARPS", "Plan"]
 
 # Stages of the ring: with fewer memory stands still while blocks wait for others; more were not measured to help.
 LEAST_STAGES, MOST_STAGES = 4, 13
@@ -34,78 +39,6 @@ COUNTER_WORDS = 16
 # Where blocks note the time: a phase begins, its vector is said to be there, is there, was multiplied or looked at.
 PRODUCT_MARKS = ("begins", "hinted", "ready", "done")
 ATTEND_MARKS = ("begins", "hinted", "ready", "looked", "joins", "done")
-
-Finish = Literal["post", "add", "gated", "act", "logits"]
-
-
-class Vector(NamedTuple):
-    """Words [batch, length] from `at` on; with `pairs` a word has two elements."""
-
-    at: int
-    length: int
-    pairs: bool = False
-
-    @property
-    def words(self) -> int:
-        return self.length // 2 if self.pairs else self.length
-
-
-class Product(NamedTuple):
-    """Rows of matrices, eight at a time (a unit), times the vector `reads`. What becomes of the sums, `finish`:
-
-    post    they are words of `writes`            gated  activation(first matrix) · second matrix is written, in pairs
-    add     x grows by them, and is written       act    activation(sums) is written, in pairs
-    logits  they are the result
-    """
-
-    name: str
-    reads: str
-    writes: str
-    matrices: tuple[str, ...]
-    counts: tuple[int, ...]
-    depth: int
-    finish: Finish
-    owner: str  # phases of one owner have the same units
-    norm: Norm | None = None
-    norm_name: str = ""
-    biases: tuple[str, ...] = ()
-    next_version: int = 0
-
-    @property
-    def parts(self) -> int:
-        """Matrices that are multiplied together; otherwise they follow each other."""
-        return 2 if self.finish == "gated" else 1
-
-    @property
-    def units(self) -> int:
-        counts = self.counts[:1] if self.finish == "gated" else self.counts
-        return sum(-(-count // UNIT) for count in counts)
-
-
-class Attend(NamedTuple):
-    """Attention of one head of k and one sequence, whose keys are shared by `splits` blocks: chunk i of keys belongs to
-    block i modulo splits. Those join what they have found through `part`, each a share of the elements."""
-
-    name: str = "attend"
-    reads: str = "qkv"
-    parts: str = "part"
-    writes: str = "att"
-
-
-class Settle(NamedTuple):
-    """x + norm(what a half of a layer has given): those who have elements of x read all of `reads` for the factor of
-    the norm, and write theirs."""
-
-    name: str
-    reads: str
-    writes: str
-    depth: int
-    norm: Norm
-    norm_name: str
-    next_version: int = 0
-
-
-Phase = Product | Attend | Settle
 
 
 class Entry(NamedTuple):
@@ -147,9 +80,14 @@ class Plan:
         head = step.head
         self.logits = Product(
             "logits", "x", "", ("head",), (head.height,), head.depth, "logits", "logits", step.final_norm, "final",
-            ("head_bias" if head.bias else "",),
+            ("head_bias" if head.bias else "",), 0, () if head.scheme is None else (head.scheme,),
         )  # fmt: skip
         self.products = tuple(p for p in (*self.layer_phases, self.logits) if isinstance(p, Product))
+        for product in self.products:
+            if len({stored.order for stored in product.formats}) > 1:
+                raise Unfit(f"{product.name} with stored blocks whose codes come in different orders")
+        # Rows that elements of x are shared out by.
+        self.x_unit = next(p.unit for p in self.products if p.owner == "x")
         self.owners = self._shared_out()
         self.layer_entries = tuple(name for name, _ in self._layer_words(step.layers[0]))
         self.global_entries = tuple(name for name, _ in self._global_words())
@@ -161,33 +99,45 @@ class Plan:
         ups = (layer.up,) if layer.gate is None else (layer.gate, layer.up)
         up_names = ("up",) if layer.gate is None else ("gate", "up")
 
+        def schemes(*names: str) -> tuple[QuantScheme, ...]:
+            """Those that matrices of these names have in any layer."""
+            found = dict.fromkeys(getattr(layer, name).scheme for layer in step.layers for name in names)
+            if None in found and len(found) > 1:
+                raise Unfit(f"{' and '.join(names)} of stored blocks and of numbers")
+            return tuple(scheme for scheme in found if scheme is not None)
+
         def added(name: str, reads: str, writes: str, rows: Rows, norm: Norm | None, more: int) -> list[Phase]:
             """A half of a layer is added to x, or first normed."""
             biases = (_bias_name(name, rows),)
             if norm is None:
                 return [
                     Product(
-                        name, reads, writes, (name,), (rows.height,), rows.depth, "add", "x", None, "", biases, more
+                        name, reads, writes, (name,), (rows.height,), rows.depth, "add", "x", None, "", biases, more,
+                        schemes(name),
                     )
-                ]
+                ]  # fmt: skip
             sums = f"{name}_sums"
             norm_name = "post_attention" if name == "out" else "post_ffn"
             return [
-                Product(name, reads, sums, (name,), (rows.height,), rows.depth, "post", "x", None, "", biases),
+                Product(
+                    name, reads, sums, (name,), (rows.height,), rows.depth, "post", "x", None, "", biases, 0,
+                    schemes(name),
+                ),
                 Settle(f"{name}_settles", sums, writes, step.hidden, norm, norm_name, more),
-            ]
+            ]  # fmt: skip
 
         return (
             Product(
                 "qkv", "x", "qkv", ("q", "k", "v"), tuple(r.height for r in qkv), step.hidden, "post", "qkv",
-                layer.attention_norm, "attention", tuple(_bias_name(n, r) for n, r in zip("qkv", qkv)),
+                layer.attention_norm, "attention", tuple(_bias_name(n, r) for n, r in zip("qkv", qkv)), 0,
+                schemes("q", "k", "v"),
             ),
             Attend(),
             *added("out", "att", "mid", out, layer.post_attention_norm, 0),
             Product(
                 "up", "mid", "h", up_names, tuple(r.height for r in ups), step.hidden,
                 "act" if layer.gate is None else "gated", "up", layer.ffn_norm, "ffn",
-                tuple(_bias_name(n, r) for n, r in zip(up_names, ups)),
+                tuple(_bias_name(n, r) for n, r in zip(up_names, ups)), 0, schemes(*up_names),
             ),
             *added("down", "h", "x", down, layer.post_ffn_norm, 1),
         )  # fmt: skip
@@ -218,12 +168,12 @@ class Plan:
     @property
     def keys(self) -> int:
         """Of a chunk, whose keys and values fill a stage at most: as many for each warp."""
-        return min(MOST_KEYS, STAGE_BYTES // (4 * self.step.head_dim) // WARPS * WARPS)
+        return min(MOST_KEYS, self.stage_bytes // (4 * self.step.head_dim) // WARPS * WARPS)
 
     @property
     def chunks_of_stage(self) -> int:
         """Chunks that are brought together: stages that are not full are room that the ring lacks."""
-        return max(1, min(MOST_CHUNKS, STAGE_BYTES // (4 * self.step.head_dim * self.keys)))
+        return max(1, min(MOST_CHUNKS, self.stage_bytes // (4 * self.step.head_dim * self.keys)))
 
     @property
     def joined(self) -> int:
@@ -238,7 +188,7 @@ class Plan:
         of x stay where they are: blocks keep them."""
         weight, found = [0] * self.blocks, dict[str, list[Ownership]]()
 
-        def deal(product: Product) -> None:
+        def deal(product: Product, rows: list[Rows]) -> None:
             dealt = found.setdefault(product.owner, [])
             if product.owner == "x" and dealt:
                 owned = dealt[0]
@@ -250,13 +200,14 @@ class Plan:
                     counts[block] += 1
                 owned = Ownership(tuple(sum(counts[:b]) for b in range(self.blocks)), tuple(counts))
             dealt.append(owned)
+            each = sum(row_bytes(r) * r.height for r in rows) // product.units
             for block, count in enumerate(owned.units):
-                weight[block] += count * product.depth * product.parts
+                weight[block] += count * each
 
-        for _ in self.step.layers:
+        for layer in self.step.layers:
             for product in self.products[:-1]:
-                deal(product)
-        deal(self.logits)
+                deal(product, [getattr(layer, name) for name in product.matrices])
+        deal(self.logits, [self.step.head])
         layers = len(self.step.layers)
         # Two phases of a layer add to x.
         found["x"] = found["x"][:1] * layers
@@ -282,6 +233,11 @@ class Plan:
         if layer.gate is not None:
             rows["gate"] = layer.gate
         words = [word for name, r in rows.items() for word in _row_words(name, r)]
+        for product in self.products:
+            if len(product.schemes) > 1:
+                # Which of its forms a matrix has in this layer.
+                forms = [(name, product.schemes.index(rows[name].scheme)) for name in product.matrices]
+                words += [(f"{name}_form", Entry("", form)) for name, form in forms]
         for name, norm in (
             ("attention", layer.attention_norm),
             ("ffn", layer.ffn_norm),
@@ -373,6 +329,8 @@ class Plan:
     def _lay_out_shared(self) -> None:
         step, batch = self.step, self.batch
         deepest = max(p.depth for p in self.products)
+        stored = max((p.depth for p in self.products if p.schemes), default=0)
+        self.formats = {f: None for p in self.products for f in p.formats}
         # Rows of an operand begin at other banks than their neighbours.
         self.operand_pitch = _even(2 * deepest, 128) + 64
         self.head_bytes = 4 * step.head_dim
@@ -382,7 +340,10 @@ class Plan:
         most_owned = max(self.owned_by("x", 0).units)
         pairs = max((layer.rope.pairs for layer in step.layers if layer.rope is not None), default=0)
         self.rope_bytes = 8 * pairs  # cosines and sines of one sequence
-        self.unit_bytes = 4 * UNIT * batch
+        self.unit_bytes = 4 * max(p.unit for p in self.products) * batch
+        self.summed_bytes, self.factor_bytes = 4 * stored // SUMMED, 4 * stored // CHUNK
+        # Of a warp: steps of a chunk, then what is subtracted for each of its groups.
+        self.step_bytes = max((RECORDS * f.groups * 4 * PANEL_ROWS for f in self.formats), default=0)
         sizes = {
             "owned": 8 * len(self.owners) * (len(step.layers) + 1),
             "places": 16 * batch,  # of every sequence position, length, by how much both grow, and its token
@@ -393,6 +354,9 @@ class Plan:
             "sums": 2 * WARPS * 2 * self.unit_bytes,
             "residual": most_owned * self.unit_bytes,
             "scratch": max(batch * self.operand_pitch, attention),
+            "summed": batch * self.summed_bytes,  # of every sequence the sums of groups of the operand
+            "factors": batch * self.factor_bytes,  # and what its integers are multiplied by
+            "steps": 2 * WARPS * self.step_bytes,
             "barriers": 16 * MOST_STAGES,
         }
         at, self.shared = 0, dict[str, int]()
@@ -400,13 +364,20 @@ class Plan:
             self.shared[name] = at
             at = _even(at + size, 128)
         self.shared["ring"] = at
-        self.stages = min(MOST_STAGES, (self.shared_limit - at) // STAGE_BYTES)
-        if self.stages < LEAST_STAGES:
+        # A stage of stored blocks has a chunk for every warp, or where there is no room for half of them.
+        for self.stage_chunks in (WARPS, WARPS // 2):
+            plain = [STAGE_BYTES] if any(not p.schemes for p in self.products) else []
+            sizes_of_stages = [*plain, *(_even(self.stage_chunks * f.chunk_bytes, 128) for f in self.formats)]
+            self.stage_bytes = max(sizes_of_stages)
+            self.stages = min(MOST_STAGES, (self.shared_limit - at) // self.stage_bytes)
+            if self.stages >= LEAST_STAGES:
+                break
+        else:
             raise Unfit(
                 f"{batch} rows of {deepest} elements take {at} of {self.shared_limit} bytes that a block may share, "
                 f"which leaves no room for {LEAST_STAGES} stages of weights"
             )
-        self.shared_bytes = at + self.stages * STAGE_BYTES
+        self.shared_bytes = at + self.stages * self.stage_bytes
 
 
 def _bias_name(name: str, rows: Rows) -> str:
@@ -414,7 +385,7 @@ def _bias_name(name: str, rows: Rows) -> str:
 
 
 def _row_words(name: str, rows: Rows) -> list[tuple[str, Entry]]:
-    words = [(name, Entry(rows.weight, 2 * rows.first * rows.depth))]
+    words = [(name, Entry(rows.weight, rows.first * row_bytes(rows)))]
     return [*words, (f"{name}_bias", Entry(rows.bias, 2 * rows.bias_first))] if rows.bias else words
 
 
@@ -430,7 +401,7 @@ def _form(layer: Layer) -> list[object]:
     found: list[object] = []
     for name, part in layer._asdict().items():
         if isinstance(part, Rows):
-            found.append((part.height, part.depth, bool(part.bias)))
+            found.append((part.height, part.depth, bool(part.bias), part.scheme is None))
         elif isinstance(part, Norm):
             found.append((part.eps, part.is_rms, bool(part.shift)))
         elif isinstance(part, Rope):
@@ -456,6 +427,7 @@ def _check(step: Step, batch: int) -> None:
     widths = {r.height for r in (first.q, first.k, first.v, first.out, first.up, first.down)}
     if any(width % UNIT for width in widths):
         raise Unfit(f"weights of {sorted(widths)} rows; multiples of {UNIT} are multiplied")
+    check_panels(step)
     if first.out.height != step.hidden or first.down.height != step.hidden:
         raise Unfit("halves of a layer that give another width than they read")
     if step.hidden > MOST_HIDDEN:

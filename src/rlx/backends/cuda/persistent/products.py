@@ -1,9 +1,9 @@
-"""Products of a block's rows with a vector of all blocks: the norm of the vector, sums, and what becomes of them."""
+"""Products of a block's rows with a vector of all blocks: sums, and what becomes of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from rlx.backends.cuda.hopper.instructions import mma
 from rlx.backends.cuda.hopper.stream_rows import DEPTH, PITCH, SHARE
@@ -11,16 +11,14 @@ from rlx.backends.cuda.hopper.stream_rows import STEP as LANE_STEP
 from rlx.backends.cuda.hopper.writer import Val, Var
 from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
-from rlx.backends.cuda.persistent.plan import CONSUMERS, UNIT, WARPS, Product, Settle
+from rlx.backends.cuda.persistent.norms import Norms
+from rlx.backends.cuda.persistent.panel_products import PanelProducts, bring_panels, forms_of
+from rlx.backends.cuda.persistent.phases import Product
+from rlx.backends.cuda.persistent.plan import UNIT, WARPS
 from rlx.backends.cuda.persistent.ring import Fill, Read
 
-# Pairs of words that a thread waits for together: each wait is a trip to memory behind all weights on their way.
-POLLED = 16
 # Sums of a row that do not wait for each other.
 CHAINS = 4
-# What follows a pair of a row's elements: their values, which pair of this thread it is, and whether it is one, if not
-# always.
-Follow = Callable[[list[Val], int, "Val | None"], None]
 
 
 def bring_rows(block: Block, product: Product, layer: Val | None, fill: Fill) -> None:
@@ -29,23 +27,33 @@ def bring_rows(block: Block, product: Product, layer: Val | None, fill: Fill) ->
     first, count = block.owned(product.owner, layer)
     with w.when(count > 0):
         if product.parts > 1:
-            _bring_units(block, product, [block.entry(m, layer) for m in product.matrices], first, first + count, fill)
+            _bring_units(block, product, product.matrices, layer, first, first + count, fill)
             return
         start = 0
         for matrix, rows in zip(product.matrices, product.counts):
-            units = -(-rows // UNIT)
-            at = block.entry(matrix, layer)
+            units = -(-rows // product.unit)
             # Units of this matrix, counted from its first one.
             low = w.most(first - start, 0)
             high = w.least(first + count - start, units)
-            _bring_units(block, product, [at], low, high, fill, rows)
+            _bring_units(block, product, [matrix], layer, low, high, fill, rows)
             start += units
 
 
 def _bring_units(
-    block: Block, product: Product, sources: Sequence[Val], low: Val, high: Val, fill: Fill, rows: int = 0
+    block: Block,
+    product: Product,
+    matrices: Sequence[str],
+    layer: Val | None,
+    low: Val,
+    high: Val,
+    fill: Fill,
+    rows: int = 0,
 ) -> None:
+    if product.schemes:
+        bring_panels(block, product, matrices, layer, low, high, fill)
+        return
     w, depth = block.w, product.depth
+    sources = [block.entry(matrix, layer) for matrix in matrices]
     with w.loop(low, high) as unit:
         for source in sources:
             row = unit * UNIT + block.lane
@@ -65,222 +73,19 @@ def _bring_units(
 class Products:
     """Products of one block, for the warps that multiply."""
 
-    def __init__(self, block: Block, read: Read) -> None:
-        self.block, self.w, self.plan, self.step = block, block.w, block.plan, block.step
-        self.read, self.turn = read, Var(block.w, 0)
-
-    # The vector as an operand in shared memory.
-
-    def fetch(self, product: Product | Settle, row: Val | int, tag: Val, follow: Follow) -> None:
-        """All pairs of words of one row of the vector, shared out over the threads."""
-        w, block = self.w, self.block
-        vector = self.plan.vectors[product.reads]
-        pairs, type = vector.words // 2, "i32" if vector.pairs else "float"
-        whole = pairs // CONSUMERS
-        base = w.value(row) * vector.words
-        for first in range(0, whole, POLLED):
-            numbers = range(first, min(whole, first + POLLED))
-            start = block.word(product.reads, base + block.thread * 2 + first * CONSUMERS * 2)
-            found = block.poll([(start, 16 * CONSUMERS * (n - first)) for n in numbers], tag, 2, type)
-            for i, number in enumerate(numbers):
-                follow(found[2 * i : 2 * i + 2], number, None)
-        if pairs % CONSUMERS:
-            pair = block.thread + whole * CONSUMERS
-            start = block.word(product.reads, base + w.least(pair, pairs - 1) * 2)
-            follow(block.poll([(start, 0)], tag, 2, type), whole, pair < pairs)
-
-    def each_row(self, do: Callable[[Val], None]) -> None:
-        if self.plan.batch == 1:
-            do(self.w.value(0))
-            return
-        with self.w.loop(0, self.w.value(self.plan.batch)) as row:
-            do(row)
+    def __init__(self, block: Block, read: Read, norms: Norms) -> None:
+        self.block, self.w, self.plan, self.step, self.norms = block, block.w, block.plan, block.step, norms
+        self.read, self.turn, self.panels = read, Var(block.w, 0), PanelProducts(block, read)
 
     def operand(self, product: Product, layer: Val | None, version: Val | int) -> None:
-        """Wait for the vector, and keep it as the tensor cores read it."""
-        block, norm = self.block, product.norm
-        # They are on their way while the vector is waited for.
-        gains, shifts = (
-            self.halves(product, block.entry(f"{product.norm_name}_{name}", layer))
-            if norm is not None and asked
-            else []
-            for name, asked in (("gain", True), ("shift", norm is not None and norm.shift))
-        )
-        block.mark(product.name, "begins", layer)
-        block.await_hint(product.reads, version)
-        block.mark(product.name, "hinted", layer)
-        tag = block.tag(version)
-        if norm is None:
-            self.each_row(lambda row: self.fetch(product, row, tag, self.keeps(product, row)))
-        elif self.plan.is_delayed(product):
-            self.normed(product, gains, tag)
-        else:
-            self.measured(product, gains, shifts, tag)
+        """The vector as the tensor cores read it, in shared memory."""
+        block = self.block
+        self.norms.keep(product, layer, version)
         block.everyone()
+        if product.schemes:
+            self.panels.to_digits(product)
+            block.everyone()
         block.mark(product.name, "ready", layer)
-
-    def halves(self, product: Product, at: Val) -> list[Val]:
-        """This thread's pairs of a vector of the model; behind the last pair stands the last one."""
-        w, block, pairs = self.w, self.block, product.depth // 2
-        found = []
-        for start in range(0, pairs, CONSUMERS):
-            pair = block.thread + start
-            pair = w.least(pair, pairs - 1) if start + CONSUMERS > pairs else pair
-            found += block.load(at + (w.wide(pair) << 2), space="global")
-        return found
-
-    def keeps(self, product: Product, row: Val, change: Callable[[list[Val], int], list[Val]] | None = None) -> Follow:
-        """Stores pairs to the operand, rounded."""
-        block = self.block
-        line = block.shared("scratch") + row * self.plan.operand_pitch
-        is_packed = self.plan.vectors[product.reads].pairs
-
-        def follow(values: list[Val], number: int, is_there: Val | None) -> None:
-            if change is not None:
-                values = change(values, number)
-            words = values if is_packed else [block.pair(*values)]
-
-            def store() -> None:
-                block.keep(line + (block.thread + number * CONSUMERS << (3 if is_packed else 2)), *words)
-
-            self.guarded(is_there, store)
-
-        return follow
-
-    def guarded(self, condition: Val | None, do: Callable[[], None]) -> None:
-        if condition is None:
-            do()
-            return
-        with self.w.when(condition):
-            do()
-
-    def both(self, word: Val) -> list[Val]:
-        return [self.block.unpacked(word, which) for which in range(2)]
-
-    def normed(self, product: Product, gains: Sequence[Val], tag: Val) -> None:
-        """Elements times gains, and the sum of their squares, whose factor is applied to sums."""
-        w = self.w
-
-        def one(row: Val) -> None:
-            squares = Var(w, 0.0, "float")
-            stored = self.keeps(product, row, lambda v, n: [x * g for x, g in zip(v, self.both(gains[n]))])
-
-            def follow(values: list[Val], number: int, is_there: Val | None) -> None:
-                both = values[0] * values[0] + values[1] * values[1]
-                if is_there is not None:
-                    both = w.select(is_there, both, 0.0, "float")
-                squares.set(squares.get() + both)
-                stored(values, number, is_there)
-
-            self.fetch(product, row, tag, follow)
-            self.note(row, 0, squares.get())
-
-        self.each_row(one)
-
-    def note(self, row: Val, which: int, x: Val) -> None:
-        """What a warp has summed up of a row: squares (0), or elements (1)."""
-        block = self.block
-        total = block.summed(x)
-        with self.w.when(block.lane.equals(0)):
-            block.keep(self.noted(row, which) + (block.warp << 2), total)
-
-    def noted(self, row: Val, which: int) -> Val:
-        return self.block.shared("squares") + row * (8 * WARPS) + which * (4 * WARPS)
-
-    def sum_of(self, row: Val, which: int) -> Val:
-        words = [x for i in range(0, WARPS, 4) for x in self.block.load(self.noted(row, which) + 4 * i, 4, "float")]
-        total = words[0]
-        for word in words[1:]:
-            total = total + word
-        return total
-
-    def factor(self, product: Product | Settle, row: Val) -> Val:
-        """One over the root of the mean of squares."""
-        assert product.norm is not None
-        mean = self.sum_of(row, 0) * (1.0 / product.depth) + product.norm.eps
-        return self.w.call("llvm.nvvm.rsqrt.approx.f", "float", mean)
-
-    def measured(self, product: Product, gains: Sequence[Val], shifts: Sequence[Val], tag: Val) -> None:
-        """A norm whose factor is known before elements are kept: words are read again, when all are there."""
-        block, w, norm = self.block, self.w, product.norm
-        assert norm is not None
-
-        def one(row: Val) -> None:
-            mean: Val | None = None
-
-            def summed_up(which: int, of: Callable[[Val], Val]) -> None:
-                total = Var(w, 0.0, "float")
-
-                def follow(values: list[Val], number: int, is_there: Val | None) -> None:
-                    both = of(values[0]) + of(values[1])
-                    total.set(total.get() + (both if is_there is None else w.select(is_there, both, 0.0, "float")))
-
-                self.fetch(product, row, tag, follow)
-                self.note(row, which, total.get())
-                block.everyone()
-
-            if not norm.is_rms:
-                summed_up(1, lambda x: x)
-                mean = self.sum_of(row, 1) * (1.0 / product.depth)
-            center = mean if mean is not None else w.value(0.0, "float")
-            summed_up(0, lambda x: (x - center) * (x - center))
-            factor = self.factor(product, row)
-
-            def change(values: list[Val], number: int) -> list[Val]:
-                found = [(x - center) * factor * g for x, g in zip(values, self.both(gains[number]))]
-                return [x + s for x, s in zip(found, self.both(shifts[number]))] if shifts else found
-
-            self.fetch(product, row, tag, self.keeps(product, row, change))
-
-        self.each_row(one)
-
-    # Norms behind the halves of a layer.
-
-    def settle(self, phase: Settle, layer: Val) -> None:
-        """x grows by a vector whose norm is taken first, in blocks that have elements of it."""
-        w, block, plan = self.w, self.block, self.plan
-        first, count = block.owned("x", layer)
-        tag, written = block.tag(layer), block.tag(layer + phase.next_version)
-        with w.when(count > 0):
-            block.mark(phase.name, "begins", layer)
-            block.await_hint(phase.reads, layer)
-            block.mark(phase.name, "hinted", layer)
-
-            def squared(row: Val) -> None:
-                squares = Var(w, 0.0, "float")
-
-                def follow(values: list[Val], number: int, is_there: Val | None) -> None:
-                    both = values[0] * values[0] + values[1] * values[1]
-                    both = both if is_there is None else w.select(is_there, both, 0.0, "float")
-                    squares.set(squares.get() + both)
-
-                self.fetch(phase, row, tag, follow)
-                self.note(row, 0, squares.get())
-
-            self.each_row(squared)
-            block.everyone()
-            block.mark(phase.name, "ready", layer)
-            gain_at, columns = block.entry(f"{phase.norm_name}_gain", layer), count * UNIT
-            most = max(plan.owned_by("x", 0).units) * UNIT * plan.batch
-            for start in range(0, most, CONSUMERS):
-                number = block.thread + start
-                is_there = number < columns * plan.batch
-                number = w.least(number, columns * plan.batch - 1)
-                row, column = number // columns, number % columns
-                place = first * UNIT + column
-                gain = block.load_half(gain_at + (w.wide(place) << 1))
-                (value,) = block.poll([(block.word(phase.reads, row * phase.depth + place), 0)], tag)
-                with w.when(is_there):
-                    at = block.shared("residual") + column // UNIT * plan.unit_bytes + row * (4 * UNIT)
-                    at = at + (column % UNIT << 2)
-                    (old,) = block.load(at, 1, "float")
-                    new = old + value * self.factor(phase, row) * gain
-                    block.keep(at, new)
-                    block.post(phase.writes, row * phase.depth + place, new, written)
-            block.everyone()
-        with w.when(block.thread.equals(0)):
-            block.arrive(phase.writes)
-        block.mark(phase.name, "done", layer)
 
     # Sums.
 
@@ -289,20 +94,25 @@ class Products:
         w, block = self.w, self.block
         first, count = block.owned(product.owner, layer)
         written = block.tag(w.value(version) + product.next_version)
+        pairs = product.unit // 2
         with w.when(count > 0):
             self.operand(product, layer, version)
+            forms = forms_of(block, product, layer)
             with w.loop(0, count) as number:
                 unit = first + number
                 # A thread for each pair of columns of a row finishes it.
-                row, column = block.thread >> 2, unit * UNIT + (block.thread & 3) * 2
+                row, column = block.thread // pairs, unit * product.unit + block.thread % pairs * 2
                 biases = self.biases(product, layer, unit, column)
-                totals = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(product.parts)]
-                for total in totals:
-                    self.multiply(product.depth, total)
                 here = block.shared("sums") + self.turn.get() * (WARPS * 2 * self.plan.unit_bytes)
-                self.put(here, totals)
+                if product.schemes:
+                    self.multiply_panels(product, forms, unit, here)
+                else:
+                    totals = [[Var(w, 0.0, "float") for _ in range(4)] for _ in range(product.parts)]
+                    for total in totals:
+                        self.multiply(product.depth, total)
+                    self.put(here, totals)
                 block.everyone()
-                with w.when(block.thread < self.plan.batch * (UNIT // 2)):
+                with w.when(block.thread < self.plan.batch * pairs):
                     sums = self.finished(product, self.joined(here, product.parts), biases, row)
                     if choosing is not None:
                         choosing.look(column, self.logits(sums[0]))
@@ -313,6 +123,21 @@ class Products:
             with w.when(block.thread.equals(0)):
                 block.arrive(product.writes)
         block.mark(product.name, "done", layer)
+
+    def multiply_panels(self, product: Product, forms: Mapping[str, Val], unit: Val, here: Val) -> None:
+        """The sums of a unit whose weights are panels."""
+        w, found = self.w, []
+        for part in range(product.parts):
+            form = forms.get(product.matrices[part])
+            if form is not None and product.parts == 1:
+                # That of the matrix which the unit belongs to.
+                start = 0
+                for matrix, rows in zip(product.matrices, product.counts):
+                    form = w.select(unit > start - 1, forms[matrix], form)
+                    start += rows // product.unit
+            found.append(self.panels.sums())
+            self.panels.multiply(product, form, found[-1])
+        self.panels.put(here, found)
 
     def multiply(self, depth: int, total: Sequence[Var]) -> None:
         """One row of the weight for each column of a unit, over all of K."""
@@ -398,20 +223,20 @@ class Products:
             return []
         if product.parts > 1:
             ats = [block.entry(name, layer) for name in product.biases]
-            return [self.bias_pair(at + (w.wide(column) << 1)) for at in ats]
+            return [self.bias_pair(product, at + (w.wide(column) << 1)) for at in ats]
         at, start = w.value(0, "i64"), 0
         for name, rows in zip(product.biases, product.counts):
             here = block.entry(name, layer) + (w.wide(column) << 1) - 2 * start if name else w.value(0, "i64")
-            is_here = unit * UNIT > start - 1
+            is_here = unit * product.unit > start - 1
             at = w.select(is_here, here, at, "i64")
             start += rows
-        return [self.bias_pair(at)]
+        return [self.bias_pair(product, at)]
 
-    def bias_pair(self, at: Val) -> list[Val]:
+    def bias_pair(self, product: Product, at: Val) -> list[Val]:
         w, block = self.w, self.block
         found = [Var(w, 0.0, "float") for _ in range(2)]
         is_there = w.emit(f"icmp ne i64 {at.name}, 0", "i1")
-        with w.when((block.thread < self.plan.batch * (UNIT // 2)) & is_there):
+        with w.when((block.thread < self.plan.batch * (product.unit // 2)) & is_there):
             (word,) = block.load(at, space="global")
             for which, variable in enumerate(found):
                 variable.set(block.unpacked(word, which))
@@ -420,7 +245,7 @@ class Products:
     def finished(self, product: Product, sums: list[list[Val]], biases: list[list[Val]], row: Val) -> list[list[Val]]:
         """Sums with the factor of a norm, and biases."""
         if self.plan.is_delayed(product):
-            factor = self.factor(product, row)
+            factor = self.norms.factor(product, row)
             sums = [[x * factor for x in part] for part in sums]
         for i, bias in enumerate(biases):
             sums[i] = [x + b for x, b in zip(sums[i], bias)]
@@ -440,8 +265,8 @@ class Products:
             return
         values = sums[0]
         if product.finish == "add":
-            at = block.shared("residual") + number * self.plan.unit_bytes + row * (4 * UNIT)
-            at = at + (block.thread & 3) * 8
+            at = block.shared("residual") + number * self.plan.unit_bytes + row * (4 * product.unit)
+            at = at + block.thread % (product.unit // 2) * 8
             values = [x + y for x, y in zip(block.load(at, 2, "float"), values)]
             block.keep(at, *values)
         for i, value in enumerate(values):

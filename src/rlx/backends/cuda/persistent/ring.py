@@ -7,7 +7,6 @@ from collections.abc import Callable
 from rlx.backends.cuda.hopper.instructions import Ring, barrier_arrive, barrier_wait, copy_line
 from rlx.backends.cuda.hopper.writer import Val, Var
 from rlx.backends.cuda.persistent.exchange import Block
-from rlx.backends.cuda.persistent.plan import STAGE_BYTES
 
 # Stages on their way at a time: bytes in flight queue up before everybody's words, and so many keep memory busy.
 FLIGHT = 3
@@ -29,7 +28,7 @@ class Stages:
         return self.block.shared("barriers") + stage * 16 + 8
 
     def memory(self, stage: Val) -> Val:
-        return self.block.shared("ring") + stage * STAGE_BYTES
+        return self.block.shared("ring") + stage * self.block.plan.stage_bytes
 
 
 class Read(Stages):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from rlx.quant.schemes import QuantScheme
+
 
 class Unfit(Exception):
     """A program that is no decode step of this form; the text says what does not fit."""
@@ -23,7 +25,8 @@ class Norm(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """`height` rows from `first` on of a weight [n, depth], and what is added to their products."""
+    """`height` rows from `first` on of a weight [n, depth], and what is added to their products. With a scheme the
+    weight is panels (`rlx.quant.panels`)."""
 
     weight: str
     first: int
@@ -31,6 +34,7 @@ class Rows(NamedTuple):
     depth: int
     bias: str = ""
     bias_first: int = 0
+    scheme: QuantScheme | None = None
 
 
 class Rope(NamedTuple):
@@ -72,7 +76,7 @@ Activation = Literal["silu", "gelu_tanh", "relu", "sigmoid"]
 class Step(NamedTuple):
     """`scale` is what scores are multiplied by. Keys before its own that a query sees are those of the window."""
 
-    element: str  # "bf16" or "f16": weights, caches, and operands of products
+    element: str  # "bf16" or "f16": weights that are no panels, caches, and operands of products
     tokens: str
     positions: str
     lengths: str
@@ -88,6 +92,7 @@ class Step(NamedTuple):
     softcap: float | None = None
     activation: Activation = "silu"
     embed_scale: float = 1.0
+    embed_scheme: QuantScheme | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
 

@@ -1,0 +1,141 @@
+"""Attention on a GPU against f64, for `gpu_suite.py`: forms, layouts, caches and ragged lengths."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from gpu_suite import check_assembled, distance
+
+
+class AttentionProgram(NamedTuple):
+    """One attention to check, or one with its gradients; rows beyond `lengths` of k and v are NaN, which nobody may
+    read."""
+
+    dtype: str
+    layout: str
+    heads: int
+    kv_heads: int
+    width: int
+    queries: int
+    keys: int
+    kind: str = "none"
+    window: int = 0
+    softcap: float | None = None
+    lengths: tuple[int, ...] = ()
+    start: int | None = None  # queries stand at these positions and after it, those of the last batch in reverse
+    batch: int = 2
+    value_width: int = 0
+    shift: float = 0.0  # added to the scores by the first element of queries and keys; of gradients only
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, self)).replace("None", "-")
+
+
+def attention_programs() -> list[AttentionProgram]:
+    make = AttentionProgram
+    found = [
+        make(dtype, layout, 4, kv_heads, width, queries, keys, kind)
+        for dtype, width in (("bf16", 128), ("f16", 64))
+        for layout, kv_heads in (("bhsd", 4), ("bshd", 2), ("bsm", 1))
+        for queries, keys in ((128, 128), (300, 300), (1000, 1333))
+        for kind in ("none", "causal")
+    ]
+    long = {"queries": 600, "keys": 900, "kind": "causal"}
+    for width in (64, 128, 256):
+        base = make("bf16", "bhsd", 4, 2, width, 512, 512)
+        found += [
+            base,
+            base._replace(kind="causal"),
+            base._replace(kind="sliding_window", window=37),
+            base._replace(kind="sliding_window", window=300, queries=700, keys=700),
+            base._replace(**long, softcap=3.0),
+            base._replace(**long, lengths=(900, 611)),
+            base._replace(**long, lengths=(700, 13), start=100),
+            base._replace(**long, lengths=(900, 0), start=0),
+        ]
+    few = [make("bf16", "bhsd", 16, 4, width, 1, 1500, "causal", lengths=(1500, 1)) for width in (64, 128)]
+    found += few
+    for program in few:
+        found += [
+            program._replace(queries=4, lengths=(1500, 777)),
+            program._replace(queries=8, lengths=(1203, 64), start=400, dtype="f16"),
+            program._replace(kind="none", lengths=(), keys=9000),
+            program._replace(kind="sliding_window", window=200),
+            program._replace(layout="bshd", softcap=5.0, heads=8, kv_heads=8),
+            program._replace(heads=32, kv_heads=4, lengths=(1499, 130)),
+        ]
+    return [*found, make("bf16", "bhsd", 4, 4, 192, 300, 300, "causal", value_width=128)]
+
+
+def run_attention(name: str) -> float:
+    """Attention against f64, every element."""
+    from rlx import ops
+    from rlx.backends.cuda.backend import CudaBackend
+    from rlx.ir.dtype import DType
+    from rlx.ir.graph import Graph
+    from rlx.ir.tensor import building
+    from rlx.ops.attn.attention import Attention
+
+    (p,) = (p for p in attention_programs() if p.name == name)
+    rng = np.random.default_rng(p.queries * p.keys + p.width)
+    numpy = DType.of(p.dtype).numpy
+    value_width = p.value_width or p.width
+
+    def draw(heads: int, rows: int, width: int) -> Any:
+        return rng.standard_normal((p.batch, heads, rows, width)).astype("f4").astype(numpy)
+
+    def laid(x: Any) -> Any:
+        if p.layout != "bhsd":
+            x = np.ascontiguousarray(x.transpose(0, 2, 1, 3))
+        return x.reshape(*x.shape[:2], -1) if p.layout == "bsm" else x
+
+    q, k, v = (
+        draw(p.heads, p.queries, p.width),
+        draw(p.kv_heads, p.keys, p.width),
+        draw(p.kv_heads, p.keys, value_width),
+    )
+    given, extras = {}, {}
+    if p.lengths:
+        given["lengths"] = np.array(p.lengths, "i4")
+        for b, length in enumerate(p.lengths):
+            k[b, :, length:] = v[b, :, length:] = np.nan
+    if p.start is not None:
+        rows = p.start + np.arange(p.queries)
+        given["positions"] = np.stack([rows] * (p.batch - 1) + [rows[::-1]]).astype("i8")
+    given |= {"q": laid(q), "k": laid(k), "v": laid(v)}
+    graph = Graph("attention")
+    # All sizes but those of heads are symbolic, as in a model.
+    names = {"q": "S", "k": "T", "v": "T"}
+    axis = 2 if p.layout == "bhsd" else 1
+    leaves = {}
+    for key, array in given.items():
+        dims: list[Any] = ["B", *array.shape[1:]]
+        if key in names:
+            dims[axis] = names[key]
+        elif key == "positions":
+            dims[1] = "S"
+        leaves[key] = graph.input(key, tuple(dims), DType.of(array.dtype).value)
+    kind = p.kind if not p.window else ("sliding_window", p.window)
+    options = {"num_heads": p.heads, "num_kv_heads": p.kv_heads, "layout": p.layout, "softcap": p.softcap}
+    if p.layout != "bsm":
+        del options["num_heads"], options["num_kv_heads"]
+    with building(graph):
+        extras = {"kv_len": leaves.get("lengths"), "positions": leaves.get("positions")}
+        y = ops.attention(leaves["q"], leaves["k"], leaves["v"], mask_kind=kind, **options, **extras)
+    graph.set_outputs([y])
+    executable = CudaBackend().compile(graph, None)
+    assert "wgmma attention" in str(executable.report), str(executable.report)
+    got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(4))
+    assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
+    check_assembled(executable)
+    (node,) = (n for n in graph.nodes if isinstance(n.op, Attention))
+    order = [given[n] for n in ("q", "k", "v", "lengths", "positions") if n in given]
+    want = np.asarray(node.op.eval(*(np.nan_to_num(a.astype("f8")) if a.dtype.kind not in "iu" else a for a in order)))
+    error = distance(got, want)
+    worst = float(np.abs(got.astype("f8") - want).max())
+    assert np.isfinite(worst) and worst <= 0.03 * float(np.abs(want).max()), f"an element is off by {worst:.2g}"
+    bound = {"f16": 1.5e-3, "bf16": 6e-3}[p.dtype]
+    assert error <= bound, f"off by {error:.2g}"
+    return error
