@@ -11,6 +11,7 @@ from c_cases import op_cases
 from c_runs import Case, c_compiler, c_differences, compile_c
 from kernel_runs import NATIVE_TARGETS, Arguments, ran_natively
 
+from conformance.backends_here import OTHER_LAYOUTS
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_emit import c_source
@@ -21,8 +22,9 @@ from rlx.kernels.machines import AVX512, CORTEX_M4, MACHINES, host
 F32, I32, I64 = DType.F32, DType.I32, DType.I64
 
 # One kernel of each: maps, rows, products in several forms, quantised products, and ops with kernels of their own.
-SAMPLED = ["Activation", "Softmax", "LayerNorm", "MatMul", "DotGeneral", "PanelMatMul", "Int8MatMul", "Attention"]
+SAMPLED = ["Activation", "Softmax", "LayerNorm", "MatMul", "DotGeneral", "PanelMatMul", "Int8BlockMatMul", "Attention"]
 SAMPLED += ["Sort", "ScatterNd", "Conv", "Pool", "Cumulative", "ArgReduce"]
+SAMPLED += [] if "Int8MatMul" in OTHER_LAYOUTS.get("cpu", ()) else ["Int8MatMul"]
 
 
 def body(text: str) -> str:

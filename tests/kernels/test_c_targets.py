@@ -7,6 +7,7 @@ from c_cases import OPS, graph_cases, op_cases
 from c_runs import c_differences
 
 from compile.family_programs import FAMILIES, forward, training, values_for
+from conformance.backends_here import skip_other_samples
 from rlx.ir.leaves import Input, Param
 from rlx.ir.rewrite.rebuild import rebuild
 
@@ -17,12 +18,14 @@ MOST = 8
 @pytest.mark.targets
 @pytest.mark.parametrize("name", OPS)
 def test_kernels_of_an_op(name, tmp_path):
+    skip_other_samples("cpu", name)
     assert c_differences(op_cases(name, MOST), tmp_path) == []
 
 
 @pytest.mark.targets_full
 @pytest.mark.parametrize("name", OPS)
 def test_all_kernels_of_an_op(name, tmp_path):
+    skip_other_samples("cpu", name)
     assert c_differences(op_cases(name), tmp_path) == []
 
 

@@ -16,7 +16,7 @@ from rlx.kernels.ir.interpret import grid_size
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import AVX2, AVX512_VNNI, CORTEX_M4, NEON, NEON_I8MM, SSE2, Machine, host, runs_here
 from rlx.kernels.specs.expr import apply, operand
-from rlx.ops.lowered.int8_products import BLOCK, Int8Blocks, Int8Panels, block_bytes, has_byte_codes
+from rlx.ops.lowered.int8_products import BLOCK, Int8Blocks, Int8Panels, block_bytes, byte_bias, has_byte_codes
 from rlx.quant.decode import FORMATS
 from rlx.quant.fields import PANEL_FORMATS
 from rlx.quant.panels import pack_rows
@@ -124,19 +124,21 @@ def activations(m: int, k: int, name: str, digits: int = 1) -> tuple[np.ndarray,
     """Rows of codes and scales for weights of a type, and the numbers that they stand for."""
     given = (rng.normal(size=(m, k)) * rng.lognormal(size=(m, 1))).astype(np.float32)
     per_byte = 8 // PANEL_FORMATS[name].planes[0]
-    rows = Int8Blocks(digits, per_byte).eval(given)
+    bias = byte_bias(PANEL_FORMATS[name])
+    rows = Int8Blocks(digits, per_byte, bias).eval(given)
     records = rows.reshape(m, k // BLOCK, digits * BLOCK + 16)
     planes = records[..., : digits * BLOCK].view(np.int8).astype(np.float64).reshape(m, k // BLOCK, digits, BLOCK)
     ordered = sum(planes[:, :, d] * 256.0**d for d in range(digits))
     # Byte b of word j of a run holds its element j + per_byte*b.
     runs = ordered.reshape(m, k // BLOCK, 8 // per_byte, per_byte, 4)
     codes = runs.swapaxes(-1, -2).reshape(m, k // BLOCK, BLOCK)
-    scale, *sums = np.moveaxis(records[..., digits * BLOCK :].copy().view("<f4").astype(np.float64), -1, 0)
+    numbers = records[..., digits * BLOCK :].copy()
+    scale, sums = numbers.view("<f4")[..., 0].astype(np.float64), numbers.view("<i4" if bias else "<f4")[..., 1:]
     x = codes * scale[..., None]
     # Half a step, and what f32 makes of the largest codes.
     assert (np.abs(x.reshape(m, k) - given) <= np.repeat(scale, BLOCK, 1) * (0.5 + 2.0 ** (8 * digits - 23))).all()
-    wanted = [x[..., :16].sum(-1), x[..., 16:].sum(-1), x.sum(-1)]
-    np.testing.assert_allclose(sums, wanted, rtol=1e-6, atol=1e-30)
+    wanted = np.stack([codes[..., :16].sum(-1), codes[..., 16:].sum(-1), codes.sum(-1)], axis=-1)
+    np.testing.assert_array_equal(sums, wanted * (-bias or 1))
     return rows, x.reshape(m, k)
 
 

@@ -14,7 +14,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.rows import row_kernel
 from rlx.kernels.emit.llvm_codegen import compile_assembly
 from rlx.kernels.ir.interpret import grid_size
-from rlx.kernels.machines import AVX512, GFX942, NEON, RISCV, SM_90A, SSE2, WASM
+from rlx.kernels.machines import AVX512, GFX942, NEON, RISCV, SM_90A, SSE2, WASM, host
 from rlx.kernels.specs.expr import apply, compute_dtype, gather, index, literal, operand, reduce, size
 from rlx.kernels.specs.scopes import Access
 
@@ -93,6 +93,26 @@ def test_lanes_across_rows_where_memory_runs_that_way(target):
     assert "load x[" in kernel.text and "iota" not in kernel.text
 
 
+@pytest.mark.parametrize("columns", [1, 5, 8, 33, 36, 63, 65, 100, 127, 250])
+@pytest.mark.parametrize("dtype", [F32, F64, DType.I8], ids=str)
+def test_columns_of_a_fixed_number_have_narrower_vectors_at_their_end(columns, dtype):
+    """Every column is summed from its first element to its last, in whichever vector it is."""
+    x = (rng.normal(size=(6, 7, columns)) * 50).astype(dtype.numpy)
+    access = Access("x", dtype, (7 * columns, 1, columns))
+    wanted = x[:, 0].copy()
+    for row in range(1, 7):
+        wanted += x[:, row]
+    for target in (*NATIVE_TARGETS, NEON, RISCV):
+        outputs, total = [Access("y", dtype, (columns, 1, 0))], reduce("sum", operand(0, dtype))
+        kernel = row_kernel("columns", target, (6, columns), (7,), [access], outputs, [total])
+        args = {"x": x, "y": np.zeros((6, columns), x.dtype)}
+        found = [interpreted(kernel, args)["y"]]
+        if target in NATIVE_TARGETS:
+            found.append(ran_natively(kernel, args, target)["y"])
+        for y in found:
+            np.testing.assert_array_equal(y, wanted)
+
+
 JOINED = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
@@ -139,10 +159,10 @@ def test_any_and_all():
 
 
 def test_nan_and_infinities():
-    kernel = softmax_kernel(AVX512)
+    kernel = softmax_kernel(host())
     x = np.array([[1, np.nan, 2, 3], [np.inf, 1, 2, 3], [-np.inf, 0, 0, 0], [-np.inf] * 4], "f4")
     args = {"x": x, "y": np.zeros_like(x), "m": np.zeros(4, "f4"), "R": 4, "L": 4}
-    found = ran_natively(kernel, args, AVX512)
+    found = ran_natively(kernel, args, host())
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(found["y"], softmax(x), rtol=1e-6)
     np.testing.assert_array_equal(found["m"], [np.nan, np.inf, 0, -np.inf])

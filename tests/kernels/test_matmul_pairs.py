@@ -18,7 +18,7 @@ from rlx.errors import DTypeError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, panel_width
-from rlx.kernels.cpu.matmul.pairs import has_pairs, pack_pairs, pair_matmul_kernel
+from rlx.kernels.cpu.matmul.pairs import has_pairs, pack_pairs, pair_matmul_kernel, pairs_as_they_lie
 from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, infer, walk
@@ -211,3 +211,31 @@ def test_programs(k: int, out: str):
     if out == "bf16":
         bound = bound * 1.01 + 2.0**-8 * 1.01 * exact
     assert (np.abs(results[0] - exact) <= bound).all()
+
+
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("batch, m, n, k", [(1, 37, 70, 50), (3, 12, 16, 130), (1, 200, 9, 34)])
+def test_matrices_that_are_not_packed(turned: str, batch: int, m: int, n: int, k: int):
+    """Panels of pairs are made as they are needed, from matrices that lie either way."""
+    a, b = normal(batch, m, k), normal(batch, k, n)
+    strides = [(m * k, 1, m) if "a" in turned else (m * k, k, 1), (k * n, 1, k) if "b" in turned else (k * n, n, 1)]
+    views = [Matrix(x, BF16, r, c, s) for x, (s, r, c) in zip("ab", strides)]
+    product = Product(m, n, k, *views, Matrix("c", F32, n, 1, m * n), None, batch)
+    stored = [np.ascontiguousarray(x.swapaxes(1, 2) if name in turned else x) for x, name in ((a, "a"), (b, "b"))]
+    args = {"a": stored[0], "b": stored[1], "c": np.full((batch, m, n), np.nan, np.float32)}
+    wanted = a.astype(np.float64) @ b.astype(np.float64)
+    kernel = pair_matmul_kernel("pairs", AVX512_BF16, product, packed=False)
+    found = [interpreted(kernel, args), *([ran_natively(kernel, args, AVX512_BF16)] if runs_here(AVX512_BF16) else [])]
+    for after in found:
+        np.testing.assert_allclose(after["c"].reshape(wanted.shape), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_programs_multiply_pairs_as_they_lie():
+    """Both operands are values of the run, and sizes along K are even; an odd one takes the way of floats."""
+    for k, pairs in ((64, True), (63, False)):
+        product = Product(40, 20, k, Matrix("a", BF16, k), Matrix("b", BF16, 20), Matrix("c", BF16, 20))
+        assert pairs_as_they_lie(AVX512_BF16, product) is pairs and not pairs_as_they_lie(AVX512, product)
+    x, y = normal(40, 64), normal(64, 20)
+    found = rlx.jit(lambda x, y: x @ y)(x, y)
+    wanted = x.astype(np.float64) @ y.astype(np.float64)
+    np.testing.assert_allclose(np.asarray(found).astype(np.float64), wanted, rtol=2e-2, atol=2e-2)

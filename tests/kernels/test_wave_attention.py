@@ -1,5 +1,5 @@
-"""Attention by instructions for whole matrices: against the definition of the op in the interpreter, and what LLVM
-makes of it for AMD's chips."""
+"""Attention by instructions for whole matrices: against the definition of the op in the interpreter, what LLVM makes
+of it for AMD's chips, and its text for Apple's GPUs, which tests/backends/metal_backend runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from rlx.compile.compiler import CompilePipeline
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape
 from rlx.kernels.cpu.ops import OpSite
+from rlx.kernels.emit.gpu_c_emit import GpuKernel, legal_for_text
 from rlx.kernels.emit.llvm_codegen import compile_assembly
+from rlx.kernels.emit.msl_emit import msl_module
 from rlx.kernels.from_lir import make_kernel
+from rlx.kernels.gpu.attention_fragments import block_shape
 from rlx.kernels.gpu.attention_waves import is_wave_attention, wave_attention_kernel
 from rlx.kernels.ir.interpret import interpret
+from rlx.kernels.ir.loop_ir import Space
 from rlx.kernels.ir.verify import verify
-from rlx.kernels.machines import AMD_CHIPS, GFX942, GFX1030, GFX1100, GFX1201
+from rlx.kernels.machines import AMD_CHIPS, GFX942, GFX1030, GFX1100, GFX1201, METAL, METAL_MATRICES
 from rlx.ops.attn.attention import Attention
 
 MATRIX_CHIPS = [chip for chip in AMD_CHIPS if chip.matrix is not None]
@@ -45,24 +49,27 @@ def heads(count, length, width, dtype):
     return rng.standard_normal((2, count, length, width)).astype(dtype.numpy)
 
 
-def check(chip, op, dtype, extras=(), lengths=(5, 19), widths=(16, 32)):
-    """One wave, 16 or 32 keys at a time: rows and keys end in the middle of both."""
+def check(chip, op, dtype, extras=(), lengths=(5, 19), widths=(16, 32), waves=1, step_keys=32):
+    """One wave, 32 keys at a time: rows and keys end in the middle of both."""
     (queries, keys), (depth, width) = lengths, widths
     q, k, v = heads(op.num_heads, queries, depth, dtype), *(heads(op.kv_heads, keys, w, dtype) for w in (depth, width))
     operands = [q, k, v, *extras]
-    kernel = wave_attention_kernel(chip, site_of(op, operands, chip), waves=1, keys=32)
+    kernel = wave_attention_kernel(chip, site_of(op, operands, chip), waves, step_keys)
     verify(kernel)
     out = np.full((2, op.num_heads, queries, width), np.nan, dtype.numpy)
     interpret(kernel, {**{f"x{i}": x.ravel() for i, x in enumerate(operands)}, "y0": out.reshape(-1)})
     exact = op.eval(*(x.astype("f4") for x in (q, k, v)), *extras)
     # Weights are rounded to the type of the values before they are multiplied by them.
-    step = 2.0**-10 if dtype is DType.F16 else 2.0**-7
+    step = {DType.F16: 2.0**-10, DType.BF16: 2.0**-7, DType.F32: 2.0**-20}[dtype]
     np.testing.assert_allclose(out.astype("f4"), exact, rtol=2 * step, atol=2 * step)
 
 
 @pytest.mark.parametrize(
     "chip",
-    [chip if chip in (GFX942, GFX1100) else pytest.param(chip, marks=pytest.mark.targets) for chip in MATRIX_CHIPS],
+    [
+        chip if chip in (GFX942, GFX1100, METAL_MATRICES) else pytest.param(chip, marks=pytest.mark.targets)
+        for chip in (*MATRIX_CHIPS, METAL_MATRICES)
+    ],
     ids=lambda chip: chip.name,
 )
 def test_attention_is_that_of_its_definition(chip):
@@ -84,19 +91,57 @@ CASES = {
 
 
 @pytest.mark.targets
+@pytest.mark.parametrize("is_metal", [False, True], ids=["amd", "metal"])
 @pytest.mark.parametrize("name", CASES)
-def test_masks_lengths_and_positions(name):
+def test_masks_lengths_and_positions(name, is_metal):
     chip, op, extras = CASES[name]
-    check(chip, op, DType.BF16, extras)
+    check(METAL_MATRICES if is_metal else chip, op, DType.BF16, extras)
+
+
+# Wide heads leave room for fewer keys, or for fewer waves.
+@pytest.mark.targets
+@pytest.mark.parametrize(
+    ("dtype", "widths"),
+    [(DType.F16, (8, 24)), (DType.BF16, (24, 8)), (DType.F16, (96, 64)), (DType.F32, (128, 128))],
+    ids=str,
+)
+def test_blocks_of_apples_gpus_as_they_are_chosen(dtype, widths):
+    """With as many waves and keys as the memory allows, more rows than a block has, and two steps of keys."""
+    op = Attention(2, widths[0], num_kv_heads=1, mask_kind="causal")
+    shape = block_shape(METAL_MATRICES, dtype, *widths)
+    check(METAL_MATRICES, op, dtype, (), (19, shape.keys + 9), widths, *shape)
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32], ids=str)
+@pytest.mark.parametrize("width", [8, 16, 40, 64, 80, 96, 128])
+def test_blocks_of_apples_gpus_fit_their_memory(dtype, width):
+    op = Attention(2, width)
+    operands = [heads(2, n, width, dtype) for n in (16, 16, 16)]
+    kernel = wave_attention_kernel(METAL_MATRICES, site_of(op, operands, METAL_MATRICES))
+    shared = sum(a.size * a.dtype.size_bytes for a in kernel.arrays if a.space is Space.SHARED)
+    assert shared <= METAL_MATRICES.shared_bytes and kernel.thread_count in (64, 128)
+
+
+def test_the_text_for_apples_gpus():
+    """Both products by matrices of the type of the operands, with the family of GPUs that has them."""
+    op = Attention(2, 64)
+    graph, place = module_of(op, [heads(2, 40, 64, DType.F16) for _ in range(3)])
+    for machine, has_matrices in ((METAL, False), (METAL_MATRICES, True)):
+        kernel = legal_for_text(make_kernel("attention", graph, place, machine).kernel, machine, "Metal")
+        text = msl_module([GpuKernel("k0", kernel)])
+        # Of 64 keys each: eight by eight matrices of queries and keys, and of powers and values.
+        assert text.count("simdgroup_multiply_accumulate") == 128 * has_matrices
+        assert ("simdgroup_matrix<half, 8, 8>" in text) == ("simd_shuffle_xor" in text) == has_matrices
 
 
 @pytest.mark.targets
-def test_what_lies_behind_the_length_of_a_cache_is_not_read():
+@pytest.mark.parametrize("chip", [GFX942, METAL_MATRICES], ids=lambda chip: chip.name)
+def test_what_lies_behind_the_length_of_a_cache_is_not_read(chip):
     op = Attention(2, 16, has_kv_len=True)
     q, k, v = heads(2, 3, 16, DType.F16), heads(2, 20, 16, DType.F16), heads(2, 20, 16, DType.F16)
     k[:, :, 6:], v[:, :, 6:] = np.nan, np.nan
     lengths = np.array([6, 0], "i4")
-    kernel = wave_attention_kernel(GFX942, site_of(op, [q, k, v, lengths], GFX942), waves=1, keys=16)
+    kernel = wave_attention_kernel(chip, site_of(op, [q, k, v, lengths], chip), waves=1, keys=16)
     out = np.full(q.shape, np.nan, "f2")
     interpret(kernel, {"x0": q.ravel(), "x1": k.ravel(), "x2": v.ravel(), "x3": lengths, "y0": out.reshape(-1)})
     exact = Attention(2, 16).eval(*(x[:1].astype("f4") for x in (q, k[:, :, :6], v[:, :, :6])))
@@ -116,6 +161,8 @@ def test_who_gets_waves():
     assert has_waves(GFX942, dtype=DType.BF16) and not has_waves(GFX942, dtype=DType.F32)
     assert not has_waves(GFX942, Attention(2, 24)) and not has_waves(GFX942, Attention(2, 144))
     assert has_waves(GFX942, queries=9) and not has_waves(GFX942, queries=8)
+    assert not has_waves(METAL) and all(has_waves(METAL_MATRICES, dtype=d) for d in (DType.BF16, DType.F32))
+    assert has_waves(METAL_MATRICES, Attention(2, 24)) and not has_waves(METAL_MATRICES, Attention(2, 20))
 
 
 @pytest.mark.targets

@@ -33,8 +33,9 @@ from rlx.ir.leaves import Constant, Project
 from rlx.ir.lir import LirKernel
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
+from rlx.kernels.cpu.byte_dots import has_fast_dots
 from rlx.kernels.cpu.matmul.blocks import panel_width
-from rlx.kernels.cpu.matmul.pairs import has_pairs
+from rlx.kernels.cpu.matmul.pairs import has_pairs, pairs_as_they_lie
 from rlx.kernels.cpu.ops import OpSite, own_kernel
 from rlx.kernels.cpu.small_loops import SmallLoopSpec
 from rlx.kernels.ir.extents import Extent
@@ -74,8 +75,9 @@ def generator(machine: Machine) -> Generator:
         width,
         lambda dtype: has_pairs(machine, dtype),
         lambda graph, node: not has_own_attention(machine, graph, node),
-        0 if machine.is_gpu else machine.line_bytes,
-        has_byte_dots=bool(machine.dot4_lanes),
+        _line_bytes(machine),
+        shares_lines=machine.shares_lines,
+        has_byte_dots=lambda layout: has_fast_dots(machine, layout),
         reads_rows=machine.gpu == "nvptx",
         shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),
         cuts_columns=machine.gpu == "nvptx",
@@ -85,12 +87,24 @@ def generator(machine: Machine) -> Generator:
         has_byte_floats=has_byte_floats,
         multiplies_bytes=machine.has_wgmma,
         multiplies_windows=machine.has_wgmma,
-        sorts_blocks=machine.gpu == "nvptx",
+        reads_pixels=machine.holds_windows,
+        sorts_blocks=machine.sorts_blocks,
+        shares_steps=not machine.is_gpu,
+        factor_bytes=machine.shared_bytes if machine.is_gpu and machine.has_f64 else 0,
+        sorts_values=not machine.is_gpu,
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
         cache_bytes=0 if machine.is_gpu else CACHE_BYTES,
     )
     return made
+
+
+def _line_bytes(machine: Machine) -> int:
+    if not machine.shares_lines:
+        return 0 if machine.is_gpu else machine.line_bytes
+    from rlx.kernels.gpu.fourier_blocks import LINE_BYTES
+
+    return LINE_BYTES
 
 
 def _is_wide_enough(graph: Graph, node: Node) -> bool:
@@ -101,21 +115,27 @@ def _is_wide_enough(graph: Graph, node: Node) -> bool:
 
 
 def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:
-    """Whether an attention is not to be cut: GPUs that compile text have one form for all, and kernels for tensor cores
-    share keys among blocks themselves."""
+    """Whether an attention is not to be cut: GPUs that compile text have one form for all, kernels for tensor cores
+    share keys among blocks themselves, and tiles have rows enough."""
     if machine.is_text:
         return True
     from rlx.kernels.gpu.attention import tensor_refusal
+    from rlx.kernels.gpu.attention_tiles import has_tiles
 
     assert isinstance(node.op, Attention)
-    return not tensor_refusal(machine, node.op, [graph.shape(i) for i in node.inputs])
+    operands = [graph.shape(i) for i in node.inputs]
+    return has_tiles(machine, node.op, operands) or not tensor_refusal(machine, node.op, operands)
 
 
 def _has_gradient_kernels(machine: Machine, graph: Graph, node: Node) -> bool:
+    """Whether there are kernels for attention with logarithms and for the gradients from them, by tensor cores or by
+    tiles."""
     from rlx.kernels.gpu.attention import gradient_refusal
+    from rlx.kernels.gpu.attention_tiles import has_tiles
 
     assert isinstance(node.op, AttentionBackward)
-    return not gradient_refusal(machine, node.op, [graph.shape(i) for i in node.inputs])
+    operands = [graph.shape(i) for i in node.inputs]
+    return has_tiles(machine, node.op, operands) or not gradient_refusal(machine, node.op, operands)
 
 
 class MadeKernel(NamedTuple):
@@ -279,7 +299,9 @@ class _Maker:
         packed = layout is None and not experts and self.has_panels(form, product.n)
         if (form.has_pairs or (form.code_digits and layout is None)) and not packed:
             raise InternalError(f"make_kernel: {head!r} needs a B in panels")
-        return ProductSpec(product, form.accumulator, packed, form.has_pairs, layout, form.code_digits, experts)
+        is_plain = layout is None and not (packed or experts or form.code_digits)
+        in_pairs = form.has_pairs or (is_plain and pairs_as_they_lie(self.machine, product))
+        return ProductSpec(product, form.accumulator, packed, in_pairs, layout, form.code_digits, experts)
 
     def has_panels(self, form: ProductForm, n: Extent) -> bool:
         """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side. GPUs have

@@ -7,6 +7,7 @@ target's description says so: f16 conversions, rounding to integers. The result 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -132,6 +133,9 @@ class _LegalBuilder(KernelBuilder):
             return None if args[0].lanes in self.machine.byte_lookup_lanes else byte_lookup_by_comparing(attr)
         if op == "dot4":
             return self._dot4_expansion(args)
+        if op in _PAIRS:
+            lanes = args[0].lanes // 4 if op == "byte_pairs" else args[0].lanes
+            return None if lanes in self.machine.pair_lanes else _PAIRS[op]
         if op == "dot2":
             return None if args[0].lanes in self.machine.dot2_lanes else dot2_by_halves
         if op != "cast":
@@ -233,6 +237,27 @@ def dot4_by_pairs(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
     even, odd = (x * y for x, y in zip(*wide))
     first, second = pairs(even + odd)
     return total + (first + second)
+
+
+def byte_pairs_by_halves(k: KernelBuilder, a: Value, b: Value) -> Value:
+    """The lanes with even numbers and those with odd ones."""
+    wide = [k.cast(x, DType.I32) for x in (a, b)]
+    even, odd = (
+        operator.mul(*(k.shuffle(x, range(first, x.lanes, 2)) if x.lanes > 2 else k.extract(x, first) for x in wide))
+        for first in (0, 1)
+    )
+    return k.cast(k.max(k.min(even + odd, 2**15 - 1), -(2**15)), DType.I16)
+
+
+def add_pairs_by_halves(k: KernelBuilder, total: Value, a: Value) -> Value:
+    wide = k.cast(a, DType.I32)
+    if total.lanes == 1:
+        return total + (k.extract(wide, 0) + k.extract(wide, 1))
+    even, odd = (k.shuffle(wide, range(first, wide.lanes, 2)) for first in (0, 1))
+    return total + (even + odd)
+
+
+_PAIRS: dict[str, Callable[..., Value]] = {"byte_pairs": byte_pairs_by_halves, "add_pairs": add_pairs_by_halves}
 
 
 def dot2_by_halves(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:

@@ -51,10 +51,6 @@ class MatrixUnit:
         return lane * (self.threads // self.side) + group if self.interleaves_rows else group * self.sum_lanes + lane
 
 
-# Rows, columns and depth of what one instruction of AMD's multiplies.
-MATRIX_SIDE = 16
-
-
 @dataclass(frozen=True)
 class Machine:
     """One chip family. Machines with equal fields get equal code, so a machine's repr is part of every cache key."""
@@ -79,15 +75,29 @@ class Machine:
     byte_lookup_lanes: tuple[int, ...] = ()  # vectors of bytes by which an instruction picks from a table of 16
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     dot4_is_signed: bool = False  # it takes bytes with signs on both sides; else those of the first operand have none
+    pair_lanes: tuple[int, ...] = ()  # vectors of i32 whose products of bytes are added two by two, in 16 bits
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     shared_bytes: int = 48 << 10  # what the threads of a block may share
     few_rows: int = 8  # rows up to which a product has code for each number of them
     scratch_bytes: int = 128 << 10  # what one kernel may keep on the stack of a thread
-    copies_bytes: int = 128 << 10  # the same for a product of numbers that copies its operands and uses them often
+    more_copies_bytes: int = 0  # the same for products that copy operands and use them often, where that is more
     wave: int = 32  # threads of a GPU that run together
     has_subgroups: bool = False  # threads that run together combine values; how many they are only the run knows
     matrix: MatrixUnit | None = None  # instructions for whole matrices
+    sorts_blocks: bool = False  # the threads of a block sort and search a row together
+    shares_lines: bool = False  # the threads of a block transform a line together
+    loads_pairs: bool = False  # two neighbours are loaded at once, where they begin at a multiple of their size
     line_bytes: int = 1 << 20  # the same for lines that go through many passes; 0: none, they would not stay in a cache
+
+    @property
+    def copies_bytes(self) -> int:
+        """What a product that copies its operands and uses them often may keep on the stack of a thread."""
+        return max(self.scratch_bytes, self.more_copies_bytes)
+
+    @property
+    def holds_windows(self) -> bool:
+        """Whether scratch holds what a block of windows over a picture sees, with the weights and the sums."""
+        return not self.is_gpu and self.line_bytes >= 1 << 19
 
     @property
     def is_gpu(self) -> bool:
@@ -131,7 +141,8 @@ AVX512 = Machine(
     has_scale2=True,
     lookup_lanes=(8, 16),
     byte_lookup_lanes=(16, 32, 64),
-    copies_bytes=288 << 10,  # a third of the second-level caches that such chips have
+    pair_lanes=(4, 8, 16),
+    more_copies_bytes=288 << 10,  # a third of the second-level caches that such chips have
 )
 AVX2 = Machine(
     name="avx2",
@@ -141,6 +152,7 @@ AVX2 = Machine(
     masked_bytes=4,
     lookup_lanes=(8,),
     byte_lookup_lanes=(16, 32),
+    pair_lanes=(4, 8),
 )
 SSE2 = Machine(
     name="generic",
@@ -149,7 +161,7 @@ SSE2 = Machine(
     has_rounding=False,
     has_f16_conversion=False,
 )
-SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True, byte_lookup_lanes=(16,))
+SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True, byte_lookup_lanes=(16,), pair_lanes=(4,))
 NEON = Machine(
     name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32, byte_lookup_lanes=(16,)
 )
@@ -195,6 +207,9 @@ SM_90A = Machine(
     has_early_launch=True,
     gpu="nvptx",
     scratch_bytes=32 << 10,
+    sorts_blocks=True,
+    shares_lines=True,
+    loads_pairs=True,
 )
 # AMD's GPUs of two families: for computing (gfx9), with waves of 64 and MFMA, and for graphics (gfx10 and later), with
 # waves of 32 and, from gfx11 on, WMMA. Registers are those that one thread may have.

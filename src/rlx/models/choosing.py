@@ -24,7 +24,7 @@ from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import exp
 from rlx.ops.reduction.cumulative import cumsum
 from rlx.ops.reduction.reductions import argmax, reduce_max, reduce_sum
-from rlx.ops.reduction.sort import argsort, sort
+from rlx.ops.reduction.sort import argsort, top_k
 from rlx.ops.shape.movement import expand_dims, narrow, reshape
 from rlx.ops.shape.selection import take_along_axis
 from rlx.runtime.session import Session
@@ -73,7 +73,7 @@ def choice_graph(options: SamplingOptions, vocab: int) -> Graph:
         if options.temperature == 0:
             tokens = argmax(rows, -1)
         else:
-            tokens = _drawn(graph, cast(rows, DType.F64), options, vocab)
+            tokens = _drawn(graph, rows, options, vocab)
         moved = positions + expand_dims(moves, -1)
         graph.set_outputs([expand_dims(cast(tokens, DType.I32), -1), moved, lengths + moves])
     return graph
@@ -81,11 +81,13 @@ def choice_graph(options: SamplingOptions, vocab: int) -> Graph:
 
 def _drawn(graph: Graph, logits: Any, options: SamplingOptions, vocab: int) -> Any:
     """`sampling.probabilities`, and the place of a uniform number in their running sum."""
-    scaled = logits / graph.input("temperature", (), DType.F64)
+    temperature = graph.input("temperature", (), DType.F64)
+    scaled = cast(logits, DType.F64) / temperature
     weights = exp(scaled - reduce_max(scaled, -1, keepdims=True))
     if options.top_k is not None and options.top_k < vocab:
-        bound = narrow(sort(scaled), -1, vocab - options.top_k, 1)
-        weights = where(ge(scaled, bound), weights, 0.0)
+        # Conversion and division keep the order of the logits.
+        least = narrow(top_k(logits, options.top_k)[0], -1, options.top_k - 1, 1)
+        weights = where(ge(scaled, cast(least, DType.F64) / temperature), weights, 0.0)
     if options.top_p is not None and options.top_p < 1:
         share = graph.input("top_p", (), DType.F64)
         order = argsort(weights, descending=True)

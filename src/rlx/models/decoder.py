@@ -220,7 +220,7 @@ class _Decoder:
         if c.fused_qkv:
             parts = split_last(self.layers.linear(x, "qkv", layer, sum(widths)), widths)
         else:
-            parts = [self.layers.linear(x, role, layer, width) for role, width in zip("qkv", widths)]
+            parts = self.layers.linears(x, "qkv", layer, widths)
         if c.qkv_limit is not None:
             parts = [ops.clamp(p, -c.qkv_limit, c.qkv_limit) for p in parts]
         if c.qk_norm_whole:
@@ -255,12 +255,11 @@ class _Decoder:
 
     def _dense(self, x: Any, layer: int, prefix: str, width: int) -> Any:
         c = self.config
-        up = self.layers.linear(x, f"{prefix}up", layer, width)
         if c.gated:
-            gate = self.layers.linear(x, f"{prefix}gate", layer, width)
+            up, gate = self.layers.linears(x, (f"{prefix}up", f"{prefix}gate"), layer, (width, width))
             inner = blocks.gated(c.activation, gate, up)
         else:
-            inner = ops.activation(c.activation, up)
+            inner = ops.activation(c.activation, self.layers.linear(x, f"{prefix}up", layer, width))
         return self.layers.linear(inner, f"{prefix}down", layer, c.hidden)
 
     def _experts(self, x: Any, layer: int) -> Any:

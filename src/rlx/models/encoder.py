@@ -165,7 +165,7 @@ class _Encoder:
         if c.fused_qkv:
             parts = split_last(self.layers.linear(x, "qkv", layer, 3 * c.hidden), (c.hidden,) * 3)
         else:
-            parts = [self.layers.linear(x, role, layer, c.hidden) for role in "qkv"]
+            parts = self.layers.linears(x, "qkv", layer, (c.hidden,) * 3)
         q, k, v = parts
         is_local = c.is_local(layer)
         tables = self.local_tables if is_local else self.tables
@@ -190,11 +190,11 @@ class _Encoder:
         if c.fused_gate_up:
             gate, up = split_last(self.layers.linear(x, "gate_up", layer, 2 * c.ffn), (c.ffn, c.ffn))
             return self.layers.linear(blocks.gated(c.activation, gate, up), "down", layer, c.hidden)
-        up = self.layers.linear(x, "up", layer, c.ffn)
         if c.gated:
-            inner = blocks.gated(c.activation, self.layers.linear(x, "gate", layer, c.ffn), up)
+            up, gate = self.layers.linears(x, ("up", "gate"), layer, (c.ffn, c.ffn))
+            inner = blocks.gated(c.activation, gate, up)
         else:
-            inner = ops.activation(c.activation, up)
+            inner = ops.activation(c.activation, self.layers.linear(x, "up", layer, c.ffn))
         return self.layers.linear(inner, "down", layer, c.hidden)
 
     def _pooled(self, x: Any, mode: PoolingMode) -> Any:

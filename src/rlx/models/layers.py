@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from rlx.hir import functions as blocks
 from rlx.ir.dtype import DType
 from rlx.ir.module import FusionPolicy, HirModule
 from rlx.ir.provenance import written_as
-from rlx.models.adapters import Adapter, row_squares
+from rlx.models.adapters import Adapter, LoraPair, row_squares
 from rlx.models.weights import Weight, WeightFile, plain_weight
 from rlx.ops.define.operands import convert
 from rlx.ops.random.randomness import dropout, fold_in
@@ -58,13 +58,23 @@ class Layers:
 
     def linear(self, x: Any, role: str, layer: int | None, outputs: int) -> Any:
         """x·Wᵀ + b, the bias being added where the file has one."""
-        name = self.file.name(role, layer)
+        (y,) = self.linears(x, (role,), layer, (outputs,))
+        return y
+
+    def linears(self, x: Any, roles: Sequence[str], layer: int | None, widths: Sequence[int]) -> list[Any]:
+        """Several of them on one x. What adapters make of it first is one product for all: a few columns each would
+        fill no vector."""
         with written_as("linear"):
-            y = self._product(x, f"{name}.weight", outputs)
-            for change in self._changes(x, y, role, layer):
-                y = ops.add(y, change)
-            if self.file.has(role, layer, "bias"):
-                y = ops.add(y, self.vector(f"{name}.bias", outputs))
+            lows = [self._lows(x, adapter, number, roles, layer) for number, adapter in enumerate(self.adapters)]
+            return [self._linear(x, role, layer, width, lows) for role, width in zip(roles, widths, strict=True)]
+
+    def _linear(self, x: Any, role: str, layer: int | None, outputs: int, lows: Sequence[Mapping[str, Any]]) -> Any:
+        name = self.file.name(role, layer)
+        y = self._product(x, f"{name}.weight", outputs)
+        for change in self._changes(y, role, layer, lows):
+            y = ops.add(y, change)
+        if self.file.has(role, layer, "bias"):
+            y = ops.add(y, self.vector(f"{name}.bias", outputs))
         return y
 
     def _product(self, x: Any, name: str, outputs: int) -> Any:
@@ -74,28 +84,42 @@ class Layers:
             return blocks.dequant_linear(x, param, weight.scheme, outputs)
         return blocks.linear(x, convert(param, DType.F32), transposed=True)
 
-    def _changes(self, x: Any, y: Any, role: str, layer: int | None) -> Iterator[Any]:
+    def _lows(self, x: Any, adapter: Adapter, number: int, roles: Sequence[str], layer: int | None) -> dict[str, Any]:
+        """x·Aᵀ for every role that the adapter of that number changes."""
+        pairs = {} if layer is None else {r: adapter.pairs[r, layer] for r in roles if (r, layer) in adapter.pairs}
+        a = {role: self._parts(pair, number, role, layer)["lora_A"] for role, pair in pairs.items()}
+        if len(a) < 2 or self._drops(adapter):
+            return {
+                role: ops.matmul(self._dropped(x, adapter), ops.transpose(part, (1, 0))) for role, part in a.items()
+            }
+        low = ops.matmul(x, ops.transpose(ops.concat(list(a.values()), 0), (1, 0)))
+        return dict(zip(a, split_last(low, tuple(pair.rank for pair in pairs.values()))))
+
+    def _parts(self, pair: LoraPair, number: int, role: str, layer: int | None) -> dict[str, Any]:
+        """The params of a pair of the adapter of that number."""
+        name, end = self.file.name(role, layer), f".{number}" if number else ""
+        return {part: self._own(f"{name}.{part}{end}", plain_weight(array)) for part, array in pair.arrays().items()}
+
+    def _changes(self, y: Any, role: str, layer: int | None, lows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
         """What each adapter adds to y = x·Wᵀ."""
-        for number, adapter in enumerate(self.adapters):
+        for number, (adapter, low) in enumerate(zip(self.adapters, lows, strict=True)):
             pair = None if layer is None else adapter.pairs.get((role, layer))
             if pair is None:
                 continue
-            name = self.file.name(role, layer)
-            parts = {
-                part: self._own(f"{name}.{part}{f'.{number}' if number else ''}", plain_weight(array))
-                for part, array in pair.arrays().items()
-            }
+            name, parts = self.file.name(role, layer), self._parts(pair, number, role, layer)
             a, b = parts["lora_A"], parts["lora_B"]
-            low = ops.matmul(self._dropped(x, adapter), ops.transpose(a, (1, 0)))
-            change = ops.mul(ops.matmul(low, ops.transpose(b, (1, 0))), pair.scale)
+            change = ops.mul(ops.matmul(low[role], ops.transpose(b, (1, 0))), pair.scale)
             if pair.magnitude is None:
                 yield change
                 continue
             factor = ops.div(parts["lora_magnitude_vector"], self._row_norms(name, a, b, pair.scale))
             yield ops.add(ops.mul(ops.sub(factor, 1.0), y), ops.mul(factor, change))
 
+    def _drops(self, adapter: Adapter) -> bool:
+        return self.dropout_key is not None and adapter.dropout > 0
+
     def _dropped(self, x: Any, adapter: Adapter) -> Any:
-        if self.dropout_key is None or not adapter.dropout:
+        if self.dropout_key is None or not self._drops(adapter):
             return x
         self._dropouts += 1
         return dropout(x, adapter.dropout, fold_in(self.dropout_key, self._dropouts))

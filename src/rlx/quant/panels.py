@@ -56,6 +56,8 @@ class PanelFormat(NamedTuple):
     step_bytes: int = 2
     signed_steps: bool = False
     book: CodebookType | None = None
+    # Whether what is stored has no more than the 8 bits of bf16.
+    is_short: bool = False
 
     @property
     def per_byte(self) -> int:

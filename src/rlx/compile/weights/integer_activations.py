@@ -1,7 +1,7 @@
 """Activations of 8 or 16 bits: products with stored weights as dot products of whole numbers, on request.
 
     x @ W                  ->    s·t·int8_matmul(codes(x), int8_panels(W))          s per row of x, t per column of W
-    panel_matmul(x, P)     ->    int8_block_matmul(int8_blocks(x), P)               scales per block of 32
+    panel_matmul(x, P)     ->    int8_block_matmul(int8_blocks(x), P)               scales per block or span
 
 A value that several products read is turned into codes once. Codes of weights follow from weights alone and so become
 part of `prepare`. Answers change: activations keep 8 bits of what they had. With 16 bits they change by less than
@@ -9,12 +9,13 @@ what tells two words apart, and only products with blocks of files take part: we
 
 "auto" is what language models do by themselves: 16 bits where blocks allow it, for any number of rows. Against f64 the
 answers then have a KL divergence below 1e-6 and keep their likeliest tokens (`benchmarks/parity.py`), and one row, few
-and many are all faster than with floats. Machines without dot products of bytes keep floats.
+and many are all faster than with floats. Where a machine has no fast dot products for the codes of a type, its products
+keep floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any, NamedTuple
 
 from rlx.compile.claims.fusion.patterns import is_plain_matmul
@@ -37,6 +38,7 @@ from rlx.ops.lowered.int8_products import (
     Int8Blocks,
     Int8MatMul,
     Int8Panels,
+    byte_bias,
     has_byte_codes,
 )
 from rlx.ops.lowered.quantized_panels import PanelMatMul
@@ -45,6 +47,7 @@ from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_, round_
 from rlx.ops.quant.quantized_weights import DequantMatMul
 from rlx.ops.reduction.reductions import reduce_max
+from rlx.quant.panels import PanelFormat
 from rlx.quant.schemes import QuantScheme
 
 # Products with fewer columns cost less than turning their rows into codes.
@@ -70,14 +73,22 @@ class Int8Result(NamedTuple):
     changes: tuple[Int8Change, ...] = ()
 
 
-def int8_activations(graph: Graph, panel_width: PanelWidth, kind: str = "int8") -> Int8Result:
+def int8_activations(
+    graph: Graph,
+    panel_width: PanelWidth,
+    kind: str = "int8",
+    has_byte_dots: Callable[[PanelFormat], bool] = lambda layout: True,
+) -> Int8Result:
     """The graph with the products of activations and stored weights in codes, and what became of each; `kind` is one
-    of `ACTIVATIONS`."""
+    of `ACTIVATIONS`. With "auto" only weights for which there are fast dot products take part."""
     digits, is_auto = ACTIVATIONS[kind], kind == "auto"
     kind = "int16" if is_auto else kind
     leaves = {n.id: (n.id,) for n in graph.nodes if isinstance(n.op, Param | Constant)}
     fixed: dict[NodeId, Collection[NodeId]] = {**leaves, **fixed_sources(graph)}
-    reasons = {n.id: _obstacle(graph, n, digits) for n in graph.nodes if _is_candidate(n, fixed, is_auto)}
+    candidates = [n for n in graph.nodes if _is_candidate(n, fixed, is_auto)]
+    reasons = {n.id: _obstacle(graph, n, digits) for n in candidates}
+    if is_auto:
+        reasons |= {n.id: _slowness(n, has_byte_dots) for n in candidates if not reasons[n.id]}
     changes = tuple(_change(graph, graph.nodes[i], kind, reason, fixed) for i, reason in reasons.items())
     chosen = {i for i, reason in reasons.items() if not reason}
     if not chosen:
@@ -107,7 +118,7 @@ class _Rows:
     def __init__(self, digits: int) -> None:
         self._digits = digits
         self._codes: dict[NodeId, tuple[Any, Any]] = {}
-        self._blocks: dict[tuple[NodeId, int], Any] = {}
+        self._blocks: dict[tuple[NodeId, Int8Blocks], Any] = {}
 
     def codes(self, x: Any) -> tuple[Any, Any]:
         """u8 codes with 128 for 0, and a scale for each row: scale = max|x|/127."""
@@ -120,10 +131,10 @@ class _Rows:
     def blocks(self, x: Any, scheme: QuantScheme) -> Any:
         layout = scheme.panel_format
         assert layout is not None
-        per_byte = layout.per_byte
-        if (x.id, per_byte) not in self._blocks:
-            self._blocks[x.id, per_byte] = Int8Blocks(self._digits, per_byte)(x)
-        return self._blocks[x.id, per_byte]
+        form = Int8Blocks(self._digits, layout.per_byte, byte_bias(layout))
+        if (x.id, form) not in self._blocks:
+            self._blocks[x.id, form] = form(x)
+        return self._blocks[x.id, form]
 
 
 def _is_candidate(node: Node, fixed: Container[NodeId], only_blocks: bool) -> bool:
@@ -156,6 +167,14 @@ def _obstacle(graph: Graph, node: Node, digits: int) -> str:
     if not is_plain_matmul(graph, node) or weight.rank != 2:
         return "it is a product of several matrices"
     return "" if k % WORD == 0 and k > 0 else f"its inner size {k} is not a multiple of {WORD}"
+
+
+def _slowness(node: Node, has_byte_dots: Callable[[PanelFormat], bool]) -> str:
+    """Why floats are faster; empty if they are not."""
+    assert isinstance(node.op, PanelMatMul) and node.op.scheme.panel_format is not None
+    if has_byte_dots(node.op.scheme.panel_format):
+        return ""
+    return f"this machine has no fast dot products for codes of {node.op.scheme}"
 
 
 def _change(

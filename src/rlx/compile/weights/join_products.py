@@ -67,7 +67,8 @@ def _groups(graph: Graph) -> list[list[_Product]]:
     found: dict[Any, list[_Product]] = {}
     for node in graph.nodes:
         kind = _kind(graph, node)
-        if kind is None or node.inputs[1] not in fixed:
+        # A product of weights alone runs once, and may stand before the weight of another.
+        if kind is None or node.inputs[1] not in fixed or node.inputs[0] in fixed:
             continue
         product = _with_bias(graph, node, uses[node.id], fixed) if node.id not in outputs else None
         # What is returned has memory of its own, for which columns would have to be copied.

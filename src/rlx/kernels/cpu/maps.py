@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from rlx.errors import OpError
 from rlx.kernels.cpu.narrow_axes import NarrowScope, narrow_size
+from rlx.kernels.cpu.turned_axes import TurnedBlocks, TurnedScope, block_lanes, block_width, tile_sizes, turned_axis
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extent, Extents, total, unflatten
-from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value
+from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Value
 from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import Expr, is_simple, topological
 from rlx.kernels.specs.map_parts import MapPart as MapPart
@@ -32,6 +33,8 @@ WHOLE_VECTORS = 256
 # Functions of which four fit side by side into this many registers, and gain by it.
 _CHAINS = frozenset({"exp", "expm1", "tanh", "sigmoid", "silu", "gelu", "gelu_approx", "erf", "log", "log1p"})
 MANY_REGISTERS = 32
+# The most that is computed in a map whose code is repeated for the ends of rows.
+SHORT_CODE = 8
 GPU_THREADS = 256
 GPU_ELEMENTS_PER_THREAD = 4
 
@@ -68,7 +71,8 @@ def piecewise_kernel(name: str, machine: Machine, parts: Sequence[MapPart]) -> K
     inputs, outputs = [a for p in parts for a in p.inputs], [a for p in parts for a in p.outputs]
     buffers = declare_buffers(k, inputs, outputs, align=align)
     extents = Extents(k)
-    makers = [_PartMaker(k, machine, extents, buffers, part) for part in parts]
+    scratch: dict[str, Buffer] = {}
+    makers = _side_by_side([_PartMaker(k, machine, extents, buffers, part, scratch) for part in parts])
     counts = [maker.blocks() for maker in makers]
     total = counts[0]
     for count in counts[1:]:
@@ -112,9 +116,28 @@ def _choose_part(k: KernelBuilder, makers: Sequence[_PartMaker], counts: Sequenc
         _choose_part(k, makers[1:], counts[1:], block - counts[0])
 
 
+def _side_by_side(makers: Sequence[_PartMaker]) -> list[_PartMaker]:
+    """Parts whose rows follow each other in one output are visited together, row by row: visited one after the other,
+    each would go through all lines of memory for the few of its own elements in each."""
+    found: list[_PartMaker] = []
+    for maker in makers:
+        first = next((other for other in found if other.continues_in(maker)), None)
+        if first is None:
+            found.append(maker)
+        else:
+            first.beside.append(maker)
+    return found
+
+
 class _PartMaker:
     def __init__(
-        self, k: KernelBuilder, machine: Machine, extents: Extents, buffers: dict[str, Buffer], part: MapPart
+        self,
+        k: KernelBuilder,
+        machine: Machine,
+        extents: Extents,
+        buffers: dict[str, Buffer],
+        part: MapPart,
+        scratch: dict[str, Buffer],
     ) -> None:
         self.k, self.machine = k, machine
         # All named extents are parameters, in an order that does not depend on which axes merge.
@@ -122,6 +145,7 @@ class _PartMaker:
             extents(extent)
         part = merged_part(part)
         self.nest = LoopNest(k, extents, part.shape, buffers, part.inputs, part.outputs, part.all_exprs)
+        self.nest.machine = None if machine.is_gpu else machine
         self.narrow = 0 if machine.is_gpu else narrow_size(part, machine.vector_bytes)
         # The axis along which lanes go, and behind it at most one that they cover whole.
         self.part, self.inner = part, len(part.shape) - (2 if self.narrow else 1)
@@ -138,8 +162,33 @@ class _PartMaker:
         self.register_lanes = max(1, machine.vector_bytes // self.nest.widest(covered, nodes))
         if self.narrow and self.register_lanes % self.narrow == 0:
             self.register_lanes //= self.narrow
+        while isinstance(self.inner_size, int) and self.register_lanes // 2 >= max(self.inner_size, 1):
+            self.register_lanes //= 2
         self.lanes = self.register_lanes * self.side_by_side()
         self.has_masks = all(self.nest.has_masks(machine, axis) for axis in covered)
+        lanes = block_lanes(self.register_lanes)
+        # Blocks at the end of an axis are read under a mask.
+        turned = None if machine.is_gpu or self.narrow or not self.has_masks else turned_axis(part, lanes)
+        self.turned = None
+        if turned is not None:
+            width = block_width(lanes, self.lanes)
+            self.turned = TurnedBlocks(k, self.nest, turned, self.inner, lanes, width, scratch)
+            self.chunk = -(-self.chunk // width) * width
+        # Parts whose rows are visited together with those of this one.
+        self.beside: list[_PartMaker] = []
+
+    def continues_in(self, other: _PartMaker) -> bool:
+        """Whether rows of another part stand beside those of this one, and a chunk has whole rows of both."""
+        if self.machine.is_gpu or self.inner == 0 or self.part.shape[: self.inner] != other.part.shape[: other.inner]:
+            return False
+        places = [[(a.name, a.strides[:-1]) for a in maker.part.outputs] for maker in (self, other)]
+        if len(places[0]) != 1 or places[0] != places[1]:
+            return False
+        together = (self, *self.beside, other)
+        if any(m.part.move is not None or m.narrow or m.turned is not None for m in together):
+            return False
+        lengths = [m.inner_size for m in together if isinstance(m.inner_size, int)]
+        return len(lengths) == len(together) and sum(lengths) <= CHUNK
 
     def side_by_side(self) -> int:
         """Registers of a vector. A math function is a long chain of instructions, each of which waits for the one
@@ -164,8 +213,14 @@ class _PartMaker:
         self.parts_of_row = k.ceildiv(sizes[self.inner], self.chunk)
         if self.inner == 0:
             return self.parts_of_row
-        self.rows = total(k, [sizes[a] for a in self.dealt])
         elements = total(k, [sizes[a] for a in (*self.serial, self.inner)])
+        self.counts = [sizes[a] for a in self.dealt]
+        if self.turned is not None:
+            self.counts = tile_sizes(k, sizes, self.dealt, self.turned.axis, self.turned.lanes)
+            elements = elements * self.turned.lanes
+        for maker in self.beside:
+            elements = elements + maker.nest.sizes[maker.inner]
+        self.rows = total(k, self.counts)
         self.rows_per_chunk = k.max(1, k.as_index(self.chunk) // k.max(elements, 1))
         return (self.rows + (self.rows_per_chunk - 1)) // self.rows_per_chunk * self.parts_of_row
 
@@ -173,15 +228,33 @@ class _PartMaker:
         if self.machine.is_gpu:
             self.gpu_block(block)
             return
-        k, sizes = self.k, self.nest.sizes
+        k = self.k
         if self.inner == 0:
             self.part_of_row({}, block)
             return
         # One chunk is several short rows, or a part of a long one.
         first = (block // self.parts_of_row) * self.rows_per_chunk
-        with k.loop("row", first, k.min(first + self.rows_per_chunk, self.rows)) as row:
-            starts = dict(zip(self.dealt, unflatten(row, [sizes[a] for a in self.dealt])))
-            self.in_order(starts, self.serial, lambda place: self.part_of_row(place, block % self.parts_of_row))
+        end, part = k.min(first + self.rows_per_chunk, self.rows), block % self.parts_of_row
+        if len(self.counts) < 2:
+            with k.loop("row", first, end) as row:
+                self.row(unflatten(row, self.counts), part)
+            return
+        # Run by run along the last of the axes: a place need not be divided up for every row.
+        run = k.max(self.counts[-1], 1)
+        with k.loop("run", first // run, (end + (run - 1)) // run) as number:
+            outer, base = unflatten(number, self.counts[:-1]), number * run
+            with k.loop("row", k.max(first - base, 0), k.min(end - base, run)) as row:
+                self.row([*outer, row], part)
+
+    def row(self, index: Sequence[Value], part: Value) -> None:
+        """A part of the row, or of the turned rows, at an index of the axes that are dealt out."""
+        starts = dict(zip(self.dealt, index))
+        if self.turned is not None:
+            self.turned_rows(self.turned, starts, part)
+        else:
+            self.in_order(starts, self.serial, lambda place: self.part_of_row(place, part))
+            for maker in self.beside:
+                maker.part_of_row(starts, part)
 
     def in_order(
         self, starts: Mapping[int, Value], axes: Sequence[int], body: Callable[[Mapping[int, Value]], None]
@@ -198,26 +271,75 @@ class _PartMaker:
         k = self.k
         row = Scope(self.nest, outer)
         row.compute(self.uniform)
+        if self.has_short_rows():
+            self.short_row(row)
+            return
         start = part * self.chunk
         stop = k.min(start + self.chunk, self.nest.sizes[self.inner])
+        self.stretch(start, stop, lambda i, lanes, exist: self.elements(row, i, lanes, exist))
+
+    def has_short_rows(self) -> bool:
+        """Whether rows are so short that their ends matter, and the code is short enough to be there several times."""
+        size = self.inner_size
+        if self.inner == 0 or self.narrow or not isinstance(size, int) or not self.lanes <= size * 2 <= CHUNK:
+            return False
+        return len(self.nest.nodes) <= SHORT_CODE and all(is_simple(n) for n in self.nest.nodes)
+
+    def short_row(self, row: Scope) -> None:
+        """A whole row of known length: vectors, then narrower and narrower ones instead of one under a mask."""
+        k, size, lanes = self.k, int(self.inner_size), self.lanes
+        whole = size // lanes * lanes
+        with k.loop("i", 0, whole, lanes) as i:
+            self.elements(row, i, lanes)
+        while (lanes := lanes // 2) and whole < size:
+            if size - whole >= lanes:
+                self.elements(row, k.as_index(whole), lanes)
+                whole += lanes
+
+    def stretch(self, start: Value, stop: Value, elements: Callable[[Value, int, Value | None], None]) -> None:
+        """`elements(i, lanes, exist)` over start..stop-1 of a row."""
+        k = self.k
         if self.lanes == 1:
             with k.loop("i", start, stop) as i:
-                self.elements(row, i, 1)
+                elements(i, 1, None)
             return
         lanes = self.register_lanes
         for width in (self.lanes,) if self.has_masks else dict.fromkeys((self.lanes, lanes)):
             whole = start + (stop - start) // width * width
             with k.loop("i", start, whole, width) as i:
-                self.elements(row, i, width)
+                elements(i, width, None)
             if isinstance(self.inner_size, int) and self.inner_size % width == 0:
                 return
             start = whole
         if self.has_masks:
             with k.loop("i", start, stop, lanes) as i:
-                self.elements(row, i, lanes, stop - i)
+                elements(i, lanes, stop - i)
         else:
             with k.loop("i", start, stop) as i:
-                self.elements(row, i, 1)
+                elements(i, 1, None)
+
+    def turned_rows(self, turned: TurnedBlocks, tile: Mapping[int, Value], part: Value) -> None:
+        """A part of as many rows as a block has, which is turned for them piece by piece."""
+        k, nest, size = self.k, self.nest, self.nest.sizes[turned.axis]
+        first = tile[turned.axis] * turned.lanes
+        rows = k.min(size - first, turned.lanes)
+        is_whole = isinstance(size, Const) and size.literal % turned.lanes == 0
+        begin = part * self.chunk
+        stop = k.min(begin + self.chunk, nest.sizes[self.inner])
+        with k.loop("piece", begin, stop, turned.width) as start:
+            end = k.min(start + turned.width, stop)
+            place = {**tile, turned.axis: first, self.inner: start}
+            turned.fill(place, end - start, None if is_whole else rows)
+            with k.loop("turned_row", 0, rows) as u:
+                row = Scope(nest, {**tile, turned.axis: first + u})
+                row.compute(self.uniform)
+
+                def elements(i: Value, lanes: int, exist: Value | None) -> None:
+                    mask = None if exist is None else k.lane_mask(exist, lanes)
+                    at = u * turned.width + (i - start)
+                    self.finish(TurnedScope(nest, {self.inner: i}, row, turned, at, lanes, mask))
+
+                self.stretch(start, end, elements)
 
     def elements(self, row: Scope, i: Value, lanes: int, exist: Value | None = None) -> None:
         """Load, compute and store `lanes` elements from inner index `i`, of which so many may `exist`."""

@@ -43,7 +43,14 @@ def _is_known(access: Access, size: int) -> bool:
     if _is_run(access.strides, size):
         return True
     # Bools are bytes in memory and bits in code, whose lanes are not moved about.
-    return tuple(access.strides[-2:]) in ((0, 0), (1, 0), (0, 1)) and access.dtype is not DType.BOOL
+    if access.dtype is DType.BOOL:
+        return False
+    return tuple(access.strides[-2:]) in ((0, 0), (1, 0), (0, 1)) or _lies_in_planes(access)
+
+
+def _lies_in_planes(access: Access) -> bool:
+    """Whether neighbours along the axis before the last lie side by side, as those of pictures with channels first."""
+    return access.strides[-2] == 1 and access.strides[-1] != 0
 
 
 class NarrowScope(Scope):
@@ -76,7 +83,25 @@ class NarrowScope(Scope):
             case (0, 1):
                 values = k.load(buffer, place, lanes=self.size)
                 return k.shuffle(values, [lane % self.size for lane in range(self.lanes)])
+        if _lies_in_planes(self.nest.accesses[number]) and not _is_run(self.nest.accesses[number].strides, self.size):
+            return self.from_planes(number)
         return k.load(buffer, place, lanes=self.lanes, mask=self.mask)
+
+    def from_planes(self, number: int) -> Value:
+        """A vector of each plane, and of these one lane after the other."""
+        k, buffer, place = self.nest.k, self.nest.buffers[number], self.places[number]
+        apart = self.nest.strides[number][-1]
+        if self.steps == 1:
+            return k.load(buffer, place, lanes=self.size, stride=apart, mask=self.mask)
+        at = [place + apart * i for i in range(self.size)]
+        planes = [k.load(buffer, p, lanes=self.steps, mask=self.step_mask) for p in at]
+        # Joined in pairs, the last one with itself where it has no other.
+        width = self.steps
+        while len(planes) > 1:
+            pairs = [(planes[i], planes[min(i + 1, len(planes) - 1)]) for i in range(0, len(planes), 2)]
+            planes = [k.shuffle(a, range(2 * width), b) for a, b in pairs]
+            width *= 2
+        return k.shuffle(planes[0], [i % self.size * self.steps + i // self.size for i in range(self.lanes)])
 
     def store(self, number: int, value: Value, by: Value | None = None) -> None:
         k, buffer = self.nest.k, self.nest.buffers[number]

@@ -19,12 +19,23 @@ LINE = WORD * PANEL_ROWS
 
 
 class Codes:
-    """The fields of records as vectors of `lanes` columns of a panel, from column `lane` of it on."""
+    """The fields of records as vectors of `lanes` columns of a panel, from column `lane` of it on. With `is_aligned`
+    panels begin at multiples of 16 bytes, and every field so at a multiple of its own size."""
 
-    def __init__(self, k: KernelBuilder, machine: Machine, layout: PanelFormat, buffer: Buffer, lanes: int) -> None:
+    def __init__(
+        self,
+        k: KernelBuilder,
+        machine: Machine,
+        layout: PanelFormat,
+        buffer: Buffer,
+        lanes: int,
+        is_aligned: bool = False,
+    ) -> None:
         self.k, self.layout, self.buffer, self.lanes = k, layout, buffer, lanes
+        self.is_aligned = is_aligned
         self.has_lookup = len(layout.table) == 16 and lanes in machine.lookup_lanes and lanes in (8, 16)
         self.tables: list[Value] = []
+        self.bits: dict[tuple[int, ...], Buffer] = {}
         if layout.table:
             self.table = k.table("values", F32, layout.table)
 
@@ -43,7 +54,8 @@ class Codes:
 
     def read(self, place: Value, dtype: DType) -> Value:
         """A vector of some type from bytes."""
-        raw = self.k.load(self.buffer, place, lanes=self.lanes * dtype.size_bytes)
+        align = dtype.size_bytes if self.is_aligned else 0
+        raw = self.k.load(self.buffer, place, lanes=self.lanes * dtype.size_bytes, align=align)
         return self.k.bitcast(raw, ValueType(dtype, self.lanes))
 
     @property
@@ -84,6 +96,45 @@ class Codes:
         words = self.read(place + (word * LINE + self.plane_start(plane)), DType.U32)
         moves = any(b for _, b in places)
         return words >> self.k.splat(self.k.cast(bit, DType.U32), self.lanes) if moves else words
+
+    def run(self, place: Value, lane: Value, first: int) -> Value:
+        """What the codes of as many elements as there are lanes stand for, all of one column: those of a record from
+        `first` on, without `bias`: f32."""
+        k, planes, shift = self.k, self.layout.planes, 0
+        code: Value | None = None
+        for plane, width in enumerate(planes):
+            places = [self.layout.field_place(plane, first + j) for j in range(self.lanes)]
+            words = self.spread(place + (lane * WORD + self.plane_start(plane)), [word for word, _ in places])
+            if planes == (8,):
+                # The byte with its sign, from the top of the word.
+                return k.cast(k.bitcast(words << self.moves([24 - bit for _, bit in places]), I32) >> 24, F32)
+            field = (words >> self.moves([bit for _, bit in places])) & (2**width - 1)
+            code = field if code is None else code | field << shift
+            shift += width
+        assert code is not None
+        if self.has_lookup:
+            return self.looked_up(k.bitcast(code, I32))
+        if self.layout.table:
+            return k.load(self.table, k.cast(code, DType.I64), lanes=self.lanes)
+        return k.cast(k.bitcast(code, I32), F32)
+
+    def spread(self, place: Value, numbers: list[int]) -> Value:
+        """For each lane the word of that number of one column."""
+        k = self.k
+        words: Value | None = None
+        for number in sorted(set(numbers)):
+            raw = k.load(self.buffer, place + number * LINE, lanes=WORD)
+            word = k.splat(k.bitcast(raw, ValueType(DType.U32)), self.lanes)
+            lanes = [self.lanes * (n == number) + j for j, n in enumerate(numbers)]
+            words = word if words is None else k.shuffle(words, lanes, word)
+        assert words is not None
+        return words
+
+    def moves(self, bits: list[int]) -> Value:
+        """By how many bits each lane is moved."""
+        known = self.bits.get(tuple(bits))
+        table = self.bits[tuple(bits)] = known or self.k.table(f"bits{len(self.bits)}", DType.U32, bits)
+        return self.k.load(table, 0, lanes=self.lanes)
 
     def plane_start(self, plane: int) -> int:
         return sum(self.layout.planes[:plane]) * LINE
@@ -148,7 +199,7 @@ class Codes:
         # K-quants subtract their minimums.
         return [step, *(-m for m in minimum)]
 
-    def scales(self, place: Value, lane: Value, group: int, heads: list[Value]) -> tuple[Value, Value | None]:
+    def scales(self, place: Value, lane: Value, group: int | Value, heads: list[Value]) -> tuple[Value, Value | None]:
         """Step and minimum of a group, as f32."""
         step = self.scale(place, lane, group, heads, 0)
         return step, self.scale(place, lane, group, heads, 1) if self.layout.has_minimums else None
@@ -161,9 +212,9 @@ class Codes:
             minimum = shift if minimum is None else minimum + shift
         return step, minimum
 
-    def scale(self, place: Value, lane: Value, group: int, heads: list[Value], number: int) -> Value:
+    def scale(self, place: Value, lane: Value, group: int | Value, heads: list[Value], number: int) -> Value:
         k, layout = self.k, self.layout
-        at = layout.code_bytes + number * layout.scale_bytes + group * layout.step_bytes * PANEL_ROWS
+        at = group * (layout.step_bytes * PANEL_ROWS) + (layout.code_bytes + number * layout.scale_bytes)
         if not heads:
             kind = DType.F32 if layout.step_bytes == 4 else DType.F16
             return k.cast(self.read(place + (lane * layout.step_bytes + at), kind), F32)

@@ -186,15 +186,37 @@ class _RowMaker:
 
     def vector_of_rows(self, starts: dict[int, Value], first: Value, lanes: int) -> None:
         k, side = self.k, self.nest.sizes[self.lane_axis]
-        fits = isinstance(side, Const) and side.literal % lanes == 0
-        if fits or self.has_masks:
-            mask = None if fits else k.lane_mask(side - first, lanes)
-            self.row(Scope(self.nest, {**starts, self.lane_axis: first}, None, self.lane_axis, lanes, mask))
+
+        def lanes_from(row: Value, lanes: int, mask: Value | None = None) -> None:
+            self.row(Scope(self.nest, {**starts, self.lane_axis: row}, None, self.lane_axis, lanes, mask))
+
+        if isinstance(side, Const) and side.literal % lanes == 0:
+            lanes_from(first, lanes)
             return
+        # Only the last vector has lanes without a row: a mask would cost all others more than what they compute.
         with k.when(first + lanes <= side):
-            self.row(Scope(self.nest, {**starts, self.lane_axis: first}, None, self.lane_axis, lanes))
-        with k.otherwise(), k.loop("last", first, side) as row:
-            self.row(Scope(self.nest, {**starts, self.lane_axis: row}, None, self.lane_axis, 1))
+            lanes_from(first, lanes)
+        with k.otherwise():
+            if not self.has_masks:
+                with k.loop("last", first, side) as row:
+                    lanes_from(row, 1)
+                return
+            for width, is_whole in self.last_vectors(side, lanes):
+                lanes_from(first, width, None if is_whole else k.lane_mask(side - first, width))
+                first = first + width
+
+    def last_vectors(self, side: Value, lanes: int) -> list[tuple[int, bool]]:
+        """The vectors of the rows behind those of so many lanes, and whether each is whole: narrower and narrower ones
+        where the number of rows is known and the code is short."""
+        if not isinstance(side, Const) or not all(is_simple(n) for n in self.nest.nodes):
+            return [(lanes, False)]
+        left, found = int(side.literal) % lanes, []
+        while lanes > self.register_lanes():
+            lanes //= 2
+            if left >= lanes:
+                found.append((lanes, True))
+                left -= lanes
+        return [*found, (lanes, False)] if left else found
 
     def gpu(self) -> None:
         """A block for each row whose elements lie side by side, else a thread for each row."""
@@ -239,9 +261,8 @@ class _RowMaker:
         return lanes
 
     def lanes_across(self) -> int:
-        """Neighbouring rows in one vector: many, as long as workers have some vectors, and an only one is half full."""
-        nodes = self.nest.nodes
-        lanes = max(1, self.machine.vector_bytes // self.nest.widest([self.lane_axis], nodes))
+        """Neighbouring rows in one vector: many, as long as workers have some vectors, and an only one is full."""
+        nodes, lanes = self.nest.nodes, self.register_lanes()
         if lanes == 1:
             return 1
         side = self.shape[self.lane_axis]
@@ -250,9 +271,13 @@ class _RowMaker:
         sizes = [self.shape[axis] for axis in self.row_axes if axis != self.lane_axis]
         others = math.prod(size for size in sizes if isinstance(size, int))
         wide = WIDEST if all(is_simple(n) for n in nodes) else WIDE
-        while wide > 1 and (side <= lanes * wide // 2 or others * side < lanes * wide * UNITS):
+        while wide > 1 and (side < lanes * wide or others * side < lanes * wide * UNITS):
             wide //= 2
         return lanes * wide
+
+    def register_lanes(self) -> int:
+        """Neighbouring rows in one register."""
+        return max(1, self.machine.vector_bytes // self.nest.widest([self.lane_axis], self.nest.nodes))
 
     # What happens in one row, or in one vector of rows.
 

@@ -71,14 +71,15 @@ def _blocks(name: str, machine: Machine, s: ProductSpec) -> Kernel:
 def _pairs(name: str, machine: Machine, s: ProductSpec, sizes: BlockSizes) -> Kernel:
     from rlx.kernels.cpu.matmul.pairs import pair_matmul_kernel
 
-    return pair_matmul_kernel(name, machine, s.product, sizes)
+    return pair_matmul_kernel(name, machine, s.product, s.packed, sizes)
 
 
 def _pair_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
     from rlx.kernels.cpu.matmul.pairs import pair_block
 
     sums = len(s.product.bs) * s.accumulator.size_bytes
-    return distinct_sizes(machine.scratch_bytes, lambda sizes: pair_block(machine, s.product, sizes), sums)
+    scratch = machine.scratch_bytes if s.packed else machine.copies_bytes
+    return distinct_sizes(scratch, lambda sizes: pair_block(machine, s.product, s.packed, sizes), sums)
 
 
 def _numbers(name: str, machine: Machine, s: ProductSpec, sizes: BlockSizes) -> Kernel:

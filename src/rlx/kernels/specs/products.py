@@ -79,9 +79,10 @@ def _several(matrices: Matrix | tuple[Matrix, ...]) -> tuple[Matrix, ...]:
 
 @dataclass(frozen=True)
 class ProductSpec:
-    """A product, and how its B lies in memory: plain by its strides, `packed` in panels of the machine's width, with
-    `has_pairs` in panels of pairs, in the blocks of a `layout`. With `code_digits` the rows of A are codes of so many
-    times 8 bits. With `experts` each row of A has the B of its own expert, of which there are so many."""
+    """A product, and how its B lies in memory: plain by its strides, `packed` in panels of the machine's width, in the
+    blocks of a `layout`. With `has_pairs` two neighbours along K are multiplied at once, and panels hold pairs. With
+    `code_digits` the rows of A are codes of so many times 8 bits. With `experts` each row of A has the B of its own
+    expert, of which there are so many."""
 
     product: Product
     accumulator: DType
@@ -97,7 +98,7 @@ class ProductSpec:
         p = self.product
         sizes = f"{p.batch}x{p.m}x{p.n}x{p.k} {self.accumulator}"
         matrices = " ".join(_placed(m) for m in (p.a, *p.bs, *p.cs, *(p.epilogue.operands if p.epilogue else ())))
-        stored = "pairs" if self.has_pairs else "packed" if self.packed else "plain"
+        stored = ("pairs" if self.has_pairs else "packed") if self.packed else "plain"
         return f"{sizes} {stored} {matrices}"
 
 

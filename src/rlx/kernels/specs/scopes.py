@@ -59,6 +59,28 @@ def aligned_lanes(shape: Sequence[Extent], accesses: Sequence[Access], exprs: Se
     return lanes
 
 
+# Registers that a vector of elements which lie a few apart may span.
+SPAN = 4
+
+
+def is_near(machine: Machine, buffer: Buffer, step: int, lanes: int) -> bool:
+    """Whether lanes `step` elements apart are worth being picked from a longer vector, or from one that is turned
+    round."""
+    if step == -1 or lanes == 1:
+        return lanes > 1 and buffer.dtype is not DType.BOOL
+    fits = step * lanes * buffer.dtype.size_bytes <= SPAN * machine.vector_bytes
+    return 1 < step <= SPAN and fits and machine.has_masked_access(buffer.dtype) and buffer.dtype is not DType.BOOL
+
+
+def load_near(k: KernelBuilder, buffer: Buffer, place: Value, step: int, lanes: int) -> Value:
+    """Elements `step` apart: one instruction for each of them would take longer than reading those between."""
+    if step == -1:
+        return k.shuffle(k.load(buffer, place - (lanes - 1), lanes=lanes), range(lanes - 1, -1, -1))
+    # Behind the last one nothing need exist.
+    mask = k.lane_mask((lanes - 1) * step + 1, lanes * step)
+    return k.shuffle(k.load(buffer, place, lanes=lanes * step, mask=mask), range(0, lanes * step, step))
+
+
 class LoopNest:
     """The index space of one kernel: sizes, operands, outputs, and the expressions of the outputs.
 
@@ -79,6 +101,8 @@ class LoopNest:
     ) -> None:
         """`joined` are the axes that a `reduce` joins; pointwise expressions have none."""
         self.k, self.extents = k, extents
+        # The machine, where lanes that lie a few elements apart are read as parts of longer vectors.
+        self.machine: Machine | None = None
         # Lanes of vectors that begin at whole vectors in memory; see `aligned_lanes`.
         self.aligned_lanes = 1
         self.shape, self.joined = tuple(shape), frozenset(joined)
@@ -206,6 +230,10 @@ class Scope:
             return k.load(nest.buffers[number], self.places[number])
         stride = nest.strides[number][self.lane_axis]
         mask = self.mask if self.lanes > 1 else None
+        if mask is None and nest.machine is not None and isinstance(nest.accesses[number].strides[self.lane_axis], int):
+            step = int(nest.accesses[number].strides[self.lane_axis])
+            if is_near(nest.machine, nest.buffers[number], step, self.lanes):
+                return load_near(k, nest.buffers[number], self.places[number], step, self.lanes)
         align = self._align(number)
         return k.load(
             nest.buffers[number], self.places[number], lanes=self.lanes, stride=stride, mask=mask, align=align

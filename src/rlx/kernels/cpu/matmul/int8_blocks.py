@@ -1,45 +1,60 @@
 """`int8_block_kernel`: products of 8- or 16-bit activations with GGUF weights, block by block in whole numbers.
 
-Both sides have a scale for every block of 32: y = Σ s·(t·Σ a·q + m·Σ a), where the inner sums are of whole numbers.
-Codes are taken out of the words of a panel four at a time, as the bytes of a dot product; words hold neighbours along K
-in another order than memory, in which `Int8Blocks` has stored the activations, with their scales and sums behind them:
-rows are read where they are. Codes with a sign are made unsigned, and the sums of activations take that back together
-with the minimums. Activations of 16 bits are two digits, each of which is multiplied like one of 8 bits.
+Weights have a scale for every block of 32 or 16, activations one for every block or span of them (`SPANS`):
 
-Up to a tile of rows meet one panel after the other, as one stream that is read once; more rows meet some records of
-a panel that stay in the first cache. A tile takes the codes of a record out of their words once, for all of its rows
-and digits, and asks for those that come after it: with several rows too little is read at a time for the memory's own
-prefetchers (8 rows of Q4_K: 1.2 times as fast with two digits, 1.5 times with one, on Zen 4).
+    y = Σ s·Σ (t·Σ a·q + m·Σ a)
+
+where the inner sums are of whole numbers. Codes are the bytes of dot products; words hold neighbours along K in another
+order than memory, in which `Int8Blocks` has stored the activations, with their scales and sums behind them: rows are
+read where they are. Codes with a sign are made unsigned, and dot products begin with what takes that back. Activations
+of 16 bits are two digits, each of which is multiplied like one of 8 bits.
+
+Up to a tile of rows meet one panel after the other, as one stream that is read once. A tile takes the codes of a record
+out of their words once, for all of its rows and digits, and asks for those that come after it: with several rows too
+little is read at a time for the memory's own prefetchers (8 rows of Q4_K: 1.2 times as fast with two digits, 1.5 times
+with one, on Zen 4). More rows meet some records of two vectors of columns, whose codes are taken out once for all rows
+and stay in the caches, with their scales as f32. Each row is added up in the same order either way.
+
+Many rows are limited by the multipliers, which make dot products as well as anything else that multiplies: of 256
+elements of a row and a vector of columns 128 dot products for two digits, 8 products with steps, 2 with scales, and 8
+with minimums if there are some. For 512 rows of 4096 by 1024 columns of Q4_K, one digit and tiles of four rows, 93 % of
+the time on Zen 4 were tiles, which by that count used the multipliers in 98 % of their cycles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.matmul.blocks import BlockShape, BlockSizes, block_shape
+from rlx.kernels.cpu.byte_dots import byte_dots
+from rlx.kernels.cpu.int8_fields import InWords, TakenOut, int8_scratch
+from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
 from rlx.kernels.cpu.matmul.matmul import MatmulMaker, Product, ResultBlock
 from rlx.kernels.cpu.matmul.quant import few_columns
 from rlx.kernels.cpu.matmul.tiles import SumVectors
 from rlx.kernels.cpu.quant_codes import WORD, Codes, Panel
 from rlx.kernels.ir.loop_ir import Kernel, Value, ValueType
 from rlx.kernels.machines import Machine
-from rlx.ops.lowered.int8_products import block_bytes, byte_bias
+from rlx.ops.lowered.int8_products import SPANS, block_bytes, byte_bias
 from rlx.quant.panels import PANEL_ROWS, RECORD, PanelFormat
 
 F32, I8, I32 = DType.F32, DType.I8, DType.I32
 # Rows of a tile: those of 8 rows keep their sums, their dot products and the codes of a record in 32 registers.
 TILE_ROWS = 8
 FEWER_ROWS = 4
-# Records of a panel that all tiles go through before the next ones come: they stay in the first cache.
+# Rows, by digits, and vectors of columns of a tile whose codes were taken out before: activations are read half as
+# often. Two digits have dot products of their own. The second are for 16 registers.
+WIDE_ROWS = {1: 6, 2: 4}
+FEWER_WIDE_ROWS = {1: 4, 2: 2}
+WIDE_VECTORS = 2
+# Rows of a block, which share the codes that are taken out of their words, and columns, which share the rows.
+ROWS = 256
+COLUMNS = 128
+# Records of a panel that all tiles go through before the next ones come: their codes stay in the first cache.
 SOME_RECORDS = 32
-# Rows from which on a tile asks for codes ahead of time, and how far ahead, in bytes.
+# Rows from which on a tile asks for codes ahead of time.
 AHEAD_ROWS = 4
-AHEAD = 2304
-LINE_BYTES = 64
-# Rows from which on there are dot products enough at a time for the second digit to wait for the first.
-JOINED_ROWS = 4
 
 
 def int8_block_kernel(name: str, machine: Machine, layout: PanelFormat, product: Product, *, digits: int = 1) -> Kernel:
@@ -49,18 +64,24 @@ def int8_block_kernel(name: str, machine: Machine, layout: PanelFormat, product:
 
 
 def _shape(machine: Machine, product: Product) -> BlockShape:
-    shape = block_shape(machine, F32, product.n, len(product.bs), copies_a=False, sizes=BlockSizes(columns=128))
-    return shape._replace(tile_rows=TILE_ROWS if machine.vector_registers >= 32 else FEWER_ROWS, rows=48)
+    count = len(product.bs)
+    shape = block_shape(machine, F32, product.n, count, copies_a=False)
+    tile_rows = TILE_ROWS if machine.vector_registers >= 32 else FEWER_ROWS
+    panels = max(1, COLUMNS // count // (WIDE_VECTORS * shape.lanes))
+    shape = shape._replace(vectors=WIDE_VECTORS, tile_rows=tile_rows, panels=panels)
+    # Half of the scratch is for sums.
+    room = machine.copies_bytes // 2 // (count * shape.columns * F32.size_bytes)
+    return shape._replace(rows=max(tile_rows, min(ROWS, room) // tile_rows * tile_rows))
 
 
 class _Tile(NamedTuple):
-    """Rows of A, by where they begin, from row `row` of a block on, and a vector of columns of the B of that number,
-    from column `inside` on, over records `start` to `stop`."""
+    """Rows of A, by where they begin, from row `row` of a block on, and the fields of some vectors of columns of the B
+    of that number, from column `inside` on, over records `start` to `stop`."""
 
     number: int
     rows: list[Value]
     row: Value
-    panel: Panel
+    fields: Sequence[InWords | TakenOut]
     inside: Value
     start: Value
     stop: Value
@@ -71,53 +92,69 @@ class _BlockMaker(MatmulMaker):
         super().__init__(name, machine, product, True, F32, _shape(machine, product))
         k, n = product.weight_shape
         self.layout, self.digits = layout, digits
+        self.wide_rows = (WIDE_ROWS if machine.vector_registers >= 32 else FEWER_WIDE_ROWS)[digits]
         self.last_panel = -(-n // PANEL_ROWS) - 1
         self.panel_bytes = layout.panel_bytes(k)
         self.lanes = min(self.shape.lanes, PANEL_ROWS)
         self.codes = [Codes(self.k, self.machine, layout, b.buffer, self.lanes) for b in self.bs]
         self.records = k // RECORD
         self.record_bytes = block_bytes(RECORD, digits)
-        self.per_byte = layout.per_byte
         self.bias = byte_bias(layout)
+        self.byte_dots = byte_dots(self.k, machine, layout, self.lanes)
         self.few_columns = few_columns(self.shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
-        # Headers belong to whole runs.
-        self.some = max(layout.records, SOME_RECORDS // layout.records * layout.records)
+        self.some = min(self.records, SOME_RECORDS)
+        self.scratch = int8_scratch(self.k, layout, self.lanes, self.shape.vectors, self.some)
 
     def block_columns(self) -> Value:
-        is_few = self.is_few(self.m)
+        k = self.k
+        is_few = k.min(k.max(k.as_index(self.shape.tile_rows + 1) - self.m, 0), 1)
         return is_few * self.few_columns + (1 - is_few) * self.shape.columns
 
-    def is_few(self, rows: Value) -> Value:
-        """1 where rows are one tile, else 0."""
-        k = self.k
-        return k.min(k.max(k.as_index(self.shape.tile_rows + 1) - rows, 0), 1)
-
     def panels(self, block: ResultBlock) -> None:
-        """Some records at a time, for one tile of rows all of them, every tile of every B; what is left of the rows is
-        the smallest tile that holds it."""
-        k, size = self.k, self.shape.tile_rows
-        some = k.max(self.is_few(block.rows) * self.records, self.some)
-        with k.loop("step", 0, self.records, some) as start:
-            records = start, k.min(start + some, self.records)
-            for number in range(len(self.bs)):
-                columns = k.loop("column", 0, block.columns, self.lanes)
-                with columns as inside, k.loop("row", 0, block.rows, size) as row:
-                    left, below = block.rows - row, 0
-                    while below < size:
-                        count = max(1, 2 * below)
-                        is_this = left > below if count == size else (left > below) & (left <= count)
-                        with k.when(is_this):
-                            self.tile_sums(self.tile_of(block, number, inside, row, count, records))
-                        below = count
-
-    def tile_of(
-        self, block: ResultBlock, number: int, inside: Value, row: Value, count: int, records: tuple[Value, Value]
-    ) -> _Tile:
-        """A tile of so many rows; where there are fewer the last one is repeated."""
         k = self.k
-        lines = [k.min(row + r, block.rows - 1) if r else row for r in range(count)]
-        rows = [self.a.at(block.batch, block.row + line, self.zero).at(0, 0) for line in lines]
-        return _Tile(number, rows, row, self.panel_at(number, block.column + inside), inside, *records)
+        with k.when(self.m <= self.shape.tile_rows):
+            self.one_tile(block)
+        with k.otherwise(), k.loop("step", 0, self.records, self.some) as start:
+            self.many_tiles(block, start, k.min(start + self.some, self.records))
+
+    def one_tile(self, block: ResultBlock) -> None:
+        """Rows that are one tile, and all records of one vector of columns after the other."""
+        k, stop = self.k, self.k.as_index(self.records)
+        for number in range(len(self.bs)):
+            with k.loop("column", 0, block.columns, self.lanes) as inside:
+                panel = self.panel_at(number, block.column + inside)
+                for count in self.counts(block.rows, self.shape.tile_rows):
+                    fields = [InWords(panel, count >= AHEAD_ROWS)]
+                    rows = self.rows_from(block, self.zero, count)
+                    self.tile_sums(_Tile(number, rows, self.zero, fields, inside, self.zero, stop))
+
+    def many_tiles(self, block: ResultBlock, start: Value, stop: Value) -> None:
+        """All rows and columns over some records."""
+        k, size = self.k, self.wide_rows
+        fields = [TakenOut(self.scratch, vector, start) for vector in range(self.shape.vectors)]
+        for number in range(len(self.bs)):
+            with k.loop("column", 0, block.columns, self.shape.vectors * self.lanes) as inside:
+                for vector, taken in enumerate(fields):
+                    panel = self.panel_at(number, block.column + inside + vector * self.lanes)
+                    taken.take(InWords(panel, True), stop)
+                with k.loop("row", 0, block.rows, size) as row:
+                    for count in self.counts(block.rows - row, size):
+                        rows = self.rows_from(block, row, count)
+                        self.tile_sums(_Tile(number, rows, row, fields, inside, start, stop))
+
+    def counts(self, left: Value, size: int) -> Iterator[int]:
+        """Where so many rows are left: those of the smallest tile that holds them, up to `size`."""
+        below = 0
+        while below < size:
+            count = min(max(1, 2 * below), size)
+            with self.k.when(left > below if count == size else (left > below) & (left <= count)):
+                yield count
+            below = count
+
+    def rows_from(self, block: ResultBlock, row: Value, count: int) -> list[Value]:
+        """So many rows of A; where there are fewer the last one is repeated."""
+        lines = [self.k.min(row + r, block.rows - 1) if r else row for r in range(count)]
+        return [self.a.at(block.batch, block.row + line, self.zero).at(0, 0) for line in lines]
 
     def panel_at(self, number: int, column: Value) -> Panel:
         """The panel of a vector of columns; those after the last one are its own."""
@@ -126,65 +163,95 @@ class _BlockMaker(MatmulMaker):
 
     def tile_sums(self, tile: _Tile) -> None:
         """Add the products of some rows and columns over some records to the sums."""
-        k, panel, grid, length = self.k, tile.panel, self.sums_of(tile.number), self.layout.records
-        sums = SumVectors(self.sums, [grid.at(tile.row + r, tile.inside) for r in range(len(tile.rows))], self.lanes)
+        k, grid, rows, vectors = self.k, self.sums_of(tile.number), range(len(tile.rows)), range(len(tile.fields))
+        places = [grid.at(tile.row + r, tile.inside + v * self.lanes) for v in vectors for r in rows]
+        sums = SumVectors(self.sums, places, self.lanes)
+        span = SPANS[self.digits]
+        length = max(tile.fields[0].run_length, span)
         with k.fold("run", tile.start, tile.stop, length, init=sums.known(k, k.eq(tile.start, 0))) as runs:
-            heads = panel.codes.heads(panel.base, panel.lane, runs.index)
-            if length == 1:
-                runs.next(*self.record_sums(tile, heads, runs.index, runs.values))
+            heads = [fields.heads(runs.index) for fields in tile.fields]
+            if length == span:
+                runs.next(*self.span_sums(tile, heads, runs.index, runs.values))
             else:
-                with k.fold("record", runs.index, runs.index + length, init=runs.values) as fold:
-                    fold.next(*self.record_sums(tile, heads, fold.index, fold.values))
-                runs.next(*fold.results)
+                with k.fold("span", runs.index, runs.index + length, span, init=runs.values) as spans:
+                    spans.next(*self.span_sums(tile, heads, spans.index, spans.values))
+                runs.next(*spans.results)
         sums.store(k, runs.results)
 
-    def record_sums(self, tile: _Tile, heads: list[Value], record: Value, before: Sequence[Value]) -> list[Value]:
-        """Sums with those of one record added."""
-        k, groups, panel = self.k, self.layout.groups, tile.panel
-        sums = list(before)
+    def span_sums(self, tile: _Tile, heads: list[list[Value]], start: Value, before: Sequence[Value]) -> list[Value]:
+        """Sums with those of the records that share a scale of activations added."""
+        k, span = self.k, SPANS[self.digits]
+        found: Sequence[Value] = [k.const(0, ValueType(F32, self.lanes))] * len(before)
+        if span == 1:
+            found = self.record_sums(tile, heads, start, found)
+        else:
+            with k.fold("record", start, k.min(start + span, tile.stop), init=found) as fold:
+                fold.next(*self.record_sums(tile, heads, fold.index, fold.values))
+            found = fold.results
+        scales = [self.number(row + start * self.record_bytes, 0, F32) for row in tile.rows] * len(tile.fields)
+        return [k.fma(*each) for each in zip(scales, found, before)]
+
+    def record_sums(self, tile: _Tile, heads: list[list[Value]], record: Value, before: Sequence[Value]) -> list[Value]:
+        """Sums with those of one record added, without the scales of activations."""
+        k, groups, sums = self.k, self.layout.groups, list(before)
         lines = [row + record * self.record_bytes for row in tile.rows]
-        place = panel.codes.place(panel.base, record)
-        if len(lines) >= AHEAD_ROWS:
-            for byte in range(0, self.layout.record_bytes, LINE_BYTES):
-                k.prefetch(panel.codes.buffer, place + (AHEAD + byte))
-        words = self.layout.planes[0] // groups
+        places = [fields.place(record) for fields in tile.fields]
         for group in range(groups):
-            dots = self.group_dots(panel, place, lines, range(group * words, (group + 1) * words))
-            step, minimum = panel.codes.scales(place, panel.lane, group, heads)
-            if self.bias:
-                shift = step * float(-self.bias)
-                minimum = shift if minimum is None else minimum + shift
-            for r, line in enumerate(lines):
-                sums[r] = k.fma(self.number(line, 0) * step, k.cast(dots[r], F32), sums[r])
+            # Behind the scale there are the sums of both halves of the codes and of all.
+            which = 1 + group if groups == 2 else 3
+            fours = [fields.fours(place, group) for fields, place in zip(tile.fields, places)]
+            dots = self.group_dots(fours, lines, group, which)
+            scales = [f.scales(place, group, h) for f, place, h in zip(tile.fields, places, heads)]
+            for number, dot in enumerate(dots):
+                (step, minimum), line = scales[number // len(lines)], lines[number % len(lines)]
+                sums[number] = k.fma(step, k.cast(dot, F32), sums[number])
                 if minimum is not None:
-                    total = self.number(line, 1 + group if groups == 2 else 3)
-                    sums[r] = k.fma(total, minimum, sums[r])
+                    sums[number] = k.fma(self.number(line, which, F32), minimum, sums[number])
         return sums
 
-    def number(self, line: Value, which: int) -> Value:
+    def number(self, line: Value, which: int, dtype: DType) -> Value:
         """One of the numbers behind the codes of a record, in all lanes."""
         k = self.k
-        place = line + (self.digits * RECORD + which * F32.size_bytes)
-        found = k.bitcast(k.load(self.a.buffer, place, lanes=F32.size_bytes), ValueType(F32))
-        return k.splat(found, self.lanes)
+        place = line + (self.digits * RECORD + which * WORD)
+        return k.splat(k.bitcast(k.load(self.a.buffer, place, lanes=WORD), ValueType(dtype)), self.lanes)
 
-    def group_dots(self, panel: Panel, place: Value, lines: list[Value], words: range) -> list[Value]:
-        """Dot products of rows and a vector of columns over some words of a record. What a higher digit adds up to is
-        moved up before the next one is added to it, or to its sum where rows are few."""
-        k = self.k
-        fours = [four for word in words for four in panel.codes.fours(place, panel.lane, k.as_index(word))]
-        zeros: list[Value] = [k.const(0, ValueType(I32, self.lanes))] * len(lines)
-        totals: list[Value] | None = None
-        for digit in reversed(range(self.digits)):
-            higher = [total << 8 for total in totals] if totals is not None else zeros
-            is_joined = len(lines) >= JOINED_ROWS
-            found = higher if is_joined else zeros
-            for number, four in enumerate(fours, words.start * self.per_byte):
-                at = number * WORD + digit * RECORD
-                found = [k.dot4(total, four, self.activations(line + at)) for total, line in zip(found, lines)]
-            totals = found if is_joined else [high + low for high, low in zip(higher, found)]
-        assert totals is not None
-        return totals
+    def group_dots(self, fours: list[list[Value]], lines: list[Value], group: int, which: int) -> list[Value]:
+        """Dot products of vectors of columns and rows over a group of a record."""
+        k, count = self.k, len(fours) * len(lines)
+        zeros: list[Value] = [k.const(0, ValueType(I32, self.lanes))] * count
+        starts = [self.number(line, which, I32) for line in lines] * len(fours) if self.bias else zeros
+        first = group * len(fours[0])
+
+        def added(sums: list[Value], number: int, digit: int) -> list[Value]:
+            at = (first + number) * WORD + digit * RECORD
+            rows = [self.activations(line + at) for line in lines]
+            pairs = [(columns[number], row) for columns in fours for row in rows]
+            return [self.byte_dots.added(known, *pair) for known, pair in zip(sums, pairs)]
+
+        def run_added(totals: list[list[Value]], run: range, digits: Sequence[int]) -> list[list[Value]]:
+            sums = [self.byte_dots.begun(each) for each in totals]
+            for number in run:
+                sums = [added(each, number, digit) for each, digit in zip(sums, digits)]
+            return [self.byte_dots.ended(*each) for each in zip(totals, sums)]
+
+        numbers = range(len(fours[0]))
+        runs = [numbers[i : i + self.byte_dots.run] for i in range(0, len(numbers), self.byte_dots.run)]
+        totals = [starts] + [zeros] * (self.digits - 1)
+        if len(lines) > self.wide_rows:
+            # There are no registers for the sums of another digit: what one adds up to is moved up to the next one.
+            found = totals[-1]
+            for digit in reversed(range(self.digits)):
+                if digit < self.digits - 1:
+                    found = [(higher << 8) + start for higher, start in zip(found, totals[digit])]
+                for run in runs:
+                    (found,) = run_added([found], run, [digit])
+            return found
+        for run in runs:
+            totals = run_added(totals, run, range(self.digits))
+        *lower, found = totals
+        for sums in reversed(lower):
+            found = [(higher << 8) + low for higher, low in zip(found, sums)]
+        return found
 
     def activations(self, place: Value) -> Value:
         """Four codes of a row in all lanes."""

@@ -140,6 +140,9 @@ class PanelPart(NamedTuple):
 
 
 class MatmulMaker:
+    # Elements one by one, and not words of several.
+    multiplies_elements = True
+
     def __init__(
         self, name: str, machine: Machine, product: Product, packed: bool, acc: DType, shape: BlockShape | None = None
     ) -> None:
@@ -156,20 +159,25 @@ class MatmulMaker:
         self.m, self.n, self.depth, self.batches = (extents(s) for s in (product.m, n, product.k, product.batch))
         for operand in (self.a, *self.bs, *self.cs, *self.extra):
             operand.declare_strides(extents)
-        self.has_dots = not packed and product.a.col_stride == 1 and all(b.row_stride == 1 != b.col_stride for b in bs)
-        self.has_streams = not packed and all(b.col_stride == 1 for b in bs)
+        reads_plain = not packed and self.multiplies_elements
+        self.has_dots = reads_plain and product.a.col_stride == 1 and all(b.row_stride == 1 != b.col_stride for b in bs)
+        self.has_streams = reads_plain and all(b.col_stride == 1 for b in bs)
         # One panel of a few columns would be mostly empty.
         self.has_panels = not (self.has_dots and isinstance(n, int) and n <= DOT_COLUMNS)
         shape = self.shape = shape or block_shape(machine, acc, n, len(bs), copies_b=not packed)
         self.zero = k.const(0, DType.I64)
         self.sums = k.local("sums", acc, len(bs) * shape.rows * shape.columns)
         if self.has_panels:
-            self.panel = None if packed else k.local("panel", acc, shape.depth * shape.width)
+            self.panel = None if packed else self.make_panel()
 
     @cached_property
     def rows_of_a(self) -> Buffer:
         """Scratch for a step of the rows of A."""
         return self.k.local("rows", self.acc, self.shape.rows * (self.shape.depth + self.shape.pad))
+
+    def make_panel(self) -> Buffer:
+        """Scratch for a panel of B."""
+        return self.k.local("panel", self.acc, self.shape.depth * self.shape.width)
 
     def declare_pointers(self) -> None:
         """Pointers behind those of the matrices."""
@@ -187,6 +195,8 @@ class MatmulMaker:
         across = k.max(groups * self.batches, 1)
         wanted = k.min((across + (WANTED_BLOCKS - 1)) // across, self.row_blocks(tiles, self.least_rows))
         row_blocks = k.max(self.row_blocks(tiles, shape.rows), wanted)
+        # Three blocks below each other, with none beside them, would let one of two threads wait.
+        row_blocks = row_blocks + k.max(2 - across, 0) * k.min(row_blocks - 1, 1) * (row_blocks % 2)
         with k.parallel("block", row_blocks * groups * self.batches) as block:
             height = (tiles + row_blocks - 1) // row_blocks * shape.tile_rows
             # Neighbouring iterations share their panels of B, the larger operand of most products.
@@ -311,7 +321,7 @@ class MatmulMaker:
         has_masks = self.has_masks([self.a])
         if self.a.matrix.row_stride == 1 != self.a.matrix.col_stride:
             to = MatrixView(self.rows_of_a, self.zero, side_by_side, k.as_index(shape.rows))
-            copy_lines(k, _turned(source), _turned(to), steps, block.rows, shape.lanes, has_masks)
+            copy_lines(k, source.turned(), to.turned(), steps, block.rows, shape.lanes, has_masks)
             self.repeat_last_row(block, to, steps)
             return to
         to = MatrixView(self.rows_of_a, self.zero, k.as_index(shape.depth + shape.pad), side_by_side)
@@ -441,7 +451,3 @@ class MatmulMaker:
                     k.store(place.buffer, place.at(0, j), data, stride=place.column_stride, mask=mask)
 
             in_vectors(k, "j", block.columns, shape.lanes, has_masks, store)
-
-
-def _turned(grid: MatrixView) -> MatrixView:
-    return grid._replace(row_stride=grid.column_stride, column_stride=grid.row_stride)

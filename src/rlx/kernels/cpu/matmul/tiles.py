@@ -39,6 +39,10 @@ class MatrixView(NamedTuple):
         last_row = None if self.last_row is None else self.last_row - row
         return self._replace(start=self.at(row, column), last_row=last_row)
 
+    def turned(self) -> MatrixView:
+        """Rows as columns."""
+        return self._replace(row_stride=self.column_stride, column_stride=self.row_stride)
+
 
 class SumVectors(NamedTuple):
     """Vectors of sums in scratch, which a loop takes into registers and adds to."""

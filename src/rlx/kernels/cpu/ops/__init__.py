@@ -25,7 +25,9 @@ from typing import NamedTuple, TypeAlias
 from rlx.compile.fuse.matmul_nest import operand_layout
 from rlx.compile.generators import OwnKernel
 from rlx.errors import InternalError
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
+from rlx.ir.leaves import Constant
 from rlx.ir.lir import LirKernel
 from rlx.ir.op import Op
 from rlx.ir.shape import Dims, Shape, Size
@@ -47,32 +49,36 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "complex_parts": ("Real", "Imag", "MakeComplex", "Conjugate"),
     "conv": ("Conv", "Conv2dBackwardInput", "ConvTranspose2d"),
     "conv_weights": ("Conv2dBackwardWeight",),
-    "cumulative": ("Cumulative",),
+    "cumulative": ("Cumulative", "RunningFrom"),
     "dense_solve": ("TriangularSolve",),
     "factorize": ("Lu", "CholeskyFactor"),
     "expert_route": ("ExpertRoute",),
-    "fft": ("FftLines", "FftHalves"),
+    "fft": ("FftLines", "FftHalves", "FftRealLines"),
     "int8_blocks": ("Int8Blocks",),
     "jacobi": ("OrthogonalRows",),
     "int8_panels": ("Int8Panels",),
+    "lu_steps": ("LuStep",),
     "pair_factors": ("Hessenberg", "PairBasis", "PairBidiagonal", "PairLu", "PairReflectors"),
     "plane_rotations": ("TridiagonalRotations", "BidiagonalRotations", "RotatedRows"),
     "pool": ("ReduceWindow", "MaxPool2dBackward"),
     "quant_gather": ("PanelGather",),
     "quant_layout": ("QuantPanels",),
+    "radix": ("InverseOrder", "RadixCounts", "RadixPlaces", "TopOfParts"),
     "random": ("RandomBits",),
     "reflectors": ("Reflectors", "ReflectedBasis"),
     "scatter": ("ScatterNd",),
     "slices": ("DynamicSlice", "DynamicUpdateSlice"),
     "schur": ("SchurSteps", "SplitPairs", "TriangularVectors"),
-    "small_matrices": ("SmallSolve",),
+    "small_matrices": ("SmallCholesky", "SmallSolve"),
+    "sort_values": ("SortedValues",),
     "sort": ("SortOrder", "TopK", "TopKWithValues", "SearchSorted"),
     "splat_blend": ("GaussianSplatRasterize", "SplatBlend", "SplatPulls", "SplatGather"),
     "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),
     "tridiagonal": ("Tridiagonalized",),
     "tridiagonal_merge": ("MergedPoles", "SecularRoots", "SecularWeights", "MergeVectors"),
     "ssm": ("SelectiveScan", "GatedDeltaNet"),
-    "window_products": ("WindowMatMul",),
+    "window_gradients": ("WindowGradient", "PixelMatMul"),
+    "window_products": ("WindowMatMul", "ChannelWindows"),
 }
 _FAMILY_OF = {op: family for family, names in FAMILIES.items() for op in names}
 
@@ -193,15 +199,22 @@ class OpSite:
         # Results may be stored over an operand that nobody reads any more: nothing is promised about aliasing.
         for number, (memory, _, _) in enumerate(layouts):
             if memory not in self._buffers:
-                dtype = graph.shape(memory).dtype.real
-                self._buffers[memory] = self.k.pointer(f"x{number}", dtype, noalias=False)
+                dtype, align = self._element(graph.nodes[memory], graph.shape(memory).dtype)
+                self._buffers[memory] = self.k.pointer(f"x{number}", dtype, noalias=False, align=align)
         for number, result in enumerate(kernel.outputs):
-            dtype = graph.shape(result).dtype.real
-            self._buffers[result] = self.k.pointer(f"y{number}", dtype, write=True, read=True, noalias=False)
+            dtype, align = self._element(graph.nodes[result], graph.shape(result).dtype)
+            name = f"y{number}"
+            self._buffers[result] = self.k.pointer(name, dtype, write=True, read=True, noalias=False, align=align)
         self.nodes: tuple[NodeId, ...] = tuple(self._buffers)
         self._extents = Extents(self.k)
         self.inputs = tuple(self._slab(m, graph.shape(i), o, s) for i, (m, o, s) in zip(node.inputs, layouts))
         self.outputs = tuple(self._slab(r, graph.shape(r), 0, contiguous(graph.shape(r).dims)) for r in kernel.outputs)
+
+    def _element(self, node: Node, dtype: DType) -> tuple[DType, int]:
+        """What a buffer has, and where it begins: where a complex number may, and constants where two numbers may, if
+        the machine loads both at once."""
+        has_pairs = self.machine.loads_pairs and (dtype.is_complex or isinstance(node.op, Constant))
+        return dtype.real, 2 * dtype.real.size_bytes if has_pairs else 0
 
     def size(self, size: Size) -> Value:
         """A size as a value of the kernel: a literal, or a parameter."""

@@ -25,14 +25,14 @@ def _supports(op: Op, operands: Sequence[Shape]) -> bool:
 
 @op_kernel(ArgReduce, kind="search", supports=_supports)
 def arg_reduce(site: OpSite) -> None:
-    search = _Search(site)
+    search = Search(site)
     if is_one(search.sizes[2]):
         search.along_rows()
     else:
         search.along_columns()
 
 
-class _Search:
+class Search:
     def __init__(self, site: OpSite) -> None:
         assert isinstance(site.op, ArgReduce)
         self.site, self.k, self.kind = site, site.k, site.op.kind

@@ -42,9 +42,9 @@ def supports(op: AttentionBackward, operands: Sequence[Shape]) -> bool:
 
 
 def runs_on(machine: Machine) -> bool:
-    """On GPUs that compile text a head would be one thread, and their compilers work at it for seconds: products of all
-    heads, as of the narrower types, use the whole of them."""
-    return not machine.is_text
+    """On a GPU a head would be one thread with all this scratch: gradients there go through tiles, from the logarithms
+    of the forward pass, or are products of all heads."""
+    return not machine.is_gpu
 
 
 @op_kernel(AttentionBackward, kind="attention_backward", supports=supports, strided=range(7), runs_on=runs_on)

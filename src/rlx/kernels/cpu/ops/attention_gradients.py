@@ -16,15 +16,15 @@ from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.ops.attention_case import AttentionCase, Heads, value_width
 from rlx.kernels.cpu.ops.attention_lanes import larger
 from rlx.kernels.ir.loop_ir import Buffer, Value
-from rlx.ops.attn.operands import AttentionBase
+from rlx.ops.attn.operands import AttentionBase, MaskKind
 from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWithLogs
 
 WIDEST_HEADS = 512
 
 
 def supports(op: AttentionBase, operands: Sequence[Shape]) -> bool:
-    """Masks that follow from positions, and heads of fixed width."""
-    if op.mask_kind.is_operand or not isinstance(operands[2].dims[-1], int):
+    """Heads of fixed width. A bias has a gradient of its own, which these do not give."""
+    if op.mask_kind is MaskKind.Bias or not isinstance(operands[2].dims[-1], int):
         return False
     if any(t.dtype.is_storage or t.dtype.is_complex for t in operands) or operands[1].dtype is not operands[0].dtype:
         return False
@@ -57,7 +57,11 @@ class OneByOne(AttentionCase):
     def score(self, p: Pair) -> Value:
         """In `unit`; -inf where the query does not look at the key. There is the key."""
         places = self.q.row(p.batch, p.head, p.query), self.keys.row(p.batch, p.kv_head, p.key)
-        score = self.finished(self.dot(self.q, places[0], self.keys, places[1], self.depth) * self.query_factor)
+        score = self.dot(self.q, places[0], self.keys, places[1], self.depth) * self.query_factor
+        if self.mask is not None:
+            at = self.mask.row(p.batch, p.head, p.query) + p.key * self.mask.step
+            return self.masked(score, self.k.load(self.mask.buffer, at))
+        score = self.finished(score)
         if not self.is_positional:
             return score
         own = self.seen(self.position(p.batch, p.query))

@@ -24,7 +24,7 @@ from rlx.ops.nn.convolution_gradients import Conv2dBackwardWeight
 
 # Rows of the result that share what they load, and bytes of a strip of rows in scratch.
 ROWS, STRIP_BYTES = 4, 48 << 10
-MOST_TAPS, WIDEST = 25, 4096
+MOST_TAPS, WIDEST = 49, 4096
 
 
 class PlaneAxis(NamedTuple):

@@ -16,6 +16,7 @@ from rlx.kernels.cpu.ops.strips import are_native, around, columns, is_one, whol
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Value, ValueType
 from rlx.kernels.specs.expr import compute_dtype
+from rlx.ops.lowered.running_from import RunningFrom
 from rlx.ops.reduction.cumulative import Cumulative, CumulativeOp
 from rlx.ops.reduction.reductions import ReduceOp, identity_of
 
@@ -24,7 +25,7 @@ def _supports(op: Op, operands: Sequence[Shape]) -> bool:
     return are_native(*operands)
 
 
-@op_kernel(Cumulative, kind="running", supports=_supports)
+@op_kernel(Cumulative, RunningFrom, kind="running", supports=_supports)
 def cumulative(site: OpSite) -> None:
     running = Running(site)
     if is_one(running.sizes[2]):
@@ -37,10 +38,13 @@ class Running:
     """What one op joins, and how it is loaded and stored."""
 
     def __init__(self, site: OpSite) -> None:
-        assert isinstance(site.op, Cumulative)
+        assert isinstance(site.op, Cumulative | RunningFrom)
         self.site, self.k, self.op = site, site.k, site.op
-        (self.x,), (self.y,) = site.inputs, site.outputs
+        (self.x, *self.before), (self.y,) = site.inputs, site.outputs
         self.sizes = around(self.k, self.x, normalize_axis(site.op.axis, len(self.x.dims), site.op.mnemonic))
+        if isinstance(site.op, RunningFrom):
+            rows, length, inner = self.sizes
+            self.sizes = rows * (length // site.op.part), self.k.as_index(site.op.part), inner
         self.dtype = self.x.shape.dtype
         self.wide = compute_dtype(self.dtype)
 
@@ -48,6 +52,13 @@ class Running:
         kind = self.op.kind
         value = -math.inf if kind is CumulativeOp.LogSumExp else identity_of(ReduceOp(kind.value), self.wide)
         return self.k.const(value if isinstance(value, int | float) else value.item(), ValueType(self.wide, lanes))
+
+    def start(self, place: Value, lanes: int, mask: Value | None = None) -> Value:
+        """What the sequence of a place among the other axes begins with."""
+        if not self.before:
+            return self.identity(lanes)
+        (before,) = self.before
+        return self.k.load(before.buffer, before.offset + place, lanes=lanes, mask=mask)
 
     def join(self, a: Value, b: Value) -> Value:
         match self.op.kind:
@@ -77,7 +88,7 @@ class Running:
 
         def column(outer: Value, i: Value, lanes: int, mask: Value | None) -> None:
             base = outer * length * inner + i
-            with k.fold("j", 0, length, init=[self.identity(lanes)]) as f:
+            with k.fold("j", 0, length, init=[self.start(outer * inner + i, lanes, mask)]) as f:
                 place = length - 1 - f.index if self.op.reverse else f.index
                 f.next(self.step(f.values[0], base + place * inner, lanes, mask))
 
@@ -88,7 +99,7 @@ class Running:
         rows, length, _ = self.sizes
         lanes = self.site.machine.lanes(self.wide)
         with whole_rows(k, rows, length) as row:
-            base, so_far = row * length, self.identity(1)
+            base, so_far = row * length, self.start(row, 1)
             if lanes > 1:
                 so_far = self.whole_vectors(base, length, lanes, so_far)
             with k.fold("j", length // lanes * lanes, length, init=[so_far]) as f:

@@ -1,21 +1,22 @@
-"""LU with partial pivoting, and Cholesky: each matrix in place of its result, by one thread."""
+"""LU with partial pivoting, and Cholesky: each matrix in place of its result, by one thread. Larger ones have the steps
+of `lu_steps`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.tiles import transposed
-from rlx.kernels.cpu.ops import OpSite, op_kernel
-from rlx.kernels.cpu.ops.matrix_strips import VECTORS, Strip, are_doubles, copy_matrix, each_matrix, strips_of
-from rlx.kernels.cpu.ops.small_matrices import small_cholesky
+from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
+from rlx.kernels.cpu.ops.matrix_strips import EXPONENT, Strip, are_doubles, copy_matrix, each_matrix, strips_of
+from rlx.kernels.cpu.ops.small_matrices import small_cholesky, small_lu
 from rlx.kernels.ir.loop_ir import Value, ValueType
 from rlx.ops.linalg.factorizations import Lu
 from rlx.ops.lowered.factor_steps import CholeskyFactor
 
 # Columns that are eliminated before all others are looked at: what these read stays in the nearest cache.
-PANEL = 32
-# Rows of a Cholesky factor that are made together.
+PANEL = 8
+# Rows that are made together: enough sums at once, and what they read is read once for all.
 TOGETHER = 4
 # Up to this size matrices are factorised many at a time.
 SMALL = 6
@@ -24,53 +25,110 @@ SMALL = 6
 @op_kernel(Lu, kind="factorize", supports=are_doubles)
 def lu(site: OpSite) -> None:
     """Panel by panel: its columns one after the other, then U = L⁻¹ A and A -= L U for the columns behind it."""
-    _Lu(site).build()
+    rows, columns = site.inputs[0].shape.dims[-2:]
+    if rows == columns and isinstance(rows, int) and rows <= SMALL:
+        small_lu(site)
+    else:
+        (a,) = site.inputs
+        factors, pivots, permutation = site.outputs
+        whole = PanelLu(site, factors, pivots, permutation, *a.dims[-2:])
+        with each_matrix(site, a) as place:
+            copy_matrix(site, place, a, whole.lu)
+            whole.factorize(place)
 
 
-class _Lu:
-    def __init__(self, site: OpSite) -> None:
+class PanelLu:
+    """The LU of matrices that lie in place of their results; numbers of rows and columns may be values."""
+
+    def __init__(self, site: OpSite, lu: Slab, pivots: Slab, permutation: Slab, rows: Value, columns: Value) -> None:
         self.site, self.k = site, site.k
-        (self.a,) = site.inputs
-        self.lu, self.pivots, self.permutation = site.outputs
-        self.rows, self.columns = self.a.dims[-2:]
-        self.steps = self.pivots.dims[-1]
-        self.panel = self.k.local("panel", DType.F64, PANEL * VECTORS * site.machine.lanes(DType.F64))
+        self.lu, self.pivots, self.permutation = lu, pivots, permutation
+        self.rows, self.columns = rows, columns
+        self.lanes = site.machine.lanes(DType.F64)
+        self.panel = self.k.local("panel", DType.F64, PANEL * max(PANEL, self.lanes))
 
-    def build(self) -> None:
+    def factorize(self, place: Sequence[Value]) -> None:
+        """One matrix: its columns panel by panel, the identity as the first permutation."""
         k = self.k
-        with each_matrix(self.site, self.a) as place:
-            copy_matrix(self.site, place, self.a, self.lu)
-            with k.loop("i", 0, self.rows) as i:
-                k.store(self.permutation.buffer, self.permutation.at(*place, i), k.cast(i, DType.I32))
-            with k.loop("panel", 0, self.steps, PANEL) as first:
-                end = k.min(first + PANEL, self.steps)
-                with k.loop("step", first, end) as step:
-                    self.eliminate(place, step, end)
-                strips_of(self.site, end, self.columns, lambda strip: self.follow(place, first, end, strip))
+        steps = k.min(self.rows, self.columns)
+        with k.loop("i", 0, self.rows) as i:
+            k.store(self.permutation.buffer, self.permutation.at(*place, i), k.cast(i, DType.I32))
+        with k.loop("panel", 0, steps, PANEL) as first:
+            end = k.min(first + PANEL, steps)
+            pivot = self.find_pivot(place, first)
+            with k.fold("step", first, end, init=[pivot]) as fold:
+                fold.next(self.eliminate(place, fold.index, first, end, fold.values[0]))
+            vectors = max(1, PANEL // self.lanes)
+            strips_of(self.site, end, self.columns, lambda strip: self.follow(place, first, end, strip), vectors)
 
-    def eliminate(self, place: Sequence[Value], step: Value, end: Value) -> None:
-        """One column of a panel: find the pivot, move it up, and take multiples of its row away from those below."""
+    def eliminate(self, place: Sequence[Value], step: Value, first: Value, end: Value, pivot: Value) -> Value:
+        """One column of a panel: move the pivot up, and take multiples of its row away from those below. Gives the
+        pivot of the next column, which is looked for on the way."""
         k = self.k
-        pivot = self.find_pivot(place, step)
         k.store(self.pivots.buffer, self.pivots.at(*place, step), k.cast(pivot, DType.I32))
         with k.when(k.ne(pivot, step)):
             self.exchange(place, step, pivot)
         head = self.element(place, step, step)
+        following = k.min(step + 1, end - 1)
+
+        def divide(subtract: Callable[[Value, Value], None]) -> Sequence[Value]:
+            with k.fold("i", step + 1, self.rows, init=[k.const(-1, DType.I64), following]) as fold:
+                i = fold.index
+                subtract(i, self.element(place, i, step) / head)
+                fold.next(*self.larger(place, i, following, *fold.values))
+            return fold.results
+
+        def whole() -> Sequence[Value]:
+            """Rows of a panel that has all its columns."""
+            starts = [first + v for v in range(0, PANEL, self.lanes)]
+            lane = k.iota(DType.I64, self.lanes)
+            columns = [lane + start for start in starts]
+            here = k.splat(step, self.lanes)
+            top = self.lu.at(*place, step)
+            above = [k.load(self.lu.buffer, top + start, lanes=self.lanes) for start in starts]
+
+            def subtract(i: Value, factor: Value) -> None:
+                scale, row = k.splat(factor, self.lanes), self.lu.at(*place, i)
+                for start, column, y in zip(starts, columns, above):
+                    x = k.load(self.lu.buffer, row + start, lanes=self.lanes)
+                    changed = k.select(column > here, x - scale * y, x)
+                    k.store(self.lu.buffer, row + start, k.select(k.eq(column, here), scale, changed))
+
+            return divide(subtract)
+
+        def part() -> Sequence[Value]:
+            def subtract(i: Value, factor: Value) -> None:
+                k.store(self.lu.buffer, self.lu.at(*place, i, step), factor)
+                with k.loop("j", step + 1, end) as j:
+                    changed = self.element(place, i, j) - factor * self.element(place, step, j)
+                    k.store(self.lu.buffer, self.lu.at(*place, i, j), changed)
+
+            return divide(subtract)
+
         # A column without a pivot is left alone.
-        with k.when(k.ne(head, 0.0)), k.loop("i", step + 1, self.rows) as i:
-            factor = self.element(place, i, step) / head
-            k.store(self.lu.buffer, self.lu.at(*place, i, step), factor)
-            strips_of(self.site, step + 1, end, lambda strip: self.subtract(place, i, factor, step, strip))
+        has_pivot = k.ne(head, 0.0)
+        is_whole = k.eq(end - first, PANEL)
+        return k.choose(
+            has_pivot,
+            lambda: k.choose(is_whole, whole, part)[1:],
+            lambda: [self.find_pivot(place, following)],
+        )[0]
 
     def find_pivot(self, place: Sequence[Value], step: Value) -> Value:
         """The row of the first element of largest modulus, from the diagonal down; NaN is larger than any."""
         k = self.k
-        with k.fold("i", step, self.rows, init=[k.const(-1.0, DType.F64), step]) as fold:
-            best, where = fold.values
-            size = k.abs(self.element(place, fold.index, step))
-            is_better = ~(size <= best) & k.eq(best, best)
-            fold.next(k.select(is_better, size, best), k.select(is_better, fold.index, where))
+        with k.fold("i", step, self.rows, init=[k.const(-1, DType.I64), step]) as fold:
+            fold.next(*self.larger(place, fold.index, step, *fold.values))
         return fold.results[1]
+
+    def larger(self, place: Sequence[Value], i: Value, column: Value, best: Value, where: Value) -> Sequence[Value]:
+        """The larger of the best of a column and element i, as the bits of its modulus, which ascend as numbers do;
+        and its row. All NaN are one."""
+        k = self.k
+        bits = k.bitcast(k.abs(self.element(place, i, column)), DType.I64)
+        size = k.min(bits, EXPONENT + 1)
+        is_better = size > best
+        return k.select(is_better, size, best), k.select(is_better, i, where)
 
     def exchange(self, place: Sequence[Value], i: Value, j: Value) -> None:
         k = self.k
@@ -85,11 +143,6 @@ class _Lu:
         for to, value in zip(ids, [k.load(self.permutation.buffer, at) for at in reversed(ids)]):
             k.store(self.permutation.buffer, to, value)
 
-    def subtract(self, place: Sequence[Value], i: Value, factor: Value, row: Value, strip: Strip) -> None:
-        """Row i without a multiple of another one."""
-        pairs = zip(strip.load(self.lu, *place, i), strip.load(self.lu, *place, row))
-        strip.store(self.lu, [*place, i], [x - strip.same(factor) * y for x, y in pairs])
-
     def follow(self, place: Sequence[Value], first: Value, end: Value, strip: Strip) -> None:
         """What the steps first .. end - 1 do to columns behind them: row by row, as rows above are finished by then.
         Those of the panel, which all others read, are kept side by side as well."""
@@ -98,15 +151,26 @@ class _Lu:
         def kept(row: Value, vector: int) -> Value:
             return ((row - first) * len(vectors) + vector) * strip.lanes
 
-        with k.loop("i", first, self.rows) as i:
-            with k.fold("p", first, k.min(i, end), init=strip.load(self.lu, *place, i)) as fold:
-                factor = strip.same(self.element(place, i, fold.index))
+        def without(rows: Sequence[Value], stop: Value) -> Sequence[Value]:
+            """Some rows without what the steps up to `stop` take from them, stored."""
+            start = [x for i in rows for x in strip.load(self.lu, *place, i)]
+            with k.fold("p", first, stop, init=start) as fold:
+                factors = [strip.same(self.element(place, i, fold.index)) for i in rows]
                 known = [k.load(self.panel, kept(fold.index, v), lanes=strip.lanes) for v in vectors]
-                fold.next(*(x - factor * y for x, y in zip(fold.values, known)))
-            strip.store(self.lu, [*place, i], fold.results)
-            with k.when(i < end):
-                for v in vectors:
-                    k.store(self.panel, kept(i, v), fold.results[v])
+                pairs = ((factor, y) for factor in factors for y in known)
+                fold.next(*(x - factor * y for x, (factor, y) in zip(fold.values, pairs)))
+            for r, i in enumerate(rows):
+                strip.store(self.lu, [*place, i], fold.results[r * len(vectors) : (r + 1) * len(vectors)])
+            return fold.results
+
+        with k.loop("i", first, end) as i:
+            for v, value in zip(vectors, without([i], i)):
+                k.store(self.panel, kept(i, v), value)
+        groups = end + (self.rows - end) // TOGETHER * TOGETHER
+        with k.loop("group", end, groups, TOGETHER) as i:
+            without([i + r for r in range(TOGETHER)], end)
+        with k.loop("rest", groups, self.rows) as i:
+            without([i], end)
 
     def element(self, place: Sequence[Value], i: Value, j: Value) -> Value:
         return self.k.load(self.lu.buffer, self.lu.at(*place, i, j))

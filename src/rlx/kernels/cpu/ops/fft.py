@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
@@ -20,7 +21,7 @@ from rlx.kernels.cpu.ops.fft_passes import Pair, Passes, Scratch, times
 from rlx.kernels.cpu.ops.strips import strips
 from rlx.kernels.ir.extents import total
 from rlx.kernels.ir.loop_ir import Value
-from rlx.ops.lowered.fourier_lines import FftHalves, FftLines, FftStep, Part
+from rlx.ops.lowered.fourier_lines import FftHalves, FftLines, FftRealLines, FftStep, Part
 
 # Points that one parallel iteration has at least, where there are so many.
 TOGETHER = 4096
@@ -310,3 +311,8 @@ def fft_halves(site: OpSite) -> None:
             re, im = (k.fma(p + q, scale, t) for p, q, t in zip(a, b, turned))
             order = [lane + part * lanes for lane in range(lanes) for part in (0, 1)]
             k.store(y.buffer, to + e * 2, k.shuffle(re, order, im), mask=wide_mask)
+
+
+@op_kernel(FftRealLines, kind="fft", supports=_supports, runs_on=lambda machine: machine.shares_lines)
+def fft_real_lines(site: OpSite) -> None:
+    raise InternalError("fft_real_lines has a schedule of its own")

@@ -48,14 +48,14 @@ class Strip:
         return self.k.splat(x, self.lanes)
 
 
-def strips_of(site: OpSite, start: Value, stop: Value, visit: Callable[[Strip], None]) -> None:
+def strips_of(site: OpSite, start: Value, stop: Value, visit: Callable[[Strip], None], vectors: int = VECTORS) -> None:
     """Visit the columns from `start` up to `stop`: many at a time, then few, then those that are left."""
     k = site.k
     lanes = site.machine.lanes(DType.F64)
-    width = VECTORS * lanes
+    width = vectors * lanes
     middle = start + k.max(stop - start, 0) // width * width
     with k.loop("strip", start, middle, width) as first:
-        visit(Strip(site, [first + i * lanes for i in range(VECTORS)], lanes, None))
+        visit(Strip(site, [first + i * lanes for i in range(vectors)], lanes, None))
     along(k, site.machine, (DType.F64,), middle, stop, lambda i, n, mask: visit(Strip(site, [i], n, mask)))
 
 

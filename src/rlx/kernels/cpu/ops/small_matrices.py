@@ -6,8 +6,11 @@ matrix gets the same bits wherever it stands in the batch.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
@@ -15,7 +18,7 @@ from rlx.ir.shape import Shape
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
 from rlx.kernels.ir.extents import total
 from rlx.kernels.ir.loop_ir import FLOATS, Value
-from rlx.ops.lowered.factor_steps import SmallSolve
+from rlx.ops.lowered.factor_steps import SmallCholesky, SmallSolve
 
 # Vectors of matrices for one parallel iteration.
 VECTORS = 32
@@ -80,6 +83,7 @@ def small_solve(site: OpSite) -> None:
             ]
             for i in range(size)
         ]
+        is_finite = reduce(operator.and_, (k.abs(x) < math.inf for row in rows for x in row[:size]))
         for p in range(size):
             for i in range(p + 1, size):
                 is_larger = k.abs(rows[i][p]) > k.abs(rows[p][p])
@@ -87,7 +91,7 @@ def small_solve(site: OpSite) -> None:
                     upper, lower = rows[p][j], rows[i][j]
                     rows[p][j], rows[i][j] = k.select(is_larger, lower, upper), k.select(is_larger, upper, lower)
             head = rows[p][p]
-            batch.store(found, p, size, k.ne(head, 0.0))
+            batch.store(found, p, size, k.ne(head, 0.0) | ~is_finite)
             for i in range(p + 1, size):
                 factor = rows[i][p] / head
                 for j in range(p + 1, size + columns):
@@ -100,15 +104,53 @@ def small_solve(site: OpSite) -> None:
                     value = value - rows[i][size - 1 - offset] * solved
                 known.append(value / rows[i][i])
             for i, value in enumerate(reversed(known)):
-                batch.store(x, i * columns + c - size, size * columns, value)
+                batch.store(x, i * columns + c - size, size * columns, k.select(is_finite, value, math.nan))
 
     with batches(site, total(site.k, a.dims[:-2])) as visit:
         visit(solve)
 
 
+def small_lu(site: OpSite) -> None:
+    """LU with the pivots of `Lu`: the first element of largest modulus, NaN before all others."""
+    (a,), (lu, pivots, permutation) = site.inputs, site.outputs
+    size = int(a.shape.dims[-1])
+
+    def decompose(batch: Batch) -> None:
+        k = site.k
+        rows = [[batch.load(a, i * size + j, size * size) for j in range(size)] for i in range(size)]
+        order = [k.splat(k.as_index(i), batch.lanes) for i in range(size)]
+        for p in range(size):
+            best, where = k.abs(rows[p][p]), k.splat(k.as_index(p), batch.lanes)
+            for i in range(p + 1, size):
+                length = k.abs(rows[i][p])
+                is_better = ~(length <= best) & k.eq(best, best)
+                best, where = k.select(is_better, length, best), k.select(is_better, i, where)
+            batch.store(pivots, p, size, where)
+            for i in range(p + 1, size):
+                is_here = k.eq(where, i)
+                upper, lower = [*rows[p], order[p]], [*rows[i], order[i]]
+                *rows[p], order[p] = (k.select(is_here, y, x) for x, y in zip(upper, lower))
+                *rows[i], order[i] = (k.select(is_here, x, y) for x, y in zip(upper, lower))
+            head = rows[p][p]
+            has_pivot = k.ne(head, 0.0)
+            for i in range(p + 1, size):
+                factor = rows[i][p] / head
+                rows[i][p] = k.select(has_pivot, factor, rows[i][p])
+                for j in range(p + 1, size):
+                    rows[i][j] = k.select(has_pivot, rows[i][j] - factor * rows[p][j], rows[i][j])
+        for i in range(size):
+            batch.store(permutation, i, size, order[i])
+            for j in range(size):
+                batch.store(lu, i * size + j, size * size, rows[i][j])
+
+    with batches(site, total(site.k, a.dims[:-2])) as visit:
+        visit(decompose)
+
+
+@op_kernel(SmallCholesky, kind="factorize", supports=_are_small)
 def small_cholesky(site: OpSite) -> None:
     """L row by row; see `CholeskyFactor` for what becomes of matrices that have none."""
-    (a,), (factor,) = site.inputs, site.outputs
+    (a,), (factor, *found) = site.inputs, site.outputs
     size = int(a.shape.dims[-1])
 
     def decompose(batch: Batch) -> None:
@@ -122,6 +164,8 @@ def small_cholesky(site: OpSite) -> None:
                 for p in range(j):
                     value = value - row[p] * other[p]
                 row.append(k.sqrt(k.select(value <= 0.0, 0.0, value)) if i == j else value / rows[j][j])
+            for pivots in found:
+                batch.store(pivots, i, size, ~(value <= 0.0))
             rows.append(row)
         zero = k.splat(k.const(0.0, DType.F64), batch.lanes)
         for i in range(size):

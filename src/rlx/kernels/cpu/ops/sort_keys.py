@@ -8,15 +8,7 @@ from __future__ import annotations
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import FLOATS, HALVES, Const, Value
-
-
-def key_dtype(dtype: DType) -> DType:
-    """The type of the keys of `dtype`."""
-    if dtype is DType.BOOL:
-        return DType.U8
-    if dtype in HALVES or dtype is DType.F32:
-        return DType.I32
-    return DType.I64 if dtype is DType.F64 else dtype
+from rlx.ops.lowered.radix_passes import key_dtype as key_dtype
 
 
 def order_key(k: KernelBuilder, x: Value) -> Value:

@@ -1,16 +1,37 @@
-"""`window_matmul` by loops: one iteration for each element of the result."""
+"""`window_matmul` in register tiles, or by loops, one iteration for each element of the result; and `channel_windows`,
+which multiply nothing but a few taps of every channel."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rlx.ir.op import Op
+from rlx.ir.shape import Shape
+from rlx.kernels.cpu.matmul.tiles import in_vectors
 from rlx.kernels.cpu.ops import OpSite, op_kernel
+from rlx.kernels.cpu.ops.window_tiles import WindowTiles, has_tiles
 from rlx.kernels.ir.extents import total, unflatten
-from rlx.kernels.ir.loop_ir import FLOATS, Value
+from rlx.kernels.ir.loop_ir import FLOATS, Value, ValueType
 from rlx.kernels.specs.expr import compute_dtype
-from rlx.ops.lowered.window_products import WindowMatMul
+from rlx.ops.lowered.window_products import ChannelWindows, WindowMatMul
+
+# Vectors of channels that one step of `channel_windows` computes.
+VECTORS = 4
 
 
-@op_kernel(WindowMatMul, kind="conv", supports=lambda op, operands: compute_dtype(operands[0].dtype) in FLOATS)
+def _are_floats(op: Op, operands: Sequence[Shape]) -> bool:
+    return compute_dtype(operands[0].dtype) in FLOATS
+
+
+@op_kernel(WindowMatMul, kind="conv", supports=_are_floats, strided={1})
 def window_matmul(site: OpSite) -> None:
+    if has_tiles(site):
+        WindowTiles(site).build()
+    else:
+        _by_elements(site)
+
+
+def _by_elements(site: OpSite) -> None:
     k, op, (x, w), (y,) = site.k, site.op, site.inputs, site.outputs
     assert isinstance(op, WindowMatMul)
     acc = compute_dtype(x.buffer.dtype)
@@ -38,3 +59,56 @@ def window_matmul(site: OpSite) -> None:
                 columns.next(fold.results[0])
             rows.next(columns.results[0])
         k.store(y.buffer, y.at(image, p, q, o), k.cast(rows.results[0], y.buffer.dtype))
+
+
+@op_kernel(ChannelWindows, kind="conv", supports=_are_floats)
+def channel_windows(site: OpSite) -> None:
+    """A row of the result in each iteration; lanes are channels, and taps beyond the picture are left out."""
+    k, op, (x, w), (y,) = site.k, site.op, site.inputs, site.outputs
+    assert isinstance(op, ChannelWindows)
+    acc = compute_dtype(x.buffer.dtype)
+    lanes = site.machine.lanes(acc)
+    has_masks = lanes > 1 and all(site.machine.has_masked_access(s.buffer.dtype) for s in (x, w, y))
+
+    def taps_inside(at: Value, axis: int) -> tuple[Value, Value, Value]:
+        """What the first tap sees of an axis, and the taps that see something of the picture, as a range."""
+        first = at * op.stride[axis] - op.padding[axis]
+        dilation = op.dilation[axis]
+        begin = k.max((k.as_index(dilation - 1) - first) // dilation, 0)
+        end = k.min((x.dims[1 + axis] - first + (dilation - 1)) // dilation, op.window[axis])
+        return first, begin, end
+
+    sizes = y.dims[:2]
+    with k.parallel("row", total(k, sizes)) as number:
+        image, p = unflatten(number, sizes)
+        top, begin, end = taps_inside(p, 0)
+
+        def channels(c: Value, width: int, mask: Value | None) -> None:
+            pieces = range(max(1, width // lanes)) if mask is None else range(1)
+            each = width if mask is not None else min(width, lanes)
+            with k.loop("q", 0, y.dims[2]) as q:
+                left, first, last = taps_inside(q, 1)
+                with k.fold("a", begin, end, init=[k.const(0, ValueType(acc, each))] * len(pieces)) as rows:
+                    line = x.at(image, top + rows.index * op.dilation[0], left, c)
+                    with k.fold("b", first, last, init=rows.values) as fold:
+                        seen = line + x.strides[2] * (fold.index * op.dilation[1])
+                        tap = w.at(rows.index * op.window[1] + fold.index, c)
+                        fold.next(
+                            *(
+                                k.fma(
+                                    k.cast(k.load(x.buffer, seen + n * each, lanes=each, mask=mask), acc),
+                                    k.cast(k.load(w.buffer, tap + n * each, lanes=each, mask=mask), acc),
+                                    value,
+                                )
+                                for n, value in zip(pieces, fold.values)
+                            )
+                        )
+                    rows.next(*fold.results)
+                for n, value in zip(pieces, rows.results):
+                    k.store(y.buffer, y.at(image, p, q, c) + n * each, k.cast(value, y.buffer.dtype), mask=mask)
+
+        count, wide = y.dims[3], VECTORS * lanes
+        whole = count // wide * wide
+        with k.loop("c", 0, whole, wide) as c:
+            channels(c, wide, None)
+        in_vectors(k, "last", count - whole, lanes, has_masks, lambda c, width, mask: channels(whole + c, width, mask))
