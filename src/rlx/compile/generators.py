@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
+from rlx.quant.panels import PanelFormat
 
 
 class OwnKernel(NamedTuple):
@@ -22,45 +23,41 @@ class OwnKernel(NamedTuple):
 
 
 class Generator(NamedTuple):
-    """What a generator can do with a node: compute it inside a map, a row or an epilogue, or by a kernel of its own.
-
-    `panel_width(dtype, n)` is how many columns of a weight with n of them its products read side by side, for sums of
-    a type; None if they have no use for panels. `has_pairs(dtype)` says that products of a type read them in panels of
-    pairs, as `rlx.compile.weights.pack_floats` has them. `cuts_attention` says whether attention of few rows to many
-    keys is worth being cut into parts; not where its kernel does so itself. `line_bytes` is the scratch in which
-    kernels keep lines of values from pass to pass, as Fourier transforms do; 0 if they have none. `has_byte_dots` says
-    that the sum of four products of bytes is an instruction. With `reads_rows` products read weights [n, k] as they
-    lie, and widen what they read of those that are narrower. `shares_logs` says of a gradient of attention that there
-    are kernels for `attention_with_logs` and `attention_gradients` in its place. `cuts_columns` says that sums of long
-    columns are to be formed in parts, `reads_turned` that products read matrices that lie across as fast as others.
-    `costly_epilogue` is how many ops that take many instructions products still do to their results faster than another
-    kernel would. With `repeats_values` gradients compute values of the forward pass again rather than have them
-    stored, with `widens_late` values are stored as narrow as they are and widened by their readers. A cheap value that
-    is read again when `cache_bytes` of others were stored is computed again; 0: never. With
-    `has_byte_floats` kernels load and store f8, and with `multiplies_bytes` products have instructions for two of them.
-    `multiplies_windows` says that there are kernels for convolutions of pictures whose channels lie side by side,
-    `sorts_blocks` that rows of some thousand elements are sorted faster than longer ones are looked through.
-    """
+    """What a generator can do with a node: compute it inside a map, a row or an epilogue, or by a kernel of its own;
+    and what else the compiler has to know of its kernels."""
 
     is_pointwise: Callable[[Graph, Node], bool]
     own_kernel: Callable[[Graph, Node], OwnKernel | None]
+    # How many columns of a weight with n of them products read side by side, for sums of a type; None: no panels.
     panel_width: Callable[[DType, int], int] | None = None
+    # Products of a type read panels of pairs, as `rlx.compile.weights.pack_floats` has them.
     has_pairs: Callable[[DType], bool] = lambda dtype: False
+    # Attention of few rows to many keys is worth being cut into parts; not where its kernel does so itself.
     cuts_attention: Callable[[Graph, Node], bool] = lambda graph, node: True
+    # Scratch in which kernels keep lines of values from pass to pass, as Fourier transforms do; 0: none.
     line_bytes: int = 0
-    has_byte_dots: bool = False
-    reads_rows: bool = False
+    shares_lines: bool = False  # that is what the threads of a block have together
+    # Whether codes of activations are multiplied with those of such weights faster than floats.
+    has_byte_dots: Callable[[PanelFormat], bool] = lambda layout: False
+    reads_rows: bool = False  # products read weights [n, k] as they lie, and widen those that are narrower
+    # A gradient of attention may be `attention_gradients`, from what `attention_with_logs` has kept.
     shares_logs: Callable[[Graph, Node], bool] = lambda graph, node: False
-    cuts_columns: bool = False
-    reads_turned: bool = False
+    cuts_columns: bool = False  # sums of long columns are to be formed in parts
+    reads_turned: bool = False  # products read matrices that lie across as fast as others
+    # How many ops that take many instructions products do to their results faster than another kernel would.
     costly_epilogue: int = 1 << 30
-    repeats_values: bool = False
-    widens_late: bool = False
-    cache_bytes: int = 0
-    has_byte_floats: bool = False
-    multiplies_bytes: bool = False
-    multiplies_windows: bool = False
-    sorts_blocks: bool = False
+    repeats_values: bool = False  # gradients compute values of the forward pass again rather than have them stored
+    widens_late: bool = False  # values are stored as narrow as they are, and widened by their readers
+    cache_bytes: int = 0  # a cheap value read again after so many bytes of others is computed again; 0: never
+    has_byte_floats: bool = False  # kernels load and store f8
+    multiplies_bytes: bool = False  # products have instructions for two f8
+    multiplies_windows: bool = False  # there are kernels for convolutions of pictures whose channels lie side by side
+    reads_pixels: bool = False  # convolutions of programs that have channels last are computed so
+    sorts_blocks: bool = False  # rows of some thousand elements are sorted faster than longer ones are looked through
+    shares_steps: bool = False  # large factorisations are cut into steps, whose columns threads with caches share
+    # Memory in which threads that share it factorise a matrix together; 0: a thread has a whole one.
+    factor_bytes: int = 0
+    sorts_values: bool = False  # numbers of which nobody asks where they came from are sorted by themselves
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

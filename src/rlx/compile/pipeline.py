@@ -118,7 +118,7 @@ def _has_integers(settings: Settings) -> bool:
     """Whether products multiply codes of activations: where that was asked for, or left to the machine."""
     if not _packs_weights(settings) or settings.generator is None:
         return False
-    return settings.generator.has_byte_dots if settings.activations == "auto" else settings.activations != "f32"
+    return settings.activations != "f32"
 
 
 def _keeps_rows(settings: Settings) -> bool:
@@ -172,8 +172,10 @@ def _report_fusion(c: Compilation) -> Compilation:
 
 
 def _use_integers(c: Compilation) -> Compilation:
-    assert c.settings.generator is not None and c.settings.generator.panel_width is not None
-    graph, changes = int8_activations(c.graph, c.settings.generator.panel_width, c.settings.activations)
+    generator = c.settings.generator
+    assert generator is not None and generator.panel_width is not None
+    kind = c.settings.activations
+    graph, changes = int8_activations(c.graph, generator.panel_width, kind, generator.has_byte_dots)
     return replace(c, graph=graph, int8=tuple(changes))
 
 

@@ -115,6 +115,27 @@ def bit_reverse(value: int, bits: int) -> int:
     return reversed_value
 
 
+def roots_of_unity(numbers: npt.ArrayLike, points: int, inverse: bool = False) -> npt.NDArray[np.complex128]:
+    """e^(∓2πi·k/n) for whole k, - forward and + inverse.
+
+    They are computed in the first eighth of a turn and mirrored: quarters of a turn are exact, and what cancels between
+    two roots cancels to 0, however large the numbers that they multiply.
+
+    >>> roots_of_unity([0, 1, 2, 3], 4).tolist() == [1, -1j, -1, 1j]
+    True
+    """
+    eighth, rest = np.divmod(8 * np.mod(np.asarray(numbers, np.int64), points), points)
+    # Every other eighth is walked backwards.
+    angle = np.where(eighth % 2, points - rest, rest) / points * (np.pi / 4)
+    is_between = (eighth % 2 == 1) & (rest == 0)
+    longer, shorter = (np.where(is_between, np.sqrt(0.5), f(angle)) for f in (np.cos, np.sin))
+    is_steep = np.isin(eighth, (1, 2, 5, 6))
+    found = np.empty(eighth.shape, np.complex128)
+    found.real = np.where(is_steep, shorter, longer) * np.where(np.isin(eighth, (2, 3, 4, 5)), -1, 1)
+    found.imag = np.where(is_steep, longer, shorter) * np.where((eighth < 4) == inverse, 1, -1)
+    return found
+
+
 class FftGpuPlan(NamedTuple):
     """Stages of a power-of-two FFT on a device: a shared-memory tile, then passes over global memory.
 

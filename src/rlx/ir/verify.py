@@ -72,10 +72,14 @@ def _node_findings(graph: Graph, position: int, node: Node) -> list[str]:
 def verify_shapes(graph: Graph) -> list[VerifyError]:
     """Types: what inference gives for every node against what the node declares."""
     found: list[VerifyError] = []
+    known: dict[tuple[object, ...], str | None] = {}  # layers repeat: most nodes are like one before them
     for node in graph.nodes:
         if any(not 0 <= i < len(graph.nodes) for i in node.inputs):
             continue
-        message = _shape_finding(graph, node)
+        alike = (node.op, node.shapes, *(graph.nodes[i].shapes for i in node.inputs))
+        if alike not in known:
+            known[alike] = _shape_finding(graph, node)
+        message = known[alike]
         if message:
             found.append(VerifyError(node.id, message))
         for field, body in node.op.bodies.items():

@@ -434,9 +434,9 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
 # Products
 
 
-def dot(lhs: Any, rhs: Any, preferred_element_type: DTypeLike | None = None) -> Any:
+def dot(lhs: Any, rhs: Any, precision: str | None = None, preferred_element_type: DTypeLike | None = None) -> Any:
     """Products of vectors and matrices."""
-    return ops.dot(lhs, rhs) if preferred_element_type is None else ops.cast(ops.dot(lhs, rhs), preferred_element_type)
+    return ops.dot(lhs, rhs, precision=precision or "default", out_dtype=preferred_element_type)
 
 
 def batch_matmul(lhs: Any, rhs: Any) -> Any:

@@ -147,7 +147,8 @@ def eigvalsh(x: Any, /, UPLO: str | None = None, *, symmetrize_input: bool | Non
 
 @array_function
 def eig(x: Any, /) -> EigResult:
-    """Eigenvalues and eigenvectors of square matrices, always complex: x·v = v·w, columns of length 1, in no order."""
+    """Eigenvalues and eigenvectors of square matrices, always complex: x·v = v·w, columns of length 1. Values ascend
+    by their real parts, equal ones by their imaginary parts."""
     return EigResult(*ops.eig(inexact(x)[0]))
 
 

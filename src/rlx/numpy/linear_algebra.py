@@ -35,31 +35,52 @@ __all__ = [
 ]
 
 
+def _options(precision: str | None, wanted: DTypeLike | None) -> dict[str, Any]:
+    """Those of the ops, by the names that JAX has for them."""
+    return {"precision": precision or "default", "out_dtype": wanted}
+
+
 @array_function
-def matmul(x1: Any, x2: Any, /, *, precision: str = "default", out_dtype: DTypeLike | None = None) -> Any:
+def matmul(
+    x1: Any,
+    x2: Any,
+    /,
+    *,
+    precision: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_dtype: DTypeLike | None = None,
+) -> Any:
     """The matrix product of the last two axes; leading axes broadcast, vectors are a row on the left, a column on
-    the right. `precision` and `out_dtype` are those of the `matmul` op."""
-    return ops.matmul(*promoted(x1, x2), precision=precision, out_dtype=out_dtype)
+    the right. `precision` is that of the `matmul` op. `preferred_element_type`, or `out_dtype`, is the type of the
+    result, which sums are rounded to once."""
+    return ops.matmul(*promoted(x1, x2), **_options(precision, preferred_element_type or out_dtype))
 
 
 @array_function
-def dot(a: Any, b: Any) -> Any:
+def dot(a: Any, b: Any, *, precision: str | None = None, preferred_element_type: DTypeLike | None = None) -> Any:
     """The inner product of vectors, the matrix product of matrices, else the last axis of a with the last but one of
-    b; scalars multiply."""
-    return ops.dot(*promoted(a, b))
-
-
-@array_function
-def vdot(a: Any, b: Any, /) -> Any:
-    """Σ conj(a)·b over the flattened operands."""
+    b; scalars multiply. Options are those of `matmul`."""
     a, b = promoted(a, b)
-    return ops.dot(ops.conjugate(ops.flatten(a)), ops.flatten(b))
+    if not rank_of(a) or not rank_of(b):
+        wanted = preferred_element_type
+        return ops.mul(a, b) if wanted is None else ops.mul(ops.cast(a, wanted), ops.cast(b, wanted))
+    return ops.dot(a, b, **_options(precision, preferred_element_type))
 
 
 @array_function
-def inner(a: Any, b: Any, /) -> Any:
-    """The sum of products over the last axis of each; scalars multiply."""
-    return ops.inner(*promoted(a, b))
+def vdot(a: Any, b: Any, /, *, precision: str | None = None, preferred_element_type: DTypeLike | None = None) -> Any:
+    """Σ conj(a)·b over the flattened operands. Options are those of `matmul`."""
+    a, b = promoted(a, b)
+    options = _options(precision, preferred_element_type)
+    return ops.dot(ops.conjugate(ops.flatten(a)), ops.flatten(b), **options)
+
+
+@array_function
+def inner(a: Any, b: Any, /, *, precision: str | None = None, preferred_element_type: DTypeLike | None = None) -> Any:
+    """The sum of products over the last axis of each; scalars multiply. Options are those of `matmul`."""
+    if not rank_of(a) or not rank_of(b):
+        return dot(a, b, precision=precision, preferred_element_type=preferred_element_type)
+    return ops.inner(*promoted(a, b), **_options(precision, preferred_element_type))
 
 
 @array_function
@@ -69,10 +90,18 @@ def outer(a: Any, b: Any) -> Any:
 
 
 @array_function
-def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """Σ conj(x1)·x2 along `axis`; the other axes broadcast."""
+def vecdot(
+    x1: Any,
+    x2: Any,
+    /,
+    *,
+    axis: int = -1,
+    precision: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Any:
+    """Σ conj(x1)·x2 along `axis`; the other axes broadcast. Options are those of `matmul`."""
     x1, x2 = promoted(x1, x2)
-    return ops.vecdot(x1, x2, axis)
+    return ops.vecdot(x1, x2, axis, **_options(precision, preferred_element_type))
 
 
 @array_function
@@ -90,10 +119,19 @@ def vecmat(x1: Any, x2: Any, /) -> Any:
 
 
 @array_function
-def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
-    """The sum of products over the last `axes` axes of x1 and the first of x2, or over a pair of axis lists."""
+def tensordot(
+    x1: Any,
+    x2: Any,
+    /,
+    axes: Any = 2,
+    *,
+    precision: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Any:
+    """The sum of products over the last `axes` axes of x1 and the first of x2, or over a pair of axis lists. Options
+    are those of `matmul`."""
     x1, x2 = promoted(x1, x2)
-    return ops.tensordot(x1, x2, axes)
+    return ops.tensordot(x1, x2, axes, **_options(precision, preferred_element_type))
 
 
 def einsum_path(subscripts: Any, /, *arrays: Any, optimize: Any = "greedy") -> tuple[list[Any], str]:
@@ -116,17 +154,20 @@ def einsum(
     subscripts: Any,
     /,
     *arrays: Any,
-    precision: str = "default",
+    precision: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
     out_dtype: DTypeLike | None = None,
     optimize: Any = True,
 ) -> Any:
-    """The sum of products that labels describe: "ij,jk->ik", "...ii->...i". The order of products is always chosen."""
+    """The sum of products that labels describe: "ij,jk->ik", "...ii->...i". The order of products is always chosen.
+    Options are those of `matmul`."""
+    options = _options(precision, preferred_element_type or out_dtype)
     if isinstance(subscripts, str):
-        return ops.einsum(subscripts, *(value(x) for x in arrays), precision=precision, out_dtype=out_dtype)
+        return ops.einsum(subscripts, *(value(x) for x in arrays), **options)
     # NumPy's other form: operand, labels, operand, labels, ... [result labels]
     given = [subscripts, *arrays]
     parts = [value(x) if i % 2 == 0 and i + 1 < len(given) else x for i, x in enumerate(given)]
-    return ops.einsum(*parts, precision=precision, out_dtype=out_dtype)
+    return ops.einsum(*parts, **options)
 
 
 @array_function

@@ -15,6 +15,7 @@ from rlx.backends.cpu.threads import checked
 from rlx.backends.donation import Held
 from rlx.backends.kernel_times import timed
 from rlx.backends.memory import drop_pages
+from rlx.backends.program.loop_plan import working_bytes
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.prepared_store import prepared_store
 from rlx.backends.program.program import Preparation, Programs, build_programs
@@ -59,7 +60,7 @@ class CpuExecutable(Executable):
 
     @property
     def arena_bytes(self) -> Size:
-        return self._main.program.arena_size
+        return working_bytes(self._main.program)
 
     def timed(self) -> AbstractContextManager[list[KernelTime]]:
         return timed()
@@ -72,7 +73,9 @@ class CpuExecutable(Executable):
 
     @property
     def report(self) -> CompileReport:
-        return self.compiled.report("cpu", where_tuned(self.lir))
+        needed, arena = self.arena_bytes, self._main.program.arena_size
+        notes = () if needed == arena else (f"arena with what loops need inside: {needed} bytes",)
+        return self.compiled.report("cpu", where_tuned(self.lir), notes)
 
     def prepare(self, changed: Mapping[str, Array], before: Prepared | None = None, source: str = "") -> CpuParams:
         given = {**(before.values if before is not None else {}), **changed}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.compile.lower.factorizations import FACTOR_FORMS
+from rlx.compile.lower.factorizations import FACTOR_FORMS, require, require_solved
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
@@ -23,7 +23,7 @@ from rlx.ops.define.rules import zeros_of
 from rlx.ops.linalg.contraction import conjugated, matmul
 from rlx.ops.linalg.factorizations import Cholesky, Lu, row_gather
 from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
-from rlx.ops.lowered.factor_steps import CholeskyFactor, OrthogonalRows, ReflectedBasis, Reflectors, RequireFactors
+from rlx.ops.lowered.factor_steps import CholeskyFactor, OrthogonalRows, ReflectedBasis, Reflectors
 from rlx.ops.pointwise.arithmetic import and_, copysign, eq, ge, gt, hypot, le, lt, ne, or_, where
 from rlx.ops.pointwise.bits import isfinite
 from rlx.ops.pointwise.complex_numbers import complex_norm_sq, imag, real
@@ -137,13 +137,6 @@ def _cholesky_factor(op: Op, *operands: Any) -> Form:
     return build
 
 
-def _require(op: Op, factor: Any) -> None:
-    """Let the program stop if there is a 0 on the diagonal of a factor."""
-    with same_graph(factor):
-        on_diagonal = eye(factor.shape[-1], dtype=DType.BOOL)
-    RequireFactors(op.mnemonic)(reduce_all(where(on_diagonal, ne(factor, 0.0), True), -1))
-
-
 def _complex_cholesky(op: Op, a: Any) -> Form | None:
     """As that of real matrices, with the numbers of the other side conjugated."""
     if not a.dtype.is_complex:
@@ -151,7 +144,7 @@ def _complex_cholesky(op: Op, a: Any) -> Form | None:
 
     def build(a: Any) -> Any:
         factor = _cholesky_factor(op)(cast(a, DType.C128))
-        _require(op, factor)
+        require(op, factor)
         return cast(factor, a.dtype)
 
     return build
@@ -202,8 +195,7 @@ def _complex_solve(op: Op, a: Any, b: Any) -> Form | None:
         rows = row_gather(order)(columns, expand_dims(order, -1))
         y = TriangularSolve(unit_diagonal=True)(factors, rows)
         x = TriangularSolve(lower=False)(factors, y)
-        _require(op, factors)
-        return cast(reshaped(x, b.shape), b.dtype)
+        return require_solved(op, a, factors, cast(reshaped(x, b.shape), b.dtype))
 
     return build
 

@@ -15,6 +15,9 @@ from rlx.backends.program.table_layout import Command, Control, Move, Patch
 
 # More tickets than any machine has use for: beyond, several iterations make one ticket.
 MAX_TICKETS = 1024
+# A ticket should touch this many bytes, a few microseconds of reading, as long as there are enough of them to share:
+# fetching the next one costs tens of nanoseconds, and what is read for it is not asked for before.
+TICKET_BYTES, ENOUGH_TICKETS = 1 << 17, 128
 # Tickets that other threads could take, below which inviting them costs more than they save: kernels cut their work
 # into iterations of some microseconds, and waking a thread takes about as long.
 WORTH_SHARING = 4
@@ -82,6 +85,12 @@ class Branch(NamedTuple):
     moves: tuple[int, int] = (0, 0)  # the first one and how many
 
 
+def _grain(iterations: int, touched: int) -> int:
+    """How many iterations of a kernel that touches so many bytes make one ticket."""
+    by_bytes = min(TICKET_BYTES * iterations // max(touched, 1), iterations // ENOUGH_TICKETS)
+    return max(1, by_bytes, -(-iterations // MAX_TICKETS))
+
+
 class _Open:
     """A segment that is not finished."""
 
@@ -121,7 +130,8 @@ class TableBuilder:
         segment = self._segments[-1]
         if segment.dependencies.add([a for a in arguments if isinstance(a, Range)]):
             segment.after, segment.window = segment.ticket, 0
-        grain = -(-iterations // MAX_TICKETS)
+        touched = sum(a.stop - a.start for a in arguments if isinstance(a, Range))
+        grain = _grain(iterations, touched)
         count = -(-iterations // grain)
         self._append(entry, len(self._slots), count, segment.after, grain, iterations)
         segment.labels.append(label)
@@ -132,7 +142,6 @@ class TableBuilder:
             else:
                 self._slots.append(argument)
         segment.window += count
-        touched = sum(a.stop - a.start for a in arguments if isinstance(a, Range))
         segment.spare += (count - 1) * (WORTH_SHARING if touched >= count * LONG_ITERATION else 1)
         segment.width = max(segment.width, segment.window)
 

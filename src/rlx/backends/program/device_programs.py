@@ -16,6 +16,7 @@ import numpy as np
 
 from rlx.backends.api import Array, Executable, KernelTime, Prepared
 from rlx.backends.kernel_times import timed
+from rlx.backends.program.loop_plan import working_bytes
 from rlx.backends.program.params import checked_param
 from rlx.backends.program.program import Program, Programs
 from rlx.ir.lir import LirModule
@@ -99,7 +100,7 @@ class DeviceExecutable(Executable, Generic[A]):
 
     @property
     def arena_bytes(self) -> Size:
-        return self.programs.main.arena_size
+        return working_bytes(self.programs.main)
 
     def timed(self) -> AbstractContextManager[list[KernelTime]]:
         return timed()

@@ -15,8 +15,9 @@ from rlx.backends.program.command_table import Address, Branch, Range, TableBuil
 from rlx.backends.program.copies import CHUNK
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Operand, Place, Program
 from rlx.backends.program.table_layout import ENDLESS, Move
+from rlx.compile.memory.loops import LoopNeeds, carry_count, spare_sizes, with_loops
 from rlx.errors import InternalError
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Shape, Size
 from rlx.ops.control.branches import If, While
 from rlx.ops.control.scans import Scan
 
@@ -59,6 +60,18 @@ class Frame:
     def inputs(self) -> list[int]:
         """The addresses of the operands, in order."""
         return [self.base + ARENA + 1 + i for i in range(len(self.program.inputs))]
+
+
+def working_bytes(program: Program) -> Size:
+    """What a run of a program needs between its kernels, its loops included: `Frame.extent` for all sizes."""
+    loops = []
+    for step in program.steps:
+        if isinstance(step, LoopStep):
+            body, count = step.bodies[-1], carry_count(step.op)
+            sizes = tuple(body.visible[o].shape.byte_size for o in body.outputs[:count])
+            stays = tuple(body.returned[number] == number for number in range(count))
+            loops.append(LoopNeeds(step.op, sizes, stays, tuple(map(working_bytes, step.bodies))))
+    return with_loops(program.arena_size, loops)
 
 
 def plan_loop(table: TableBuilder, frame: Frame, step: LoopStep) -> None:
@@ -118,7 +131,11 @@ class _Loop:
         self.operands = [frame.address(p) for p in step.operands]
         self.results = [frame.address(p) for p in step.results]
         self.sizes = [frame.size_of(t) for t in step.types]
+        sizes = self.output_sizes(self.bodies[-1])[: carry_count(step.op)]
+        stays = [self.is_in_place(self.bodies[-1], number) for number in range(len(sizes))]
         self.scratch_end = _aligned(frame.arena_bytes)
+        # In the order in which they are taken.
+        self.spare = iter([self.scratch(self.plan.size(s)) for s in spare_sizes(step.op, sizes, stays)])
         self.moves: list[list[int]] = []
 
     def scan(self, op: Scan) -> None:
@@ -153,11 +170,11 @@ class _Loop:
         if self.is_in_place(self.bodies[0], carry):
             return _still(self.results[carry])
         if not op.save_trajectory:
-            result, other = self.results[carry], self.scratch(size)
+            result, other = self.results[carry], next(self.spare)
             even, odd = (result, other) if rounds % 2 else (other, result)
             return _Path(even, even, odd)
         if op.num_checkpoints:
-            even, odd = self.scratch(size), self.scratch(size)
+            even, odd = next(self.spare), next(self.spare)
             return _Path(even, even, odd)
         return _rows(op, self.results[carry], size, rounds)
 
@@ -192,17 +209,17 @@ class _Loop:
         condition, body = self.bodies
         count = len(self.results)
         stored = []
-        for number, (size, result) in enumerate(zip(self.sizes, self.results)):
+        for number, result in enumerate(self.results):
             if self.is_in_place(body, number):
                 stored.append(_still(result))
                 continue
-            even, odd = self.scratch(size), self.scratch(size)
+            even, odd = next(self.spare), next(self.spare)
             stored.append(_Path(even, even, odd))
         begun = self.begin(body, stored, self.operands[:count], self.sizes)
         inputs = [*begun, *map(_still, self.operands[count:])]
         for frame in self.bodies:
             self.give(frame, inputs)
-        holds = self.scratch(1)
+        holds = next(self.spare)
         is_true, finish = self.receive(condition, [_still(holds)]), self.receive(body, stored)
         moves, counter, unused = self.moved(), self.table.counter(), self.table.counter()
         limit = ENDLESS if op.max_iterations is None else op.max_iterations
@@ -224,7 +241,7 @@ class _Loop:
     def branch(self) -> None:
         predicate, then, otherwise = self.bodies
         self.give(predicate, [_still(self.operands[0])])
-        holds = self.scratch(1)
+        holds = next(self.spare)
         is_true = self.receive(predicate, [_still(holds)])
         finish = []
         for frame in (then, otherwise):

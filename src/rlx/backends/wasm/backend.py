@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlx.backends.api import Array, Backend, CompileOptions, Executable, KernelTime, Prepared
 from rlx.backends.kernel_times import timed
 from rlx.backends.options_to_pipeline import compile_with_options
+from rlx.backends.program.loop_plan import working_bytes
 from rlx.backends.program.params import CpuParams
 from rlx.backends.program.program import Programs, build_programs
 from rlx.backends.wasm.code import wasm_loading
@@ -58,7 +59,7 @@ class WasmExecutable(Executable):
 
     @property
     def arena_bytes(self) -> Size:
-        return self.programs.main.arena_size
+        return working_bytes(self.programs.main)
 
     @property
     def report(self) -> CompileReport:

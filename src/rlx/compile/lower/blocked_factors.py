@@ -6,6 +6,7 @@ size that the nearest caches hold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rlx.compile.lower.complex_numbers import parts
@@ -28,7 +29,7 @@ CHOLESKY, LU, SOLVE, PANEL, STEP = 512, 512, 512, 256, 32
 
 def _first_part(size: int) -> int:
     """Where to cut: near the middle, and so that products have whole vectors."""
-    return -(-size // 2) // STEP * STEP
+    return max(-(-size // 2) // STEP, 1) * STEP
 
 
 def _blocks(a: Any, k: int) -> tuple[Any, Any, Any, Any]:
@@ -50,16 +51,16 @@ def _widened(a: Any, before: int, behind: int) -> Any:
     return pad_zeros(a, (*none, before), (*none, behind))
 
 
-def cholesky_factor(a: Any) -> Any:
-    """L of [[A11, .], [A21, A22]]: L11, L21 = A21 L11⁻ᵀ, and L22 from A22 - L21 L21ᵀ."""
+def cholesky_factor(a: Any, limit: int = CHOLESKY) -> Any:
+    """L of [[A11, .], [A21, A22]]: L11, L21 = A21 L11⁻ᵀ, and L22 from A22 - L21 L21ᵀ; of up to `limit` at once."""
     size = a.shape[-1]
-    if size <= CHOLESKY:
+    if size <= limit:
         return CholeskyFactor()(a)
     k = _first_part(size)
     a11, _, a21, a22 = _blocks(a, k)
-    l11 = cholesky_factor(a11)
+    l11 = cholesky_factor(a11, limit)
     l21 = _turned(triangular_solve(TriangularSolve(), l11, _turned(a21)))
-    l22 = cholesky_factor(a22 - matmul(l21, _turned(l21)))
+    l22 = cholesky_factor(a22 - matmul(l21, _turned(l21)), limit)
     return concat([_widened(l11, 0, size - k), concat([l21, l22], -1)], -2)
 
 
@@ -82,21 +83,26 @@ def triangular_solve(op: TriangularSolve, a: Any, b: Any) -> Any:
     return concat([top, bottom], -2)
 
 
-def lu_factors(a: Any) -> tuple[Any, Any, Any]:
-    """`Lu` of [A1 A2]: that of A1, whose exchanges and eliminations A2 goes through, and that of what is left of A2."""
+def _is_one_block(rows: int, columns: int) -> bool:
+    return min(rows, columns) <= LU
+
+
+def lu_factors(a: Any, is_whole: Callable[[int, int], bool] = _is_one_block) -> tuple[Any, Any, Any]:
+    """`Lu` of [A1 A2]: that of A1, whose exchanges and eliminations A2 goes through, and that of what is left of A2.
+    Matrices of sizes for which `is_whole` holds, rows and columns, are not cut."""
     rows, columns = a.shape[-2:]
     steps = min(rows, columns)
-    if steps <= LU:
+    if is_whole(rows, columns):
         packed, pivots, order = Lu()(a)
         return packed, pivots, order
     k = _first_part(steps)
     left, right = narrow(a, -1, 0, k), narrow(a, -1, k, columns - k)
-    first, pivots, order = lu_factors(left)
+    first, pivots, order = lu_factors(left, is_whole)
     right = _rows(right, order)
     above, below = narrow(first, -2, 0, k), narrow(first, -2, k, rows - k)
     upper = triangular_solve(TriangularSolve(unit_diagonal=True), above, narrow(right, -2, 0, k))
     rest = narrow(right, -2, k, rows - k) - matmul(below, upper)
-    second, more_pivots, more_order = lu_factors(rest)
+    second, more_pivots, more_order = lu_factors(rest, is_whole)
     packed = concat([concat([above, upper], -1), concat([_rows(below, more_order), second], -1)], -2)
     kept, moved = narrow(order, -1, 0, k), narrow(order, -1, k, rows - k)
     lead = more_order.ndim - 1

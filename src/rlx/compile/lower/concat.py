@@ -2,11 +2,13 @@
 
 A kernel stores a joined value part by part, each with loops of its own, and computes the parts along the way. Ops that
 follow can join it there, and the joined value is not stored before they read it.
+
+What joins views of a joined value, as a pad along two axes does, joins views of its parts instead, for the same reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from rlx.compile.fuse.index_maps import is_view
@@ -15,10 +17,12 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant
 from rlx.ir.shape import Size, normalize_axis
 from rlx.ir.tensor import Tensor
-from rlx.ops.shape.movement import Concat, concat, narrow
+from rlx.ops.shape.movement import Concat, Expand, Narrow, Reverse, concat, expand, narrow
 
 # Every part is code of its own.
 MAX_PARTS = 4
+# Parts of a value that is joined along two axes: what stands in the middle, at four sides and at four corners.
+MAX_PARTS_OF_TWO = 9
 
 
 def done_to_parts(
@@ -75,3 +79,84 @@ def _columns(x: Tensor, axis: int, start: Size, length: Size) -> Any:
     if x.ndim < -axis or x.shape[axis] == 1:
         return x
     return narrow(x, axis, start, length)
+
+
+def joined_both_ways(
+    graph: Graph, uses: Sequence[Sequence[NodeId]], node: Node, operands: Sequence[Tensor]
+) -> Callable[..., Any] | None:
+    """How views of one joined value are joined along another axis: `[[a b] v([a b])]` is `[[a v(a)] [b v(b)]]`, where
+    nobody else reads them; None where a node is something else."""
+    if not isinstance(node.op, Concat) or not _reads_one_value(graph, uses, node):
+        return None
+    axis = normalize_axis(node.op.axis, node.shape.rank, "concat")
+    views = [_views_along(x, axis) for x in operands]
+    found = views[0]
+    if found is None:
+        return None
+    whole = found[0]
+    across = whole.node.op
+    if not isinstance(across, Concat) or normalize_axis(across.axis, whole.ndim, "concat") == axis:
+        return None
+    if any(v is None or v[0].id != whole.id for v in views) or len(whole.node.inputs) * len(views) > MAX_PARTS_OF_TWO:
+        return None
+    if any(isinstance(whole.graph.nodes[i].op, Concat) for i in whole.node.inputs):
+        # Views of these would have to be stored first.
+        return None
+
+    def build(*operands: Tensor) -> Any:
+        rows = []
+        for part in (whole.graph.tensor(i) for i in whole.node.inputs):
+            rows.append(concat([_viewed(part, v[1], axis) for v in views if v is not None], axis))
+        return concat(rows, across.axis)
+
+    return build
+
+
+def _reads_one_value(graph: Graph, uses: Sequence[Sequence[NodeId]], node: Node) -> bool:
+    """Whether all operands are views of one value, which has no other reader, and neither have they."""
+    readers: list[NodeId] = []
+    bases = set()
+    for number in node.inputs:
+        below, reader = number, node.id
+        while isinstance(graph.nodes[below].op, Narrow | Reverse | Expand):
+            if not _is_read_by_one(uses, graph.outputs, below):
+                return False
+            below, reader = graph.nodes[below].inputs[0], below
+        bases.add(below)
+        readers.append(reader)
+    return len(readers) > 1 and len(bases) == 1 and sorted(readers) == sorted(uses[bases.pop()])
+
+
+def _is_read_by_one(uses: Sequence[Sequence[NodeId]], outputs: Container[NodeId], node: NodeId) -> bool:
+    return len(uses[node]) == 1 and node not in outputs
+
+
+def _views_along(x: Tensor, axis: int) -> tuple[Tensor, list[Node]] | None:
+    """The value below views that change one axis only, and these views, the first one first; None for others."""
+    views: list[Node] = []
+    while isinstance(x.node.op, Narrow | Reverse | Expand):
+        below = x.graph.tensor(x.node.inputs[0])
+        match x.node.op:
+            case Narrow(axis=other):
+                changed = {normalize_axis(other, x.ndim, "narrow")}
+            case Reverse(axes=others):
+                changed = {normalize_axis(a, x.ndim, "reverse") for a in others}
+            case _:
+                if below.ndim != x.ndim:
+                    return None
+                changed = {a for a in range(x.ndim) if below.shape[a] != x.shape[a]}
+        if not changed <= {axis}:
+            return None
+        views.append(x.node)
+        x = below
+    return x, views[::-1]
+
+
+def _viewed(x: Tensor, views: Sequence[Node], axis: int) -> Any:
+    """The same views of another value, which may differ along other axes."""
+    for view in views:
+        if isinstance(view.op, Expand):
+            x = expand(x, (*x.shape[:axis], view.shape.dims[axis], *x.shape[axis + 1 :]))
+        else:
+            x = view.op(x)
+    return x

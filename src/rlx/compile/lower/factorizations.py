@@ -21,7 +21,8 @@ from rlx.ops.linalg.matrix_functions import Pinv, pinv_by_svd
 from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
 from rlx.ops.lowered.factor_steps import CholeskyFactor, OrthogonalRows, ReflectedBasis, Reflectors, RequireFactors
 from rlx.ops.lowered.sort_order import SortOrder
-from rlx.ops.pointwise.arithmetic import ge, maximum, ne, where
+from rlx.ops.pointwise.arithmetic import ge, maximum, ne, or_, where
+from rlx.ops.pointwise.bits import isfinite, not_
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
 from rlx.ops.reduction.reductions import reduce_all, reduce_max, reduce_sum
@@ -33,9 +34,23 @@ Form = Callable[..., Any]
 
 def require(op: Op, factor: Any) -> None:
     """Let the program stop if there is a 0 on the diagonal of a factor."""
+    RequireFactors(op.mnemonic)(_has_pivots(factor))
+
+
+def _has_pivots(factor: Any) -> Any:
+    """Whether there is no 0 on the diagonal, row by row."""
     with same_graph(factor):
         on_diagonal = eye(factor.shape[-1], dtype=DType.BOOL)
-        RequireFactors(op.mnemonic)(reduce_all(where(on_diagonal, ne(factor, 0.0), True), -1))
+        return reduce_all(where(on_diagonal, ne(factor, 0.0), True), -1)
+
+
+def require_solved(op: Op, a: Any, factors: Any, x: Any) -> Any:
+    """The solutions of systems whose matrices A have these factors, NaN where a matrix is not finite. The program stops
+    if another one is singular; last, so that kernels are not interrupted."""
+    is_finite = reduce_all(isfinite(a), (-2, -1))
+    result = where(expand_dims(is_finite, tuple(range(-(x.ndim - is_finite.ndim), 0))), x, math.nan)
+    RequireFactors(op.mnemonic)(or_(_has_pivots(factors), expand_dims(not_(is_finite), -1)))
+    return result
 
 
 def _solve(op: Op, a: Any, b: Any) -> Form | None:
@@ -49,10 +64,7 @@ def _solve(op: Op, a: Any, b: Any) -> Form | None:
         rows = in_order(columns, permutation)
         y = TriangularSolve(unit_diagonal=True)(factors, rows)
         x = TriangularSolve(lower=False)(factors, y)
-        result = cast(reshaped(x, b.shape), b.dtype)
-        # Last, so that kernels are not interrupted.
-        require(op, factors)
-        return result
+        return require_solved(op, a, factors, cast(reshaped(x, b.shape), b.dtype))
 
     return build
 

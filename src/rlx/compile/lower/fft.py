@@ -16,7 +16,7 @@ import numpy as np
 
 from rlx.ir.dims import Dim, dim_max
 from rlx.ir.dtype import DType
-from rlx.ir.fft import FftNorm
+from rlx.ir.fft import FftNorm, roots_of_unity
 from rlx.ir.op import Op
 from rlx.ir.shape import Size
 from rlx.ops.define.operands import same_graph
@@ -118,8 +118,7 @@ def _by_convolution(x: Any, points: int, inverse: bool, scale: float) -> Any:
     """Bluestein: W^(mk) = c[m]·c[k]·c̄[k - m] with c[m] = W^(m²/2), so the sum over m is a convolution with c̄."""
     size = 1 << (2 * points - 1).bit_length()
     index = np.arange(points, dtype=np.int64)
-    # m² mod 2n keeps the angle exact.
-    chirp = np.exp((1j if inverse else -1j) * np.pi * ((index * index) % (2 * points)) / points)
+    chirp = roots_of_unity(index * index, 2 * points, inverse)
     kernel = np.zeros(size, np.complex128)
     kernel[:points] = chirp.conj()
     kernel[size - points + 1 :] = chirp[:0:-1].conj()
@@ -135,14 +134,12 @@ def _by_convolution(x: Any, points: int, inverse: bool, scale: float) -> Any:
 
 def _matrix(points: int, inverse: bool, scale: float) -> Array:
     index = np.arange(points, dtype=np.int64)
-    angle = 2 * np.pi * ((index[:, None] * index) % points) / points
-    c, s = scale * np.cos(angle), scale * np.sin(angle) * (-1 if inverse else 1)
-    return np.block([[c, -s], [s, c]])
+    roots = scale * roots_of_unity(index[:, None] * index, points, inverse)
+    return np.block([[roots.real, roots.imag], [-roots.imag, roots.real]])
 
 
 def _twiddles(rows: int, columns: int, inverse: bool) -> Array:
-    turns = np.arange(rows)[:, None] * np.arange(columns) / (rows * columns)
-    return np.exp((2j if inverse else -2j) * np.pi * turns)
+    return roots_of_unity(np.arange(rows)[:, None] * np.arange(columns), rows * columns, inverse)
 
 
 def _constant(near: Any, values: Array) -> Any:

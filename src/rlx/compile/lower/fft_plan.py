@@ -2,7 +2,8 @@
 
     plan_transform(op, x, scratch)      # None where the length is not known, or too long: by products then
 
-`scratch` is how many bytes a kernel may keep on its stack. Lengths with a large prime factor become a convolution, done
+`scratch` is how many bytes a kernel may keep on its stack, or where it is `shared` the threads of a block of a GPU
+together: two places of complex numbers. Lengths with a large prime factor become a convolution, done
 by two transforms of a length that has none (Bluestein): the first one is followed and the second one surrounded by
 factors, so that nothing else passes over the values.
 """
@@ -16,11 +17,21 @@ from typing import Any
 import numpy as np
 
 from rlx.ir.dtype import DType
+from rlx.ir.fft import roots_of_unity
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite.rules import Match, RuleSet, apply_rules, rewrites
 from rlx.ir.tensor import Tensor, lift
 from rlx.ops.define.widening import accumulators, rounded_tensor
-from rlx.ops.lowered.fourier_lines import FftHalves, FftLines, FftStep, factors_of, half_factors, passes, radices
+from rlx.ops.lowered.fourier_lines import (
+    FftHalves,
+    FftLines,
+    FftRealLines,
+    FftStep,
+    factors_of,
+    half_factors,
+    passes,
+    radices,
+)
 from rlx.ops.shape.movement import Transpose
 from rlx.ops.signal.fourier import Fft
 from rlx.ops.signal.real_fourier import Irfft, Rfft
@@ -38,13 +49,14 @@ MOST_WHOLE = 256 << 10
 NEAREST_CACHE = 32 << 10
 
 
-def plan_transform(op: Fft, x: Any, scratch: int) -> Callable[[Any], Any] | None:
+def plan_transform(op: Fft, x: Any, scratch: int, shared: bool = False) -> Callable[[Any], Any] | None:
     """How kernels transform the last axis of x; None if they do not."""
     dtype, points = x.dtype, x.shape[-1]
     if not isinstance(points, int) or 0 in x.shape:
         return None
     points = points if dtype.is_complex else points // 2
-    planned = _plan(points, dtype.real.accumulator, scratch, op.inverse, op.norm.output_scale(points, op.inverse))
+    scale = op.norm.output_scale(points, op.inverse)
+    planned = _plan(points, dtype.real.accumulator, scratch, shared, op.inverse, scale)
     if planned is None:
         return None
 
@@ -57,14 +69,20 @@ def plan_transform(op: Fft, x: Any, scratch: int) -> Callable[[Any], Any] | None
     return build
 
 
-def plan_real_transform(op: Rfft | Irfft, x: Any, scratch: int) -> Callable[[Any], Any] | None:
-    """A transform of real numbers as one of half as many complex ones; None where it is taken apart instead."""
+def plan_real_transform(op: Rfft | Irfft, x: Any, scratch: int, shared: bool = False) -> Callable[[Any], Any] | None:
+    """A transform of real numbers as one of half as many complex ones; None where it is taken apart instead. Blocks do
+    all of it at once, of lines that they hold."""
     inverse = isinstance(op, Irfft)
     points = op.points if isinstance(op, Irfft) else x.shape[-1]
-    if points % 2 or 0 in x.shape or radices(points // 2) is None:
+    if not isinstance(points, int) or points % 2 or 0 in x.shape or radices(points // 2) is None:
         return None
     scale = op.norm.output_scale(points, inverse)
-    steps = _steps(points // 2, x.dtype.real, scratch, inverse, 1.0)
+    if shared:
+        if points // 2 > _block_points(scratch, x.dtype.real):
+            return None
+        whole = FftRealLines(points, inverse, scale if inverse else 0.5 * scale)
+        return lambda x: whole(x, lift(whole.all_factors.astype(x.dtype.real.numpy), x.graph))
+    steps = _steps(points // 2, x.dtype.real, scratch, False, inverse, 1.0)
     if steps is None:
         return None
     halves = FftHalves(points, inverse, scale if inverse else 0.5 * scale)
@@ -84,14 +102,33 @@ def _run(planned: Planned, x: Any) -> Any:
 
 
 @cache
-def _plan(points: int, dtype: DType, scratch: int, inverse: bool, scale: float) -> Planned | None:
+def _plan(points: int, dtype: DType, scratch: int, shared: bool, inverse: bool, scale: float) -> Planned | None:
     if radices(points) is not None:
-        return _with_factors(_steps(points, dtype, scratch, inverse, scale))
-    return _by_convolution(points, dtype, scratch, inverse, scale)
+        return _with_factors(_steps(points, dtype, scratch, shared, inverse, scale))
+    return _by_convolution(points, dtype, scratch, shared, inverse, scale)
 
 
-def _steps(points: int, dtype: DType, scratch: int, inverse: bool, scale: float) -> list[FftLines] | None:
+def _block_points(scratch: int, dtype: DType) -> int:
+    """Points that fit into what a block shares."""
+    return scratch // (2 * dtype.size_bytes) - 16
+
+
+def _block_steps(points: int, dtype: DType, scratch: int, inverse: bool, scale: float) -> list[FftLines] | None:
+    """A transform by blocks: as one op, or as two of about the same length, each of which must fit."""
+    most = _block_points(scratch, dtype)
+    if points <= most:
+        return [FftLines(points, inverse=inverse, scale=scale)]
+    fitting = [f for f in range(2, most + 1) if points % f == 0 and points // f <= most]
+    if not fitting:
+        return None
+    whole = FftLines(points, min(fitting, key=lambda f: max(f, points // f)), inverse=inverse, scale=scale)
+    return [_changed(whole, step=FftStep.Columns, scale=1.0), _changed(whole, step=FftStep.Rows)]
+
+
+def _steps(points: int, dtype: DType, scratch: int, shared: bool, inverse: bool, scale: float) -> list[FftLines] | None:
     """A transform of a length with small factors as one op, or as two where it would not fit into the scratch."""
+    if shared:
+        return _block_steps(points, dtype, scratch, inverse, scale)
     if points < SHORTEST_IN_TWO_STEPS:
         return [FftLines(points, inverse=inverse, scale=scale)]
     first = _first_factor(points, dtype, scratch)
@@ -147,15 +184,16 @@ def _with_factors(steps: list[FftLines] | None) -> Planned | None:
     return None if steps is None else tuple((step, factors_of(step)) for step in steps)
 
 
-def _by_convolution(points: int, dtype: DType, scratch: int, inverse: bool, scale: float) -> Planned | None:
+def _by_convolution(
+    points: int, dtype: DType, scratch: int, shared: bool, inverse: bool, scale: float
+) -> Planned | None:
     """W^(mk) = c[m]·c[k]·c̄[k - m] with c[m] = W^(m²/2), so the sum over m is a convolution with c̄."""
     size = _smooth_size(2 * points - 1)
-    forward, back = (_steps(size, dtype, scratch, back, 1.0) for back in (False, True))
-    if forward is None or back is None or forward[0].first == 1:
+    forward, back = (_steps(size, dtype, scratch, shared, back, 1.0) for back in (False, True))
+    if forward is None or back is None or (forward[0].first == 1 and not shared):
         return None
     index = np.arange(points, dtype=np.int64)
-    # m² mod 2n keeps the angle exact.
-    chirp = np.exp((1j if inverse else -1j) * np.pi * ((index * index) % (2 * points)) / points)
+    chirp = roots_of_unity(index * index, 2 * points, inverse)
     kernel = np.zeros(size, np.complex128)
     kernel[:points] = chirp.conj()
     kernel[size - points + 1 :] = chirp[:0:-1].conj()
@@ -175,7 +213,7 @@ def _smooth_size(least: int) -> int:
     return min(n for n in sizes if n >= least)
 
 
-def transforms_along_axes(graph: Graph, scratch: int) -> Graph:
+def transforms_along_axes(graph: Graph, scratch: int, shared: bool = False) -> Graph:
     """The graph with transforms of other axes than the last one in one op, instead of between two transpositions."""
 
     @rewrites(Transpose, exact=False)
@@ -192,7 +230,7 @@ def transforms_along_axes(graph: Graph, scratch: int) -> Graph:
         points = x.shape[axis]
         if not x.dtype.is_complex or not isinstance(points, int) or 0 in x.shape or radices(points) is None:
             return None
-        if _line_bytes(points) > scratch:
+        if points > _block_points(scratch, x.dtype.real) if shared else _line_bytes(points) > scratch:
             return None
         op = transform.op
         made = FftLines(points, axis=axis, inverse=op.inverse, scale=op.norm.output_scale(points, op.inverse))

@@ -17,22 +17,28 @@ from rlx.compile.fuse.index_maps import without_ones
 from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
 from rlx.compile.lower.byte_products import byte_products
+from rlx.compile.lower.channels_last import channels_last
 from rlx.compile.lower.column_sums import column_parts
 from rlx.compile.lower.complex_numbers import complex_form
 from rlx.compile.lower.complex_scans import scan_of_parts
-from rlx.compile.lower.concat import done_to_parts
+from rlx.compile.lower.concat import done_to_parts, joined_both_ways
 from rlx.compile.lower.conv import conv_form
 from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.fft import fft_form
 from rlx.compile.lower.fft_plan import plan_real_transform, plan_transform, transforms_along_axes
+from rlx.compile.lower.long_products import long_products
+from rlx.compile.lower.lu_steps import lu_in_steps
 from rlx.compile.lower.pair_factors import GENERAL_FORMS, PAIR_FORMS
+from rlx.compile.lower.radix_sort import radix_form
 from rlx.compile.lower.repeated_values import places_and_labels, repeated_form
+from rlx.compile.lower.running_parts import parts_form
 from rlx.compile.lower.scans import checked_behind
-from rlx.compile.lower.sized_factors import SIZED_FORMS
+from rlx.compile.lower.sized_factors import SIZED_FORMS, shared_form
 from rlx.compile.lower.sort import ORDER_FORMS
 from rlx.compile.lower.splat import SPLAT_FORMS
 from rlx.compile.lower.top_parts import top_parts
+from rlx.compile.lower.value_sorts import value_sorts
 from rlx.compile.lower.window_products import window_products
 from rlx.compile.weights.pack_blocks import panel_form
 from rlx.errors import InternalError
@@ -50,6 +56,8 @@ from rlx.ops.attn.operands import TO_BHSD, AttentionLayout
 from rlx.ops.control.scans import Scan
 from rlx.ops.define.widening import accumulators, rounded_tensor
 from rlx.ops.linalg.contraction import GroupedMatMul, MatMul
+from rlx.ops.linalg.factorizations import Lu
+from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.nn.convolution import Conv
 from rlx.ops.nn.losses import SoftmaxCrossEntropyBackward, SoftmaxCrossEntropyWithLogits
 from rlx.ops.pointwise.arithmetic import eq, where
@@ -57,6 +65,7 @@ from rlx.ops.pointwise.conversion import Cast
 from rlx.ops.pointwise.unary import exp, log
 from rlx.ops.quant.quantized_lookup import DequantGather
 from rlx.ops.quant.quantized_weights import DequantGroupedMatMul, DequantMatMul, DequantMoEWeights
+from rlx.ops.reduction.cumulative import Cumulative
 from rlx.ops.reduction.reductions import Reduce, ReduceOp, Softmax, reduce_max, reduce_sum, softmax
 from rlx.ops.shape.movement import (
     Expand,
@@ -80,8 +89,9 @@ Form = Callable[..., Any]
 # Decomposed, it would store what it exists to avoid: all scores.
 WHOLE = (Attention,)
 
-# Rows into which one long axis is cut: so many at most and at least, and elements of a row at least.
-MAX_ROWS, MIN_ROWS, SHORT_ROW = 1024, 16, 1024
+# Rows into which one long axis is cut: so many at most and at least, and elements of a row at least; and those of a row
+# that is long enough by itself.
+MAX_ROWS, MIN_ROWS, SHORT_ROW, LONG_ROW = 1024, 16, 1024, 4096
 # Forms are made of simpler ops, so that few rounds are needed, and one more for each body that lies in another one.
 MAX_ROUNDS = 32
 
@@ -93,10 +103,16 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
         graph = byte_products(graph)
     if generator.multiplies_windows:
         graph = window_products(graph)
+    if generator.reads_pixels:
+        graph = channels_last(graph)
+    if generator.panel_width is not None:
+        graph = long_products(graph)
+    if generator.sorts_values:
+        graph = value_sorts(graph)
     if generator.sorts_blocks:
         graph = top_parts(graph)
     if generator.line_bytes and any(isinstance(n.op, Fft) for n in graph.nodes):
-        graph = transforms_along_axes(graph, generator.line_bytes)
+        graph = transforms_along_axes(graph, generator.line_bytes, generator.shares_lines)
     is_merged = True
     rounds = MAX_ROUNDS + graph.nesting
     for _ in range(rounds):
@@ -178,6 +194,8 @@ class _Forms:
             return _heads_last
         if (form := done_to_parts(self.graph, self.uses, self.generator, node, operands)) is not None:
             return form
+        if (form := joined_both_ways(self.graph, self.uses, node, operands)) is not None:
+            return form
         graph = operands[0].graph if operands else None
         if graph is None or not self.may_decompose(op):
             return None
@@ -188,11 +206,23 @@ class _Forms:
     def better_form(self, op: Op, operands: Sequence[Any]) -> Form | None:
         """A form of an op that suits kernels better than its decomposition."""
         if isinstance(op, Fft) and self.generator.line_bytes:
-            planned = plan_transform(op, operands[0], self.generator.line_bytes)
+            planned = plan_transform(op, operands[0], self.generator.line_bytes, self.generator.shares_lines)
             if planned is not None:
                 return planned
         if isinstance(op, Rfft | Irfft) and self.generator.line_bytes:
-            return plan_real_transform(op, operands[0], self.generator.line_bytes)
+            return plan_real_transform(op, operands[0], self.generator.line_bytes, self.generator.shares_lines)
+        if isinstance(op, SortOrder) and self.generator.sorts_blocks:
+            return radix_form(op, *operands)
+        if isinstance(op, Cumulative) and self.generator.sorts_blocks:
+            parts = parts_form(op, *operands)
+            if parts is not None:
+                return parts
+        if isinstance(op, Lu) and self.generator.shares_steps and (steps := lu_in_steps(*operands)) is not None:
+            return steps
+        if self.generator.factor_bytes:
+            shared = shared_form(op, operands, self.generator.factor_bytes)
+            if shared is not None:
+                return shared
         is_pair = type(op) in PAIR_FORMS and any(x.dtype.is_complex for x in operands)
         better = (PAIR_FORMS if is_pair else _BETTER).get(type(op))
         form = complex_form(op, operands)
@@ -284,12 +314,15 @@ def _cross_entropy_gradient(op: Op, *operands: Any) -> Form:
 
 
 def _padding(op: Op, *operands: Any) -> Form:
-    """Constants joined between elements, in front and behind, axis by axis, and what is too much cut off."""
+    """Constants joined between elements, in front and behind, axis by axis, and what is too much cut off.
+
+    The last axis is first: what is added along the others are then whole rows.
+    """
     assert isinstance(op, Pad)
 
     def build(x: Any, value: Any) -> Any:
         wanted = op.infer(x.type, value.type).dims
-        for axis, (low, high, interior) in enumerate(zip(op.low, op.high, op.interior)):
+        for axis, (low, high, interior) in reversed([*enumerate(zip(op.low, op.high, op.interior))]):
             x = _spread_out(x, value, axis, interior) if interior else x
             before, behind = (_filled(x, value, axis, dim_max(n, 0)) for n in (low, high))
             x = concat([*before, x, *behind], axis) if before or behind else x
@@ -359,7 +392,9 @@ def _two_steps(op: Op, *operands: Any) -> Form | None:
     count = product(x.shape)
     if isinstance(count, int) and count <= SMALL_ROW:
         return None
-    rows = _row_count(count) if len(joined) == 1 else None
+    # Of what lies in memory short rows are joined, too: each has an end of its own.
+    is_cut = len(joined) == 1 or (x.node.is_leaf and isinstance(x.shape[joined[-1]], int) and x.shape[-1] < LONG_ROW)
+    rows = _row_count(count) if is_cut else None
     if rows is None and len(joined) == 1:
         return None
     result = op.infer(x.type)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlx.compile.lower import blocked_factors as blocked
 from rlx.compile.lower.complex_numbers import parts
-from rlx.compile.lower.factorizations import in_order, require, symmetric
+from rlx.compile.lower.factorizations import in_order, require, require_solved, symmetric
 from rlx.compile.lower.sized_factors import has_room
 from rlx.ir.dims import dim_min
 from rlx.ir.dtype import DType
@@ -23,7 +23,7 @@ from rlx.ir.op import Op
 from rlx.ops.define.operands import same_graph
 from rlx.ops.linalg.contraction import adjoint, matmul
 from rlx.ops.linalg.factorizations import Cholesky, Eigh, Lu, Qr, Svd
-from rlx.ops.linalg.general_eigen import Eig
+from rlx.ops.linalg.general_eigen import SPECTRAL_STEPS, Eig
 from rlx.ops.linalg.matrix_functions import Pinv, pinv_by_svd
 from rlx.ops.linalg.schur import Schur
 from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
@@ -44,7 +44,7 @@ from rlx.ops.pointwise.arithmetic import and_, eq, ge, gt, lt, maximum, where
 from rlx.ops.pointwise.bits import isfinite
 from rlx.ops.pointwise.complex_numbers import MakeComplex
 from rlx.ops.pointwise.conversion import cast
-from rlx.ops.pointwise.unary import abs_, sqrt
+from rlx.ops.pointwise.unary import abs_, round_, sqrt
 from rlx.ops.reduction.reductions import argmax, reduce_all, reduce_max, reduce_sum
 from rlx.ops.shape.creation import eye, iota, tril, triu
 from rlx.ops.shape.movement import broadcast_to, concat, expand_dims, narrow, pad_zeros, reshaped, squeeze, swapaxes
@@ -151,9 +151,7 @@ def _solve(op: Op, a: Any, b: Any) -> Form | None:
         factors, _, order = Lu()(cast(a, DType.C128))
         y = TriangularSolve(unit_diagonal=True)(factors, in_order(columns, order))
         x = TriangularSolve(lower=False)(factors, y)
-        result = cast(reshaped(x, b.shape), b.dtype)
-        require(op, factors)
-        return result
+        return require_solved(op, a, factors, cast(reshaped(x, b.shape), b.dtype))
 
     return build
 
@@ -338,13 +336,15 @@ def _eig(op: Op, a: Any) -> Form | None:
             *t, z_re, z_im = SplitPairs()(triu(t[0], -1), z[0])
             z = [z_re, z_im]
         found = expand_dims(is_found, -1)
-        values = [where(found, diagonal(x, 0, -2, -1) * squeeze(unit, -1), math.nan) for x in t]
+        scaled = [diagonal(x, 0, -2, -1) for x in t]
+        order = _ascending(*scaled)
+        values = [where(found, in_order(x, order) * squeeze(unit, -1), math.nan) for x in scaled]
         w = _rounded(values, dtype)
         if not op.compute_v:
             return w
         x = TriangularVectors()(*(triu(p) for p in t))
         v = matmul(MakeComplex()(*(_turned(p) for p in z)), MakeComplex()(*x))
-        v_re, v_im = _upright(*parts(v))
+        v_re, v_im = (_turned(in_order(_turned(p), order)) for p in _upright(*parts(v)))
         if not a.dtype.is_complex:
             # The real part of a vector that belongs to a real eigenvalue does, too.
             v_im = where(expand_dims(eq(values[1], 0.0), -2), 0.0, v_im)
@@ -353,6 +353,14 @@ def _eig(op: Op, a: Any) -> Form | None:
         return w, _rounded([where(is_known, p / length, math.nan) for p in (v_re, v_im)], dtype)
 
     return build
+
+
+def _ascending(re: Any, im: Any) -> Any:
+    """The order of eigenvalues, as positions; see `Eig`."""
+    largest = reduce_max(maximum(abs_(re), abs_(im)), -1, keepdims=True)
+    largest = where(gt(largest, 0.0), largest, 1.0)
+    order, _ = SortOrder()(*(round_(x / largest * SPECTRAL_STEPS) for x in (re, im)))
+    return order
 
 
 def _upright(re: Any, im: Any) -> list[Any]:

@@ -6,7 +6,7 @@ all threads share; small ones are solved many at a time. Part of the table of `k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx.compile.lower import blocked_factors as blocked
@@ -19,7 +19,15 @@ from rlx.ops.linalg.contraction import matmul
 from rlx.ops.linalg.factorizations import Cholesky, Eigh, Lu, Qr, Svd
 from rlx.ops.linalg.solve import BatchedDenseSolve, DenseSolve, TriangularSolve
 from rlx.ops.lowered.bidiagonal_steps import Bidiagonalized, BidiagonalRotations
-from rlx.ops.lowered.factor_steps import ReflectedBasis, Reflectors, RequireFactors, SmallSolve
+from rlx.ops.lowered.factor_steps import (
+    MOST_SHARED,
+    ReflectedBasis,
+    Reflectors,
+    RequireFactors,
+    SmallCholesky,
+    SmallSolve,
+    shared_matrix,
+)
 from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.lowered.tridiagonal_steps import (
     RotatedRows,
@@ -177,37 +185,77 @@ def _solve(op: Op, a: Any, b: Any) -> Form | None:
     is_small = all(isinstance(n, int) and n <= limit for n, limit in ((size, SMALL), (columns, 2 * SMALL)))
     if a.dtype.is_complex or not is_small or size == 0:
         return FACTOR_FORMS[type(op)](op, a, b)
+    return lambda a, b: _solved_at_once(op, a, b)
 
-    def build(a: Any, b: Any) -> Any:
-        x, found = SmallSolve()(a, b)
-        RequireFactors(op.mnemonic)(found)
-        return x
 
-    return build
+def _solved_at_once(op: Op, a: Any, b: Any) -> Any:
+    x, found = SmallSolve()(a, b)
+    RequireFactors(op.mnemonic)(found)
+    return x
 
 
 def _cholesky(op: Op, a: Any) -> Form | None:
+    size = a.shape[-1]
+    if isinstance(size, int) and 0 < size <= SMALL and not a.dtype.is_complex:
+        return lambda a: _factorized_at_once(op, a)
     if not _is_large(a, blocked.CHOLESKY):
         return FACTOR_FORMS[Cholesky](op, a)
+    return lambda a: _factorized_in_blocks(op, a, blocked.CHOLESKY)
 
-    def build(a: Any) -> Any:
-        factor = blocked.cholesky_factor(cast(a, DType.F64))
-        result = cast(factor, a.dtype)
-        require(op, factor)
-        return result
 
-    return build
+def _factorized_in_blocks(op: Op, a: Any, limit: int) -> Any:
+    factor = blocked.cholesky_factor(cast(a, DType.F64), limit)
+    result = cast(factor, a.dtype)
+    require(op, factor)
+    return result
+
+
+def _factorized_at_once(op: Op, a: Any) -> Any:
+    factor, found = SmallCholesky()(a)
+    RequireFactors(op.mnemonic)(found)
+    return factor
+
+
+def shared_form(op: Op, operands: Sequence[Any], room: int) -> Form | None:
+    """The form of a factorisation by threads that share so many bytes, in which they have a whole matrix; larger ones
+    are cut until they fit, and the rest is products."""
+    if not isinstance(op, BatchedDenseSolve | Cholesky | DenseSolve | Lu) or operands[0].dtype.is_complex:
+        return None
+    a, *b = operands
+    rows, columns = a.shape[-2:]
+    sides = [1 if x.ndim < a.ndim else x.shape[-1] for x in b]
+    if not all(isinstance(n, int) and n > 0 for n in (rows, columns)) or not all(isinstance(n, int) for n in sides):
+        return None
+
+    def fits(rows: int, columns: int) -> bool:
+        return columns <= MOST_SHARED and shared_matrix(rows, columns) <= room
+
+    def is_whole(rows: int, columns: int) -> bool:
+        """What is too high even where it is narrow is not cut: a thread has a whole one then."""
+        return fits(rows, columns) or min(rows, columns) <= blocked.STEP
+
+    if isinstance(op, Lu):
+        if is_whole(rows, columns):
+            return None
+        return lambda a: _rounded_lu(blocked.lu_factors(cast(a, DType.F64), is_whole), a)
+    if b:
+        is_fitting = fits(rows, columns + sum(sides))
+        return (lambda a, b: _solved_at_once(op, a, b)) if is_fitting else None
+    if fits(rows, columns):
+        return lambda a: _factorized_at_once(op, a)
+    limit = max(n for n in range(1, columns) if fits(n, n))
+    return lambda a: _factorized_in_blocks(op, a, limit)
+
+
+def _rounded_lu(factors: tuple[Any, Any, Any], a: Any) -> tuple[Any, Any, Any]:
+    packed, pivots, permutation = factors
+    return cast(packed, a.dtype), pivots, permutation
 
 
 def _lu(op: Op, a: Any) -> Form | None:
     if not _is_large(a, blocked.LU):
         return FACTOR_FORMS[Lu](op, a)
-
-    def build(a: Any) -> Any:
-        packed, pivots, permutation = blocked.lu_factors(cast(a, DType.F64))
-        return cast(packed, a.dtype), pivots, permutation
-
-    return build
+    return lambda a: _rounded_lu(blocked.lu_factors(cast(a, DType.F64)), a)
 
 
 def _qr(op: Op, a: Any) -> Form | None:

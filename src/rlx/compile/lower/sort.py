@@ -13,16 +13,17 @@ from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import normalize_axis
+from rlx.ops.define.operands import same_graph
 from rlx.ops.define.widening import accumulators, rounded_tensor
 from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.pointwise.arithmetic import add, eq, maximum, minimum, mul, where
 from rlx.ops.pointwise.unary import abs_, exp, log1p, neg
 from rlx.ops.reduction.cumulative import Cumulative, CumulativeOp
-from rlx.ops.reduction.reductions import ReduceOp, identity_of
+from rlx.ops.reduction.reductions import ReduceOp, identity_of, reduce_sum
 from rlx.ops.reduction.sort import Sort
-from rlx.ops.shape.creation import Iota
+from rlx.ops.shape.creation import Iota, zeros
 from rlx.ops.shape.indexing import IndexMode, ScatterKind, ScatterNd
-from rlx.ops.shape.movement import expand_dims, moveaxis, narrow, pad, reshape, squeeze
+from rlx.ops.shape.movement import Expand, broadcast_to, expand_dims, moveaxis, narrow, pad, reshape, squeeze
 from rlx.ops.shape.selection import take_along_axis
 
 Form = Callable[..., Any]
@@ -35,6 +36,9 @@ FEW_ROWS = 8
 def wide_scatter(op: Op, *operands: Any) -> Form | None:
     """Sums and products of half floats are formed in f32 and rounded once."""
     assert isinstance(op, ScatterNd)
+    parts = _scatter_parts(op, *operands)
+    if parts:
+        return lambda x, indices, updates: _scattered_in_parts(op, parts, x, indices, updates)
     if operands[0].dtype.accumulator is operands[0].dtype or op.kind not in (ScatterKind.Add, ScatterKind.Mul):
         return None
 
@@ -43,6 +47,32 @@ def wide_scatter(op: Op, *operands: Any) -> Form | None:
         return rounded_tensor(op(wide_x, indices, wide_updates), x.dtype)
 
     return build
+
+
+def _scatter_parts(op: ScatterNd, x: Any, indices: Any, updates: Any) -> int:
+    """Into how many parts the updates of a vector are cut, which threads share: many sums of integers, whose order does
+    not matter, at few places. 0: they stay together."""
+    is_sum = op.kind is ScatterKind.Add and x.dtype.is_int and x.ndim == 1 and op.batch_dims == 0
+    sizes = (x.shape[0], *indices.shape)
+    if not is_sum or len(sizes) != 3 or updates.ndim != 1 or not all(isinstance(s, int) for s in sizes):
+        return 0
+    places, count, _ = sizes
+    fits = (p for p in range(FEW_ROWS, 1, -1) if count % p == 0)
+    return next(fits, 0) if count >= 8 * PART and count >= 16 * places else 0
+
+
+def _scattered_in_parts(op: ScatterNd, parts: int, x: Any, indices: Any, updates: Any) -> Any:
+    """A row of sums for each part, and their sum."""
+    each = indices.shape[0] // parts
+    with same_graph(x):
+        rows = zeros((parts, x.shape[0]), x.dtype)
+    made = updates.node
+    if isinstance(made.op, Expand) and product(updates.graph.shape(made.inputs[0]).dims) == 1:
+        # One number for all stays one number.
+        updates = broadcast_to(reshape(updates.graph.tensor(made.inputs[0]), (1, 1)), (parts, each))
+    apart = op.replace(batch_dims=1, axes=(1,))
+    found = apart(rows, reshape(indices, (parts, each, 1)), reshape(updates, (parts, each)))
+    return x + reduce_sum(found, 0)
 
 
 def running_parts(op: Op, x: Any) -> Form | None:

@@ -8,6 +8,9 @@ who read it can run before the update.
 
 An output that is to be stored over an input (`graph.aliases`) and is no update of it is stored there by the kernel
 that computes it, if all who read the input can run before. Outputs for which neither works have memory of their own.
+
+A large value that a map computes from another one, element by element, is stored over it if nobody needs that later:
+the gradient of logits over the logits.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from rlx.ir.tensor import Tensor
 from rlx.ops.shape.movement import Reshape
 
 Edge = tuple[int, int]
+
+# Values from this size on decide how much memory a program needs; smaller ones stay in the order that was found.
+LARGE_BYTES = 64 << 20
 
 
 def with_copies(graph: Graph, generator: Generator) -> Graph:
@@ -55,12 +61,19 @@ class InPlace(NamedTuple):
 def store_in_place(graph: Graph, kernels: Sequence[LirKernel], generator: Generator) -> InPlace:
     """Decide which copies are made, what is stored over inputs, and the order in which that works."""
     updates = [_updates(graph, k, generator) for k in kernels]
-    if not graph.aliases and not any(updates):
+    has_large = any(k.kind == MAP and any(_is_large(graph, n) for n in k.outputs) for k in kernels)
+    if not graph.aliases and not any(updates) and not has_large:
         return InPlace(list(kernels), {})
     placing = _Placing(graph, kernels, updates)
     placing.place_updates()
     placing.place_outputs()
+    placing.place_large_values()
     return placing.result()
+
+
+def _is_large(graph: Graph, node: NodeId) -> bool:
+    shape = graph.shape(node)
+    return shape.is_static and isinstance(shape.byte_size, int) and shape.byte_size >= LARGE_BYTES
 
 
 class _Update(NamedTuple):
@@ -197,6 +210,26 @@ class _Placing:
             if self.replaces(output, source):
                 self.stored_over[output] = source
                 self.lost.add(source)
+
+    def place_large_values(self) -> None:
+        for kernel in (k for k in self.kernels if k.kind == MAP and len(k.outputs) == 1):
+            (result,) = kernel.outputs
+            if result in self.returned or result in self.stored_over or not _is_large(self.graph, result):
+                continue
+            for source in kernel.inputs:
+                if self.can_hold(source, result) and self.replaces(result, source):
+                    self.stored_over[result] = source
+                    self.lost.add(source)
+                    break
+
+    def can_hold(self, source: NodeId, result: NodeId) -> bool:
+        """Whether a value has memory of its own, which may become that of another one."""
+        is_own = source in self.maker and self.value(source) == source and source not in self.copied
+        if not is_own or source in self.lost or source in self.stored_over:
+            return False
+        shapes = [self.graph.shape(n) for n in (source, result)]
+        is_native = self.kernels[self.maker[source]].kind != CALL
+        return is_native and shapes[0].dtype is shapes[1].dtype and shapes[0].dims == shapes[1].dims
 
     def replaces(self, output: NodeId, source: NodeId) -> bool:
         if source in self.returned or output not in self.maker:

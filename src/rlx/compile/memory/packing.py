@@ -20,6 +20,8 @@ from rlx.errors import ShapeError
 from rlx.ir.dims import LARGEST_SIZE, Dim, ceildiv, dim_max, dims_equal
 from rlx.ir.shape import Size
 
+ALIGNMENT = 64
+
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -46,7 +48,7 @@ def aligned(size: Size, alignment: int) -> Size:
     return ceildiv(size, alignment) * alignment
 
 
-def pack(tenants: Sequence[Tenant], alignment: int = 64) -> Packed:
+def pack(tenants: Sequence[Tenant], alignment: int = ALIGNMENT) -> Packed:
     """Offsets such that no two tenants that are alive at the same time overlap."""
     by_class: dict[Size | None, list[int]] = {}
     for i, tenant in enumerate(tenants):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlx.compile.memory.liveness import view_offset
-from rlx.compile.memory.packing import Tenant, pack
+from rlx.compile.memory.packing import ALIGNMENT, Tenant, pack
 from rlx.errors import InternalError
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.kernel_kind import VIEW, KernelKind
@@ -13,8 +13,6 @@ from rlx.ir.leaves import Constant
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirKernel, LirViewAlias
 from rlx.ir.phase import derive_phases
 from rlx.ir.shape import Size
-
-ALIGNMENT = 64
 
 
 def plan_buffers(

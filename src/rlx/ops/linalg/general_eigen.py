@@ -32,14 +32,26 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _APART = ((4.0 + 1.0j, 1.0, -1.0j), (0.5j, 3.0, 1.0 - 1.0j), (1.0, -1.0, 5.0j))
 _PAIR = ((1.0, 2.0, 0.0), (-2.0, 1.0, 0.5), (0.0, 0.5, -3.0))
 
+# Eigenvalues are sorted by their parts in so many steps of the largest part. Engines round differently: those of which
+# only rounding says which one has the larger real part, as all of a skew matrix, come in one order everywhere.
+SPECTRAL_STEPS = 2.0**32
+
+
+def _ascending(w: Array) -> Array:
+    """The order of eigenvalues, as positions."""
+    largest = np.maximum(np.abs(w.real), np.abs(w.imag)).max(-1, keepdims=True, initial=0.0)
+    re, im = (np.rint(x / np.where(largest > 0, largest, 1.0) * SPECTRAL_STEPS) for x in (w.real, w.imag))
+    return np.lexsort((im, re), axis=-1)
+
 
 @op("eig")
 class Eig(Op):
     """W, V with A V = V diag(W) for square A [.., N, N]; both complex, columns of V of length 1. Without `compute_v`
     only W.
 
-    What A leaves open is up to the engine: the order, phases, vectors of equal values. Where A has NaN or infinity, W
-    and V are NaN.
+    Values ascend by their real parts, and where these are equal but for rounding by their imaginary ones: see
+    `SPECTRAL_STEPS`. What A leaves open is up to the engine: phases, vectors of equal values. Where A has NaN or
+    infinity, W and V are NaN.
     """
 
     primitive = True
@@ -55,10 +67,13 @@ class Eig(Op):
         found = np.result_type(a.dtype, np.complex64)
         is_finite = np.asarray(np.isfinite(a).all((-2, -1)))[..., None]
         known = widened(np.where(is_finite[..., None], a, 0))
-        if not self.compute_v:
-            return np.where(is_finite, np.linalg.eigvals(known), np.nan).astype(found)
-        w, v = np.linalg.eig(known)
-        return np.where(is_finite, w, np.nan).astype(found), np.where(is_finite[..., None], v, np.nan).astype(found)
+        w, v = np.linalg.eig(known) if self.compute_v else (np.linalg.eigvals(known), None)
+        order = _ascending(w)
+        w = np.where(is_finite, np.take_along_axis(w, order, -1), np.nan).astype(found)
+        if v is None:
+            return w
+        v = np.take_along_axis(v, order[..., None, :], -1)
+        return w, np.where(is_finite[..., None], v, np.nan).astype(found)
 
     def jvp(self, primals: tuple[Tensor], tangents: tuple[Tensor], y: Any) -> Any:
         """With X = V⁻¹ dA V: dW = diag X, and dV = V (F∘X), F[i, j] = 1 / (w[j] - w[i]), less what changes lengths."""

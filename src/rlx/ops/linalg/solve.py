@@ -99,11 +99,13 @@ def _require_system(op: Op, a: Shape, b: Shape, columns: bool) -> None:
 
 def _solved(op: Op, a: Array, b: Array) -> Array:
     columns = b[..., None] if b.ndim < a.ndim else b
+    is_finite = np.isfinite(a).all((-2, -1), keepdims=True)
+    known = np.where(is_finite, widened(a), np.eye(a.shape[-1]))
     try:
-        x = np.linalg.solve(widened(a), widened(columns))
+        x = np.linalg.solve(known, widened(columns))
     except np.linalg.LinAlgError:
         raise singular(op.mnemonic, a.shape[-1]) from None
-    return x.reshape(b.shape).astype(b.dtype)
+    return np.where(is_finite, x, np.nan).reshape(b.shape).astype(b.dtype)
 
 
 def _columns(x: Any, a: Any) -> Any:
@@ -148,7 +150,8 @@ def _batch_system(
 
 @op("dense_solve")
 class DenseSolve(_DenseSystem):
-    """x = A⁻¹ b for A [N, N] and b [N] or [N, K], by LU with partial pivoting; a singular A is an error."""
+    """x = A⁻¹ b for A [N, N] and b [N] or [N, K], by LU with partial pivoting. A singular A is an error; of one with
+    NaN or infinity in it x is NaN."""
 
     is_blas = True
 
@@ -171,7 +174,8 @@ class DenseSolve(_DenseSystem):
 
 @op("batched_dense_solve")
 class BatchedDenseSolve(_DenseSystem):
-    """x = A⁻¹ b for every matrix of A [.., N, N] and b [.., N] or [.., N, K]; a singular matrix is an error."""
+    """x = A⁻¹ b for every matrix of A [.., N, N] and b [.., N] or [.., N, K]; a singular matrix is an error,
+    and of one with NaN or infinity in it x is NaN."""
 
     is_blas = True
     primitive = True

@@ -10,11 +10,11 @@ import numpy as np
 
 from rlx.ir.dims import require_equal
 from rlx.ir.dtype import BYTE_FLOATS, DType
-from rlx.ir.op import Op, op
+from rlx.ir.op import op
 from rlx.ir.shape import Shape
 from rlx.ops.define.operands import require_dtype, require_rank
 from rlx.ops.define.samples import Sample, sample, spec
-from rlx.ops.lowered.quantized_panels import INTERNAL
+from rlx.ops.lowered.lowered_product import LoweredProduct
 
 __all__ = ["ByteMatMul"]
 
@@ -22,16 +22,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @op("byte_matmul")
-class ByteMatMul(Op):
+class ByteMatMul(LoweredProduct):
     """y[.., n] = x[.., k] · w[n, k]ᵀ for f8 of either kind, summed as exactly as the device's tensor cores do, in
     `to`."""
-
-    primitive = True
-    lowered = True
-    is_heavy = True
-    jvp = INTERNAL
-    vjp = INTERNAL
-    batch = INTERNAL
 
     to: DType
 

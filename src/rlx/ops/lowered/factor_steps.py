@@ -20,9 +20,20 @@ from rlx.ops.define.rules import batch_by_loop_over_leading
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.solve import not_finite, not_positive_definite, require_matrix, singular
 
-__all__ = ["CholeskyFactor", "OrthogonalRows", "ReflectedBasis", "Reflectors", "RequireFactors", "SmallSolve"]
+__all__ = [
+    "CholeskyFactor",
+    "OrthogonalRows",
+    "ReflectedBasis",
+    "Reflectors",
+    "RequireFactors",
+    "SmallCholesky",
+    "SmallSolve",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# Columns of a matrix that threads share, right sides among them, at most.
+MOST_SHARED = 256
 
 _INTERNAL = NoRule("it is made by compilers, from ops that have been differentiated before")
 
@@ -104,11 +115,57 @@ class RequireFactors(Op):
         yield sample(cls("dense_solve"), spec("B", 0, dtype="bool"), dtypes=("bool",), B=2)
 
 
+@op("small_cholesky")
+class SmallCholesky(Op):
+    """L as in `Cholesky` for A [.., N, N], N fixed, and whether what is left of each element of the diagonal is not 0
+    or less [.., N]; what belongs to a matrix where it is one is not to be relied on. Any float type; computed in double
+    precision."""
+
+    primitive = True
+    lowered = True
+
+    def infer(self, a: Shape) -> tuple[Shape, Shape]:
+        require_matrix(self, a, square=True)
+        if not isinstance(a.dims[-1], int):
+            raise self.fail(f"needs matrices of a fixed size, got {a}")
+        return a, Shape(a.dims[:-1], DType.BOOL)
+
+    def eval(self, a: Array) -> tuple[Array, Array]:
+        factor = CholeskyFactor().eval(a.astype(np.float64))
+        return factor.astype(a.dtype), np.diagonal(factor, axis1=-2, axis2=-1) != 0
+
+    jvp = vjp = _INTERNAL
+    batch = batch_by_loop_over_leading
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        positive = ((4.0, 1.0, 0.5), (1.0, 3.0, -1.0), (0.5, -1.0, 5.0))
+        for dtype in ("f32", "f64"):
+            yield sample(cls(), spec(3, 3, values=positive), dtypes=(dtype,))
+            yield sample(cls(), spec(2, 2, values=((1.0, 2.0), (2.0, 3.0))), dtypes=(dtype,))
+            yield sample(cls(), spec("B", 3, 3, values=positive), dtypes=(dtype,), B=19)
+
+
+def right_sides(a: Shape, b: Shape) -> int:
+    """How many right sides `SmallSolve` has: one, if they are vectors."""
+    return int(b.dims[-1]) if b.rank == a.rank else 1
+
+
+def shared_stride(columns: int) -> int:
+    """How far rows are apart in memory that threads share: odd, so that columns do not lie in few of its banks."""
+    return columns | 1
+
+
+def shared_matrix(rows: int, columns: int) -> int:
+    """Bytes that a matrix needs where threads share it and factorise it together: itself, and some lines beside."""
+    return DType.F64.size_bytes * (rows * (shared_stride(columns) + 2) + 32)
+
+
 @op("small_solve")
 class SmallSolve(Op):
     """x with A x = b for A [.., N, N] and b [.., N, K] or [.., N], N and K fixed, and whether each pivot is not 0
-    [.., N]; what belongs to a matrix with a pivot of 0 is not to be relied on. Any float type; computed in double
-    precision."""
+    [.., N]; what belongs to a matrix with a pivot of 0 is not to be relied on. Where A has NaN or infinity x is NaN,
+    and no pivot is 0. Any float type; computed in double precision."""
 
     primitive = True
     lowered = True
@@ -128,6 +185,8 @@ class SmallSolve(Op):
             rows = np.concatenate([a[at], right[at]], -1).astype(np.float64)
             with np.errstate(all="ignore"):
                 found[at], x[at] = _eliminated(rows, a.shape[-1])
+            if not np.isfinite(a[at]).all():
+                found[at], x[at] = True, np.nan
         return x.reshape(b.shape).astype(b.dtype), found
 
     jvp = vjp = _INTERNAL

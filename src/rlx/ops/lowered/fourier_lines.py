@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.ir.fft import prime_factors
+from rlx.ir.fft import prime_factors, roots_of_unity
 from rlx.ir.op import NoRule, Op, attribute_type, op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.words import Words
 from rlx.ops.define.operands import require_dtype, require_inexact
 from rlx.ops.define.samples import Sample, sample, spec
 
-__all__ = ["FftHalves", "FftLines", "FftStep"]
+__all__ = ["FftHalves", "FftLines", "FftRealLines", "FftStep"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -219,14 +219,8 @@ class FftLines(Op):
         yield _sampled(cls(12, 4, kept=5, inverse=True, scale=0.5, before=5, behind=True), 3, 5)
 
 
-@op("fft_halves")
-class FftHalves(Op):
-    """From the transform of real numbers, two of which were taken for a complex one, to the first half of their
-    spectrum: Z[.., m] to X[.., m + 1]; with `inverse` the way back.
-
-    With B[k] the conjugate of A[m - k], where A is the operand, it is scale·(A[k] + B[k]) + factors[k]·(A[k] - B[k]);
-    the ends are sums and differences of real parts. Factors are all real parts, then all imaginary ones.
-    """
+class _RealTransform(Op):
+    """Real numbers, two of which are taken for a complex one, and the first half of their spectrum."""
 
     primitive = True
     lowered = True
@@ -236,15 +230,25 @@ class FftHalves(Op):
     inverse: bool = False
     scale: float = 1.0
 
+    def check(self) -> None:
+        if self.points < 2 or self.points % 2:
+            raise self.fail(f"needs an even number of points, got {self.points}")
+
+
+@op("fft_halves")
+class FftHalves(_RealTransform):
+    """From the transform of real numbers, two of which were taken for a complex one, to the first half of their
+    spectrum: Z[.., m] to X[.., m + 1]; with `inverse` the way back.
+
+    With B[k] the conjugate of A[m - k], where A is the operand, it is scale·(A[k] + B[k]) + factors[k]·(A[k] - B[k]);
+    the ends are sums and differences of real parts. Factors are all real parts, then all imaginary ones.
+    """
+
     @property
     def bins(self) -> tuple[int, int]:
         """How many values a line of the operand has, and one of the result."""
         half = self.points // 2
         return (half + 1, half) if self.inverse else (half, half + 1)
-
-    def check(self) -> None:
-        if self.points < 2 or self.points % 2:
-            raise self.fail(f"needs an even number of points, got {self.points}")
 
     def infer(self, z: Shape, factors: Shape) -> Shape:
         require_dtype(self, z.dtype.is_complex and factors.dtype is z.dtype.real, "complex numbers and factors", z)
@@ -277,10 +281,57 @@ class FftHalves(Op):
                 yield _sampled_with(made, half_factors(made), 3, made.bins[0])
 
 
+@op("fft_real_lines")
+class FftRealLines(_RealTransform):
+    """`FftLines` of real numbers and `FftHalves` behind it, or with `inverse` in front: x[.., points] to the first half
+    of its spectrum [.., points/2 + 1], or back. The factors of both follow each other."""
+
+    def check(self) -> None:
+        super().check()
+        if radices(self.points // 2) is None:
+            raise self.fail(f"a prime factor of points={self.points} is above {LARGEST_RADIX}")
+
+    @property
+    def lines(self) -> FftLines:
+        return FftLines(self.points // 2, inverse=self.inverse, real=True)
+
+    @property
+    def halves(self) -> FftHalves:
+        return FftHalves(self.points, self.inverse, self.scale)
+
+    @property
+    def all_factors(self) -> Array:
+        return np.concatenate([factors_of(self.lines), half_factors(self.halves)])
+
+    def infer(self, x: Shape, factors: Shape) -> Shape:
+        size = self.lines.table.size
+        if factors.dims != (size + self.points,):
+            raise self.fail(f"needs {size + self.points} factors, got {factors}")
+        of_lines, of_halves = factors.with_dims((size,)), factors.with_dims((self.points,))
+        if self.inverse:
+            return self.lines.infer(self.halves.infer(x, of_halves), of_lines)
+        return self.halves.infer(self.lines.infer(x, of_lines), of_halves)
+
+    def eval(self, x: Array, factors: Array) -> Array:
+        of_lines, of_halves = np.split(factors, [self.lines.table.size])
+        if self.inverse:
+            return self.lines.eval(self.halves.eval(x, of_halves), of_lines)
+        return self.halves.eval(self.lines.eval(x, of_lines), of_halves)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for n in (2, 8, 26):
+            for inverse in (False, True):
+                made = cls(n, inverse, 0.5)
+                factors = spec(len(made.all_factors), dtype="f32", values=made.all_factors)
+                x = spec(3, n // 2 + 1, dtype="c64") if inverse else spec(3, n, dtype="f32")
+                yield sample(made, x, factors, dtypes=("f32",))
+
+
 def half_factors(made: FftHalves) -> Array:
     """∓i·scale·W^±k for each k up to half of the points."""
     sign = 1j if made.inverse else -1j
-    return _apart(sign * made.scale * np.exp(2 * sign * np.pi * np.arange(made.points // 2) / made.points))
+    return _apart(sign * made.scale * roots_of_unity(np.arange(made.points // 2), made.points, made.inverse))
 
 
 def _sampled(made: FftLines, *dims: int) -> Sample:
@@ -309,8 +360,8 @@ def _by_passes(z: Array, factors: Array) -> Array:
     """The transform of the last axis as kernels have it, with the factors of all passes."""
     start = 0
     for radix, rows, columns in passes(z.shape[-1]):
-        angles = -2j * np.pi * np.outer(np.arange(radix), np.arange(radix)) / radix
-        found = np.einsum("ut,...tpq->...puq", np.exp(angles), z.reshape(*z.shape[:-1], radix, rows, columns))
+        roots = roots_of_unity(np.outer(np.arange(radix), np.arange(radix)), radix)
+        found = np.einsum("ut,...tpq->...puq", roots, z.reshape(*z.shape[:-1], radix, rows, columns))
         if rows > 1:
             size = 2 * rows * (radix - 1)
             pairs = factors[start : start + size].reshape(rows, radix - 1, 1, 2)
@@ -341,8 +392,7 @@ def _pass_factors(points: int) -> Array:
     for radix, rows, _ in passes(points):
         if rows == 1:
             break
-        turns = np.outer(np.arange(rows), np.arange(1, radix)) / (radix * rows)
-        turned = np.exp(-2j * np.pi * turns)
+        turned = roots_of_unity(np.outer(np.arange(rows), np.arange(1, radix)), radix * rows)
         found.append(np.stack([turned.real, turned.imag], -1).ravel())
     return np.concatenate(found)
 
@@ -352,7 +402,7 @@ def factors_of(made: FftLines, before: Sequence[complex] | Array = (), behind: S
     parts = [_pass_factors(made.first), _pass_factors(made.second)]
     if made.table.between.size:
         steps = np.outer(np.arange(made.first), np.arange(made.second)).ravel()
-        parts.append(_apart(np.exp(-2j * np.pi * steps / made.points)))
+        parts.append(_apart(roots_of_unity(steps, made.points)))
     parts += [_apart(np.asarray(before, np.complex128)), _apart(np.asarray(behind, np.complex128))]
     return np.concatenate(parts)
 

@@ -34,8 +34,11 @@ LEVELS = 127
 MAX_DIGITS = max(ACTIVATIONS.values())
 # Neighbours along K that one lane of a dot-product instruction multiplies.
 WORD = 4
-# Activations that share a scale where weights come in blocks.
+# Activations of a block, where weights come in blocks.
 BLOCK = 32
+# How many blocks share a scale, by the digits of their codes. One that is shared costs a multiplication less for every
+# block of a product, and digits: of 16 bits there are enough.
+SPANS = {1: 1, 2: 4}
 # Of the scale and the sums behind the codes of a block.
 SUMS_BYTES = 16
 
@@ -126,56 +129,67 @@ class Int8MatMul(_Int8Op):
 @op("int8_blocks")
 class Int8Blocks(_Int8Op):
     """Rows of k floats as bytes, a record for every block of 32: 32 i8 for each digit of the codes, the lowest digit
-    first, then four f32: the scale, and it times the sums of the first half of the codes, the second half and all.
+    first, then the scale as f32 and the sums of the first half of the codes, the second half and all: as f32, or where
+    there is a `bias` times -bias as i32. That is what dot products begin with whose other codes are so much more than
+    what they stand for.
 
-    x ≈ code·scale with scale = max|x|/most of its block, code = round(x/scale), half to even; the most a code can be
-    is 127, and 127·257 where it has two digits, code = low + 256·high. Codes lie in the order of `word_order`: the one
-    in which a product finds those of the weight, of which `per_byte` share a byte.
+    x ≈ code·scale with scale = max|x|/most of a span of blocks (`SPANS`; the last one may be shorter), code =
+    round(x/scale), half to even; the most a code can be is 127, and 127·257 where it has two digits, code = low +
+    256·high. Codes lie in the order of `word_order`: the one in which a product finds those of the weight, of which
+    `per_byte` share a byte.
     """
 
     digits: int = 1
     per_byte: int = 1
+    bias: int = 0
 
     def infer(self, x: Shape) -> Shape:
         require_float(self, x)
         _require_digits(self, self.digits)
         if self.per_byte not in (1, 2, 4):
             raise self.fail(f"1, 2 or 4 codes of a weight share a byte, got per_byte={self.per_byte}")
+        if not 0 <= self.bias <= 2 * ZERO:
+            raise self.fail(f"bytes are at most {2 * ZERO} more than what they stand for, got bias={self.bias}")
         if x.rank == 0 or not isinstance(x.dims[-1], int) or x.dims[-1] % BLOCK:
             raise self.fail(f"the last axis must be fixed and a multiple of {BLOCK}, got {x}")
         return Shape((*x.dims[:-1], block_bytes(x.dims[-1], self.digits)), DType.U8)
 
     def eval(self, x: Array) -> Array:
         blocks = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK).astype(np.float32)
-        most = highest_code(self.digits)
+        most, count, span = highest_code(self.digits), blocks.shape[-2], SPANS[self.digits]
         with np.errstate(all="ignore"):
-            scale = np.abs(blocks).max(-1, keepdims=True) * np.float32(1 / most)
+            largest = np.abs(blocks).max(-1, keepdims=True)
+            if span > 1 and count:
+                largest = np.maximum.reduceat(largest, np.arange(0, count, span), axis=-2)
+                largest = np.repeat(largest, span, axis=-2)[..., :count, :]
+            scale = largest * np.float32(1 / most)
             inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
-            # What is no number has no code; its scale makes the block one of which every product is none.
+            # What is no number has no code; its scale makes the span one of which every product is none.
             found = np.nan_to_num(np.rint(blocks * inverse), nan=0.0)
             codes = np.clip(found, -most, most).astype(np.int32)
             halves = codes.reshape(*codes.shape[:-1], 2, BLOCK // 2).sum(-1)
-            sums = np.concatenate([halves, halves.sum(-1, keepdims=True)], axis=-1).astype(np.float32) * scale
+            sums = np.concatenate([halves, halves.sum(-1, keepdims=True)], axis=-1)
+            stored = (sums * -self.bias).astype("<i4") if self.bias else sums.astype("<f4").view("<i4")
         parts, rest = [], codes[..., word_order(self.per_byte)]
         for _ in range(self.digits):
             digit = ((rest + 128) & 255) - 128
             parts.append(digit.astype(np.int8).view(np.uint8))
             rest = (rest - digit) >> 8
-        numbers = np.concatenate([scale, sums], axis=-1).astype("<f4")
+        numbers = np.concatenate([scale.astype("<f4").view("<i4"), stored], axis=-1)
         parts.append(np.ascontiguousarray(numbers).view(np.uint8))
         return np.concatenate(parts, axis=-1).reshape(*x.shape[:-1], block_bytes(x.shape[-1], self.digits))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for digits, per_byte, dims in ((1, 1, (3, 64)), (2, 2, (1, 32)), (1, 4, (5, 160)), (2, 1, (5, 96))):
-            yield sample(cls(digits, per_byte), spec(*dims), dtypes=("f32",))
+        for form, dims in (((1, 1, 128), (3, 64)), ((2, 2, 8), (1, 32)), ((1, 4, 0), (5, 160)), ((2, 1, 0), (5, 192))):
+            yield sample(cls(*form), spec(*dims), dtypes=("f32",))
         yield sample(cls(), spec("B", "S", 96), dtypes=("f32",), B=2, S=3)
 
 
 @op("int8_block_matmul")
 class Int8BlockMatMul(_Int8Op):
-    """y = x · W for rows x as `int8_blocks` stores them and the panels of GGUF blocks (`rlx.quant.panels`) of
-    W[k, n]. The dot products of blocks are whole numbers, their sum is f32."""
+    """y = x · W for rows x as `int8_blocks` stores them for codes of this type, and the panels of GGUF blocks
+    (`rlx.quant.panels`) of W[k, n]. The dot products of blocks are whole numbers, their sum is f32."""
 
     scheme: QuantScheme
     n: int
@@ -232,7 +246,7 @@ class Int8BlockMatMul(_Int8Op):
             # Bytes among which no half is huge or not a number, wherever one may lie.
             values = ((np.arange(size[0] * size[1]) * 37 + 11) % 256 & 0xBB).reshape(size)
             stored = spec(*size, dtype="u8", values=values)
-            row = Int8Blocks(digits, layout.per_byte).eval(rng.standard_normal((1, k)).astype(np.float32))
+            row = Int8Blocks(digits, layout.per_byte, byte_bias(layout)).eval(rng.standard_normal((1, k)).astype("f4"))
             rows = spec(2, block_bytes(k, digits), values=row)
             yield sample(cls(scheme, n, digits), rows, stored, dtypes=("u8",))
         many = spec("B", "S", block_bytes(k), values=row)

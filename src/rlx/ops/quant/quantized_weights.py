@@ -33,7 +33,7 @@ from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import neg
 from rlx.ops.reduction.reductions import reduce_sum
 from rlx.ops.shape.indexing import clipped_ids, gather, require_ids
-from rlx.ops.shape.movement import expand, flatten, narrow, pad, reshape, stack, swapaxes, transpose
+from rlx.ops.shape.movement import expand, expand_dims, flatten, narrow, pad, reshape, swapaxes, transpose
 from rlx.quant.nvfp4 import FP4_E2M1_LUT, fp8_e4m3_scale_to_f32
 from rlx.quant.schemes import QuantKind, QuantScheme, dequantize_matrix
 
@@ -410,7 +410,9 @@ def _unscaled(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) 
         return gather(_fp8_values(_FP8_DTYPES[scheme.kind]), reshape(bitcast(w, DType.U8), (k, n)))
     if scheme.kind is QuantKind.Nvfp4Block:
         steps = gather(fp8_e4m3_scale_to_f32(np.arange(256)), bitcast(scale, DType.U8))
-        return gather(FP4_E2M1_LUT, _nibbles(w, k, n)) * _per_row(steps, scheme, k, n)
+        # Both numbers of a byte are looked up at once.
+        pairs = flatten(gather(_FP4_PAIRS, flatten(bitcast(w, DType.U8))))
+        return reshape(narrow(pairs, 0, 0, k * n), (k, n)) * _per_row(steps, scheme, k, n)
     if scheme.kind is QuantKind.Int4Block:
         weights = cast(_nibbles(w, k, n), DType.F32)
     else:
@@ -418,6 +420,9 @@ def _unscaled(scheme: QuantScheme, k: int, n: int, w: Any, scale: Any, zp: Any) 
     if zp is not None and scheme.kind is not QuantKind.Int8Block:
         weights = weights - _per_row(cast(zp, DType.F32), scheme, k, n)
     return weights
+
+
+_FP4_PAIRS: Array = np.stack([np.tile(FP4_E2M1_LUT, 16), np.repeat(FP4_E2M1_LUT, 16)], axis=1)
 
 
 def _fp8_values(dtype: DType) -> Array:
@@ -447,7 +452,7 @@ def _unspread(values: Any, scheme: QuantScheme) -> Any:
 def _nibbles(w: Any, k: int, n: int) -> Any:
     """u8[k, n] from two codes per byte, low nibble first in flat order."""
     codes = flatten(bitcast(w, DType.U8))
-    pairs = flatten(stack([and_(codes, 15), shift_right_logical(codes, 4)], axis=-1))
+    pairs = flatten(and_(shift_right_logical(expand_dims(codes, -1), np.array([0, 4], np.uint8)), np.uint8(15)))
     return reshape(narrow(pairs, 0, 0, k * n), (k, n))
 
 

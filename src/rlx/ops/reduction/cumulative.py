@@ -65,6 +65,10 @@ _JOIN: dict[CumulativeOp, np.ufunc] = {
 }
 
 
+def join_of(kind: CumulativeOp) -> np.ufunc:
+    return _JOIN[kind]
+
+
 def _identity(kind: CumulativeOp, dtype: DType) -> Any:
     return -math.inf if kind is CumulativeOp.LogSumExp else identity_of(ReduceOp(kind.value), dtype)
 

@@ -22,6 +22,7 @@ from rlx.ops.shape.movement import (
     pad,
     reshape,
     reverse,
+    slice_,
     squeeze,
 )
 
@@ -120,6 +121,12 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     *lead, rows, columns = dims_of(x)
     first_row, first_column = max(-offset, 0), max(offset, 0)
     length = dim_max(dim_min(rows - first_row, columns - first_column), 0)
+    if isinstance(rows, int) and isinstance(columns, int):
+        # So many elements apart in the flattened matrix.
+        start = first_row * columns + first_column if length else 0
+        line, step = reshape(x, (*lead, rows * columns)), columns + 1
+        ends = start + (length - 1) * step + 1 if length else start
+        return slice_(line, (*(0,) * len(lead), start), (*lead, ends), (*(1,) * len(lead), step))
     square = narrow(narrow(x, -2, dim_min(first_row, rows), length), -1, dim_min(first_column, columns), length)
     # With one more column per row the flattened diagonal stands in the first column.
     line = reshape(square, (*lead, length * length))
