@@ -30,8 +30,8 @@ def jit():
 def session():
     g = rlx.Graph("layer")
     x = g.input("x", ("B", 16))
-    h = ops.relu(x @ g.param("w", (16, 32)) + g.param("b", (32,)))
-    g.set_outputs([ops.softmax(h @ g.param("u", (32, 16)) + x)])
+    h = ops.relu(x @ g.param("w", (16, 16)) + g.param("b", (16,)))
+    g.set_outputs([ops.softmax(h @ g.param("u", (16, 16)) + x)])
     compiled = rlx.Session("cpu").compile(g)
     rng = np.random.default_rng(0)
     compiled.set_params({n: rng.standard_normal(s.dims).astype("f4") for n, s in compiled.param_types.items()})

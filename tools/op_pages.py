@@ -50,9 +50,12 @@ WHY_PRIMITIVE = {
     "A step of these as kernels do it, without an error to raise; compilers put it there.": """cholesky_factor
         reflectors reflected_basis orthogonal_rows pair_lu pair_reflectors pair_basis pair_bidiagonal hessenberg
         schur_steps split_pairs triangular_vectors tridiagonalized tridiagonal_rotations
-        bidiagonalized bidiagonal_rotations rotated_rows small_solve
-        merged_poles secular_roots secular_weights merge_vectors""",
-    "A transform as kernels do it, with factors that were planned; compilers put it there.": "fft_lines fft_halves",
+        bidiagonalized bidiagonal_rotations rotated_rows small_cholesky small_solve
+        lu_step merged_poles secular_roots secular_weights merge_vectors""",
+    "A transform as kernels do it, with factors that were planned; compilers put it there.": """fft_lines fft_halves
+        fft_real_lines""",
+    "A step of a sort, a search or a running sum of long rows, as blocks of a GPU do it; compilers put it there.": """
+        radix_counts radix_places inverse_order top_of_parts running_from""",
     "Control flow: a body that runs as often as values say.": "if while scan",
     "A value that depends on other participants.": """psum pmean pmax pmin all_gather reduce_scatter all_to_all ppermute
         axis_index""",
@@ -63,7 +66,7 @@ WHY_PRIMITIVE = {
     "A product or lookup that decodes such a weight while it reads, and never holds it whole.": """panel_matmul
         panel_gather expert_matmul""",
     "A product as tensor cores form it: of bytes, or of what windows see in a picture; compilers put it there.": """
-        byte_matmul window_matmul""",
+        byte_matmul window_matmul window_gradient pixel_matmul channel_windows""",
     "Rows by the expert that each has chosen: an order that depends on values, found once for all products.": """
         expert_route""",
     "Products with matrices that rows choose; gathered, the matrices would be stored once for each row.": """

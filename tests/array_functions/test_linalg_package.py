@@ -98,15 +98,16 @@ def test_functions_where_there_is_nothing_to_find():
 @pytest.mark.parametrize("output", ["real", "complex"])
 def test_schur(output, lead, is_complex):
     a = drawn(*lead, 6, 6, is_complex=is_complex)
-    t, z = both(lambda a: linalg.schur(a, output), a)
-    t, z = np.asarray(t), np.asarray(z)
-    close(z @ t @ z.swapaxes(-1, -2).conj(), a)
-    close(z @ z.swapaxes(-1, -2).conj(), np.broadcast_to(np.eye(6), a.shape))
-    is_triangular = is_complex or output == "complex"
-    assert t.dtype.kind == ("c" if is_triangular else "f")
-    assert not np.tril(t, -1 if is_triangular else -2).any()
-    values = np.linalg.eigvals(a)
-    close(np.sort_complex(np.round(np.linalg.eigvals(t), 8)), np.sort_complex(np.round(values, 8)), 1e-7)
+    # Signs of vectors are up to who computes them.
+    for schur in (linalg.schur, rlx.jit(linalg.schur, static_argnums=1)):
+        t, z = (np.asarray(x) for x in schur(a, output))
+        close(z @ t @ z.swapaxes(-1, -2).conj(), a)
+        close(z @ z.swapaxes(-1, -2).conj(), np.broadcast_to(np.eye(6), a.shape))
+        is_triangular = is_complex or output == "complex"
+        assert t.dtype.kind == ("c" if is_triangular else "f")
+        assert not np.tril(t, -1 if is_triangular else -2).any()
+        values = np.linalg.eigvals(a)
+        close(np.sort_complex(np.round(np.linalg.eigvals(t), 8)), np.sort_complex(np.round(values, 8)), 1e-7)
 
 
 def test_real_schur_has_standard_blocks():
@@ -132,13 +133,40 @@ def test_schur_of_hard_matrices(a):
 @batches
 def test_eig(lead, is_complex):
     a = drawn(*lead, 5, 5, is_complex=is_complex)
-    # Phases and the order are up to who computes them.
+    # Phases are up to who computes them.
     for eig, eigvals in ((linalg.eig, linalg.eigvals), (rlx.jit(linalg.eig), rlx.jit(linalg.eigvals))):
         w, v = (np.asarray(x) for x in eig(a))
         close(a @ v, v * w[..., None, :])
         close(np.linalg.norm(v, axis=-2), np.ones(w.shape))
-        close(np.sort_complex(eigvals(a)), np.sort_complex(np.linalg.eigvals(a)))
+        close(eigvals(a), np.sort_complex(np.linalg.eigvals(a)))
+        close(w, np.sort_complex(np.linalg.eigvals(a)))
         assert w.dtype == v.dtype == np.complex128
+
+
+# Real parts are equal but for rounding, or all are 0.
+LEVEL = {
+    "skew": lambda n: drawn(n, n) - drawn(n, n).T,
+    "cycle": lambda n: np.roll(np.eye(n), 1, axis=0),
+    "imaginary": lambda n: 1j * (drawn(n, n) + drawn(n, n).T),
+    "minus zero": lambda n: np.eye(n, k=1) * -0.0 + np.diag(np.arange(n) - 2.0),
+    "symmetric": lambda n: drawn(n, n) + drawn(n, n).T,
+    "zero": lambda n: np.zeros((n, n)),
+    "huge": lambda n: 1e300 * (drawn(n, n) - drawn(n, n).T),
+}
+
+
+@pytest.mark.parametrize("kind", LEVEL)
+def test_eigenvalues_come_in_one_order(kind):
+    a = LEVEL[kind](7)
+    unit = max(np.abs(a).max(), 1.0)
+    eager, compiled = (np.asarray(f(a)) / unit for f in (linalg.eigvals, rlx.jit(linalg.eigvals)))
+    with_vectors = [np.asarray(f(a)[0]) / unit for f in (linalg.eig, rlx.jit(linalg.eig))]
+    for other in (compiled, *with_vectors):
+        np.testing.assert_allclose(other, eager, rtol=0, atol=1e-13)
+    steps = np.round(eager * 2.0**30)
+    np.testing.assert_array_equal(steps, np.sort_complex(steps))
+    if kind == "symmetric":
+        np.testing.assert_allclose(eager.real, np.linalg.eigvalsh(a / unit), atol=1e-13)
 
 
 def test_eig_of_nan_is_nan_there_only():
@@ -147,6 +175,25 @@ def test_eig_of_nan_is_nan_there_only():
     for eig in (linalg.eig, rlx.jit(linalg.eig)):
         w, v = (np.asarray(x) for x in eig(a))
         assert np.isfinite(w[0]).all() and np.isnan(w[1]).all() and np.isnan(v[1]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("dims", [(3, 2), (3,), (40, 2)], ids=str)
+@kinds
+def test_solve_of_a_matrix_that_is_not_finite_is_nan_there_only(dims, bad, is_complex):
+    """Small systems, large ones and complex ones have programs of their own. None calls such a matrix singular, be its
+    pivots 0 or not; one that is singular beside it is an error."""
+    size = dims[0]
+    a, b = drawn(2, size, size, is_complex=is_complex), drawn(2, *dims, is_complex=is_complex)
+    for others in (a[1].copy(), np.zeros((size, size))):
+        a[1] = others
+        a[1, 0, size - 1] = a[1, size - 1, 0] = bad
+        for solve in (rlx.ops.batched_dense_solve, rlx.jit(rlx.ops.batched_dense_solve)):
+            x = np.asarray(solve(a, b))
+            assert np.isnan(x[1]).all()
+            close(a[0] @ x[0], b[0])
+            with pytest.raises(OpError, match="singular"):
+                solve(np.stack([a[1], np.zeros((size, size))]), b)
 
 
 @kinds
@@ -304,7 +351,7 @@ def test_what_is_wrong_is_said():
 @kinds
 def test_general_eigenvalues_by_numpys_names(is_complex):
     a = drawn(2, 4, 4, is_complex=is_complex)
-    # The order of values, and the phase of vectors, may differ between the two.
+    # The phase of vectors may differ between the two.
     for eig in (rnp.linalg.eig, rlx.jit(rnp.linalg.eig)):
         values, vectors = map(np.asarray, eig(a))
         close(a @ vectors, vectors * values[..., None, :])

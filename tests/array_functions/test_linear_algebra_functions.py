@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from oracle_cases import case, check, precisions
 
+import rlx
 import rlx.numpy as rnp
+from rlx.ir.dtype import DType
 
 _rng = np.random.default_rng(3)
 A = _rng.normal(size=(3, 4))
@@ -145,3 +147,34 @@ CASES += [
 @pytest.mark.parametrize(("one", "precision"), [(c, p) for c in CASES for p in precisions(c)], ids=str)
 def test_matches_numpy(one, precision):
     check(one, precision)
+
+
+PREFERRED = {
+    "matmul": lambda a, b: rnp.matmul(a, b, preferred_element_type="f32"),
+    "dot": lambda a, b: rnp.dot(a, b, preferred_element_type="f32"),
+    "inner": lambda a, b: rnp.inner(a, b.T, preferred_element_type="f32"),
+    "tensordot": lambda a, b: rnp.tensordot(a, b, 1, precision=None, preferred_element_type="f32"),
+    "einsum": lambda a, b: rnp.einsum("ij,jk->ik", a, b, preferred_element_type="f32"),
+    "vecdot": lambda a, b: rnp.vecdot(a[:, None], b.T, preferred_element_type="f32"),
+    "vdot": lambda a, b: rnp.stack(
+        [rnp.stack([rnp.vdot(a[i], b[:, j], preferred_element_type="f32") for j in range(5)]) for i in range(3)]
+    ),
+    "lax.dot": lambda a, b: rlx.lax.dot(a, b, preferred_element_type="f32"),
+}
+
+
+@pytest.mark.parametrize("name", PREFERRED)
+def test_sums_of_halves_in_a_wider_type(name):
+    """Rounded once, to the type that is asked for: bf16 in between would be off by 2^-9."""
+    rng = np.random.default_rng(4)
+    a, b = (rng.normal(size=dims).astype(DType.BF16.numpy) for dims in ((3, 300), (300, 5)))
+    wanted = a.astype("f8") @ b.astype("f8")
+    for f in (PREFERRED[name], rlx.jit(PREFERRED[name])):
+        found = np.asarray(f(a, b))
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_scalars_are_multiplied_in_the_type_asked_for():
+    assert int(rnp.dot(np.int8(100), np.int8(100), preferred_element_type="i32")) == 10000
+    assert int(rnp.inner(np.int8(100), np.int8(100), preferred_element_type="i32")) == 10000

@@ -487,3 +487,27 @@ def test_an_input_is_left_alone_if_its_output_ends_up_elsewhere():
     assert results[1] is x
     for a, b in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_large_values_are_stored_over_those_they_are_computed_of(monkeypatch, reads_later):
+    """Powers of numbers over these numbers, unless somebody reads them afterwards."""
+    from rlx.compile.memory import in_place
+    from rlx.compile.memory.lir_liveness import stored_over
+
+    monkeypatch.setattr(in_place, "LARGE_BYTES", 1)
+    g = rlx.Graph("logits")
+    a, b = g.input("a", (33, 16)), g.input("b", (16, 40))
+    logits = a @ b
+    weights = ops.exp(logits * 0.1) * (ops.transpose(logits, (1, 0)) @ logits)[:1]
+    results = [weights @ ops.transpose(b, (1, 0))]
+    if reads_later:
+        results.append(results[0] @ b + logits)
+    g.set_outputs(results)
+    run = compiled(g)
+    given = {"a": normal(33, 16), "b": normal(16, 40)}
+    wanted = interpret(g, given)
+    for found in (run.run({k: v.copy() for k, v in given.items()}, {}), interpret_lir(run.lir, given)):
+        for x, y in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6 * np.abs(y).max())
+    assert bool(stored_over(run.lir)) == (not reads_later)

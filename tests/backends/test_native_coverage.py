@@ -31,6 +31,7 @@ NO_AXES = "an operand without axes has no windows"
 COMPLEX = "complex numbers where they do not come apart: spectra of symbolic sizes, products along an axis, bodies"
 STORAGE = "types that are for storage only, or smaller than a byte, have no kernel values"
 
+STEPS = "steps of sorts that the compiler makes for NVIDIA's GPUs alone, which have kernels for all types"
 ALLOWED = {
     **dict.fromkeys(("DebugPrint", "HostCallback", "RuntimeAssert"), EFFECT),
     "Custom": CALLER,
@@ -38,6 +39,7 @@ ALLOWED = {
     "RequireFactors": FAILURE,
     "Bitcast": BYTES,
     "ReduceWindow": NO_AXES,
+    **dict.fromkeys(("RadixCounts", "RadixPlaces", "TopOfParts"), STEPS),
     COMPLEX: COMPLEX,
     STORAGE: STORAGE,
 }

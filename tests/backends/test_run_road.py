@@ -14,6 +14,7 @@ ROOT = Path(rlx.__file__).parent
 # Where a run passes through, with the functions there that import something and no run reaches, each with its reason.
 ROAD = {
     "locks.py": {},
+    "compile/memory/loops.py": {"working_bytes": "plans of LIR modules, while compiling"},
     "backends/api.py": {},
     "backends/cuda/arrays.py": dict.fromkeys(
         ("__dlpack__", "adopt"), "arrays of other libraries, before a run or after it"

@@ -139,3 +139,36 @@ def test_parts_side_by_side(dtype):
 
     values = (normal(3, 50, 14) * 100).astype(dtype)
     check(parts, [values], ["reduce", "map"])
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])
+@pytest.mark.parametrize("dims", [(2, 3, 5, 4), (3, 9, 17), (40, 37, 129)], ids=str)
+def test_pads_along_two_axes_are_one_kernel(mode, dims):
+    """The middle, the sides and the corners, with rows of which some end in the middle of a vector."""
+    before_and_after = [*[(0, 0)] * (len(dims) - 2), (2, 1), (3, 2)]
+    values = normal(*dims)
+    values.flat[:3] = np.nan, -0.0, np.inf
+    for x in (values, np.arange(values.size).reshape(dims).astype("i1"), values > 0):
+        check(lambda x: ops.pad_mode(x, before_and_after, mode), [x], ["map"])
+
+
+def test_pads_along_three_axes_and_of_what_others_read():
+    """The third axis is joined apart, and so is a value that is a result itself."""
+    x = normal(3, 4, 11)
+    check(lambda x: ops.pad_mode(x, 2, "symmetric"), [x], ["map", "map"])
+
+    def first_is_a_result(x):
+        rows = ops.pad_mode(x, ((0, 0), (1, 1), (0, 0)), "reflect")
+        return [rows, ops.pad_mode(rows, ((0, 0), (0, 0), (1, 1)), "reflect")]
+
+    check(first_is_a_result, [x], ["map", "map"])
+
+
+@pytest.mark.parametrize("widths", [(1, 2, 3), (8, 1, 8), (5, 5000, 7), (3, 9000, 4)], ids=str)
+def test_rows_of_parts_side_by_side(widths):
+    """Short rows are visited together, long ones apart; one of the parts is computed, one turned round."""
+
+    def joined(a, b, c):
+        return ops.concat([ops.reverse(a, 1), ops.relu(b), c * 2.0], 1)
+
+    check(joined, [normal(21, n) for n in widths], ["map"])

@@ -103,12 +103,12 @@ def gpt_loss():
 
 
 def two_layers(policy="direct"):
-    """Linear, gelu, linear over a symbolic batch and length."""
+    """Linear, gelu, linear over a symbolic batch and length; columns are one panel on every machine, or none."""
 
     def build(h):
         h.fusion_policy = rlx.FusionPolicy(policy)
         x = h.input("x", ("B", "S", 64))
-        y = h.linear(x, h.param("w0", (64, 96)), h.param("b0", (96,)), "gelu")
-        return h.linear(y, h.param("w1", (96, 64)), h.param("b1", (64,)))
+        y = h.linear(x, h.param("w0", (64, 16)), h.param("b0", (16,)), "gelu")
+        return h.linear(y, h.param("w1", (16, 12)), h.param("b1", (12,)))
 
     return rlx.Graph.define("two_layers", build)

@@ -219,12 +219,13 @@ def test_types_of_other_codes_keep_their_activations():
 def test_blocks_of_zeros_and_of_what_is_no_number():
     x = normal(2, 96)
     x[0, :32], x[1, 40] = 0, math.inf
-    rows = Int8Blocks().eval(x)
+    blocks = Int8Blocks(bias=128)
+    rows = blocks.eval(x)
     assert rows.shape == (2, 144) and (rows[0, :48] == 0).all()
     panels = np.zeros((1, QuantScheme.GgufQ8_0.panel_format.panel_bytes(96)), np.uint8)
     graph = rlx.Graph("blocks")
     a, p = graph.input("a", (2, 96), "f32"), graph.input("p", panels.shape, "u8")
-    coded = graph.append_node(Int8Blocks(), [a])
+    coded = graph.append_node(blocks, [a])
     graph.set_outputs([coded, graph.append_node(Int8BlockMatMul(QuantScheme.GgufQ8_0, 5), [coded, p])])
     found, y = (np.asarray(r) for r in rlx.Session("cpu").compile(graph).run({"a": x, "p": panels}))
     np.testing.assert_array_equal(found, rows)

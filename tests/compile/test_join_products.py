@@ -138,3 +138,19 @@ def test_a_session_joins_them():
     (found,) = compiled.run({"x": b.values["x"]})
     (wanted,) = interpret(b.graph.bind({"B": 3}), b.values)
     np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_products_of_weights_alone_stay_where_they_are():
+    """The second of them has a weight that is made after the first, as in the norms of DoRA."""
+    graph = rlx.Graph("norms")
+    with building(graph):
+        x, a, w = graph.input("x", (2, 4)), graph.param("a", (3, 4)), graph.param("w", (4, 5))
+        seen = ops.matmul(a, w)
+        gram = ops.matmul(a, ops.transpose(a, (1, 0)))
+        changes = [ops.matmul(x, w), ops.matmul(x, ops.transpose(a, (1, 0)))]
+        graph.set_outputs([ops.reduce_sum(v, (0, 1)) for v in (seen, gram, *changes)])
+    joined = join_products(graph)
+    verify_all(joined)
+    assert sum(node.op.mnemonic == "matmul" for node in joined.nodes) == 3
+    given = {"x": normal(2, 4), "a": normal(3, 4), "w": normal(4, 5)}
+    np.testing.assert_allclose(interpret(joined, given), interpret(graph, given), rtol=1e-5)

@@ -148,11 +148,21 @@ def test_what_becomes_of_the_blocks():
     }
 
 
+# Some steps convert, and what integers become is f32: a fused op rounds once where its parts round several times.
+ROUNDING = {"f32": 4e-6, "f16": 2e-2, "bf16": 1e-1}
+
+
+def bound_of(graph):
+    """How far results may lie apart: 1e-9, or what roundings to the narrowest type in the graph leave."""
+    types = {str(shape.dtype) for node in graph.nodes for shape in node.shapes}
+    return max(1e-9, *(ROUNDING.get(name, 0.0) for name in types))
+
+
 @settings(max_examples=60, deadline=None)
 @given(graph=graphs(steps=(*PATTERN_STEPS, *PATTERN_STEPS, *STEPS), dtypes=("f64",)), data=st.data())
 def test_random_graphs_with_any_passes(graph, data):
     chosen = [p for p in ALL_PASSES if data.draw(st.booleans(), label=p.name)]
-    assert_same_values(graph, run_passes(graph, chosen), BINDING, 1e-9, 1e-9)
+    assert_same_values(graph, run_passes(graph, chosen), BINDING, bound_of(graph), bound_of(graph))
 
 
 @settings(max_examples=40, deadline=None)
@@ -161,5 +171,5 @@ def test_random_graphs_through_the_lists(graph):
     for target in (FusionTarget.Cpu, FusionTarget.Cuda):
         passes = fusion_passes(target)
         after = run_passes(graph, passes)
-        assert_same_values(graph, after, BINDING, 1e-9, 1e-9)
+        assert_same_values(graph, after, BINDING, bound_of(graph), bound_of(graph))
         assert run_passes(after, passes) == after

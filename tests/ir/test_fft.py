@@ -18,6 +18,7 @@ from rlx.ir.fft import (
     normalize_fftn_axes,
     prime_factors,
     rfftfreq,
+    roots_of_unity,
 )
 from rlx.ir.shape import Shape
 
@@ -124,3 +125,19 @@ def test_axes():
     assert normalize_fftn_axes([2, -3, 0, 2], 3) == (0, 2)
     with pytest.raises(ShapeError, match="axis 3 is out of range"):
         normalize_fftn_axes([3], 3)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 12, 100, 1000, 4096])
+def test_roots_of_unity(n):
+    """To a rounding of those in extended precision; eighths of a turn cancel exactly."""
+    numbers = np.arange(-n, 2 * n)
+    angles = np.longdouble(2) * np.longdouble(math.pi) * (numbers % n) / n
+    angles += np.longdouble(2) * np.longdouble(1.2246467991473532e-16) * (numbers % n) / n  # what is missing in pi
+    for inverse in (False, True):
+        found = roots_of_unity(numbers, n, inverse)
+        np.testing.assert_allclose(found.real, np.cos(angles).astype(float), rtol=0, atol=2.0**-52)
+        np.testing.assert_allclose(
+            found.imag, np.sin(angles if inverse else -angles).astype(float), rtol=0, atol=2.0**-52
+        )
+    eighths = roots_of_unity(np.arange(8), 8)
+    assert np.unique(np.abs(eighths.view(float))).tolist() == [0.0, math.sqrt(0.5), 1.0]

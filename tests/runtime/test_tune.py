@@ -96,7 +96,7 @@ def test_the_fastest_set_wins_and_is_used_by_the_next_compile(few_sets):
 
 def test_times_of_equal_kernels_are_added(few_sets):
     """The usual set takes 1 s in both, another one 0.1 s in the first and 5 s in the second of two equal products."""
-    other = BlockSizes(tiles=16)
+    other = BlockSizes(tiles=4)
 
     def measure(program):
         found = sites(program.report.lir)
@@ -219,11 +219,11 @@ def test_the_command(tmp_path, capsys, monkeypatch, few_sets):
     assert "--size takes a name and a number" in capsys.readouterr().err
     assert main(["tune"]) == 1 and main(["tune", str(graph), "--runs", "0"]) == 1
     capsys.readouterr()
-    measured = best_is(BlockSizes(tiles=16))
+    measured = best_is(BlockSizes(tiles=4))
     monkeypatch.setattr("rlx.cli.tune._timed", lambda compiled, *rest: measured(compiled))
     assert main(["tune", str(graph), "--size", "B=70", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [row["parameters"]["tiles"] for row in told["kernels"]] == [16, 16]
+    assert [row["parameters"]["tiles"] for row in told["kernels"]] == [4, 4]
     assert main(["tune", str(graph), "--size", "B=70"]) == 0
     assert "2 of 2 kernels are faster with other sets" in capsys.readouterr().out
     assert main(["tune", "--show"]) == 0
