@@ -19,7 +19,7 @@ Form = Callable[..., Any]
 SMALL = 96
 # Larger ones are halved first: a program has a kernel for each panel, and puts together blocks of all of them.
 MOST = 1024
-# Columns of a panel: of PANELr ones one thread has more to do alone, with narrower ones all pass over the matrix more
+# Columns of a panel: of wider ones one thread has more to do alone, with narrower ones all pass over the matrix more
 # often.
 PANEL = 64
 
