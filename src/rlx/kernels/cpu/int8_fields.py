@@ -14,16 +14,18 @@ from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Buffer, Value
 from rlx.quant.panels import RECORD, PanelFormat
 
-# How far ahead codes are asked for, in bytes.
-AHEAD = 2304
+# How far ahead codes are asked for, in bytes: what comes from memory in the time that it takes to come. The processor's
+# own prefetchers stay closer. With Q4_K and codes of 16 bits on Zen 5, against none for one row and 2304 bytes for
+# more: one row reads 42 GB/s in place of 30 with a thread and 75 in place of 54 with two, four rows 30 in place of 18
+# with one. A decoder of 1B on Cascade Lake, in turns: one sequence is 1.03 to 1.20 times as fast.
+AHEAD = 9216
 LINE_BYTES = 64
 
 
 class InWords(NamedTuple):
-    """The fields of a vector of columns in memory; with `is_ahead` those that come later are asked for."""
+    """The fields of a vector of columns in memory."""
 
     panel: Panel
-    is_ahead: bool
 
     @property
     def run_length(self) -> int:
@@ -35,12 +37,11 @@ class InWords(NamedTuple):
         return self.panel.codes.heads(self.panel.base, self.panel.lane, record)
 
     def place(self, record: Value) -> Value:
-        """Where a record is, as the other methods want to know it."""
+        """Where a record is, as the other methods want to know it; one that comes later is asked for."""
         codes = self.panel.codes
         place = codes.place(self.panel.base, record)
-        if self.is_ahead:
-            for byte in range(0, codes.layout.record_bytes, LINE_BYTES):
-                codes.k.prefetch(codes.buffer, place + (AHEAD + byte))
+        for byte in range(0, codes.layout.record_bytes, LINE_BYTES):
+            codes.k.prefetch(codes.buffer, place + (AHEAD + byte))
         return place
 
     def fours(self, place: Value, group: int) -> list[Value]:
