@@ -87,3 +87,16 @@ def test_coordinates_have_a_size_each():
     check_ids(ops.GatherNd((0, 1)), np.array([[6, 1]]), (7, 2))
     with pytest.raises(OpError, match=r"gather_nd: ids holds 5, but the indexed axis has size 2"):
         check_ids(ops.GatherNd((0, 1)), np.array([[1, 1], [1, 5]]), (7, 2))
+
+
+@pytest.mark.parametrize("wrong", [7, -8, np.nan, np.inf])
+def test_one_wrong_id_of_many_is_found(wrong: float):
+    """More than Python looks at one by one, of two axes, wherever it stands."""
+    ids = np.stack([np.arange(-7, 7).repeat(9), np.zeros(126)], -1)
+    kind = "f4" if wrong != wrong or np.isinf(wrong) else "i4"
+    check_ids(ops.GatherNd((0, 1)), ids.astype(kind), (7, 1))
+    for place in (0, 60, 125):
+        bad = ids.copy()
+        bad[place, 0] = wrong
+        with pytest.raises(OpError, match=r"valid ids are -7\.\.6"):
+            check_ids(ops.GatherNd((0, 1)), bad.astype(kind), (7, 1))
