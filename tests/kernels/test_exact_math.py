@@ -49,6 +49,20 @@ def test_remainders_are_exact(dtype, target):
     np.testing.assert_array_equal(np.signbit(found[wanted == wanted]), np.signbit(wanted[wanted == wanted]))
 
 
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
+def test_remainders_of_near_multiples_are_exact(target):
+    """Quotients that divide to a whole number they are just below, on both sides of where quotients are too large to be
+    formed at once; with neighbours of their own kind, so that no other lane decides the way."""
+    b = (rng.random(4096) + 1).astype("f4") * np.float32(2.0) ** rng.integers(-40, 40, 4096).astype("f4")
+    for bits in (1, 12, 23, 27, 28, 29, 60):
+        whole = rng.integers(2 ** (bits - 1), 2**bits, 4096).astype("f8")
+        near = (whole * b).astype("f4")
+        a = np.nextafter(near, rng.choice(np.array([-np.inf, np.inf], "f4"), 4096))
+        for x in (near, a, -a):
+            found = ran_natively(kernel("rem", DType.F32, target), arguments(x, b), target)["y"]
+            np.testing.assert_array_equal(found, np.fmod(x, b))
+
+
 def wrapped_power(a, b, dtype):
     if b < 0:
         exact = 0 if abs(a) != 1 else a ** (b % 2)

@@ -14,7 +14,31 @@ from rlx.kernels.math.vector_math import copysign, float_format
 
 
 def float_remainder(k: KernelBuilder, a: Value, b: Value) -> Value:
-    """a - b·trunc(a / b) without any rounding, as C's fmod: the sign of a; NaN for b = 0 and for infinite a.
+    """a - b·trunc(a / b) without any rounding, as C's fmod: the sign of a; NaN for b = 0 and for infinite a."""
+    is_proper = (k.abs(a) < math.inf) & k.ne(b, 0.0) & k.eq(b, b)
+    if a.dtype is DType.F32 and k.has_f64():
+        wide, divisor = (
+            k.cast(k.abs(x), DType.F64) for x in (k.select(is_proper, a, 0.0), k.select(is_proper, b, 1.0))
+        )
+        quotient = wide / divisor
+        (magnitude,) = k.choose(
+            k.reduce("or", quotient >= _EXACT_QUOTIENT),
+            lambda: [_long_remainder(k, a, b)],
+            lambda: [k.cast(wide - divisor * k.op("trunc", quotient), DType.F32)],
+        )
+    else:
+        magnitude = _long_remainder(k, a, b)
+    magnitude = k.select(k.eq(k.abs(b), math.inf), k.abs(a), magnitude)
+    return k.select(is_proper, copysign(k, magnitude, a), math.nan)
+
+
+# Below this a quotient of two f32 in f64 is cut to the whole number that the exact quotient is cut to, whose distance
+# from the next one is more than a rounding; and its product with the divisor needs no more bits than f64 has.
+_EXACT_QUOTIENT = 2.0**28
+
+
+def _long_remainder(k: KernelBuilder, a: Value, b: Value) -> Value:
+    """|a| mod |b| for finite a and b that is not 0, whatever their quotient.
 
     With |a| = m·2^e and |b| = n·2^f, e >= f, it is (m·2^(e-f) mod n)·2^f; the power of two is multiplied in step by
     step, as many bits at a time as fit beside n. For e < f, |a| is below |b| already.
@@ -31,10 +55,7 @@ def float_remainder(k: KernelBuilder, a: Value, b: Value) -> Value:
         fold.next((rest << k.cast(bits, DType.U64)) % divisor, left - bits)
     whole = k.cast(k.cast(fold.results[0], DType.I64), a.dtype)
     remainder = _times_power(k, whole, lowest)
-    magnitude = k.select(e < lowest, k.abs(a), remainder)
-    is_proper = (k.abs(a) < math.inf) & k.ne(b, 0.0) & k.eq(b, b)
-    magnitude = k.select(k.eq(k.abs(b), math.inf), k.abs(a), magnitude)
-    return k.select(is_proper, copysign(k, magnitude, a), math.nan)
+    return k.select(e < lowest, k.abs(a), remainder)
 
 
 def _parts(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
