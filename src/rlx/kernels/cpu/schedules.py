@@ -82,6 +82,18 @@ def _pair_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
     return distinct_sizes(scratch, lambda sizes: pair_block(machine, s.product, s.packed, sizes), sums)
 
 
+def _narrow(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.narrow import narrow_kernel
+
+    return narrow_kernel(name, machine, s)
+
+
+def _is_narrow(machine: Machine, s: ProductSpec) -> bool:
+    from rlx.kernels.cpu.matmul.narrow import is_narrow
+
+    return is_narrow(machine, s)
+
+
 def _numbers(name: str, machine: Machine, s: ProductSpec, sizes: BlockSizes) -> Kernel:
     from rlx.kernels.cpu.matmul.matmul import matmul_kernel
 
@@ -107,6 +119,7 @@ PRODUCTS = (
     Schedule("by expert", _by_expert, lambda machine, s: bool(s.experts)),
     Schedule("blocks", _blocks, lambda machine, s: s.layout is not None),
     Schedule("pairs", _pairs, lambda machine, s: s.has_pairs, _pair_sizes),
+    Schedule("few columns", _narrow, _is_narrow),
     Schedule("numbers", _numbers, sets=_number_sizes),
 )
 
