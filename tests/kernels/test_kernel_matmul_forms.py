@@ -57,6 +57,35 @@ def test_layouts(target: Machine, layout: str, a_by_columns: bool):
         close(ran_natively(kernel, args | sizes, target)["c"], a, b)
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
+def test_known_rows(target: Machine, layout: str):
+    """Where the number of rows is known there is code for such blocks only; each row of every number is there."""
+    n, k = 37, 70
+    matrix, stored = {"rows": (Matrix("b", F32, n), lambda b: b), "columns": (Matrix("b", F32, 1, k), lambda b: b.T)}[
+        layout
+    ]
+    b = normal(k, n)
+    for m in (1, 2, 3, 4, 5, 7, 8, 9, 11, 14, 97, 130, 331):
+        product = Product(m, n, k, Matrix("a", F32, k), matrix, Matrix("c", F32, n))
+        kernel = matmul_kernel("product", target, product)
+        a = normal(m, k)
+        args = {"a": a, "b": np.ascontiguousarray(stored(b)), "c": np.full((m, n), np.nan, np.float32)}
+        close(ran_natively(kernel, args, target)["c"], a, b)
+
+
+def test_known_rows_need_less_code():
+    def lines(m: int | str, batch: int | str = 1) -> int:
+        matrices = (
+            Matrix(name, F32, row, 1, 0 if batch == 1 else "s") for name, row in (("a", 70), ("b", 37), ("c", 37))
+        )
+        return matmul_kernel("product", AVX512, Product(m, 37, 70, *matrices, batch=batch)).text.count("\n")
+
+    any_number = lines("m")
+    assert all(lines(m) < 0.6 * any_number for m in (1, 8, 96))
+    assert lines(96, "batch") > 0.8 * any_number  # How high blocks are follows from how many there are.
+
+
 def test_interpreter_and_native_code_agree():
     """Also for a chip with so little memory that a block is a few rows and columns."""
     for target, layout, (m, n, k) in ((AVX512, "columns", (9, 20, 18)), (CORTEX_M4, "rows", (5, 11, 70))):

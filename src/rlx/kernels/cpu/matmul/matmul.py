@@ -34,7 +34,7 @@ from rlx.kernels.cpu.matmul.tiles import (
 )
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extents
-from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value, ValueType
+from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Value, ValueType
 from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import compute_dtype, lower_expr, uniform_nodes
 from rlx.kernels.specs.products import Epilogue as Epilogue
@@ -139,6 +139,14 @@ class PanelPart(NamedTuple):
         return self.block.column + self.inside
 
 
+def _heights(m: Value, height: Value, blocks: Value) -> frozenset[int] | None:
+    """How many rows blocks of this height have that follow each other, if that is known."""
+    if not (isinstance(m, Const) and isinstance(height, Const) and isinstance(blocks, Const)):
+        return None
+    rows, most = int(m.literal), int(height.literal)
+    return frozenset(max(min(most, rows - i * most), 0) for i in range(int(blocks.literal)))
+
+
 class MatmulMaker:
     # Elements one by one, and not words of several.
     multiplies_elements = True
@@ -166,6 +174,8 @@ class MatmulMaker:
         self.has_panels = not (self.has_dots and isinstance(n, int) and n <= DOT_COLUMNS)
         shape = self.shape = shape or block_shape(machine, acc, n, len(bs), copies_b=not packed)
         self.zero = k.const(0, DType.I64)
+        # The numbers of rows that blocks have, where they are known when code is made.
+        self.heights: frozenset[int] | None = None
         self.sums = k.local("sums", acc, len(bs) * shape.rows * shape.columns)
         if self.has_panels:
             self.panel = None if packed else self.make_panel()
@@ -199,6 +209,7 @@ class MatmulMaker:
         row_blocks = row_blocks + k.max(2 - across, 0) * k.min(row_blocks - 1, 1) * (row_blocks % 2)
         with k.parallel("block", row_blocks * groups * self.batches) as block:
             height = (tiles + row_blocks - 1) // row_blocks * shape.tile_rows
+            self.heights = _heights(self.m, height, row_blocks)
             # Neighbouring iterations share their panels of B, the larger operand of most products.
             row = block % row_blocks * height
             rest = block // row_blocks
@@ -234,9 +245,9 @@ class MatmulMaker:
 
     def block(self, block: ResultBlock) -> None:
         k, few = self.k, self.few_rows()
-        if not self.has_panels:
+        if not self.has_panels or not self.may_have(few):
             self.few(block)
-        elif few:
+        elif self.may_have(0, few):
             with k.when(block.rows <= few):
                 self.few(block)
             with k.otherwise():
@@ -244,6 +255,14 @@ class MatmulMaker:
         else:
             self.panels(block)
         self.finish(block)
+
+    def may_have(self, above: int, most: int | None = None, of: int = 0) -> bool:
+        """Whether there may be a block with more than `above` rows and at most `most`, or so many besides whole
+        multiples of `of`: code for others is not written."""
+        if self.heights is None:
+            return True
+        found = [height % of if of else height for height in self.heights]
+        return any(above < rows and (most is None or rows <= most) for rows in found)
 
     def few_rows(self) -> int:
         """Rows up to which `few` is the better way."""
@@ -256,8 +275,9 @@ class MatmulMaker:
             return
         k, below = self.k, 0
         for count in (1, 2, STREAM_ROWS):
-            with k.when((block.rows > below) & (block.rows <= count)):
-                self.stream(block, count)
+            if self.may_have(below, count):
+                with k.when((block.rows > below) & (block.rows <= count)):
+                    self.stream(block, count)
             below = count
 
     def stream(self, block: ResultBlock, count: int) -> None:
@@ -390,8 +410,9 @@ class MatmulMaker:
         """The smallest tile that holds the rows that are left, at most as many as a whole tile has."""
         k, below = self.k, 0
         for count in self.shape.row_counts:
-            with k.when((left > below) & (left <= count)):
-                self.tile(count, step)
+            if self.may_have(below, count, self.shape.tile_rows):
+                with k.when((left > below) & (left <= count)):
+                    self.tile(count, step)
             below = count
 
     def tile(self, count: int, step: TileStep) -> None:
@@ -417,6 +438,8 @@ class MatmulMaker:
         with k.loop("row", 0, whole, size) as row:
             dot_tile(k, size, columns, self.shape.lanes, a.moved(row, 0), b, self.depth, sums.moved(row, 0))
         for count in (2, 1):
+            if not self.may_have(count - 1, 2 * count - 1, 2 * count):
+                continue
             with k.when(k.ne(rows & count, 0)):
                 row = rows & -(2 * count)
                 dot_tile(k, count, columns, self.shape.lanes, a.moved(row, 0), b, self.depth, sums.moved(row, 0))

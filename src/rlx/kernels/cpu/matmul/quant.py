@@ -125,11 +125,12 @@ class QuantMaker(MatmulMaker):
     def few(self, block: ResultBlock) -> None:
         k, below = self.k, 0
         for count in self.shape.row_counts:
-            with k.when((block.rows > below) & (block.rows <= count)):
-                if count == 1 and self.digits is not None:
-                    self.stream_digits(block, self.digits)
-                else:
-                    self.stream(block, count)
+            if self.may_have(below, count):
+                with k.when((block.rows > below) & (block.rows <= count)):
+                    if count == 1 and self.digits is not None:
+                        self.stream_digits(block, self.digits)
+                    else:
+                        self.stream(block, count)
             below = count
 
     def stream_digits(self, block: ResultBlock, digits: DigitRow) -> None:
