@@ -141,6 +141,46 @@ def test_what_is_not_small_has_kernels_in_its_rounds():
 
     small, large = np.ones((5, MOST_ELEMENTS), "f4"), np.ones((5, MOST_ELEMENTS + 1), "f4")
     assert ROUNDS in kinds(decayed, small) and "loop" in kinds(decayed, large)
-    # Products have kernels that are better at it.
-    assert "loop" in kinds(lambda a: rlx.scan(lambda c, x: (c @ a, None), a, None, length=3)[0], np.eye(2, dtype="f4"))
+    # Products of larger matrices have kernels that are better at it, and so have functions of many elements.
+    assert "loop" in kinds(lambda a: rlx.scan(lambda c, x: (c @ a, None), a, None, length=3)[0], np.eye(4, dtype="f4"))
+    assert "loop" in kinds(lambda xs: rlx.scan(lambda c, x: (rnp.tanh(c + x), None), xs[0], xs)[0], small)
     assert "loop" in kinds(decayed, small.astype(np.float16))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+def test_small_products(dtype):
+    """Matrices times each other, times vectors and turned, with numbers in the order of the steps; a batch of them."""
+
+    def filtered(f, p, zs):
+        def step(carry, z):
+            x, p = carry
+            return (f @ x + z, f @ p @ f.T + p), (x, rnp.sum(p, 0))
+
+        return rlx.scan(step, (zs[0], p), zs)
+
+    rng = np.random.default_rng(3)
+    f, p, zs = ((rng.normal(size=s) * 3).astype(dtype) for s in ((3, 3), (3, 3), (6, 3)))
+    if dtype != "i4":
+        f = f / 4
+    assert kinds(filtered, f, p, zs)[-1] == ROUNDS and "loop" not in kinds(filtered, f, p, zs)
+    (x, last), (seen, sums) = rlx.jit(filtered)(f, p, zs)
+    wanted_x, wanted_p = zs[0], p
+    for t, z in enumerate(zs):
+        np.testing.assert_allclose(seen[t], wanted_x, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(sums[t], wanted_p.sum(0), rtol=1e-4, atol=1e-5)
+        wanted_x, wanted_p = f @ wanted_x + z, f @ wanted_p @ f.T + wanted_p
+    np.testing.assert_allclose(x, wanted_x, rtol=1e-4)
+    np.testing.assert_allclose(last, wanted_p, rtol=1e-4)
+
+
+def test_batches_of_small_products():
+    def turned(m, xs):
+        return rlx.scan(lambda c, x: (rnp.matmul(m, c) + x, c), xs[0], xs)[0]
+
+    rng = np.random.default_rng(4)
+    m, xs = rng.normal(size=(2, 2, 2)), rng.normal(size=(5, 2, 2, 2))
+    wanted = xs[0]
+    for x in xs:
+        wanted = m @ wanted + x
+    assert "loop" not in kinds(turned, m, xs)
+    np.testing.assert_allclose(rlx.jit(turned)(m, xs), wanted, rtol=1e-12)

@@ -2,8 +2,8 @@
 
 Starting the kernels of a round takes tens of nanoseconds, which is longer than such rounds take. What is small enough:
 all values of the bodies have a known number of elements, `MOST_ELEMENTS` at most, and are computed by pointwise ops,
-views, small reductions, and such loops again. Nobody can stop a kernel, so a while without a bound becomes a while
-around one with the bound `MOST_ROUNDS`: between two of them a run can be interrupted.
+views, small reductions, products of small matrices, and such loops again. Nobody can stop a kernel, so a while without
+a bound becomes a while around one with the bound `MOST_ROUNDS`: between two of them a run can be interrupted.
 
     small_bodies(op, operand_types, generator)      # the bodies as graphs, or None for a loop that is not small
 """
@@ -23,6 +23,7 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.ops.control.branches import If, While
 from rlx.ops.control.scans import Scan
+from rlx.ops.linalg.contraction import MatMul
 from rlx.ops.reduction.reductions import Reduce, ReduceOp
 from rlx.ops.shape.creation import Iota
 from rlx.ops.shape.movement import Concat
@@ -30,8 +31,10 @@ from rlx.ops.shape.movement import Concat
 # The kind of kernel that a small loop is.
 ROUNDS = "rounds"
 
-# Elements are computed one by one; more of them are better off in vectors.
-MOST_ELEMENTS = 8
+# Elements are computed one by one; more of them are better off in vectors, and math functions sooner than sums.
+MOST_ELEMENTS, MOST_FUNCTIONS = 16, 8
+# Multiplications of one product: a 3x3 matrix times another one, but no 4x4 matrix, which outgrows the registers.
+MOST_MULTIPLICATIONS = 32
 # Instructions of all bodies together; a math function is some thirty.
 MOST_OPS = 1024
 FUNCTION_OPS = 30
@@ -99,6 +102,17 @@ def _is_small(shape: Shape) -> bool:
     return int(shape.element_count) <= MOST_ELEMENTS
 
 
+def is_small_product(body: Graph, node: Node) -> bool:
+    """Whether a node of a small body is a product that is formed sooner than a kernel of it starts."""
+    if node.op != MatMul() or any(body.shape(i).dtype is not node.shape.dtype for i in node.inputs):
+        return False
+    return _multiplications(body, node) <= MOST_MULTIPLICATIONS
+
+
+def _multiplications(body: Graph, node: Node) -> int:
+    return int(node.shape.element_count) * int(body.shape(node.inputs[0]).static_dims[-1])
+
+
 def _cost(body: Graph, generator: Generator) -> int | None:
     """About how many instructions a body is; None if there is something in it that is no op on single elements."""
     total = 0
@@ -115,8 +129,13 @@ def _cost(body: Graph, generator: Generator) -> int | None:
             continue
         elif isinstance(node.op, Reduce) and node.op.kind is not ReduceOp.Mean:
             total += int(body.shape(node.inputs[0]).element_count)
+        elif is_small_product(body, node):
+            total += _multiplications(body, node)
         elif generator.is_pointwise(body, node):
-            total += int(node.shape.element_count) * (1 if node.op.mnemonic in CHEAP else FUNCTION_OPS)
+            count, is_cheap = int(node.shape.element_count), node.op.mnemonic in CHEAP
+            if count > MOST_FUNCTIONS and not is_cheap:
+                return None
+            total += count * (1 if is_cheap else FUNCTION_OPS)
         else:
             return None
     return total

@@ -17,6 +17,7 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Input, Project
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
+from rlx.kernels.cpu.matmul.tiles import multiply_add
 from rlx.kernels.cpu.ops import OpSite, Slab
 from rlx.kernels.ir.loop_ir import Kernel, Value
 from rlx.kernels.machines import Machine
@@ -24,6 +25,7 @@ from rlx.kernels.specs.expr import JOINS, lower_expr, operand
 from rlx.kernels.specs.from_nest import pointwise_value
 from rlx.ops.control.branches import If, While
 from rlx.ops.control.scans import Scan
+from rlx.ops.linalg.contraction import MatMul
 from rlx.ops.reduction.reductions import Reduce, identity_of
 from rlx.ops.shape.creation import Iota
 from rlx.ops.shape.movement import Concat
@@ -165,6 +167,8 @@ class _SmallLoop:
                 return [self.constant(np.asarray(node.op.eval()), node.shape)]
             case Concat():
                 return [self.rearranged(node.op, args)]
+        if isinstance(node.op, MatMul):
+            return [self.product(node.shape, *args)]
         # One over axes of size 1 is a view, too, but its definition is not for numbers of elements.
         if isinstance(node.op, Reduce):
             return [self.reduced(node.op, node.shape, args[0])]
@@ -202,6 +206,17 @@ class _SmallLoop:
             for member in members[1:]:
                 total = self.k.op(join, total, member)
             found.flat[i] = total
+        return found
+
+    def product(self, shape: Shape, a: Scalars, b: Scalars) -> Scalars:
+        """Every element is summed in the order of the steps."""
+        found, lead = _empty(shape), shape.static_dims[:-2]
+        a, b = (np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
+        for *at, i, j in np.ndindex(*shape.static_dims):
+            total: Value = self.k.const(0, shape.dtype)
+            for p in range(a.shape[-1]):
+                total = multiply_add(self.k, a[(*at, i, p)], b[(*at, p, j)], total)
+            found[(*at, i, j)] = total
         return found
 
     def pointwise(self, graph: Graph, node: Node, args: Sequence[Scalars]) -> Scalars:
