@@ -113,7 +113,7 @@ class _NarrowMaker:
             for found in results:
                 found.append([])
             for j in range(self.columns):
-                sums = [zero] * len(bs)
+                sums: list[Value] = [zero] * len(bs)
                 for p in range(self.steps):
                     sums = [multiply_add(k, a[i][p], b[p][j], total) for b, total in zip(bs, sums)]
                 for found, value in zip(results, self.finished(place, i, j, [*sums, *(x[i][j] for x in extra)])):
