@@ -52,6 +52,7 @@ def test_a_folder_has_all_that_a_page_needs(page):
     assert files == {
         "helper.js",
         "index.html",
+        "plain_numbers.js",
         "program.d.ts",
         "program.json",
         "program.wasm",
@@ -336,6 +337,26 @@ def test_node_writes_the_tokens_of_the_cpu(tiny_page):
         answer = model.complete([prompt], 32)[0]
         assert said["prompt"] == model.tokenizer.encode(prompt)
         assert (said["ids"], said["text"]) == (answer.token_ids, answer.text)
+
+
+@pytest.mark.targets
+def test_a_prompt_can_be_stopped_while_it_is_read(tiny_page):
+    """Between its parts; what was read of it is not read again."""
+    script = """
+import { LanguageModel } from "./page/language_model.js";
+const model = await LanguageModel.load(), stopper = new AbortController();
+const prompt = process.argv[2], stopped = [], ids = [];
+const total = model.tokenizer.encode(prompt).length;
+setTimeout(() => stopper.abort());
+for await (const id of model.generateIds(prompt, { maxTokens: 32, signal: stopper.signal })) stopped.push(id);
+const read = model.tokens.length;
+for await (const id of model.generateIds(prompt, { maxTokens: 32 })) ids.push(id);
+console.log(JSON.stringify({ stopped, read, total, ids }));
+"""
+    prompt = "KING: what " + "say you to it? " * 35
+    said = run_node(script, tiny_page, prompt)
+    assert said["stopped"] == [] and said["read"] == 128 < said["total"]
+    assert said["ids"] == rlx.load(TINY).complete([prompt], 32)[0].token_ids
 
 
 # Encoders.

@@ -28,7 +28,8 @@ async function answer({ turns, maxTokens, temperature }) {
     postMessage({ piece: decoder.push(id), count, rate: rate(count, first) });
   }
   postMessage({ piece: decoder.flush(), count, rate: rate(count, first) });
-  postMessage({ done: { count, firstSeconds: (first - start) / 1000, isStopped: stopper.signal.aborted } });
+  const isStopped = stopper.signal.aborted, isFull = !isStopped && model.tokens.length >= model.notes.context;
+  postMessage({ done: { count, firstSeconds: (first - start) / 1000, isStopped, isFull } });
 }
 
 /** Tokens a second, after the first one, which waits for the prompt. */
