@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from page_runs import run_node, run_page
+from page_runs import driving, run_node, run_page, serving, watched
 from tokenizers import processors
 
 import rlx
@@ -411,6 +411,28 @@ def assert_embeds(folder, model, tolerance):
 @pytest.mark.targets
 def test_encoders_give_the_vectors_of_the_cpu(encoder_folder, tmp_path):
     assert_embeds(tmp_path, encoder_folder, 2e-6)
+
+
+@pytest.mark.targets
+def test_an_encoder_has_a_page_that_searches(encoder_folder, tmp_path):
+    assert main(["export", "web", str(encoder_folder), str(tmp_path / "page")]) == 0
+    with driving() as open_browser, serving(tmp_path / "page") as url, watched(open_browser()) as page:
+        page.goto(url)
+        page.wait_for_selector("#query:not([disabled])", timeout=60_000)
+        lines = ["The king is dead", "Bread is made of flour", "Where do penguins live?"]
+        page.fill("#query", lines[2])
+        page.fill("#texts", "\n".join(["", *lines, ""]))
+        page.press("#texts", "Tab")
+        page.wait_for_function("document.querySelectorAll('#found li').length === 3")
+        found = [line.split(" ", 1) for line in page.locator("#found li").all_inner_texts()]
+        assert found[0] == ["1.000", lines[2]] and [score for score, _ in found] == sorted(
+            (s for s, _ in found), reverse=True
+        )
+        vectors = rlx.load_encoder(encoder_folder).embed(lines)
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        wanted = dict(zip(lines, unit @ unit[2], strict=True))
+        assert all(abs(float(score) - wanted[line]) < 1e-3 for score, line in found)
+        assert "4 texts in" in page.inner_text("#took") and page.faults == []
 
 
 # Models that have to be pulled first.

@@ -17,6 +17,7 @@ from page_runs import READY, answered, ask, driving, serving, watched
 import rlx
 from rlx.backends.wasm.exporter import WebExporter
 from rlx.cli import main
+from rlx.formats.gguf import open_gguf, write_gguf
 
 pytestmark = pytest.mark.targets
 
@@ -162,6 +163,38 @@ def test_a_prompt_that_does_not_fit_is_said_and_is_no_turn(page, address, expect
     assert answered(page).strip() == expected.strip()
 
 
+CHAT = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}assistant:"
+
+
+def test_a_conversation_goes_on_until_it_is_full(page, tmp_path):
+    with open_gguf(TINY) as file:
+        write_gguf(tmp_path / "chat.gguf", {**file.metadata.typed(), "tokenizer.chat_template": CHAT}, file.tensors)
+    assert main(["export", "web", str(tmp_path / "chat.gguf"), str(tmp_path / "page")]) == 0
+    model, turns = rlx.load(tmp_path / "chat.gguf"), []
+    with serving(tmp_path / "page") as url:
+        page.goto(url)
+        page.wait_for_selector(READY, timeout=60_000)
+        assert (
+            page.inner_text("#about").endswith("chat") and page.get_attribute("#text", "placeholder") == "Ask something"
+        )
+        for question in ("Who is there?", "Where is the king?"):
+            turns.append({"role": "user", "content": question})
+            ask(page, question, 24)
+            wanted = model.complete([model.chat_ids(turns)], 24)[0].text
+            assert answered(page) and page.locator("#talk .model").last.text_content() == wanted
+            turns.append({"role": "assistant", "content": wanted})
+        ask(page, "word " * 200)
+        page.wait_for_selector("#talk .error")
+        words = page.inner_text("#talk .error")
+        assert "this conversation has " in words and "Clear begins another one" in words
+        # What did not fit is no turn; after Clear the first question is the first one again.
+        page.click("#clear")
+        ask(page, "Who is there?", 24)
+        answered(page)
+        assert page.locator("#talk .model").last.text_content() == turns[1]["content"]
+    assert page.faults == []
+
+
 def test_a_full_context_is_said(page, address):
     page.goto(address)
     page.wait_for_selector(READY, timeout=60_000)
@@ -199,6 +232,16 @@ def test_whoever_reads_what_was_before_is_left_there(page, address):
     )
     answered(page)
     assert page.evaluate("talk.scrollTop") == 0 and page.evaluate("talk.scrollHeight > 2 * talk.clientHeight")
+
+
+def test_the_last_answer_stays_in_sight_when_the_window_shrinks(page, address):
+    page.goto(address)
+    page.wait_for_selector(READY, timeout=60_000)
+    ask(page, "Once upon a time", 100)
+    answered(page)
+    page.set_viewport_size({"width": 320, "height": 330})
+    end = "talk.scrollHeight > talk.clientHeight && talk.scrollTop + talk.clientHeight > talk.scrollHeight - 50"
+    page.wait_for_function(end)
 
 
 def test_a_page_without_a_server_says_what_it_needs(page, folder, tmp_path):

@@ -16,6 +16,10 @@ function bubble(kind, text) {
 
 /** Whether the end of the talk is in sight: whoever reads what was before is left there. */
 const atEnd = ({ scrollHeight, scrollTop, clientHeight } = at("talk")) => scrollHeight - scrollTop - clientHeight < 50;
+let follows = true;
+at("talk").onscroll = () => (follows = atEnd());
+// A keyboard on the screen takes half of it.
+new ResizeObserver(() => follows && at("talk").scrollTo(0, at("talk").scrollHeight)).observe(at("talk"));
 
 function busy(value) {
   isBusy = value;
@@ -52,10 +56,10 @@ const HANDLERS = {
     busy(false);
   },
   piece: (piece, { count, rate }) => {
-    const follows = atEnd();
+    const wasAtEnd = atEnd();
     answer.append(piece);
     at("rate").textContent = rate ? `${count} tokens · ${rate.toFixed(1)} tokens/s` : `${count} tokens`;
-    if (follows) answer.scrollIntoView({ block: "end" });
+    if (wasAtEnd) answer.scrollIntoView({ block: "end" });
   },
   done: ({ isFull }) => {
     if (isFull) at("rate").textContent += " · the context is full";

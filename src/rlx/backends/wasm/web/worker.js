@@ -21,6 +21,9 @@ async function open({ gpu }) {
 async function answer({ turns, maxTokens, temperature }) {
   stopper = new AbortController();
   const ids = model.chats ? model.chatIds(turns) : model.tokenizer.encode(turns.join(""));
+  if (turns.length > 1 && ids.length >= model.notes.context)
+    throw new Error(`this conversation has ${ids.length} tokens, and the context of this model ${model.notes.context}; `
+      + "Clear begins another one");
   const decoder = model.tokenizer.decoder(), start = performance.now();
   let count = 0, first = start;
   for await (const id of model.generateIds(ids, { maxTokens, temperature, signal: stopper.signal })) {
