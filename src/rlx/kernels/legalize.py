@@ -149,7 +149,9 @@ class _LegalBuilder(KernelBuilder):
         if source is DType.F16 or attr is DType.F16:
             if self.machine.has_f16_conversion:
                 return None
-            return f16_to_f32 if source is DType.F16 else f32_to_f16
+            if source is DType.F32:
+                return f32_to_f16
+            return f16_to_f32 if self.machine.keeps_subnormals else f16_to_f32_by_parts
         if source is DType.BF16:
             return bf16_to_f32
         return f32_to_bf16 if attr is DType.BF16 and not self.machine.has_bf16_conversion else None
@@ -333,6 +335,17 @@ def f16_to_f32(k: KernelBuilder, x: Value) -> Value:
     scaled = k.bitcast(k.bitcast(magnitude, DType.F32) * 2.0**112, DType.U32)
     special = magnitude | 0x7F800000
     number = k.select(magnitude >= 0x0F800000, special, scaled)
+    return k.bitcast(number | ((bits & 0x8000) << 16), DType.F32)
+
+
+def f16_to_f32_by_parts(k: KernelBuilder, x: Value) -> Value:
+    """The same where f32 has no denormals: those of f16 are whole numbers times 2**-24, and normal as f32."""
+    bits = k.cast(k.bitcast(x, DType.U16), DType.U32)
+    size = bits & 0x7FFF
+    magnitude = size << 13
+    denormal = k.bitcast(k.cast(size, DType.F32) * 2.0**-24, DType.U32)
+    number = k.select(magnitude < 0x00800000, denormal, magnitude + (112 << 23))
+    number = k.select(magnitude >= 0x0F800000, magnitude | 0x7F800000, number)
     return k.bitcast(number | ((bits & 0x8000) << 16), DType.F32)
 
 

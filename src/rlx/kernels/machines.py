@@ -66,6 +66,7 @@ class Machine:
     has_f64: bool = True  # f64 is a type of values
     has_scale2: bool = False  # x * 2**n is an instruction for whole vectors
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
+    keeps_subnormals: bool = True  # no instruction takes f32 below 1.2e-38 for 0
     has_bf16_conversion: bool = False  # f32 -> bf16 is an instruction that rounds to nearest even
     has_exp2: bool = False  # 2**x is an instruction, right to the last bits but one
     has_quick_division: bool = False  # f32 division right to the last bits but one is several times as fast
@@ -245,6 +246,8 @@ WGSL = Machine(
     few_rows=1,
     has_f64=False,
     has_f16_conversion=False,
+    # What WGSL, OpenCL and Metal allow, and SwiftShader, Apple's GPUs and others do.
+    keeps_subnormals=False,
     gpu="wgsl",
     scratch_bytes=8 << 10,
 )

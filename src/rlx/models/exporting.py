@@ -26,7 +26,7 @@ from rlx.models.config import DecoderConfig, EncoderConfig, RopeConfig
 from rlx.models.config_hf_encoders import is_encoder_directory
 from rlx.models.decoder import build_decoder
 from rlx.models.encoder import build_encoder
-from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK
+from rlx.models.kv_cache import FIRST_CAPACITY
 from rlx.models.model_files import open_decoder
 from rlx.models.page_tokenizer import page_tokenizer
 from rlx.models.pull import find_model
@@ -35,6 +35,9 @@ from rlx.models.text_encoder import lowers_case, open_encoder
 from rlx.models.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# Positions of a prompt that a page reads at once: whoever stops it is heard after each.
+PAGE_CHUNK = 128
 
 
 class ModelProgram(NamedTuple):
@@ -102,7 +105,7 @@ def decoder_notes(config: DecoderConfig, caches: tuple[str, ...], tokenizer: Tok
         "context": context,
         "vocab": config.vocab,
         "capacity": FIRST_CAPACITY,
-        "chunk": PREFILL_CHUNK,
+        "chunk": PAGE_CHUNK,
         "caches": list(caches),
         "rope": _rope_notes(config.rope, config.local_rope, context),
         "ends": list(tokenizer.eos_ids),

@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from page_runs import run_node, run_page
+from page_runs import driving, run_node, run_page, serving, watched
 from tokenizers import processors
 
 import rlx
@@ -52,6 +52,7 @@ def test_a_folder_has_all_that_a_page_needs(page):
     assert files == {
         "helper.js",
         "index.html",
+        "plain_numbers.js",
         "program.d.ts",
         "program.json",
         "program.wasm",
@@ -338,6 +339,26 @@ def test_node_writes_the_tokens_of_the_cpu(tiny_page):
         assert (said["ids"], said["text"]) == (answer.token_ids, answer.text)
 
 
+@pytest.mark.targets
+def test_a_prompt_can_be_stopped_while_it_is_read(tiny_page):
+    """Between its parts; what was read of it is not read again."""
+    script = """
+import { LanguageModel } from "./page/language_model.js";
+const model = await LanguageModel.load(), stopper = new AbortController();
+const prompt = process.argv[2], stopped = [], ids = [];
+const total = model.tokenizer.encode(prompt).length;
+setTimeout(() => stopper.abort());
+for await (const id of model.generateIds(prompt, { maxTokens: 32, signal: stopper.signal })) stopped.push(id);
+const read = model.tokens.length;
+for await (const id of model.generateIds(prompt, { maxTokens: 32 })) ids.push(id);
+console.log(JSON.stringify({ stopped, read, total, ids }));
+"""
+    prompt = "KING: what " + "say you to it? " * 35
+    said = run_node(script, tiny_page, prompt)
+    assert said["stopped"] == [] and said["read"] == 128 < said["total"]
+    assert said["ids"] == rlx.load(TINY).complete([prompt], 32)[0].token_ids
+
+
 # Encoders.
 
 
@@ -390,6 +411,28 @@ def assert_embeds(folder, model, tolerance):
 @pytest.mark.targets
 def test_encoders_give_the_vectors_of_the_cpu(encoder_folder, tmp_path):
     assert_embeds(tmp_path, encoder_folder, 2e-6)
+
+
+@pytest.mark.targets
+def test_an_encoder_has_a_page_that_searches(encoder_folder, tmp_path):
+    assert main(["export", "web", str(encoder_folder), str(tmp_path / "page")]) == 0
+    with driving() as open_browser, serving(tmp_path / "page") as url, watched(open_browser()) as page:
+        page.goto(url)
+        page.wait_for_selector("#query:not([disabled])", timeout=60_000)
+        lines = ["The king is dead", "Bread is made of flour", "Where do penguins live?"]
+        page.fill("#query", lines[2])
+        page.fill("#texts", "\n".join(["", *lines, ""]))
+        page.press("#texts", "Tab")
+        page.wait_for_function("document.querySelectorAll('#found li').length === 3")
+        found = [line.split(" ", 1) for line in page.locator("#found li").all_inner_texts()]
+        assert found[0] == ["1.000", lines[2]] and [score for score, _ in found] == sorted(
+            (s for s, _ in found), reverse=True
+        )
+        vectors = rlx.load_encoder(encoder_folder).embed(lines)
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        wanted = dict(zip(lines, unit @ unit[2], strict=True))
+        assert all(abs(float(score) - wanted[line]) < 1e-3 for score, line in found)
+        assert "4 texts in" in page.inner_text("#took") and page.faults == []
 
 
 # Models that have to be pulled first.

@@ -37,6 +37,11 @@ functions = [
 ]
 bits = lambda f, device: np.asarray(rlx.jit(f, device=device)(x)).view(np.uint32).tolist()
 same = [[bits(f, device) for device in ("cpu", "wgpu")] for f in functions]
+# All of f16, whose smallest numbers f32 has as ordinary ones, and e5m2, which is the upper half of it.
+halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+eighths = np.arange(2**8, dtype=np.uint8).view(rlx.DType.F8E5M2.numpy)
+widened = lambda a, device: np.asarray(rlx.jit(lambda a: a.astype("f32"), device=device)(a))
+same += [[widened(a, device).view(np.uint32).tolist() for device in ("cpu", "wgpu")] for a in (halves, eighths)]
 path = Path(rlx.models.__file__).parent / "data" / "tiny.gguf"
 text = rlx.load(path, device="wgpu").generate("Once upon a time", max_tokens=16)
 print(json.dumps({"adapter": str(adapters()[0]), "values": same, "text": text}))

@@ -44,7 +44,7 @@ RUNTIME = ("rlx.js", "rlx.d.ts", "sizes.js", "wasm_machine.js", "threads.js", "h
 GPU_RUNTIME = ("gpu_machine.js", "gpu_kernels.js")
 # By the kind of a model; the first one is the page, whatever it is called here.
 PAGES = {
-    "program": ("program.html",),
+    "program": ("program.html", "plain_numbers.js"),
     "decoder": (
         "chat.html",
         "page.js",

@@ -50,9 +50,9 @@ export class LanguageModel {
     const ids = typeof prompt === "string" ? this.tokenizer.encode(prompt) : Array.from(prompt);
     if (!ids.length) throw new Error("the prompt has no tokens; this model needs at least one");
     if (ids.length >= this.notes.context)
-      throw new Error(`the prompt has ${ids.length} tokens, and the context of this model ${this.notes.context}`);
-    let logits = await this.#read(ids), rested = performance.now();
-    for (let written = 0; written < maxTokens; written++) {
+      throw new Error(`the prompt has ${ids.length} tokens, and the context of this model ${this.notes.context}; give less text`);
+    let logits = await this.#read(ids, signal), rested = performance.now();
+    for (let written = 0; logits && written < maxTokens; written++) {
       const id = temperature > 0 ? sampled(logits, temperature, topK) : largest(logits);
       if (this.notes.ends.includes(id)) return;
       yield id;
@@ -66,18 +66,23 @@ export class LanguageModel {
     }
   }
 
-  /** Logits after a prompt, of which the part that is in the caches already is not computed again. */
-  #read(ids) {
+  /** Logits after a prompt, of which the part that is in the caches already is not computed again; none if stopped. */
+  #read(ids, signal) {
     let same = 0;
     while (same < this.tokens.length && same < ids.length - 1 && this.tokens[same] === ids[same]) same++;
     this.tokens.length = same;
-    return this.#extend(ids.slice(same));
+    return this.#extend(ids.slice(same), signal);
   }
 
-  async #extend(ids) {
+  async #extend(ids, signal) {
     this.#reserve(this.tokens.length + ids.length);
     let logits;
-    for (let at = 0; at < ids.length; at += this.notes.chunk) logits = await this.#advance(ids.slice(at, at + this.notes.chunk));
+    for (let at = 0; at < ids.length; at += this.notes.chunk) {
+      // A long text is read for seconds: between its parts whoever stops it is heard.
+      if (at) await new Promise((resolve) => setTimeout(resolve));
+      if (at && signal?.aborted) return undefined;
+      logits = await this.#advance(ids.slice(at, at + this.notes.chunk));
+    }
     return logits;
   }
 

@@ -14,8 +14,8 @@ self.onfetch = (event) => {
 
 async function answer(request) {
   const cache = await caches.open(KEPT), kept = await cache.match(request), { search } = new URL(request.url);
-  // Weights come with their checksum; all else may have changed.
-  if (kept && search) return kept;
+  // Weights come with their checksum, and are asked for anew if it is not theirs; all else may have changed.
+  if (kept && search && request.cache !== "reload") return kept;
   try {
     const fresh = await fetch(request);
     if (fresh.ok) await keep(cache, request, fresh.clone(), search);

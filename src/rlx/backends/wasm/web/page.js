@@ -14,6 +14,13 @@ function bubble(kind, text) {
   return box;
 }
 
+/** Whether the end of the talk is in sight: whoever reads what was before is left there. */
+const atEnd = ({ scrollHeight, scrollTop, clientHeight } = at("talk")) => scrollHeight - scrollTop - clientHeight < 50;
+let follows = true;
+at("talk").onscroll = () => (follows = atEnd());
+// A keyboard on the screen takes half of it.
+new ResizeObserver(() => follows && at("talk").scrollTo(0, at("talk").scrollHeight)).observe(at("talk"));
+
 function busy(value) {
   isBusy = value;
   at("send").hidden = value;
@@ -45,14 +52,17 @@ const HANDLERS = {
     at("note").textContent = note && `${note}; WebAssembly computes instead`;
     at("text").placeholder = chats ? "Ask something" : "Begin a text";
     at("loading").hidden = true;
+    at("send").disabled = false;
     busy(false);
   },
   piece: (piece, { count, rate }) => {
+    const wasAtEnd = atEnd();
     answer.append(piece);
     at("rate").textContent = rate ? `${count} tokens · ${rate.toFixed(1)} tokens/s` : `${count} tokens`;
-    answer.scrollIntoView({ block: "end" });
+    if (wasAtEnd) answer.scrollIntoView({ block: "end" });
   },
-  done: () => {
+  done: ({ isFull }) => {
+    if (isFull) at("rate").textContent += " · the context is full";
     turns.push(answer.textContent);
     busy(false);
   },
@@ -61,7 +71,8 @@ const HANDLERS = {
     bubble("error", message);
     // An answer that failed is no turn.
     if (turns.length % 2) turns.pop();
-    if (chats || at("about").textContent) busy(false);
+    if (at("about").textContent) busy(false);
+    else at("title").textContent = "Not loaded";
   },
 };
 

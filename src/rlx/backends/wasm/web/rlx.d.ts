@@ -25,7 +25,9 @@ export declare class Resident implements Tensor {
   free(): void;
 }
 
-export type Read = (name: string, onBytes?: (count: number) => void, version?: string) => Promise<Uint8Array>;
+export type Read = (
+  name: string, onBytes?: (count: number) => void, version?: string, cache?: "default" | "reload",
+) => Promise<Uint8Array>;
 
 export interface LoadOptions {
   /** How files of the folder are read; by default by HTTP, or from disk in node. */

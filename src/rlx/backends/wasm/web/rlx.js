@@ -61,10 +61,11 @@ export class Resident {
   }
 }
 
-/** The files of a folder: by HTTP, or from disk in node. A `version` tells a file from others of its name. */
+/** The files of a folder: by HTTP, or from disk in node. A `version` tells a file from others of its name; `cache` says
+ *  what may come from where a browser keeps it, as for `fetch`. */
 export function reader(base) {
   const folder = new URL(base);
-  return async (name, onBytes, version = "") => {
+  return async (name, onBytes, version = "", cache = "default") => {
     const place = new URL(name, folder);
     place.search = version;
     if (place.protocol === "file:") {
@@ -73,7 +74,7 @@ export function reader(base) {
       onBytes?.(bytes.length);
       return bytes;
     }
-    const answer = await fetch(place);
+    const answer = await fetch(place, { cache });
     if (!answer.ok) throw new Error(`${name}: the server answers ${answer.status} ${answer.statusText}`);
     if (!answer.body || !onBytes) return new Uint8Array(await answer.arrayBuffer());
     const pieces = [];
@@ -148,9 +149,13 @@ async function loadWeights(document, machine, read, onProgress) {
   let done = 0, at = 0;
   for (const part of document.parts) {
     const hear = (size) => onProgress?.((done += size), document.weightBytes);
-    const bytes = await read(part.file, hear, part.crc32.toString(16));
-    if (bytes.length !== part.size || crc32(bytes) !== part.crc32)
-      throw new Error(`${part.file} is damaged: its ${bytes.length} bytes are not the ${part.size} that were written`);
+    const version = part.crc32.toString(16), isDamaged = (b) => b.length !== part.size || crc32(b) !== part.crc32;
+    let bytes = await read(part.file, hear, version);
+    // What a browser has kept of a folder that was not whole yet.
+    if (isDamaged(bytes)) bytes = await read(part.file, undefined, version, "reload");
+    if (isDamaged(bytes))
+      throw new Error(`${part.file} is damaged: its ${bytes.length} bytes are not the ${part.size} that were written; `
+        + "copy the folder again, or export it again");
     machine.loadWeights(at, bytes);
     at += part.size;
   }

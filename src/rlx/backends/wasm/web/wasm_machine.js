@@ -20,7 +20,10 @@ export class WasmMachine {
     const start = aligned(document.dataEnd), needed = start + document.weightBytes;
     if (needed > LIMIT) throw new Error(`the weights need ${needed} bytes, and WebAssembly has ${LIMIT}`);
     const memory = new WebAssembly.Memory({ initial: Math.ceil(needed / PAGE) + 1, maximum: LIMIT / PAGE, shared });
-    const { module, instance } = await WebAssembly.instantiate(code, { env: { memory } });
+    const { module, instance } = await WebAssembly.instantiate(code, { env: { memory } }).catch((error) => {
+      if (!(error instanceof WebAssembly.CompileError)) throw error;
+      throw new Error(`${file} cannot be compiled: ${error.message}; copy the folder again, or export it again`);
+    });
     const machine = new WasmMachine(document, instance.exports, memory, start);
     if (shared) {
       const takeStack = (size) => machine.take(size);

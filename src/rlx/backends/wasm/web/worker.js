@@ -21,6 +21,9 @@ async function open({ gpu }) {
 async function answer({ turns, maxTokens, temperature }) {
   stopper = new AbortController();
   const ids = model.chats ? model.chatIds(turns) : model.tokenizer.encode(turns.join(""));
+  if (turns.length > 1 && ids.length >= model.notes.context)
+    throw new Error(`this conversation has ${ids.length} tokens, and the context of this model ${model.notes.context}; `
+      + "Clear begins another one");
   const decoder = model.tokenizer.decoder(), start = performance.now();
   let count = 0, first = start;
   for await (const id of model.generateIds(ids, { maxTokens, temperature, signal: stopper.signal })) {
@@ -28,7 +31,8 @@ async function answer({ turns, maxTokens, temperature }) {
     postMessage({ piece: decoder.push(id), count, rate: rate(count, first) });
   }
   postMessage({ piece: decoder.flush(), count, rate: rate(count, first) });
-  postMessage({ done: { count, firstSeconds: (first - start) / 1000, isStopped: stopper.signal.aborted } });
+  const isStopped = stopper.signal.aborted, isFull = !isStopped && model.tokens.length >= model.notes.context;
+  postMessage({ done: { count, firstSeconds: (first - start) / 1000, isStopped, isFull } });
 }
 
 /** Tokens a second, after the first one, which waits for the prompt. */
