@@ -1,14 +1,16 @@
-"""The kernel of attention of few rows to many keys, f16 or bf16: keys and values are read once, at the memory's speed.
+"""The kernel of attention of few rows to many keys: keys and values are read once, at the memory's speed.
 
-The queries of all heads that share one of k are rows of one tile. Blocks share the keys of such a tile, and so do the
-warps of a block, 16 keys at a time. Keys are the second operand of `mma` and values, turned, the first one, both
-straight from memory: sums may be taken in any order, so what lies side by side in a lane is what the instruction calls
-its elements. Each warp has a softmax of its own; they are joined in shared memory, and those of the blocks in memory by
-the block that is the last to be done, always in the same order.
+f16 or bf16, or rows of f32 to keys of bf16: each such row is cut into numbers of bf16 that add up to it, and so are the
+weights of values. The queries of all heads that share one of k are rows of one tile. Blocks share the keys of such a
+tile, and so do the warps of a block, 16 keys at a time. Keys are the second operand of `mma` and values, turned, the
+first one, both straight from memory: sums may be taken in any order, so what lies side by side in a lane is what the
+instruction calls its elements. Each warp has a softmax of its own; they are joined in shared memory, and those of the
+blocks in memory by the block that is the last to be done, always in the same order.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -131,8 +133,7 @@ class _Decode(Lanes):
         for tile in tiles:
             query, head = self.query_and_head(self.first_row + self.row + 8 * tile)
             line = self.start("q", head) + w.wide(query) * self.operands["q"][3]
-            depths = range(0, attention.depth, 32)
-            queries.append([self.read(line + w.wide(self.place) * 16 + 2 * d) for d in depths])
+            queries.append(self.query_parts(line))
             limits.append(self.limits(query, length, count))
         self.queries_at = queries
         self.limits_of_rows = limits
@@ -144,6 +145,21 @@ class _Decode(Lanes):
         with w.loop(first // KEYS + self.split * WARPS + self.warp, (end + (KEYS - 1)) // KEYS, step) as chunk:
             self.look_at(chunk * KEYS, count - 1)
         self.put()
+
+    def query_parts(self, line: Val) -> list[list[list[Val]]]:
+        """A lane's quarter of every 32 elements of a query as words of two; of f32 the parts that add up to it."""
+        w, attention = self.w, self.attention
+        depths = range(0, attention.depth, 32)
+        if not attention.is_split:
+            return [[self.read(line + w.wide(self.place) * 16 + 2 * d) for d in depths]]
+        parts: list[list[list[Val]]] = [[] for _ in range(attention.query_parts)]
+        for d in depths:
+            at = line + w.wide(self.place) * 32 + 4 * d
+            words = [*self.read(at), *self.read(at + 16)]
+            elements = [w.emit(f"bitcast i32 {word.name} to float", "float") for word in words]
+            for part, found in zip(parts, self.parts(elements, attention.query_parts)):
+                part.append(found)
+        return parts
 
     def limits(self, query: Val, length: Val, count: Val) -> tuple[Val, Val]:
         """The first key that a row sees, and the end of them."""
@@ -192,28 +208,32 @@ class _Decode(Lanes):
         weights = [self.weights(tile, scores, start) for tile in range(self.shape.tiles)]
         for number in range(attention.width // 16):
             turned = self.turned(read_values, number)
-            for tile, weight in enumerate(weights):
-                mma(self.w, self.attention.element, self.sums[tile][number], turned, weight)
+            for tile, parts in enumerate(weights):
+                for weight in parts:
+                    mma(self.w, self.attention.element, self.sums[tile][number], turned, weight)
 
     def scores(self, keys: Sequence[Sequence[Val]]) -> list[Val]:
         """Of eight keys: for the row of this lane and the one eight below two neighbouring keys each."""
         w, zero = self.w, self.w.value(0)
         total = [Var(w, 0.0, "float") for _ in range(4)]
-        for d, key in enumerate(keys):
-            above = self.queries_at[0][d]
-            below = self.queries_at[1][d] if self.shape.tiles > 1 else [zero] * 4
+        nothing = [[zero] * 4] * len(keys)
+        # What sixteen rows of the instruction are: eight and eight more, or eight and another part of them.
+        if self.shape.tiles > 1:
+            pairs = list(zip(*self.queries_at, strict=True))
+        else:
+            (parts,) = self.queries_at
+            pairs = [(a, b) for a, b in itertools.zip_longest(parts[::2], parts[1::2], fillvalue=nothing)]
+        for (first, second), (d, key) in itertools.product(pairs, enumerate(keys)):
+            above, below = first[d], second[d]
             for i in (0, 2):
-                mma(
-                    self.w,
-                    self.attention.element,
-                    total,
-                    (above[i], below[i], above[i + 1], below[i + 1]),
-                    (key[i], key[i + 1]),
-                )
-        return [t.get() for t in total]
+                rows = (above[i], below[i], above[i + 1], below[i + 1])
+                mma(self.w, self.attention.element, total, rows, (key[i], key[i + 1]))
+        found = [t.get() for t in total]
+        is_of_parts = self.attention.is_split and self.shape.tiles == 1
+        return [found[0] + found[2], found[1] + found[3]] if is_of_parts else found
 
-    def weights(self, tile: int, scores: Sequence[Sequence[Val]], start: Val) -> tuple[Val, Val]:
-        """The powers of one row and four keys as the second operand of the next product."""
+    def weights(self, tile: int, scores: Sequence[Sequence[Val]], start: Val) -> list[list[Val]]:
+        """The powers of one row and four keys as second operands of the next products."""
         w = self.w
         first, end = self.limits_of_rows[tile]
         found: list[Val] = []
@@ -251,7 +271,7 @@ class _Decode(Lanes):
         powers = [self.exp2(score - base) for score in found]
         total = (powers[0] + powers[1]) + (powers[2] + powers[3])
         self.total[tile].set(self.total[tile].get() + total)
-        return self.pair(powers[0], powers[1]), self.pair(powers[2], powers[3])
+        return self.parts(powers, self.attention.weight_parts)
 
     def turned(self, values: Sequence[Sequence[Sequence[Val]]], number: int) -> list[Val]:
         """Two elements of this lane's four keys, keys side by side, as the first operand."""
@@ -408,5 +428,8 @@ class _Decode(Lanes):
             share = self.share(total)
             query, head = self.query_and_head(own)
             line = self.start("o", head) + w.wide(query) * self.operands["o"][3]
-            word = self.pair(both[0] * share, both[1] * share)
-            w.asm("st.global.b32 [<a>], <x>;", a=line + w.wide(element << 1), x=word)
+            first, second = (x * share for x in both)
+            if self.attention.is_split:
+                w.asm("st.global.v2.f32 [<a>], {<x>, <y>};", a=line + w.wide(element << 2), x=first, y=second)
+            else:
+                w.asm("st.global.b32 [<a>], <x>;", a=line + w.wide(element << 1), x=self.pair(first, second))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rlx.backends.cuda.hopper.attention_shape import AttentionShape
 from rlx.backends.cuda.hopper.writer import Val, Writer
@@ -42,6 +43,17 @@ class Lanes:
         both = w.emit(f"bitcast i32 {word.name} to <2 x {kind}>", f"<2 x {kind}>")
         one = w.emit(f"extractelement <2 x {kind}> {both.name}, i32 {which}", kind)
         return w.emit(f"fpext {kind} {one.name} to float", "float")
+
+    def parts(self, elements: Sequence[Val], count: int) -> list[list[Val]]:
+        """Numbers whose sums are the elements, as words of two; the first have the most of them."""
+        found = []
+        rest = list(elements)
+        for left in range(count, 0, -1):
+            words = [self.pair(*rest[i : i + 2]) for i in range(0, len(rest), 2)]
+            found.append(words)
+            if left > 1:
+                rest = [x - self.unpacked(words[i // 2], i % 2) for i, x in enumerate(rest)]
+        return found
 
     def is_seen(self, highest: Val) -> Val:
         """Whether a row has seen anything: its highest score is one."""
