@@ -432,8 +432,12 @@ class GroupAttention(Lanes):
                 base = w.select(self.is_seen(highest), base, 0.0, "float")
             bases.append(base)
         for r, own in enumerate(rows):
-            for i in own:
-                powers[i] = self.exp2(scores[i] * scale + bases[r])
+            for number, i in enumerate(own):
+                power = self.exp2
+                # Evenly among the others, so that both units have something to do.
+                if is_clean and number * shape.polynomials % 8 < shape.polynomials:
+                    power = self.exp2_by_polynomial
+                powers[i] = power(scores[i] * scale + bases[r])
             total = self.joined(lambda a, b: a + b, [powers[i] for i in own])
             if not is_first:
                 factors.append(self.exp2(before[r] * scale + bases[r]))

@@ -124,7 +124,7 @@ class AttentionForm(_OfAttention):
         work = batch * shape.heads * (-(-tiles // 2) if shape.is_paired else tiles)
         if not all(spec.is_possible for spec in specs) or work >= 2**31:
             return NOTHING
-        function = self.function((), shape.shared_bytes, repr(shape), self.ptx, gpu)
+        function = self.function(shape, shape.shared_bytes, repr(shape), self.ptx, gpu)
         arguments = [*rows, tiles, work, queries, keys, *self.seen_keys(words)]
         if origin.logs is not None:
             arguments.append(self.address(origin.logs, words))

@@ -22,7 +22,8 @@ class AttentionShape(NamedTuple):
     of q share one of k. `window` is how many keys before its own a query sees; None: all of them. With `has_logs` the
     logarithms (of base 2) of the sums of powers are a result, too, [batch, head, query]. With `is_split` queries and
     the result are f32, beside keys and values of bf16: queries are multiplied as the sum of some numbers of bf16 each,
-    and so are the weights of values."""
+    and so are the weights of values. Of every eight powers of a tile that all rows see, `polynomials` are computed on the
+    units that multiply and add."""
 
     depth: int
     width: int
@@ -37,6 +38,7 @@ class AttentionShape(NamedTuple):
     positions: Integers | None
     has_logs: bool = False
     is_split: bool = False
+    polynomials: int = 0
 
     @property
     def keys(self) -> int:
