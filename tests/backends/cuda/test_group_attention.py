@@ -59,6 +59,7 @@ class Case(NamedTuple):
     has_logs: bool = False
     size: float = 1.0  # of queries
     polynomials: int = 0
+    reads_ahead: bool = False
     splits: int = 0  # blocks that share the keys of a tile of few rows
 
     @property
@@ -169,7 +170,7 @@ class Launched(NamedTuple):
 
 def few_rows(case: Case, batch: int, place: Place, rows: list[tuple[int, ...]], seen: list[int]) -> Launched:
     count = case.queries * case.group
-    shape = DecodeShape(case.shape, row_tile_count(case.shape, count), True)
+    shape = DecodeShape(case.shape, row_tile_count(case.shape, count), True, case.reads_ahead)
     row_tiles = -(-count // shape.rows)
     items = batch * (case.heads // case.group) * row_tiles
     found = place.put(np.full(items * case.splits * shape.floats, np.nan, np.float32))
@@ -190,6 +191,7 @@ CASES = {
     "cache": Case(True, is_causal=True, lengths=(180, 0, 3), start=20, queries=40, heads=4, group=4),
     "few bf16": Case(False, queries=2, is_causal=True, lengths=(200, 77), splits=2),
     "few": Case(True, queries=1, keys=300, is_causal=True, lengths=(300, 1), start=290, heads=8, group=4, splits=2),
+    "few ahead": Case(False, keys=300, queries=1, is_causal=True, lengths=(300, 20, 0), splits=2, reads_ahead=True),
     "few 128": Case(True, depth=128, queries=4, group=1, splits=1, size=6.0),
     "sixteen": Case(True, queries=4, is_causal=True, window=50, lengths=(150, 0), heads=4, group=4, splits=2),
     "few 256": Case(True, depth=256, queries=3, keys=90, heads=4, group=4, softcap=5.0, splits=2),

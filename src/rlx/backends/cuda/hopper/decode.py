@@ -30,11 +30,13 @@ JOINED = 8
 
 
 class DecodeShape(NamedTuple):
-    """`tiles` times 8 rows of one head of k: its heads of q, query by query."""
+    """`tiles` times 8 rows of one head of k: its heads of q, query by query. With `reads_ahead` warps ask for the next keys
+    and values before they multiply those that they have, which takes twice the registers for them."""
 
     attention: AttentionShape
     tiles: int
     begins_early: bool = False
+    reads_ahead: bool = False
 
     @property
     def rows(self) -> int:
@@ -142,8 +144,19 @@ class _Decode(Lanes):
         self.sums = [[[Var(w, 0.0, "float") for _ in range(4)] for _ in range(attention.width // 16)] for _ in tiles]
         first, end = self.span(limits)
         step = self.splits * WARPS
-        with w.loop(first // KEYS + self.split * WARPS + self.warp, (end + (KEYS - 1)) // KEYS, step) as chunk:
-            self.look_at(chunk * KEYS, count - 1)
+        first, end = first // KEYS + self.split * WARPS + self.warp, (end + (KEYS - 1)) // KEYS
+        if shape.reads_ahead:
+            # Where there are none, the first one in memory is read, and nobody looks at it.
+            last = w.most(count - 1, 0)
+            variables = [Var(w, word) for word in self.read_chunk(first, last)]
+            with w.loop(first, end, step) as chunk:
+                words = [variable.get() for variable in variables]
+                for variable, word in zip(variables, self.read_chunk(chunk + step, last), strict=True):
+                    variable.set(word)
+                self.look_at(chunk * KEYS, words)
+        else:
+            with w.loop(first, end, step) as chunk:
+                self.look_at(chunk * KEYS, self.read_chunk(chunk, count - 1))
         self.put()
 
     def query_parts(self, line: Val) -> list[list[list[Val]]]:
@@ -187,23 +200,34 @@ class _Decode(Lanes):
         text = "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [<a>];"
         return self.w.asm(text, results=["i32"] * 4, a=address)
 
-    def look_at(self, start: Val, last: Val) -> None:
-        """16 keys: scores, what they change of the highest ones, and their values. Behind the last key is the last."""
-        w, attention = self.w, self.attention
+    def read_chunk(self, chunk: Val, last: Val) -> list[Val]:
+        """The words of this lane of 16 keys and their values, key by key. Behind the last key is the last."""
+        w, attention, start = self.w, self.attention, chunk * KEYS
         keys, values = (self.start(x, self.head) for x in "kv")
         key_step, value_step = self.operands["k"][3], self.operands["v"][3]
+        found: list[Val] = []
         # Eight keys at a time: a row of lanes has one, of which each lane reads a quarter of 32 elements.
-        read_keys = []
         for j in range(2):
             key = w.least(start + self.row + 8 * j, last)
             line = keys + w.wide(key) * key_step + w.wide(self.place) * 16
-            read_keys.append([self.read_once(line + 2 * d) for d in range(0, attention.depth, 32)])
+            for d in range(0, attention.depth, 32):
+                found += self.read_once(line + 2 * d)
         # A lane has four keys of the values, and of them eight elements of every 64.
-        read_values = []
         for other in (0, 1, 8, 9):
             key = w.least(start + self.place * 2 + other, last)
             line = values + w.wide(key) * value_step + w.wide(self.row) * 16
-            read_values.append([self.read_once(line + 2 * d) for d in range(0, attention.width, 64)])
+            for d in range(0, attention.width, 64):
+                found += self.read_once(line + 2 * d)
+        return found
+
+    def look_at(self, start: Val, words: Sequence[Val]) -> None:
+        """16 keys: scores, what they change of the highest ones, and their values."""
+        attention = self.attention
+        vectors = [words[i : i + 4] for i in range(0, len(words), 4)]
+        of_key, of_value = attention.depth // 32, attention.width // 64
+        of_keys, of_values = vectors[: 2 * of_key], vectors[2 * of_key :]
+        read_keys = [of_keys[j * of_key : (j + 1) * of_key] for j in range(2)]
+        read_values = [of_values[j * of_value : (j + 1) * of_value] for j in range(4)]
         scores = [self.scores(read) for read in read_keys]
         weights = [self.weights(tile, scores, start) for tile in range(self.shape.tiles)]
         for number in range(attention.width // 16):
