@@ -94,14 +94,21 @@ class AttentionForm(_OfAttention):
 
     name, entry = "wgmma attention", "attention"
     waits = True
+    # Of every eight powers, those by a polynomial: benchmarks try others (`cuda_peers.py --groups attention_ways`).
+    polynomials = 0
+
+    @property
+    def made_shape(self) -> AttentionShape:
+        """Polynomials are as near as f16 and bf16 need."""
+        return self.shape._replace(polynomials=0 if self.shape.is_split else self.polynomials)
 
     def ptx(self) -> str:
         make = split_attention_text if self.shape.is_split else attention_text
-        text = make(self.entry, self.shape, self.machine.triple)
+        text = make(self.entry, self.made_shape, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "attention on tensor cores")
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
-        origin, shape, sizes = self.origin, self.shape, self.sizes(words)
+        origin, shape, sizes = self.origin, self.made_shape, self.sizes(words)
         if sizes is None:
             return NOTHING
         batch, queries, keys = sizes
@@ -146,6 +153,10 @@ class DecodeForm(_OfAttention):
 
     name, entry = "mma attention of few rows", "decode"
     waits = True
+    # Whether warps read ahead where registers allow it, and keys for which a block more is worth what it costs:
+    # benchmarks try others (`cuda_peers.py --groups decode_attention_ways`).
+    reads_ahead = False
+    least_keys = KEYS * WARPS
 
     def __init__(self, origin: AttentionOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(origin, params, machine, load)
@@ -154,7 +165,9 @@ class DecodeForm(_OfAttention):
         self._found: dict[int, list[DeviceBuffer]] = {}
 
     def decode_shape(self, tiles: int) -> DecodeShape:
-        return DecodeShape(self.shape, tiles, self.machine.has_early_launch)
+        shape = self.shape
+        has_room = shape.depth + shape.width <= 256 and not (shape.is_split and shape.depth > 64 and tiles > 1)
+        return DecodeShape(shape, tiles, self.machine.has_early_launch, self.reads_ahead and has_room)
 
     def ptx(self, tiles: int) -> str:
         text = decode_text(self.entry, self.decode_shape(tiles), self.machine.triple)
@@ -174,9 +187,9 @@ class DecodeForm(_OfAttention):
         row_tiles = -(-rows // shape.rows)
         items = batch * (self.shape.heads // self.shape.group) * row_tiles
         # As many blocks as there are multiprocessors, and not more than there are keys for.
-        splits = max(1, min(gpu.info.multiprocessors // items, -(-keys // (KEYS * WARPS))))
+        splits = max(1, min(gpu.info.multiprocessors // items, -(-keys // self.least_keys)))
         what = f"{shape!r}"
-        function = self.function(tiles, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
+        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
         found, counters = self._memory(gpu, items * splits * shape.floats * 4) if splits > 1 else (0, 0)
         arguments = [*operands, found, counters, queries, keys, row_tiles, splits, *self.seen_keys(words)]
         block = ArgumentBlock(0, len(arguments))

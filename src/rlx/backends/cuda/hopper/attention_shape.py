@@ -22,8 +22,8 @@ class AttentionShape(NamedTuple):
     of q share one of k. `window` is how many keys before its own a query sees; None: all of them. With `has_logs` the
     logarithms (of base 2) of the sums of powers are a result, too, [batch, head, query]. With `is_split` queries and
     the result are f32, beside keys and values of bf16: queries are multiplied as the sum of some numbers of bf16 each,
-    and so are the weights of values. Of every eight powers of a tile that all rows see, `polynomials` are computed on the
-    units that multiply and add."""
+    and so are the weights of values. Of every eight powers of a tile that all rows see, `polynomials` are computed on
+    the units that multiply and add."""
 
     depth: int
     width: int

@@ -30,8 +30,8 @@ JOINED = 8
 
 
 class DecodeShape(NamedTuple):
-    """`tiles` times 8 rows of one head of k: its heads of q, query by query. With `reads_ahead` warps ask for the next keys
-    and values before they multiply those that they have, which takes twice the registers for them."""
+    """`tiles` times 8 rows of one head of k: its heads of q, query by query. With `reads_ahead` warps ask for the next
+    keys and values before they multiply those that they have, which takes twice the registers for them."""
 
     attention: AttentionShape
     tiles: int

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from rlx.backends.cuda.hopper.attention_shape import AttentionShape
 from rlx.backends.cuda.hopper.writer import Val, Writer
 
-
-# 2^x from -0.5 to 0.5, x^0 first: of all polynomials of a degree those whose largest relative error is least, 7.5e-5 and
-# 2.6e-6. Weights are rounded to bf16 and f16, whose own errors are up to 2e-3 and 2.4e-4.
+# 2^x from -0.5 to 0.5, x^0 first: of all polynomials of a degree those whose largest relative error is least, 7.5e-5
+# and 2.6e-6. Weights are rounded to bf16 and f16, whose own errors are up to 2e-3 and 2.4e-4.
 POWERS = {
     "bf16": (0.999928074, 0.693260985, 0.242611122, 0.0551716691),
     "f16": (0.999999261, 0.693121815, 0.240247448, 0.0559178603, 0.00957010191),
@@ -31,7 +30,7 @@ class Lanes:
         return self.w.call("llvm.nvvm.ex2.approx.ftz.f", "float", x)
 
     def exp2_by_polynomial(self, x: Val) -> Val:
-        """The same of a number that is not above 0 by much, without the unit for such functions, which has a sixteenth of
+        """The same of a number that is not above 0 by much, without the unit for such functions, which has an eighth of
         the others' rate. -inf becomes 2^-125, not 0; NaN becomes what is no number as a weight."""
         w = self.w
         near = w.call("llvm.maximum.f32", "float", x, w.value(_LOWEST, "float"))
