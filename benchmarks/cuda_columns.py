@@ -158,7 +158,8 @@ def torch_graph(function: Callable[[], Any], repeats: int) -> Callable[[int], An
 
 
 def own_graph(mine: Callable[[int], Any], repeats: int) -> Callable[[int], Any]:
-    """The same of rlx; call by call where a program is no graph."""
+    """The same of rlx; call by call where a program is no graph. It keeps the arrays: their memory must not become that
+    of another column."""
     if repeats == 1:
         return mine
     try:
@@ -169,7 +170,7 @@ def own_graph(mine: Callable[[int], Any], repeats: int) -> Callable[[int], Any]:
     except BackendError as error:
         print(f"  rlx: not in a graph: {str(error)[:200]}", flush=True)
         return lambda i: [mine(j) for j in range(repeats)]
-    return lambda i: ready.launch(RUN.stream)
+    return lambda i, kept=mine: ready.launch(RUN.stream)
 
 
 def distance(theirs: Any, ours: Any, most: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from cuda_columns import BF16, F32, RUN, Work, own, own_graph, randn, torch_graph
+from cuda_columns import BF16, F32, RUN, Work, distance, own, own_graph, randn, torch_graph
 
 import rlx
 from rlx.errors import BackendError
@@ -48,6 +48,45 @@ def decode_attention() -> Iterator[Work]:
             columns["rlx"] = lambda i, ready=ready: ready.launch(RUN.stream)
         moved = copies * 4 * batch * kv_heads * keys * d
         yield Work(f"{copies} decode attentions {batch}x{heads}/{kv_heads}x{keys} d{d} bf16", moved, 0, columns, 5)
+
+
+def decode_attention_ways() -> Iterator[Work]:
+    """The same at short contexts as rlx launches it, and as it might."""
+    from unittest import mock
+
+    from rlx import ops
+    from rlx.backends.cuda.hopper.attention_form import DecodeForm
+
+    heads, kv_heads, d = 32, 8, 128
+    usual = DecodeForm.least_keys
+    for batch, keys in ((1, 1024), (1, 4096), (1, 16384), (8, 4096)):
+        q = randn(batch, heads, 1, d)
+        copies = min(24, max(2, math.ceil(3e8 / (4 * batch * kv_heads * keys * d))))
+        caches = [(randn(batch, kv_heads, keys, d), randn(batch, kv_heads, keys, d)) for _ in range(copies)]
+        turn = iter(range(1 << 30))
+
+        def run(q: Any = q, caches: Any = caches, turn: Any = turn) -> Any:
+            k, v = caches[next(turn) % len(caches)]
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+        columns: dict[str, Callable[[int], Any]] = {"torch": torch_graph(run, copies)}
+        turns = [{"x1": k, "x2": v} for k, v in caches[1:]]
+        want = F.scaled_dot_product_attention(q, *caches[0], enable_gqa=True)
+        for ahead in (False, True):
+            for least in (usual, 2 * usual, 4 * usual):
+                name = f"rlx{' ahead' if ahead else ''}{'' if least == usual else f' {least} keys'}"
+                with mock.patch.multiple(DecodeForm, reads_ahead=ahead, least_keys=least):
+                    mine = own(
+                        lambda q, k, v: ops.attention(q, k, v, mask_kind="none", layout="bhsd"),
+                        q,
+                        *caches[0],
+                        turns=turns,
+                    )
+                    if mine is not None:
+                        print(f"  {name}: {distance(want, mine(0)[0], 2e-2)}", flush=True)
+                        columns[name] = own_graph(mine, copies)
+        name = f"decode attention {batch}x{heads}/{kv_heads}x{keys} d{d} bf16"
+        yield Work(name, 4 * batch * kv_heads * keys * d, 0, columns, 4, copies)
 
 
 def few_rows() -> Iterator[Work]:
@@ -314,4 +353,5 @@ GROUPS = {
     "few_rows": few_rows,
     "quantised": quantised,
     "decode_attention": decode_attention,
+    "decode_attention_ways": decode_attention_ways,
 }

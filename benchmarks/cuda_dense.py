@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cuda_columns import BF16, F32, RUN, Work, compiled, own, randn
+from cuda_columns import BF16, F32, RUN, Work, compiled, distance, own, own_graph, randn, torch_graph
 
 
 def maps() -> Iterator[Work]:
@@ -159,6 +160,78 @@ def attention() -> Iterator[Work]:
                 yield Work(name, 0, flops, columns, 10)
 
 
+def attention_ways() -> Iterator[Work]:
+    """Heads of 64, whose exponentials are the limit, with none and some of every eight powers by a polynomial."""
+    from unittest import mock
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from rlx import ops
+    from rlx.backends.cuda.hopper.attention_form import AttentionForm
+
+    heads, d, repeats = 16, 64, 4
+    for seq, batch in ATTENTION_SIZES[:3]:
+        for causal in (False, True):
+            q, k, v = (randn(batch, heads, seq, d) for _ in range(3))
+
+            def run(q: Any = q, k: Any = k, v: Any = v, causal: bool = causal) -> Any:
+                with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+            columns: dict[str, Callable[[int], Any]] = {"cudnn": torch_graph(run, repeats)}
+            kind = "causal" if causal else "none"
+            for count in (0, 1, 2, 3, 4):
+                with mock.patch.object(AttentionForm, "polynomials", count):
+                    mine = own(
+                        lambda q, k, v, kind=kind: ops.attention(q, k, v, mask_kind=kind, layout="bhsd"), q, k, v
+                    )
+                    if mine is not None:
+                        print(f"  {count} of 8: {distance(run(), mine(0)[0], 2e-2)}", flush=True)
+                        columns[f"rlx {count} of 8"] = own_graph(mine, repeats)
+            flops = 4 * batch * heads * seq * seq * d / (2 if causal else 1)
+            yield Work(f"attention {batch}x{heads}x{seq} d{d} {kind} bf16", 0, flops, columns, 3, repeats)
+
+
+def split_attention() -> Iterator[Work]:
+    """Rows of f32 to keys of bf16, of prompts and of single tokens: on tensor cores, and by the loops of before."""
+    from unittest import mock
+
+    from rlx import ops
+    from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm
+    from rlx.backends.cuda.hopper.launching import NOTHING
+
+    repeats = 2
+    for heads, kv_heads, d, queries, keys in (
+        (32, 8, 128, 2048, 2048),
+        (32, 8, 64, 2048, 2048),
+        (8, 4, 256, 2048, 2048),
+        (32, 8, 128, 1, 4096),
+        (32, 8, 64, 1, 4096),
+        (32, 8, 128, 1, 16384),
+    ):
+        q = randn(1, heads, queries, d, dtype=F32)
+        k, v = (randn(1, kv_heads, keys, d) for _ in range(2))
+        kind = "causal" if queries > 1 else "none"
+
+        def run(q: Any = q, k: Any = k, v: Any = v, kind: str = kind) -> Any:
+            return F.scaled_dot_product_attention(q, k.float(), v.float(), is_causal=kind == "causal", enable_gqa=True)
+
+        want = run(q.double(), k.double(), v.double())
+        columns: dict[str, Callable[[int], Any]] = {"torch f32": torch_graph(run, repeats)}
+        for name in ("tensor cores", "loops"):
+            with contextlib.ExitStack() as patched:
+                if name == "loops":
+                    for form in (AttentionForm, DecodeForm):
+                        patched.enter_context(mock.patch.object(form, "prepared", lambda *_: NOTHING))
+                mine = own(lambda q, k, v, kind=kind: ops.attention(q, k, v, mask_kind=kind, layout="bhsd"), q, k, v)
+                if mine is not None:
+                    print(f"  {name}: {distance(want, mine(0)[0], 1e-5)}", flush=True)
+                    columns[f"rlx {name}"] = own_graph(mine, repeats)
+        flops = 4 * heads * queries * keys * d / (2 if kind == "causal" else 1)
+        name = f"attention {heads}/{kv_heads} heads, {queries} x {keys} d{d} {kind}, f32 to bf16"
+        yield Work(name, 4 * kv_heads * keys * d, flops, columns, 2, repeats)
+
+
 def attention_backward() -> Iterator[Work]:
     """Gradients of q, k and v from what the forward pass has kept: torch's saved values, and y with logarithms."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -260,6 +333,8 @@ GROUPS = {
     "products": products,
     "epilogues": epilogues,
     "attention": attention,
+    "attention_ways": attention_ways,
+    "split_attention": split_attention,
     "attention_backward": attention_backward,
     "reductions": reductions,
     "small": small,

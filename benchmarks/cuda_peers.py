@@ -113,7 +113,11 @@ if __name__ == "__main__":
     parser.add_argument("--no-eager", action="store_true", help="decode steps: torch.compile alone, and no profile")
     parser.add_argument("--stored", nargs="+", default=["Q4_K"], help="GGUF types of `decode_stored`")
     parser.add_argument("--models", nargs="+", default=[name for name, _ in cuda_decoding.MODELS])
+    parser.add_argument("--list", action="store_true", help="say which groups there are, without a GPU")
     given = parser.parse_args()
+    if given.list:
+        print("\n".join(given.groups))
+        sys.exit()
     if not torch.cuda.is_available():
         sys.exit("cuda_peers: torch finds no GPU here")
     RUN.gpu = open_gpu(0)

@@ -259,7 +259,7 @@ def items(only: list[str]) -> Iterator[list[str]]:
                 for way in ("forward", "training"):
                     yield ["family", name, way, policy]
     if "ops" in only:
-        import rlx  # noqa: F401  (registers the ops)
+        import rlx.ops  # noqa: F401  (registers the ops)
         from rlx.ir.op import OP_CLASSES
 
         for name, cls in OP_CLASSES.items():
@@ -326,7 +326,8 @@ def main() -> int:
     groups = ["driver", "products", "attention", "gradients", "training", "rest", "one_kernel", "models", "families"]
     groups.append("ops")
     parser.add_argument("--only", nargs="+", default=groups)
-    parser.add_argument("--match", default="")
+    parser.add_argument("--match", nargs="+", default=[""], help="items that have one of these in their name")
+    parser.add_argument("--list", action="store_true", help="say which items there are, without a GPU")
     parser.add_argument("--out")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--worker", action="store_true")
@@ -334,6 +335,10 @@ def main() -> int:
     if args.worker:
         work()
         return 0
+    wanted = [i for i in items(args.only) if any(part in " ".join(i) for part in args.match)]
+    if args.list:
+        print("\n".join(map(" ".join, wanted)))
+        return 0 if wanted else 1
     from rlx.backends.cuda.driver import Missing, probe
 
     found = probe()
@@ -343,11 +348,9 @@ def main() -> int:
     import queue
 
     todo: queue.Queue[list[str]] = queue.Queue()
-    count = 0
-    for item in items(args.only):
-        if args.match in " ".join(item):
-            todo.put(item)
-            count += 1
+    count = len(wanted)
+    for item in wanted:
+        todo.put(item)
     results: list[dict[str, Any]] = []
     start = time.time()
 

@@ -80,16 +80,21 @@ class Barrier:
 class GridBlock:
     """Memory and barriers of a block."""
 
-    def __init__(self, number: int, shared: int, memory: Memory, rng: random.Random) -> None:
-        self.number, self.memory, self.rng = number, memory, rng
+    def __init__(self, number: int, threads: int, shared: int, memory: Memory, rng: random.Random) -> None:
+        self.number, self.threads, self.memory, self.rng = number, threads, memory, rng
         self.shared = Memory(np.random.default_rng(number).integers(0, 256, shared, np.uint8), 0)
         self.barriers: dict[int, Barrier] = {}
-        self.copies: list[tuple[int, int, int, int]] = []
+        self.copies: list[tuple[int, int, int, int] | Callable[[], None]] = []
+        self.groups: dict[int, Any] = {}  # of warps that multiply together
         self.meetings: dict[int, list[int]] = {}  # by number: warps that are there, and how often all have met
 
     def land(self) -> None:
         """One copy arrives."""
-        to, source, size, barrier = self.copies.pop(self.rng.randrange(len(self.copies)))
+        copy = self.copies.pop(self.rng.randrange(len(self.copies)))
+        if callable(copy):
+            copy()
+            return
+        to, source, size, barrier = copy
         assert to % 16 == 0 and source % 16 == 0 and size % 16 == 0 and size > 0, "a copy of other than whole 16 bytes"
         data = self.memory.load(np.array([source], np.uint64), size)
         self.shared.data[to : to + size] = data[0]
@@ -109,6 +114,8 @@ class GridWarp:
         self.active = _ALL
         self.met: dict[int, int] = {}
         self.count = 0
+        # Products of matrices that nobody has waited for: what each has read, and where.
+        self.products: list[list[tuple[Any, Any]]] = []
 
     @property
     def here(self) -> int:
@@ -184,7 +191,7 @@ def _constant(name: str, kind: str) -> Any:
 
 
 class Program:
-    """Lines of a kernel as functions of warps, made once."""
+    """Lines of a kernel as functions of warps, made once; derived ones know more instructions."""
 
     def __init__(self, text: str) -> None:
         body = text.split("define ptx_kernel void @", 1)[1]
@@ -317,12 +324,15 @@ class Program:
 
     # Inline PTX.
 
+    def instruction(self, code: str, outputs: int) -> Callable[[GridWarp, Sequence[Any]], Any]:
+        return instruction(code, outputs)
+
     def inline(self, result: str | None, text: str) -> Act:
         code, constraints, given = re.fullmatch(r'call .* asm sideeffect "(.*?)", "(.*?)"\((.*)\) #1', text).groups()  # type: ignore[union-attr]
         outputs = sum(c.startswith("=") for c in constraints.split(","))
         names = [tuple(a.split()) for a in given.split(", ") if a]
         kinds = re.match(r"call \{?(.*?)\}? asm", text)[1].split(", ")  # type: ignore[index]
-        do = instruction(code, outputs)
+        do = self.instruction(code, outputs)
         if result is None:
             return lambda warp: do(warp, [warp.value(n, k) for k, n in names])
 
@@ -564,20 +574,21 @@ def _hint(code: str) -> Callable[[GridWarp, Sequence[Any]], Any]:
 
 
 def run_grid(
-    text: str, arguments: Sequence[int], memory: Any, blocks: int, threads: int, shared: int, seed: int = 0
+    text: str | Program, arguments: Sequence[int], memory: Any, blocks: int, threads: int, shared: int, seed: int = 0
 ) -> int:
     """Run all blocks to their end; how many instructions warps went through."""
+    program = Program(text) if isinstance(text, str) else text
     with np.errstate(all="ignore"):
-        return _run_grid(text, arguments, memory, blocks, threads, shared, seed)
+        return _run_grid(program, arguments, memory, blocks, threads, shared, seed)
 
 
 def _run_grid(
-    text: str, arguments: Sequence[int], memory: Any, blocks: int, threads: int, shared: int, seed: int
+    program: Program, arguments: Sequence[int], memory: Any, blocks: int, threads: int, shared: int, seed: int
 ) -> int:
-    program, rng = Program(text), random.Random(seed)
+    rng = random.Random(seed)
     outside = memory if isinstance(memory, Memory) else Memory(memory, GLOBAL)
     given = {f"%{name}": value for name, value in zip(program.params, arguments, strict=True)}
-    grid = [GridBlock(number, shared, outside, rng) for number in range(blocks)]
+    grid = [GridBlock(number, threads, shared, outside, rng) for number in range(blocks)]
     warps = [GridWarp(program, block, w, given) for block in grid for w in range(threads // LANES)]
     running = [(warp, warp.run()) for warp in warps]
     idle = 0

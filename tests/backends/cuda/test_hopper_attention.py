@@ -21,13 +21,15 @@ from rlx.kernels.machines import machine_named
 SM_90A = machine_named("sm_90a")
 
 
-def graph_of(dtype="bf16", width=128, heads=16, kv_heads=4, cache=False, mask=False, turned=False, **options):
-    """Attention of symbolic lengths; with a `cache` as a model has it, with the heads of q behind its positions."""
+def graph_of(dtype="bf16", width=128, heads=16, kv_heads=4, cache=False, mask=False, turned=False, rows="", **options):
+    """Attention of symbolic lengths; with a `cache` as a model has it, with the heads of q behind its positions. `rows`
+    is the type of q, if it is another one."""
     graph = rlx.Graph("attention")
     q_dims = ("B", "S", heads, width) if turned else ("B", heads, "S", width)
+    kv_dims = ("B", kv_heads, "T", width)
     q, k, v = (
-        graph.input(n, dims, dtype)
-        for n, dims in (("q", q_dims), ("k", ("B", kv_heads, "T", width)), ("v", ("B", kv_heads, "T", width)))
+        graph.input(n, dims, kind)
+        for n, dims, kind in (("q", q_dims, rows or dtype), *((n, kv_dims, dtype) for n in "kv"))
     )
     if cache:
         options["kv_len"], options["positions"] = graph.input("n", ("B",), "i32"), graph.input("p", ("B", "S"), "i64")
@@ -76,15 +78,29 @@ def test_code(options, keys, shares):
     assert ".local" not in few and ".local" not in decode.ptx(2)
 
 
+@pytest.mark.parametrize(("width", "parts", "keys"), [(64, 3, 64), (128, 3, 64), (256, 2, 32)])
+def test_rows_of_f32_are_cut_into_parts(width, parts, keys):
+    (decode, many), refusal = forms_of(rows="f32", width=width, cache=True, mask_kind="causal")
+    assert not refusal and many.shape.is_split and many.shape.shared_bytes <= 227 << 10
+    ptx = many.ptx()
+    # Loops of tiles that some rows see, and of those that all do, and the first tile.
+    of_keys, of_values = 3 * parts * width // 16, 3 * 2 * keys // 16
+    assert ptx.count(f"m64n{keys}k16.f32.bf16.bf16") == of_keys + (of_values if keys == width else 0)
+    assert ptx.count(f"m64n{width}k16.f32.bf16.bf16") == of_values + (of_keys if keys == width else 0)
+    assert ".local" not in ptx and "st.global.v2.f32" in ptx and "cp.async.bulk.tensor.4d.global" not in ptx
+    assert all(".local" not in decode.ptx(tiles) for tiles in (1, 2))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"dtype": "f32"}, "f32 queries of f32 keys"),
+        ({"dtype": "f16", "rows": "f32"}, "f32 queries of f16 keys"),
         ({"width": 80}, "heads of 80 and 80"),
         ({"mask_kind": "custom", "mask": True}, "a custom operand"),
         ({"score_scale": -1.0}, "a scale of -1.0"),
     ],
-    ids=["f32", "width", "mask", "scale"],
+    ids=["f32", "halves", "width", "mask", "scale"],
 )
 def test_others_keep_their_loop_kernel_and_say_why(options, reason):
     forms, refusal = forms_of(**options)
@@ -153,6 +169,22 @@ def test_a_launch_of_many_rows(fake, gpu, launched):
             ((128, s, 16, b), (64, 64, 1, 1)),
         ]
     assert load.entries == ["attention"]
+
+
+def test_a_launch_of_rows_of_f32(fake, gpu, launched):
+    form, words, _ = hopper(AttentionForm, rows="f32", mask_kind="causal", cache=True)
+    assert form.launch(words(2, 300, 500), gpu.stream)
+    # Threads read queries and write results themselves.
+    boxes = [(sizes, box) for _, sizes, _, box in fake.tensor_maps]
+    assert boxes == [((128, 500, 4, 2), (64, 64, 1, 1))] * 2
+    assert launched[-1].blocks == 2 * 16 * 2 and launched[-1].shared_bytes == form.shape.shared_bytes
+    for crooked in (0, 5):
+        addresses = [(i + 1) << 24 for i in range(6)]
+        addresses[crooked] += 8
+        assert not form.launch(words(2, 300, 500, addresses), gpu.stream)
+    few, words, _ = hopper(DecodeForm, rows="f32", mask_kind="causal", cache=True, width=256)
+    # Eight rows to a tile where heads are wide, so two tiles of four rows of four heads each.
+    assert few.launch(words(1, 4, 4096), gpu.stream) and launched[-1].blocks == 4 * 2 * (132 // 8)
 
 
 @pytest.mark.parametrize(("b", "s", "t", "blocks"), [(1, 1, 4096, 4 * 32), (1, 1, 64, 4), (8, 4, 4096, 8 * 4 * 4)])

@@ -23,6 +23,7 @@ from rlx.ops.attn.operands import AttentionBase, AttentionLayout
 from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWithLogs
 from rlx.ops.lowered.attention_parts import AttentionParts
 
+# f32 is multiplied as the sum of numbers of bf16, where keys and values are of that type.
 TENSOR_TYPES = (DType.F16, DType.BF16)
 # Widths of heads: multiples of the widest swizzled row, as far as registers hold the sums.
 TENSOR_WIDTHS = (64, 128, 192, 256)
@@ -87,7 +88,8 @@ def tensor_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape
     q, k, v = operands[:3]
     if not machine.has_wgmma:
         return f"{machine.name} has no wgmma"
-    if q.dtype not in TENSOR_TYPES or not k.dtype is v.dtype is q.dtype:
+    is_split = q.dtype is DType.F32 and k.dtype is DType.BF16
+    if k.dtype is not v.dtype or not (is_split or (q.dtype in TENSOR_TYPES and q.dtype is k.dtype)):
         return f"{q.dtype} queries of {k.dtype} keys"
     if op.mask_kind.is_operand:
         return f"a {op.mask_kind} operand"
@@ -105,6 +107,8 @@ def gradient_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Sha
     reason = tensor_refusal(machine, op, operands[:3])
     if reason:
         return reason
+    if operands[0].dtype is not operands[1].dtype:
+        return f"gradients of {operands[0].dtype} queries of {operands[1].dtype} keys"
     if op.has_kv_len or op.has_positions:
         return "lengths or positions"
     widths = op.head_dim, value_width(op, operands[2])

@@ -10,6 +10,7 @@ see in full are compared with positions.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,10 +40,10 @@ _NOTED = 5
 def attention_text(name: str, shape: AttentionShape, triple: str) -> str:
     """The LLVM module. Parameters: tensor maps of q, k, v and the result, each as [batch, head, position, element];
     i32: tiles of queries, items of work, queries, keys; then those of `SeenKeys`, and the address of logarithms."""
-    return _Attention(name, shape).text(triple)
+    return GroupAttention(name, shape).text(triple)
 
 
-class _Tile(NamedTuple):
+class QueryTile(NamedTuple):
     """A tile of queries of one head."""
 
     batch: Val
@@ -50,12 +51,12 @@ class _Tile(NamedTuple):
     number: Val
 
 
-class _Attention(Lanes):
+class GroupAttention(Lanes):
     def __init__(self, name: str, shape: AttentionShape) -> None:
         w = Writer(name, THREADS)
         super().__init__(w, shape)
         self.shape = shape
-        self.map_q, self.map_k, self.map_v, self.map_o = (w.tensor_map(f"map_{x}") for x in "qkvo")
+        self.declare_operands()
         self.tiles, self.work, self.queries, self.key_limit = (
             w.param(n, "i32") for n in ("tiles", "work", "queries", "keys")
         )
@@ -73,6 +74,10 @@ class _Attention(Lanes):
         self.inside = self.thread & 127
         self.lane = self.thread & 31
         self.group = (self.thread >> 7) - 1
+
+    def declare_operands(self) -> None:
+        """The first parameters."""
+        self.map_q, self.map_k, self.map_v, self.map_o = (self.w.tensor_map(f"map_{x}") for x in "qkvo")
 
     def ring_barrier(self, which: int) -> Callable[[Val], Val]:
         return lambda stage: self.notes + (80 + which * STAGES * 8) + stage * 8
@@ -109,7 +114,7 @@ class _Attention(Lanes):
         return w.module(triple)
 
     @contextmanager
-    def each_tile(self) -> Iterator[_Tile]:
+    def each_tile(self) -> Iterator[QueryTile]:
         """The tiles of queries of this block. Consecutive blocks share a head, so that the L2 cache keeps its keys."""
         w, heads = self.w, self.shape.heads
         is_paired = self.shape.is_paired
@@ -117,15 +122,15 @@ class _Attention(Lanes):
         with w.loop(w.register("ctaid.x"), self.work, w.register("nctaid.x")) as item:
             head, i = item // per_head, item % per_head
             if not is_paired:
-                yield _Tile(head // heads, head % heads, i)
+                yield QueryTile(head // heads, head % heads, i)
                 return
             last = self.tiles - 1 - i
             with w.loop(0, w.select(last.equals(i), 1, 2)) as half:
-                yield _Tile(head // heads, head % heads, w.select(half.equals(0), last, i))
+                yield QueryTile(head // heads, head % heads, w.select(half.equals(0), last, i))
 
     # Which keys are seen.
 
-    def extremes(self, tile: _Tile, length: Val) -> tuple[Val, Val]:
+    def extremes(self, tile: QueryTile, length: Val) -> tuple[Val, Val]:
         """The lowest and the highest position of a tile. With positions, all threads of a warp must come here."""
         w, first = self.w, tile.number * ROWS
         if self.shape.positions is None:
@@ -141,7 +146,7 @@ class _Attention(Lanes):
         (highest,) = w.asm(text.format("max"), results=["i32"], x=highest)
         return lowest, highest
 
-    def key_tiles(self, tile: _Tile) -> list[Val]:
+    def key_tiles(self, tile: QueryTile) -> list[Val]:
         """What is noted for a tile of queries, see `_NOTED`."""
         w, shape, keys = self.w, self.shape, self.shape.keys
         length = self.seen.given_length(tile.batch)
@@ -172,16 +177,13 @@ class _Attention(Lanes):
                 with w.when(self.thread.equals(0)):
                     self.bring(tile, noted, parity, k_ring, v_ring)
 
-    def bring(self, tile: _Tile, noted: Sequence[Val], parity: Var, k_ring: Ring, v_ring: Ring) -> None:
+    def bring(self, tile: QueryTile, noted: Sequence[Val], parity: Var, k_ring: Ring, v_ring: Ring) -> None:
         w, shape = self.w, self.shape
         last, count = noted[:2]
         barrier_wait(w, self.q_empty, parity.get() ^ 1)
         for number, word in enumerate(noted):
             w.asm("st.shared.b32 [<a>], <x>;", a=self.notes + 4 * number, x=word)
-        barrier_expect(w, self.q_full, shape.q_bytes)
-        for slab in range(shape.depth // 64):
-            at = (w.value(slab * 64), tile.number * ROWS, tile.head, tile.batch)
-            copy_box(w, self.q_at + slab * ROWS * 128, self.map_q, at, self.q_full)
+        self.bring_queries(tile)
         parity.set(parity.get() ^ 1)
         head = tile.head // shape.group
 
@@ -199,6 +201,13 @@ class _Attention(Lanes):
             with w.when(j + 1 < count):
                 keys(j + 1)
             values(j)
+
+    def bring_queries(self, tile: QueryTile) -> None:
+        w = self.w
+        barrier_expect(w, self.q_full, self.shape.q_bytes)
+        for slab in range(self.shape.depth // 64):
+            at = (w.value(slab * 64), tile.number * ROWS, tile.head, tile.batch)
+            copy_box(w, self.q_at + slab * ROWS * 128, self.map_q, at, self.q_full)
 
     def bring_next(self, ring: Ring, start: Val, tensor: Val, width: int, at: tuple[Val, ...], barrier: int) -> None:
         w, keys = self.w, self.shape.keys
@@ -223,7 +232,7 @@ class _Attention(Lanes):
         self.q_parity, self.k_ring, self.v_ring = Var(w, 0), Ring(w, STAGES), Ring(w, STAGES)
         self.highest, self.total = ([Var(w, 0.0, "float") for _ in range(2)] for _ in range(2))
         self.sums = [Var(w, 0.0, "float") for _ in range(shape.width // 2)]
-        self.weights = [Var(w, 0) for _ in range(shape.keys // 4)]
+        self.weights = [Var(w, 0) for _ in range(shape.keys // 4 * shape.weight_parts)]
         self.scores = [Var(w, 0.0, "float") for _ in range(shape.keys // 2)]
         # The first group may begin.
         with w.when(self.group.equals(1)):
@@ -234,7 +243,7 @@ class _Attention(Lanes):
         with w.when(self.inside.equals(0)):
             w.asm("cp.async.bulk.wait_group 0;")
 
-    def attend(self, tile: _Tile) -> None:
+    def attend(self, tile: QueryTile) -> None:
         w, shape = self.w, self.shape
         rows = self.row_limits(tile)
         barrier_wait(w, self.q_full, self.q_parity.get())
@@ -244,6 +253,7 @@ class _Attention(Lanes):
         limits = [(end if end is not None else count, first) for end, first in rows]
         if shape.is_causal:
             limits = [(w.least(end, count), first) for end, first in limits]
+        self.take_queries(tile)
 
         barrier_wait(w, self.k_full(self.k_ring.stage.get()), self.k_ring.parity.get())
         scores = w.asm("wgmma.wait_group.sync.aligned 0;", self.multiply_keys())
@@ -289,6 +299,9 @@ class _Attention(Lanes):
         self.v_ring.advance()
         self.store([x * shares[i % 4 // 2] for i, x in enumerate(done)], tile)
 
+    def take_queries(self, tile: QueryTile) -> None:
+        """What is left to do before the queries of a tile can be multiplied."""
+
     def step(self, hide: Callable[[], None] | None = None) -> None:
         """The scores of a tile, beside the product of the weights and values of the one before."""
         w = self.w
@@ -313,11 +326,11 @@ class _Attention(Lanes):
         for i, variable in enumerate(self.sums):
             variable.set(done[i] * factors[i % 4 // 2])
 
-    def first_row(self, tile: _Tile) -> Val:
+    def first_row(self, tile: QueryTile) -> Val:
         """The first of the two queries of this thread, which are eight apart."""
         return tile.number * ROWS + self.group * 64 + (self.inside >> 5) * 16 + (self.lane >> 2)
 
-    def store_logs(self, logs: Val, tile: _Tile, totals: Sequence[Val]) -> None:
+    def store_logs(self, logs: Val, tile: QueryTile, totals: Sequence[Val]) -> None:
         w, shape = self.w, self.shape
         scale = 1.0 if shape.softcap is not None else shape.scale * math.log2(math.e)
         head = tile.batch * shape.heads + tile.head
@@ -330,7 +343,7 @@ class _Attention(Lanes):
                 address = logs + (w.wide(head) * w.wide(self.queries) + w.wide(row)) * 4
                 w.asm("st.global.f32 [<a>], <x>;", a=address, x=log)
 
-    def row_limits(self, tile: _Tile) -> list[tuple[Val | None, Val | None]]:
+    def row_limits(self, tile: QueryTile) -> list[tuple[Val | None, Val | None]]:
         """For both rows of this thread the end of the keys that it sees, None: all, and the first one."""
         shape = self.shape
         if not shape.is_causal:
@@ -419,8 +432,12 @@ class _Attention(Lanes):
                 base = w.select(self.is_seen(highest), base, 0.0, "float")
             bases.append(base)
         for r, own in enumerate(rows):
-            for i in own:
-                powers[i] = self.exp2(scores[i] * scale + bases[r])
+            for number, i in enumerate(own):
+                power = self.exp2
+                # Evenly among the others, so that both units have something to do.
+                if is_clean and number * shape.polynomials % 8 < shape.polynomials:
+                    power = self.exp2_by_polynomial
+                powers[i] = power(scores[i] * scale + bases[r])
             total = self.joined(lambda a, b: a + b, [powers[i] for i in own])
             if not is_first:
                 factors.append(self.exp2(before[r] * scale + bases[r]))
@@ -437,12 +454,12 @@ class _Attention(Lanes):
         w, shape = self.w, self.shape
         registers = ", ".join(f"${i}" for i in range(shape.keys // 2))
         text = "{ .reg .pred p, q; .reg .b64 a, b; setp.ne.u32 p, 0, 0; setp.eq.u32 q, 0, 0; wgmma.fence.sync.aligned;"
-        for s in range(shape.depth // 16):
+        for part, s in itertools.product(range(shape.query_parts), range(shape.depth // 16)):
             slab, inside = s // 4, s % 4 * 32
-            text += f"""add.s64 a, <q>, {(slab * ROWS * 128 + inside) >> 4};
+            text += f"""add.s64 a, <q>, {(part * shape.part_bytes + slab * ROWS * 128 + inside) >> 4};
                 add.s64 b, <k>, {(slab * shape.keys * 128 + inside) >> 4};
                 wgmma.mma_async.sync.aligned.m64n{shape.keys}k16.f32.{shape.element}.{shape.element}
-                {{{registers}}}, a, b, {"q" if s else "p"}, 1, 1, 0, 0;"""
+                {{{registers}}}, a, b, {"q" if part or s else "p"}, 1, 1, 0, 0;"""
         view = descriptor(w, self.k_at + self.k_ring.stage.get() * shape.k_bytes, 16, 1024)
         text += "wgmma.commit_group.sync.aligned; }"
         return w.asm(text, results=["float"] * (shape.keys // 2), q=self.q_view, k=view)
@@ -452,8 +469,9 @@ class _Attention(Lanes):
         w, shape = self.w, self.shape
         registers = ", ".join(f"${i}" for i in range(shape.width // 2))
         text = "{ .reg .pred q; .reg .b64 b; setp.eq.u32 q, 0, 0; wgmma.fence.sync.aligned;"
-        for s in range(shape.keys // 16):
-            a = ", ".join(f"<p{4 * s + i}>" for i in range(4))
+        steps = shape.keys // 16
+        for part, s in itertools.product(range(shape.weight_parts), range(steps)):
+            a = ", ".join(f"<p{4 * (part * steps + s) + i}>" for i in range(4))
             text += f"""add.s64 b, <v>, {s * 2048 >> 4};
                 wgmma.mma_async.sync.aligned.m64n{shape.width}k16.f32.{shape.element}.{shape.element}
                 {{{registers}}}, {{{a}}}, b, q, 1, 1, 1;"""
@@ -463,7 +481,7 @@ class _Attention(Lanes):
         for variable, value in zip(self.sums, w.asm(text, [s.get() for s in self.sums], named=given, v=view)):
             variable.set(value)
 
-    def store(self, sums: Sequence[Val], tile: _Tile) -> None:
+    def store(self, sums: Sequence[Val], tile: QueryTile) -> None:
         """A group writes its rows to shared memory, swizzled as the copy engine reads it, which stores them."""
         w, shape = self.w, self.shape
         at = self.o_at + self.group * 8192

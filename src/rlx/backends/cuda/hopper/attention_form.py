@@ -11,6 +11,7 @@ from rlx.backends.cuda.hopper.attention_shape import ROWS, AttentionShape, Integ
 from rlx.backends.cuda.hopper.decode import KEYS, WARPS, DecodeShape, decode_text
 from rlx.backends.cuda.hopper.decode import THREADS as DECODE_THREADS
 from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.split_attention import split_attention_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Launch
@@ -37,7 +38,7 @@ def attention_shape(op: AttentionBase, dtype: DType, width: int) -> AttentionSha
     return AttentionShape(
         op.head_dim,
         width,
-        ELEMENTS[dtype],
+        ELEMENTS[DType.BF16 if dtype is DType.F32 else dtype],
         op.num_heads,
         op.num_heads // op.kv_heads,
         op.mask_kind.is_positional,
@@ -46,7 +47,13 @@ def attention_shape(op: AttentionBase, dtype: DType, width: int) -> AttentionSha
         None if op.softcap is None else op.softcap_in(DType.F32),
         None,
         None,
+        is_split=dtype is DType.F32,
     )
+
+
+def row_tile_count(shape: AttentionShape, rows: int) -> int:
+    """Of eight rows, in a tile of few rows: registers hold the parts of sixteen queries, or of eight wide ones."""
+    return 1 if rows <= 8 or (shape.is_split and shape.depth > 128) else 2
 
 
 class _OfAttention(TensorForm):
@@ -71,6 +78,11 @@ class _OfAttention(TensorForm):
     def address(self, operand: Strided, words: Sequence[int]) -> int:
         return words[self.places[operand.pointer]] + operand.dtype.size_bytes * self.number(operand.offset, words)
 
+    def in_bytes(self, operand: Strided, words: Sequence[int]) -> list[int]:
+        """Where an operand begins, and how far it is from batch to batch, head to head and position to position."""
+        size = operand.dtype.size_bytes
+        return [self.address(operand, words), *(size * self.number(s, words) for s in operand.strides[:3])]
+
     def seen_keys(self, words: Sequence[int]) -> list[int]:
         """The arguments of `SeenKeys`."""
         operands = [x for x in (self.origin.lengths, self.origin.positions) if x is not None]
@@ -82,30 +94,45 @@ class AttentionForm(_OfAttention):
 
     name, entry = "wgmma attention", "attention"
     waits = True
+    # Of every eight powers, those by a polynomial: benchmarks try others (`cuda_peers.py --groups attention_ways`).
+    polynomials = 0
+
+    @property
+    def made_shape(self) -> AttentionShape:
+        """Polynomials are as near as f16 and bf16 need."""
+        return self.shape._replace(polynomials=0 if self.shape.is_split else self.polynomials)
 
     def ptx(self) -> str:
-        text = attention_text(self.entry, self.shape, self.machine.triple)
+        make = split_attention_text if self.shape.is_split else attention_text
+        text = make(self.entry, self.made_shape, self.machine.triple)
         return compile_optimized_assembly(text, self.machine, "attention on tensor cores")
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
-        origin, shape, sizes = self.origin, self.shape, self.sizes(words)
+        origin, shape, sizes = self.origin, self.made_shape, self.sizes(words)
         if sizes is None:
             return NOTHING
         batch, queries, keys = sizes
         kv_heads = shape.heads // shape.group
         specs = [
-            self._map(origin.q, words, (shape.depth, queries, shape.heads, batch), ROWS),
             self._map(origin.k, words, (shape.depth, keys, kv_heads, batch), shape.keys),
             self._map(origin.v, words, (shape.width, keys, kv_heads, batch), shape.keys),
-            # A group of warps stores its half of a tile.
-            self._map(origin.out, words, (shape.width, queries, shape.heads, batch), ROWS // 2),
         ]
+        rows: list[int] = []
+        if shape.is_split:
+            # Threads read and write these in words of 16 bytes.
+            rows = [n for operand in (origin.q, origin.out) for n in self.in_bytes(operand, words)]
+            if any(n % 16 for n in rows):
+                return NOTHING
+        else:
+            specs.insert(0, self._map(origin.q, words, (shape.depth, queries, shape.heads, batch), ROWS))
+            # A group of warps stores its half of a tile.
+            specs.append(self._map(origin.out, words, (shape.width, queries, shape.heads, batch), ROWS // 2))
         tiles = -(-queries // ROWS)
         work = batch * shape.heads * (-(-tiles // 2) if shape.is_paired else tiles)
         if not all(spec.is_possible for spec in specs) or work >= 2**31:
             return NOTHING
-        function = self.function((), shape.shared_bytes, repr(shape), self.ptx, gpu)
-        arguments = [tiles, work, queries, keys, *self.seen_keys(words)]
+        function = self.function(shape, shape.shared_bytes, repr(shape), self.ptx, gpu)
+        arguments = [*rows, tiles, work, queries, keys, *self.seen_keys(words)]
         if origin.logs is not None:
             arguments.append(self.address(origin.logs, words))
         block = ArgumentBlock(len(specs), len(arguments))
@@ -126,6 +153,10 @@ class DecodeForm(_OfAttention):
 
     name, entry = "mma attention of few rows", "decode"
     waits = True
+    # Whether warps read ahead where registers allow it, and keys for which a block more is worth what it costs:
+    # benchmarks try others (`cuda_peers.py --groups decode_attention_ways`).
+    reads_ahead = False
+    least_keys = KEYS * WARPS
 
     def __init__(self, origin: AttentionOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(origin, params, machine, load)
@@ -134,7 +165,9 @@ class DecodeForm(_OfAttention):
         self._found: dict[int, list[DeviceBuffer]] = {}
 
     def decode_shape(self, tiles: int) -> DecodeShape:
-        return DecodeShape(self.shape, tiles, self.machine.has_early_launch)
+        shape = self.shape
+        has_room = shape.depth + shape.width <= 256 and not (shape.is_split and shape.depth > 64 and tiles > 1)
+        return DecodeShape(shape, tiles, self.machine.has_early_launch, self.reads_ahead and has_room)
 
     def ptx(self, tiles: int) -> str:
         text = decode_text(self.entry, self.decode_shape(tiles), self.machine.triple)
@@ -145,21 +178,18 @@ class DecodeForm(_OfAttention):
         if sizes is None or sizes[1] > MOST_QUERIES:
             return NOTHING
         batch, queries, keys = sizes
-        operands: list[int] = []
-        for operand in (origin.q, origin.k, origin.v, origin.out):
-            steps = (self.number(s, words) for s in operand.strides[:3])
-            operands += [self.address(operand, words), *(2 * s for s in steps)]
+        operands = [n for x in (origin.q, origin.k, origin.v, origin.out) for n in self.in_bytes(x, words)]
         if any(x % 16 for x in operands):
             return NOTHING
         rows = queries * self.shape.group
-        tiles = 1 if rows <= 8 else 2
+        tiles = row_tile_count(self.shape, rows)
         shape = self.decode_shape(tiles)
         row_tiles = -(-rows // shape.rows)
         items = batch * (self.shape.heads // self.shape.group) * row_tiles
         # As many blocks as there are multiprocessors, and not more than there are keys for.
-        splits = max(1, min(gpu.info.multiprocessors // items, -(-keys // (KEYS * WARPS))))
+        splits = max(1, min(gpu.info.multiprocessors // items, -(-keys // self.least_keys)))
         what = f"{shape!r}"
-        function = self.function(tiles, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
+        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
         found, counters = self._memory(gpu, items * splits * shape.floats * 4) if splits > 1 else (0, 0)
         arguments = [*operands, found, counters, queries, keys, row_tiles, splits, *self.seen_keys(words)]
         block = ArgumentBlock(0, len(arguments))

@@ -1,14 +1,16 @@
-"""The kernel of attention of few rows to many keys, f16 or bf16: keys and values are read once, at the memory's speed.
+"""The kernel of attention of few rows to many keys: keys and values are read once, at the memory's speed.
 
-The queries of all heads that share one of k are rows of one tile. Blocks share the keys of such a tile, and so do the
-warps of a block, 16 keys at a time. Keys are the second operand of `mma` and values, turned, the first one, both
-straight from memory: sums may be taken in any order, so what lies side by side in a lane is what the instruction calls
-its elements. Each warp has a softmax of its own; they are joined in shared memory, and those of the blocks in memory by
-the block that is the last to be done, always in the same order.
+f16 or bf16, or rows of f32 to keys of bf16: each such row is cut into numbers of bf16 that add up to it, and so are the
+weights of values. The queries of all heads that share one of k are rows of one tile. Blocks share the keys of such a
+tile, and so do the warps of a block, 16 keys at a time. Keys are the second operand of `mma` and values, turned, the
+first one, both straight from memory: sums may be taken in any order, so what lies side by side in a lane is what the
+instruction calls its elements. Each warp has a softmax of its own; they are joined in shared memory, and those of the
+blocks in memory by the block that is the last to be done, always in the same order.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,11 +30,13 @@ JOINED = 8
 
 
 class DecodeShape(NamedTuple):
-    """`tiles` times 8 rows of one head of k: its heads of q, query by query."""
+    """`tiles` times 8 rows of one head of k: its heads of q, query by query. With `reads_ahead` warps ask for the next
+    keys and values before they multiply those that they have, which takes twice the registers for them."""
 
     attention: AttentionShape
     tiles: int
     begins_early: bool = False
+    reads_ahead: bool = False
 
     @property
     def rows(self) -> int:
@@ -131,8 +135,7 @@ class _Decode(Lanes):
         for tile in tiles:
             query, head = self.query_and_head(self.first_row + self.row + 8 * tile)
             line = self.start("q", head) + w.wide(query) * self.operands["q"][3]
-            depths = range(0, attention.depth, 32)
-            queries.append([self.read(line + w.wide(self.place) * 16 + 2 * d) for d in depths])
+            queries.append(self.query_parts(line))
             limits.append(self.limits(query, length, count))
         self.queries_at = queries
         self.limits_of_rows = limits
@@ -141,9 +144,35 @@ class _Decode(Lanes):
         self.sums = [[[Var(w, 0.0, "float") for _ in range(4)] for _ in range(attention.width // 16)] for _ in tiles]
         first, end = self.span(limits)
         step = self.splits * WARPS
-        with w.loop(first // KEYS + self.split * WARPS + self.warp, (end + (KEYS - 1)) // KEYS, step) as chunk:
-            self.look_at(chunk * KEYS, count - 1)
+        first, end = first // KEYS + self.split * WARPS + self.warp, (end + (KEYS - 1)) // KEYS
+        if shape.reads_ahead:
+            # Where there are none, the first one in memory is read, and nobody looks at it.
+            last = w.most(count - 1, 0)
+            variables = [Var(w, word) for word in self.read_chunk(first, last)]
+            with w.loop(first, end, step) as chunk:
+                words = [variable.get() for variable in variables]
+                for variable, word in zip(variables, self.read_chunk(chunk + step, last), strict=True):
+                    variable.set(word)
+                self.look_at(chunk * KEYS, words)
+        else:
+            with w.loop(first, end, step) as chunk:
+                self.look_at(chunk * KEYS, self.read_chunk(chunk, count - 1))
         self.put()
+
+    def query_parts(self, line: Val) -> list[list[list[Val]]]:
+        """A lane's quarter of every 32 elements of a query as words of two; of f32 the parts that add up to it."""
+        w, attention = self.w, self.attention
+        depths = range(0, attention.depth, 32)
+        if not attention.is_split:
+            return [[self.read(line + w.wide(self.place) * 16 + 2 * d) for d in depths]]
+        parts: list[list[list[Val]]] = [[] for _ in range(attention.query_parts)]
+        for d in depths:
+            at = line + w.wide(self.place) * 32 + 4 * d
+            words = [*self.read(at), *self.read(at + 16)]
+            elements = [w.emit(f"bitcast i32 {word.name} to float", "float") for word in words]
+            for part, found in zip(parts, self.parts(elements, attention.query_parts)):
+                part.append(found)
+        return parts
 
     def limits(self, query: Val, length: Val, count: Val) -> tuple[Val, Val]:
         """The first key that a row sees, and the end of them."""
@@ -171,49 +200,64 @@ class _Decode(Lanes):
         text = "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [<a>];"
         return self.w.asm(text, results=["i32"] * 4, a=address)
 
-    def look_at(self, start: Val, last: Val) -> None:
-        """16 keys: scores, what they change of the highest ones, and their values. Behind the last key is the last."""
-        w, attention = self.w, self.attention
+    def read_chunk(self, chunk: Val, last: Val) -> list[Val]:
+        """The words of this lane of 16 keys and their values, key by key. Behind the last key is the last."""
+        w, attention, start = self.w, self.attention, chunk * KEYS
         keys, values = (self.start(x, self.head) for x in "kv")
         key_step, value_step = self.operands["k"][3], self.operands["v"][3]
+        found: list[Val] = []
         # Eight keys at a time: a row of lanes has one, of which each lane reads a quarter of 32 elements.
-        read_keys = []
         for j in range(2):
             key = w.least(start + self.row + 8 * j, last)
             line = keys + w.wide(key) * key_step + w.wide(self.place) * 16
-            read_keys.append([self.read_once(line + 2 * d) for d in range(0, attention.depth, 32)])
+            for d in range(0, attention.depth, 32):
+                found += self.read_once(line + 2 * d)
         # A lane has four keys of the values, and of them eight elements of every 64.
-        read_values = []
         for other in (0, 1, 8, 9):
             key = w.least(start + self.place * 2 + other, last)
             line = values + w.wide(key) * value_step + w.wide(self.row) * 16
-            read_values.append([self.read_once(line + 2 * d) for d in range(0, attention.width, 64)])
+            for d in range(0, attention.width, 64):
+                found += self.read_once(line + 2 * d)
+        return found
+
+    def look_at(self, start: Val, words: Sequence[Val]) -> None:
+        """16 keys: scores, what they change of the highest ones, and their values."""
+        attention = self.attention
+        vectors = [words[i : i + 4] for i in range(0, len(words), 4)]
+        of_key, of_value = attention.depth // 32, attention.width // 64
+        of_keys, of_values = vectors[: 2 * of_key], vectors[2 * of_key :]
+        read_keys = [of_keys[j * of_key : (j + 1) * of_key] for j in range(2)]
+        read_values = [of_values[j * of_value : (j + 1) * of_value] for j in range(4)]
         scores = [self.scores(read) for read in read_keys]
         weights = [self.weights(tile, scores, start) for tile in range(self.shape.tiles)]
         for number in range(attention.width // 16):
             turned = self.turned(read_values, number)
-            for tile, weight in enumerate(weights):
-                mma(self.w, self.attention.element, self.sums[tile][number], turned, weight)
+            for tile, parts in enumerate(weights):
+                for weight in parts:
+                    mma(self.w, self.attention.element, self.sums[tile][number], turned, weight)
 
     def scores(self, keys: Sequence[Sequence[Val]]) -> list[Val]:
         """Of eight keys: for the row of this lane and the one eight below two neighbouring keys each."""
         w, zero = self.w, self.w.value(0)
         total = [Var(w, 0.0, "float") for _ in range(4)]
-        for d, key in enumerate(keys):
-            above = self.queries_at[0][d]
-            below = self.queries_at[1][d] if self.shape.tiles > 1 else [zero] * 4
+        nothing = [[zero] * 4] * len(keys)
+        # What sixteen rows of the instruction are: eight and eight more, or eight and another part of them.
+        if self.shape.tiles > 1:
+            pairs = list(zip(*self.queries_at, strict=True))
+        else:
+            (parts,) = self.queries_at
+            pairs = [(a, b) for a, b in itertools.zip_longest(parts[::2], parts[1::2], fillvalue=nothing)]
+        for (first, second), (d, key) in itertools.product(pairs, enumerate(keys)):
+            above, below = first[d], second[d]
             for i in (0, 2):
-                mma(
-                    self.w,
-                    self.attention.element,
-                    total,
-                    (above[i], below[i], above[i + 1], below[i + 1]),
-                    (key[i], key[i + 1]),
-                )
-        return [t.get() for t in total]
+                rows = (above[i], below[i], above[i + 1], below[i + 1])
+                mma(self.w, self.attention.element, total, rows, (key[i], key[i + 1]))
+        found = [t.get() for t in total]
+        is_of_parts = self.attention.is_split and self.shape.tiles == 1
+        return [found[0] + found[2], found[1] + found[3]] if is_of_parts else found
 
-    def weights(self, tile: int, scores: Sequence[Sequence[Val]], start: Val) -> tuple[Val, Val]:
-        """The powers of one row and four keys as the second operand of the next product."""
+    def weights(self, tile: int, scores: Sequence[Sequence[Val]], start: Val) -> list[list[Val]]:
+        """The powers of one row and four keys as second operands of the next products."""
         w = self.w
         first, end = self.limits_of_rows[tile]
         found: list[Val] = []
@@ -251,7 +295,7 @@ class _Decode(Lanes):
         powers = [self.exp2(score - base) for score in found]
         total = (powers[0] + powers[1]) + (powers[2] + powers[3])
         self.total[tile].set(self.total[tile].get() + total)
-        return self.pair(powers[0], powers[1]), self.pair(powers[2], powers[3])
+        return self.parts(powers, self.attention.weight_parts)
 
     def turned(self, values: Sequence[Sequence[Sequence[Val]]], number: int) -> list[Val]:
         """Two elements of this lane's four keys, keys side by side, as the first operand."""
@@ -408,5 +452,8 @@ class _Decode(Lanes):
             share = self.share(total)
             query, head = self.query_and_head(own)
             line = self.start("o", head) + w.wide(query) * self.operands["o"][3]
-            word = self.pair(both[0] * share, both[1] * share)
-            w.asm("st.global.b32 [<a>], <x>;", a=line + w.wide(element << 1), x=word)
+            first, second = (x * share for x in both)
+            if self.attention.is_split:
+                w.asm("st.global.v2.f32 [<a>], {<x>, <y>};", a=line + w.wide(element << 2), x=first, y=second)
+            else:
+                w.asm("st.global.b32 [<a>], <x>;", a=line + w.wide(element << 1), x=self.pair(first, second))
