@@ -149,6 +149,29 @@ def test_fwd_runs_only_for_gradients():
     assert calls == ["fun", "fun", "fwd"]
 
 
+def test_second_derivatives_go_through_residuals():
+    """The gradient is a function of what fwd kept, and that is a function of x."""
+
+    @rlx.custom_vjp
+    def root(x):
+        return rnp.sqrt(x)
+
+    def fwd(x):
+        y = root(x)
+        return y, {"y": y}
+
+    root.defvjp(fwd, lambda kept, ct: (ct / (2 * kept["y"]),))
+    x = np.array([0.5, 1.0, 3.0])
+    close(rlx.vmap(rlx.grad(rlx.grad(root)))(x), -0.25 * x**-1.5)
+    close(rlx.vmap(rlx.jacfwd(rlx.grad(root)))(x), -0.25 * x**-1.5)
+    close(rlx.grad(rlx.grad(rlx.grad(root)))(x[0]), 0.375 * x[0] ** -2.5)
+
+    def twice(x):
+        return rnp.sum(rlx.scan(lambda c, _: (root(c), None), x, length=2)[0])
+
+    close(rlx.jacrev(rlx.grad(rlx.checkpoint(twice)))(x), np.diag(-0.1875 * x**-1.75))
+
+
 def test_residuals_are_computed_once():
     @rlx.custom_vjp
     def f(x):

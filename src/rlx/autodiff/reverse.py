@@ -11,11 +11,26 @@ from rlx.errors import InternalError, NoVjpRule
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Project
 from rlx.ir.op import Op
+from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor
+from rlx.ops.control.bodies import one_or_tuple
 from rlx.ops.control.body_transforms import depends_on, tangent_type
+from rlx.ops.control.custom_functions import CustomFn
 from rlx.ops.define.rules import add_tangents, as_type, zeros_of
 from rlx.ops.shape.movement import Narrow, concat
+
+
+class _Forward(Replay):
+    """Forward values; a function that saves residuals leaves the ops of its program behind, for second derivatives."""
+
+    def step(self, node: Node) -> Value:
+        if not (isinstance(node.op, CustomFn) and node.op.is_saving):
+            return super().step(node)
+        with self.into.originating(node.origin):
+            value = one_or_tuple(inline_graph(node.op.fwd_body, self.operands(node)))
+        self.values[node.id] = value
+        return value
 
 
 class Pullback:
@@ -29,7 +44,7 @@ class Pullback:
         self.graph = prepared.graph
         self.wrt = [prepared.id(i) for i in wrt]
         self.active = relevant(self.graph) | set(self.wrt)
-        self.replay = Replay(self.graph, {prepared.id(i): t for i, t in leaves.items()})
+        self.replay = _Forward(self.graph, {prepared.id(i): t for i, t in leaves.items()})
         self.replay.run()
 
     @property

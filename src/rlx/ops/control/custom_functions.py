@@ -37,7 +37,9 @@ class CustomFn(TransformableBodyOp):
     and jvp_body returns as many tangents. Primals are the Inputs with other names, in declaration order.
 
     With saving_body, reverse mode runs that program instead of fwd_body: its outputs are those of fwd_body and then
-    residuals. vjp_body takes its outputs (and their gradients) in the place of those of fwd_body.
+    residuals. vjp_body takes its outputs (and their gradients) in the place of those of fwd_body. Reverse mode makes of
+    it a function whose fwd_body is that program (`is_saving`) and leaves the ops of the program behind: a second
+    derivative goes through the residuals too, of which vjp_body knows nothing.
 
     Where a derivative program is missing, fwd_body is differentiated.
     """
@@ -46,6 +48,7 @@ class CustomFn(TransformableBodyOp):
     vjp_body: Graph | None = None
     jvp_body: Graph | None = None
     saving_body: Graph | None = None
+    is_saving: bool = False
 
     def num_inputs(self) -> int:
         return len(self.fwd_body.inputs)
@@ -131,7 +134,7 @@ class CustomFn(TransformableBodyOp):
         if (rule == "vjp" and self.vjp_body is None) or (rule == "jvp" and self.jvp_body is None):
             return self.decompose
         if rule == "vjp" and self.saving_body is not None:
-            saving, count = CustomFn(self.saving_body, self.vjp_body), len(self.fwd_body.outputs)
+            saving, count = CustomFn(self.saving_body, self.vjp_body, is_saving=True), len(self.fwd_body.outputs)
             return lambda *inputs: one_or_tuple(as_tuple(saving(*inputs))[:count])
         return None
 
@@ -173,6 +176,7 @@ class CustomFn(TransformableBodyOp):
             derivative(self.vjp_body, batched),
             derivative(self.jvp_body),
             None if self.saving_body is None else _batched_body(self.saving_body, size, batched),
+            self.is_saving,
         )
 
     @classmethod
