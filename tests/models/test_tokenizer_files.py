@@ -70,6 +70,9 @@ def test_special_tokens_of_generation_configs(byte_level):
     (byte_level / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     assert Tokenizer.from_directory(byte_level).eos_ids == (7, 0)
     (byte_level / "generation_config.json").unlink()
+    (byte_level / "config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert Tokenizer.from_directory(byte_level).eos_ids == (5, 6, 0)
+    (byte_level / "config.json").unlink()
     assert Tokenizer.from_directory(byte_level).eos_ids == (0,)
 
 
