@@ -75,6 +75,14 @@ def test_factors_of_frequencies_come_from_a_tensor():
     np.testing.assert_allclose(cos[2], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear(key):
+    _, found = rope_tables(from_gguf({**GGUF, f"llama.{key}": 2.5}).rope, 4)
+    _, plain = rope_tables(from_gguf({**GGUF, f"llama.{key}": 2.5, "llama.rope.scaling.type": "none"}).rope, 4)
+    np.testing.assert_allclose(found[2, 0], np.sin(2 / 2.5), rtol=1e-6)
+    np.testing.assert_allclose(plain[2, 0], np.sin(2), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("architecture", "keys", "expected"),
     [
