@@ -198,6 +198,7 @@ class StreamDecoder:
         # What a token means depends on its neighbours, so new ids are decoded after those of the last piece.
         self._context: list[int] = []
         self._context_text = ""
+        self._has_begun = False
         self._held: list[int] = []
 
     def push(self, id: int) -> str:
@@ -219,10 +220,13 @@ class StreamDecoder:
     def _release(self, text: str) -> str:
         piece, held = text[len(self._context_text) :], self._held
         self._held = []
-        # Tokens without text, such as skipped special ones, change nothing for what follows.
         if piece:
-            self._context = held
+            self._context, self._has_begun = held, True
             self._context_text = self._tokenizer.decode(held, self._skip_special)
+        elif not self._has_begun:
+            # A space that decoders take away from the beginning of a text: the next one is not at its beginning.
+            self._context += held
+        # Later tokens without text, such as skipped special ones, change nothing for what follows.
         return piece
 
 
