@@ -91,19 +91,53 @@ def test_which_features_turn():
     assert full.windows == () and full.no_rope_layers == frozenset()
 
 
+def test_windows_of_smollm3_are_those_of_layers_without_positions():
+    fields = FAMILIES["smollm3"] | {"use_sliding_window": True, "sliding_window": 6}
+    assert decoder_config_from_hf(fields).windows == (None, None, None, 6)
+    assert decoder_config_from_hf(fields | {"use_sliding_window": False}).windows == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "name", "expected"),
+    [
+        ("cohere", "logit_scale", "logit_multiplier", 0.0625),
+        ("cohere2", "sliding_window", "windows", (4096, 4096, 4096, None)),
+        ("exaone4", "sliding_window", "no_rope_layers", {3}),
+        ("gpt_oss", "rope_theta", "rope", 150000.0),
+        ("smollm3", "rope_theta", "rope", 2e6),
+        ("ernie4_5", "rope_theta", "rope", 5e5),
+    ],
+)
+def test_fields_that_a_file_leaves_out_are_those_of_the_family(family, field, name, expected):
+    found = getattr(decoder_config_from_hf({k: v for k, v in FAMILIES[family].items() if k != field}), name)
+    assert (found.base if name == "rope" else found) == expected
+
+
+def test_gemma2_without_limits_says_so():
+    fields = COMMON | {"model_type": "gemma2", "head_dim": 8, "sliding_window": 6}
+    usual = decoder_config_from_hf(fields)
+    assert (usual.attention_softcap, usual.final_softcap, usual.attention_scale) == (50.0, 30.0, 1 / 16)
+    none = decoder_config_from_hf(fields | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (none.attention_softcap, none.final_softcap) == (None, None)
+
+
+def test_gemma3_has_no_limit_of_attention_scores():
+    fields = COMMON | {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 6, "attn_logit_softcapping": 5.0}
+    assert decoder_config_from_hf(fields).attention_softcap is None
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm=True is not supported"),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm=True is not supported"),
         ({"model_type": "cohere", "use_qk_norm": True}, "use_qk_norm=True is not supported"),
-        ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window=True is not supported"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}, "no_rope_layers must be 2 times 0 or 1"),
         (FALCON | {"alibi": True}, "alibi=True is not supported"),
         ({"model_type": "starcoder2", "norm_epsilon": 1e-5, "norm_type": "rms_norm"}, "norm_type='rms_norm'"),
         ({"model_type": "hunyuan_v1_dense", "use_cla": True}, "use_cla=True is not supported"),
         ({"model_type": "olmo", "clip_qkv": -1.0}, "clip_qkv must be a positive number"),
-        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"model_type": "llama", "rope_scaling": {"type": "proportional"}}, "rope type 'proportional'"),
     ],
 )
 def test_variants_that_are_refused(fields, message):

@@ -46,6 +46,15 @@ def test_logits_equal_a_plain_forward(tied, style):
     np.testing.assert_allclose(got, reference(config, llama_arrays(config, 1), TOKENS), atol=2e-5)
 
 
+def test_a_tied_head_may_have_a_bias():
+    arrays, bias = llama_arrays(replace(LLAMA, tied=True), 1), np.linspace(-1, 1, LLAMA.vocab, dtype=np.float32)
+    without, having = (
+        language_model(replace(LLAMA, tied=True), weights=gguf_file(given)).logits(TOKENS)
+        for given in (arrays, {**arrays, "output.bias": bias})
+    )
+    np.testing.assert_allclose(having, without + bias, atol=1e-5)
+
+
 @pytest.mark.parametrize("splits", [(5, 18), (1,) * 23, (22, 1), (7, 1, 1, 14)])
 def test_prefill_and_steps_give_what_one_pass_gives(lm, splits):
     whole, session, at = lm.logits(TOKENS), lm.session(), 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pydoc
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,17 @@ def test_prompts_of_different_lengths_continue_as_they_do_alone(lm):
         assert answer == alone
         assert answer.prompt_tokens == len(prompt)
     assert lm.generate(PROMPTS, max_tokens=10) == [a.text for a in together]
+
+
+def test_ids_that_the_tokenizer_has_no_token_for_are_no_text():
+    """Vocabularies of models are often padded to a round number."""
+    lm = language_model(replace(LLAMA, vocab=700))
+    (answer,) = lm.complete(["Hi"], max_tokens=20)
+    written = [i for i in answer.token_ids if i < 260]
+    assert 0 < len(written) < 20 == len(answer.token_ids)
+    assert answer.text == lm.tokenizer.decode(written) == lm.tokenizer.decode(answer.token_ids)
+    with pytest.raises(RlxError, match="token ids of this model are 0 to 699, got 700"):
+        lm.tokenizer.decode([700])
 
 
 def test_a_seed_repeats_itself(lm):

@@ -9,7 +9,7 @@ import rlx
 from models.decoder_fields import FAMILIES
 from models.random_directories import random_directory
 from rlx.errors import FormatError
-from rlx.formats.gguf import open_gguf
+from rlx.formats.gguf import GgufTensor, open_gguf, quantize, quantize_file, write_gguf
 from rlx.formats.safetensors import open_safetensors, write_safetensors
 from rlx.models.config_hf import decoder_config_from_hf
 from rlx.models.convert import convert
@@ -45,6 +45,35 @@ def packed_directories(folder):
     quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     (packed / "config.json").write_text(json.dumps(FAMILIES["gpt_oss"] | {"quantization_config": quantized}))
     return plain, packed, codes
+
+
+def test_quantised_files_keep_the_biases_of_experts(tmp_path):
+    folder = random_directory(tmp_path / "hf", FAMILIES["gpt_oss"])
+    convert(folder, tmp_path / "m.gguf", "F32")
+    quantize_file(tmp_path / "m.gguf", tmp_path / "q.gguf", "Q8_0")
+    kinds = {name: tensor.type.name for name, tensor in open_gguf(tmp_path / "q.gguf").tensors.items()}
+    assert {kind for name, kind in kinds.items() if name.endswith(".bias")} == {"F32"}
+    assert kinds["blk.0.ffn_gate_exps.weight"] == "Q8_0"
+    expected = rlx.load(folder, device="reference").logits(TOKENS)
+    found = rlx.load(tmp_path / "q.gguf", device="reference").logits(TOKENS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("name", "reads"), [("blk.0.ffn_gate_exps.bias", True), ("output_norm.weight", False)])
+def test_quantised_vectors(name, reads, tmp_path):
+    """Rows of biases may be blocks; a vector may not."""
+    convert(random_directory(tmp_path / "hf", FAMILIES["gpt_oss"]), tmp_path / "m.gguf", "F32")
+    with open_gguf(tmp_path / "m.gguf") as file:
+        tensors = dict(file.tensors)
+        packed = quantize(np.asarray(tensors[name].array()), "Q8_0")
+        tensors[name] = GgufTensor(name, tensors[name].shape, "Q8_0", packed)
+        write_gguf(tmp_path / "q.gguf", file.metadata.typed(), tensors)
+    if reads:
+        near, exact = (rlx.load(tmp_path / f, device="reference").logits(TOKENS) for f in ("q.gguf", "m.gguf"))
+        np.testing.assert_allclose(near, exact, rtol=0, atol=0.01 * np.abs(exact).max())
+        return
+    with pytest.raises(FormatError, match=r"norms and biases are floats; the tensor 'output_norm\.weight' is Q8_0"):
+        rlx.load(tmp_path / "q.gguf")
 
 
 def test_packed_experts_are_the_numbers_they_stand_for(tmp_path):

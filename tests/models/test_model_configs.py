@@ -14,7 +14,7 @@ from rlx.errors import FormatError
 from rlx.models.config_gguf import decoder_config_from_gguf
 from rlx.models.config_hf import decoder_config_from_hf
 from rlx.models.config_hf_encoders import encoder_config_from_directory, encoder_config_from_hf
-from rlx.models.rope_tables import rope_tables
+from rlx.models.rope_tables import attention_gain, rope_tables
 
 GGUF = {
     "general.architecture": "llama",
@@ -73,6 +73,14 @@ def test_factors_of_frequencies_come_from_a_tensor():
     cos, _ = rope_tables(config.rope, 3)
     expected = np.cos(2 * 10000.0 ** (-np.arange(4) / 4) / [1, 2, 4, 8])
     np.testing.assert_allclose(cos[2], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear(key):
+    _, found = rope_tables(from_gguf({**GGUF, f"llama.{key}": 2.5}).rope, 4)
+    _, plain = rope_tables(from_gguf({**GGUF, f"llama.{key}": 2.5, "llama.rope.scaling.type": "none"}).rope, 4)
+    np.testing.assert_allclose(found[2, 0], np.sin(2 / 2.5), rtol=1e-6)
+    np.testing.assert_allclose(plain[2, 0], np.sin(2), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +197,7 @@ def test_a_missing_key_is_named():
         ({"model_type": "rwkv"}, "model_type 'rwkv' is not a supported language model"),
         ({"vocab_size": None}, "'vocab_size' is missing"),
         ({"hidden_act": "relu6"}, "hidden_act 'relu6' is not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "cubic", "factor": 2}}, "rope type 'cubic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "'factor' is missing"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq' are not supported"),
         ({"num_hidden_layers": 10**9}, "from 1 to 4096 layers"),
@@ -207,6 +215,50 @@ def test_both_spellings_of_rotary_positions():
     assert old.rope == new.rope and old.rope.factor == 4.0
 
 
+def test_dynamic_positions_are_plain_ones_within_the_context():
+    dynamic = decoder_config_from_hf({**HF, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    assert dynamic.rope == decoder_config_from_hf(HF).rope
+
+
+@pytest.mark.parametrize(
+    ("weights", "gain"),
+    [
+        ({"mscale": 0.7, "mscale_all_dim": 0.9}, (0.07 * np.log(4) + 1) / (0.09 * np.log(4) + 1)),
+        ({"mscale": 1, "mscale_all_dim": 1}, 1.0),
+        ({"mscale": 0.7}, 0.1 * np.log(4) + 1),
+        ({"mscale": 0.7, "mscale_all_dim": 0}, 0.1 * np.log(4) + 1),
+        ({"mscale": 0.7, "mscale_all_dim": 0.9, "attention_factor": 1.5}, 1.5),
+    ],
+)
+def test_two_weights_of_the_gain_of_yarn(weights, gain):
+    config = decoder_config_from_hf({**HF, "rope_scaling": {"type": "yarn", "factor": 4.0, **weights}})
+    assert attention_gain(config.rope) == pytest.approx(gain)
+
+
+def test_whole_heads_turn_in_families_without_shares():
+    share = {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    assert decoder_config_from_hf({**HF, **share}).rope.dims == 8
+    assert decoder_config_from_hf({**HF, **share, "model_type": "phi3"}).rope.dims == 4
+
+
+def test_both_spellings_of_neox_are_read_with_scaling():
+    own = {"rotary_pct": 0.5, "rotary_emb_base": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    found = decoder_config_from_hf({**BERT, "model_type": "gpt_neox", **own}).rope
+    assert (found.base, found.dims, found.factor) == (5000.0, 4, 2.0)
+
+
+def test_the_original_context_beside_the_settings_counts_first():
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scaling = {"type": "longrope", "original_max_position_embeddings": 16, **factors}
+    fields = {**HF, "model_type": "phi3", "rope_scaling": scaling}
+    beside = decoder_config_from_hf({**fields, "original_max_position_embeddings": 32}).rope
+    assert (beside.original_context, beside.factor) == (32, 4.0)
+    assert decoder_config_from_hf(fields).rope.original_context == 4096
+    assert decoder_config_from_hf({**fields, "model_type": "llama"}).rope.original_context == 16
+    said = {**fields, "model_type": "llama", "rope_scaling": {**scaling, "factor": 3.0}}
+    assert decoder_config_from_hf(said).rope.factor == 3.0
+
+
 def test_layer_types_say_which_layers_slide():
     fields = {**HF, "model_type": "mistral", "sliding_window": 7}
     assert decoder_config_from_hf(fields).windows == (7, 7)
@@ -219,6 +271,14 @@ def test_layer_types_say_which_layers_slide():
 def test_roberta_counts_positions_from_behind_the_padding():
     config = encoder_config_from_hf({**BERT, "model_type": "roberta", "pad_token_id": 1})
     assert (config.position_offset, config.context, config.table_rows) == (2, 126, 128)
+
+
+def test_fields_of_encoders_that_a_file_leaves_out():
+    assert encoder_config_from_hf(BERT).token_types == 2
+    modern = encoder_config_from_hf({**BERT, "model_type": "modernbert"})
+    assert (modern.rope.base, modern.local_rope.base) == (160000.0, 10000.0)
+    null = encoder_config_from_hf({**BERT, "model_type": "modernbert", "local_rope_theta": None})
+    assert null.local_rope.base == 160000.0
 
 
 def test_nomic_files_in_both_spellings():

@@ -49,6 +49,9 @@ def test_a_conversation():
         ("{{ messages | map(attribute='role') | join(',') }}", "user"),
         ("{{ 'a' ~ 1 ~ ('b' ~ none) }}", "a1bNone"),
         ("{{ ' x '.strip() }}{{ 'a,b'.split(',')[1] }}{{ 'ab'.replace('a', 'c') }}", "xbcb"),
+        ("{% for m in messages %}{{ m.content.strip() }}{{ ','.join(['x', 'y']) }}{% endfor %}", "hix,y"),
+        ("{% block b %}{{ messages[0].content.strip() }}{% endblock %}", "hi"),
+        ("{% macro f(m) %}{{ m.content.startswith('h') }}{% endmacro %}{{ f(messages[0]) }}", "True"),
         ("{{ '-'.join(['x', 'y']) }}", "x-y"),
         ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", "hi"),
         ("{{ 'x\ny' | indent(2) }}", "x\n  y"),
@@ -61,6 +64,12 @@ def test_a_conversation():
 )
 def test_what_templates_use(source, wanted):
     assert ChatTemplate(source, bos_token="<s>").render(USER, tools=[1, 2]) == wanted
+
+
+def test_tools_and_documents_are_none_unless_given():
+    source = "{{ tools is none }}{{ documents is defined }}{{ others is defined }}"
+    assert render(source) == "TrueTrueFalse"
+    assert render(source, tools=[]) == "FalseTrueFalse"
 
 
 def test_the_date():

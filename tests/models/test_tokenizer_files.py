@@ -10,7 +10,7 @@ from tokenizers import pre_tokenizers, processors
 
 from rlx.errors import FormatError, RlxError
 from rlx.formats.gguf import open_gguf, write_gguf
-from rlx.models.tokenizer import Tokenizer
+from rlx.models.tokenizer import SpecialTokens, Tokenizer
 from tokenizer_cases import TEXTS, random_texts, sentencepiece_metadata, train_bytes, train_wordpiece
 
 ALL_TEXTS = TEXTS + random_texts(200, seed=1)
@@ -70,6 +70,9 @@ def test_special_tokens_of_generation_configs(byte_level):
     (byte_level / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     assert Tokenizer.from_directory(byte_level).eos_ids == (7, 0)
     (byte_level / "generation_config.json").unlink()
+    (byte_level / "config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert Tokenizer.from_directory(byte_level).eos_ids == (5, 6, 0)
+    (byte_level / "config.json").unlink()
     assert Tokenizer.from_directory(byte_level).eos_ids == (0,)
 
 
@@ -137,6 +140,20 @@ def test_streams_give_the_text_in_whole_characters(byte_level, folder, tmp_path)
             assert "".join(pieces) + decoder.flush() == whole, (name, text)
             if "\ufffd" not in whole:
                 assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_streams_begin_with_as_many_spaces_as_the_text():
+    """Decoders of SentencePiece take one space away, which is a token without text."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    backend = Backend(models.BPE({"<s>": 0, "\u2581": 1, "\u2581a": 2, "b": 3}, []))
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend.add_special_tokens(["<s>"])
+    tokenizer = Tokenizer(backend, SpecialTokens(bos_id=0))
+    for ids in ([1, 2, 3], [1, 1, 1, 2], [0, 1, 2, 2], [1, 0, 2], [0, 0, 2, 1, 1, 2], [1], [1, 1], [2, 1, 2]):
+        decoder = tokenizer.stream_decoder()
+        assert "".join(decoder.push(id) for id in ids) + decoder.flush() == tokenizer.decode(ids)
 
 
 def test_streams_come_early(byte_level):

@@ -91,6 +91,14 @@ def test_ways_of_cutting_that_differ(tmp_path):
     assert len({tuple(cut) for cut in cuts.values()}) >= 7
 
 
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [("pixtral", "llama-bpe"), ("trillion", "gpt-2"), ("hunyuan", "stablelm2"), ("minerva-7b", "smollm")],
+)
+def test_names_that_stand_for_the_rule_of_another(name, like):
+    assert WORD_RULES[name] == WORD_RULES[like]
+
+
 def test_unknown_ways_of_cutting_are_refused(tmp_path):
     with pytest.raises(FormatError, match=r"'klingon', whose way of cutting words is not known.*llama-bpe"):
         from_metadata(tmp_path, bytes_metadata(train_bytes(PUBLISHED["gpt-2"]), "klingon"))

@@ -49,6 +49,9 @@ class ChatTemplate:
         arguments = {
             "messages": [_plain(message, f"message {i}") for i, message in enumerate(messages)],
             "add_generation_prompt": bool(add_generation_prompt),
+            # Templates may ask whether there are some, but not whether the names are known.
+            "tools": None,
+            "documents": None,
             **{name: _plain(value, name) for name, value in {**self._names, **extra}.items()},
         }
         return chat_template_process.ask(self.source, arguments, self._seconds)

@@ -137,7 +137,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """jinja2 sends every call in a template through here; its own names must not hide the template's keywords."""
         _take_step()
         if isinstance(getattr(__obj, "__self__", None), str):
-            return __self.call_text(__obj, *args, **kwargs)
+            # What jinja2 tells its own functions inside of loops and blocks.
+            given = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
+            return __self.call_text(__obj, *args, **given)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_text(self, method: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from rlx.ops.pointwise.unary import ActivationKind
 
 def decoder_config_from_hf(fields: Mapping[str, Any]) -> DecoderConfig:
     """The config of a language model."""
-    read = HfFields(fields)
+    read = HfFields({**ABSENT.get(str(fields.get("model_type")), {}), **fields})
     if read.family not in DECODERS:
         raise FormatError(
             f"config.json: model_type {fields.get('model_type')!r} is not a supported language model; "
@@ -88,7 +88,6 @@ def _gemma(f: HfFields, every: int, **more: Any) -> DecoderConfig:
         post_norms=True,
         windows=windows_from_hf(f, common["layers"], lambda i: (i + 1) % every != 0),
         attention_scale=f.number("query_pre_attn_scalar") ** -0.5,
-        attention_softcap=f.optional_number("attn_logit_softcapping"),
         final_softcap=f.optional_number("final_logit_softcapping"),
         embed_scale=math.sqrt(common["hidden"]),
         **more,
@@ -96,7 +95,7 @@ def _gemma(f: HfFields, every: int, **more: Any) -> DecoderConfig:
 
 
 def _gemma2(f: HfFields) -> DecoderConfig:
-    return _gemma(f, every=2)
+    return _gemma(f, every=2, attention_softcap=f.optional_number("attn_logit_softcapping"))
 
 
 def _gemma3(f: HfFields) -> DecoderConfig:
@@ -110,7 +109,7 @@ def _gemma3(f: HfFields) -> DecoderConfig:
 
 
 def _phi3(f: HfFields) -> DecoderConfig:
-    common = common_fields(f)
+    common = common_fields(f, partial=1.0)
     windows = windows_from_hf(f, common["layers"], lambda i: True)
     return DecoderConfig(**common, windows=windows, fused_qkv=True, fused_gate_up=True)
 
@@ -120,7 +119,6 @@ def _olmo2(f: HfFields) -> DecoderConfig:
 
 
 def _smollm3(f: HfFields) -> DecoderConfig:
-    f.refuse("use_sliding_window", False)
     common = common_fields(f)
     layers, every = common["layers"], f.size("no_rope_layer_interval", 4)
     # 1 stands for a layer with rotary positions, whatever the name of the field says.
@@ -128,7 +126,10 @@ def _smollm3(f: HfFields) -> DecoderConfig:
     if len(turned) != layers or any(t not in (0, 1) for t in turned):
         raise FormatError(f"config.json: no_rope_layers must be {layers} times 0 or 1, got {turned}")
     common["tied"] = f.flag("tie_word_embeddings", True)
-    return DecoderConfig(**common, no_rope_layers=frozenset(i for i in range(layers) if not turned[i]))
+    no_rope = frozenset(i for i in range(layers) if not turned[i])
+    uses_windows = f.flag("use_sliding_window", False)
+    windows = windows_from_hf(f, layers, no_rope.__contains__) if uses_windows else ()
+    return DecoderConfig(**common, windows=windows, no_rope_layers=no_rope)
 
 
 def _granite(f: HfFields) -> DecoderConfig:
@@ -199,6 +200,25 @@ def _hunyuan(f: HfFields) -> DecoderConfig:
     return DecoderConfig(**common_fields(f), qk_norm=True, qk_norm_after_rope=True)
 
 
+# What fields mean that a file leaves out, where it is not what null means; a file that says null is taken at its word.
+ABSENT: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4096},
+    "mixtral": {"rope_theta": 1e6},
+    "gemma2": {
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {"sliding_window": 4096, "query_pre_attn_scalar": 256, "rope_theta": 1e6},
+    "phi3": {"original_max_position_embeddings": 4096},
+    "smollm3": {"rope_theta": 2e6},
+    "exaone4": {"sliding_window": 4096},
+    "ernie4_5": {"rope_theta": 5e5},
+    "gpt_oss": {"sliding_window": 128, "rope_theta": 150000.0},
+    "cohere": {"logit_scale": 0.0625, "rope_theta": 5e5},
+    "cohere2": {"logit_scale": 0.0625, "sliding_window": 4096},
+}
 # Layouts of quantised weights that are read, by family.
 QUANTIZED: dict[str, tuple[str, ...]] = {"gpt_oss": ("mxfp4",)}
 

@@ -5,6 +5,7 @@ Rotary settings are read in both spellings: `rope_theta` with `rope_scaling`, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,34 +42,38 @@ def rope_from_hf(
     head_dim: int,
     layer_type: str | None = None,
     *,
-    partial: float = 1.0,
+    base: float = 10000.0,
+    partial: float | None = None,
     style: RopeStyle = RopeStyle.NeoX,
     context: int | None = None,
 ) -> RopeConfig:
-    """Rotary positions; `layer_type` picks those of one kind of layers where they differ. `partial` is the share of a
-    head that turns, and `context` the length of texts, where the file does not say it."""
+    """Rotary positions; `layer_type` picks those of one kind of layers where they differ. `base`, `partial` and
+    `context` (the length of texts) count where the file does not say them. `partial` is the share of a head that turns;
+    a family without it turns whole heads whatever the file says."""
     settings = f.table("rope_parameters") or f.table("rope_scaling")
     if layer_type is not None and isinstance(settings.get(layer_type), Mapping):
         settings = settings[layer_type]
     kind = settings.get("rope_type", settings.get("type", "default"))
     read = HfFields(settings, f"{f.family} (rope {kind})")
-    partial = read.number("partial_rotary_factor", f.number("partial_rotary_factor", partial))
+    if partial is not None:
+        partial = read.number("partial_rotary_factor", f.number("partial_rotary_factor", partial))
     context = f.size("max_position_embeddings", context)
-    original_default = f.size("original_max_position_embeddings", context)
     common: dict[str, Any] = {
-        "base": read.number("rope_theta", f.number("rope_theta", 10000.0)),
-        "dims": int(head_dim * partial),
+        "base": read.number("rope_theta", f.number("rope_theta", base)),
+        "dims": head_dim if partial is None else int(head_dim * partial),
         "style": style,
     }
-    if kind == "default":
-        return RopeConfig(**common)
     if kind == "linear":
         return RopeConfig(**common, scaling="linear", factor=read.number("factor"))
     if kind == "dynamic" and read.has("alpha") and common["dims"] > 2:
         # Stretched by a fixed amount, unlike what is called dynamic elsewhere.
         common["base"] *= read.number("alpha") ** (common["dims"] / (common["dims"] - 2))
+    if kind in ("default", "dynamic"):
+        # Dynamic positions are stretched for texts beyond the context alone, which are not read here.
         return RopeConfig(**common)
-    common["original_context"] = read.size("original_max_position_embeddings", original_default)
+    common["original_context"] = f.size(
+        "original_max_position_embeddings", read.size("original_max_position_embeddings", context)
+    )
     if kind == "llama3":
         return RopeConfig(
             **common,
@@ -78,29 +83,37 @@ def rope_from_hf(
             high_freq_factor=read.number("high_freq_factor"),
         )
     if kind == "yarn":
-        read.refuse("mscale", 0)
-        read.refuse("mscale_all_dim", 0)
+        factor = read.number("factor", context / common["original_context"])
         return RopeConfig(
             **common,
             scaling="yarn",
-            factor=read.number("factor", context / common["original_context"]),
+            factor=factor,
             beta_fast=read.number("beta_fast", 32.0),
             beta_slow=read.number("beta_slow", 1.0),
             truncate=read.flag("truncate", True),
-            attention_factor=read.optional_number("attention_factor"),
+            attention_factor=read.optional_number("attention_factor") or _ratio_of_gains(read, factor),
         )
     if kind in ("longrope", "su"):
         return RopeConfig(
             **common,
             scaling="longrope",
-            factor=context / common["original_context"],
+            factor=read.number("factor", context / common["original_context"]),
             attention_factor=read.optional_number("attention_factor"),
             factors=read.numbers("short_factor"),
             long_factors=read.numbers("long_factor"),
         )
     raise FormatError(
-        f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3, yarn, longrope"
+        f"config.json: rope type {kind!r} is not supported; supported: default, linear, dynamic, llama3, yarn, longrope"
     )
+
+
+def _ratio_of_gains(read: HfFields, factor: float) -> float | None:
+    """What YaRN tables grow by where a file gives two weights of the gain, of which 0 stands for none."""
+    names = ("mscale", "mscale_all_dim")
+    if any(read.is_zero(name) or not read.has(name) for name in names):
+        return None
+    over, under = (0.1 * read.number(name) * math.log(max(factor, 1.0)) + 1.0 for name in names)
+    return over / under
 
 
 def windows_from_hf(f: HfFields, layers: int, default: Callable[[int], bool]) -> tuple[int | None, ...]:

@@ -28,7 +28,7 @@ _POOLING: dict[str, PoolingMode] = {
 
 def encoder_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
     """The config of an encoder, without pooling."""
-    read = HfFields(fields, _family(fields))
+    read = HfFields({**_ABSENT.get(_family(fields), {}), **fields}, _family(fields))
     if read.family not in ENCODERS:
         raise FormatError(
             f"config.json: model_type {fields.get('model_type')!r} is not a supported encoder; "
@@ -247,6 +247,12 @@ def _modernbert(f: HfFields) -> EncoderConfig:
     )
 
 
+# What fields mean that a file leaves out, where it is not what null means.
+_ABSENT: dict[str, dict[str, Any]] = {
+    **{family: {"type_vocab_size": 2} for family in ("bert", "roberta", "xlm-roberta", "electra", "albert")},
+    "nomic_bert": {"type_vocab_size": 2, "rope_theta": 1000.0},
+    "modernbert": {"local_rope_theta": 10000.0},
+}
 ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "bert": _bert,
     "roberta": _roberta,

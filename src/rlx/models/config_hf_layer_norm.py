@@ -62,17 +62,13 @@ def gptj(f: HfFields) -> DecoderConfig:
 
 def gpt_neox(f: HfFields) -> DecoderConfig:
     head_dim = max(f.size("hidden_size") // f.size("num_attention_heads"), 1)
-    if f.table("rope_parameters") or f.table("rope_scaling"):
-        rope = rope_from_hf(f, head_dim)
-    else:
-        dims = int(head_dim * f.number("rotary_pct", 0.25))
-        rope = RopeConfig(base=f.number("rotary_emb_base", 10000.0), dims=dims)
+    base, share = f.number("rotary_emb_base", 10000.0), f.number("rotary_pct", 0.25)
     return _without_gates(
         *(f, "gpt_neox", _LONG),
         ffn=f.size("intermediate_size"),
         norm_eps=f.number("layer_norm_eps", 1e-5),
         activation=f.activation("hidden_act"),
-        rope=rope,
+        rope=rope_from_hf(f, head_dim, base=base, partial=share),
         fused_qkv=True,
         parallel_residual=f.flag("use_parallel_residual", True),
         tied=f.flag("tie_word_embeddings", False),

@@ -183,7 +183,7 @@ def _tensor(name: str, weight: Weight, mix: TypeMix, config: DecoderConfig) -> P
     if weight.scheme is not None:
         # Packed already: codes stay what they are.
         return _Converted(name, weight, tensor_type(weight.scheme.ggml_name))
-    is_kept = len(shape) < 2 or name.endswith(".bias") or any(part in name for part in KEPT_NAMES)
+    is_kept = len(shape) < 2 or any(part in name for part in KEPT_NAMES)
     wanted = tensor_type("F32") if is_kept else wanted_type(mix, name, config.layers, config.tied)
     return _Converted(name, weight, fitting_type(wanted, shape[-1]) or tensor_type("F32"))
 

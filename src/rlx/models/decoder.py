@@ -297,8 +297,9 @@ class _Decoder:
 
     def _logits(self, x: Any) -> Any:
         c = self.config
-        role = "embed" if c.tied else "head"
-        logits = self.layers.linear(x, role, None, c.vocab)
+        logits = self.layers.linear(x, "embed" if c.tied else "head", None, c.vocab)
+        if c.tied and self.layers.file.has("head", part="bias"):
+            logits = ops.add(logits, self.layers.vector(f"{self.layers.file.name('head')}.bias", c.vocab))
         if c.logit_multiplier != 1.0:
             logits = ops.mul(logits, c.logit_multiplier)
         if c.final_softcap is not None:

@@ -112,11 +112,13 @@ def common_keys(keys: GgufKeys, factors: Factors) -> dict[str, Any]:
 
 
 def _rope(keys: GgufKeys, head_dim: int, tensors: Mapping[str, Any], factors: Factors) -> RopeConfig:
-    kind = keys.text("rope.scaling.type", "none")
+    # A factor without a type, also under the name that old files have for it, is one of linear positions.
+    has_factor = keys.has("rope.scaling.factor") or keys.has("rope.scale_linear")
+    kind = keys.text("rope.scaling.type", "linear" if has_factor else "none")
     settings: dict[str, Any] = {
         "base": keys.number("rope.freq_base", 10000.0),
         "dims": keys.integer("rope.dimension_count", head_dim),
-        "factor": keys.number("rope.scaling.factor", 1.0),
+        "factor": keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)),
         "original_context": keys.integer("rope.scaling.original_context_length", keys.integer("context_length")),
     }
     if "rope_freqs.weight" in tensors:

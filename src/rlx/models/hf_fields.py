@@ -14,9 +14,13 @@ ACTIVATIONS: dict[str, ActivationKind] = {
     "silu": ActivationKind.Silu,
     "swish": ActivationKind.Silu,
     "relu": ActivationKind.Relu,
+    "tanh": ActivationKind.Tanh,
+    "sigmoid": ActivationKind.Sigmoid,
     "gelu": ActivationKind.Gelu,
+    "gelu_python": ActivationKind.Gelu,
     "gelu_new": ActivationKind.GeluApprox,
     "gelu_fast": ActivationKind.GeluApprox,
+    "gelu_accurate": ActivationKind.GeluApprox,
     "gelu_pytorch_tanh": ActivationKind.GeluApprox,
 }
 # Sizes beyond this belong to no model, and would overflow what is computed of them.
@@ -32,6 +36,11 @@ class HfFields:
 
     def has(self, name: str) -> bool:
         return self._fields.get(name) is not None
+
+    def is_zero(self, name: str) -> bool:
+        """Whether a number is there that says "none"."""
+        value = self._fields.get(name)
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
     def size(self, name: str, default: int | None = None, least: int = 1) -> int:
         """A whole number."""

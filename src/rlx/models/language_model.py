@@ -180,6 +180,8 @@ class LanguageModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         made: Tokenizer = self._make_tokenizer()
+        # Vocabularies are often padded, and a model may write what the tokenizer has no name for.
+        made.ids = max(made.ids, self.config.vocab)
         return made
 
     @property

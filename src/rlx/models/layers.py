@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx import ops
+from rlx.errors import FormatError
 from rlx.hir import functions as blocks
 from rlx.ir.dtype import DType
 from rlx.ir.module import FusionPolicy, HirModule
@@ -47,7 +48,11 @@ class Layers:
 
     def vector(self, name: str, size: int) -> Any:
         """A bias or a norm's factor, as f32."""
-        return convert(self.param(name, (size,))[0], DType.F32)
+        param, weight = self.param(name, (size,))
+        if weight.scheme is not None:
+            kind = weight.scheme.ggml_name
+            raise FormatError(f"{self.file.what}: norms and biases are floats; the tensor {name!r} is {kind}")
+        return convert(param, DType.F32)
 
     def table(self, name: str, dims: tuple[int, ...]) -> Any:
         """A float tensor as f32."""
@@ -152,17 +157,20 @@ class Layers:
         else:
             y = ops.grouped_matmul(x, ops.transpose(convert(param, DType.F32), (0, 2, 1)), ids)
         if self.file.has(role, layer, "bias"):
-            biases, _ = self.param(f"{name}.bias", (experts, outputs))
-            y = ops.add(y, convert(ops.gather(biases, ids), DType.F32))
+            y = ops.add(y, self._rows(f"{name}.bias", ids, experts, outputs))
         return y
 
     def embedding(self, ids: Any, role: str, rows: int, width: int) -> Any:
         """Row ids[i..] of a table, as f32."""
-        param, weight = self.param(f"{self.file.name(role)}.weight", (rows, width))
         with written_as("embedding"):
-            if weight.scheme is not None:
-                return ops.dequant_gather(param, ids, scheme=weight.scheme, k=width)
-            return convert(ops.gather(param, ids), DType.F32)
+            return self._rows(f"{self.file.name(role)}.weight", ids, rows, width)
+
+    def _rows(self, name: str, ids: Any, rows: int, width: int) -> Any:
+        """Row ids[i..] of the tensor called `name`, as f32."""
+        param, weight = self.param(name, (rows, width))
+        if weight.scheme is not None:
+            return ops.dequant_gather(param, ids, scheme=weight.scheme, k=width)
+        return convert(ops.gather(param, ids), DType.F32)
 
     def norm(self, x: Any, role: str, layer: int | None, kind: NormKind, eps: float, affine: bool = True) -> Any:
         """Normalisation over the last axis; only norms that are `affine` have weights."""

@@ -67,6 +67,8 @@ class Tokenizer:
         self.special = special
         self.chat_template = chat_template
         self.max_length = max_length
+        # How many ids are known; a model may have more than there are tokens, which stand for no text.
+        self.ids = self.vocab_size
         self._template: ChatTemplate | None = None
 
     @classmethod
@@ -84,9 +86,11 @@ class Tokenizer:
         except Exception as error:  # the package raises bare Exception for whatever it cannot read
             raise FormatError(f"{file}: tokenizers cannot read it: {error}") from None
         config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+        # Older directories say beside the sizes of the model what ends an answer.
+        generation = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
         return cls(
             backend,
-            _special_of_config(backend, config, _read_json(folder / "generation_config.json"), folder),
+            _special_of_config(backend, config, generation),
             _template_of_config(folder, config),
             _max_length_of_config(config),
         )
@@ -158,12 +162,11 @@ class Tokenizer:
         return list(self._backend.post_process(encoding, None, add_special).ids)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are no character become U+FFFD."""
+        """The text of `ids`; bytes that are no character become U+FFFD, and ids without a token nothing."""
         wanted = [int(i) for i in ids]
-        size = self.vocab_size
         for i in wanted:
-            if not 0 <= i < size:
-                raise RlxError(f"decode: token ids of this model are 0 to {size - 1}, got {i}")
+            if not 0 <= i < self.ids:
+                raise RlxError(f"decode: token ids of this model are 0 to {self.ids - 1}, got {i}")
         return str(self._backend.decode(wanted, skip_special_tokens=skip_special))
 
     def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
@@ -195,6 +198,7 @@ class StreamDecoder:
         # What a token means depends on its neighbours, so new ids are decoded after those of the last piece.
         self._context: list[int] = []
         self._context_text = ""
+        self._has_begun = False
         self._held: list[int] = []
 
     def push(self, id: int) -> str:
@@ -216,10 +220,13 @@ class StreamDecoder:
     def _release(self, text: str) -> str:
         piece, held = text[len(self._context_text) :], self._held
         self._held = []
-        # Tokens without text, such as skipped special ones, change nothing for what follows.
         if piece:
-            self._context = held
+            self._context, self._has_begun = held, True
             self._context_text = self._tokenizer.decode(held, self._skip_special)
+        elif not self._has_begun:
+            # A space that decoders take away from the beginning of a text: the next one is not at its beginning.
+            self._context += held
+        # Later tokens without text, such as skipped special ones, change nothing for what follows.
         return piece
 
 
@@ -252,7 +259,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def _special_of_config(
-    backend: tokenizers.Tokenizer, config: dict[str, object], generation: dict[str, object], folder: Path
+    backend: tokenizers.Tokenizer, config: dict[str, object], generation: dict[str, object]
 ) -> SpecialTokens:
     def find(role: str) -> int | None:
         entry = config.get(role)

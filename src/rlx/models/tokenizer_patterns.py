@@ -86,11 +86,15 @@ WORD_RULES: dict[str, WordRule] = {
     "exaone": _DIGITS_RULE,
     "falcon": WordRule(_FALCON),
     "falcon3": _LLAMA3_RULE,
-    "glm4": WordRule((_LLAMA3,)),
+    "glm4": WordRule((_LLAMA3,), whole_words=True),
     "chatglm-bpe": WordRule((_LLAMA3,)),
     "hunyuan-dense": WordRule(_DEEPSEEK3),
     "gpt-4o": _GPT4O_RULE,
     "llama4": _GPT4O_RULE,
+    **dict.fromkeys(("pixtral", "midm-2.0", "lfm2", "falcon-h1"), _LLAMA3_RULE),
+    **dict.fromkeys(("jais", "mpt", "trillion", "mellum", "gigachat", "a.x-4.0", "granite-docling"), _GPT2_RULE),
+    **dict.fromkeys(("hunyuan", "megrez", "bailingmoe", "kormo", "solar-open"), WordRule((_QWEN2,))),
+    "minerva-7b": _DIGITS_RULE,
 }
 
 

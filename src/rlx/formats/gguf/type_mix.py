@@ -1,7 +1,7 @@
 """Which type each tensor of a file gets: one type for all matrices, or a mix that spends more bits where they matter.
 
 `Q4_K_M` and `Q5_K_M` are llama.cpp's mixes: the head, and in some layers the values and the down projection, get Q6_K.
-Vectors, norms and routers are never quantised.
+Vectors, norms, biases and routers are never quantised.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from rlx.formats.gguf.tensor_types import TYPES, TensorType
 
-# Weights that decide much and weigh little stay as they are.
-KEPT_NAMES = ("_norm", "ffn_gate_inp", "position_embd", "token_types", "rope_freqs", "rope_factors", "ssm_")
+# Weights that decide much and weigh little stay as they are; biases of experts are matrices, too.
+KEPT_NAMES = (".bias", "_norm", "ffn_gate_inp", "position_embd", "token_types", "rope_freqs", "rope_factors", "ssm_")
 # What rows get that are no whole number of 256-element blocks: blocks of 32 with at least as many bits.
 _NEAREST = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 
