@@ -48,7 +48,7 @@ def test_lanes_are_rows(n: int, k: int, dtype: DType, target: Machine):
 
 
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda t: t.name)
-@pytest.mark.parametrize("sizes", [(3, 3, 3), (4, 4, 4), (2, 8, 2), (1, 3, 5)], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (2, 4, 2), (1, 8, 1), (1, 3, 3)], ids=str)
 def test_lanes_are_products(sizes: tuple[int, int, int], target: Machine):
     m, k, n = sizes
     a_layouts = (Matrix("a", F32, k, 1, m * k), "bmk->bmk"), (Matrix("a", F32, 1, m, m * k), "bmk->bkm")
@@ -116,3 +116,5 @@ def test_other_products_keep_panels():
         assert not is_narrow(AVX512, other)
     assert not is_narrow(AVX512, ProductSpec(Product("m", "n", "k", a, Matrix("b", F32, "n"), c), F32))
     assert not is_narrow(CORTEX_M4, spec("m", 3, 3))
+    matrices = (Matrix(name, F32, 4, 1, 16) for name in "abc")
+    assert not is_narrow(AVX512, ProductSpec(Product(4, 4, 4, *matrices, batch="batch"), F32))

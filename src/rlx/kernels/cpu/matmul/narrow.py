@@ -1,4 +1,4 @@
-"""Products of a few columns and steps: points times a 3x3 matrix, a batch of 4x4 matrices times another one.
+"""Products of a few columns and steps: points times a 3x3 matrix, a batch of 3x3 matrices times another one.
 
     c[row, j] = epilogue(sum over p of a[row, p] * b[p, j]),  all j and p written out
 
@@ -22,9 +22,11 @@ from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import lower_expr
 from rlx.kernels.specs.products import Matrix, ProductSpec
 
-# Elements of a matrix that one lane has: those of B, and with lanes that are products those of A and C as well; and how
-# many of them lie along one side. Longer lines fill vectors by themselves.
+# Elements of a B that rows share, and how many of them lie along one side: longer lines fill vectors by themselves.
 MOST_ELEMENTS, LONGEST_SIDE = 16, 8
+# Elements of each matrix of a lane that is a product: moving them to their lanes takes a shuffle for each pair of them,
+# and those of 4x4 matrices took four times as long to compile as panels, to run a fifth faster.
+MOST_MOVED = 9
 # Vectors of lanes of one parallel iteration.
 VECTORS = 32
 
@@ -50,7 +52,8 @@ def _has_many_rows(machine: Machine, spec: ProductSpec) -> bool:
 
 def _has_many_products(machine: Machine, spec: ProductSpec) -> bool:
     p = spec.product
-    if not isinstance(p.m, int) or max(p.m * int(p.k), p.m * int(p.n)) > MOST_ELEMENTS:
+    m, k, n = p.m, int(p.k), int(p.n)
+    if not isinstance(m, int) or max(m * k, k * n, m * n) > MOST_MOVED:
         return False
     return not isinstance(p.batch, int) or p.batch >= 4 * machine.lanes(spec.accumulator)
 
